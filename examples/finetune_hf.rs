@@ -1,8 +1,7 @@
-//! Continued pre-training: a model from a Hugging Face folder learns other text and becomes a Hugging Face folder
-//! again.
+//! Continued pre-training: trains a model from a Hugging Face folder on other text and writes a Hugging Face folder.
 //!
-//! Without `--hf` it makes its own base model first, a tiny Llama that has read this repository's Rust code, so that
-//! the whole way can be seen on any machine in a minute.
+//! Without `--hf` it first trains a base model, a tiny Llama, on this repository's Rust code, so that the whole workflow
+//! runs on any machine in a minute.
 //!
 //! ```text
 //! cargo run --release --example finetune_hf
@@ -13,35 +12,39 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use burn::tensor::Device;
+use backend_dist::gpu::gpus;
 use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::cli::device::{DeviceChoice, DeviceKind};
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::config::RunConfig;
 use burn_megatron::hf::{CheckpointWeights, Export, HfFolder, companions_of, export, model_of};
 use burn_megatron::prelude::ParallelLayout;
-use burn_megatron::train::{Outcome, Plan, train};
+use burn_megatron::train::{Plan, TrainReport, train};
 use clap::Parser;
 use examples::repository_text;
 
-/// Takes a model from a Hugging Face folder, trains it on a text, and writes a Hugging Face folder.
+/// Trains a model from a Hugging Face folder on a text and writes a Hugging Face folder.
 #[derive(Parser)]
 struct Args {
     /// Folder with config.json, safetensors files and tokenizer.json [default: a tiny model made on the spot]
     #[arg(long, value_name = "DIR")]
     hf: Option<PathBuf>,
-    /// Text to learn [default: this repository's documents]
+    /// Training text [default: this repository's documents]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Optimizer steps on the text
+    /// Optimizer steps
     #[arg(long, default_value_t = 100)]
     steps: usize,
-    /// Tokens per sample
+    /// Sequence length
     #[arg(long, default_value_t = 128)]
     seq_length: usize,
-    /// Highest learning rate; a large model wants a tenth of what it was pre-trained with
+    /// Maximum learning rate; for a large model about a tenth of its pre-training rate
     #[arg(long, default_value_t = 1e-3)]
     lr: f64,
-    /// Where everything is written
+    /// Device of the ranks
+    #[arg(long, value_enum, default_value = "auto")]
+    device: DeviceChoice,
+    /// Output folder
     #[arg(long, default_value = "runs/finetune_hf")]
     out: PathBuf,
     #[command(flatten)]
@@ -53,7 +56,8 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> Result<()> {
-    let layout = args.layout.over(ParallelLayout { tp: 2, sp: true, ..Default::default() })?;
+    let tp = default_ranks(args.device.kind());
+    let layout = args.layout.over(ParallelLayout { tp, sp: tp > 1, ..Default::default() })?;
     if args.out.exists() {
         bail!("{} exists already: remove it, or name another folder with --out", args.out.display());
     }
@@ -68,13 +72,21 @@ fn run(args: Args) -> Result<()> {
     write_folder(&args.out.join("tuned/checkpoints"), &tuned)?;
 
     println!("\nloss on held-out text: {loss_of_base:.4} before, {loss:.4} after {} steps", args.steps);
-    println!("{} is a Hugging Face folder like {}. It writes:", tuned.display(), base.display());
+    println!("{} is a Hugging Face folder like {}. Generate text with it:", tuned.display(), base.display());
     println!("  cargo run --release -- generate --hf {} --prompt \"The layout\"", tuned.display());
     Ok(())
 }
 
-/// Continues the training of the model in `base` on `text` by some steps, with some highest rate, and returns its loss
-/// on the held-out part. One step at a rate of zero only measures.
+/// Two CPU ranks, or as many GPUs if there are so many.
+fn default_ranks(device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu => 2,
+        DeviceKind::Cuda => gpus().map_or(1, |gpus| gpus.len().min(2)),
+    }
+}
+
+/// Trains the model in `base` on `text` for some steps with a maximum learning rate, and returns its held-out loss. One
+/// step at a rate of zero only measures the loss.
 fn learn(
     args: &Args,
     layout: &ParallelLayout,
@@ -90,19 +102,19 @@ fn learn(
         steps / 10,
         data(text, "", args, name),
     );
-    Ok(start(name, &config)?.last.context("the text is too short to hold some out")?.loss)
+    Ok(start(name, &config, args.device.kind())?.last.context("the text is too short to hold some out")?.loss)
 }
 
-/// A tiny Llama that has read this repository's Rust code, as a Hugging Face folder.
+/// A tiny Llama trained on this repository's Rust code, as a Hugging Face folder.
 fn make_base(args: &Args, layout: &ParallelLayout) -> Result<PathBuf> {
-    println!("no --hf: a tiny Llama reads this repository's Rust code first");
+    println!("no --hf: a tiny Llama is trained on this repository's Rust code first");
     let text = repository_files("rs")?;
     let config = format!(
         "[model]\npreset = \"tiny\"\nvocab-size = {VOCABULARY}\n{}[lr]\nmax = 3e-3\nmin = 3e-4\nwarmup = 20\n{}",
         training(args, layout, 200),
         data(&text, &format!("tokenizer = \"bpe\"\nbpe-size = {VOCABULARY}\n"), args, "base"),
     );
-    start("base", &config)?;
+    start("base", &config, args.device.kind())?;
     let folder = args.out.join("base-hf");
     write_folder(&args.out.join("base/checkpoints"), &folder)?;
     Ok(folder)
@@ -113,9 +125,10 @@ const VOCABULARY: usize = 1024;
 
 fn training(args: &Args, layout: &ParallelLayout, steps: usize) -> String {
     let (tp, sp, dp) = (layout.tp, layout.sp, layout.dp);
+    let dtype = if args.device.kind() == DeviceKind::Cuda { "bf16" } else { "f32" };
     format!(
-        "[parallel]\ntp = {tp}\nsp = {sp}\ndp = {dp}\n[training]\nsteps = {steps}\nmicro-batch = 4\nglobal-batch = {}\n\
-         seq-length = {}\n",
+        "[parallel]\ntp = {tp}\nsp = {sp}\ndp = {dp}\n[training]\ndtype = \"{dtype}\"\nsteps = {steps}\nmicro-batch = 4\n\
+         global-batch = {}\nseq-length = {}\n",
         8 * dp,
         args.seq_length
     )
@@ -126,22 +139,21 @@ fn data(text: &[PathBuf], tokenizer: &str, args: &Args, name: &str) -> String {
 }
 
 /// Plans and trains.
-fn start(name: &str, config: &str) -> Result<Outcome> {
+fn start(name: &str, config: &str, device: DeviceKind) -> Result<TrainReport> {
     let config = RunConfig::parse(name, config, &[])?;
     let plan = Plan::new(&config, &[])?;
     println!("\n{name}\n{plan}");
-    let devices = vec![Device::flex(); config.parallel.world_size()];
-    Ok(train(&plan, devices, &mut |_| ())?)
+    Ok(train(&plan, device.devices(&config.parallel)?, &mut |_| ())?)
 }
 
-/// Writes the last checkpoint of a run as a Hugging Face folder, with the small files that came with the model.
+/// Writes the newest checkpoint of a run as a Hugging Face folder, with the model's companion files.
 fn write_folder(checkpoints: &Path, folder: &Path) -> Result<()> {
     let checkpoint = Checkpoint::open(checkpoints)?;
     checkpoint.verify(0, 1)?;
     let tokenizer = checkpoint.tokenizer();
     let what = Export {
         config: &model_of(&checkpoint)?,
-        companions: &companions_of(&checkpoint),
+        companions: &companions_of(&checkpoint)?,
         tokenizer: tokenizer.as_deref(),
         element: None,
         shard_bytes: 5_000_000_000,

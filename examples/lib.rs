@@ -1,4 +1,4 @@
-//! What the examples share: text to learn from, and how they end.
+//! Shared by the examples: training text, the choice of a layout, and exit codes.
 
 pub mod machine;
 mod text;
@@ -8,14 +8,31 @@ use std::process::ExitCode;
 
 use backend_dist::memory::RankAllocator;
 use backend_dist::shard::stable_hash;
+use burn_megatron::prelude::LlamaConfig;
 
 pub use text::Text;
 
-/// The log line tells the memory of CPU ranks one by one.
+/// Counts memory per CPU rank for the log.
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator;
 
-/// The exit code of a program, after its error, if there is one, is printed in one line.
+/// Llama 3 8B scaled down: 4 of 32 layers, 1/32 of the hidden size, the same 4 query heads per key-value head and the
+/// same ratio of 3.5 between intermediate and hidden size.
+pub fn small_llama() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 1024,
+        hidden_size: 128,
+        intermediate_size: 448,
+        num_hidden_layers: 4,
+        num_attention_heads: 8,
+        num_key_value_heads: 2,
+        head_dim: 16,
+        make_vocab_size_divisible_by: 8,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+/// Prints an error, if there is one, in one line, and returns the exit code.
 pub fn report(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -26,13 +43,13 @@ pub fn report(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Folders that hold no text of the repository's own.
+/// Folders without text of the repository's own.
 const SKIPPED: [&str; 3] = ["target", "runs", "golden"];
 
 /// The repository's own sources and documents (`.rs`, `.md`, `.toml`).
 ///
-/// Files come in an order that looks random but is the same everywhere, so that a part held out for validation is of
-/// the same kind as the rest.
+/// The order of the files looks random but is the same everywhere, so that held-out files are of the same kind as the
+/// rest.
 ///
 /// # Errors
 /// If the repository that the example was built from is not there any more.

@@ -1,8 +1,8 @@
-//! Pretrains a Llama on text, in any parallel layout, and lets it write.
+//! Pretrains a Llama on text, in any parallel layout, and generates a sample.
 //!
-//! With GPUs (`--features cuda`) it is Llama 3 8B with rows of 8,192 tokens in bf16, or the largest Llama 3 that fits,
-//! in the layout that the planner finds for them. Without, the recipe is scaled down until a laptop finishes it in
-//! minutes on CPU ranks; the parallel layout, the data path, the optimizer and the schedule stay what they are.
+//! With GPUs (`--features cuda`) it trains Llama 3 8B in bf16 with a sequence length of 8,192, or the largest Llama 3 that
+//! fits, in the layout that the planner finds fastest. Without GPUs the model is scaled down until a laptop trains it in
+//! minutes on CPU ranks, with the same parallel layouts, data path, optimizer and schedule.
 //!
 //! ```text
 //! cargo run --release --example llama3_8b
@@ -20,64 +20,66 @@ use backend_dist::gpu::GpuInfo;
 use backend_dist::mesh::Axis;
 use backend_dist::process::ProcessWorld;
 use burn::tensor::{Device, FloatDType};
-use burn_megatron::cli::device::Place;
+use burn_megatron::cli::device::DeviceKind;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::data::preprocess::TokenizerChoice;
 use burn_megatron::hf::HfFolder;
 use burn_megatron::prelude::*;
+use burn_megatron::schedule::PipelineConfig;
 use clap::Parser;
 use examples::machine::{self, Task};
-use examples::{Text, repository_text};
+use examples::{Text, repository_text, small_llama};
 
-/// Pretrains Llama 3 8B, or what of it this machine can hold, on the repository's own text, or on yours.
+/// Pretrains Llama 3 8B, or a smaller model that fits this machine, on the repository's own text or on yours.
 #[derive(Parser)]
 struct Args {
-    /// Text to learn, .txt or .jsonl; the default is the repository's own sources and documents
+    /// Training text, .txt or .jsonl [default: the repository's own sources and documents]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Hugging Face folder of a Llama to go on from: its sizes, weights and tokenizer
+    /// Hugging Face folder of a Llama to continue training: its sizes, weights and tokenizer
     #[arg(long, value_name = "DIR")]
     hf: Option<PathBuf>,
-    /// tokenizer.json; without one a small tokenizer is trained on the text
+    /// tokenizer.json [default: a small tokenizer is trained on the text]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// GPUs to use; by default all [0: CPU ranks]
+    /// Number of GPUs; 0: CPU ranks [default: all]
     #[arg(long, value_name = "N")]
     gpus: Option<usize>,
     /// Optimizer steps [default: 600; on GPUs 200]
     #[arg(long)]
     steps: Option<usize>,
-    /// Tokens per sample [default: 128; on GPUs 8192]
+    /// Sequence length [default: 128; on GPUs 8192]
     #[arg(long)]
     seq_length: Option<usize>,
-    /// Samples that a rank takes at once [default: 8; on GPUs 1]
+    /// Sequences per micro-batch [default: 8; on GPUs chosen by the planner]
     #[arg(long)]
     micro_batch: Option<usize>,
-    /// Samples per optimizer step over all ranks [default: 16; on GPUs 8]
+    /// Sequences per optimizer step over all ranks [default: 16; on GPUs 8]
     #[arg(long)]
     global_batch: Option<usize>,
-    /// Highest learning rate [default: 3e-3; on GPUs 3e-4]
+    /// Maximum learning rate [default: 3e-3; on GPUs 3e-4]
     #[arg(long)]
     lr: Option<f64>,
-    /// Steps between two checkpoints [default: 200; on GPUs none are saved]
+    /// Steps between checkpoints [default: 200; on GPUs none are saved]
     #[arg(long)]
     checkpoint_every: Option<u64>,
-    /// Go on from the last checkpoint, in this layout or any other
+    /// Resume from the newest checkpoint, in this layout or any other
     #[arg(long)]
     resume: bool,
-    /// Where everything is written
+    /// Output folder
     #[arg(long, default_value = "runs/llama3_8b")]
     out: PathBuf,
     #[command(flatten)]
     layout: LayoutArgs,
 }
 
-/// What is trained, and where.
+/// The model, its batch, and the devices.
 struct Setting {
-    /// Sizes, but for the vocabulary of a small model.
+    /// Sizes; a small model gets the vocabulary of the text.
     config: LlamaConfig,
     layout: ParallelLayout,
     devices: Vec<Device>,
+    pipeline: PipelineConfig,
     recompute: Recompute,
     dtype: FloatDType,
     steps: usize,
@@ -89,28 +91,13 @@ struct Setting {
     checkpoint_every: Option<u64>,
 }
 
-/// The Llama 3 8B architecture in small: 4 of 32 layers, 1/32 of the width, the same 4 query heads per
-/// key-value head and 3.5 times wider MLP.
-fn small_model() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 1024,
-        hidden_size: 128,
-        intermediate_size: 448,
-        num_hidden_layers: 4,
-        num_attention_heads: 8,
-        num_key_value_heads: 2,
-        head_dim: 16,
-        make_vocab_size_divisible_by: 8,
-        ..LlamaConfig::llama3_8b()
-    }
-}
-
 fn on_cpu(args: &Args, folder: Option<&LlamaConfig>) -> Result<Setting> {
     let layout = args.layout.over(ParallelLayout { tp: 2, sp: true, dp: 2, ..Default::default() })?;
     Ok(Setting {
-        config: folder.cloned().unwrap_or_else(small_model),
-        devices: Place::Cpu.devices(&layout)?,
+        config: folder.cloned().unwrap_or_else(small_llama),
+        devices: DeviceKind::Cpu.devices(&layout)?,
         layout,
+        pipeline: PipelineConfig::default(),
         recompute: Recompute::default(),
         dtype: FloatDType::F32,
         steps: args.steps.unwrap_or(600),
@@ -124,7 +111,7 @@ fn on_cpu(args: &Args, folder: Option<&LlamaConfig>) -> Result<Setting> {
 }
 
 fn on_gpus(args: &Args, folder: Option<&LlamaConfig>, gpus: &[GpuInfo]) -> Result<Setting> {
-    let (seq_length, micro_batch) = (args.seq_length.unwrap_or(8192), args.micro_batch.unwrap_or(1));
+    let (seq_length, micro_batch) = (args.seq_length.unwrap_or(8192), args.micro_batch);
     let llamas = [
         ("Llama 3 8B", LlamaConfig::llama3_8b()),
         ("Llama 3.2 3B", LlamaConfig::llama3_3b()),
@@ -138,13 +125,14 @@ fn on_gpus(args: &Args, folder: Option<&LlamaConfig>, gpus: &[GpuInfo]) -> Resul
     print!("{}", choice.why);
     Ok(Setting {
         config: choice.config,
-        devices: Place::Cuda.devices(&choice.layout)?,
+        devices: DeviceKind::Cuda.devices(&choice.layout)?,
         layout: choice.layout,
+        pipeline: choice.pipeline,
         recompute: choice.recompute,
         dtype: FloatDType::BF16,
         steps: args.steps.unwrap_or(200),
         seq_length,
-        micro_batch,
+        micro_batch: choice.micro_batch,
         global_batch: choice.global_batch,
         lr: args.lr.unwrap_or(3e-4),
         on_gpus: true,
@@ -152,7 +140,7 @@ fn on_gpus(args: &Args, folder: Option<&LlamaConfig>, gpus: &[GpuInfo]) -> Resul
     })
 }
 
-/// The optimizer and the schedule of Llama 3: AdamW, a warm-up and a cosine, clipping at 1.
+/// Optimizer and schedule of Llama 3: AdamW, a warm-up and a cosine decay, gradient clipping at 1.
 fn recipe(setting: &Setting) -> EngineConfig {
     let steps = setting.steps as u64;
     let lr = LrConfig {
@@ -167,6 +155,7 @@ fn recipe(setting: &Setting) -> EngineConfig {
         optimizer: AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into(),
         clip: Some(1.0),
         seed: 1234,
+        pipeline: setting.pipeline.clone(),
         recompute: setting.recompute.clone(),
         ..EngineConfig::new(setting.micro_batch, setting.global_batch, lr)
     }
@@ -193,13 +182,13 @@ fn train(args: Args) -> Result<()> {
         (Err(_), _) => on_cpu(&args, sizes)?,
     };
     let (recipe, layout) = (recipe(&setting), setting.layout.clone());
-    // Whatever cannot work is said before the first file is written.
+    // Errors are found before the first file is written.
     setting.config.dims().check(&layout, setting.seq_length)?;
     recipe.plan(layout.dp)?;
     recipe.lr.schedule(setting.global_batch)?;
     let saved = args.out.join("checkpoints");
     if !args.resume && saved.is_dir() && !Checkpoint::list(&saved)?.is_empty() {
-        bail!("{} has checkpoints: go on with --resume, or name another folder with --out", saved.display());
+        bail!("{} has checkpoints: continue with --resume, or name another folder with --out", saved.display());
     }
 
     let files = match &args.data {
@@ -210,11 +199,11 @@ fn train(args: Args) -> Result<()> {
     let own = TokenizerChoice::TrainBpe(if setting.on_gpus { 8192 } else { 1024 });
     let tokenizer = given.clone().map_or(own, TokenizerChoice::File);
     let text = Text::prepare(files, &args.out, tokenizer, setting.seq_length, setting.steps * setting.global_batch)?;
-    // A small model gets the vocabulary that the text has, a model with published sizes keeps its own.
+    // A small model gets the vocabulary of the text, a model with published sizes keeps its own.
     let own_vocabulary = setting.on_gpus || folder.is_some();
     let vocab_size = if own_vocabulary { setting.config.vocab_size } else { text.vocab_size };
     if text.vocab_size > vocab_size {
-        bail!("the tokenizer has {} entries, the model {vocab_size}: they do not belong together", text.vocab_size);
+        bail!("the tokenizer has {} entries, but the model has a vocabulary of {vocab_size}", text.vocab_size);
     }
     let config = LlamaConfig { vocab_size, ..setting.config.clone() };
     if let Err(why) = &found {
@@ -222,7 +211,7 @@ fn train(args: Args) -> Result<()> {
         let what = if folder.is_some() { "the folder's Llama" } else { "Llama 3 8B scaled down to" };
         println!("{why}: {what} {millions:.1} million parameters, on {} CPU ranks, {layout}", layout.world_size());
     }
-    println!("text: {} documents, {} tokens of a vocabulary of {}", text.documents, text.tokens, text.vocab_size);
+    println!("text: {} documents, {} tokens, vocabulary {}", text.documents, text.tokens, text.vocab_size);
     let saves = setting.checkpoint_every.is_some() || args.resume;
     if setting.on_gpus {
         print!("{}", machine::hints(given.is_none().then_some(text.vocab_size), vocab_size, saves));
@@ -247,7 +236,7 @@ fn train(args: Args) -> Result<()> {
     let flops = setting.on_gpus.then(|| machine::flops(&config, setting.seq_length, &setting.devices));
     let mut run = Pretraining::new(Mesh::new(layout)?, recipe, setting.steps, data, dims, move |rank, part| {
         let params = ParamBuilder::new(rank, dtype, 1234).with_part(part).with_recompute(&recompute);
-        let params = params.with_replicas(rank.group(Axis::DpCp));
+        let params = params.with_dp_ranks(rank.group(Axis::DpCp));
         Ok(match &weights {
             Some(weights) => Llama::build(&config, params.with_source(&**weights))?,
             None => Llama::build(&config, params)?,
@@ -259,7 +248,7 @@ fn train(args: Args) -> Result<()> {
     .resume(if args.resume { Resume::IfPresent } else { Resume::Never })
     .describe(description);
     if saves {
-        let (root, every) = (args.out.join("checkpoints"), setting.checkpoint_every);
+        let (root, every) = (args.out.join("checkpoints"), setting.checkpoint_every.into());
         run = run.checkpoints(CheckpointOptions { root, every, saver });
     }
     if setting.on_gpus {
@@ -272,7 +261,7 @@ fn train(args: Args) -> Result<()> {
         }
         let params = ParamBuilder::new(rank, dtype, 1234).without_autodiff();
         let model = engine.fill(Llama::build(&sizes, params)?);
-        // The replicas hold the same model: one of them writes.
+        // The data-parallel ranks hold the same model: one of them generates.
         let written = match rank.coords.dp {
             0 => generate(rank, &model, &prompt, &writing, |_| ControlFlow::Continue(()))?.tokens,
             _ => Vec::new(),
@@ -285,19 +274,21 @@ fn train(args: Args) -> Result<()> {
     let failed = result.error.is_some();
     drop(result); // Gives the terminal back.
     if failed {
-        std::process::exit(1); // The strategy has said why.
+        std::process::exit(1); // The strategy has printed the reason.
     }
     let (loss, sample) = run.finished().context("the training ended without a model")?;
     println!("\nheld-out text: loss {loss:.4}, perplexity {:.1}", loss.exp());
     if writes {
-        println!("the model writes:\n{}\n", text.decode(&sample)?);
+        println!("a sample of the model:\n{}\n", text.decode(&sample)?);
     }
     let out = args.out.display();
     println!(
         "written to {out}: tokenizer and tokens, steps.jsonl, metrics per epoch, and checkpoints where they were saved"
     );
     if saves {
-        println!("  write more:  cargo run --release -- generate --checkpoint {out}/checkpoints --prompt \"/// The \"");
+        println!(
+            "  generate more:  cargo run --release -- generate --checkpoint {out}/checkpoints --prompt \"/// The \""
+        );
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What a program trains on: the GPUs of this machine, and the model and layout that suit them.
+//! The GPUs of this machine, and the model and layout that the planner chooses for them.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use burn::tensor::Device;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::flops::AttentionCount;
 use burn_megatron::metrics::{FlopsPerToken, peak};
-use burn_megatron::plan::gpus::{Gpu, Hardware};
-use burn_megatron::plan::{Decoder, Job, Moments, Plan, Wish, bytes, describe, ladder, search};
+use burn_megatron::plan::gpus::{GPUS, Gpu, Hardware};
+use burn_megatron::plan::{Candidate, Decoder, Job, Moments, SearchRequest, bytes, describe, ladder, search};
 use burn_megatron::prelude::*;
 use burn_megatron::schedule::PipelineConfig;
 
@@ -28,80 +28,130 @@ pub fn gpus() -> Result<Vec<GpuInfo>, String> {
     }
 }
 
-/// What is to be trained.
+/// A training task.
 pub struct Task<'a> {
-    /// Models by name, the one that is preferred first.
+    /// Models by name, the preferred one first.
     pub models: Vec<(&'static str, LlamaConfig)>,
-    /// What the command line says of the layout.
+    /// Sizes that the command line fixes.
     pub layout: &'a LayoutArgs,
-    /// GPUs.
+    /// Number of GPUs.
     pub gpus: usize,
-    /// Tokens of a row.
+    /// Sequence length.
     pub seq_length: usize,
-    /// Rows of a micro-batch.
-    pub micro_batch: usize,
-    /// Rows of a step.
+    /// Sequences of a micro-batch, if the command line fixes it.
+    pub micro_batch: Option<usize>,
+    /// Sequences of a step.
     pub global_batch: Option<usize>,
 }
 
 /// The model and the layout that were chosen.
 pub struct Choice {
-    /// What the model is called.
+    /// Name of the model.
     pub name: &'static str,
     /// Its sizes.
     pub config: LlamaConfig,
-    /// How it is cut.
+    /// The parallel layout.
     pub layout: ParallelLayout,
-    /// What is computed again.
+    /// The pipeline schedule and stages.
+    pub pipeline: PipelineConfig,
+    /// The recomputation.
     pub recompute: Recompute,
-    /// Rows of a step.
+    /// Sequences of a micro-batch.
+    pub micro_batch: usize,
+    /// Sequences of a step.
     pub global_batch: usize,
-    /// The choice in words.
+    /// The choice and its reason, in one line.
     pub why: String,
 }
 
-/// Rows of a step, whatever the number of GPUs, so that a run may go on with more or fewer of them.
-const ROWS: usize = 8;
+/// Sequences of a step if the number of GPUs divides it, so that a run may resume on more or fewer GPUs.
+const SEQUENCES: usize = 8;
 
-/// The first of the models that fits into the GPUs' memory by plan, with the fastest ZeRO stage and recomputation with
-/// which it does.
+/// The first of the models that fits on the GPUs by plan, in the layout that the planner finds fastest: over all sizes
+/// of tensor, sequence, pipeline, context and data parallelism, ZeRO stages, recomputations and micro-batches that the
+/// command line leaves open.
 ///
 /// # Errors
-/// If no model fits, or the layout is none.
+/// If no model fits, or the sizes on the command line do not go together.
 pub fn choose(gpus: &[GpuInfo], task: &Task) -> Result<Choice> {
     let first = gpus.first().context("there is no GPU")?;
     let memory = gpus.iter().map(|gpu| gpu.total).min().unwrap_or_default();
+    let sheet = Gpu::named(&first.name).unwrap_or(&GPUS[0]);
+    let hardware = Hardware { memory: ladder::usable(memory), ..Hardware::of(sheet, 2) };
+    let global_batch = check(task)?;
     let mut too_large = Vec::new();
     for (name, config) in &task.models {
-        let Some(job) = ladder::first_that_fits(&job(config, task)?, task.layout.zero, memory) else {
+        let dims = config.dims();
+        let asked = job(config, task.seq_length, global_batch);
+        let legal = |layout: &ParallelLayout| {
+            agrees(task.layout, layout) && layout.check().is_ok() && dims.check(layout, task.seq_length).is_ok()
+        };
+        let found = search(&SearchRequest {
+            job: &asked,
+            gpus: task.gpus,
+            hardware: &hardware,
+            legal: &legal,
+            zero: task.layout.zero,
+            micro_batch: task.micro_batch,
+        });
+        if found.legal == 0 {
+            bail!(
+                "{name} cannot be divided like this over {} GPUs, {global_batch} sequences of {} tokens per step: change the \
+                 layout flags, --gpus or --global-batch",
+                task.gpus,
+                task.seq_length
+            );
+        }
+        let Some(best) = found.best.first() else {
             too_large.push(format!("{name} does not fit"));
             continue;
         };
-        let peak = ladder::peak(&job).unwrap_or_default();
-        let global_batch = job.global_batch();
-        let mut why = format!(
-            "{name}, {:.2} billion parameters, on {} x {} of {}: {}, {} rows of {} tokens a step\n",
+        let mut why: String = too_large.iter().map(|line| format!("{line}; ")).collect();
+        why += &format!(
+            "{name}, {:.2} billion parameters, on {} x {} of {}: {}, {global_batch} sequences of {} tokens per step, the \
+             fastest of {} layouts by plan ({}{})\n",
             config.parameter_count() as f64 / 1e9,
-            job.layout.world_size(),
+            task.gpus,
             first.name,
             bytes(memory),
-            describe(&job),
-            global_batch,
+            describe(&best.job),
             task.seq_length,
+            found.legal,
+            cost(best),
+            found.best.get(1).map_or(String::new(), |next| format!("; next {}, {}", describe(&next.job), cost(next))),
         );
-        too_large.iter().for_each(|line| why += &format!("  {line} into {} GPUs\n", task.gpus));
-        why += &reasons(&job, peak);
-        why += &others(&job, config, task, first, memory);
-        let (layout, recompute) = (job.layout, job.recompute);
-        return Ok(Choice { name, config: config.clone(), layout, recompute, global_batch, why });
+        let Job { layout, recompute, micro_batch, schedule, stages, .. } = best.job.clone();
+        let pipeline = match layout.pp {
+            1 => PipelineConfig::default(),
+            _ => PipelineConfig {
+                schedule: Some(schedule.kind),
+                layout: Some(stages.to_string()),
+                ..PipelineConfig::default()
+            },
+        };
+        return Ok(Choice {
+            name,
+            config: config.clone(),
+            layout,
+            pipeline,
+            recompute,
+            micro_batch,
+            global_batch,
+            why,
+        });
     }
     bail!(
-        "{} into {} x {} of {}: give fewer tokens (--seq-length), or take more GPUs",
+        "{} on {} x {} of {}: use a smaller --seq-length or more GPUs",
         too_large.join(", "),
         task.gpus,
         first.name,
         bytes(memory)
     )
+}
+
+/// Seconds of a step and bytes of the fullest rank.
+fn cost(candidate: &Candidate) -> String {
+    format!("{:.2} s per step, {}", candidate.time.step, bytes(candidate.memory.peak()))
 }
 
 /// What a token costs in bf16, and what a GPU can do.
@@ -111,14 +161,14 @@ pub fn flops(config: &LlamaConfig, seq_length: usize, devices: &[Device]) -> Flo
     FlopsPerToken { causal, full, peak: devices.first().and_then(|device| peak(device, 2)) }
 }
 
-/// What a run on GPUs does not do unless it is asked to. `made` are the entries of a tokenizer that was made of the
+/// What a run on GPUs does only if it is asked to. `made` is the number of entries of a tokenizer that was trained on the
 /// text, for a model that has `entries`.
 pub fn hints(made: Option<usize>, entries: usize, saves: bool) -> String {
     let mut hints = String::new();
     if let Some(made) = made {
         hints += &format!(
-            "  the tokenizer was made of this text and uses the first {made} of the model's {entries} entries; --tokenizer \
-             FILE brings another\n"
+            "  the tokenizer was trained on this text and uses the first {made} of the model's {entries} entries; --tokenizer \
+             FILE uses another\n"
         );
     }
     if !saves {
@@ -127,30 +177,55 @@ pub fn hints(made: Option<usize>, entries: usize, saves: bool) -> String {
     hints
 }
 
-fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
+/// Refuses sizes that do not go together; gives the sequences of a step.
+fn check(task: &Task) -> Result<usize> {
     let given = task.layout;
     let model: usize =
         [given.tensor_parallel, given.pipeline_parallel, given.context_parallel].into_iter().flatten().product();
     if !task.gpus.is_multiple_of(model.max(1)) {
         bail!("{} GPUs are not a multiple of the {model} that hold the model: change --gpus or the layout", task.gpus);
     }
-    let layout = given.over(ParallelLayout { dp: task.gpus / model.max(1), ..Default::default() })?;
-    config.dims().check(&layout, task.seq_length)?;
-    let unit = layout.dp * task.micro_batch.max(1);
-    let rows = task.global_batch.unwrap_or_else(|| ROWS.next_multiple_of(unit));
-    if !rows.is_multiple_of(unit) {
-        bail!("--global-batch {rows} is not a multiple of {unit}, the rows of a micro-batch on all replicas");
+    given.over(ParallelLayout { dp: task.gpus / model.max(1), ..Default::default() })?;
+    let unit = given.data_parallel.unwrap_or(1) * task.micro_batch.unwrap_or(1).max(1);
+    let sequences =
+        task.global_batch.unwrap_or_else(|| SEQUENCES.next_multiple_of(task.gpus.max(1)).next_multiple_of(unit.max(1)));
+    if !sequences.is_multiple_of(unit.max(1)) {
+        bail!("--global-batch {sequences} is not a multiple of {unit}, a micro-batch of every data-parallel rank");
     }
-    let (schedule, stages) = PipelineConfig::default().resolve(&layout, config.num_hidden_layers, rows / unit)?;
-    Ok(Job {
+    Ok(sequences)
+}
+
+/// Whether a layout has the sizes that the command line fixes.
+fn agrees(given: &LayoutArgs, layout: &ParallelLayout) -> bool {
+    let sizes = [
+        (given.tensor_parallel, layout.tp),
+        (given.pipeline_parallel, layout.pp),
+        (given.virtual_pipeline, layout.vpp),
+        (given.context_parallel, layout.cp),
+        (given.data_parallel, layout.dp),
+        (given.expert_parallel, layout.ep),
+        (given.expert_tensor_parallel, layout.expert_tp()),
+    ];
+    let sequence_parallel = given.sequence_parallel.is_none_or(|given| given == layout.sp);
+    sequence_parallel && sizes.into_iter().all(|(given, size)| given.is_none_or(|given| given == size))
+}
+
+/// The model and its batch, as yet on one GPU.
+fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
+    let layout = ParallelLayout::default();
+    let (schedule, stages) = PipelineConfig::default()
+        .resolve(&layout, config.num_hidden_layers, sequences)
+        .expect("one GPU holds all layers");
+    Job {
         decoder: Decoder::from(&FamilyConfig::Llama(config.clone())),
         layout,
         schedule,
         stages,
-        micro_batch: task.micro_batch,
-        seq: task.seq_length,
+        micro_batch: 1,
+        seq,
         element: 2,
         moments: Moments { matrices: 2, others: 2 },
+        newton_schulz: None,
         fp8: 0..0,
         fp8_weights: true,
         fp8_experts: true,
@@ -158,44 +233,10 @@ fn job(config: &LlamaConfig, task: &Task) -> Result<Job> {
         gpu: true,
         overlap: true,
         documents: None,
-        expert_pieces: Some(1),
+        expert_chunks: Some(1),
         dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,
-    })
-}
-
-/// Why this ZeRO stage and this recomputation.
-fn reasons(job: &Job, peak: u64) -> String {
-    let layout = &job.layout;
-    let mut why = Vec::new();
-    if layout.tp == 1 && layout.pp == 1 && layout.dp > 1 {
-        why.push("replicas exchange only gradients and weights, beside the computation".to_string());
     }
-    if layout.zero > 0 {
-        let cut =
-            ["", "optimizer states", "optimizer states and gradients", "everything"][usize::from(layout.zero.min(3))];
-        why.push(format!("ZeRO {} cuts {cut} over them", layout.zero));
-    }
-    let again = if job.recompute == Recompute::default() { "nothing is" } else { "only what must is" };
-    why.push(format!("{again} computed again; {} of memory by plan", bytes(peak)));
-    format!("  why: {}\n", why.join("; "))
-}
-
-/// What the plan thinks of this layout and of others.
-fn others(job: &Job, config: &LlamaConfig, task: &Task, gpu: &GpuInfo, memory: u64) -> String {
-    let Some(sheet) = Gpu::named(&gpu.name) else { return String::new() };
-    let hardware = Hardware { memory, ..Hardware::of(sheet, job.element) };
-    let dims = config.dims();
-    let legal = |layout: &ParallelLayout| layout.check().is_ok() && dims.check(layout, task.seq_length).is_ok();
-    let found = search(&Wish { job, gpus: job.layout.world_size(), hardware: &hardware, legal: &legal });
-    let own = Plan::new(job.clone(), &hardware).ok().map(|plan| format!("this {:.2} s a step", plan.time.step));
-    let different =
-        found.best.iter().filter(|other| (other.job.layout.tp, other.job.layout.pp) != (job.layout.tp, job.layout.pp));
-    let lines = different
-        .take(2)
-        .map(|other| format!("{} {:.2} s and {}", describe(&other.job), other.time.step, bytes(other.memory.peak())));
-    let lines: Vec<String> = own.into_iter().chain(lines).collect();
-    format!("  a tuned program would take, by plan: {}\n", lines.join("; "))
 }
 
 #[cfg(test)]
@@ -220,27 +261,37 @@ mod tests {
         };
         let line = Line::try_parse_from(["x"].into_iter().chain(flags.split_whitespace())).unwrap();
         let models = vec![("8B", LlamaConfig::llama3_8b()), ("1B", LlamaConfig::llama3_1b())];
-        let task = Task { models, layout: &line.layout, gpus, seq_length, micro_batch: 1, global_batch: None };
+        let task = Task { models, layout: &line.layout, gpus, seq_length, micro_batch: None, global_batch: None };
         choose(&(0..gpus).map(info).collect::<Vec<_>>(), &task)
     }
 
     #[test]
-    fn the_largest_model_that_fits_is_cut_as_little_as_it_can_be() {
+    fn the_largest_model_that_fits_is_chosen_in_the_fastest_layout() {
         let eight = chosen("", 8, 139, 8192).unwrap();
-        assert_eq!((eight.name, eight.layout.to_string().as_str()), ("8B", "DP8 ZeRO1"));
-        assert!(eight.recompute == Recompute::default() && eight.why.contains("of memory by plan"), "{}", eight.why);
+        assert_eq!((eight.name, eight.layout.world_size(), eight.global_batch), ("8B", 8, 8));
+        assert!(eight.recompute == Recompute::default() && eight.layout.cp == 1, "{}", eight.why);
+        assert!(eight.why.contains("the fastest of ") && eight.why.lines().count() == 1, "{}", eight.why);
         let four = chosen("", 4, 139, 8192).unwrap();
-        assert_eq!((four.name, four.layout.dp, four.global_batch), ("8B", 4, eight.global_batch));
+        assert_eq!((four.name, four.layout.world_size(), four.global_batch), ("8B", 4, eight.global_batch));
         let one = chosen("", 1, 80, 8192).unwrap();
-        assert!(one.name == "1B" && one.why.contains("8B does not fit"), "{}", one.why);
+        assert!(one.name == "1B" && one.why.starts_with("8B does not fit; 1B"), "{}", one.why);
+    }
+
+    #[test]
+    fn long_sequences_are_split_over_ranks() {
+        let long = chosen("--tensor-parallel 1", 4, 139, 131_072).unwrap();
+        assert!(long.name == "8B" && long.layout.cp > 1, "{}", long.why);
+        assert!(long.pipeline.resolve(&long.layout, 32, long.global_batch / long.micro_batch / long.layout.dp).is_ok());
     }
 
     #[test]
     fn flags_are_obeyed_and_what_cannot_be_is_refused() {
-        let cut = chosen("--tensor-parallel 2 --pipeline-parallel 2 --zero 0", 8, 139, 8192).unwrap();
-        assert_eq!(cut.layout.to_string(), "TP2 PP2 DP2");
+        let fixed = chosen("--tensor-parallel 2 --pipeline-parallel 2 --zero 0", 8, 139, 8192).unwrap();
+        let ParallelLayout { tp, pp, zero, .. } = fixed.layout;
+        assert_eq!((tp, pp, zero, fixed.layout.world_size()), (2, 2, 0, 8), "{}", fixed.why);
         let refused = |flags, gpus, gib, seq| chosen(flags, gpus, gib, seq).err().unwrap().to_string();
         assert!(refused("--tensor-parallel 4", 6, 139, 8192).contains("6 GPUs are not a multiple of the 4"));
-        assert!(refused("", 1, 8, 8192).contains("1B does not fit into 1 x NVIDIA H200 of 8.0 GiB"));
+        assert!(refused("--tensor-parallel 5", 5, 139, 8192).contains("cannot be divided like this over 5 GPUs"));
+        assert!(refused("", 1, 8, 8192).contains("1B does not fit on 1 x NVIDIA H200 of 8.0 GiB"));
     }
 }

@@ -1,10 +1,11 @@
-//! A Burn program as one writes it for one device: a small convolutional network learns to name drawn shapes.
-//! One line, marked below, spreads it over data-parallel ranks; `MegatronStrategy::zero(2, ranks)` there also shares
-//! the optimizer out over them.
+//! A Burn program as one writes it for one device: a small convolutional network learns to classify drawn shapes.
+//! One line, marked below, trains it with data parallelism; `MegatronStrategy::zero(2, ranks)` there also shards the
+//! optimizer states and gradients.
 //!
 //! ```text
 //! cargo run --release --example scale_existing_model               # one device, burn-train's own strategy
-//! cargo run --release --example scale_existing_model -- --ranks 2  # two ranks, each with its share of the data
+//! cargo run --release --example scale_existing_model -- --ranks 2  # two ranks, each with half of the data
+//! cargo run --release --example scale_existing_model --features cuda -- --device cuda --ranks 4  # GPUs 0 to 3
 //! ```
 
 use std::sync::Arc;
@@ -21,14 +22,37 @@ use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{
     ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
+use burn_megatron::cli::device::DeviceChoice;
 use burn_megatron::prelude::*;
+use clap::Parser;
+
+/// Trains a small network on drawn shapes, on one device or data parallel.
+#[derive(Parser)]
+struct Args {
+    /// Data-parallel ranks; without it burn-train's own strategy trains on one device
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// Device of the ranks
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: DeviceChoice,
+}
 
 const SIZE: usize = 16;
 const BATCH: usize = 64;
 
 fn main() {
-    let ranks = ranks_from_arguments();
-    let device = Device::flex();
+    let Args { ranks, device } = Args::parse();
+    if ranks == Some(0) {
+        eprintln!("error: --ranks 0: at least 1 rank trains");
+        std::process::exit(2);
+    }
+    let device = match device.kind().devices(&ParallelLayout::default()) {
+        Ok(devices) => devices[0].clone(),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            std::process::exit(1);
+        }
+    };
     let model = Net::new(&device.clone().autodiff());
     let strategy = match ranks {
         None => ExecutionStrategy::single(device).into(),
@@ -122,7 +146,7 @@ struct Shape;
 impl Shape {
     const COUNT: usize = 4;
 
-    /// One shape of random size at a random place on a noisy ground.
+    /// One shape of random size and position on a noisy background.
     fn draw(dice: &mut Dice) -> Drawing {
         let shape = (dice.roll() * Self::COUNT as f32) as i64;
         let radius = 3.0 + 3.0 * dice.roll();
@@ -153,17 +177,5 @@ impl Dice {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
-    }
-}
-
-fn ranks_from_arguments() -> Option<usize> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [] => None,
-        ["--ranks", count] if count.parse().is_ok_and(|count: usize| count > 0) => count.parse().ok(),
-        other => {
-            eprintln!("usage: scale_existing_model [--ranks N], N at least 1; got {other:?}");
-            std::process::exit(2);
-        }
     }
 }

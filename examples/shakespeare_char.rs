@@ -1,7 +1,7 @@
-//! nanoGPT's smallest recipe: a GPT of 0.8 million parameters learns a text character by character.
+//! nanoGPT's smallest recipe: trains a character-level GPT of 0.8 million parameters.
 //!
-//! 4 layers, 4 heads, width 128, context 64, batches of 12 random windows, 2000 steps, AdamW from 1e-3 to 1e-4, the
-//! last tenth of the text held out (<https://github.com/karpathy/nanoGPT>, `config/train_shakespeare_char.py` as its
+//! 4 layers, 4 heads, hidden size 128, context 64, batches of 12 random windows, 2000 steps, AdamW from 1e-3 to 1e-4,
+//! the last tenth of the text held out (<https://github.com/karpathy/nanoGPT>, `config/train_shakespeare_char.py` as its
 //! README sets it for a CPU).
 //!
 //! ```text
@@ -25,16 +25,16 @@ use clap::Parser;
 /// Trains a character-level GPT with nanoGPT's recipe.
 #[derive(Parser)]
 struct Args {
-    /// Text to learn
+    /// Training text
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
     /// Optimizer steps
     #[arg(long, default_value_t = 2000)]
     steps: usize,
-    /// Seed of initial weights and of the windows
-    #[arg(long, default_value_t = 1337)]
+    /// Seed of initial weights and windows
+    #[arg(long, default_value_t = 1337, allow_negative_numbers = true)]
     seed: u64,
-    /// Where logs are written
+    /// Folder for logs
     #[arg(long, default_value = "runs/shakespeare_char")]
     out: PathBuf,
     #[command(flatten)]
@@ -125,7 +125,7 @@ fn train(args: Args) -> Result<()> {
     let failed = result.error.is_some();
     drop(result); // Gives the terminal back.
     if failed {
-        std::process::exit(1); // The strategy has said why.
+        std::process::exit(1); // The strategy has printed the reason.
     }
     let (loss, sample) = run.finished().context("the training ended without a model")?;
     println!("\n{}\n", sample.iter().map(|id| characters[*id as usize]).collect::<String>());

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use burn_megatron::data::preprocess::{PreprocessOptions, TextDocuments, TokenizerChoice, prepare};
-use burn_megatron::data::{Blend, GptDataConfig, GptParts, TokenDataset};
+use burn_megatron::data::{Blend, GptDataConfig, GptSplits, TokenDataset};
 use tokenizers::Tokenizer;
 
-/// Text as a model sees it: tokens of a tokenizer trained on it, part of them held out.
+/// Tokenized text, part of it held out.
 pub struct Text {
     /// 95 of 100 documents, in Megatron's shuffled order.
     pub train: Arc<dyn TokenDataset>,
@@ -26,8 +26,8 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads `files`, takes or makes a tokenizer, writes tokens and tokenizer to `folder`, and cuts samples of
-    /// `seq_length` tokens, `samples` of them to train on.
+    /// Reads `files`, loads or trains a tokenizer, writes tokens and tokenizer to `folder`, and divides them into samples
+    /// of `seq_length` tokens, `samples` of them for training.
     ///
     /// # Errors
     /// If a file cannot be read or there is too little text.
@@ -39,7 +39,7 @@ impl Text {
         samples: usize,
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        // The documents of one book are its paragraphs, those of many files the files.
+        // The documents of a single file are its paragraphs, those of several files the files.
         let documents = if files.len() == 1 { TextDocuments::Paragraph } else { TextDocuments::File };
         let options = PreprocessOptions {
             text_documents: documents,
@@ -53,7 +53,7 @@ impl Text {
             num_samples: [Some(samples), None, None],
             ..GptDataConfig::new(seq_length)
         };
-        let parts = GptParts::build(&Blend::single(&output.prefix), &config)?;
+        let parts = GptSplits::build(&Blend::single(&output.prefix), &config)?;
         let valid = parts.valid.filter(|valid| !valid.is_empty());
         let path = report.tokenizer.context("no tokenizer was written")?;
         Ok(Self {

@@ -23,7 +23,7 @@ fn pipelines() {
 
 #[test]
 fn zero() {
-    // With several micro-batches ZeRO 2 and 3 sum over the replicas first, then over the micro-batches.
+    // With several micro-batches ZeRO 2 and 3 sum over the data-parallel ranks first, then over the micro-batches.
     same_bits::<Llama>(&llama(), "DP4", &["DP4 ZeRO1", "DP4 ZeRO2", "DP4 ZeRO3"]);
     same_bits::<Llama>(&llama(), "DP2 x4", &["DP2 ZeRO1 x4"]);
     same_bits::<Llama>(&llama(), "DP2 ZeRO2 x4", &["DP2 ZeRO3 x4", "PP2 DP2 ZeRO3 x4 zb-h1", "PP2 VPP2 DP2 ZeRO3 x4"]);
@@ -32,8 +32,8 @@ fn zero() {
 
 #[test]
 fn recomputation_with_dropout() {
-    let ways = ["x2 selective", "x2 uniform1", "x2 uniform2", "x2 block1", "x2 uniform2 keep-attention"];
-    same_bits::<Gpt>(&gpt(), "x2", &ways);
+    let kinds = ["x2 selective", "x2 uniform1", "x2 uniform2", "x2 block1", "x2 uniform2 keep-attention"];
+    same_bits::<Gpt>(&gpt(), "x2", &kinds);
     let stages = ["TP2 SP PP2 x4 selective", "TP2 SP PP2 x4 block1", "TP2 SP PP2 x4 uniform1 keep-attention"];
     same_bits::<Llama>(&llama(), "TP2 SP PP2 x4", &stages);
     for comm in ["p2p", "all_gather", "a2a", "a2a+p2p:2"] {

@@ -3,7 +3,7 @@
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::Device;
 use burn_megatron::engine::ContextConfig;
-use burn_megatron::verify::{Candidate, Row, candidates, verify};
+use burn_megatron::verify::{Candidate, Line, candidates, verify};
 use models::{DeepSeekV3, DeepSeekV3Config, ModelConfig};
 use tests::SETTINGS;
 
@@ -27,9 +27,9 @@ fn deepseek() -> DeepSeekV3Config {
 }
 
 fn assert_equal_one_device(layouts: &[Candidate]) {
-    let rows = verify::<DeepSeekV3>(&deepseek(), &SETTINGS, &[Device::flex()], layouts, |_| {}).unwrap();
-    let table: Vec<String> = rows.iter().map(ToString::to_string).collect();
-    assert!(rows.iter().all(Row::passes), "{}", table.join("\n"));
+    let lines = verify::<DeepSeekV3>(&deepseek(), &SETTINGS, &[Device::flex()], layouts, |_| {}).unwrap();
+    let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
 }
 
 #[test]
@@ -54,6 +54,8 @@ fn experts_on_ranks_of_their_own_equal_one_device() {
         "TP2 PP2 x2 gpipe",
         "TP2 SP CP2 EP2 ETP2",
         "CP2 PP2 EP2 x2 zb-h1",
+        "DP2 ZeRO3 uniform1 keep-attention",
+        "PP2 CP2 ZeRO3 x2 block1 keep-attention",
     ];
     assert_equal_one_device(&layouts.map(|layout| layout.parse().unwrap()));
 }

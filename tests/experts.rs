@@ -1,23 +1,23 @@
 //! Experts over the same ranks in layouts of their own: the numbers are those of one device.
 
 use burn::tensor::Device;
-use burn_megatron::verify::{Candidate, Row, verify};
+use burn_megatron::verify::{Candidate, Line, verify};
 use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, Mixtral, MixtralConfig};
-use tests::{SETTINGS, mixture};
+use tests::{SETTINGS, moe};
 
 fn mixtral() -> MixtralConfig {
-    MixtralConfig { num_experts: 4, router_aux_loss_coef: 0.5, router_z_loss_coef: 0.1, ..mixture() }
+    MixtralConfig { num_experts: 4, router_aux_loss_coef: 0.5, router_z_loss_coef: 0.1, ..moe() }
 }
 
 fn equal_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
     let layouts: Vec<Candidate> = layouts.iter().map(|text| text.parse().unwrap()).collect();
-    let rows = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
-    let table: Vec<String> = rows.iter().map(ToString::to_string).collect();
-    assert!(rows.iter().all(Row::passes), "{}", table.join("\n"));
+    let lines = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
+    let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
 }
 
 #[test]
-fn experts_divided_over_replicas() {
+fn experts_divided_over_dp_ranks() {
     let layouts = [
         "DP1 x2",
         "DP2",
@@ -38,7 +38,7 @@ fn experts_divided_over_replicas() {
 }
 
 #[test]
-fn experts_cut_like_attention_or_not() {
+fn experts_sharded_like_attention_or_not() {
     let layouts = [
         "TP2",
         "TP2 SP",
@@ -74,9 +74,9 @@ fn experts_in_pipelines_and_over_parts_of_sequences() {
     equal_one_device::<Mixtral>(&mixtral(), &layouts);
 }
 
-/// Two pieces of every rank's experts, or one where a rank has one expert.
+/// Two chunks of every rank's experts, or one where a rank has one expert.
 #[test]
-fn exchanges_beside_experts() {
+fn collectives_overlapped_with_experts() {
     let layouts = [
         "DP2 EP2 moe-overlap",
         "DP4 EP4 ZeRO1 moe-overlap",

@@ -1,7 +1,7 @@
 //! FP8 layers cast with the same scales whether one rank has a sequence or several share it, which may be others in
 //! every micro-batch: in f64 everything equals one device, as it does without FP8.
 //!
-//! A product whose tokens on a rank are no multiple of 16 is not in FP8, so all lengths here are such on all ranks.
+//! A GEMM whose tokens on a rank are no multiple of 16 is not in FP8, so all lengths here are such on all ranks.
 
 use backend_dist::launch::Rank;
 use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Scaling};
@@ -11,7 +11,7 @@ use models::{
     CausalLm, DeepSeekV3, DeepSeekV3Config, Fp8Config, Llama, LlamaConfig, Mixtral, MixtralConfig, ModelConfig,
     ParamBuilder,
 };
-use tests::{SETTINGS, assert_equals_one_device, llama, mixture};
+use tests::{SETTINGS, assert_equals_one_device, llama, moe};
 
 /// All parts of four ranks are multiples of 16, and no two of them hold the same key-value head.
 fn wide_llama() -> LlamaConfig {
@@ -29,7 +29,7 @@ fn mixtral() -> MixtralConfig {
         head_dim: 8,
         num_experts: 4,
         mlp_only_layers: vec![],
-        ..mixture()
+        ..moe()
     }
 }
 
@@ -63,12 +63,12 @@ fn train<M: CausalLm>(config: &M::Config, layout: &str, fp8: &Fp8Config, job: &J
     trace(&candidate, job, &[Device::flex()], &config.dims(), build).unwrap()
 }
 
-/// Three steps on two rows of 64 tokens.
-fn rows(vocab: usize) -> Job {
+/// Three steps on two sequences of 64 tokens.
+fn sequences(vocab: usize) -> Job {
     Settings { global_batch: 2, seq: 64, ..SETTINGS }.job(vocab)
 }
 
-/// Four rows of documents of these lengths, of which no two fit into the longest one's row.
+/// Four sequences of documents of these lengths, of which no two fit into the sequence of the longest one.
 fn documents(vocab: usize, [long, short]: [usize; 2]) -> Job {
     let mut job = Settings { global_batch: 4, seq: long + short, ..SETTINGS }.job(vocab);
     for batch in &mut job.batches {
@@ -104,16 +104,16 @@ fn sequences_that_ranks_share() {
         "PP2 CP2 ZeRO1 uniform1",
         "CP2 ZeRO3",
     ];
-    assert_layouts_agree::<Llama>(&wide_llama(), "TP1", &layouts, &rows(101));
-    assert_layouts_agree::<Llama>(&wide_llama(), "TP1 x2", &["CP2 DP2", "PP2 CP2 x2 zb-h1"], &rows(101));
+    assert_layouts_agree::<Llama>(&wide_llama(), "TP1", &layouts, &sequences(101));
+    assert_layouts_agree::<Llama>(&wide_llama(), "TP1 x2", &["CP2 DP2", "PP2 CP2 x2 zb-h1"], &sequences(101));
 }
 
 #[test]
 fn latent_attention_of_sequences_that_ranks_share() {
-    assert_layouts_agree::<DeepSeekV3>(&deepseek(), "TP1", &["CP2", "CP2 EP2", "TP2 SP CP2 EP2 ETP1"], &rows(101));
+    assert_layouts_agree::<DeepSeekV3>(&deepseek(), "TP1", &["CP2", "CP2 EP2", "TP2 SP CP2 EP2 ETP1"], &sequences(101));
 }
 
-/// Their tokens come to one rank, to some of them, to each of them, or with those of others.
+/// Their tokens are dispatched to one rank, to some of them, to each of them, or with those of others.
 #[test]
 fn experts_of_sequences_that_ranks_share() {
     let layouts = [
@@ -126,14 +126,19 @@ fn experts_of_sequences_that_ranks_share() {
         "TP2 SP CP2 EP1 ETP1",
         "CP2 EP2 selective",
     ];
-    assert_layouts_agree::<Mixtral>(&mixtral(), "TP1", &layouts, &rows(101));
-    assert_layouts_agree::<Mixtral>(&mixtral(), "TP1 x2", &["CP2 DP2 EP4", "CP2 DP2 EP2", "CP2 EP2 x2"], &rows(101));
+    assert_layouts_agree::<Mixtral>(&mixtral(), "TP1", &layouts, &sequences(101));
+    assert_layouts_agree::<Mixtral>(
+        &mixtral(),
+        "TP1 x2",
+        &["CP2 DP2 EP4", "CP2 DP2 EP2", "CP2 EP2 x2"],
+        &sequences(101),
+    );
 }
 
-/// Up to three pieces of every rank's experts, and rows of an expert of one micro-batch and of several, and of several
-/// ranks.
+/// Up to three chunks of every rank's experts, and tokens of an expert from one micro-batch and several, and from
+/// several ranks.
 #[test]
-fn experts_beside_exchanges() {
+fn experts_overlapped_with_collectives() {
     let layouts = [
         "CP2 EP2 moe-overlap",
         "CP4 EP2 moe-overlap",
@@ -143,14 +148,14 @@ fn experts_beside_exchanges() {
         "PP2 CP2 EP2 zb-h1 moe-overlap",
     ];
     let config = MixtralConfig { num_experts: 8, ..mixtral() };
-    assert_layouts_agree::<Mixtral>(&config, "TP1", &layouts, &rows(101));
+    assert_layouts_agree::<Mixtral>(&config, "TP1", &layouts, &sequences(101));
     let layouts = ["DP2 EP2 moe-overlap", "CP2 DP2 EP4 ZeRO1 moe-overlap"];
-    assert_layouts_agree::<Mixtral>(&config, "TP1 x2", &layouts, &rows(101));
+    assert_layouts_agree::<Mixtral>(&config, "TP1 x2", &layouts, &sequences(101));
 }
 
 /// Long documents are shared by more ranks than short ones.
 #[test]
-fn documents_that_are_dealt_out() {
+fn documents_that_are_assigned() {
     let job = documents(101, [96, 64]);
     assert_layouts_agree::<Llama>(&wide_llama(), "TP1 dynamic:96", &["DP2 dynamic:64", "TP2 SP CP2 dynamic:64"], &job);
     let job = documents(101, [192, 128]);
@@ -163,7 +168,7 @@ fn documents_that_are_dealt_out() {
 }
 
 #[test]
-fn experts_of_documents_that_are_dealt_out() {
+fn experts_of_documents_that_are_assigned() {
     let layouts = ["DP4 dynamic:64", "DP4 EP2 dynamic:128", "CP4 EP4 ZeRO3 dynamic:64", "TP2 DP2 EP2 ETP1 dynamic:128"];
     assert_layouts_agree::<Mixtral>(&mixtral(), "TP1 dynamic:192", &layouts, &documents(101, [192, 64]));
 }
@@ -179,7 +184,7 @@ fn experts_that_other_ranks_share_than_sequences_are_refused() {
     let job = Settings { global_batch: 2, seq: 96, ..SETTINGS }.job(101);
     let refused = trace(&candidate, &job, &[Device::flex()], &config.dims(), build).err().unwrap().to_string();
     assert!(
-        refused.contains("context-parallel 3 and the 2 replicas")
+        refused.contains("context-parallel 3 and the 2 data-parallel ranks")
             && refused.contains("nearest legal context-parallel: 2, 4"),
         "{refused}"
     );

@@ -1,4 +1,6 @@
-//! Small models, and what training them in a layout gives.
+//! Small models, and training them in a layout; the repository's text.
+
+pub mod repository;
 
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Mesh;
@@ -29,8 +31,8 @@ pub fn llama() -> LlamaConfig {
 }
 
 /// Three layers with experts and one without, and a loss that balances the tokens of each sequence by itself, so that
-/// it does not matter how the batch is cut into micro-batches.
-pub fn mixture() -> MixtralConfig {
+/// it does not matter how the batch is divided into micro-batches.
+pub fn moe() -> MixtralConfig {
     MixtralConfig {
         variant: MixtralVariant::Qwen3Moe,
         vocab_size: 101,
@@ -60,7 +62,7 @@ pub fn gpt() -> GptConfig {
     }
 }
 
-/// Everything that the ranks of a layout have seen, with AdamW or another optimizer.
+/// The traces of a layout's ranks, with AdamW or another optimizer.
 pub fn train<M: CausalLm>(config: &M::Config, layout: &str, optimizer: Option<&OptimizerConfig>) -> Vec<RankTrace> {
     let mut job = SETTINGS.job(config.vocab_size());
     if let Some(optimizer) = optimizer {
@@ -69,7 +71,7 @@ pub fn train<M: CausalLm>(config: &M::Config, layout: &str, optimizer: Option<&O
     train_on::<M>(config, layout, &job)
 }
 
-/// Everything that the ranks of a layout have seen of other batches, or with another engine.
+/// The traces of a layout's ranks for other batches, or with another engine.
 pub fn train_on<M: CausalLm>(config: &M::Config, layout: &str, job: &Job) -> Vec<RankTrace> {
     let candidate: Candidate = layout.parse().unwrap();
     let build = |rank: &Rank, part| {
@@ -79,7 +81,7 @@ pub fn train_on<M: CausalLm>(config: &M::Config, layout: &str, job: &Job) -> Vec
     trace(&candidate, job, &[Device::flex()], &config.dims(), build).unwrap()
 }
 
-/// The whole model at the end. Slices that several ranks hold are taken from one replica.
+/// The whole model at the end. Slices that several ranks hold are taken from one data-parallel rank.
 pub fn weights(layout: &str, ranks: &[RankTrace]) -> BTreeMap<String, HostTensor> {
     whole(layout, ranks, |rank| &rank.parameters)
 }
@@ -100,7 +102,7 @@ fn whole(
     assemble(&locals).unwrap()
 }
 
-/// Panics unless the ranks of a layout have seen what one device has.
+/// Panics unless the traces of a layout's ranks are those of one device.
 pub fn assert_equals_one_device(one: &[RankTrace], layout: &str, ranks: &[RankTrace]) {
     let found = compare(&Reference::new(&one[0]).unwrap(), ranks, &Bounds::new(FloatDType::F64, None, 1));
     assert!(found.pass(), "{layout}: {found:?}");

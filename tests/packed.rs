@@ -1,4 +1,4 @@
-//! Documents that share a row are trained as if each had a row of its own, in every layout.
+//! Documents that share a sequence are trained as if each had a sequence of its own, in every layout.
 
 use backend_dist::comm::RunError;
 use backend_dist::launch::{BoxError, launch};
@@ -12,10 +12,10 @@ use models::{
 };
 use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train_on};
 
-/// Where documents start in each of the rows.
+/// Where documents start in each of the sequences.
 const STARTS: [&[usize]; 4] = [&[0, 5, 12], &[0], &[0, 1, 2, 9], &[0, 8]];
 
-/// Rows of several documents.
+/// Sequences of several documents.
 fn packed(vocab: usize) -> Job {
     let mut job = SETTINGS.job(vocab);
     job.engine.global_batch = STARTS.len();
@@ -26,7 +26,7 @@ fn packed(vocab: usize) -> Job {
     job
 }
 
-/// The same documents, each at the start of its own row; the rest of the row does not count.
+/// The same documents, each at the start of its own sequence; the rest of the sequence does not count.
 fn unpacked(vocab: usize) -> Job {
     let mut job = packed(vocab);
     job.engine.global_batch = STARTS.iter().map(|starts| starts.len()).sum();
@@ -37,10 +37,10 @@ fn unpacked(vocab: usize) -> Job {
 fn alone(batch: &TokenBatch) -> TokenBatch {
     let seq = batch.seq;
     let (mut tokens, mut labels, mut mask) = (Vec::new(), Vec::new(), Vec::new());
-    for (row, starts) in STARTS.iter().enumerate() {
+    for (sample, starts) in STARTS.iter().enumerate() {
         for (index, start) in starts.iter().enumerate() {
             let end = starts.get(index + 1).copied().unwrap_or(seq);
-            let range = row * seq + start..row * seq + end;
+            let range = sample * seq + start..sample * seq + end;
             let rest = seq - range.len();
             tokens.extend_from_slice(&batch.tokens[range.clone()]);
             labels.extend_from_slice(&batch.labels[range.clone()]);
@@ -50,7 +50,7 @@ fn alone(batch: &TokenBatch) -> TokenBatch {
             mask.extend(std::iter::repeat_n(false, rest));
         }
     }
-    TokenBatch { rows: tokens.len() / seq, seq, tokens, labels, mask: Some(mask), documents: None }
+    TokenBatch { sequences: tokens.len() / seq, seq, tokens, labels, mask: Some(mask), documents: None }
 }
 
 fn packed_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
@@ -96,7 +96,7 @@ fn a_packed_gpt_learns_what_its_documents_teach() {
     packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
 }
 
-/// NVIDIA/Megatron-LM pull requests 6205 and 4495: modules that predict further tokens looked across the borders of
+/// NVIDIA/Megatron-LM pull requests 6205 and 4495: modules of multi-token prediction looked across the borders of
 /// documents. Nothing balances experts here, since padding is routed too.
 #[test]
 fn megatron_lm_6205_4495_further_tokens_are_those_of_the_same_document() {
@@ -113,9 +113,9 @@ fn megatron_lm_6205_4495_further_tokens_are_those_of_the_same_document() {
     packed_equals_unpacked::<DeepSeekV3>(&config, &["TP1", "TP1 x4 uniform1", "TP2 SP DP2", "CP2", "CP4 all_gather"]);
 }
 
-/// Each document is shared by as many ranks as its length asks for; ranks take different numbers of them.
+/// Each document is shared by as many ranks as its length needs; ranks take different numbers of them.
 #[test]
-fn documents_that_are_dealt_out_by_length_teach_the_same() {
+fn documents_that_are_assigned_by_length_teach_the_same() {
     let layouts = [
         "DP4 dynamic:4",
         "DP2 CP2 ZeRO1 all_gather dynamic:8",
@@ -123,18 +123,18 @@ fn documents_that_are_dealt_out_by_length_teach_the_same() {
         "TP2 SP DP2 selective dynamic:16",
         "DP6 dynamic:3 uniform1",
     ];
-    dealt_equals_unpacked::<Llama>(&llama(), &layouts);
+    assigned_equals_unpacked::<Llama>(&llama(), &layouts);
 }
 
-/// A row that is the last one of a rank, which sums gradients within it, and not of another that shares it.
+/// A sequence that is the last one of a rank, which sums gradients within it, and not of another that shares it.
 #[test]
-fn a_rank_that_has_done_its_rows_stops_nobody() {
+fn a_rank_without_further_sequences_stops_nobody() {
     packed_equals_unpacked::<Llama>(&llama(), &["DP4 dynamic:4", "DP2 CP2 ZeRO1 dynamic:4"]);
 }
 
-/// Where others wait for a rank in every pass, all make equally many: the last ones of some have no tokens.
+/// Where others wait for a rank in every pass, all run equally many: the last ones of some have no tokens.
 #[test]
-fn documents_that_are_dealt_out_in_rounds_teach_the_same() {
+fn documents_that_are_assigned_in_rounds_teach_the_same() {
     let layouts = [
         "DP4 ZeRO2 dynamic:4",
         "DP2 CP2 ZeRO3 dynamic:5",
@@ -144,10 +144,10 @@ fn documents_that_are_dealt_out_in_rounds_teach_the_same() {
         "PP2 VPP2 CP2 x4 interleaved dynamic:8",
         "PP2 DP2 x2 zb-v dynamic:16",
     ];
-    dealt_equals_unpacked::<Llama>(&llama(), &layouts);
-    // Auxiliary losses are means over the tokens of a row: of several documents on one device, of one here.
+    assigned_equals_unpacked::<Llama>(&llama(), &layouts);
+    // Auxiliary losses are means over the tokens of a sequence: of several documents on one device, of one here.
     let mixtral = MixtralConfig { router_aux_loss_coef: 0.0, ..mixtral() };
-    dealt_equals_unpacked::<Mixtral>(&mixtral, &MIXTURES);
+    assigned_equals_unpacked::<Mixtral>(&mixtral, &MOES);
 }
 
 fn mixtral() -> MixtralConfig {
@@ -163,7 +163,7 @@ fn mixtral() -> MixtralConfig {
     }
 }
 
-const MIXTURES: [&str; 6] = [
+const MOES: [&str; 6] = [
     "DP4 dynamic:6",
     "DP4 EP2 dynamic:4",
     "DP2 CP2 EP4 ZeRO3 dynamic:5",
@@ -172,12 +172,12 @@ const MIXTURES: [&str; 6] = [
     "PP2 DP2 EP2 x2 zb-h1 dynamic:8",
 ];
 
-/// One device has every document as it is, several fill it up to what they can cut: these tokens are in no auxiliary
+/// One device has every document as it is, several pad it to a length that they can shard: padding is in no auxiliary
 /// loss and in no count that a router's bias follows.
 #[test]
-fn what_fills_documents_up_is_not_balanced() {
+fn padding_of_documents_is_not_balanced() {
     let mixtral = MixtralConfig { router_aux_loss_coef: 0.1, router_z_loss_coef: 0.01, ..mixtral() };
-    dealt_equals_one_device::<Mixtral>(&mixtral, &[&MIXTURES[..], &["TP2 DP2 dynamic:8", "CP4 dynamic:4"]].concat());
+    assigned_equals_one_device::<Mixtral>(&mixtral, &[&MOES[..], &["TP2 DP2 dynamic:8", "CP4 dynamic:4"]].concat());
     let deepseek = DeepSeekV3Config {
         vocab_size: 101,
         hidden_size: 32,
@@ -188,12 +188,12 @@ fn what_fills_documents_up_is_not_balanced() {
         router_aux_loss_coef: 0.1,
         ..DeepSeekV3Config::tiny()
     };
-    dealt_equals_one_device::<DeepSeekV3>(&deepseek, &["DP4 EP2 dynamic:4", "TP2 SP CP2 dynamic:8"]);
+    assigned_equals_one_device::<DeepSeekV3>(&deepseek, &["DP4 EP2 dynamic:4", "TP2 SP CP2 dynamic:8"]);
 }
 
-/// With rows of one document each this is what is trained without dealing out.
+/// With sequences of one document each this is what is trained without dynamic context parallelism.
 #[test]
-fn whole_rows_that_are_dealt_out_are_balanced_as_rows() {
+fn whole_sequences_that_are_assigned_are_balanced_as_sequences() {
     let mixtral = MixtralConfig { router_aux_loss_coef: 0.1, router_z_loss_coef: 0.01, ..mixtral() };
     let job = SETTINGS.job(mixtral.vocab_size());
     let one = train_on::<Mixtral>(&mixtral, "TP1 x8", &job);
@@ -202,23 +202,23 @@ fn whole_rows_that_are_dealt_out_are_balanced_as_rows() {
     }
 }
 
-fn dealt_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+fn assigned_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
     let one = train_on::<M>(config, "TP1", &unpacked(config.vocab_size()));
     for layout in layouts {
-        assert_equals_one_device(&one, layout, &dealt::<M>(config, layout));
+        assert_equals_one_device(&one, layout, &assigned::<M>(config, layout));
     }
 }
 
-fn dealt_equals_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
-    let one = dealt::<M>(config, "TP1 dynamic:16");
+fn assigned_equals_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+    let one = assigned::<M>(config, "TP1 dynamic:16");
     for layout in layouts {
-        assert_equals_one_device(&one, layout, &dealt::<M>(config, layout));
+        assert_equals_one_device(&one, layout, &assigned::<M>(config, layout));
     }
 }
 
-fn dealt<M: CausalLm>(config: &M::Config, layout: &str) -> Vec<RankTrace> {
+fn assigned<M: CausalLm>(config: &M::Config, layout: &str) -> Vec<RankTrace> {
     let mut job = packed(config.vocab_size());
-    // Rows are dealt out whatever their number is.
+    // Sequences are assigned whatever their number is.
     job.engine.global_batch = 12;
     for batch in &mut job.batches {
         *batch = three_times(batch);
@@ -226,10 +226,10 @@ fn dealt<M: CausalLm>(config: &M::Config, layout: &str) -> Vec<RankTrace> {
     train_on::<M>(config, layout, &job)
 }
 
-/// Each row thrice: means, and so gradients, are those of the rows.
+/// Each sequence three times: means, and so gradients, stay the same.
 fn three_times(batch: &TokenBatch) -> TokenBatch {
     TokenBatch {
-        rows: 3 * batch.rows,
+        sequences: 3 * batch.sequences,
         tokens: batch.tokens.repeat(3),
         labels: batch.labels.repeat(3),
         mask: batch.mask.as_ref().map(|mask| mask.repeat(3)),
@@ -238,7 +238,7 @@ fn three_times(batch: &TokenBatch) -> TokenBatch {
     }
 }
 
-/// With dropout, a packed row is the same in every layout.
+/// With dropout, a packed sequence is the same in every layout.
 #[test]
 fn a_packed_gpt_with_dropout_equals_one_device() {
     let job = packed(gpt().vocab_size());
@@ -248,7 +248,7 @@ fn a_packed_gpt_with_dropout_equals_one_device() {
     }
 }
 
-/// Megatron's two options are independent: positions that go on change a GPT, attention that crosses borders changes
+/// Megatron's two options are independent: positions that continue change a GPT, attention that crosses borders changes
 /// all.
 #[test]
 fn borders_and_positions_are_two_options() {
@@ -266,7 +266,7 @@ fn borders_and_positions_are_two_options() {
     }
 }
 
-/// What `f` gives on each rank of a layout, with an engine for the rows of [`packed`], one at a time.
+/// The results of `f` on each rank of a layout, with an engine for the sequences of [`packed`], one at a time.
 fn on_ranks<R: Send>(
     layout: &str,
     f: impl Fn(&mut RankEngine<Llama>) -> Result<R, BoxError> + Sync,

@@ -7,7 +7,7 @@ use backend_dist::shard::{HostTensor, ParamSpec, Registry};
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_megatron::engine::ContextConfig;
-use burn_megatron::verify::{Candidate, Row, Settings, assemble, candidates, trace, verify};
+use burn_megatron::verify::{Candidate, Line, Settings, assemble, candidates, trace, verify};
 use models::MicroBatch;
 use models::{BuildError, CausalLm, Gpt, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
 use std::collections::BTreeMap;
@@ -24,9 +24,9 @@ fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
 fn every_layout_equals_one_device<M: CausalLm>(config: &M::Config) {
     let layouts = all_layouts(config);
     assert!(layouts.len() > 100, "{}", layouts.len());
-    let rows = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
-    let table: Vec<String> = rows.iter().map(ToString::to_string).collect();
-    assert!(rows.iter().all(Row::passes), "{}", table.join("\n"));
+    let lines = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
+    let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn gpt_gradients_are_derivatives() {
     gradients_are_derivatives::<Gpt>(&gpt());
 }
 
-/// A Llama whose norms are registered as if sequence parallelism did not cut what they see: the sum of their gradients
-/// over the tensor parallel ranks is forgotten.
+/// A Llama whose norms are registered as if sequence parallelism did not shard what they see: the sum of their
+/// gradients over the tensor parallel ranks is forgotten. It panics where ranks share sequences.
 #[derive(Module, Debug)]
 struct ForgottenSum {
     inner: Llama,
@@ -122,6 +122,7 @@ impl CausalLm for ForgottenSum {
     }
 
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        assert!(batch.context.is_none(), "this model cannot share sequences");
         self.inner.layer(index, x, batch)
     }
 
@@ -147,9 +148,24 @@ fn a_forgotten_gradient_sum_is_found() {
     let layouts = ["DP2", "TP2", "TP2 SP"].map(|text| text.parse().unwrap());
     for (dtype, steps) in [(FloatDType::F64, 3), (FloatDType::F32, 3), (FloatDType::BF16, 1)] {
         let settings = Settings { dtype, steps, ..SETTINGS };
-        let rows = verify::<ForgottenSum>(&llama(), &settings, &[Device::flex()], &layouts, |_| {}).unwrap();
-        assert_eq!(rows.iter().map(Row::passes).collect::<Vec<_>>(), [true, true, false], "{dtype:?}");
-        let worst = &rows[2].differences.gradients;
+        let lines = verify::<ForgottenSum>(&llama(), &settings, &[Device::flex()], &layouts, |_| {}).unwrap();
+        assert_eq!(lines.iter().map(Line::passes).collect::<Vec<_>>(), [true, true, false], "{dtype:?}");
+        let worst = &lines[2].outcome.as_ref().unwrap().gradients;
         assert!(worst.relative > worst.allowed && worst.at.contains("norm"), "{dtype:?}: {worst:?}");
     }
+}
+
+/// A layout that fails is a line of the table, and the others are tried all the same.
+#[test]
+fn a_layout_that_fails_is_named() {
+    let layouts = ["DP2", "CP2", "TP3", "DP2 ZeRO3"].map(|text| text.parse().unwrap());
+    let settings = Settings { steps: 1, ..SETTINGS };
+    let mut seen = 0;
+    let lines = verify::<ForgottenSum>(&llama(), &settings, &[Device::flex()], &layouts, |_| seen += 1).unwrap();
+    assert_eq!((seen, lines.iter().map(Line::passes).collect::<Vec<_>>()), (4, vec![true, false, false, true]));
+    assert_eq!(lines.iter().map(Line::failed).collect::<Vec<_>>(), [false, true, true, false]);
+    let [panic, refusal] = [1, 2].map(|index| lines[index].to_string());
+    assert!(panic.starts_with("CP2 ") && panic.contains("FAILED: rank"), "{panic}");
+    assert!(panic.contains("this model cannot share sequences"), "{panic}");
+    assert!(refusal.contains("tensor-parallel 3 does not divide"), "{refusal}");
 }

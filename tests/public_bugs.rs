@@ -11,9 +11,9 @@ use models::{
     CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
     ModelConfig, ParamBuilder,
 };
-use tests::{SETTINGS, assert_equals_one_device, gpt, gradients, llama, mixture, train, train_on, weights};
+use tests::{SETTINGS, assert_equals_one_device, gpt, gradients, llama, moe, train, train_on, weights};
 
-/// Latent attention with heads for eight ranks, experts, and a module that predicts further tokens.
+/// Latent attention with heads for eight ranks, experts, and a module of multi-token prediction.
 fn deepseek() -> DeepSeekV3Config {
     DeepSeekV3Config { vocab_size: 101, hidden_size: 32, mtp_loss_scaling_factor: 0.5, ..DeepSeekV3Config::tiny() }
 }
@@ -31,7 +31,8 @@ fn assert_norm_counts_everything_once(layout: &str, ranks: &[RankTrace]) {
 }
 
 /// NVIDIA/Megatron-LM issue 844: with the distributed optimizer the gradients of embedding and output layer were summed
-/// over first and last stage after they had been scattered over the replicas, where they lay at different places.
+/// over first and last stage after they had been scattered over the data-parallel ranks, where they lay at different
+/// places.
 #[test]
 fn megatron_lm_844_tied_embeddings_with_sharded_gradients() {
     let one = train::<Gpt>(&gpt(), "TP1", None);
@@ -59,19 +60,29 @@ fn megatron_lm_656_tied_weights_stay_equal() {
 }
 
 /// NVIDIA/Megatron-LM issue 4641: Muon took the last stage's copy of a tied weight for a hidden matrix, the first
-/// stage's not.
+/// stage's not. As reported, the last stage has nothing but a module of multi-token prediction, which embeds tokens
+/// with a copy of the first stage's weight; and an output layer that shares the embedding.
 #[test]
 fn megatron_lm_4641_muon_treats_both_copies_of_a_tied_weight_alike() {
     let muon = OptimizerConfig::Muon(MuonConfig::default());
+    let one = train::<DeepSeekV3>(&deepseek(), "TP1", Some(&muon));
+    for layout in ["PP3 x4 Ett|t|L", "PP2 DP2 ZeRO1 x2 Ettt|L", "TP2 SP PP2 x4 zb-h1 Ettt|L"] {
+        let ranks = train::<DeepSeekV3>(&deepseek(), layout, Some(&muon));
+        let held = |rank: &RankTrace, name: &str| rank.parameters.iter().any(|local| local.section.name == name);
+        let last = ranks.last().unwrap();
+        assert!(held(last, "embed_tokens.weight") && held(last, "layers.3.eh_proj.weight"), "{layout}");
+        assert!(!held(last, "layers.2.input_layernorm.weight"), "{layout}: a layer on the stage of the module");
+        assert_equals_one_device(&one, layout, &ranks);
+    }
     let one = train::<Gpt>(&gpt(), "TP1", Some(&muon));
     for layout in ["PP3 x4", "TP2 PP3 x4 1f1b", "PP2 DP2 ZeRO2 x2 Ett|tL"] {
         assert_equals_one_device(&one, layout, &train::<Gpt>(&gpt(), layout, Some(&muon)));
     }
 }
 
-/// NVIDIA/Megatron-LM pull requests 7117 and 6326: Muon orthogonalised query, key and value together or apart, as the
-/// rows that a rank had of them happened to divide, which was so under sharded weights and with fewer key-value heads
-/// than ranks.
+/// NVIDIA/Megatron-LM pull requests 7117 and 6326: Muon orthogonalised query, key and value together or apart,
+/// depending on how a rank's matrix rows of them divided, which happened under sharded weights and with fewer key-value
+/// heads than ranks.
 #[test]
 fn megatron_lm_7117_6326_muon_orthogonalises_the_same_matrices_in_every_layout() {
     let muon = OptimizerConfig::Muon(MuonConfig::default());
@@ -105,14 +116,14 @@ fn megatron_lm_5916_the_gradient_norm_counts_everything_once() {
     }
 }
 
-/// NVIDIA/Megatron-LM pull requests 5916 and 6470: where attention is cut and experts are divided, the norm left out
-/// the experts of all but the first tensor parallel ranks.
+/// NVIDIA/Megatron-LM pull requests 5916 and 6470: where attention is sharded and experts are divided, the norm left
+/// out the experts of all but the first tensor parallel ranks.
 #[test]
 fn megatron_lm_5916_6470_the_gradient_norm_counts_every_expert_once() {
     for layout in
         ["TP2 EP2 ETP1", "TP4 SP EP4 ETP1", "TP2 SP DP2 EP2 ZeRO1", "TP2 DP2 EP4 ETP1 ZeRO2", "DP4 EP2 ETP2 x2"]
     {
-        assert_norm_counts_everything_once(layout, &train::<Mixtral>(&mixture(), layout, None));
+        assert_norm_counts_everything_once(layout, &train::<Mixtral>(&moe(), layout, None));
     }
 }
 
@@ -141,14 +152,14 @@ fn torchtitan_4135_the_norm_of_a_model_in_bf16_does_not_depend_on_how_it_is_divi
     }
 }
 
-/// pytorch/torchtitan pull requests 1593 and 4772: layers that are computed again counted their tokens twice, and moved
+/// pytorch/torchtitan pull requests 1593 and 4772: layers that are recomputed counted their tokens twice, and moved
 /// the shares that a loss over all micro-batches of a step balances.
 #[test]
-fn torchtitan_1593_4772_what_is_computed_again_is_not_counted_again() {
-    let mixture = MixtralConfig { router_balance: BalanceOver::Global, router_aux_loss_coef: 0.5, ..mixture() };
-    let one = train::<Mixtral>(&mixture, "x4", None);
+fn torchtitan_1593_4772_recomputed_layers_are_not_counted_again() {
+    let moe = MixtralConfig { router_balance: BalanceOver::Global, router_aux_loss_coef: 0.5, ..moe() };
+    let one = train::<Mixtral>(&moe, "x4", None);
     for layout in ["x4 uniform1", "x4 block2", "TP2 SP x4 uniform2", "PP2 x4 gpipe uniform1", "PP2 VPP2 x4 block1"] {
-        assert_equals_one_device(&one, layout, &train::<Mixtral>(&mixture, layout, None));
+        assert_equals_one_device(&one, layout, &train::<Mixtral>(&moe, layout, None));
     }
     // The bias of this one moves by the sign of what is counted.
     let one = train::<DeepSeekV3>(&deepseek(), "x4", None);
@@ -157,15 +168,15 @@ fn torchtitan_1593_4772_what_is_computed_again_is_not_counted_again() {
     }
 }
 
-/// NVIDIA/Megatron-LM pull requests 1622 and 6080, issue 1628: experts that no rank has alone, but cut otherwise than
-/// attention, had their gradients summed over the replicas of attention.
+/// NVIDIA/Megatron-LM pull requests 1622 and 6080, issue 1628: experts that no rank has alone, but sharded otherwise
+/// than attention, had their gradients summed over the data-parallel ranks of attention.
 #[test]
-fn megatron_lm_1622_1628_6080_gradients_of_experts_cut_otherwise_than_attention() {
-    let one = train::<Mixtral>(&mixture(), "TP1", None);
+fn megatron_lm_1622_1628_6080_gradients_of_experts_sharded_otherwise_than_attention() {
+    let one = train::<Mixtral>(&moe(), "TP1", None);
     for layout in
         ["DP4 EP1 ETP4", "DP2 EP1 ETP2 ZeRO1", "TP2 ETP1", "TP4 SP ETP2 ZeRO2", "TP2 SP DP2 ETP4", "TP2 DP2 ETP1 x2"]
     {
-        assert_equals_one_device(&one, layout, &train::<Mixtral>(&mixture(), layout, None));
+        assert_equals_one_device(&one, layout, &train::<Mixtral>(&moe(), layout, None));
     }
 }
 
@@ -182,10 +193,10 @@ fn transformer_engine_715_areno_496_replicated_latent_projections() {
     }
 }
 
-/// NVIDIA/Megatron-LM issue 7452, its third and fourth finding: losses of further tokens were divided by the tokens
-/// that count on one rank, and computed again with another group of ranks. Here none count on the first of four.
+/// NVIDIA/Megatron-LM issue 7452, its third and fourth finding: losses of multi-token prediction were divided by the
+/// tokens that count on one rank, and recomputed with another group of ranks. Here none count on the first of four.
 #[test]
-fn megatron_lm_7452_further_tokens_over_all_ranks_and_computed_again() {
+fn megatron_lm_7452_multi_token_prediction_over_all_ranks_and_recomputed() {
     let mut job = SETTINGS.job(deepseek().vocab_size());
     for mask in job.batches.iter_mut().filter_map(|batch| batch.mask.as_mut()) {
         mask[..SETTINGS.global_batch / 4 * SETTINGS.seq].fill(false);

@@ -46,7 +46,7 @@ fn tied() {
 }
 
 /// Four experts, of which a token uses two, with an auxiliary loss: divided over ranks with and without the other kinds
-/// of parallelism, and cut like attention or less than it.
+/// of parallelism, and sharded like attention or less than it.
 #[test]
 fn experts() {
     let oracle = load("moe");

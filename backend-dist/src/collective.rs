@@ -2,36 +2,51 @@
 //!
 //! All members of the group must call the same function with equal shapes, in the same order. Inside a model use
 //! [`ops::conjugate`](crate::ops::conjugate), whose backward passes are collectives too.
+//!
+//! ```
+//! use backend_dist::{collective::{all_gather, reduce_scatter}, launch::launch, mesh::{Axis, Mesh}};
+//! use burn::tensor::{Device, Tensor};
+//!
+//! let mesh = Mesh::new("TP2".parse()?)?;
+//! let shards = launch(&mesh, &[Device::flex()], |rank| {
+//!     let tp = rank.group(Axis::Tp);
+//!     let all = all_gather(Tensor::<1>::full([2], rank.rank as f32, &rank.device), 0, &tp);
+//!     assert_eq!(all.to_data().iter::<f32>().collect::<Vec<_>>(), [0.0, 0.0, 1.0, 1.0]);
+//!     Ok(reduce_scatter(all, 0, &tp).into_data().iter::<f32>().collect::<Vec<_>>())
+//! })?;
+//! assert_eq!(shards, [[0.0, 0.0], [2.0, 2.0]]);
+//! # Ok::<(), backend_dist::launch::BoxError>(())
+//! ```
 
+use crate::collective_ops::{Collective, CollectiveOps};
 use crate::comm::{Group, ReduceOp, describe};
-use crate::exchange::{Exchange, ExchangeOps};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Dispatch, Flex};
 use burn::tensor::{DType, Device, Int, Tensor};
 
 /// Every member gets the element-wise reduction over all members.
 pub fn all_reduce<const D: usize>(x: Tensor<D>, op: ReduceOp, group: &Group) -> Tensor<D> {
-    exchange(x, Exchange::AllReduce(op), group)
+    collective(x, Collective::AllReduce(op), group)
 }
 
 /// [`all_reduce`] of integers.
 pub fn all_reduce_int<const D: usize>(x: Tensor<D, Int>, op: ReduceOp, group: &Group) -> Tensor<D, Int> {
-    exchange_int(x, Exchange::AllReduce(op), group)
+    collective_int(x, Collective::AllReduce(op), group)
 }
 
 /// Every member gets all members' tensors concatenated along `dim`, in group order.
 pub fn all_gather<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) -> Tensor<D> {
-    exchange(x, Exchange::AllGather(dim), group)
+    collective(x, Collective::AllGather(dim), group)
 }
 
 /// [`all_gather`] of integers.
 pub fn all_gather_int<const D: usize>(x: Tensor<D, Int>, dim: usize, group: &Group) -> Tensor<D, Int> {
-    exchange_int(x, Exchange::AllGather(dim), group)
+    collective_int(x, Collective::AllGather(dim), group)
 }
 
-/// Member `i` gets part `i`, along `dim`, of the sum over all members. The group's size must divide the dimension.
+/// Member `i` gets shard `i`, along `dim`, of the sum over all members. The group's size must divide the dimension.
 pub fn reduce_scatter<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) -> Tensor<D> {
-    exchange(x, Exchange::ReduceScatter(dim), group)
+    collective(x, Collective::ReduceScatter(dim), group)
 }
 
 /// Rows `send_splits[j]` of dimension 0 go to member `j`; the result holds `receive_splits[i]` rows of each member `i`.
@@ -41,24 +56,24 @@ pub fn all_to_all<const D: usize>(
     receive_splits: &[usize],
     group: &Group,
 ) -> Tensor<D> {
-    exchange(x, Exchange::AllToAll { send: send_splits.to_vec(), receive: receive_splits.to_vec() }, group)
+    collective(x, Collective::AllToAll { send: send_splits.to_vec(), receive: receive_splits.to_vec() }, group)
 }
 
 /// Every member gets the tensor of member `root`; the others pass one of the same shape.
 pub fn broadcast<const D: usize>(x: Tensor<D>, root: usize, group: &Group) -> Tensor<D> {
-    exchange(x, Exchange::Broadcast(root), group)
+    collective(x, Collective::Broadcast(root), group)
 }
 
 /// [`broadcast`] of integers.
 pub fn broadcast_int<const D: usize>(x: Tensor<D, Int>, root: usize, group: &Group) -> Tensor<D, Int> {
-    exchange_int(x, Exchange::Broadcast(root), group)
+    collective_int(x, Collective::Broadcast(root), group)
 }
 
 /// Links neighbours in the ring of the group's members, so that [`send`] and [`recv`] between them stay on the GPUs if
 /// every member has its own. Without it, and between others, the host carries the data. All members must call it.
 pub fn connect(group: &Group, device: &Device) {
     #[cfg(feature = "cuda")]
-    crate::nccl::pairs::connect(group, device);
+    crate::nccl::p2p::connect(group, device);
     #[cfg(not(feature = "cuda"))]
     let _ = (group, device);
 }
@@ -66,10 +81,10 @@ pub fn connect(group: &Group, device: &Device) {
 /// Sends `x` to member `to`, which must call [`recv`] with its shape and type. Does not wait.
 pub fn send<const D: usize>(x: Tensor<D>, to: usize, group: &Group) {
     #[cfg(feature = "cuda")]
-    if let Some((pair, link)) = crate::nccl::pairs::link(group, group.rank(), to)
+    if let Some((pair, link)) = crate::nccl::p2p::link(group, group.rank(), to)
         && let Ok(x) = x.clone().without_autodiff().try_into_primitive::<burn::backend::Cube>()
     {
-        return crate::nccl::pairs::send(x, &pair, &link);
+        return crate::nccl::p2p::send(x, &pair, &link);
     }
     let host = match x.clone().try_into_primitive::<Flex>() {
         Ok(primitive) => primitive,
@@ -83,8 +98,8 @@ pub fn recv<const D: usize>(shape: [usize; D], dtype: DType, device: &Device, fr
     start_recv(shape, dtype, device, from, group).wait()
 }
 
-/// Starts to receive the next tensor that member `from` sends. Between linked GPUs it comes beside what this rank
-/// computes; elsewhere nothing happens before [`Incoming::wait`].
+/// Starts to receive the next tensor that member `from` sends. Between linked GPUs the transfer overlaps with what this
+/// rank computes; elsewhere nothing happens before [`Incoming::wait`].
 pub fn start_recv<const D: usize>(
     shape: [usize; D],
     dtype: DType,
@@ -93,24 +108,24 @@ pub fn start_recv<const D: usize>(
     group: &Group,
 ) -> Incoming<D> {
     #[cfg(feature = "cuda")]
-    if let Some((pair, link)) = crate::nccl::pairs::link(group, from, group.rank())
-        && let Some(anchor) = crate::nccl::pairs::anchor(device)
+    if let Some((pair, link)) = crate::nccl::p2p::link(group, from, group.rank())
+        && let Some(anchor) = crate::nccl::p2p::anchor(device)
     {
-        let arriving = Box::new(crate::nccl::pairs::receive(&anchor, shape.into(), dtype, &pair, &link));
-        return Incoming(Way::Gpu { arriving, tracked: device.is_autodiff() });
+        let arriving = Box::new(crate::nccl::p2p::receive(&anchor, shape.into(), dtype, &pair, &link));
+        return Incoming(Transfer::Gpu { arriving, tracked: device.is_autodiff() });
     }
-    Incoming(Way::Host { shape, dtype, device: device.clone(), from, group: group.clone() })
+    Incoming(Transfer::Host { shape, dtype, device: device.clone(), from, group: group.clone() })
 }
 
 /// A tensor that [`start_recv`] receives. Those of one sender must be waited for in the order in which they were
 /// started.
 #[must_use = "the sender's tensors are received in order, so one that is not waited for is taken for a later one"]
-pub struct Incoming<const D: usize>(Way<D>);
+pub struct Incoming<const D: usize>(Transfer<D>);
 
-enum Way<const D: usize> {
+enum Transfer<const D: usize> {
     #[cfg(feature = "cuda")]
     Gpu {
-        arriving: Box<crate::nccl::pairs::Arriving>,
+        arriving: Box<crate::nccl::p2p::Receiving>,
         tracked: bool,
     },
     Host {
@@ -123,16 +138,16 @@ enum Way<const D: usize> {
 }
 
 impl<const D: usize> Incoming<D> {
-    /// The tensor. On linked GPUs the host goes on, and what this thread issues from now on waits for it; elsewhere the
-    /// host waits.
+    /// The tensor. On linked GPUs the host continues, and what this thread issues from now on waits for the tensor;
+    /// elsewhere the host waits.
     pub fn wait(self) -> Tensor<D> {
         match self.0 {
             #[cfg(feature = "cuda")]
-            Way::Gpu { arriving, tracked } => {
+            Transfer::Gpu { arriving, tracked } => {
                 let x = Tensor::from_primitive::<burn::backend::Cube>(arriving.wait());
                 if tracked { x.autodiff() } else { x }
             }
-            Way::Host { shape, dtype, device, from, group } => {
+            Transfer::Host { shape, dtype, device, from, group } => {
                 let host = group.receive(describe(dtype, &shape), from);
                 Tensor::from_data(host.into_data(), (&device, dtype))
             }
@@ -144,16 +159,16 @@ impl<const D: usize> std::fmt::Debug for Incoming<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         f.write_str(match self.0 {
             #[cfg(feature = "cuda")]
-            Way::Gpu { .. } => "Incoming(started)",
-            Way::Host { .. } => "Incoming",
+            Transfer::Gpu { .. } => "Incoming(started)",
+            Transfer::Host { .. } => "Incoming",
         })
     }
 }
 
-fn exchange<const D: usize>(x: Tensor<D>, how: Exchange, group: &Group) -> Tensor<D> {
-    Tensor::from_dispatch(Dispatch::exchange(x.into_dispatch(), how, None, group.clone()))
+fn collective<const D: usize>(x: Tensor<D>, op: Collective, group: &Group) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::collective(x.into_dispatch(), op, None, group.clone()))
 }
 
-fn exchange_int<const D: usize>(x: Tensor<D, Int>, how: Exchange, group: &Group) -> Tensor<D, Int> {
-    Tensor::from_dispatch(Dispatch::exchange_int(x.into_dispatch(), how, group.clone()))
+fn collective_int<const D: usize>(x: Tensor<D, Int>, op: Collective, group: &Group) -> Tensor<D, Int> {
+    Tensor::from_dispatch(Dispatch::collective_int(x.into_dispatch(), op, group.clone()))
 }

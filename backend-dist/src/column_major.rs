@@ -1,37 +1,36 @@
-//! How a product of strided row-major matrices is put to a column-major library (cuBLAS). Pure arithmetic.
+//! Strided row-major GEMMs as problems of a column-major library (cuBLAS). Pure arithmetic.
 
-/// A batch of matrices in a buffer: element `(b, i, j)` lies `b · batch + i · row + j · column` elements behind the
-/// first.
+/// A strided batch of matrices: element `(b, i, j)` is at index `b · batch + i · row + j · column`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matrices {
-    /// Matrices.
+    /// Number of matrices.
     pub batches: usize,
-    /// Rows of one.
+    /// Rows of a matrix.
     pub rows: usize,
-    /// Columns of one.
+    /// Columns of a matrix.
     pub columns: usize,
-    /// From a matrix to the next.
+    /// Stride of matrices.
     pub batch: usize,
-    /// From a row to the next.
+    /// Stride of rows.
     pub row: usize,
-    /// From a column to the next.
+    /// Stride of columns.
     pub column: usize,
 }
 
 impl Matrices {
-    /// Without gaps, row by row.
+    /// Contiguous, row-major.
     pub fn dense(batches: usize, rows: usize, columns: usize) -> Self {
         Self { batches, rows, columns, batch: rows * columns, row: columns, column: 1 }
     }
 
-    /// One matrix: the last dimension against all others, if those are evenly spaced.
+    /// One matrix: the last dimension by all others, if these are evenly spaced.
     pub fn flat(shape: &[usize], strides: &[usize]) -> Option<Self> {
         let last = shape.len() - 1;
         let (rows, row) = collapse(&shape[..last], &strides[..last])?;
         Some(Self { batches: 1, rows, columns: shape[last], batch: 0, row, column: strides[last] })
     }
 
-    /// The last two dimensions, the others are a batch, if they are evenly spaced.
+    /// The last two dimensions; the others are a batch, if they are evenly spaced.
     pub fn batched(shape: &[usize], strides: &[usize]) -> Option<Self> {
         let lead = shape.len() - 2;
         let (batches, batch) = collapse(&shape[..lead], &strides[..lead])?;
@@ -39,12 +38,12 @@ impl Matrices {
         Some(Self { batches, rows, columns, batch, row: strides[lead], column: strides[lead + 1] })
     }
 
-    /// The same elements with rows and columns exchanged.
+    /// The transpose, without a copy.
     pub fn transposed(self) -> Self {
         Self { rows: self.columns, columns: self.rows, row: self.column, column: self.row, ..self }
     }
 
-    /// Elements from the first to the last, both included; 0 if there are none.
+    /// Elements from the first to the last, inclusive; 0 if there are none.
     pub fn span(&self) -> usize {
         let sizes = [(self.batches, self.batch), (self.rows, self.row), (self.columns, self.column)];
         if sizes.iter().any(|&(n, _)| n == 0) {
@@ -53,11 +52,11 @@ impl Matrices {
         1 + sizes.iter().map(|&(n, stride)| (n - 1) * stride).sum::<usize>()
     }
 
-    /// As the library sees the buffer, if it can: either rows or columns must be runs of elements.
+    /// The matrices in the library's terms, if possible: either rows or columns must be contiguous.
     pub fn stored(&self) -> Option<Stored> {
         let batch = if self.batches > 1 { self.batch } else { 0 };
         let found = |transposed, inner, outer, stride| {
-            // The stride of a dimension of one element is never applied and may be anything.
+            // The stride of a dimension of size one is never used and may be anything.
             let ld: usize = if outer == 1 { inner } else { stride };
             (ld >= inner).then_some(Stored { transposed, rows: inner, columns: outer, ld, batch })
         };
@@ -67,7 +66,7 @@ impl Matrices {
     }
 }
 
-/// Number and spacing of the elements of `shape`, if they are evenly spaced. Dimensions of one element have no spacing.
+/// Number and spacing of the elements of `shape`, if they are evenly spaced. Dimensions of size one have no spacing.
 fn collapse(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
     let (mut count, mut spacing) = (1, None);
     for (&n, &stride) in shape.iter().zip(strides).rev().filter(|&(&n, _)| n != 1) {
@@ -81,22 +80,22 @@ fn collapse(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
     Some((count, spacing.unwrap_or(0)))
 }
 
-/// A column-major matrix (or a batch) in memory, and whether the operand is its transpose as seen by the library.
+/// A column-major matrix (or a batch) in memory, and whether the library must transpose it to get the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stored {
     /// Whether the library must transpose it.
     pub transposed: bool,
-    /// Elements of a run in memory.
+    /// Elements of a contiguous column.
     pub rows: usize,
-    /// Runs.
+    /// Number of columns.
     pub columns: usize,
-    /// From a run to the next.
+    /// Leading dimension: stride of columns.
     pub ld: usize,
-    /// From a matrix to the next; 0 for a single one.
+    /// Stride of matrices; 0 for a single one.
     pub batch: usize,
 }
 
-/// A row-major product `C = A · B` as the column-major `Cᵀ = Bᵀ · Aᵀ`.
+/// The row-major GEMM `C = A · B` as the column-major `Cᵀ = Bᵀ · Aᵀ`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Problem {
     /// `B`, the library's first operand.
@@ -105,25 +104,25 @@ pub(crate) struct Problem {
     pub second: Stored,
     /// `C`, never transposed.
     pub out: Stored,
-    /// Products.
+    /// Number of GEMMs.
     pub batches: usize,
-    /// Multiprocessors that they leave to what runs beside them.
-    pub left: usize,
+    /// SMs that they leave to overlapped collectives.
+    pub reserved_sms: usize,
 }
 
 impl Problem {
-    /// `[m, k] · [k, n]` into a result without gaps; `None` if an operand has to be copied first, see
+    /// `[m, k] · [k, n]` with a contiguous output; `None` if an operand has to be copied first, see
     /// [`Matrices::stored`], or the operands do not fit.
     pub fn new(a: &Matrices, b: &Matrices) -> Option<Self> {
         let fits = a.columns == b.rows && a.batches == b.batches;
         let out = Matrices::dense(a.batches, a.rows, b.columns);
-        // A result with one column would pass as either; it must not be transposed.
+        // An output with one column is stored either way; it must not be transposed.
         let out = Stored { transposed: false, rows: out.columns, columns: out.rows, ld: out.columns, ..out.stored()? };
-        fits.then_some(Self { first: b.stored()?, second: a.stored()?, out, batches: a.batches, left: 0 })
+        fits.then_some(Self { first: b.stored()?, second: a.stored()?, out, batches: a.batches, reserved_sms: 0 })
     }
 
-    /// The same products into the rows of `out`, which may have gaps between them; `None` if they do not fit or
-    /// elements of a row do not follow each other.
+    /// The same GEMMs with the rows of `out` as output, which may have gaps between them; `None` if they do not fit or
+    /// rows are not contiguous.
     pub fn onto(self, out: &Matrices) -> Option<Self> {
         let [rows, columns] = [self.out.columns, self.out.rows];
         let ld = if rows == 1 { columns } else { out.row };
@@ -134,7 +133,7 @@ impl Problem {
     }
 }
 
-/// The largest power of two up to 256 that divides an address: what a kernel may assume about it.
+/// The largest power of two up to 256 that divides an address.
 pub(crate) fn alignment(address: usize) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
@@ -150,7 +149,7 @@ mod tests {
         batch * stored.batch + j * stored.ld + i
     }
 
-    /// Every element of `matrices`, transposed as the library sees it, lies where it should.
+    /// Every element of `matrices`, in the library's terms, has the right index.
     fn holds(matrices: &Matrices) {
         let stored = matrices.stored().unwrap();
         for b in 0..matrices.batches {
@@ -193,7 +192,7 @@ mod tests {
         assert_eq!(Matrices::batched(&[3, 4], &[8, 2]).unwrap().stored(), None, "neither rows nor columns are runs");
         assert_eq!(Matrices::batched(&[3, 4], &[0, 1]).unwrap().stored(), None, "a broadcast row");
         assert_eq!(Matrices::flat(&[2, 3, 4], &[4, 8, 1]), None, "transposed leading dimensions");
-        // Heads cut out of a packed projection of 8 heads.
+        // A slice of the heads of a packed projection of 8 heads.
         assert_eq!(Matrices::batched(&[2, 3, 5, 4], &[32, 4, 64, 1]), None);
     }
 
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linear_layer_is_a_product_with_a_transposed_weight() {
+    fn a_linear_layer_is_a_gemm_with_a_transposed_weight() {
         let (tokens, input, output) = (6, 4, 5);
         let x = Matrices::dense(1, tokens, input);
         let w = Matrices::dense(1, output, input);

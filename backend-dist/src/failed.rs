@@ -1,8 +1,8 @@
-//! Errors of work on CubeCL's thread, on their way to the launch that issued it.
+//! Errors of work on CubeCL's thread, for the launch that issued it.
 //!
 //! Work is issued without waiting, so its error comes later. The issuing thread panics with it at its next operation on
 //! the GPU; until then nothing can read what was not written, because CubeCL holds those buffers for failed. An error
-//! that comes when its launch has ended is nobody's any more: the next launch of the process must not be blamed for it.
+//! that comes after its launch has ended is dropped: the next launch of the process must not be blamed for it.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -18,16 +18,16 @@ thread_local! {
 
 /// Whether there are errors: every operation asks.
 static ANY: AtomicBool = AtomicBool::new(false);
-static KEPT: Mutex<Kept> = Mutex::new(Kept { under_way: BTreeSet::new(), errors: Vec::new() });
+static PENDING: Mutex<PendingErrors> = Mutex::new(PendingErrors { under_way: BTreeSet::new(), errors: Vec::new() });
 
-struct Kept {
+struct PendingErrors {
     under_way: BTreeSet<u64>,
-    /// By GPU and launch the first error that nobody has seen yet.
+    /// By GPU and launch the first error that no thread has panicked with yet.
     errors: Vec<(u16, u64, String)>,
 }
 
-fn kept() -> MutexGuard<'static, Kept> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+fn pending() -> MutexGuard<'static, PendingErrors> {
+    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A launch, from its beginning until it is dropped.
@@ -38,7 +38,7 @@ impl Launch {
     pub fn begin() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(NONE + 1);
         let launch = NEXT.fetch_add(1, Ordering::Relaxed);
-        kept().under_way.insert(launch);
+        pending().under_way.insert(launch);
         Self(launch)
     }
 
@@ -50,21 +50,21 @@ impl Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        let mut kept = kept();
-        kept.under_way.remove(&self.0);
-        kept.errors.retain(|(_, launch, _)| *launch != self.0);
-        ANY.store(!kept.errors.is_empty(), Ordering::Release);
+        let mut pending = pending();
+        pending.under_way.remove(&self.0);
+        pending.errors.retain(|(_, launch, _)| *launch != self.0);
+        ANY.store(!pending.errors.is_empty(), Ordering::Release);
     }
 }
 
-/// What keeps the error of something that this thread issues on a GPU for the next operation there.
+/// A callback that takes the error of what this thread issues on a GPU, for the next operation there.
 pub(crate) fn noting(gpu: u16) -> impl FnOnce(String) + Send + 'static {
     let launch = LAUNCH.get();
     move |message| {
-        let mut kept = kept();
-        let counts = launch == NONE || kept.under_way.contains(&launch);
-        if counts && kept.errors.iter().all(|(at, of, _)| (*at, *of) != (gpu, launch)) {
-            kept.errors.push((gpu, launch, message));
+        let mut pending = pending();
+        let counts = launch == NONE || pending.under_way.contains(&launch);
+        if counts && pending.errors.iter().all(|(at, of, _)| (*at, *of) != (gpu, launch)) {
+            pending.errors.push((gpu, launch, message));
             ANY.store(true, Ordering::Release);
         }
     }
@@ -78,11 +78,11 @@ pub(crate) fn check(gpu: u16) {
     }
     let own = LAUNCH.get();
     let message = {
-        let mut kept = kept();
+        let mut pending = pending();
         let ours = |launch: u64| launch == own || launch == NONE || own == NONE;
-        let at = kept.errors.iter().position(|(at, launch, _)| *at == gpu && ours(*launch));
-        let message = at.map(|at| kept.errors.swap_remove(at).2);
-        ANY.store(!kept.errors.is_empty(), Ordering::Release);
+        let at = pending.errors.iter().position(|(at, launch, _)| *at == gpu && ours(*launch));
+        let message = at.map(|at| pending.errors.swap_remove(at).2);
+        ANY.store(!pending.errors.is_empty(), Ordering::Release);
         message
     };
     if let Some(message) = message {
@@ -110,7 +110,7 @@ mod tests {
             scope.spawn(|| {
                 first.enter();
                 noting(GPU)("out of paper".into());
-                noting(GPU)("the second one is not kept".into());
+                noting(GPU)("the second one is dropped".into());
                 other.enter();
                 assert_eq!(seen(), None);
                 first.enter();

@@ -1,6 +1,6 @@
-//! What this machine's GPUs are and hold, and whether everything that a run on them loads is there.
+//! This machine's GPUs and their memory, and whether all libraries of a GPU run can be loaded.
 //!
-//! Built without the feature `cuda`, every function that asks the driver returns [`GpuError::NotBuilt`].
+//! Built without the feature `cuda`, every function that queries the driver returns [`GpuError::NotBuilt`].
 
 #[cfg(feature = "cuda")]
 mod driver;
@@ -22,29 +22,29 @@ use std::fmt;
 /// Why GPUs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
-    /// The program has no code for GPUs in it.
+    /// The program was built without GPU support.
     #[error("this program was built without GPUs; build it with `cargo build --release --features cuda`")]
     NotBuilt,
     /// A library cannot be loaded.
     #[error("{library} cannot be loaded: {advice}")]
     Library {
-        /// Which.
+        /// The library.
         library: Library,
         /// What was found and what to install or set.
         advice: String,
     },
-    /// The driver is there, but no GPU.
+    /// The driver is installed, but there is no GPU.
     #[error("the NVIDIA driver sees no GPU{}", hidden(.visible))]
     NoGpu {
         /// `CUDA_VISIBLE_DEVICES`, if set.
         visible: Option<String>,
     },
-    /// More GPUs are asked for than there are.
+    /// More GPUs are needed than there are.
     #[error("{asked} ranks need a GPU each, this machine has {present}{}", hidden(.visible))]
     TooFew {
-        /// GPUs asked for.
+        /// GPUs needed.
         asked: usize,
-        /// GPUs that the driver shows.
+        /// GPUs that the driver reports.
         present: usize,
         /// `CUDA_VISIBLE_DEVICES`, if set.
         visible: Option<String>,
@@ -52,7 +52,7 @@ pub enum GpuError {
     /// A call failed.
     #[error("{what}: {message}")]
     Call {
-        /// What was asked, in words.
+        /// The question, in words.
         what: String,
         /// The library's answer.
         message: String,
@@ -83,13 +83,13 @@ impl fmt::Display for Version {
 /// Versions of driver and CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverVersion {
-    /// The driver's own, for example `580.95.05`; `None` if NVML is not there.
+    /// The driver's version, for example `580.95.05`; `None` without NVML.
     pub driver: Option<String>,
-    /// The newest CUDA that the driver runs.
+    /// The latest CUDA version that the driver supports.
     pub cuda: Version,
 }
 
-/// A GPU, in the order of CUDA: rank `r` of a host owns the one with index `r`.
+/// A GPU, in CUDA's order: rank `r` of a host owns the one with index `r`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
     /// CUDA's index.
@@ -100,9 +100,9 @@ pub struct GpuInfo {
     pub total: u64,
     /// Compute capability, for example `(9, 0)`.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of SMs.
     pub processors: usize,
-    /// Place on the PCI bus, for example `0000:1b:00.0`: what NVML and `nvidia-smi` know the GPU by.
+    /// PCI bus address, for example `0000:1b:00.0`, which identifies the GPU in NVML and `nvidia-smi`.
     pub bus: String,
 }
 
@@ -111,29 +111,29 @@ pub struct GpuInfo {
 pub struct MemoryInfo {
     /// Not allocated.
     pub free: u64,
-    /// All.
+    /// In total.
     pub total: u64,
 }
 
 impl MemoryInfo {
-    /// Bytes in use, what the driver keeps for itself included.
+    /// Bytes in use, including those of the driver.
     pub fn used(&self) -> u64 {
         self.total.saturating_sub(self.free)
     }
 }
 
-/// What NVML measures; `None` where a GPU does not tell.
+/// NVML's measurements; `None` where a GPU has no answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Readings {
     /// Percent of the last sampling period (up to a second) in which a kernel ran.
     pub utilisation: Option<u32>,
-    /// Clock of the multiprocessors in MHz.
+    /// Clock of the SMs in MHz.
     pub clock: Option<u32>,
-    /// Its maximum.
+    /// Maximum clock of the SMs in MHz.
     pub max_clock: Option<u32>,
-    /// Watts.
+    /// Power in watts.
     pub power: Option<f64>,
-    /// The watts at which the clock is lowered.
+    /// Power limit in watts, at which the clock is lowered.
     pub power_limit: Option<f64>,
     /// Degrees Celsius.
     pub temperature: Option<u32>,
@@ -148,7 +148,7 @@ mod asked {
     /// The GPUs that this process may use.
     ///
     /// # Errors
-    /// If the driver is missing or sees none.
+    /// If the driver is missing or reports none.
     pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
         driver::gpus()
     }
@@ -180,7 +180,7 @@ mod asked {
     /// Whether GPU `a` can read and write the memory of GPU `b` directly.
     ///
     /// # Errors
-    /// If the driver is missing or knows no such GPU.
+    /// If the driver is missing or there is no such GPU.
     pub fn reaches(a: usize, b: usize) -> Result<bool, GpuError> {
         driver::reaches(a, b)
     }
@@ -189,12 +189,12 @@ mod asked {
         /// Memory in use on this GPU now, by all processes.
         ///
         /// # Errors
-        /// If the driver does not tell.
+        /// If the driver has no answer.
         pub fn memory(&self) -> Result<MemoryInfo, GpuError> {
             nvml::memory(&self.bus).map_or_else(|| driver::memory(self.index), Ok)
         }
 
-        /// What NVML measures now; all `None` without NVML.
+        /// NVML's measurements now; all `None` without NVML.
         pub fn readings(&self) -> Readings {
             nvml::readings(&self.bus).unwrap_or_default()
         }
@@ -239,10 +239,10 @@ mod asked {
 
 pub use asked::*;
 
-/// Checks that `ranks` ranks of this host can have a GPU each, and that every library they load is there.
+/// Checks that `ranks` ranks of this host can have a GPU each, and that all libraries that they load are installed.
 ///
 /// # Errors
-/// The first thing that is missing, and what to do about it.
+/// The first missing thing, and what to do about it.
 pub fn require(ranks: usize) -> Result<Vec<GpuInfo>, GpuError> {
     let gpus = gpus()?;
     if gpus.len() < ranks {

@@ -1,4 +1,4 @@
-//! How much of the time a GPU has nothing to do.
+//! The fraction of time in which a GPU is idle.
 
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
@@ -9,13 +9,13 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Between two looks at the stream: a training step has thousands of them, and each costs about a microsecond.
+/// The polling interval: a training step has thousands of these, and each poll costs about a microsecond.
 const EVERY: Duration = Duration::from_micros(200);
 
-/// Looks again and again whether a rank's compute stream has finished all that was queued on it.
+/// Polls whether a rank's compute stream has finished all queued work.
 ///
-/// A stream that has is idle: its GPU waits for the host. A stream that waits for another one, for example for an
-/// exchange over NCCL, is busy. Work on other streams alone does not make the rank busy.
+/// If it has, it is idle: its GPU waits for the host. A stream that waits for another one, for example for a collective
+/// over NCCL, is busy. Work on other streams alone does not make the rank busy.
 pub struct IdleWatch {
     gpu: usize,
     counts: Arc<Counts>,
@@ -30,7 +30,7 @@ struct Counts {
 }
 
 impl IdleWatch {
-    /// Watches the compute stream of the calling thread on `device`; `None` where that is no CUDA device.
+    /// Watches the compute stream of the calling thread on `device`; `None` for other devices than CUDA's.
     pub fn start(device: &Device) -> Option<Self> {
         let anchor = Tensor::<1>::zeros([1], &device.clone().without_autodiff()).try_into_primitive::<Cube>().ok()?;
         let cubecl::Device::Cuda(device) = &anchor.device else { return None };
@@ -52,13 +52,13 @@ impl IdleWatch {
         self.gpu
     }
 
-    /// Forgets what was seen so far.
+    /// Resets the counts.
     pub fn reset(&self) {
         self.counts.looks.store(0, Relaxed);
         self.counts.idle.store(0, Relaxed);
     }
 
-    /// The share of looks since the last [`reset`](Self::reset) that found the stream idle; `None` before the first.
+    /// The fraction of polls since the last [`reset`](Self::reset) that found the stream idle; `None` before the first.
     pub fn share(&self) -> Option<f64> {
         let (looks, idle) = (self.counts.looks.load(Relaxed), self.counts.idle.load(Relaxed));
         (looks > 0).then(|| idle.min(looks) as f64 / looks as f64)
@@ -69,19 +69,19 @@ impl Drop for IdleWatch {
     fn drop(&mut self) {
         self.counts.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It only ends; that it panicked would have been printed.
+            // It only ends; a panic would have been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// Looks until it is told to stop or the device fails, which other calls report.
+/// Polls until it is stopped or the device fails, which other calls report.
 fn watch(index: usize, stream: usize, counts: &Counts) {
     // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
     let current =
         unsafe { driver::primary_ctx::retain(index as i32).and_then(|context| driver::ctx::set_current(context)) };
     while current.is_ok() && !counts.stop.load(Relaxed) {
-        // SAFETY: CubeCL's streams live as long as the process, and this is one of the current context.
+        // SAFETY: CubeCL's streams live as long as the process, and this one belongs to the current context.
         let idle = match unsafe { sys::cuStreamQuery(stream as sys::CUstream) } {
             sys::CUresult::CUDA_SUCCESS => 1,
             sys::CUresult::CUDA_ERROR_NOT_READY => 0,

@@ -1,10 +1,10 @@
-//! Where the buffers of a collective may lie.
+//! Legal overlaps of a collective's buffers.
 
-/// The address and the length of a buffer, in bytes.
+/// Address and length of a buffer, in bytes.
 pub(crate) type Span = (usize, usize);
 
-/// Whether member `rank` may exchange from `source` to `target`: the shorter one is the longer one's part `rank`, equal
-/// ones are the same, or they have nothing in common.
+/// Whether member `rank` may communicate from `source` to `target`: the shorter buffer is shard `rank` of the longer
+/// one, equally long ones are the same, or they do not overlap.
 pub(crate) fn is_in_place_or_apart(source: Span, target: Span, rank: usize) -> bool {
     let (long, short) = if source.1 >= target.1 { (source, target) } else { (target, source) };
     let offset = if long.1 == short.1 { 0 } else { rank * short.1 };

@@ -1,5 +1,7 @@
 //! Runs one closure on every rank of a mesh, a thread per rank, and turns the first failure into an error.
 
+mod panics;
+
 use crate::comm::{Aborted, FailureCause, Group, RunError, World};
 use crate::gpu;
 use crate::memory;
@@ -7,17 +9,29 @@ use crate::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use crate::process::Processes;
 use crate::startup;
 use burn::tensor::Device;
-use std::any::Any;
-use std::cell::RefCell;
+use panics::{RankPanics, enter_rank, panic_message};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Any error a rank may return.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a rank knows of itself: its place in the mesh, its device and its groups.
+/// One rank: its coordinates in the mesh, its device and its groups.
+///
+/// ```
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}};
+/// use burn::tensor::Device;
+///
+/// let mesh = Mesh::new("TP2 PP2".parse()?)?;
+/// let peers = launch(&mesh, &[Device::flex()], |rank| {
+///     let pipeline = rank.group(Axis::Pp);
+///     Ok((rank.coords.pp, pipeline.ranks().to_vec()))
+/// })?;
+/// assert_eq!(peers[3], (1, vec![1, 3]));
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
 #[derive(Clone)]
 pub struct Rank {
     /// Global rank, `0..world`.
@@ -79,6 +93,22 @@ impl Rank {
 ///
 /// Rank `r` owns `devices[r % devices.len()]`; CPU ranks share one device value.
 ///
+/// ```
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}};
+/// use burn::tensor::Device;
+///
+/// let mesh = Mesh::new("DP3".parse()?)?;
+/// let ranks = launch(&mesh, &[Device::flex()], |rank| Ok(rank.group(Axis::Dp).all_gather_host(10 * rank.rank)))?;
+/// assert_eq!(ranks, [[0, 10, 20]; 3]);
+///
+/// let error = launch(&mesh, &[Device::flex()], |rank| match rank.rank {
+///     2 => Err("no data".into()),
+///     _ => Ok(rank.group(Axis::Dp).barrier()),
+/// });
+/// assert!(error.unwrap_err().to_string().starts_with("rank 2 (dp 2) failed: no data"));
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
+///
 /// # Errors
 /// The first failure: a rank that panics, returns an error, issues another operation than its peers, waits for a rank
 /// that has finished, or waits in a circle. All other ranks stop at their next operation.
@@ -90,7 +120,7 @@ pub fn launch<T: Send>(
     Processes::alone(mesh).launch(devices, f)
 }
 
-/// Runs the ranks `here` of `world`; the one at place `i` among them owns `devices[i % devices.len()]`.
+/// Runs the ranks `here` of `world`; the `i`-th of them owns `devices[i % devices.len()]`.
 pub(crate) fn launch_in<T: Send>(
     world: &Arc<World>,
     mesh: &Mesh,
@@ -111,7 +141,7 @@ pub(crate) fn launch_in<T: Send>(
     #[cfg(feature = "cuda")]
     let under_way = crate::failed::Launch::begin();
     let (launched, program) = (Instant::now(), startup::program_seconds());
-    let _hook = RankPanics::keep();
+    let _hook = RankPanics::store();
     let mesh = Arc::new(mesh.clone());
     let run = |rank: usize| {
         let device = devices[(rank - here.start) % devices.len()].clone();
@@ -120,7 +150,7 @@ pub(crate) fn launch_in<T: Send>(
             move |message: String| gpu::out_of_memory(&message, &device).ok_or(message)
         };
         let context = Rank { rank, coords: mesh.coords(rank), mesh: mesh.clone(), device, world: world.clone() };
-        IS_RANK.with_borrow_mut(|last| *last = Some(String::new()));
+        enter_rank();
         memory::set_rank(Some(rank));
         #[cfg(feature = "cuda")]
         under_way.enter();
@@ -147,13 +177,21 @@ pub(crate) fn launch_in<T: Send>(
     };
     let results: Vec<Option<T>> = std::thread::scope(|scope| {
         let run = &run;
-        let threads: Vec<_> = here
-            .clone()
-            .map(|rank| {
-                let builder = std::thread::Builder::new().name(format!("rank {rank}"));
-                builder.spawn_scoped(scope, move || run(rank)).expect("the system can start a thread per rank")
-            })
-            .collect();
+        let start = |rank: usize| {
+            let started = rank_thread(rank).spawn_scoped(scope, move || run(rank));
+            let ranks = here.len();
+            started
+                .inspect_err(|error| {
+                    let what = format!(
+                        "its thread cannot be started, and {ranks} ranks need one each: {}",
+                        thread_error(error)
+                    );
+                    world.fail(rank, FailureCause::Error(what));
+                })
+                .ok()
+        };
+        // Those that have been started stop at their next operation.
+        let threads: Vec<_> = here.clone().map_while(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(None)).collect()
     });
     let failure = world.end();
@@ -169,72 +207,25 @@ pub(crate) fn launch_in<T: Send>(
     }
 }
 
-thread_local! {
-    /// `Some` on rank threads: the message and place of the last panic.
-    static IS_RANK: RefCell<Option<String>> = const { RefCell::new(None) };
+fn rank_thread(rank: usize) -> std::thread::Builder {
+    let builder = std::thread::Builder::new().name(format!("rank {rank}"));
+    #[cfg(test)]
+    let builder = tests::with_test_stack(builder, rank);
+    builder
 }
 
-/// While it lives, panics of rank threads are kept instead of printed: `launch` reports them once, with the rank's
-/// name; printing them from the thread as well would tear the dashboard. Launches may overlap; the last one to end puts
-/// the previous hook back.
-struct RankPanics;
-
-type Hook = Box<dyn Fn(&PanicHookInfo<'_>) + Sync + Send>;
-
-/// Launches under way, and the hook that was there before them.
-static PREVIOUS: Mutex<(usize, Option<Arc<Hook>>)> = Mutex::new((0, None));
-
-impl RankPanics {
-    fn keep() -> Self {
-        let mut state = PREVIOUS.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.0 == 0 {
-            let previous = Arc::new(take_hook());
-            state.1 = Some(previous.clone());
-            set_hook(Box::new(move |info| {
-                if !keep_on_rank_thread(info) {
-                    previous(info);
-                }
-            }));
-        }
-        state.0 += 1;
-        Self
-    }
-}
-
-impl Drop for RankPanics {
-    fn drop(&mut self) {
-        let mut state = PREVIOUS.lock().unwrap_or_else(PoisonError::into_inner);
-        state.0 -= 1;
-        // A panicking thread may not change the hook; ours then stays, and passes on what is not a rank's.
-        if state.0 == 0 && !std::thread::panicking() {
-            drop(take_hook());
-            if let Some(previous) = state.1.take().and_then(Arc::into_inner) {
-                set_hook(previous);
-            }
-        }
-    }
-}
-
-/// Keeps message and place if this is a rank's thread.
-fn keep_on_rank_thread(info: &PanicHookInfo<'_>) -> bool {
-    IS_RANK.with_borrow_mut(|last| {
-        let Some(last) = last else { return false };
-        let message = info.payload_as_str().unwrap_or("no message");
-        *last = match info.location() {
-            Some(location) => format!("{message} (at {}:{})", location.file(), location.line()),
-            None => message.to_string(),
-        };
-        true
-    })
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let kept = IS_RANK.with_borrow_mut(|last| last.as_mut().map(std::mem::take)).unwrap_or_default();
-    if !kept.is_empty() {
-        return kept;
-    }
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+/// Why the system starts no more threads: its own words, and the limits that may be the cause.
+pub(crate) fn thread_error(error: &std::io::Error) -> String {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let limit = |name: &str| {
+        let values = limits.lines().find_map(|line| line.strip_prefix(name));
+        values.and_then(|values| values.split_whitespace().next()).unwrap_or("unknown").to_string()
+    };
+    let (threads, memory) = (limit("Max processes"), limit("Max address space"));
+    format!(
+        "{error}; limits: {threads} processes and threads of this user (ulimit -u), {memory} bytes of address space \
+         (ulimit -v)"
+    )
 }
 
 /// The error and its sources in one line.
@@ -252,7 +243,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// The coordinates that tell ranks of this mesh apart, for example `tp 1, dp 0`; empty for a single rank.
-pub fn place(mesh: &Mesh, rank: usize) -> String {
+pub fn mesh_position(mesh: &Mesh, rank: usize) -> String {
     let (layout, at) = (mesh.layout(), mesh.coords(rank));
     [("pp", layout.pp, at.pp), ("dp", layout.dp, at.dp), ("cp", layout.cp, at.cp), ("tp", layout.tp, at.tp)]
         .iter()
@@ -260,4 +251,38 @@ pub fn place(mesh: &Mesh, rank: usize) -> String {
         .map(|(name, _, index)| format!("{name} {index}"))
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::thread::Builder;
+
+    thread_local! {
+        /// The first rank whose thread asks for more memory than any system has.
+        static TOO_MANY_FROM: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+
+    pub(super) fn with_test_stack(builder: Builder, rank: usize) -> Builder {
+        if rank < TOO_MANY_FROM.get() { builder } else { builder.stack_size(1 << 60) }
+    }
+
+    #[test]
+    fn a_rank_whose_thread_cannot_be_started_is_an_error_with_the_limits() {
+        for first in [0, 2] {
+            TOO_MANY_FROM.set(first);
+            let mesh = Mesh::new(ParallelLayout { tp: 2, dp: 2, ..Default::default() }).unwrap();
+            let error = launch(&mesh, &[Device::flex()], |rank| {
+                rank.group(Axis::World).barrier();
+                Ok(())
+            });
+            TOO_MANY_FROM.set(usize::MAX);
+            let error = error.unwrap_err();
+            assert_eq!(error.rank, first);
+            let text = error.to_string();
+            assert!(text.contains("its thread cannot be started, and 4 ranks need one each"), "{text}");
+            assert!(text.contains("(ulimit -u)") && text.contains("(ulimit -v)"), "{text}");
+        }
+    }
 }

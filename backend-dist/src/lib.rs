@@ -1,7 +1,9 @@
-//! Ranks, groups and exchanges for Burn: what a parallel layer needs, and nothing that a model knows.
+//! Ranks, groups and collectives for Burn, and the operations of parallel layers.
 //!
-//! A rank is a thread. [`launch`](launch::launch) starts one for each place of a [`Mesh`](mesh::Mesh); the ranks of a
-//! group meet in [collectives](collective), and in [exchanges that have gradients](ops::conjugate):
+//! A rank is a thread that owns a device. [`launch`](launch::launch) starts one for each rank of a
+//! [`Mesh`](mesh::Mesh), in one process or in [several](process); all run the same program (SPMD). The ranks of a
+//! [`Group`](comm::Group) communicate by [collectives](collective), in a model by [those that have
+//! gradients](ops::conjugate):
 //!
 //! ```
 //! use backend_dist::{collective::all_reduce, comm::ReduceOp, launch::launch, mesh::{Axis, Mesh}};
@@ -17,14 +19,13 @@
 //! ```
 
 pub mod buffer;
-pub mod cache;
 pub mod collective;
+pub mod collective_ops;
 #[cfg(any(test, feature = "cuda"))]
 mod column_major;
 pub mod comm;
 #[cfg(feature = "cuda")]
 mod cuda;
-pub mod exchange;
 #[cfg(any(test, feature = "cuda"))]
 mod failed;
 pub mod gpu;
@@ -43,11 +44,11 @@ pub mod overlap;
 pub mod process;
 pub mod profile;
 pub mod random;
-#[cfg(any(feature = "cuda", test))]
-mod room;
 pub mod shard;
 #[cfg(any(feature = "cuda", test))]
-mod slots;
+mod size_class;
+#[cfg(any(feature = "cuda", test))]
+mod slot_pool;
 pub mod startup;
 #[cfg(feature = "cuda")]
 pub mod timeline;

@@ -1,19 +1,31 @@
-//! Which rank does what: the mesh of ranks and its groups. Pure arithmetic, no tensors and no threads.
+//! The mesh of ranks and its groups. Pure arithmetic, no tensors and no threads.
 //!
 //! Ranks are numbered as in Megatron-LM (`megatron/core/parallel_state.py`, `RankGenerator`): in the order
 //! tp, cp, ep, dp, pp with the leftmost fastest. The same ranks carry two grids. The *dense* grid has the axes
-//! `tp, cp, dp, pp`; the *expert* grid, for the experts of a mixture, has `etp, ep, edp, pp`. Both have the same
+//! `tp, cp, dp, pp`; the *expert* grid, for the experts of an MoE model, has `etp, ep, edp, pp`. Both have the same
 //! pipeline stages.
 
+mod grid;
 mod layout;
 #[cfg(test)]
 mod tests;
 
 pub use layout::{LayoutError, Nearest, ParallelLayout};
 
+use grid::Grid;
 use std::fmt;
 
 /// A set of ranks that differ only in some coordinates: one dimension of the mesh, or several taken together.
+///
+/// ```
+/// use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+///
+/// let mesh = Mesh::new(ParallelLayout { tp: 2, dp: 2, ..Default::default() })?;
+/// assert_eq!(mesh.groups(Axis::Tp), [[0, 1], [2, 3]]);
+/// assert_eq!(mesh.groups(Axis::Dp), [[0, 2], [1, 3]]);
+/// assert_eq!(Axis::DpCp.name(), "dp-cp");
+/// # Ok::<(), backend_dist::mesh::LayoutError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
     /// Every rank.
@@ -114,7 +126,7 @@ impl fmt::Display for Axis {
     }
 }
 
-/// Where a rank stands on the dense grid (`tp, cp, dp, pp`) and on the expert grid (`etp, ep, edp, pp`).
+/// The coordinates of a rank on the dense grid (`tp, cp, dp, pp`) and on the expert grid (`etp, ep, edp, pp`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each field is the position along the axis it is named after")]
 pub struct Coords {
@@ -127,7 +139,7 @@ pub struct Coords {
     pub edp: usize,
 }
 
-/// The dense position, for messages: `tp0 cp0 dp1 pp0`.
+/// The dense coordinates, for messages: `tp0 cp0 dp1 pp0`.
 impl fmt::Display for Coords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tp{} cp{} dp{} pp{}", self.tp, self.cp, self.dp, self.pp)
@@ -135,6 +147,16 @@ impl fmt::Display for Coords {
 }
 
 /// The ranks of a world and the groups they form.
+///
+/// ```
+/// use backend_dist::mesh::{Axis, Coords, Mesh};
+///
+/// let mesh = Mesh::new("TP2 PP2 DP2".parse()?)?;
+/// assert_eq!(mesh.world_size(), 8);
+/// assert_eq!(mesh.coords(5), Coords { tp: 1, dp: 0, pp: 1, etp: 1, ..Default::default() });
+/// assert_eq!(mesh.group_of(Axis::Pp, 5), [1, 5]);
+/// # Ok::<(), backend_dist::mesh::LayoutError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     layout: ParallelLayout,
@@ -175,7 +197,7 @@ impl Mesh {
         self.grid(kind).sizes.iter().zip(varies).filter(|(_, varies)| *varies).map(|(size, _)| size).product()
     }
 
-    /// Where a rank stands.
+    /// The coordinates of a rank.
     ///
     /// # Panics
     /// If `rank` is not smaller than the world size.
@@ -227,14 +249,14 @@ pub enum GridKind {
 
 impl GridKind {
     /// The ranks that hold the same parameters and sum their gradients.
-    pub fn replicas(self) -> Axis {
+    pub fn dp_ranks(self) -> Axis {
         match self {
             Self::Dense => Axis::DpCp,
             Self::Expert => Axis::Edp,
         }
     }
 
-    /// The ranks that cut the same parameters into parts.
+    /// The ranks that shard the same parameters.
     pub fn tensor_parallel(self) -> Axis {
         match self {
             Self::Dense => Axis::Tp,
@@ -248,44 +270,5 @@ impl GridKind {
             Self::Dense => Axis::TpPp,
             Self::Expert => Axis::EtpEpPp,
         }
-    }
-}
-
-/// Four dimensions, the first one fastest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Grid {
-    sizes: [usize; 4],
-}
-
-impl Grid {
-    fn position(&self, rank: usize) -> [usize; 4] {
-        let mut left = rank;
-        self.sizes.map(|size| {
-            let index = left % size;
-            left /= size;
-            index
-        })
-    }
-
-    fn rank(&self, position: [usize; 4]) -> usize {
-        position.iter().zip(self.sizes).rev().fold(0, |rank, (index, size)| rank * size + index)
-    }
-
-    /// The ranks that agree with `rank` in every dimension that does not vary.
-    fn group(&self, rank: usize, varies: [bool; 4]) -> Vec<usize> {
-        let mut sizes = [1; 4];
-        let mut origin = self.position(rank);
-        for dim in (0..4).filter(|&dim| varies[dim]) {
-            sizes[dim] = self.sizes[dim];
-            origin[dim] = 0;
-        }
-        let inner = Grid { sizes };
-        let members = 0..sizes.iter().product();
-        members
-            .map(|member| {
-                let offset = inner.position(member);
-                self.rank(std::array::from_fn(|dim| origin[dim] + offset[dim]))
-            })
-            .collect()
     }
 }

@@ -1,29 +1,29 @@
-//! The NCCL transport: collectives on CubeCL's device buffers, in order with the rank's compute stream.
+//! The NCCL transport: collectives on CubeCL's device buffers, ordered with the rank's compute stream.
 //!
-//! Every group has its own communicator and its own stream. An operation waits (on the device, by events) for what the
-//! compute stream has queued and lets the compute stream wait for it; the host never waits. The flight recorder
-//! compares what the members issue.
+//! Every group has its own communicator and its own stream. An operation waits (on the device, by events) for the work
+//! that the compute stream has queued, and lets the compute stream wait for it; the host never waits. The flight
+//! recorder compares the operations of all members.
 
+pub(crate) mod all_to_all;
 mod communicator;
 pub(crate) mod copies;
 mod events;
-mod held;
 mod join;
 mod library;
 mod links;
-pub(crate) mod pairs;
-pub(crate) mod rows;
+pub(crate) mod p2p;
+mod pinned;
 mod work;
 
 pub(crate) use communicator::Communicator;
-pub(crate) use held::Held;
 pub(crate) use library::{finished, grouped};
 pub(crate) use links::Links;
-pub(crate) use work::exchanged;
+pub(crate) use pinned::PinnedBuffer;
+pub(crate) use work::collective_operation;
 
+use crate::collective_ops::Collective;
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda::{dense, empty};
-use crate::exchange::Exchange;
 use crate::ops::moe::Splits;
 use crate::profile;
 use burn::backend::Cube;
@@ -37,8 +37,8 @@ use std::sync::Arc;
 
 pub(crate) type Outcome = Result<nccl::NcclStatus, nccl::NcclError>;
 
-/// The communicator of `group`, on whose members `gpu` is the index of the GPU, if every one has a GPU of its own;
-/// `None` means the host has to carry the data. The first call is collective.
+/// The communicator of `group`, on whose members `gpu` is the index of the GPU, if each has its own GPU; with `None`
+/// the host transfers the data. The first call is a collective.
 pub(crate) fn connect(group: &Group, gpu: Option<usize>) -> Option<Arc<Communicator>> {
     group.device_link(|group| {
         let index = own_gpus(group, gpu)?;
@@ -55,9 +55,9 @@ pub(crate) fn gpu_of(device: &cubecl::Device) -> Option<usize> {
     }
 }
 
-/// `index` if every member of `group` has a GPU and no two have the same, in whichever processes they are; collective.
-/// None where ranks outside of the group share them: the thread that feeds a GPU waits in the first operation of a
-/// group for its peers' threads, and for several ranks they would wait for each other in turn.
+/// `index` if every member of `group` has a GPU and no two share one, across all processes; a collective. `None` if
+/// ranks outside of the group share them: the thread of a GPU waits for its peers' threads in the first operation of a
+/// group, and with several ranks per thread they would wait for each other in a cycle.
 fn own_gpus(group: &Group, index: Option<usize>) -> Option<usize> {
     let index = index.filter(|_| !group.shares_gpus());
     let uuid = index.map(|index| {
@@ -71,14 +71,14 @@ fn own_gpus(group: &Group, index: Option<usize>) -> Option<usize> {
     index.filter(|_| gpus.len() == group.size())
 }
 
-/// Does `exchange` to `x` over NCCL.
-pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &Arc<Communicator>) -> CubeTensor {
+/// Runs `collective` on `x` over NCCL.
+pub(crate) fn collective(x: CubeTensor, collective: Collective, group: &Group, link: &Arc<Communicator>) -> CubeTensor {
     let (dtype, whole) = (x.dtype, x.meta.shape().clone());
     let run = |x, kind, shape, operation| run(x, shape, group, link, DeviceOp::new(kind, dtype, &whole), operation);
-    match exchange {
-        Exchange::Identity => x,
-        Exchange::Slice(dim) => slice(x, dim, group),
-        Exchange::AllReduce(op) => {
+    match collective {
+        Collective::Identity => x,
+        Collective::Slice(dim) => slice(x, dim, group),
+        Collective::AllReduce(op) => {
             let (count, data_type) = (elements(&x), data_type(dtype));
             run(
                 x,
@@ -90,7 +90,7 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
                 }),
             )
         }
-        Exchange::AllGather(dim) => with_first(x, dim, |x| {
+        Collective::AllGather(dim) => with_first(x, dim, |x| {
             let (count, data_type) = (elements(&x), data_type(dtype));
             let shape = scaled(&x, |rows| rows * group.size());
             run(
@@ -103,7 +103,7 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
                 }),
             )
         }),
-        Exchange::ReduceScatter(dim) => with_first(x, dim, |x| {
+        Collective::ReduceScatter(dim) => with_first(x, dim, |x| {
             let size = group.size();
             let rows = x.meta.shape()[0];
             assert!(rows.is_multiple_of(size), "reduce-scatter on {group:?}: {rows} elements along dimension {dim}");
@@ -119,7 +119,7 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
                 }),
             )
         }),
-        Exchange::Broadcast(root) => {
+        Collective::Broadcast(root) => {
             let (count, data_type) = (elements(&x), data_type(dtype));
             run(
                 x,
@@ -131,7 +131,7 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
                 }),
             )
         }
-        Exchange::AllToAll { send, receive } => rows::exchange(x, &Splits { send, receive }, group, link),
+        Collective::AllToAll { send, receive } => all_to_all::collective(x, &Splits { send, receive }, group, link),
     }
 }
 
@@ -139,7 +139,8 @@ pub(crate) fn exchange(x: CubeTensor, exchange: Exchange, group: &Group, link: &
 type Operation =
     Box<dyn FnOnce(*const c_void, *mut c_void, nccl_sys::ncclComm_t, nccl_sys::cudaStream_t) -> Outcome + Send>;
 
-/// Queues `operation` from `x` to a new tensor behind the compute stream, and the compute stream behind it.
+/// Queues `operation` from `x` to a new tensor after the compute stream's work, and the compute stream's later work
+/// after it.
 fn run(
     x: CubeTensor,
     shape: Shape,
@@ -150,8 +151,8 @@ fn run(
 ) -> CubeTensor {
     let x = dense(x);
     let out = empty(&x, shape, x.dtype);
-    // CubeCL reuses memory in the order of the compute stream, which has queued its wait when the buffers are let go.
-    let noted = profile::operation(&x, || exchanged(&op, elements(&x) * x.dtype.size(), group.size(), ""));
+    // CubeCL reuses memory in the order of the compute stream, which has queued its wait when the buffers are released.
+    let noted = profile::operation(&x, || collective_operation(&op, elements(&x) * x.dtype.size(), group.size(), ""));
     let sequence = group.issue(op.clone());
     link.queue((sequence, op), [&x, &out], move |call, [from, to]| {
         call.follow()?;

@@ -1,16 +1,19 @@
-//! Collectives that run beside the rank's computation: into flat device buffers, on the group's own stream.
+//! Collectives that overlap the rank's computation: into flat device buffers, on the group's own stream.
 //!
-//! An operation begins when the compute stream has done what was queued before it, and the compute stream goes on; it
-//! waits only at [`Pending::wait`]. The host never waits.
+//! An operation begins after the queued work of the compute stream, which does not wait for it before
+//! [`Pending::wait`]. The host never waits.
 
-pub(crate) mod copies;
-pub(crate) mod pieces;
-pub(crate) mod rows;
+pub(crate) mod all_to_all;
+pub(crate) mod chunks;
+pub(crate) mod dma;
 
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
-use crate::nccl::{Communicator, Held, Outcome, connect, data_type, elements, exchanged, finished, gpu_of, reduction};
+use crate::nccl::{
+    Communicator, Outcome, PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of,
+    reduction,
+};
 use crate::profile::{self, Operation};
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
@@ -21,9 +24,9 @@ use cudarc::nccl::sys::{cudaStream_t, ncclComm_t};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// A collective in flight. Until it is waited for, nothing may write its buffers, and nothing may read its target.
+/// A collective in flight. Until it is waited for, its buffers must not be written, and its target must not be read.
 ///
-/// Dropping it waits for it. It belongs to the thread that has issued it.
+/// Dropping it waits for it. It belongs to the thread that started it.
 #[must_use = "dropping it makes the compute stream wait at once"]
 pub struct Pending {
     /// `None` for a group of one: the operation is on the compute stream.
@@ -35,11 +38,11 @@ struct InFlight {
     link: Arc<Communicator>,
     slot: usize,
     /// At least one.
-    buffers: Vec<Held>,
+    buffers: Vec<PinnedBuffer>,
 }
 
 impl Pending {
-    /// Makes the compute stream wait for the collective; the host goes on.
+    /// Makes the compute stream wait for the collective; the host does not wait.
     pub fn wait(self) {
         drop(self);
     }
@@ -49,11 +52,11 @@ impl Drop for Pending {
     fn drop(&mut self) {
         let Some(InFlight { link, slot, buffers }) = self.in_flight.take() else { return };
         if std::thread::panicking() {
-            // The run ends. The buffers must not come back while NCCL may still use them, so they never do.
+            // The run ends. The buffers must not be freed while NCCL may still use them, so they are leaked.
             return std::mem::forget(buffers);
         }
         let near = buffers[0].tensor.clone();
-        let _noted = profile::operation(&near, || Operation::exchange("wait for what runs beside", 0));
+        let _noted = profile::operation(&near, || Operation::collective("wait for overlapped communication", 0));
         link.clone().submit([&near], move |call, _| {
             call.wait(slot)?;
             link.events.give(slot);
@@ -63,8 +66,8 @@ impl Drop for Pending {
     }
 }
 
-/// Whether every member of `group` has a GPU of its own, so that these operations can run. Collective: the first call
-/// connects the members.
+/// Whether every member of `group` has its own GPU, so that these operations can run. The first call is a collective,
+/// which connects the members.
 ///
 /// # Panics
 /// If NCCL is missing or refuses.
@@ -80,22 +83,22 @@ pub fn has_device_link(group: &Group, device: &Device) -> bool {
 /// Replaces every member's `buffer` by the sum over all members.
 ///
 /// # Panics
-/// Unless the buffer is a run of elements on a GPU and [`has_device_link`].
+/// Unless the buffer is contiguous on a GPU and [`has_device_link`].
 pub fn all_reduce_in_place(buffer: &Tensor<1>, group: &Group) -> Pending {
     let (buffer, kind) = (flat(buffer, "all-reduce", group), DeviceOpKind::AllReduce(ReduceOp::Sum));
     let (count, data_type, op) = (elements(&buffer), data_type(buffer.dtype), reduction(ReduceOp::Sum));
     let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
-        // SAFETY: the buffer holds `count` elements, and NCCL allows source and target to be one.
+        // SAFETY: the buffer holds `count` elements, and NCCL allows source and target to be the same.
         unsafe { nccl::all_reduce(from, to, count, data_type, op, comm, stream) }
     };
     begin(kind, [buffer.clone(), buffer], [count, count], group, operation)
 }
 
-/// Writes part `rank` of the sum of all members' `source`s into `target`; the parts are equal. The target may be that
-/// part of the source.
+/// Writes shard `rank` of the sum of all members' `source`s to `target`; the shards are equal. The target may be that
+/// shard of the source.
 ///
 /// # Panics
-/// Unless both are runs of elements of one type on a GPU, the source is as many times as long as the target as the
+/// Unless both are contiguous, of one type and on a GPU, the source has as many shards of the target's length as the
 /// group has members, and [`has_device_link`]. The run fails if they overlap in any other way.
 pub fn reduce_scatter_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) -> Pending {
     let buffers = [source, target].map(|buffer| flat(buffer, "reduce-scatter", group));
@@ -109,17 +112,16 @@ pub fn reduce_scatter_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group
         buffers[1].dtype
     );
     let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
-        // SAFETY: `from` holds `count` elements for each member, `to` holds `count`; `begin` has checked where they
-        // lie.
+        // SAFETY: `from` holds `count` elements for each member, `to` holds `count`; `begin` has checked their overlap.
         unsafe { nccl::reduce_scatter(from, to, count, data_type, op, comm, stream) }
     };
     begin(DeviceOpKind::ReduceScatter(0), buffers, [group.size() * count, count], group, operation)
 }
 
-/// Writes all members' `source`s into `target`, in group order. The source may be part `rank` of the target.
+/// Writes all members' `source`s to `target`, in group order. The source may be shard `rank` of the target.
 ///
 /// # Panics
-/// Unless both are runs of elements of one type on a GPU, the target is as many times as long as the source as the
+/// Unless both are contiguous, of one type and on a GPU, the target has as many shards of the source's length as the
 /// group has members, and [`has_device_link`]. The run fails if they overlap in any other way.
 pub fn all_gather_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) -> Pending {
     let buffers = [source, target].map(|buffer| flat(buffer, "all-gather", group));
@@ -133,14 +135,13 @@ pub fn all_gather_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) ->
         buffers[1].dtype
     );
     let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
-        // SAFETY: `from` holds `count` elements, `to` holds `count` for each member; `begin` has checked where they
-        // lie.
+        // SAFETY: `from` holds `count` elements, `to` holds `count` for each member; `begin` has checked their overlap.
         unsafe { nccl::all_gather(from, to, count, data_type, comm, stream) }
     };
     begin(DeviceOpKind::AllGather(0), buffers, [count, group.size() * count], group, operation)
 }
 
-/// [`begin_piece`] of all of the source.
+/// [`begin_chunk`] of the whole source.
 fn begin(
     kind: DeviceOpKind,
     buffers: [CubeTensor; 2],
@@ -149,12 +150,12 @@ fn begin(
     operation: impl FnOnce([*mut c_void; 2], ncclComm_t, cudaStream_t) -> Outcome + Send + 'static,
 ) -> Pending {
     let shape = buffers[0].meta.shape().clone();
-    begin_piece(kind, &shape, buffers, lengths, group, operation)
+    begin_chunk(kind, &shape, buffers, lengths, group, operation)
 }
 
-/// Queues `operation(source and target, communicator, stream)` behind what the compute stream has queued so far. The
-/// operation is one on a tensor of `shape`, somewhere in the buffers, which have `lengths` elements.
-fn begin_piece(
+/// Queues `operation(source and target, communicator, stream)` after the queued work of the compute stream. The
+/// operation is on a tensor of `shape` somewhere in the buffers, which have `lengths` elements.
+fn begin_chunk(
     kind: DeviceOpKind,
     shape: &[usize],
     buffers: [CubeTensor; 2],
@@ -173,11 +174,11 @@ fn begin_piece(
     let op = DeviceOp::new(kind, source.dtype, shape);
     let noted = profile::operation(source, || {
         let bytes = shape.iter().product::<usize>() * source.dtype.size();
-        exchanged(&op, bytes, group.size(), ", beside")
+        collective_operation(&op, bytes, group.size(), ", overlapped")
     });
     let sequence = group.issue(op.clone());
     let (slot, rank) = (link.events.take(), group.rank());
-    let held = buffers.clone().map(Held::new);
+    let held = buffers.clone().map(PinnedBuffer::new);
     link.queue((sequence, op), [source, target], move |call, pointers| {
         let [source, target] = [0, 1].map(|i| (pointers[i] as usize, bytes[i]));
         if !is_in_place_or_apart(source, target, rank) {
@@ -192,7 +193,7 @@ fn begin_piece(
     Pending { in_flight: Some(InFlight { link, slot, buffers: held.into() }) }
 }
 
-/// A group of one only moves what it has, on the compute stream.
+/// A group of one only copies its source, on the compute stream.
 fn copy(source: &CubeTensor, target: &CubeTensor, bytes: usize) {
     let copy = move |[from, to]: [*mut c_void; 2], compute| match from == to {
         true => Ok(()),
@@ -203,7 +204,7 @@ fn copy(source: &CubeTensor, target: &CubeTensor, bytes: usize) {
     cuda::submit([source, target], copy, |message| panic!("copy between device buffers: {message}"));
 }
 
-/// The buffer on its GPU.
+/// The buffer's primitive.
 fn flat(buffer: &Tensor<1>, operation: &str, group: &Group) -> CubeTensor {
     let Ok(buffer) = buffer.clone().without_autodiff().try_into_primitive::<Cube>() else {
         panic!("{operation} on {group:?}: the buffer is not on a GPU");

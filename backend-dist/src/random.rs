@@ -1,4 +1,4 @@
-//! Random initial values of a slice, drawn where they are needed: on the device if that is a GPU, else on the host's
+//! Random initial values of a slice, sampled where they are needed: on the device if that is a GPU, else on the host's
 //! cores. The bits are the same.
 
 use std::ops::Range;
@@ -8,27 +8,29 @@ use half::{bf16, f16};
 
 use crate::shard::{Init, Section};
 
-/// Elements `part` of the slice, drawn on the host and rounded to `dtype`, a float type; to 16 bits by way of f32.
+/// Elements `range` of the slice, sampled on the host and rounded to `dtype`, a float type; to 16 bits by way of f32.
 ///
 /// # Panics
 /// If the slice has no such elements, or for another type.
-pub fn on_host(section: &Section, init: Init, seed: u64, part: Range<usize>, dtype: DType) -> TensorData {
-    let len = [part.len()];
+pub fn on_host(section: &Section, init: Init, seed: u64, range: Range<usize>, dtype: DType) -> TensorData {
+    let len = [range.len()];
     match dtype {
-        DType::F64 => TensorData::new(section.initial_part(init, seed, part, |value| value), len),
+        DType::F64 => TensorData::new(section.initial_part(init, seed, range, |value| value), len),
         DType::F32 | DType::Flex32 => {
-            TensorData::new(section.initial_part(init, seed, part, |value| value as f32), len)
+            TensorData::new(section.initial_part(init, seed, range, |value| value as f32), len)
         }
-        DType::F16 => TensorData::new(section.initial_part(init, seed, part, |value| f16::from_f32(value as f32)), len),
+        DType::F16 => {
+            TensorData::new(section.initial_part(init, seed, range, |value| f16::from_f32(value as f32)), len)
+        }
         DType::BF16 => {
-            TensorData::new(section.initial_part(init, seed, part, |value| bf16::from_f32(value as f32)), len)
+            TensorData::new(section.initial_part(init, seed, range, |value| bf16::from_f32(value as f32)), len)
         }
-        other => panic!("{}: weights of type {other:?} cannot be drawn", section.name),
+        other => panic!("{}: weights of type {other:?} cannot be sampled", section.name),
     }
 }
 
-/// The whole slice, drawn on the GPU `device`, which this does not wait for; `None` where there is nothing to draw or
-/// the device is no GPU.
+/// The whole slice, sampled on the GPU `device`, which this does not wait for; `None` where there is nothing to sample
+/// or the device is no GPU.
 ///
 /// # Panics
 /// If the GPU has failed.
@@ -37,7 +39,7 @@ pub fn on_device(section: &Section, init: Init, seed: u64, device: &Device, dtyp
     use burn::backend::Cube;
     use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
     use kernels_cubecl::pointwise::flat::FloatType;
-    use kernels_cubecl::random::{Normal, Place, normal};
+    use kernels_cubecl::random::{Normal, ShardPosition, normal};
 
     let Init::Normal { std } = init else { return None };
     let float = match dtype {
@@ -47,7 +49,7 @@ pub fn on_device(section: &Section, init: Init, seed: u64, device: &Device, dtyp
         DType::F16 => Some(FloatType::F16),
         _ => return None,
     };
-    let (len, rows) = (section.local_len(), section.rows());
+    let (len, slice) = (section.local_len(), section.strided());
     // Elements of a GPU's array are counted in 32 bits.
     if len == 0 || len > i32::MAX as usize {
         return None;
@@ -58,14 +60,15 @@ pub fn on_device(section: &Section, init: Init, seed: u64, device: &Device, dtyp
     }
     let client = anchor.client.clone();
     let out = empty_device_contiguous_dtype(client.clone(), anchor.device.clone(), [len].into(), dtype);
-    let place = Place { first: rows.first as u64, stride: rows.stride as u64, width: rows.width, used: rows.used };
+    let position =
+        ShardPosition { first: slice.first as u64, stride: slice.stride as u64, width: slice.width, used: slice.used };
     let draw = Normal { seed, stream: crate::shard::stable_hash(&section.name), std };
-    normal(&client, &out.handle, float, len, place, draw)
-        .unwrap_or_else(|error| panic!("drawing {}: {error}", section.name));
+    normal(&client, &out.handle, float, len, position, draw)
+        .unwrap_or_else(|error| panic!("sampling {}: {error}", section.name));
     Some(Tensor::from_primitive::<Cube>(out))
 }
 
-/// The whole slice, drawn on the device: not without the feature `cuda`.
+/// The whole slice, sampled on the device: not without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 pub fn on_device(_: &Section, _: Init, _: u64, _: &Device, _: DType) -> Option<Tensor<1>> {
     None

@@ -15,7 +15,7 @@ mod tests;
 
 pub use init::Init;
 pub use registry::{Registry, RegistryError};
-pub use section::{Place, Section, Split};
+pub use section::{GroupPosition, Section, Split};
 pub use spec::{GradientSum, ParamSpec, Unit};
 
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub fn stable_hash(name: &str) -> u64 {
 pub struct HostTensor {
     /// Size of every dimension.
     pub shape: Vec<usize>,
-    /// `shape.iter().product()` values, last dimension fastest.
+    /// The product of the shape values, last dimension fastest.
     pub data: Vec<f64>,
 }
 

@@ -1,8 +1,7 @@
-//! Where the time goes between the start of the program and the end of a rank's first step.
+//! The time between the start of the program and the end of a rank's first step, by phase.
 //!
-//! A rank's thread is in one [`Phase`] at a time, so phases add up to the whole. Kernels are compiled and products
-//! planned on the threads of the devices, while ranks issue work or wait for it: these seconds are part of the phases,
-//! not beside them.
+//! A rank's thread is in one [`Phase`] at a time, so phases add up to the total. Kernels are compiled and GEMMs planned
+//! on the threads of the devices, while ranks launch work or wait for it: these seconds are included in the phases.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,7 +10,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank is doing while it starts.
+/// A phase of a rank's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
@@ -21,7 +20,7 @@ pub enum Phase {
     Device,
     /// Communicators with other GPUs.
     Connect,
-    /// Initial weights, drawn or read, until they are on the device.
+    /// Initial weights, sampled or read, until they are on the device.
     Weights,
     /// Masters, moments and gradients.
     Buffers,
@@ -51,26 +50,27 @@ impl fmt::Display for Phase {
     }
 }
 
-/// What the devices' threads of this process have made, and the seconds in which at least one of them was at it.
+/// Kernel compilations or GEMM plans of the devices' threads of this process, and the seconds in which at least one
+/// of them was busy with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Made {
-    /// Kernels compiled, or products planned.
+pub struct BuildStats {
+    /// Kernels compiled, or GEMMs planned.
     pub count: usize,
-    /// Kernels, or plans, that were on disk.
+    /// Kernels or plans that were loaded from disk.
     pub cached: usize,
     /// Wall time.
     pub seconds: f64,
 }
 
-/// How a rank started.
+/// The start of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Startup {
-    /// Seconds of every phase that took any, which add up to the whole.
+    /// Seconds of every phase that took any, which add up to the total.
     pub phases: BTreeMap<Phase, f64>,
     /// Kernels of all GPUs of this process.
-    pub kernels: Made,
-    /// Algorithms of matrix products, for all GPUs of this process.
-    pub products: Made,
+    pub kernels: BuildStats,
+    /// Algorithms of GEMMs, for all GPUs of this process.
+    pub gemms: BuildStats,
 }
 
 impl Startup {
@@ -80,7 +80,7 @@ impl Startup {
     }
 }
 
-/// `started in 26.1 s: weights 14.2, first step 8.1, NCCL 2.1, …; in them kernels 6.3 (82 compiled), products 0.4 (46
+/// `started in 26.1 s: weights 14.2, first step 8.1, NCCL 2.1, …; in them kernels 6.3 (82 compiled), GEMMs 0.4 (46
 /// planned)`
 impl fmt::Display for Startup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -88,17 +88,18 @@ impl fmt::Display for Startup {
         phases.sort_by(|a, b| b.1.total_cmp(a.1));
         let phases: Vec<String> = phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.1}")).collect();
         write!(f, "started in {:.1} s: {}", self.seconds(), phases.join(", "))?;
-        let made = |what: &str, how: &str, made: &Made| {
-            let cached = if made.cached > 0 { format!(", {} from disk", made.cached) } else { String::new() };
-            (made.count + made.cached > 0).then(|| format!("{what} {:.1} ({} {how}{cached})", made.seconds, made.count))
+        let text = |what: &str, verb: &str, stats: &BuildStats| {
+            let cached = if stats.cached > 0 { format!(", {} from disk", stats.cached) } else { String::new() };
+            (stats.count + stats.cached > 0)
+                .then(|| format!("{what} {:.1} ({} {verb}{cached})", stats.seconds, stats.count))
         };
-        let parts = [made("kernels", "compiled", &self.kernels), made("products", "planned", &self.products)];
+        let parts = [text("kernels", "compiled", &self.kernels), text("GEMMs", "planned", &self.gemms)];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         if parts.is_empty() { Ok(()) } else { write!(f, "; in them {}", parts.join(", ")) }
     }
 }
 
-/// The phase a rank's thread is in, since when, and what earlier ones took.
+/// The present phase of a rank's thread, its start, and the seconds of earlier ones.
 struct Clock {
     now: Phase,
     since: Instant,
@@ -119,14 +120,14 @@ thread_local! {
     static CLOCK: RefCell<Option<Clock>> = const { RefCell::new(None) };
 }
 
-/// Starts the clock of the calling rank's thread; `launched` is when the ranks were launched, `program` how many
-/// seconds after the start of the program that was.
+/// Starts the clock of the calling rank's thread; `launched` is the time of the launch of the ranks, `program` the
+/// seconds before it since the start of the program.
 pub(crate) fn begin(launched: Instant, program: f64) {
     let seconds = BTreeMap::from([(Phase::Program, program)]);
     CLOCK.set(Some(Clock { now: Phase::Other, since: launched, seconds }));
 }
 
-/// Runs `work`, whose time, but for phases within it, counts as `phase` of the calling rank.
+/// Runs `work`, whose time, except for nested phases, counts as `phase` of the calling rank.
 pub fn phase<T>(phase: Phase, work: impl FnOnce() -> T) -> T {
     let enter = |phase| CLOCK.with_borrow_mut(|clock| clock.as_mut().map(|clock| clock.enter(phase)));
     let Some(before) = enter(phase) else { return work() };
@@ -135,18 +136,18 @@ pub fn phase<T>(phase: Phase, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Ends the clock of the calling rank after its first step; `None` later, and where no rank runs.
+/// Ends the clock of the calling rank after its first step; `None` later, and outside of ranks.
 pub fn end() -> Option<Startup> {
     let mut clock = CLOCK.take()?;
     clock.enter(Phase::Other);
     #[cfg(feature = "cuda")]
-    let (kernels, products) = (crate::cuda::watch::kernels(), crate::cuda::watch::products());
+    let (kernels, gemms) = (crate::cuda::watch::kernels(), crate::cuda::watch::gemms());
     #[cfg(not(feature = "cuda"))]
-    let (kernels, products) = Default::default();
-    Some(Startup { phases: clock.seconds, kernels, products })
+    let (kernels, gemms) = Default::default();
+    Some(Startup { phases: clock.seconds, kernels, gemms })
 }
 
-/// Seconds since this program was started; zero where the system does not say.
+/// Seconds since this program was started; zero if the system does not tell.
 pub(crate) fn program_seconds() -> f64 {
     // `starttime` is field 22 of proc(5)'s stat, in ticks of 1/100 s since boot (`sysconf(_SC_CLK_TCK)` is 100 on
     // Linux); the name, field 2, may contain spaces.
@@ -192,11 +193,11 @@ mod tests {
     #[test]
     fn the_line_names_what_took_longest_first() {
         let phases = BTreeMap::from([(Phase::Connect, 2.1), (Phase::Weights, 14.2), (Phase::Batch, 0.001)]);
-        let kernels = Made { count: 82, cached: 0, seconds: 6.3 };
-        let products = Made { count: 2, cached: 44, seconds: 0.4 };
-        let started = Startup { phases, kernels, products };
+        let kernels = BuildStats { count: 82, cached: 0, seconds: 6.3 };
+        let gemms = BuildStats { count: 2, cached: 44, seconds: 0.4 };
+        let started = Startup { phases, kernels, gemms };
         let expected = "started in 16.3 s: weights 14.2, NCCL 2.1; in them kernels 6.3 (82 compiled), \
-                        products 0.4 (2 planned, 44 from disk)";
+                        GEMMs 0.4 (2 planned, 44 from disk)";
         assert_eq!(started.to_string(), expected);
     }
 

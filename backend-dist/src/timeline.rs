@@ -1,8 +1,8 @@
-//! When a GPU did what: stamps on the compute stream, the times of the exchanges that run beside it, and those during
-//! which it stood still for one.
+//! GPU timelines: time stamps on the compute stream, the times of the collectives that overlap it, and the times in
+//! which it waited for one.
 //!
-//! The host only queues events and reads them later. Exchanges and waits are noted on CubeCL's thread, under the
-//! compute stream for which a timeline is on.
+//! The host only queues events and reads them later. Collectives and waits are recorded on CubeCL's thread, for each
+//! compute stream whose timeline is on.
 
 use crate::comm::DeviceOpKind;
 use crate::cuda;
@@ -15,45 +15,45 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What was noted for one compute stream.
+/// The records of one compute stream.
 struct Notes {
     compute: usize,
-    exchanges: Vec<Exchange>,
-    /// Events around what the compute stream waited for.
+    collectives: Vec<Collective>,
+    /// Events around the waits of the compute stream.
     stalls: Vec<[usize; 2]>,
 }
 
-/// Events around an exchange, as integers so that they can cross threads.
-struct Exchange {
-    kind: ExchangeKind,
+/// Events around a collective, as integers because they cross threads.
+struct Collective {
+    kind: CollectiveKind,
     group: String,
     events: [usize; 2],
 }
 
 /// The timelines that are on.
 static NOTES: Mutex<Vec<Notes>> = Mutex::new(Vec::new());
-/// How many there are, so that nobody locks where there is none.
+/// Their number, so that no lock is taken if there is none.
 static ON: AtomicUsize = AtomicUsize::new(0);
 
-/// What an exchange does.
+/// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ExchangeKind {
-    /// Everybody gets everything.
+pub enum CollectiveKind {
+    /// All ranks get all shards.
     AllGather,
-    /// Everybody gets a part of the sum.
+    /// Each rank gets its shard of the sum.
     ReduceScatter,
-    /// Everybody gets the sum.
+    /// All ranks get the sum.
     AllReduce,
     /// To a neighbour.
     Send,
-    /// From a neighbour, the time included that it is waited for.
+    /// From a neighbour, including the wait for it.
     Receive,
-    /// Broadcasts and exchanges of all with all.
+    /// Broadcasts and all-to-alls.
     Other,
 }
 
-impl ExchangeKind {
-    /// What `member` of a group does in an operation.
+impl CollectiveKind {
+    /// The kind of an operation for `member` of its group.
     pub(crate) fn of(kind: &DeviceOpKind, member: usize) -> Self {
         match kind {
             DeviceOpKind::AllGather(_) => Self::AllGather,
@@ -66,31 +66,31 @@ impl ExchangeKind {
     }
 }
 
-/// What ran beside the compute stream.
+/// A collective that overlapped the compute stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exchanged {
-    /// What it did.
-    pub kind: ExchangeKind,
+pub struct TimedCollective {
+    /// The kind.
+    pub kind: CollectiveKind,
     /// Name of the group, [`Group::name`](crate::comm::Group::name).
     pub group: String,
-    /// Nanoseconds since the origin, when inputs were there and the group's stream came to it.
+    /// Nanoseconds since the origin, when inputs were ready and the group's stream reached it.
     pub start: u64,
     /// Nanoseconds since the origin.
     pub end: u64,
 }
 
-/// What was read of a timeline.
+/// The new records of a timeline.
 #[derive(Clone, Debug, Default)]
 pub struct Read {
     /// The time of each stamp, in nanoseconds since the origin.
     pub stamps: Vec<u64>,
-    /// Exchanges that have ended; others are for a later call.
-    pub exchanged: Vec<Exchanged>,
-    /// From when to when the compute stream waited for an exchange.
+    /// Collectives that have ended; others are for a later call.
+    pub collectives: Vec<TimedCollective>,
+    /// Start and end of each wait of the compute stream for a collective.
     pub stalls: Vec<[u64; 2]>,
 }
 
-/// Stamps of the compute stream of one rank.
+/// The timeline of one rank's compute stream.
 pub struct Timeline {
     anchor: CubeTensor,
     gpu: usize,
@@ -103,7 +103,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline whose times count from `origin`; waits for the GPU. `None` for other devices.
+    /// A timeline with times relative to `origin`; waits for the GPU. `None` for other devices.
     ///
     /// # Panics
     /// If the GPU has failed.
@@ -124,12 +124,12 @@ impl Timeline {
         timeline.base_time = origin.elapsed().as_nanos() as u64;
         timeline.record(timeline.base);
         cuda::flush(&timeline.anchor);
-        lock().push(Notes { compute: timeline.compute, exchanges: Vec::new(), stalls: Vec::new() });
+        lock().push(Notes { compute: timeline.compute, collectives: Vec::new(), stalls: Vec::new() });
         ON.fetch_add(1, Ordering::Release);
         Some(timeline)
     }
 
-    /// Notes when the compute stream comes here; a number for [`Timeline::read`].
+    /// Records the time when the compute stream reaches this point; returns an index into [`Read::stamps`].
     pub fn stamp(&mut self) -> usize {
         let event = event();
         self.record(event);
@@ -137,7 +137,7 @@ impl Timeline {
         self.stamps.len() - 1
     }
 
-    /// Waits for the compute stream; what there is since the last call.
+    /// Waits for the compute stream; returns everything new since the last call.
     ///
     /// # Panics
     /// If the GPU has failed.
@@ -150,25 +150,25 @@ impl Timeline {
         let read = Read {
             stamps: stamps.iter().map(|&event| self.time(event)).collect(),
             stalls: stalls.iter().map(|&events| times(events)).collect(),
-            exchanged: ended.iter().map(|exchange| exchange.read(times(exchange.events))).collect(),
+            collectives: ended.iter().map(|collective| collective.read(times(collective.events))).collect(),
         };
-        let events = ended.iter().map(|exchange| exchange.events).chain(stalls);
+        let events = ended.iter().map(|collective| collective.events).chain(stalls);
         stamps.into_iter().chain(events.flatten()).for_each(destroy);
         read
     }
 
-    /// Takes out exchanges that have ended, and all waits of the compute stream, which has come to its end.
-    fn ended(&self) -> (Vec<Exchange>, Vec<[usize; 2]>) {
+    /// Removes the collectives that have ended, and all waits of the compute stream, whose work is done.
+    fn ended(&self) -> (Vec<Collective>, Vec<[usize; 2]>) {
         let mut all = lock();
         let Some(notes) = all.iter_mut().find(|notes| notes.compute == self.compute) else { return Default::default() };
         let (ended, running) =
-            std::mem::take(&mut notes.exchanges).into_iter().partition(|exchange| has_ended(exchange.events[1]));
-        notes.exchanges = running;
+            std::mem::take(&mut notes.collectives).into_iter().partition(|collective| has_ended(collective.events[1]));
+        notes.collectives = running;
         (ended, std::mem::take(&mut notes.stalls))
     }
 
     fn time(&self, event: usize) -> u64 {
-        // SAFETY: both events were recorded, and the caller has seen to it that they have passed.
+        // SAFETY: both events were recorded, and the caller has ensured that they have passed.
         let milliseconds = unsafe { driver::event::elapsed(self.base as _, event as _) };
         self.base_time + (f64::from(ok(milliseconds)).max(0.0) * 1e6) as u64
     }
@@ -181,7 +181,7 @@ impl Timeline {
         cuda::submit([&self.anchor], record, |message| panic!("a stamp of the GPU's timeline: {message}"));
     }
 
-    /// Waits until the device's thread has run what was queued and the compute stream has come to its end.
+    /// Waits until the device's thread has run its queued calls and the compute stream has finished its work.
     fn sync(&self) {
         cubecl::future::block_on(self.anchor.client.sync())
             .unwrap_or_else(|error| panic!("GPU {}: waiting for the timeline: {error:?}", self.gpu));
@@ -190,24 +190,24 @@ impl Timeline {
 
 impl Drop for Timeline {
     fn drop(&mut self) {
-        // The events of exchanges in flight are a small leak.
+        // The events of collectives in flight are a small leak.
         lock().retain(|notes| notes.compute != self.compute);
         ON.fetch_sub(1, Ordering::Release);
     }
 }
 
-impl Exchange {
-    fn read(&self, [start, end]: [u64; 2]) -> Exchanged {
-        Exchanged { kind: self.kind, group: self.group.clone(), start, end: end.max(start) }
+impl Collective {
+    fn read(&self, [start, end]: [u64; 2]) -> TimedCollective {
+        TimedCollective { kind: self.kind, group: self.group.clone(), start, end: end.max(start) }
     }
 }
 
-/// Events to record right before and after an exchange; `None` while no timeline of this compute stream is on.
-pub(crate) fn exchange(compute: sys::CUstream, kind: ExchangeKind, group: &str) -> Option<[usize; 2]> {
-    note(compute, |notes, events| notes.exchanges.push(Exchange { kind, group: group.to_string(), events }))
+/// Events to record right before and after a collective; `None` if this compute stream has no timeline.
+pub(crate) fn collective(compute: sys::CUstream, kind: CollectiveKind, group: &str) -> Option<[usize; 2]> {
+    note(compute, |notes, events| notes.collectives.push(Collective { kind, group: group.to_string(), events }))
 }
 
-/// Events to record right before and after the compute stream waits; `None` while no timeline of it is on.
+/// Events to record right before and after the compute stream waits; `None` if it has no timeline.
 pub(crate) fn stall(compute: sys::CUstream) -> Option<[usize; 2]> {
     note(compute, |notes, events| notes.stalls.push(events))
 }
@@ -232,7 +232,7 @@ fn event() -> usize {
 }
 
 fn destroy(event: usize) {
-    // SAFETY: it has passed, and nobody keeps it.
+    // SAFETY: it has passed, and there is no other reference to it.
     ok(unsafe { driver::event::destroy(event as _) });
 }
 

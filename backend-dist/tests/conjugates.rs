@@ -1,4 +1,4 @@
-//! Each conjugate pair: its forward, and that its backward is the adjoint it claims to be.
+//! Each conjugate pair: its forward, and that its backward is the adjoint.
 
 use backend_dist::comm::Group;
 use backend_dist::launch::launch;

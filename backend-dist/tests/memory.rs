@@ -1,4 +1,4 @@
-//! What ranks hold, with the counting allocator in use.
+//! The memory of ranks, with the counting allocator.
 
 use std::sync::Mutex;
 
@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device, Tensor};
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator;
 
-/// The counts are of the process.
+/// The counts are those of the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn on_ranks<T: Send>(tp: usize, f: impl Fn(Rank) -> T + Sync) -> Vec<T> {
@@ -21,7 +21,7 @@ fn on_ranks<T: Send>(tp: usize, f: impl Fn(Rank) -> T + Sync) -> Vec<T> {
     launch(&mesh, &[Device::flex()], |rank| Ok(f(rank))).unwrap()
 }
 
-/// Bytes that the value of `f` holds, and that were held at most meanwhile.
+/// Bytes of the value of `f`, and the peak meanwhile.
 fn held<T>(rank: &Rank, f: impl FnOnce() -> T) -> (u64, u64, T) {
     let before = memory::live(rank.rank);
     memory::reset_peak(rank.rank);
@@ -36,7 +36,7 @@ fn ones(rank: &Rank, rows: usize) -> Tensor<2> {
     Tensor::ones([rows, ELEMENTS], &rank.device) * (rank.rank + 1) as f32
 }
 
-/// What the transport keeps for itself: names of groups, lists of meetings.
+/// The transport's bookkeeping: names of groups, lists of collectives.
 const BOOKKEEPING: u64 = 4096;
 
 fn about(counted: u64, expected: u64) -> bool {
@@ -60,9 +60,9 @@ fn a_tensor_is_its_rank_s() {
     }
 }
 
-/// Every rank holds the result of an exchange as if its memory was its own, however the transport shares it.
+/// Every rank holds the result of a collective as if its memory was separate, however the transport shares it.
 #[test]
-fn results_of_exchanges_are_counted_on_every_rank() {
+fn results_of_collectives_are_counted_on_every_rank() {
     on_ranks(4, |rank| {
         let tp = rank.group(Axis::Tp);
         let check = |name: &str, rows: u64, f: &dyn Fn(Tensor<2>) -> Tensor<2>| {

@@ -1,4 +1,4 @@
-//! How a global batch is cut into micro-batches: pure arithmetic, no tensors.
+//! How a global batch is split into micro-batches: pure arithmetic, no tensors.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub struct BatchPlan {
     pub data_parallel: usize,
 }
 
-/// A batch that cannot be cut as asked.
+/// A batch that cannot be split as asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     /// One of the sizes is zero.
@@ -30,9 +30,9 @@ pub enum BatchError {
         micro_hint(*.global, *.micro, *.data_parallel)
     )]
     NotDivisible {
-        /// The asked global batch, rows.
+        /// The asked global batch, sequences.
         global: usize,
-        /// The asked micro-batch, rows.
+        /// The asked micro-batch, sequences.
         micro: usize,
         /// Data-parallel ranks.
         data_parallel: usize,
@@ -52,13 +52,13 @@ fn micro_hint(global: usize, micro: usize, data_parallel: usize) -> String {
     if !global.is_multiple_of(data_parallel) {
         return String::new();
     }
-    let rows = global / data_parallel;
-    let best = (1..=rows).filter(|m| rows.is_multiple_of(*m)).min_by_key(|m| m.abs_diff(micro));
+    let sequences = global / data_parallel;
+    let best = (1..=sequences).filter(|m| sequences.is_multiple_of(*m)).min_by_key(|m| m.abs_diff(micro));
     best.map_or(String::new(), |m| format!("; or keep {global} with micro-batch {m}"))
 }
 
 impl BatchPlan {
-    /// The plan of a global batch of `global` rows in micro-batches of `micro` rows over `data_parallel` ranks.
+    /// The plan of a global batch of `global` sequences in micro-batches of `micro` sequences over `data_parallel` ranks.
     ///
     /// # Errors
     /// [`BatchError`] where a size is zero or the three do not divide; it names the nearest legal values.
@@ -81,8 +81,8 @@ impl BatchPlan {
     }
 
     /// Rows of the global batch that micro-batch `micro_batch` of data-parallel rank `dp_rank` takes: Megatron's
-    /// sampler gives each rank a contiguous piece of every `micro × data_parallel` rows (data_samplers.py).
-    pub fn rows(&self, micro_batch: usize, dp_rank: usize) -> Range<usize> {
+    /// sampler gives each rank a contiguous chunk of every `micro × data_parallel` sequences (data_samplers.py).
+    pub fn sequences(&self, micro_batch: usize, dp_rank: usize) -> Range<usize> {
         assert!(
             micro_batch < self.accumulation && dp_rank < self.data_parallel,
             "micro-batch or rank outside {self:?}"
@@ -107,19 +107,22 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_the_oracle_layout() {
+    fn sequences_of_the_oracle_layout() {
         let plan = BatchPlan::from_global(8, 2, 2).unwrap();
-        assert_eq!((plan.accumulation, plan.rows(0, 0), plan.rows(0, 1), plan.rows(1, 0)), (2, 0..2, 2..4, 4..6));
+        assert_eq!(
+            (plan.accumulation, plan.sequences(0, 0), plan.sequences(0, 1), plan.sequences(1, 0)),
+            (2, 0..2, 2..4, 4..6)
+        );
     }
 
     proptest! {
         #[test]
-        fn every_row_is_taken_exactly_once(micro in 1usize..6, accumulation in 1usize..6, dp in 1usize..6) {
+        fn every_sequence_is_taken_exactly_once(micro in 1usize..6, accumulation in 1usize..6, dp in 1usize..6) {
             let plan = BatchPlan::from_global(micro * accumulation * dp, micro, dp).unwrap();
             prop_assert_eq!(plan.accumulation, accumulation);
-            let mut rows: Vec<_> = (0..accumulation).flat_map(|m| (0..dp).flat_map(move |d| plan.rows(m, d))).collect();
-            rows.sort_unstable();
-            prop_assert_eq!(rows, (0..plan.global()).collect::<Vec<_>>());
+            let mut sequences: Vec<_> = (0..accumulation).flat_map(|m| (0..dp).flat_map(move |d| plan.sequences(m, d))).collect();
+            sequences.sort_unstable();
+            prop_assert_eq!(sequences, (0..plan.global()).collect::<Vec<_>>());
         }
     }
 }

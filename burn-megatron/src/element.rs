@@ -134,7 +134,7 @@ mod tests {
         assert!("int8".parse::<Element>().unwrap_err().contains("legal: f64, f32, bf16, f16"));
     }
 
-    /// Rounded to fp32 first, the values beside the middle between two numbers would fall on it, and then to the even
+    /// Rounded to fp32 first, the values next to the midpoint of two numbers would fall on it, and then to the even
     /// one.
     #[test]
     fn values_are_rounded_once() {

@@ -31,7 +31,7 @@ pub struct FlopShape {
     pub shared_ffn: usize,
     /// Whether the MLP is gated (three matrices instead of two).
     pub gated: bool,
-    /// Vocabulary rows with padding.
+    /// Vocabulary size with padding.
     pub padded_vocab: usize,
     /// Tokens per sequence.
     pub seq: usize,
@@ -62,7 +62,7 @@ pub enum AttentionCount {
 }
 
 impl FlopShape {
-    /// FLOPs of forward and backward per token: matrix products only, recomputation not counted.
+    /// FLOPs of forward and backward per token: GEMMs only, recomputation not counted.
     pub fn per_token(&self, count: AttentionCount) -> f64 {
         let [h, q, kv, f, fe, fs] =
             [self.hidden, self.query_width, self.kv_width, self.ffn, self.expert_ffn, self.shared_ffn]

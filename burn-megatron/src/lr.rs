@@ -1,7 +1,7 @@
 //! Schedules of the learning rate and the weight decay with Megatron's formulas
 //! (megatron/core/optimizer_param_scheduler.py).
 //!
-//! The unit inside is *samples*: a schedule moves with the rows that successful steps consumed, so it does not change
+//! The unit inside is *samples*: a schedule advances with the sequences that successful steps consumed, so it does not change
 //! when the batch size does. Lengths may be given in steps; they are turned into samples once, with the global batch.
 
 mod span;
@@ -74,7 +74,7 @@ fn no_warmup() -> Span {
     Span::Steps(0)
 }
 
-/// A learning-rate configuration that makes no sense.
+/// A learning-rate configuration that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LrError {
     /// A length is neither a number of steps nor of samples.
@@ -120,7 +120,7 @@ impl LrConfig {
         Self { max: rate, min: 0.0, init: 0.0, warmup, decay, form: LrDecay::Constant }
     }
 
-    /// The schedule in samples, for a run with `global_batch` rows per step.
+    /// The schedule in samples, for a run with `global_batch` sequences per step.
     ///
     /// # Errors
     /// [`LrError`] where rates or lengths contradict each other.

@@ -4,7 +4,7 @@ pub use backend_dist::launch::{BoxError, Rank};
 pub use backend_dist::mesh::{Mesh, ParallelLayout};
 pub use models::{CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder, Recompute};
 
-pub use crate::checkpoint::{Checkpoint, SaverOptions};
+pub use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 pub use crate::console::renderer;
 pub use crate::engine::{EngineConfig, LossMean};
 pub use crate::generate::{GenerateOptions, Sampling, generate};

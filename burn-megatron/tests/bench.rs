@@ -49,7 +49,7 @@ fn several_layouts_are_one_table() {
     }
 }
 
-/// Every file of `benchmarks` is a run, and a dry run says without a GPU how its documents would be dealt out.
+/// Every file of `benchmarks` is a run, and a dry run says without a GPU how its documents would be assigned.
 #[test]
 fn a_dry_run_measures_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -73,15 +73,16 @@ fn a_dry_run_measures_nothing() {
         assert!(table.contains(part), "{part} in {table}");
     }
     let forced = dry(&benchmarks.join("mixtral-12b.toml"), "--performance.moe-router-force-load-balancing true");
-    assert!(forced.contains("balanced by force"), "{forced}");
-    // Small experts had better stay out of FP8.
+    assert!(forced.contains("forced load balancing"), "{forced}");
+    // Small experts are faster without FP8.
     let fp8 = |file: &str, more: &str| dry(&benchmarks.join(file), &format!("--fp8.format hybrid {more}"));
     let small = fp8("qwen3-moe-11b.toml", "");
     assert!(
-        small.contains("hint                  experts are quicker in bf16: ") && small.contains("fp8.experts = false")
+        small.contains("hint                  experts are faster in bf16 than in FP8: ")
+            && small.contains("fp8.experts = false")
     );
     let left = fp8("qwen3-moe-11b.toml", "--fp8.experts false");
-    assert!(left.contains("fp8 but experts") && !left.contains("hint"), "{left}");
+    assert!(left.contains("fp8 except experts") && !left.contains("hint"), "{left}");
     assert!(!fp8("mixtral-12b.toml", "").contains("hint"));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -91,12 +92,12 @@ fn what_cannot_be_measured_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, said) in [
         ("llama4", "recipes: llama3-8b, llama3-1b, tiny"),
-        ("tiny --profile", "--profile is of GPUs"),
+        ("tiny --profile", "--profile works on GPUs only"),
         ("tiny --layouts=DP2,TP3+XP1", "--layouts \"TP3+XP1\""),
         ("tiny --layouts DP2 --gpus 4", "has 2 ranks, not --gpus 4"),
-        ("tiny --layouts DP2 --zero 1", "leave the layout flags out"),
+        ("tiny --layouts DP2 --zero 1", "--layouts and layout flags exclude each other"),
         ("tiny --runs 0", "--runs 0 measures nothing"),
-        ("tiny --gpus 3 --tensor-parallel 2", "3 ranks cannot be divided into replicas of 2"),
+        ("tiny --gpus 3 --tensor-parallel 2", "3 ranks are not a multiple of the 2 that hold a model"),
         ("tiny --gpus 2 --tensor-parallel 2 --model.num-key-value-heads 1 --model.num-attention-heads 3", "heads"),
     ] {
         let output = bench(folder.path(), arguments);

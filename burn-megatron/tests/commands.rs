@@ -66,7 +66,7 @@ fn verify_runs_in_every_precision() {
     }
 }
 
-/// One device takes as many micro-batches as a layout and its replicas.
+/// One device takes as many micro-batches as a layout and its data-parallel ranks.
 #[test]
 fn verify_emulates_fp8() {
     for (arguments, layouts) in [
@@ -94,7 +94,7 @@ fn verify_emulates_fp8() {
             "--fp8 hybrid --kv-heads 2 --layout TP4",
             "--layout \"TP4\" has other numbers in FP8 than one device: ranks that hold",
         ),
-        ("--fp8 hybrid --hidden 40 --heads 5 --kv-heads 5", "no product of these sizes is in FP8"),
+        ("--fp8 hybrid --hidden 40 --heads 5 --kv-heads 5", "no GEMM of these sizes is in FP8"),
     ] {
         let output = run(&format!("verify {arguments}"));
         assert!(!output.status.success() && text(&output.stderr).contains(words), "{}", text(&output.stderr));

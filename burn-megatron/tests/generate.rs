@@ -211,6 +211,13 @@ fn what_cannot_work_is_refused_with_what_would() {
         (llama, &["--tokens", "1", "--stop-token", "<end>"], "--stop-token <end>"),
         (llama, &["--prompt-file", "no/such/file"], "no/such/file"),
         (gpt, &["--tokens", "1", "--max-new-tokens", "129"], "at most 128 new tokens"),
+        (gpt, &["--tokens", "1", "--max-new-tokens", "18446744073709551615"], "at most 128 new tokens"),
+        (llama, &["--tokens", "1", "--max-new-tokens", "18446744073709551615"], "or a window of at most"),
+        (
+            llama,
+            &["--tokens", "1", "--max-new-tokens", "9999999999999"],
+            "keys and values of 9999999999999 positions take",
+        ),
         (gpt, &["--tokens", "1", "--window", "129"], "nearest legal: 128"),
         (["--hf", "no/such/folder"], &tokens, "no/such/folder"),
         (["--checkpoint", "no/such/folder"], &tokens, "no/such/folder"),
@@ -218,7 +225,7 @@ fn what_cannot_work_is_refused_with_what_would() {
         let message = refused(&[&model[..], more].concat());
         assert!(message.contains(words), "{more:?}: {message}");
     }
-    // Without the flag a text ends where the positions do; with a window it goes on.
+    // Without the flag a text ends where the positions do; with a window it continues.
     let most = written(&[&gpt[..], &["--tokens", "1,2", "--stop-token", "999"]].concat());
     assert_eq!(most.split(',').count(), 127);
     let window = ["--tokens", "1,2", "--stop-token", "999", "--max-new-tokens", "200", "--window", "64"];

@@ -28,7 +28,7 @@ fn gpu(folder: &Path, body: &str, arguments: &str) -> Output {
     );
     let body = format!("name=${{0##*/}}\n{body}");
     program(&folder.join("bin/burn-megatron"), &body);
-    for check in ["attention", "grouped", "portable", "exchange", "moe", "pointwise", "fp8"] {
+    for check in ["attention", "grouped", "portable", "collective", "moe", "pointwise", "fp8"] {
         program(&folder.join(format!("bin/examples/{check}_check")), &body);
     }
     let path = format!("{}:{}", folder.join("path").display(), std::env::var("PATH").unwrap());
@@ -64,11 +64,11 @@ fn what_does_not_fit_into_the_time_is_left_out_and_no_fault() {
     let table = said(&output);
     assert!(output.status.success(), "{table}");
     assert!(table.contains("\nlinks ") && table.contains("no more time"), "{table}");
-    assert!(table.contains("left out, there was no time: fp8 bench-8b-dp bench-8b-tp"), "{table}");
-    assert!(said(&gpu(folder.path(), "", "nonsense")).contains("nothing has one of these words"));
+    assert!(table.contains("left out for lack of time: fp8 bench-8b-dp bench-8b-tp"), "{table}");
+    assert!(said(&gpu(folder.path(), "", "nonsense")).contains("no job has one of these words"));
 }
 
-/// A run with one step of the second half, and the hash of a file; `loss` is what a run that goes on says.
+/// A run with one step of the second half, and the hash of a file; `loss` is that of a resumed run.
 fn resume(folder: &Path, loss: &str, hash: &str) -> Output {
     let body = format!(
         r#"while (($#)); do case $1 in --output.directory) out=$2 ;; --checkpoint.resume) goes_on=yes ;; esac; shift; done

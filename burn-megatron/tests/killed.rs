@@ -27,9 +27,13 @@ fn finish(folder: &Path, name: &str, layout: &str) {
 
 type Said = Lines<BufReader<ChildStdout>>;
 
-/// Starts a run and waits until it says that it has done this step.
+/// Starts a run and waits until it says that it has done this step. No signal is ignored, also where the tests run under
+/// `nohup`.
 fn started(folder: &Path, name: &str, step: u64) -> (Child, Said) {
-    let mut child = command(folder, name, "").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let run = command(folder, name, "");
+    let mut env = Command::new("env");
+    env.current_dir(folder).arg("--default-signal").arg(run.get_program()).args(run.get_args());
+    let mut child = env.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let wanted = format!("step {step:>2}/{STEPS}");
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().starts_with(&wanted)), "the run ended before step {step}");
@@ -43,12 +47,17 @@ fn kill_after(folder: &Path, name: &str, step: u64) {
     child.wait().unwrap();
 }
 
-/// Starts a run and asks it to end as schedulers do: it saves, and that is no failure.
-fn terminate_after(folder: &Path, name: &str, step: u64) {
+fn signal(child: &Child, signal: &str) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Starts a run and asks it to end, as schedulers and terminals do: it saves, and its exit code says that it is not
+/// done.
+fn stop_after(folder: &Path, name: &str, step: u64, by: &str) {
     let (mut child, lines) = started(folder, name, step);
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    signal(&child, by);
     let said: Vec<String> = lines.map(Result::unwrap).collect();
-    assert!(child.wait().unwrap().success(), "{said:?}");
+    assert_eq!(child.wait().unwrap().code(), Some(75), "{by}: {said:?}");
     assert!(said.iter().any(|line| line.starts_with("stopped before its last step")), "{said:?}");
     let saved = last_checkpoint(folder, name).state().step;
     assert!((step..STEPS).contains(&saved), "step {saved}");
@@ -70,21 +79,72 @@ fn last_checkpoint(folder: &Path, name: &str) -> Checkpoint {
     Checkpoint::open(folder.join(name).join("checkpoints")).unwrap()
 }
 
-#[test]
-fn a_killed_run_ends_with_the_bits_of_one_that_was_left_alone() {
+/// A folder with a run.
+fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let text: String = (0..400).map(|i| format!("Line {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
     fs::write(folder.path().join("book.txt"), text).unwrap();
     let config = "[model]\npreset = \"tiny\"\n[parallel]\ntp = 2\nsp = true\ndp = 2\n[training]\nglobal-batch = 4\nseq-length = 32\n\
                   [lr]\nmax = 1e-2\nwarmup = 4\n[data]\ntext = [\"book.txt\"]\ntokenizer = \"byte\"\n[evaluation]\nevery = 8\nbatches = 1\n";
     fs::write(folder.path().join("run.toml"), config).unwrap();
+    folder
+}
 
+#[test]
+fn a_second_run_in_the_same_folder_is_refused_at_once() {
+    let folder = folder();
+    let (mut first, lines) = started(folder.path(), "both", 2);
+    let second = command(folder.path(), "both", "--checkpoint.directory none").output().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    let holder = format!("output.directory = both is in use by another run (process {} on ", first.id());
+    assert!(said.contains(&holder), "{said}");
+    lines.for_each(drop);
+    assert!(first.wait().unwrap().success(), "the first one is not disturbed");
+}
+
+/// As `nohup` starts it: closing the terminal changes nothing.
+#[test]
+fn a_signal_that_is_ignored_stays_ignored() {
+    let folder = folder();
+    let mut run = command(folder.path(), "nohup", "");
+    let program = run.get_program().to_owned();
+    let mut shell = Command::new("sh");
+    shell.current_dir(folder.path()).args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(program).args(run.get_args());
+    let mut child = shell.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("step  3/")));
+    signal(&child, "-HUP");
+    lines.for_each(drop);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(last_checkpoint(folder.path(), "nohup").state().step, STEPS);
+    // The same command once more: all steps are done.
+    assert!(run.output().unwrap().status.success());
+}
+
+#[test]
+fn a_limit_of_the_size_of_files_is_an_error_that_is_named() {
+    let folder = folder();
+    let run = command(folder.path(), "limited", "");
+    let mut shell = Command::new("bash");
+    let limit = ["-c", "ulimit -f 60; exec \"$@\"", "bash"];
+    let output =
+        shell.current_dir(folder.path()).args(limit).arg(run.get_program()).args(run.get_args()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{:?} {said}", output.status);
+    assert!(said.contains("a limit of the size of files is reached") && said.contains("checkpoints"), "{said}");
+}
+
+#[test]
+fn a_killed_run_ends_with_the_bits_of_one_that_was_left_alone() {
+    let folder = folder();
     finish(folder.path(), "alone", "");
     // Killed three times: inside a save's background write or between saves, wherever that is.
     for step in [2, 7, 25] {
         kill_after(folder.path(), "killed", step);
     }
-    terminate_after(folder.path(), "killed", 30);
+    stop_after(folder.path(), "killed", 30, "-TERM");
+    stop_after(folder.path(), "killed", 45, "-HUP");
     finish(folder.path(), "killed", "");
 
     assert_eq!(losses(folder.path(), "killed"), losses(folder.path(), "alone"));

@@ -23,22 +23,22 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// The variables that torchrun gives to process `process` of `processes` on one host.
-struct Place {
+/// What torchrun tells process `process` of `processes` on one host.
+struct Process {
     process: usize,
     processes: usize,
     port: u16,
 }
 
-fn all(processes: usize) -> Vec<Place> {
+fn all(processes: usize) -> Vec<Process> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    (0..processes).map(|process| Place { process, processes, port }).collect()
+    (0..processes).map(|process| Process { process, processes, port }).collect()
 }
 
-fn command(folder: &Path, arguments: &str, place: Option<&Place>) -> Command {
+fn command(folder: &Path, arguments: &str, process: Option<&Process>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     command.current_dir(folder).args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    if let Some(Place { process, processes, port }) = place {
+    if let Some(Process { process, processes, port }) = process {
         let [process, processes] = [process, processes].map(ToString::to_string);
         command.env("RANK", &process).env("LOCAL_RANK", &process);
         command.env("WORLD_SIZE", &processes).env("LOCAL_WORLD_SIZE", &processes);
@@ -75,8 +75,8 @@ fn ended(mut child: Child, patience: Duration) -> Ended {
     Ended { status: child.wait().unwrap(), stdout, stderr }
 }
 
-fn start(folder: &Path, arguments: &str, places: &[Place]) -> Vec<Child> {
-    places.iter().map(|place| command(folder, arguments, Some(place)).spawn().unwrap()).collect()
+fn start(folder: &Path, arguments: &str, processes: &[Process]) -> Vec<Child> {
+    processes.iter().map(|process| command(folder, arguments, Some(process)).spawn().unwrap()).collect()
 }
 
 fn run(folder: &Path, arguments: &str, processes: usize) -> Vec<Ended> {
@@ -163,10 +163,11 @@ fn several_processes_train_and_save_the_bits_of_one_and_outlive_a_killed_one() {
 fn a_process_that_does_not_come_or_is_another_run_is_named_by_all() {
     let folder = folder();
     let folder = folder.path();
-    let places = all(4);
+    let four = all(4);
     let mut children = Vec::new();
-    for place in places.iter().filter(|place| place.process != 2) {
-        children.push(command(folder, &train("late"), Some(place)).env("BURN_MEGATRON_TIMEOUT", "2").spawn().unwrap());
+    for process in four.iter().filter(|process| process.process != 2) {
+        children
+            .push(command(folder, &train("late"), Some(process)).env("BURN_MEGATRON_TIMEOUT", "2").spawn().unwrap());
     }
     for child in children {
         let Ended { status, stderr, .. } = ended(child, Duration::from_secs(60));
@@ -177,11 +178,11 @@ fn a_process_that_does_not_come_or_is_another_run_is_named_by_all() {
         (["--data-parallel 2", "--data-parallel 4"], ["has layout TP2 SP DP2 ZeRO1", "has layout TP2 SP DP4 ZeRO1"]),
         (["--lr.min 1e-3", "--lr.min 2e-3"], ["has configuration lr.min = 0.001", "has configuration lr.min = 0.002"]),
     ] {
-        let places = all(2);
-        let start = |(place, flags): (&Place, &&str)| {
-            command(folder, &format!("{} {flags}", train("other")), Some(place)).spawn().unwrap()
+        let two = all(2);
+        let start = |(process, flags): (&Process, &&str)| {
+            command(folder, &format!("{} {flags}", train("other")), Some(process)).spawn().unwrap()
         };
-        let children: Vec<Child> = places.iter().zip(&flags).map(start).collect();
+        let children: Vec<Child> = two.iter().zip(&flags).map(start).collect();
         for child in children {
             let Ended { status, stderr, .. } = ended(child, Duration::from_secs(60));
             assert!(!status.success() && said.iter().all(|part| stderr.contains(part)), "{stderr}");
@@ -206,5 +207,20 @@ fn what_goes_wrong_before_the_run_ends_all_processes() {
     for command in ["verify --steps 1", "replay nowhere"] {
         let said = run(folder, command, 2).swap_remove(0).stderr;
         assert!(said.contains("runs all ranks in one process") && said.contains("WORLD_SIZE"), "{said}");
+    }
+}
+
+#[test]
+fn a_timeout_beyond_its_range_ends_every_process_and_names_the_range() {
+    let folder = folder();
+    let start = |process: &Process| {
+        let mut command = command(folder.path(), &train("never"), Some(process));
+        command.env("BURN_MEGATRON_TIMEOUT", "18446744073709551615").spawn().unwrap()
+    };
+    let children: Vec<Child> = all(4).iter().map(start).collect();
+    for child in children {
+        let Ended { status, stderr, .. } = ended(child, Duration::from_secs(60));
+        let range = "BURN_MEGATRON_TIMEOUT = \"18446744073709551615\": expected a number of seconds, 1 to 604800";
+        assert!(!status.success() && stderr.contains(range) && !stderr.contains("panicked"), "{stderr}");
     }
 }

@@ -53,16 +53,16 @@ fn a_sample_configuration_trains_and_leaves_its_logs() {
 }
 
 #[test]
-fn a_mixture_trains_with_its_experts_divided() {
+fn a_moe_trains_with_its_experts_divided() {
     let folder = book(65);
-    let file = samples().join("mixture.toml");
+    let file = samples().join("moe.toml");
     let arguments = "--data.text book.txt --training.steps 2 --lr.warmup 1 --evaluation.batches 1";
     let arguments = format!("train {} {arguments}", file.display());
     let said = succeed(folder.path(), &format!("{arguments} --dry-run"));
     assert!(said.contains("EP2 DP2 on 2 ranks") && !said.contains("hint"), "{said}");
     let fp8 = format!("{arguments} --dry-run --device cuda --training.dtype bf16 --fp8.format hybrid");
     let said = succeed(folder.path(), &fp8);
-    assert!(said.contains("hint         experts are quicker in bf16: "), "{said}");
+    assert!(said.contains("hint         experts are faster in bf16 than in FP8: "), "{said}");
     let said = succeed(folder.path(), &arguments);
     assert!(said.contains("step 2/2") && said.contains("held-out loss"), "{said}");
     let output = run(folder.path(), &format!("{arguments} --parallel.expert-parallel 3"));

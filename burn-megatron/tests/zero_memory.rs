@@ -4,7 +4,7 @@
 use backend_dist::launch::launch;
 use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
-use backend_dist::shard::{ParamSpec, Place, Section};
+use backend_dist::shard::{GroupPosition, ParamSpec, Section};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_megatron::optim::{BucketSpec, Optimizer, OptimizerConfig, StepInfo};
@@ -26,7 +26,7 @@ struct Matrices {
 fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
     let mesh = Mesh::new(ParallelLayout { dp, ..ParallelLayout::default() }).unwrap();
     let run = |rank: backend_dist::launch::Rank| {
-        let at = Place { rank: 0, size: 1 };
+        let at = GroupPosition { rank: 0, size: 1 };
         let spec = |key| ParamSpec::new(vec![Section::replicated(format!("w{key}"), &SHAPE, at)], false);
         let buckets: Vec<_> =
             (0..BUCKETS).map(|key| BucketSpec { key, params: vec![spec(key)], hidden: true, at_once: 1 }).collect();
@@ -34,9 +34,9 @@ fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
         let before = live(rank.rank);
         let mut model = Matrices { all: Vec::new() };
         let config = OptimizerConfig::default();
-        let replicas = |grid: GridKind| rank.group(grid.replicas());
+        let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
         let single = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
-        let mut optimizer = Optimizer::new(&config, zero, buckets.clone(), replicas, single, &Device::flex(), dtype);
+        let mut optimizer = Optimizer::new(&config, zero, buckets.clone(), dp_ranks, single, &Device::flex(), dtype);
         for bucket in &buckets {
             let weights = Tensor::<2>::from_data(tensor(0.5, &SHAPE), (&Device::flex(), dtype));
             model.all.push(Param::initialized(ParamId::from(bucket.params[0].id), weights));

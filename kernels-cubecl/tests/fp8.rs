@@ -38,7 +38,7 @@ fn a_cast_has_the_bits_of_the_host() {
 }
 
 #[test]
-fn the_largest_magnitude_gives_the_scale() {
+fn the_amax_gives_the_scale() {
     let client = &client();
     let x: Vec<bf16> = (0..1000).map(|i| bf16::from_f32(((i * 37) % 101) as f32 - 60.0)).collect();
     let (from, found) = (upload(client, &x), client.empty(4));
@@ -50,7 +50,7 @@ fn the_largest_magnitude_gives_the_scale() {
 }
 
 #[test]
-fn groups_have_magnitudes_of_their_own() {
+fn groups_have_their_own_amax() {
     let (client, columns) = (&client(), 48);
     let counts = [16, 0, 1440, 32];
     let x: Vec<bf16> = (0..1488 * columns).map(|i| bf16::from_f32(((i * 37) % 1009) as f32 - 400.0)).collect();

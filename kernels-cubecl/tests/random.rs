@@ -6,7 +6,7 @@ use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::pointwise::PointwiseError;
 use kernels_cubecl::pointwise::flat::FloatType;
-use kernels_cubecl::random::{Normal, Place, normal, standard_normal, words};
+use kernels_cubecl::random::{Normal, ShardPosition, normal, standard_normal, words};
 
 const DRAW: Normal = Normal { seed: 0x1234_5678_9abc_def0, stream: 0xfedc_ba98_7654_3210, std: 0.02 };
 
@@ -15,7 +15,7 @@ fn client() -> Client {
 }
 
 /// The host's values: rounded to f32 and then to 16 bits.
-fn expected(place: Place, len: usize) -> Vec<f64> {
+fn expected(place: ShardPosition, len: usize) -> Vec<f64> {
     let value = |at: usize| {
         let (row, column) = ((at / place.width) as u64, at % place.width);
         let index = place.first + row * place.stride + column as u64;
@@ -24,7 +24,7 @@ fn expected(place: Place, len: usize) -> Vec<f64> {
     (0..len).map(value).collect()
 }
 
-fn drawn(float: Option<FloatType>, place: Place, len: usize) -> Vec<u8> {
+fn drawn(float: Option<FloatType>, place: ShardPosition, len: usize) -> Vec<u8> {
     let client = client();
     let out = client.empty(len * float.map_or(8, FloatType::size));
     normal(&client, &out, float, len, place, DRAW).unwrap();
@@ -33,10 +33,10 @@ fn drawn(float: Option<FloatType>, place: Place, len: usize) -> Vec<u8> {
 
 #[test]
 fn kernel_and_host_draw_the_same_bits() {
-    let whole = Place { first: 0, stride: 5000, width: 5000, used: 5000 };
-    let columns = Place { first: 128, stride: 512, width: 128, used: 128 };
-    let padded = Place { first: 3000, stride: 6000, width: 1000, used: 900 };
-    let behind = Place { first: (1 << 32) - 7, stride: 1 << 33, width: 1000, used: 1000 };
+    let whole = ShardPosition { first: 0, stride: 5000, width: 5000, used: 5000 };
+    let columns = ShardPosition { first: 128, stride: 512, width: 128, used: 128 };
+    let padded = ShardPosition { first: 3000, stride: 6000, width: 1000, used: 900 };
+    let behind = ShardPosition { first: (1 << 32) - 7, stride: 1 << 33, width: 1000, used: 1000 };
     for (place, len) in [(whole, 5000), (columns, 4096), (padded, 3000), (behind, 4000)] {
         let values = expected(place, len);
         let f32s: Vec<f32> = values.iter().map(|value| *value as f32).collect();
@@ -53,11 +53,11 @@ fn kernel_and_host_draw_the_same_bits() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let (client, place) = (client(), Place { first: 0, stride: 8, width: 8, used: 8 });
+    let (client, place) = (client(), ShardPosition { first: 0, stride: 8, width: 8, used: 8 });
     let out = client.empty(64);
     let refused = normal(&client, &out, None, 9, place, DRAW);
     assert_eq!(refused, Err(PointwiseError::Buffer { name: "out", found: 64, expected: 72 }));
-    for place in [Place { used: 9, ..place }, Place { width: 0, used: 0, ..place }] {
+    for place in [ShardPosition { used: 9, ..place }, ShardPosition { width: 0, used: 0, ..place }] {
         assert!(matches!(normal(&client, &out, None, 8, place, DRAW), Err(PointwiseError::Length { .. })), "{place:?}");
     }
 }

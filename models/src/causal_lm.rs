@@ -14,7 +14,18 @@ use crate::names::NameMap;
 use crate::param::{BuildError, ParamBuilder};
 use crate::part::Part;
 
-/// The sizes of a model and what follows from them without any tensor.
+/// The sizes of a model and everything that follows from them without a tensor.
+///
+/// ```
+/// use models::{LlamaConfig, ModelConfig};
+///
+/// let config = LlamaConfig { num_hidden_layers: 4, ..LlamaConfig::tiny() };
+/// assert!(config.check().is_ok() && config.parameter_count() > 100_000);
+/// // Eight heads over four key-value heads run on 1, 2, 4 or 8 tensor parallel ranks.
+/// assert!(config.dims().check_tp(4).is_ok());
+/// let refused = config.dims().check_tp(3).unwrap_err().to_string();
+/// assert!(refused.contains("nearest legal: 2, 4"));
+/// ```
 pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'static {
     /// Whether the sizes make a model, in any layout.
     ///
@@ -56,9 +67,28 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
 
 /// A decoder that predicts the next token, or the [`Part`] of one that a pipeline stage holds.
 ///
-/// It is a chain: embedding, layers, head. Whoever trains it calls the links one by one; what is between two of them is
-/// all that a later stage needs of an earlier one. Tokens and labels are `[b, s]` and the same on all ranks of a tensor
-/// parallel group; activations are `[s, b, hidden]`, under sequence parallelism `[s/tp, b, hidden]`.
+/// It is a chain: embedding, layers, head. Whoever trains it calls the links one by one; the activations between two of
+/// them are all that a later stage needs of an earlier one. Tokens and labels are `[b, s]` and the same on all ranks of
+/// a tensor parallel group; activations are `[s, b, hidden]`, under sequence parallelism `[s/tp, b, hidden]`.
+///
+/// ```
+/// use backend_dist::launch::{BoxError, Rank};
+/// use burn::tensor::{Device, FloatDType, Int, Tensor};
+/// use models::{CausalLm, Gpt, GptConfig, MicroBatch, ParamBuilder};
+///
+/// let rank = Rank::single(Device::flex());
+/// let model = Gpt::build(&GptConfig::tiny(), ParamBuilder::new(&rank, FloatDType::F32, 1))?;
+/// let tokens = Tensor::<2, Int>::from_data([[1, 2, 3]], &rank.device);
+/// assert_eq!(model.logits(tokens.clone()).dims(), [1, 3, 256]);
+/// // The same, link by link.
+/// let batch = MicroBatch::default();
+/// let mut x = model.embed(tokens, &batch);
+/// for layer in model.part().layers.clone() {
+///     x = model.layer(layer, x, &batch);
+/// }
+/// assert_eq!(model.head_logits(x).dims(), [1, 3, 256]);
+/// # Ok::<(), BoxError>(())
+/// ```
 pub trait CausalLm: Module {
     /// The model's sizes.
     type Config: ModelConfig;
@@ -69,7 +99,7 @@ pub trait CausalLm: Module {
     /// If the model does not fit the number of tensor parallel ranks, or weights cannot be read.
     fn build(config: &Self::Config, params: ParamBuilder) -> Result<Self, BuildError>;
 
-    /// What this is of the whole model.
+    /// The part of the whole model that this is.
     fn part(&self) -> &Part;
 
     /// The activations before the first layer.
@@ -127,9 +157,9 @@ pub trait CausalLm: Module {
         self.head_logits(self.hidden_states(tokens, &MicroBatch::default()))
     }
 
-    /// Reads `tokens [b, n]`, which follow those in the cache, and gives the logits after the last one, `[b, vocab]`,
-    /// gathered on all ranks and without padding. What [`logits`](Self::logits) gives for the last of all tokens, at
-    /// the cost of the new ones.
+    /// Reads `tokens [b, n]`, which follow those in the cache, and returns the logits after the last one, `[b, vocab]`,
+    /// gathered on all ranks and without padding: those of [`logits`](Self::logits) for the last of all tokens, at the
+    /// cost of the new ones.
     ///
     /// For generation: the model must not record gradients ([`ParamBuilder::without_autodiff`],
     /// [`Module::valid`]). The number of new tokens is free, also under sequence
@@ -139,6 +169,6 @@ pub trait CausalLm: Module {
     /// If the cache has no room for the new tokens, or the model no positions, or is not whole.
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2>;
 
-    /// What the rank's parameters are slices of.
+    /// The rank's parameters, with the global tensors that they are slices of.
     fn registry(&self) -> &Registry;
 }

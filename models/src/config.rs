@@ -46,6 +46,28 @@ pub enum ConfigError {
         /// The closest value that would do.
         nearest: f64,
     },
+    /// A size is beyond any model.
+    #[error("{key} = {value} is more than this program can hold; nearest legal: {most}")]
+    TooLarge {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: u64,
+        /// The largest legal value.
+        most: u64,
+    },
+    /// Sizes are legal, but not together.
+    #[error("{sizes} make {count:.1e} {what}, more than {most}; take smaller sizes")]
+    TooMany {
+        /// The sizes with their keys.
+        sizes: String,
+        /// The product of the sizes.
+        count: f64,
+        /// What it counts.
+        what: &'static str,
+        /// The most that are legal.
+        most: u64,
+    },
 }
 
 /// `value` must divide `total`.

@@ -9,6 +9,18 @@ use crate::names::NameMap;
 use crate::{DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, Mixtral, MixtralConfig};
 
 /// The sizes of a model of any family.
+///
+/// ```
+/// use models::{FamilyConfig, GptConfig, ModelConfig};
+///
+/// let config = FamilyConfig::Gpt(GptConfig::tiny());
+/// assert_eq!((config.family(), config.vocab_size()), ("gpt", 256));
+/// // Hugging Face's config.json, both ways.
+/// let file = config.to_hf()?;
+/// assert_eq!(file["n_layer"], 2);
+/// assert_eq!(FamilyConfig::from_hf(&file)?, config);
+/// # Ok::<(), models::hf::HfError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "lowercase")]
 pub enum FamilyConfig {
@@ -23,12 +35,12 @@ pub enum FamilyConfig {
     DeepSeekV3(DeepSeekV3Config),
 }
 
-/// What is done with a model whose family is known only when the program runs.
+/// An action on a model whose family is known only when the program runs.
 pub trait WithModel {
-    /// What comes of it.
+    /// The action's result.
     type Output;
 
-    /// Does it with the model type of the family.
+    /// Runs the action with the model type of the family.
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output;
 }
 

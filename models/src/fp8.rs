@@ -12,19 +12,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Fp8Config {
-    /// Which numbers; `None` is no FP8.
+    /// The number format; `None` is no FP8.
     pub format: Option<Fp8Format>,
     /// Where scales come from.
     pub recipe: Fp8Scaling,
-    /// The largest magnitude becomes the format's largest number divided by `2^margin`.
+    /// The amax becomes the format's largest number divided by `2^margin`.
     pub margin: u32,
     /// Steps that delayed scaling looks back.
     pub amax_history_len: usize,
-    /// Which of their magnitudes counts.
+    /// Which amax of these steps counts.
     pub amax_compute_algo: AmaxAlgorithm,
-    /// Quantised weights are kept for a whole step, not made anew by every micro-batch.
+    /// Quantised weights are cached for a whole step, not quantised again by every micro-batch.
     pub keep_weights: bool,
-    /// Routed experts too; where they are small, all in one launch without FP8 is quicker than a product each.
+    /// Routed experts too; where they are small, all in one launch without FP8 is faster than a GEMM each.
     pub experts: bool,
     /// The first and last layers stay out.
     pub first_last_layers_bf16: bool,

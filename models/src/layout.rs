@@ -16,11 +16,11 @@ pub struct ModelDims {
     pub kv_heads: usize,
     /// Width of the MLP; 0 where no layer has one.
     pub intermediate: usize,
-    /// Experts, in a mixture of experts.
+    /// Experts of an MoE.
     pub experts: Option<ExpertDims>,
     /// Transformer layers.
     pub layers: usize,
-    /// Longest sequence the model can see, if its positions are learned.
+    /// Longest sequence of the model, if its positions are learned.
     pub max_positions: Option<usize>,
 }
 
@@ -61,7 +61,7 @@ pub enum ModelLayoutError {
         /// The closest tensor parallel sizes that the whole model allows.
         nearest: Nearest,
     },
-    /// Sequence parallelism cuts the sequence into unequal parts.
+    /// Sequence parallelism would split the sequence into unequal parts.
     #[error(
         "sequence length {seq} is not a multiple of tensor-parallel {tp}, which sequence parallelism needs; nearest legal: {nearest}"
     )]
@@ -75,8 +75,8 @@ pub enum ModelLayoutError {
     },
     /// The ranks that share a sequence cannot have equal parts of it.
     #[error(
-        "sequence length {seq} is not a multiple of {unit}: context-parallel {cp} cuts it into {} chunks, sequence \
-         parallelism what a rank has of it over its neighbours; nearest legal: {nearest}",
+        "sequence length {seq} is not a multiple of {unit}: context-parallel {cp} splits it into {} chunks, and sequence \
+         parallelism splits a rank's chunks over the tensor parallel ranks; nearest legal: {nearest}",
         2 * .cp
     )]
     ContextLength {
@@ -120,7 +120,7 @@ pub enum ModelLayoutError {
 }
 
 /// What the length of a sequence must be a multiple of: a context parallel rank has two chunks of it, and sequence
-/// parallelism cuts what such a rank has over the tensor parallel ranks.
+/// parallelism splits these over the tensor parallel ranks.
 pub fn sequence_unit(layout: &ParallelLayout) -> usize {
     let parts = if layout.sequence_parallel() { layout.tp } else { 1 };
     match layout.cp {
@@ -180,8 +180,8 @@ impl ModelDims {
         check_sequence(layout, seq)
     }
 
-    /// Whether each expert can be cut into `etp` parts, and the experts of a layer divided over `ep` ranks of `ranks`,
-    /// those of a pipeline stage.
+    /// Whether each expert can be sharded over `etp` ranks, and the experts of a layer divided over `ep` ranks of
+    /// `ranks`, those of a pipeline stage.
     ///
     /// # Errors
     /// Names the size that does not fit and the nearest legal sizes.
@@ -264,8 +264,8 @@ mod tests {
         assert_eq!(refuse("TP1", 65), "sequence length 65 exceeds the model's 64 learned positions; nearest legal: 64");
         assert_eq!(
             refuse("CP4", 60),
-            "sequence length 60 is not a multiple of 8: context-parallel 4 cuts it into 8 chunks, sequence parallelism what \
-             a rank has of it over its neighbours; nearest legal: 56, 64"
+            "sequence length 60 is not a multiple of 8: context-parallel 4 splits it into 8 chunks, and sequence \
+             parallelism splits a rank's chunks over the tensor parallel ranks; nearest legal: 56, 64"
         );
         assert!(refuse("TP4 SP CP2", 60).contains("not a multiple of 8"));
         assert!(refuse("DP2 EP2", 64).contains("expert-parallel 2"));

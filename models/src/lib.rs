@@ -1,7 +1,7 @@
 //! Tensor- and sequence-parallel layers for Burn, and the model families built from them.
 //!
-//! A model is written as for one device; its layers cut the weights and exchange what has to be exchanged. Weights are
-//! a function of the seed, so every layout has the same loss:
+//! A model is written as for one device; its layers shard the weights and communicate. Initial weights are a function of
+//! the seed, so every layout has the same loss:
 //!
 //! ```
 //! use backend_dist::{launch::launch, mesh::Mesh};
@@ -11,14 +11,18 @@
 //! let loss = |layout: &str| -> Result<Vec<f64>, backend_dist::launch::BoxError> {
 //!     Ok(launch(&Mesh::new(layout.parse()?)?, &[Device::flex()], |rank| {
 //!         let model = Llama::build(&LlamaConfig::tiny(), ParamBuilder::new(&rank, FloatDType::F64, 1234))?;
-//!         let row = |first: i64| Tensor::<2, Int>::from_data([[first, first + 1, first + 2, first + 3]], &rank.device);
-//!         // [batch, sequence], the same on both ranks of a tensor parallel group
-//!         Ok(model.token_losses(row(5), row(6)).sum().into_scalar::<f64>())
+//!         // One sequence of four tokens, `[batch, sequence]`, the same on both ranks of a tensor parallel group.
+//!         let [tokens, labels] = [[5, 6, 7, 8], [6, 7, 8, 9]];
+//!         let tensor = |ids: [i64; 4]| Tensor::<2, Int>::from_data([ids], &rank.device);
+//!         Ok(model.token_losses(tensor(tokens), tensor(labels)).sum().into_scalar::<f64>())
 //!     })?)
 //! };
 //! assert!((loss("TP2 SP")?[0] - loss("TP1")?[0]).abs() < 1e-12);
 //! # Ok::<(), backend_dist::launch::BoxError>(())
 //! ```
+//!
+//! [`layers`] has the parallel layers. A family is a [`ModelConfig`], which is plain data, and a [`CausalLm`] that a
+//! [`ParamBuilder`] gives its weights; [`FamilyConfig`] is one that is known only when the program runs.
 
 #![warn(missing_docs)]
 
@@ -31,6 +35,7 @@ pub mod gpt;
 pub mod hf;
 pub mod layers;
 pub mod layout;
+mod limits;
 pub mod llama;
 mod megatron;
 pub mod micro_batch;
@@ -47,6 +52,7 @@ pub use family::{FamilyConfig, WithModel};
 pub use fp8::Fp8Config;
 pub use gpt::{Gpt, GptConfig};
 pub use layers::KvCache;
+pub use limits::limit as size_limit;
 pub use llama::{Llama, LlamaConfig, LlamaVariant};
 pub use micro_batch::MicroBatch;
 pub use mixtral::{Mixtral, MixtralConfig, MixtralVariant};

@@ -59,7 +59,7 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
     map.linear(&ours, &theirs, [hidden, heads * head_dim], config.output.bias);
 }
 
-/// Rows of the fused projection are ordered by key-value group: `q … q k v | q … q k v | …`
+/// Matrix rows of the fused projection are ordered by key-value group: `q … q k v | q … q k v | …`
 /// (`megatron/core/transformer/attention.py`).
 fn qkv_rows(config: &AttentionConfig) -> [Vec<Range<usize>>; 3] {
     let (d, queries) = (config.head_dim, config.heads / config.kv_heads);
@@ -70,18 +70,18 @@ fn qkv_rows(config: &AttentionConfig) -> [Vec<Range<usize>>; 3] {
     [part(0, queries), part(queries * d, 1), part((queries + 1) * d, 1)]
 }
 
-/// An MLP or a mixture of experts.
+/// An MLP or MoE.
 pub(crate) fn feed_forward(map: &mut NameMap, ffn: &Ffn, ours: &str, theirs: &str) {
     match ffn {
         Ffn::Dense(MlpConfig { hidden, intermediate, activation, input, .. }) => {
             mlp(map, [*hidden, *intermediate], *activation, input.bias, ours, theirs);
         }
-        Ffn::Moe(moe) => mixture(map, moe, ours, theirs),
+        Ffn::Moe(moe) => map_moe(map, moe, ours, theirs),
     }
 }
 
 /// `megatron/core/transformer/moe/{router,experts,shared_experts}.py`, with one module per expert.
-fn mixture(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str) {
+fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str) {
     let MoeConfig { experts, hidden, intermediate, .. } = *config;
     map.same(format!("{ours}.router.weight"), format!("{theirs}.router.weight"), &[experts, hidden]);
     if config.router.bias_rate.is_some() {
@@ -115,7 +115,7 @@ fn mlp(map: &mut NameMap, [hidden, width]: [usize; 2], activation: Activation, b
     map.linear(&format!("{ours}.down_proj"), &format!("{theirs}.linear_fc2"), [hidden, width], bias);
 }
 
-/// Some rows of a fused linear layer of this shape, and of its bias.
+/// Some matrix rows of a fused linear layer of this shape, and of its bias.
 fn rows(map: &mut NameMap, ours: &str, theirs: &str, rows: Vec<Range<usize>>, shape: [usize; 2], bias: bool) {
     let foreign = |what: &str, shape: &[usize]| {
         let (name, rows) = (format!("{theirs}.{what}"), Some(rows.clone()));

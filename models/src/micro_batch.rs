@@ -1,4 +1,4 @@
-//! What layers must know of the micro-batch that they compute.
+//! The layers' view of a micro-batch: ranks that share its sequences, documents, dropout.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,25 +8,26 @@ use backend_dist::ops::fp8::{Sharing, with_sharing};
 
 use crate::layers::DropoutKey;
 
-/// What layers must know of a micro-batch besides its activations. The default is a whole sequence on each rank, of one
-/// document, without dropout.
+/// Everything that layers need to know of a micro-batch but its activations. The default is a whole sequence on each
+/// rank, of one document, without dropout.
 #[derive(Clone, Debug, Default)]
 pub struct MicroBatch {
     /// With a key, dropout is applied.
     pub dropout: Option<DropoutKey>,
     /// The ranks that share the sequences, each with some of the positions.
     pub context: Option<ContextParallel>,
-    /// Blocks of replicas that share sequences in this pass, of all replicas, where they differ in size.
+    /// Blocks of data-parallel ranks that share sequences in this pass, of all data-parallel ranks, where they differ
+    /// in size.
     pub blocks: Option<Arc<[Range<usize>]>>,
     /// Attention does not cross the borders of documents.
     pub documents: Option<Documents>,
     /// Positions count from the start of each of these documents, not from that of the sequence.
     pub restarts: Option<Documents>,
-    /// What the gradients of auxiliary losses, means over the tokens of the micro-batch, are multiplied with.
+    /// The factor of the gradients of auxiliary losses, which are means over the tokens of the micro-batch.
     pub auxiliary: f64,
-    /// The place in every sequence from which on tokens only fill it up: no expert gets any of them, and no router
-    /// counts them (Megatron-LM's `padding_mask`). At 0 nothing means anything: it is computed because other ranks wait
-    /// for this one.
+    /// The position in every sequence from which on tokens are padding: no expert gets any of them, and no router
+    /// counts them (Megatron-LM's `padding_mask`). At 0 the whole pass is padding: it runs because other ranks wait for
+    /// this one.
     pub filled_from: Option<usize>,
 }
 
@@ -36,49 +37,49 @@ impl MicroBatch {
         Self { dropout, ..Self::default() }
     }
 
-    /// The places of this rank's `rows` rows in the whole sequence, in the order of the rows.
-    pub fn places(&self, rows: usize) -> Vec<Range<usize>> {
+    /// The positions in the whole sequence of the `count` positions that this rank has, in its order.
+    pub fn positions(&self, count: usize) -> Vec<Range<usize>> {
         match &self.context {
-            Some(context) if context.group.size() > 1 => context.positions(rows).to_vec(),
-            _ => Vec::from([0..rows]),
+            Some(context) if context.group.size() > 1 => context.positions(count).to_vec(),
+            _ => Vec::from([0..count]),
         }
     }
 
     /// Runs layers whose FP8 scales are those of all tokens of the micro-batch, on whichever ranks they are.
     pub(crate) fn in_whole<T>(&self, layers: impl FnOnce() -> T) -> T {
         let ranks = self.context.as_ref().map(|context| context.group.clone());
-        let is_nothing = self.filled_from == Some(0);
-        with_sharing(Sharing { ranks, blocks: self.blocks.clone(), is_nothing }, layers)
+        let is_dummy = self.filled_from == Some(0);
+        with_sharing(Sharing { ranks, blocks: self.blocks.clone(), is_dummy }, layers)
     }
 
-    /// Rows of the whole sequence of which this rank has `rows`.
-    pub fn sequence_length(&self, rows: usize) -> usize {
-        rows * self.context.as_ref().map_or(1, |context| context.group.size())
+    /// Length of the whole sequence of which this rank has `positions`.
+    pub fn sequence_length(&self, positions: usize) -> usize {
+        positions * self.context.as_ref().map_or(1, |context| context.group.size())
     }
 }
 
-/// Rows `rows` of what lies at `places` one after the other.
-pub(crate) fn part_of(places: &[Range<usize>], rows: Range<usize>) -> Vec<Range<usize>> {
+/// The elements `of` of `ranges` one after the other, as ranges.
+pub(crate) fn sub_ranges(ranges: &[Range<usize>], of: Range<usize>) -> Vec<Range<usize>> {
     let mut before = 0;
-    let cut = |place: &Range<usize>| {
-        let start = place.start + rows.start.saturating_sub(before).min(place.len());
-        let end = place.start + rows.end.saturating_sub(before).min(place.len());
-        before += place.len();
+    let sub_range = |range: &Range<usize>| {
+        let start = range.start + of.start.saturating_sub(before).min(range.len());
+        let end = range.start + of.end.saturating_sub(before).min(range.len());
+        before += range.len();
         start..end
     };
-    places.iter().map(cut).filter(|part| !part.is_empty()).collect()
+    ranges.iter().map(sub_range).filter(|part| !part.is_empty()).collect()
 }
 
-/// The positions of the tokens at `places` of every sample, counted from the start of their document: of all samples at
-/// the first place, then of all at the next.
-pub(crate) fn positions_in_documents(places: &[Range<usize>], documents: &Documents) -> Vec<usize> {
+/// The positions of the tokens at `positions` of every sample, counted from the start of their document: of all samples
+/// at the first position, then of all at the next.
+pub(crate) fn positions_in_documents(positions: &[Range<usize>], documents: &Documents) -> Vec<usize> {
     let samples = 0..documents.samples();
-    let position = |sample: usize, place: usize| {
+    let inside = |sample: usize, position: usize| {
         let starts = documents.starts(sample);
-        place - starts[starts.partition_point(|start| *start <= place) - 1]
+        position - starts[starts.partition_point(|start| *start <= position) - 1]
     };
-    let row = |place: usize| samples.clone().map(move |sample| position(sample, place));
-    places.iter().cloned().flatten().flat_map(row).collect()
+    let of_samples = |position: usize| samples.clone().map(move |sample| inside(sample, position));
+    positions.iter().cloned().flatten().flat_map(of_samples).collect()
 }
 
 #[cfg(test)]
@@ -87,10 +88,10 @@ mod tests {
 
     #[test]
     fn a_part_of_two_chunks_may_touch_both() {
-        let places = [2..4, 10..12];
-        assert_eq!(part_of(&places, 0..4), places);
-        assert_eq!(part_of(&places, 1..3), [3..4, 10..11]);
-        assert_eq!(part_of(&places, 2..4), [10..12]);
+        let ranges = [2..4, 10..12];
+        assert_eq!(sub_ranges(&ranges, 0..4), ranges);
+        assert_eq!(sub_ranges(&ranges, 1..3), [3..4, 10..11]);
+        assert_eq!(sub_ranges(&ranges, 2..4), [10..12]);
     }
 
     #[test]

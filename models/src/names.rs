@@ -6,20 +6,20 @@ use std::ops::Range;
 use backend_dist::shard::HostTensor;
 use thiserror::Error;
 
-/// Where a global tensor is found in another system: in some rows of a tensor, perhaps transposed.
+/// Where a global tensor is found in another system: in some matrix rows of a tensor, perhaps transposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
     /// Name of the other system's tensor.
     pub name: String,
     /// The other system stores the transpose of our matrix (`[in, out]`).
     pub transposed: bool,
-    /// Which rows (after transposing) are ours, in order; `None` is all of them.
+    /// Which matrix rows (after transposing) are ours, in order; `None` is all of them.
     pub rows: Option<Vec<Range<usize>>>,
     /// Shape of the other system's tensor.
     pub shape: Vec<usize>,
 }
 
-/// One row of ours in the other system's tensor: flat positions at equal distances.
+/// One matrix row of ours in the other system's tensor: flat positions at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The first position.
@@ -177,7 +177,7 @@ impl Foreign {
         self.runs(&whole).into_iter().flat_map(|run| run.positions())
     }
 
-    /// Where the rows of a box of our tensor are, in order; `ranges` has one range per dimension.
+    /// Where the matrix rows of a box of our tensor are, in order; `ranges` has one range per dimension.
     ///
     /// # Panics
     /// If the box is not one of a vector or matrix of our shape.
@@ -198,7 +198,7 @@ impl Foreign {
         ranges[0].clone().map(row).collect()
     }
 
-    /// The row of the other system's tensor, after transposing, that is our row `row`.
+    /// The matrix row of the other system's tensor, after transposing, that is our matrix row `row`.
     fn their_row(&self, row: usize) -> usize {
         let Some(rows) = &self.rows else { return row };
         let mut left = row;

@@ -1,7 +1,8 @@
 //! Creates a rank's parameters and records what each of them is a slice of.
 //!
 //! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `values` their initial values,
-//! `source` where these come from when they are not random, `place` the rank's place among those that share layers.
+//! `source` where these come from when they are not random, `place` the rank's coordinates among those that share
+//! layers.
 
 mod error;
 mod kinds;
@@ -19,8 +20,8 @@ use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::{Axis, Nearest};
 use backend_dist::ops::LOGITS_AT_ONCE;
-use backend_dist::ops::fp8::{ExpertCut, ExpertRanks, Fp8Experts, Fp8Linear, Fp8Recipe};
-use backend_dist::shard::{Place, Registry, Unit};
+use backend_dist::ops::fp8::{ExpertRanks, ExpertSharding, Fp8Experts, Fp8Linear, Fp8Recipe};
+use backend_dist::shard::{GroupPosition, Registry, Unit};
 use burn::tensor::{Device, FloatDType};
 
 use crate::fp8::Fp8Config;
@@ -37,6 +38,22 @@ struct Fp8Layers {
 
 /// Creates parameters for one rank: random values that do not depend on the layout, or a source's values, under stable
 /// ids, each recorded in the [`Registry`].
+///
+/// ```
+/// use backend_dist::launch::{BoxError, launch};
+/// use backend_dist::mesh::Mesh;
+/// use burn::tensor::{Device, FloatDType};
+/// use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
+///
+/// // Parameters on each of two tensor parallel ranks, of a model that they share.
+/// let held = launch(&Mesh::new("TP2".parse()?)?, &[Device::flex()], |rank| {
+///     let model = Llama::build(&LlamaConfig::tiny(), ParamBuilder::new(&rank, FloatDType::F32, 1234))?;
+///     Ok(model.registry().iter().map(|spec| spec.local_len()).sum::<usize>())
+/// })?;
+/// let whole = models::ModelConfig::parameter_count(&LlamaConfig::tiny());
+/// assert!(held[0] == held[1] && held[0] > whole / 2 && held[0] < whole);
+/// # Ok::<(), BoxError>(())
+/// ```
 pub struct ParamBuilder<'a> {
     parallel: TensorParallel,
     experts: ExpertParallel,
@@ -50,8 +67,8 @@ pub struct ParamBuilder<'a> {
     recompute: Recompute,
     fp8: Option<Fp8Layers>,
     /// That share the work of drawing: of dense parameters, and of experts.
-    replicas: [Option<Group>; 2],
-    expert_replicas: Group,
+    dp_ranks: [Option<Group>; 2],
+    expert_dp_ranks: Group,
     /// Ranks that share sequences.
     context_parallel: usize,
     /// All ranks that build the same layers.
@@ -80,20 +97,20 @@ impl<'a> ParamBuilder<'a> {
             unit: Unit::default(),
             recompute: Recompute::default(),
             fp8: None,
-            replicas: [None, None],
-            expert_replicas: rank.group(Axis::Edp),
+            dp_ranks: [None, None],
+            expert_dp_ranks: rank.group(Axis::Edp),
             context_parallel: rank.mesh.axis_size(Axis::Cp),
             stage: rank.group(Axis::TpDpCp),
             registry: Registry::default(),
         }
     }
 
-    /// The ranks of `replicas` build the same parameters at the same time and share the work of drawing random values,
+    /// The ranks of `dp_ranks` build the same parameters at the same time and share the work of drawing random values,
     /// as those that hold the same experts do.
-    pub fn with_replicas(mut self, replicas: Group) -> Self {
-        // Between processes, drawing is quicker than sending.
-        self.replicas = [replicas, self.expert_replicas.clone()]
-            .map(|replicas| Some(replicas).filter(|replicas| replicas.size() > 1 && replicas.is_in_one_process()));
+    pub fn with_dp_ranks(mut self, dp_ranks: Group) -> Self {
+        // Between processes, drawing is faster than sending.
+        self.dp_ranks = [dp_ranks, self.expert_dp_ranks.clone()]
+            .map(|dp_ranks| Some(dp_ranks).filter(|dp_ranks| dp_ranks.size() > 1 && dp_ranks.is_in_one_process()));
         self
     }
 
@@ -146,33 +163,32 @@ impl<'a> ParamBuilder<'a> {
         self.fp32_norms
     }
 
-    /// Layers drop what selective recomputation says and compute it again in the backward pass.
+    /// Layers drop the outputs of the modules of selective recomputation and recompute them in the backward pass.
     pub fn with_recompute(mut self, recompute: &Recompute) -> Self {
         self.recompute = recompute.clone();
         self
     }
 
-    /// Whether exchanges of tensor parallelism run beside the matrix products where they can, as they do without this
+    /// Whether collectives of tensor parallelism are overlapped with GEMMs where they can be, which is the default
     /// (Megatron's `--tp-comm-overlap`).
     pub fn with_tp_comm_overlap(mut self, overlap: bool) -> Self {
         self.parallel.overlap = overlap;
         self
     }
 
-    /// Whether all-to-alls of routed tokens run beside the experts' products where they can, which they do not without
-    /// this (Megatron's `--overlap-moe-expert-parallel-comm`). A rank's experts are cut into
-    /// `pieces`, at most one for each expert; without a number into two where that seems quicker than one after the
-    /// other.
+    /// Whether all-to-alls of routed tokens are overlapped with the experts' GEMMs where they can be, which is not the
+    /// default (Megatron's `--overlap-moe-expert-parallel-comm`). A rank's experts are split into `pieces` chunks, at
+    /// most one for each expert; without a number into two where the prediction is that it saves time.
     ///
     /// # Panics
-    /// For no pieces.
+    /// For no chunks.
     pub fn with_moe_comm_overlap(mut self, overlap: bool, pieces: Option<usize>) -> Self {
-        assert_ne!(pieces, Some(0), "experts are cut into at least one piece");
+        assert_ne!(pieces, Some(0), "experts are split into at least one chunk");
         (self.experts.overlap, self.experts.pieces) = (overlap, pieces);
         self
     }
 
-    /// Whether routers choose experts at random, so that all are used alike, which they do not without this (Megatron's
+    /// Whether routers choose experts at random, so that all are used alike, which is not the default (Megatron's
     /// `--moe-router-force-load-balancing`): to measure speed.
     pub fn with_forced_load_balancing(mut self, forced: bool) -> Self {
         self.experts.forced = forced;
@@ -207,25 +223,30 @@ impl<'a> ParamBuilder<'a> {
     ///
     /// # Errors
     /// If ranks that share sequences hold some of the experts together with ranks that do not.
-    pub fn fp8_experts(&self, name: &str, experts: usize, cut: ExpertCut) -> Result<Option<Fp8Experts>, BuildError> {
+    pub fn fp8_experts(
+        &self,
+        name: &str,
+        experts: usize,
+        sharding: ExpertSharding,
+    ) -> Result<Option<Fp8Experts>, BuildError> {
         let has_experts = self.fp8.as_ref().is_some_and(|fp8| fp8.experts);
         let Some(recipe) = self.fp8_recipe().filter(|_| has_experts) else { return Ok(None) };
-        let (cp, replicas) = (self.context_parallel, self.expert_senders().len());
-        let legal = |cp: usize| cp.is_multiple_of(replicas) || replicas.is_multiple_of(cp);
+        let (cp, dp_ranks) = (self.context_parallel, self.expert_senders().len());
+        let legal = |cp: usize| cp.is_multiple_of(dp_ranks) || dp_ranks.is_multiple_of(cp);
         if !legal(cp) {
             return Err(BuildError::Fp8Experts(format!(
-                "context-parallel {cp} and the {replicas} replicas that divide a layer's experts (expert-parallel · \
+                "context-parallel {cp} and the {dp_ranks} data-parallel ranks that divide a layer's experts (expert-parallel · \
                  expert-tensor-parallel / tensor-parallel) must divide one the other; nearest legal context-parallel: {}",
-                Nearest::where_legal(cp, cp * replicas, legal)
+                Nearest::where_legal(cp, cp * dp_ranks, legal)
             )));
         }
         let tokens = (self.parallel.size() > self.experts.group.size()).then(|| self.parallel.group.clone());
         let (own, parts) = (self.experts.local(experts), self.experts.parts.clone());
-        let ranks = ExpertRanks { experts, own, parts, tokens, replicas: self.expert_senders() };
-        Ok(Some(Fp8Experts::new(name, recipe, cut, ranks)))
+        let ranks = ExpertRanks { experts, local: own, shards: parts, tokens, dp_ranks: self.expert_senders() };
+        Ok(Some(Fp8Experts::new(name, recipe, sharding, ranks)))
     }
 
-    /// The replicas of the stage whose tokens come to this rank's experts.
+    /// The data-parallel ranks of the stage whose tokens are dispatched to this rank's experts.
     fn expert_senders(&self) -> Range<usize> {
         let (tp, group) = (self.parallel.size(), &self.experts.group);
         let first = group.ranks()[0];
@@ -254,8 +275,8 @@ impl<'a> ParamBuilder<'a> {
         &self.stage
     }
 
-    /// Place of this rank in the tensor parallel group.
-    pub fn place(&self) -> Place {
+    /// Coordinate of this rank in the tensor parallel group.
+    pub fn place(&self) -> GroupPosition {
         self.parallel.place()
     }
 
@@ -269,7 +290,7 @@ impl<'a> ParamBuilder<'a> {
         self.dtype
     }
 
-    /// Everything that was created so far, in order; the builder starts anew.
+    /// Everything that was created so far, in order; the builder starts again with nothing.
     pub fn take_registry(&mut self) -> Registry {
         std::mem::take(&mut self.registry)
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Consecutive layers, and what comes before the first or after the last one.
+/// Consecutive layers, perhaps with the embedding before them and the head after them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Layers, counted over the whole model; may be none.

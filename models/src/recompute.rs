@@ -1,9 +1,9 @@
-//! Which activations are dropped in the forward pass and computed again in the backward pass, as Megatron-LM's
+//! Which activations are dropped in the forward pass and recomputed in the backward pass, as Megatron-LM's
 //! `--recompute-granularity`, `--recompute-method`, `--recompute-num-layers` and `--recompute-modules`.
 
 use serde::{Deserialize, Serialize};
 
-/// How much is computed again.
+/// How much is recomputed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Granularity {
@@ -16,22 +16,22 @@ pub enum Granularity {
     Full,
 }
 
-/// Which layers full recomputation treats.
+/// Which layers full recomputation recomputes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
-    /// All layers, a number of them at a time: only the input of each unit is kept.
+    /// All layers, a number of them at a time: only the input of each unit is saved.
     #[default]
     Uniform,
-    /// The first layers of each stage, one at a time; the others keep their activations.
+    /// The first layers of each stage, one at a time; the activations of the others are saved.
     Block,
 }
 
-/// A part of a layer whose output is cheap to compute again for the memory it takes.
+/// A part of a layer whose output is cheap to recompute for the memory it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Module {
-    /// Attention between the projections: what it gives to the output projection, and its softmax statistics.
+    /// Attention between the projections: the attention output, and its softmax statistics.
     #[serde(alias = "core_attn", alias = "core-attn")]
     CoreAttention,
     /// The activation function of the MLP.
@@ -41,7 +41,25 @@ pub enum Module {
     Norms,
 }
 
-/// What is computed again in the backward pass. The default is nothing.
+/// What is recomputed in the backward pass. The default is nothing.
+///
+/// ```
+/// use backend_dist::launch::{BoxError, Rank};
+/// use burn::tensor::{Device, FloatDType, Int, Tensor};
+/// use models::recompute::Module;
+/// use models::{CausalLm, Llama, LlamaConfig, ParamBuilder, Recompute};
+///
+/// let rank = Rank::single(Device::flex());
+/// let recompute = Recompute::selective(&[Module::CoreAttention, Module::Norms]);
+/// let loss = |recompute: &Recompute| -> Result<f32, BoxError> {
+///     let params = ParamBuilder::new(&rank, FloatDType::F32, 1).with_recompute(recompute);
+///     let model = Llama::build(&LlamaConfig::tiny(), params)?;
+///     let tensor = |ids: [i64; 3]| Tensor::<2, Int>::from_data([ids], &rank.device);
+///     Ok(model.token_losses(tensor([1, 2, 3]), tensor([2, 3, 4])).sum().into_scalar::<f32>())
+/// };
+/// assert_eq!(loss(&recompute)?, loss(&Recompute::default())?);
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Recompute {
@@ -51,8 +69,8 @@ pub struct Recompute {
     pub method: Method,
     /// Layers per unit under [`Method::Uniform`], layers of each stage under [`Method::Block`].
     pub num_layers: usize,
-    /// [`Granularity::Full`] keeps what attention gives, and its softmax statistics: as much memory again as the
-    /// layer's input, for what costs most of all in long sequences.
+    /// [`Granularity::Full`] saves the attention outputs and their softmax statistics: as much memory again as the
+    /// layer's input, and no second computation of the most expensive part of long sequences.
     pub keep_attention: bool,
     /// Which modules, of [`Granularity::Selective`].
     pub modules: Vec<Module>,

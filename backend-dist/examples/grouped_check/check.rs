@@ -1,11 +1,12 @@
 //! Small sizes against fp64.
-use crate::products::{ALL, How, Layer, What, multiply, result};
+use crate::gemms::{ALL, GroupedGemm, Layer, Method, multiply, result};
 use crate::reference;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kernels_cubecl::grouped::{Onto, Product};
+use kernels_cubecl::grouped::{Epilogue, Gemm};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Groups of many sizes, empty ones among them, results that do not fill tiles, and inner dimensions that do not.
+/// Groups of many sizes, some of them empty, results that do not fill tiles, and inner dimensions that are no multiple
+/// of a step.
 fn layers() -> Vec<Layer> {
     let layer = |counts: &[usize], features, inner| Layer { counts: counts.to_vec(), features, inner };
     vec![
@@ -30,57 +31,57 @@ pub fn check(device: &Device) -> usize {
     let mut bad = 0;
     for dtype in [DType::BF16, DType::F16] {
         for layer in layers() {
-            let ways = [How::Wide, How::Roomy, How::Paired, How::Chosen, How::Loop];
-            bad += checked(|| check_layer(device, &layer, dtype, &ways));
+            let methods = [Method::Wide, Method::WideStaging, Method::Paired, Method::Default, Method::Loop];
+            bad += checked(|| check_layer(device, &layer, dtype, &methods));
         }
         for layer in others() {
-            bad += checked(|| check_layer(device, &layer, dtype, &[How::Chosen]));
+            bad += checked(|| check_layer(device, &layer, dtype, &[Method::Default]));
         }
     }
     bad
 }
 
-/// A refusal counts as a wrong result; the other sizes are still looked at.
+/// A refused call counts as a wrong result; the other sizes are still checked.
 fn checked(check: impl FnOnce() -> usize) -> usize {
     catch_unwind(AssertUnwindSafe(check)).unwrap_or(1)
 }
 
-fn check_layer(device: &Device, layer: &Layer, dtype: DType, ways: &[How]) -> usize {
+fn check_layer(device: &Device, layer: &Layer, dtype: DType, methods: &[Method]) -> usize {
     let rows = layer.rows();
     let x = reference::numbers(rows * layer.inner, 1);
     let y = reference::numbers(rows * layer.features, 2);
     let w = reference::numbers(layer.matrices().iter().product(), 3);
     let mut bad = 0;
-    for (product, onto) in ALL {
-        let (left, right, shapes) = match product {
-            Product::Forward => (&x, &w, [[rows, layer.inner], layer.matrices()]),
-            Product::InputGradient => (&y, &w, [[rows, layer.features], layer.matrices()]),
-            Product::WeightGradient => (&y, &x, [[rows, layer.features], [rows, layer.inner]]),
+    for (gemm, epilogue) in ALL {
+        let (left, right, shapes) = match gemm {
+            Gemm::Forward => (&x, &w, [[rows, layer.inner], layer.matrices()]),
+            Gemm::InputGradient => (&y, &w, [[rows, layer.features], layer.matrices()]),
+            Gemm::WeightGradient => (&y, &x, [[rows, layer.features], [rows, layer.inner]]),
         };
-        let shape = result(layer, product);
+        let shape = result(layer, gemm);
         let len = shape.iter().product();
-        let there = if onto == Onto::Added { reference::numbers(len, 4) } else { vec![0.0; len] };
-        let expected = reference::multiply(layer, product, left, right, &there);
-        for &how in ways {
-            let wide = onto != Onto::Same;
-            // A matrix that is made as one may have gaps between its rows.
+        let there = if epilogue == Epilogue::AddFp32 { reference::numbers(len, 4) } else { vec![0.0; len] };
+        let expected = reference::multiply(layer, gemm, left, right, &there);
+        for &method in methods {
+            let wide = epilogue != Epilogue::InputType;
+            // A tensor that is created as a matrix may have gaps between its rows.
             let tensor = |values: &[f64], shape: [usize; 2], dtype| {
                 let data = TensorData::new(values.to_vec(), [values.len()]);
                 Tensor::<1>::from_data(data, (device, dtype)).reshape(shape)
             };
-            // What nobody writes must not look like a result.
-            let before = if onto == Onto::Added { there.clone() } else { vec![f64::NAN; len] };
+            // Numbers that nothing writes must not look like a result.
+            let before = if epilogue == Epilogue::AddFp32 { there.clone() } else { vec![f64::NAN; len] };
             let out = tensor(&before, shape, if wide { DType::F32 } else { dtype });
             let operands = [tensor(left, shapes[0], dtype), tensor(right, shapes[1], dtype)];
-            let found = multiply(layer, (product, onto), how, [&operands[0], &operands[1], &out]);
+            let found = multiply(layer, (gemm, epilogue), method, [&operands[0], &operands[1], &out]);
             let found: Vec<f64> = found.into_data().convert::<f64>().try_to_vec().expect("converted to f64");
             let worst = error(&found, &expected);
-            let good = worst <= limit((product, onto), dtype);
-            if !good || how == How::Wide {
+            let good = worst <= limit((gemm, epilogue), dtype);
+            if !good || method == Method::Wide {
                 let counts = &layer.counts;
                 let sizes = format!("{counts:?} · {} · {}", layer.features, layer.inner);
                 let verdict = if good { "ok" } else { "BAD" };
-                println!("{dtype:?} {product:?} {onto:?} {how:?} {sizes:<44} {worst:.1e} {verdict}");
+                println!("{dtype:?} {gemm:?} {epilogue:?} {method:?} {sizes:<44} {worst:.1e} {verdict}");
             }
             bad += usize::from(!good);
         }
@@ -88,11 +89,11 @@ fn check_layer(device: &Device, layer: &Layer, dtype: DType, ways: &[How]) -> us
     bad
 }
 
-/// Half a unit in the last place of the result, and what sums in fp32 lose.
-fn limit((_, onto): What, dtype: DType) -> f64 {
-    let rounding = match (onto, dtype) {
-        (Onto::Same, DType::F16) => 1.0 / 2048.0,
-        (Onto::Same, _) => 1.0 / 256.0,
+/// Half a unit in the last place of the result, plus the rounding errors of fp32 sums.
+fn limit((_, epilogue): GroupedGemm, dtype: DType) -> f64 {
+    let rounding = match (epilogue, dtype) {
+        (Epilogue::InputType, DType::F16) => 1.0 / 2048.0,
+        (Epilogue::InputType, _) => 1.0 / 256.0,
         _ => 0.0,
     };
     rounding + 1e-5

@@ -1,24 +1,24 @@
-//! Experts in FP8: small sizes against the emulation on the CPU in f64, and what a layer takes next to one in bf16.
+//! Experts in FP8: small sizes against the emulation on the CPU in f64, and times next to bf16.
 use crate::reference::numbers;
 use crate::time::{counts, median};
 use backend_dist::comm::Group;
-use backend_dist::ops::fp8::{self, ExpertCut, ExpertRanks, Fp8Experts, Fp8Format, Fp8Recipe};
+use backend_dist::ops::fp8::{self, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Recipe};
 use backend_dist::ops::main_grads::{self, MainGrad};
 use backend_dist::ops::{moe, pull_back};
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use std::sync::Arc;
 
-/// `‖found - expected‖ / ‖expected‖`: results rounded to 16 bits, and sums that keep some 14 bits.
+/// Bound of `‖found - expected‖ / ‖expected‖`: results rounded to 16 bits, and accumulators that keep about 14 bits.
 const LIMIT: f64 = 1.5e-2;
 
 fn layer(experts: usize, format: Fp8Format) -> Fp8Experts {
-    let ranks = ExpertRanks { experts, own: 0..experts, parts: Group::single(), tokens: None, replicas: 0..1 };
-    Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertCut::Outputs, ranks)
+    let ranks = ExpertRanks { experts, local: 0..experts, shards: Group::single(), tokens: None, dp_ranks: 0..1 };
+    Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertSharding::Outputs, ranks)
 }
 
 pub fn check(device: &Device) -> usize {
     let mut bad = 0;
-    // Experts, rows of groups, outputs and inputs; empty groups, empty experts, tiles that are not full.
+    // Experts, rows of groups, output and input features; empty groups, empty experts, tiles that are not full.
     let sizes: [(usize, &[usize], [usize; 2]); 4] = [
         (1, &[128], [64, 64]),
         (3, &[256, 128, 0, 0, 0, 384], [192, 320]),
@@ -48,7 +48,7 @@ pub fn check(device: &Device) -> usize {
     bad
 }
 
-/// Output and gradients of the rows and of the matrices, these summed up in place with `sums`.
+/// Output and gradients of the tokens and of the matrices; with `sums` the latter are accumulated in place.
 fn results(
     device: &Device,
     dtype: DType,
@@ -88,8 +88,8 @@ fn error(found: &[f64], expected: &[f64]) -> f64 {
     if found.len() == expected.len() { f64::sqrt(off / size) } else { f64::INFINITY }
 }
 
-/// Four experts of a Mixtral 8x7B, of one micro-batch and of two that meet, forward and with both gradients; casts
-/// included, but for those of the matrices, which are kept.
+/// Four experts of a Mixtral 8x7B, of one micro-batch and of two together, forward and with both gradients; casts
+/// included, except those of the matrices, which are cached.
 pub fn time(device: &Device) {
     fp8::weights_changed();
     for (name, features, inner) in [("in", 28_672, 4096), ("out", 4096, 14_336)] {
@@ -111,9 +111,9 @@ pub fn time(device: &Device) {
             let in_bf16 = || moe::grouped_linear(x.clone(), w.clone(), &whole);
             let near = gradient.clone().inner();
             let flops = 2.0 * 16_384.0 * (features * inner) as f64 / 1e12;
-            let rate = |products: f64, seconds: f64| products * flops / seconds;
-            let ways: [(&str, &dyn Fn() -> Tensor<2>); 2] = [("bf16", &in_bf16), ("FP8", &in_fp8)];
-            for (what, way) in ways {
+            let rate = |gemms: f64, seconds: f64| gemms * flops / seconds;
+            let methods: [(&str, &dyn Fn() -> Tensor<2>); 2] = [("bf16", &in_bf16), ("FP8", &in_fp8)];
+            for (what, way) in methods {
                 let forward = rate(1.0, median(|| drop(way()), &near));
                 let all = rate(3.0, median(|| drop(pull_back(way(), gradient.clone())), &near));
                 println!(

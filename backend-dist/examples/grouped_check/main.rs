@@ -1,13 +1,13 @@
-//! Checks the products of groups of rows against fp64 on small sizes, and times them next to a cuBLASLt product for
-//! each group at the sizes of mixtures of experts.
+//! Checks grouped GEMMs against fp64 on small sizes, and times them next to a cuBLASLt GEMM for each group at the sizes
+//! of MoE models.
 //!
 //! `cargo run --release --example grouped_check --features cuda` on a machine with a Hopper GPU; `-- check`, `-- time`
-//! or `-- fp8` (both of experts in FP8) does only that, other words choose models by name. Exits 1 if a result is
-//! wrong. An error is the greatest difference, over the number itself and the root mean square of all of them.
+//! or `-- fp8` (checks and times experts in FP8) does only that, other words choose models by name. Exits 1 if a result
+//! is wrong. An error is the greatest difference, over the number itself and the root mean square of all of them.
 
 mod check;
 mod fp8;
-mod products;
+mod gemms;
 mod reference;
 mod time;
 
@@ -31,8 +31,8 @@ fn main() {
     }
     println!("{:.1} s", start.elapsed().as_secs_f64());
     if bad > 0 {
-        println!("{bad} products are wrong");
+        println!("{bad} GEMMs are wrong");
         std::process::exit(1);
     }
-    println!("all products are right");
+    println!("all GEMMs are right");
 }

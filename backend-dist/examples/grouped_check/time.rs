@@ -1,11 +1,11 @@
-//! What the products take at the sizes of models.
-use crate::products::{ALL, How, Layer, What, multiply, result};
+//! Times of grouped GEMMs at the sizes of models.
+use crate::gemms::{ALL, GroupedGemm, Layer, Method, multiply, result};
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use kernels_cubecl::grouped::{Onto, Product};
+use kernels_cubecl::grouped::{Epilogue, Gemm};
 use std::time::Instant;
 
-/// Batches, of which the median counts, and seconds of a batch.
+/// Batches, whose median counts, and seconds of a batch.
 const BATCHES: usize = 5;
 const SECONDS: f64 = 0.03;
 
@@ -23,7 +23,7 @@ pub fn counts(groups: usize, rows: usize) -> Vec<usize> {
     counts
 }
 
-/// First and second layer of experts: hidden to twice the intermediate size, and back.
+/// First and second linear layer of experts: hidden to twice the intermediate size, and back.
 fn models() -> Vec<(&'static str, Layer)> {
     let mut all = Vec::new();
     for (names, groups, rows, hidden, intermediate) in [
@@ -40,7 +40,7 @@ fn models() -> Vec<(&'static str, Layer)> {
     all
 }
 
-/// Prints a line for each model and product; how many results are wrong.
+/// Prints a line for each model and GEMM; returns the number of wrong results.
 pub fn time(device: &Device, words: &[String]) -> usize {
     let mut bad = 0;
     let mut lines = Vec::new();
@@ -48,56 +48,56 @@ pub fn time(device: &Device, words: &[String]) -> usize {
         if !words.is_empty() && !words.iter().any(|word| name.contains(word.as_str())) {
             continue;
         }
-        for what in ALL.into_iter().filter(|what| what.1 != Onto::Wide) {
+        for what in ALL.into_iter().filter(|what| what.1 != Epilogue::Fp32) {
             let line = line(device, name, &layer, what, &mut bad);
             println!("{line}");
             lines.push(line);
         }
     }
     println!(
-        "\n{:<34} {:<24} {:>7} {:>7} {:>7} {:>7} {:>7}  error (TFLOP/s)",
-        "layer", "product", "loop", "wide", "roomy", "paired", "ahead"
+        "\n{:<34} {:<24} {:>8} {:>8} {:>8} {:>8} {:>8}  error (TFLOP/s)",
+        "layer", "GEMM", "loop", "wide", "staging", "paired", "prefetch"
     );
     lines.iter().for_each(|line| println!("{line}"));
     bad
 }
 
-fn line(device: &Device, name: &str, layer: &Layer, what: What, bad: &mut usize) -> String {
+fn line(device: &Device, name: &str, layer: &Layer, what: GroupedGemm, bad: &mut usize) -> String {
     let rows = layer.rows();
-    // A matrix that is made as one may have gaps between its rows.
+    // A tensor that is created as a matrix may have gaps between its rows.
     let random = |[rows, columns]: [usize; 2]| {
         let numbers = Tensor::<1>::random([rows * columns], Distribution::Normal(0.0, 1.0), (device, DType::BF16));
         numbers.reshape([rows, columns])
     };
     let (x, y) = ([rows, layer.inner], [rows, layer.features]);
     let shapes = match what.0 {
-        Product::Forward => [x, layer.matrices()],
-        Product::InputGradient => [y, layer.matrices()],
-        Product::WeightGradient => [y, x],
+        Gemm::Forward => [x, layer.matrices()],
+        Gemm::InputGradient => [y, layer.matrices()],
+        Gemm::WeightGradient => [y, x],
     };
     let operands = shapes.map(random);
-    let dtype = if what.1 == Onto::Same { DType::BF16 } else { DType::F32 };
+    let dtype = if what.1 == Epilogue::InputType { DType::BF16 } else { DType::F32 };
     let shape = result(layer, what.0);
     let zeros = || Tensor::<1>::zeros([shape[0] * shape[1]], (device, dtype)).reshape(shape);
-    let expected = run(layer, what, How::Loop, &operands, &zeros());
+    let expected = run(layer, what, Method::Loop, &operands, &zeros());
     let mut speeds = Vec::new();
     let mut worst = 0.0;
-    for how in [How::Loop, How::Wide, How::Roomy, How::Paired, How::Ahead] {
+    for method in [Method::Loop, Method::Wide, Method::WideStaging, Method::Paired, Method::Prefetch] {
         let out = zeros();
-        let found = run(layer, what, how, &operands, &out);
+        let found = run(layer, what, method, &operands, &out);
         let error = difference(found, expected.clone());
-        // Both have rounded to bf16, or added up in fp32 in another order.
-        let limit = if what.1 == Onto::Same { 1.0 / 64.0 } else { 1e-3 };
+        // Both have rounded to bf16, or have added in fp32 in another order.
+        let limit = if what.1 == Epilogue::InputType { 1.0 / 64.0 } else { 1e-3 };
         *bad += usize::from(error.is_nan() || error > limit);
         worst = if error.is_nan() { error } else { error.max(worst) };
-        let seconds = median(|| drop(run(layer, what, how, &operands, &out)), &operands[0]);
-        speeds.push(format!("{:7.1}", layer.flops() / seconds / 1e12));
+        let seconds = median(|| drop(run(layer, what, method, &operands, &out)), &operands[0]);
+        speeds.push(format!("{:8.1}", layer.flops() / seconds / 1e12));
     }
     format!("{name:<34} {:<24} {}  {worst:.1e}", format!("{:?} {:?}", what.0, what.1), speeds.join(" "))
 }
 
-fn run(layer: &Layer, what: What, how: How, [left, right]: &[Tensor<2>; 2], out: &Tensor<2>) -> Tensor<2> {
-    multiply(layer, what, how, [left, right, out])
+fn run(layer: &Layer, what: GroupedGemm, method: Method, [left, right]: &[Tensor<2>; 2], out: &Tensor<2>) -> Tensor<2> {
+    multiply(layer, what, method, [left, right, out])
 }
 
 /// The greatest difference over the number itself and the root mean square.
@@ -112,8 +112,8 @@ fn difference(found: Tensor<2>, expected: Tensor<2>) -> f64 {
 /// Seconds of a call, which works on the device of `near`.
 pub fn median(call: impl Fn(), near: &Tensor<2>) -> f64 {
     let client = near.clone().try_into_primitive::<Cube>().expect("a tensor on a GPU").client;
-    // Reading a tensor that is done long since would not wait for what was issued after it.
-    let sync = || cubecl::future::block_on(client.sync()).expect("the products ran");
+    // Reading a finished tensor would not wait for work that was issued after it.
+    let sync = || cubecl::future::block_on(client.sync()).expect("the GEMMs ran");
     let batch = |calls: usize| {
         sync();
         let start = Instant::now();

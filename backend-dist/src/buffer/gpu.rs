@@ -1,7 +1,7 @@
 //! Buffers on CubeCL's memory.
 
 mod collectives;
-mod pieces;
+mod ranges;
 mod squares;
 mod updates;
 
@@ -17,11 +17,11 @@ use std::fmt;
 use std::ops::Range;
 
 pub use collectives::Wait;
-pub use pieces::PieceTable;
+pub use ranges::RangeTable;
 pub use squares::{ChunkTable, squares};
 pub use updates::{TensorTable, adamw, momentum, muon_mix, muon_step};
 
-/// A flat array in GPU memory of type `f32`, `bf16` or `f16`, or a part of one.
+/// A flat array of type `f32`, `bf16` or `f16` in GPU memory, or a slice of one.
 #[derive(Clone)]
 pub struct Buffer(CubeTensor);
 
@@ -37,9 +37,9 @@ impl Buffer {
         float_type(dtype).is_some() && anchor(device).is_some()
     }
 
-    /// A new array of zeros that keeps its place in memory; `None` where [`Buffer::fits`] says no.
+    /// A new array of zeros with a fixed address; `None` unless [`Buffer::fits`].
     ///
-    /// The largest is a quarter of the GPU's memory: more is an out-of-memory error when it is used.
+    /// The maximum is a quarter of the GPU's memory: a larger one is an out-of-memory error when it is used.
     pub fn zeros(len: usize, device: &Device, dtype: DType) -> Option<Self> {
         float_type(dtype)?;
         let anchor = anchor(device)?;
@@ -60,10 +60,10 @@ impl Buffer {
         Run { handle: &self.0.handle, float, start: range.start, len: range.len() }
     }
 
-    /// Some of the elements, in the same memory.
+    /// A slice of the elements, in the same memory.
     ///
     /// # Panics
-    /// If the range ends behind the buffer.
+    /// If the range ends after the buffer.
     pub fn part(&self, range: Range<usize>) -> Self {
         let (len, width) = (self.len(), self.0.dtype.size() as u64);
         assert!(range.start <= range.end && range.end <= len, "elements {range:?} of {self:?}");
@@ -73,7 +73,8 @@ impl Buffer {
         Self(CubeTensor::new_contiguous(client, device, Shape::from([range.len()]), handle, self.0.dtype))
     }
 
-    /// The elements as a tensor, in the same memory. Burn never writes to it, since this buffer holds the memory too.
+    /// The elements as a tensor, in the same memory. Burn never writes to it, because this buffer is a second owner of
+    /// the memory.
     pub fn tensor(&self) -> Tensor<1> {
         Tensor::from_primitive::<Cube>(self.0.clone())
     }
@@ -81,7 +82,7 @@ impl Buffer {
     /// Replaces elements from `at` on, rounding to the buffer's type.
     ///
     /// # Panics
-    /// If the values are on another kind of device, or reach behind the buffer.
+    /// If the values are on another kind of device, or end after the buffer.
     pub fn put(&self, at: usize, values: Tensor<1>) {
         self.write(at, values, false);
     }
@@ -107,7 +108,7 @@ impl Buffer {
     /// Sets elements to zero.
     ///
     /// # Panics
-    /// If the range ends behind the buffer.
+    /// If the range ends after the buffer.
     pub fn clear(&self, range: Range<usize>) {
         cuda::clear(&self.part(range).0);
     }
@@ -132,7 +133,7 @@ fn float_type(dtype: DType) -> Option<FloatType> {
     }
 }
 
-/// Numbers in memory of their own, at least one.
+/// Numbers in a separate allocation, at least one.
 fn table(near: &CubeTensor, values: &[u32]) -> Handle {
     near.client.create_from_slice(bytemuck::cast_slice(if values.is_empty() { &[0] } else { values }))
 }

@@ -1,8 +1,8 @@
 //! Flat arrays in GPU memory that are allocated once, written in place, and read as ordinary tensors.
 //!
-//! Writes are queued on the compute stream of the rank's thread, like every tensor operation. A tensor that
-//! [`Buffer::tensor`] gives shares the memory: it shows what is written later. On other devices there are no buffers,
-//! and [`Buffer::zeros`] says so.
+//! Writes are queued on the compute stream of the rank's thread, like every tensor operation. The tensor of
+//! [`Buffer::tensor`] shares the memory and shows later writes. Other devices have no buffers: [`Buffer::zeros`]
+//! returns `None`.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -10,17 +10,17 @@ mod gpu;
 mod none;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{Buffer, ChunkTable, PieceTable, TensorTable, Wait, adamw, momentum, muon_mix, muon_step, squares};
+pub use gpu::{Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, momentum, muon_mix, muon_step, squares};
 #[cfg(not(feature = "cuda"))]
-pub use none::{Buffer, ChunkTable, PieceTable, TensorTable, Wait, adamw, momentum, muon_mix, muon_step, squares};
+pub use none::{Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, momentum, muon_mix, muon_step, squares};
 
 use std::ops::Range;
 
-/// Where tensors in a [`Buffer`] begin: multiples of so many elements, which are at least 512 bytes of any type. Views
-/// of CubeCL's own operations need that.
+/// Alignment of tensors in a [`Buffer`], in elements; at least 512 bytes of any type, as CubeCL's operations on views
+/// require.
 pub const ALIGNMENT: usize = 256;
 
-/// What AdamW with decoupled weight decay needs in one step; coefficients as in `torch.optim.AdamW`.
+/// The coefficients of an AdamW step with decoupled weight decay, as in `torch.optim.AdamW`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// Decay of the first moment.
@@ -33,7 +33,7 @@ pub struct AdamWStep {
     pub step_size: f64,
     /// `1 / √(1 − beta2ᵗ)`
     pub root_scale: f64,
-    /// `1 − lr · weight_decay`, for the tensors that decay.
+    /// `1 − lr · weight_decay`, for tensors with weight decay.
     pub keep: f64,
     /// Multiplies every gradient: averaging and clipping.
     pub grad_scale: f64,
@@ -50,44 +50,44 @@ pub struct AdamWBuffers<'a> {
     pub second: &'a Buffer,
     /// Gradient sums in `f32`.
     pub grad: &'a Buffer,
-    /// The parameters in the model's type, where that is `bf16` or `f16`.
+    /// The parameters in the model's type, if that is `bf16` or `f16`.
     pub weight: Option<&'a Buffer>,
-    /// Where tensors end, and which decay.
+    /// The ends of the tensors, and which have weight decay.
     pub tensors: &'a TensorTable,
 }
 
-/// What the momentum is, and the step that follows from it.
+/// How the momentum and the step are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MomentumRule {
     /// SGD without momentum: `step = g`.
     Plain,
     /// SGD: `m ← momentum m + g`, `step = m`.
     Sum {
-        /// Share of the sum that is kept.
+        /// The momentum coefficient.
         momentum: f64,
     },
     /// SGD: `m ← momentum m + g`, `step = g + momentum m` with the new `m`.
     Nesterov {
-        /// Share of the sum that is kept.
+        /// The momentum coefficient.
         momentum: f64,
     },
     /// Lion: `step = sign(beta1 m + (1 − beta1) g)`, then `m ← beta2 m + (1 − beta2) g`.
     Lion {
-        /// Share of the momentum in the sign.
+        /// Weight of the momentum in the sign.
         beta1: f64,
         /// Decay of the momentum.
         beta2: f64,
     },
 }
 
-/// `p ← keep p − lr step`, where `keep` is 1 for tensors that do not decay.
+/// `p ← keep p − lr step`, where `keep` is 1 for tensors without weight decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MomentumStep {
     /// The rule.
     pub rule: MomentumRule,
     /// Learning rate.
     pub lr: f64,
-    /// `1 − lr · weight_decay`, for the tensors that decay.
+    /// `1 − lr · weight_decay`, for tensors with weight decay.
     pub keep: f64,
     /// Multiplies every gradient: averaging and clipping.
     pub grad_scale: f64,
@@ -102,13 +102,13 @@ pub struct MomentumBuffers<'a> {
     pub momentum: Option<&'a Buffer>,
     /// Gradient sums in `f32`.
     pub grad: &'a Buffer,
-    /// The parameters in the model's type, where that is `bf16` or `f16`.
+    /// The parameters in the model's type, if that is `bf16` or `f16`.
     pub weight: Option<&'a Buffer>,
-    /// Where tensors end, and which decay.
+    /// The ends of the tensors, and which have weight decay.
     pub tensors: &'a TensorTable,
 }
 
-/// Cuts ranges into chunks of at most `most` elements: their starts and lengths, and the number of chunks of each
+/// Splits ranges into chunks of at most `most` elements: their starts and lengths, and the number of chunks of each
 /// range.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs work in chunks"))]
 fn chunks(ranges: &[Range<usize>], most: usize) -> (Vec<u32>, Vec<u32>, Vec<usize>) {

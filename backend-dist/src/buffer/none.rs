@@ -7,11 +7,11 @@ use std::ops::Range;
 
 /// A flat array in GPU memory; this build has none.
 ///
-/// Not an empty type, or every line that uses one were an unreachable one to the compiler.
+/// Not an empty type: otherwise the compiler would report all code that uses one as unreachable.
 #[derive(Clone, Debug)]
 pub struct Buffer(());
 
-/// Where tensors in a buffer end.
+/// The ends of a buffer's tensors.
 #[derive(Debug)]
 pub struct TensorTable(());
 
@@ -19,11 +19,11 @@ pub struct TensorTable(());
 #[derive(Debug)]
 pub struct ChunkTable(());
 
-/// Ranges of a buffer that are collected in another one.
+/// Ranges of a buffer that are packed into another one.
 #[derive(Debug)]
-pub struct PieceTable(());
+pub struct RangeTable(());
 
-/// A collective that runs.
+/// A running collective.
 #[derive(Debug)]
 pub struct Wait(());
 
@@ -85,7 +85,7 @@ impl ChunkTable {
 }
 
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
-impl PieceTable {
+impl RangeTable {
     pub fn new(_: &Buffer, _: &[Range<usize>]) -> Self {
         none()
     }
@@ -132,7 +132,7 @@ pub fn muon_step(_: Tensor<1>, _: &Buffer, _: f64, _: f64) {
     none()
 }
 
-/// Sums of squares, of nothing.
+/// Sums of squares of no buffers.
 pub fn squares(_: &[(&Buffer, &ChunkTable)], _: impl Fn(usize)) -> Vec<Vec<f64>> {
     Vec::new()
 }

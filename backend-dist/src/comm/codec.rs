@@ -1,4 +1,4 @@
-//! How what members bring to a meeting becomes bytes and back, where the meeting spans processes.
+//! Inputs of collectives that span processes, as bytes.
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Shape};
@@ -25,7 +25,7 @@ pub(crate) fn host<T: Serialize + DeserializeOwned>() -> Codec<T> {
     Codec { encode: to_bytes, decode: from_bytes }
 }
 
-/// A value that only some members bring. Not left to MessagePack, where `Some(None)` and `None` are one.
+/// A value that only some members have. Not left to MessagePack, where `Some(None)` and `None` are one.
 pub(crate) fn optional<T: Serialize + DeserializeOwned>() -> Codec<Option<T>> {
     Codec {
         encode: |value| value.as_ref().map(to_bytes).unwrap_or_default(),
@@ -36,19 +36,24 @@ pub(crate) fn optional<T: Serialize + DeserializeOwned>() -> Codec<Option<T>> {
 /// A host tensor: element type and shape, then the elements.
 pub(crate) const TENSOR: Codec<FlexTensor> = Codec { encode: tensor_to_bytes, decode: tensor_from_bytes };
 
-/// Rows of a tensor and how many of them go to each member.
+/// A tensor and how many of its rows (dimension 0) go to each member.
 pub(crate) const ROWS: Codec<(FlexTensor, Vec<usize>)> = Codec {
     encode: |(x, splits)| join(&to_bytes(splits), tensor_to_bytes(x)),
     decode: |bytes| {
-        let (splits, x) = cut(bytes)?;
-        Ok((tensor_from_bytes(x)?, from_bytes(splits)?))
+        let (splits, x) = split(bytes)?;
+        let (splits, x): (Vec<usize>, _) = (from_bytes(splits)?, tensor_from_bytes(x)?);
+        let rows = x.layout().shape().to_vec().first().copied();
+        match splits.iter().try_fold(0usize, |sum, rows| sum.checked_add(*rows)) == rows {
+            true => Ok((x, splits)),
+            false => Err(format!("{} splits that are not those of {rows:?} rows", splits.len())),
+        }
     },
 };
 
 /// As MessagePack.
 ///
 /// # Panics
-/// If the value cannot be written, for example a sequence of unknown length: a type that no rank can exchange.
+/// If the value cannot be written, for example a sequence of unknown length: a type that no rank can send.
 pub(crate) fn to_bytes<T: Serialize>(value: &T) -> Vec<u8> {
     rmp_serde::to_vec(value).unwrap_or_else(|error| panic!("{}: {error}", std::any::type_name::<T>()))
 }
@@ -65,14 +70,13 @@ fn tensor_to_bytes(x: &FlexTensor) -> Vec<u8> {
 }
 
 fn tensor_from_bytes(bytes: &[u8]) -> Result<FlexTensor, String> {
-    let (head, elements) = cut(bytes)?;
+    let (head, elements) = split(bytes)?;
     let (dtype, shape): (DType, Vec<usize>) = from_bytes(head)?;
-    let shape = Shape::from(shape);
-    let wanted = shape.num_elements() * dtype.size();
-    if elements.len() != wanted {
-        return Err(format!("a {dtype:?} tensor of shape {shape:?} with {} bytes instead of {wanted}", elements.len()));
+    let size = shape.iter().try_fold(dtype.size(), |size, dim| size.checked_mul(*dim));
+    if size != Some(elements.len()) || matches!(dtype, DType::QFloat(_)) {
+        return Err(format!("a {dtype:?} tensor of shape {shape:?} with {} bytes", elements.len()));
     }
-    Ok(FlexTensor::new(aligned(elements, dtype), Layout::contiguous(shape), dtype))
+    Ok(FlexTensor::new(aligned(elements, dtype), Layout::contiguous(Shape::from(shape)), dtype))
 }
 
 /// A copy of some elements where elements of this type may lie.
@@ -91,7 +95,7 @@ fn join(head: &[u8], tail: Vec<u8>) -> Vec<u8> {
     [&(head.len() as u64).to_le_bytes()[..], head, &tail].concat()
 }
 
-fn cut(bytes: &[u8]) -> Result<(&[u8], &[u8]), String> {
+fn split(bytes: &[u8]) -> Result<(&[u8], &[u8]), String> {
     let short = || format!("{} bytes are no message", bytes.len());
     let (length, rest) = bytes.split_at_checked(8).ok_or_else(short)?;
     let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
@@ -130,5 +134,19 @@ mod tests {
         let (back, splits) = (ROWS.decode)(&(ROWS.encode)(&(empty, vec![0, 0]))).unwrap();
         assert_eq!((back.layout().shape().to_vec(), splits), (vec![0, 3], vec![0, 0]));
         assert!(tensor_from_bytes(&[1, 2]).is_err());
+    }
+
+    #[test]
+    fn shapes_whose_bytes_cannot_be_counted_are_refused() {
+        let tensor = |shape: &[usize]| join(&to_bytes(&(DType::F32, shape)), vec![0; 8]);
+        assert!(tensor_from_bytes(&tensor(&[2])).is_ok());
+        for shape in [&[3][..], &[1 << 62], &[1 << 32, 1 << 32], &[usize::MAX, 2]] {
+            assert!(tensor_from_bytes(&tensor(shape)).is_err(), "{shape:?}");
+        }
+        let rows = |splits: &[usize]| join(&to_bytes(&splits), tensor(&[2]));
+        assert!((ROWS.decode)(&rows(&[1, 1])).is_ok());
+        for splits in [&[1][..], &[], &[1, 2], &[usize::MAX, 3]] {
+            assert!((ROWS.decode)(&rows(splits)).is_err(), "{splits:?}");
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! What a group does on its members' GPUs.
 
-use super::board::Board;
+use super::local_all_gather::LocalAllGather;
 use super::world::{GroupId, World};
 use super::{DeviceOp, FailureCause, Group};
 use crate::nccl::Communicator;
-use crate::nccl::copies::Loan;
+use crate::nccl::copies::SharedSource;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -56,24 +56,24 @@ impl Group {
     /// # Panics
     /// For a group of one, which has no device communicator.
     pub(crate) fn as_member(&self) -> Member {
-        let (world, group) = self.meeting_place();
+        let (world, group) = self.world_and_id();
         let (rank, text) = (self.ranks[self.member], format!("{self:?}"));
         Member { world: Arc::downgrade(world), group: *group, member: self.member, rank, text }
     }
 
     /// Notes that this rank issues `op` on its GPU, and returns its sequence number on the group; never waits.
     pub(crate) fn issue(&self, op: DeviceOp) -> u64 {
-        let (world, group) = self.meeting_place();
+        let (world, group) = self.world_and_id();
         world.issue(*group, self.member, op)
     }
 
     /// Stops this rank if the run has failed.
     pub(crate) fn stop_if_failed(&self) {
-        self.meeting_place().0.stop_if_failed();
+        self.world_and_id().0.stop_if_failed();
     }
 
-    fn meeting_place(&self) -> &(Arc<World>, GroupId) {
-        self.world.as_ref().unwrap_or_else(|| panic!("{self:?} has nobody to exchange with"))
+    fn world_and_id(&self) -> &(Arc<World>, GroupId) {
+        self.world.as_ref().unwrap_or_else(|| panic!("{self:?} has only one member"))
     }
 
     /// This rank's end of the group's device communicator, made by `join` on first use; `None` where the host carries
@@ -105,18 +105,18 @@ impl Group {
 
     /// Whether ranks of this process share GPUs.
     pub(crate) fn shares_gpus(&self) -> bool {
-        self.meeting_place().0.links.are_gpus_shared()
+        self.world_and_id().0.links.are_gpus_shared()
     }
 
-    /// Where the members in this process tell each other what lies on their GPUs.
-    pub(crate) fn board(&self) -> Arc<Board<Loan>> {
-        let (world, id) = self.meeting_place();
+    /// The all-gather by which the members in this process tell each other about buffers on their GPUs.
+    pub(crate) fn local_all_gather(&self) -> Arc<LocalAllGather<SharedSource>> {
+        let (world, id) = self.world_and_id();
         world.links.board(*id, self.size())
     }
 
     /// The group of the two members `from` and `to`, in this order; one of them must be this rank.
     pub(crate) fn pair(&self, from: usize, to: usize) -> Self {
-        let (world, _) = self.meeting_place();
+        let (world, _) = self.world_and_id();
         let ranks = [self.ranks[from], self.ranks[to]];
         Self::new(world, &format!("{}/{from}>{to}", self.name), &ranks, self.ranks[self.member])
     }

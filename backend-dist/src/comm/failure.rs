@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One operation that a rank issued, as the flight recorder keeps it.
+/// One operation that a rank issued, as the flight recorder stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpRecord {
     /// Name of the operation, for example `all-reduce(sum)`.
     pub name: String,
-    /// Element type and shape of what this rank brought, empty for operations without a tensor.
+    /// Element type and shape of its input, empty for operations without a tensor.
     pub payload: String,
     /// Name and members of the group, for example `tp[0, 1]`.
     pub group: String,
@@ -29,7 +29,7 @@ impl fmt::Display for OpRecord {
 /// Why a run ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureCause {
-    /// The rank's code panicked; message and place.
+    /// The rank's code panicked; message and position.
     Panic(String),
     /// The rank's code returned an error.
     Error(String),
@@ -89,7 +89,7 @@ pub struct RunError {
     /// Global rank that failed.
     pub rank: usize,
     /// Coordinates of that rank in the mesh, for example `tp 1, dp 0`.
-    pub place: String,
+    pub coords: String,
     /// Why.
     pub cause: FailureCause,
     /// One line per rank: what it was doing.
@@ -98,10 +98,10 @@ pub struct RunError {
 
 impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = if self.place.is_empty() {
+        let who = if self.coords.is_empty() {
             format!("rank {}", self.rank)
         } else {
-            format!("rank {} ({})", self.rank, self.place)
+            format!("rank {} ({})", self.rank, self.coords)
         };
         match &self.cause {
             FailureCause::Panic(message) => write!(f, "{who} panicked: {message}")?,

@@ -1,16 +1,16 @@
-//! Groups of ranks and what they exchange.
+//! Groups of ranks and how they communicate on the host.
 //!
 //! A [`Group`] is one rank's handle on one communicator. Every member must issue the same operations in the same order;
 //! whoever does not is named at once (see [`RunError`]). Operations that can fail do not return errors, because they
 //! also run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first
 //! failure.
 
-#[cfg(any(feature = "cuda", test))]
-pub(crate) mod board;
 mod codec;
 #[cfg(feature = "cuda")]
 mod device;
 mod failure;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod local_all_gather;
 #[cfg(any(feature = "cuda", test))]
 mod recorder;
 mod reduce;
@@ -38,7 +38,7 @@ use serde::de::DeserializeOwned;
 use std::fmt;
 use std::sync::Arc;
 
-/// How values of several ranks become one.
+/// How values of several ranks are reduced to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceOp {
     /// Sum over the group.
@@ -60,12 +60,28 @@ impl ReduceOp {
 }
 
 /// One rank's handle on one group of ranks. Cheap to clone.
+///
+/// ```
+/// use backend_dist::{comm::Group, launch::launch, mesh::{Axis, Mesh}};
+/// use burn::tensor::Device;
+///
+/// let mesh = Mesh::new("TP2 DP2".parse()?)?;
+/// let seen = launch(&mesh, &[Device::flex()], |rank| {
+///     let dp = rank.group(Axis::Dp);
+///     assert_eq!((dp.name(), dp.size()), ("dp", 2));
+///     let name = dp.broadcast_host((dp.rank() == 0).then(|| format!("rank {}", rank.rank)), 0);
+///     Ok((dp.ranks().to_vec(), name))
+/// })?;
+/// assert_eq!(seen[3], (vec![1, 3], "rank 1".to_string()));
+/// assert_eq!(Group::single().size(), 1);
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
 #[derive(Clone)]
 pub struct Group {
     name: Arc<str>,
     ranks: Arc<[usize]>,
     member: usize,
-    /// Nothing to meet in for a group of one.
+    /// `None` for a group of one.
     world: Option<(Arc<World>, GroupId)>,
 }
 
@@ -126,17 +142,17 @@ impl Group {
 
     /// Waits until every member has arrived.
     pub fn barrier(&self) {
-        self.meet("barrier".into(), String::new(), (), codec::host(), |_| ());
+        self.run_collective("barrier".into(), String::new(), (), codec::host(), |_| ());
     }
 
-    /// Every member's value, in group order. Within a process it is moved; to other processes it goes with all its
-    /// bits.
+    /// Every member's value, in group order. Within a process values are moved; other processes receive
+    /// all their bits.
     pub fn all_gather_host<T>(&self, value: T) -> Vec<T>
     where
         T: Clone + Send + Sync + Serialize + DeserializeOwned + 'static,
     {
         let (name, payload) = ("all-gather of host values".into(), std::any::type_name::<T>().to_string());
-        Arc::unwrap_or_clone(self.meet(name, payload, value, codec::host(), |values| values))
+        Arc::unwrap_or_clone(self.run_collective(name, payload, value, codec::host(), |values| values))
     }
 
     /// The value of member `root`; the others pass `None`.
@@ -149,21 +165,21 @@ impl Group {
         let payload = std::any::type_name::<T>().to_string();
         let pick = |mut values: Vec<Option<T>>| values.swap_remove(root);
         let name = format!("broadcast of a host value from member {root}");
-        let value = self.meet(name, payload, value, codec::optional(), pick);
+        let value = self.run_collective(name, payload, value, codec::optional(), pick);
         Arc::unwrap_or_clone(value).unwrap_or_else(|| panic!("member {root} of {self:?} broadcasts but has no value"))
     }
 
     pub(crate) fn all_reduce(&self, x: FlexTensor, op: ReduceOp) -> FlexTensor {
         let name = format!("all-reduce({})", op.name());
         self.own(Arc::unwrap_or_clone(
-            self.meet(name, describe_tensor(&x), x, codec::TENSOR, |inputs| reduce(inputs, op)),
+            self.run_collective(name, describe_tensor(&x), x, codec::TENSOR, |inputs| reduce(inputs, op)),
         ))
     }
 
     pub(crate) fn all_gather(&self, x: FlexTensor, dim: usize) -> FlexTensor {
         let concat = |inputs: Vec<FlexTensor>| concat(&inputs, dim);
         let name = format!("all-gather(dim {dim})");
-        self.own(Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, codec::TENSOR, concat)))
+        self.own(Arc::unwrap_or_clone(self.run_collective(name, describe_tensor(&x), x, codec::TENSOR, concat)))
     }
 
     pub(crate) fn reduce_scatter(&self, x: FlexTensor, dim: usize) -> FlexTensor {
@@ -175,7 +191,7 @@ impl Group {
         );
         let lent = self.lend(&x);
         let name = format!("reduce-scatter(dim {dim})");
-        let inputs = self.meet(name, describe_tensor(&x), lent, codec::TENSOR, |inputs| inputs);
+        let inputs = self.run_collective(name, describe_tensor(&x), lent, codec::TENSOR, |inputs| inputs);
         let part = length / size;
         let parts = inputs.iter().map(|x| x.narrow(dim, self.member * part, part)).collect();
         self.own(without_rank(|| reduce(parts, ReduceOp::Sum)))
@@ -193,18 +209,17 @@ impl Group {
         tail[0] = 0;
         let payload = format!("{:?} rows of {tail:?}", x.dtype());
         let lent = (self.lend(&x), send.to_vec());
-        let inputs = self.meet("all-to-all".into(), payload, lent, codec::ROWS, |inputs| inputs);
+        let inputs = self.run_collective("all-to-all".into(), payload, lent, codec::ROWS, |inputs| inputs);
         let parts: Vec<FlexTensor> = inputs
             .iter()
             .enumerate()
             .map(|(from, (x, splits))| {
-                let expected = receive.get(from).copied();
+                let sent = splits.get(self.member).copied().unwrap_or(0);
                 assert!(
-                    expected == Some(splits[self.member]),
-                    "all-to-all on {self:?}: member {from} sends {} rows, receive splits are {receive:?}",
-                    splits[self.member]
+                    receive.get(from) == Some(&sent),
+                    "all-to-all on {self:?}: member {from} sends {sent} rows, receive splits are {receive:?}"
                 );
-                x.narrow(0, splits[..self.member].iter().sum(), splits[self.member])
+                x.narrow(0, splits[..self.member].iter().sum(), sent)
             })
             .collect();
         self.own(without_rank(|| concat(&parts, 0)))
@@ -213,20 +228,20 @@ impl Group {
     pub(crate) fn broadcast(&self, x: FlexTensor, root: usize) -> FlexTensor {
         let pick = |mut inputs: Vec<FlexTensor>| inputs.swap_remove(root);
         let name = format!("broadcast from member {root}");
-        self.own(Arc::unwrap_or_clone(self.meet(name, describe_tensor(&x), x, codec::TENSOR, pick)))
+        self.own(Arc::unwrap_or_clone(self.run_collective(name, describe_tensor(&x), x, codec::TENSOR, pick)))
     }
 
     pub(crate) fn send(&self, x: FlexTensor, to: usize) {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("send to member {to} of {self:?}"));
-        world.post(*id, (self.member, to), describe_tensor(&x), x, codec::TENSOR);
+        world.send_message(*id, (self.member, to), describe_tensor(&x), x, codec::TENSOR);
     }
 
     pub(crate) fn receive(&self, payload: String, from: usize) -> FlexTensor {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("receive from member {from} of {self:?}"));
-        self.own(world.take(*id, (from, self.member), payload, codec::TENSOR))
+        self.own(world.receive_message(*id, (from, self.member), payload, codec::TENSOR))
     }
 
-    fn meet<I, O>(
+    fn run_collective<I, O>(
         &self,
         name: String,
         payload: String,
@@ -242,18 +257,18 @@ impl Group {
             None => Arc::new(combine(vec![input])),
             Some((world, id)) => {
                 let combine = |inputs| without_rank(|| combine(inputs));
-                world.meet(*id, self.member, (name, payload), input, codec, combine)
+                world.run_collective(*id, self.member, (name, payload), input, codec, combine)
             }
         }
     }
 
-    /// What an exchange has given this rank: while memory is counted, a copy of its own instead of a share.
+    /// The output of a collective: while memory is counted, a copy for this rank instead of a shared one.
     fn own(&self, x: FlexTensor) -> FlexTensor {
         if self.world.is_some() && memory::is_counting() { copy(&x) } else { x }
     }
 
-    /// What this rank gives to an exchange whose members read each other's tensors: while memory is counted, a copy of
-    /// nobody's, so that what the rank holds does not depend on when its peers are done reading.
+    /// The input to a collective whose members read each other's tensors: while memory is counted, a copy that counts
+    /// for no rank, so that what the rank holds does not depend on when its peers are done reading.
     fn lend(&self, x: &FlexTensor) -> FlexTensor {
         if self.world.is_some() && memory::is_counting() { without_rank(|| copy(x)) } else { x.clone() }
     }
@@ -266,7 +281,7 @@ fn copy(x: &FlexTensor) -> FlexTensor {
     FlexTensor::new(codec::aligned(bytes, x.dtype()), Layout::contiguous(x.layout().shape().clone()), x.dtype())
 }
 
-/// Element type and shape, as both ends of an exchange must agree on them.
+/// Element type and shape, as both ends of a collective must agree on them.
 pub(crate) fn describe(dtype: DType, shape: &[usize]) -> String {
     format!("{dtype:?} {shape:?}")
 }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 /// Operations of a group that some members have issued and others have not; beyond this the oldest are forgotten.
 const OPEN: usize = 4096;
 
-/// Dimensions of a tensor that are kept as they are; the last one takes the product of all that follow.
+/// Dimensions of a tensor that are recorded; the last one is the product of all that follow.
 const DIMS: usize = 6;
 
 /// What a rank asks of its GPU on a group.
@@ -22,11 +22,11 @@ pub(crate) struct DeviceOp {
     shape: [usize; DIMS],
 }
 
-/// Which exchange.
+/// Which collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceOpKind {
     AllReduce(ReduceOp),
-    /// The dimension along which parts are joined.
+    /// The dimension along which shards are joined.
     AllGather(usize),
     /// The dimension along which the sum is divided.
     ReduceScatter(usize),
@@ -44,14 +44,14 @@ pub(crate) enum DeviceOpKind {
 impl DeviceOp {
     /// `kind` on a tensor of `shape`; the rows of an all-to-all may differ between members and are left out.
     pub(crate) fn new(kind: DeviceOpKind, dtype: DType, shape: &[usize]) -> Self {
-        let mut kept = [1; DIMS];
+        let mut dims = [1; DIMS];
         for (i, &length) in shape.iter().enumerate() {
-            kept[i.min(DIMS - 1)] *= length;
+            dims[i.min(DIMS - 1)] *= length;
         }
         if matches!(kind, DeviceOpKind::AllToAll { .. }) {
-            kept[0] = 0;
+            dims[0] = 0;
         }
-        Self { kind, dtype, rank: shape.len().min(DIMS), shape: kept }
+        Self { kind, dtype, rank: shape.len().min(DIMS), shape: dims }
     }
 
     #[cfg(feature = "cuda")]
@@ -173,7 +173,7 @@ mod tests {
         DeviceOp::new(DeviceOpKind::AllReduce(ReduceOp::Sum), DType::BF16, &[length])
     }
 
-    fn exchange(send: [usize; 3], receive: [usize; 3]) -> DeviceOp {
+    fn collective(send: [usize; 3], receive: [usize; 3]) -> DeviceOp {
         let rows = send.iter().sum();
         let kind = DeviceOpKind::AllToAll { send: send.to_vec(), receive: receive.to_vec() };
         DeviceOp::new(kind, DType::BF16, &[rows, 64])
@@ -212,13 +212,13 @@ mod tests {
     #[test]
     fn every_pair_of_an_all_to_all_is_compared() {
         let mut recorder = recorder(&[true; 3]);
-        let first = exchange([1, 2, 3], [1, 4, 5]);
+        let first = collective([1, 2, 3], [1, 4, 5]);
         recorder.issue(0, 0, &first).unwrap();
-        let second = exchange([4, 0, 6], [2, 0, 7]);
+        let second = collective([4, 0, 6], [2, 0, 7]);
         recorder.issue(0, 1, &second).unwrap();
         // Agrees with member 0, but member 1 sends 6 rows and expects 7.
         let disagreement = Disagreement { peer: 1, theirs: Box::new(second) };
-        assert_eq!(recorder.issue(0, 2, &exchange([5, 8, 0], [3, 6, 0])), Err(disagreement));
+        assert_eq!(recorder.issue(0, 2, &collective([5, 8, 0], [3, 6, 0])), Err(disagreement));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! CubeCL's memory from CUDA's stream-ordered allocator: a pool that grows does not wait for what other streams do,
-//! such as collectives.
+//! CubeCL's memory comes from CUDA's stream-ordered allocator: a pool that grows does not wait for the work of other
+//! streams, such as collectives.
 
 use crate::gpu::PoolUse;
 use cubecl_environment::config::RuntimeConfig;
@@ -9,12 +9,12 @@ use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 use std::sync::Once;
 
-/// Chooses the stream-ordered allocator for this process, unless CubeCL has been used or configured before. Other
-/// settings come from CubeCL's files and variables, as ever.
+/// Selects the stream-ordered allocator for this process, unless CubeCL has been used or configured before. Other
+/// settings come from CubeCL's files and environment variables as usual.
 pub(crate) fn choose() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // Without the peers' access NCCL must not have such memory, see `share_pools`.
+        // NCCL must not use such memory without peer access, see `share_pools`.
         if share_pools().is_ok() {
             let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
             config.memory.cuda.allocator = CudaAllocator::Async;
@@ -23,7 +23,7 @@ pub(crate) fn choose() {
     });
 }
 
-/// `CUmemAccessDesc`, whose fields have other names in each version of CUDA.
+/// `CUmemAccessDesc`, whose fields are named differently in each version of CUDA.
 #[repr(C)]
 struct Access {
     location: sys::CUmemLocationType,
@@ -33,16 +33,16 @@ struct Access {
 
 const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 
-/// Lets the GPUs of this process reach each other's pools. NCCL reads and writes the buffers of ranks in its process
-/// directly, and memory of these pools is, unlike other memory, closed to peers (`NCCL_P2P_DIRECT_DISABLE` in NCCL's
-/// manual).
+/// Grants the GPUs of this process access to each other's pools. NCCL reads and writes the buffers of ranks in its
+/// process directly, and memory of these pools is, unlike other memory, closed to peers by default
+/// (`NCCL_P2P_DIRECT_DISABLE` in NCCL's manual).
 fn share_pools() -> Result<(), driver::DriverError> {
     driver::init()?;
     let count = driver::device::get_count()?;
     for owner in 0..count {
         let reaches = |peer: &i32| {
             let mut reaches = 0;
-            // SAFETY: both are numbers of devices, and the answer has a place.
+            // SAFETY: both are device ordinals, and `reaches` is valid for writes.
             let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, *peer, owner) }.result();
             asked.is_ok() && reaches == 1
         };
@@ -65,7 +65,7 @@ fn share_pools() -> Result<(), driver::DriverError> {
     Ok(())
 }
 
-/// What the pool of a GPU holds, if the driver tells.
+/// The memory use of a GPU's pool, if the driver reports it.
 pub(crate) fn pool_use(gpu: usize) -> Option<PoolUse> {
     use sys::CUmemPool_attribute_enum as Attribute;
     let mut pool = std::ptr::null_mut();
@@ -85,11 +85,11 @@ pub(crate) fn pool_use(gpu: usize) -> Option<PoolUse> {
     })
 }
 
-/// Gives what CubeCL has freed back to the driver, for whom the pool would keep it, and forgets the most that it held.
+/// Returns the memory that CubeCL has freed from the pool to the driver, and resets the pool's peaks.
 pub(crate) fn trim(gpu: usize) {
     let mut pool = std::ptr::null_mut();
-    // SAFETY: the pool is written before it is read; only memory that nothing is in is given back; the attributes are
-    // 64-bit numbers. An error leaves the pool as it is.
+    // SAFETY: the pool is written before it is read; only unused memory is returned; the attributes are 64-bit numbers.
+    // An error leaves the pool as it is.
     unsafe {
         if sys::cuDeviceGetDefaultMemPool(&mut pool, gpu as i32).result().is_ok() {
             let _ = sys::cuMemPoolTrimTo(pool, 0).result();

@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt on CubeCL's buffers, in the order of the rank's compute stream.
+//! GEMMs by cuBLASLt on CubeCL's buffers, in the order of the rank's compute stream.
 
 use std::cell::Cell;
 use std::fmt;
@@ -16,36 +16,26 @@ use crate::failed;
 use crate::profile::{self, Kind, Operation, Precision};
 
 thread_local! {
-    /// Multiprocessors that products of this thread leave to exchanges.
-    static LEFT: Cell<usize> = const { Cell::new(0) };
-    /// Whether products of this thread have sizes that change from call to call.
-    static VARYING: Cell<bool> = const { Cell::new(false) };
+    /// SMs that GEMMs of this thread leave to collectives.
+    static RESERVED_SMS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `work`, whose products have sizes that change from call to call: measuring algorithms for each would never end.
-pub(crate) fn varying<T>(work: impl FnOnce() -> T) -> T {
-    let before = VARYING.replace(true);
+/// Runs `work`, whose GEMMs leave this many SMs to overlapped collectives.
+pub(crate) fn reserving_sms<T>(sms: usize, work: impl FnOnce() -> T) -> T {
+    let before = RESERVED_SMS.replace(sms);
     let result = work();
-    VARYING.set(before);
+    RESERVED_SMS.set(before);
     result
 }
 
-/// Runs `work`, whose products leave this many multiprocessors to exchanges beside them.
-pub(crate) fn leaving<T>(processors: usize, work: impl FnOnce() -> T) -> T {
-    let before = LEFT.replace(processors);
-    let result = work();
-    LEFT.set(before);
-    result
-}
-
-/// A tensor as a batch of matrices where it lies, or a copy of it where the library could not read that.
+/// A tensor as a batch of matrices, in place, or a copy of it if cuBLASLt cannot read its layout.
 pub(crate) struct Operand {
     tensor: CubeTensor,
     matrices: Matrices,
 }
 
 impl Operand {
-    /// The last dimension against all others.
+    /// The last dimension by all others.
     pub fn flat(x: CubeTensor) -> Self {
         Self::new(x, Matrices::flat)
     }
@@ -55,7 +45,7 @@ impl Operand {
         Self::new(x, Matrices::batched)
     }
 
-    /// With rows and columns exchanged.
+    /// The transpose, without a copy.
     pub fn transposed(self) -> Self {
         Self { matrices: self.matrices.transposed(), ..self }
     }
@@ -81,27 +71,27 @@ impl Operand {
             }
         };
         let (held, needed) = (tensor.handle.size_in_used(), (matrices.span() * tensor.dtype.size()) as u64);
-        assert!(needed <= held, "matrix product: {matrices:?} of {:?} in a buffer of {held} bytes", tensor.dtype);
+        assert!(needed <= held, "GEMM: {matrices:?} of {:?} in a buffer of {held} bytes", tensor.dtype);
         Self { tensor, matrices }
     }
 }
 
-/// `a · b` in `shape`, which has the product's elements, with elements of `dtype`.
-pub(crate) fn product(a: Operand, b: Operand, shape: Shape, dtype: DType) -> CubeTensor {
+/// `a · b` in `shape`, which has as many elements, with elements of `dtype`.
+pub(crate) fn gemm(a: Operand, b: Operand, shape: Shape, dtype: DType) -> CubeTensor {
     let out = empty_like(&a, shape, dtype);
     multiply(a, b, &out, Onto::Replace);
     out
 }
 
-/// [`product`] with `bias` added to every row before the result is rounded. `bias` has no gaps, starts at a multiple of
-/// 16 bytes, and has an element of type `dtype`, other than f64, for each column.
-pub(crate) fn product_and_bias(a: Operand, b: Operand, bias: CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+/// [`gemm`] with `bias` added to every row before rounding. `bias` is contiguous, starts at a multiple of 16 bytes, and
+/// has an element of type `dtype`, other than f64, for each column.
+pub(crate) fn gemm_and_bias(a: Operand, b: Operand, bias: CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     let out = empty_like(&a, shape, dtype);
     multiply_and_add_bias(a, b, bias, &out);
     out
 }
 
-/// [`multiply`], with the `bias` of [`product_and_bias`], which all matrices of a batch share.
+/// [`multiply`], with the `bias` of [`gemm_and_bias`], which is the same for all matrices of a batch.
 pub(crate) fn multiply_and_add_bias(a: Operand, b: Operand, bias: CubeTensor, out: &CubeTensor) {
     issue(a, b, Some(bias), out, Onto::Replace);
 }
@@ -110,15 +100,15 @@ fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
     empty(&a.tensor, shape, dtype)
 }
 
-/// Writes `a · b` to the elements of `out`, or adds it to them. Sums are taken in f32, for f64 in f64. An `out` that is
-/// a batch of matrices may have gaps between its rows and matrices; any other has none.
+/// Writes `a · b` to the elements of `out`, or adds it to them. Accumulates in f32, for f64 in f64. If `out` is a batch
+/// of matrices, it may have gaps between its rows and matrices; otherwise it is contiguous.
 ///
-/// The inputs have one type, bf16, f16, f32 or f64; `out` has the same, or f32 where they have 16 bits.
+/// The inputs have one type, bf16, f16, f32 or f64; `out` has the same type, or f32 if they have 16 bits.
 ///
 /// # Panics
 ///
-/// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this
-/// product is the panic of the thread's next one.
+/// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this GEMM
+/// is the panic of the thread's next one.
 pub(crate) fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
     issue(a, b, None, out, onto);
 }
@@ -135,7 +125,7 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
         panic!("{what}: the sizes do not fit, or not a result of {:?}, {:?}", out.meta.shape(), out.meta.strides())
     };
     let kinds = lt_plan::kinds(a.tensor.dtype, b.tensor.dtype, out.dtype);
-    let Some(kinds) = kinds else { panic!("{what}: cuBLASLt is not asked for products of these types") };
+    let Some(kinds) = kinds else { panic!("{what}: no GEMM of these types is supported") };
     let elements = am.batches * am.rows * bm.columns;
     let held = out.handle.size_in_used() as usize / out.dtype.size();
     assert!(
@@ -156,7 +146,7 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
             bias.dtype
         );
     }
-    let problem = Problem { left: LEFT.get(), ..problem };
+    let problem = Problem { reserved_sms: RESERVED_SMS.get(), ..problem };
     if elements == 0 {
         return;
     }
@@ -169,12 +159,11 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
     loaded();
     let _noted = profile::operation(out, || what.operation());
     let device = out.client.service_id().device;
-    let untuned = VARYING.get();
     let run = move |pointers, bias: Option<_>, stream| {
         let key = Key::new(problem, kinds, onto, bias.is_some(), None, pointers);
-        // SAFETY: the operands' spans, the bias and the result were checked against their buffers, which are held until
-        // the work is queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None, untuned }) };
+        // SAFETY: the spans of operands, bias and output were checked against their buffers, which are held until the
+        // work is queued; CubeCL reuses memory in the order of this stream.
+        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = failed::noting(device.index_id);
@@ -188,7 +177,7 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
     }
 }
 
-/// A product, as an error names it. Written out only then: every product is issued through here.
+/// A GEMM in an error message. Formatted only then, because all GEMMs are launched through here.
 #[derive(Clone, Copy)]
 struct Named {
     a: (Matrices, DType),
@@ -204,12 +193,12 @@ impl fmt::Display for Named {
         let bias = if *bias { " + bias" } else { "" };
         let [m, k, l, n] = [a.rows, a.columns, b.rows, b.columns];
         let sizes = format!("{} x [{m}, {k}] {a_type:?} · {} x [{l}, {n}] {b_type:?}", a.batches, b.batches);
-        write!(f, "matrix product {sizes}{bias} -> {out:?} ({onto:?})")
+        write!(f, "GEMM {sizes}{bias} -> {out:?} ({onto:?})")
     }
 }
 
 impl Named {
-    /// For a profile; products of the same sizes and types have one name.
+    /// For a profile; GEMMs of the same sizes and types have the same name.
     fn operation(&self) -> Operation {
         let Self { a: (a, dtype), b: (b, _), bias, out, onto } = self;
         let [batches, m, n, k] = [a.batches, a.rows, b.columns, a.columns];
@@ -224,8 +213,8 @@ impl Named {
         let types = if out == dtype { format!("{dtype:?}") } else { format!("{dtype:?} to {out:?}") };
         let read = (m * k + k * n) * dtype.size() + m * n * out.size() * usize::from(adds);
         Operation {
-            name: format!("product {many}[{m}, {k}] · [{k}, {n}] {types}{ends}").into(),
-            kind: Kind::Product,
+            name: format!("GEMM {many}[{m}, {k}] · [{k}, {n}] {types}{ends}").into(),
+            kind: Kind::Gemm,
             precision,
             flops: 2.0 * (batches * m) as f64 * (n * k) as f64,
             bytes: (batches * (read + m * n * out.size())) as f64,

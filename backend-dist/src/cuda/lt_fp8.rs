@@ -1,6 +1,6 @@
-//! FP8 products by cuBLASLt.
+//! FP8 GEMMs by cuBLASLt.
 //!
-//! On Hopper the library takes FP8 operands only with the summed dimension contiguous in both (its `TN`), 16 bytes
+//! On Hopper, cuBLASLt takes FP8 operands only with a contiguous contraction dimension in both (its `TN`), 16-byte
 //! aligned and in multiples of 16 (<https://docs.nvidia.com/cuda/cublas/#cublasltmatmul>).
 
 use std::fmt;
@@ -17,55 +17,54 @@ use crate::column_major::{Matrices, Problem};
 use crate::failed;
 use crate::profile::{self, Kind, Operation, Precision};
 
-/// What every side of an FP8 product must be a multiple of.
+/// All sizes of an FP8 GEMM must be multiples of this.
 pub(crate) const MULTIPLE: usize = 16;
 
-/// A matrix of FP8 numbers, `[rows, inner]` without gaps, a byte each.
+/// A contiguous matrix `[rows, inner]` of FP8 values.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     /// The bytes, `u8`.
     pub bytes: &'a CubeTensor,
-    /// What every number is to be multiplied with, f32 `[1]`.
+    /// The factor of every value, f32 `[1]`.
     pub inverse: &'a CubeTensor,
-    /// What the bytes mean.
+    /// The format of the bytes.
     pub format: Format,
     /// Rows.
     pub rows: usize,
-    /// The summed dimension.
+    /// The contraction dimension.
     pub inner: usize,
 }
 
-/// Writes `(a · inverse_a) (b · inverse_b)ᵀ + bias`, `[a.rows, b.rows]`, to `out` (bf16, f16 or f32 without gaps), or
-/// adds it. `bias`, without gaps, has the type of `out` and an element for each column.
+/// Writes `(a · inverse_a) (b · inverse_b)ᵀ + bias`, `[a.rows, b.rows]`, to `out` (contiguous bf16, f16 or f32), or
+/// adds it. `bias` is contiguous, has the type of `out` and an element for each column.
 ///
 /// # Panics
 ///
-/// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this
-/// product is the panic of the thread's next one.
+/// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this GEMM
+/// is the panic of the thread's next one.
 pub(crate) fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &CubeTensor, onto: Onto, sums: Sums) {
     let what = Named { a: size(&a), b: size(&b), bias: bias.is_some(), out: out.dtype, onto };
     let _noted = profile::operation(out, || what.operation());
-    queue(what, a, b, bias, out, sums, false);
+    queue(what, a, b, bias, out, sums);
 }
 
-/// [`multiply`] for one of several products whose sizes change from call to call: no time is spent on finding the
-/// quickest algorithm, and the caller notes the product for profiles.
+/// [`multiply`] for one GEMM of a group; the caller records the group for profiles.
 ///
 /// # Panics
 /// As [`multiply`].
 pub(crate) fn multiply_one(a: Operand, b: Operand, out: &CubeTensor, onto: Onto, sums: Sums) {
     let what = Named { a: size(&a), b: size(&b), bias: false, out: out.dtype, onto };
-    queue(what, a, b, None, out, sums, true);
+    queue(what, a, b, None, out, sums);
 }
 
-fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &CubeTensor, sums: Sums, untuned: bool) {
+fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &CubeTensor, sums: Sums) {
     let onto = what.onto;
     let matrices = [Matrices::dense(1, a.rows, a.inner), Matrices::dense(1, b.rows, b.inner).transposed()];
     let Some(problem) = Problem::new(&matrices[0], &matrices[1]) else { panic!("{what}: the sizes do not fit") };
     let multiples = [a.rows, b.rows, a.inner].iter().all(|&n| n > 0 && n.is_multiple_of(MULTIPLE));
     assert!(multiples, "{what}: every size must be a multiple of {MULTIPLE}");
     let Some(kinds) = lt_plan::fp8_kinds(a.format, b.format, out.dtype) else {
-        panic!("{what}: cuBLASLt has no such product; one operand must be e4m3, the result bf16, f16 or f32")
+        panic!("{what}: cuBLASLt has no such GEMM; one operand must be e4m3, the result bf16, f16 or f32")
     };
     for operand in [&a, &b] {
         let held = operand.bytes.handle.size_in_used() as usize;
@@ -98,10 +97,9 @@ fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &C
     let device = out.client.service_id().device;
     let run = move |pointers, scales, bias: Option<_>, stream| {
         let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
-        // SAFETY: operands, scales, bias and result were checked against their buffers, which are held until the work
+        // SAFETY: operands, scales, bias and output were checked against their buffers, which are held until the work
         // is queued; CubeCL reuses memory in the order of this stream.
-        let done =
-            unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), untuned }) };
+        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales) }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = failed::noting(device.index_id);
@@ -123,7 +121,7 @@ fn size(operand: &Operand) -> (Format, usize, usize) {
     (operand.format, operand.rows, operand.inner)
 }
 
-/// A product, as an error names it.
+/// A GEMM in an error message.
 #[derive(Clone, Copy)]
 struct Named {
     a: (Format, usize, usize),
@@ -137,19 +135,19 @@ impl fmt::Display for Named {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Self { a: (a, m, k), b: (b, n, l), bias, out, onto } = self;
         let bias = if *bias { " + bias" } else { "" };
-        write!(f, "FP8 product [{m}, {k}] {a:?} · [{n}, {l}]ᵀ {b:?}{bias} -> {out:?} ({onto:?})")
+        write!(f, "FP8 GEMM [{m}, {k}] {a:?} · [{n}, {l}]ᵀ {b:?}{bias} -> {out:?} ({onto:?})")
     }
 }
 
 impl Named {
-    /// For a profile; products of the same sizes and types have one name.
+    /// For a profile; GEMMs of the same sizes and types have the same name.
     fn operation(&self) -> Operation {
         let Self { a: (a, m, k), b: (b, n, _), bias, out, onto } = *self;
         let adds = onto == Onto::Add;
         let ends = [(bias, " + bias"), (adds, " +=")].map(|(has, text)| if has { text } else { "" }).concat();
         Operation {
-            name: format!("product [{m}, {k}] · [{k}, {n}] {a:?} {b:?} to {out:?}{ends}").into(),
-            kind: Kind::Product,
+            name: format!("GEMM [{m}, {k}] · [{k}, {n}] {a:?} {b:?} to {out:?}{ends}").into(),
+            kind: Kind::Gemm,
             precision: Precision::Fp8,
             flops: 2.0 * m as f64 * (n * k) as f64,
             bytes: (m * k + k * n + m * n * out.size() * (1 + usize::from(adds))) as f64,

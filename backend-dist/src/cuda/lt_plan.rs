@@ -1,13 +1,11 @@
-//! cuBLASLt's handles, workspaces and plans, one set for each device and stream. A plan is what is known of one kind of
-//! product: its descriptors (`plan`), the algorithms that the library suggests (`heuristic`), the quickest of them
-//! (`tune`).
+//! cuBLASLt's handles, workspaces and plans, one set for each device and stream. A plan belongs to one kind of GEMM:
+//! its descriptors (`plan`) and the algorithms that cuBLASLt suggests (`heuristic`).
 //!
 //! Everything here runs on CubeCL's thread of the device.
 
 mod heuristic;
 mod kinds;
 mod plan;
-mod tune;
 
 use std::cell::RefCell;
 use std::collections::hash_map::{Entry, HashMap};
@@ -25,25 +23,22 @@ use kinds::Kinds;
 pub(crate) use kinds::{Onto, Sums};
 pub(super) use kinds::{fp8_kinds, kinds};
 use plan::{Plan, name};
-pub(crate) use tune::tune_products;
 
 /// Bytes of scratch memory that an algorithm may use. NVIDIA recommends at least 32 MiB on Hopper.
 const WORKSPACE: usize = 64 << 20;
-/// Plans kept for a stream. Lengths that change with every call (text generation) would fill memory otherwise.
+/// Plans cached for a stream. Sizes that change with every call (text generation) would otherwise fill the memory.
 const MOST_PLANS: usize = 4096;
 
-/// Pointers that stand in the descriptor, and what else is no part of the product.
+/// Pointers of the descriptor that are not part of the key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Extras {
-    /// Added to every row of the result: an element of its type for each column.
+    /// Added to every row of the output: an element of its type for each column.
     pub bias: Option<*mut c_void>,
-    /// Of an FP8 product: f32 factors of `a` and of `b`.
+    /// Of an FP8 GEMM: f32 factors of `a` and of `b`.
     pub scales: Option<[*mut c_void; 2]>,
-    /// No time is spent on finding the quickest algorithm.
-    pub untuned: bool,
 }
 
-/// What decides which algorithms can be used.
+/// Everything that determines the usable algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     problem: Problem,
@@ -53,7 +48,7 @@ pub(super) struct Key {
     bias: bool,
     /// Of FP8 operands, which have scales.
     sums: Option<Sums>,
-    /// Of `a`, `b` and the result, in bytes.
+    /// Alignment of `a`, `b` and the output, in bytes.
     alignments: [u32; 3],
 }
 
@@ -71,7 +66,7 @@ impl Key {
     }
 }
 
-/// The library's state for one stream. Lives as long as the process.
+/// cuBLASLt's state for one stream, which lives as long as the process.
 struct Stream {
     handle: sys::cublasLtHandle_t,
     workspace: CUdeviceptr,
@@ -79,16 +74,16 @@ struct Stream {
 }
 
 thread_local! {
-    // Ranks that share a GPU have streams of their own; products at the same time must not share a workspace.
+    // Ranks that share a GPU have separate streams; concurrent GEMMs must not share a workspace.
     static STREAMS: RefCell<HashMap<(DeviceId, usize), Stream>> = RefCell::new(HashMap::new());
 }
 
-/// Queues the product of `pointers` `[a, b, result]`, with a bias added, on `stream`.
+/// Queues the GEMM of `pointers` `[a, b, output]` on `stream`, with a bias if the key has one.
 ///
 /// # Safety
 ///
-/// The pointers must hold the operands of the key's problem, the extras, given if the key says so, what [`Extras`]
-/// says, and `stream` must be one of the device whose context is current.
+/// The pointers must be those of the key's problem, the extras must be given as [`Extras`] and the key say, and
+/// `stream` must belong to the current device context.
 pub(super) unsafe fn run(
     device: DeviceId,
     stream: CUstream,
@@ -107,16 +102,8 @@ pub(super) unsafe fn run(
         let plan = match state.plans.entry(key) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                let (handle, workspace) = (state.handle, state.workspace);
-                let planned = || -> Result<Plan, String> {
-                    let mut plan = Plan::new(handle, &key, extras)?;
-                    if !extras.untuned {
-                        // SAFETY: as promised by the caller; what this leaves in a result is replaced by the launch.
-                        unsafe { tune::tune(&mut plan, &key, (handle, workspace), pointers, stream) };
-                    }
-                    Ok(plan)
-                };
-                entry.insert(planning(planned)?)
+                let handle = state.handle;
+                entry.insert(planning(|| Plan::new(handle, &key, extras))?)
             }
         };
         plan.set(extras)?;

@@ -1,4 +1,4 @@
-//! The way from CubeCL's tensors to raw pointers and the CUDA stream of the calling thread.
+//! Raw pointers and the CUDA stream of the calling thread for CubeCL's tensors.
 
 pub(crate) mod allocator;
 pub(crate) mod lt;
@@ -6,10 +6,8 @@ pub(crate) mod lt_fp8;
 mod lt_plan;
 pub(crate) mod watch;
 
-pub(crate) use lt_plan::tune_products;
-
 use crate::failed;
-use crate::room::room;
+use crate::size_class::size_class;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -27,9 +25,9 @@ use std::ffi::c_void;
 
 type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
 
-/// Runs `work(pointers, compute stream)` on CubeCL's thread, after all that this thread has issued before; does not
-/// wait. The buffers are held until `work` returns. An error goes to `failed`, and CubeCL refuses to read the buffers
-/// from then on.
+/// Runs `work(pointers, compute stream)` on CubeCL's thread, after all that this thread has launched before; does not
+/// wait. The buffers are held until `work` returns. An error is passed to `failed`, and CubeCL refuses to read the
+/// buffers from then on.
 ///
 /// # Panics
 /// If earlier work on the device failed, see [`failed`](crate::failed).
@@ -51,8 +49,8 @@ pub(crate) fn submit<const N: usize>(
                 resources.push(resource.map_err(|error| format!("{error:?}"))?);
             }
             let stream = server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?;
-            // Pages that CubeCL has emptied, having gone over to larger ones, stay with it until it is told to flush:
-            // not counted any more, and not free.
+            // Pages that CubeCL has emptied after switching to larger ones stay allocated, but uncounted, until it
+            // flushes.
             stream.memory_management_gpu.storage().flush();
             work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), stream.sys)
         };
@@ -64,8 +62,8 @@ pub(crate) fn submit<const N: usize>(
     });
 }
 
-/// Runs `work(compute stream)` on CubeCL's thread, after all that this thread has issued before and before what it
-/// issues next; does not wait. There is no stream if the thread has issued nothing yet.
+/// Runs `work(compute stream)` on CubeCL's thread, between the launches of this thread before and after this call; does
+/// not wait. There is no stream if the thread has not launched anything yet.
 pub(crate) fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send + 'static) {
     let stream_id = StreamId::current();
     DeviceHandle::<CudaServer>::new(device).submit(move |server: &mut CudaServer| {
@@ -73,11 +71,11 @@ pub(crate) fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send 
     });
 }
 
-/// An uninitialised tensor without gaps where `like` is, in a buffer of [`room`].
+/// An uninitialised contiguous tensor on the device of `like`, in a buffer of a [`size_class`].
 pub(crate) fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     let (client, device) = (like.client.clone(), like.device.clone());
     let bytes = shape.num_elements() * dtype.size();
-    let held = room(bytes);
+    let held = size_class(bytes);
     if held == bytes {
         return empty_device_contiguous_dtype(client, device, shape, dtype);
     }
@@ -86,12 +84,12 @@ pub(crate) fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor
     CubeTensor::new_contiguous(client, device, shape, buffer.handle.offset_end((held - bytes) as u64), dtype)
 }
 
-/// Sets all bytes of the tensor, which has no gaps, to zero, in the order of the compute stream.
+/// Sets all bytes of the contiguous tensor to zero, in the order of the compute stream.
 pub(crate) fn clear(x: &CubeTensor) {
     fill(x, 0);
 }
 
-/// Sets all bytes of the tensor, which has no gaps, to `byte`, in the order of the compute stream.
+/// Sets all bytes of the contiguous tensor to `byte`, in the order of the compute stream.
 pub(crate) fn fill(x: &CubeTensor, byte: u8) {
     let bytes = x.meta.shape().num_elements() * x.dtype.size();
     let held = x.handle.size_in_used() as usize;
@@ -112,13 +110,12 @@ pub(crate) fn fill(x: &CubeTensor, byte: u8) {
     );
 }
 
-/// Hands what this thread has issued to CubeCL's thread. Needed before the host waits for a device by other means than
-/// CubeCL's.
+/// Passes all launches of this thread on to CubeCL's thread. Needed before the host waits for a device without CubeCL.
 pub(crate) fn flush(tensor: &CubeTensor) {
     DeviceHandle::<CudaServer>::new(tensor.client.service_id().device).flush_queue();
 }
 
-/// The tensor in one run of elements; CubeCL pads rows and its 'contiguous' ignores that.
+/// The tensor with contiguous elements; CubeCL pads rows, which its `into_contiguous` ignores.
 pub(crate) fn dense(x: CubeTensor) -> CubeTensor {
     let x = into_contiguous(x);
     if x.is_contiguous_buffer() { x } else { copy_contiguous(x) }

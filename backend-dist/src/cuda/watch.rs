@@ -1,7 +1,7 @@
-//! How many kernels are compiled and products planned while the ranks start, and how long that takes.
+//! The number and time of kernel compilations and GEMM plans while the ranks start.
 //!
-//! CubeCL counts kernels when their compilation begins and when it ends, while an override of its process mode is open,
-//! and takes no time; a thread looks every millisecond whether there is one that has begun and not ended.
+//! CubeCL counts compilations when they begin and end, while an override of its process mode is open, but does not time
+//! them. A thread checks every millisecond whether one is in progress.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,37 +9,38 @@ use std::time::{Duration, Instant};
 
 use cubecl_runtime::execution::{ProcessMode, ProcessModeOverride, StatisticsCollector};
 
-use crate::startup::Made;
+use crate::startup::BuildStats;
 
-/// Between two looks.
+/// The polling interval.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// The override that is open, from the launch to the end of the first step.
+/// The open override, from the launch to the end of the first step.
 static OPEN: Mutex<Option<Watch>> = Mutex::new(None);
 
 struct Watch {
     collector: StatisticsCollector,
-    seen: Arc<Seen>,
+    shared: Arc<Shared>,
     _counts: ProcessModeOverride,
 }
 
+/// What the watching thread and the launch share.
 #[derive(Default)]
-struct Seen {
+struct Shared {
     stop: AtomicBool,
     micros: AtomicU64,
 }
 
-/// Begins to count, unless that has begun.
+/// Begins to count, once.
 pub(crate) fn begin() {
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if open.is_some() {
         return;
     }
     let collector = StatisticsCollector::new();
-    // `Execute` is what the process does anyway.
+    // `Execute` is the default.
     let counts = ProcessModeOverride::new(ProcessMode::Execute, &collector);
-    let (seen, reader) = (Arc::<Seen>::default(), collector.reader());
-    let watched = seen.clone();
+    let (shared, reader) = (Arc::<Shared>::default(), collector.reader());
+    let watched = shared.clone();
     let watch = move || {
         let mut last = Instant::now();
         while !watched.stop.load(Relaxed) {
@@ -51,29 +52,28 @@ pub(crate) fn begin() {
             last = now;
         }
     };
-    // Without the thread there are counts and no seconds.
+    // Without the thread there are counts and no times.
     let _ = std::thread::Builder::new().name("kernel watch".into()).spawn(watch);
-    *open = Some(Watch { collector, seen, _counts: counts });
+    *open = Some(Watch { collector, shared, _counts: counts });
 }
 
-/// What has been compiled so far. The first rank to ask ends the counting, for all.
-pub(crate) fn kernels() -> Made {
-    static LAST: Mutex<Option<Made>> = Mutex::new(None);
+/// The compilations so far. The first rank to ask ends the counting for all.
+pub(crate) fn kernels() -> BuildStats {
+    static LAST: Mutex<Option<BuildStats>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(watch) = OPEN.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        watch.seen.stop.store(true, Relaxed);
+        watch.shared.stop.store(true, Relaxed);
         let kernels = watch.collector.statistics().compilation;
-        let seconds = watch.seen.micros.load(Relaxed) as f64 / 1e6;
-        *last = Some(Made { count: kernels.compiled, cached: kernels.loaded, seconds });
+        let seconds = watch.shared.micros.load(Relaxed) as f64 / 1e6;
+        *last = Some(BuildStats { count: kernels.compiled, cached: kernels.loaded, seconds });
     }
     last.unwrap_or_default()
 }
 
 static PLANNED: AtomicUsize = AtomicUsize::new(0);
-static CACHED: AtomicUsize = AtomicUsize::new(0);
 static PLANNING: AtomicU64 = AtomicU64::new(0);
 
-/// Plans a matrix product by `work`.
+/// Plans a GEMM by `work`.
 pub(super) fn planning<T>(work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let plan = work();
@@ -82,14 +82,7 @@ pub(super) fn planning<T>(work: impl FnOnce() -> T) -> T {
     plan
 }
 
-/// The algorithm of the product planned last was chosen in an earlier run, or by another rank.
-pub(super) fn from_disk() {
-    CACHED.fetch_add(1, Relaxed);
-}
-
-/// The products planned so far, and the seconds of all threads.
-pub(crate) fn products() -> Made {
-    let cached = CACHED.load(Relaxed);
-    let count = PLANNED.load(Relaxed).saturating_sub(cached);
-    Made { count, cached, seconds: PLANNING.load(Relaxed) as f64 / 1e6 }
+/// The GEMMs planned so far, and the seconds of all threads.
+pub(crate) fn gemms() -> BuildStats {
+    BuildStats { count: PLANNED.load(Relaxed), cached: 0, seconds: PLANNING.load(Relaxed) as f64 / 1e6 }
 }

@@ -1,5 +1,5 @@
-//! Questions to the CUDA driver, NCCL and cuBLASLt, each after a check that the library is there: cudarc panics where
-//! one is missing.
+//! Queries to the CUDA driver, NCCL and cuBLASLt, each after a check that the library can be loaded: cudarc panics if
+//! it is missing.
 
 use super::{GpuError, GpuInfo, Library, MemoryInfo, Version, library, visible};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute_enum as Attribute, CUresult};
@@ -77,13 +77,13 @@ fn bus(device: CUdevice) -> Result<String, driver::DriverError> {
     Ok(text.unwrap_or_default())
 }
 
-/// As the process's own context sees it; makes one on the GPU if there is none yet.
+/// In the process's own context, which is created if there is none yet.
 pub(super) fn memory(index: usize) -> Result<MemoryInfo, GpuError> {
     init()?;
     let device = device(index)?;
     let ask = || -> Result<MemoryInfo, driver::DriverError> {
         let before = driver::ctx::get_current()?;
-        // SAFETY: the primary context is retained before use, and what was current becomes current again.
+        // SAFETY: the primary context is retained before use, and the current context is restored.
         let (free, total) = unsafe {
             driver::ctx::set_current(driver::primary_ctx::retain(device)?)?;
             let found = driver::mem_get_info();

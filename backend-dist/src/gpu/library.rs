@@ -1,24 +1,24 @@
-//! The shared libraries and the file that a run on GPUs loads, and what to install where one is missing.
+//! The shared libraries and the file that a GPU run loads, and what to install if one is missing.
 
 use super::GpuError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A library that is loaded while the program runs.
+/// A library that is loaded at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
     /// The CUDA driver.
     Driver,
     /// Collectives between GPUs.
     Nccl,
-    /// Matrix products.
+    /// GEMMs.
     CublasLt,
-    /// Not a shared library: the bitcode of exp, log, tanh and the like, linked into kernels as they are compiled.
+    /// Not a shared library: the bitcode of exp, log, tanh and others, linked into kernels when they are compiled.
     Libdevice,
 }
 
 impl Library {
-    /// The file that the loader is asked for.
+    /// The file name that the loader searches for.
     pub fn file(self) -> &'static str {
         match self {
             Library::Driver => "libcuda.so.1",
@@ -28,7 +28,7 @@ impl Library {
         }
     }
 
-    /// Where it comes from.
+    /// How to install it.
     fn package(self) -> &'static str {
         match self {
             Library::Driver => {
@@ -48,7 +48,7 @@ impl Library {
         }
     }
 
-    /// The error that it is missing, with what was found near it in `folders`.
+    /// The error for a missing library; names a similar file in `folders`, if there is one.
     #[cfg(any(feature = "cuda", test))]
     pub(super) fn missing(self, folders: &[PathBuf]) -> GpuError {
         let stem = self.file().split(".so").next().unwrap_or(self.file());
@@ -87,7 +87,7 @@ impl fmt::Display for Library {
     }
 }
 
-/// The file of `folder` that begins with `stem.so`; the shortest name first, which is the one that the loader looks
+/// The file of `folder` that begins with `stem.so`, with the shortest name, which is the one that the loader searches
 /// for.
 #[cfg(any(feature = "cuda", test))]
 fn file_of(folder: &Path, stem: &str) -> Option<PathBuf> {
@@ -126,13 +126,13 @@ fn wheels(root: &Path) -> Vec<PathBuf> {
     packages.flat_map(inside).map(|package| package.join("lib")).filter(|folder| folder.is_dir()).collect()
 }
 
-/// Where CubeCL's compiler looks for libdevice, in this order (cubecl-llvm 0.12, src/nvptx/libdevice.rs).
+/// Where CubeCL's compiler searches for libdevice, in this order (cubecl-llvm 0.12, src/nvptx/libdevice.rs).
 const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
 
-/// The file that CubeCL links mathematical functions from. If `CUDA_PATH` is set, it looks nowhere else.
+/// The file of CubeCL's mathematical functions. If `CUDA_PATH` is set, only that folder is searched.
 ///
 /// # Errors
-/// If the file is not there: kernels with exp, log or tanh in them cannot be compiled then.
+/// If the file is missing: kernels with exp, log or tanh cannot be compiled then.
 pub fn libdevice() -> Result<PathBuf, GpuError> {
     libdevice_in(std::env::var_os("CUDA_PATH").map(PathBuf::from), &TOOLKITS.map(PathBuf::from))
 }
@@ -178,7 +178,7 @@ mod tests {
         assert!(text.contains("libcuda.so.1") && text.contains("nvidia-driver"), "{text}");
     }
 
-    /// Wheels and Debian's libnccl2 bring `libnccl.so.2` only; the loader is asked for `libnccl.so`.
+    /// Wheels and Debian's libnccl2 have `libnccl.so.2` only; the loader searches for `libnccl.so`.
     #[test]
     fn a_library_under_another_name_is_pointed_out() {
         let root = folder("wheels");

@@ -1,69 +1,70 @@
-//! Where the memory of a GPU is, by owner.
+//! The memory of a GPU by owner.
 
 use std::fmt;
 
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-/// What CubeCL holds for one thread's stream, in bytes.
+/// CubeCL's memory for one thread's stream, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamUse {
-    /// Taken from the driver.
+    /// Allocated from the driver.
     pub reserved: u64,
-    /// Tensors and buffers that live.
+    /// In live tensors and buffers.
     pub in_use: u64,
-    /// Taken for buffers that keep their place: weights, gradients, the optimizer's state.
+    /// In buffers with a fixed address: weights, gradients, the optimizer's state.
     pub persistent: u64,
-    /// Size of the pages that everything else is cut from: as large as the largest tensor so far.
+    /// Size of the pages for everything else: as large as the largest tensor so far.
     pub page: u64,
-    /// Taken in pages of earlier, smaller sizes, which hold something that still lives.
+    /// In pages of earlier, smaller sizes with live tensors.
     pub outdated: u64,
 }
 
-/// CUDA's stream-ordered pool, from which CubeCL takes its pages, in bytes.
+/// CUDA's stream-ordered pool, which allocates CubeCL's pages, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolUse {
-    /// Taken from the GPU.
+    /// Allocated from the GPU.
     pub reserved: u64,
-    /// Of that what CubeCL has not freed.
+    /// The bytes of `reserved` that CubeCL has not freed.
     pub used: u64,
-    /// The most of `reserved` since memory was given back last ([`release_memory`](super::release_memory)).
+    /// Peak of `reserved` since the last [`release_memory`](super::release_memory).
     pub most_reserved: u64,
-    /// The most of `used`.
+    /// Peak of `used`.
     pub most_used: u64,
 }
 
-/// Where the memory of a GPU is at one moment, in bytes.
+/// The memory of a GPU by owner at one moment, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
     /// By all programs and the driver.
     pub used: u64,
-    /// CubeCL's, one for each stream that has memory.
+    /// CubeCL's, for each stream that has memory.
     pub streams: Vec<StreamUse>,
-    /// CUDA's pool; what CubeCL holds is in it.
+    /// CUDA's pool, which includes CubeCL's memory.
     pub pool: PoolUse,
-    /// NCCL communicators, and what they took when they were made; buffers of connections that are made later are not
-    /// in it.
+    /// Number of NCCL communicators, and bytes allocated when they were created, without the buffers of connections
+    /// that were created later.
     pub communicators: (usize, u64),
-    /// Workspaces of cuBLASLt, and their size.
+    /// Number and size of cuBLASLt's workspaces.
     pub workspaces: (usize, u64),
-    /// Messages to pipeline stages and round rings that are held until they have gone, and their size; CubeCL's memory.
+    /// Number and size of messages to pipeline stages and in rings that are held until they are sent; part of CubeCL's
+    /// memory.
     #[serde(default)]
     pub messages: (usize, u64),
 }
 
 impl MemoryUse {
-    /// What CubeCL has taken for all streams.
+    /// CubeCL's memory for all streams.
     pub fn allocator(&self) -> u64 {
         self.streams.iter().map(|stream| stream.reserved).sum()
     }
 
-    /// What CUDA's pool holds beside that: pages that CubeCL has freed, or is about to, and what was lost by cutting.
-    pub fn pool_beside(&self) -> u64 {
+    /// The rest of CUDA's pool: pages that CubeCL has freed, or is about to, and fragmentation.
+    pub fn pool_excess(&self) -> u64 {
         self.pool.reserved.saturating_sub(self.allocator())
     }
 
-    /// What has no name: contexts, kernels, NCCL's connections, other programs.
+    /// Everything else: contexts, kernels, NCCL's connections, other programs.
     pub fn rest(&self) -> u64 {
         let named = self.allocator().max(self.pool.reserved) + self.communicators.1 + self.workspaces.1;
         self.used.saturating_sub(named)
@@ -77,15 +78,12 @@ impl fmt::Display for MemoryUse {
         for stream in &self.streams {
             let StreamUse { reserved, in_use, persistent, page, outdated } = *stream;
             let [reserved, in_use, persistent] = [reserved, in_use, persistent].map(gib);
-            write!(f, "; allocator {reserved} ({in_use} in use, {persistent} for good, ")?;
+            write!(f, "; allocator {reserved} ({in_use} in use, {persistent} persistent, ")?;
             write!(f, "pages of {}, outdated ones {})", gib(page), gib(outdated))?;
         }
-        let [beside, used, most_reserved, most_used] =
-            [self.pool_beside(), self.pool.used, self.pool.most_reserved, self.pool.most_used].map(gib);
-        write!(
-            f,
-            "; CUDA's pool beside it {beside} (used {used}; at most {most_used} used, {most_reserved} reserved)"
-        )?;
+        let [excess, used, most_reserved, most_used] =
+            [self.pool_excess(), self.pool.used, self.pool.most_reserved, self.pool.most_used].map(gib);
+        write!(f, "; rest of CUDA's pool {excess} (used {used}; at most {most_used} used, {most_reserved} reserved)")?;
         let ((communicators, nccl), (workspaces, scratch)) = (self.communicators, self.workspaces);
         write!(f, "; {communicators} communicators {}; {workspaces} workspaces {}", gib(nccl), gib(scratch))?;
         if self.messages.0 > 0 {
@@ -95,8 +93,7 @@ impl fmt::Display for MemoryUse {
     }
 }
 
-/// Where the memory of the GPU that is `device` is now; `None` of anything else. Waits until CubeCL has taken in all
-/// that was issued.
+/// The present memory use of the GPU `device`; `None` for other devices. Waits until CubeCL has processed all launches.
 #[cfg(feature = "cuda")]
 pub fn memory_use(device: &Device) -> Option<MemoryUse> {
     let index = super::index(device)?;
@@ -111,7 +108,7 @@ pub fn memory_use(device: &Device) -> Option<MemoryUse> {
     })
 }
 
-/// Where the memory of the GPU that is `device` is now; `None` of anything else.
+/// The present memory use of the GPU `device`; `None` for other devices.
 #[cfg(not(feature = "cuda"))]
 pub fn memory_use(_: &Device) -> Option<MemoryUse> {
     None
@@ -137,7 +134,7 @@ mod asked {
             MemoryPoolKind::Adaptive { page_size, .. } => Some(page_size),
             _ => None,
         });
-        // Behind the current arena come the pools whose pages it has outgrown.
+        // After the current arena follow the pools with its earlier page sizes.
         let arena = pools.dynamic.iter().position(|pool| matches!(pool.kind, MemoryPoolKind::Adaptive { .. }));
         let outgrown = arena.map_or(&[][..], |arena| &pools.dynamic[arena + 1..]);
         StreamUse {
@@ -150,7 +147,7 @@ mod asked {
     }
 }
 
-/// Memory that libraries take at a known moment, or that messages hold, noted by whoever lets them.
+/// Memory that libraries allocate at a known moment, or that messages hold, as recorded by the code that allocates it.
 #[cfg(feature = "cuda")]
 pub(crate) mod ledger {
     use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -168,12 +165,12 @@ pub(crate) mod ledger {
         ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes `bytes` of the GPU with this index.
+    /// Records `bytes` of the GPU with this index.
     pub(crate) fn add(kind: Kind, gpu: usize, bytes: u64) {
         entries().push((kind, gpu, bytes));
     }
 
-    /// Takes such a note back.
+    /// Removes such a record.
     pub(crate) fn remove(kind: Kind, gpu: usize, bytes: u64) {
         let mut entries = entries();
         if let Some(at) = entries.iter().position(|entry| *entry == (kind, gpu, bytes)) {
@@ -181,7 +178,7 @@ pub(crate) mod ledger {
         }
     }
 
-    /// Notes and bytes of a kind.
+    /// Number of records and bytes of a kind.
     pub(crate) fn sum(kind: Kind, gpu: usize) -> (usize, u64) {
         let entries = entries();
         let mine = entries.iter().filter(|entry| (entry.0, entry.1) == (kind, gpu));
@@ -205,12 +202,12 @@ mod tests {
             workspaces: (1, gib(1)),
             messages: (4, gib(3)),
         };
-        assert_eq!([memory.allocator(), memory.pool_beside(), memory.rest()], [102, 8, 7].map(gib));
+        assert_eq!([memory.allocator(), memory.pool_excess(), memory.rest()], [102, 8, 7].map(gib));
         let text = memory.to_string();
         for part in [
             "120.00 in all",
             "pages of 4.00",
-            "beside it 8.00",
+            "rest of CUDA's pool 8.00",
             "3 communicators 2.00",
             "4 messages held 3.00",
             "the rest 7.00",

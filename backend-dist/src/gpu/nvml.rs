@@ -1,12 +1,12 @@
-//! What NVML tells of a GPU, found by its place on the PCI bus: `CUDA_VISIBLE_DEVICES` renumbers CUDA's GPUs, not
-//! NVML's.
+//! NVML's measurements of a GPU, found by its PCI bus address, because `CUDA_VISIBLE_DEVICES` renumbers CUDA's GPUs,
+//! but not NVML's.
 
 use super::{MemoryInfo, Readings};
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::{Device, Nvml};
 use std::sync::OnceLock;
 
-/// NVML, if it is there.
+/// NVML, if it is installed.
 fn nvml() -> Option<&'static Nvml> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
     NVML.get_or_init(|| Nvml::init().ok()).as_ref()
@@ -28,7 +28,7 @@ pub(super) fn memory(bus: &str) -> Option<MemoryInfo> {
 pub(super) fn readings(bus: &str) -> Option<Readings> {
     let device = device(bus)?;
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
-    // 18 is the most that NVML numbers (NVML_NVLINK_MAX_LINKS); past the GPU's own it answers with an error.
+    // NVML_NVLINK_MAX_LINKS is 18; after the GPU's last link it returns an error.
     let links = (0..18).map_while(|link| device.link_wrapper_for(link).is_active().ok());
     let links: Vec<bool> = links.collect();
     Some(Readings {

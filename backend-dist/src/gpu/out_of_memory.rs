@@ -1,23 +1,23 @@
-//! What a rank says when its GPU has no memory left.
+//! The message of a rank whose GPU is out of memory.
 //!
-//! CubeCL allocates on a thread of its own. An allocation that fails there (after it has freed what it can and tried
-//! again) leaves its error on the buffer; whatever needs the buffer is skipped and fails too, and the first read by the
-//! host, or the first operation of ours on it, panics with all those errors and their stack traces in one text.
+//! CubeCL allocates on a separate thread. An allocation that fails there (after it has freed what it can and tried
+//! again) leaves its error on the buffer. All work on the buffer is skipped and fails too, and the first read by the
+//! host, or the first of our operations on it, panics with the text of all those errors and their stack traces.
 
 use super::{GpuInfo, MemoryInfo, gpus};
 use burn::tensor::Device;
 
-/// The text in place of `message`, an error or panic of a rank that owns `device`, if it is about GPU memory.
+/// The replacement for `message`, an error or panic of a rank that owns `device`, if it is about GPU memory.
 pub fn out_of_memory(message: &str, device: &Device) -> Option<String> {
     out_of_memory_on(index(device)?, message)
 }
 
-/// The same for the GPU that CUDA knows by this index.
+/// The same for the GPU with this CUDA index.
 pub(crate) fn out_of_memory_on(index: usize, message: &str) -> Option<String> {
-    let asked = Asked::find(message)?;
+    let request = Request::find(message)?;
     let gpu = gpus().ok().and_then(|gpus| gpus.into_iter().nth(index));
     let memory = gpu.as_ref().and_then(|gpu| gpu.memory().ok());
-    Some(asked.explain(index, gpu.as_ref(), memory))
+    Some(request.explain(index, gpu.as_ref(), memory))
 }
 
 /// CUDA's index of the device, if it is a GPU.
@@ -35,36 +35,36 @@ pub fn index(_: &Device) -> Option<usize> {
     None
 }
 
-/// Gives memory of a GPU that was used once, such as what parameters were built in, back to the driver, and waits for
-/// the GPU. Nothing on a CPU.
+/// Returns memory of a GPU that was used once, for example to build parameters, to the driver, and waits for the GPU.
+/// Does nothing on a CPU.
 #[cfg(feature = "cuda")]
 pub fn release_memory(device: &Device) {
     if let Some(gpu) = index(device) {
         device.memory_cleanup();
-        // A GPU that has failed says so at its next operation.
+        // A GPU that has failed reports it at its next operation.
         let _ = device.sync();
         crate::cuda::allocator::trim(gpu);
     }
 }
 
-/// Gives memory of a GPU that was used once, such as what parameters were built in, back to the driver, and waits for
-/// the GPU. Nothing on a CPU.
+/// Returns memory of a GPU that was used once, for example to build parameters, to the driver, and waits for the GPU.
+/// Does nothing on a CPU.
 #[cfg(not(feature = "cuda"))]
 pub fn release_memory(_: &Device) {}
 
-/// What was asked for.
+/// The failed allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    /// Bytes that the GPU did not have at that moment.
+enum Request {
+    /// Bytes that the GPU did not have free.
     Bytes(u64),
-    /// Bytes that are more than CubeCL gives to one buffer: a quarter of the GPU.
+    /// More bytes than CubeCL allows for one buffer: a quarter of the GPU.
     OneBuffer(u64),
-    /// A library's own memory.
+    /// An allocation of a library.
     Unknown,
 }
 
-impl Asked {
-    /// By the words of CubeCL's `IoError` (cubecl-runtime 0.12, server/base.rs), CUDA, cuBLASLt and NCCL.
+impl Request {
+    /// Recognised by the words of CubeCL's `IoError` (cubecl-runtime 0.12, server/base.rs), CUDA, cuBLASLt and NCCL.
     fn find(message: &str) -> Option<Self> {
         let number = |before: &str| {
             let rest = &message[message.find(before)? + before.len()..];
@@ -80,11 +80,11 @@ impl Asked {
     fn explain(self, index: usize, gpu: Option<&GpuInfo>, memory: Option<MemoryInfo>) -> String {
         let name = gpu.map_or_else(String::new, |gpu| format!(" ({})", gpu.name));
         let wanted = match self {
-            Asked::Bytes(bytes) => format!(": {} asked for", size(bytes)),
-            Asked::OneBuffer(bytes) => {
-                format!(": {} asked for in one buffer, which may be a quarter of the GPU", size(bytes))
+            Request::Bytes(bytes) => format!(": {} requested", size(bytes)),
+            Request::OneBuffer(bytes) => {
+                format!(": {} requested in one buffer, which may be a quarter of the GPU", size(bytes))
             }
-            Asked::Unknown => String::new(),
+            Request::Unknown => String::new(),
         };
         let left = memory.map_or_else(String::new, |memory| {
             format!(", {} free of {} (other programs' memory counts)", size(memory.free), size(memory.total))
@@ -110,11 +110,11 @@ mod tests {
     fn cubecls_words_are_understood() {
         let read = "called `Result::unwrap()` on an `Err` value: Several([IoError(out of device memory allocating \
              1610612736 bytes\n   0: std::backtrace::Backtrace::create\n)])";
-        assert_eq!(Asked::find(read), Some(Asked::Bytes(1_610_612_736)));
-        assert_eq!(Asked::find("can't allocate buffer of size: 99\n"), Some(Asked::OneBuffer(99)));
+        assert_eq!(Request::find(read), Some(Request::Bytes(1_610_612_736)));
+        assert_eq!(Request::find("can't allocate buffer of size: 99\n"), Some(Request::OneBuffer(99)));
         let driver = "NCCL on tp[0, 1]: DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")";
-        assert_eq!(Asked::find(driver), Some(Asked::Unknown));
-        assert_eq!(Asked::find("a shape does not fit"), None);
+        assert_eq!(Request::find(driver), Some(Request::Unknown));
+        assert_eq!(Request::find("a shape does not fit"), None);
     }
 
     #[test]
@@ -128,8 +128,8 @@ mod tests {
             bus: String::new(),
         };
         let memory = MemoryInfo { free: 300 << 20, total: 140 << 30 };
-        let text = Asked::Bytes(3 << 29).explain(3, Some(&gpu), Some(memory));
-        let start = "GPU 3 (NVIDIA H200) is out of memory: 1.5 GiB asked for, 300.0 MiB free of 140.0 GiB";
+        let text = Request::Bytes(3 << 29).explain(3, Some(&gpu), Some(memory));
+        let start = "GPU 3 (NVIDIA H200) is out of memory: 1.5 GiB requested, 300.0 MiB free of 140.0 GiB";
         assert!(text.starts_with(start), "{text}");
         for word in ["micro-batch", "recomputation", "ZeRO", "tensor or pipeline parallelism"] {
             assert!(text.contains(word), "{text}");

@@ -1,14 +1,14 @@
-//! The counters, and which of them the current thread's allocations go to.
+//! The counters, and the owner of the current thread's allocations.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// Ranks with counters of their own; memory of further ranks of the process is counted as nobody's.
+/// Ranks with separate counters; memory of further ranks of the process is counted as that of no rank.
 pub const MAX_RANKS: usize = 1024;
 
-/// Bytes held now, and the most since the last reset. Relaxed order is enough: each counter is exact by itself, since a
-/// block's free happens after its allocation, and whoever reads a rank's counters has synchronized with that rank by
-/// other means. A rank's counters lie apart from the others' in the cache.
+/// Bytes held now, and the peak since the last reset. Relaxed order is enough: each counter is exact by itself, since a
+/// block's free happens after its allocation, and the reader of a rank's counters has synchronized with that rank by
+/// other means. Ranks' counters are in separate cache lines.
 #[repr(align(128))]
 struct Gauge {
     live: AtomicUsize,
@@ -36,18 +36,18 @@ impl Gauge {
     }
 }
 
-/// Number 0 is nobody, number `r + 1` rank `r`.
+/// Index 0 is no rank, index `r + 1` is rank `r`.
 static OWNERS: [Gauge; MAX_RANKS + 1] = [const { Gauge::new() }; MAX_RANKS + 1];
 
 /// Whether a [`RankAllocator`](super::RankAllocator) is in use.
 static COUNTING: AtomicBool = AtomicBool::new(false);
 
-/// Where a block is counted, a number of `OWNERS`.
+/// The owner of a block, an index of `OWNERS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag(pub usize);
 
 thread_local! {
-    // Constant and without a destructor: reading it neither allocates nor fails, whatever the thread is doing.
+    // Constant and without a destructor: reading it neither allocates nor fails, in any state of the thread.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -73,7 +73,7 @@ pub fn is_counting() -> bool {
     COUNTING.load(Relaxed)
 }
 
-/// Says which rank the current thread works for from now on; `None` for nobody.
+/// Sets the rank of the current thread; `None` for no rank.
 pub fn set_rank(rank: Option<usize>) {
     CURRENT.set(rank.map_or(0, owner));
 }
@@ -87,23 +87,23 @@ pub fn live(rank: usize) -> u64 {
     OWNERS[owner(rank)].live.load(Relaxed) as u64
 }
 
-/// The most bytes that a rank has held at once since its last [`reset_peak`].
+/// The peak bytes of a rank since its last [`reset_peak`].
 pub fn peak(rank: usize) -> u64 {
     OWNERS[owner(rank)].peak.load(Relaxed) as u64
 }
 
-/// Starts looking for a new peak of a rank. The rank should not be allocating meanwhile.
+/// Resets the peak of a rank. The rank should not be allocating meanwhile.
 pub fn reset_peak(rank: usize) {
     OWNERS[owner(rank)].reset();
 }
 
-/// Runs `f` with its allocations counted to no rank: what several ranks will hold together.
+/// Runs `f` with its allocations counted to no rank: for memory that several ranks share.
 pub fn without_rank<T>(f: impl FnOnce() -> T) -> T {
     let _back = Back(CURRENT.replace(0));
     f()
 }
 
-/// Has the thread's allocations counted to this owner again.
+/// Restores the owner of the thread's allocations.
 struct Back(usize);
 
 impl Drop for Back {

@@ -1,7 +1,7 @@
-//! Memory of each CPU rank: how many bytes it holds and the most it has held.
+//! Memory of each CPU rank: the bytes that it holds and the peak.
 //!
-//! Ranks of one process share a heap, so the operating system knows only their sum. A program that makes
-//! [`RankAllocator`] its global allocator gets the counts per rank instead:
+//! Ranks of one process share a heap, so the operating system only knows their sum. A program with [`RankAllocator`] as
+//! its global allocator gets the counts per rank instead:
 //!
 //! ```
 //! #[global_allocator]
@@ -20,22 +20,22 @@
 //! # }
 //! ```
 //!
-//! A block belongs to the rank whose thread allocated it, whoever frees it. [`launch`](crate::launch::launch) tells
-//! each rank's thread which rank it is. Exchanges give every rank its own copy of a result while memory is counted, as
-//! ranks with memories of their own would have. What the shared compute threads allocate (packed panels of a matrix
-//! product, for example) belongs to no rank.
+//! A block belongs to the rank whose thread allocated it, whoever frees it. [`launch`](crate::launch::launch) sets the
+//! rank of each rank's thread. While memory is counted, collectives give every rank its own copy of a result, as with
+//! separate memories. Allocations of the shared compute threads (packed panels of a GEMM, for example) belong to no
+//! rank.
 //!
-//! Blocks under [`SMALLEST`] bytes are not counted. The counts are of the process: two launches at the same time that
-//! have the same rank numbers are counted together.
+//! Blocks under [`SMALLEST`] bytes are not counted. The counts are those of the process: two simultaneous launches with
+//! the same rank numbers are counted together.
 
 mod allocator;
 mod counters;
 #[cfg(test)]
 mod tests;
 
-/// Bytes into which matrix products of a CPU rank pack their operands, whatever their sizes: a panel as large as the
-/// second level cache of this machine (`L2_SLAB` in gemm-common), and a little besides, as measured.
-pub fn product_workspace() -> u64 {
+/// Bytes into which GEMMs of a CPU rank pack their operands, whatever their sizes: a panel as large as this machine's
+/// L2 cache (`L2_SLAB` in gemm-common), and a little more, as measured.
+pub fn gemm_workspace() -> u64 {
     const BESIDES: u64 = 1 << 17;
     gemm_common::cache::CACHE_INFO[1].cache_bytes as u64 + BESIDES
 }

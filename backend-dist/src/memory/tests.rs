@@ -1,10 +1,10 @@
-//! The allocator called by hand, with ranks that no other test uses.
+//! The allocator called directly, with ranks that no other test uses.
 
 use std::alloc::{GlobalAlloc, Layout};
 
 use super::*;
 
-/// Runs `f` on a thread of its own that works for `rank`.
+/// Runs `f` on a separate thread of `rank`.
 fn on_rank<T: Send>(rank: usize, f: impl FnOnce() -> T + Send) -> T {
     let run = || {
         set_rank(Some(rank));
@@ -47,7 +47,7 @@ fn blocks_are_aligned_whole_and_counted_at_their_size() {
 fn a_block_that_grows_and_shrinks_keeps_bytes_and_alignment() {
     on_rank(901, || {
         for align in [1, 16, 128] {
-            // Small, over the border, larger, smaller, back under the border, and there.
+            // Small, across the limit, larger, smaller, back across the limit, and small.
             let sizes = [100, 200, 600, 70_000, 1000, 512, 511, 40];
             // SAFETY: the block always has the last size, and is read and written within it.
             unsafe {
@@ -75,7 +75,7 @@ fn a_block_belongs_to_the_rank_that_allocated_it() {
     on_rank(903, || {
         let block = std::ptr::with_exposed_provenance_mut(block);
         assert_eq!((live(902), live(903)), (1000, 0));
-        // SAFETY: as above; growing it leaves it its owner's.
+        // SAFETY: as above; a larger block keeps its owner.
         unsafe {
             let block = RankAllocator.realloc(block, layout, 3000);
             assert_eq!((live(902), live(903)), (3000, 0));

@@ -8,15 +8,27 @@ use thiserror::Error;
 
 /// The size of every kind of parallelism. All sizes are counts of ranks, at least 1.
 ///
-/// World size is `tp * cp * dp * pp`. The experts of a mixture are laid over the same ranks by `ep` and `etp`; what
+/// World size is `tp * cp * dp * pp`. The experts of an MoE model are laid over the same ranks by `ep` and `etp`; what
 /// remains, `world / (etp * ep * pp)`, replicates the experts. In files the sizes are named as their flags are.
+///
+/// ```
+/// use backend_dist::mesh::ParallelLayout;
+///
+/// let layout: ParallelLayout = "TP2 SP DP4 ZeRO1".parse()?;
+/// assert_eq!((layout.world_size(), layout.sequence_parallel()), (8, true));
+/// let filled = ParallelLayout { tp: 2, pp: 2, ..Default::default() }.fill_world(16)?;
+/// assert_eq!(filled.to_string(), "TP2 PP2 DP4");
+/// let refused = ParallelLayout { tp: 3, ..Default::default() }.fill_world(8).unwrap_err();
+/// assert_eq!(refused.to_string(), "tensor-parallel 3 does not divide world size 8; nearest legal: 2, 4");
+/// # Ok::<(), backend_dist::mesh::LayoutError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelLayout {
-    /// Tensor parallel: every layer's matrices are cut over these ranks.
+    /// Tensor parallel: every layer's matrices are sharded over these ranks.
     #[serde(rename = "tensor-parallel", alias = "tp")]
     pub tp: usize,
-    /// Context parallel: the sequence is cut over these ranks for the whole model.
+    /// Context parallel: the sequence is sharded over these ranks in the whole model.
     #[serde(rename = "context-parallel", alias = "cp")]
     pub cp: usize,
     /// Expert parallel: the experts of a layer are divided over these ranks.
@@ -31,10 +43,11 @@ pub struct ParallelLayout {
     /// Virtual pipeline: model chunks per pipeline stage.
     #[serde(rename = "virtual-pipeline", alias = "vpp")]
     pub vpp: usize,
-    /// Data parallel: replicas of the model, each with its own samples.
+    /// Data parallel: copies of the model, each with its own samples.
     #[serde(rename = "data-parallel", alias = "dp")]
     pub dp: usize,
-    /// Sequence parallel: activations between tensor parallel regions are cut along the sequence over the `tp` ranks.
+    /// Sequence parallel: activations between tensor parallel regions are sharded along the sequence over the `tp`
+    /// ranks.
     #[serde(rename = "sequence-parallel", alias = "sp")]
     pub sp: bool,
     /// ZeRO stage 0 to 3: what is sharded over the data parallel ranks (1 optimizer, 2 and gradients, 3 and weights).
@@ -58,7 +71,7 @@ impl ParallelLayout {
         self.etp.unwrap_or(self.tp)
     }
 
-    /// Whether activations really are cut along the sequence: `sp` changes nothing on one tensor parallel rank.
+    /// Whether activations are really sharded along the sequence: `sp` changes nothing on one tensor parallel rank.
     pub fn sequence_parallel(&self) -> bool {
         self.sp && self.tp > 1
     }

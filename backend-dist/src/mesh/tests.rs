@@ -127,13 +127,13 @@ proptest! {
 
     /// Whoever holds a grid's parameters once, and the copies of each of them, are all ranks, each once.
     #[test]
-    fn replicas_and_model_parallel_ranks_are_the_world(layout in layouts()) {
+    fn dp_ranks_and_model_parallel_ranks_are_the_world(layout in layouts()) {
         let mesh = Mesh::new(layout).unwrap();
         for grid in [GridKind::Dense, GridKind::Expert] {
             for rank in 0..mesh.world_size() {
                 let holders = mesh.group_of(grid.model_parallel(), rank);
                 let mut all: Vec<usize> =
-                    holders.iter().flat_map(|&holder| mesh.group_of(grid.replicas(), holder)).collect();
+                    holders.iter().flat_map(|&holder| mesh.group_of(grid.dp_ranks(), holder)).collect();
                 all.sort_unstable();
                 prop_assert_eq!(all, (0..mesh.world_size()).collect::<Vec<_>>());
                 prop_assert!(mesh.group_of(grid.tensor_parallel(), rank).iter().all(|rank| holders.contains(rank)));
@@ -152,7 +152,7 @@ proptest! {
         let mesh = Mesh::new(layout).unwrap();
         for rank in 0..mesh.world_size() {
             prop_assert_eq!(mesh.rank_of(mesh.coords(rank)), rank);
-            // A rank's place inside its group of an axis is its coordinate along that axis.
+            // A rank's position inside its group of an axis is its coordinate along that axis.
             let coords = mesh.coords(rank);
             for (axis, index) in [(Axis::Tp, coords.tp), (Axis::Dp, coords.dp), (Axis::Ep, coords.ep), (Axis::Edp, coords.edp)] {
                 prop_assert_eq!(mesh.group_of(axis, rank)[index], rank);

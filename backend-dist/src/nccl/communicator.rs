@@ -1,13 +1,13 @@
-//! One rank's end of a group's communicator, with a stream of its own.
+//! One rank's communicator of a group, with a separate stream.
 //!
 //! Invariants:
-//! - All calls for a communicator come from the device's thread in CubeCL, in the order in which the rank has issued
-//!   them, under `calls`. Only the watchdog, which holds nobody up, and the end of the run come from elsewhere.
-//! - `cuStreamWaitEvent` waits for the record that the event holds *when it is called*. `inputs_ready` and `done` are
-//!   recorded and waited for within one call of the device's thread, so one of each is enough. An operation that is
-//!   waited for later has an event of its own from `events` from before its record until after its wait.
+//! - All calls for a communicator come from the device's thread in CubeCL, in the rank's order of operations, under
+//!   `calls`. Only the watchdog, which blocks nobody, and the end of the run come from elsewhere.
+//! - `cuStreamWaitEvent` waits for the last record of the event *at the time of the call*. `inputs_ready` and `done`
+//!   are recorded and waited for within one call of the device's thread, so one of each is enough. An operation that is
+//!   waited for later has its own event from `events`, from before its record until after its wait.
 //!
-//! `call` is what an operation works with, `end` the watch over the communicator and its end.
+//! `call` is the context of an operation, `end` the watchdog of the communicator and its end.
 
 mod call;
 mod end;
@@ -15,14 +15,14 @@ mod end;
 pub(super) use call::Call;
 use call::stamp;
 
-use super::copies::Copies;
+use super::copies::DmaCopies;
 use super::events::Events;
 use super::join;
 use crate::comm::{DeviceOp, Group, Member};
 use crate::cuda;
 use crate::gpu::memory_use::ledger;
 use crate::startup::{Phase, phase};
-use crate::timeline::{self, ExchangeKind};
+use crate::timeline::{self, CollectiveKind};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use std::any::Any;
@@ -32,10 +32,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Raw handles are kept as integers: they cross threads.
+/// Raw handles are stored as integers, because they cross threads.
 pub(crate) struct Communicator {
     member: Member,
-    /// This rank among the members, and the group's name.
+    /// This rank's index among the members, and the group's name.
     place: (usize, String),
     context: usize,
     comm: usize,
@@ -44,21 +44,21 @@ pub(crate) struct Communicator {
     done: usize,
     progress: usize,
     pub(crate) events: Events,
-    /// `None` where members cannot reach each other's memory.
-    copies: OnceLock<Option<Copies>>,
+    /// `None` if members have no access to each other's memory.
+    copies: OnceLock<Option<DmaCopies>>,
     calls: Mutex<Option<Mark>>,
-    /// The operation that a call is queuing now. NCCL waits for the peers in it where it has to connect to them first.
+    /// The operation that a call is queuing now. If NCCL has to connect to the peers first, it waits for them there.
     entered: Mutex<Option<Mark>>,
     /// Calls that the device's thread has not run yet.
     queued: AtomicUsize,
     has_ended: AtomicBool,
     is_gone: AtomicBool,
-    /// The GPU, and the bytes of it that went when the communicator was made.
+    /// The GPU, and the bytes that were allocated on it when the communicator was created.
     taken: (usize, u64),
 }
 
-/// An operation and when it was seen: the one behind which `progress` was recorded last, while it has not been seen to
-/// end, or one that is being queued.
+/// An operation and its time: the one after which `progress` was recorded last, until it is seen to have ended, or the
+/// one that is being queued.
 #[derive(Clone)]
 struct Mark {
     since: Instant,
@@ -66,7 +66,7 @@ struct Mark {
     sequence: u64,
 }
 
-/// A call that is queued; it counts until it has run or is dropped.
+/// A queued call; it is counted until it has run or is dropped.
 struct Queued(Arc<Communicator>);
 
 impl Queued {
@@ -84,10 +84,10 @@ impl Drop for Queued {
 
 impl Communicator {
     /// Joins the communicator of `group`; every member must call this, from the rank's thread. Its kernels have at most
-    /// `blocks` thread blocks, or as many as NCCL finds good.
+    /// `blocks` thread blocks, or NCCL's default.
     ///
     /// # Errors
-    /// Without NCCL, with different versions of it, and whatever NCCL says.
+    /// Without NCCL, with different versions of it, and NCCL's errors.
     pub(crate) fn join(group: &Group, device: usize, blocks: Option<i32>) -> Result<Arc<Self>, String> {
         phase(Phase::Connect, || Self::joined(group, device, blocks))
     }
@@ -109,7 +109,7 @@ impl Communicator {
             let event = driver::event::create(cuda_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
             event.map(|event| event as usize).map_err(|error| error.to_string())
         };
-        // The highest priority: what waits for peers should start before more of what does not.
+        // The highest priority: work that waits for peers should start before work that does not.
         let stream = driver::stream::get_priority_range()
             .and_then(|(_, highest)| {
                 driver::stream::create_with_priority(driver::stream::StreamKind::NonBlocking, highest)
@@ -135,14 +135,15 @@ impl Communicator {
         }))
     }
 
-    /// This member's end of exchanges by copy engines, if `group`, whose communicator this is, can have them. The first
-    /// call is collective.
-    pub(crate) fn copies(&self, group: &Group) -> Option<&Copies> {
-        self.copies.get_or_init(|| Copies::join(group, self.taken.0)).as_ref()
+    /// This member's state of collectives by DMA copy engines, if `group`, whose communicator this is, supports them.
+    /// The first call is a collective.
+    pub(crate) fn copies(&self, group: &Group) -> Option<&DmaCopies> {
+        self.copies.get_or_init(|| DmaCopies::join(group, self.taken.0)).as_ref()
     }
 
-    /// Runs `work(call, buffers)`, which queues operation `sequence`, `op`, on the communicator's stream, on the
-    /// device's thread; an error or a panic in it ends the run. `work` does not run if the communicator has ended.
+    /// Runs `work(call, buffers)` on the device's thread, which queues operation `op` with number `sequence` on the
+    /// communicator's stream; an error or a panic in it ends the run. `work` does not run if the communicator has
+    /// ended.
     pub(crate) fn queue<const N: usize>(
         self: &Arc<Self>,
         (sequence, op): (u64, DeviceOp),
@@ -155,7 +156,7 @@ impl Communicator {
                 return Err("the communicator has ended".into());
             }
             let (member, group) = &call.link.place;
-            let times = timeline::exchange(call.compute, ExchangeKind::of(op.kind(), *member), group);
+            let times = timeline::collective(call.compute, CollectiveKind::of(op.kind(), *member), group);
             let begin = times.map(|[begin, _]| begin);
             begin.map_or(Ok(()), |event| stamp(event, call.link.stream as _))?;
             let now = Mark { since: Instant::now(), op, sequence };
@@ -165,7 +166,7 @@ impl Communicator {
             done?;
             times.map_or(Ok(()), |[_, end]| stamp(end, call.link.stream as _))?;
             if mark.is_none() {
-                // SAFETY: event and stream live as long as the communicator. The last record has been seen to end.
+                // SAFETY: event and stream live as long as the communicator. The last record is known to have ended.
                 unsafe { driver::event::record(call.link.progress as _, call.link.stream as _) }
                     .map_err(|error| error.to_string())?;
                 *mark = Some(now);
@@ -174,7 +175,7 @@ impl Communicator {
         });
     }
 
-    /// Runs `work(call, buffers)`, which makes no use of NCCL, on the device's thread.
+    /// Runs `work(call, buffers)`, which does not call NCCL, on the device's thread.
     pub(crate) fn submit<const N: usize>(
         self: &Arc<Self>,
         tensors: [&CubeTensor; N],
@@ -182,7 +183,7 @@ impl Communicator {
     ) {
         let (queued, failed) = (Queued::new(self), self.clone());
         let work = move |buffers, compute| {
-            // CubeCL would only log a panic, and the peers would wait for ever.
+            // CubeCL would only log a panic, and the peers would wait forever.
             let call = Call { link: &queued.0, compute, begin: None };
             catch_unwind(AssertUnwindSafe(|| work(call, buffers))).unwrap_or_else(|payload| Err(panic_text(&*payload)))
         };

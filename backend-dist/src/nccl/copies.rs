@@ -1,54 +1,54 @@
-//! Exchanges by copy engines, between GPUs of one process that reach each other's memory and have one rank each.
+//! Collectives by DMA copy engines, between GPUs of one process with peer access and one rank each.
 //!
-//! A kernel of NCCL needs multiprocessors, which the products beside it then lack; a copy engine needs none. Every
-//! member tells the others where its source lies and which event says that it is complete, and copies from theirs what
-//! it wants, on the communicator's stream and in the order of its operations. The host of a device waits until all
-//! members have come to the operation; what the GPU waits for are events that were recorded before anybody was told of
-//! them.
+//! NCCL's kernels need SMs, which overlapped GEMMs then lack; a DMA copy engine needs none. Every member publishes the
+//! address of its source and the event that marks it as complete, and copies its share from the others' sources, on the
+//! communicator's stream and in the order of its operations. The host thread of a device waits until all members have
+//! reached the operation; the GPU waits for events that were recorded before they were published.
 //!
 //! Invariants:
-//! - A source stays as and where it is until all members have copied: the compute stream of its owner waits for that
-//!   two operations later, where by [`Board`] all have queued the copies and recorded their events.
-//! - By the same, two events of a kind are enough for each member: when one is recorded anew, all have queued their
-//!   waits.
+//! - A source stays unchanged and at its address until all members have copied it: the compute stream of its owner
+//!   waits for that two operations later, when all members have queued the copies and recorded their events (by
+//!   [`LocalAllGather`]).
+//! - For the same reason two events of a kind are enough for each member: when one is recorded again, all members have
+//!   queued their waits.
 
-use super::Held;
+use super::PinnedBuffer;
 use super::communicator::Call;
 use crate::comm::Group;
-use crate::comm::board::Board;
+use crate::comm::local_all_gather::LocalAllGather;
 use crate::ops::copy_engines::are_copy_engines_on;
 use cudarc::driver::{result as driver, sys};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a member lends in an operation. Raw handles are kept as integers: they cross threads.
+/// A member's source in an operation. Raw handles are stored as integers, because they cross threads.
 #[derive(Clone)]
-pub(crate) struct Loan {
-    /// Where what others may copy begins, in an order that all know.
+pub(crate) struct SharedSource {
+    /// The addresses from which others may copy, in an order that all members know.
     addresses: Arc<[usize]>,
-    /// The event behind which it is complete.
+    /// The event that marks the source as complete.
     ready: usize,
-    /// The event that will say that this member has copied what it wants; recorded when its operation is queued.
+    /// The event that marks this member's copies as done; recorded when its operation is queued.
     done: usize,
 }
 
-/// A run of bytes that a member copies from a member, perhaps itself.
+/// A range of bytes that a member copies from a member, or from itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pull {
     pub member: usize,
-    /// Which of the member's addresses.
+    /// Index of the member's address.
     pub from: usize,
     pub to: usize,
     pub bytes: usize,
-    /// The event of the communicator that is recorded behind it.
+    /// The event of the communicator that is recorded after it.
     pub slot: Option<usize>,
 }
 
-/// What others may still read, and the events that say when they have.
-struct Lent {
+/// Sources that others may still read, and the events that mark the end of their reads.
+struct LentSource {
     operation: u64,
     done: Vec<usize>,
-    sources: Vec<Held>,
+    sources: Vec<PinnedBuffer>,
 }
 
 #[derive(Default)]
@@ -56,19 +56,19 @@ struct State {
     operations: u64,
     /// Ready and done, of even and of odd operations.
     events: Option<[[usize; 2]; 2]>,
-    lent: VecDeque<Lent>,
+    lent: VecDeque<LentSource>,
 }
 
-/// One member's end.
-pub(crate) struct Copies {
-    board: Arc<Board<Loan>>,
+/// One member's state.
+pub(crate) struct DmaCopies {
+    board: Arc<LocalAllGather<SharedSource>>,
     member: usize,
     state: Mutex<State>,
 }
 
-impl Copies {
-    /// This member's end, if copy engines are wanted, all members run in this process, and their GPUs, of which `gpu`
-    /// is this one's, reach each other's memory. Collective.
+impl DmaCopies {
+    /// This member's state, if DMA copy engines are enabled, all members run in this process, and their GPUs have
+    /// access to each other's memory; `gpu` is this member's. A collective.
     pub(super) fn join(group: &Group, gpu: usize) -> Option<Self> {
         if !group.is_in_one_process() {
             return None;
@@ -77,29 +77,29 @@ impl Copies {
         let gpus: Vec<usize> = group.all_gather_host(wanted).into_iter().collect::<Option<_>>()?;
         let reaches = |[from, to]: [usize; 2]| {
             let mut reaches = 0;
-            // SAFETY: both are numbers of devices, and the answer has a place.
+            // SAFETY: both are device ordinals, and `reaches` is valid for writes.
             let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, from as i32, to as i32) }.result();
             asked.is_ok() && reaches == 1
         };
         let mut pairs = gpus.iter().flat_map(|&from| gpus.iter().map(move |&to| [from, to]));
         let all = pairs.all(|pair| pair[0] == pair[1] || reaches(pair));
-        all.then(|| Self { board: group.board(), member: group.rank(), state: Mutex::default() })
+        all.then(|| Self { board: group.local_all_gather(), member: group.rank(), state: Mutex::default() })
     }
 
-    /// Keeps for ever what peers may still read: the run has failed, and nobody tells when they are done.
+    /// Leaks the sources that peers may still read: the run has failed, so the end of their reads is unknown.
     pub(super) fn abandon(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut state.lent));
     }
 
-    /// Queues the copies of an operation, behind what the compute stream has queued. `addresses` are where the others
-    /// find this member's part of it, in `sources`.
+    /// Queues the copies of an operation, after the queued work of the compute stream. `addresses` are this member's
+    /// source addresses, within `sources`.
     pub(crate) fn queue(
         &self,
         call: Call,
         addresses: Vec<usize>,
         pulls: impl IntoIterator<Item = Pull>,
-        sources: Vec<Held>,
+        sources: Vec<PinnedBuffer>,
     ) -> Result<(), String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let operation = state.operations;
@@ -108,23 +108,23 @@ impl Copies {
         state.release(call, operation)?;
         call.follow()?;
         call.record_compute(ready)?;
-        let loan = Loan { addresses: addresses.into(), ready, done: done_here };
-        let Some(loans) = self.board.exchange(self.member, operation, loan, || call.has_failed()) else {
-            // A peer may have found this note before.
+        let loan = SharedSource { addresses: addresses.into(), ready, done: done_here };
+        let Some(loans) = self.board.all_gather(self.member, operation, loan, || call.has_failed()) else {
+            // A peer may have read this source's address before.
             std::mem::forget(sources);
             return Err("the run has failed".into());
         };
         let done = loans.iter().map(|loan| loan.done).collect();
-        state.lent.push_back(Lent { operation, done, sources });
+        state.lent.push_back(LentSource { operation, done, sources });
         let stream = call.target().1 as sys::CUstream;
         for Pull { member, from, to, bytes, slot } in pulls {
-            let Loan { addresses, ready, .. } = &loans[member];
+            let SharedSource { addresses, ready, .. } = &loans[member];
             if bytes > 0 {
                 if member != self.member {
                     call.wait_for(*ready)?;
                 }
-                // SAFETY: the caller's runs lie within the buffers; the member's is complete behind `ready` and stays
-                // until `done`, and the target's memory is free behind what the stream follows.
+                // SAFETY: the caller's ranges are within the buffers; the member's source is complete after `ready` and
+                // stays until `done`, and the target's memory is free after the work that the stream waits for.
                 unsafe { driver::memcpy_dtod_async(to as u64, addresses[from] as u64, bytes, stream) }
                     .map_err(|error| format!("{bytes} bytes from member {member}: {error}"))?;
             }
@@ -135,7 +135,7 @@ impl Copies {
 }
 
 impl State {
-    /// Ready and done of an operation, made on first use in the calling thread's context.
+    /// Ready and done events of an operation, created on first use in the calling thread's context.
     fn events(&mut self, operation: u64) -> Result<[usize; 2], String> {
         let events = match self.events {
             Some(events) => events,
@@ -150,11 +150,11 @@ impl State {
         Ok(events[usize::from(operation % 2 == 1)])
     }
 
-    /// Lets go of the sources of operations in front of the last, as soon as the compute stream has come here and
-    /// everybody has copied them.
+    /// Releases the sources of the operation two before this one and earlier ones, once the compute stream is here and
+    /// all members have copied them.
     fn release(&mut self, call: Call, operation: u64) -> Result<(), String> {
         while self.lent.front().is_some_and(|lent| lent.operation + 2 <= operation) {
-            let Lent { done, sources, .. } = self.lent.pop_front().expect("it was there");
+            let LentSource { done, sources, .. } = self.lent.pop_front().expect("it was there");
             done.iter().try_for_each(|done| call.compute_waits_for(*done))?;
             drop(sources);
         }
@@ -162,11 +162,11 @@ impl State {
     }
 }
 
-impl Drop for Copies {
+impl Drop for DmaCopies {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for event in state.events.take().into_iter().flatten().flatten() {
-            // SAFETY: nobody queues anything any more; the driver keeps what streams still wait for.
+            // SAFETY: no further work is queued; the driver keeps events that streams still wait for.
             let _ = unsafe { driver::event::destroy(event as _) };
         }
     }

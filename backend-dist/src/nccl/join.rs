@@ -1,4 +1,4 @@
-//! How the members of a group find each other.
+//! Rendezvous of the members of a group.
 
 use super::library::{finished, text};
 use crate::comm::{Group, PATIENCE};
@@ -9,7 +9,7 @@ use std::ffi::c_char;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// The id of a new communicator, after all members have the same NCCL; collective.
+/// The id of a new communicator, after a check that all members have the same version of NCCL; a collective.
 ///
 /// # Errors
 /// Without NCCL or with different versions of it.
@@ -26,15 +26,15 @@ pub(crate) fn agree(group: &Group) -> Result<sys::ncclUniqueId, String> {
     Ok(sys::ncclUniqueId { internal: id.map(|byte| byte as _) })
 }
 
-/// Makes the communicator with the other members, which NCCL waits for without end: in a thread of its own, so that
-/// this one can stop when the run has failed.
+/// Creates the communicator with the other members. NCCL waits for them without a limit, so this runs in a separate
+/// thread, and the calling thread can stop when the run has failed.
 pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks: Option<i32>) -> Result<usize, String> {
     let (size, rank) = (group.size() as i32, group.rank() as i32);
     let (sender, outcome) = mpsc::channel();
     let join = move || {
         let mut comm = std::ptr::null_mut();
-        // SAFETY: the context lives as long as the process; `comm` is written before it is read; NCCL reads as much of
-        // a configuration as its size says.
+        // SAFETY: the context lives as long as the process; `comm` is written before it is read; NCCL reads a
+        // configuration up to its size.
         let result = unsafe {
             driver::ctx::set_current(context as _).map_err(|error| error.to_string()).and_then(|()| match blocks {
                 None => finished(nccl::comm_init_rank(&mut comm, size, id, rank)),
@@ -46,7 +46,7 @@ pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks:
         };
         let made = result.is_ok();
         if sender.send(result.map(|()| comm as usize)).is_err() && made {
-            // SAFETY: nobody else knows of this communicator.
+            // SAFETY: no other reference to this communicator exists.
             let _ = unsafe { nccl::comm_abort(comm) };
         }
     };
@@ -68,8 +68,7 @@ pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks:
     }
 }
 
-/// `ncclConfig_t` as in NCCL 2.18: what later versions have added keeps its default, since `version` and `size` are
-/// older.
+/// `ncclConfig_t` as in NCCL 2.18: later fields keep their defaults, because of `version` and `size`.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -84,7 +83,7 @@ struct Config {
 }
 
 impl Config {
-    /// `NCCL_CONFIG_INITIALIZER` (nccl.h) with at most so many thread blocks.
+    /// `NCCL_CONFIG_INITIALIZER` (nccl.h) with at most this many thread blocks.
     fn of_blocks(blocks: i32) -> Self {
         let unset = i32::MIN;
         Self {

@@ -1,11 +1,11 @@
-//! What exchanges send, for profiles.
+//! The communication volume of collectives, for profiles.
 
 use crate::comm::{DeviceOp, DeviceOpKind};
 use crate::profile::Operation;
 
-/// An exchange over `size` members of which each brings `bytes`: what a member sends by rings (NVIDIA's nccl-tests,
-/// doc/PERFORMANCE.md). `how` ends its name.
-pub(crate) fn exchanged(op: &DeviceOp, bytes: usize, size: usize, how: &str) -> Operation {
+/// A collective over `size` members with `bytes` each: the bytes that a member sends in a ring algorithm (NVIDIA's
+/// nccl-tests, doc/PERFORMANCE.md). `suffix` ends its name.
+pub(crate) fn collective_operation(op: &DeviceOp, bytes: usize, size: usize, suffix: &str) -> Operation {
     let (name, sent) = match op.kind() {
         DeviceOpKind::AllReduce(_) => ("all-reduce", 2 * bytes * (size - 1) / size),
         DeviceOpKind::AllGather(_) => ("all-gather", bytes * (size - 1)),
@@ -14,5 +14,5 @@ pub(crate) fn exchanged(op: &DeviceOp, bytes: usize, size: usize, how: &str) -> 
         DeviceOpKind::Broadcast(_) => ("broadcast", bytes),
         DeviceOpKind::Message => ("message", bytes),
     };
-    Operation::exchange(format!("{name} over {size}{how}"), sent)
+    Operation::collective(format!("{name} over {size}{suffix}"), sent)
 }

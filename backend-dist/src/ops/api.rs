@@ -4,12 +4,12 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use super::{
-    drop_key::DropKey,
+    dropout_mask::DropoutMask,
     extras::Extras,
-    fused::{FusedOps, How},
+    fused::{FusedOps, LinearConfig},
+    gemm::LinearCollectives,
     local::LocalOps,
     options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads},
-    product::Ends,
     prologue::Step,
 };
 
@@ -21,9 +21,10 @@ use super::{
 pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
-    let (step, ends) = (Step::None, Ends::default());
-    let how = How { step, context: None, ends, fp8: None, recompute: false, bias: false, joint: None };
-    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), Extras::None, w.into_dispatch(), how))
+    let (step, collectives) = (Step::None, LinearCollectives::default());
+    let config =
+        LinearConfig { step, context: None, collectives, fp8: None, recompute: false, bias: false, joint: None };
+    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), Extras::None, w.into_dispatch(), config))
 }
 
 /// `x + b` for `x [.., n]` and `b [n]`.
@@ -105,13 +106,12 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
 /// Softmax attention of `q [s, b, hq, d]` over `k [t, b, hkv, d]` and `v [t, b, hkv, dv]`; output `[s, b, hq, dv]`.
 /// Query head `h` uses key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
 ///
-/// `t` may be larger than `s`: the queries then have the last `s` of the keys' `t` positions, as in a decoder that
-/// keeps the keys and values of what it has read.
+/// `t` may be larger than `s`: the queries then have the last `s` of the keys' `t` positions, as in a decoder with a KV
+/// cache.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, `hq` is not a multiple of `hkv`, the window is empty, or the dropout is not one of these
-/// heads.
+/// If the shapes do not fit, `hq` is not a multiple of `hkv`, the window is empty, or the dropout has fewer heads.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
     let ([s, b, hq, d], keys, values) = (q.dims(), k.dims(), v.dims());
     assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
@@ -121,32 +121,32 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention(q, k, v, options))
 }
 
-/// [`attention`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`: nothing is copied apart, and the
-/// backward pass writes one packed gradient.
+/// [`attention`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`: q, k and v are read in place, and
+/// the backward pass writes one packed gradient.
 ///
 /// # Panics
 ///
-/// If `heads` does not fit `qkv`, `hq` is not a multiple of `hkv`, the window is empty, or the dropout is not one of
-/// these heads.
+/// If `heads` does not fit `qkv`, `hq` is not a multiple of `hkv`, the window is empty, or the dropout has fewer heads.
 pub fn attention_packed(qkv: Tensor<4>, heads: PackedHeads, options: AttentionOptions) -> Tensor<4> {
     assert_eq!(qkv.dims()[2], heads.total(), "attention_packed: {heads:?} do not make up the input's heads");
     check_heads(heads.heads, heads.kv_heads, options);
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention_packed(qkv.into_dispatch(), heads, options))
 }
 
-/// Rows of `w [rows, hidden]` by id, output `[a, b, hidden]` for `ids [a, b]`. Row 0 of `w` has id `first_row`; an id
-/// outside `first_row..first_row + rows` gives zeros, so that the vocabulary-parallel parts add up to the embedding.
+/// Rows of the embedding matrix `w [rows, hidden]` by id; output `[a, b, hidden]` for `ids [a, b]`. Row 0 of `w` has id
+/// `first_row`. An id outside `first_row..first_row + rows` gives zeros, so that the sum over the vocabulary-parallel
+/// shards is the embedding.
 pub fn embedding(w: Tensor<2>, ids: Tensor<2, Int>, first_row: usize) -> Tensor<3> {
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_embedding(w.into_dispatch(), ids.into_dispatch(), first_row))
 }
 
-/// Sets elements to zero with probability `p` and divides the others by `1 - p`. Which ones is a function of the key's
-/// seed and the element's place in the global tensor only, see [`DropKey`].
+/// Sets elements to zero with probability `p` and divides the others by `1 - p`. The mask is a function of the key's
+/// seed and the element's position in the global tensor only, see [`DropoutMask`].
 ///
 /// # Panics
 ///
 /// If `p` is not in `0..1`, or `x` does not lie within the key's global tensor.
-pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropKey) -> Tensor<D> {
+pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutMask) -> Tensor<D> {
     assert!((0.0..1.0).contains(&p), "dropout: probability {p} is not in 0..1");
     if p == 0.0 {
         return x;

@@ -1,7 +1,7 @@
-//! The autodiff nodes: what each operation keeps for its backward pass and which gradients it computes.
+//! The autograd nodes: what each operation saves for backward and which gradients it computes.
 //!
-//! Every node is compute bound: its inputs are kept, nothing is replayed, so a checkpointing strategy never runs a
-//! forward twice.
+//! Every node is compute-bound: its inputs are saved and nothing is replayed, so a checkpointing strategy never repeats
+//! a forward.
 
 use burn::backend::{
     Autodiff, TensorMetadata,
@@ -14,13 +14,13 @@ use burn::backend::{
 };
 
 use super::{
-    attended::attended,
-    drop_key::DropKey,
+    dropout_mask::DropoutMask,
     kernels::{LocalKernels, NormGrads, NormNeeds},
     local::LocalOps,
-    main_grads::{deliver, place},
+    main_grads::{deliver, main_grad},
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
     plain,
+    saved_attention::saved_or_computed,
 };
 
 /// Declares one node: its kind, number of parents, saved state and backward body.
@@ -100,14 +100,14 @@ node!(AttentionPacked, 1, (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, Att
 node!(Embedding, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
     let (ids, first_row, rows) = ops.state;
     if let [Some(node)] = ops.parents {
-        match place::<B>(node.id) {
+        match main_grad::<B>(node.id) {
             Some((sum, add)) => B::embedding_accumulate_weight_grad(grad, ids, first_row, rows, &sum, add),
             None => grads.register::<B>(node.id, B::embedding_weight_grad(grad, ids, first_row, rows)),
         }
     }
 });
 
-node!(Dropout, 1, (f64, DropKey), |ops, grad, grads| {
+node!(Dropout, 1, (f64, DropoutMask), |ops, grad, grads| {
     let (p, key) = ops.state;
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::dropout_apply(grad, p, &key));
@@ -182,10 +182,10 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
         match Attention.prepare::<C>([q_node, k_node, v_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, lse) = attended(|| B::attention_forward(q.clone(), k.clone(), v.clone(), options));
+                let (out, lse) = saved_or_computed(|| B::attention_forward(q.clone(), k.clone(), v.clone(), options));
                 prep.finish(([q, k, v], [out.clone(), lse], options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(attended(|| B::attention_forward(q, k, v, options)).0),
+            OpsKind::UnTracked(prep) => prep.finish(saved_or_computed(|| B::attention_forward(q, k, v, options)).0),
         }
     }
 
@@ -193,10 +193,12 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         let (qkv, node) = qkv.into_parts();
         match AttentionPacked.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, lse) = attended(|| B::attention_packed_forward(qkv.clone(), heads, options));
+                let (out, lse) = saved_or_computed(|| B::attention_packed_forward(qkv.clone(), heads, options));
                 prep.finish((qkv, [out.clone(), lse], heads, options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(attended(|| B::attention_packed_forward(qkv, heads, options)).0),
+            OpsKind::UnTracked(prep) => {
+                prep.finish(saved_or_computed(|| B::attention_packed_forward(qkv, heads, options)).0)
+            }
         }
     }
 
@@ -211,7 +213,7 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         }
     }
 
-    fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropKey) -> FloatTensor<Self> {
+    fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         match Dropout.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {

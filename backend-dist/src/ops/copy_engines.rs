@@ -1,12 +1,12 @@
-//! Who carries activations between GPUs.
+//! Whether DMA copy engines transfer activations between GPUs.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 static ON: AtomicBool = AtomicBool::new(true);
 
-/// From now on, whether copy engines carry the activations of tensor parallelism and the rows of tokens that go to
-/// experts, between GPUs of this process which reach each other's memory, so that products beside keep all
-/// multiprocessors; else NCCL's kernels do.
+/// From now on, whether DMA copy engines transfer the activations of tensor parallelism and the tokens of expert
+/// parallelism between GPUs of this process with peer access. Overlapped GEMMs then keep all SMs. Otherwise NCCL's
+/// kernels transfer them.
 pub fn copy_engines(on: bool) {
     ON.store(on, Relaxed);
 }

@@ -1,7 +1,6 @@
 //! Further tensors of an operation. Burn's extensions take tensors one by one, or an enum of them.
 
 use burn::backend::{Backend, Dispatch, ExtensionType, tensor::FloatTensor};
-use burn::tensor::Tensor;
 
 /// None to three tensors.
 #[derive(ExtensionType)]
@@ -16,8 +15,8 @@ impl Extras<Dispatch> {
     /// # Panics
     ///
     /// If there are more than three.
-    pub fn of(tensors: impl IntoIterator<Item = Tensor<1>>) -> Self {
-        let mut tensors = tensors.into_iter().map(Tensor::into_dispatch);
+    pub fn of(tensors: impl IntoIterator<Item = FloatTensor<Dispatch>>) -> Self {
+        let mut tensors = tensors.into_iter();
         match [tensors.next(), tensors.next(), tensors.next(), tensors.next()] {
             [None, ..] => Self::None,
             [Some(a), None, ..] => Self::One(a),

@@ -1,7 +1,7 @@
-//! A linear layer with what stands in front of it, as one node of the graph.
+//! A linear layer with its prologue, as one autograd node.
 //!
-//! One node decides what is kept between forward and backward: always the prologue's input, and its output unless that
-//! is to be computed again. An input cut along the sequence is kept cut and gathered again in the backward pass, as in
+//! One node decides what is saved for backward: always the prologue's input, and its output unless it is recomputed. An
+//! input that is sharded along the sequence is saved as a shard and gathered again in the backward pass, as in
 //! Megatron-LM (`LinearWithGradAccumulationAndAsyncCommunication` in `megatron/core/tensor_parallel/layers.py`).
 
 mod node;
@@ -12,31 +12,31 @@ use burn::tensor::Tensor;
 use super::{
     context,
     extras::Extras,
-    fp8::{self, Fp8Kept, Fp8Linear, Purpose},
-    product::{Ends, Entry, Exit, Products},
-    prologue::{Made, Prologue, Step},
+    fp8::{self, Fp8Linear, Purpose, SavedFp8},
+    gemm::{Gemms, InputCollective, LinearCollectives, OutputCollective},
+    prologue::{Prologue, PrologueOutput, Step},
     residual::Joint,
 };
 
-/// How a linear layer is computed.
+/// Options of a linear layer.
 #[derive(Clone, Debug, Default)]
 pub struct LinearOptions {
-    /// Where the input comes from.
-    pub entry: Entry,
-    /// Where the product goes.
-    pub exit: Exit,
-    /// Products in FP8, where all sizes are multiples of 16.
+    /// The collective on the input.
+    pub entry: InputCollective,
+    /// The collective on the output.
+    pub exit: OutputCollective,
+    /// Run the GEMMs in FP8 if all sizes are multiples of 16.
     pub fp8: Option<Fp8Linear>,
-    /// The input is not kept for the backward pass but computed again there, for attention also its statistics.
+    /// Recompute the GEMM's input in the backward pass instead of saving it; for attention also its log-sum-exp.
     pub recompute: bool,
-    /// On GPUs with an NCCL link the exchanges run beside the products, in two pieces where that is quicker.
+    /// On GPUs with an NCCL link, overlap the collectives with the GEMMs, in two chunks where that is faster.
     pub overlap: bool,
 }
 
-/// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`: the same as the prologue's operation, the exchange of
-/// its entry, [`linear`](super::linear), the exchange of its exit and [`add_bias`](super::add_bias) one after the
-/// other, bit for bit, and so are its gradients. Only on CUDA a product that is not exchanged adds the bias itself,
-/// before it is rounded.
+/// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`. Values and gradients are, bit for bit, those of the
+/// separate operations: the prologue, the input collective, [`linear`](super::linear), the output collective and
+/// [`add_bias`](super::add_bias). One exception: on CUDA a GEMM without output collective adds the bias before
+/// rounding.
 ///
 /// The weight's gradient can be [deferred](super::weight_grads::deferred).
 ///
@@ -53,7 +53,7 @@ pub fn linear_with<const D: usize>(
     linear_of(x, None, prologue, w, bias, options)
 }
 
-/// [`linear_with`], with the place of the residual stream that `x` is if the prologue is a norm.
+/// [`linear_with`], with the residual joint of `x` if the prologue is a norm.
 pub(super) fn linear_of<const D: usize>(
     x: Tensor<D>,
     joint: Option<Joint>,
@@ -66,7 +66,7 @@ pub(super) fn linear_of<const D: usize>(
     let rank = if prologue.is_attention() { 4 } else { 3 };
     assert_eq!(D, rank, "linear: the input of {prologue:?} is {shape:?}");
     let context = prologue.context(&shape);
-    let (step, params) = prologue.apart("linear", &shape);
+    let (step, params) = prologue.split("linear", &shape);
     let input = step.features(&shape);
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
     if let Some(bias) = &bias {
@@ -75,24 +75,32 @@ pub(super) fn linear_of<const D: usize>(
     let LinearOptions { entry, exit, fp8, recompute, overlap } = options;
     let joint = joint.filter(|_| step.is_norm());
     let recompute = recompute || context.is_some();
-    let how = How { step, context, ends: Ends { entry, exit, overlap }, fp8, recompute, bias: bias.is_some(), joint };
+    let config = LinearConfig {
+        step,
+        context,
+        collectives: LinearCollectives { entry, exit, overlap },
+        fp8,
+        recompute,
+        bias: bias.is_some(),
+        joint,
+    };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
-    let extras = Extras::of(params.into_iter().chain(bias));
-    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x, extras, w, how))
+    let extras = Extras::of(params.into_iter().chain(bias.map(Tensor::into_dispatch)));
+    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x, extras, w, config))
 }
 
-/// Everything about the operation that is no tensor.
+/// Everything about the operation but its tensors.
 #[derive(Clone, Debug)]
-pub(super) struct How {
+pub(super) struct LinearConfig {
     pub step: Step,
-    /// Of attention, which is then made again.
-    pub context: Option<context::How>,
-    pub ends: Ends,
+    /// Context plan of attention; attention is then recomputed in the backward pass.
+    pub context: Option<context::ContextOptions>,
+    pub collectives: LinearCollectives,
     pub fp8: Option<Fp8Linear>,
     pub recompute: bool,
-    /// Whether the last of the tensors between input and weight is the bias.
+    /// Whether the last of `extras` is the bias.
     pub bias: bool,
-    /// Of a norm's input in the residual stream.
+    /// Residual joint of a norm's input.
     pub joint: Option<Joint>,
 }
 
@@ -103,43 +111,44 @@ pub(super) trait FusedOps: Backend {
         x: FloatTensor<Self>,
         #[extension_type] extras: Extras<Self>,
         w: FloatTensor<Self>,
-        how: How,
+        config: LinearConfig,
     ) -> FloatTensor<Self>;
 }
 
-/// What a forward pass gives.
-struct Output<B: Products> {
+/// The output of a forward pass.
+struct Output<B: Gemms> {
     y: FloatTensor<B>,
-    /// What the prologue made on the way.
-    made: Made<B>,
-    /// Of a product in FP8.
-    fp8: Option<Fp8Kept<B>>,
+    /// The prologue's output.
+    prologue: PrologueOutput<B>,
+    /// Saved by a GEMM in FP8.
+    fp8: Option<SavedFp8<B>>,
 }
 
-/// `extras` are the prologue's parameters and the bias; the purpose is that of an FP8 product.
-fn forward<B: Products>(
+/// `extras` are the prologue's parameters and the bias; `purpose` is that of an FP8 GEMM.
+fn forward<B: Gemms>(
     x: FloatTensor<B>,
     extras: &[FloatTensor<B>],
     w: FloatTensor<B>,
-    how: &How,
+    config: &LinearConfig,
     purpose: Purpose,
 ) -> Output<B> {
-    let made = match (how.joint.as_ref().and_then(Joint::take_normed::<B>), how.step, &how.context) {
-        (Some(out), ..) => Made { out, statistics: None },
-        (None, Step::Attention(heads, _), Some(context)) => {
-            Made { out: context::attend::<B>(x, heads, context).0, statistics: None }
+    let prologue = match (config.joint.as_ref().and_then(Joint::take_normed::<B>), config.step, &config.context) {
+        (Some(out), ..) => PrologueOutput { out, statistics: None },
+        (None, step, Some(context)) if step.is_attention() => {
+            PrologueOutput { out: context::attend::<B>(step.heads::<B>(x, extras), context).0, statistics: None }
         }
-        _ => how.step.forward::<B>(x, extras),
+        _ => config.step.forward::<B>(x, extras),
     };
-    let bias = extras.last().filter(|_| how.bias).cloned();
-    let fp8 = how.fp8.as_ref();
-    let in_fp8 =
-        fp8.and_then(|fp8| fp8::forward::<B>(fp8, made.out.clone(), w.clone(), bias.clone(), &how.ends, purpose));
+    let bias = extras.last().filter(|_| config.bias).cloned();
+    let fp8 = config.fp8.as_ref();
+    let in_fp8 = fp8.and_then(|fp8| {
+        fp8::forward::<B>(fp8, prologue.out.clone(), w.clone(), bias.clone(), &config.collectives, purpose)
+    });
     let (y, fp8) = match in_fp8 {
-        Some((y, kept)) => (y, Some(kept)),
-        None => (B::product(made.out.clone(), w, bias, &how.ends), None),
+        Some((y, saved)) => (y, Some(saved)),
+        None => (B::gemm(prologue.out.clone(), w, bias, &config.collectives), None),
     };
-    Output { y, made, fp8 }
+    Output { y, prologue, fp8 }
 }
 
 macro_rules! fused_ops {
@@ -149,9 +158,9 @@ macro_rules! fused_ops {
                 x: FloatTensor<Self>,
                 extras: Extras<Self>,
                 w: FloatTensor<Self>,
-                how: How,
+                config: LinearConfig,
             ) -> FloatTensor<Self> {
-                forward::<Self>(x, &Vec::from(extras), w, &how, Purpose::Evaluate).y
+                forward::<Self>(x, &Vec::from(extras), w, &config, Purpose::Evaluate).y
             }
         }
     };

@@ -1,46 +1,46 @@
-//! The products of groups of rows by themselves, without autodiff, on CUDA devices: for measurements. Models take
+//! Grouped GEMMs alone, without autodiff, on CUDA devices: for measurements. Models use
 //! [`grouped_linear`](super::moe::grouped_linear).
 
 use burn::backend::Cube;
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::cuda::grouped as products;
+use super::cuda::grouped as gemms;
 
-/// How the products of groups are computed.
+/// The implementation of a grouped GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// One launch for all groups; on Hopper, 16-bit numbers, groups of multiples of 128 rows.
+pub enum Method {
+    /// One kernel launch for all groups; on Hopper, 16-bit numbers, groups of multiples of 128 tokens.
     Kernel,
-    /// A cuBLASLt product for each group.
+    /// A cuBLASLt GEMM for each group.
     Loop,
 }
 
-/// `x_g · w_gᵀ` for the `counts[g]` rows of each group `g` of `x [rows, in]`; `w [groups · out, in]`.
+/// `x_g · w_gᵀ` for the `counts[g]` tokens of each group `g` of `x [tokens, in]`; `w [groups · out, in]`.
 ///
 /// # Panics
-/// If a tensor is not on a CUDA device, sizes do not fit, or the way that is asked for does not exist.
-pub fn forward(x: Tensor<2>, w: Tensor<2>, counts: &[usize], way: Option<Way>) -> Tensor<2> {
-    Tensor::from_primitive::<Cube>(products::forward(primitive(x), primitive(w), counts, way))
+/// If a tensor is not on a CUDA device, sizes do not fit, or the requested method is not available.
+pub fn forward(x: Tensor<2>, w: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
+    Tensor::from_primitive::<Cube>(gemms::forward(primitive(x), primitive(w), counts, method))
 }
 
 /// `gradient_g · w_g` of each group: the gradient of [`forward`] in `x`.
 ///
 /// # Panics
 /// As [`forward`].
-pub fn input_gradient(gradient: Tensor<2>, w: Tensor<2>, counts: &[usize], way: Option<Way>) -> Tensor<2> {
-    Tensor::from_primitive::<Cube>(products::input_grad(primitive(gradient), primitive(w), counts, way))
+pub fn input_gradient(gradient: Tensor<2>, w: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
+    Tensor::from_primitive::<Cube>(gemms::input_grad(primitive(gradient), primitive(w), counts, method))
 }
 
 /// `gradient_gᵀ · x_g` of each group: the gradient of [`forward`] in `w`.
 ///
 /// # Panics
 /// As [`forward`].
-pub fn weight_gradient(gradient: Tensor<2>, x: Tensor<2>, counts: &[usize], way: Option<Way>) -> Tensor<2> {
-    Tensor::from_primitive::<Cube>(products::weight_grad(primitive(gradient), primitive(x), counts, way))
+pub fn weight_gradient(gradient: Tensor<2>, x: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
+    Tensor::from_primitive::<Cube>(gemms::weight_grad(primitive(gradient), primitive(x), counts, method))
 }
 
-/// [`weight_gradient`] written to the f32 elements of `sum`, or added to them, where they lie.
+/// [`weight_gradient`] written to the f32 elements of `sum` in place, or added to them.
 ///
 /// # Panics
 /// As [`forward`].
@@ -50,10 +50,10 @@ pub fn accumulate_weight_gradient(
     counts: &[usize],
     sum: &Tensor<2>,
     add: bool,
-    way: Option<Way>,
+    method: Option<Method>,
 ) {
     let sum = primitive(sum.clone());
-    products::accumulate_weight_grad(primitive(gradient), primitive(x), counts, &sum, add, way);
+    gemms::accumulate_weight_grad(primitive(gradient), primitive(x), counts, &sum, add, method);
 }
 
 fn primitive(x: Tensor<2>) -> CubeTensor {

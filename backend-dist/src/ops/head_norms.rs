@@ -1,5 +1,5 @@
-//! RMSNorm of the query heads and of the key heads of a packed projection, each kind with a weight of its own, as one
-//! node of the graph: in separate operations a projection is cut, copied, and its gradient put together from pieces.
+//! RMSNorm of the query heads and of the key heads of a packed projection, with separate weights, as one autograd node.
+//! Separate operations would slice the projection, copy it, and concatenate its gradient.
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex,
@@ -20,7 +20,7 @@ use super::{
 };
 
 /// `w x / √(mean(x²) + eps)` over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with
-/// the first of `weights [d]` for queries and the second for keys; values stay as they are.
+/// the first of `weights [d]` for queries and the second for keys; values are unchanged.
 ///
 /// # Panics
 ///
@@ -32,24 +32,24 @@ pub fn norm_heads(qkv: Tensor<4>, weights: [Tensor<1>; 2], eps: f64, heads: Pack
         assert_eq!(weight.dims(), [features], "norm_heads: the weight does not fit heads of {features} features");
     }
     let [queries, keys] = weights.map(Tensor::into_dispatch);
-    let of = HeadNorms { heads, eps };
-    Tensor::from_dispatch(<Dispatch as HeadNormOps>::op_norm_heads(qkv.into_dispatch(), queries, keys, of))
+    let norms = HeadNorms { heads, eps };
+    Tensor::from_dispatch(<Dispatch as HeadNormOps>::op_norm_heads(qkv.into_dispatch(), queries, keys, norms))
 }
 
 /// Which heads are normalised, and the epsilon.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms {
-    /// The heads side by side.
+    /// The packed heads.
     pub heads: PackedHeads,
-    /// Of both norms.
+    /// Epsilon of both norms.
     pub eps: f64,
 }
 
-/// What a backend computes for [`norm_heads`]; the default bodies cut the projection into its parts.
+/// The kernels of [`norm_heads`]; the default bodies slice the projection.
 pub trait HeadNormKernels: LocalKernels {
     /// See [`norm_heads`].
     fn norm_heads(qkv: FloatTensor<Self>, weights: [FloatTensor<Self>; 2], norms: HeadNorms) -> FloatTensor<Self> {
-        forward_in_parts::<Self>(qkv, weights, norms)
+        forward_unfused::<Self>(qkv, weights, norms)
     }
 
     /// The gradients of `qkv` and of the weights.
@@ -59,14 +59,14 @@ pub trait HeadNormKernels: LocalKernels {
         grad: FloatTensor<Self>,
         norms: HeadNorms,
     ) -> [FloatTensor<Self>; 3] {
-        grads_in_parts::<Self>(qkv, weights, grad, norms)
+        grads_unfused::<Self>(qkv, weights, grad, norms)
     }
 }
 
 impl HeadNormKernels for Flex {}
 
 /// Queries, keys and values.
-fn parts<B: Backend>(qkv: FloatTensor<B>, PackedHeads { heads, kv_heads }: PackedHeads) -> [FloatTensor<B>; 3] {
+fn split_heads<B: Backend>(qkv: FloatTensor<B>, PackedHeads { heads, kv_heads }: PackedHeads) -> [FloatTensor<B>; 3] {
     let part = |heads: std::ops::Range<usize>| {
         let slices = [Slice::full(), Slice::full(), Slice::from(heads), Slice::full()];
         B::float_slice(qkv.clone(), &slices)
@@ -74,23 +74,23 @@ fn parts<B: Backend>(qkv: FloatTensor<B>, PackedHeads { heads, kv_heads }: Packe
     [part(0..heads), part(heads..heads + kv_heads), part(heads + kv_heads..heads + 2 * kv_heads)]
 }
 
-pub fn forward_in_parts<B: LocalKernels>(
+pub fn forward_unfused<B: LocalKernels>(
     qkv: FloatTensor<B>,
     [of_queries, of_keys]: [FloatTensor<B>; 2],
     HeadNorms { heads, eps }: HeadNorms,
 ) -> FloatTensor<B> {
-    let [queries, keys, values] = parts::<B>(qkv, heads);
+    let [queries, keys, values] = split_heads::<B>(qkv, heads);
     let (queries, keys) = (B::rms_norm_forward(queries, of_queries, eps), B::rms_norm_forward(keys, of_keys, eps));
     B::float_cat(vec![queries, keys, values], 2)
 }
 
-pub fn grads_in_parts<B: LocalKernels>(
+pub fn grads_unfused<B: LocalKernels>(
     qkv: FloatTensor<B>,
     [of_queries, of_keys]: [FloatTensor<B>; 2],
     grad: FloatTensor<B>,
     HeadNorms { heads, eps }: HeadNorms,
 ) -> [FloatTensor<B>; 3] {
-    let ([queries, keys, _], [of_q, of_k, of_v]) = (parts::<B>(qkv, heads), parts::<B>(grad, heads));
+    let ([queries, keys, _], [of_q, of_k, of_v]) = (split_heads::<B>(qkv, heads), split_heads::<B>(grad, heads));
     let both = |x, w, grad| {
         let NormGrads { x, w, .. } = B::rms_norm_grads(x, w, grad, eps, NormNeeds { x: true, w: true, b: false });
         (x.expect("it was asked for"), w.expect("it was asked for"))
@@ -155,10 +155,10 @@ impl<B: HeadNormKernels, C: CheckpointStrategy> HeadNormOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let ((qkv, qkv_node), (queries, q_node), (keys, k_node)) =
             (qkv.into_parts(), queries.into_parts(), keys.into_parts());
-        let kept = [qkv.clone(), queries.clone(), keys.clone()];
+        let saved = [qkv.clone(), queries.clone(), keys.clone()];
         let y = B::norm_heads(qkv, [queries, keys], norms);
         match Norms.prepare::<C>([qkv_node, q_node, k_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((kept, norms), y),
+            OpsKind::Tracked(prep) => prep.finish((saved, norms), y),
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
     }
@@ -171,9 +171,9 @@ mod tests {
     use super::*;
     use crate::ops::rms_norm;
 
-    /// Value and gradients are those of the parts, bit for bit.
+    /// Values and gradients are those of separate operations, bit for bit.
     #[test]
-    fn heads_are_normalised_as_their_parts_are() {
+    fn heads_are_normalised_as_separate_ones() {
         let device = Device::flex().autodiff();
         for dtype in [DType::F64, DType::F32, DType::BF16] {
             let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, (&device, dtype));

@@ -7,12 +7,12 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::{
-    drop_key::DropKey,
+    dropout_mask::DropoutMask,
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
     plain,
 };
 
-/// Which gradients of a normalisation are asked for.
+/// Which gradients of a normalisation are needed.
 #[derive(Clone, Copy, Debug)]
 pub struct NormNeeds {
     /// Of the input.
@@ -23,7 +23,7 @@ pub struct NormNeeds {
     pub b: bool,
 }
 
-/// Gradients of a normalisation, each present if it was asked for.
+/// Gradients of a normalisation, each present if it was needed.
 #[derive(Debug)]
 pub struct NormGrads<B: Backend> {
     /// Of the input, in its shape.
@@ -39,7 +39,7 @@ pub struct NormGrads<B: Backend> {
 /// Shapes are checked by the public functions of [`ops`](super); `grad` has the shape of the operation's output. The
 /// default bodies are the formulas in Burn's primitives.
 pub trait LocalKernels: Backend {
-    /// Sum over dimension `dim`, of which one element stays: in one order, at least in f32.
+    /// Sum over dimension `dim`, which becomes 1: in a fixed order, at least in f32.
     fn sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
         Self::float_sum_dim(x, dim)
     }
@@ -79,8 +79,8 @@ pub trait LocalKernels: Backend {
         plain::linear::weight_grad::<Self>(grad, x)
     }
 
-    /// The tensor as one that [`accumulate`](Self::accumulate) writes in place; `None` on backends that have no such
-    /// tensors, which is most. Only what this gives may be passed as `sum` to the methods that add in place.
+    /// The tensor as one that [`accumulate`](Self::accumulate) writes in place; `None` on backends without such
+    /// tensors. Only this result may be passed as `sum` to the methods that add in place.
     fn in_place(_view: &Tensor<1>) -> Option<FloatTensor<Self>> {
         None
     }
@@ -256,8 +256,8 @@ pub trait LocalKernels: Backend {
         plain::cross_entropy::sums::<Self>(logits, max, labels, first_row, valid)
     }
 
-    /// [`vocab_maximum`](Self::vocab_maximum) and [`vocab_sums`](Self::vocab_sums) with it, where no other rank has a
-    /// part of the vocabulary.
+    /// [`vocab_maximum`](Self::vocab_maximum) and [`vocab_sums`](Self::vocab_sums) with it, if this rank has the whole
+    /// vocabulary.
     fn vocab_statistics(
         logits: FloatTensor<Self>,
         labels: IntTensor<Self>,
@@ -282,7 +282,7 @@ pub trait LocalKernels: Backend {
     }
 
     /// Zero with probability `p` by the mask of `key`, else divided by `1 - p`. Its own gradient.
-    fn dropout_apply(x: FloatTensor<Self>, p: f64, key: &DropKey) -> FloatTensor<Self> {
+    fn dropout_apply(x: FloatTensor<Self>, p: f64, key: &DropoutMask) -> FloatTensor<Self> {
         plain::dropout::apply::<Self>(x, p, key)
     }
 }

@@ -1,5 +1,5 @@
-//! Keys and values of latent attention, as one node of the graph: in separate operations the shared key is copied for
-//! every head, and its gradient and those of keys and values are put together from pieces.
+//! Keys and values of multi-head latent attention, as one autograd node. Separate operations would copy the shared key
+//! for every head, and concatenate its gradient and those of keys and values.
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex, Shape, Slice, TensorMetadata,
@@ -16,87 +16,95 @@ use burn::tensor::Tensor;
 use super::{
     kernels::LocalKernels,
     options::Rotation,
-    outputs::{Others, other},
+    secondary_outputs::{SecondaryOutputs, secondary_output},
 };
 
-/// Keys `[s, b, heads, rotated + own]` and values `[s, b, heads, value]`. A head of `kv [s, b, heads, own + value]` is
-/// `[own | value]`, and a key `[rotated | own]` with the rotated part of all heads made of `shared [s, b, rotated]`, as
-/// [`rope`](super::rope) does, by the angles `cos, sin [s, rotated / 2]`, or `[s b, rotated / 2]` if samples have their
-/// own. No gradient flows into these. Both results must be used.
+/// Keys `[s, b, heads, rope + nope]` and values `[s, b, heads, value]`. A head of `kv [s, b, heads, nope + value]` is
+/// `[nope | value]`, a key is `[rope | nope]`. The `rope` features are the same in all heads: `shared [s, b, rope]`,
+/// rotated as in [`rope`](super::rope) by the angles `cos, sin [s, rope / 2]`, or `[s b, rope / 2]` if each sample has
+/// its own. No gradient flows into the angles. Both results must be used.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit.
-pub fn latent_keys(kv: Tensor<4>, shared: Tensor<3>, [cos, sin]: [Tensor<2>; 2], own: usize) -> [Tensor<4>; 2] {
+pub fn latent_keys(kv: Tensor<4>, shared: Tensor<3>, [cos, sin]: [Tensor<2>; 2], nope: usize) -> [Tensor<4>; 2] {
     let ([s, b, heads, both], of_shared, [rows, half]) = (kv.dims(), shared.dims(), cos.dims());
-    assert!(0 < own && own < both, "latent_keys: {own} features of a key's own, keys and values are {:?}", kv.dims());
+    assert!(
+        0 < nope && nope < both,
+        "latent_keys: {nope} unrotated features of a key, keys and values are {:?}",
+        kv.dims()
+    );
     assert_eq!(of_shared, [s, b, 2 * half], "latent_keys: the shared key, for angles {:?}", cos.dims());
     assert_eq!(cos.dims(), sin.dims(), "latent_keys: cos and sin differ in shape");
     assert!(rows == s || rows == s * b, "latent_keys: {rows} rows of angles for {s} positions of {b} samples");
     assert!(heads > 0, "latent_keys: no heads");
-    let others = Others::default();
+    let secondary = SecondaryOutputs::default();
     let (kv, shared, cos, sin) = (kv.into_dispatch(), shared.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
-    let keys = <Dispatch as LatentOps>::op_latent_keys(kv, shared, cos, sin, own, others.clone());
+    let keys = <Dispatch as LatentOps>::op_latent_keys(kv, shared, cos, sin, nope, secondary.clone());
     let keys = Tensor::from_dispatch(keys);
-    let values = other(&keys, &others, 0);
+    let values = secondary_output(&keys, &secondary, 0);
     [keys, values]
 }
 
-/// What a backend computes for [`latent_keys`]; the default bodies cut the projection into its parts.
+/// The kernels of [`latent_keys`]; the default bodies slice the projection.
 pub trait LatentKernels: LocalKernels {
     /// Keys and values.
     fn latent_keys(
         kv: FloatTensor<Self>,
         shared: FloatTensor<Self>,
         angles: [FloatTensor<Self>; 2],
-        own: usize,
+        nope: usize,
     ) -> [FloatTensor<Self>; 2] {
-        forward_in_parts::<Self>(kv, shared, angles, own)
+        forward_unfused::<Self>(kv, shared, angles, nope)
     }
 
     /// The gradients of `kv` and `shared` from those of keys and values.
     fn latent_keys_grads(
         grads: [FloatTensor<Self>; 2],
         angles: [FloatTensor<Self>; 2],
-        own: usize,
+        nope: usize,
     ) -> [FloatTensor<Self>; 2] {
-        grads_in_parts::<Self>(grads, angles, own)
+        grads_unfused::<Self>(grads, angles, nope)
     }
 }
 
 impl LatentKernels for Flex {}
 
-pub fn forward_in_parts<B: LocalKernels>(
+pub fn forward_unfused<B: LocalKernels>(
     kv: FloatTensor<B>,
     shared: FloatTensor<B>,
     angles: [FloatTensor<B>; 2],
-    own: usize,
+    nope: usize,
 ) -> [FloatTensor<B>; 2] {
     let (shape, rotated) = (kv.shape(), shared.shape()[2]);
     let [s, b, heads, both] = [shape[0], shape[1], shape[2], shape[3]];
-    let turned = turned::<B>(shared, angles, Rotation::Forward);
-    let turned = B::float_reshape(turned, Shape::from([s, b, 1, rotated]));
-    let turned = B::float_expand(turned, Shape::from([s, b, heads, rotated]));
-    let keys = B::float_cat(vec![turned, features::<B>(kv.clone(), 0..own)], 3);
-    [keys, features::<B>(kv, own..both)]
+    let rotated_key = rotated_key::<B>(shared, angles, Rotation::Forward);
+    let rotated_key = B::float_reshape(rotated_key, Shape::from([s, b, 1, rotated]));
+    let rotated_key = B::float_expand(rotated_key, Shape::from([s, b, heads, rotated]));
+    let keys = B::float_cat(vec![rotated_key, features::<B>(kv.clone(), 0..nope)], 3);
+    [keys, features::<B>(kv, nope..both)]
 }
 
-pub fn grads_in_parts<B: LocalKernels>(
+pub fn grads_unfused<B: LocalKernels>(
     [keys, values]: [FloatTensor<B>; 2],
     angles: [FloatTensor<B>; 2],
-    own: usize,
+    nope: usize,
 ) -> [FloatTensor<B>; 2] {
     let shape = keys.shape();
     let [s, b, length] = [shape[0], shape[1], shape[3]];
-    let rotated = length - own;
+    let rotated = length - nope;
     let shared = B::sum_dim(features::<B>(keys.clone(), 0..rotated), 2);
     let shared = B::float_reshape(shared, Shape::from([s, b, rotated]));
     let kv = B::float_cat(vec![features::<B>(keys, rotated..length), values], 3);
-    [kv, turned::<B>(shared, angles, Rotation::Back)]
+    [kv, rotated_key::<B>(shared, angles, Rotation::Back)]
 }
 
-/// `x [s, b, rotated]`, rotated.
-fn turned<B: LocalKernels>(x: FloatTensor<B>, [cos, sin]: [FloatTensor<B>; 2], rotation: Rotation) -> FloatTensor<B> {
+/// `x [s, b, rope]`, rotated.
+fn rotated_key<B: LocalKernels>(
+    x: FloatTensor<B>,
+    [cos, sin]: [FloatTensor<B>; 2],
+    rotation: Rotation,
+) -> FloatTensor<B> {
     let (shape, rows) = (x.shape(), cos.shape()[0]);
     let heads = B::float_reshape(x, Shape::from([rows, shape[0] * shape[1] / rows, 1, shape[2]]));
     B::float_reshape(B::rope_apply(heads, cos, sin, 1, rotation), shape)
@@ -108,14 +116,14 @@ fn features<B: Backend>(x: FloatTensor<B>, range: std::ops::Range<usize>) -> Flo
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait LatentOps: Backend {
-    /// Keys; the values are the only one of the `others`.
+    /// Returns the keys; the values are the only one of the `secondary` outputs.
     fn op_latent_keys(
         kv: FloatTensor<Self>,
         shared: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        own: usize,
-        others: Others,
+        nope: usize,
+        secondary: SecondaryOutputs,
     ) -> FloatTensor<Self>;
 }
 
@@ -127,11 +135,11 @@ macro_rules! latent_ops {
                 shared: FloatTensor<Self>,
                 cos: FloatTensor<Self>,
                 sin: FloatTensor<Self>,
-                own: usize,
-                others: Others,
+                nope: usize,
+                secondary: SecondaryOutputs,
             ) -> FloatTensor<Self> {
-                let [keys, values] = Self::latent_keys(kv, shared, [cos, sin], own);
-                others.put::<Self>([values]);
+                let [keys, values] = Self::latent_keys(kv, shared, [cos, sin], nope);
+                secondary.put::<Self>([values]);
                 keys
             }
         }
@@ -142,24 +150,24 @@ latent_ops!(Flex);
 #[cfg(feature = "cuda")]
 latent_ops!(burn::backend::Cube);
 
-/// Parents: keys and values as they come, the shared key.
+/// Parents: the projection of keys and values, the shared key.
 #[derive(Debug)]
 struct Keys;
 
 #[derive(Clone, Debug)]
-struct Kept<B: Backend> {
+struct Saved<B: Backend> {
     angles: [FloatTensor<B>; 2],
-    own: usize,
-    others: Others,
+    nope: usize,
+    secondary: SecondaryOutputs,
 }
 
 impl<B: LatentKernels> Backward<B, 2> for Keys {
-    type State = Kept<B>;
+    type State = Saved<B>;
 
-    fn backward(self, ops: Ops<Kept<B>, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (keys, Kept { angles, own, others }) = (grads.consume::<B>(&ops.node), ops.state);
-        let values = others.gradients::<B>().remove(0);
-        for (node, grad) in ops.parents.into_iter().zip(B::latent_keys_grads([keys, values], angles, own)) {
+    fn backward(self, ops: Ops<Saved<B>, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (keys, Saved { angles, nope, secondary }) = (grads.consume::<B>(&ops.node), ops.state);
+        let values = secondary.gradients::<B>().remove(0);
+        for (node, grad) in ops.parents.into_iter().zip(B::latent_keys_grads([keys, values], angles, nope)) {
             if let Some(node) = node {
                 grads.register::<B>(node.id, grad);
             }
@@ -173,15 +181,15 @@ impl<B: LatentKernels, C: CheckpointStrategy> LatentOps for Autodiff<B, C> {
         shared: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        own: usize,
-        others: Others,
+        nope: usize,
+        secondary: SecondaryOutputs,
     ) -> FloatTensor<Self> {
         let ((kv, kv_node), (shared, shared_node)) = (kv.into_parts(), shared.into_parts());
         let angles = [cos.into_primitive(), sin.into_primitive()];
-        let [keys, values] = B::latent_keys(kv, shared, angles.clone(), own);
-        others.put::<B>([values]);
+        let [keys, values] = B::latent_keys(kv, shared, angles.clone(), nope);
+        secondary.put::<B>([values]);
         match Keys.prepare::<C>([kv_node, shared_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(Kept { angles, own, others }, keys),
+            OpsKind::Tracked(prep) => prep.finish(Saved { angles, nope, secondary }, keys),
             OpsKind::UnTracked(prep) => prep.finish(keys),
         }
     }
@@ -194,23 +202,24 @@ mod tests {
     use super::*;
     use crate::ops::{expand_dim, rope};
 
-    /// Values and gradients are those of the parts, bit for bit; angles of places and of each sample's.
+    /// Values and gradients are those of separate operations, bit for bit; with angles per position and per sample.
     #[test]
-    fn keys_and_values_are_those_of_their_parts() {
+    fn keys_and_values_are_those_of_separate_operations() {
         let device = Device::flex().autodiff();
-        let [s, b, heads, rotated, own, value] = [3, 2, 5, 4, 3, 6];
+        let [s, b, heads, rotated, nope, value] = [3, 2, 5, 4, 3, 6];
         for (dtype, rows) in [(DType::F64, s), (DType::F64, s * b), (DType::F32, s), (DType::BF16, s * b)] {
             let on = (&device, dtype);
             let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, on);
-            let kv = random([s, b, heads, own + value]).require_grad();
+            let kv = random([s, b, heads, nope + value]).require_grad();
             let shared: Tensor<3> = random([1, s, b, rotated]).reshape([s, b, rotated]).require_grad();
             let [cos, sin] = [(); 2].map(|()| random([1, 1, rows, rotated / 2]).reshape([rows, rotated / 2]));
-            let slopes = [random([s, b, heads, rotated + own]), random([s, b, heads, value])];
+            let slopes = [random([s, b, heads, rotated + nope]), random([s, b, heads, value])];
 
-            let turned = rope(shared.clone().reshape([rows, s * b / rows, 1, rotated]), cos.clone(), sin.clone());
-            let turned = expand_dim(turned.reshape([s, b, 1, rotated]), 2, heads);
-            let apart = [Tensor::cat(vec![turned, kv.clone().narrow(3, 0, own)], 3), kv.clone().narrow(3, own, value)];
-            let whole = latent_keys(kv.clone(), shared.clone(), [cos, sin], own);
+            let rotated_key = rope(shared.clone().reshape([rows, s * b / rows, 1, rotated]), cos.clone(), sin.clone());
+            let rotated_key = expand_dim(rotated_key.reshape([s, b, 1, rotated]), 2, heads);
+            let apart =
+                [Tensor::cat(vec![rotated_key, kv.clone().narrow(3, 0, nope)], 3), kv.clone().narrow(3, nope, value)];
+            let whole = latent_keys(kv.clone(), shared.clone(), [cos, sin], nope);
             for (found, expected) in whole.iter().zip(&apart) {
                 found.to_data().assert_eq(&expected.to_data(), true);
             }

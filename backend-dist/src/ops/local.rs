@@ -8,11 +8,11 @@ use burn::backend::{
 };
 
 use super::{
-    attended::attended,
-    drop_key::DropKey,
+    dropout_mask::DropoutMask,
     kernels::LocalKernels,
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
     plain,
+    saved_attention::saved_or_computed,
 };
 
 /// One method per public operation; see the functions of [`ops`](super) for what they do.
@@ -32,7 +32,7 @@ pub(super) trait LocalOps: Backend {
     ) -> FloatTensor<Self>;
     fn op_attention_packed(qkv: FloatTensor<Self>, heads: PackedHeads, options: AttentionOptions) -> FloatTensor<Self>;
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
-    fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropKey) -> FloatTensor<Self>;
+    fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self>;
     fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -75,7 +75,7 @@ macro_rules! local_ops_by_kernels {
                 v: FloatTensor<Self>,
                 options: AttentionOptions,
             ) -> FloatTensor<Self> {
-                attended(|| Self::attention_forward(q, k, v, options)).0
+                saved_or_computed(|| Self::attention_forward(q, k, v, options)).0
             }
 
             fn op_attention_packed(
@@ -83,14 +83,14 @@ macro_rules! local_ops_by_kernels {
                 heads: PackedHeads,
                 options: AttentionOptions,
             ) -> FloatTensor<Self> {
-                attended(|| Self::attention_packed_forward(qkv, heads, options)).0
+                saved_or_computed(|| Self::attention_packed_forward(qkv, heads, options)).0
             }
 
             fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {
                 Self::embedding_forward(w, ids, first_row)
             }
 
-            fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropKey) -> FloatTensor<Self> {
+            fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self> {
                 Self::dropout_apply(x, p, &key)
             }
 

@@ -1,8 +1,9 @@
-//! Gradients of parameters that are summed up in place, in f32, instead of being returned by the backward pass.
+//! Gradients of parameters that are accumulated in place, in f32, instead of being returned by the backward pass.
 //!
 //! As Megatron-LM's `main_grad` (`LinearWithGradAccumulationAndAsyncCommunication` in
-//! `megatron/core/tensor_parallel/layers.py`): the weight's gradient never exists by itself, its product adds to the
-//! sum over micro-batches. Only on CUDA; elsewhere gradients come in [`Gradients`](burn::tensor::Gradients).
+//! `megatron/core/tensor_parallel/layers.py`): the weight gradient of one micro-batch is never materialised, its GEMM
+//! adds to the sum over micro-batches. Only on CUDA; elsewhere gradients are returned in
+//! [`Gradients`](burn::tensor::Gradients).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,12 +21,11 @@ use burn::tensor::{DType, Device, Tensor};
 use super::kernels::LocalKernels;
 
 thread_local! {
-    /// The places of this rank's parameters, by the node of the leaf.
-    static PLACES: RefCell<HashMap<NodeId, MainGrad>> = RefCell::new(HashMap::new());
+    /// The main gradients of this rank's parameters, by the node of the leaf.
+    static MAIN_GRADS: RefCell<HashMap<NodeId, MainGrad>> = RefCell::new(HashMap::new());
 }
 
-/// Where the gradient of a parameter is summed up: elements of a flat f32 buffer on a CUDA device. Clones are the same
-/// place.
+/// The accumulator of a parameter's gradient: elements of a flat f32 buffer on a CUDA device. Clones share it.
 #[derive(Clone, Debug)]
 pub struct MainGrad {
     view: Tensor<1>,
@@ -33,7 +33,7 @@ pub struct MainGrad {
 }
 
 impl MainGrad {
-    /// The elements of `view`, which are written in place. Their present values do not count: the first contribution
+    /// Accumulates in the elements of `view`, in place. Their present values are ignored: the first contribution
     /// replaces them.
     ///
     /// # Panics
@@ -41,32 +41,32 @@ impl MainGrad {
     /// If `view` is not f32 on a CUDA device.
     pub fn new(view: Tensor<1>) -> Self {
         let view = view.inner();
-        assert_eq!(view.dtype(), DType::F32, "main gradients are summed up in f32");
+        assert_eq!(view.dtype(), DType::F32, "main gradients are accumulated in f32");
         assert!(
             can_write(&view),
-            "main gradients are summed up in place on CUDA devices only, not on {:?}",
+            "main gradients are accumulated in place on CUDA devices only, not on {:?}",
             view.device()
         );
         Self { view, written: Arc::default() }
     }
 
-    /// The next contribution replaces what is there.
+    /// The next contribution overwrites the elements.
     pub fn reset(&self) {
         self.written.store(false, Ordering::Relaxed);
     }
 
-    /// Whether there is a contribution since [`reset`](Self::reset).
+    /// Whether there was a contribution since [`reset`](Self::reset).
     pub fn is_written(&self) -> bool {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// The next contribution adds to what is there, which somebody else has written.
+    /// The next contribution adds to the elements, which were written elsewhere.
     pub fn mark_written(&self) {
         self.written.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether gradients of parameters on `device` can be summed up in place.
+/// Whether gradients of parameters on `device` can be accumulated in place.
 pub fn is_available(device: &Device) -> bool {
     can_write(&Tensor::zeros([1], (&device.clone().inner(), DType::F32)))
 }
@@ -81,15 +81,15 @@ fn can_write(_: &Tensor<1>) -> bool {
     false
 }
 
-/// From now on, on this thread, gradients of the leaf `w` that the operations of this crate compute go to `place`; what
-/// other operations compute for it is registered in [`Gradients`](burn::tensor::Gradients) as ever. A second call for
-/// the same leaf replaces its place.
+/// From now on, on this thread, the gradients of the leaf `w` that operations of this crate compute go to `main_grad`.
+/// Gradients that other operations compute for it are registered in [`Gradients`](burn::tensor::Gradients) as usual. A
+/// second call for the same leaf replaces its main gradient.
 ///
 /// # Panics
 ///
-/// If `w` is not a leaf that wants a gradient, has another number of elements than `place`, or is f64.
-pub fn attach<const D: usize>(w: &Tensor<D>, place: MainGrad) {
-    let (shape, [elements]) = (w.dims(), place.view.dims());
+/// If `w` is not a leaf that requires a gradient, has another number of elements than `main_grad`, or is f64.
+pub fn attach<const D: usize>(w: &Tensor<D>, main_grad: MainGrad) {
+    let (shape, [elements]) = (w.dims(), main_grad.view.dims());
     assert!(w.is_require_grad(), "a main gradient is for a parameter that wants a gradient, not for one of {shape:?}");
     assert_ne!(w.dtype(), DType::F64, "a main gradient is f32, too coarse for a parameter in f64");
     assert_eq!(
@@ -98,34 +98,34 @@ pub fn attach<const D: usize>(w: &Tensor<D>, place: MainGrad) {
         "a main gradient of {elements} elements for a parameter of {shape:?}"
     );
     let node = <Dispatch as LeafOps>::op_node(w.clone().into_dispatch()).expect("a leaf has a node");
-    PLACES.with_borrow_mut(|places| places.insert(node, place));
+    MAIN_GRADS.with_borrow_mut(|main_grads| main_grads.insert(node, main_grad));
 }
 
-/// Forgets these places of this thread.
-pub fn detach(places: &[MainGrad]) {
-    let is_one = |place: &MainGrad| places.iter().any(|other| Arc::ptr_eq(&other.written, &place.written));
-    if !places.is_empty() {
-        PLACES.with_borrow_mut(|all| all.retain(|_, place| !is_one(place)));
+/// Detaches these main gradients from this thread.
+pub fn detach(main_grads: &[MainGrad]) {
+    let is_one = |main_grad: &MainGrad| main_grads.iter().any(|other| Arc::ptr_eq(&other.written, &main_grad.written));
+    if !main_grads.is_empty() {
+        MAIN_GRADS.with_borrow_mut(|all| all.retain(|_, main_grad| !is_one(main_grad)));
     }
 }
 
-/// Forgets all places of this thread.
+/// Detaches all main gradients of this thread.
 pub fn detach_all() {
-    PLACES.with_borrow_mut(HashMap::clear);
+    MAIN_GRADS.with_borrow_mut(HashMap::clear);
 }
 
-/// The elements to write to if the leaf `id` has a place, and whether to add to them.
-pub(super) fn place<B: LocalKernels>(id: NodeId) -> Option<(FloatTensor<B>, bool)> {
-    PLACES.with_borrow(|places| {
-        let place = places.get(&id)?;
-        let view = B::in_place(&place.view).expect("a parameter and its main gradient are on one device");
-        Some((view, place.written.swap(true, Ordering::Relaxed)))
+/// The elements to write to if the leaf `id` has a main gradient, and whether to add to them.
+pub(super) fn main_grad<B: LocalKernels>(id: NodeId) -> Option<(FloatTensor<B>, bool)> {
+    MAIN_GRADS.with_borrow(|main_grads| {
+        let main_grad = main_grads.get(&id)?;
+        let view = B::in_place(&main_grad.view).expect("a parameter and its main gradient are on one device");
+        Some((view, main_grad.written.swap(true, Ordering::Relaxed)))
     })
 }
 
-/// Brings a gradient of the leaf or inner node `id` to its place, if it has one, else into `grads`.
+/// Delivers a gradient of the leaf or inner node `id` to its main gradient, if it has one, else to `grads`.
 pub(super) fn deliver<B: LocalKernels>(grads: &mut Gradients, id: NodeId, value: FloatTensor<B>) {
-    match place::<B>(id) {
+    match main_grad::<B>(id) {
         Some((sum, add)) => B::accumulate(value, &sum, add),
         None => grads.register::<B>(id, value),
     }
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "in place on CUDA devices only")]
-    fn flex_has_no_places() {
+    fn flex_has_no_main_grads() {
         MainGrad::new(Tensor::zeros([4], &Device::flex()));
     }
 

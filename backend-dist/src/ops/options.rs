@@ -1,6 +1,6 @@
-//! Plain values which say how an operation is to be done.
+//! Options of the operations, as plain values.
 
-use super::drop_key::{RowKey, threshold};
+use super::dropout_mask::{RowKey, threshold};
 
 /// Which GELU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum GeluKind {
     Tanh,
 }
 
-/// Which keys a query sees, the factor in front of the scores, and which weights are dropped.
+/// Mask, scale and dropout of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOptions {
     /// Factor of `q·k`, usually `1/√head_dim`.
@@ -30,8 +30,8 @@ impl AttentionOptions {
         Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None, dropout: None }
     }
 
-    /// The half-open range of `keys` keys which the query at position `i` may see, empty if it sees none. Both ends
-    /// grow with `i`.
+    /// The half-open range of `keys` keys that the query at position `i` may see, empty if it sees none. Both ends grow
+    /// with `i`.
     pub(crate) fn visible(&self, i: i64, keys: usize) -> (usize, usize) {
         let reach = self.window.map_or(i64::MAX, |window| i64::try_from(window).unwrap_or(i64::MAX));
         let high = if self.causal { i + 1 } else { i.saturating_add(reach) };
@@ -40,33 +40,33 @@ impl AttentionOptions {
     }
 }
 
-/// Where the scores of a call lie among those of whole sequences.
+/// The position of a call's scores in the scores of whole sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ScoreOffset {
     /// Position of the first query, counted from the call's first key; may lie before or after all keys.
     pub first_query: i64,
-    /// What dropout counts: number of the first query, number of the first key.
+    /// Index of the first query and of the first key in the whole sequences, for the dropout mask.
     pub first: [usize; 2],
     /// Queries of the whole sequence, for dropout.
     pub queries: usize,
 }
 
-impl Place {
+impl ScoreOffset {
     /// All scores of `queries` queries that have the last positions of `keys` keys.
     pub fn whole(queries: usize, keys: usize) -> Self {
         Self { first_query: keys as i64 - queries as i64, first: [0, 0], queries }
     }
 }
 
-/// Dropout of attention weights: after the softmax a weight becomes zero with probability `p`, else it is divided by
-/// `1 - p`. Which ones is a function of the seed and the weight's place `[sample, head, query, key]` in the global
-/// tensor, so ranks with other samples or heads draw the mask of one rank that has them all, and a forward pass that is
-/// repeated drops the same. The rule is that of [`DropKey`](super::DropKey).
+/// Dropout of attention weights: after the softmax a weight becomes zero with probability `p`, else it is divided by `1
+/// - p`. The mask is a function of the seed and the weight's position `[sample, head, query, key]` in the global
+/// tensor. So ranks with other samples or heads draw the mask of a single rank, and a recomputed forward pass draws the
+/// same mask. The rule is that of [`DropoutMask`](super::DropoutMask).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionDropout {
     /// Probability in `0..1`, rounded to f32.
     pub p: f64,
-    /// Another one for every layer and step.
+    /// Use another seed for every layer and step.
     pub seed: u64,
     /// Index of the call's first sample in the global batch.
     pub first_sample: usize,
@@ -82,20 +82,19 @@ impl AttentionDropout {
         threshold(f64::from(self.p as f32))
     }
 
-    /// What the other weights are multiplied with.
+    /// The factor of the weights that are not dropped.
     pub(crate) fn scale(&self) -> f64 {
         1.0 / (1.0 - f64::from(self.p as f32))
     }
 
-    /// The key of a row of weights, one of `queries`, in the call's `sample` and `head`.
+    /// The key of the weights of `query`, one of `queries`, in the call's `sample` and `head`.
     pub(crate) fn row(&self, [sample, head]: [usize; 2], query: usize, queries: usize) -> RowKey {
         let head = (self.first_sample + sample) * self.heads + self.first_head + head;
         RowKey::new(self.seed, (head * queries + query) as u64)
     }
 }
 
-/// How many query and key/value heads lie side by side in a packed `[s, b, heads + 2 kv_heads, d]` tensor `[q | k |
-/// v]`.
+/// Numbers of query and key/value heads in a packed `[s, b, heads + 2 kv_heads, d]` tensor `[q | k | v]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedHeads {
     /// Query heads.

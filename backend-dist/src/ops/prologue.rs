@@ -1,19 +1,19 @@
-//! What may stand in front of a linear layer and be computed as one operation with it.
+//! What a linear layer computes on its input, in the same operation as the GEMM.
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Dispatch, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Tensor};
 
 use super::{
-    attended::attended,
-    context::{ContextParallel, Documents, How, how},
+    context::{ContextOptions, ContextParallel, Documents, context_options},
     kernels::{LocalKernels, NormGrads, NormNeeds},
     options::{AttentionOptions, GeluKind, PackedHeads},
+    plain::attention::unpack,
     residual::ResidualKernels,
+    saved_attention::saved_or_computed,
 };
 
-/// What is done to the input of [`linear_with`](super::linear_with) before the matrix product.
+/// Applied to the input of [`linear_with`](super::linear_with) before the GEMM.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "made for one call and taken apart by it")]
 pub enum Prologue {
     /// Nothing.
     None,
@@ -40,37 +40,57 @@ pub enum Prologue {
     /// [`attention_packed`](super::attention_packed) of `[s, b, heads + 2 kv_heads, d]`, its heads side by side.
     Attention(PackedHeads, AttentionOptions),
     /// [`attention_in_context`](super::context::attention_in_context) of `[s, b, heads + 2 kv_heads, d]`, its heads
-    /// side by side. Where ranks share sequences or documents are told apart it is always made again in the backward
-    /// pass, on all ranks of the context with its exchanges; else it is [`Prologue::Attention`].
+    /// side by side. With context parallelism or document masks, attention is always recomputed in the backward pass,
+    /// on all ranks of the context with its collectives. Otherwise this is [`Prologue::Attention`].
     AttentionInContext(PackedHeads, AttentionOptions, Option<ContextParallel>, Option<Documents>),
+    /// [`attention_over_context`](super::context::attention_over_context) of queries `[s, b, heads, d]`, its heads
+    /// concatenated; recomputed like [`Prologue::AttentionInContext`].
+    SeparateAttention {
+        /// `[s, b, kv_heads, d]`.
+        k: Tensor<4>,
+        /// `[s, b, kv_heads, dv]`.
+        v: Tensor<4>,
+        /// Mask, scale, dropout.
+        options: AttentionOptions,
+        /// The ranks that share sequences.
+        context: Option<ContextParallel>,
+        /// Packed documents.
+        documents: Option<Documents>,
+    },
 }
 
 impl Prologue {
-    /// Whether its input has heads.
+    /// Whether the input has a head dimension.
     pub(super) fn is_attention(&self) -> bool {
-        matches!(self, Self::Attention(..) | Self::AttentionInContext(..))
+        matches!(self, Self::Attention(..) | Self::AttentionInContext(..) | Self::SeparateAttention { .. })
     }
 
-    /// What there is to know of the context of attention over `x`, if there is one.
+    /// The context plan of attention over `x`; none if one rank has whole sequences without documents.
     ///
     /// # Panics
     ///
     /// As [`attention_in_context`](super::context::attention_in_context).
-    pub(super) fn context(&self, x: &[usize]) -> Option<How> {
-        let Self::AttentionInContext(PackedHeads { heads, kv_heads }, options, context, documents) = self else {
-            return None;
+    pub(super) fn context(&self, x: &[usize]) -> Option<ContextOptions> {
+        let (heads, kv_heads, options, context, documents) = match self {
+            Self::AttentionInContext(PackedHeads { heads, kv_heads }, options, context, documents) => {
+                (*heads, *kv_heads, options, context, documents)
+            }
+            Self::SeparateAttention { k, options, context, documents, .. } => {
+                (x[2], k.dims()[2], options, context, documents)
+            }
+            _ => return None,
         };
         let context = context.as_ref().filter(|context| context.group.size() > 1);
         let alone = context.is_none() && documents.is_none();
-        (!alone).then(|| how([x[0], x[1]], [*heads, *kv_heads], *options, context, documents.as_ref()))
+        (!alone).then(|| context_options([x[0], x[1]], [heads, kv_heads], *options, context, documents.as_ref()))
     }
 
-    /// The step and its parameters, for an input of shape `x`.
+    /// The prologue without its parameters, and the parameters, for an input of shape `x`.
     ///
     /// # Panics
     ///
-    /// If heads or parameters do not fit; `operation` is what the message begins with.
-    pub(super) fn apart(self, operation: &str, x: &[usize]) -> (Step, Vec<Tensor<1>>) {
+    /// If heads or parameters do not fit; the message begins with `operation`.
+    pub(super) fn split(self, operation: &str, x: &[usize]) -> (Step, Vec<FloatTensor<Dispatch>>) {
         let hidden = x[x.len() - 1];
         let (step, params) = match self {
             Self::None => (Step::None, vec![]),
@@ -83,11 +103,22 @@ impl Prologue {
                 assert_eq!(found, heads.total(), "attention: {heads:?} do not make up the input's heads");
                 (Step::Attention(heads, options), vec![])
             }
+            Self::SeparateAttention { k, v, options, .. } => {
+                let (keys, values) = (k.dims(), v.dims());
+                assert_eq!(
+                    keys[..3],
+                    values[..3],
+                    "attention: k is {keys:?}, v is {values:?}; only the last may differ"
+                );
+                assert_eq!(x, [keys[0], keys[1], x[2], keys[3]], "attention: q is {x:?}, k is {keys:?}");
+                let step = Step::SeparateAttention { options, value: values[3] };
+                return (step, vec![k.into_dispatch(), v.into_dispatch()]);
+            }
         };
         for param in &params {
             assert_eq!(param.dims(), [hidden], "{operation}: a norm's parameter does not fit {hidden} features");
         }
-        (step, params)
+        (step, params.into_iter().map(Tensor::into_dispatch).collect())
     }
 }
 
@@ -100,13 +131,18 @@ pub(super) enum Step {
     SwiGlu,
     Gelu(GeluKind),
     Attention(PackedHeads, AttentionOptions),
+    /// Its parameters are keys and values; `value` features of a value head.
+    SeparateAttention {
+        options: AttentionOptions,
+        value: usize,
+    },
 }
 
-/// What a step gives.
-pub(super) struct Made<B: LocalKernels> {
+/// The output of a prologue.
+pub(super) struct PrologueOutput<B: LocalKernels> {
     /// The linear layer's input, `[.., in]`.
     pub out: FloatTensor<B>,
-    /// Of attention: output `[s, b, heads, d]` and log-sum-exp.
+    /// Attention only: output `[s, b, heads, d]` and log-sum-exp.
     pub statistics: Option<[FloatTensor<B>; 2]>,
 }
 
@@ -118,6 +154,29 @@ impl Step {
             Self::None | Self::RmsNorm(_) | Self::LayerNorm(_) | Self::Gelu(_) => last,
             Self::SwiGlu => last / 2,
             Self::Attention(heads, _) => heads.heads * last,
+            Self::SeparateAttention { value, .. } => x[x.len() - 2] * value,
+        }
+    }
+
+    /// Whether the input has a head dimension.
+    pub fn is_attention(self) -> bool {
+        matches!(self, Self::Attention(..) | Self::SeparateAttention { .. })
+    }
+
+    /// Queries, keys and values of attention.
+    pub fn heads<B: LocalKernels>(self, x: FloatTensor<B>, params: &[FloatTensor<B>]) -> [FloatTensor<B>; 3] {
+        match self {
+            Self::Attention(heads, _) => unpack::<B>(x, heads),
+            Self::SeparateAttention { .. } => [x, params[0].clone(), params[1].clone()],
+            _ => unreachable!("{self:?} is no attention"),
+        }
+    }
+
+    /// Gradients of the input and the parameters from those of queries, keys and values.
+    pub fn grads_of_heads<B: LocalKernels>(self, grads: [FloatTensor<B>; 3]) -> Vec<FloatTensor<B>> {
+        match self {
+            Self::Attention(..) => vec![B::float_cat(grads.into(), 2)],
+            _ => grads.into(),
         }
     }
 
@@ -126,7 +185,7 @@ impl Step {
         matches!(self, Self::RmsNorm(_) | Self::LayerNorm(_))
     }
 
-    pub fn forward<B: LocalKernels>(self, x: FloatTensor<B>, params: &[FloatTensor<B>]) -> Made<B> {
+    pub fn forward<B: LocalKernels>(self, x: FloatTensor<B>, params: &[FloatTensor<B>]) -> PrologueOutput<B> {
         let out = match self {
             Self::None => x,
             Self::RmsNorm(eps) => B::rms_norm_forward(x, params[0].clone(), eps),
@@ -134,11 +193,16 @@ impl Step {
             Self::SwiGlu => B::swiglu_forward(x),
             Self::Gelu(kind) => B::gelu_forward(x, kind),
             Self::Attention(heads, options) => {
-                let (out, lse) = attended(|| B::attention_packed_forward(x, heads, options));
-                return Made { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
+                let (out, lse) = saved_or_computed(|| B::attention_packed_forward(x, heads, options));
+                return PrologueOutput { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
+            }
+            Self::SeparateAttention { options, .. } => {
+                let [k, v] = [params[0].clone(), params[1].clone()];
+                let (out, lse) = saved_or_computed(|| B::attention_forward(x, k, v, options));
+                return PrologueOutput { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
             }
         };
-        Made { out, statistics: None }
+        PrologueOutput { out, statistics: None }
     }
 
     /// Gradients of a norm.
@@ -156,8 +220,8 @@ impl Step {
         }
     }
 
-    /// Gradients of the input and of the parameters, those that are needed; `grad` has the shape of the output. `other`
-    /// is added to that of a norm's input.
+    /// The gradients of the input and of the parameters that are needed; `grad` has the shape of the output. `other` is
+    /// added to the gradient of a norm's input.
     pub fn grads<B: ResidualKernels, const N: usize>(
         self,
         x: FloatTensor<B>,
@@ -181,6 +245,13 @@ impl Step {
                 let statistics = statistics.expect("attention leaves statistics");
                 let grad = B::float_reshape(grad, statistics[0].shape());
                 only(B::attention_packed_grad(x, statistics, grad, heads, options))
+            }
+            Self::SeparateAttention { options, .. } => {
+                let statistics = statistics.expect("attention leaves statistics");
+                let grad = B::float_reshape(grad, statistics[0].shape());
+                let heads = self.heads::<B>(x, params);
+                let [q, k, v] = B::attention_grads(heads, statistics, grad, options);
+                NormGrads { x: Some(q), w: Some(k), b: Some(v) }
             }
         };
         let mut found = [x, w, b].into_iter();

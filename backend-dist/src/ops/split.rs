@@ -1,5 +1,5 @@
-//! Features of a projection apart from each other, as one node of the graph: the gradients of separate slices are as
-//! wide as the projection and mostly zeros.
+//! Splits a projection along its features, as one autograd node: the gradients of separate slices would be as wide as
+//! the projection and mostly zeros.
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex, Slice,
@@ -13,9 +13,9 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
-use super::outputs::{Others, other};
+use super::secondary_outputs::{SecondaryOutputs, secondary_output};
 
-/// The features of `x [s, b, n]` in parts of these sizes, from the first on. All results must be used.
+/// Splits the features of `x [s, b, n]` into chunks of these sizes. All results must be used.
 ///
 /// # Panics
 ///
@@ -24,20 +24,20 @@ pub fn split<const N: usize>(x: Tensor<3>, sizes: [usize; N]) -> [Tensor<3>; N] 
     let features = x.dims()[2];
     let fits = sizes.iter().sum::<usize>() == features && !sizes.contains(&0);
     assert!(fits, "split: parts of {sizes:?} features do not make up {features}");
-    let others = Others::default();
-    let first = <Dispatch as SplitOps>::op_split(x.into_dispatch(), sizes.to_vec(), others.clone());
+    let secondary = SecondaryOutputs::default();
+    let first = <Dispatch as SplitOps>::op_split(x.into_dispatch(), sizes.to_vec(), secondary.clone());
     let first = Tensor::from_dispatch(first);
-    std::array::from_fn(|i| if i == 0 { first.clone() } else { other(&first, &others, i - 1) })
+    std::array::from_fn(|i| if i == 0 { first.clone() } else { secondary_output(&first, &secondary, i - 1) })
 }
 
-/// What a backend computes for [`split`]; the default bodies are Burn's slices.
+/// The kernels of [`split`]; the default bodies are Burn's slices.
 pub trait SplitKernels: Backend {
-    /// Parts of these sizes of the last of three dimensions.
+    /// Chunks of these sizes along the last of three dimensions.
     fn split(x: FloatTensor<Self>, sizes: &[usize]) -> Vec<FloatTensor<Self>> {
         slices::<Self>(x, sizes)
     }
 
-    /// The parts, side by side.
+    /// The concatenation of the chunks.
     fn join(parts: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
         Self::float_cat(parts, 2)
     }
@@ -57,22 +57,22 @@ pub fn slices<B: Backend>(x: FloatTensor<B>, sizes: &[usize]) -> Vec<FloatTensor
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait SplitOps: Backend {
-    /// The first part; those behind it are the `others`.
-    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, others: Others) -> FloatTensor<Self>;
+    /// Returns the first chunk; the other ones are the `secondary` outputs.
+    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self>;
 }
 
-fn split_off<B: SplitKernels>(x: FloatTensor<B>, sizes: &[usize], others: &Others) -> FloatTensor<B> {
+fn split_off<B: SplitKernels>(x: FloatTensor<B>, sizes: &[usize], secondary: &SecondaryOutputs) -> FloatTensor<B> {
     let mut parts = B::split(x, sizes).into_iter();
     let first = parts.next().expect("there is a part");
-    others.put::<B>(parts);
+    secondary.put::<B>(parts);
     first
 }
 
 macro_rules! split_ops {
     ($backend:ty) => {
         impl SplitOps for $backend {
-            fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, others: Others) -> FloatTensor<Self> {
-                split_off::<Self>(x, &sizes, &others)
+            fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
+                split_off::<Self>(x, &sizes, &secondary)
             }
         }
     };
@@ -86,9 +86,9 @@ split_ops!(burn::backend::Cube);
 struct Split;
 
 impl<B: SplitKernels> Backward<B, 1> for Split {
-    type State = Others;
+    type State = SecondaryOutputs;
 
-    fn backward(self, ops: Ops<Others, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<SecondaryOutputs, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let first = grads.consume::<B>(&ops.node);
         let parts = [first].into_iter().chain(ops.state.gradients::<B>()).collect();
         if let [Some(node)] = ops.parents {
@@ -98,11 +98,11 @@ impl<B: SplitKernels> Backward<B, 1> for Split {
 }
 
 impl<B: SplitKernels, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
-    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, others: Others) -> FloatTensor<Self> {
+    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        let first = split_off::<B>(x, &sizes, &others);
+        let first = split_off::<B>(x, &sizes, &secondary);
         match Split.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(others, first),
+            OpsKind::Tracked(prep) => prep.finish(secondary, first),
             OpsKind::UnTracked(prep) => prep.finish(first),
         }
     }

@@ -1,4 +1,4 @@
-//! Backward from an output whose gradient comes from elsewhere, as between pipeline stages.
+//! Backward from an output whose gradient is received from elsewhere, as between pipeline stages.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use burn::backend::{
 };
 use burn::tensor::{Gradients, Tensor};
 
-/// What was recorded to compute an output, without the output itself.
+/// The recorded graph of an output, without the output's elements.
 #[derive(Debug)]
 pub struct Tape {
     root: Tensor<1>,
@@ -25,10 +25,10 @@ pub struct Tape {
 }
 
 impl Tape {
-    /// The tape of `y`. Keeps none of `y`'s elements: they are freed when the caller drops its last copy.
+    /// The tape of `y`. It holds none of `y`'s elements: they are freed when the caller drops its last copy.
     ///
     /// # Panics
-    /// If `y` does not depend on anything that wants a gradient.
+    /// If `y` does not depend on anything that needs a gradient.
     pub fn of<const D: usize>(y: Tensor<D>) -> Self {
         assert!(y.is_tracked(), "a tape of a tensor which autodiff does not track");
         let (seed, shape) = (Seed::default(), y.dims().to_vec());
@@ -36,7 +36,7 @@ impl Tape {
         Self { root, seed, shape }
     }
 
-    /// The gradients of everything that the output depends on, given the output's gradient.
+    /// The gradients of everything that the output depends on, from the output's gradient.
     ///
     /// # Panics
     /// If `grad` does not have the shape of the output.
@@ -55,7 +55,7 @@ pub fn pull_back<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Gradients {
     Tape::of(y).pull_back(grad)
 }
 
-/// A container of gradients into which `fill` has registered what it likes.
+/// A container of the gradients that `fill` registers.
 pub(super) fn collect(fill: impl FnOnce(&mut AutodiffGradients) + Send + 'static) -> Gradients {
     let device = burn::tensor::Device::flex().autodiff();
     let tape = Tape::of(Tensor::<1>::zeros([1], &device).require_grad());
@@ -65,7 +65,7 @@ pub(super) fn collect(fill: impl FnOnce(&mut AutodiffGradients) + Send + 'static
 
 type Start = Box<dyn FnOnce(&mut AutodiffGradients, NodeId) + Send>;
 
-/// How backward starts, once it is known.
+/// Starts backward; set when the output's gradient is known.
 #[derive(Clone, Default)]
 struct Seed(Arc<Mutex<Option<Start>>>);
 
@@ -87,7 +87,7 @@ impl fmt::Debug for Seed {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 trait TapeOps: Backend {
-    /// One element, whose backward pass starts `seed` at `y`.
+    /// One element, whose backward pass runs `seed` at `y`.
     fn op_root(y: FloatTensor<Self>, seed: Seed) -> FloatTensor<Self>;
 
     /// Registers `grad`.

@@ -3,7 +3,7 @@
 use burn::backend::{DType, Flex, Shape, Slice, TensorData, flex::FlexTensor, ops::FloatTensorOps};
 
 use super::{
-    AttentionDropout, AttentionOptions, DropKey, GeluKind, LocalKernels, NormNeeds, PackedHeads, Rotation,
+    AttentionDropout, AttentionOptions, DropoutMask, GeluKind, LocalKernels, NormNeeds, PackedHeads, Rotation,
     plain::{activation, attention, cross_entropy, dropout, embedding, linear, norm, rope},
 };
 
@@ -87,7 +87,7 @@ fn activation_kernels() {
     }
 }
 
-/// Compares forward and backward pass of attention with the plain ones, and gives what these do: output and
+/// Compares forward and backward of attention with the plain formulas, and returns the plain results: output and
 /// log-sum-exp, and the gradients.
 fn same_attention(
     parts: [FlexTensor; 3],
@@ -170,6 +170,6 @@ fn cross_entropy_kernels() {
 #[test]
 fn dropout_kernels() {
     let x = tensor(&[4, 3, 7], 1);
-    let key = DropKey::of_part(9, &[1, 0, 2], &[6, 3, 12]);
+    let key = DropoutMask::of_shard(9, &[1, 0, 2], &[6, 3, 12]);
     same("dropout", Flex::dropout_apply(x.clone(), 0.4, &key), dropout::apply::<Flex>(x, 0.4, &key));
 }

@@ -1,5 +1,5 @@
-//! Weight gradients later than the gradients of inputs: the backward pass of a zero-bubble pipeline schedule in two
-//! parts (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+//! Weight gradients after the gradients of inputs: the two-part backward pass of a zero-bubble pipeline schedule (Qi et
+//! al., "Zero Bubble Pipeline Parallelism", 2023).
 
 use std::cell::RefCell;
 use std::fmt;
@@ -12,15 +12,15 @@ use super::tape;
 type Job = Box<dyn FnOnce(&mut AutodiffGradients) + Send>;
 
 thread_local! {
-    /// What the backward pass on this thread puts off, if it does.
+    /// The weight gradients that the backward pass on this thread defers, within [`deferred`].
     static QUEUE: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
 }
 
 /// Runs `backward` without the weight gradients of [`linear`](super::linear) and [`linear_with`](super::linear_with),
-/// and returns them as work to be done. All other gradients are complete in the result of `backward`.
+/// and returns them as deferred work. All other gradients are complete in the result of `backward`.
 ///
 /// The deferred work holds each layer's input and output gradient. Weights that are not leaves of the graph are not
-/// deferred, since others wait for their gradients.
+/// deferred, since other nodes wait for their gradients.
 pub fn deferred<T>(backward: impl FnOnce() -> T) -> (T, Deferred) {
     let outer = QUEUE.replace(Some(Vec::new()));
     let restore = Restore(outer);
@@ -30,7 +30,7 @@ pub fn deferred<T>(backward: impl FnOnce() -> T) -> (T, Deferred) {
     (result, Deferred { jobs })
 }
 
-/// Puts the queue of the surrounding call back, also when `backward` panics.
+/// Restores the queue of the surrounding call, also when `backward` panics.
 struct Restore(Option<Vec<Job>>);
 
 impl Drop for Restore {
@@ -46,10 +46,10 @@ pub struct Deferred {
 }
 
 impl Deferred {
-    /// The weight gradients, in a container of their own. A weight that is used several times has their sum.
+    /// The weight gradients, in their own container. A weight that is used several times has their sum.
     ///
-    /// Ranks that cut the sequence exchange their inputs again here: all ranks of the group must run it at the same
-    /// place in the order of their exchanges.
+    /// With sequence parallelism the inputs are gathered again here: all ranks of the group must run it at the same
+    /// point in the order of their collectives.
     pub fn run(self) -> Gradients {
         tape::collect(move |grads| self.jobs.into_iter().for_each(|job| job(grads)))
     }
@@ -77,7 +77,7 @@ pub(super) fn is_deferring() -> bool {
     QUEUE.with_borrow(Option::is_some)
 }
 
-/// Runs `job` within [`deferred`] later, else now.
+/// Runs `job` now, or later within [`deferred`].
 pub(super) fn run_or_defer(grads: &mut AutodiffGradients, job: impl FnOnce(&mut AutodiffGradients) + Send + 'static) {
     let now = QUEUE.with_borrow_mut(|queue| match queue {
         Some(jobs) => {

@@ -7,6 +7,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a connection may be silent before its other end counts as gone; heartbeats come every fifth of it.
 const SILENCE: Duration = Duration::from_secs(30);
+/// The longest patience, in seconds: a week.
+const LONGEST: usize = 7 * 24 * 60 * 60;
 
 /// A variable of the environment that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +23,19 @@ pub struct EnvironmentError {
 }
 
 /// One process among several, as its launcher has described it.
+///
+/// ```
+/// use backend_dist::process::ProcessWorld;
+///
+/// let torchrun = [
+///     ("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4"),
+///     ("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500"),
+/// ];
+/// let variables = torchrun.map(|(name, value)| (name.to_string(), value.to_string())).into();
+/// let world = ProcessWorld::from_variables(&variables)?.expect("8 processes");
+/// assert_eq!((world.process, world.processes, world.share(16)), (5, 8, Some(2)));
+/// # Ok::<(), backend_dist::process::EnvironmentError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessWorld {
     /// This process, `0..processes`.
@@ -37,6 +52,10 @@ pub struct ProcessWorld {
     pub patience: Duration,
     /// How long a connection may be silent before its other end counts as gone.
     pub silence: Duration,
+    /// Whether all processes are on one host.
+    pub one_host: bool,
+    /// What the launcher calls this run, the same in all its processes; tells them from those of other runs.
+    pub run: String,
 }
 
 /// What Open MPI's mpirun and srun call the number of a process, how many there are, and its number on its host. Under
@@ -46,7 +65,17 @@ const OTHERS: [[&str; 3]; 2] = [
     ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
 ];
 
+/// What launchers call a run or a job.
+const RUN: [&str; 2] = ["TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"];
+
 impl ProcessWorld {
+    /// Process `process` of `processes` on this host; process 0 listens on `port`.
+    pub fn on_one_host(process: usize, processes: usize, port: u16) -> Self {
+        let (address, run) = ("127.0.0.1".to_string(), String::new());
+        let (patience, silence, one_host) = (PATIENCE, SILENCE, true);
+        Self { process, processes, local: process, address, port, patience, silence, one_host, run }
+    }
+
     /// The world that the variables of this process describe; `None` if it is alone. See
     /// [`from_variables`](Self::from_variables).
     pub fn from_env() -> Result<Option<Self>, EnvironmentError> {
@@ -66,7 +95,8 @@ impl ProcessWorld {
     ///
     /// Process 0 listens on `BURN_MEGATRON_PORT`, or else on `MASTER_PORT`; but where torchrun's agent itself keeps a
     /// store on that port (it then sets `TORCHELASTIC_USE_AGENT_STORE=True`), on the next one. `BURN_MEGATRON_TIMEOUT`
-    /// is the patience in seconds, 300 by default.
+    /// is the patience in seconds, 300 by default. `TORCHELASTIC_RUN_ID` and `SLURM_JOB_ID` must be the same in all
+    /// processes, if they are set.
     ///
     /// # Errors
     /// The first variable that is missing or makes no sense.
@@ -92,6 +122,7 @@ impl ProcessWorld {
             }
             false => processes,
         };
+        let one_host = here == processes && hosts(variables, size).is_none_or(|hosts| hosts == 1);
         let expected = format!("the number of this process among the {here} of its host, so 0 to {}", here - 1);
         let local = number(variables, local_rank, &expected, |local| local < here)?;
         let address = variables.get("MASTER_ADDR").filter(|address| !address.is_empty()).cloned();
@@ -104,18 +135,31 @@ impl ProcessWorld {
         })?;
         let patience = match has("BURN_MEGATRON_TIMEOUT") {
             true => {
-                let seconds =
-                    number(variables, "BURN_MEGATRON_TIMEOUT", "a number of seconds, at least 1", |s| s >= 1)?;
-                Duration::from_secs(seconds as u64)
+                let expected = format!("a number of seconds, 1 to {LONGEST} (a week)");
+                let legal = |seconds| (1..=LONGEST).contains(&seconds);
+                Duration::from_secs(number(variables, "BURN_MEGATRON_TIMEOUT", &expected, legal)? as u64)
             }
             false => PATIENCE,
         };
-        Ok(Some(Self { process, processes, local, address, port: port(variables)?, patience, silence: SILENCE }))
+        let name = |variable: &&str| Some(format!("{variable}={}", variables.get(*variable)?));
+        let run = RUN.iter().filter_map(name).collect::<Vec<_>>().join(" ");
+        let (port, silence) = (port(variables)?, SILENCE);
+        Ok(Some(Self { process, processes, local, address, port, patience, silence, one_host, run }))
     }
 
     /// Ranks that each process hosts, of `ranks` in all; `None` if they cannot be shared out evenly.
     pub fn share(&self, ranks: usize) -> Option<usize> {
         (ranks > 0 && ranks.is_multiple_of(self.processes)).then(|| ranks / self.processes)
+    }
+}
+
+/// Over how many hosts mpirun or srun has spread the processes, where it says so.
+fn hosts(variables: &BTreeMap<String, String>, size: &str) -> Option<usize> {
+    let read = |name: &str| variables.get(name)?.trim().parse::<usize>().ok();
+    match size {
+        "OMPI_COMM_WORLD_SIZE" => read(size)?.checked_div(read("OMPI_COMM_WORLD_LOCAL_SIZE")?),
+        "SLURM_NTASKS" => read("SLURM_STEP_NUM_NODES").or_else(|| read("SLURM_NNODES")),
+        _ => None,
     }
 }
 
@@ -125,7 +169,7 @@ fn alone(variables: &BTreeMap<String, String>) -> Result<(), EnvironmentError> {
     for variable in ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"] {
         let processes: usize = variables.get(variable).and_then(|number| number.trim().parse().ok()).unwrap_or(1);
         if processes > 1 {
-            let expected = "1, or MASTER_ADDR and MASTER_PORT beside it: where process 0 listens for the others";
+            let expected = "1, or MASTER_ADDR and MASTER_PORT too: where process 0 listens for the others";
             return Err(wrong(variables, variable, expected.into()));
         }
     }
@@ -187,12 +231,25 @@ mod tests {
         let world = read(TORCHRUN).unwrap().unwrap();
         assert_eq!((world.process, world.processes, world.local), (5, 8, 1));
         assert_eq!((world.address.as_str(), world.port, world.patience), ("node0", 29500, PATIENCE));
-        let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 MASTER_ADDR=node0 MASTER_PORT=29500";
+        assert!(!world.one_host && world.run.is_empty());
+        let slurm =
+            "SLURM_STEP_NUM_NODES=2 SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 MASTER_ADDR=node0 MASTER_PORT=29500";
         assert_eq!(read(slurm).unwrap().unwrap(), world);
-        let mpirun = "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 MASTER_ADDR=node0 MASTER_PORT=29500";
+        let mpirun = "OMPI_COMM_WORLD_LOCAL_SIZE=4 OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 MASTER_ADDR=node0 MASTER_PORT=29500";
         assert_eq!(read(mpirun).unwrap().unwrap(), world);
         assert_eq!(read(&format!("{mpirun} SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0")).unwrap().unwrap(), world);
         assert_eq!((world.share(16), world.share(8), world.share(4), world.share(12)), (Some(2), Some(1), None, None));
+    }
+
+    #[test]
+    fn launchers_name_the_run_and_say_whether_it_has_one_host() {
+        let world = |more: &str| read(&format!("{TORCHRUN} {more}")).unwrap().unwrap();
+        assert_eq!(world("TORCHELASTIC_RUN_ID=a SLURM_JOB_ID=7").run, "TORCHELASTIC_RUN_ID=a SLURM_JOB_ID=7");
+        let one_host = |variables: &str| read(variables).unwrap().unwrap().one_host;
+        assert!(one_host(&TORCHRUN.replace("LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE=8")));
+        let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 MASTER_ADDR=node0 MASTER_PORT=29500";
+        assert!(one_host(slurm) && one_host(&format!("{slurm} SLURM_NNODES=1")));
+        assert!(!one_host(&format!("{slurm} SLURM_NNODES=2")));
     }
 
     #[test]
@@ -230,6 +287,16 @@ mod tests {
             ("MASTER_ADDR=node0", "", "MASTER_ADDR is not set"),
             ("MASTER_PORT=29500", "", "MASTER_PORT is not set: expected a free port"),
             ("MASTER_PORT=29500", "MASTER_PORT=29500 BURN_MEGATRON_TIMEOUT=0", "BURN_MEGATRON_TIMEOUT = \"0\""),
+            (
+                "MASTER_PORT=29500",
+                "MASTER_PORT=29500 BURN_MEGATRON_TIMEOUT=18446744073709551615",
+                "BURN_MEGATRON_TIMEOUT = \"18446744073709551615\": expected a number of seconds, 1 to 604800 (a week)",
+            ),
+            (
+                "MASTER_PORT=29500",
+                "MASTER_PORT=29500 BURN_MEGATRON_TIMEOUT=604801",
+                "BURN_MEGATRON_TIMEOUT = \"604801\"",
+            ),
         ] {
             // `LOCAL_WORLD_SIZE=8` does not occur, so the first match is the one that is meant.
             let error = read(&TORCHRUN.replacen(from, to, 1)).unwrap_err();

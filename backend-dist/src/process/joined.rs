@@ -1,22 +1,35 @@
-//! The world after its processes have met.
+//! The processes of a run after they have found each other.
 
 use super::{JoinError, ProcessWorld, host_name};
-use crate::comm::remote::{Introduction, Peer, Remote, meet_at};
+use crate::comm::remote::{Introduction, Peer, Remote, rendezvous};
 use crate::comm::{FailureCause, RunError, World, from_bytes, to_bytes};
-use crate::launch::{BoxError, Rank, launch_in, place};
+use crate::launch::{BoxError, Rank, launch_in, mesh_position, thread_error};
 use crate::mesh::Mesh;
 use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Of what processes exchange, the version: two that differ do not go together.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// All processes of a world, as one of them sees it; also of a world of one. Made for one [`launch`](Self::launch);
 /// dropping it ends the connections, and with them the run of any process that has not finished.
+///
+/// Without a launcher this runs all ranks; under `torchrun --nproc-per-node 2` each process runs two:
+///
+/// ```
+/// use backend_dist::{mesh::{Axis, Mesh}, process::Processes};
+/// use burn::tensor::Device;
+///
+/// let mesh = Mesh::new("TP2 DP2".parse()?)?;
+/// let processes = Processes::from_env(&mesh, &[])?;
+/// let ranks = processes.launch(&[Device::flex()], |rank| Ok(rank.group(Axis::World).all_gather_host(rank.rank)))?;
+/// assert_eq!(ranks.len(), processes.ranks().len());
+/// assert!(ranks.iter().all(|ranks| *ranks == [0, 1, 2, 3]));
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
 #[derive(Clone)]
 pub struct Processes(Arc<Joined>);
 
@@ -35,7 +48,7 @@ impl Processes {
     /// This process hosts all ranks of `mesh`.
     pub fn alone(mesh: &Mesh) -> Self {
         let ranks = 0..mesh.world_size();
-        let world = World::new(ranks.clone().map(|rank| place(mesh, rank)).collect());
+        let world = World::new(ranks.clone().map(|rank| mesh_position(mesh, rank)).collect());
         Self(Arc::new(Joined { mesh: mesh.clone(), process: 0, processes: 1, ranks, local: 0, world }))
     }
 
@@ -48,34 +61,27 @@ impl Processes {
         }
     }
 
-    /// Waits until all processes are there. They must be of the same version, have the same layout, and the same
+    /// Waits until all processes are there. They must run the same executable, have the same layout, and the same
     /// `agreement`: names with values, for example the text of a configuration.
     ///
     /// # Errors
     /// If somebody does not come in time, or the processes differ; the same words in all that came.
     pub fn join(world: &ProcessWorld, mesh: &Mesh, agreement: &[(&str, String)]) -> Result<Self, JoinError> {
         let (ranks, processes, layout) = (mesh.world_size(), world.processes, mesh.layout().to_string());
-        let layout_and_version = [("version", VERSION.to_string()), ("layout", layout.clone())];
-        let agreement = layout_and_version.iter().chain(agreement);
-        let me = Introduction {
-            process: world.process,
-            processes,
-            host: host_name(),
-            agreement: agreement.map(|(name, value)| (name.to_string(), value.clone())).collect(),
-        };
+        let me = introduction(world, &layout, agreement);
         let Some(share) = world.share(ranks) else {
             let divisors = (1..=ranks).filter(|size| ranks.is_multiple_of(*size));
             let nearest = divisors.min_by_key(|size| size.abs_diff(processes)).unwrap_or(1);
             return Err(JoinError::Division { ranks, layout, processes, nearest });
         };
-        let (streams, hosts) = meet_at(world, &me)?;
+        let (streams, hosts) = rendezvous(world, &me)?;
         let peer = |stream: Option<_>| stream.map(|stream| Peer::new(stream, world.silence)).transpose();
         let peers = streams.into_iter().map(peer).collect::<Result<_, _>>();
         let peers = peers.map_err(|error| JoinError::Refused(format!("a connection ended at once: {error}")))?;
         let (process, silence) = (world.process, world.silence);
-        let remote = Remote { process, share, hosts, silence, peers, hub: Mutex::default() };
-        let shared = World::over((0..ranks).map(|rank| place(mesh, rank)).collect(), Some(remote));
-        shared.listen();
+        let remote = Remote { process, share, hosts, silence, peers, coordinator: Mutex::default() };
+        let shared = World::over((0..ranks).map(|rank| mesh_position(mesh, rank)).collect(), Some(remote));
+        shared.listen().map_err(|error| JoinError::Thread { processes, cause: thread_error(&error) })?;
         let ranks = process * share..(process + 1) * share;
         let (mesh, local) = (mesh.clone(), world.local);
         Ok(Self(Arc::new(Joined { mesh, process, processes, ranks, local, world: shared })))
@@ -113,7 +119,7 @@ impl Processes {
     }
 
     /// Runs `f` once per rank of this process, each on its own thread, and returns their results in rank order, as
-    /// [`launch`](crate::launch::launch) does in a world of one process. The rank at place `i` of this process owns
+    /// [`launch`](crate::launch::launch) does in a world of one process. The `i`-th rank of this process owns
     /// `devices[i % devices.len()]`. To be called once, by all processes.
     ///
     /// # Errors
@@ -159,7 +165,7 @@ impl Processes {
         Ok(done)
     }
 
-    /// What process 0 makes of something before the launch, in all processes. If it fails there, the run fails
+    /// What process 0 computes before the launch, in all processes. If it fails there, the run fails
     /// everywhere. `name` is as for a [`channel`](Self::channel).
     ///
     /// # Errors
@@ -174,10 +180,48 @@ impl Processes {
         Ok(all.swap_remove(0).pop().expect("process 0 brings its value"))
     }
 
-    /// A way to exchange values between processes beside the groups of ranks, from any thread. Each name may be asked
+    /// Gathers values of all processes from any thread, independently of the groups of ranks. Each name may be asked
     /// for once.
     pub fn channel(&self, name: &str) -> ProcessChannel {
         ProcessChannel { joined: self.0.clone(), name: name.into(), sequence: Arc::default() }
+    }
+}
+
+/// What this process says of itself, and what it must have in common with the others.
+pub(super) fn introduction(world: &ProcessWorld, layout: &str, agreement: &[(&str, String)]) -> Introduction {
+    let own = [
+        ("version", env!("CARGO_PKG_VERSION").to_string()),
+        ("executable", executable().to_string()),
+        ("layout", layout.to_string()),
+    ];
+    let agreement = own.iter().chain(agreement);
+    Introduction {
+        process: world.process,
+        processes: world.processes,
+        host: host_name(),
+        agreement: agreement.map(|(name, value)| (name.to_string(), value.clone())).collect(),
+    }
+}
+
+/// Tells builds apart, also those of one version.
+fn executable() -> &'static str {
+    static EXECUTABLE: OnceLock<String> = OnceLock::new();
+    EXECUTABLE.get_or_init(|| {
+        // The first is the file that runs, even if another one has taken its name.
+        let file = File::open("/proc/self/exe").or_else(|_| File::open(std::env::current_exe()?));
+        file.and_then(checksum).unwrap_or_else(|error| format!("that cannot be read ({error})"))
+    })
+}
+
+fn checksum(mut file: impl Read) -> io::Result<String> {
+    let (mut sum, mut bytes, mut chunk) = (0, 0, vec![0; 1 << 20]);
+    loop {
+        let read = file.read(&mut chunk)?;
+        if read == 0 {
+            return Ok(format!("of {bytes} bytes with the checksum {sum:08x}"));
+        }
+        sum = crc32c::crc32c_append(sum, &chunk[..read]);
+        bytes += read as u64;
     }
 }
 
@@ -187,12 +231,12 @@ impl Drop for Joined {
     }
 }
 
-/// Where processes exchange values, whatever their ranks do meanwhile.
+/// Gathers values of all processes, whatever their ranks do meanwhile.
 #[derive(Clone)]
 pub struct ProcessChannel {
     joined: Arc<Joined>,
     name: String,
-    /// Held during an exchange: they are numbered, and all processes must make them in the same order.
+    /// Locked during a gather: they are numbered, and all processes must make them in the same order.
     sequence: Arc<Mutex<u64>>,
 }
 
@@ -200,16 +244,16 @@ impl ProcessChannel {
     /// Every process's value, in the order of the processes.
     ///
     /// # Errors
-    /// The first failure of the run: an exchange that somebody will never come to does not wait.
-    ///
-    /// # Panics
-    /// If a value of another process is none of this type.
+    /// The first failure of the run: a gather that a process will never call does not wait.
     pub fn all_gather<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>, RunError> {
         let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
         let all = self.joined.world.gather(&self.name, *sequence, to_bytes(value))?;
         *sequence += 1;
-        let read = |bytes: &Arc<Vec<u8>>| from_bytes(bytes).unwrap_or_else(|what| panic!("{}: {what}", self.name));
-        Ok(all.iter().map(read).collect())
+        let read = |(process, bytes): (usize, &Arc<Vec<u8>>)| {
+            let wrong = |what| self.joined.world.reject(process, format!("it has sent {}: {what}", self.name));
+            from_bytes(bytes).map_err(wrong)
+        };
+        all.iter().enumerate().map(read).collect()
     }
 
     /// Whether this is process 0.

@@ -3,7 +3,7 @@
 //! [`ProcessWorld`] is what the launcher says of this process: torchrun, srun, or whatever sets the same variables.
 //! With `P` processes and a mesh of `N` ranks, process `p` hosts ranks `p·N/P` up to `(p + 1)·N/P - 1`; so one process
 //! for all GPUs of a host, one per GPU and anything between are the same program. [`Processes`] is the world after all
-//! of them have met; [`Processes::launch`] runs the ranks that live here.
+//! of them have joined; [`Processes::launch`] runs the ranks that live here.
 
 mod environment;
 mod joined;
@@ -22,7 +22,7 @@ pub enum JoinError {
     /// The variables of the environment do not describe a world.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// The ranks cannot be dealt out to the processes.
+    /// The ranks cannot be assigned to the processes.
     #[error(
         "{ranks} ranks ({layout}) cannot be shared out over {processes} processes (WORLD_SIZE): each hosts as many as \
          the others; nearest legal: {nearest} processes, or a layout whose number of ranks is a multiple of {processes}"
@@ -60,10 +60,10 @@ pub enum JoinError {
     },
     /// Some process did not come in time, as process 0 saw it.
     #[error(
-        "waited {} s on {address} port {port}: process {} of {processes} did not come{}; see that all are started, that they can \
+        "waited {} s on {address} port {port}: process {} of {processes} did not come{}{}; see that all are started, that they can \
          reach {address}, and that no firewall closes the port (BURN_MEGATRON_PORT chooses it, BURN_MEGATRON_TIMEOUT how \
          long to wait)",
-        waited.as_secs(), list(missing), came(there)
+        waited.as_secs(), list(missing), came(there), closed(*strangers)
     )]
     Missing {
         /// `MASTER_ADDR`.
@@ -78,6 +78,16 @@ pub enum JoinError {
         missing: Vec<usize>,
         /// Those that came, each with its host.
         there: Vec<(usize, String)>,
+        /// Connections that were closed because they were not of this run.
+        strangers: usize,
+    },
+    /// The system starts no thread for what other processes send.
+    #[error("a process of {processes} needs a thread for each other one it is connected to, and three: {cause}")]
+    Thread {
+        /// Processes of the world.
+        processes: usize,
+        /// What the system says, with its limits.
+        cause: String,
     },
     /// Process 0 could not be reached.
     #[error(
@@ -111,6 +121,13 @@ fn list(processes: &[usize]) -> String {
 fn came(there: &[(usize, String)]) -> String {
     let there: Vec<String> = there.iter().map(|(process, host)| format!("{process} on {host}")).collect();
     if there.is_empty() { String::new() } else { format!(" (there: {})", there.join(", ")) }
+}
+
+fn closed(strangers: usize) -> String {
+    match strangers {
+        0 => String::new(),
+        count => format!("; {count} connections that are not of this run were closed"),
+    }
 }
 
 /// Name of this host, for messages.

@@ -1,6 +1,7 @@
-//! Worlds of several processes, with threads in their place: everything but the memory between them is as it is.
+//! Runs of several processes, with a thread for each process: all but their memory is as in a real run.
 
 mod failures;
+mod frames;
 mod joining;
 
 use super::{ProcessWorld, Processes};
@@ -14,9 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 fn world(process: usize, processes: usize, port: u16) -> ProcessWorld {
-    let address = "127.0.0.1".to_string();
     let (patience, silence) = (Duration::from_secs(20), Duration::from_secs(20));
-    ProcessWorld { process, processes, local: process, address, port, patience, silence }
+    ProcessWorld { patience, silence, ..ProcessWorld::on_one_host(process, processes, port) }
 }
 
 fn free_port() -> u16 {
@@ -31,7 +31,7 @@ fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
-/// What each "process" makes of its world.
+/// The result of each "process".
 fn each<T: Send>(processes: usize, f: impl Fn(ProcessWorld) -> T + Sync) -> Vec<T> {
     let port = free_port();
     thread::scope(|scope| {

@@ -1,7 +1,7 @@
-//! CUPTI's activity API, opened while the program runs: what ran on the GPUs, and which call launched it.
+//! CUPTI's activity API, loaded at run time: the work on the GPUs, and the calls that launched it.
 //!
-//! Prototypes are those of `cupti_activity.h`, the same in CUDA 12 and 13. Only tracing is used, which needs no rights
-//! that hardware counters would.
+//! Prototypes are those of `cupti_activity.h`, the same in CUDA 12 and 13. Only tracing is used, which needs no special
+//! permissions, unlike hardware counters.
 
 use super::record::{LONGEST, OURS, Record, decode, kind};
 use libloading::Library;
@@ -14,13 +14,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const SUCCESS: u32 = 0;
 /// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
 const FORCED: u32 = 1;
-/// Of a buffer of records, as NVIDIA's samples have it.
+/// Size of a buffer of records, as in NVIDIA's samples.
 const BUFFER: Layout = match Layout::from_size_align(8 << 20, 8) {
     Ok(layout) => layout,
     Err(_) => unreachable!(),
 };
 
-/// What is recorded. Ids of operations come with the records of the calls that launch, so those are needed too.
+/// The recorded kinds. Operation ids are in the records of launching calls, so these are needed too.
 const KINDS: [u32; 7] = [
     kind::CONCURRENT_KERNEL,
     kind::MEMCPY,
@@ -72,7 +72,7 @@ fn open() -> Result<Cupti, String> {
     Err(if wrong.is_empty() { advice.into() } else { wrong.join("; ") })
 }
 
-/// Names that the loader knows, then files where packages and wheels put them.
+/// Names for the loader, then the paths of packages and wheels.
 fn candidates() -> Vec<PathBuf> {
     let names = ["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
     let mut folders = crate::gpu::library_folders();
@@ -82,7 +82,7 @@ fn candidates() -> Vec<PathBuf> {
     names.iter().map(PathBuf::from).chain(files).collect()
 }
 
-/// The folders of CUDA's libraries that this process has loaded, and those of their neighbours in wheels of CUDA 12.
+/// The folders of CUDA's libraries that this process has loaded, and their neighbours in wheels of CUDA 12.
 fn beside_loaded() -> Vec<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5).map(PathBuf::from));
@@ -124,7 +124,7 @@ impl Cupti {
             return Ok(());
         }
         let mut text = std::ptr::null();
-        // SAFETY: the library writes the address of a string that it keeps.
+        // SAFETY: the library writes the address of a static string.
         let known = unsafe { (self.text)(status, &mut text) } == SUCCESS && !text.is_null();
         // SAFETY: as above.
         let text = known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
@@ -136,7 +136,7 @@ fn cupti() -> Option<&'static Cupti> {
     CUPTI.get()?.as_ref().ok()
 }
 
-/// Starts to record; `CUPTI_API_VERSION` of the library.
+/// Starts recording; returns `CUPTI_API_VERSION` of the library.
 ///
 /// # Errors
 /// Why there are no records: the library is missing, or refuses.
@@ -156,11 +156,11 @@ pub(super) fn start() -> Result<u32, String> {
     Ok(version)
 }
 
-/// Ends recording; what was recorded stays for [`take`].
+/// Ends recording; the records stay for [`take`].
 pub(super) fn stop() {
     let Some(cupti) = cupti() else { return };
     for kind in KINDS {
-        // SAFETY: has no preconditions; that a kind was not enabled is no harm.
+        // SAFETY: has no preconditions; a kind that was not enabled does no harm.
         let _ = unsafe { (cupti.disable)(kind) };
     }
 }
@@ -175,10 +175,10 @@ pub(super) fn now() -> u64 {
     now
 }
 
-/// All records since the last call, of GPUs that are idle now, and how many were lost.
+/// All records since the last call, of GPUs that are idle now, and the number of lost records.
 ///
 /// # Errors
-/// If the library does not hand them out.
+/// If the library does not return them.
 pub(super) fn take() -> Result<(Vec<Record>, usize), String> {
     let cupti = cupti().ok_or("CUPTI is not open")?;
     // SAFETY: no lock is held that a callback takes.
@@ -187,10 +187,10 @@ pub(super) fn take() -> Result<(Vec<Record>, usize), String> {
     Ok((records, std::mem::take(&mut *DROPPED.lock().unwrap_or_else(PoisonError::into_inner))))
 }
 
-/// What this thread launches from now on belongs to operation `id`.
+/// Assigns all later launches of this thread to operation `id`.
 pub(super) fn push(id: u64) {
     if let Some(cupti) = cupti() {
-        // SAFETY: has no preconditions. Without the id a kernel is listed by its name only.
+        // SAFETY: has no preconditions. Without the id a kernel is listed only by its name.
         let _ = unsafe { (cupti.push)(OURS, id) };
     }
 }
@@ -209,12 +209,12 @@ pub(super) fn name(address: usize) -> String {
     if address == 0 {
         return "a kernel without a name".into();
     }
-    // SAFETY: CUPTI keeps the names of kernels, as long as the program runs, for all records that share them.
+    // SAFETY: CUPTI keeps the names of kernels for the whole run of the program.
     unsafe { CStr::from_ptr(address as *const c_char) }.to_string_lossy().into_owned()
 }
 
 extern "C" fn requested(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
-    // SAFETY: CUPTI hands over places for the three answers; the layout is not empty. A null buffer drops records.
+    // SAFETY: CUPTI passes pointers for the three results; the layout is not empty. A null buffer drops records.
     unsafe {
         *buffer = std::alloc::alloc(BUFFER);
         *size = if (*buffer).is_null() { 0 } else { BUFFER.size() };
@@ -229,10 +229,10 @@ extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _siz
     if let Some(cupti) = cupti() {
         let mut found = Vec::new();
         let mut record = std::ptr::null_mut();
-        // SAFETY: the buffer holds `valid` bytes of records, of which the library hands out one after the other.
+        // SAFETY: the buffer holds `valid` bytes of records, which the library returns one by one.
         while unsafe { (cupti.next)(buffer, valid, &mut record) } == SUCCESS {
             let left = (buffer as usize + valid).saturating_sub(record as usize);
-            // SAFETY: a record lies inside the valid bytes; no more than those are looked at.
+            // SAFETY: a record is within the valid bytes; no others are read.
             found.extend(decode(unsafe { std::slice::from_raw_parts(record, left.min(LONGEST)) }));
         }
         let mut lost = 0;

@@ -1,4 +1,4 @@
-//! Times of operations from events on the compute stream, where CUPTI is missing.
+//! Times of operations from events on the compute stream, if CUPTI is missing.
 
 use super::intervals::{union, without};
 use super::note::Note;
@@ -9,7 +9,7 @@ use cudarc::driver::{DriverError, result as driver};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Operations and the events before and after them, as integers so that they can cross threads.
+/// Operations and the events before and after them, as integers because they cross threads.
 static EVENTS: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 
 /// Records an event for an operation on the compute stream; on the device's thread. Without an event the operation has
@@ -17,30 +17,30 @@ static EVENTS: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 pub(super) fn record(id: u64, stream: Option<CUstream>) {
     let Some(stream) = stream else { return };
     let Ok(event) = driver::event::create(CUevent_flags::CU_EVENT_DEFAULT) else { return };
-    // SAFETY: the event was made in the stream's context, which is current, and is destroyed after it was read.
+    // SAFETY: the event was created in the stream's context, which is current, and is destroyed after it is read.
     if unsafe { driver::event::record(event, stream) }.is_ok() {
         EVENTS.lock().unwrap_or_else(PoisonError::into_inner).push((id, event as usize));
     }
 }
 
-/// Forgets all events; all GPUs are idle.
+/// Drops all events; all GPUs are idle.
 pub(super) fn forget() {
     for (_, event) in std::mem::take(&mut *EVENTS.lock().unwrap_or_else(PoisonError::into_inner)) {
-        // SAFETY: it has passed, and nobody else knows of it. An error is a small leak.
+        // SAFETY: it has passed, and there is no other reference to it. An error is a small leak.
         let _ = unsafe { driver::event::destroy(event as _) };
     }
 }
 
-/// The profile of `window` nanoseconds in which `notes` were issued; all GPUs are idle.
+/// The profile of `window` nanoseconds with these `notes`; all GPUs are idle.
 ///
 /// # Errors
-/// What the driver says of an event.
+/// The driver's error about an event.
 pub(super) fn profile(why: String, window: u64, notes: Vec<Note>) -> Result<Profile, DriverError> {
     let mut pairs: HashMap<u64, Vec<usize>> = HashMap::new();
     for (id, event) in EVENTS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
         pairs.entry(*id).or_default().push(*event);
     }
-    // The first operation of each GPU has the first event on it: notes are in the order of issue.
+    // The first operation of each GPU has its first event: notes are in the order of launch.
     let mut bases: HashMap<usize, usize> = HashMap::new();
     let mut times = HashMap::new();
     for note in &notes {
@@ -48,7 +48,7 @@ pub(super) fn profile(why: String, window: u64, notes: Vec<Note>) -> Result<Prof
         let base = *bases.entry(note.noted.gpu).or_insert(*begin);
         enter(note.noted.gpu);
         let since = |event: usize| -> Result<u64, DriverError> {
-            // SAFETY: both events were recorded in the context that is current, and have passed.
+            // SAFETY: both events were recorded in the current context, and have passed.
             let milliseconds = unsafe { driver::event::elapsed(base as _, event as _) }?;
             Ok((f64::from(milliseconds).max(0.0) * 1e6) as u64)
         };

@@ -3,7 +3,7 @@
 /// Start and end, in nanoseconds.
 pub type Interval = (u64, u64);
 
-/// The times that any of the intervals covers, in rising order and without gaps of zero length.
+/// The times that any of the intervals covers, ascending and without empty intervals.
 pub fn union(intervals: impl IntoIterator<Item = Interval>) -> Vec<Interval> {
     let mut sorted: Vec<Interval> = intervals.into_iter().filter(|(start, end)| start < end).collect();
     sorted.sort_unstable();
@@ -29,7 +29,7 @@ pub fn shared((start, end): Interval, set: &[Interval]) -> u64 {
     near.map(|(from, to)| (*to).min(end).saturating_sub((*from).max(start))).sum()
 }
 
-/// What is left of `[start, end)` without a [`union`].
+/// `[start, end)` without a [`union`].
 pub fn without((start, end): Interval, set: &[Interval]) -> Vec<Interval> {
     let (mut out, mut at) = (Vec::new(), start);
     for &(from, to) in set.iter().filter(|(from, to)| *to > start && *from < end) {
@@ -56,14 +56,14 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_is_hidden_where_kernels_run() {
+    fn an_collective_is_hidden_where_kernels_run() {
         let kernels = union([(0, 10), (20, 30), (40, 50)]);
-        for (exchange, hidden) in
+        for (collective, hidden) in
             [((5, 25), 10), ((10, 20), 0), ((0, 60), 30), ((41, 42), 1), ((60, 70), 0), ((29, 41), 2)]
         {
-            assert_eq!(shared(exchange, &kernels), hidden, "{exchange:?}");
-            let exposed = without(exchange, &kernels);
-            assert_eq!(total(&exposed), exchange.1 - exchange.0 - hidden, "{exposed:?}");
+            assert_eq!(shared(collective, &kernels), hidden, "{collective:?}");
+            let exposed = without(collective, &kernels);
+            assert_eq!(total(&exposed), collective.1 - collective.0 - hidden, "{exposed:?}");
         }
         assert_eq!(without((5, 45), &kernels), [(10, 20), (30, 40)]);
         assert_eq!(without((12, 15), &kernels), [(12, 15)]);

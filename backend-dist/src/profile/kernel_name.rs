@@ -1,8 +1,8 @@
-//! Kernels' names as people read them.
+//! Readable names of kernels.
 
-/// The function of a C++ symbol without its parameters and template arguments; other names as they are.
+/// The function of a C++ symbol without its parameters and template arguments; other names unchanged.
 ///
-/// Follows the grammar of the Itanium C++ ABI (5.1, "External Names") as far as kernels' names go: `_Z`, then either a
+/// Implements the part of the Itanium C++ ABI (5.1, "External Names") that kernels' names use: `_Z`, then either a
 /// length and a name, or `N`, lengths and names, and an end.
 pub fn readable(symbol: &str) -> String {
     let Some(rest) = symbol.strip_prefix("_Z") else { return symbol.into() };
@@ -22,7 +22,7 @@ pub fn readable(symbol: &str) -> String {
     if names.is_empty() { symbol.into() } else { names.join("::") }
 }
 
-/// A length and as many bytes, and what follows.
+/// A length, a name of this length, and the rest.
 fn part(text: &str) -> Option<(&str, &str)> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let length: usize = text[..digits].parse().ok()?;

@@ -1,11 +1,10 @@
-//! What the GPUs of this process did during some steps: every kernel with its times, and the operation that launched
-//! it.
+//! The GPUs of this process during some steps: every kernel with its times, and the operation that launched it.
 //!
-//! While a [`Session`] runs, operations are noted where they are issued, with the work they have to do at least. A note
-//! is a mark on CubeCL's thread before and after everything the operation issues; since a rank's launches all happen
-//! there in the order of issue, what lies between belongs to the operation. With CUPTI (NVIDIA's profiling library) the
-//! marks are external correlation ids, which come back with every kernel. Without it they are events on the compute
-//! stream, which see the operations but no kernels, and of exchanges only what the compute stream waits for.
+//! While a [`Session`] runs, operations are recorded when they are launched, with their minimal work. The record is a
+//! mark on CubeCL's thread before and after everything that the operation launches; all of a rank's launches are on
+//! that thread, in order, so those between the marks belong to the operation. With CUPTI (NVIDIA's profiling library)
+//! the marks are external correlation ids, which are returned with every kernel. Without it they are events on the
+//! compute stream, which time operations, but no kernels, and of collectives only the waits of the compute stream.
 
 #[cfg(feature = "cuda")]
 mod cupti;
@@ -32,22 +31,22 @@ pub use session::Session;
 pub use kernel_name::readable;
 use std::borrow::Cow;
 
-/// What limits an operation.
+/// The limiting resource of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// A matrix product: arithmetic.
-    Product,
+    /// A GEMM: arithmetic.
+    Gemm,
     /// Attention, forward or backward: arithmetic.
     Attention,
     /// Memory bandwidth.
     Memory,
     /// The optimizer and the norm of gradients: memory bandwidth.
     Optimizer,
-    /// Links between GPUs.
-    Exchange,
+    /// Communication links between GPUs.
+    Collective,
 }
 
-/// The element type that arithmetic is done on.
+/// The element type of arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// 8 bits.
@@ -60,27 +59,27 @@ pub enum Precision {
     Double,
 }
 
-/// An operation and the work that cannot be avoided.
+/// An operation and its minimal work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
-    /// Equal names are one row of a table.
+    /// Operations of the same name share a line of the table.
     pub name: Cow<'static, str>,
-    /// What limits it.
+    /// The limiting resource.
     pub kind: Kind,
     /// Element type of its arithmetic.
     pub precision: Precision,
-    /// Additions and multiplications; 0 where memory or links are the limit.
+    /// FLOPs; 0 if memory or links are the limit.
     pub flops: f64,
-    /// Bytes read and written once each; of an exchange the bytes that this GPU sends.
+    /// Bytes read and written once each; for a collective, the bytes that this GPU sends.
     pub bytes: f64,
 }
 
-/// An operation that was issued.
+/// A launched operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Noted {
     /// CUDA's index of the GPU.
     pub gpu: usize,
-    /// What it was.
+    /// The operation.
     pub operation: Operation,
 }
 
@@ -89,7 +88,7 @@ pub struct Noted {
 pub struct Span {
     /// CUDA's index of the GPU.
     pub gpu: usize,
-    /// As the library names it; [`readable`] shortens it.
+    /// The library's name; [`readable`] shortens it.
     pub name: String,
     /// Nanoseconds on the profile's clock.
     pub start: u64,
@@ -97,11 +96,11 @@ pub struct Span {
     pub end: u64,
     /// Bytes of a copy or a fill, else 0.
     pub bytes: u64,
-    /// Index into [`Profile::operations`] of what launched it.
+    /// Index into [`Profile::operations`] of the operation that launched it.
     pub operation: Option<usize>,
 }
 
-/// Where times come from.
+/// The source of times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Every kernel, from CUPTI of this version (`CUPTI_API_VERSION`).
@@ -111,23 +110,23 @@ pub enum Source {
     },
     /// Operations only, from events on the compute stream.
     Events {
-        /// What is wrong with CUPTI.
+        /// The reason why CUPTI is not available.
         why: String,
     },
 }
 
-/// What was seen.
+/// A recorded profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// Where times come from.
+    /// The source of times.
     pub source: Source,
     /// Nanoseconds between the two moments when all GPUs were idle.
     pub window: u64,
-    /// What was issued, in the order of issue on each GPU.
+    /// The operations, in the order of launch on each GPU.
     pub operations: Vec<Noted>,
-    /// What ran.
+    /// Kernels, copies and fills.
     pub spans: Vec<Span>,
-    /// Records that were lost for want of memory.
+    /// Records that were lost because memory was short.
     pub dropped: usize,
 }
 
@@ -144,18 +143,18 @@ impl Operation {
     }
 
     /// Between GPUs: each sends `bytes`.
-    pub(crate) fn exchange(name: impl Into<Cow<'static, str>>, bytes: usize) -> Self {
-        Self { name: name.into(), kind: Kind::Exchange, ..Self::memory("", bytes) }
+    pub(crate) fn collective(name: impl Into<Cow<'static, str>>, bytes: usize) -> Self {
+        Self { name: name.into(), kind: Kind::Collective, ..Self::memory("", bytes) }
     }
 
-    /// Attention over `pairs` of a query and a key that sees it, `products` products of `head_dim` each.
+    /// Attention over `pairs` of a query and a visible key, with `gemms` GEMMs of `head_dim` each.
     pub(crate) fn attention(
         name: &'static str,
         precision: Precision,
-        [pairs, head_dim, products]: [usize; 3],
+        [pairs, head_dim, gemms]: [usize; 3],
         bytes: usize,
     ) -> Self {
-        let flops = 2.0 * products as f64 * pairs as f64 * head_dim as f64;
+        let flops = 2.0 * gemms as f64 * pairs as f64 * head_dim as f64;
         Self { kind: Kind::Attention, precision, flops, ..Self::memory(name, bytes) }
     }
 }

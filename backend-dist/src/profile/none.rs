@@ -1,4 +1,4 @@
-//! Without GPUs there is nothing to profile.
+//! A build without GPUs has nothing to profile.
 
 use super::Profile;
 use std::convert::Infallible;

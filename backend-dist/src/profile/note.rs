@@ -1,4 +1,4 @@
-//! Notes of operations where they are issued: nothing but a look at a flag while no session runs.
+//! Records of operations at their launch: only a check of a flag while no session runs.
 
 use super::{Noted, Operation, cupti, events};
 use crate::cuda;
@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How marks are made.
+/// The kind of marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Marks {
@@ -19,7 +19,7 @@ pub(super) enum Marks {
 }
 
 static MARKS: AtomicU8 = AtomicU8::new(Marks::Off as u8);
-/// Never used twice in a process, so that late records of one session cannot be taken for another's.
+/// Never reused in a process, so that late records of one session cannot be assigned to another.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 static NOTES: Mutex<Vec<Note>> = Mutex::new(Vec::new());
 
@@ -28,36 +28,36 @@ thread_local! {
     static OPEN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An operation that was issued.
+/// A launched operation.
 pub(super) struct Note {
     pub id: u64,
-    /// The operation that it is a part of.
+    /// The operation that contains it.
     pub parent: Option<u64>,
     pub noted: Noted,
 }
 
-/// Chooses how marks are made from now on. No rank may be issuing.
+/// Sets the kind of marks from now on. No rank may be launching work.
 pub(super) fn set(marks: Marks) {
     MARKS.store(marks as u8, Ordering::Release);
 }
 
-/// All notes since the last call.
+/// All records since the last call.
 pub(super) fn take() -> Vec<Note> {
     std::mem::take(&mut *NOTES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Until it is dropped, what this thread issues to the GPU is the operation's.
+/// Until it is dropped, launches of this thread belong to the operation.
 #[must_use = "the operation ends when this is dropped"]
 pub(crate) struct Open {
     device: DeviceId,
     id: u64,
     marks: Marks,
-    /// Threads have streams of their own.
+    /// Threads have separate streams.
     thread: PhantomData<*const ()>,
 }
 
-/// Notes that this thread begins an operation on the GPU of `near`; `None` while nobody profiles. What an operation
-/// inside another one launches is the inner one's.
+/// Records that this thread begins an operation on the GPU of `near`; `None` while no profile is recorded. Launches of
+/// nested operations belong to the inner one.
 #[inline]
 pub(crate) fn operation(near: &CubeTensor, what: impl FnOnce() -> Operation) -> Option<Open> {
     let marks = match MARKS.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
-//! CUPTI's activity records as bytes. Pure.
+//! Decoding of CUPTI's activity records. Pure.
 //!
-//! The fields read here have kept their places from CUDA 9 (`CUpti_ActivityKernel4`) to CUDA 13.5
-//! (`CUpti_ActivityKernel13`, `CUpti_ActivityMemcpy7`, `CUpti_ActivityMemset5`): newer records only grow at their ends.
+//! The fields used here have had the same offsets from CUDA 9 (`CUpti_ActivityKernel4`) to CUDA 13.5
+//! (`CUpti_ActivityKernel13`, `CUpti_ActivityMemcpy7`, `CUpti_ActivityMemset5`): newer records only append fields.
 //! Offsets are those of `cupti_activity.h`, whose structs are packed.
 
 use super::{Noted, Profile, Source, Span};
@@ -22,13 +22,13 @@ pub(super) mod kind {
 /// `CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0`: ids of this crate.
 pub(super) const OURS: u32 = 3;
 
-/// Bytes of the longest record that are read.
+/// Bytes read of the longest record.
 pub(super) const LONGEST: usize = 112;
 
-/// What is used of a record.
+/// The used fields of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Record {
-    /// Something that ran on a GPU.
+    /// Work on a GPU.
     Ran {
         what: What,
         /// CUDA's index.
@@ -52,7 +52,8 @@ pub(super) enum What {
     Fill(u64),
 }
 
-/// Reads a record from its first [`LONGEST`] bytes or all it has; `None` for other kinds, and for what is too short.
+/// Decodes a record from its first [`LONGEST`] bytes or all it has; `None` for other kinds and for records that are too
+/// short.
 pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
     let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -77,7 +78,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
     }
 }
 
-/// What a copy is called, after `CUpti_ActivityMemcpyKind`.
+/// The name of a copy, after `CUpti_ActivityMemcpyKind`.
 fn copy_name(kind: u8) -> &'static str {
     match kind {
         1 => "copy from host to GPU",
@@ -88,8 +89,8 @@ fn copy_name(kind: u8) -> &'static str {
     }
 }
 
-/// The profile of `window` (start and end on the records' clock) from its records and notes, in whichever order they
-/// come; `noted` are operations and their ids, `name` reads a kernel's name.
+/// The profile of `window` (start and end on the records' clock) from its records and operations, in any order; `noted`
+/// are operations and their ids, `name` reads a kernel's name.
 pub(super) fn assemble(
     source: Source,
     window: [u64; 2],
@@ -125,7 +126,7 @@ mod tests {
     use super::super::{Kind, Operation, Precision};
     use super::*;
 
-    /// A record of `length` bytes with these numbers at these places.
+    /// A record of `length` bytes with these numbers at these offsets.
     fn bytes(length: usize, u32s: &[(usize, u32)], u64s: &[(usize, u64)]) -> Vec<u8> {
         let mut out = vec![0xee; length];
         u32s.iter().for_each(|(at, value)| out[*at..at + 4].copy_from_slice(&value.to_le_bytes()));
@@ -168,7 +169,7 @@ mod tests {
     fn kernels_meet_the_operation_that_launched_them() {
         let operation = |name: &'static str| Operation {
             name: name.into(),
-            kind: Kind::Product,
+            kind: Kind::Gemm,
             precision: Precision::Half,
             flops: 8.0,
             bytes: 2.0,
@@ -179,7 +180,7 @@ mod tests {
             .filter_map(|bytes| decode(bytes))
             .collect();
         records.push(Record::Call { correlation: 6, id: 41 });
-        // An id of before the window.
+        // An id from before the window.
         records.push(Record::Call { correlation: 5, id: 3 });
         let profile =
             assemble(Source::Cupti { version: 26 }, [100, 200], vec![noted(40, "a"), noted(41, "b")], &records, |at| {

@@ -18,7 +18,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts to note and to record. The first steps are slower; [`Session::begin`] forgets them.
+    /// Starts recording. The first steps are slower; [`Session::begin`] drops them.
     ///
     /// # Errors
     /// Without GPUs.
@@ -35,7 +35,7 @@ impl Session {
     /// The profile begins here.
     ///
     /// # Errors
-    /// If a GPU has failed, or CUPTI does not hand out its records.
+    /// If a GPU has failed, or CUPTI does not return its records.
     pub fn begin(&mut self) -> Result<(), String> {
         settle(&note::take())?;
         events::forget();
@@ -49,7 +49,7 @@ impl Session {
     /// The profile ends here.
     ///
     /// # Errors
-    /// If a GPU has failed, CUPTI does not hand out its records, or an event cannot be read.
+    /// If a GPU has failed, CUPTI does not return its records, or an event cannot be read.
     pub fn end(self) -> Result<Profile, String> {
         let notes = note::take();
         settle(&notes)?;
@@ -82,7 +82,7 @@ impl Drop for Session {
     }
 }
 
-/// Waits for all streams of the GPUs that have been noted: exchanges may run on beside a rank's own.
+/// Waits for all streams of the GPUs with recorded operations: collectives may still run next to a rank's own stream.
 fn settle(notes: &[Note]) -> Result<(), String> {
     let before = driver::ctx::get_current().map_err(|error| error.to_string())?;
     for gpu in notes.iter().map(|note| note.noted.gpu).collect::<BTreeSet<usize>>() {

@@ -1,4 +1,4 @@
-//! All parameters of a rank, and the way back from local values to global tensors.
+//! All parameters of a rank, and global tensors from local values.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,7 +22,7 @@ pub enum RegistryError {
         /// Name of the parameter.
         name: String,
     },
-    /// A part of a global tensor is on none of the ranks that were given.
+    /// A slice of a global tensor is on none of the ranks that were given.
     #[error("global tensor `{name}`: {have} of {expected} elements are on the given ranks")]
     Incomplete {
         /// Name of the global tensor.
@@ -76,7 +76,7 @@ impl Registry {
     /// Puts global tensors together from the slices of all ranks; of several copies, copy 0 is taken.
     ///
     /// # Errors
-    /// If some part of a tensor is missing.
+    /// If a slice of a tensor is missing.
     ///
     /// # Panics
     /// If values do not have their section's shape.

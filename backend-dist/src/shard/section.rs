@@ -10,38 +10,38 @@ use super::Init;
 /// Elements that are worth another thread.
 const CHUNK: usize = 1 << 14;
 
-/// A rank's place among the ranks that share the layers: its tensor parallel group, or for experts that inside experts.
+/// A rank's position in its tensor parallel group, or for experts in the group inside an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GroupPosition {
     /// Position in the group.
     pub rank: usize,
     /// Size of the group.
     pub size: usize,
 }
 
-/// How a global tensor is cut: into `parts` equal pieces along `dim`, of which this is number `part`.
+/// How a global tensor is sharded: into `parts` equal shards along `dim`, of which this is number `part`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Split {
-    /// The dimension that is cut.
+    /// The dimension that is sharded.
     pub dim: usize,
-    /// Number of pieces.
+    /// Number of shards.
     pub parts: usize,
-    /// Which piece this is.
+    /// Which shard this is.
     pub part: usize,
-    /// Size of the dimension as it is cut: the global size plus the padding that makes it divisible. Padding follows
-    /// the last global index, is zero and exists in no global tensor.
+    /// Size of the dimension as it is sharded: the global size plus the padding that makes it divisible. Padding
+    /// follows the last global index, is zero and exists in no global tensor.
     pub padded: usize,
 }
 
-/// A slice as rows of one length: local element `row * width + column` is global element `first + row * stride +
-/// column` if `column < used`, else padding.
+/// A slice as runs of one length at one distance: local element `row * width + column` is global element `first + row *
+/// stride + column` if `column < used`, else padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rows {
+pub(crate) struct StridedSlice {
     pub first: usize,
     pub stride: usize,
     pub width: usize,
     pub used: usize,
-    /// Number of rows.
+    /// Number of runs.
     pub count: usize,
 }
 
@@ -52,7 +52,7 @@ pub struct Section {
     pub name: String,
     /// Shape of the global tensor, without padding.
     pub global_shape: Vec<usize>,
-    /// The cut; `None` is the whole tensor.
+    /// The shard; `None` is the whole tensor.
     pub split: Option<Split>,
     /// How many neighbouring ranks of the tensor parallel group hold this very slice.
     pub copies: usize,
@@ -63,15 +63,15 @@ pub struct Section {
 
 impl Section {
     /// The whole tensor on every rank of the group.
-    pub fn replicated(name: impl Into<String>, global_shape: &[usize], at: Place) -> Self {
+    pub fn replicated(name: impl Into<String>, global_shape: &[usize], at: GroupPosition) -> Self {
         Self { name: name.into(), global_shape: global_shape.to_vec(), split: None, copies: at.size, copy: at.rank }
     }
 
-    /// The tensor cut along `dim` into `parts` pieces. With fewer parts than ranks, neighbours hold the same piece.
+    /// The tensor sharded along `dim` into `parts`. With fewer shards than ranks, neighbours hold the same shard.
     ///
     /// # Panics
     /// If `parts` does not divide the group's size or the dimension; layers check their configuration before.
-    pub fn split(name: impl Into<String>, global_shape: &[usize], dim: usize, parts: usize, at: Place) -> Self {
+    pub fn split(name: impl Into<String>, global_shape: &[usize], dim: usize, parts: usize, at: GroupPosition) -> Self {
         Self::split_padded(name, global_shape, dim, parts, global_shape[dim], at)
     }
 
@@ -85,7 +85,7 @@ impl Section {
         dim: usize,
         parts: usize,
         padded: usize,
-        at: Place,
+        at: GroupPosition,
     ) -> Self {
         let name = name.into();
         assert!(padded >= global_shape[dim], "{name}: padded size {padded} of dim {dim} is below {global_shape:?}");
@@ -121,7 +121,7 @@ impl Section {
     }
 
     /// The global indices that the slice covers, one range per dimension. Padding is not covered, so the range of the
-    /// cut dimension may be shorter than the local one, or empty.
+    /// sharded dimension may be shorter than the local one, or empty.
     pub fn ranges(&self) -> Vec<Range<usize>> {
         let mut ranges: Vec<Range<usize>> = self.global_shape.iter().map(|&size| 0..size).collect();
         if let Some(split) = &self.split {
@@ -131,8 +131,8 @@ impl Section {
         ranges
     }
 
-    /// Where the slice lies in the flat global tensor.
-    pub(crate) fn rows(&self) -> Rows {
+    /// The offsets of the slice in the flat global tensor.
+    pub(crate) fn strided(&self) -> StridedSlice {
         let whole = self.global_shape.first().copied().unwrap_or(1);
         let (dim, range, local_dim) = match &self.split {
             None => (0, 0..whole, whole),
@@ -142,12 +142,12 @@ impl Section {
         let count = self.global_shape[..dim].iter().product();
         let inner: usize = self.global_shape.get(dim + 1..).unwrap_or_default().iter().product();
         let (first, stride) = (range.start * inner, global_dim * inner);
-        Rows { first, stride, width: local_dim * inner, used: range.len() * inner, count }
+        StridedSlice { first, stride, width: local_dim * inner, used: range.len() * inner, count }
     }
 
     /// The runs of elements that are contiguous both globally and locally: `(global start, local start, length)`.
     fn runs(&self) -> Vec<(usize, usize, usize)> {
-        let Rows { first, stride, width, used, count } = self.rows();
+        let StridedSlice { first, stride, width, used, count } = self.strided();
         let starts = (0..count).map(|row| (first + row * stride, row * width, used));
         starts.filter(|(_, _, length)| *length > 0).collect()
     }
@@ -177,7 +177,7 @@ impl Section {
         }
     }
 
-    /// Places values of the box [`Section::ranges`], in row-major order, into a local array with zero padding.
+    /// Copies values of the box [`Section::ranges`], in row-major order, into a local array with zero padding.
     ///
     /// # Panics
     /// If `values` does not have the box's number of elements.

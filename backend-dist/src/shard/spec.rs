@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Section, stable_hash};
 
-/// The part of a model that a parameter is used in. What is used together is computed, gathered and reduced together;
+/// Where in a model a parameter is used. What is used together is computed, gathered and reduced together;
 /// the order is that of the forward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Unit {
@@ -26,7 +26,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The layer that the unit is, or is a part of.
+    /// The layer that the unit is, or belongs to.
     pub fn layer(self) -> Option<usize> {
         match self {
             Self::Layer(layer) | Self::Experts(layer) => Some(layer),
@@ -34,13 +34,13 @@ impl Unit {
         }
     }
 
-    /// The grid over which its parameters are cut and copied.
+    /// The grid over which its parameters are sharded and copied.
     pub fn grid(self) -> GridKind {
         if matches!(self, Self::Experts(_)) { GridKind::Expert } else { GridKind::Dense }
     }
 
-    /// Place in the model: its third, the layer, the part of the layer.
-    fn place(self) -> (usize, usize, usize) {
+    /// Position in the model: its third, the layer, dense or experts.
+    fn position(self) -> (usize, usize, usize) {
         match self {
             Self::Tied => (0, 0, 0),
             Self::Embedding => (0, 0, 1),
@@ -53,7 +53,7 @@ impl Unit {
 
 impl Ord for Unit {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.place().cmp(&other.place())
+        self.position().cmp(&other.position())
     }
 }
 
@@ -71,7 +71,7 @@ pub struct ParamSpec {
     pub id: u64,
     /// The slices of global tensors that the parameter is made of, in order.
     pub sections: Vec<Section>,
-    /// The parameter is applied to another part of the activations on each tensor parallel rank, so its gradient is a
+    /// The parameter is applied to another shard of the activations on each tensor parallel rank, so its gradient is a
     /// sum over that group: norm weights, biases after a row-parallel layer and positions under sequence parallelism;
     /// norms of the rank's own heads always.
     pub partial_gradient: bool,
@@ -146,7 +146,7 @@ impl ParamSpec {
             .collect()
     }
 
-    /// Each section with its part of the local values.
+    /// Each section with its slice of the local values.
     ///
     /// # Panics
     /// If `local` does not have [`ParamSpec::local_len`] elements.
@@ -157,9 +157,9 @@ impl ParamSpec {
 
     /// What the gradient of this parameter still misses after backward: sums over neighbouring tensor parallel ranks.
     ///
-    /// A slice that several ranks hold because there are fewer parts than ranks is used by each with its own heads,
-    /// so every copy has a part of the gradient. A replicated parameter has the whole gradient on every rank, unless
-    /// each rank applies it to another part of the activations.
+    /// A slice that several ranks hold because there are fewer shards than ranks is used by each with its own heads,
+    /// so every copy has a partial gradient. A replicated parameter has the whole gradient on every rank, unless
+    /// each rank applies it to another shard of the activations.
     pub fn gradient_sums(&self) -> Vec<GradientSum> {
         let sections = self.sections.iter().zip(self.elements());
         let partial = sections.filter(|(s, _)| s.copies > 1 && (s.split.is_some() || self.partial_gradient));

@@ -4,12 +4,12 @@ use super::*;
 use crate::mesh::GridKind;
 
 /// The same section on every rank of a group.
-fn everywhere(size: usize, make: impl Fn(Place) -> Section) -> Vec<Section> {
-    (0..size).map(|rank| make(Place { rank, size })).collect()
+fn everywhere(size: usize, make: impl Fn(GroupPosition) -> Section) -> Vec<Section> {
+    (0..size).map(|rank| make(GroupPosition { rank, size })).collect()
 }
 
-/// `(shape, dim, parts, padded, ranks)` of any legal cut.
-fn cuts() -> impl Strategy<Value = (Vec<usize>, usize, usize, usize, usize)> {
+/// `(shape, dim, parts, padded, ranks)` of any legal shards.
+fn any_shards() -> impl Strategy<Value = (Vec<usize>, usize, usize, usize, usize)> {
     (prop::collection::vec(1usize..6, 1..4), any::<prop::sample::Index>(), 1usize..5, 1usize..4, 0usize..3).prop_map(
         |(shape, dim, parts, copies, slack)| {
             let dim = dim.index(shape.len());
@@ -20,9 +20,9 @@ fn cuts() -> impl Strategy<Value = (Vec<usize>, usize, usize, usize, usize)> {
 }
 
 proptest! {
-    /// Slicing on every rank and assembling gives the tensor back, whatever the cut, the copies and the padding.
+    /// Slicing on every rank and assembling gives the tensor back, whatever the shards, the copies and the padding.
     #[test]
-    fn slices_assemble((shape, dim, parts, padded, ranks) in cuts()) {
+    fn slices_assemble((shape, dim, parts, padded, ranks) in any_shards()) {
         let global: Vec<f64> = (1..=shape.iter().product::<usize>()).map(|value| value as f64).collect();
         let sections = everywhere(ranks, |at| Section::split_padded("w", &shape, dim, parts, padded, at));
         let locals: Vec<Vec<f64>> = sections.iter().map(|section| section.slice(&global)).collect();
@@ -36,9 +36,9 @@ proptest! {
 
     /// Initial values do not depend on the layout, and padding is zero.
     #[test]
-    fn initial_values_are_slices_of_one_tensor((shape, dim, parts, padded, ranks) in cuts(), seed: u64) {
+    fn initial_values_are_slices_of_one_tensor((shape, dim, parts, padded, ranks) in any_shards(), seed: u64) {
         let init = Init::Normal { std: 0.02 };
-        let whole = Section::replicated("w", &shape, Place { rank: 0, size: 1 }).initial(init, seed);
+        let whole = Section::replicated("w", &shape, GroupPosition { rank: 0, size: 1 }).initial(init, seed);
         for section in everywhere(ranks, |at| Section::split_padded("w", &shape, dim, parts, padded, at)) {
             let local = section.initial(init, seed);
             prop_assert_eq!(&local, &section.slice(&whole));
@@ -49,7 +49,7 @@ proptest! {
 
     /// A source that reads only the box of a section gives the same as slicing the whole tensor.
     #[test]
-    fn padding_a_box_is_slicing((shape, dim, parts, padded, ranks) in cuts()) {
+    fn padding_a_box_is_slicing((shape, dim, parts, padded, ranks) in any_shards()) {
         let data: Vec<f64> = (1..=shape.iter().product::<usize>()).map(|value| value as f64).collect();
         let global = HostTensor { shape: shape.clone(), data };
         for section in everywhere(ranks, |at| Section::split_padded("w", &shape, dim, parts, padded, at)) {
@@ -70,7 +70,7 @@ fn fewer_parts_than_ranks() {
 
 #[test]
 fn gradient_sums_are_where_ranks_hold_partial_gradients() {
-    let at = Place { rank: 1, size: 4 };
+    let at = GroupPosition { rank: 1, size: 4 };
     let qkv = vec![
         Section::split("q", &[8, 3], 0, 4, at),
         Section::split("k", &[2, 3], 0, 2, at),
@@ -98,7 +98,7 @@ fn a_missing_slice_is_an_error() {
 
 #[test]
 fn names_are_unique() {
-    let spec = || ParamSpec::new(vec![Section::replicated("w", &[3], Place { rank: 0, size: 1 })], false);
+    let spec = || ParamSpec::new(vec![Section::replicated("w", &[3], GroupPosition { rank: 0, size: 1 })], false);
     let mut registry = Registry::default();
     registry.register(spec()).unwrap();
     assert_eq!(registry.register(spec()), Err(RegistryError::Duplicate { name: "w".into() }));
@@ -115,7 +115,7 @@ fn the_hash_is_fnv() {
 
 #[test]
 fn values_are_put_between_padding() {
-    let padded_columns = Section::split_padded("c", &[2, 3], 1, 2, 4, Place { rank: 1, size: 2 });
+    let padded_columns = Section::split_padded("c", &[2, 3], 1, 2, 4, GroupPosition { rank: 1, size: 2 });
     assert_eq!(padded_columns.pad(&[7, 8]), [7, 0, 8, 0]);
 }
 

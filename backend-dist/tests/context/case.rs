@@ -1,4 +1,4 @@
-//! One attention, computed by ranks that share its sequences and by a formula that sees all of them.
+//! One attention, computed by ranks that share its sequences and by a formula that sees the whole sequences.
 
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
@@ -13,7 +13,7 @@ use burn::tensor::{Bool, DType, Device, Tensor, TensorData, activation::softmax}
 pub struct Case {
     pub positions: usize,
     pub heads: PackedHeads,
-    /// Lengths of a key and of a value.
+    /// Features of a key and of a value.
     pub lengths: [usize; 2],
     pub causal: bool,
     pub window: Option<usize>,
@@ -35,7 +35,7 @@ impl Case {
         self.documents.clone().map(Documents::new)
     }
 
-    /// Whole q, k and v, and what the output is weighted with.
+    /// Whole q, k and v, and the weights of the output in the loss.
     fn inputs(&self) -> [Vec<f64>; 4] {
         let PackedHeads { heads, kv_heads } = self.heads;
         let [d, dv] = self.lengths;
@@ -54,7 +54,7 @@ impl Case {
     }
 }
 
-/// Numbers in `-1.5..1.5` which look random, the same for the same seed.
+/// Pseudo-random numbers in `-1.5..1.5`.
 fn numbers(n: usize, seed: usize) -> Vec<f64> {
     (0..n).map(|i| (((i + 1) as f64 * 12.9898 + seed as f64 * 78.233).sin() * 43_758.545_3).fract() * 1.5).collect()
 }
@@ -69,7 +69,7 @@ fn tensor(values: Vec<f64>, [heads, length]: [usize; 2]) -> Tensor<4> {
     Tensor::from_data(data, (&Device::flex().autodiff(), DType::F64))
 }
 
-/// Output and gradients of q, k and v, `[rows, b, heads, length]`.
+/// Output and gradients of q, k and v, `[positions, b, heads, features]`.
 pub type Results = [Vec<f64>; 4];
 
 /// The output of `f` and the gradients of its weighted sum.
@@ -83,14 +83,14 @@ fn run(parts: [Vec<f64>; 4], case: &Case, f: impl Fn([Tensor<4>; 3]) -> Tensor<4
     [values(out), q, k, v]
 }
 
-/// `[s, b, h, d]` to `[b, h, s, d]`, every head `times` times.
+/// `[s, b, h, d]` to `[b, h, s, d]`, every head repeated `times` times.
 fn by_head(x: Tensor<4>, times: usize) -> Tensor<4> {
     let [s, b, h, d] = x.dims();
     let x: Tensor<5> = x.permute([1, 2, 0, 3]).reshape([b, h, 1, s, d]);
     x.repeat_dim(2, times).reshape([b, h * times, s, d])
 }
 
-/// All scores, hidden ones masked.
+/// All scores, with masked ones at minus infinity.
 pub fn formula(case: &Case) -> Results {
     let (n, PackedHeads { heads, kv_heads }) = (case.positions, case.heads);
     let document = |sample: usize, position: usize| match &case.documents {
@@ -118,7 +118,7 @@ pub fn alone(case: &Case) -> Results {
     })
 }
 
-/// The operation on `size` ranks, their rows put together again. With `packed`, q, k and v lie side by side.
+/// The operation on `size` ranks, their shards concatenated. With `packed`, q, k and v are one packed tensor.
 pub fn together(case: &Case, size: usize, comm: CpCommType, packed: bool) -> Results {
     let mesh = Mesh::new(ParallelLayout { cp: size, ..Default::default() }).expect("a legal layout");
     let rows = case.positions / size;

@@ -1,4 +1,4 @@
-//! Attention over a context parallel group and inside documents, against one rank that has all positions.
+//! Attention over a context-parallel group and within documents, against one rank that has all positions.
 
 mod case;
 
@@ -6,7 +6,7 @@ use backend_dist::ops::PackedHeads;
 use backend_dist::ops::context::CpCommType;
 use case::{BATCH, Case, alone, formula, same, together};
 
-/// Causal, window, documents, and both; each sample has documents of its own, one with borders between and inside
+/// Causal, window, documents, and both; each sample has its own documents, one with boundaries between and inside
 /// chunks, one with documents of a single token.
 fn masks(positions: usize, heads: PackedHeads, lengths: [usize; 2]) -> Vec<Case> {
     let starts = vec![vec![0, positions / 4, positions / 2 - 1], vec![0, 1, 2, positions - 3]];
@@ -59,7 +59,7 @@ fn all_gather() {
     check(&[2, 3, 4], |_| vec![CpCommType::AllGather], &[(heads(4, 2), [3, 3]), (heads(3, 1), [4, 2])]);
 }
 
-/// Key/value heads that divide among the ranks, fewer than ranks, and neither.
+/// Key/value heads that the ranks divide, fewer heads than ranks, and neither.
 #[test]
 fn all_to_all() {
     let a2a = |_| vec![CpCommType::A2a];
@@ -74,7 +74,7 @@ fn all_to_all_inside_a_ring() {
     check(&[4], blocks, &[(heads(4, 2), [3, 3]), (heads(4, 1), [2, 4])]);
 }
 
-/// The ranks drop what one rank drops.
+/// The dropout mask is that of one rank.
 #[test]
 fn dropout_does_not_depend_on_the_ranks() {
     for case in masks(32, heads(4, 2), [3, 3]) {

@@ -4,7 +4,7 @@ use crate::compare::{same, values};
 use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, attention, attention_packed};
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData, activation::softmax};
 
-/// `[s, b, h, d]` to `[b, h, s, d]`, every head `times` times.
+/// `[s, b, h, d]` to `[b, h, s, d]`, every head repeated `times` times.
 fn heads(x: Tensor<4>, times: usize) -> Tensor<4> {
     let [s, b, h, d] = x.dims();
     let x: Tensor<5> = x.permute([1, 2, 0, 3]).reshape([b, h, 1, s, d]);
@@ -121,8 +121,8 @@ fn strided_and_packed_inputs() {
     }
 }
 
-/// What dropout multiplies every weight with, `[b, h, s, s]`: attention with equal weights over values that are the
-/// rows of the unit matrix gives the weights.
+/// The factor of dropout on every weight, `[b, h, s, s]`: attention with equal weights over values that are the unit
+/// matrix gives the weights.
 fn mask(s: usize, b: usize, h: usize, dropout: AttentionDropout) -> Tensor<4> {
     let device = Device::flex().autodiff();
     let zeros = Tensor::<4>::zeros([s, b, h, 1], (&device, DType::F64));
@@ -179,7 +179,7 @@ fn dropout_has_its_share_and_its_scale() {
     }
 }
 
-/// Ranks with some of the samples and heads drop what one rank with all of them drops.
+/// Ranks with some of the samples and heads have the dropout mask of one rank with all of them.
 #[test]
 fn a_mask_does_not_depend_on_who_draws_it() {
     let whole = mask(6, 3, 4, dropout(0.5));

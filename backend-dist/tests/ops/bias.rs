@@ -1,9 +1,11 @@
-//! A bias is Burn's broadcast addition, bit for bit, whether the linear layer adds it or an operation of its own.
+//! A bias is Burn's broadcast addition, bit for bit, whether the linear layer adds it or a separate operation.
 
 use crate::compare::{leaf, numbers, run, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, add_bias, linear_with, pull_back, weight_grads};
+use backend_dist::ops::{
+    InputCollective, LinearOptions, OutputCollective, Prologue, add_bias, linear_with, pull_back, weight_grads,
+};
 use burn::tensor::{DType, Device, Tensor};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -20,7 +22,7 @@ fn prologue(params: usize, a: &Tensor<1>, b: &Tensor<1>) -> Prologue {
     }
 }
 
-/// Output and gradients of a linear layer behind a norm of `params` parameters, for every choice of tracked inputs.
+/// Output and gradients of a linear layer after a norm of `params` parameters, for every choice of tracked inputs.
 fn linear_layers(params: usize, options: &LinearOptions, together: bool, dtype: DType) -> Vec<Vec<Vec<f64>>> {
     let sizes = [SEQ * BATCH * IN, IN, IN, OUT * IN, OUT];
     let inputs: Vec<Vec<f64>> = sizes.iter().enumerate().map(|(i, &n)| numbers(n, i)).collect();
@@ -36,7 +38,7 @@ fn linear_layers(params: usize, options: &LinearOptions, together: bool, dtype: 
     let mut found = Vec::new();
     for choice in 0..1 << sizes.len() {
         let tracked: Vec<bool> = (0..sizes.len()).map(|i| choice >> i & 1 == 1).collect();
-        // Parameters that the prologue lacks have no gradient.
+        // Parameters that the prologue does not have get no gradient.
         if (params < 2 && tracked[2]) || (params < 1 && tracked[1]) {
             continue;
         }
@@ -55,11 +57,11 @@ fn a_linear_layer_adds_its_bias() {
         let entered = |entry| LinearOptions { entry, recompute: true, ..Default::default() };
         let left = |exit| LinearOptions { exit, recompute: true, ..Default::default() };
         let all = [
-            entered(Entry::Own),
-            entered(Entry::Copied(group.clone())),
-            entered(Entry::Gathered(group.clone())),
-            left(Exit::Reduced(group.clone())),
-            left(Exit::Scattered(group)),
+            entered(InputCollective::None),
+            entered(InputCollective::Copy(group.clone())),
+            entered(InputCollective::AllGather(group.clone())),
+            left(OutputCollective::AllReduce(group.clone())),
+            left(OutputCollective::ReduceScatter(group)),
         ];
         for options in all {
             for (params, dtype) in (0..3).flat_map(|params| DTYPES.map(|dtype| (params, dtype))) {

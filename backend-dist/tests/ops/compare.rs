@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-/// Numbers in `-1.5..1.5` which look random, the same for the same seed.
+/// Pseudo-random numbers in `-1.5..1.5`.
 pub fn numbers(n: usize, seed: usize) -> Vec<f64> {
     (0..n).map(|i| (((i + 1) as f64 * 12.9898 + seed as f64 * 78.233).sin() * 43_758.545_3).fract() * 1.5).collect()
 }
@@ -42,7 +42,7 @@ pub fn run(
     if !tracked.contains(&true) {
         return (result, vec![None; inputs.len()]);
     }
-    // A weighted sum, so that every output element has a gradient of its own.
+    // A weighted sum, so that every output element has a different gradient.
     let weights = leaf(&numbers(result.len(), 99), dtype, false);
     let grads = (out * weights).sum().backward();
     (result, leaves.iter().map(|x| x.grad(&grads).map(values)).collect())

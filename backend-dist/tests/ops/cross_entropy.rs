@@ -1,10 +1,12 @@
-//! Cross-entropy over one rank's vocabulary and over split ones, and dropout.
+//! Cross-entropy over one rank's vocabulary and over sharded ones, and dropout.
 
 use crate::compare::{distance, leaf, numbers, run, same, values};
 use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::{DropKey, Entry, Head, dropout, linear_cross_entropy, vocab_parallel_cross_entropy};
+use backend_dist::ops::{
+    DropoutMask, Head, InputCollective, dropout, linear_cross_entropy, vocab_parallel_cross_entropy,
+};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::log_softmax};
 
 const S: usize = 5;
@@ -78,9 +80,9 @@ fn split_vocabularies_agree_with_the_whole() {
     }
 }
 
-/// All positions at once, pieces of two, the last of one, and single ones: the product and its cross-entropy.
+/// All positions at once, chunks of two, the last of one, and single ones: the GEMM and its cross-entropy.
 #[test]
-fn a_head_in_pieces() {
+fn a_head_in_chunks() {
     let (hidden, columns, vocab) = (6, 11, 9);
     let inputs = |x: &[Tensor<1>]| (x[0].clone().reshape([S, B, hidden]), x[1].clone().reshape([columns, hidden]));
     let whole = |x: Vec<Tensor<1>>| {
@@ -88,24 +90,24 @@ fn a_head_in_pieces() {
         plain(x.matmul(w.transpose().unsqueeze()), vocab)
     };
     for positions in [S, 2, 1] {
-        let pieces = |x: Vec<Tensor<1>>| {
+        let chunks = |x: Vec<Tensor<1>>| {
             let (x, w) = inputs(&x);
-            let (entry, group) = (Entry::Own, Group::single());
+            let (entry, group) = (InputCollective::None, Group::single());
             let head = Head { entry, group, first_row: 0, vocab_size: vocab, positions };
             linear_cross_entropy(x, w, labels(vocab), head).reshape([S * B])
         };
-        same(&format!("head, {positions} positions at once"), &[S * B * hidden, columns * hidden], pieces, whole);
+        same(&format!("head, {positions} positions at once"), &[S * B * hidden, columns * hidden], chunks, whole);
     }
 }
 
-/// In bf16 the weight's gradient is summed up in f32: pieces are as near to f64 as the whole is.
+/// In bf16 the weight's gradient is accumulated in f32: chunks are as close to f64 as the whole is.
 #[test]
-fn a_head_in_pieces_sums_in_f32() {
+fn a_head_in_chunks_sums_in_f32() {
     let (hidden, vocab) = (8, 16);
     let half = |n, seed| -> Vec<f64> { numbers(n, seed).iter().map(|x| f64::from(half::bf16::from_f64(*x))).collect() };
     let values = [half(S * B * hidden, 0), half(vocab * hidden, 1)];
     let head = |x: Vec<Tensor<1>>, positions: usize, dtype| {
-        let (entry, group) = (Entry::Own, Group::single());
+        let (entry, group) = (InputCollective::None, Group::single());
         let head = Head { entry, group, first_row: 0, vocab_size: vocab, positions };
         let (x, w) = (x[0].clone().reshape([S, B, hidden]), x[1].clone().reshape([vocab, hidden]));
         linear_cross_entropy(x, w, labels(vocab), head).reshape([S * B]).cast(dtype)
@@ -113,30 +115,30 @@ fn a_head_in_pieces_sums_in_f32() {
     let gradient =
         |positions, dtype| run(&|x| head(x, positions, dtype), &values, &[true, true], dtype).1[1].clone().unwrap();
     let exact = gradient(S, DType::F64);
-    let [whole, pieces] = [S, 1].map(|positions| distance(&gradient(positions, DType::BF16), &exact));
-    assert!(pieces < 1.5 * whole.max(0.004), "pieces are off by {pieces:e}, the whole by {whole:e}");
+    let [whole, chunks] = [S, 1].map(|positions| distance(&gradient(positions, DType::BF16), &exact));
+    assert!(chunks < 1.5 * whole.max(0.004), "chunks are off by {chunks:e}, the whole by {whole:e}");
 }
 
 #[test]
 fn dropout_masks_do_not_depend_on_the_split() {
     let n = 6 * 4 * 10;
     let x: Tensor<3> = leaf(&vec![1.0; n], DType::F64, false).reshape([6, 4, 10]);
-    let whole = dropout(x.clone(), 0.3, DropKey::new(5));
+    let whole = dropout(x.clone(), 0.3, DropoutMask::new(5));
     let share = values(whole.clone()).iter().filter(|&&v| v == 0.0).count() as f64 / n as f64;
     assert!((0.15..0.45).contains(&share), "{share} dropped");
     assert!(values(whole.clone()).iter().all(|&v| v == 0.0 || v == 1.0 / 0.7));
     // A sequence-parallel and a tensor-parallel slice.
     for (offset, local) in [([2, 0, 0], [2, 4, 10]), ([0, 0, 5], [6, 4, 5]), ([3, 1, 2], [1, 2, 7])] {
         let ranges = [0, 1, 2].map(|d| offset[d]..offset[d] + local[d]);
-        let part = dropout(x.clone().slice(ranges.clone()), 0.3, DropKey::of_part(5, &offset, &[6, 4, 10]));
+        let part = dropout(x.clone().slice(ranges.clone()), 0.3, DropoutMask::of_shard(5, &offset, &[6, 4, 10]));
         assert_eq!(values(part), values(whole.clone().slice(ranges)));
     }
-    assert_eq!(values(dropout(x.clone(), 0.0, DropKey::new(5))), vec![1.0; n]);
+    assert_eq!(values(dropout(x.clone(), 0.0, DropoutMask::new(5))), vec![1.0; n]);
 }
 
 #[test]
 fn dropout_gradients_use_the_mask_of_the_forward_pass() {
     let n = 1000;
-    let mask = dropout(leaf(&vec![1.0; n], DType::F64, false), 0.25, DropKey::new(3));
-    same("dropout", &[n], |x| dropout(x[0].clone(), 0.25, DropKey::new(3)), |x| x[0].clone() * mask.clone());
+    let mask = dropout(leaf(&vec![1.0; n], DType::F64, false), 0.25, DropoutMask::new(3));
+    same("dropout", &[n], |x| dropout(x[0].clone(), 0.25, DropoutMask::new(3)), |x| x[0].clone() * mask.clone());
 }

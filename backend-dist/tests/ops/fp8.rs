@@ -1,13 +1,12 @@
-//! FP8 linear layers against their definition: every operand replaced by the nearest number of a table, and f64
-//! products.
+//! FP8 linear layers against their definition: every operand rounded to the nearest number of a table, and f64 GEMMs.
 
 use crate::compare::{leaf, numbers, values};
 use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::fp8::{
-    AmaxAlgorithm, DelayedScaling, ExpertCut, ExpertRanks, Fp8Experts, Fp8Format, Fp8Linear, Fp8Recipe, Fp8Scaling,
-    Number, grouped_linear, grouped_swiglu_linear, weights_changed, weights_may_change,
+    AmaxAlgorithm, DelayedScaling, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Linear, Fp8Recipe,
+    Fp8Scaling, Number, grouped_linear, grouped_swiglu_linear, weights_changed, weights_may_change,
 };
 use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, swiglu};
 use burn::tensor::{DType, Device, Tensor};
@@ -17,7 +16,7 @@ const TOKENS: usize = 32;
 const IN: usize = 48;
 const OUT: usize = 16;
 
-/// All finite numbers of a format that are not negative, by its definition.
+/// All finite non-negative numbers of a format, by its definition.
 fn table(number: Number) -> Vec<f64> {
     let (mantissa, bias, most) = match number {
         Number::E4m3 => (3, 7, 448.0),
@@ -34,7 +33,7 @@ fn table(number: Number) -> Vec<f64> {
     (0..128).map(number).filter(|&x| x <= most).collect()
 }
 
-/// Every value as the nearest number of the scaled table; ties do not occur among the inputs here.
+/// Every value rounded to the nearest number of the scaled table; the inputs here have no ties.
 fn quantised(values: &[f64], number: Number, amax: f64) -> Vec<f64> {
     let table = table(number);
     let scale = table.last().unwrap() / amax;
@@ -51,7 +50,7 @@ fn amax(values: &[f64]) -> f64 {
 }
 
 /// `a [m, k] · b [n, k]ᵀ` with strides `(row, inner)` of each.
-fn product([m, n, k]: [usize; 3], a: &[f64], at: [usize; 2], b: &[f64], bt: [usize; 2]) -> Vec<f64> {
+fn gemm([m, n, k]: [usize; 3], a: &[f64], at: [usize; 2], b: &[f64], bt: [usize; 2]) -> Vec<f64> {
     let entry = |i, j| (0..k).map(|l| a[i * at[0] + l * at[1]] * b[j * bt[0] + l * bt[1]]).sum();
     (0..m).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| entry(i, j)).collect()
 }
@@ -69,7 +68,7 @@ fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
     assert!(found.len() == expected.len() && off <= 1e-12 * amax(expected), "{what}: off by {off}");
 }
 
-/// Input, weight and gradient of the output, `[32, 1, 48]`, `[16, 48]` and `[32, 1, 16]`, of very different sizes.
+/// Input, weight and output gradient, `[32, 1, 48]`, `[16, 48]` and `[32, 1, 16]`, of very different scales.
 fn operands() -> (Tensor<3>, Tensor<2>, Tensor<3>) {
     let of = |len, seed, size: f64| numbers(len, seed).into_iter().map(|x| size * x).collect::<Vec<_>>();
     let x = leaf(&of(TOKENS * IN, 1, 1.0), DType::F64, true).reshape([TOKENS, 1, IN]);
@@ -78,7 +77,7 @@ fn operands() -> (Tensor<3>, Tensor<2>, Tensor<3>) {
 }
 
 #[test]
-fn output_and_gradients_are_products_of_quantised_operands() {
+fn output_and_gradients_are_gemms_of_quantised_operands() {
     for (format, number) in [(Fp8Format::E4m3, Number::E4m3), (Fp8Format::Hybrid, Number::E5m2)] {
         let (x, w, grad) = operands();
         let (x, w) = (x.detach().require_grad(), w.detach().require_grad());
@@ -87,10 +86,10 @@ fn output_and_gradients_are_products_of_quantised_operands() {
         let of = |values: Vec<f64>, number| quantised(&values, number, amax(&values));
         let (qx, qw) = (of(values(x.clone()), Number::E4m3), of(values(w.clone()), Number::E4m3));
         let qg = of(values(grad), number);
-        assert_close("output", &values(y), &product([TOKENS, OUT, IN], &qx, [IN, 1], &qw, [IN, 1]));
-        let dx = product([TOKENS, IN, OUT], &qg, [OUT, 1], &qw, [1, IN]);
+        assert_close("output", &values(y), &gemm([TOKENS, OUT, IN], &qx, [IN, 1], &qw, [IN, 1]));
+        let dx = gemm([TOKENS, IN, OUT], &qg, [OUT, 1], &qw, [1, IN]);
         assert_close("gradient of x", &values(x.grad(&grads).unwrap()), &dx);
-        let dw = product([OUT, IN, TOKENS], &qg, [1, OUT], &qx, [1, IN]);
+        let dw = gemm([OUT, IN, TOKENS], &qg, [1, OUT], &qx, [1, IN]);
         assert_close("gradient of w", &values(w.grad(&grads).unwrap()), &dw);
     }
 }
@@ -145,7 +144,7 @@ fn delayed_scales_are_those_of_the_steps_before() {
         let qw = quantised(&w, Number::E4m3, amax(&w));
         let expect = |x: &[f64], size: f64| {
             let unit = amax(&values(operands().0));
-            product([TOKENS, OUT, IN], &quantised(x, Number::E4m3, size * unit), [IN, 1], &qw, [IN, 1])
+            gemm([TOKENS, OUT, IN], &quantised(x, Number::E4m3, size * unit), [IN, 1], &qw, [IN, 1])
         };
         // The first step has no history, the others that of the one or two before.
         for (size, scale) in [(4.0, 4.0), (0.25, 4.0), (1.0, scaled_by)] {
@@ -186,21 +185,21 @@ fn a_rank_that_had_no_rows_takes_the_scales_of_those_that_had_some() {
     assert_eq!(states[0], states[1]);
 }
 
-/// Two experts with two groups of rows each, one of them empty, of very different sizes.
+/// Two experts with two groups of tokens each, one of them empty, of very different scales.
 const COUNTS: [usize; 4] = [16, 32, 0, 16];
 
-fn experts(cut: ExpertCut) -> Fp8Experts {
-    let ranks = ExpertRanks { experts: 2, own: 0..2, parts: Group::single(), tokens: None, replicas: 0..1 };
+fn experts(cut: ExpertSharding) -> Fp8Experts {
+    let ranks = ExpertRanks { experts: 2, local: 0..2, shards: Group::single(), tokens: None, dp_ranks: 0..1 };
     Fp8Experts::new("experts", Fp8Recipe::tensorwise(Fp8Format::Hybrid), cut, ranks)
 }
 
-/// `COUNTS` rows of `columns` numbers.
+/// `COUNTS` matrix rows of `columns` numbers.
 fn rows(columns: usize, seed: usize) -> Vec<f64> {
     let sizes = COUNTS.iter().zip([1.0, 1e-4, 1.0, 1e3]).flat_map(|(count, size)| vec![size; count * columns]);
     numbers(64 * columns, seed).into_iter().zip(sizes).map(|(x, size)| x * size).collect()
 }
 
-/// Every part of `values` that a group or an expert has, with the nearest numbers of its own scale.
+/// Every group or expert of `values`, rounded to the nearest numbers with its own scale.
 fn in_parts(values: &[f64], lens: &[usize], number: Number) -> Vec<Vec<f64>> {
     let mut rest = values;
     let parts = lens.iter().map(|len| rest.split_off(..*len).unwrap());
@@ -215,7 +214,7 @@ fn groups_of_experts_have_scales_of_their_own() {
     };
     let (x_leaf, w_leaf) = (tensor(&x, IN), tensor(&w, IN));
     let counts: Arc<[usize]> = COUNTS.into();
-    let y = grouped_linear(x_leaf.clone(), w_leaf.clone(), &counts, &experts(ExpertCut::Outputs));
+    let y = grouped_linear(x_leaf.clone(), w_leaf.clone(), &counts, &experts(ExpertSharding::Outputs));
     let grads = pull_back(y.clone(), tensor(&grad, OUT).detach());
     let qx = in_parts(&x, &COUNTS.map(|count| count * IN), Number::E4m3);
     let qw = in_parts(&w, &[OUT * IN; 2], Number::E4m3);
@@ -223,9 +222,9 @@ fn groups_of_experts_have_scales_of_their_own() {
     let (mut out, mut dx, mut dw) = (vec![], vec![], vec![vec![0.0; OUT * IN]; 2]);
     for (group, count) in COUNTS.into_iter().enumerate() {
         let expert = group / 2;
-        out.extend(product([count, OUT, IN], &qx[group], [IN, 1], &qw[expert], [IN, 1]));
-        dx.extend(product([count, IN, OUT], &qg[group], [OUT, 1], &qw[expert], [1, IN]));
-        let part = product([OUT, IN, count], &qg[group], [1, OUT], &qx[group], [1, IN]);
+        out.extend(gemm([count, OUT, IN], &qx[group], [IN, 1], &qw[expert], [IN, 1]));
+        dx.extend(gemm([count, IN, OUT], &qg[group], [OUT, 1], &qw[expert], [1, IN]));
+        let part = gemm([OUT, IN, count], &qg[group], [1, OUT], &qx[group], [1, IN]);
         dw[expert].iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
     }
     assert_close("output", &values(y), &out);
@@ -241,7 +240,7 @@ fn the_activation_in_front_of_experts_is_kept_quantised_or_made_again() {
         let leaves = [leaf(&x, DType::F64, true), leaf(&p, DType::F64, true), leaf(&w, DType::F64, true)];
         let [x, p, w] = leaves.clone();
         let (x, w) = (x.reshape([64, 2 * IN]), w.reshape([2 * OUT, IN]));
-        let layer = experts(ExpertCut::Inputs);
+        let layer = experts(ExpertSharding::Inputs);
         let y = match fused {
             Some(recompute) => grouped_swiglu_linear(x, p, w, &counts, recompute, &layer),
             None => grouped_linear(swiglu(x) * p.reshape([64, 1]), w, &counts, &layer),

@@ -1,4 +1,5 @@
-//! A linear layer with its prologue is the separate operations, bit for bit, whatever is kept, recomputed or deferred.
+//! A linear layer with its prologue is the separate operations, bit for bit, with any choice of saving, recomputing or
+//! deferring.
 
 use crate::compare::{leaf, numbers, values};
 use backend_dist::comm::Group;
@@ -9,8 +10,8 @@ use backend_dist::ops::conjugate::{
     reduce_scatter_to_sequence_parallel,
 };
 use backend_dist::ops::{
-    AttentionOptions, Entry, Exit, GeluKind, LinearOptions, PackedHeads, Prologue, attention_packed, gelu, layer_norm,
-    linear, linear_with, pull_back, rms_norm, swiglu, weight_grads,
+    AttentionOptions, GeluKind, InputCollective, LinearOptions, OutputCollective, PackedHeads, Prologue,
+    attention_packed, gelu, layer_norm, linear, linear_with, pull_back, rms_norm, swiglu, weight_grads,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -31,7 +32,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Elements of each position of the input, features that enter the product.
+    /// Elements of each position of the input, features that enter the GEMM.
     fn sizes(self) -> (usize, usize) {
         match self {
             Self::SwiGlu => (14, 7),
@@ -71,21 +72,28 @@ impl Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    Apart,
-    Together,
-    Again,
-    AgainDeferred,
+enum Method {
+    Separate,
+    Fused,
+    Recomputed,
+    RecomputedDeferred,
 }
 
-type Found = (Vec<f64>, Vec<Option<Vec<f64>>>);
+type ValueAndGradients = (Vec<f64>, Vec<Option<Vec<f64>>>);
 
 /// Output and the gradients of x, both parameters and the weight.
-fn run(kind: Kind, way: Way, (entry, exit): &(Entry, Exit), tracked: [bool; 4], rank: usize, dtype: DType) -> Found {
+fn run(
+    kind: Kind,
+    method: Method,
+    (entry, exit): &(InputCollective, OutputCollective),
+    tracked: [bool; 4],
+    rank: usize,
+    dtype: DType,
+) -> ValueAndGradients {
     let (per_position, inner) = kind.sizes();
     let width = if matches!(kind, Kind::Rms | Kind::Layer) { inner } else { 1 };
-    // A copied input is the same on all ranks, and so are the parameters.
-    let seed = if matches!(entry, Entry::Copied(_)) { 0 } else { rank };
+    // A replicated input is the same on all ranks, and so are the parameters.
+    let seed = if matches!(entry, InputCollective::Copy(_)) { 0 } else { rank };
     let leaf = |n: usize, seed: usize, i: usize| leaf(&numbers(n, seed), dtype, tracked[i]);
     let leaves = [
         leaf(SEQ * BATCH * per_position, seed, 0),
@@ -96,25 +104,25 @@ fn run(kind: Kind, way: Way, (entry, exit): &(Entry, Exit), tracked: [bool; 4], 
     let [x, a, b, w] = leaves.clone();
     let (x, w) = (x.reshape([SEQ, BATCH, per_position]), w.reshape([OUT, inner]));
     // The weight must be a leaf to be deferred, but here is a view of one.
-    let w = if way == Way::AgainDeferred { leaf_matrix(&w, tracked[3]) } else { w };
+    let w = if method == Method::RecomputedDeferred { leaf_matrix(&w, tracked[3]) } else { w };
     let matrix = w.clone();
-    let y = match way {
-        Way::Apart => {
+    let y = match method {
+        Method::Separate => {
             let x = kind.apart(x, [a, b]);
             let x = match entry {
-                Entry::Own => x,
-                Entry::Copied(group) => copy_to_tensor_parallel(x, group),
-                Entry::Gathered(group) => gather_from_sequence_parallel(x, group),
+                InputCollective::None => x,
+                InputCollective::Copy(group) => copy_to_tensor_parallel(x, group),
+                InputCollective::AllGather(group) => gather_from_sequence_parallel(x, group),
             };
             let y = linear(x, w);
             match exit {
-                Exit::Own => y,
-                Exit::Reduced(group) => reduce_from_tensor_parallel(Partial::new(y), group),
-                Exit::Scattered(group) => reduce_scatter_to_sequence_parallel(Partial::new(y), group),
+                OutputCollective::None => y,
+                OutputCollective::AllReduce(group) => reduce_from_tensor_parallel(Partial::new(y), group),
+                OutputCollective::ReduceScatter(group) => reduce_scatter_to_sequence_parallel(Partial::new(y), group),
             }
         }
         _ => {
-            let recompute = way != Way::Together;
+            let recompute = method != Method::Fused;
             kind.together(
                 x,
                 [a, b],
@@ -135,7 +143,7 @@ fn run(kind: Kind, way: Way, (entry, exit): &(Entry, Exit), tracked: [bool; 4], 
     }
     let shape = y.dims();
     let upstream = leaf_free(&numbers(out.len(), 50 + rank), dtype).reshape(shape);
-    if way == Way::AgainDeferred {
+    if method == Method::RecomputedDeferred {
         let (grads, deferred) = weight_grads::deferred(|| pull_back(y, upstream));
         assert_eq!(deferred.len(), usize::from(tracked[3]), "{kind:?} {tracked:?}");
         assert!(matrix.grad(&grads).is_none());
@@ -157,16 +165,19 @@ fn leaf_free(values: &[f64], dtype: DType) -> Tensor<1> {
     leaf(values, dtype, false)
 }
 
-fn all_kinds(entry: Entry, exit: Exit, rank: usize) {
+fn all_kinds(entry: InputCollective, exit: OutputCollective, rank: usize) {
     let ends = (entry, exit);
     for kind in [Kind::None, Kind::Rms, Kind::Layer, Kind::SwiGlu, Kind::Gelu, Kind::Attention] {
         for choice in 0..16 {
             let tracked: [bool; 4] = std::array::from_fn(|i| choice >> i & 1 == 1);
             for dtype in [DType::F64, DType::F32, DType::BF16] {
-                let apart = run(kind, Way::Apart, &ends, tracked, rank, dtype);
-                for way in [Way::Together, Way::Again, Way::AgainDeferred] {
-                    let found = run(kind, way, &ends, tracked, rank, dtype);
-                    assert!(found == apart, "{kind:?} {way:?} {ends:?} {tracked:?} {dtype:?}: {found:?} but {apart:?}");
+                let apart = run(kind, Method::Separate, &ends, tracked, rank, dtype);
+                for method in [Method::Fused, Method::Recomputed, Method::RecomputedDeferred] {
+                    let found = run(kind, method, &ends, tracked, rank, dtype);
+                    assert!(
+                        found == apart,
+                        "{kind:?} {method:?} {ends:?} {tracked:?} {dtype:?}: {found:?} but {apart:?}"
+                    );
                 }
             }
         }
@@ -175,9 +186,9 @@ fn all_kinds(entry: Entry, exit: Exit, rank: usize) {
 
 #[test]
 fn on_one_rank() {
-    all_kinds(Entry::Own, Exit::Own, 0);
-    all_kinds(Entry::Copied(Group::single()), Exit::Reduced(Group::single()), 0);
-    all_kinds(Entry::Gathered(Group::single()), Exit::Scattered(Group::single()), 0);
+    all_kinds(InputCollective::None, OutputCollective::None, 0);
+    all_kinds(InputCollective::Copy(Group::single()), OutputCollective::AllReduce(Group::single()), 0);
+    all_kinds(InputCollective::AllGather(Group::single()), OutputCollective::ReduceScatter(Group::single()), 0);
 }
 
 #[test]
@@ -185,10 +196,10 @@ fn over_two_ranks() {
     let mesh = Mesh::new(ParallelLayout { tp: 2, ..Default::default() }).unwrap();
     launch(&mesh, &[Device::flex()], |r| {
         let group = r.group(Axis::Tp);
-        all_kinds(Entry::Copied(group.clone()), Exit::Own, r.rank);
-        all_kinds(Entry::Gathered(group.clone()), Exit::Own, r.rank);
-        all_kinds(Entry::Own, Exit::Reduced(group.clone()), r.rank);
-        all_kinds(Entry::Own, Exit::Scattered(group), r.rank);
+        all_kinds(InputCollective::Copy(group.clone()), OutputCollective::None, r.rank);
+        all_kinds(InputCollective::AllGather(group.clone()), OutputCollective::None, r.rank);
+        all_kinds(InputCollective::None, OutputCollective::AllReduce(group.clone()), r.rank);
+        all_kinds(InputCollective::None, OutputCollective::ReduceScatter(group), r.rank);
         Ok(())
     })
     .unwrap();

@@ -4,8 +4,8 @@
 use crate::compare::{distance, leaf, numbers, run, values};
 use backend_dist::comm::Group;
 use backend_dist::ops::{
-    AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, attention, attention_packed, dropout,
-    embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope, swiglu, vocab_parallel_cross_entropy,
+    AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, Prologue, attention, attention_packed,
+    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope, swiglu, vocab_parallel_cross_entropy,
 };
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -31,7 +31,7 @@ fn check(name: &str, sizes: &[usize], op: impl Fn(Vec<Tensor<1>>) -> Tensor<1>) 
 }
 
 #[test]
-fn products_and_norms() {
+fn gemms_and_norms() {
     let n = 6 * 2 * 64;
     let input = |x: &Tensor<1>| x.clone().reshape([6, 2, 64]);
     let weight = |x: &Tensor<1>| x.clone().reshape([32, 64]);
@@ -43,7 +43,7 @@ fn products_and_norms() {
     for kind in [GeluKind::Erf, GeluKind::Tanh] {
         check("gelu", &[n], |x| gelu(input(&x[0]), kind).flatten(0, 2));
     }
-    check("dropout", &[n], |x| dropout(input(&x[0]), 0.25, DropKey::new(3)).flatten(0, 2));
+    check("dropout", &[n], |x| dropout(input(&x[0]), 0.25, DropoutMask::new(3)).flatten(0, 2));
     for recompute in [false, true] {
         let fused = |x: Vec<Tensor<1>>| {
             let prologue = Prologue::RmsNorm { weight: x[1].clone(), eps: 1e-5 };
@@ -82,7 +82,7 @@ fn tables_and_losses() {
         let loss: Tensor<1> = vocab_parallel_cross_entropy(logits, labels, 0, 11, &Group::single()).flatten(0, 1);
         let wide = if x[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         assert_eq!(loss.dtype(), wide);
-        // The sum that the comparison makes is in the type of the inputs.
+        // The comparison's sum has the type of the inputs.
         loss.cast(burn::tensor::FloatDType::from(x[0].dtype()))
     });
 }

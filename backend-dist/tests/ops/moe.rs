@@ -1,4 +1,4 @@
-//! What mixtures of experts are made of.
+//! The operations of MoE layers.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn rows_are_copied_and_their_gradients_added() {
     });
 }
 
-/// A group in the middle and one at the end have no rows.
+/// A group in the middle and one at the end are empty.
 const COUNTS: [usize; 4] = [2, 0, 3, 0];
 
 fn by_group(x: Tensor<2>, w: Tensor<2>) -> Tensor<2> {
@@ -78,7 +78,7 @@ fn factors_stand_in_front_of_the_second_matrix() {
 }
 
 #[test]
-fn router_logits_are_products() {
+fn router_logits_are_gemms() {
     let shaped = |x: &[Tensor<1>]| (x[0].clone().reshape([5, 3]), x[1].clone().reshape([4, 3]));
     let fused = |x: Vec<Tensor<1>>| {
         let (x, w) = shaped(&x);
@@ -90,7 +90,7 @@ fn router_logits_are_products() {
     });
 }
 
-/// Products of bf16 numbers are exact in f32: nothing is rounded to bf16 but the gradients in the end.
+/// The product of two bf16 numbers is exact in f32: only the final gradients are rounded to bf16.
 #[test]
 fn router_logits_of_bf16_are_f32() {
     let narrow = |seed, n: usize| values(leaf(&numbers(n, seed), DType::BF16, false));

@@ -4,11 +4,11 @@ use crate::compare::{distance, numbers, run, same, values};
 use backend_dist::ops::{GeluKind, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed, swiglu};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-/// Large, so that a row of one element keeps digits: its gradient is `w eps / (x² + eps)^1.5`.
+/// Large, so that a matrix row of one element has significant digits: its gradient is `w eps / (x² + eps)^1.5`.
 const EPS: f64 = 0.1;
 
 #[test]
-fn linear_is_a_product_with_the_transpose() {
+fn linear_is_a_gemm_with_the_transpose() {
     for [s, b, input, output] in [[3, 2, 5, 7], [1, 1, 1, 1], [1, 4, 33, 2], [65, 3, 17, 130], [128, 12, 64, 96]] {
         let plain = |x: Vec<Tensor<1>>| {
             let x: [Tensor<1>; 2] = x.try_into().unwrap();
@@ -177,7 +177,8 @@ fn embedding_takes_rows_held_here() {
     for (ids, [a, b], first_row) in [(vec![0, 4, 2, 2, 1, 0], [2, 3], 0), (vec![5, 6, 12, 9, 7, 6], [3, 2], 5)] {
         let device = Device::flex().autodiff();
         let tensor = || -> Tensor<2, Int> { Tensor::from_data(TensorData::new(ids.clone(), [b, a]), &device) };
-        // Row i of the selection matrix has a 1 at the row of the i-th id of the transposed list, if it is held here.
+        // Row i of the selection matrix has a 1 at the matrix row of the i-th id of the transposed list, if it is
+        // local.
         let choice: Vec<f64> = (0..a * b)
             .flat_map(|i| (0..rows).map(move |r| (i, r)))
             .map(|(i, r)| f64::from(ids[(i % b) * a + i / b] == (r + first_row) as i64))

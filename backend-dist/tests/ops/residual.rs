@@ -1,11 +1,12 @@
-//! Norms and sums in the residual stream are the separate operations, bit for bit, whatever wants a gradient, is
-//! computed again, deferred or exchanged.
+//! Norms and additions in the residual stream are the separate operations, bit for bit, whatever needs a gradient, is
+//! recomputed, deferred or communicated.
 
 use crate::compare::{leaf, numbers, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::{
-    Entry, Exit, LinearOptions, Prologue, Residual, layer_norm, linear_with, pull_back, rms_norm, weight_grads,
+    InputCollective, LinearOptions, OutputCollective, Prologue, Residual, layer_norm, linear_with, pull_back, rms_norm,
+    weight_grads,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -15,7 +16,7 @@ const HIDDEN: usize = 8;
 const WIDE: usize = 5;
 const EPS: f64 = 0.1;
 
-/// What reads the stream through a norm.
+/// The reader of the stream with a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Reader {
     Linear,
@@ -33,27 +34,27 @@ struct Block {
     dtype: DType,
 }
 
-/// The stream, and for each of the two norms its weight and bias and the weights up and down behind it.
+/// The stream, and for each of the two norms its weight and bias and the weights up and down after it.
 const LEAVES: usize = 9;
 
 struct Inputs {
     x: Tensor<3>,
-    parts: [Part; 2],
+    sublayers: [Sublayer; 2],
 }
 
-struct Part {
+struct Sublayer {
     norm: [Tensor<1>; 2],
     up: Tensor<2>,
     down: Tensor<2>,
 }
 
-impl Part {
+impl Sublayer {
     fn prologue(&self, centred: bool) -> Prologue {
         let [weight, bias] = self.norm.clone();
         if centred { Prologue::LayerNorm { weight, bias, eps: EPS } } else { Prologue::RmsNorm { weight, eps: EPS } }
     }
 
-    /// `up` is the layer behind the norm, `norm` the norm by itself.
+    /// `up` is the layer after the norm, `norm` the norm alone.
     fn made(
         &self,
         reader: Reader,
@@ -71,51 +72,51 @@ impl Part {
     }
 }
 
-fn apart(Inputs { x, parts }: Inputs, block: Block, options: &[LinearOptions; 2]) -> Tensor<3> {
-    parts.iter().zip(block.readers).fold(x, |x, (part, reader)| {
-        let up = |options| linear_with(x.clone(), part.prologue(block.centred), part.up.clone(), None, options);
-        let norm = || match part.prologue(block.centred) {
+fn apart(Inputs { x, sublayers }: Inputs, block: Block, options: &[LinearOptions; 2]) -> Tensor<3> {
+    sublayers.iter().zip(block.readers).fold(x, |x, (sublayer, reader)| {
+        let up = |options| linear_with(x.clone(), sublayer.prologue(block.centred), sublayer.up.clone(), None, options);
+        let norm = || match sublayer.prologue(block.centred) {
             Prologue::LayerNorm { weight, bias, eps } => layer_norm(x.clone(), weight, bias, eps),
-            _ => rms_norm(x.clone(), part.norm[0].clone(), EPS),
+            _ => rms_norm(x.clone(), sublayer.norm[0].clone(), EPS),
         };
-        let made = part.made(reader, options, up, norm);
+        let made = sublayer.made(reader, options, up, norm);
         x + made
     })
 }
 
-fn together(Inputs { x, parts }: Inputs, block: Block, options: &[LinearOptions; 2]) -> Tensor<3> {
+fn together(Inputs { x, sublayers }: Inputs, block: Block, options: &[LinearOptions; 2]) -> Tensor<3> {
     let made = |x: &Residual, i: usize| {
-        let part = &parts[i];
-        let up = |options| x.clone().linear(part.prologue(block.centred), part.up.clone(), None, options);
-        part.made(block.readers[i], options, up, || x.clone().norm(part.prologue(block.centred)))
+        let sublayer = &sublayers[i];
+        let up = |options| x.clone().linear(sublayer.prologue(block.centred), sublayer.up.clone(), None, options);
+        sublayer.made(block.readers[i], options, up, || x.clone().norm(sublayer.prologue(block.centred)))
     };
     let x = Residual::enter(x);
     let first = made(&x, 0);
-    let x = x.plus(first, parts[1].prologue(block.centred));
+    let x = x.plus(first, sublayers[1].prologue(block.centred));
     let second = made(&x, 1);
     x.leave(second)
 }
 
-type Found = (Vec<f64>, Vec<Option<Vec<f64>>>);
+type ValueAndGradients = (Vec<f64>, Vec<Option<Vec<f64>>>);
 
 fn run(
     block: Block,
     rank: usize,
     tracked: [bool; LEAVES],
     form: impl Fn(Inputs, Block, &[LinearOptions; 2]) -> Tensor<3>,
-    ends: &(Entry, Exit),
-) -> Found {
+    ends: &(InputCollective, OutputCollective),
+) -> ValueAndGradients {
     let flat = |n: usize, seed: usize| leaf(&numbers(n, seed), block.dtype, false);
     let wanted = |i: usize, w: Tensor<2>| if tracked[i] { w.require_grad() } else { w };
     let matrix = |[out, inner]: [usize; 2], seed, i| wanted(i, flat(out * inner, seed).reshape([out, inner]));
     let param = |seed: usize, i: usize| leaf(&numbers(HIDDEN, seed), block.dtype, tracked[i]);
-    // A copied input is the same on all ranks, and so are the norms.
-    let seed = if matches!(ends.0, Entry::Copied(_)) { 0 } else { rank };
+    // A replicated input is the same on all ranks, and so are the norms.
+    let seed = if matches!(ends.0, InputCollective::Copy(_)) { 0 } else { rank };
     let x = flat(SEQ * BATCH * HIDDEN, seed).reshape([SEQ, BATCH, HIDDEN]);
     let x = if tracked[0] { x.require_grad() } else { x };
-    let parts = [0, 1].map(|part| {
-        let at = 1 + 4 * part;
-        Part {
+    let sublayers = [0, 1].map(|sublayer| {
+        let at = 1 + 4 * sublayer;
+        Sublayer {
             norm: [param(10 + at, at), param(11 + at, at + 1)],
             up: matrix([WIDE, HIDDEN], 40 + at + 2 * rank, at + 2),
             down: matrix([HIDDEN, WIDE], 60 + at + 2 * rank, at + 3),
@@ -124,9 +125,9 @@ fn run(
     let options = LinearOptions { recompute: block.recompute, overlap: true, ..Default::default() };
     let both =
         [LinearOptions { entry: ends.0.clone(), ..options.clone() }, LinearOptions { exit: ends.1.clone(), ..options }];
-    let norms = parts.each_ref().map(|part| part.norm.clone());
-    let weights = parts.each_ref().map(|part| [part.up.clone(), part.down.clone()]);
-    let y = form(Inputs { x: x.clone(), parts }, block, &both);
+    let norms = sublayers.each_ref().map(|sublayer| sublayer.norm.clone());
+    let weights = sublayers.each_ref().map(|sublayer| [sublayer.up.clone(), sublayer.down.clone()]);
+    let y = form(Inputs { x: x.clone(), sublayers }, block, &both);
     let out = values(y.clone());
     if !y.is_tracked() {
         return (out, vec![]);
@@ -150,7 +151,7 @@ fn run(
     (out, found)
 }
 
-/// Which of the leaves want a gradient: all, one of them, all but one.
+/// Which of the leaves need a gradient: all, one of them, all but one.
 fn choices() -> Vec<[bool; LEAVES]> {
     let mut choices = vec![[true; LEAVES], [false; LEAVES]];
     for one in 0..LEAVES {
@@ -159,7 +160,7 @@ fn choices() -> Vec<[bool; LEAVES]> {
     choices
 }
 
-fn all_blocks(ends: &(Entry, Exit), rank: usize) {
+fn all_blocks(ends: &(InputCollective, OutputCollective), rank: usize) {
     use Reader::{Linear, Norm, Twice};
     for readers in [[Linear, Linear], [Twice, Norm], [Norm, Twice]] {
         for (centred, recompute, deferred) in
@@ -180,7 +181,7 @@ fn all_blocks(ends: &(Entry, Exit), rank: usize) {
 
 #[test]
 fn on_one_rank() {
-    all_blocks(&(Entry::Own, Exit::Own), 0);
+    all_blocks(&(InputCollective::None, OutputCollective::None), 0);
 }
 
 #[test]
@@ -188,8 +189,8 @@ fn over_two_ranks() {
     let mesh = Mesh::new(ParallelLayout { tp: 2, ..Default::default() }).unwrap();
     launch(&mesh, &[Device::flex()], |r| {
         let group = r.group(Axis::Tp);
-        all_blocks(&(Entry::Copied(group.clone()), Exit::Reduced(group.clone())), r.rank);
-        all_blocks(&(Entry::Gathered(group.clone()), Exit::Scattered(group)), r.rank);
+        all_blocks(&(InputCollective::Copy(group.clone()), OutputCollective::AllReduce(group.clone())), r.rank);
+        all_blocks(&(InputCollective::AllGather(group.clone()), OutputCollective::ReduceScatter(group)), r.rank);
         Ok(())
     })
     .unwrap();
@@ -200,7 +201,7 @@ fn tracked(shape: [usize; 3], seed: usize) -> Tensor<3> {
     leaf(&numbers(n, seed), DType::F64, false).reshape(shape).require_grad()
 }
 
-/// The stream without a norm behind it, or with a norm whose output nobody uses in the loss.
+/// The stream without a norm after it, or with a norm whose output does not contribute to the loss.
 #[test]
 fn a_path_that_is_not_used_takes_no_gradient_away() {
     let shape = [SEQ, BATCH, HIDDEN];

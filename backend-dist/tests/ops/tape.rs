@@ -1,4 +1,4 @@
-//! Backward from given output gradients, and weight gradients put off.
+//! Backward from given output gradients, and weight gradients deferred.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -52,7 +52,7 @@ fn a_gradient_of_another_shape_is_refused() {
 #[test]
 fn deferred_gradients_are_those_of_backward() {
     let (x, v, w) = (matrix(1, DType::F64), matrix(2, DType::F64), matrix(3, DType::F64));
-    // `w` is used twice, and a function of `v` is a weight that others wait for.
+    // `w` is used twice, and a function of `v` is a weight whose gradient other nodes wait for.
     let forward = || {
         let y = linear(linear(x.clone(), w.clone()).tanh(), w.clone());
         linear(y, v.clone().tanh())

@@ -1,4 +1,4 @@
-//! Documents of unequal lengths in a measurement: where they come from, and what they mean for the ranks.
+//! Documents of unequal lengths in a measurement: their distribution, and how evenly they load the ranks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,8 +13,8 @@ use crate::engine::packed_length;
 use crate::schedule::Effort;
 use crate::schedule::dynamic_context::{DynamicContext, TooLong};
 
-/// How long the documents of random tokens are: `lognormal:MEAN,SIGMA`, the distribution of Megatron's mock data for
-/// variable lengths (`--sft-mock-dataset-config-json`, there with a `lognormal_sigma` of 1.1).
+/// Distribution of document lengths in random tokens: `lognormal:MEAN,SIGMA`, as in Megatron's mock data of
+/// variable length (`--sft-mock-dataset-config-json`, there with a `lognormal_sigma` of 1.1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DocumentLengths {
     /// Mean, tokens.
@@ -71,16 +71,16 @@ pub struct DocumentReport {
     pub longest: usize,
     /// Length of a document's tokens, on the mean: what attention costs as.
     pub of_a_token: f64,
-    /// Share of the computed tokens that only fill rows up.
+    /// Share of the computed tokens that are padding.
     pub padding: f64,
-    /// By way of dealing documents out, how much longer a step takes than if all ranks had the same to do and nothing
-    /// travelled: as [`Effort`] weighs lengths, mean over the steps. The first is the measured one.
+    /// By assignment of documents to ranks: simulated time of a step, compared with equally loaded ranks without
+    /// communication. The measured assignment comes first.
     pub simulated: Vec<(String, f64)>,
 }
 
 impl DocumentReport {
     /// Of the samples of `data` from `first` on that `steps` steps of `config` take; `None` where these are one
-    /// document each. `on_gpus` is where rows are filled up to more.
+    /// document each. `on_gpus` pads sequences to more.
     pub fn of(config: &RunConfig, data: &dyn TokenDataset, first: usize, steps: usize, on_gpus: bool) -> Option<Self> {
         let training = &config.training;
         if !config.data.reset_attention_mask || data.is_empty() || steps == 0 {
@@ -93,10 +93,10 @@ impl DocumentReport {
         let tokens: usize = lengths.iter().sum();
         let squares: f64 = lengths.iter().map(|length| (*length as f64).powi(2)).sum();
 
-        let ways = Ways { config, effort: Effort::of_width(config.model.config.dims().hidden), on_gpus };
-        let steps: Vec<Vec<Way>> = rows.chunks(training.global_batch).map(|rows| ways.of(rows)).collect();
-        let mean = |of: &dyn Fn(&Vec<Way>) -> f64| steps.iter().map(of).sum::<f64>() / steps.len() as f64;
-        let names = steps[0].iter().map(|way| way.name.clone()).enumerate();
+        let assignments = Assignments { config, effort: Effort::of_width(config.model.config.dims().hidden), on_gpus };
+        let steps: Vec<Vec<Assignment>> = rows.chunks(training.global_batch).map(|rows| assignments.of(rows)).collect();
+        let mean = |of: &dyn Fn(&Vec<Assignment>) -> f64| steps.iter().map(of).sum::<f64>() / steps.len() as f64;
+        let names = steps[0].iter().map(|assignment| assignment.name.clone()).enumerate();
         Some(Self {
             per_step: lengths.len() as f64 / steps.len() as f64,
             mean: tokens as f64 / lengths.len() as f64,
@@ -104,13 +104,13 @@ impl DocumentReport {
             longest: *lengths.last()?,
             of_a_token: squares / tokens as f64,
             padding: mean(&|step| step[0].padding),
-            simulated: names.map(|(way, name)| (name, mean(&|step| step[way].slowdown))).collect(),
+            simulated: names.map(|(index, name)| (name, mean(&|step| step[index].slowdown))).collect(),
         })
     }
 }
 
 impl DocumentReport {
-    /// Whether the documents of the first `steps` steps can be dealt out as `context.dynamic` wants it.
+    /// Whether `context.dynamic` can assign the documents of the first `steps` steps to ranks.
     ///
     /// # Errors
     /// The first that is too long for all ranks together.
@@ -133,21 +133,23 @@ fn row(data: &dyn TokenDataset, index: usize) -> Option<Vec<usize>> {
     Some(starts.iter().zip(ends).map(|(start, end)| end - start).collect())
 }
 
-struct Ways<'a> {
+/// The assignments of documents to ranks that a layout allows.
+struct Assignments<'a> {
     config: &'a RunConfig,
     effort: Effort,
     on_gpus: bool,
 }
 
-struct Way {
+/// An assignment, with its simulated time compared with equally loaded ranks.
+struct Assignment {
     name: String,
     slowdown: f64,
     padding: f64,
 }
 
-impl Ways<'_> {
-    /// The measured way first.
-    fn of(&self, rows: &[Vec<usize>]) -> Vec<Way> {
+impl Assignments<'_> {
+    /// The measured assignment first.
+    fn of(&self, rows: &[Vec<usize>]) -> Vec<Assignment> {
         let (layout, micro) = (&self.config.parallel, self.config.training.micro_batch);
         let ranks = layout.cp * layout.dp;
         let lengths = rows.concat();
@@ -156,19 +158,19 @@ impl Ways<'_> {
         let fixed = |cp: usize| {
             let dp = ranks / cp;
             let possible = seq.is_multiple_of(2 * cp) || cp == 1;
-            let time = possible.then(|| self.effort.of_rows(rows, micro, dp, cp));
-            time.map(|time| Way { name: format!("CP{cp} DP{dp}"), slowdown: time / ideal, padding: 0.0 })
+            let time = possible.then(|| self.effort.of_packed(rows, micro, dp, cp));
+            time.map(|time| Assignment { name: format!("CP{cp} DP{dp}"), slowdown: time / ideal, padding: 0.0 })
         };
         let context = &self.config.context;
         let most = context.max_tokens_per_rank.filter(|_| context.dynamic);
         let dynamic = most.and_then(|most| {
             let packs = self.config.model.config.dims().experts.is_none();
-            let deal = if packs { DynamicContext::new } else { DynamicContext::apart };
-            let plan = deal(&lengths, ranks, most, self.effort).ok()?;
+            let assign = if packs { DynamicContext::new } else { DynamicContext::apart };
+            let plan = assign(&lengths, ranks, most, self.effort).ok()?;
             let padded = |cp, tokens| packed_length(layout, cp, tokens, self.on_gpus);
             let computed: usize = plan.order.iter().map(|row| padded(row.ranks.len(), row.tokens)).sum();
             let padding = 1.0 - lengths.iter().sum::<usize>() as f64 / computed as f64;
-            Some(Way { name: format!("dynamic:{most}"), slowdown: plan.makespan() / ideal, padding })
+            Some(Assignment { name: format!("dynamic:{most}"), slowdown: plan.makespan() / ideal, padding })
         });
         let own = if dynamic.is_some() { None } else { fixed(layout.cp) };
         let others = [ranks, 1].into_iter().filter(|cp| own.is_none() || *cp != layout.cp);

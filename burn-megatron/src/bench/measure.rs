@@ -1,4 +1,4 @@
-//! Trains and takes the time.
+//! Trains and measures.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,51 +20,51 @@ use crate::learner::{BatchStream, Tracer, Tracing};
 use crate::metrics::{Gauge, RankReading};
 use crate::train::{settle, stage_builder};
 
-/// How much is measured.
+/// The extent of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
-    /// Steps before the clock starts.
+    /// Warm-up steps.
     pub warmup: usize,
-    /// Steps of a run.
+    /// Steps per run.
     pub steps: usize,
     /// Runs, one after the other in the same process.
     pub runs: usize,
-    /// Steps that are profiled behind the last run, after one that is not; 0: none.
+    /// Steps that are profiled after the last run, following one that is not profiled; 0: none.
     #[serde(default)]
     pub profile: usize,
 }
 
 impl Timing {
-    /// Steps of all.
+    /// All steps.
     pub fn total(&self) -> usize {
         self.warmup + self.runs * self.steps + if self.profile > 0 { 1 + self.profile } else { 0 }
     }
 }
 
-/// What was seen.
+/// The measured values.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Seconds of every step of every run, on rank 0.
     pub steps: Vec<Vec<f64>>,
-    /// Seconds of every run, from the moment when all ranks and devices were idle to the next such moment.
+    /// Seconds of every run, between two moments at which all ranks and devices are idle.
     pub runs: Vec<f64>,
-    /// Loss of every step, with those that warm up.
+    /// Loss of every step, warm-up steps included.
     pub losses: Vec<f64>,
-    /// What every rank's device said after the last run; memory is the most of all runs.
+    /// Readings of every rank's device after the last run; memory is the maximum over all runs.
     pub ranks: Vec<RankReading>,
-    /// Where the memory of every rank's GPU is after the last run; empty of CPU ranks.
+    /// Memory of every rank's GPU after the last run, by use; empty for CPU ranks.
     pub memory: Vec<MemoryUse>,
     /// Seconds from the launch of the ranks to the end of the first step.
     pub first_step: f64,
     /// How rank 0 started.
     pub startup: Startup,
-    /// What the GPUs did in the steps behind the last run.
+    /// Profile of the GPUs in the steps after the last run.
     pub profile: Option<Profile>,
 }
 
-/// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `told` hears of every step on
-/// rank 0: its number from 1, its loss, its seconds. `log.trace` has the timeline of some steps before the clock
-/// starts.
+/// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `on_step` is called for
+/// every step of rank 0 with its number from 1, its loss and its seconds. `log.trace` has the timeline of some warm-up
+/// steps.
 ///
 /// # Errors
 /// A layout or a batch that cannot be, or what went wrong on a rank.
@@ -73,9 +73,9 @@ pub fn measure(
     data: Arc<dyn TokenDataset>,
     devices: Vec<Device>,
     timing: Timing,
-    told: &(dyn Fn(usize, f64, f64) + Sync),
+    on_step: &(dyn Fn(usize, f64, f64) + Sync),
 ) -> Result<Measured, BoxError> {
-    config.model.config.visit(Bench { config, data, devices, timing, told })
+    config.model.config.visit(Bench { config, data, devices, timing, on_step })
 }
 
 struct Bench<'a> {
@@ -83,7 +83,7 @@ struct Bench<'a> {
     data: Arc<dyn TokenDataset>,
     devices: Vec<Device>,
     timing: Timing,
-    told: &'a (dyn Fn(usize, f64, f64) + Sync),
+    on_step: &'a (dyn Fn(usize, f64, f64) + Sync),
 }
 
 impl WithModel for Bench<'_> {
@@ -126,11 +126,11 @@ impl Bench<'_> {
         let mut seen = Measured::default();
         let mut step = |seen: &mut Measured| -> Result<f64, BoxError> {
             let begin = Instant::now();
-            // `train` asks rank 0 before every step whether to go on.
-            let go_on = world.broadcast_host((rank.rank == 0).then_some(true), 0);
-            let own = engine.rows_of_step();
+            // `train` asks rank 0 before every step whether to continue.
+            let continues = world.broadcast_host((rank.rank == 0).then_some(true), 0);
+            let own = engine.sequences_of_step();
             let rows = phase(Phase::Batch, || -> Result<Vec<_>, BoxError> {
-                let batch = batches.next().filter(|_| go_on).ok_or("there are fewer batches than steps")??;
+                let batch = batches.next().filter(|_| continues).ok_or("there are fewer batches than steps")??;
                 Ok(own.into_iter().map(|rows| batch.read(rows)).collect())
             })?;
             let number = engine.steps() + 1;
@@ -144,7 +144,7 @@ impl Bench<'_> {
             }
             seen.losses.push(report.loss);
             if rank.rank == 0 {
-                (self.told)(seen.losses.len(), report.loss, seconds);
+                (self.on_step)(seen.losses.len(), report.loss, seconds);
             }
             Ok(seconds)
         };
@@ -172,7 +172,7 @@ impl Bench<'_> {
         seen.ranks = world.all_gather_host(most);
         seen.memory = world.all_gather_host(memory_use(&rank.device)).into_iter().flatten().collect();
         if timing.profile > 0 {
-            // The ranks of a process are recorded together; the first step under a recorder is slow.
+            // The ranks of a process are profiled together; the first step under a profiler is slow.
             together()?;
             let mut session = if rank.rank == 0 { Some(Session::start()?) } else { None };
             world.barrier();

@@ -1,9 +1,10 @@
 //! `burn-megatron bench`: how fast the real engine trains, in one table.
 //!
-//! A [`recipe`] or a file says what is trained; [`measure`] trains it step by step as `train` does, with the same
-//! engine, the same host exchanges and the same reading of batches, but without a screen, evaluation or checkpoints.
-//! [`Record`] is what is kept, with everything that is needed to do it again.
+//! A [`recipe`] or a file describes the run; [`measure`] trains it step by step as `train` does, with the same
+//! engine, host communication and reading of batches, but without dashboard, evaluation and checkpoints. [`Record`] is
+//! the result, with everything that is needed to repeat the measurement.
 
+pub mod chart;
 mod documents;
 mod measure;
 mod origin;

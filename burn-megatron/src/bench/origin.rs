@@ -1,4 +1,4 @@
-//! Where a measurement comes from: when, what code, which machine, which command.
+//! The origin of a measurement: date, commit, machine and command.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// What is needed to do a measurement again.
+/// The origin of a measurement, to repeat it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// UTC, `2026-01-31 23:59:00`.
@@ -42,11 +42,12 @@ fn quoted(word: String) -> String {
     if !word.is_empty() && word.chars().all(plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
-/// The commit that the build was told (`BURN_MEGATRON_COMMIT` when it was compiled), or the one that the process is
-/// told now, or that of this repository's checkout where the process runs.
+/// The commit in `BURN_MEGATRON_COMMIT` at compile time or at run time, or that of this repository's checkout in
+/// which the process runs.
 fn commit() -> String {
-    let told = option_env!("BURN_MEGATRON_COMMIT").map(String::from);
-    told.or_else(|| std::env::var("BURN_MEGATRON_COMMIT").ok())
+    let given = option_env!("BURN_MEGATRON_COMMIT").map(String::from);
+    given
+        .or_else(|| std::env::var("BURN_MEGATRON_COMMIT").ok())
         .filter(|commit| !commit.is_empty())
         .or_else(checkout)
         .unwrap_or_else(|| "unknown".into())

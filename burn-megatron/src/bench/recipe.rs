@@ -1,31 +1,31 @@
-//! Named runs to measure, and how a run is spread over a number of ranks.
+//! Named runs to measure, and their distribution over a number of ranks.
 
 use anyhow::{Context, Result, bail};
 
-use crate::config::RunConfig;
+use crate::config::{RANKS, RunConfig};
 use crate::plan::{Job, ladder};
 use crate::schedule::AUTO;
 
-/// A run that is measured often enough to have a name.
+/// A named run.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
-    /// As it is written on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// What it is.
+    /// Its description.
     pub about: &'static str,
     /// Its keys, as a configuration file.
     pub toml: &'static str,
-    /// Rows of a step for each rank, where there is no pipeline.
-    pub rows: usize,
+    /// Sequences of a step per rank, without pipeline parallelism.
+    pub sequences: usize,
 }
 
 /// Llama's optimizer; a learning rate that does not decay within the measurement; no held-out loss, no checkpoints.
 macro_rules! recipe {
-    ($name:literal, $rows:literal, $about:literal, $model:literal) => {
+    ($name:literal, $sequences:literal, $about:literal, $model:literal) => {
         Recipe {
             name: $name,
             about: $about,
-            rows: $rows,
+            sequences: $sequences,
             toml: concat!(
                 $model,
                 "[lr]\nmax = 3e-5\nmin = 3e-5\nform = \"constant\"\n",
@@ -41,13 +41,13 @@ pub const RECIPES: [Recipe; 3] = [
     recipe!(
         "llama3-8b",
         2,
-        "Llama 3 8B in bf16, rows of 8192 tokens, two a GPU and step",
+        "Llama 3 8B in bf16, sequence length 8192, two sequences per GPU and step",
         "[model]\npreset = \"llama3-8b\"\n[training]\nseq-length = 8192\nmicro-batch = 2\ndtype = \"bf16\"\nclip = 1.0\n"
     ),
     recipe!(
         "llama3-1b",
         4,
-        "Llama 3.2 1B in bf16, rows of 4096 tokens, four a GPU and step",
+        "Llama 3.2 1B in bf16, sequence length 4096, four sequences per GPU and step",
         "[model]\npreset = \"llama3-1b\"\n[training]\nseq-length = 4096\nmicro-batch = 4\ndtype = \"bf16\"\nclip = 1.0\n"
     ),
     recipe!(
@@ -76,14 +76,14 @@ fn given(overrides: &Overrides, path: &str) -> bool {
     overrides.iter().any(|(key, _)| key == path)
 }
 
-/// The recipe on `ranks` ranks for `steps` steps, with `overrides` on top. Where they do not say otherwise, the ranks
-/// that tensor and pipeline parallelism leave are replicas; a step takes the recipe's rows for each rank, in a pipeline
-/// four micro-batches for each stage, whose layers are divided by what they cost. Micro-batch, ZeRO and recomputation
-/// are the first on the [`ladder`] that fits into `memory` bytes: the recipe's micro-batch if it costs no recomputation
-/// that half of it would spare, and so on.
+/// The recipe on `ranks` ranks for `steps` steps, with `overrides` on top. Unless they say otherwise, the ranks
+/// that tensor and pipeline parallelism leave are data parallel; a step has the recipe's sequences per rank, in a
+/// pipeline four micro-batches per stage, and stages are balanced by cost. Micro-batch, ZeRO stage and recomputation
+/// are the first on the [`ladder`] that fit into `memory` bytes: the recipe's micro-batch if it needs no recomputation
+/// that half of it would avoid, and so on.
 ///
 /// # Errors
-/// Keys that contradict each other, or a model that does not fit however it is cut.
+/// Keys that contradict each other, or a model that does not fit in any case.
 pub fn resolve(
     recipe: &Recipe,
     overrides: &Overrides,
@@ -94,10 +94,14 @@ pub fn resolve(
     let mut keys = vec![("training.steps".to_string(), steps.to_string())];
     let load = |keys: &[(String, String)]| RunConfig::parse(recipe.name, recipe.toml, &[keys, overrides].concat());
     let first = load(&keys)?;
+    first.check_limits()?;
+    if ranks as u64 > RANKS {
+        bail!("{ranks} ranks are more than can be trained on; nearest legal: {RANKS}");
+    }
     if !given(overrides, "parallel.data-parallel") {
         let model = first.parallel.tp * first.parallel.pp * first.parallel.cp;
         if !ranks.is_multiple_of(model.max(1)) {
-            bail!("{ranks} ranks cannot be divided into replicas of {model}: change --gpus or the layout");
+            bail!("{ranks} ranks are not a multiple of the {model} that hold a model: change --gpus or the layout");
         }
         keys.push(("parallel.data-parallel".into(), (ranks / model.max(1)).to_string()));
     }
@@ -108,7 +112,8 @@ pub fn resolve(
     }
     let with = |micro: usize| -> Result<RunConfig> {
         let parts = (micro * layout.dp).max(1);
-        let count = if layout.pp > 1 { 4 * layout.pp } else { (recipe.rows * layout.world_size()).div_ceil(parts) };
+        let count =
+            if layout.pp > 1 { 4 * layout.pp } else { (recipe.sequences * layout.world_size()).div_ceil(parts) };
         let set = |key: &str, value: usize| (key.to_string(), value.to_string());
         let batch = [set("training.micro-batch", micro), set("training.global-batch", count * parts)];
         Ok(load(&[keys.clone(), batch.to_vec()].concat())?)
@@ -132,7 +137,7 @@ pub fn resolve(
     }
     let (index, job) = ladder::first_of(&jobs, None, memory).with_context(|| {
         format!(
-            "{} does not fit into {:.1} GiB on {} ranks, whatever is cut and computed again: take more GPUs or a \
+            "{} does not fit into {:.1} GiB on {} ranks, with any ZeRO stage and recomputation: take more GPUs or a \
              smaller --training.micro-batch or --training.seq-length",
             recipe.name,
             memory as f64 / (1u64 << 30) as f64,

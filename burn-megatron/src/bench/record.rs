@@ -1,4 +1,4 @@
-//! What is kept of a measurement, and the numbers that follow from it.
+//! The record of a measurement.
 
 use backend_dist::gpu::MemoryUse;
 use backend_dist::startup::Startup;
@@ -12,7 +12,7 @@ use crate::metrics::{RankReading, mean};
 use crate::plan::{Decoder, describe};
 use models::ModelConfig;
 
-/// What was trained.
+/// The run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
     /// Name of the recipe or path of the file.
@@ -21,29 +21,29 @@ pub struct Setup {
     pub model: String,
     /// Its parameters.
     pub parameters: usize,
-    /// How the ranks were divided, with ZeRO and recomputation.
+    /// Parallel layout, ZeRO stage and recomputation.
     pub layout: String,
     /// Ranks.
     pub ranks: usize,
-    /// Tokens of a row.
+    /// Sequence length.
     pub seq_length: usize,
-    /// Rows of a micro-batch.
+    /// Sequences of a micro-batch.
     pub micro_batch: usize,
-    /// Rows of a step.
+    /// Sequences of a step.
     pub global_batch: usize,
     /// Tokens of a step, divided by the ranks.
     #[serde(default)]
     pub tokens_per_rank: usize,
-    /// What was computed in.
+    /// Precision.
     pub dtype: String,
-    /// Where the tokens came from.
+    /// Source of the tokens.
     pub data: String,
     /// Every key of the run, as a configuration file.
     pub config: String,
 }
 
 impl Setup {
-    /// Of a run; `data` says where its tokens come from.
+    /// Of a run whose tokens come from `data`.
     pub fn of(recipe: &str, config: &RunConfig, data: &str) -> Self {
         let (training, sizes) = (&config.training, &config.model.config);
         Self {
@@ -70,19 +70,19 @@ impl Setup {
 fn layout(config: &RunConfig) -> String {
     let mut layout = config.job().map_or_else(|_| config.parallel.to_string(), |job| describe(&job));
     if config.performance.moe_router_force_load_balancing {
-        layout += ", balanced by force";
+        layout += ", forced load balancing";
     }
     layout
 }
 
-/// What it was trained on.
+/// The device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Device {
     /// `CPU ranks`, or the GPUs' name.
     pub name: String,
     /// Versions of driver, CUDA and libraries.
     pub versions: Vec<(String, String)>,
-    /// FLOP/s of dense matrix products in the run's precision by the data sheet.
+    /// Peak FLOP/s of dense GEMMs in the run's precision, by the data sheet.
     pub peak: Option<f64>,
     /// Which data sheet.
     pub source: Option<String>,
@@ -145,9 +145,9 @@ pub struct Memory {
 pub struct Record {
     /// When, where and how.
     pub origin: Origin,
-    /// What was trained.
+    /// The run.
     pub setup: Setup,
-    /// What it was trained on.
+    /// The device.
     pub device: Device,
     /// How much was measured.
     pub timing: Timing,
@@ -161,7 +161,7 @@ pub struct Record {
     pub flops_per_token: f64,
     /// FLOPs of a token, attention counted in full.
     pub flops_per_token_full_attention: f64,
-    /// FLOP/s of a rank in units of 10¹², causal attention counted once, without what is computed again.
+    /// TFLOP/s of a rank, causal attention counted once, without recomputation.
     pub teraflops_per_rank: f64,
     /// The same, attention counted in full.
     pub teraflops_per_rank_full_attention: f64,
@@ -169,18 +169,18 @@ pub struct Record {
     pub mfu: Option<f64>,
     /// The same, attention counted in full.
     pub mfu_full_attention: Option<f64>,
-    /// Share of the measured time in which the GPUs had nothing to do: mean over the ranks, of the last run.
+    /// Idle share of the GPUs in the measured time: mean over the ranks, of the last run.
     pub idle: Option<f64>,
-    /// Clock of the GPUs' multiprocessors in MHz: mean over ranks, of the last run.
+    /// Clock of the GPUs' SMs in MHz: mean over ranks, of the last run.
     pub clock: Option<f64>,
     /// Watts of a GPU: the same mean.
     pub power: Option<f64>,
     /// Bytes of the fullest rank.
     pub memory: Memory,
-    /// Where the memory of every rank's GPU was after the last run.
+    /// Memory of every rank's GPU after the last run, by use.
     #[serde(default)]
     pub memory_use: Vec<MemoryUse>,
-    /// Loss of the very first step, which warms up.
+    /// Loss of the first warm-up step.
     pub first_loss: f64,
     /// Loss of the last step.
     pub last_loss: f64,
@@ -189,21 +189,21 @@ pub struct Record {
     /// How rank 0 started, from the start of the program.
     #[serde(default)]
     pub startup: Startup,
-    /// Of rows with several documents.
+    /// The documents, in sequences with several documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<DocumentReport>,
     /// Every run.
     pub runs: Vec<Run>,
-    /// What every rank's device said.
+    /// Readings of every rank's device.
     pub ranks: Vec<RankReading>,
-    /// Where the time of a step goes, if that was asked for.
+    /// The profile of a step, if one was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileReport>,
 }
 
 impl Record {
-    /// What follows from what was seen. `planned` are the bytes of the fullest rank by the plan. Attention inside
-    /// `documents` counts as what they are long.
+    /// The record of a measurement. `planned` are the bytes of the fullest rank by plan. Attention within
+    /// `documents` counts by their lengths.
     pub fn new(
         config: &RunConfig,
         setup: Setup,

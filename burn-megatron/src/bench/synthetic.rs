@@ -1,32 +1,32 @@
-//! Tokens of no text, for measuring speed.
+//! Random tokens for measuring speed.
 
 use super::DocumentLengths;
 use crate::data::{Sample, TokenDataset};
 
-/// Rows of random tokens, the same in every run. Small ids are frequent and large ones rare, about as in a text, so
-/// that the loss falls when the model learns.
+/// Sequences of random tokens, the same in every run. Small ids are frequent and large ones rare, about as in a
+/// text, so that the loss falls when the model learns.
 #[derive(Clone, Copy, Debug)]
 pub struct SyntheticTokens {
     vocabulary: usize,
     seq_length: usize,
-    rows: usize,
+    sequences: usize,
     documents: Option<DocumentLengths>,
 }
 
 impl SyntheticTokens {
-    /// `rows` rows of `seq_length` tokens below `vocabulary`.
-    pub fn new(vocabulary: usize, seq_length: usize, rows: usize) -> Self {
-        Self { vocabulary, seq_length, rows, documents: None }
+    /// `sequences` sequences of `seq_length` tokens below `vocabulary`.
+    pub fn new(vocabulary: usize, seq_length: usize, sequences: usize) -> Self {
+        Self { vocabulary, seq_length, sequences, documents: None }
     }
 
-    /// In documents of such lengths, one behind the other; the last of a row is cut at its end.
+    /// In documents of these lengths; the last document of a sequence is truncated at its end.
     pub fn with_documents(self, documents: Option<DocumentLengths>) -> Self {
         Self { documents, ..self }
     }
 
-    /// Where documents start in a row.
-    fn starts(&self, row: usize, lengths: DocumentLengths) -> Vec<usize> {
-        let random = |document: u64| mix(((row as u64) << 32) + document);
+    /// The starts of documents in a sequence.
+    fn starts(&self, sequence: usize, lengths: DocumentLengths) -> Vec<usize> {
+        let random = |document: u64| mix(((sequence as u64) << 32) + document);
         let next = |(document, start): &(u64, usize)| Some((document + 1, start + lengths.length(random(*document))));
         let starts = std::iter::successors(Some((0, 0)), next).map(|(_, start)| start);
         starts.take_while(|start| *start < self.seq_length).collect()
@@ -52,7 +52,7 @@ fn mix(index: u64) -> u64 {
 
 impl TokenDataset for SyntheticTokens {
     fn len(&self) -> usize {
-        self.rows
+        self.sequences
     }
 
     fn seq_length(&self) -> usize {
@@ -61,7 +61,7 @@ impl TokenDataset for SyntheticTokens {
 
     fn sample(&self, index: usize) -> Sample {
         let first = (index * self.seq_length) as u64;
-        let sample = Sample::from_row((0..=self.seq_length as u64).map(|at| self.token(first + at)).collect());
+        let sample = Sample::from_tokens((0..=self.seq_length as u64).map(|at| self.token(first + at)).collect());
         Sample { documents: self.documents.map(|lengths| self.starts(index, lengths)), ..sample }
     }
 }

@@ -1,4 +1,4 @@
-//! A measurement in words.
+//! The tables of a measurement.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ fn size(size: Option<u64>) -> String {
     size.map_or("not known".into(), bytes)
 }
 
-/// `1234`, `56.7`, `0.00123`: four digits are enough of a measurement, small numbers need theirs.
+/// `1234`, `56.7`, `0.00123`: about four significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         magnitude if magnitude >= 1000.0 => format!("{value:.0}"),
@@ -41,7 +41,7 @@ pub fn text(record: &Record) -> String {
     line(
         "step",
         format!(
-            "{} tokens a {each}: {} rows of {} ({}), {} a micro-batch",
+            "{} tokens per {each}: {} sequences of {} tokens ({}), {} per micro-batch",
             setup.tokens_per_rank, setup.global_batch, setup.seq_length, setup.data, setup.micro_batch
         ),
     );
@@ -60,33 +60,39 @@ pub fn text(record: &Record) -> String {
     line(
         &format!("TFLOP/s/{each}"),
         format!(
-            "{} causal attention counted once, {} in full",
+            "{} with causal attention, {} with full attention",
             number(record.teraflops_per_rank),
             number(record.teraflops_per_rank_full_attention)
         ),
     );
     if let (Some(peak), Some(source)) = (device.peak, &device.source) {
         let (once, full) = (percent(record.mfu), percent(record.mfu_full_attention));
-        line("MFU", format!("{once} once, {full} in full, of {:.1} TFLOP/s dense ({source})", peak / 1e12));
+        line(
+            "MFU",
+            format!(
+                "{once} with causal attention, {full} with full attention, of {:.1} TFLOP/s dense ({source})",
+                peak / 1e12
+            ),
+        );
     }
     if record.idle.is_some() {
         line("GPU idle", percent(record.idle));
     }
     if let (Some(clock), Some(power)) = (record.clock, record.power) {
-        line("clock, power", format!("{clock:.0} MHz, {power:.0} W (means over the GPUs in the last run)"));
+        line("clock, power", format!("{clock:.0} MHz, {power:.0} W (means over the GPUs of the last run)"));
     }
-    line("memory, fullest rank", {
+    line("memory, peak rank", {
         let reserved =
-            record.memory.reserved.map_or(String::new(), |size| format!(", {} by the allocator", bytes(size)));
+            record.memory.reserved.map_or(String::new(), |size| format!(", {} reserved by the allocator", bytes(size)));
         format!("{}{reserved}; planned {}", size(record.memory.used), size(record.memory.planned))
     });
     if let Some(fullest) = record.memory_use.iter().max_by_key(|memory| memory.used) {
         line("  after the last run", fullest.to_string());
     }
     line("loss", format!("{:.4} in the first step, {:.4} in the last", record.first_loss, record.last_loss));
-    line("start of rank 0", format!("{}; {:.1} s of them from the launch", record.startup, record.first_step));
+    line("start of rank 0", format!("{}; {:.1} s since the launch of the ranks", record.startup, record.first_step));
     let runs = if timing.runs == 1 { "1 run".to_string() } else { format!("{} runs", timing.runs) };
-    line("measured", format!("{runs} of {} steps after {} that warm up", timing.steps, timing.warmup));
+    line("measured", format!("{runs} of {} steps after {} warm-up steps", timing.steps, timing.warmup));
     for (name, version) in &device.versions {
         line(name, version.clone());
     }
@@ -96,30 +102,30 @@ pub fn text(record: &Record) -> String {
     out
 }
 
-/// What documents there are, and how well ways of dealing them out use the ranks.
+/// The documents, and the simulated steps of each assignment to ranks.
 fn document_lines(documents: &DocumentReport) -> [(&'static str, String); 2] {
     let DocumentReport { per_step, mean, median, longest, simulated, .. } = documents;
     let lengths = format!(
-        "{} a step: mean {} tokens, median {median}, longest {longest}; padding {}",
+        "{} per step: mean {} tokens, median {median}, longest {longest}; padding {}",
         number(*per_step),
         number(*mean),
         percent(Some(documents.padding))
     );
-    let times: Vec<String> = simulated.iter().map(|(way, time)| format!("{way} {time:.3}")).collect();
-    let simulated = format!("{} (1: ranks equally loaded, nothing exchanged)", times.join(", "));
+    let times: Vec<String> = simulated.iter().map(|(layout, time)| format!("{layout} {time:.3}")).collect();
+    let simulated = format!("{} (1: ranks equally loaded, no communication)", times.join(", "));
     [("documents", lengths), ("  simulated step", simulated)]
 }
 
-/// What would be measured: `planned` are the bytes of the fullest rank by the plan.
+/// The run that would be measured; `planned` are the bytes of the fullest rank by plan.
 pub fn announcement(setup: &Setup, planned: Option<u64>, documents: Option<&DocumentReport>) -> String {
-    let layout = format!("{} on {} ranks, {} a micro-batch", setup.layout, setup.ranks, setup.micro_batch);
-    let step = format!("{} rows of {} ({})", setup.global_batch, setup.seq_length, setup.data);
+    let layout = format!("{} on {} ranks, {} per micro-batch", setup.layout, setup.ranks, setup.micro_batch);
+    let step = format!("{} sequences of {} tokens ({})", setup.global_batch, setup.seq_length, setup.data);
     let first = [("layout", layout), ("step", step), ("memory by plan", size(planned))];
     let documents = documents.into_iter().flat_map(document_lines);
     first.into_iter().chain(documents).fold(String::new(), |text, (name, value)| text + &format!("{name:<22}{value}\n"))
 }
 
-/// A row of the table of results, after its heading when `heading` is asked for.
+/// A line of the table of results, after its heading if `heading` is set.
 pub fn markdown(record: &Record, heading: bool) -> String {
     let Record { origin, setup, device, .. } = record;
     let columns = [
@@ -134,11 +140,11 @@ pub fn markdown(record: &Record, heading: bool) -> String {
             let Distribution { p10, p50, p90, .. } = record.step_seconds;
             format!("{} ({}-{})", number(p50), number(p10), number(p90))
         }),
-        ("TFLOP/s once / full", {
+        ("TFLOP/s causal / full", {
             let (once, full) = (record.teraflops_per_rank, record.teraflops_per_rank_full_attention);
             format!("{} / {}", number(once), number(full))
         }),
-        ("MFU once / full", format!("{} / {}", percent(record.mfu), percent(record.mfu_full_attention))),
+        ("MFU causal / full", format!("{} / {}", percent(record.mfu), percent(record.mfu_full_attention))),
         ("GPU idle", percent(record.idle)),
         ("memory (planned)", format!("{} ({})", size(record.memory.used), size(record.memory.planned))),
         ("loss", format!("{:.3} to {:.3}", record.first_loss, record.last_loss)),
@@ -153,7 +159,7 @@ pub fn markdown(record: &Record, heading: bool) -> String {
     out + &row(columns.iter().map(|(_, cell)| cell.as_str()).collect())
 }
 
-/// A line per record, to compare them; all against the first.
+/// A line per record, compared with the first.
 pub fn together(records: &[Record]) -> String {
     let first = records.first().map_or(1.0, |record| record.tokens_per_second_per_rank);
     let columns = |record: &Record| {
@@ -177,7 +183,7 @@ pub fn together(records: &[Record]) -> String {
         "ranks",
         "tokens/rank",
         "tokens/s/rank",
-        "to first",
+        "vs. first",
         "step s",
         "TFLOP/s",
         "MFU",

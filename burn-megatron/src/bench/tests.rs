@@ -34,7 +34,7 @@ fn recipes_use_all_ranks_and_give_up_only_what_they_must() {
         let training = resolve("llama3-8b", keys, ranks, gib).unwrap().training;
         (training.micro_batch, training.global_batch)
     };
-    // Two rows for each GPU and step, in one micro-batch where that needs no recomputation that two would spare.
+    // Two sequences per GPU and step, in one micro-batch if that needs no recomputation that two would avoid.
     assert_eq!([batch(&[], 8, 1000), batch(&[], 8, 146), batch(&[], 2, 139)], [(2, 16), (2, 16), (1, 4)]);
     // One micro-batch would fill 137.6 GiB, 3.9 of them the gap that its logits leave in pages, and plans take 95 %
     // of 139.
@@ -64,7 +64,7 @@ fn what_is_asked_for_is_taken() {
     let equal = resolve("llama3-8b", &[&keys[..], &[("pipeline.layout", "none")]].concat(), 8, 40).unwrap();
     assert_eq!(equal.pipeline.layout, None);
     let error = resolve("tiny", &[("parallel.tensor-parallel", "4")], 6, 0).unwrap_err().to_string();
-    assert!(error.contains("6 ranks cannot be divided into replicas of 4"), "{error}");
+    assert!(error.contains("6 ranks are not a multiple of the 4"), "{error}");
     let error = recipe::find("llama3-9b").unwrap_err().to_string();
     assert!(error.contains("llama3-9b") && error.contains("llama3-8b, llama3-1b, tiny"), "{error}");
 }
@@ -118,7 +118,7 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
 }
 
 #[test]
-fn documents_of_unequal_lengths_are_dealt_out_and_reported() {
+fn documents_of_unequal_lengths_are_assigned_and_reported() {
     let keys = [
         ("parallel.context-parallel", "2"),
         ("training.global-batch", "4"),

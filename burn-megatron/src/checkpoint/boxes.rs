@@ -9,7 +9,7 @@ pub(super) fn len(ranges: &[Range<usize>]) -> usize {
 
 /// Number of elements of a shape that may come from a file; `None` when it exceeds the address space.
 pub(super) fn checked_len(shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
+    shape.iter().try_fold(1usize, |gemm, &size| gemm.checked_mul(size))
 }
 
 /// The box of a whole tensor.
@@ -49,10 +49,10 @@ pub(super) fn intersection(a: &[Range<usize>], b: &[Range<usize>]) -> Option<Vec
 /// If an array is shorter than its box.
 pub(super) fn copy(from: &[u8], from_box: &[Range<usize>], to: &mut [u8], to_box: &[Range<usize>], size: usize) {
     let Some(common) = intersection(from_box, to_box) else { return };
-    // Dimensions after `cut` are whole in both arrays, so a run spans them and the range of `cut`.
+    // Dimensions after `split` are whole in both arrays, so a contiguous run spans them and the range of `split`.
     let whole_in_both = |&d: &usize| from_box[d] == common[d] && to_box[d] == common[d];
-    let cut = (0..common.len()).rev().find(|d| !whole_in_both(d)).unwrap_or(0);
-    let run = len(common.get(cut..).unwrap_or_default()) * size;
+    let split = (0..common.len()).rev().find(|d| !whole_in_both(d)).unwrap_or(0);
+    let run = len(common.get(split..).unwrap_or_default()) * size;
     let (from_strides, to_strides) = (strides(from_box, size), strides(to_box, size));
     let offset = |start: &[usize], ranges: &[Range<usize>], strides: &[usize]| -> usize {
         start.iter().zip(ranges).zip(strides).map(|((index, range), stride)| (index - range.start) * stride).sum()
@@ -61,9 +61,9 @@ pub(super) fn copy(from: &[u8], from_box: &[Range<usize>], to: &mut [u8], to_box
     loop {
         let (source, target) = (offset(&at, from_box, &from_strides), offset(&at, to_box, &to_strides));
         to[target..target + run].copy_from_slice(&from[source..source + run]);
-        let Some(next) = (0..cut).rev().find(|&d| at[d] + 1 < common[d].end) else { return };
+        let Some(next) = (0..split).rev().find(|&d| at[d] + 1 < common[d].end) else { return };
         at[next] += 1;
-        for d in next + 1..cut {
+        for d in next + 1..split {
             at[d] = common[d].start;
         }
     }
@@ -85,7 +85,7 @@ pub(super) enum Flaw {
 
 /// Checks that boxes inside `shape` hold every element exactly once.
 pub(super) fn check_cover(shape: &[usize], boxes: &[&[Range<usize>]]) -> Result<(), Flaw> {
-    // Along the dimension that is cut most, neighbours in order of their start are the only ones that can overlap.
+    // Along the dimension that is split most, neighbours in order of their start are the only ones that can overlap.
     let starts = |d: usize| {
         let mut starts: Vec<usize> = boxes.iter().map(|ranges| ranges[d].start).collect();
         starts.sort_unstable();

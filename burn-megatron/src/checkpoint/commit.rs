@@ -10,7 +10,7 @@ use super::disk::Files;
 use super::error::CheckpointError;
 use super::manifest::{Manifest, SavedFile};
 use super::names::{self, Folder};
-use super::part::{Part, hex};
+use super::shard::{Shard, hex};
 
 /// Makes an empty folder for the files of a step, and removes what earlier saves that failed have left.
 pub(super) fn begin(files: &Files, root: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
@@ -29,11 +29,11 @@ pub(super) fn commit(
     root: &Path,
     state: RunState,
     tokenizer: Option<&[u8]>,
-    parts: Vec<Part>,
+    shards: Vec<Shard>,
 ) -> Result<PathBuf, CheckpointError> {
     let step = state.step;
     let (partial, path) = (Folder::Partial(step).path(root), Folder::Step(step).path(root));
-    write_index(files, &partial, state, tokenizer, parts)?;
+    write_index(files, &partial, state, tokenizer, shards)?;
 
     let replaced = Folder::Replaced(step).path(root);
     if files.list(root)?.iter().any(|entry| entry.name == Folder::Step(step).name()) {
@@ -53,7 +53,7 @@ fn write_index(
     folder: &Path,
     state: RunState,
     tokenizer: Option<&[u8]>,
-    parts: Vec<Part>,
+    shards: Vec<Shard>,
 ) -> Result<(), CheckpointError> {
     let entry = |name: &str, contents: &[u8]| SavedFile {
         name: name.into(),
@@ -67,7 +67,7 @@ fn write_index(
         }
         None => None,
     };
-    let manifest = Manifest::new(folder, state, tokenizer, parts)?;
+    let manifest = Manifest::new(folder, state, tokenizer, shards)?;
     let path = folder.join(names::MANIFEST);
     let json = manifest.to_json().map_err(|error| CheckpointError::file(&path, error.to_string()))?;
     files.write_file(&path, json.as_bytes())?;
@@ -78,7 +78,7 @@ fn write_index(
     files.sync_folder(folder)
 }
 
-/// Makes the checkpoint of a step the one to go on from.
+/// Makes the checkpoint of a step the one to resume from.
 pub(super) fn point_to(files: &Files, root: &Path, step: u64) -> Result<(), CheckpointError> {
     let new = root.join(names::NEW_LATEST);
     files.write_file(&new, format!("{}\n", names::step_name(step)).as_bytes())?;

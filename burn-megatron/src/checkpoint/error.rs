@@ -24,7 +24,7 @@ pub enum CheckpointError {
         /// What the system says.
         cause: Arc<io::Error>,
     },
-    /// The disk filled up during a write.
+    /// The disk padded during a write.
     #[error(
         "cannot write {}: the disk is full; the file needs {}, {} are free; delete old checkpoints, or set keep-last lower",
         path.display(), HumanBytes(*needed), HumanBytes(*free)
@@ -37,7 +37,7 @@ pub enum CheckpointError {
         /// Bytes that are free.
         free: u64,
     },
-    /// The disk will fill up during the run.
+    /// The disk will be full during the run.
     #[error(
         "{}: {count} checkpoints of {} need {} more than is there, {} are free; free some space, set keep-last lower, or \
          choose another folder",
@@ -57,14 +57,16 @@ pub enum CheckpointError {
     },
     /// Another run saves to the same folder.
     #[error(
-        "{} is in use by another run ({holder}); wait for it to end, or choose another folder for the checkpoints",
+        "{key} = {} is in use by another run ({holder}); wait for it to end, or choose another folder",
         root.display()
     )]
     Locked {
-        /// Folder of the checkpoints.
+        /// The folder.
         root: PathBuf,
         /// Who holds it.
         holder: String,
+        /// The key that chooses the folder.
+        key: &'static str,
     },
     /// An option makes no sense.
     #[error("{option} {value}: {what}")]
@@ -102,6 +104,18 @@ pub enum CheckpointError {
         /// Where it was looked for.
         path: PathBuf,
         /// What was found instead, and what would do.
+        what: String,
+    },
+    /// There are checkpoints, but all of them are damaged or incomplete.
+    #[error(
+        "{}: there are checkpoints, but none can be used: {what}; restore what is missing (is a copy still under way?) or \
+         name another checkpoint with checkpoint.resume; to start anew, choose another checkpoint.directory",
+        path.display()
+    )]
+    Unusable {
+        /// The folder of checkpoints.
+        path: PathBuf,
+        /// What is wrong with which of them.
         what: String,
     },
     /// A file of a checkpoint is missing, damaged or not understood.
@@ -185,6 +199,9 @@ fn advice(kind: io::ErrorKind) -> &'static str {
         io::ErrorKind::ReadOnlyFilesystem => "; the file system is read-only, choose another folder",
         io::ErrorKind::NotADirectory => "; a part of the path is a file, choose another folder",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; free some space, or choose another folder",
+        io::ErrorKind::FileTooLarge => {
+            "; a limit of the size of files is reached (`ulimit -f`, or the file system's own)"
+        }
         _ => "",
     }
 }

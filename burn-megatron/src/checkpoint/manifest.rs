@@ -1,6 +1,6 @@
 //! `manifest.json`: what a checkpoint contains.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
@@ -9,8 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use super::boxes::{self, Flaw};
 use super::error::CheckpointError;
-use super::part::Part;
-use super::{Kind, RunState};
+use super::shard::Shard;
+use super::{Kind, RunState, names};
+
+/// More than the largest run counts, and far from where sums overflow.
+const MOST_STEPS: u64 = 1 << 48;
+const MOST_SAMPLES: u64 = 1 << 56;
 
 /// Says what the file is.
 const FORMAT: &str = "burn-megatron checkpoint";
@@ -89,13 +93,13 @@ impl Manifest {
         folder: &Path,
         state: RunState,
         tokenizer: Option<SavedFile>,
-        parts: Vec<Part>,
+        shards: Vec<Shard>,
     ) -> Result<Self, CheckpointError> {
         let mut files = Vec::new();
         let mut tensors: BTreeMap<(Kind, String), SavedTensor> = BTreeMap::new();
-        for part in parts {
-            files.extend(part.file);
-            for mut tensor in part.tensors {
+        for shard in shards {
+            files.extend(shard.file);
+            for mut tensor in shard.tensors {
                 let Some(known) = tensors.get_mut(&(tensor.kind, tensor.name.clone())) else {
                     tensors.insert((tensor.kind, tensor.name.clone()), tensor);
                     continue;
@@ -110,6 +114,7 @@ impl Manifest {
         }
         let tensors = tensors.into_values().collect();
         let manifest = Self { format: FORMAT.into(), version: VERSION, state, tokenizer, files, tensors };
+        manifest.check(&folder.join(names::MANIFEST))?;
         manifest.check_cover(folder)?;
         Ok(manifest)
     }
@@ -122,8 +127,8 @@ impl Manifest {
                 return Err(fail(format!("the shape {:?} is beyond all memory", tensor.global_shape)));
             };
             if let Some(slice) = tensor.slices.iter().find(|slice| !boxes::fits(&slice.ranges, &tensor.global_shape)) {
-                let cut = boxes::text(&slice.ranges);
-                return Err(fail(format!("the slice {cut} is not inside the shape {:?}", tensor.global_shape)));
+                let range = boxes::text(&slice.ranges);
+                return Err(fail(format!("the slice {range} is not inside the shape {:?}", tensor.global_shape)));
             }
             let slices: Vec<&[Range<usize>]> = tensor.slices.iter().map(|slice| &slice.ranges[..]).collect();
             boxes::check_cover(&tensor.global_shape, &slices).map_err(|flaw| match flaw {
@@ -176,7 +181,41 @@ impl Manifest {
                 "version {found} was written by a newer program; this one reads versions up to {VERSION}, use that one"
             )));
         }
-        serde_json::from_slice(json).map_err(|error| refuse(format!("is not a whole manifest: {error}")))
+        let manifest: Self =
+            serde_json::from_slice(json).map_err(|error| refuse(format!("is not a whole manifest: {error}")))?;
+        manifest.check(path)?;
+        Ok(manifest)
+    }
+
+    /// Refuses names that lead out of the checkpoint's folder or stand for two tensors, and counts that no run has. `path`
+    /// is the manifest's.
+    fn check(&self, path: &Path) -> Result<(), CheckpointError> {
+        let refuse = |what: String| Err(CheckpointError::file(path, what));
+        let files = self.files.iter().chain(&self.tokenizer).map(|file| &file.name);
+        let mut names = files.chain(self.tensors.iter().flat_map(|tensor| &tensor.slices).map(|slice| &slice.file));
+        if let Some(name) = names.find(|name| !names::is_file_name(name)) {
+            return refuse(format!(
+                "names the file `{}`; the files of a checkpoint lie in its own folder: do not use this checkpoint, \
+                 restore it from where it comes from",
+                name.escape_default()
+            ));
+        }
+        let mut seen = HashSet::new();
+        if let Some(tensor) = self.tensors.iter().find(|tensor| !seen.insert((tensor.kind, &tensor.name))) {
+            return refuse(format!("has the tensor `{}` twice; restore it", tensor.key().escape_default()));
+        }
+        let RunState { step, consumed_samples, updates, skipped_samples, .. } = self.state;
+        let skipped = skipped_samples.unwrap_or(0);
+        let counts = [
+            ("step", step, MOST_STEPS),
+            ("updates", updates, step),
+            ("consumed_samples", consumed_samples, MOST_SAMPLES),
+            ("skipped_samples", skipped, consumed_samples),
+        ];
+        match counts.into_iter().find(|(_, count, most)| count > most) {
+            Some((name, count, most)) => refuse(format!("`{name}` is {count}, it can be {most} at most; restore it")),
+            None => Ok(()),
+        }
     }
 }
 

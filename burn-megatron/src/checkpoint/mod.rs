@@ -1,11 +1,11 @@
 //! Checkpoints: the tensors and the state of a run on disk, in a form that no layout owns.
 //!
 //! A [`Saver`] writes them, a [`Checkpoint`] reads them. Both deal in boxes of global tensors only: a tensor that two
-//! ranks saved in halves is read whole, in quarters or cut along another dimension.
+//! ranks saved in halves is read whole, in quarters or split along another dimension.
 //!
 //! ```text
 //! ROOT/
-//!   latest                       the checkpoint to go on from: step_00000200
+//!   latest                       the checkpoint to resume from: step_00000200
 //!   step_00000200/
 //!     manifest.json              the state of the run; every tensor with its shape, type, slices and files
 //!     rank_00000.safetensors     the slices that the first writer had, and so on
@@ -38,20 +38,25 @@ mod clean;
 mod commit;
 mod disk;
 mod error;
+mod lock;
 mod manifest;
 mod names;
-mod part;
+mod pace;
 mod reader;
 mod rehearsal;
 mod retention;
 mod saver;
+mod shard;
 mod slice;
 mod state;
 #[cfg(test)]
 mod tests;
 
 pub use error::CheckpointError;
+pub(crate) use lock::lock_output;
 pub use manifest::{SavedFile, SavedSlice, SavedTensor};
+pub(crate) use pace::Pace;
+pub use pace::SaveEvery;
 pub use reader::Checkpoint;
 pub use saver::{Peers, SaveReport, Saver, SaverOptions};
 pub use slice::{Kind, Slice};

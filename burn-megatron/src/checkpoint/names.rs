@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-/// The checkpoint to go on from, by name.
+/// The checkpoint to resume from, by name.
 pub(super) const LATEST: &str = "latest";
 /// The new `latest` before it takes the old one's place.
 pub(super) const NEW_LATEST: &str = ".latest.tmp";
 /// Held by the run that saves here.
 pub(super) const LOCK: &str = ".lock";
+/// Held by the run that writes to its output folder.
+pub(super) const RUN_LOCK: &str = ".run.lock";
 /// What a checkpoint contains.
 pub(super) const MANIFEST: &str = "manifest.json";
 /// Hashes of all other files of a checkpoint, as `sha256sum -c` reads them.
@@ -64,6 +66,11 @@ pub(super) fn step_name(step: u64) -> String {
 }
 
 /// Name of a writer's file.
-pub(super) fn part_name(writer: usize) -> String {
+pub(super) fn shard_name(writer: usize) -> String {
     format!("rank_{writer:05}.safetensors")
+}
+
+/// Whether this is the name of a file in a folder, and leads nowhere else.
+pub(super) fn is_file_name(name: &str) -> bool {
+    !["", ".", ".."].contains(&name) && !name.contains(|c: char| ['/', '\\'].contains(&c) || c.is_control())
 }

@@ -5,7 +5,7 @@ mod resume;
 mod verify;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,21 @@ use super::{Kind, RunState, boxes};
 /// their contents are checked by [`verify`](Checkpoint::verify).
 ///
 /// It can be shared between ranks: reading takes from the files only what is asked for.
+///
+/// ```no_run
+/// use burn_megatron::prelude::*;
+///
+/// let checkpoint = Checkpoint::open("runs/example/checkpoints")?;
+/// println!("{} after step {}", checkpoint.path().display(), checkpoint.state().step);
+/// for tensor in checkpoint.tensors() {
+///     // The first half along the first dimension, whatever slices it was saved in.
+///     let mut ranges: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+///     ranges[0].end /= 2;
+///     let values = checkpoint.read_f64(tensor.kind, &tensor.name, &tensor.global_shape, &ranges)?;
+///     println!("{}: {} values", tensor.name, values.len());
+/// }
+/// # Ok::<(), BoxError>(())
+/// ```
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
@@ -35,8 +50,8 @@ pub struct Checkpoint {
 struct Located {
     /// Its index in the manifest.
     index: usize,
-    /// The place of every slice: the file's index and the bytes in it.
-    places: Vec<(usize, Range<usize>)>,
+    /// Where every slice lies: the file's index and the bytes in it.
+    extents: Vec<(usize, Range<usize>)>,
 }
 
 impl Checkpoint {
@@ -48,6 +63,14 @@ impl Checkpoint {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let (path, warning) = find::find(path.as_ref())?;
         Self::open_folder(&path, warning).map_err(|error| find::with_others(error, &path))
+    }
+
+    /// What a run has left of checkpoints in a folder, complete or not, by name: `latest` and `step_…`.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub(crate) fn traces(root: &Path) -> Result<Vec<String>, CheckpointError> {
+        find::traces(root)
     }
 
     /// The complete checkpoints in a folder, by step: every file is there and has its size.
@@ -64,7 +87,7 @@ impl Checkpoint {
         if let Some(tokenizer) = &manifest.tokenizer {
             open_file(path, tokenizer)?;
         }
-        let (mut maps, mut places) = (Vec::new(), HashMap::new());
+        let (mut maps, mut located) = (Vec::new(), HashMap::new());
         for file in &manifest.files {
             let name = path.join(&file.name);
             let opened = open_file(path, file)?;
@@ -76,7 +99,7 @@ impl Checkpoint {
                 let (start, end) = info.data_offsets;
                 // Eight bytes hold the length of the header.
                 let bytes = start + header + 8..end + header + 8;
-                places.insert((file.name.clone(), key), (maps.len(), info.dtype, info.shape.clone(), bytes));
+                located.insert((file.name.clone(), key), (maps.len(), info.dtype, info.shape.clone(), bytes));
             }
             maps.push(map);
         }
@@ -86,7 +109,7 @@ impl Checkpoint {
             for slice in &tensor.slices {
                 let name = path.join(&slice.file);
                 let fail = |what: String| CheckpointError::file(&name, what);
-                let Some((map, dtype, shape, bytes)) = places.get(&(slice.file.clone(), slice.key.clone())) else {
+                let Some((map, dtype, shape, bytes)) = located.get(&(slice.file.clone(), slice.key.clone())) else {
                     return Err(fail(format!("has no tensor `{}`, which the manifest places there", slice.key)));
                 };
                 let wanted = (tensor.dtype, boxes::shape(&slice.ranges));
@@ -98,7 +121,7 @@ impl Checkpoint {
                 }
                 found.push((*map, bytes.clone()));
             }
-            tensors.insert((tensor.kind, tensor.name.clone()), Located { index, places: found });
+            tensors.insert((tensor.kind, tensor.name.clone()), Located { index, extents: found });
         }
         Ok(Self { path: path.to_path_buf(), manifest, maps, tensors, warning })
     }
@@ -154,7 +177,7 @@ impl Checkpoint {
         ranges: &[Range<usize>],
     ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
         assert!(boxes::fits(ranges, shape), "{kind}/{name}: the box {} in {shape:?}", boxes::text(ranges));
-        let Some(Located { index, places }) = self.tensors.get(&(kind, name.to_string())) else {
+        let Some(Located { index, extents }) = self.tensors.get(&(kind, name.to_string())) else {
             let (path, name) = (self.path.clone(), name.to_string());
             return Err(CheckpointError::NoTensor { path, kind, hint: self.hint(kind, &name), name });
         };
@@ -165,7 +188,7 @@ impl Checkpoint {
         }
         let size = tensor.dtype.bitsize() / 8;
         let mut values = vec![0; boxes::len(ranges) * size];
-        for (slice, (map, bytes)) in tensor.slices.iter().zip(places) {
+        for (slice, (map, bytes)) in tensor.slices.iter().zip(extents) {
             boxes::copy(&self.maps[*map][bytes.clone()], &slice.ranges, &mut values, ranges, size);
         }
         Ok((tensor.dtype, values))
@@ -200,14 +223,22 @@ impl WeightSource for Checkpoint {
 /// Opens a file of a checkpoint if it has its size.
 fn open_file(folder: &Path, expected: &SavedFile) -> Result<File, CheckpointError> {
     let path = folder.join(&expected.name);
-    let file = File::open(&path).map_err(|cause| match cause.kind() {
-        io::ErrorKind::NotFound => CheckpointError::file(&path, "is missing; restore it"),
-        _ => CheckpointError::io("read", &path, cause),
-    })?;
-    let found = file.metadata().map_err(|cause| CheckpointError::io("read", &path, cause))?.len();
+    let found = size(&path)?;
     if found != expected.bytes {
         let what = format!("has {found} bytes, {} were written; it is damaged, restore it", expected.bytes);
         return Err(CheckpointError::file(&path, what));
     }
-    Ok(file)
+    File::open(&path).map_err(|cause| CheckpointError::io("read", &path, cause))
+}
+
+/// Size of a file, which must be one that can be read to its end.
+fn size(path: &Path) -> Result<u64, CheckpointError> {
+    let about = fs::metadata(path).map_err(|cause| match cause.kind() {
+        io::ErrorKind::NotFound => CheckpointError::file(path, "is missing; restore it"),
+        _ => CheckpointError::io("read", path, cause),
+    })?;
+    if !about.is_file() {
+        return Err(CheckpointError::file(path, "is not a file; restore it"));
+    }
+    Ok(about.len())
 }

@@ -1,4 +1,4 @@
-//! Saves of a run: several writers, one save at a time, in the background if wished.
+//! Saves of a run: several writers, one save at a time, in the background if asked for.
 
 mod peers;
 mod report;
@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use super::clean::clean_up;
 use super::disk::{Files, RealDisk};
 use super::error::CheckpointError;
+use super::lock::{Lock, lock};
 use super::names;
 use super::names::Folder;
 use super::{RunState, Slice, commit, rehearsal, retention};
@@ -24,8 +25,8 @@ use run::{Progress, Save};
 /// they save to one folder that all of them see ([`Saver::among`]).
 ///
 /// Each of its writers, one per rank, calls [`submit`](Saver::submit) for every step that is saved, and all of them do
-/// so before any submits the next one, as ranks that exchange gradients do by themselves. The last one to be written
-/// completes the checkpoint. One save is written at a time. What comes of it, [`finished`](Saver::finished) says.
+/// so before any submits the next one, as ranks that reduce gradients together do by themselves. The last one to be written
+/// completes the checkpoint. One save is written at a time. [`finished`](Saver::finished) returns the results.
 pub struct Saver {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -42,9 +43,9 @@ struct Shared {
     options: SaverOptions,
     tokenizer: Option<Vec<u8>>,
     progress: Mutex<Progress>,
-    /// A part or a save has ended.
+    /// A shard or a save has ended.
     changed: Condvar,
-    _lock: Option<Box<dyn Send + Sync>>,
+    _lock: Option<Lock>,
 }
 
 impl Saver {
@@ -104,7 +105,7 @@ impl Saver {
         };
         let prepare = || {
             files.create_folders(root)?;
-            let lock = lock(&files, root)?;
+            let lock = lock(&files, root, names::LOCK, "checkpoint.directory")?;
             clean_up(&files, root)?;
             Ok(lock)
         };
@@ -133,11 +134,11 @@ impl Saver {
 
     /// Tries out a save before the first real one: everything that is done to files then is done to small ones now, and
     /// the free space is compared with what checkpoints of `bytes` bytes each will need: as many as are kept and the
-    /// one that is being written.
+    /// one that is being written. Returns the seconds that a save may take, by the speed of this one.
     ///
     /// # Errors
     /// What the first save would fail with, and what to change.
-    pub fn rehearse(&self, bytes: u64) -> Result<(), CheckpointError> {
+    pub fn rehearse(&self, bytes: u64) -> Result<f64, CheckpointError> {
         let Shared { files, root, options, .. } = &*self.shared;
         let steps = retention::steps(files, root)?;
         let kept = options.keep_last.unwrap_or(0);
@@ -154,7 +155,7 @@ impl Saver {
     ///
     /// # Errors
     /// If a slice cannot be saved as it is, or the writers do not agree; then nothing is written. Without the
-    /// background mode also if this writer's part of the save fails.
+    /// background mode also if this writer's shard cannot be written.
     pub fn submit(&self, writer: usize, slices: Vec<Slice>, state: &RunState) -> Result<(), CheckpointError> {
         let step = state.step;
         let disagree = |what: String| CheckpointError::Writers { step, what };
@@ -176,7 +177,7 @@ impl Saver {
             return self.shared.write(&save, writer, slices);
         }
         let (shared, its_save) = (Arc::clone(&self.shared), Arc::clone(&save));
-        // The result is kept for `finished`.
+        // `finished` returns the result.
         let write = move || drop(shared.write(&its_save, writer, slices));
         match thread::Builder::new().name(format!("save {writer}")).spawn(write) {
             Ok(thread) => {
@@ -186,7 +187,7 @@ impl Saver {
                 Ok(())
             }
             Err(cause) => {
-                self.shared.end_part(&save, Err(CheckpointError::io("start a thread to write", self.root(), cause)))
+                self.shared.end_shard(&save, Err(CheckpointError::io("start a thread to write", self.root(), cause)))
             }
         }
     }
@@ -241,7 +242,7 @@ impl Saver {
     /// Waits for the save in progress, if any, and reports as [`finished`](Self::finished) does.
     ///
     /// # Errors
-    /// The first failure that has not been reported yet; what other saves came to remains for `finished`. A save that
+    /// The first failure that has not been reported yet; `finished` returns the results of the others. A save that
     /// some writer never submitted to has failed.
     pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.settle();
@@ -278,22 +279,5 @@ impl Drop for Saver {
 impl Shared {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Takes the lock of a folder of checkpoints.
-fn lock(files: &Files, root: &Path) -> Result<Box<dyn Send + Sync>, CheckpointError> {
-    let path = root.join(names::LOCK);
-    let host =
-        ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter().find_map(|file| std::fs::read_to_string(file).ok());
-    let host = host.map_or("this host".into(), |host| format!("host {}", host.trim()));
-    let holder = format!("process {} on {host}", std::process::id());
-    match files.lock(&path, &holder)? {
-        Some(lock) => Ok(lock),
-        None => {
-            let holder = files.read(&path)?.map(|text| String::from_utf8_lossy(&text).into_owned());
-            let holder = holder.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "unknown".into());
-            Err(CheckpointError::Locked { root: root.to_path_buf(), holder })
-        }
     }
 }

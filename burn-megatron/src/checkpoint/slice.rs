@@ -65,9 +65,9 @@ impl Slice {
     /// The key in a safetensors file: kind and name, and the box when it is not the whole tensor. For example
     /// `weight/layers.0.attention.q_proj.weight[0:512,0:1024]`.
     pub fn key(&self) -> String {
-        let cut =
+        let range =
             if self.ranges == boxes::whole(&self.global_shape) { String::new() } else { boxes::text(&self.ranges) };
-        format!("{}/{}{cut}", self.kind, self.name)
+        format!("{}/{}{range}", self.kind, self.name)
     }
 
     /// Why the slice cannot be written, if it cannot.
@@ -76,8 +76,8 @@ impl Slice {
             return Some(format!("`{}` is not a name of a tensor", self.name.escape_default()));
         }
         if !boxes::fits(&self.ranges, &self.global_shape) {
-            let cut = boxes::text(&self.ranges);
-            return Some(format!("the box {cut} is not inside the global shape {:?}", self.global_shape));
+            let range = boxes::text(&self.ranges);
+            return Some(format!("the box {range} is not inside the global shape {:?}", self.global_shape));
         }
         let bits = self.dtype.bitsize();
         if !bits.is_multiple_of(8) {

@@ -4,7 +4,7 @@ use backend_dist::mesh::ParallelLayout;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Everything that a run needs to go on as if it had not stopped, apart from its tensors.
+/// Everything apart from its tensors that a run needs to resume as if it had not stopped.
 ///
 /// The values of type [`Value`] belong to whoever saves; a checkpoint stores and returns them. JSON numbers keep 64-bit
 /// integers exactly; a float that must come back bit for bit belongs in a string or as its bits.

@@ -1,10 +1,10 @@
 //! `burn-megatron bench`: how fast a run trains, in one table.
 
 mod listed;
+mod output;
 mod subject;
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu::{self, GpuInfo};
 
 use listed::{layout_ranks, listed, of_layout};
+use output::{device, draw, save, write};
 use subject::{config, data};
 
-use super::device::Place;
+use super::device::{DeviceChoice, DeviceKind};
 use super::hints;
+use super::host;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
 use super::print;
 use super::processes::alone;
 use crate::bench::{
-    Device, DocumentLengths, DocumentReport, Record, Setup, Timing, announcement, markdown, measure, profile, text,
-    together,
+    DocumentLengths, DocumentReport, Record, Setup, Timing, announcement, measure, profile, text, together,
 };
 use crate::config::RunConfig;
 use crate::console::say;
 use crate::data::TokenDataset;
-use crate::plan::gpus::Gpu;
 use crate::plan::ladder;
 use crate::trace::summary_file;
 
@@ -38,42 +38,48 @@ use crate::trace::summary_file;
                         --training.micro-batch 2. Tokens are random unless data.text or data.prefixes names some. \
                         benchmarks/README.md says what the numbers mean.")]
 pub struct Args {
-    /// llama3-8b, llama3-1b, tiny, or a run's TOML file
+    /// Recipe (llama3-8b, llama3-1b, tiny) or TOML file of a run; with --chart a record
     #[arg(value_name = "RECIPE|RUN.toml", default_value = "tiny")]
     what: String,
-    /// Where ranks run
-    #[arg(long, value_enum, default_value = "cpu")]
-    device: Place,
+    /// With --chart: further records, and lists of other systems' measurements
+    #[arg(value_name = "FILE", requires = "chart")]
+    files: Vec<PathBuf>,
+    /// Measure nothing: draw a bar chart of records and other systems' measurements into this SVG file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dry_run", "profile", "out", "layouts", "gpus"])]
+    chart: Option<PathBuf>,
+    /// Device of the ranks
+    #[arg(long, value_enum, default_value = "auto")]
+    device: DeviceChoice,
     /// Ranks of a recipe; by default all GPUs, or two CPU ranks
     #[arg(long, value_name = "N")]
     gpus: Option<usize>,
-    /// Several layouts, one after the other, a line of the table for each: a list such as "DP2 ZeRO1,TP2 SP". Without
-    /// ZeRO a recipe takes the first stage that fits, as it does without flags. "CP2 dynamic:16384" shares documents by
-    /// their length, with at most so many tokens on a rank
+    /// Measure several layouts, one after the other, and compare them in one table: a list such as "DP2 ZeRO1,TP2 SP".
+    /// If a layout names no ZeRO stage, a recipe uses the first stage that fits. "CP2 dynamic:16384" is dynamic context
+    /// parallelism with at most 16384 tokens per rank
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     layouts: Vec<String>,
-    /// Cut random tokens into documents of random lengths, the same in every run: lognormal:MEAN,SIGMA, of which
-    /// lognormal:4096,1.1 is skewed as texts are
+    /// Divide the random tokens into documents of random lengths, the same in every run: lognormal:MEAN,SIGMA, for
+    /// example lognormal:4096,1.1
     #[arg(long, value_name = "DISTRIBUTION")]
     document_lengths: Option<DocumentLengths>,
-    /// Steps of a run
+    /// Measured steps per run
     #[arg(long, value_name = "N", default_value_t = 20)]
     steps: usize,
-    /// Steps before the first run
+    /// Warm-up steps before the first run
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: usize,
-    /// Runs, one after the other
+    /// Number of runs; the median is reported
     #[arg(long, value_name = "N", default_value_t = 3)]
     runs: usize,
-    /// After the runs, profile N steps on all GPUs: every operation and kernel, its rate and what the card could do
+    /// After the runs, profile N steps on all GPUs: time and rate of every operation and kernel, and the GPU's peak
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
     profile: Option<usize>,
-    /// Measure nothing and use no GPU: say what would be trained, what memory the plan expects, and how well each way
-    /// of dealing documents out would use the ranks
+    /// Measure nothing and use no GPU: print the run, its memory by plan, and how evenly each assignment of documents
+    /// would load the ranks
     #[arg(long, conflicts_with_all = ["profile", "out"])]
     dry_run: bool,
-    /// File for the JSON record, beside which a Markdown row and a profile's rows are written; by default in
-    /// runs/bench. Of several layouts each has its own, named after it
+    /// File of the JSON record; a Markdown row and a profile's table get the same name. Each of several layouts has a
+    /// file of its own, named after it [default: in runs/bench]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -87,21 +93,33 @@ pub struct Args {
 /// # Errors
 /// If a run is not one, does not fit, or fails; the layouts before it have been measured and written.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if let Some(file) = &args.chart {
+        let files: Vec<&Path> = std::iter::once(Path::new(&args.what)).chain(args.files.iter().map(|f| &**f)).collect();
+        return draw(file, &files);
+    }
     alone("bench")?;
     let timing =
         Timing { warmup: args.warmup, steps: args.steps, runs: args.runs, profile: args.profile.unwrap_or_default() };
-    for (flag, value) in [("warmup", timing.warmup), ("steps", timing.steps), ("runs", timing.runs)] {
+    let numbers = [("warmup", timing.warmup), ("steps", timing.steps), ("runs", timing.runs)];
+    for (flag, value) in numbers {
         if value == 0 {
             bail!("--{flag} 0 measures nothing; nearest legal: 1");
         }
+        if value > MOST_STEPS {
+            bail!("--{flag} {value} is more than can be measured; nearest legal: {MOST_STEPS}");
+        }
     }
-    if args.profile.is_some() && args.device == Place::Cpu {
-        bail!("--profile is of GPUs: add --device cuda, or leave it out");
+    if let Some(steps) = args.profile.filter(|steps| *steps > MOST_STEPS) {
+        bail!("--profile={steps} is more than can be measured; nearest legal: {MOST_STEPS}");
     }
-    let gpus = if args.device == Place::Cpu || args.dry_run { Vec::new() } else { gpu::gpus()? };
+    let device = args.device.kind();
+    if args.profile.is_some() && device == DeviceKind::Cpu {
+        bail!("--profile works on GPUs only: add --device cuda, or leave it out");
+    }
+    let gpus = if device == DeviceKind::Cpu || args.dry_run { Vec::new() } else { gpu::gpus()? };
     let overrides = args.overrides.clone().with_layout(&args.layout).0;
     if args.gpus.is_some() && Path::new(&args.what).is_file() {
-        bail!("--gpus is for recipes; the layout of {} says how many ranks there are", args.what);
+        bail!("--gpus is for recipes; the number of ranks follows from the layout of {}", args.what);
     }
     if args.layouts.is_empty() {
         let (ranks, out) = (args.gpus.or_else(|| layout_ranks(&args.layout)), args.out.clone());
@@ -114,9 +132,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.layout != LayoutArgs::default() {
-        bail!("--layouts says all about the layouts: leave the layout flags out");
+        bail!("--layouts and layout flags exclude each other: leave one out");
     }
-    // All are looked at before the first is run.
+    // All are checked before the first is measured.
     let resolve = |text: &String| -> Result<RunConfig> {
         let (layout, keys) = listed(text)?;
         if let Some(gpus) = args.gpus.filter(|gpus| *gpus != layout.world_size()) {
@@ -148,10 +166,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says what would be measured.
+/// Steps, and runs, whose number times each other stays far from overflowing.
+const MOST_STEPS: usize = 1 << 20;
+
+/// Prints what would be measured.
 fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
     let (data, described) = data(config, timing, args.document_lengths)?;
-    let (job, on_gpus) = (config.job()?, args.device != Place::Cpu);
+    let (job, on_gpus) = (config.job()?, args.device.kind() != DeviceKind::Cpu);
     let planned = ladder::peak(&if on_gpus { job.on_gpus() } else { job });
     let documents = documents(config, &*data, timing, on_gpus);
     let setup = Setup::of(&args.what, config, &described);
@@ -160,16 +181,16 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
     hint(args, config);
     if on_gpus && !Path::new(&args.what).is_file() {
         say(format_args!(
-            "{:<22}no GPU was asked for its memory: nothing is given up for it, as it would be in a run",
+            "{:<22}without a GPU no ZeRO stage or recomputation is chosen by its memory, as a measurement does",
             ""
         ));
     }
     Ok(())
 }
 
-/// Says what would be quicker on GPUs.
+/// Prints what would be faster on GPUs.
 fn hint(args: &Args, config: &RunConfig) {
-    if let Some(hint) = (args.device == Place::Cuda).then(|| hints::of(config)).flatten() {
+    if let Some(hint) = (args.device.kind() == DeviceKind::Cuda).then(|| hints::of(config)).flatten() {
         say(format_args!("{:<22}{hint}", "hint"));
     }
 }
@@ -186,13 +207,13 @@ fn possible(
     Ok(())
 }
 
-/// Those of the steps that are measured.
+/// The documents of the measured steps.
 fn documents(config: &RunConfig, data: &dyn TokenDataset, timing: Timing, on_gpus: bool) -> Option<DocumentReport> {
     let (first, steps) = (timing.warmup * config.training.global_batch, timing.runs * timing.steps);
     DocumentReport::of(config, data, first, steps, on_gpus)
 }
 
-/// Measures a run, prints and writes what was found.
+/// Measures a run, prints and writes the record.
 fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Option<PathBuf>) -> Result<Record> {
     let (data, described) = data(&config, timing, args.document_lengths)?;
     let setup = Setup::of(&args.what, &config, &described);
@@ -204,7 +225,10 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
     let told = |step: usize, loss: f64, seconds: f64| {
         eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
     };
-    let devices = args.device.devices(&config.parallel)?;
+    if gpus.is_empty() {
+        host::check_memory(&config, 1.0)?;
+    }
+    let devices = args.device.kind().devices(&config.parallel)?;
     let seen = measure(&config, data.clone(), devices, timing, &told).map_err(|error| anyhow!(error))?;
     let documents = documents(&config, &*data, timing, !gpus.is_empty());
     let device = device(gpus.first(), &config);
@@ -223,42 +247,4 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
         say(format_args!("{:<22}{}", "written to", file.display()));
     }
     Ok(record)
-}
-
-fn device(gpu: Option<&GpuInfo>, config: &RunConfig) -> Device {
-    let Some(gpu) = gpu else { return Device { name: "CPU rank".into(), ..Device::default() } };
-    let mut versions = Vec::new();
-    if let Ok(driver) = gpu::driver_version() {
-        let number = driver.driver.unwrap_or_else(|| "not known".into());
-        versions.push(("driver, CUDA".to_string(), format!("{number}, {}", driver.cuda)));
-    }
-    let libraries = [("NCCL", gpu::nccl_version()), ("cuBLASLt", gpu::cublas_lt_version())];
-    versions.extend(libraries.into_iter().filter_map(|(name, version)| Some((name.into(), version.ok()?.to_string()))));
-    let sheet = Gpu::named(&gpu.name);
-    Device {
-        peak: sheet.map(|sheet| sheet.peak(config.training.dtype.bytes())),
-        source: sheet.map(|sheet| sheet.source.into()),
-        name: gpu.name.clone(),
-        versions,
-    }
-}
-
-/// Writes the record as JSON and, beside it, its row of the table of results. Returns the first.
-fn save(record: &Record, out: Option<PathBuf>) -> Result<PathBuf> {
-    let file = out.unwrap_or_else(|| {
-        let stamp: String = record.origin.date.chars().filter(char::is_ascii_digit).collect();
-        let recipe = Path::new(&record.setup.recipe).file_stem().unwrap_or_default().to_string_lossy();
-        PathBuf::from(format!("runs/bench/{stamp}-{recipe}-{}.json", record.setup.ranks))
-    });
-    write(&file, &(serde_json::to_string_pretty(record)? + "\n"))?;
-    write(&file.with_extension("md"), &markdown(record, true))?;
-    Ok(file)
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    }
-    let written = fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.with_context(|| path.display().to_string())
 }

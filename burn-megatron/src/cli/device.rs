@@ -1,4 +1,4 @@
-//! Where a command's ranks run.
+//! The devices of a command's ranks.
 
 use anyhow::{Context, Result, anyhow};
 use backend_dist::gpu::{self, GpuError};
@@ -7,16 +7,40 @@ use backend_dist::process::Processes;
 use burn::tensor::Device;
 use clap::ValueEnum;
 
-/// Where ranks run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Place {
+/// What `--device` of a training command says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeviceChoice {
+    /// GPUs if this program is built for them and the machine has one, else the CPU
+    #[default]
+    Auto,
     /// Threads on the CPU
     Cpu,
     /// Rank r on GPU r
     Cuda,
 }
 
-impl Place {
+impl DeviceChoice {
+    /// The kind of device; of `auto`, the one that this machine has.
+    pub fn kind(self) -> DeviceKind {
+        match self {
+            Self::Cpu => DeviceKind::Cpu,
+            Self::Cuda => DeviceKind::Cuda,
+            Self::Auto if gpu::gpus().is_ok_and(|gpus| !gpus.is_empty()) => DeviceKind::Cuda,
+            Self::Auto => DeviceKind::Cpu,
+        }
+    }
+}
+
+/// The kind of device that ranks run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// Threads on the CPU
+    Cpu,
+    /// Rank r on GPU r
+    Cuda,
+}
+
+impl DeviceKind {
     /// A device for each rank of a layout.
     ///
     /// # Errors
@@ -24,8 +48,8 @@ impl Place {
     pub fn devices(self, layout: &ParallelLayout) -> Result<Vec<Device>> {
         let ranks = layout.world_size();
         match self {
-            Place::Cpu => Ok(vec![Device::flex(); ranks]),
-            Place::Cuda => {
+            DeviceKind::Cpu => Ok(vec![Device::flex(); ranks]),
+            DeviceKind::Cuda => {
                 gpu::require(ranks).map_err(|error| refused(error, layout))?;
                 (0..ranks).map(cuda).collect()
             }
@@ -39,8 +63,8 @@ impl Place {
     pub fn devices_among(self, processes: &Processes) -> Result<Vec<Device>> {
         let (mut numbers, ranks) = (processes.local_devices(), processes.ranks().len());
         match self {
-            Place::Cpu => Ok(vec![Device::flex(); ranks]),
-            Place::Cuda => {
+            DeviceKind::Cpu => Ok(vec![Device::flex(); ranks]),
+            DeviceKind::Cuda => {
                 let context = || format!("--device cuda: process {} of {}", processes.process(), processes.count());
                 // A launcher may show every process its own GPUs only (CUDA_VISIBLE_DEVICES).
                 if gpu::gpus().with_context(context)?.len() == ranks {
@@ -52,14 +76,14 @@ impl Place {
         }
     }
 
-    /// All GPUs, or one CPU: layouts with more ranks than devices share them, and exchange through the host.
+    /// All GPUs, or one CPU: layouts with more ranks than devices share them, and communicate through the host.
     ///
     /// # Errors
     /// If there is no GPU, or something that it needs is missing.
     pub fn shared(self) -> Result<Vec<Device>> {
         match self {
-            Place::Cpu => Ok(vec![Device::flex()]),
-            Place::Cuda => {
+            DeviceKind::Cpu => Ok(vec![Device::flex()]),
+            DeviceKind::Cuda => {
                 let gpus = gpu::gpus()?.len();
                 gpu::require(gpus)?;
                 (0..gpus).map(cuda).collect()
@@ -92,7 +116,7 @@ fn refused(error: GpuError, layout: &ParallelLayout) -> anyhow::Error {
 }
 
 /// The layout of the most ranks, up to `ranks`, whose sizes divide those of `layout`. Of several, the one that keeps
-/// most tensor, then most pipeline parallelism: these make a model fit, data parallelism makes it fast.
+/// most tensor, then most pipeline parallelism: these make a model fit, while data parallelism makes it fast.
 fn nearest(layout: &ParallelLayout, ranks: usize) -> ParallelLayout {
     let divisors = |size: usize| (1..=size).filter(move |part| size.is_multiple_of(*part));
     let mut best = ParallelLayout::default();
@@ -131,6 +155,16 @@ mod tests {
     }
 
     #[test]
+    fn auto_is_what_this_machine_has() {
+        let has_gpu = gpu::gpus().is_ok_and(|gpus| !gpus.is_empty());
+        assert_eq!(DeviceChoice::default().kind() == DeviceKind::Cuda, has_gpu);
+        assert_eq!(
+            [DeviceChoice::Cpu, DeviceChoice::Cuda].map(DeviceChoice::kind),
+            [DeviceKind::Cpu, DeviceKind::Cuda]
+        );
+    }
+
+    #[test]
     fn too_few_gpus_are_said_in_terms_of_the_layout() {
         let error = GpuError::TooFew { asked: 8, present: 2, visible: None };
         let text = refused(error, &"TP2 SP PP2 DP2".parse().unwrap()).to_string();
@@ -141,7 +175,7 @@ mod tests {
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn without_the_feature_the_error_says_how_to_build() {
-        let error = Place::Cuda.devices(&ParallelLayout::default()).unwrap_err();
+        let error = DeviceKind::Cuda.devices(&ParallelLayout::default()).unwrap_err();
         assert!(format!("{error:#}").contains("--device cuda: this program was built without GPUs"), "{error:#}");
     }
 }

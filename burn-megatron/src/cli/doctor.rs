@@ -1,26 +1,26 @@
-//! `burn-megatron doctor`: what can this machine run, and what is missing?
+//! `burn-megatron doctor`: what this machine can run, and what is missing.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use backend_dist::mesh::ParallelLayout;
 
-use super::device::Place;
+use super::device::DeviceKind;
 use crate::console::say;
 use crate::doctor::{Item, KernelCheck, Verdict, check_kernels, gpus, host, summary};
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Also time an all-reduce over all GPUs, and check its sum
+    /// Also time an all-reduce over all GPUs and check its result
     #[arg(long)]
     links: bool,
-    /// Also check every GPU kernel on GPU 0 against the CPU in f64
+    /// Also compare every GPU kernel on GPU 0 with the CPU in f64
     #[arg(long)]
     kernels: bool,
 }
 
-/// Prints a line per item; the exit code is 1 where a run on the machine's GPUs would miss something or a kernel is
+/// Prints a line per item. The exit code is 1 if something is missing for runs on the machine's GPUs, or a kernel is
 /// wrong.
 ///
 /// # Errors
@@ -48,7 +48,7 @@ fn kernels(gpus: usize) -> anyhow::Result<bool> {
         say("kernels  nothing to check: no GPU");
         return Ok(true);
     }
-    let device = Place::Cuda.devices(&ParallelLayout::default())?.remove(0);
+    let device = DeviceKind::Cuda.devices(&ParallelLayout::default())?.remove(0);
     say(format_args!("{:<44} {:<6} {:<38} {:>8} {:>8}", "kernel", "type", "shape", "error", "bound"));
     let (mut right, mut all) = (0, 0);
     check_kernels(&device, &mut |check| {

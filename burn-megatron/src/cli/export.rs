@@ -40,7 +40,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!("warning: {warning}");
     }
     let config = model_of(&checkpoint)?;
-    let (mut companions, mut tokenizer) = (companions_of(&checkpoint), checkpoint.tokenizer());
+    let (mut companions, mut tokenizer) = (companions_of(&checkpoint)?, checkpoint.tokenizer());
     if let Some(like) = &args.like {
         let found = Companions::read(like).with_context(|| format!("--like {}", like.display()))?;
         companions = if companions.is_empty() { found } else { companions };

@@ -1,12 +1,12 @@
-//! Flags that are called otherwise here: Megatron-LM's, and keys without their section.
+//! Answers to flags of other names, Megatron-LM's and keys without their section, and to negative numbers.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Error, Parser};
+use clap::{Command, CommandFactory, Error, FromArgMatches};
 
 use super::Cli;
 use crate::config::{find_anywhere, size_names};
 
-/// Megatron-LM's flags that no key is an alias of, and what stands for them.
+/// Megatron-LM's flags that are no alias of a key, and their equivalents.
 const FLAGS: [(&str, &str); 26] = [
     ("num-layers", "--model.num-hidden-layers N"),
     ("ffn-hidden-size", "--model.intermediate-size N"),
@@ -23,7 +23,7 @@ const FLAGS: [(&str, &str); 26] = [
     ("position-embedding-type", "--model.preset NAME or --model.family NAME"),
     ("bf16", "--training.dtype bf16"),
     ("fp16", "--training.dtype f16"),
-    ("load", "--checkpoint.resume PATH; without it a run goes on from its own checkpoint.directory"),
+    ("load", "--checkpoint.resume PATH; without it a run resumes from its own checkpoint.directory"),
     ("data-path", "--data.prefixes PREFIX,.. and --data.weights W,.."),
     ("tokenizer-model", "--data.tokenizer FILE"),
     ("use-distributed-optimizer", "--zero 1"),
@@ -32,8 +32,8 @@ const FLAGS: [(&str, &str); 26] = [
     ("lr-warmup-samples", "--lr.warmup \"N samples\""),
     ("lr-decay-samples", "--lr.decay \"N samples\""),
     ("exit-signal-handler", "nothing: SIGTERM saves and ends a run"),
-    ("overlap-grad-reduce", "nothing: sums of gradients run beside the backward pass"),
-    ("overlap-param-gather", "nothing: gathers of weights run beside the update and the forward pass"),
+    ("overlap-grad-reduce", "nothing: gradient reduction always overlaps with the backward pass"),
+    ("overlap-param-gather", "nothing: weight gathering always overlaps with the update and the forward pass"),
 ];
 
 /// Commands whose flags are the keys of a configuration.
@@ -42,10 +42,37 @@ const WITH_KEYS: [&str; 3] = ["train", "plan", "bench"];
 /// The command line, or the end of the program with what is wrong with it.
 pub fn parse() -> Cli {
     let with_keys = std::env::args_os().nth(1).is_some_and(|command| WITH_KEYS.iter().any(|name| command == *name));
-    Cli::try_parse().unwrap_or_else(|error| if with_keys { answered(error) } else { error }.exit())
+    try_parse(std::env::args_os()).unwrap_or_else(|error| if with_keys { answered(error) } else { error }.exit())
 }
 
-/// The error of a flag that another name is known for, with that name.
+/// Parses a command line. Negative numbers are values, so that the message is about their value.
+fn try_parse<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(words: I) -> Result<Cli, Error> {
+    let command = with_negative_numbers(Cli::command());
+    command.try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)).map_err(counted)
+}
+
+fn with_negative_numbers(command: Command) -> Command {
+    let takes_negative = |argument: clap::Arg| {
+        let takes = argument.get_action().takes_values() && !argument.is_positional();
+        if takes { argument.allow_negative_numbers(true) } else { argument }
+    };
+    command.mut_args(takes_negative).mut_subcommands(with_negative_numbers)
+}
+
+/// The error of a negative number in the place of a count, with the legal values.
+fn counted(mut error: Error) -> Error {
+    let is_negative = match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) => value.parse::<f64>().is_ok_and(|value| value < 0.0),
+        _ => false,
+    };
+    if is_negative && error.kind() == ErrorKind::ValueValidation {
+        let legal = "it takes a whole number that is not negative; nearest legal: 0 or 1".to_string();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![legal.into()]));
+    }
+    error
+}
+
+/// The error of a flag that has another name here, with that name.
 fn answered(mut error: Error) -> Error {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
     let Some(ours) = ours(flag).filter(|_| error.kind() == ErrorKind::UnknownArgument) else { return error };
@@ -54,7 +81,7 @@ fn answered(mut error: Error) -> Error {
     error
 }
 
-/// What stands for an unknown flag.
+/// The equivalent of an unknown flag.
 fn ours(flag: &str) -> Option<String> {
     let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
     let foreign = FLAGS.iter().find(|(foreign, _)| *foreign == name).map(|(_, ours)| ours.to_string());
@@ -70,7 +97,7 @@ mod tests {
     #[test]
     fn megatrons_flags_are_answered_with_ours() {
         let said = |flag: &str| {
-            let error = Cli::try_parse_from(["burn-megatron", "train", "run.toml", flag]).unwrap_err();
+            let error = try_parse(["burn-megatron", "train", "run.toml", flag]).unwrap_err();
             answered(error).to_string()
         };
         for (flag, ours) in [
@@ -91,11 +118,28 @@ mod tests {
         assert!(said("--training.stepz").contains("--training.steps"), "as clap has it: {}", said("--training.stepz"));
     }
 
+    /// As in Megatron, the length of training in samples.
+    #[test]
+    fn train_samples_is_a_flag() {
+        let parsed = try_parse(["burn-megatron", "train", "run.toml", "--train-samples", "48"]).unwrap();
+        assert!(format!("{parsed:?}").contains("(\"training.samples\", \"48\")"), "{parsed:?}");
+        assert_eq!(ours("--train-samples").as_deref(), Some("--training.samples VALUE"));
+    }
+
+    #[test]
+    fn a_negative_number_is_answered_with_the_legal_ones() {
+        for line in ["generate --hf x --prompt y --seed -1", "plan x.toml --gpus -8", "bench tiny --steps=-1"] {
+            let error = try_parse(format!("burn-megatron {line}").split(' ')).unwrap_err().to_string();
+            assert!(error.contains("not negative") && !error.contains("unexpected argument"), "{line}: {error}");
+        }
+        assert!(try_parse(["burn-megatron", "train", "run.toml", "--lr.min", "-1"]).is_ok(), "the key says more");
+    }
+
     #[test]
     fn what_stands_for_a_foreign_flag_exists() {
         for (_, ours) in FLAGS.iter().filter(|(_, ours)| ours.starts_with("--")) {
             let flag = ours.split(' ').next().unwrap_or_default();
-            let error = Cli::try_parse_from(["burn-megatron", "train", "run.toml", &format!("{flag}=1")]);
+            let error = try_parse(["burn-megatron", "train", "run.toml", &format!("{flag}=1")]);
             assert!(!error.is_err_and(|error| error.kind() == ErrorKind::UnknownArgument), "{ours}");
         }
     }

@@ -7,7 +7,7 @@ use backend_dist::mesh::ParallelLayout;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
 
-use super::device::Place;
+use super::device::DeviceKind;
 use super::layout::LayoutArgs;
 use super::processes::alone;
 use crate::element::Element;
@@ -38,7 +38,7 @@ pub struct Args {
     /// Folder with config.json and the weights
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
-    /// Safetensors file with `input_ids` [rows, tokens] and perhaps `labels`: the same places, -100 does not count
+    /// Safetensors file with `input_ids` [sequences, tokens] and perhaps `labels` of the same shape; -100 is ignored
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// Safetensors file to write: `logits`, with labels `loss`, with --grads `grad.NAME` of every weight
@@ -56,7 +56,7 @@ pub struct Args {
     exact: bool,
     /// Where the ranks run
     #[arg(long, value_enum, default_value = "cpu")]
-    device: Place,
+    device: DeviceKind,
     #[command(flatten)]
     layout: LayoutArgs,
 }
@@ -87,7 +87,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     super::print(&format!(
         "{} x {} tokens in {}, {:?}: logits{loss}{gradients} in {}\n",
-        input.rows,
+        input.sequences,
         input.seq,
         settings.layout,
         args.dtype,

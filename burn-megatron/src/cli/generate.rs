@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, anyhow, bail};
+use backend_dist::gpu;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::{Device, FloatDType};
@@ -14,13 +15,15 @@ use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WeightSource, Wi
 use tokenizers::Tokenizer;
 
 use self::writer::Writer;
-use super::device::Place;
+use super::device::DeviceKind;
 use super::forward::Precision;
 use super::processes::alone;
 use crate::checkpoint::Checkpoint;
 use crate::data::preprocess::end_of_document;
 use crate::generate::{Ended, GenerateOptions, Generated, Sampling, generate};
-use crate::hf::{GenerationConfig, HfFolder};
+use crate::hf::{GenerationConfig, HfFolder, model_of};
+use crate::host_memory;
+use crate::plan::Decoder;
 
 /// Arguments of `generate`.
 #[derive(Debug, clap::Args)]
@@ -57,12 +60,12 @@ pub struct Args {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Seed of the draws
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     seed: u64,
     /// Token that ends the text, by id or as the tokenizer writes it; may be given several times. Default: the model's
     #[arg(long = "stop-token", value_name = "TOKEN")]
     stop_tokens: Vec<String>,
-    /// Let the text outgrow the model's positions: it sees at most so many tokens and goes on from the last half of
+    /// Let the text outgrow the model's positions: it sees at most so many tokens and resumes from the last half of
     /// them
     #[arg(long, value_name = "N")]
     window: Option<usize>,
@@ -71,7 +74,7 @@ pub struct Args {
     dtype: Precision,
     /// Where the ranks run
     #[arg(long, value_enum, default_value = "cpu")]
-    device: Place,
+    device: DeviceKind,
     /// Ranks that share each layer's matrices
     #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", default_value_t = 1)]
     tensor_parallel: usize,
@@ -107,6 +110,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let layout = ParallelLayout { tp: args.tensor_parallel, ..ParallelLayout::default() };
     layout.check()?;
     source.config.dims().check_tp(layout.tp)?;
+    let each = cache_bytes(&source.config, &args);
+    memory(args.device).map_or(Ok(()), |available| options.check_memory(tokens.len(), each, available))?;
     beyond_positions(&source.config, tokens.len(), &options).into_iter().for_each(|note| eprintln!("{note}"));
 
     let writer = Mutex::new(writer);
@@ -125,6 +130,27 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Bytes of the keys and values of a position in the memory that one rank or, on the CPU, all ranks have.
+fn cache_bytes(config: &FamilyConfig, args: &Args) -> u64 {
+    let decoder = Decoder::from(config);
+    let ranks = if args.device == DeviceKind::Cuda { args.tensor_parallel.max(1) } else { 1 };
+    let element = match args.dtype {
+        Precision::F64 => 8,
+        Precision::F32 => 4,
+        Precision::Bf16 => 2,
+    };
+    let sizes = [2, decoder.layers, decoder.kv_heads.div_ceil(ranks), decoder.head_dim, element];
+    sizes.iter().fold(1, |bytes: u64, &size| bytes.saturating_mul(size as u64))
+}
+
+/// Bytes of memory on a device, or available on the host, if they are known.
+fn memory(device: DeviceKind) -> Option<u64> {
+    match device {
+        DeviceKind::Cpu => host_memory::available(),
+        DeviceKind::Cuda => gpu::gpus().ok()?.iter().map(|gpu| gpu.total).min(),
+    }
+}
+
 fn open(args: &Args) -> Result<Source> {
     if let Some(dir) = &args.hf {
         let folder = HfFolder::open(dir)?;
@@ -138,8 +164,7 @@ fn open(args: &Args) -> Result<Source> {
     if let Some(warning) = checkpoint.warning() {
         eprintln!("{}: {warning}", checkpoint.path().display());
     }
-    let config = serde_json::from_value(checkpoint.state().model.clone())
-        .with_context(|| format!("{}: its model is of no family known here", checkpoint.path().display()))?;
+    let config = model_of(&checkpoint)?;
     let tokenizer = checkpoint.tokenizer().map(|path| tokenizer(&path)).transpose()?;
     let end = tokenizer.as_ref().and_then(|tokenizer| end_of_document(tokenizer, None));
     let generation = GenerationConfig {
@@ -152,7 +177,7 @@ fn open(args: &Args) -> Result<Source> {
 fn tokenizer(path: &Path) -> Result<Tokenizer> {
     let named = |error| anyhow!("{}: {error}", path.display());
     let mut tokenizer = Tokenizer::from_file(path).map_err(named)?;
-    // A prompt is of any length: neither cut nor filled up.
+    // A prompt is of any length: neither truncated nor padded.
     tokenizer.with_truncation(None).map_err(named)?.with_padding(None);
     Ok(tokenizer)
 }
@@ -237,7 +262,7 @@ fn speed(prompt: usize, generated: &Generated) -> String {
     let ended = match generated.ended {
         Ended::Length => "as many as asked for".to_string(),
         Ended::StopToken => format!("stop token {}", generated.tokens[new - 1]),
-        Ended::Reader => "nobody reads on".to_string(),
+        Ended::Reader => "the output was closed".to_string(),
     };
     format!(
         "prompt: {prompt} tokens, {:.1} tokens/s; text: {new} tokens, {:.1} tokens/s; ended: {ended}",

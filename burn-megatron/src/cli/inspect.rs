@@ -12,7 +12,9 @@ use tokenizers::Tokenizer;
 
 use super::print;
 use crate::data::indexed::IndexedDataset;
-use crate::data::{Blend, EpochPlan, GptDataConfig, GptPart, GptParts, Part, Sample, Split, TokenDataset, npy};
+use crate::data::{
+    Blend, DataError, EpochPlan, GptDataConfig, GptSplit, GptSplits, Sample, Split, SplitRatios, TokenDataset, npy,
+};
 
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
@@ -27,17 +29,17 @@ pub struct Args {
     #[arg(long, value_name = "S")]
     seq_length: Option<usize>,
     /// Seed of document and sample order
-    #[arg(long, value_name = "N", default_value_t = 1234)]
+    #[arg(long, value_name = "N", default_value_t = 1234, allow_negative_numbers = true)]
     seed: u32,
     /// Shares of training, validation and test
     #[arg(long, value_name = "A,B,C", default_value = "1,0,0")]
-    split: Split,
+    split: SplitRatios,
     /// Samples wanted for training, validation and test; by default those of one epoch
     #[arg(long, value_name = "T,V,E", value_delimiter = ',')]
     num_samples: Vec<usize>,
     /// Whose samples to show and write
-    #[arg(long, value_enum, default_value = "train")]
-    part: PartName,
+    #[arg(long, alias = "part", value_enum, default_value = "train")]
+    dataset: SplitName,
     /// Show and write the first K samples; by default 4 are shown, and all are written
     #[arg(long, value_name = "K")]
     samples: Option<usize>,
@@ -62,7 +64,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum PartName {
+enum SplitName {
     Train,
     Valid,
     Test,
@@ -101,7 +103,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
 
-    if args.num_samples.len() > Part::ALL.len() {
+    if args.num_samples.len() > Split::ALL.len() {
         bail!("--num-samples has {} numbers; at most train,valid,test", args.num_samples.len());
     }
     let mut num_samples = [None; 3];
@@ -118,13 +120,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         keep_partial_validation: args.keep_partial_validation,
         cache: args.data_cache_path.clone(),
     };
-    let parts = GptParts::from_datasets(&datasets, &blend, &config)?;
+    let splits = GptSplits::from_datasets(&datasets, &blend, &config).map_err(|error| match error {
+        DataError::Order { .. } => anyhow!(error).context("--num-samples"),
+        other => other.into(),
+    })?;
     print(&format!("samples of {seq_length} tokens, seed {}, split {}\n", config.seed, config.split))?;
-    for part in Part::ALL {
-        let description = parts.part(part).map_or("none\n".into(), |data| describe_part(data, &blend));
-        print(&format!("  {:5}  {description}", part.name()))?;
+    for split in Split::ALL {
+        let description = splits.get(split).map_or("none\n".into(), |data| describe_split(data, &blend));
+        print(&format!("  {:5}  {description}", split.name()))?;
     }
-    show(&args, &parts)?;
+    show(&args, &splits)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -154,11 +159,11 @@ fn describe_files(prefix: &Path, data: &IndexedDataset) -> String {
     text
 }
 
-fn describe_part(data: &GptPart, blend: &Blend) -> String {
+fn describe_split(data: &GptSplit, blend: &Blend) -> String {
     let samples = count(data.len());
     let blended = match data {
-        GptPart::Single(single) => return format!("{samples} samples: {}\n", describe_plan(single.plan())),
-        GptPart::Blended(blended) => blended,
+        GptSplit::Single(single) => return format!("{samples} samples: {}\n", describe_plan(single.plan())),
+        GptSplit::Blended(blended) => blended,
     };
     let mut text = format!("{samples} samples\n");
     for (i, (component, prefix)) in blended.datasets().iter().zip(&blend.prefixes).enumerate() {
@@ -181,25 +186,25 @@ fn describe_plan(plan: &EpochPlan) -> String {
     format!("{} {epochs} of {} tokens{apart}", plan.epochs, count(plan.tokens_per_epoch as usize))
 }
 
-fn show(args: &Args, parts: &GptParts) -> anyhow::Result<()> {
-    let part = Part::ALL[args.part as usize];
-    let Some(data) = parts.part(part) else {
-        bail!("split {} leaves no {} data to show", args.split, part.name());
+fn show(args: &Args, splits: &GptSplits) -> anyhow::Result<()> {
+    let split = Split::ALL[args.dataset as usize];
+    let Some(data) = splits.get(split) else {
+        bail!("split {} leaves no {} data to show", args.split, split.name());
     };
     if let Some(samples) = args.samples.filter(|&samples| samples > data.len()) {
-        bail!("{samples} {} samples are wanted, there are {}", part.name(), data.len());
+        bail!("{samples} {} samples are wanted, there are {}", split.name(), data.len());
     }
     let load = |path: &PathBuf| Tokenizer::from_file(path).map_err(|error| anyhow!("{}: {error}", path.display()));
     let tokenizer = args.tokenizer.as_ref().map(load).transpose()?;
     for index in 0..args.samples.unwrap_or(SHOWN.min(data.len())) {
-        let sample = describe_sample(&data.sample(index), tokenizer.as_ref())?;
-        print(&format!("{}[{index}] {sample}\n", part.name()))?;
+        let sample = describe_sample(&data.try_sample(index)?, tokenizer.as_ref())?;
+        print(&format!("{}[{index}] {sample}\n", split.name()))?;
     }
     if let Some(out) = &args.out {
-        let rows = args.samples.unwrap_or(data.len());
-        npy::write_i64(out, (0..rows).map(|index| data.sample(index).tokens), data.seq_length())
+        let samples = args.samples.unwrap_or(data.len());
+        npy::write_i64(out, (0..samples).map(|index| data.sample(index).tokens), data.seq_length())
             .with_context(|| out.display().to_string())?;
-        print(&format!("wrote {}: int64 ({rows}, {})\n", out.display(), data.seq_length()))?;
+        print(&format!("wrote {}: int64 ({samples}, {})\n", out.display(), data.seq_length()))?;
     }
     Ok(())
 }

@@ -1,47 +1,47 @@
-//! The layout flags that every training command has.
+//! The layout flags of every training command.
 
 use anyhow::Result;
 use backend_dist::mesh::ParallelLayout;
 use clap::Args;
 
-/// How ranks are divided. Megatron's spellings are accepted too.
+/// The parallel layout. Megatron's spellings are accepted too.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Layout")]
 pub struct LayoutArgs {
-    /// Ranks that share each layer's matrices
+    /// Tensor-parallel size: ranks that share each layer's weight matrices
     #[arg(long, alias = "tensor-model-parallel-size", value_name = "N")]
     pub tensor_parallel: Option<usize>,
-    /// Also cut the activations between those matrices along the sequence
+    /// Sequence parallelism: shard the activations outside the tensor-parallel GEMMs along the sequence
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub sequence_parallel: Option<bool>,
-    /// Stages that the layers are divided over
+    /// Pipeline-parallel size: ranks that the layers are split over
     #[arg(long, alias = "pipeline-model-parallel-size", value_name = "N")]
     pub pipeline_parallel: Option<usize>,
-    /// Model chunks per pipeline stage
+    /// Virtual pipeline size: model chunks per pipeline rank
     #[arg(long, alias = "num-virtual-stages-per-pipeline-rank", value_name = "N")]
     pub virtual_pipeline: Option<usize>,
-    /// Ranks that each sequence is cut over
+    /// Context-parallel size: ranks that each sequence is split over
     #[arg(long, alias = "context-parallel-size", value_name = "N")]
     pub context_parallel: Option<usize>,
-    /// Ranks that the experts of a layer are divided over
+    /// Expert-parallel size: ranks that the experts of an MoE layer are distributed over
     #[arg(long, alias = "expert-model-parallel-size", value_name = "N")]
     pub expert_parallel: Option<usize>,
-    /// Ranks that share the matrices of an expert
+    /// Tensor-parallel size inside each expert
     #[arg(long, alias = "expert-tensor-parallel-size", value_name = "N")]
     pub expert_tensor_parallel: Option<usize>,
-    /// Replicas of the model, each with its own rows of the batch
+    /// Data-parallel size: groups of ranks that each train the whole model on their own share of the batch
     #[arg(long, alias = "data-parallel-size", value_name = "N")]
     pub data_parallel: Option<usize>,
-    /// What is cut over the replicas: 1 optimizer states, 2 also gradients, 3 also weights
+    /// ZeRO stage, what is sharded over the data-parallel ranks: 1 optimizer states, 2 also gradients, 3 also weights
     #[arg(long, value_name = "STAGE")]
     pub zero: Option<u8>,
 }
 
 impl LayoutArgs {
-    /// The layout that the flags ask for, over `default` where they say nothing.
+    /// The layout that the flags ask for, with the sizes of `default` for flags that are not given.
     ///
     /// # Errors
-    /// If it is not a layout, or one that does not run yet.
+    /// If the sizes do not make a legal layout.
     pub fn over(&self, default: ParallelLayout) -> Result<ParallelLayout> {
         let layout = ParallelLayout {
             tp: self.tensor_parallel.unwrap_or(default.tp),

@@ -8,6 +8,7 @@ mod foreign;
 mod forward;
 mod generate;
 mod hints;
+mod host;
 mod import;
 mod inspect;
 pub mod layout;
@@ -15,6 +16,7 @@ mod overrides;
 mod plan;
 mod preprocess;
 mod processes;
+mod reference;
 mod replay;
 mod train;
 mod verify;
@@ -37,30 +39,33 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Turn .txt and .jsonl files into Megatron's .bin/.idx
+    /// Tokenize .txt and .jsonl files into Megatron's .bin/.idx files
     Preprocess(preprocess::Args),
-    /// Show what a model will see of .bin/.idx files, or what a checkpoint holds
+    /// Show the samples of .bin/.idx files, or the contents of a checkpoint
     Inspect(inspect::Args),
-    /// Show what a run needs before it starts: memory, time, the best layouts; or what a pipeline schedule costs
+    /// Predict memory, step time and the best layouts of a run, or simulate a pipeline schedule
     Plan(Box<plan::Args>),
-    /// Train a model as one TOML file describes it
+    /// Train a model as a TOML file describes it
     Train(Box<train::Args>),
-    /// Measure how fast a run trains: tokens/s, TFLOP/s, MFU, memory, idle time, in one table
+    /// Measure training speed: tokens/s, TFLOP/s, MFU, memory and idle time, in one table
     Bench(Box<bench::Args>),
-    /// Continue a text with a trained model
+    /// Generate text with a trained model
     Generate(Box<generate::Args>),
-    /// Train in many layouts in double precision and compare each with one device
+    /// Check that parallel layouts train like a single device, in double precision
     Verify(verify::Args),
-    /// Repeat a recorded Megatron-Core run and compare every step
+    /// Repeat a recorded Megatron-Core run and compare every step with it
     Replay(replay::Args),
-    /// Turn a Hugging Face folder into a checkpoint
+    /// Convert a Hugging Face folder to a checkpoint
     Import(import::Args),
-    /// Turn a checkpoint into a Hugging Face folder
+    /// Convert a checkpoint to a Hugging Face folder
     Export(export::Args),
-    /// Say what this machine can run, and what is missing for runs on GPUs
+    /// Check driver, GPUs, libraries and disk of this machine
     Doctor(doctor::Args),
     /// Compute logits, loss and gradients of a Hugging Face folder, in any layout
     Forward(forward::Args),
+    /// Write the reference pages of configuration keys and commands
+    #[command(hide = true)]
+    Reference(reference::Args),
 }
 
 /// Runs a parsed command.
@@ -81,19 +86,27 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Export(args) => export::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Forward(args) => forward::run(args),
+        Command::Reference(args) => reference::run(args),
     }
 }
 
-/// An error and its causes in one line; a cause that the text before it has told already is not told again.
+/// An error and its causes in one line. A cause that the text before it contains already is not repeated. Control
+/// characters, which may come from a file, are written as escapes: a terminal would obey them.
 pub fn describe(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
+    let text = error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
         "" => cause,
         text if text.ends_with(&cause) => text.into(),
         text => format!("{text}: {cause}"),
-    })
+    });
+    let shown = |character: char| match character {
+        '\n' | '\t' => character.to_string(),
+        control if control.is_control() => control.escape_default().to_string(),
+        other => other.to_string(),
+    };
+    text.chars().map(shown).collect()
 }
 
-/// Prints a result. A reader that has seen enough (`| head`) is no failure.
+/// Prints a result. A reader that closes the pipe (`| head`) is no failure.
 fn print(text: &str) -> io::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -111,5 +124,11 @@ mod tests {
         let told = anyhow::Error::new(cause()).context("cannot read a.json: no such file").context("--hf");
         assert_eq!(describe(&told), "--hf: cannot read a.json: no such file");
         assert_eq!(describe(&anyhow::Error::new(cause()).context("a.json")), "a.json: no such file");
+    }
+
+    #[test]
+    fn escapes_of_a_file_do_not_reach_the_terminal() {
+        let told = describe(&anyhow::anyhow!("key \u{1b}[31mred\u{7}\n\tnext line, naïve"));
+        assert_eq!(told, "key \\u{1b}[31mred\\u{7}\n\tnext line, naïve");
     }
 }

@@ -1,4 +1,4 @@
-//! `--section.key value` for every key of a run's configuration.
+//! `--section.key value` for every key of a configuration.
 
 use std::sync::LazyLock;
 
@@ -7,16 +7,16 @@ use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use super::layout::LayoutArgs;
 use crate::config::{KEYS, size_names};
 
-/// What the command line says about keys, in the order in which it is to be applied.
+/// Keys and values from the command line, in the order in which they apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides(pub Vec<(String, String)>);
 
 /// Every flag, and the other spellings of it.
 static FLAGS: LazyLock<Vec<(String, Vec<String>)>> = LazyLock::new(|| {
     let keys = KEYS.iter().map(|key| {
-        let alone = key.section() == "context";
+        let alone = key.section() == "context" || key.path == "training.samples";
         let aliases = key.aliases.iter().map(|alias| format!("{}.{alias}", key.section()));
-        // As Megatron writes them, beside the layout's own flags.
+        // Without a section too, as Megatron writes them.
         let alone = key.aliases.iter().filter(|_| alone).map(|alias| alias.to_string());
         (key.path.to_string(), aliases.chain(alone).collect())
     });
@@ -109,12 +109,14 @@ mod tests {
     #[test]
     fn every_key_is_a_flag_in_every_spelling() {
         let line = "--training.steps=5 --training.train-iters 6 --lr.min -1 --model.hidden_size 64 \
-                    --parallel.tensor-model-parallel-size 4 --data-parallel-size 2 --sequence-parallel --cp-comm-type a2a";
+                    --parallel.tensor-model-parallel-size 4 --data-parallel-size 2 --sequence-parallel --cp-comm-type a2a \
+                    --train-samples 48";
         let expected = pairs(&[
             ("parallel.tensor-parallel", "4"),
             ("context.comm-type", "a2a"),
             ("training.steps", "5"),
             ("training.steps", "6"),
+            ("training.samples", "48"),
             ("lr.min", "-1"),
             ("model.hidden-size", "64"),
             ("parallel.sequence-parallel", "true"),

@@ -28,7 +28,7 @@ pub struct Args {
     /// A tokenizer.json, or 'char' (the characters of the input) or 'byte', saved as PREFIX_tokenizer.json
     #[arg(long, alias = "tokenizer-model", value_name = "FILE", conflicts_with = "train_tokenizer")]
     tokenizer: Option<PathBuf>,
-    /// Train a byte-level BPE of so many entries on the input; saved as PREFIX_tokenizer.json
+    /// Train a byte-level BPE of so many entries on the input, 257 to 1048576; saved as PREFIX_tokenizer.json
     #[arg(long, value_name = "VOCAB", value_parser = entries)]
     train_tokenizer: Option<usize>,
     /// End each document with the end-of-document token
@@ -49,7 +49,7 @@ pub struct Args {
     /// What a document is in a text file
     #[arg(long, value_enum, default_value = "paragraph", value_name = "WHAT")]
     text_documents: TextDocuments,
-    /// Threads that tokenize; by default all cores
+    /// Threads that tokenize, at most 1024; by default all cores
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
     /// Leave out and count documents that cannot be read, instead of stopping at the first

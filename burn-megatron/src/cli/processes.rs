@@ -1,23 +1,23 @@
-//! Commands that several processes run together, as torchrun or srun starts them, and those that they do not.
+//! Commands that run in several processes, as torchrun or srun starts them, and commands that do not.
 
 use anyhow::{Result, bail};
 use backend_dist::gpu;
 use backend_dist::mesh::Mesh;
 use backend_dist::process::{ProcessWorld, Processes};
 
-use super::device::Place;
+use super::device::DeviceKind;
 use crate::config::RunConfig;
 
-/// Meets the other processes of a run, if there are any. A layout that is none is left for the plan to refuse.
+/// Joins the other processes of a run, if there are any. An illegal layout is left for the plan to refuse.
 ///
 /// # Errors
-/// If the environment is wrong, somebody does not come, or the processes have been started differently.
-pub(super) fn join(config: &RunConfig, place: Place) -> Result<Option<Processes>> {
+/// If the environment is wrong, a process does not come, or the processes were started with different arguments.
+pub(super) fn join(config: &RunConfig, place: DeviceKind) -> Result<Option<Processes>> {
     let (Some(world), Ok(mesh)) = (ProcessWorld::from_env()?, Mesh::new(config.parallel.clone())) else {
         return Ok(None);
     };
     let mut agreement = vec![("device", format!("{place:?}").to_lowercase())];
-    if place == Place::Cuda {
+    if place == DeviceKind::Cuda {
         let version = gpu::nccl_version().map(|version| version.to_string());
         agreement.push(("NCCL", version.unwrap_or_else(|_| "missing".into())));
     }
@@ -25,7 +25,7 @@ pub(super) fn join(config: &RunConfig, place: Place) -> Result<Option<Processes>
     Ok(Some(Processes::join(&world, &mesh, &agreement)?))
 }
 
-/// A line for each key, with its section and without its meaning: what two processes have differently is said in such
+/// A line for each key, with its section and without its meaning. Differences between processes are reported in such
 /// lines.
 fn assignments(text: &str) -> String {
     let mut section = "";
@@ -44,7 +44,7 @@ fn assignments(text: &str) -> String {
 /// Refuses to run `command` as one of several processes.
 ///
 /// # Errors
-/// If the environment speaks of several.
+/// If the environment asks for several.
 pub(super) fn alone(command: &str) -> Result<()> {
     if let Some(world) = ProcessWorld::from_env()? {
         bail!(

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use backend_dist::mesh::ParallelLayout;
 
-use super::device::Place;
+use super::device::DeviceKind;
 use super::layout::LayoutArgs;
 use super::processes::alone;
 use crate::config::Precision;
@@ -24,8 +24,8 @@ pub struct Args {
     dtype: Precision,
     /// Where ranks run
     #[arg(long, value_enum, default_value = "cpu")]
-    device: Place,
-    /// Layouts of more ranks than there are GPUs share them, their exchanges going through the host
+    device: DeviceKind,
+    /// Layouts of more ranks than there are GPUs share them, their collectives going through the host
     #[arg(long)]
     share_gpus: bool,
     /// Several layouts, a line for each: `auto` is every mix of TP, SP, EP, PP, DP and ZeRO on --ranks ranks; otherwise

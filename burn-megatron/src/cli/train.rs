@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use backend_dist::process::Processes;
 
-use super::device::Place;
+use super::device::{DeviceChoice, DeviceKind};
 use super::hints;
+use super::host;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
 use super::preprocess::Display;
@@ -15,29 +16,30 @@ use super::processes::join;
 use crate::config::RunConfig;
 use crate::console::format::duration;
 use crate::console::say;
-use crate::train::{Plan, TrainError, train_among};
+use crate::train::{Plan, STOPPED, TrainError, train_among};
 
 /// Arguments of `train`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Every key of the file is also a flag: --SECTION.KEY VALUE, for example --training.steps 100. \
-                        --print-config lists them all with their meaning.")]
+                        --print-config lists them all with their meaning.\n\nExit code: 0 all steps are done, 75 stopped \
+                        before (Ctrl-C, SIGTERM, SIGHUP: it saves, and the same command resumes it), 1 failed, 2 wrong flags.")]
 pub struct Args {
-    /// The run's TOML file; without one all keys have their defaults
+    /// TOML file of the run; without one all keys have their defaults
     #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
-    /// Where ranks run
-    #[arg(long, value_enum, default_value = "cpu")]
-    device: Place,
-    /// Also write what every rank did when in the third to the fifth step; https://ui.perfetto.dev opens the file
+    /// Device of the ranks
+    #[arg(long, value_enum, default_value = "auto")]
+    device: DeviceChoice,
+    /// Also write a timeline of the third to the fifth step on every rank, for https://ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<String>,
     /// Print the resolved configuration, which is such a file itself, and stop
     #[arg(long)]
     print_config: bool,
-    /// Check everything that can be checked beforehand, say what would run, and stop
+    /// Check the run, print what it would do, and stop before it starts
     #[arg(long)]
     dry_run: bool,
-    /// A key that may differ from the checkpoint that the run goes on from; may be given several times
+    /// Allow this key to differ from the checkpoint that the run resumes from; may be given several times
     #[arg(long, value_name = "SECTION.KEY")]
     allow_change: Vec<String>,
     #[command(flatten)]
@@ -58,24 +60,37 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&config.to_toml())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let processes = if args.dry_run { None } else { join(&config, args.device)? };
+    let device = args.device.kind();
+    let processes = if args.dry_run { None } else { join(&config, device)? };
     let speaks = processes.as_ref().is_none_or(Processes::is_first);
     let prepare = || -> anyhow::Result<_> {
         let plan = Plan::new(&config, &args.allow_change)?;
         if speaks {
             say(&plan);
-            let hint = if args.device == Place::Cuda { hints::of(&config) } else { None };
-            if let Some(hint) = hint {
+            if device == DeviceKind::Cpu {
+                let done = plan.start.as_ref().map_or(0, |start| start.step as usize);
+                say(format_args!(
+                    "{:<12} {}",
+                    "time",
+                    host::estimate(&config, config.training.steps.saturating_sub(done))
+                ));
+            } else if let Some(hint) = hints::of(&config) {
                 say(format_args!("{:<12} {hint}", "hint"));
             }
+        }
+        host::check_samples(&config)?;
+        // A file for GPUs may be checked on a machine without.
+        if device == DeviceKind::Cpu && !(args.dry_run && args.device == DeviceChoice::Auto) {
+            let ranks = processes.as_ref().map_or(config.parallel.world_size(), |processes| processes.ranks().len());
+            host::check_memory(&config, ranks as f64 / config.parallel.world_size() as f64)?;
         }
         let devices = match &processes {
             _ if args.dry_run => {
                 plan.check_tokenizer()?;
                 Vec::new()
             }
-            Some(processes) => args.device.devices_among(processes)?,
-            None => args.device.devices(&config.parallel)?,
+            Some(processes) => device.devices_among(processes)?,
+            None => device.devices(&config.parallel)?,
         };
         Ok((plan, devices))
     };
@@ -93,8 +108,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Err(TrainError::Failed) => return Ok(ExitCode::FAILURE),
         result => result?,
     };
+    let code = if outcome.stopped { ExitCode::from(STOPPED) } else { ExitCode::SUCCESS };
     if !speaks {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code);
     }
     if let Some(last) = outcome.last {
         say(format_args!(
@@ -105,7 +121,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ));
     }
     if outcome.stopped {
-        say("stopped before its last step; the same command goes on from there");
+        say("stopped before its last step; the same command resumes from there");
     }
     if let Some(file) = &config.log.trace {
         say(format_args!("timeline of a few steps in {}; open it in https://ui.perfetto.dev", file.display()));
@@ -117,5 +133,5 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         duration(outcome.seconds),
         config.output.directory.display()
     ));
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }

@@ -7,18 +7,18 @@ use std::fmt;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use burn::tensor::Device;
 use clap::ValueEnum;
 use models::{CausalLm, FamilyConfig, WithModel};
 
 use self::layouts::{Layouts, layouts};
 use self::model::{Family, Format, Size, Sizes, config};
-use super::device::Place;
+use super::device::DeviceKind;
 use super::processes::alone;
 use crate::config::Precision;
 use crate::console::say;
-use crate::verify::{Bounds, Candidate, Row, Settings, curve, verify};
+use crate::verify::{Bounds, Candidate, Line, Settings, curve, verify};
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
@@ -30,8 +30,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "f64")]
     dtype: Precision,
     /// Linear layers of the blocks and experts in FP8, emulated in f64 on CPU ranks. A scale is that of a micro-batch,
-    /// so the one device takes as many micro-batches as the layout and its replicas; layouts that compute other numbers
-    /// by design (docs/fp8.md) are left out, and counted
+    /// so the one device takes as many micro-batches as all data-parallel ranks; layouts that compute other numbers by
+    /// design (docs/fp8.md) are left out, and counted
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "curve")]
     fp8: Option<Format>,
     /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, else
@@ -59,10 +59,10 @@ pub struct Args {
     /// Share of dropped activations and attention weights (GPT)
     #[arg(long, value_name = "P", default_value_t = 0.1)]
     dropout: f64,
-    /// Tokens per row
+    /// Tokens of a sequence
     #[arg(long, value_name = "N")]
     seq_length: Option<usize>,
-    /// Rows per optimizer step
+    /// Sequences per optimizer step
     #[arg(long, value_name = "N", default_value_t = 8)]
     global_batch: usize,
     /// Optimizer steps [default: 3; in bf16 1, and no other number]
@@ -74,31 +74,56 @@ pub struct Args {
     curve: Option<usize>,
     /// Where the layouts run; the one device they are compared with is always a CPU
     #[arg(long, value_enum, default_value = "cpu")]
-    device: Place,
-    /// Layouts of more ranks than there are GPUs share them, their exchanges going through the host
+    device: DeviceKind,
+    /// Layouts of more ranks than there are GPUs share them, their collectives going through the host
     #[arg(long)]
     share_gpus: bool,
-    /// Most ranks (threads) of a layout
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    /// Most ranks (threads) of a layout, 1 to 256
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = ranks)]
     ranks: usize,
     /// A layout to try; may be given several times. For example "TP2 SP DP2 ZeRO1 x2" (x2: two micro-batches) or
     /// "PP2 VPP2 DP2 x4 interleaved Et|t|t|tL uniform1" (schedule, Megatron's layout string, recomputation: selective,
     /// uniformN or blockN), or "TP2 CP4 a2a+p2p:2" (how context parallel ranks compute attention: p2p, all_gather, a2a,
     /// a2a+p2p:N in blocks of N; one a layer with commas). Without it: every TP x SP x CP x PP x VPP x DP x ZeRO x
-    /// schedule x micro-batches that model and ranks allow, with all ways to recompute and across context parallel
-    /// ranks in turn
+    /// schedule x micro-batches that model and ranks allow, with all kinds of recomputation, of attention over context
+    /// parallel ranks and of expert layouts in turn, and every two options together
     #[arg(long = "layout", alias = "layouts", value_name = "LAYOUT")]
     layouts: Vec<String>,
     /// Of the layouts that are tried without --layout, only N, spread over the list
     #[arg(long, value_name = "N", conflicts_with_all = ["layouts", "curve"])]
     sample: Option<usize>,
+    /// Instead of all layouts a short list of up to 8 ranks in which every two options meet
+    #[arg(long, conflicts_with_all = ["layouts", "curve", "sample"])]
+    pairwise: bool,
     /// Largest relative difference that passes [default: 1e-10 in f64, 1e-5 in f32; in bf16 that of the gradients next
     /// to the loss, 4 x 2^-7, growing by 3 % with every layer; tokens then use the experts that they use in f64]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = tolerance, allow_negative_numbers = true)]
     tolerance: Option<f64>,
     /// Seed of weights, tokens and dropout
     #[arg(long, value_name = "N", default_value_t = 1234)]
     seed: u64,
+}
+
+/// The most ranks of a list of layouts.
+const MOST_RANKS: usize = 256;
+
+fn ranks(text: &str) -> Result<usize, String> {
+    let ranks: usize = text.parse().map_err(|_| format!("not a number of ranks; legal: 1 to {MOST_RANKS}"))?;
+    match ranks {
+        1..=MOST_RANKS => Ok(ranks),
+        _ => {
+            Err(format!("a list of layouts has 1 to {MOST_RANKS} ranks; nearest legal: {}", ranks.clamp(1, MOST_RANKS)))
+        }
+    }
+}
+
+/// Every difference is below infinity, and none is below 0 or NaN: such bounds would say nothing.
+fn tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(bound) if bound.is_finite() && bound >= 0.0 => Ok(bound),
+        Ok(bound) if bound < 0.0 => Err("a difference is at least 0; nearest legal: 0".into()),
+        _ => Err("not a finite number; nearest legal: 1e-10".into()),
+    }
 }
 
 impl Args {
@@ -147,10 +172,10 @@ impl Args {
                 Words(self.dtype)
             );
         }
-        if let (Some(format), Place::Cuda) = (self.fp8, self.device) {
+        if let (Some(format), DeviceKind::Cuda) = (self.fp8, self.device) {
             bail!(
-                "--fp8 {} with --device cuda: GPUs have no FP8 beside f64, on CPU ranks it is emulated; nearest legal: --device cpu \
-                 (`doctor --kernels` compares the GPU's products with the emulation)",
+                "--fp8 {} with --device cuda: GPUs have no FP8 next to f64; on CPU ranks it is emulated; nearest legal: --device cpu \
+                 (`doctor --kernels` compares the GPU's GEMMs with the emulation)",
                 Words(format)
             );
         }
@@ -175,10 +200,10 @@ impl Args {
     }
 }
 
-/// Prints the table; the exit code is 1 where a layout differs by more than rounding.
+/// Prints the table; the exit code is 1 where a layout differs by more than rounding or fails.
 ///
 /// # Errors
-/// If the model or a layout cannot be run.
+/// If the model or a layout is illegal, or the one device fails.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     alone("verify")?;
     let sizes = args.sizes();
@@ -204,7 +229,7 @@ impl WithModel for Run<'_> {
     }
 }
 
-/// Prints a row per layout.
+/// Prints a line per layout.
 fn run_layouts<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) -> anyhow::Result<ExitCode> {
     let Run { args, sizes, family } = *run;
     let Layouts { tried: list, left_out } = layouts(args, family, settings)?;
@@ -221,20 +246,24 @@ fn run_layouts<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) 
         sizes.seq,
         Words(args.dtype),
         args.fp8.map_or(String::new(), |format| {
-            format!(" and FP8 ({}), with as many micro-batches as a layout and its replicas", Words(format))
+            format!(" and FP8 ({}), with as many micro-batches as a layout and its data-parallel ranks", Words(format))
         })
     ));
-    say(Row::heading());
+    say(Line::heading());
     let start = Instant::now();
-    let rows = verify::<M>(config, settings, &devices, &list, |row| say(row))?;
-    let equal = rows.iter().filter(|row| row.passes()).count();
-    let (all, seconds) = (rows.len(), start.elapsed().as_secs_f64());
+    let lines = verify::<M>(config, settings, &devices, &list, |line| say(line))?;
+    let equal = lines.iter().filter(|line| line.passes()).count();
+    let failed = lines.iter().filter(|line| line.failed()).count();
+    let (all, seconds) = (lines.len(), start.elapsed().as_secs_f64());
     let bounds = Bounds::new(settings.dtype, settings.tolerance, sizes.layers);
     say(format_args!("{equal} of {all} layouts equal one device within {bounds} ({seconds:.1} s)"));
+    if failed > 0 {
+        say(format_args!("{failed} of {all} layouts failed before the last step"));
+    }
     for (why, count) in left_out {
         say(format_args!("left out: {count} ({why})"));
     }
-    let rerouted = rows.iter().map(|row| row.rerouted).fold(0.0, f64::max);
+    let rerouted = lines.iter().map(|line| line.rerouted).fold(0.0, f64::max);
     if rerouted > 0.0 {
         say(format_args!(
             "tokens used the experts that they use in f64; up to {:.1} % of the choices would have been others",
@@ -254,7 +283,8 @@ fn run_curve<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) ->
     let devices = devices(args, &list)?;
     let mut equal = true;
     for candidate in &list {
-        let curve = curve::<M>(config, settings, &devices, candidate)?;
+        let curve =
+            curve::<M>(config, settings, &devices, candidate).with_context(|| format!("--layout \"{candidate}\""))?;
         say(format_args!("{candidate} on {}, {}: {curve}", Words(args.device), Words(args.dtype)));
         equal &= curve.passes();
     }

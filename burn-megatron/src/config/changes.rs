@@ -1,4 +1,4 @@
-//! What may differ between a run and the checkpoint that it goes on from.
+//! Keys that may differ between a run and the checkpoint that it resumes from.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,16 @@ use super::problem::{ConfigErrors, Problem};
 use super::resolve::unknown;
 use super::run::RunConfig;
 
-/// Sections that decide what a run learns; the others may change freely.
+/// Sections that decide what a run learns; all others may change freely.
 const GUARDED: [&str; 8] = ["model", "training", "fp8", "lr", "optimizer", "weight-decay", "loss-scale", "data"];
 
-/// Keys in them that do not.
+/// Keys in these sections that do not.
 const FREE: [&str; 5] =
     ["model.hf", "model.make-vocab-size-divisible-by", "training.steps", "training.micro-batch", "data.cache"];
 
 impl RunConfig {
-    /// Whether this run may go on from a checkpoint whose run had the configuration `saved`: nothing that decides what
-    /// it learns has changed, except the keys or sections in `allowed`. A `saved` that is no configuration says
-    /// nothing.
+    /// Whether this run may resume from a checkpoint whose run had the configuration `saved`: no key that decides what
+    /// it learns has changed, except the keys or sections in `allowed`. A `saved` that is no configuration is ignored.
     ///
     /// # Errors
     /// Every key that has changed, with both values, and every name in `allowed` that is no key.

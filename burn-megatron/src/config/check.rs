@@ -5,7 +5,7 @@ use models::recompute::Granularity;
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
-use crate::data::preprocess::SMALLEST_BPE;
+use crate::data::preprocess::{LARGEST_BPE, SMALLEST_BPE};
 use crate::engine::LossMean;
 
 impl RunConfig {
@@ -25,7 +25,7 @@ impl RunConfig {
         ConfigErrors::from_problems(problems)
     }
 
-    /// What is wrong with model, layout, batch and pipeline.
+    /// Problems of model, layout, batch and pipeline.
     pub(super) fn layout_problems(&self) -> Vec<Problem> {
         let mut problems = self.size_problems();
         if !problems.is_empty() {
@@ -48,7 +48,7 @@ impl RunConfig {
                 note(self.context.check(layout, &dims).map_err(|error| format!("context: {error}")));
                 let alone = !self.context.dynamic || self.data.reset_attention_mask && self.data.reset_position_ids;
                 note(demand(alone && !(self.context.dynamic && training.loss != LossMean::PerToken), || {
-                    "context.dynamic deals documents out one by one: it needs data.reset-attention-mask and \
+                    "context.dynamic assigns documents to ranks one by one: it needs data.reset-attention-mask and \
                      data.reset-position-ids = true, and training.loss = per-token"
                         .into()
                 }));
@@ -104,18 +104,12 @@ impl RunConfig {
             "recompute.modules is empty: name core-attention, mlp-activation or norms, or recompute.granularity = none"
                 .into()
         }));
-        let times = self.performance.deterministic && self.performance.tune_products;
-        note(demand(!times, || {
-            "performance.tune-products takes what is quickest when it is timed, performance.deterministic always the same: only \
-             one can be true"
-                .into()
-        }));
         self.check_counts(note);
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
     }
 
-    /// Tokens are counted in 64 bits.
+    /// Tokens are counted in 64 bits, and a sample's position in the order of all samples in 48.
     fn check_counts(&self, note: &mut impl FnMut(Result<(), String>)) {
         let (training, evaluation) = (&self.training, &self.evaluation);
         let most = u64::MAX / (training.global_batch as u64).saturating_mul(training.seq_length as u64).max(1);
@@ -128,12 +122,22 @@ impl RunConfig {
                 format!("{key} = {batches}: their tokens are more than can be counted; nearest legal: {most}")
             }));
         }
+        const SAMPLES: usize = 1 << 48;
+        // As many samples as the steps need follow from the steps, which are refused above.
+        let follow =
+            training.steps as u64 > most && training.steps.saturating_mul(training.global_batch) >= self.data.samples;
+        note(demand(self.data.samples <= SAMPLES || follow, || {
+            format!(
+                "data.samples = {}: more than can be put in order before the first step; nearest legal: {SAMPLES}",
+                self.data.samples
+            )
+        }));
     }
 
     fn check_data(&self, note: &mut impl FnMut(Result<(), String>)) {
         let data = &self.data;
         match (data.prefixes.is_empty(), data.text.is_empty()) {
-            (true, true) => note(Err("data.prefixes or data.text is needed: there is nothing to learn".into())),
+            (true, true) => note(Err("data.prefixes or data.text is needed: the run has no training data".into())),
             (false, false) => note(Err("data.prefixes and data.text: only one can be the data".into())),
             _ => {}
         }
@@ -158,12 +162,15 @@ impl RunConfig {
             let needs = data.tokenizer.is_some();
             note(demand(needs, || "data.text needs data.tokenizer: a tokenizer.json, char, byte or bpe".into()));
             let size = data.bpe_size;
-            let large = data.tokenizer.as_deref() != Some("bpe") || size >= SMALLEST_BPE;
-            note(demand(large, || {
+            let is_made = data.tokenizer.as_deref() == Some("bpe");
+            note(demand(!is_made || size >= SMALLEST_BPE, || {
                 format!("data.bpe-size = {size} is not at least {SMALLEST_BPE}: the bytes and the end of document")
             }));
+            note(demand(!is_made || size <= LARGEST_BPE, || {
+                format!("data.bpe-size = {size} is too large; nearest legal: {LARGEST_BPE}")
+            }));
         } else if let Some(made @ ("char" | "byte" | "bpe")) = data.tokenizer.as_deref() {
-            note(Err(format!("data.tokenizer = {made} is made from data.text, which is not given")));
+            note(Err(format!("data.tokenizer = {made} is trained on data.text, which is not given")));
         }
         let vocabulary = self.model.config.vocab_size();
         let outside = data.eod_id.filter(|id| *id >= vocabulary as i64);

@@ -1,5 +1,5 @@
-//! Keys that only some values of another key have: each optimizer's own, those of a kind of recomputation, those of
-//! fp16 and of FP8, and single ones.
+//! Keys that have a meaning only with some values of another key: those of an optimizer, of a kind of recomputation, of
+//! fp16 and FP8, and a few others.
 
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("loss-scale", _) => decided == "f16",
         ("context", "max-tokens-per-rank") => decided == "true",
         ("context", "hierarchical-sizes") => decided.contains("a2a+p2p"),
-        // Without a text nothing is known of its tokenizer yet.
+        // Without a text its tokenizer is not known yet.
         ("data", "bpe-size") => ["bpe", NONE].contains(&decided),
         ("weight-decay", "start" | "length") => decided != "constant",
         ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",

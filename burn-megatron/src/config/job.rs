@@ -1,17 +1,18 @@
-//! What planning needs to know of a run.
+//! A run as the planner sees it.
 
 use backend_dist::ops::LOGITS_AT_ONCE;
 use models::FamilyConfig;
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
+use crate::optim::OptimizerConfig;
 use crate::plan::{Decoder, Experts, Job, Latent, Moments};
 
 impl RunConfig {
-    /// The run as [`plan`](crate::plan) sees it, on CPU ranks. Data and files play no part.
+    /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
     ///
     /// # Errors
-    /// A layout or a batch that cannot be, with the nearest legal one.
+    /// An illegal layout or batch, with the nearest legal one.
     pub fn job(&self) -> Result<Job, ConfigErrors> {
         let (training, layout, performance) = (&self.training, &self.parallel, &self.performance);
         ConfigErrors::from_problems(self.layout_problems())?;
@@ -21,6 +22,10 @@ impl RunConfig {
         let (schedule, stages) = (self.pipeline.resolve(layout, decoder.layers, batches.accumulation))
             .map_err(|error| problem(format!("pipeline: {error}")))?;
         let (matrices, others) = self.optimizer.moments();
+        let newton_schulz = match self.optimizer {
+            OptimizerConfig::Muon(muon) => Some(muon.ns_steps),
+            _ => None,
+        };
         Ok(Job {
             fp8: self.fp8.layers(decoder.layers),
             fp8_weights: self.fp8.keep_weights,
@@ -33,11 +38,12 @@ impl RunConfig {
             seq: training.seq_length,
             element: training.dtype.bytes(),
             moments: Moments { matrices: matrices as u64, others: others as u64 },
+            newton_schulz,
             recompute: self.recompute.clone(),
             gpu: false,
             overlap: performance.tp_comm_overlap,
             documents: None,
-            expert_pieces: if performance.moe_comm_overlap { performance.moe_comm_pieces } else { Some(1) },
+            expert_chunks: if performance.moe_comm_overlap { performance.moe_comm_chunks } else { Some(1) },
             dynamic: self.context.max_tokens_per_rank.filter(|_| self.context.dynamic),
             logits_at_once: LOGITS_AT_ONCE,
         })

@@ -1,7 +1,7 @@
-//! Every key of a run's configuration: kind, default, meaning, other spellings. This is their only documentation;
-//! `train --print-config` shows it.
+//! Every key of a run's configuration: kind, default, meaning, other spellings. `train --print-config` and
+//! docs/reference/configuration.md are made from this list.
 //!
-//! The sizes in `[model]` are the fields of the family's configuration; [`SIZES`](super::SIZES) says what they mean.
+//! The sizes in `[model]` are the fields of the family's configuration, described in [`SIZES`](super::SIZES).
 
 use serde_json::Value;
 
@@ -12,11 +12,11 @@ use super::kind::{Kind, NONE};
 pub struct Key {
     /// Section and name.
     pub path: &'static str,
-    /// Which values it takes.
+    /// The values that it takes.
     pub kind: Kind,
     /// The default as TOML; empty where it follows from other keys, as the meaning says.
     pub default: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub doc: &'static str,
     /// Whether `none` is a value.
     pub optional: bool,
@@ -38,6 +38,11 @@ impl Key {
     /// The legal values in words.
     pub fn legal(&self) -> String {
         self.kind.legal() + if self.optional { ", or none" } else { "" }
+    }
+
+    /// Whether the key only decides other keys, so that a resolved configuration does not have it.
+    pub fn is_resolved_away(&self) -> bool {
+        ["model.preset", "training.samples"].contains(&self.path)
     }
 
     /// The default, of a key that has one.
@@ -65,189 +70,195 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
     Key { path, kind, default, doc, optional: false, aliases: &[] }
 }
 
-/// The sections and what they are about.
+/// The sections and their subjects.
 pub const SECTIONS: [(&str, &str); 17] = [
-    ("model", "What is trained: a Hugging Face folder, a preset, or a family and its sizes; sizes given here win"),
-    ("parallel", "How ranks are divided; may change when a run is resumed"),
-    ("context", "How context parallel ranks compute attention together; may change when a run is resumed"),
-    ("pipeline", "How a pipeline's stages are cut and take turns; may change when a run is resumed"),
-    ("recompute", "What the backward pass computes again instead of keeping it; may change when a run is resumed"),
-    ("training", "The steps"),
+    ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
+    ("parallel", "The parallel layout; may change when a run is resumed"),
+    (
+        "context",
+        "Context parallelism: attention over sequences that are split over ranks; may change when a run is resumed",
+    ),
+    ("pipeline", "Pipeline parallelism: the schedule and the layers of each stage; may change when a run is resumed"),
+    ("recompute", "Activation recomputation (activation checkpointing); may change when a run is resumed"),
+    ("training", "Length, batch, precision and loss"),
     (
         "fp8",
-        "Linear layers of the blocks in 8-bit floating point; on GPUs with compute capability 8.9 or more, emulated on the CPU",
+        "FP8 linear layers in the transformer blocks; needs GPUs of compute capability 8.9 or more, and is emulated on the CPU",
     ),
-    ("lr", "The learning rate"),
-    ("optimizer", "The optimizer; each kind has its own keys"),
-    ("weight-decay", "The weight decay's way to optimizer.weight-decay"),
-    ("loss-scale", "The factor that keeps small fp16 gradients from vanishing; only with training.dtype = f16"),
-    ("data", "What is learned: Megatron's .bin/.idx files, or text that is tokenized at the start"),
-    ("performance", "What makes steps quicker at a price; may change when a run is resumed"),
+    ("lr", "Learning-rate schedule"),
+    ("optimizer", "The optimizer; each kind has keys of its own"),
+    ("weight-decay", "Schedule of the weight decay, which ends at optimizer.weight-decay"),
+    ("loss-scale", "Dynamic loss scaling of fp16; only with training.dtype = f16"),
+    ("data", "Training data: Megatron's .bin/.idx files, or text that is tokenized when the run starts"),
+    ("performance", "Speed and determinism on GPUs; may change when a run is resumed"),
     ("evaluation", "Loss on held-out data"),
-    ("checkpoint", "Saving and going on"),
-    ("output", "What a run writes"),
-    ("log", "Files that follow a run's numbers"),
+    ("checkpoint", "Saving and resuming"),
+    ("output", "Where a run writes"),
+    ("log", "Additional log files"),
 ];
 
-/// All keys in the order in which they are shown.
+/// All keys, in the order of the reference.
 pub const KEYS: &[Key] = {
     use Kind::*;
     &[
-        key("model.hf", Path, "\"none\"", "Hugging Face folder: sizes and initial weights").optional(),
-        key("model.preset", Text, "\"none\"", "Known sizes, with random initial weights").optional(),
-        key("model.family", Text, "\"none\"", "Architecture, where neither folder nor preset says it").optional(),
-        key("parallel.tensor-parallel", Count, "1", "Ranks that share each layer's matrices")
+        key("model.hf", Path, "\"none\"", "Hugging Face folder with the model's config.json and initial weights").optional(),
+        key("model.preset", Text, "\"none\"", "Name of a known model, initialised with random weights").optional(),
+        key("model.family", Text, "\"none\"", "Architecture of a model that neither model.hf nor model.preset names").optional(),
+        key("parallel.tensor-parallel", Count, "1", "Tensor-parallel size: ranks that share each layer's weight matrices")
             .or(&["tensor-model-parallel-size", "tp"]),
-        key("parallel.sequence-parallel", Flag, "false", "Also cut the activations between them along the sequence")
+        key("parallel.sequence-parallel", Flag, "false", "Sequence parallelism: shard the activations outside the tensor-parallel GEMMs along the sequence; needs tensor-parallel above 1")
             .or(&["sp"]),
-        key("parallel.pipeline-parallel", Count, "1", "Stages that the layers are divided over")
+        key("parallel.pipeline-parallel", Count, "1", "Pipeline-parallel size: ranks that the layers are split over")
             .or(&["pipeline-model-parallel-size", "pp"]),
-        key("parallel.virtual-pipeline", Count, "1", "Model chunks per pipeline stage")
+        key("parallel.virtual-pipeline", Count, "1", "Virtual pipeline size: model chunks per pipeline rank")
             .or(&["num-virtual-stages-per-pipeline-rank", "vpp"]),
-        key("parallel.context-parallel", Count, "1", "Ranks that each sequence is cut over")
+        key("parallel.context-parallel", Count, "1", "Context-parallel size: ranks that each sequence is split over")
             .or(&["context-parallel-size", "cp"]),
-        key("parallel.expert-parallel", Count, "1", "Ranks that the experts of a layer are divided over")
+        key("parallel.expert-parallel", Count, "1", "Expert-parallel size: ranks that the experts of an MoE layer are distributed over")
             .or(&["expert-model-parallel-size", "ep"]),
-        key("parallel.expert-tensor-parallel", Count, "\"none\"", "Ranks that share the matrices of an expert; none: as tensor-parallel")
+        key("parallel.expert-tensor-parallel", Count, "\"none\"", "Tensor-parallel size inside each expert; none: the same as tensor-parallel")
             .or(&["expert-tensor-parallel-size", "etp"])
             .optional(),
-        key("parallel.data-parallel", Count, "1", "Replicas of the model, each with its own rows of the batch")
+        key("parallel.data-parallel", Count, "1", "Data-parallel size: groups of ranks that each train the whole model on their own share of the global batch")
             .or(&["data-parallel-size", "dp"]),
-        key("parallel.zero", UpTo(3), "0", "Cut over the replicas: 1 optimizer states, 2 also gradients, 3 also weights"),
-        key("context.comm-type", CommTypes, "[\"p2p\"]", "p2p (a ring), all_gather, a2a (heads for positions), a2a+p2p; one for all layers, or one for each")
+        key("parallel.zero", UpTo(3), "0", "ZeRO stage, what is sharded over the data-parallel ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also weights (FSDP full shard)")
+            .or(&["fsdp", "zero-stage"]),
+        key("context.comm-type", CommTypes, "[\"p2p\"]", "Communication of context-parallel attention: p2p (ring), all_gather, a2a (all-to-all over heads, as Ulysses), or a2a+p2p (hierarchical); one for all layers, or a list with one per layer")
             .or(&["cp-comm-type"]),
-        key("context.hierarchical-sizes", Pair, "\"none\"", "a2a+p2p: ranks of a block that exchange heads, and blocks in a ring: [4, 2]")
+        key("context.hierarchical-sizes", Pair, "\"none\"", "With a2a+p2p: size of the all-to-all groups and number of groups in the ring, for example [4, 2]")
             .or(&["hierarchical-context-parallel-sizes"])
             .optional(),
-        key("context.dynamic", Flag, "false", "Each document of a step is shared by as many replicas as its length asks for, not by context-parallel")
+        key("context.dynamic", Flag, "false", "Dynamic context parallelism: split each document over as many ranks as its length needs, instead of a fixed context-parallel size")
             .or(&["hybrid-context-parallel"]),
-        key("context.max-tokens-per-rank", Count, "\"none\"", "If so, tokens that a rank may have of a document, or of short ones in a row")
+        key("context.max-tokens-per-rank", Count, "\"none\"", "With context.dynamic: maximum tokens per rank of one document or packed sequence")
             .or(&["max-seqlen-per-dp-cp-rank"])
             .optional(),
-        key("pipeline.schedule", Choice(&["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]), "\"none\"", "Order of the passes; none: by the sizes no pipeline, 1f1b, or interleaved with several chunks").optional(),
-        key("pipeline.group-size", Count, "\"none\"", "Interleaved: micro-batches that a chunk takes in a row; none: as many as stages")
+        key("pipeline.schedule", Choice(&["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]), "\"none\"", "Pipeline schedule; none: 1f1b, or interleaved if virtual-pipeline is above 1").optional(),
+        key("pipeline.group-size", Count, "\"none\"", "Interleaved schedule: consecutive micro-batches per model chunk; none: pipeline-parallel")
             .or(&["microbatch-group-size", "microbatch-group-size-per-virtual-pipeline-stage"])
             .optional(),
-        key("pipeline.layout", Text, "\"none\"", "Layers of every stage as Megatron writes them, Et*3|(tt|)*4L; auto: by what they and the output layer cost")
+        key("pipeline.layout", Text, "\"none\"", "Layers of each stage in Megatron's notation, for example Et*3|(tt|)*4L; auto: balance the stages by the cost of their layers and the output layer; none: the same number of layers each")
             .or(&["pipeline-layout", "pipeline-model-parallel-layout"])
             .optional(),
-        key("pipeline.first-layers", Count, "\"none\"", "Layers of the first rank; none: as the others")
+        key("pipeline.first-layers", Count, "\"none\"", "Number of layers on the first pipeline rank; none: as many as on the others")
             .or(&["first-stage-layers", "decoder-first-pipeline-num-layers"])
             .optional(),
-        key("pipeline.last-layers", Count, "\"none\"", "Layers of the last rank; none: as the others")
+        key("pipeline.last-layers", Count, "\"none\"", "Number of layers on the last pipeline rank; none: as many as on the others")
             .or(&["last-stage-layers", "decoder-last-pipeline-num-layers"])
             .optional(),
-        key("pipeline.count-embedding", Flag, "false", "The embedding takes the place of a layer")
+        key("pipeline.count-embedding", Flag, "false", "Count the embedding as a layer when the layers are split into stages")
             .or(&["account-for-embedding-in-pipeline-split"]),
-        key("pipeline.count-loss", Flag, "false", "The loss takes the place of a layer")
+        key("pipeline.count-loss", Flag, "false", "Count the output layer with the loss as a layer when the layers are split into stages")
             .or(&["account-for-loss-in-pipeline-split"]),
-        key("recompute.granularity", Choice(&["none", "selective", "full"]), "\"none\"", "Nothing, parts of layers, or whole layers")
+        key("recompute.granularity", Choice(&["none", "selective", "full"]), "\"none\"", "What the backward pass recomputes: none, selective (parts of layers), or full (whole layers)")
             .or(&["recompute-granularity"]),
-        key("recompute.modules", Modules, "[\"core-attention\"]", "Selective: which of core-attention, mlp-activation, norms")
+        key("recompute.modules", Modules, "[\"core-attention\"]", "With granularity = selective: modules to recompute, from core-attention, mlp-activation and norms")
             .or(&["recompute-modules"]),
-        key("recompute.method", Choice(&["uniform", "block"]), "\"uniform\"", "Full: all layers, or the first ones of each stage")
+        key("recompute.method", Choice(&["uniform", "block"]), "\"uniform\"", "With granularity = full: uniform recomputes all layers, block only the first ones of each stage")
             .or(&["recompute-method"]),
-        key("recompute.keep-attention", Flag, "false", "Full: attention's output and softmax statistics are kept, not computed again"),
-        key("recompute.num-layers", Count, "1", "Full: layers between two kept inputs (uniform), layers per stage (block)")
+        key("recompute.keep-attention", Flag, "false", "With granularity = full: save the attention output and softmax statistics instead of recomputing attention"),
+        key("recompute.num-layers", Count, "1", "With granularity = full: layers per saved input (uniform), or recomputed layers per stage (block)")
             .or(&["recompute-num-layers"]),
-        key("training.steps", Count, "1000", "Optimizer steps").or(&["train-iters"]),
-        key("training.micro-batch", Count, "1", "Rows that a replica takes at once").or(&["micro-batch-size"]),
-        key("training.global-batch", Count, "8", "Rows per optimizer step over all replicas").or(&["global-batch-size"]),
-        key("training.seq-length", Count, "128", "Tokens per row"),
-        key("training.seed", Whole, "1234", "Seed of initial weights and dropout"),
-        key("training.dtype", Choice(&["f32", "f64", "bf16", "f16"]), "\"f32\"", "Precision of weights and arithmetic; bf16 and f16 keep fp32 weights for the optimizer"),
-        key("training.loss", Choice(&["per-token", "per-micro-batch"]), "\"per-token\"", "Mean over the tokens of the global batch, or Megatron's mean of means"),
-        key("training.clip", Number, "1.0", "Largest norm of the gradient; larger ones are scaled down")
-            .or(&["clip-grad"])
+        key("training.steps", Count, "1000", "Training length in optimizer steps").or(&["train-iters", "max-steps"]),
+        key("training.samples", Count, "\"none\"", "Training length in samples (sequences), a multiple of training.global-batch, instead of training.steps")
+            .or(&["train-samples"])
             .optional(),
-        key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "e4m3 everywhere, or with e5m2 for gradients of outputs")
+        key("training.micro-batch", Count, "1", "Sequences per micro-batch and data-parallel rank").or(&["micro-batch-size", "per-device-batch-size"]),
+        key("training.global-batch", Count, "8", "Sequences per optimizer step over all data-parallel ranks").or(&["global-batch-size"]),
+        key("training.seq-length", Count, "128", "Sequence length in tokens"),
+        key("training.seed", Whole, "1234", "Seed of weight initialisation and dropout"),
+        key("training.dtype", Choice(&["f32", "f64", "bf16", "f16"]), "\"f32\"", "Precision of weights and activations; with bf16 and f16, master weights and gradients are fp32"),
+        key("training.loss", Choice(&["per-token", "per-micro-batch"]), "\"per-token\"", "Loss reduction: per-token (mean over the tokens of the global batch) or per-micro-batch (Megatron's default: mean of the micro-batches' means)"),
+        key("training.clip", Number, "1.0", "Gradient clipping: maximum global norm of the gradient; none: no clipping")
+            .or(&["clip-grad", "grad-clip", "max-grad-norm"])
+            .optional(),
+        key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "FP8 format: e4m3 for all tensors, or hybrid with e5m2 for output gradients; none: no FP8")
             .or(&["fp8-format"])
             .optional(),
-        key("fp8.recipe", Choice(&["tensorwise", "delayed"]), "\"tensorwise\"", "Where a tensor's scale comes from: its own largest magnitude, or those of steps before")
+        key("fp8.recipe", Choice(&["tensorwise", "delayed"]), "\"tensorwise\"", "FP8 scaling: tensorwise (current scaling by each tensor's amax) or delayed (by the amax of previous steps)")
             .or(&["fp8-recipe"]),
-        key("fp8.margin", UpTo(16), "0", "The largest magnitude becomes the largest number divided by 2^margin").or(&["fp8-margin"]),
-        key("fp8.amax-history-len", Count, "1", "Delayed: steps to look back").or(&["fp8-amax-history-len"]),
-        key("fp8.amax-compute-algo", Choice(&["max", "most_recent"]), "\"most_recent\"", "Delayed: which of their magnitudes counts")
+        key("fp8.margin", UpTo(16), "0", "FP8 scaling margin: amax maps to the largest FP8 value divided by 2^margin").or(&["fp8-margin"]),
+        key("fp8.amax-history-len", Count, "1", "Delayed scaling: length of the amax history in steps").or(&["fp8-amax-history-len"]),
+        key("fp8.amax-compute-algo", Choice(&["max", "most_recent"]), "\"most_recent\"", "Delayed scaling: how the amax follows from its history")
             .or(&["fp8-amax-compute-algo"]),
-        key("fp8.keep-weights", Flag, "true", "Keep quantised weights for a step (2 bytes each), instead of casting them in every pass"),
-        key("fp8.experts", Flag, "true", "Routed experts too; false leaves them in training.dtype, which is quicker where they are small: plan says where"),
-        key("fp8.first-last-layers-bf16", Flag, "false", "The first and last layers stay out"),
-        key("fp8.num-layers-at-start-in-bf16", Whole, "1", "How many at the start"),
-        key("fp8.num-layers-at-end-in-bf16", Whole, "1", "How many at the end"),
-        key("lr.max", Number, "3e-4", "Rate at the end of the warm-up").or(&["lr"]),
-        key("lr.min", Number, "0.0", "Rate at the end of the decay").or(&["min-lr"]),
-        key("lr.init", Number, "0.0", "Rate before the first step of the warm-up").or(&["lr-warmup-init"]),
+        key("fp8.keep-weights", Flag, "true", "Keep the FP8 copies of the weights for a whole step (2 bytes per weight) instead of casting them in every pass"),
+        key("fp8.experts", Flag, "true", "Use FP8 for routed experts too; false keeps them in training.dtype, which is faster for small experts (plan says for which)"),
+        key("fp8.first-last-layers-bf16", Flag, "false", "Keep the first and last layers in training.dtype"),
+        key("fp8.num-layers-at-start-in-bf16", Whole, "1", "Number of first layers that stay in training.dtype"),
+        key("fp8.num-layers-at-end-in-bf16", Whole, "1", "Number of last layers that stay in training.dtype"),
+        key("lr.max", Number, "3e-4", "Maximum learning rate, reached at the end of the warm-up").or(&["lr"]),
+        key("lr.min", Number, "0.0", "Minimum learning rate, reached at the end of the decay").or(&["min-lr"]),
+        key("lr.init", Number, "0.0", "Learning rate at the start of the warm-up").or(&["lr-warmup-init"]),
         key("lr.warmup", Length, "0", "Length of the linear warm-up").or(&["lr-warmup-iters"]),
-        key("lr.decay", Length, "", "From the start to the end of the decay; default: training.steps").or(&["lr-decay-iters"]),
-        key("lr.form", Form, "\"cosine\"", "constant, linear, cosine, inverse-square-root, or { wsd = { tail, form } }")
-            .or(&["lr-decay-style"]),
-        key("optimizer.kind", Choice(&["adamw", "sgd", "lion", "muon"]), "\"adamw\"", "Which one").or(&["optimizer"]),
-        key("optimizer.beta1", Number, "", "Decay of the first moment; default: 0.9, lion 0.95").or(&["adam-beta1", "lion-beta1"]),
-        key("optimizer.beta2", Number, "", "Decay of the second moment; default: 0.999, lion 0.98").or(&["adam-beta2", "lion-beta2"]),
-        key("optimizer.eps", Number, "", "Added to the root of the second moment; default: 1e-8").or(&["adam-eps"]),
-        key("optimizer.momentum", Number, "", "Share of the sum of gradients kept per step; default: sgd 0.9, muon 0.95")
+        key("lr.decay", Length, "", "Length of the schedule, from the first step to the end of the decay; default: training.steps").or(&["lr-decay-iters"]),
+        key("lr.form", Form, "\"cosine\"", "Decay style: constant, linear, cosine, inverse-square-root, or { wsd = { tail, form } }")
+            .or(&["lr-decay-style", "decay-style", "scheduler"]),
+        key("optimizer.kind", Choice(&["adamw", "sgd", "lion", "muon"]), "\"adamw\"", "Optimizer").or(&["optimizer"]),
+        key("optimizer.beta1", Number, "", "Decay rate of the first moment; default: 0.9, lion 0.95").or(&["adam-beta1", "lion-beta1"]),
+        key("optimizer.beta2", Number, "", "Decay rate of the second moment; default: 0.999, lion 0.98").or(&["adam-beta2", "lion-beta2"]),
+        key("optimizer.eps", Number, "", "Epsilon added to the root of the second moment; default: 1e-8").or(&["adam-eps"]),
+        key("optimizer.momentum", Number, "", "Momentum; default: sgd 0.9, muon 0.95")
             .or(&["sgd-momentum", "muon-momentum"]),
-        key("optimizer.nesterov", Flag, "", "Look a step ahead; default: sgd false, muon true").or(&["muon-nesterov"]),
-        key("optimizer.ns-steps", Count, "", "Newton-Schulz iterations; default: 5").or(&["muon-num-ns-steps"]),
-        key("optimizer.scale", Choice(&["spectral", "unit-rms", "shape-scaling"]), "", "Size of an orthogonal update; default: spectral")
+        key("optimizer.nesterov", Flag, "", "Nesterov momentum; default: sgd false, muon true").or(&["muon-nesterov"]),
+        key("optimizer.ns-steps", Count, "", "Muon: number of Newton-Schulz iterations; default: 5").or(&["muon-num-ns-steps"]),
+        key("optimizer.scale", Choice(&["spectral", "unit-rms", "shape-scaling"]), "", "Muon: how the size of an update follows from the shape of its matrix; default: spectral")
             .or(&["muon-scale-mode"]),
-        key("optimizer.extra-scale", Number, "", "Multiplies it; default: 1.0").or(&["muon-extra-scale-factor"]),
-        key("optimizer.weight-decay", Number, "", "Share of a parameter removed per step, times the learning rate; default: 0.01")
+        key("optimizer.extra-scale", Number, "", "Muon: additional factor of every update; default: 1.0").or(&["muon-extra-scale-factor"]),
+        key("optimizer.weight-decay", Number, "", "Decoupled weight decay, multiplied by the learning rate; default: 0.01")
             .or(&["end-weight-decay"]),
-        key("optimizer.decay-vectors", Flag, "", "Decay norm weights and biases too; default: false"),
-        key("weight-decay.incr-style", Choice(&["constant", "linear", "cosine"]), "\"constant\"", "constant: it is there from the start; linear, cosine: it grows")
+        key("optimizer.decay-vectors", Flag, "", "Apply weight decay to norm weights and biases too; default: false"),
+        key("weight-decay.incr-style", Choice(&["constant", "linear", "cosine"]), "\"constant\"", "Weight decay over the run: constant, or growing linearly or as a cosine")
             .or(&["weight-decay-incr-style"]),
         key("weight-decay.start", Number, "0.0", "Weight decay of the first step").or(&["start-weight-decay"]),
-        key("weight-decay.length", Length, "\"none\"", "From the start to optimizer.weight-decay; none: training.steps").optional(),
-        key("loss-scale.initial-scale", Number, "4294967296.0", "The first factor").or(&["init", "initial-loss-scale"]),
-        key("loss-scale.min-scale", Number, "1.0", "No factor is smaller").or(&["min", "min-loss-scale"]),
-        key("loss-scale.growth-factor", Number, "2.0", "Multiplies the factor when it grows"),
-        key("loss-scale.backoff-factor", Number, "0.5", "Multiplies the factor when it shrinks"),
-        key("loss-scale.growth-interval", Count, "1000", "Steps without overflow after which it grows").or(&["loss-scale-window"]),
-        key("loss-scale.hysteresis", Count, "2", "Overflows after which it shrinks"),
-        key("data.prefixes", Paths, "[]", "Prefixes of .bin/.idx pairs"),
-        key("data.weights", Numbers, "\"none\"", "How much of each prefix; none: everything once").optional(),
-        key("data.text", Paths, "[]", "Instead of prefixes: .txt or .jsonl files to tokenize at the start"),
-        key("data.text-documents", Choice(&["paragraph", "line", "file"]), "", "Documents of a text; default: the files, or the paragraphs of a single one"),
-        key("data.tokenizer", Text, "", "A tokenizer.json; for text also char, byte, or bpe (trained on it); default: that of model.hf; else bpe for text, none for prefixes")
+        key("weight-decay.length", Length, "\"none\"", "Length of the growth to optimizer.weight-decay; none: training.steps").optional(),
+        key("loss-scale.initial-scale", Number, "4294967296.0", "Initial loss scale").or(&["init", "initial-loss-scale"]),
+        key("loss-scale.min-scale", Number, "1.0", "Minimum loss scale").or(&["min", "min-loss-scale"]),
+        key("loss-scale.growth-factor", Number, "2.0", "Factor by which the loss scale grows"),
+        key("loss-scale.backoff-factor", Number, "0.5", "Factor by which the loss scale shrinks"),
+        key("loss-scale.growth-interval", Count, "1000", "Consecutive steps without overflow before the loss scale grows").or(&["loss-scale-window"]),
+        key("loss-scale.hysteresis", Count, "2", "Overflows before the loss scale shrinks"),
+        key("data.prefixes", Paths, "[]", "Path prefixes of Megatron's .bin/.idx file pairs").or(&["data-path"]),
+        key("data.weights", Numbers, "\"none\"", "Blend weight of each prefix; none: every prefix whole, once").optional(),
+        key("data.text", Paths, "[]", "Text files (.txt or .jsonl) that are tokenized when the run starts, instead of data.prefixes"),
+        key("data.text-documents", Choice(&["paragraph", "line", "file"]), "", "What counts as a document in .txt files; default: paragraph for a single file, file for several"),
+        key("data.tokenizer", Text, "", "Path of a tokenizer.json; with data.text also char, byte, or bpe (trained on the text); default: the tokenizer of model.hf, else bpe with data.text and none with data.prefixes")
             .optional(),
-        key("data.bpe-size", Count, "1024", "Entries of a bpe tokenizer"),
-        key("data.split", Shares, "\"95,5,0\"", "Shares of training, validation and test"),
-        key("data.samples", Count, "", "Training rows put in order before the first step; the order depends on it; default: all that the steps take")
-            .or(&["train-samples"]),
-        key("data.seed", UpTo(u32::MAX as u64), "", "Seed of document and sample order; default: training.seed"),
-        key("data.reset-attention-mask", Flag, "false", "Attention stays inside documents, which end with data.eod-id"),
-        key("data.reset-position-ids", Flag, "false", "Positions count from the start of their document"),
-        key("data.eod-mask-loss", Flag, "false", "Leave out of the loss what is predicted at an end of document"),
-        key("data.eod-id", Whole, "\"none\"", "Id of the end-of-document token; none: the tokenizer's").optional(),
-        key("data.keep-partial-validation", Flag, "false", "Keep the last partial validation row, padded"),
-        key("data.cache", Path, "\"none\"", "Folder that keeps sample orders between runs").or(&["data-cache-path"]).optional(),
-        key("performance.tune-products", Flag, "false", "On GPUs: time cuBLASLt's algorithms for every matrix product of the first steps and keep the choice in ~/.cache/burn-megatron; runs with other choices differ in rounding"),
-        key("performance.deterministic", Flag, "false", "On GPUs: take every sum in one order, so that a run that goes on has the bits of one that never stopped; attention's backward pass is slower")
+        key("data.bpe-size", Count, "1024", "Vocabulary size of a bpe tokenizer that is trained on the text"),
+        key("data.split", Shares, "\"95,5,0\"", "Proportions of the data for training, validation and test"),
+        key("data.samples", Count, "", "Training samples that are drawn and shuffled before the first step; the order depends on this number; default: all samples of the run"),
+        key("data.seed", UpTo(u32::MAX as u64), "", "Seed of the document and sample order; default: training.seed"),
+        key("data.reset-attention-mask", Flag, "false", "Restrict attention to within documents, which end with data.eod-id"),
+        key("data.reset-position-ids", Flag, "false", "Restart position ids at the start of each document"),
+        key("data.eod-mask-loss", Flag, "false", "Mask the loss at end-of-document tokens"),
+        key("data.eod-id", Whole, "\"none\"", "Token id of the end of a document; none: the tokenizer's").optional(),
+        key("data.keep-partial-validation", Flag, "false", "Keep the last, partial validation sequence, padded"),
+        key("data.cache", Path, "\"none\"", "Folder that caches sample orders between runs; none: no cache").or(&["data-cache-path"]).optional(),
+        key("performance.deterministic", Flag, "false", "GPUs: use a fixed order for every sum, so that a resumed run is bitwise identical to an uninterrupted one; the backward pass of attention is slower")
             .or(&["deterministic-mode"]),
-        key("performance.tp-comm-overlap", Flag, "true", "On GPUs: exchanges of tensor parallelism run beside the matrix products"),
-        key("performance.copy-engines", Flag, "true", "On GPUs: copy engines carry the activations of tensor parallelism and routed tokens between GPUs of one process, without multiprocessors; otherwise NCCL's kernels"),
-        key("performance.moe-comm-overlap", Flag, "true", "On GPUs: all-to-alls of routed tokens run beside the experts' products, where that seems quicker")
+        key("performance.tp-comm-overlap", Flag, "true", "GPUs: overlap tensor-parallel communication with GEMMs"),
+        key("performance.copy-engines", Flag, "true", "GPUs: let DMA copy engines transfer tensor-parallel activations and MoE tokens between the GPUs of one process, without using SMs; false: NCCL kernels"),
+        key("performance.moe-comm-overlap", Flag, "true", "GPUs: overlap the all-to-alls of MoE tokens with the experts' GEMMs where the cost model expects a gain")
             .or(&["overlap-moe-expert-parallel-comm"]),
-        key("performance.moe-comm-pieces", Count, "\"none\"", "Into how many pieces a rank's experts are cut for that, quicker or not; none: two where that seems quicker")
+        key("performance.moe-comm-chunks", Count, "\"none\"", "GPUs: number of chunks that the local experts are split into to overlap all-to-alls with their GEMMs; none: chosen by the cost model")
+            .or(&["moe-comm-pieces"])
             .optional(),
-        key("performance.moe-router-force-load-balancing", Flag, "false", "For bench only: tokens use experts at random, so that all have as much to do"),
-        key("evaluation.every", Count, "", "Steps between two evaluations; default: a tenth of training.steps")
+        key("performance.moe-router-force-load-balancing", Flag, "false", "For bench only: route tokens to random experts, so that the load is balanced"),
+        key("evaluation.every", Count, "", "Steps between evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
-        key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0 does none").or(&["eval-iters"]),
-        key("evaluation.final-batches", Whole, "64", "At most so many global batches of test data (else validation data) at the end"),
-        key("checkpoint.directory", Path, "", "Where checkpoints lie; none saves none; default: checkpoints in output.directory").or(&["save"]).optional(),
-        key("checkpoint.every", Count, "", "Steps between two checkpoints; none saves the last step only; default: evaluation.every")
+        key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0: no evaluation").or(&["eval-iters"]),
+        key("evaluation.final-batches", Whole, "64", "Maximum global batches of the final evaluation, which uses the test data, or the validation data if there is no test data"),
+        key("checkpoint.directory", Path, "", "Folder of the checkpoints; none: save none; default: checkpoints in output.directory").or(&["save"]).optional(),
+        key("checkpoint.every", Interval, "\"auto\"", "Steps between checkpoints; auto: as often as keeps saving within 5 % of the time; none: only after the last step")
             .or(&["save-interval"])
             .optional(),
-        key("checkpoint.keep-last", Count, "2", "Newest checkpoints to keep; none keeps all").optional(),
-        key("checkpoint.keep-every", Count, "\"none\"", "Also keep those whose step is a multiple of this").optional(),
-        key("checkpoint.async", Flag, "true", "Write in the background").or(&["async-save"]),
-        key("checkpoint.resume", Text, "\"if-present\"", "if-present, never, or the path of a checkpoint to go on from"),
-        key("output.directory", Path, "", "Folder of logs, metrics and prepared text; default: runs/ and the name of the file"),
-        key("log.jsonl", Path, "\"none\"", "File for the numbers of every step, a JSON object per line").optional(),
-        key("log.tensorboard", Path, "\"none\"", "Folder for the same as TensorBoard events").or(&["tensorboard-dir"]).optional(),
-        key("log.trace", Path, "\"none\"", "File for what every rank did when in a step, for chrome://tracing or Perfetto").optional(),
+        key("checkpoint.keep-last", Count, "2", "Number of newest checkpoints to keep; none: all").optional(),
+        key("checkpoint.keep-every", Count, "\"none\"", "Also keep checkpoints whose step is a multiple of this number; none: no others").optional(),
+        key("checkpoint.async", Flag, "true", "Write checkpoints in the background").or(&["async-save"]),
+        key("checkpoint.resume", Text, "\"if-present\"", "if-present: resume from the newest checkpoint in checkpoint.directory if there is one; never: start anew; or the path of a checkpoint to resume from"),
+        key("output.directory", Path, "", "Folder of logs, metrics and prepared text; default: runs/ and the name of the configuration file"),
+        key("log.jsonl", Path, "\"none\"", "JSON-lines file of the metrics of every step; none: only steps.jsonl in output.directory").optional(),
+        key("log.tensorboard", Path, "\"none\"", "Folder for TensorBoard events of the metrics of every step; none: no events").or(&["tensorboard-dir"]).optional(),
+        key("log.trace", Path, "\"none\"", "File for a timeline of a few steps on every rank, for Perfetto or chrome://tracing; none: no timeline").optional(),
     ]
 };
 
@@ -258,7 +269,7 @@ pub fn find(path: &str) -> Option<&'static Key> {
     KEYS.iter().find(named)
 }
 
-/// The key that is called so in any section; its own name before other spellings.
+/// The key of this name in any section; a key's own name comes before aliases.
 pub fn find_anywhere(name: &str) -> Option<&'static Key> {
     let own = KEYS.iter().find(|key| key.name() == name);
     own.or_else(|| KEYS.iter().find(|key| key.aliases.contains(&name)))

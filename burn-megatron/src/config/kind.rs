@@ -1,9 +1,9 @@
-//! What values a key takes.
+//! The kinds of values.
 
 use serde_json::Value;
 
 use super::layer::Written;
-use crate::data::Split;
+use crate::data::SplitRatios;
 use crate::engine::CommWord;
 use crate::lr::{LrDecay, Span};
 use models::recompute::Module;
@@ -13,6 +13,8 @@ use models::recompute::Module;
 pub enum Kind {
     /// A whole number of at least 1.
     Count,
+    /// A whole number of at least 1, or `auto`.
+    Interval,
     /// A whole number of at least 0.
     Whole,
     /// A whole number from 0 to this.
@@ -33,19 +35,22 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A length of training, a [`Span`].
     Length,
-    /// Shares of training, validation and test, a [`Split`].
+    /// Shares of training, validation and test, a [`SplitRatios`].
     Shares,
     /// The form of a learning-rate schedule, an [`LrDecay`].
     Form,
-    /// Parts of a layer that are computed again, [`Module`]s; one may stand alone.
+    /// Modules of a layer to recompute, [`Module`]s; one may stand alone.
     Modules,
-    /// How layers reach across context parallel ranks, [`CommWord`]s; one may stand alone.
+    /// Communication of context-parallel attention, [`CommWord`]s; one may stand alone.
     CommTypes,
     /// Two whole numbers of at least 1.
     Pair,
 }
 
-/// What stands for a value that is left out.
+/// The word for an interval that the run chooses itself.
+const AUTO: &str = "auto";
+
+/// The word for no value.
 pub(super) const NONE: &str = "none";
 
 impl Kind {
@@ -53,6 +58,7 @@ impl Kind {
     pub fn legal(self) -> String {
         match self {
             Self::Count => "a whole number of at least 1".into(),
+            Self::Interval => "a whole number of at least 1, or auto".into(),
             Self::Whole => "a whole number of at least 0".into(),
             Self::UpTo(most) => format!("a whole number from 0 to {most}"),
             Self::Number => "a finite number".into(),
@@ -73,11 +79,12 @@ impl Kind {
         }
     }
 
-    /// The value as the configuration keeps it, or `None` if it is of another kind.
+    /// The value as the configuration stores it, or `None` if it is of another kind.
     pub fn accept(self, value: &toml::Value) -> Option<Value> {
         let json = serde_json::to_value(value).ok()?;
         let fits = match self {
             Self::Count => json.as_u64().is_some_and(|n| n > 0),
+            Self::Interval => json == AUTO || json.as_u64().is_some_and(|n| n > 0),
             Self::Whole => json.is_u64(),
             Self::UpTo(most) => json.as_u64().is_some_and(|n| n <= most),
             Self::Number => return value_as_number(value).map(Value::from),
@@ -95,7 +102,7 @@ impl Kind {
             }
             Self::Choice(words) => json.as_str().is_some_and(|word| words.contains(&word)),
             Self::Length => return normal::<Span>(json),
-            Self::Shares => return normal::<Split>(json),
+            Self::Shares => return normal::<SplitRatios>(json),
             Self::Form => return normal::<LrDecay>(json),
             Self::CommTypes if json.is_string() => return normal::<Vec<CommWord>>(Value::Array(vec![json])),
             Self::CommTypes => normal::<Vec<CommWord>>(json.clone()).is_some_and(|words| words != Value::Array(vec![])),
@@ -125,6 +132,8 @@ impl Kind {
         let string = || Some(toml::Value::from(text));
         match self {
             Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag => written(text),
+            Self::Interval if text == AUTO => string(),
+            Self::Interval => written(text),
             Self::Text | Self::Path | Self::Choice(_) | Self::Shares => string(),
             Self::Length => {
                 if text.parse::<u64>().is_ok() {
@@ -181,6 +190,7 @@ mod tests {
     #[test]
     fn command_line_values_become_what_a_file_would_hold() {
         assert_eq!(read(Kind::Count, "12"), Some(json!(12)));
+        assert_eq!((read(Kind::Interval, "12"), read(Kind::Interval, "auto")), (Some(json!(12)), Some(json!("auto"))));
         assert_eq!(read(Kind::Number, "3e-4"), Some(json!(3e-4)));
         assert_eq!(read(Kind::Number, "1"), Some(json!(1.0)));
         assert_eq!(read(Kind::Paths, "a, b"), Some(json!(["a", "b"])));
@@ -204,6 +214,8 @@ mod tests {
             (Kind::Count, "0"),
             (Kind::Count, "1.5"),
             (Kind::Count, "\"4\""),
+            (Kind::Interval, "0"),
+            (Kind::Interval, "often"),
             (Kind::Whole, "-1"),
             (Kind::UpTo(3), "4"),
             (Kind::Number, "inf"),

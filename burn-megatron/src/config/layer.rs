@@ -1,8 +1,8 @@
-//! What a file or a command line says, key by key, before anything is known of the keys.
+//! The entries of a file or a command line, before they are matched with keys.
 
 use toml::de::DeTable;
 
-use super::problem::{Place, Problem};
+use super::problem::{Origin, Problem};
 
 /// A value as it was written.
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ pub(super) struct Entry {
     pub path: String,
     /// The value.
     pub value: Written,
-    /// Where it stands.
-    pub place: Place,
+    /// Where it was written.
+    pub origin: Origin,
 }
 
 /// The entries of a TOML file called `name`; a key that stands in no section has a path without a dot.
@@ -55,11 +55,11 @@ pub(super) struct Entry {
 /// If the text is no TOML.
 pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
     let line = |byte: usize| text[..byte].matches('\n').count();
-    let place = |byte: usize| Place::File { name: name.into(), line: line(byte) + 1 };
+    let origin = |byte: usize| Origin::File { name: name.into(), line: line(byte) + 1 };
     let syntax = |error: toml::de::Error| {
         let start = error.span().map_or(0, |span| span.start);
         let written = text.lines().nth(line(start)).unwrap_or_default().trim();
-        Problem { place: place(start), what: format!("{}: `{written}`", error.message()) }
+        Problem { origin: origin(start), what: format!("{}: `{written}`", error.message()) }
     };
     let mut values: toml::Table = text.parse().map_err(syntax)?;
     let spans = DeTable::parse(text).map_err(syntax)?;
@@ -72,18 +72,18 @@ pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
                 for key in keys.keys() {
                     let value = values.remove(key.get_ref().as_ref()).expect("both are the same text");
                     let path = format!("{name}.{}", key.get_ref());
-                    entries.push(Entry { path, value: Written::Toml(value), place: place(key.span().start) });
+                    entries.push(Entry { path, value: Written::Toml(value), origin: origin(key.span().start) });
                 }
             }
             (value, _) => {
                 let value = Written::Toml(value.expect("both are the same text"));
-                entries.push(Entry { path: name.into(), value, place: place(section.span().start) });
+                entries.push(Entry { path: name.into(), value, origin: origin(section.span().start) });
             }
         }
     }
     // In the order of the file, which a table need not keep.
-    entries.sort_by_key(|entry| match entry.place {
-        Place::File { line, .. } => line,
+    entries.sort_by_key(|entry| match entry.origin {
+        Origin::File { line, .. } => line,
         _ => 0,
     });
     Ok(entries)
@@ -94,7 +94,7 @@ pub(super) fn read_overrides(overrides: &[(String, String)]) -> Vec<Entry> {
     let entry = |(path, text): &(String, String)| Entry {
         path: path.clone(),
         value: Written::Text(text.clone()),
-        place: Place::CommandLine,
+        origin: Origin::CommandLine,
     };
     overrides.iter().map(entry).collect()
 }
@@ -107,7 +107,7 @@ mod tests {
     fn keys_know_their_lines() {
         let text = "loose = 1\n[training]\nsteps = 3\n\n[lr.form.wsd]\ntail = 5\n";
         let entries = read_file("run.toml", text).unwrap();
-        let seen: Vec<String> = entries.iter().map(|e| format!("{}{} = {}", e.place, e.path, e.value)).collect();
+        let seen: Vec<String> = entries.iter().map(|e| format!("{}{} = {}", e.origin, e.path, e.value)).collect();
         assert_eq!(
             seen,
             ["run.toml:1: loose = 1", "run.toml:3: training.steps = 3", "run.toml:5: lr.form = { wsd = { tail = 5 } }"]

@@ -1,20 +1,20 @@
-//! Sizes that nobody can train. They are refused before anything is computed from them, so that no product of sizes
-//! overflows and no list of layers, ranks or micro-batches is longer than what is worth making.
+//! Upper limits of sizes, those of models from the `models` crate. Sizes above them are refused before anything is
+//! computed from them, so that no multiplication overflows and no list of layers, experts, ranks or micro-batches grows
+//! without bound.
 
 use backend_dist::mesh::ParallelLayout;
-use models::FamilyConfig;
+use models::{FamilyConfig, ModelConfig, size_limit};
 use serde_json::Value;
 
-use super::problem::Problem;
+use super::model::snake;
+use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::plan::Decoder;
 
-/// Any size of a model but its layers, and the numbers of a batch.
+/// The numbers of a batch.
 const LARGEST: u64 = 1 << 32;
-/// Layers of a model.
-const LAYERS: u64 = 1 << 12;
 /// Ranks.
-const RANKS: u64 = 1 << 20;
+pub(crate) const RANKS: u64 = 1 << 20;
 /// Passes of a step: stages times micro-batches.
 const PASSES: f64 = (1u64 << 18) as f64;
 /// Parameters: a thousand times as many as the largest models have.
@@ -23,19 +23,30 @@ const PARAMETERS: f64 = (1u64 << 50) as f64;
 const ELEMENTS: f64 = (1u64 << 54) as f64;
 
 impl RunConfig {
-    /// What is too large to think about, with the nearest legal value.
+    /// Whether the sizes are within their limits and make a model.
+    pub(super) fn is_sound(&self) -> bool {
+        self.size_problems().is_empty() && self.model.config.check().is_ok()
+    }
+
+    /// Refuses what is above a limit.
+    ///
+    /// # Errors
+    /// Every size above its limit, with the nearest legal value.
+    pub fn check_limits(&self) -> Result<(), ConfigErrors> {
+        ConfigErrors::from_problems(self.size_problems())
+    }
+
+    /// Sizes above their limits, with the nearest legal value.
     pub(super) fn size_problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut note = |key: &str, value: u64, most: u64| {
             if value > most {
-                problems
-                    .push(Problem::new(format!("{key} = {value} is more than can be trained; nearest legal: {most}")));
+                let what = format!("{key} = {value} is more than can be trained; nearest legal: {most}");
+                problems.push(Problem::new(what));
             }
         };
         for (key, value) in model_sizes(&self.model.config) {
-            let layers =
-                matches!(key.as_str(), "num-hidden-layers" | "num-nextn-predict-layers" | "first-k-dense-replace");
-            note(&format!("model.{key}"), value, if layers { LAYERS } else { LARGEST });
+            note(&format!("model.{key}"), value, size_limit(&snake(&key)));
         }
         let (training, layout) = (&self.training, &self.parallel);
         let batch = [
@@ -49,19 +60,20 @@ impl RunConfig {
         for (key, value) in ranks(layout) {
             note(&format!("parallel.{key}"), value as u64, RANKS);
         }
-        if problems.is_empty() {
-            problems.extend(self.product_problems());
+        // What follows from the sizes of a model that cannot be built is not defined.
+        if problems.is_empty() && self.model.config.check().is_ok() {
+            problems.extend(self.combined_problems());
         }
         problems
     }
 
-    /// The same of products of sizes, each of which may be legal.
-    fn product_problems(&self) -> Vec<Problem> {
+    /// The same for combinations of sizes, each of which may be legal.
+    fn combined_problems(&self) -> Vec<Problem> {
         let (training, layout) = (&self.training, &self.parallel);
         let product = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>();
         let decoder = Decoder::from(&self.model.config);
         let experts = decoder.experts.as_ref();
-        // The vocabulary is filled up to a multiple on every rank.
+        // The vocabulary is padded to a multiple on every rank.
         let vocab = product(&[decoder.vocab_multiple.max(1), layout.tp]).max(decoder.vocab as f64);
         let hidden = decoder.hidden as f64;
         let heads = product(&[decoder.heads.max(decoder.kv_heads), decoder.head_dim]);
@@ -121,7 +133,6 @@ fn ranks(layout: &ParallelLayout) -> [(&'static str, usize); 7] {
 mod tests {
     use std::time::Instant;
 
-    use models::ModelConfig;
     use proptest::prelude::*;
 
     use super::*;
@@ -176,7 +187,7 @@ mod tests {
             ("model.vocab-size", "1000000000000", "nearest legal: 4294967296"),
             ("model.num-hidden-layers", "1000000", "nearest legal: 4096"),
             ("parallel.data-parallel", "1000000000000", "nearest legal: 1048576"),
-            ("model.hidden-size", "1000000000", "parameters, more than can be trained"),
+            ("model.hidden-size", "1000000000", " elements, more than 281474976710656; take smaller sizes"),
             ("training.global-batch", "4000000000", "passes of pipeline stages, more than can be trained"),
             (
                 "model.make-vocab-size-divisible-by",

@@ -1,8 +1,8 @@
 //! One strict TOML file per run.
 //!
-//! [`RunConfig::load`] puts defaults, a preset or a Hugging Face folder, the file and the command line on top of each
-//! other; [`RunConfig::check`] says whether the result makes sense; [`RunConfig::to_toml`] writes it down, with the
-//! meaning of every key. [`KEYS`] is the only list of keys. Nothing here knows tensors or threads.
+//! [`RunConfig::load`] layers defaults, a preset or a Hugging Face folder, the file and the command line.
+//! [`RunConfig::check`] says whether the values fit together. [`RunConfig::to_toml`] writes the result with the meaning
+//! of every key. [`KEYS`] is the only list of keys. Nothing here knows tensors or threads.
 //!
 //! ```
 //! use burn_megatron::config::RunConfig;
@@ -38,8 +38,9 @@ mod tests;
 
 pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
 pub use kind::Kind;
+pub(crate) use limits::RANKS;
 pub use model::{ModelSection, presets, size_names};
-pub use problem::{ConfigErrors, Place, Problem};
+pub use problem::{ConfigErrors, Origin, Problem};
 pub use run::{
     CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,
     RunConfig, TrainingSection,

@@ -13,7 +13,7 @@ use super::kind::{Kind, NONE};
 use super::layer::{Entry, Written};
 use super::problem::{Problem, did_you_mean};
 
-/// What is trained.
+/// The model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSection {
     /// Folder that initial weights are read from; without one they are random.
@@ -85,7 +85,7 @@ pub(super) fn sizes(config: &FamilyConfig) -> Map<String, Value> {
     fields
 }
 
-/// Where the sizes start from.
+/// The base of the sizes.
 pub(super) enum Base {
     /// A folder.
     Hf(PathBuf),
@@ -97,15 +97,15 @@ pub(super) enum Base {
     Default,
 }
 
-/// What the rest of the configuration says of a model's sizes, used where nothing else does.
+/// Sizes that follow from the rest of the configuration, used if nothing else gives them.
 pub(super) struct Hints {
-    /// Size of the vocabulary that the data brings.
+    /// Vocabulary size of the data.
     pub vocabulary: Option<usize>,
-    /// Tokens of a row.
+    /// Sequence length.
     pub seq_length: usize,
 }
 
-/// The model that the sizes make of their base. `family` must agree with it.
+/// The base with the given sizes. `family` must agree with it.
 pub(super) fn resolve(
     base: &Base,
     family: Option<&str>,
@@ -177,7 +177,7 @@ fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
 
 /// One size changed; also its field's name.
 fn apply(config: &FamilyConfig, entry: &Entry) -> Result<(String, FamilyConfig), Problem> {
-    let problem = |what: String| Problem { place: entry.place.clone(), what };
+    let problem = |what: String| Problem { origin: entry.origin.clone(), what };
     let fields = sizes(config);
     let name = snake(entry.path.trim_start_matches("model."));
     let Some(old) = fields.get(&name) else {
@@ -233,7 +233,7 @@ fn snake_keys(value: Value) -> Value {
     }
 }
 
-/// Where only the family is known: sizes that follow from others, and a problem for each that is missing.
+/// If only the family is known: sizes that follow from others, and a problem for each that is missing.
 fn complete(
     start: &FamilyConfig,
     config: &FamilyConfig,

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, all of it at once.
+//! All problems of a configuration at once.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use strsim::damerau_levenshtein;
 
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Origin {
     /// A line of the file, from 1.
     File {
         /// The file as it was named.
@@ -16,11 +16,11 @@ pub enum Place {
     },
     /// The command line.
     CommandLine,
-    /// Nowhere: the values contradict each other, or a needed one is missing.
+    /// The configuration as a whole: values contradict each other, or a needed one is missing.
     Whole,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { name, line } => write!(f, "{name}:{line}: "),
@@ -30,12 +30,12 @@ impl fmt::Display for Place {
     }
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place}{what}")]
+#[error("{origin}{what}")]
 pub struct Problem {
     /// Where it was written.
-    pub place: Place,
+    pub origin: Origin,
     /// The key, its value and what would be legal.
     pub what: String,
 }
@@ -43,11 +43,11 @@ pub struct Problem {
 impl Problem {
     /// A problem of the configuration as a whole.
     pub fn new(what: impl fmt::Display) -> Self {
-        Self { place: Place::Whole, what: what.to_string() }
+        Self { origin: Origin::Whole, what: what.to_string() }
     }
 }
 
-/// Everything that is wrong with a configuration, one problem per line.
+/// All problems of a configuration, one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<Problem>);
 
@@ -91,7 +91,7 @@ pub(super) fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = 
     }
 }
 
-/// How far a key is from what was written, and the edits between the two to decide between equals.
+/// Distance of a key from what was written, and the edits between the two to decide between equals.
 fn distance(word: &str, candidate: &str) -> (usize, usize) {
     let edits = damerau_levenshtein(word, candidate);
     let (section, name) = word.rsplit_once('.').unwrap_or(("", word));
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn several_problems_are_one_message() {
-        let problem = |line| Problem { place: Place::File { name: "a.toml".into(), line }, what: "wrong".into() };
+        let problem = |line| Problem { origin: Origin::File { name: "a.toml".into(), line }, what: "wrong".into() };
         assert_eq!(ConfigErrors(vec![problem(3)]).to_string(), "a.toml:3: wrong");
         let both = ConfigErrors(vec![problem(3), Problem::new("contradiction")]);
         assert_eq!(both.to_string(), "2 problems\n  a.toml:3: wrong\n  contradiction");

@@ -1,4 +1,4 @@
-//! A resolved configuration as TOML, with the meaning of every key; read again it gives the same.
+//! A resolved configuration as TOML with the meaning of every key. Reading it again gives the same configuration.
 
 use std::fmt::Write;
 
@@ -21,7 +21,7 @@ impl RunConfig {
         let mut text = String::new();
         for (section, doc) in SECTIONS {
             let _ = write!(text, "{}# {doc}\n[{section}]\n", if text.is_empty() { "" } else { "\n" });
-            for key in KEYS.iter().filter(|key| key.section() == section && key.path != "model.preset") {
+            for key in KEYS.iter().filter(|key| key.section() == section && !key.is_resolved_away()) {
                 let value = |path: &str| {
                     let (section, name) = path.split_once('.').unwrap_or_default();
                     words(&values[section][name])
@@ -32,7 +32,7 @@ impl RunConfig {
                 line(&mut text, key.name(), &values[section][key.name()], key.doc);
             }
             if section == "model" {
-                // In the order of their meanings, which is the one that people expect.
+                // In the order of `SIZES`, which is the one that people expect.
                 let sizes = sizes(&self.model.config);
                 for (name, doc) in SIZES {
                     if let Some(value) = sizes.get(&snake(name)) {
@@ -48,13 +48,15 @@ impl RunConfig {
 fn line(text: &mut String, name: &str, value: &Value, doc: &str) {
     let value = match value {
         Value::Null => format!("\"{NONE}\""),
-        value => toml::Value::try_from(without_nothing(value)).expect("numbers, texts and tables").to_string(),
+        // A number beyond TOML's range, which no check accepts, is shown as a text.
+        value => toml::Value::try_from(without_nothing(value))
+            .map_or_else(|_| format!("\"{value}\""), |value| value.to_string()),
     };
     let assignment = format!("{name} = {value}");
     let _ = writeln!(text, "{assignment:<COMMENT$} # {doc}");
 }
 
-/// TOML has no word for nothing: what is missing in a table is not named.
+/// TOML has no null: fields of a table that are null are left out.
 fn without_nothing(value: &Value) -> Value {
     match value {
         Value::Object(table) => {

@@ -1,4 +1,4 @@
-//! Defaults, file and command line to one configuration: each wins over what is named before it.
+//! One configuration from defaults, file and command line; each overrides the one before it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::keys::{KEYS, SECTIONS, find, find_anywhere};
 use super::kind::NONE;
 use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
-use super::problem::{ConfigErrors, Place, Problem, did_you_mean};
+use super::problem::{ConfigErrors, Origin, Problem, did_you_mean};
 use super::run::RunConfig;
 use crate::plan::Decoder;
 use crate::schedule::AUTO;
@@ -19,7 +19,7 @@ impl RunConfig {
     /// Reads a TOML file, or takes the defaults where there is none, with `--section.key value` pairs on top.
     ///
     /// # Errors
-    /// Everything that is wrong with keys and values. Whether they fit together is told by [`RunConfig::check`].
+    /// Everything that is wrong with keys and values. [`RunConfig::check`] says whether they fit together.
     pub fn load(file: Option<&Path>, overrides: &[(String, String)]) -> Result<Self, ConfigErrors> {
         let Some(path) = file else { return Self::parse("train.toml", "", overrides) };
         let name = path.display().to_string();
@@ -50,7 +50,7 @@ impl RunConfig {
 struct Values {
     values: BTreeMap<&'static str, Value>,
     /// Where keys were written last.
-    given: BTreeMap<&'static str, Place>,
+    given: BTreeMap<&'static str, Origin>,
     sizes: Vec<Entry>,
     base: Base,
     problems: Vec<Problem>,
@@ -66,7 +66,7 @@ impl Values {
     fn layer(&mut self, entries: Vec<Entry>) {
         let mut seen: BTreeMap<&str, String> = BTreeMap::new();
         for entry in entries {
-            let problem = |what: String| Problem { place: entry.place.clone(), what };
+            let problem = |what: String| Problem { origin: entry.origin.clone(), what };
             let Some(key) = find(&entry.path) else {
                 let is_section = SECTIONS.iter().any(|(section, _)| *section == entry.path);
                 match entry.path.starts_with("model.") {
@@ -77,7 +77,7 @@ impl Values {
                 continue;
             };
             let earlier = seen.insert(key.path, entry.path.clone());
-            if let Some(earlier) = earlier.filter(|_| entry.place != Place::CommandLine) {
+            if let Some(earlier) = earlier.filter(|_| entry.origin != Origin::CommandLine) {
                 self.problems.push(problem(format!("`{}` and `{earlier}` are the same key", entry.path)));
                 continue;
             }
@@ -85,7 +85,7 @@ impl Values {
             match if none { Some(Value::Null) } else { key.kind.take(&entry.value) } {
                 Some(value) => {
                     self.values.insert(key.path, value);
-                    self.given.insert(key.path, entry.place.clone());
+                    self.given.insert(key.path, entry.origin.clone());
                 }
                 None => self.problems.push(problem(format!("{} = {} is not {}", entry.path, entry.value, key.legal()))),
             }
@@ -93,7 +93,7 @@ impl Values {
         self.choose_base(&seen);
     }
 
-    /// A later layer that names a folder, a preset or a family takes the place of what an earlier one named.
+    /// A later layer that names a folder, a preset or a family replaces the one of an earlier layer.
     fn choose_base(&mut self, seen: &BTreeMap<&str, String>) {
         let named = |path| seen.contains_key(path).then(|| self.text(path)).flatten();
         let taken_back = |path| seen.contains_key(path) && self.text(path).is_none();
@@ -126,12 +126,14 @@ impl Values {
         self.values.get(path).and_then(Value::as_array).map_or(0, Vec::len)
     }
 
-    /// Fills what nothing says from other keys.
+    /// Derives the values that no layer gives from other keys.
     fn derive(&mut self, directory: &Path) {
         self.fill("data.tokenizer", self.default_tokenizer());
+        self.settle_length();
         self.sort_out();
         let steps = self.number("training.steps");
-        let samples = steps.saturating_mul(self.number("training.global-batch"));
+        // TOML's integers have 63 bits.
+        let samples = steps.saturating_mul(self.number("training.global-batch")).min(i64::MAX as u64);
         let documents = if self.files("data.text") == 1 { "paragraph" } else { "file" };
         self.fill("output.directory", directory.display().to_string().into());
         self.fill("lr.decay", format!("{steps} steps").into());
@@ -145,17 +147,47 @@ impl Values {
         // Megatron's generator of sample orders takes 32 bits.
         self.fill("data.seed", (self.number("training.seed") as u32).into());
         self.fill("evaluation.every", steps.div_ceil(10).into());
-        self.fill("checkpoint.every", self.values["evaluation.every"].clone());
         let output = PathBuf::from(self.text("output.directory").unwrap_or_default());
         self.fill("checkpoint.directory", output.join("checkpoints").display().to_string().into());
     }
 
-    /// Refuses keys that another key's value leaves without meaning; what a file says gives way where the command line
-    /// has changed that other key, and `none` asks for nothing. The optimizer's other keys get the defaults of its
-    /// kind.
+    /// Turns `training.samples` into `training.steps`. If both are given, the command line overrides the file; within
+    /// one of them they must agree.
+    fn settle_length(&mut self) {
+        let Some(samples) = self.values.remove("training.samples").and_then(|samples| samples.as_u64()) else { return };
+        let (steps, batch) = (self.number("training.steps"), self.number("training.global-batch").max(1));
+        let origin = self.given["training.samples"].clone();
+        let other = self.given.get("training.steps").cloned();
+        let on_command_line = |origin: &Origin| *origin == Origin::CommandLine;
+        if !on_command_line(&origin) && other.as_ref().is_some_and(on_command_line) {
+            return;
+        }
+        let mut refuse = |what: String| self.problems.push(Problem { origin: origin.clone(), what });
+        let contradicts = other.is_some_and(|other| on_command_line(&other) == on_command_line(&origin));
+        if !samples.is_multiple_of(batch) {
+            let below = samples / batch * batch;
+            let nearest = [below, below.saturating_add(batch)].map(|samples| samples.to_string());
+            let nearest = nearest[usize::from(below == 0)..].join(" or ");
+            refuse(format!(
+                "training.samples = {samples} is not a multiple of training.global-batch = {batch}; nearest legal: {nearest}"
+            ));
+        } else if contradicts && samples / batch != steps {
+            refuse(format!(
+                "training.samples = {samples} makes {} steps of training.global-batch = {batch}, but training.steps = {steps}: \
+                 give only one of the two",
+                samples / batch
+            ));
+        } else {
+            self.values.insert("training.steps", (samples / batch).into());
+        }
+    }
+
+    /// Refuses keys that another key's value leaves without meaning. A key of the file is dropped silently if the
+    /// command line has changed that other key, and `none` is always accepted. The optimizer's other keys get the
+    /// defaults of its kind.
     fn sort_out(&mut self) {
         let given = std::mem::take(&mut self.given);
-        for (&path, place) in &given {
+        for (&path, origin) in &given {
             let Some(decider) = decider(path) else { continue };
             let decided = self.values.get(decider).map_or_else(|| NONE.into(), words);
             if belongs(path, &decided) {
@@ -167,13 +199,13 @@ impl Values {
             }
             let mut above = std::iter::successors(Some(decider), |path| super::foreign::decider(path));
             let gives_way =
-                *place != Place::CommandLine && above.any(|path| given.get(path) == Some(&Place::CommandLine));
+                *origin != Origin::CommandLine && above.any(|path| given.get(path) == Some(&Origin::CommandLine));
             if gives_way || value.is_null() {
                 continue;
             }
             let what =
                 format!("{path} = {value} has no meaning with {decider} = {decided}; only with {}", owners(path));
-            self.problems.push(Problem { place: place.clone(), what });
+            self.problems.push(Problem { origin: origin.clone(), what });
         }
         let kind = self.text("optimizer.kind").unwrap_or_default();
         for (name, value) in defaults(&kind).as_object().into_iter().flatten() {
@@ -199,7 +231,7 @@ impl Values {
         }
     }
 
-    /// Size of the vocabulary of a tokenizer that is made from the text, where it is known before reading it.
+    /// Vocabulary size of a tokenizer that is made from the text, if it is known before the text is read.
     fn vocabulary(&self) -> Option<usize> {
         match self.text("data.tokenizer").as_deref() {
             Some("bpe") => Some(self.number("data.bpe-size") as usize),
@@ -235,8 +267,8 @@ impl Values {
         sections["model"] = model;
         let config = serde_json::from_value(Value::Object(sections));
         let mut config: RunConfig = config.map_err(|error| ConfigErrors(vec![Problem::new(error)]))?;
-        // Sizes that nobody can train are refused by name later.
-        if config.pipeline.layout.as_deref() == Some(AUTO) && config.size_problems().is_empty() {
+        // Sizes that cannot be trained are refused by name later.
+        if config.pipeline.layout.as_deref() == Some(AUTO) && config.is_sound() {
             let costs = Decoder::from(&config.model.config).part_costs(config.training.seq_length);
             config.pipeline.settle(&config.parallel, &costs);
         }
@@ -244,8 +276,14 @@ impl Values {
     }
 }
 
-/// What is said of a key that does not exist.
+/// Keys of earlier versions without a successor, and why they were removed.
+const REMOVED: [(&str, &str); 1] = [("performance.tune-products", "tuning GEMMs gained nothing; delete the key")];
+
+/// The message for a key that does not exist.
 pub(super) fn unknown(path: &str) -> String {
+    if let Some((_, why)) = REMOVED.iter().find(|(removed, _)| *removed == path) {
+        return format!("{path} was removed: {why}");
+    }
     let sections = || SECTIONS.iter().map(|(name, _)| *name);
     match path.split_once('.') {
         Some((_, name)) => {

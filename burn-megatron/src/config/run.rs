@@ -10,53 +10,54 @@ use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
-use crate::data::{Blend, GptDataConfig, Split};
+use crate::checkpoint::SaveEvery;
+use crate::data::{Blend, GptDataConfig, SplitRatios};
 use crate::engine::{ContextConfig, DocumentConfig, EngineConfig, LossMean};
 use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::schedule::PipelineConfig;
 
-/// Everything that one TOML file says about a run. [`KEYS`](super::KEYS) says what each key means.
+/// Everything that one TOML file says about a run. [`KEYS`](super::KEYS) describes each key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// What is trained.
+    /// The model.
     pub model: ModelSection,
-    /// How ranks are divided.
+    /// The parallel layout.
     pub parallel: ParallelLayout,
-    /// How ranks that share sequences compute attention.
+    /// Context parallelism.
     #[serde(default)]
     pub context: ContextConfig,
-    /// How a pipeline's stages are cut and take turns.
+    /// Pipeline schedule and stages.
     pub pipeline: PipelineConfig,
-    /// What is computed again.
+    /// Activation recomputation.
     pub recompute: Recompute,
-    /// The steps.
+    /// Length, batch, precision and loss.
     pub training: TrainingSection,
-    /// Linear layers in FP8.
+    /// FP8 linear layers.
     pub fp8: Fp8Config,
-    /// The learning rate.
+    /// Learning-rate schedule.
     pub lr: LrConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// How the weight decay gets to the optimizer's.
+    /// Weight-decay schedule.
     #[serde(default, rename = "weight-decay")]
     pub weight_decay: WeightDecayConfig,
-    /// The factor of fp16 gradients.
+    /// Loss scaling of fp16.
     #[serde(rename = "loss-scale")]
     pub loss_scale: LossScalerConfig,
-    /// What is learned.
+    /// Training data.
     pub data: DataSection,
-    /// What makes steps quicker at a price.
+    /// Speed and determinism on GPUs.
     #[serde(default)]
     pub performance: PerformanceSection,
     /// Loss on held-out data.
     pub evaluation: EvaluationSection,
-    /// Saving and going on.
+    /// Saving and resuming.
     pub checkpoint: CheckpointSection,
-    /// What a run writes.
+    /// Output folder.
     pub output: OutputSection,
-    /// Files that follow a run's numbers.
+    /// Additional log files.
     pub log: LogSection,
 }
 
@@ -66,23 +67,23 @@ pub struct RunConfig {
 pub struct TrainingSection {
     /// Optimizer steps.
     pub steps: usize,
-    /// Rows that a replica takes at once.
+    /// Sequences per micro-batch and data-parallel rank.
     pub micro_batch: usize,
-    /// Rows per optimizer step over all replicas.
+    /// Sequences per optimizer step over all data-parallel ranks.
     pub global_batch: usize,
-    /// Tokens per row.
+    /// Sequence length.
     pub seq_length: usize,
     /// Seed of initial weights and dropout.
     pub seed: u64,
-    /// Precision of weights and arithmetic.
+    /// Precision of weights and activations.
     pub dtype: Precision,
-    /// What the gradient is the gradient of.
+    /// Loss reduction.
     pub loss: LossMean,
-    /// Largest gradient norm.
+    /// Maximum gradient norm.
     pub clip: Option<f64>,
 }
 
-/// What a run is computed in.
+/// Precision of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -124,35 +125,35 @@ impl From<Precision> for FloatDType {
 pub struct DataSection {
     /// Prefixes of `.bin`/`.idx` pairs.
     pub prefixes: Vec<PathBuf>,
-    /// A weight for each.
+    /// Blend weight of each prefix.
     pub weights: Option<Vec<f64>>,
-    /// Files to tokenize at the start.
+    /// Text files to tokenize at the start.
     pub text: Vec<PathBuf>,
-    /// What a document is in a text file: `paragraph`, `line` or `file`.
+    /// Document of a text file: `paragraph`, `line` or `file`.
     pub text_documents: String,
     /// A `tokenizer.json`, or `char`, `byte`, `bpe`.
     pub tokenizer: Option<String>,
-    /// Entries of a tokenizer trained here.
+    /// Vocabulary size of a tokenizer trained here.
     pub bpe_size: usize,
-    /// Shares of training, validation and test.
-    pub split: Split,
-    /// Training rows to put in order.
+    /// Proportions of training, validation and test.
+    pub split: SplitRatios,
+    /// Training samples that are shuffled in advance.
     pub samples: usize,
-    /// Seed of the order.
+    /// Seed of the sample order.
     pub seed: u32,
-    /// Attention stays inside documents.
+    /// Attention is restricted to within documents.
     #[serde(default)]
     pub reset_attention_mask: bool,
-    /// Positions count from the start of their document.
+    /// Position ids restart at each document.
     #[serde(default)]
     pub reset_position_ids: bool,
-    /// Leave predictions at an end of document out of the loss.
+    /// Mask the loss at end-of-document tokens.
     pub eod_mask_loss: bool,
     /// Id of the end-of-document token.
     pub eod_id: Option<i64>,
-    /// Keep the last partial validation row.
+    /// Keep the last, partial validation sequence.
     pub keep_partial_validation: bool,
-    /// Folder that keeps sample orders.
+    /// Folder that caches sample orders.
     pub cache: Option<PathBuf>,
 }
 
@@ -160,19 +161,17 @@ pub struct DataSection {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PerformanceSection {
-    /// Time cuBLASLt's algorithms and keep the quickest.
-    pub tune_products: bool,
-    /// Every sum in one order, so that two runs give the same bits.
+    /// Fixed order of every sum, so that two runs are bitwise identical.
     pub deterministic: bool,
-    /// On GPUs exchanges of tensor parallelism run beside the matrix products.
+    /// Overlap tensor-parallel communication with GEMMs.
     pub tp_comm_overlap: bool,
-    /// On GPUs of one process copy engines carry these exchanges.
+    /// Transfer with DMA copy engines between the GPUs of one process.
     pub copy_engines: bool,
-    /// On GPUs all-to-alls of routed tokens run beside the experts' products.
+    /// Overlap the all-to-alls of MoE tokens with the experts' GEMMs.
     pub moe_comm_overlap: bool,
-    /// Into how many pieces a rank's experts are cut for that.
-    pub moe_comm_pieces: Option<usize>,
-    /// Tokens use experts at random, all alike: to measure speed only.
+    /// Number of chunks of the local experts for this overlap.
+    pub moe_comm_chunks: Option<usize>,
+    /// Route tokens to random experts, to measure speed only.
     pub moe_router_force_load_balancing: bool,
 }
 
@@ -184,7 +183,7 @@ pub struct EvaluationSection {
     pub every: usize,
     /// Global batches per evaluation.
     pub batches: usize,
-    /// At most so many global batches at the end.
+    /// Maximum global batches of the final evaluation.
     pub final_batches: usize,
 }
 
@@ -192,10 +191,10 @@ pub struct EvaluationSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CheckpointSection {
-    /// Where checkpoints lie; none are saved without it.
+    /// Folder of checkpoints; without it none are saved.
     pub directory: Option<PathBuf>,
-    /// Steps between two checkpoints; the last step is saved in any case.
-    pub every: Option<u64>,
+    /// How often checkpoints are saved; the last step is saved in any case.
+    pub every: SaveEvery,
     /// Newest checkpoints to keep.
     pub keep_last: Option<usize>,
     /// Also keep those whose step is a multiple of this.
@@ -211,7 +210,7 @@ pub struct CheckpointSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OutputSection {
-    /// Folder of everything that a run writes, checkpoints aside.
+    /// Folder of everything that a run writes, except checkpoints.
     pub directory: PathBuf,
 }
 
@@ -223,12 +222,12 @@ pub struct LogSection {
     pub jsonl: Option<PathBuf>,
     /// TensorBoard's event files.
     pub tensorboard: Option<PathBuf>,
-    /// What every rank did when, in a step.
+    /// Timeline of a few steps on every rank.
     pub trace: Option<PathBuf>,
 }
 
 impl RunConfig {
-    /// What the engine must know.
+    /// The engine's configuration.
     pub fn engine(&self) -> EngineConfig {
         let training = &self.training;
         EngineConfig {
@@ -272,7 +271,7 @@ impl DataSection {
         Blend { prefixes: self.prefixes.clone(), weights: self.weights.clone() }
     }
 
-    /// How samples of `seq_length` tokens are drawn, `validation` of them for validation (`None`: what there is).
+    /// The samples of `seq_length` tokens, `validation` of them for validation (`None`: all that there are).
     pub fn samples(&self, seq_length: usize, validation: Option<usize>, eod_id: Option<i64>) -> GptDataConfig {
         GptDataConfig {
             seq_length,

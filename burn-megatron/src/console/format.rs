@@ -1,4 +1,4 @@
-//! Numbers for people.
+//! Formats numbers for output.
 
 /// A value with a sensible number of digits and its unit: `2.3456`, `1.50e-4`, `12.3k`, `512 MiB`.
 pub fn quantity(value: f64, unit: Option<&str>) -> String {
@@ -23,13 +23,14 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// A duration in seconds: `4.2 s`, `2 min 05 s`, `1 h 02 min`.
+/// A duration in seconds: `4.2 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`.
 pub fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         0..60 => format!("{seconds:.1} s"),
         60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
-        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+        3600..172_800 => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+        _ => format!("{} d {:02} h", whole / 86_400, whole % 86_400 / 3600),
     }
 }
 
@@ -61,5 +62,6 @@ mod tests {
         assert_eq!(duration(4.21), "4.2 s");
         assert_eq!(duration(125.0), "2 min 05 s");
         assert_eq!(duration(3720.0), "1 h 02 min");
+        assert_eq!(duration(3.0 * 86_400.0 + 4.0 * 3600.0), "3 d 04 h");
     }
 }

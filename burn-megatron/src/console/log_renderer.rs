@@ -18,7 +18,7 @@ pub const STEPS: &str = "steps";
 /// Writes `step 3/400 | Loss 5.1234 | …` once per training step and `valid …` once per validation.
 pub struct LogRenderer {
     out: Box<dyn Write + Send + Sync>,
-    metrics: Vec<Row>,
+    metrics: Vec<Metric>,
     epoch: usize,
     epochs: usize,
     split: Split,
@@ -35,13 +35,13 @@ enum Split {
     Valid,
 }
 
-struct Row {
+struct Metric {
     id: MetricId,
     name: String,
     unit: Option<String>,
     train: Option<f64>,
     valid: Option<f64>,
-    /// What a metric in words said last.
+    /// Last value of a textual metric.
     text: String,
 }
 
@@ -83,38 +83,39 @@ impl LogRenderer {
             MetricState::Numeric(_, None) => return,
             MetricState::Generic(entry) => return self.tell(&entry),
         };
-        if let Some(row) = self.metrics.iter_mut().find(|row| row.id == entry.metric_id) {
+        if let Some(metric) = self.metrics.iter_mut().find(|metric| metric.id == entry.metric_id) {
             match split {
-                Split::Train => row.train = Some(value.current()),
-                Split::Valid => row.valid = Some(value.current()),
+                Split::Train => metric.train = Some(value.current()),
+                Split::Valid => metric.valid = Some(value.current()),
             }
         }
     }
 
-    /// A metric in words gets a line of its own when it has something new to say.
+    /// A textual metric gets a line of its own when its value changes.
     fn tell(&mut self, entry: &MetricEntry) {
         let text = &entry.serialized_entry.formatted;
-        let Some(row) = self.metrics.iter_mut().find(|row| row.id == entry.metric_id) else { return };
-        let news = !row.text.is_empty() && row.text != *text;
-        row.text.clone_from(text);
+        let Some(metric) = self.metrics.iter_mut().find(|metric| metric.id == entry.metric_id) else { return };
+        let news = !metric.text.is_empty() && metric.text != *text;
+        metric.text.clone_from(text);
         if news {
-            let line = format!("{} {text}", row.name.to_lowercase());
+            let line = format!("{} {text}", metric.name.to_lowercase());
             self.line(&line);
         }
     }
 
     fn values(&self, split: Split) -> String {
-        let value = |row: &Row| match split {
-            Split::Train => row.train,
-            Split::Valid => row.valid,
+        let value = |metric: &Metric| match split {
+            Split::Train => metric.train,
+            Split::Valid => metric.valid,
         };
-        let show = |row: &Row| {
-            value(row).map(|value| format!(" | {} {}", row.name.to_lowercase(), quantity(value, row.unit.as_deref())))
+        let show = |metric: &Metric| {
+            value(metric)
+                .map(|value| format!(" | {} {}", metric.name.to_lowercase(), quantity(value, metric.unit.as_deref())))
         };
         self.metrics.iter().filter_map(show).collect()
     }
 
-    /// `step 62/400` where steps are counted, else `epoch 2/8, items 12/50`.
+    /// `step 62/400` if steps are counted, else `epoch 2/8, items 12/50`.
     fn position(&self, progress: &Progress) -> String {
         match self.steps {
             Some((total, per_epoch)) => {
@@ -195,7 +196,7 @@ impl EvaluationProgressLogger for LogRenderer {
     fn start_global_progress(&mut self, _: usize) {}
 
     fn start_test(&mut self, name: &str, _: &Progress) {
-        self.metrics.iter_mut().for_each(|row| row.valid = None);
+        self.metrics.iter_mut().for_each(|metric| metric.valid = None);
         self.last_step = format!("test {name}");
     }
 
@@ -226,7 +227,14 @@ impl MetricsRenderer for LogRenderer {
             MetricAttributes::None => None,
         };
         let name = definition.name.to_string();
-        self.metrics.push(Row { id: definition.metric_id, name, unit, train: None, valid: None, text: String::new() });
+        self.metrics.push(Metric {
+            id: definition.metric_id,
+            name,
+            unit,
+            train: None,
+            valid: None,
+            text: String::new(),
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the user sees while training: burn-train's dashboard on a terminal, one line per step elsewhere.
+//! Output while training: burn-train's dashboard on a terminal, one line per step elsewhere.
 
 pub mod format;
 mod log_renderer;
@@ -18,8 +18,7 @@ pub fn renderer(interrupter: Interrupter, resumed_epoch: Option<usize>) -> Box<d
     if dashboard_possible() { default_renderer(interrupter, resumed_epoch) } else { Box::new(LogRenderer::stdout()) }
 }
 
-/// A line on standard output of a program that has more to do than to print: a reader that has gone (`| head`) ends
-/// nothing.
+/// Prints a line. A reader that closes the pipe (`| head`) does not end the program.
 pub fn say(line: impl Display) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
 use super::gpt::GptDataset;
+use super::indexed::IndexedError;
 use super::sample::{Sample, TokenDataset};
 
 /// Prefixes of indexed datasets and how much of each is wanted: `"0.3 A 0.7 B"`, or `"A B"` for everything there is.
@@ -129,6 +130,18 @@ impl BlendedDataset {
         Ok(Self { datasets, index, seq_length })
     }
 
+    /// The sample at an index.
+    ///
+    /// # Errors
+    /// When a `.bin` file can no longer be read.
+    ///
+    /// # Panics
+    /// When `index` is not below [`len`](TokenDataset::len).
+    pub fn try_sample(&self, index: usize) -> Result<Sample, IndexedError> {
+        assert!(index < self.index.dataset.len(), "sample {index} of {}", self.index.dataset.len());
+        self.datasets[usize::from(self.index.dataset[index])].try_sample(self.index.sample[index] as usize)
+    }
+
     /// The datasets that are mixed.
     pub fn datasets(&self) -> &[GptDataset] {
         &self.datasets
@@ -150,8 +163,11 @@ impl TokenDataset for BlendedDataset {
     }
 
     fn sample(&self, index: usize) -> Sample {
-        assert!(index < self.len(), "sample {index} of {}", self.len());
-        self.datasets[usize::from(self.index.dataset[index])].sample(self.index.sample[index] as usize)
+        self.try_sample(index).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn content(&self) -> Option<String> {
+        self.datasets.iter().map(TokenDataset::content).collect()
     }
 }
 

@@ -10,8 +10,9 @@ use super::error::DataError;
 use super::gpt::{GptDataset, GptOptions};
 use super::indexed::IndexedDataset;
 use super::numpy;
+use super::order::check_samples;
 use super::sample::{Sample, TokenDataset};
-use super::split::{Part, Split};
+use super::split::{Split, SplitRatios};
 
 /// How much more of each dataset than its share of a blend is indexed, since the blend may take a few more.
 const SURPLUS: f64 = 0.005;
@@ -27,7 +28,7 @@ pub struct GptDataConfig {
     pub seed: u32,
     /// Shares of training, validation and test.
     #[serde(default = "default_split")]
-    pub split: Split,
+    pub split: SplitRatios,
     /// Samples wanted for training, validation and test; `None` is one epoch.
     #[serde(default)]
     pub num_samples: [Option<usize>; 3],
@@ -49,8 +50,8 @@ fn default_seed() -> u32 {
     1234
 }
 
-fn default_split() -> Split {
-    Split::TRAIN_ONLY
+fn default_split() -> SplitRatios {
+    SplitRatios::TRAIN_ONLY
 }
 
 impl GptDataConfig {
@@ -68,12 +69,12 @@ impl GptDataConfig {
         }
     }
 
-    fn options(&self, part: Part, num_samples: Option<usize>) -> GptOptions {
+    fn options(&self, split: Split, num_samples: Option<usize>) -> GptOptions {
         GptOptions {
             seq_length: self.seq_length,
             num_samples,
             seed: self.seed,
-            drop_last: !(part == Part::Valid && self.keep_partial_validation),
+            drop_last: !(split == Split::Valid && self.keep_partial_validation),
             eod_mask_loss: self.eod_mask_loss,
             eod_documents: self.eod_documents,
             cache: self.cache.clone(),
@@ -81,55 +82,78 @@ impl GptDataConfig {
     }
 }
 
-/// The samples of one part: of one dataset, or of a blend.
+/// The samples of one split: of one dataset, or of a blend.
 #[derive(Debug)]
-pub enum GptPart {
+pub enum GptSplit {
     /// Samples of one dataset.
     Single(GptDataset),
     /// Samples of several.
     Blended(BlendedDataset),
 }
 
-impl TokenDataset for GptPart {
+impl TokenDataset for GptSplit {
     fn len(&self) -> usize {
         match self {
-            GptPart::Single(data) => data.len(),
-            GptPart::Blended(data) => data.len(),
+            GptSplit::Single(data) => data.len(),
+            GptSplit::Blended(data) => data.len(),
         }
     }
 
     fn seq_length(&self) -> usize {
         match self {
-            GptPart::Single(data) => data.seq_length(),
-            GptPart::Blended(data) => data.seq_length(),
+            GptSplit::Single(data) => data.seq_length(),
+            GptSplit::Blended(data) => data.seq_length(),
         }
     }
 
     fn sample(&self, index: usize) -> Sample {
         match self {
-            GptPart::Single(data) => data.sample(index),
-            GptPart::Blended(data) => data.sample(index),
+            GptSplit::Single(data) => data.sample(index),
+            GptSplit::Blended(data) => data.sample(index),
+        }
+    }
+
+    fn content(&self) -> Option<String> {
+        match self {
+            GptSplit::Single(data) => data.content(),
+            GptSplit::Blended(data) => data.content(),
         }
     }
 }
 
-/// Training, validation and test data; a part whose share is 0 is `None`.
-#[derive(Clone, Debug)]
-pub struct GptParts {
-    /// To learn from.
-    pub train: Option<Arc<GptPart>>,
-    /// To watch while learning.
-    pub valid: Option<Arc<GptPart>>,
-    /// To judge at the end.
-    pub test: Option<Arc<GptPart>>,
+impl GptSplit {
+    /// The sample at an index.
+    ///
+    /// # Errors
+    /// When a `.bin` file can no longer be read.
+    ///
+    /// # Panics
+    /// When `index` is not below [`len`](TokenDataset::len).
+    pub fn try_sample(&self, index: usize) -> Result<Sample, DataError> {
+        Ok(match self {
+            GptSplit::Single(data) => data.try_sample(index)?,
+            GptSplit::Blended(data) => data.try_sample(index)?,
+        })
+    }
 }
 
-impl GptParts {
+/// Training, validation and test data; a split whose share is 0 is `None`.
+#[derive(Clone, Debug)]
+pub struct GptSplits {
+    /// To learn from.
+    pub train: Option<Arc<GptSplit>>,
+    /// To watch while learning.
+    pub valid: Option<Arc<GptSplit>>,
+    /// To judge at the end.
+    pub test: Option<Arc<GptSplit>>,
+}
+
+impl GptSplits {
     /// Opens the datasets of a blend and builds the order of their samples, as Megatron's
     /// `BlendedMegatronDatasetBuilder` does.
     ///
     /// # Errors
-    /// When a dataset is refused, a part has no tokens though samples are wanted, or a weighted blend is asked for one
+    /// When a dataset is refused, a split has no tokens though samples are wanted, or a weighted blend is asked for one
     /// epoch (it has none).
     pub fn build(blend: &Blend, config: &GptDataConfig) -> Result<Self, DataError> {
         let datasets = blend
@@ -146,66 +170,75 @@ impl GptParts {
         blend: &Blend,
         config: &GptDataConfig,
     ) -> Result<Self, DataError> {
-        let build = |part| build_part(datasets, blend, config, part).map(|data| data.map(Arc::new));
-        Ok(Self { train: build(Part::Train)?, valid: build(Part::Valid)?, test: build(Part::Test)? })
+        let build = |split| build_split(datasets, blend, config, split).map(|data| data.map(Arc::new));
+        Ok(Self { train: build(Split::Train)?, valid: build(Split::Valid)?, test: build(Split::Test)? })
     }
 
-    /// The data of a part.
-    pub fn part(&self, part: Part) -> Option<&Arc<GptPart>> {
-        match part {
-            Part::Train => self.train.as_ref(),
-            Part::Valid => self.valid.as_ref(),
-            Part::Test => self.test.as_ref(),
+    /// The data of a split.
+    pub fn get(&self, split: Split) -> Option<&Arc<GptSplit>> {
+        match split {
+            Split::Train => self.train.as_ref(),
+            Split::Valid => self.valid.as_ref(),
+            Split::Test => self.test.as_ref(),
         }
     }
 }
 
-fn build_part(
+fn build_split(
     datasets: &[Arc<IndexedDataset>],
     blend: &Blend,
     config: &GptDataConfig,
-    part: Part,
-) -> Result<Option<GptPart>, DataError> {
+    split: Split,
+) -> Result<Option<GptSplit>, DataError> {
     let refuse = |what: String| {
         let names: Vec<_> = blend.prefixes.iter().map(|prefix| prefix.display().to_string()).collect();
-        DataError::Blend { blend: names.join(" "), what: format!("{}: {what}", part.name()) }
+        DataError::Blend { blend: names.join(" "), what: format!("{}: {what}", split.name()) }
     };
-    if config.split.ranges(1)[part as usize].is_none() {
+    if config.split.ranges(1)[split as usize].is_none() {
         return Ok(None);
     }
-    let wanted = config.num_samples[part as usize];
+    let wanted = config.num_samples[split as usize];
     let open = |data: &Arc<IndexedDataset>, num_samples| {
-        let range = config.split.ranges(data.num_sequences())[part as usize].clone().expect("checked above");
-        GptDataset::new(data.clone(), range, &config.options(part, num_samples)).map_err(|error| match error {
+        let range = config.split.ranges(data.num_sequences())[split as usize].clone().expect("checked above");
+        GptDataset::new(data.clone(), range, &config.options(split, num_samples)).map_err(|error| match error {
             DataError::Samples { path, what } => {
-                let split = format!("its share by split {} of {} sequences", config.split, data.num_sequences());
-                DataError::Samples { path, what: format!("{what} for {}; {split}", part.name()) }
+                let share = format!("its share by split {} of {} sequences", config.split, data.num_sequences());
+                DataError::Samples { path, what: format!("{what} for {}; {share}", split.name()) }
             }
             other => other,
         })
     };
+    // Before the order of a blend is made: it has 6 bytes for a sample, its datasets have more.
+    let fits = |samples: usize| {
+        let too_large = |(bytes, available, nearest)| {
+            let path = datasets[0].bin_path().to_path_buf();
+            DataError::Order { path, samples, bytes, available, nearest }
+        };
+        check_samples(samples).map_err(too_large)
+    };
     if let ([data], None) = (datasets, &blend.weights) {
-        return open(data, wanted).map(|data| Some(GptPart::Single(data)));
+        return open(data, wanted).map(|data| Some(GptSplit::Single(data)));
     }
-    let (parts, index) = match (&blend.weights, wanted) {
+    let (components, index) = match (&blend.weights, wanted) {
         (Some(_), None) => return Err(refuse("a weighted blend has no epochs, give the number of samples".into())),
         (Some(weights), Some(wanted)) => {
             let weights = numpy::normalize(weights);
             let shares: Vec<f64> = weights.iter().map(|weight| (wanted as f64 * weight).ceil()).collect();
             let size = shares.iter().map(|share| *share as usize).sum();
+            fits(size)?;
             // Megatron normalises a second time, which can change the last bit.
             let index = BlendIndex::weighted(&numpy::normalize(&weights), size);
-            let part = |(dataset, share): (usize, &f64)| {
-                let part = open(&datasets[dataset], Some((share * (1.0 + SURPLUS)).ceil() as usize))?;
+            let component = |(dataset, share): (usize, &f64)| {
+                let component = open(&datasets[dataset], Some((share * (1.0 + SURPLUS)).ceil() as usize))?;
                 // Shares are rounded up one by one, so a few samples of many datasets are more than a surplus covers.
                 let taken = index.taken(dataset);
-                if taken > part.len() { open(&datasets[dataset], Some(taken)) } else { Ok(part) }
+                if taken > component.len() { open(&datasets[dataset], Some(taken)) } else { Ok(component) }
             };
-            (shares.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?, index)
+            (shares.iter().enumerate().map(component).collect::<Result<Vec<_>, _>>()?, index)
         }
         (None, wanted) => {
-            let parts = datasets.iter().map(|data| open(data, None)).collect::<Result<Vec<_>, _>>()?;
-            let sizes: Vec<usize> = parts.iter().map(TokenDataset::len).collect();
+            let components = datasets.iter().map(|data| open(data, None)).collect::<Result<Vec<_>, _>>()?;
+            let sizes: Vec<usize> = components.iter().map(TokenDataset::len).collect();
             let index = match wanted {
                 None => BlendIndex::exhaustive(&sizes),
                 Some(wanted) => {
@@ -213,10 +246,10 @@ fn build_part(
                     BlendIndex::weighted(&numpy::normalize(&weights), wanted.min(sizes.iter().sum()))
                 }
             };
-            (parts, index)
+            (components, index)
         }
     };
-    BlendedDataset::new(parts, index, config.seq_length).map(|data| Some(GptPart::Blended(data))).map_err(refuse)
+    BlendedDataset::new(components, index, config.seq_length).map(|data| Some(GptSplit::Blended(data))).map_err(refuse)
 }
 
 #[cfg(test)]
@@ -236,20 +269,20 @@ mod tests {
         lengths.iter().enumerate().map(write).collect()
     }
 
-    fn train(blend: &Blend, samples: usize) -> Arc<GptPart> {
+    fn train(blend: &Blend, samples: usize) -> Arc<GptSplit> {
         let config = GptDataConfig { num_samples: [Some(samples), None, None], ..GptDataConfig::new(4) };
-        GptParts::build(blend, &config).unwrap().train.unwrap()
+        GptSplits::build(blend, &config).unwrap().train.unwrap()
     }
 
     #[test]
     fn a_few_samples_of_many_datasets_are_there() {
         let folder = tempfile::tempdir().unwrap();
-        // The shares of the rare ones are rounded up to a sample each, and the frequent one keeps its part of the sum.
+        // The shares of the rare ones are rounded up to a sample each, and the frequent one keeps its share of the sum.
         let prefixes = files(folder.path(), &[41; 10]);
         let weights = [vec![0.91], vec![0.01; 9]].concat();
         let data = train(&Blend { prefixes, weights: Some(weights) }, 8);
         assert_eq!(data.len(), 8 + 9);
-        let frequent = (0..data.len()).filter(|row| data.sample(*row).tokens[0] == 0).count();
+        let frequent = (0..data.len()).filter(|index| data.sample(*index).tokens[0] == 0).count();
         assert!(frequent > 9, "{frequent}");
     }
 
@@ -260,7 +293,7 @@ mod tests {
         for samples in [1, 7, 8, 20] {
             let data = train(&Blend { prefixes: prefixes.clone(), weights: None }, samples);
             assert_eq!(data.len(), samples.min(8));
-            (0..data.len()).for_each(|row| assert_ne!(data.sample(row).tokens[0], 0));
+            (0..data.len()).for_each(|index| assert_ne!(data.sample(index).tokens[0], 0));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use indicatif::{HumanBytes, HumanCount};
 use thiserror::Error;
 
 use super::indexed::IndexedError;
@@ -21,8 +22,25 @@ pub enum DataError {
         /// Why not.
         what: String,
     },
+    /// The order of the samples does not fit into memory.
+    #[error(
+        "{}: the order of {} samples takes {} of memory, {} are available; nearest legal: {} samples",
+        path.display(), HumanCount(*samples as u64), HumanBytes(*bytes), HumanBytes(*available), HumanCount(*nearest as u64)
+    )]
+    Order {
+        /// The `.bin` file.
+        path: PathBuf,
+        /// Samples wanted.
+        samples: usize,
+        /// Bytes of their order.
+        bytes: u64,
+        /// Bytes that are available.
+        available: u64,
+        /// Samples whose order fits.
+        nearest: usize,
+    },
     /// The sample order cannot be written to the cache folder.
-    #[error("cannot keep the sample order in {}: {cause}; choose another cache folder", path.display())]
+    #[error("cannot write the sample order to {}: {cause}; choose another cache folder", path.display())]
     Cache {
         /// The cache file.
         path: PathBuf,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::sample::{Sample, TokenDataset};
 
-/// A stream of tokens cut into consecutive samples: sample i predicts tokens `i·S + 1 ..= i·S + S`.
+/// A stream of tokens split into consecutive samples: sample i predicts tokens `i·S + 1 ..= i·S + S`.
 #[derive(Clone, Debug)]
 pub struct TokensInMemory {
     tokens: Arc<[i64]>,
@@ -12,7 +12,7 @@ pub struct TokensInMemory {
 }
 
 impl TokensInMemory {
-    /// Cuts `tokens` into `(len - 1) / seq_length` samples; the tokens left over are not used.
+    /// Splits `tokens` into `(len - 1) / seq_length` samples; the tokens left over are not used.
     ///
     /// # Panics
     /// When `seq_length` is 0.
@@ -34,11 +34,11 @@ impl TokenDataset for TokensInMemory {
     fn sample(&self, index: usize) -> Sample {
         assert!(index < self.len(), "sample {index} of {}", self.len());
         let start = index * self.seq_length;
-        Sample::from_row(self.tokens[start..=start + self.seq_length].to_vec())
+        Sample::from_tokens(self.tokens[start..=start + self.seq_length].to_vec())
     }
 }
 
-/// Windows at random places of a stream of tokens, drawn with replacement as nanoGPT draws its batches. The place
+/// Windows at random positions of a stream of tokens, drawn with replacement as nanoGPT draws its batches. The position
 /// depends on the seed and the sample's index only.
 #[derive(Clone, Debug)]
 pub struct RandomWindows {
@@ -71,11 +71,11 @@ impl TokenDataset for RandomWindows {
 
     fn sample(&self, index: usize) -> Sample {
         assert!(index < self.samples, "sample {index} of {}", self.samples);
-        let places = (self.tokens.len() - self.seq_length) as u128;
+        let positions = (self.tokens.len() - self.seq_length) as u128;
         let random = splitmix64(splitmix64(self.seed).wrapping_add(index as u64));
-        // The high half of the product is uniform over the places, up to 2^-64 per place.
-        let start = ((u128::from(random) * places) >> 64) as usize;
-        Sample::from_row(self.tokens[start..=start + self.seq_length].to_vec())
+        // The high half of the GEMM is uniform over the positions, up to 2^-64 per position.
+        let start = ((u128::from(random) * positions) >> 64) as usize;
+        Sample::from_tokens(self.tokens[start..=start + self.seq_length].to_vec())
     }
 }
 
@@ -95,13 +95,13 @@ mod tests {
     fn consecutive_samples_overlap_by_one_token() {
         let data = TokensInMemory::new((0..10).collect::<Vec<i64>>(), 4);
         assert_eq!(data.len(), 2);
-        assert_eq!(data.sample(0), Sample::from_row(vec![0, 1, 2, 3, 4]));
+        assert_eq!(data.sample(0), Sample::from_tokens(vec![0, 1, 2, 3, 4]));
         assert_eq!(data.sample(1).tokens, [4, 5, 6, 7]);
         assert_eq!(TokensInMemory::new(Vec::new(), 4).len(), 0);
     }
 
     #[test]
-    fn windows_reach_every_place_and_depend_on_the_seed() {
+    fn windows_reach_every_position_and_depend_on_the_seed() {
         let windows = |seed| {
             let data = RandomWindows::new((0..10).collect::<Vec<i64>>(), 4, 200, seed);
             (0..data.len()).map(|i| data.sample(i).tokens[0]).collect::<Vec<_>>()

@@ -1,15 +1,15 @@
 //! Text to tokens to samples, on the host only: nothing here knows tensors or ranks.
 //!
-//! - [`indexed`]: Megatron's `.bin`/`.idx` files, read through memory maps and written byte for byte.
+//! - [`indexed`]: Megatron's `.bin`/`.idx` files, read at their positions and written byte for byte.
 //! - [`preprocess`]: `.txt` and `.jsonl` files to `.bin`/`.idx`, with an existing tokenizer or one made on the spot.
-//! - [`GptParts`]: training, validation and test samples of one dataset or a [`Blend`], in Megatron's exact order.
+//! - [`GptSplits`]: training, validation and test samples of one dataset or a [`Blend`], in Megatron's exact order.
 //! - [`TokensInMemory`], [`RandomWindows`]: the same [`TokenDataset`] over tokens in memory.
 //!
-//! A dataset is a fixed order of samples of S tokens; reading one takes the same time wherever it lies.
+//! A dataset is a fixed order of samples of S tokens; reading one takes the same time wherever it is.
 //!
 //! ```
 //! use burn_megatron::data::indexed::{Dtype, IndexedWriter};
-//! use burn_megatron::data::{Blend, GptDataConfig, GptParts, TokenDataset};
+//! use burn_megatron::data::{Blend, GptDataConfig, GptSplits, TokenDataset};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
@@ -22,8 +22,8 @@
 //! writer.finish()?;
 //!
 //! let config = GptDataConfig { split: "80,20".parse()?, ..GptDataConfig::new(16) };
-//! let parts = GptParts::build(&Blend::single(&prefix), &config)?;
-//! let train = parts.train.expect("a share of 80");
+//! let splits = GptSplits::build(&Blend::single(&prefix), &config)?;
+//! let train = splits.train.expect("a share of 80");
 //! assert_eq!(train.len(), (8 * 50 - 1) / 16);
 //! let sample = train.sample(3);
 //! assert_eq!(sample.tokens.len(), 16);
@@ -40,14 +40,16 @@ pub mod indexed;
 mod memory;
 pub mod npy;
 pub mod numpy;
+mod order;
 pub mod preprocess;
 mod sample;
 mod split;
 
 pub use blend::{Blend, BlendIndex, BlendedDataset};
-pub use build::{GptDataConfig, GptPart, GptParts};
+pub use build::{GptDataConfig, GptSplit, GptSplits};
 pub use error::DataError;
 pub use gpt::{EpochPlan, GptDataset, GptOptions};
 pub use memory::{RandomWindows, TokensInMemory};
+pub use order::check_samples;
 pub use sample::{Sample, TokenDataset};
-pub use split::{Part, Split};
+pub use split::{Split, SplitRatios};

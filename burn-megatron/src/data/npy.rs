@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// Writes `rows`, all of `columns` values, as an int64 array of shape `(rows, columns)`.
+/// Writes the rows of a matrix, all of `columns` values, as an int64 array of shape `(rows, columns)`.
 ///
 /// # Panics
 /// When a row has another length.

@@ -17,10 +17,9 @@ impl Sample {
     /// A sample from S + 1 consecutive tokens, all of which count.
     ///
     /// # Panics
-    /// When `row` is empty.
-    pub fn from_row(row: Vec<i64>) -> Self {
-        let labels = row[1..].to_vec();
-        let mut tokens = row;
+    /// When `tokens` is empty.
+    pub fn from_tokens(mut tokens: Vec<i64>) -> Self {
+        let labels = tokens[1..].to_vec();
         tokens.pop();
         Self { tokens, labels, loss_mask: None, documents: None }
     }
@@ -31,8 +30,8 @@ impl Sample {
     }
 }
 
-/// A fixed order of samples of equal length. Access is random and takes the same time everywhere, so a resumed run just
-/// goes on at its index.
+/// A fixed order of samples of equal length. Access is random and takes the same time everywhere, so a resumed run
+/// continues at its index.
 pub trait TokenDataset: Send + Sync {
     /// Number of samples.
     fn len(&self) -> usize;
@@ -43,8 +42,15 @@ pub trait TokenDataset: Send + Sync {
     /// The sample at an index.
     ///
     /// # Panics
-    /// When `index` is not below [`len`](Self::len).
+    /// When `index` is not below [`len`](Self::len), or a file can no longer be read: the rank that asks then ends the
+    /// run with the message.
     fn sample(&self, index: usize) -> Sample;
+
+    /// A hash that differs where the tokens do, from which a run that resumes knows its data again; `None` where none
+    /// is known.
+    fn content(&self) -> Option<String> {
+        None
+    }
 
     /// Whether there is no sample.
     fn is_empty(&self) -> bool {

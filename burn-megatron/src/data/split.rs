@@ -1,4 +1,4 @@
-//! Training, validation and test parts of a dataset.
+//! Training, validation and test splits of a dataset.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::error::DataError;
 use super::numpy;
 
-/// A part of the data.
+/// A split of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Split {
     /// To learn from.
     Train = 0,
     /// To watch while learning.
@@ -20,9 +20,9 @@ pub enum Part {
     Test = 2,
 }
 
-impl Part {
-    /// The three parts in order.
-    pub const ALL: [Part; 3] = [Part::Train, Part::Valid, Part::Test];
+impl Split {
+    /// The three splits in order.
+    pub const ALL: [Split; 3] = [Split::Train, Split::Valid, Split::Test];
 
     /// `train`, `valid` or `test`.
     pub fn name(self) -> &'static str {
@@ -33,19 +33,19 @@ impl Part {
 /// Shares of training, validation and test, of any scale: `969,30,1`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Split([f64; 3]);
+pub struct SplitRatios([f64; 3]);
 
-impl Split {
+impl SplitRatios {
     /// Everything for training.
-    pub const TRAIN_ONLY: Split = Split([1.0, 0.0, 0.0]);
+    pub const TRAIN_ONLY: SplitRatios = SplitRatios([1.0, 0.0, 0.0]);
 
-    /// The sequences of each part of `sequences`, `None` for a share of 0. As in Megatron, boundaries are rounded to
+    /// The sequences of each split of `sequences`, `None` for a share of 0. As in Megatron, boundaries are rounded to
     /// the nearest sequence, halves to the even one.
     pub fn ranges(&self, sequences: usize) -> [Option<Range<usize>>; 3] {
         let shares = numpy::normalize(&self.0);
         let mut from = 0.0;
-        [0, 1, 2].map(|part| {
-            let (start, end) = (from, from + shares[part]);
+        [0, 1, 2].map(|split| {
+            let (start, end) = (from, from + shares[split]);
             from = end;
             let boundary = |share: f64| ((share * sequences as f64).round_ties_even() as usize).min(sequences);
             (end > start).then(|| boundary(start)..boundary(end))
@@ -53,7 +53,7 @@ impl Split {
     }
 }
 
-impl FromStr for Split {
+impl FromStr for SplitRatios {
     type Err = DataError;
 
     fn from_str(split: &str) -> Result<Self, DataError> {
@@ -76,7 +76,7 @@ impl FromStr for Split {
     }
 }
 
-impl TryFrom<String> for Split {
+impl TryFrom<String> for SplitRatios {
     type Error = DataError;
 
     fn try_from(split: String) -> Result<Self, DataError> {
@@ -84,13 +84,13 @@ impl TryFrom<String> for Split {
     }
 }
 
-impl From<Split> for String {
-    fn from(split: Split) -> String {
+impl From<SplitRatios> for String {
+    fn from(split: SplitRatios) -> String {
         split.to_string()
     }
 }
 
-impl fmt::Display for Split {
+impl fmt::Display for SplitRatios {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [train, valid, test] = self.0;
         write!(f, "{train},{valid},{test}")
@@ -105,10 +105,10 @@ mod tests {
 
     #[test]
     fn boundaries_are_rounded_as_python_rounds() {
-        let split: Split = "50,50".parse().unwrap();
+        let split: SplitRatios = "50,50".parse().unwrap();
         assert_eq!(split.ranges(5), [Some(0..2), Some(2..5), None]); // 2.5 rounds to 2
         assert_eq!(split.ranges(7), [Some(0..4), Some(4..7), None]); // 3.5 rounds to 4
-        let split: Split = "90, 5, 5".parse().unwrap();
+        let split: SplitRatios = "90, 5, 5".parse().unwrap();
         assert_eq!(split.ranges(200), [Some(0..180), Some(180..190), Some(190..200)]);
         assert_eq!(split.to_string(), "90,5,5");
     }
@@ -116,16 +116,16 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for wrong in ["", "a", "1,-1", "0,0,0", "1,2,3,4", "inf"] {
-            assert!(wrong.parse::<Split>().is_err(), "{wrong}");
+            assert!(wrong.parse::<SplitRatios>().is_err(), "{wrong}");
         }
     }
 
     proptest! {
         #[test]
-        fn parts_are_disjoint_and_in_order(shares in [0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.0], sequences in 0usize..10_000) {
+        fn splits_are_disjoint_and_in_order(shares in [0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.0], sequences in 0usize..10_000) {
             prop_assume!(shares.iter().sum::<f64>() > 0.0);
             let mut next = 0;
-            for range in Split(shares).ranges(sequences).into_iter().flatten() {
+            for range in SplitRatios(shares).ranges(sequences).into_iter().flatten() {
                 prop_assert_eq!(range.start, next);
                 next = range.end;
             }

@@ -118,7 +118,10 @@ fn peers(gpus: &[GpuInfo]) -> Item {
         Some((a, b)) => Item::new(
             Verdict::Note,
             "peer access",
-            format!("{} pairs go through the host, GPU {a} to GPU {b} first: exchanges are slow", apart.len()),
+            format!(
+                "{} pairs of GPUs communicate through the host, GPU {a} and GPU {b} first: collectives are slow",
+                apart.len()
+            ),
         ),
     }
 }

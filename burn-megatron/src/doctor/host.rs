@@ -30,13 +30,39 @@ fn lanes() -> usize {
     4
 }
 
+/// Bytes that this process can still allocate: by the system's memory, the container's limit and the limit of the
+/// address space. `None` where the system does not tell.
+pub fn available_memory() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let system = read("/proc/meminfo");
+    let of_system = kib(&system, "MemAvailable:").map(|free| free + kib(&system, "SwapFree:").unwrap_or_default());
+    let number = |path: &str| read(path).trim().parse::<u64>().ok();
+    let of_container = number("/sys/fs/cgroup/memory.max").map(|most| {
+        let stat = read("/sys/fs/cgroup/memory.stat");
+        let cached = stat.lines().find_map(|line| line.strip_prefix("file ")?.parse::<u64>().ok());
+        let used = number("/sys/fs/cgroup/memory.current").unwrap_or_default();
+        most.saturating_sub(used.saturating_sub(cached.unwrap_or_default()))
+    });
+    let of_process = address_space(&read("/proc/self/limits"), &read("/proc/self/status"));
+    [of_system, of_container, of_process].into_iter().flatten().min()
+}
+
+/// What is left of a limited address space, from the texts of `/proc/self/limits` and `/proc/self/status`.
+fn address_space(limits: &str, status: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    let most = line.split_whitespace().next()?.parse::<u64>().ok()?;
+    Some(most.saturating_sub(kib(status, "VmSize:").unwrap_or_default()))
+}
+
+/// The bytes of a line such as `MemTotal:  65843404 kB`.
+fn kib(text: &str, name: &str) -> Option<u64> {
+    let kib = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse::<u64>();
+    kib.ok().map(|kib| kib * 1024)
+}
+
 /// From the text of `/proc/meminfo`.
 fn memory(text: &str) -> Item {
-    let line = |name: &str| {
-        let kib = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse::<u64>();
-        kib.ok().map(|kib| kib * 1024)
-    };
-    match (line("MemTotal:"), line("MemAvailable:")) {
+    match (kib(text, "MemTotal:"), kib(text, "MemAvailable:")) {
         (Some(total), Some(free)) => {
             Item::new(Verdict::Good, "memory", format!("{}, {} available", bytes(total), bytes(free)))
         }
@@ -107,6 +133,15 @@ mod tests {
         let text = "MemTotal:       65843404 kB\nMemFree:  1 kB\nMemAvailable:   32921702 kB\n";
         assert_eq!(memory(text).found, "62.8 GiB, 31.4 GiB available");
         assert_eq!(memory("").verdict, Verdict::Note);
+    }
+
+    #[test]
+    fn the_address_space_may_be_limited() {
+        let limits =
+            |most: &str| format!("Limit  Soft Limit  Hard Limit  Units\nMax address space  {most}  unlimited  bytes\n");
+        assert_eq!(address_space(&limits("1048576"), "VmPeak: 9 kB\nVmSize:  24 kB\n"), Some(1_000_000 + 24_000));
+        assert_eq!(address_space(&limits("unlimited"), "VmSize: 24 kB\n"), None);
+        assert!(available_memory().is_none_or(|bytes| bytes > 0));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Every operation of `backend_dist::ops` on a device against the same operation on the CPU in f64.
+//! Compares every operation of `backend_dist::ops` on a device with the same operation on the CPU in f64.
 //!
 //! Both sides get the same numbers, rounded to the type under test, so that an error is the operation's own.
 
@@ -38,34 +38,34 @@ impl KernelCheck {
     }
 }
 
-/// Checks every operation on `device`, forward and all gradients, in bf16, f16, f32 and f64, and the gradients that are
-/// summed up in place and the initial weights where `device` makes them.
+/// Checks every operation on `device`, forward and all gradients, in bf16, f16, f32 and f64, and the gradients that
+/// are accumulated in place and the initial weights if `device` has them.
 ///
-/// An operation that panics is reported as one with an error of NaN; its message goes where panics go. `told` hears of
-/// each result at once.
-pub fn check_kernels(device: &Device, told: &mut dyn FnMut(&KernelCheck)) {
+/// An operation that panics is reported with an error of NaN; its message goes to where panics go. `on_result` is
+/// called for each result at once.
+pub fn check_kernels(device: &Device, on_result: &mut dyn FnMut(&KernelCheck)) {
     let all = [DType::BF16, DType::F16, DType::F32, DType::F64];
     for (scale, dtypes) in [(Scale::ODD, &all[..]), (Scale::SMALL, &all[..]), (Scale::LLAMA_8B, &all[..1])] {
         for &dtype in dtypes {
-            check_scale(device, &scale, dtype, told);
+            check_scale(device, &scale, dtype, on_result);
         }
     }
     for dtype in [DType::BF16, DType::F32] {
         for case in attention_forms(&Scale::SMALL) {
-            check(&case, device, dtype).iter().for_each(&mut *told);
+            check(&case, device, dtype).iter().for_each(&mut *on_result);
         }
     }
-    all.iter().flat_map(|dtype| initial::check(device, *dtype)).for_each(|check| told(&check));
+    all.iter().flat_map(|dtype| initial::check(device, *dtype)).for_each(|check| on_result(&check));
 }
 
 /// All operations in the sizes of `scale`.
-fn check_scale(device: &Device, scale: &Scale, dtype: DType, told: &mut dyn FnMut(&KernelCheck)) {
+fn check_scale(device: &Device, scale: &Scale, dtype: DType, on_result: &mut dyn FnMut(&KernelCheck)) {
     for case in cases(scale) {
-        check(&case, device, dtype).iter().for_each(&mut *told);
+        check(&case, device, dtype).iter().for_each(&mut *on_result);
     }
-    main_grads::check(device, scale, dtype).iter().for_each(&mut *told);
-    fp8::check(device, scale, dtype).iter().for_each(&mut *told);
-    fp8_experts::check(device, scale, dtype).iter().for_each(told);
+    main_grads::check(device, scale, dtype).iter().for_each(&mut *on_result);
+    fp8::check(device, scale, dtype).iter().for_each(&mut *on_result);
+    fp8_experts::check(device, scale, dtype).iter().for_each(on_result);
 }
 
 /// Where and in which precision a case is computed.
@@ -130,8 +130,8 @@ fn check(case: &Case, device: &Device, dtype: DType) -> Vec<KernelCheck> {
     expected.into_iter().enumerate().map(one).collect()
 }
 
-/// Largest error of an operation that rounds `roundings` times in a row to `dtype`. A rounding to p bits is off by at
-/// most 2⁻ᵖ; errors of sums are far smaller in the norm, but for f32 and f64 they are what counts.
+/// Largest error of an operation with `roundings` consecutive roundings to `dtype`. A rounding to p bits is off by
+/// at most 2⁻ᵖ. Errors of sums are far smaller in the norm, but for f32 and f64 they dominate.
 fn bound(dtype: DType, roundings: u32) -> f64 {
     let once = match dtype {
         DType::BF16 => 4e-3,

@@ -6,30 +6,30 @@ mod kernels;
 mod links;
 
 pub use gpus::gpus;
-pub use host::host;
+pub use host::{available_memory, host};
 pub use kernels::{KernelCheck, check_kernels};
 pub use links::{LinkSpeed, link_speed};
 use std::fmt;
 
-/// How an item is.
+/// The state of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// As it should be.
+    /// In order.
     Good,
     /// Nothing that stops a run, but worth knowing.
     Note,
-    /// A run needs it and it is not there.
+    /// A run needs it and does not have it.
     Missing,
 }
 
 /// One item of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// How it is.
+    /// Its state.
     pub verdict: Verdict,
-    /// What was looked at, for example `NCCL` or `GPU 0`.
+    /// Its name, for example `NCCL` or `GPU 0`.
     pub what: String,
-    /// What was found; for missing things, what to do.
+    /// What was found, or for a missing item what to do.
     pub found: String,
 }
 
@@ -38,7 +38,7 @@ impl Item {
         Self { verdict, what: what.into(), found: found.into() }
     }
 
-    /// The version that was found or, in the error's words, what is missing.
+    /// The version that was found, or the error that says what is missing.
     fn of<T: fmt::Display, E: fmt::Display>(what: &str, found: Result<T, E>) -> Self {
         match found {
             Ok(found) => Self::new(Verdict::Good, what, found.to_string()),
@@ -58,7 +58,7 @@ impl fmt::Display for Item {
     }
 }
 
-/// The last line: what runs here.
+/// The last line: what this machine can run.
 pub fn summary(items: &[Item], gpus: usize) -> String {
     let missing: Vec<&str> = items.iter().filter(|i| i.verdict == Verdict::Missing).map(|i| i.what.as_str()).collect();
     match (missing.is_empty(), gpus) {

@@ -1,65 +1,67 @@
-//! Rows of tokens on the host, and the device tensors of one micro-batch.
+//! Sequences of tokens on the host, and the device tensors of one micro-batch.
 
 use super::EngineError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
-/// Rows of equal length: inputs, what to predict at each, and which predictions count.
+/// Sequences of equal length: inputs, what to predict at each, and which predictions count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenBatch {
-    /// Number of rows.
-    pub rows: usize,
-    /// Tokens per row.
+    /// Number of sequences.
+    pub sequences: usize,
+    /// Tokens per sequence.
     pub seq: usize,
-    /// Inputs, `rows × seq` ids, row by row.
+    /// Inputs, `sequences × seq` ids, one sequence after the other.
     pub tokens: Vec<i64>,
     /// What to predict at each input, same shape.
     pub labels: Vec<i64>,
     /// Which predictions count in the loss, same shape; `None` when all do.
     pub mask: Option<Vec<bool>>,
-    /// Where documents start in each row, ascending from 0; `None` where rows are one document each.
+    /// Where documents start in each sequence, ascending from 0; `None` where every sequence is one document.
     pub documents: Option<Vec<Vec<usize>>>,
 }
 
 impl TokenBatch {
-    /// Rows of `seq + 1` consecutive tokens: inputs are all but the last, labels all but the first.
+    /// Sequences of `seq + 1` consecutive tokens: inputs are all but the last, labels all but the first.
     ///
     /// # Panics
-    /// If `ids` is not a whole number of rows.
+    /// If `ids` is not a whole number of sequences.
     pub fn from_sequences(ids: &[i64], seq: usize) -> Self {
-        assert!(ids.len().is_multiple_of(seq + 1), "{} ids are not rows of {} ids", ids.len(), seq + 1);
-        let rows = ids.len() / (seq + 1);
-        let cut = |offset| ids.chunks(seq + 1).flat_map(|row| row[offset..offset + seq].to_vec()).collect();
-        Self { rows, seq, tokens: cut(0), labels: cut(1), mask: None, documents: None }
+        assert!(ids.len().is_multiple_of(seq + 1), "{} ids are not sequences of {} ids", ids.len(), seq + 1);
+        let sequences = ids.len() / (seq + 1);
+        let shifted =
+            |offset| ids.chunks(seq + 1).flat_map(|sequence| sequence[offset..offset + seq].to_vec()).collect();
+        Self { sequences, seq, tokens: shifted(0), labels: shifted(1), mask: None, documents: None }
     }
 
-    /// Some of the rows.
-    pub fn slice(&self, rows: Range<usize>) -> Self {
-        let range = rows.start * self.seq..rows.end * self.seq;
+    /// Some of the sequences.
+    pub fn slice(&self, sequences: Range<usize>) -> Self {
+        let range = sequences.start * self.seq..sequences.end * self.seq;
         Self {
-            rows: rows.len(),
+            sequences: sequences.len(),
             seq: self.seq,
             tokens: self.tokens[range.clone()].to_vec(),
             labels: self.labels[range.clone()].to_vec(),
             mask: self.mask.as_ref().map(|mask| mask[range].to_vec()),
-            documents: self.documents.as_ref().map(|documents| documents[rows].to_vec()),
+            documents: self.documents.as_ref().map(|documents| documents[sequences].to_vec()),
         }
     }
 
-    /// Where the documents lie in [`TokenBatch::tokens`]. Rows without documents are one each.
-    pub(super) fn document_places(&self) -> Vec<Range<usize>> {
-        let whole = vec![vec![0]; self.rows];
+    /// The ranges of the documents in [`TokenBatch::tokens`]. A sequence without documents is one.
+    pub(super) fn document_ranges(&self) -> Vec<Range<usize>> {
+        let whole = vec![vec![0]; self.sequences];
         let starts = self.documents.as_ref().unwrap_or(&whole).iter().enumerate();
-        let of_row = |(row, starts): (usize, &Vec<usize>)| {
+        let of_sequence = |(sequence, starts): (usize, &Vec<usize>)| {
             let ends = starts[1..].iter().copied().chain([self.seq]);
-            let places = starts.iter().zip(ends).map(|(start, end)| row * self.seq + start..row * self.seq + end);
+            let places =
+                starts.iter().zip(ends).map(|(start, end)| sequence * self.seq + start..sequence * self.seq + end);
             places.collect::<Vec<_>>()
         };
-        starts.flat_map(of_row).collect()
+        starts.flat_map(of_sequence).collect()
     }
 
-    /// One row of what lies at some of the [`TokenBatch::document_places`], one behind the other, filled up to `seq`
-    /// tokens with tokens of the last document that do not count.
+    /// One sequence packed from some of the [`TokenBatch::document_ranges`], padded to `seq` tokens with tokens of the
+    /// last document that do not count.
     pub(super) fn packed(&self, places: &[Range<usize>], seq: usize) -> Self {
         let all = || places.iter().cloned().flatten();
         let ids = |ids: &[i64]| all().map(|place| ids[place]).chain(std::iter::repeat(0)).take(seq).collect();
@@ -71,7 +73,7 @@ impl TokenBatch {
             end - place.len()
         });
         Self {
-            rows: 1,
+            sequences: 1,
             seq,
             tokens: ids(&self.tokens),
             labels: ids(&self.labels),
@@ -80,20 +82,22 @@ impl TokenBatch {
         }
     }
 
-    /// Of every row what lies at `places`, one after the other; whoever cuts rows keeps their documents.
-    pub(super) fn at_places(&self, places: &[Range<usize>]) -> Self {
+    /// These positions of every sequence, one range after the other. The caller keeps the documents.
+    pub(super) fn at_positions(&self, places: &[Range<usize>]) -> Self {
         if places.len() == 1 && places[0] == (0..self.seq) {
             return Self { documents: None, ..self.clone() };
         }
-        fn cut<T: Copy>(all: &[T], seq: usize, places: &[Range<usize>]) -> Vec<T> {
-            all.chunks(seq).flat_map(|row| places.iter().flat_map(|place| row[place.clone()].iter().copied())).collect()
+        fn select<T: Copy>(all: &[T], seq: usize, places: &[Range<usize>]) -> Vec<T> {
+            all.chunks(seq)
+                .flat_map(|sequence| places.iter().flat_map(|place| sequence[place.clone()].iter().copied()))
+                .collect()
         }
         Self {
-            rows: self.rows,
+            sequences: self.sequences,
             seq: places.iter().map(Range::len).sum(),
-            tokens: cut(&self.tokens, self.seq, places),
-            labels: cut(&self.labels, self.seq, places),
-            mask: self.mask.as_ref().map(|mask| cut(mask, self.seq, places)),
+            tokens: select(&self.tokens, self.seq, places),
+            labels: select(&self.labels, self.seq, places),
+            mask: self.mask.as_ref().map(|mask| select(mask, self.seq, places)),
             documents: None,
         }
     }
@@ -113,15 +117,15 @@ impl TokenBatch {
             (None, Some(place)) => ("label", &self.labels, place),
             (None, None) => return Ok(()),
         };
-        let (row, position) = (place / self.seq, place % self.seq);
-        Err(EngineError::Token { what, id: ids[place], position, row, vocabulary })
+        let (sequence, position) = (place / self.seq, place % self.seq);
+        Err(EngineError::Token { what, id: ids[place], position, sequence, vocabulary })
     }
 
-    /// Takes all rows but the first `rows` out of the loss.
-    pub fn count_first(&mut self, rows: usize) {
-        if rows < self.rows {
+    /// Takes all sequences but the first `sequences` out of the loss.
+    pub fn count_first(&mut self, sequences: usize) {
+        if sequences < self.sequences {
             let mask = self.mask.get_or_insert_with(|| vec![true; self.tokens.len()]);
-            mask[rows * self.seq..].fill(false);
+            mask[sequences * self.seq..].fill(false);
         }
     }
 
@@ -130,27 +134,29 @@ impl TokenBatch {
         self.mask.as_ref().map_or(self.tokens.len(), |mask| mask.iter().filter(|counts| **counts).count())
     }
 
-    /// Of each row the place behind its last prediction that counts.
+    /// For each sequence the position after its last prediction that counts.
     pub(super) fn ends(&self) -> Vec<usize> {
         let end = |mask: &[bool]| mask.iter().rposition(|counts| *counts).map_or(0, |last| last + 1);
-        self.mask.as_ref().map_or_else(|| vec![self.seq; self.rows], |mask| mask.chunks(self.seq).map(end).collect())
+        self.mask
+            .as_ref()
+            .map_or_else(|| vec![self.seq; self.sequences], |mask| mask.chunks(self.seq).map(end).collect())
     }
 
-    /// Inputs `[rows, seq]` on a device.
+    /// Inputs `[sequences, seq]` on a device.
     pub fn tokens_on(&self, device: &Device) -> Tensor<2, Int> {
         self.upload(&self.tokens, device)
     }
 
-    /// Labels `[rows, seq]` on a device.
+    /// Labels `[sequences, seq]` on a device.
     pub fn labels_on(&self, device: &Device) -> Tensor<2, Int> {
         self.upload(&self.labels, device)
     }
 
     fn upload(&self, ids: &[i64], device: &Device) -> Tensor<2, Int> {
-        Tensor::from_data(TensorData::new(ids.to_vec(), [self.rows, self.seq]), (device, DType::I64))
+        Tensor::from_data(TensorData::new(ids.to_vec(), [self.sequences, self.seq]), (device, DType::I64))
     }
 
-    /// Sum, in double precision, of the losses that count. `losses` are row by row.
+    /// Sum, in double precision, of the losses that count. `losses` are sequence by sequence.
     pub fn masked_sum(&self, losses: impl Iterator<Item = f64>) -> f64 {
         match &self.mask {
             None => losses.sum(),
@@ -158,11 +164,11 @@ impl TokenBatch {
         }
     }
 
-    /// The mask as factors `[rows, seq]`, each `factor` or 0.
+    /// The mask as factors `[sequences, seq]`, each `factor` or 0.
     pub fn weights(&self, factor: f64, device: &Device, dtype: DType) -> Tensor<2> {
         let weight = |index: usize| if self.mask.as_ref().is_none_or(|mask| mask[index]) { factor } else { 0.0 };
         let values: Vec<f64> = (0..self.tokens.len()).map(weight).collect();
-        Tensor::from_data(TensorData::new(values, [self.rows, self.seq]), (device, dtype))
+        Tensor::from_data(TensorData::new(values, [self.sequences, self.seq]), (device, dtype))
     }
 }
 
@@ -174,7 +180,7 @@ mod tests {
     fn tokens_that_a_model_lacks_are_named_and_labels_only_where_they_count() {
         let mut batch = TokenBatch::from_sequences(&[1, 2, 3, 4, 5, 6], 2);
         assert_eq!(batch.check_tokens(7), Ok(()));
-        let token = |what, id, row| Err(EngineError::Token { what, id, position: 1, row, vocabulary: 6 });
+        let token = |what, id, sequence| Err(EngineError::Token { what, id, position: 1, sequence, vocabulary: 6 });
         assert_eq!(batch.check_tokens(6), token("label", 6, 1));
         batch.mask = Some(vec![true, true, true, false]);
         assert_eq!(batch.check_tokens(6), Ok(()));
@@ -183,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_labels_and_masks_stay_together() {
+    fn sequences_labels_and_masks_stay_together() {
         let mut batch = TokenBatch::from_sequences(&[1, 2, 3, 4, 5, 6], 2);
         assert_eq!(
             (batch.tokens.as_slice(), batch.labels.as_slice()),
@@ -194,7 +200,7 @@ mod tests {
         batch.documents = Some(vec![vec![0], vec![0, 1]]);
         let last = batch.slice(1..2);
         assert_eq!(last.documents, Some(vec![vec![0, 1]]));
-        let places = batch.document_places();
+        let places = batch.document_ranges();
         assert_eq!(places, [0..2, 2..3, 3..4]);
         let packed = batch.packed(&[places[2].clone(), places[0].clone()], 4);
         assert_eq!((packed.tokens, packed.documents), (vec![5, 1, 2, 0], Some(vec![vec![0, 1]])));
@@ -205,7 +211,7 @@ mod tests {
         assert_eq!((batch.counted(), batch.masked_sum([1.0, 2.0, 4.0, 8.0].into_iter())), (2, 9.0));
         let weights = |batch: &TokenBatch, factor| batch.weights(factor, &Device::flex(), DType::F64).into_data();
         assert_eq!(weights(&batch, 0.5).iter::<f64>().collect::<Vec<_>>(), [0.5, 0.0, 0.0, 0.5]);
-        let second = batch.at_places(&[1..2]);
+        let second = batch.at_positions(&[1..2]);
         assert_eq!((second.tokens, second.labels, second.mask), (vec![2, 5], vec![3, 6], Some(vec![false, true])));
         let mut all = TokenBatch { mask: None, ..batch.clone() };
         assert_eq!(weights(&all, 1.0).iter::<f64>().sum::<f64>(), 4.0);

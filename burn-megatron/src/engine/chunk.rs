@@ -1,4 +1,4 @@
-//! A stage of the model on this rank, cut into segments.
+//! A stage of the model on this rank, as a chain of segments.
 
 mod pass;
 mod passes;
@@ -6,7 +6,7 @@ mod passes;
 use super::segments::{Segment, segments};
 use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
-use backend_dist::ops::{Attended, Tape, weight_grads};
+use backend_dist::ops::{SavedAttention, Tape, weight_grads};
 use backend_dist::shard::Unit;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
@@ -21,16 +21,15 @@ pub(super) struct Chunk<M> {
     steps: Vec<Step>,
     /// Of this stage, in the order of the model: unit and index of its bucket in the optimizer.
     pub buckets: Vec<(Unit, usize)>,
-    /// What is cut over the replicas: from 2 on gradients are reduced after every micro-batch, with 3 parameters are
-    /// gathered for each use.
+    /// ZeRO stage: from 2 on gradients are reduced after every micro-batch, with 3 parameters are gathered for each use.
     zero: u8,
     /// Parameters leave the model between the passes.
     leaves: bool,
     /// By micro-batch, one entry per segment.
-    live: HashMap<usize, Vec<Kept>>,
-    /// By micro-batch: weight gradients that are still to be computed.
-    late: HashMap<usize, Vec<Late<M>>>,
-    /// Gradients have been seen to belong where they come from; that does not change from step to step.
+    live: HashMap<usize, Vec<SavedSegment>>,
+    /// By micro-batch: deferred weight gradients.
+    late: HashMap<usize, Vec<DeferredGrads<M>>>,
+    /// That gradients belong to this stage was checked once; it does not change from step to step.
     checked: bool,
 }
 
@@ -43,21 +42,21 @@ struct Step {
     completes: Vec<usize>,
 }
 
-/// What a forward pass leaves of a segment for the backward pass.
-struct Kept {
-    /// Missing in front of the embedding; the end of the graph if there is one.
+/// What a forward pass saves of a segment for the backward pass.
+struct SavedSegment {
+    /// `None` for the embedding; the leaf of the graph if there is one.
     input: Option<Tensor<3>>,
-    /// Missing where the segment is computed again.
+    /// `None` where the segment is recomputed.
     tape: Option<Tape>,
-    /// What attentions gave that are not computed again.
-    attended: Option<Attended>,
+    /// Saved attention outputs, of attention that is not recomputed.
+    attention: Option<SavedAttention>,
 }
 
-struct Late<M> {
+struct DeferredGrads<M> {
     step: usize,
     rest: Gradients,
     deferred: weight_grads::Deferred,
-    /// With the parameters that the gradients are of, where those are gone from the stage's model by now.
+    /// With the parameters of these gradients, where they have left the stage's model by then.
     model: Option<M>,
 }
 
@@ -76,7 +75,7 @@ impl<M: CausalLm> Chunk<M> {
     /// A stage whose buckets are appended to `buckets`; `layers` are those of the whole model.
     ///
     /// Graphs hold the weights of a segment. Under ZeRO 3 these are freed between the passes, so that all segments are
-    /// computed again, unless `in_place` says that they come back to the memory where the graph looks for them.
+    /// recomputed, unless `in_place` says that they are gathered into the memory that the graph refers to.
     pub fn new(
         model: M,
         layers: usize,
@@ -89,15 +88,18 @@ impl<M: CausalLm> Chunk<M> {
             units.entry(spec.unit).or_default().push(spec.clone());
         }
         let first = buckets.len();
-        let own: Vec<_> = units.keys().copied().zip(first..).collect();
+        let buckets_of_units: Vec<_> = units.keys().copied().zip(first..).collect();
         buckets.extend(units.into_iter().map(|(unit, params)| {
             let hidden = unit.layer().is_some();
             BucketSpec { key: key(unit), params, hidden, at_once: 1 }
         }));
         let mut seen: Vec<usize> = Vec::new();
         let step = |segment: Segment| {
-            let uses: Vec<usize> =
-                own.iter().filter(|(unit, _)| segment.link.uses(*unit, layers)).map(|(_, bucket)| *bucket).collect();
+            let uses: Vec<usize> = buckets_of_units
+                .iter()
+                .filter(|(unit, _)| segment.link.uses(*unit, layers))
+                .map(|(_, bucket)| *bucket)
+                .collect();
             let completes: Vec<usize> = uses.iter().filter(|bucket| !seen.contains(bucket)).copied().collect();
             seen.extend(&completes);
             Step { segment, uses, completes }
@@ -111,10 +113,10 @@ impl<M: CausalLm> Chunk<M> {
             }
         }
         let (live, late) = Default::default();
-        Self { model: Some(model), steps, buckets: own, zero, leaves: again, live, late, checked: false }
+        Self { model: Some(model), steps, buckets: buckets_of_units, zero, leaves: again, live, late, checked: false }
     }
 
-    /// The model; under ZeRO 3 without its weights, on GPUs with whatever is in their place.
+    /// The model; under ZeRO 3 its weights are released (on GPUs: undefined).
     pub fn model(&self) -> &M {
         self.model.as_ref().expect("the model is in place between calls")
     }
@@ -149,7 +151,7 @@ impl<M: CausalLm> Chunk<M> {
         self.late.clear();
     }
 
-    /// Micro-batches whose activations are kept.
+    /// Micro-batches in flight, whose activations are saved.
     pub fn in_flight(&self) -> usize {
         self.live.len() + self.late.len()
     }

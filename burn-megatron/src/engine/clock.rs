@@ -18,8 +18,8 @@ pub(super) fn device_clock(_: &Device, _: Instant) -> Option<Box<dyn DeviceClock
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use crate::trace::{DeviceClock, DeviceTimes, Track, What};
-    use backend_dist::timeline::{ExchangeKind, Exchanged, Read, Timeline};
+    use crate::trace::{DeviceClock, DeviceTimes, SpanKind, Track};
+    use backend_dist::timeline::{CollectiveKind, Read, TimedCollective, Timeline};
     use burn::tensor::Device;
     use std::time::Instant;
 
@@ -37,28 +37,28 @@ mod gpu {
         }
 
         fn read(&mut self) -> DeviceTimes {
-            let Read { stamps, exchanged, stalls } = self.0.read();
-            let waits = stalls.into_iter().map(|[start, end]| (What::Wait, Track::Device, start, end));
-            let exchanges = exchanged.iter().map(|one| {
+            let Read { stamps, collectives, stalls } = self.0.read();
+            let waits = stalls.into_iter().map(|[start, end]| (SpanKind::Wait, Track::Device, start, end));
+            let collectives = collectives.iter().map(|one| {
                 let (what, track) = named(one);
                 (what, track, one.start, one.end)
             });
-            DeviceTimes { stamps, others: waits.chain(exchanges).collect() }
+            DeviceTimes { stamps, others: waits.chain(collectives).collect() }
         }
     }
 
-    /// Groups have the names of their axes; blocks and pairs have more behind that.
-    fn named(Exchanged { kind, group, .. }: &Exchanged) -> (What, Track) {
+    /// Groups have the names of their axes; blocks and pairs have a suffix.
+    fn named(TimedCollective { kind, group, .. }: &TimedCollective) -> (SpanKind, Track) {
         let tensor_parallel = group.starts_with("tp");
         match kind {
-            ExchangeKind::Send => (What::Send, Track::Sends),
-            ExchangeKind::Receive => (What::Receive, Track::Receives),
-            ExchangeKind::AllGather if tensor_parallel => (What::AllGather, Track::TensorParallel),
-            ExchangeKind::ReduceScatter if tensor_parallel => (What::ReduceScatter, Track::TensorParallel),
-            ExchangeKind::AllReduce if tensor_parallel => (What::AllReduce, Track::TensorParallel),
-            ExchangeKind::AllGather => (What::GatherParameters, Track::Gathers),
-            ExchangeKind::ReduceScatter | ExchangeKind::AllReduce => (What::ReduceGradients, Track::Sums),
-            ExchangeKind::Other => (What::Exchange, Track::TensorParallel),
+            CollectiveKind::Send => (SpanKind::Send, Track::Sends),
+            CollectiveKind::Receive => (SpanKind::Receive, Track::Receives),
+            CollectiveKind::AllGather if tensor_parallel => (SpanKind::AllGather, Track::TensorParallel),
+            CollectiveKind::ReduceScatter if tensor_parallel => (SpanKind::ReduceScatter, Track::TensorParallel),
+            CollectiveKind::AllReduce if tensor_parallel => (SpanKind::AllReduce, Track::TensorParallel),
+            CollectiveKind::AllGather => (SpanKind::GatherParameters, Track::Gathers),
+            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => (SpanKind::ReduceGradients, Track::Sums),
+            CollectiveKind::Other => (SpanKind::Collective, Track::TensorParallel),
         }
     }
 }

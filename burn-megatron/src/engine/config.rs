@@ -16,7 +16,7 @@ pub enum LossMean {
     #[default]
     PerToken,
     /// Megatron's default: the mean over micro-batches of each micro-batch's mean. With uneven masks it depends on how
-    /// the batch is cut (megatron/core/pipeline_parallel/schedules.py, `forward_step_calc_loss`).
+    /// the batch is split (megatron/core/pipeline_parallel/schedules.py, `forward_step_calc_loss`).
     PerMicroBatch,
 }
 
@@ -24,9 +24,9 @@ pub enum LossMean {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EngineConfig {
-    /// Rows per forward and backward on one data-parallel rank.
+    /// Sequences per forward and backward on one data-parallel rank.
     pub micro_batch: usize,
-    /// Rows per optimizer step over all ranks.
+    /// Sequences per optimizer step over all ranks.
     pub global_batch: usize,
     /// Learning rate.
     pub lr: LrConfig,
@@ -45,14 +45,14 @@ pub struct EngineConfig {
     /// Order of the passes, and which layers are where.
     #[serde(default)]
     pub pipeline: PipelineConfig,
-    /// What is computed again in the backward pass.
+    /// What is recomputed in the backward pass.
     /// [`ParamBuilder::with_recompute`](models::ParamBuilder::with_recompute) must hear of it too.
     #[serde(default)]
     pub recompute: Recompute,
     /// How ranks that share sequences compute attention together.
     #[serde(default)]
     pub context: ContextConfig,
-    /// What documents inside a row mean.
+    /// What documents inside a sequence mean.
     #[serde(default)]
     pub documents: DocumentConfig,
     /// Of `f16` parameters.
@@ -61,7 +61,7 @@ pub struct EngineConfig {
     /// FP8 layers keep their quantised weights from update to update; never under ZeRO 3.
     #[serde(default = "yes")]
     pub keep_fp8_weights: bool,
-    /// Seed of dropout. Masks depend on it, the step and the place in the global batch, not on the layout.
+    /// Seed of dropout. Masks depend on it, the step and the position in the global batch, not on the layout.
     #[serde(default)]
     pub seed: u64,
 }
@@ -91,7 +91,7 @@ impl EngineConfig {
         }
     }
 
-    /// How the global batch is cut over `data_parallel` ranks.
+    /// How the global batch is split over `data_parallel` ranks.
     ///
     /// # Errors
     /// Where the sizes do not divide.

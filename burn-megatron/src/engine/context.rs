@@ -19,7 +19,7 @@ pub enum CommWord {
     /// Keys and values are gathered.
     #[serde(rename = "all_gather")]
     AllGather,
-    /// Heads are exchanged for positions.
+    /// All-to-all: a rank gets all positions of some heads.
     #[serde(rename = "a2a")]
     A2a,
     /// Heads inside blocks of ranks, a ring of the blocks.
@@ -62,12 +62,12 @@ impl FromStr for CommWord {
 pub struct ContextConfig {
     /// One for all layers, or one for each.
     pub comm_type: Vec<CommWord>,
-    /// Of `a2a+p2p`: ranks of a block, in which heads are exchanged, and blocks.
+    /// Of `a2a+p2p`: ranks of a block, in which heads are redistributed by all-to-all, and number of blocks.
     pub hierarchical_sizes: Option<[usize; 2]>,
-    /// Each document of a step is shared by as many of the replicas as its length asks for
+    /// Each document of a step is shared by as many of the data-parallel ranks as its length asks for
     /// ([`DynamicContext`](crate::schedule::dynamic_context::DynamicContext)).
     pub dynamic: bool,
-    /// If so, tokens that a rank may have of a document, or of several that share a row.
+    /// With `dynamic`: the most tokens per rank of one document or packed sequence.
     pub max_tokens_per_rank: Option<usize>,
 }
 
@@ -108,7 +108,7 @@ pub enum ContextError {
         /// Number of such blocks.
         outer: usize,
     },
-    /// The size of groups is chosen by length, but nothing says how long is too long.
+    /// The size of groups is chosen by length, but dummy says how long is too long.
     #[error(
         "hybrid-context-parallel needs max-seqlen-per-dp-cp-rank, the most tokens of a document that a rank may have"
     )]
@@ -118,19 +118,18 @@ pub enum ContextError {
         "hybrid-context-parallel chooses the sizes of groups: cp-comm-type a2a+p2p is not for it; nearest legal: p2p"
     )]
     BlocksOfBlocks,
-    /// The mean of a micro-batch has no meaning where documents are dealt out one by one, nor have borders without
-    /// effect.
-    #[error("hybrid-context-parallel deals documents out one by one: {0}")]
+    /// Documents are assigned one by one, so a mean per micro-batch has no meaning, and documents must be separate.
+    #[error("hybrid-context-parallel assigns documents one by one: {0}")]
     Alone(&'static str),
-    /// The ranks that exchange heads do not divide them.
+    /// The ranks of the all-to-all do not divide the heads.
     #[error(
-        "cp-comm-type {word}: {ranks} ranks exchange heads, but a tensor parallel rank has {heads} query heads; nearest \
+        "cp-comm-type {word}: the all-to-all over {ranks} ranks redistributes heads, but a tensor parallel rank has {heads} query heads; nearest \
          legal: heads over {nearest} ranks, or p2p or all_gather"
     )]
     Heads {
         /// How.
         word: CommWord,
-        /// Ranks among which heads are exchanged.
+        /// Ranks of the all-to-all.
         ranks: usize,
         /// Query heads of a tensor parallel rank.
         heads: usize,
@@ -140,7 +139,7 @@ pub enum ContextError {
 }
 
 impl ContextConfig {
-    /// One way for all layers; `inner` ranks of a block for [`CommWord::A2aP2p`] in a group of `cp`.
+    /// One communication type for all layers; `inner` ranks of a block for [`CommWord::A2aP2p`] in a group of `cp`.
     pub fn all(word: CommWord, inner: usize, cp: usize) -> Self {
         let sizes = (word == CommWord::A2aP2p).then(|| [inner, cp / inner.max(1)]);
         Self { comm_type: vec![word], hierarchical_sizes: sizes, ..Self::default() }
@@ -201,7 +200,7 @@ impl ContextConfig {
         Ok(())
     }
 
-    /// How a layer's attention does it.
+    /// The communication type of a layer's attention.
     pub fn of_layer(&self, layer: usize) -> CpCommType {
         let word = self.comm_type.get(layer).or(self.comm_type.first()).copied().unwrap_or_default();
         match word {
@@ -239,7 +238,7 @@ mod tests {
         assert_eq!(check("CP8", &[P2p], None), Ok(()));
         assert_eq!(check("CP4", &[P2p, A2a, AllGather], None), Ok(()));
         assert_eq!(check("CP8", &[A2aP2p], Some([4, 2])), Ok(()));
-        assert_eq!(check("TP2", &[A2aP2p], None), Ok(()), "nobody to share with");
+        assert_eq!(check("TP2", &[A2aP2p], None), Ok(()), "nobody to local with");
         assert!(check("CP2", &[P2p, A2a], None).unwrap_err().contains("2 entries for 3 layers; nearest legal: 1"));
         let heads = check("TP4 CP4", &[A2a], None).unwrap_err();
         assert!(heads.contains("has 2 query heads; nearest legal: heads over 2 ranks"), "{heads}");
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn dynamic_groups_need_a_limit_and_one_way() {
+    fn dynamic_groups_need_a_limit_and_one_communication_type() {
         let check = |layout: &str, word: CommWord, most: Option<usize>| {
             let config = ContextConfig { dynamic: true, max_tokens_per_rank: most, ..ContextConfig::all(word, 2, 4) };
             config.check(&layout.parse().unwrap(), &DIMS).map_err(|error| error.to_string())

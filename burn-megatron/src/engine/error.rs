@@ -26,7 +26,7 @@ pub enum EngineError {
         micro_batch: usize,
         /// Global rank.
         rank: usize,
-        /// Place of the rank in the mesh.
+        /// Coordinates of the rank in the mesh.
         coords: Coords,
     },
     /// The global gradient norm is NaN or infinite while every loss was finite.
@@ -39,17 +39,17 @@ pub enum EngineError {
         /// The step that failed, counted from 1 as in the log.
         step: u64,
     },
-    /// A batch does not have the rows that the configuration says.
-    #[error("the batch has {rows} rows, `global-batch` says {expected}")]
-    Rows {
-        /// Rows of the batch.
-        rows: usize,
-        /// Rows of the configuration.
+    /// A batch does not have as many sequences as the configuration says.
+    #[error("the batch has {given} sequences, `global-batch` says {expected}")]
+    Sequences {
+        /// Sequences of the batch.
+        given: usize,
+        /// Sequences of the configuration.
         expected: usize,
     },
     /// A batch has a token that the model does not have.
     #[error(
-        "{what} {id} at position {position} of row {row} of a batch is no token of the model's {vocabulary}: data and model do not \
+        "{what} {id} at position {position} of sequence {sequence} of a batch is no token of the model's {vocabulary}: data and model do not \
          belong together"
     )]
     Token {
@@ -57,26 +57,26 @@ pub enum EngineError {
         what: &'static str,
         /// The token.
         id: i64,
-        /// Where in the row.
+        /// Position in the sequence.
         position: usize,
-        /// Row of the batch.
-        row: usize,
+        /// Sequence of the batch.
+        sequence: usize,
         /// Tokens of the model.
         vocabulary: usize,
     },
     /// The batch sizes do not divide.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// The learning rate makes no sense.
+    /// The learning rate is not valid.
     #[error(transparent)]
     LearningRate(#[from] LrError),
-    /// The weight decay makes no sense.
+    /// The weight decay is not valid.
     #[error(transparent)]
     WeightDecay(#[from] WeightDecayError),
     /// Module and registry disagree.
     #[error(transparent)]
     Optimizer(#[from] OptimError),
-    /// Ranks cannot share sequences of this length.
+    /// Ranks cannot local sequences of this length.
     #[error(transparent)]
     Sequence(#[from] ModelLayoutError),
     /// Attention cannot be shared as the configuration says.

@@ -12,7 +12,7 @@ pub struct ExpertLoad {
     /// Copies of tokens that the router has sent to each expert, before any was dropped.
     pub tokens: Vec<u64>,
     /// Tokens of the step.
-    pub rows: u64,
+    pub token_count: u64,
     /// Copies that no expert had room for.
     pub dropped: u64,
     /// Mean over tokens of the entropy of the router's softmax over all experts, in nats: 0 where it is sure, the
@@ -38,7 +38,7 @@ pub struct ExpertSummary {
 }
 
 impl ExpertLoad {
-    /// What all ranks that hold a layer have counted, each its own tokens.
+    /// The sum of the counts of all ranks that hold a layer, each of its own tokens.
     ///
     /// # Panics
     /// If there are no counts.
@@ -49,7 +49,7 @@ impl ExpertLoad {
         for counts in ranks {
             load.tokens.resize(load.tokens.len().max(counts.tokens.len()), 0);
             load.tokens.iter_mut().zip(&counts.tokens).for_each(|(sum, count)| *sum += count);
-            load.rows += counts.rows;
+            load.token_count += counts.routed;
             load.dropped += counts.dropped;
             load.entropy += counts.entropy;
             for (kind, (sum, count)) in &counts.auxiliary {
@@ -58,7 +58,7 @@ impl ExpertLoad {
                 *passes += count;
             }
         }
-        load.entropy /= load.rows.max(1) as f64;
+        load.entropy /= load.token_count.max(1) as f64;
         load.auxiliary = auxiliary.into_iter().map(|(kind, (sum, count))| (kind, sum / count.max(1) as f64)).collect();
         load
     }
@@ -111,7 +111,7 @@ mod tests {
         Counts {
             layer: 2,
             tokens: tokens.to_vec(),
-            rows: 4,
+            routed: 4,
             dropped: 1,
             entropy,
             auxiliary: [(Auxiliary::LoadBalancing, (loss, 2))].into(),
@@ -124,7 +124,8 @@ mod tests {
         let (a, b) = (counts(&[6, 1, 1], 2.0, 2.0), counts(&[4, 3, 1], 6.0, 4.0));
         let load = ExpertLoad::sum(&[&a, &b]);
         let auxiliary = [(Auxiliary::LoadBalancing, 1.5)].into();
-        let expected = ExpertLoad { layer: 2, tokens: vec![10, 4, 2], rows: 8, dropped: 2, entropy: 1.0, auxiliary };
+        let expected =
+            ExpertLoad { layer: 2, tokens: vec![10, 4, 2], token_count: 8, dropped: 2, entropy: 1.0, auxiliary };
         assert_eq!(load, expected);
         assert_eq!(load.balance(), 10.0 * 3.0 / 16.0);
         assert_eq!(ExpertLoad { tokens: vec![0; 4], ..load.clone() }.balance(), 1.0);

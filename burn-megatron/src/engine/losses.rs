@@ -1,6 +1,6 @@
-//! The losses of a rank's micro-batches, read when the device has nothing to lose by it.
+//! The losses of a rank's micro-batches, read when the device has dummy to lose by it.
 
-use super::share::Share;
+use super::local_batch::LocalBatch;
 use burn::tensor::Tensor;
 
 /// Losses of micro-batches: the sum of those that were read, and those that are still on the device.
@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 pub(super) struct Losses {
     /// Counted losses, in the order of the passes.
     pub sum: f64,
-    /// Micro-batch and losses `[rows, seq]`.
+    /// Micro-batch and losses `[sequences, seq]`.
     waiting: Vec<(usize, Tensor<2>)>,
 }
 
@@ -22,7 +22,7 @@ impl Losses {
     ///
     /// # Errors
     /// The first micro-batch whose losses are not finite, and their mean.
-    pub fn read(self, batches: &[Share]) -> Result<Self, (usize, f64)> {
+    pub fn read(self, batches: &[LocalBatch]) -> Result<Self, (usize, f64)> {
         let mut bad = None;
         let read = self.read_each(batches, |micro_batch, sum| {
             if !sum.is_finite() {
@@ -33,11 +33,11 @@ impl Losses {
     }
 
     /// [`Losses::read`], whatever they are.
-    pub fn read_any(self, batches: &[Share]) -> Self {
+    pub fn read_any(self, batches: &[LocalBatch]) -> Self {
         self.read_each(batches, |_, _| ())
     }
 
-    fn read_each(mut self, batches: &[Share], mut see: impl FnMut(usize, f64)) -> Self {
+    fn read_each(mut self, batches: &[LocalBatch], mut see: impl FnMut(usize, f64)) -> Self {
         if self.waiting.is_empty() {
             return self;
         }
@@ -65,7 +65,8 @@ mod tests {
     #[test]
     fn sums_are_read_at_once_and_the_bad_micro_batch_is_named() {
         let batch = TokenBatch { mask: Some(vec![true, false]), ..TokenBatch::from_sequences(&[1, 2, 3], 2) };
-        let batches: Vec<Share> = (0..3).map(|_| Share::new(&batch, None, DocumentConfig::default())).collect();
+        let batches: Vec<LocalBatch> =
+            (0..3).map(|_| LocalBatch::new(&batch, None, DocumentConfig::default())).collect();
         let losses =
             |values: [f32; 2]| Tensor::<2>::from_data(TensorData::new(values.to_vec(), [1, 2]), &Device::flex());
         let mut all = Losses::default();

@@ -8,12 +8,12 @@ mod config;
 mod context;
 mod error;
 mod expert_load;
+mod local_batch;
 mod losses;
-mod mail;
 mod rank_engine;
 mod report;
 mod segments;
-mod share;
+mod stage_p2p;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +22,6 @@ pub use config::{EngineConfig, LossMean};
 pub use context::{CommWord, ContextConfig, ContextError};
 pub use error::EngineError;
 pub use expert_load::{ExpertLoad, ExpertSummary};
+pub use local_batch::DocumentConfig;
 pub use rank_engine::{Position, RankEngine, packed_length};
 pub use report::{EvalReport, StepReport};
-pub use share::DocumentConfig;

@@ -6,8 +6,8 @@ mod dynamic;
 mod evaluate;
 mod experts;
 mod fp8;
+mod local_batches;
 mod passes;
-mod shares;
 mod state;
 mod step;
 mod untrained;
@@ -48,15 +48,15 @@ pub struct RankEngine<M> {
     plan: BatchPlan,
     rank: Rank,
     /// Ranks that hold the same weights and see other tokens.
-    replicas: Group,
+    dp_ranks: Group,
     /// By grid on which the model has parameters, the ranks that together hold these.
     model_parallel: Vec<(GridKind, Group)>,
     /// Of the last step.
     loads: Vec<ExpertLoad>,
     stages: Group,
-    /// Ranks that share the rows of their micro-batches; `None` where each has whole rows.
+    /// Ranks that share the sequences of their micro-batches; `None` without context parallelism.
     context: Option<Group>,
-    /// Where each document is shared by as many replicas as its length asks for.
+    /// Where each document is shared by as many data-parallel ranks as its length asks for.
     dynamic: Option<DynamicGroups>,
     /// First and last stage, which share the weight of tied embeddings.
     ends: Option<Group>,
@@ -65,7 +65,7 @@ pub struct RankEngine<M> {
     runs_ahead: bool,
     hidden: usize,
     /// Of the whole model, wherever its experts are.
-    is_mixture: bool,
+    is_moe: bool,
     /// Tokens that the model knows.
     vocabulary: usize,
     /// Of the whole model.
@@ -89,7 +89,7 @@ impl<M: CausalLm> RankEngine<M> {
         self.chunks.iter().map(Chunk::model)
     }
 
-    /// How the global batch is cut.
+    /// How the global batch is split.
     pub fn plan(&self) -> &BatchPlan {
         &self.plan
     }
@@ -104,7 +104,7 @@ impl<M: CausalLm> RankEngine<M> {
         &self.optimizer
     }
 
-    /// The most micro-batches whose activations this rank has kept at once in the last step, over all its stages.
+    /// The most micro-batches in flight (activations saved for backward) in the last step, over all stages of this rank.
     pub fn peak_in_flight(&self) -> usize {
         self.peak_in_flight
     }

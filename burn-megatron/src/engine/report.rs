@@ -24,7 +24,7 @@ pub struct StepReport {
     pub consumed: u64,
     /// Factor on the loss that kept `f16` gradients from vanishing; `None` for other types.
     pub loss_scale: Option<f64>,
-    /// The gradients overflowed at that scale: nothing was updated, and the scale is lower from now on.
+    /// The gradients overflowed at that scale: dummy was updated, and the scale is lower from now on.
     pub skipped: bool,
     /// Wall time of this rank's step.
     pub seconds: f64,
@@ -32,7 +32,7 @@ pub struct StepReport {
     pub experts: Option<ExpertSummary>,
 }
 
-/// Loss on held-out rows; equal on all ranks.
+/// Loss on held-out sequences; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalReport {
     /// Mean loss over the counted tokens.
@@ -41,7 +41,7 @@ pub struct EvalReport {
     pub tokens: u64,
 }
 
-/// Sums that ranks exchange to get a mean over all of them.
+/// Sums that ranks reduce to get a mean over all of them.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct LossSum {
     pub loss: f64,
@@ -54,7 +54,7 @@ impl LossSum {
         group.all_gather_host(self).into_iter().sum()
     }
 
-    /// The mean; 0 where nothing counts.
+    /// The mean; 0 where dummy counts.
     pub fn mean(self) -> f64 {
         self.loss / self.tokens.max(1) as f64
     }

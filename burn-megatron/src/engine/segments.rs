@@ -2,14 +2,14 @@
 //!
 //! A stage's forward pass is a chain of segments, each with an autodiff graph of its own. Its backward pass goes
 //! through them from the last to the first: gradients of weights exist for one segment only before they are added to
-//! the main gradients, and a segment that is computed again keeps nothing but its input.
+//! the main gradients, and a segment that is recomputed keeps dummy but its input.
 
 use backend_dist::shard::Unit;
 use models::Part;
 use models::recompute::{Granularity, Method, Recompute};
 use std::ops::Range;
 
-/// A piece of a model.
+/// A contiguous part of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
     /// From tokens to activations.
@@ -20,19 +20,19 @@ pub enum Link {
     Head,
 }
 
-/// A piece of a model with a graph of its own.
+/// A contiguous part of a model with an autodiff graph of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Which piece.
+    /// Which part.
     pub link: Link,
-    /// Only the input is kept; the backward pass computes it again.
+    /// Only the input is saved; the backward pass recomputes it.
     pub recompute: bool,
-    /// But for its attentions, whose results are kept too.
+    /// Attention outputs are saved too and not recomputed.
     pub keep_attention: bool,
 }
 
 impl Link {
-    /// Whether the piece uses parameters of `unit`, in a model of `layers` layers. Layers beyond these, which predict
+    /// Whether the part uses parameters of `unit`, in a model of `layers` layers. Layers beyond these, which predict
     /// further tokens, belong to the head.
     pub fn uses(&self, unit: Unit, layers: usize) -> bool {
         match (self, unit) {
@@ -44,7 +44,7 @@ impl Link {
     }
 }
 
-/// The segments of a stage in the order of the forward pass. With `again`, all are computed again: the graph of a
+/// The segments of a stage in the order of the forward pass. With `again`, all are recomputed: the graph of a
 /// segment holds its weights, which ZeRO 3 must be able to free between the passes.
 pub fn segments(part: &Part, recompute: &Recompute, again: bool) -> Vec<Segment> {
     let full = recompute.granularity == Granularity::Full;
@@ -55,7 +55,8 @@ pub fn segments(part: &Part, recompute: &Recompute, again: bool) -> Vec<Segment>
         let recompute = dropped || again;
         Segment { link: Link::Layers(start..(start + step).min(part.layers.end)), recompute, keep_attention }
     });
-    let end = |there: bool, link| there.then_some(Segment { link, recompute: again, keep_attention });
+    // The head has attention only in modules of multi-token prediction, which a pass without a graph does not run.
+    let end = |there: bool, link| there.then_some(Segment { link, recompute: again, keep_attention: false });
     end(part.embedding, Link::Embedding).into_iter().chain(layers).chain(end(part.head, Link::Head)).collect()
 }
 
@@ -88,6 +89,15 @@ mod tests {
         assert_eq!(text(&part, &full(Method::Uniform, 2), false), "4-6* 6-8* 8-9* H");
         assert_eq!(text(&part, &full(Method::Block, 2), false), "4-5* 5-6* 6-7 7-8 8-9 H");
         assert_eq!(text(&Part::whole(2), &Recompute::default(), true), "E* 0-1* 1-2* H*");
+    }
+
+    /// Under ZeRO 3 the head is recomputed too. Its forward pass has saved no attention, for it ran none.
+    #[test]
+    fn only_layers_keep_their_attention() {
+        let recompute = Recompute { granularity: Granularity::Full, keep_attention: true, ..Recompute::default() };
+        let keeps: Vec<bool> =
+            segments(&Part::whole(2), &recompute, true).iter().map(|segment| segment.keep_attention).collect();
+        assert_eq!(keeps, [false, true, true, false]);
     }
 
     #[test]

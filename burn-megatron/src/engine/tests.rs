@@ -1,4 +1,4 @@
-//! The engine on a bigram table: batch cuts, masks, both loss means, errors.
+//! The engine on a bigram table: how batches are split, masks, both loss means, errors.
 
 mod filled;
 
@@ -8,7 +8,7 @@ use crate::optim::AdamWConfig;
 use backend_dist::comm::RunError;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
-use backend_dist::shard::{ParamSpec, Place, Registry, Section};
+use backend_dist::shard::{GroupPosition, ParamSpec, Registry, Section};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -70,8 +70,8 @@ impl CausalLm for Bigram {
     }
 
     fn embed(&self, tokens: Tensor<2, Int>, _: &MicroBatch) -> Tensor<3> {
-        let [rows, seq] = tokens.dims();
-        self.table.val().select(0, tokens.transpose().reshape([rows * seq])).reshape([seq, rows, VOCAB])
+        let [sequences, seq] = tokens.dims();
+        self.table.val().select(0, tokens.transpose().reshape([sequences * seq])).reshape([seq, sequences, VOCAB])
     }
 
     fn layer(&self, _: usize, x: Tensor<3>, _: &MicroBatch) -> Tensor<3> {
@@ -79,10 +79,10 @@ impl CausalLm for Bigram {
     }
 
     fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, _: &MicroBatch) -> Tensor<2> {
-        let [seq, rows, _] = x.dims();
-        let labels = labels.transpose().reshape([seq * rows, 1]);
-        let picked = log_softmax(x.reshape([seq * rows, VOCAB]), 1).gather(1, labels);
-        picked.neg().reshape([seq, rows]).transpose()
+        let [seq, sequences, _] = x.dims();
+        let labels = labels.transpose().reshape([seq * sequences, 1]);
+        let picked = log_softmax(x.reshape([seq * sequences, VOCAB]), 1).gather(1, labels);
+        picked.neg().reshape([seq, sequences]).transpose()
     }
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
@@ -102,7 +102,7 @@ impl CausalLm for Bigram {
 /// A table whose row `poisoned` is NaN.
 fn bigram(poisoned: Option<usize>) -> Bigram {
     let mut registry = Registry::default();
-    let section = Section::replicated("table", &[VOCAB, VOCAB], Place { rank: 0, size: 1 });
+    let section = Section::replicated("table", &[VOCAB, VOCAB], GroupPosition { rank: 0, size: 1 });
     registry.register(ParamSpec::new(vec![section], false)).unwrap();
     let value = |i: usize| if poisoned == Some(i / VOCAB) { f64::NAN } else { (i as f64).sin() };
     let values: Vec<f64> = (0..VOCAB * VOCAB).map(value).collect();
@@ -112,7 +112,7 @@ fn bigram(poisoned: Option<usize>) -> Bigram {
     Bigram { table: Param::initialized(id, table), part: Part::whole(1), registry }
 }
 
-/// Four rows of which row 3 alone uses token 4; masks leave 3, 1, 2 and 3 tokens.
+/// Four sequences of which sequence 3 alone uses token 4; masks leave 3, 1, 2 and 3 tokens.
 fn batch() -> TokenBatch {
     let ids = [0, 1, 2, 3, 3, 2, 1, 0, 1, 1, 3, 2, 2, 4, 0, 1];
     let mask = [1, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1];
@@ -171,7 +171,7 @@ fn every_cut_of_the_batch_trains_the_same() {
 
 #[test]
 fn the_mean_of_micro_batch_means_is_megatrons() {
-    // One row per micro-batch with 3, 1, 2 and 3 counted tokens: each row weighs the same, whoever computes it.
+    // One sequence per micro-batch with 3, 1, 2 and 3 counted tokens: each sequence weighs the same, whoever computes it.
     let single = train(1, config(1, LossMean::PerMicroBatch), None).unwrap().remove(0);
     let over_two = train(2, config(1, LossMean::PerMicroBatch), None).unwrap().remove(1);
     let per_token = train(1, config(1, LossMean::PerToken), None).unwrap().remove(0);
@@ -182,11 +182,11 @@ fn the_mean_of_micro_batch_means_is_megatrons() {
     assert_eq!(single.reports[0].loss, per_token.reports[0].loss);
 
     let model = bigram(None);
-    let losses = (0..4).map(|row| {
-        let rows = batch().slice(row..row + 1);
+    let losses = (0..4).map(|sequence| {
+        let sequences = batch().slice(sequence..sequence + 1);
         let device = Device::flex().autodiff();
-        let (tokens, labels) = (rows.tokens_on(&device), rows.labels_on(&device));
-        let weights = rows.weights(0.25 / rows.counted() as f64, &Device::flex(), DType::F64);
+        let (tokens, labels) = (sequences.tokens_on(&device), sequences.labels_on(&device));
+        let weights = sequences.weights(0.25 / sequences.counted() as f64, &Device::flex(), DType::F64);
         (model.token_losses(tokens, labels) * weights).sum()
     });
     let grads = losses.reduce(|a, b| a + b).unwrap().backward();
@@ -195,7 +195,7 @@ fn the_mean_of_micro_batch_means_is_megatrons() {
     assert!((single.reports[0].grad_norm - by_hand).abs() < 1e-13);
 }
 
-/// From nothing over one step: the first step does not decay, the second one by all of it.
+/// From dummy over one step: the first step does not decay, the second one by all of it.
 #[test]
 fn the_weight_decay_of_a_step_is_that_of_its_samples() {
     let after = |steps: usize, weight_decay: f64, way: WeightDecayConfig| -> Vec<f64> {
@@ -210,12 +210,12 @@ fn the_weight_decay_of_a_step_is_that_of_its_samples() {
     };
     let (none, constant) = (0.0, WeightDecayConfig::default());
     for incr_style in [WeightDecayIncr::Linear, WeightDecayIncr::Cosine] {
-        let way = WeightDecayConfig { incr_style, start: 0.0, length: Some(Span::Steps(1)) };
-        let first = after(1, 0.5, way);
+        let schedule = WeightDecayConfig { incr_style, start: 0.0, length: Some(Span::Steps(1)) };
+        let first = after(1, 0.5, schedule);
         assert_eq!(first, after(1, none, constant));
         assert_ne!(first, after(1, 0.5, constant));
-        // The rate of the second step is 0.2; decoupled decay takes its share of what was there before.
-        for ((grown, plain), before) in after(2, 0.5, way).iter().zip(after(2, none, constant)).zip(first) {
+        // The rate of the second step is 0.2; decoupled decay takes its local of what was there before.
+        for ((grown, plain), before) in after(2, 0.5, schedule).iter().zip(after(2, none, constant)).zip(first) {
             assert!((grown - (plain - 0.2 * 0.5 * before)).abs() < 1e-14);
         }
     }
@@ -236,7 +236,7 @@ fn a_bad_batch_changes_nothing() {
     let table = |engine: &RankEngine<Bigram>| engine.stages().next().unwrap().table.val().into_data();
     let before = table(&engine);
     let error = engine.train_step(&batch().slice(0..2)).unwrap_err();
-    assert_eq!(error, EngineError::Rows { rows: 2, expected: 4 });
+    assert_eq!(error, EngineError::Sequences { given: 2, expected: 4 });
     assert_eq!(table(&engine), before);
     assert_eq!(engine.steps(), 0);
 }
@@ -245,7 +245,7 @@ fn a_bad_batch_changes_nothing() {
 fn a_step_after_a_failed_one_is_the_step_without_it() {
     let rank = Rank::single(Device::flex());
     let engine = || RankEngine::new(&rank, &NoConfig.dims(), |_| Ok(bigram(Some(4))), config(2, LossMean::PerToken));
-    // Only row 3 of the other batch meets the poisoned token.
+    // Only sequence 3 of the other batch meets the poisoned token.
     let clean = TokenBatch::from_sequences(&[0, 1, 2, 3].repeat(4), SEQ);
     let (mut failing, mut plain) = (engine().unwrap(), engine().unwrap());
     assert!(matches!(failing.train_step(&batch()), Err(EngineError::NonFiniteLoss { .. })));

@@ -29,13 +29,13 @@ pub enum ForwardError {
         source: safetensors::SafeTensorError,
     },
     /// Tokens or labels are none of the model's.
-    #[error("{tensor}[{row}, {position}] = {id}; legal: {legal}")]
+    #[error("{tensor}[{sequence}, {position}] = {id}; legal: {legal}")]
     Id {
         /// `input_ids` or `labels`.
         tensor: &'static str,
-        /// Row of the batch.
-        row: usize,
-        /// Position in the row.
+        /// Sequence of the batch.
+        sequence: usize,
+        /// Position in the sequence.
         position: usize,
         /// The token.
         id: i64,
@@ -46,15 +46,15 @@ pub enum ForwardError {
     #[error("gradients need a loss: the input has no `labels`")]
     NoLabels,
     /// No label counts.
-    #[error("no token has a loss: the label of every token but the first of a row is -100")]
+    #[error("no token has a loss: the label of every token but the first of a sequence is -100")]
     NothingToPredict,
-    /// Rows cannot be divided evenly.
-    #[error("--data-parallel {dp} does not divide the input's {rows} rows")]
-    Rows {
+    /// Sequences cannot be divided evenly.
+    #[error("--data-parallel {dp} does not divide the input's {sequences} sequences")]
+    Sequences {
         /// Data parallel ranks.
         dp: usize,
-        /// Rows of the input.
-        rows: usize,
+        /// Sequences of the input.
+        sequences: usize,
     },
     /// A kind of parallelism that only training has.
     #[error("{key} {value} is for training only; nearest legal: {legal}")]
@@ -75,7 +75,7 @@ pub enum ForwardError {
     /// A rank failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A part of a gradient is on no rank.
+    /// A shard of a gradient is on no rank.
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// A gradient has no name in Hugging Face's model.

@@ -10,7 +10,7 @@ use super::error::ForwardError;
 use super::run::{Input, Output};
 use crate::element::Element;
 
-/// Reads `input_ids [rows, seq]` and, if it is there, `labels` of the same shape; 64-bit or 32-bit integers.
+/// Reads `input_ids [sequences, seq]` and, if it is there, `labels` of the same shape; 64-bit or 32-bit integers.
 ///
 /// # Errors
 /// If the file cannot be read or its tensors are others.
@@ -19,11 +19,11 @@ pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
     let bytes = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| refuse(error.to_string()))?;
     let ids = file.tensor("input_ids").map_err(|_| refuse("tensor `input_ids` is missing".into()))?;
-    let &[rows, seq] = ids.shape() else {
-        return Err(refuse(format!("tensor `input_ids` has shape {:?}, not [rows, tokens]", ids.shape())));
+    let &[sequences, seq] = ids.shape() else {
+        return Err(refuse(format!("tensor `input_ids` has shape {:?}, not [sequences, tokens]", ids.shape())));
     };
-    if rows * seq == 0 {
-        return Err(refuse(format!("tensor `input_ids` has shape [{rows}, {seq}]: there is nothing to read")));
+    if sequences * seq == 0 {
+        return Err(refuse(format!("tensor `input_ids` has shape [{sequences}, {seq}]: there is nothing to read")));
     }
     let integers = |name: &str, view: &TensorView| match view.dtype() {
         Dtype::I64 => Ok(view.data().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()),
@@ -40,15 +40,15 @@ pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
         }
         Err(_) => None,
     };
-    Ok(Input { rows, seq, ids: integers("input_ids", &ids)?, labels })
+    Ok(Input { sequences, seq, ids: integers("input_ids", &ids)?, labels })
 }
 
-/// Writes `logits [rows, seq, vocab]`, `loss [1]` and `grad.NAME` for every gradient.
+/// Writes `logits [sequences, seq, vocab]`, `loss [1]` and `grad.NAME` for every gradient.
 ///
 /// # Errors
 /// If the file cannot be written.
 pub fn write_output(path: &Path, input: &Input, output: &Output, element: Element) -> Result<(), ForwardError> {
-    let mut tensors = vec![("logits".to_string(), vec![input.rows, input.seq, output.vocab], &output.logits[..])];
+    let mut tensors = vec![("logits".to_string(), vec![input.sequences, input.seq, output.vocab], &output.logits[..])];
     if let Some(loss) = &output.loss {
         tensors.push(("loss".into(), vec![1], std::slice::from_ref(loss)));
     }

@@ -3,11 +3,11 @@
 /// Label of a token whose prediction does not count.
 pub(super) const IGNORED: i64 = -100;
 
-/// For each row's position the token that it should predict, from labels that are the tokens themselves; the last
-/// position of a row predicts nothing.
+/// For each position of a sequence the token that it should predict, from labels that are the tokens themselves; the
+/// last position predicts nothing.
 pub(super) fn shifted(labels: &[i64], seq: usize) -> Vec<i64> {
-    let row = |row: &[i64]| row.iter().skip(1).copied().chain([IGNORED]).collect::<Vec<_>>();
-    labels.chunks_exact(seq).flat_map(row).collect()
+    let next = |sequence: &[i64]| sequence.iter().skip(1).copied().chain([IGNORED]).collect::<Vec<_>>();
+    labels.chunks_exact(seq).flat_map(next).collect()
 }
 
 /// Number of targets that count.
@@ -19,7 +19,7 @@ pub(super) fn counted(targets: &[i64]) -> usize {
 pub(super) fn exact(logits: &[f64], targets: &[i64], vocab: usize) -> f64 {
     let losses = (logits.chunks_exact(vocab).zip(targets))
         .filter(|(_, target)| **target != IGNORED)
-        .map(|(row, target)| log_sum_exp(row) - row[*target as usize]);
+        .map(|(logits, target)| log_sum_exp(logits) - logits[*target as usize]);
     losses.sum::<f64>() / counted(targets) as f64
 }
 
@@ -29,14 +29,14 @@ pub(super) fn fp32(logits: &[f64], targets: &[i64], vocab: usize) -> f64 {
     const LEVELS: usize = 8;
     let power = (targets.len().next_power_of_two().trailing_zeros() as usize / LEVELS).max(4);
     let mut sums = [0.0_f32; LEVELS];
-    for (index, (row, target)) in logits.chunks_exact(vocab).zip(targets).enumerate() {
+    for (index, (logits, target)) in logits.chunks_exact(vocab).zip(targets).enumerate() {
         if *target == IGNORED {
             continue;
         }
-        let row: Vec<f64> = row.iter().map(|logit| f64::from(*logit as f32)).collect();
-        let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max) as f32;
-        let rest = (log_sum_exp(&row) - f64::from(largest)) as f32;
-        sums[0] -= (row[*target as usize] as f32 - largest) - rest;
+        let logits: Vec<f64> = logits.iter().map(|logit| f64::from(*logit as f32)).collect();
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max) as f32;
+        let rest = (log_sum_exp(&logits) - f64::from(largest)) as f32;
+        sums[0] -= (logits[*target as usize] as f32 - largest) - rest;
         for level in 0..LEVELS - 1 {
             if index & (((1 << power) - 1) << (level * power)) != 0 {
                 break;
@@ -47,9 +47,9 @@ pub(super) fn fp32(logits: &[f64], targets: &[i64], vocab: usize) -> f64 {
     f64::from(sums.iter().sum::<f32>() / counted(targets) as f32)
 }
 
-fn log_sum_exp(row: &[f64]) -> f64 {
-    let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    largest + row.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln()
+fn log_sum_exp(logits: &[f64]) -> f64 {
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    largest + logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln()
 }
 
 #[cfg(test)]
@@ -65,13 +65,13 @@ mod tests {
 
     #[test]
     fn both_means_are_those_of_the_counted_tokens() {
-        let (vocab, rows) = (5, 300);
-        let logits: Vec<f64> = (0..rows * vocab).map(|i| ((i * 7919) % 83) as f64 / 10.0).collect();
-        let targets: Vec<i64> = (0..rows).map(|i| if i % 7 == 0 { IGNORED } else { (i % vocab) as i64 }).collect();
+        let (vocab, tokens) = (5, 300);
+        let logits: Vec<f64> = (0..tokens * vocab).map(|i| ((i * 7919) % 83) as f64 / 10.0).collect();
+        let targets: Vec<i64> = (0..tokens).map(|i| if i % 7 == 0 { IGNORED } else { (i % vocab) as i64 }).collect();
         let mut expected = 0.0;
-        for (row, target) in logits.chunks(vocab).zip(&targets).filter(|(_, target)| **target != IGNORED) {
-            let sum: f64 = row.iter().map(|logit| logit.exp()).sum();
-            expected -= (row[*target as usize].exp() / sum).ln();
+        for (logits, target) in logits.chunks(vocab).zip(&targets).filter(|(_, target)| **target != IGNORED) {
+            let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
+            expected -= (logits[*target as usize].exp() / sum).ln();
         }
         expected /= counted(&targets) as f64;
         assert!((exact(&logits, &targets, vocab) - expected).abs() < 1e-12 * expected);

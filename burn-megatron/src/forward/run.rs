@@ -1,4 +1,4 @@
-//! The forward pass on all ranks, and their parts put together.
+//! The forward pass on all ranks, and the whole result from their shards.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,14 @@ use crate::verify::{LocalTensor, assemble};
 /// Tokens, and what they should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Rows of the batch.
-    pub rows: usize,
-    /// Tokens of a row.
+    /// Sequences of the batch.
+    pub sequences: usize,
+    /// Tokens of a sequence.
     pub seq: usize,
-    /// `[rows, seq]`.
+    /// `[sequences, seq]`.
     pub ids: Vec<i64>,
-    /// `[rows, seq]`, as Hugging Face has them: the label of a token stands at its own place, and -100 does not count.
+    /// `[sequences, seq]`, as Hugging Face has them: the label of a token has the token's own position, and -100 does not
+    /// count.
     pub labels: Option<Vec<i64>>,
 }
 
@@ -51,7 +52,7 @@ pub struct Settings {
 pub struct Output {
     /// Tokens of the vocabulary.
     pub vocab: usize,
-    /// `[rows, seq, vocab]`.
+    /// `[sequences, seq, vocab]`.
     pub logits: Vec<f64>,
     /// Mean over the labels that count, if there are labels.
     pub loss: Option<f64>,
@@ -79,8 +80,8 @@ struct Run<'a> {
     settings: &'a Settings,
 }
 
-/// What a rank's places of its rows give: logits `[rows, places, vocab]`, and its part of the gradients.
-struct Part {
+/// The result of a rank: logits `[sequences, positions, vocab]` of its positions, and its shard of the gradients.
+struct Shard {
     logits: Vec<f64>,
     gradients: Vec<LocalTensor>,
 }
@@ -98,8 +99,8 @@ impl WithModel for Run<'_> {
                 return Err(ForwardError::TrainingOnly { key, value, legal });
             }
         }
-        if !input.rows.is_multiple_of(layout.dp) {
-            return Err(ForwardError::Rows { dp: layout.dp, rows: input.rows });
+        if !input.sequences.is_multiple_of(layout.dp) {
+            return Err(ForwardError::Sequences { dp: layout.dp, sequences: input.sequences });
         }
         // Tokens after the last one change nothing before them.
         let padded = input.seq.next_multiple_of(sequence_unit(layout));
@@ -112,47 +113,48 @@ impl WithModel for Run<'_> {
         }
 
         let mesh = Mesh::new(layout.clone())?;
-        let parts = launch(&mesh, &settings.devices, |rank| {
+        let shards = launch(&mesh, &settings.devices, |rank| {
             let params = ParamBuilder::new(&rank, settings.dtype, 0).with_source(self.source);
             let params = if settings.exact { params } else { params.with_fp32_norms() };
             let params = if settings.gradients { params } else { params.without_autodiff() };
             let model = M::build(config, params)?;
-            Ok(part(&rank, &model, input, targets.as_deref().filter(|_| settings.gradients), padded))
+            Ok(shard(&rank, &model, input, targets.as_deref().filter(|_| settings.gradients), padded))
         })?;
 
-        // Replicas have the same gradients.
+        // Data-parallel ranks have the same gradients.
         let coords = |rank: usize| mesh.coords(rank);
         let is_first = |rank: usize, local: &LocalTensor| match local.unit.grid() {
             GridKind::Dense => (coords(rank).dp, coords(rank).cp) == (0, 0),
             GridKind::Expert => coords(rank).edp == 0,
         };
-        let locals = parts.iter().enumerate().flat_map(|(rank, part)| part.gradients.iter().map(move |of| (rank, of)));
+        let locals =
+            shards.iter().enumerate().flat_map(|(rank, shard)| shard.gradients.iter().map(move |of| (rank, of)));
         let once = locals.filter(|(rank, local)| is_first(*rank, local)).map(|(_, local)| local);
         let gradients = match settings.gradients {
             true => self.family.hf_names().export(&assemble(once)?)?,
             false => BTreeMap::new(),
         };
-        let logits = all_logits(&mesh, &parts, input, padded, vocab);
+        let logits = all_logits(&mesh, &shards, input, padded, vocab);
         let mean = if settings.exact { exact } else { fp32 };
         let loss = targets.map(|targets| mean(&logits, &targets, vocab));
         Ok(Output { vocab, logits, loss, gradients })
     }
 }
 
-/// Logits `[rows, seq, vocab]` of the whole batch. Ranks of a tensor parallel group have the same ones, those of a
-/// context parallel group other places of the same rows, and data parallel ranks other rows.
-fn all_logits(mesh: &Mesh, parts: &[Part], input: &Input, padded: usize, vocab: usize) -> Vec<f64> {
+/// Logits `[sequences, seq, vocab]` of the whole batch. Ranks of a tensor parallel group have the same ones,
+/// those of a context parallel group other positions of the same sequences, and data-parallel ranks other sequences.
+fn all_logits(mesh: &Mesh, shards: &[Shard], input: &Input, padded: usize, vocab: usize) -> Vec<f64> {
     let layout = mesh.layout();
     let own = padded / layout.cp;
-    let mut logits = vec![0.0; input.rows * input.seq * vocab];
-    for (rank, part) in parts.iter().enumerate().filter(|(rank, _)| mesh.coords(*rank).tp == 0) {
+    let mut logits = vec![0.0; input.sequences * input.seq * vocab];
+    for (rank, shard) in shards.iter().enumerate().filter(|(rank, _)| mesh.coords(*rank).tp == 0) {
         let coords = mesh.coords(rank);
-        let first = coords.dp * (input.rows / layout.dp);
-        let places: Vec<usize> = zigzag(coords.cp, layout.cp, own).into_iter().flatten().collect();
-        for (index, values) in part.logits.chunks_exact(vocab).enumerate() {
-            let (row, place) = (first + index / own, places[index % own]);
-            if place < input.seq {
-                let at = (row * input.seq + place) * vocab;
+        let first = coords.dp * (input.sequences / layout.dp);
+        let positions: Vec<usize> = zigzag(coords.cp, layout.cp, own).into_iter().flatten().collect();
+        for (index, values) in shard.logits.chunks_exact(vocab).enumerate() {
+            let (sequence, position) = (first + index / own, positions[index % own]);
+            if position < input.seq {
+                let at = (sequence * input.seq + position) * vocab;
                 logits[at..at + vocab].copy_from_slice(values);
             }
         }
@@ -167,7 +169,7 @@ fn check_ids(input: &Input, vocab: usize) -> Result<(), ForwardError> {
             None => Ok(()),
             Some(at) => Err(ForwardError::Id {
                 tensor,
-                row: at / input.seq,
+                sequence: at / input.seq,
                 position: at % input.seq,
                 id: ids[at],
                 legal: format!("0..{vocab}{}", ignored.map_or(String::new(), |id| format!(" and {id}"))),
@@ -178,48 +180,50 @@ fn check_ids(input: &Input, vocab: usize) -> Result<(), ForwardError> {
     check("labels", input.labels.as_deref().unwrap_or_default(), Some(IGNORED))
 }
 
-/// One rank's places of its rows. With `targets` for all rows, also the gradients, summed over all ranks that have
-/// parts of them.
-fn part<M: CausalLm>(rank: &Rank, model: &M, input: &Input, targets: Option<&[i64]>, padded: usize) -> Part {
-    let replicas = rank.group(Axis::Dp);
+/// One rank's positions of its sequences. With `targets` for all sequences, also the gradients, summed over all ranks
+/// that have terms of them.
+fn shard<M: CausalLm>(rank: &Rank, model: &M, input: &Input, targets: Option<&[i64]>, padded: usize) -> Shard {
+    let dp_ranks = rank.group(Axis::Dp);
     let context = ContextParallel { group: rank.group(Axis::Cp), comm: CpCommType::default() };
     let own = padded / context.group.size();
     let batch = MicroBatch { context: (own < padded).then_some(context), ..MicroBatch::default() };
-    let places: Vec<usize> = batch.places(own).into_iter().flatten().collect();
-    let rows = input.rows / replicas.size();
-    let mine = replicas.rank() * rows * input.seq..(replicas.rank() + 1) * rows * input.seq;
+    let positions: Vec<usize> = batch.positions(own).into_iter().flatten().collect();
+    let sequences = input.sequences / dp_ranks.size();
+    let mine = dp_ranks.rank() * sequences * input.seq..(dp_ranks.rank() + 1) * sequences * input.seq;
     let device = if targets.is_some() { rank.device.clone().autodiff() } else { rank.device.clone() };
     let tensor = |ids: &[i64]| -> Tensor<2, Int> {
-        Tensor::from_data(TensorData::new(at_places(ids, input.seq, &places, 0), [rows, own]), &device)
+        Tensor::from_data(TensorData::new(at_positions(ids, input.seq, &positions, 0), [sequences, own]), &device)
     };
     let tokens = tensor(&input.ids[mine.clone()]);
     let logits = values(model.head_logits(model.hidden_states(tokens.clone(), &batch)));
-    let Some(targets) = targets else { return Part { logits, gradients: Vec::new() } };
+    let Some(targets) = targets else { return Shard { logits, gradients: Vec::new() } };
 
     let weight = 1.0 / counted(targets) as f64;
     let targets = &targets[mine];
     let labels: Vec<i64> = targets.iter().map(|target| if *target == IGNORED { 0 } else { *target }).collect();
     let weights: Vec<f64> = targets.iter().map(|target| if *target == IGNORED { 0.0 } else { weight }).collect();
     let losses = model.training_losses(tokens, tensor(&labels), &batch);
-    let weights = TensorData::new(at_places(&weights, input.seq, &places, 0.0), [rows, own]);
+    let weights = TensorData::new(at_positions(&weights, input.seq, &positions, 0.0), [sequences, own]);
     let weights = Tensor::from_data(weights, (&device, losses.dtype()));
     let gradients = (losses * weights).sum().backward();
     let mut collect = Collect { rank, registry: model.registry(), gradients: &gradients, locals: Vec::new() };
     model.visit(&mut collect);
-    Part { logits, gradients: collect.locals }
+    Shard { logits, gradients: collect.locals }
 }
 
-/// Of every row of `seq` values those at `places`, and `filling` where a row has ended.
-fn at_places<T: Copy>(values: &[T], seq: usize, places: &[usize], filling: T) -> Vec<T> {
-    let row = |row: &[T]| places.iter().map(|place| row.get(*place).copied().unwrap_or(filling)).collect::<Vec<_>>();
-    values.chunks_exact(seq).flat_map(row).collect()
+/// Of every sequence of `seq` values those at `positions`, and `padding` where a sequence has ended.
+fn at_positions<T: Copy>(values: &[T], seq: usize, positions: &[usize], padding: T) -> Vec<T> {
+    let pick = |sequence: &[T]| {
+        positions.iter().map(|position| sequence.get(*position).copied().unwrap_or(padding)).collect::<Vec<_>>()
+    };
+    values.chunks_exact(seq).flat_map(pick).collect()
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// Every parameter's gradient, summed over the ranks that have parts of it; zeros for what no gradient changes.
+/// Every parameter's gradient, summed over the ranks that have terms of it; zeros for what no gradient changes.
 struct Collect<'a> {
     rank: &'a Rank,
     registry: &'a Registry,
@@ -235,11 +239,11 @@ impl ModuleVisitor for Collect<'_> {
             false => param.val().inner().zeros_like(),
         };
         let (grid, gradient) = (spec.unit.grid(), gradient.reshape([spec.local_len()]));
-        let gradient = all_reduce(gradient, ReduceOp::Sum, &self.rank.group(grid.replicas()));
+        let gradient = all_reduce(gradient, ReduceOp::Sum, &self.rank.group(grid.dp_ranks()));
         let mut local = values(gradient.clone());
         for sum in spec.gradient_sums() {
-            let part = gradient.clone().narrow(0, sum.elements.start, sum.elements.len());
-            let sum_of_ranks = all_reduce(part, ReduceOp::Sum, &self.rank.subgroup(grid.tensor_parallel(), sum.ranks));
+            let term = gradient.clone().narrow(0, sum.elements.start, sum.elements.len());
+            let sum_of_ranks = all_reduce(term, ReduceOp::Sum, &self.rank.subgroup(grid.tensor_parallel(), sum.ranks));
             local[sum.elements].copy_from_slice(&values(sum_of_ranks));
         }
         let sections = spec.sections_of(&local);

@@ -1,5 +1,6 @@
 //! Why a model does not write.
 
+use indicatif::HumanBytes;
 use thiserror::Error;
 
 /// Why nothing, or nothing more, can be generated.
@@ -19,7 +20,7 @@ pub enum GenerateError {
     /// A learned position is needed for every token that is read; the last new token is not read.
     #[error(
         "a prompt of {prompt} tokens and {new} new ones need {} positions, the model has {positions}; {}",
-        prompt + new - 1, shorter(*prompt, *positions)
+        prompt.saturating_add(*new) - 1, shorter(*prompt, *positions)
     )]
     TooLong {
         /// Tokens of the prompt.
@@ -29,13 +30,32 @@ pub enum GenerateError {
         /// Positions of the model.
         positions: usize,
     },
-    /// The window is longer than the model's positions, or leaves nothing to go on from.
+    /// The window is longer than the model's positions, or leaves nothing to resume from.
     #[error("a window of {window} tokens; nearest legal: {nearest}")]
     Window {
         /// Tokens of the window.
         window: usize,
         /// The closest window that would do.
         nearest: usize,
+    },
+    /// The keys and values of so many positions are more than there is memory.
+    #[error(
+        "{new} new tokens: keys and values of {positions} positions take {}, {} are available; {}, or a window of at most \
+         {fitting} tokens", HumanBytes(*bytes), HumanBytes(*available), shorter(*prompt, *fitting)
+    )]
+    Memory {
+        /// New tokens asked for.
+        new: usize,
+        /// Positions that are cached at once.
+        positions: usize,
+        /// Bytes of their keys and values.
+        bytes: u64,
+        /// Bytes that are available.
+        available: u64,
+        /// Positions that fit.
+        fitting: usize,
+        /// Tokens of the prompt.
+        prompt: usize,
     },
     /// An option of the sampling is out of its range.
     #[error("{option} {value} is not {range}")]

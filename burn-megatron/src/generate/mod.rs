@@ -1,5 +1,5 @@
 //! Text from a trained model, token by token: the prompt is read once, then every new token alone, with the keys and
-//! values of all earlier ones kept.
+//! values of all earlier ones cached.
 
 mod error;
 mod run;

@@ -20,7 +20,7 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<i64>,
     /// How each token is chosen.
     pub sampling: Sampling,
-    /// Most tokens that the model sees at once. A text that gets longer goes on from its last half window, which is
+    /// Most tokens that the model sees at once. A text that gets longer resumes from its last half window, which is
     /// read anew. `None`: the model sees everything, and one with learned positions must have enough of them.
     pub window: Option<usize>,
 }
@@ -56,9 +56,23 @@ impl GenerateOptions {
         }
     }
 
+    /// Whether the keys and values of all positions fit into `available` bytes, of which a position takes `each`.
+    ///
+    /// # Errors
+    /// Names the bytes, and the most tokens that would do.
+    pub fn check_memory(&self, prompt: usize, each: u64, available: u64) -> Result<(), GenerateError> {
+        let positions = self.positions(prompt);
+        let bytes = each.saturating_mul(positions as u64);
+        if bytes <= available {
+            return Ok(());
+        }
+        let fitting = (available / each.max(1)) as usize;
+        Err(GenerateError::Memory { new: self.max_new_tokens, positions, bytes, available, fitting, prompt })
+    }
+
     /// Positions that the model reads at once at most: the last token is not read.
     fn positions(&self, prompt: usize) -> usize {
-        let all = (prompt + self.max_new_tokens).saturating_sub(1).max(prompt);
+        let all = prompt.saturating_add(self.max_new_tokens).saturating_sub(1).max(prompt);
         self.window.map_or(all, |window| window.min(all))
     }
 }
@@ -70,7 +84,7 @@ pub enum Ended {
     Length,
     /// Its last token is one of the stop tokens.
     StopToken,
-    /// Whoever took the tokens wanted no more.
+    /// The reader of the tokens wanted no more.
     Reader,
 }
 

@@ -55,14 +55,14 @@ impl Sampling {
         }
         let highest = logits[likeliest(logits)];
         let weight = |token: usize| ((logits[token] - highest) / self.temperature).exp();
-        let mut kept: Vec<usize> = (0..logits.len()).collect();
+        let mut candidates: Vec<usize> = (0..logits.len()).collect();
         if let Some(k) = self.top_k {
-            keep_top_k(&mut kept, logits, k);
+            keep_top_k(&mut candidates, logits, k);
         }
         if let Some(p) = self.top_p.filter(|p| *p < 1.0) {
-            keep_top_p(&mut kept, weight, p);
+            keep_top_p(&mut candidates, weight, p);
         }
-        draw(&kept, weight, uniform(self.seed, index))
+        draw(&candidates, weight, uniform(self.seed, index))
     }
 }
 
@@ -72,43 +72,43 @@ fn likeliest(logits: &[f64]) -> usize {
 }
 
 /// Keeps the tokens that are at least as likely as the `k`-th.
-fn keep_top_k(kept: &mut Vec<usize>, logits: &[f64], k: usize) {
-    if k < kept.len() {
-        let mut order = kept.clone();
+fn keep_top_k(candidates: &mut Vec<usize>, logits: &[f64], k: usize) {
+    if k < candidates.len() {
+        let mut order = candidates.clone();
         let (_, last, _) = order.select_nth_unstable_by(k - 1, |&a, &b| logits[b].total_cmp(&logits[a]));
         let threshold = logits[*last];
-        kept.retain(|&token| logits[token] >= threshold);
+        candidates.retain(|&token| logits[token] >= threshold);
     }
 }
 
 /// Keeps the likeliest tokens as long as those before them have not reached the share `p` of the whole weight; of
 /// equally likely ones the first. Always keeps one.
-fn keep_top_p(kept: &mut Vec<usize>, weight: impl Fn(usize) -> f64, p: f64) {
-    let enough = p * kept.iter().map(|&token| weight(token)).sum::<f64>();
-    kept.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)));
+fn keep_top_p(candidates: &mut Vec<usize>, weight: impl Fn(usize) -> f64, p: f64) {
+    let enough = p * candidates.iter().map(|&token| weight(token)).sum::<f64>();
+    candidates.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)));
     let mut before = 0.0;
-    let end = kept.iter().position(|&token| {
+    let end = candidates.iter().position(|&token| {
         let reached = before >= enough;
         before += weight(token);
         reached
     });
-    kept.truncate(end.unwrap_or(kept.len()).max(1));
-    // The draw goes through the tokens by number: rounding that exchanges two of nearly the same weight moves it
+    candidates.truncate(end.unwrap_or(candidates.len()).max(1));
+    // The draw goes through the tokens by number: rounding that swaps two of nearly the same weight moves it
     // little.
-    kept.sort_unstable();
+    candidates.sort_unstable();
 }
 
 /// The token under the point `at`, from `[0, 1)`, when each takes a share of the line as long as its weight.
-fn draw(kept: &[usize], weight: impl Fn(usize) -> f64, at: f64) -> usize {
-    let mut left = at * kept.iter().map(|&token| weight(token)).sum::<f64>();
-    for &token in kept {
+fn draw(candidates: &[usize], weight: impl Fn(usize) -> f64, at: f64) -> usize {
+    let mut left = at * candidates.iter().map(|&token| weight(token)).sum::<f64>();
+    for &token in candidates {
         left -= weight(token);
         if left < 0.0 {
             return token;
         }
     }
     // Rounding: the last one that can be drawn at all.
-    kept.iter().rev().copied().find(|&token| weight(token) > 0.0).unwrap_or(kept[0])
+    candidates.iter().rev().copied().find(|&token| weight(token) > 0.0).unwrap_or(candidates[0])
 }
 
 /// A number in `[0, 1)` for an index: SplitMix64 (Steele, Lea and Flood, 2014).
@@ -129,15 +129,15 @@ mod tests {
     }
 
     fn top_k(probabilities: &[f64], k: usize) -> Vec<usize> {
-        let mut kept = (0..probabilities.len()).collect();
-        keep_top_k(&mut kept, probabilities, k);
-        kept
+        let mut candidates = (0..probabilities.len()).collect();
+        keep_top_k(&mut candidates, probabilities, k);
+        candidates
     }
 
     fn top_p(probabilities: &[f64], p: f64) -> Vec<usize> {
-        let mut kept = (0..probabilities.len()).collect();
-        keep_top_p(&mut kept, |token| probabilities[token], p);
-        kept
+        let mut candidates = (0..probabilities.len()).collect();
+        keep_top_p(&mut candidates, |token| probabilities[token], p);
+        candidates
     }
 
     /// How often each token comes in 20 000 draws.

@@ -62,7 +62,7 @@ impl<'a> TextStream<'a> {
 mod tests {
     use super::*;
 
-    /// Llama 2's way: words with a space in front, which is dropped at the beginning of a text, and bytes.
+    /// As in Llama 2: words with a leading space, which is dropped at the beginning of a text, and bytes.
     fn tokenizer() -> Tokenizer {
         let words = ["</s>", "▁the", "▁cat", "s", "!", "<0xE7>", "<0x8C>", "<0xAB>"];
         let vocab: serde_json::Map<String, serde_json::Value> =
@@ -80,31 +80,31 @@ mod tests {
         Tokenizer::from_bytes(json.to_string()).unwrap()
     }
 
-    fn pieces(prompt: &[i64], tokens: &[i64]) -> Vec<String> {
+    fn texts(prompt: &[i64], tokens: &[i64]) -> Vec<String> {
         let tokenizer = tokenizer();
         let mut stream = TextStream::after(&tokenizer, prompt);
-        let mut pieces: Vec<String> = tokens.iter().map(|token| stream.push(*token).unwrap()).collect();
-        pieces.push(stream.rest().unwrap());
-        pieces
+        let mut texts: Vec<String> = tokens.iter().map(|token| stream.push(*token).unwrap()).collect();
+        texts.push(stream.rest().unwrap());
+        texts
     }
 
     #[test]
     fn words_keep_the_space_before_them() {
-        assert_eq!(pieces(&[1], &[2, 3, 1, 0, 2]), [" cat", "s", " the", "", " cat", ""]);
-        assert_eq!(pieces(&[0], &[1, 2]), ["the", " cat", ""]);
+        assert_eq!(texts(&[1], &[2, 3, 1, 0, 2]), [" cat", "s", " the", "", " cat", ""]);
+        assert_eq!(texts(&[0], &[1, 2]), ["the", " cat", ""]);
     }
 
     #[test]
     fn bytes_are_held_back_until_the_character_is_complete() {
-        assert_eq!(pieces(&[1], &[2, 5, 6, 7, 4]), [" cat", "", "", "猫", "!", ""]);
+        assert_eq!(texts(&[1], &[2, 5, 6, 7, 4]), [" cat", "", "", "猫", "!", ""]);
         // An end in the middle of a character.
-        assert_eq!(pieces(&[1], &[2, 5, 6]).concat(), " cat��");
+        assert_eq!(texts(&[1], &[2, 5, 6]).concat(), " cat��");
     }
 
     #[test]
     fn pieces_make_up_the_text() {
         let tokens: Vec<i64> = (0..200).map(|index| [1, 2, 5, 6, 7, 3, 4, 5, 6, 7, 2][index % 11]).collect();
         let whole: Vec<u32> = [&[1], tokens.as_slice()].concat().iter().map(|token| *token as u32).collect();
-        assert_eq!(format!("the{}", pieces(&[1], &tokens).concat()), tokenizer().decode(&whole, true).unwrap());
+        assert_eq!(format!("the{}", texts(&[1], &tokens).concat()), tokenizer().decode(&whole, true).unwrap());
     }
 }

@@ -7,6 +7,7 @@ use backend_dist::launch::BoxError;
 use backend_dist::mesh::ParallelLayout;
 use models::{FamilyConfig, ModelConfig};
 use serde_json::{Value, json};
+use tokenizers::Tokenizer;
 
 use super::companions::Companions;
 use super::error::HfFolderError;
@@ -16,7 +17,7 @@ use super::writer::TensorReader;
 use crate::checkpoint::{Checkpoint, Kind, RunState, SaveReport, Saver, SaverOptions, Slice};
 use crate::element::Element;
 
-/// The key of a checkpoint's configuration under which the files lie that came with the model.
+/// The key of a checkpoint's configuration that holds the files that came with the model.
 const KEY: &str = "hugging_face";
 /// Bytes of a slice; larger tensors are read and written in several.
 const SLICE: usize = 64 << 20;
@@ -24,14 +25,14 @@ const SLICE: usize = 64 << 20;
 const FILE: u64 = 512 << 20;
 
 /// A box of one of the model's tensors, to be copied.
-struct Piece {
+struct Chunk {
     name: String,
     shape: Vec<usize>,
     ranges: Vec<Range<usize>>,
     element: Element,
 }
 
-impl Piece {
+impl Chunk {
     fn bytes(&self) -> u64 {
         (self.ranges.iter().map(ExactSizeIterator::len).product::<usize>() * self.element.size()) as u64
     }
@@ -41,13 +42,14 @@ impl Piece {
 /// than one file of half a gigabyte in memory.
 ///
 /// # Errors
-/// If a weight cannot be read, or the checkpoint cannot be written; there must be none in `root` yet.
+/// If a weight cannot be read, `tokenizer.json` is no tokenizer, or the checkpoint cannot be written; there must be
+/// none in `root` yet.
 pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderError> {
     if root.exists() && !Checkpoint::list(root)?.is_empty() {
         return Err(HfFolderError::file(root, "holds checkpoints already; give another folder"));
     }
-    let pieces = pieces(folder)?;
-    let sizes: Vec<u64> = pieces.iter().map(Piece::bytes).collect();
+    let chunks = chunks(folder)?;
+    let sizes: Vec<u64> = chunks.iter().map(Chunk::bytes).collect();
     let files = divide(&sizes, FILE);
     let mut config = json!({});
     keep_companions(&mut config, folder.companions());
@@ -66,11 +68,15 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
         loss_scale: Value::Null,
         fp8: Value::Null,
     };
-    let options = SaverOptions { tokenizer: folder.tokenizer_path(), ..SaverOptions::default() };
+    let tokenizer = folder.tokenizer_path();
+    if let Some(path) = &tokenizer {
+        Tokenizer::from_file(path).map_err(|error| HfFolderError::file(path, format!("is no tokenizer: {error}")))?;
+    }
+    let options = SaverOptions { tokenizer, ..SaverOptions::default() };
     let saver = Saver::new(root, files.len(), options)?;
     saver.rehearse(sizes.iter().sum())?;
     for (writer, file) in files.into_iter().enumerate() {
-        let slices = pieces[file].iter().map(|piece| slice(folder, piece)).collect::<Result<_, _>>()?;
+        let slices = chunks[file].iter().map(|chunk| slice(folder, chunk)).collect::<Result<_, _>>()?;
         saver.submit(writer, slices, &state)?;
     }
     let report = saver.wait()?.pop();
@@ -81,9 +87,9 @@ fn weight(name: &str) -> impl FnOnce(BoxError) -> HfFolderError {
     move |source| HfFolderError::Weight { name: name.into(), source }
 }
 
-/// All tensors, cut into rows where they are large.
-fn pieces(folder: &HfFolder) -> Result<Vec<Piece>, HfFolderError> {
-    let mut pieces = Vec::new();
+/// All tensors, the large ones in chunks of rows.
+fn chunks(folder: &HfFolder) -> Result<Vec<Chunk>, HfFolderError> {
+    let mut chunks = Vec::new();
     for (name, foreign) in folder.config().hf_names().iter() {
         let shape = foreign.our_shape();
         let element = folder.element(name, &shape).map_err(weight(name))?;
@@ -92,20 +98,20 @@ fn pieces(folder: &HfFolder) -> Result<Vec<Piece>, HfFolderError> {
         for first in (0..shape[0]).step_by(rows) {
             let mut ranges: Vec<Range<usize>> = shape.iter().map(|size| 0..*size).collect();
             ranges[0] = first..(first + rows).min(shape[0]);
-            pieces.push(Piece { name: name.into(), shape: shape.clone(), ranges, element });
+            chunks.push(Chunk { name: name.into(), shape: shape.clone(), ranges, element });
         }
     }
-    Ok(pieces)
+    Ok(chunks)
 }
 
-fn slice(folder: &HfFolder, piece: &Piece) -> Result<Slice, HfFolderError> {
-    let data = folder.read_bytes(&piece.name, &piece.shape, &piece.ranges).map_err(weight(&piece.name))?;
+fn slice(folder: &HfFolder, chunk: &Chunk) -> Result<Slice, HfFolderError> {
+    let data = folder.read_bytes(&chunk.name, &chunk.shape, &chunk.ranges).map_err(weight(&chunk.name))?;
     Ok(Slice {
         kind: Kind::Weight,
-        name: piece.name.clone(),
-        global_shape: piece.shape.clone(),
-        ranges: piece.ranges.clone(),
-        dtype: piece.element.dtype(),
+        name: chunk.name.clone(),
+        global_shape: chunk.shape.clone(),
+        ranges: chunk.ranges.clone(),
+        dtype: chunk.element.dtype(),
         data,
     })
 }
@@ -151,8 +157,10 @@ impl TensorReader for CheckpointWeights<'_> {
 /// If the checkpoint does not say, or has another kind of model than ours.
 pub fn model_of(checkpoint: &Checkpoint) -> Result<FamilyConfig, HfFolderError> {
     let path = checkpoint.path().join("manifest.json");
-    serde_json::from_value(checkpoint.state().model.clone())
-        .map_err(|error| HfFolderError::file(&path, format!("`model` is none of our models: {error}")))
+    let config: FamilyConfig = serde_json::from_value(checkpoint.state().model.clone())
+        .map_err(|error| HfFolderError::file(&path, format!("`model` is none of our models: {error}")))?;
+    config.check().map_err(|error| HfFolderError::file(&path, format!("`model`: {error}")))?;
+    Ok(config)
 }
 
 /// Puts the files that came with a model into the configuration that its checkpoints keep, so that [`companions_of`]
@@ -164,7 +172,13 @@ pub fn keep_companions(config: &mut Value, companions: &Companions) {
 }
 
 /// The files that came with the model of a checkpoint, if it was imported or trained from a Hugging Face folder.
-pub fn companions_of(checkpoint: &Checkpoint) -> Companions {
-    let kept = checkpoint.state().config.get(KEY);
-    kept.and_then(|kept| serde_json::from_value(kept.clone()).ok()).unwrap_or_default()
+///
+/// # Errors
+/// If the manifest names a file that does not come with a model.
+pub fn companions_of(checkpoint: &Checkpoint) -> Result<Companions, HfFolderError> {
+    let Some(files) = checkpoint.state().config.get(KEY) else { return Ok(Companions::default()) };
+    serde_json::from_value(files.clone()).map_err(|error| {
+        let path = checkpoint.path().join("manifest.json");
+        HfFolderError::file(&path, format!("`state.config.{KEY}`: {error}; the checkpoint is not to be trusted"))
+    })
 }

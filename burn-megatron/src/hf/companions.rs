@@ -1,4 +1,4 @@
-//! The small files beside a model's weights.
+//! The small files that come with a model's weights.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,24 @@ use serde_json::Value;
 use super::error::HfFolderError;
 
 /// The small text files of a folder, by name. They travel with a model, so that it can be written as it came.
+///
+/// The names are those of a fixed list, also where they were read from a checkpoint: others could lead anywhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "BTreeMap<String, String>")]
 pub struct Companions(BTreeMap<String, String>);
+
+impl TryFrom<BTreeMap<String, String>> for Companions {
+    type Error = String;
+
+    fn try_from(files: BTreeMap<String, String>) -> Result<Self, String> {
+        match files.keys().find(|name| !COMPANIONS.contains(&name.as_str())) {
+            Some(name) => {
+                Err(format!("{name:?} is none of the files that come with a model; legal: {}", COMPANIONS.join(", ")))
+            }
+            None => Ok(Self(files)),
+        }
+    }
+}
 
 const COMPANIONS: [&str; 7] = [
     "added_tokens.json",
@@ -48,8 +63,9 @@ impl Companions {
         serde_json::from_str(self.0.get("config.json")?).ok()
     }
 
-    /// The other files: name and text.
+    /// The other files of the list: name and text.
     pub(super) fn others(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().filter(|(name, _)| *name != "config.json").map(|(name, text)| (name.as_str(), text.as_str()))
+        let others = COMPANIONS.iter().filter(|name| **name != "config.json");
+        others.filter_map(|name| Some((*name, self.0.get(*name)?.as_str())))
     }
 }

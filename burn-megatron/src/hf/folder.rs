@@ -1,11 +1,12 @@
 //! A Hugging Face folder as the source of a model's weights.
 
 use std::collections::HashMap;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
-use models::names::Foreign;
+use models::names::{Foreign, Run};
 use models::{FamilyConfig, ModelConfig, WeightSource};
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ use super::writer::TensorReader;
 use crate::element::Element;
 
 /// An opened folder: `config.json` is understood, and every weight is there with the shape that the model needs. The
-/// weights stay on disk; what is read of them is what is asked for.
+/// weights stay on disk: what is asked for is read.
 #[derive(Debug)]
 pub struct HfFolder {
     folder: PathBuf,
@@ -25,8 +26,8 @@ pub struct HfFolder {
     generation: GenerationConfig,
     companions: Companions,
     tensors: Tensors,
-    /// Our name, where it is in Hugging Face's tensor, and what that is called in this folder.
-    places: HashMap<String, (Foreign, String)>,
+    /// By our name: which elements of a tensor of Hugging Face's it is, and the name of that tensor in this folder.
+    sources: HashMap<String, (Foreign, String)>,
 }
 
 impl HfFolder {
@@ -44,14 +45,13 @@ impl HfFolder {
             serde_json::from_slice(&text).map_err(|source| HfFolderError::Json { path: path.clone(), source })?;
         let config =
             FamilyConfig::from_hf(&raw).map_err(|source| HfFolderError::Config { folder: folder.clone(), source })?;
-        config.check().map_err(|error| HfFolderError::file(&path, error.to_string()))?;
         let generation = GenerationConfig::read(&folder, &raw)?;
         let companions = Companions::read(&folder)?;
         let tensors = Tensors::open(&folder)?;
         let config = config.hf_present(|name| tensors.get(name).is_some());
-        let places = places(&folder, &config, &tensors)?;
-        unexpected(&config, &tensors, &places)?;
-        Ok(Self { folder, config, generation, companions, tensors, places })
+        let sources = sources(&folder, &config, &tensors)?;
+        unexpected(&config, &tensors, &sources)?;
+        Ok(Self { folder, config, generation, companions, tensors, sources })
     }
 
     /// The model.
@@ -64,7 +64,7 @@ impl HfFolder {
         &self.generation
     }
 
-    /// The small text files beside the weights.
+    /// The small text files that come with the weights.
     pub fn companions(&self) -> &Companions {
         &self.companions
     }
@@ -74,9 +74,9 @@ impl HfFolder {
         Some(self.folder.join("tokenizer.json")).filter(|path| path.exists())
     }
 
-    /// The tensor of ours, where in it our values are, and their type.
+    /// The stored tensor, which of its elements are ours, and their type.
     fn find(&self, name: &str, shape: &[usize]) -> Result<(Stored<'_>, &Foreign, Element), BoxError> {
-        let (foreign, stored) = self.places.get(name).ok_or("the model of this folder has no tensor of this name")?;
+        let (foreign, stored) = self.sources.get(name).ok_or("the model of this folder has no tensor of this name")?;
         if foreign.our_shape() != shape {
             return Err(format!("its shape is {:?}, the model needs {shape:?}", foreign.our_shape()).into());
         }
@@ -93,16 +93,30 @@ impl TensorReader for HfFolder {
 
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
         let (found, foreign, element) = self.find(name, shape)?;
-        let size = element.size();
-        let mut bytes = Vec::with_capacity(ranges.iter().map(ExactSizeIterator::len).product::<usize>() * size);
-        for run in foreign.runs(ranges) {
-            match run.step {
-                1 => bytes.extend_from_slice(&found.data[run.start * size..(run.start + run.len) * size]),
-                _ => run.positions().for_each(|at| bytes.extend_from_slice(&found.data[at * size..(at + 1) * size])),
-            }
-        }
-        Ok(bytes)
+        let read = read_runs(&found, &foreign.runs(ranges), element.size());
+        read.map_err(|error| format!("{}: {error}", found.path.display()).into())
     }
+}
+
+/// The elements of runs of a tensor, in their order.
+fn read_runs(tensor: &Stored, runs: &[Run], size: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(runs.iter().map(|run| run.len).sum::<usize>() * size);
+    if runs.iter().all(|run| run.step == 1) {
+        // Runs that follow each other are one read.
+        for runs in runs.chunk_by(|first, second| first.start + first.len == second.start) {
+            let (first, last) = (runs[0], runs[runs.len() - 1]);
+            bytes.extend(tensor.read(first.start * size..(last.start + last.len) * size)?);
+        }
+        return Ok(bytes);
+    }
+    // The elements of a transposed matrix are not contiguous: one read of all between the first and the last.
+    let ends = runs.iter().filter(|run| run.len > 0).map(|run| (run.start, run.start + (run.len - 1) * run.step + 1));
+    let Some((start, end)) = ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))) else { return Ok(bytes) };
+    let span = tensor.read(start * size..end * size)?;
+    for at in runs.iter().flat_map(|run| run.positions()) {
+        bytes.extend_from_slice(&span[(at - start) * size..(at - start + 1) * size]);
+    }
+    Ok(bytes)
 }
 
 impl WeightSource for HfFolder {
@@ -112,14 +126,14 @@ impl WeightSource for HfFolder {
     }
 }
 
-/// Where each of our tensors is; all of them must be there.
-fn places(
+/// Where each of our tensors is stored; all of them must be there.
+fn sources(
     folder: &Path,
     config: &FamilyConfig,
     tensors: &Tensors,
 ) -> Result<HashMap<String, (Foreign, String)>, HfFolderError> {
     let prefix = config.hf_optional_prefix();
-    let place = |(ours, foreign): (&str, &Foreign)| {
+    let source = |(ours, foreign): (&str, &Foreign)| {
         let short = prefix.and_then(|prefix| foreign.name.strip_prefix(prefix));
         let names = [Some(foreign.name.as_str()), short];
         let Some((name, found)) = names.into_iter().flatten().find_map(|name| Some((name, tensors.get(name)?))) else {
@@ -136,16 +150,16 @@ fn places(
         }
         Ok((ours.to_string(), (foreign.clone(), name.to_string())))
     };
-    config.hf_names().iter().map(place).collect()
+    config.hf_names().iter().map(source).collect()
 }
 
 /// Every other tensor must be known to be no weight of its own.
 fn unexpected(
     config: &FamilyConfig,
     tensors: &Tensors,
-    places: &HashMap<String, (Foreign, String)>,
+    sources: &HashMap<String, (Foreign, String)>,
 ) -> Result<(), HfFolderError> {
-    let used: std::collections::HashSet<&str> = places.values().map(|(_, stored)| stored.as_str()).collect();
+    let used: std::collections::HashSet<&str> = sources.values().map(|(_, stored)| stored.as_str()).collect();
     let prefix = config.hf_optional_prefix().unwrap_or_default();
     for name in tensors.names().filter(|name| !used.contains(name)) {
         if config.hf_is_derived(name.strip_prefix(prefix).unwrap_or(name)) {
@@ -161,7 +175,8 @@ fn unexpected(
         };
         let original = [original, original.strip_prefix(prefix).unwrap_or(original)];
         let of = original.iter().find_map(|name| tensors.get(name));
-        if of.is_none_or(|of| of.dtype != found.dtype || of.shape != found.shape || of.data != found.data) {
+        let equal = of.map(|of| of.equals(&found)).transpose().map_err(HfFolderError::io("read", found.path))?;
+        if equal != Some(true) {
             let what = format!("differs from `{}`, but config.json says that they are tied", original[0]);
             return Err(HfFolderError::tensor(found.path, name, what));
         }

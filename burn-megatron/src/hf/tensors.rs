@@ -1,29 +1,35 @@
-//! The tensors of a folder's safetensors files, mapped into memory.
+//! The tensors of a folder's safetensors files, read where they are stored.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use safetensors::tensor::Metadata;
-use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use safetensors::{Dtype, SafeTensorError};
 use serde::Deserialize;
 
 use super::error::HfFolderError;
+use crate::positioned::PositionedFile;
 
 /// Name of the file of a checkpoint of one file.
 pub(super) const SINGLE: &str = "model.safetensors";
 /// Name of the file that says which shard holds which tensor.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-/// One mapped file.
+/// Most bytes of a file's header, as in the `safetensors` crate.
+const HEADER: u64 = 100_000_000;
+/// Bytes that are compared at a time.
+const BLOCK: usize = 1 << 20;
+
+/// One opened file.
 #[derive(Debug)]
-struct Mapped {
+struct TensorFile {
     path: PathBuf,
-    map: Mmap,
+    file: PositionedFile,
     header: Metadata,
     /// Where the tensors begin.
-    start: usize,
+    start: u64,
 }
 
 /// One tensor of a file.
@@ -32,15 +38,40 @@ pub(super) struct Stored<'a> {
     pub path: &'a Path,
     pub dtype: Dtype,
     pub shape: &'a [usize],
-    pub data: &'a [u8],
+    file: &'a PositionedFile,
+    /// Where its elements are in the file.
+    start: u64,
+    length: usize,
+}
+
+impl Stored<'_> {
+    /// A range of the tensor's bytes.
+    pub fn read(&self, bytes: Range<usize>) -> io::Result<Vec<u8>> {
+        assert!(bytes.end <= self.length, "bytes {bytes:?} of a tensor of {}", self.length);
+        self.file.read(self.start + bytes.start as u64, bytes.len())
+    }
+
+    /// Whether both have the same type, shape and elements.
+    pub fn equals(&self, other: &Self) -> io::Result<bool> {
+        if (self.dtype, self.shape, self.length) != (other.dtype, other.shape, other.length) {
+            return Ok(false);
+        }
+        for start in (0..self.length).step_by(BLOCK) {
+            let range = start..(start + BLOCK).min(self.length);
+            if self.read(range.clone())? != other.read(range)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// All tensors of a folder.
 #[derive(Debug)]
 pub(super) struct Tensors {
-    files: Vec<Mapped>,
+    files: Vec<TensorFile>,
     /// Which of the files holds a tensor.
-    places: BTreeMap<String, usize>,
+    file_of: BTreeMap<String, usize>,
 }
 
 #[derive(Deserialize)]
@@ -49,7 +80,7 @@ struct Index {
 }
 
 impl Tensors {
-    /// Maps the single file or the shards of a folder. Of several shards, each must hold exactly what the index says.
+    /// Opens the single file or the shards of a folder. Of several shards, each must hold exactly what the index says.
     pub fn open(folder: &Path) -> Result<Self, HfFolderError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         match (index.exists(), single.exists()) {
@@ -59,9 +90,9 @@ impl Tensors {
                 Err(HfFolderError::file(folder, what))
             }
             (false, true) => {
-                let file = Mapped::open(single)?;
-                let places = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
-                Ok(Self { files: vec![file], places })
+                let file = TensorFile::open(single)?;
+                let file_of = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
+                Ok(Self { files: vec![file], file_of })
             }
             (false, false) => {
                 let what = format!("holds neither {SINGLE} nor {INDEX}: weights must be safetensors files");
@@ -74,7 +105,7 @@ impl Tensors {
         let bytes = std::fs::read(index).map_err(HfFolderError::io("read", index))?;
         let Index { weight_map } =
             serde_json::from_slice(&bytes).map_err(|source| HfFolderError::Json { path: index.into(), source })?;
-        let (mut files, mut places): (Vec<Mapped>, _) = (Vec::new(), BTreeMap::new());
+        let (mut files, mut file_of): (Vec<TensorFile>, _) = (Vec::new(), BTreeMap::new());
         for (tensor, shard) in &weight_map {
             let path = folder.join(shard);
             if Path::new(shard).file_name() != Some(shard.as_ref()) {
@@ -88,7 +119,7 @@ impl Tensors {
                     return Err(HfFolderError::tensor(index, tensor, what));
                 }
                 None => {
-                    files.push(Mapped::open(path)?);
+                    files.push(TensorFile::open(path)?);
                     files.len() - 1
                 }
             };
@@ -96,27 +127,27 @@ impl Tensors {
                 let what = format!("is missing, although {INDEX} says that it is here");
                 return Err(HfFolderError::tensor(&files[at].path, tensor, what));
             }
-            places.insert(tensor.clone(), at);
+            file_of.insert(tensor.clone(), at);
         }
-        let stray = |file: &Mapped| {
+        let stray = |file: &TensorFile| {
             let name = file.header.offset_keys().into_iter().find(|name| !weight_map.contains_key(name))?;
             Some(HfFolderError::tensor(&file.path, &name, format!("is not in {INDEX}")))
         };
-        files.iter().find_map(stray).map_or(Ok(Self { files, places }), Err)
+        files.iter().find_map(stray).map_or(Ok(Self { files, file_of }), Err)
     }
 
     /// All names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        self.file_of.keys().map(String::as_str)
     }
 
     /// The tensor of a name.
     pub fn get(&self, name: &str) -> Option<Stored<'_>> {
-        let file = &self.files[*self.places.get(name)?];
+        let file = &self.files[*self.file_of.get(name)?];
         let info = file.header.info(name)?;
         let (from, to) = info.data_offsets;
-        let data = &file.map[file.start + from..file.start + to];
-        Some(Stored { path: &file.path, dtype: info.dtype, shape: &info.shape, data })
+        let (start, length) = (file.start + from as u64, to - from);
+        Some(Stored { path: &file.path, dtype: info.dtype, shape: &info.shape, file: &file.file, start, length })
     }
 
     /// A file to name where a tensor is in none.
@@ -125,39 +156,65 @@ impl Tensors {
     }
 }
 
-impl Mapped {
+impl TensorFile {
     fn open(path: PathBuf) -> Result<Self, HfFolderError> {
-        let file = File::open(&path).map_err(HfFolderError::io("open", &path))?;
-        // SAFETY: the folder is not written to while a model is read from it.
-        let map = unsafe { Mmap::map(&file) }.map_err(HfFolderError::io("map", &path))?;
-        let (length, header) = SafeTensors::read_metadata(&map).map_err(|error| damage(&path, &map, &error))?;
-        Ok(Self { path, map, header, start: 8 + length })
+        let file = PositionedFile::open(&path).map_err(HfFolderError::io("open", &path))?;
+        let start = match header_length(&file).map_err(HfFolderError::io("read", &path))? {
+            None => return Err(damage(&path, &file, &[], &SafeTensorError::HeaderTooSmall)),
+            Some(HEADER..) => return Err(damage(&path, &file, &[], &SafeTensorError::HeaderTooLarge)),
+            Some(length) => 8 + length,
+        };
+        if start > file.size() {
+            return Err(damage(&path, &file, &[], &SafeTensorError::InvalidHeaderLength));
+        }
+        let head = file.read(0, start as usize).map_err(HfFolderError::io("read", &path))?;
+        let header = parse(&head, file.size()).map_err(|error| damage(&path, &file, &head[8..], &error))?;
+        Ok(Self { path, file, header, start })
+    }
+}
+
+/// What the first bytes say of the header's length.
+fn header_length(file: &PositionedFile) -> io::Result<Option<u64>> {
+    if file.size() < 8 {
+        return Ok(None);
+    }
+    let mut bytes = [0; 8];
+    file.read_into(0, &mut bytes)?;
+    Ok(Some(u64::from_le_bytes(bytes)))
+}
+
+/// The header of a file of this size, which its tensors fill.
+fn parse(head: &[u8], size: u64) -> Result<Metadata, SafeTensorError> {
+    use SafeTensorError::{InvalidHeader, InvalidHeaderDeserialization, MetadataIncompleteBuffer};
+    let text = std::str::from_utf8(&head[8..]).map_err(InvalidHeader)?;
+    let header: Metadata = serde_json::from_str(text).map_err(InvalidHeaderDeserialization)?;
+    match header.data_len() as u64 == size - head.len() as u64 {
+        true => Ok(header),
+        false => Err(MetadataIncompleteBuffer),
     }
 }
 
 /// What a file that cannot be read is: cut off, and then at which tensor, or no safetensors file at all.
-fn damage(path: &Path, map: &[u8], error: &SafeTensorError) -> HfFolderError {
+fn damage(path: &Path, file: &PositionedFile, header: &[u8], error: &SafeTensorError) -> HfFolderError {
     use SafeTensorError::{HeaderTooSmall, InvalidHeaderLength, MetadataIncompleteBuffer};
     if !matches!(error, HeaderTooSmall | InvalidHeaderLength | MetadataIncompleteBuffer) {
         return HfFolderError::file(path, format!("is no safetensors file: {error}"));
     }
-    let what = format!("is not complete: the file has {} bytes; download it again", map.len());
-    match first_beyond(map) {
+    let what = format!("is not complete: the file has {} bytes; download it again", file.size());
+    match first_beyond(header, file.size()) {
         Some(tensor) => HfFolderError::tensor(path, &tensor, what),
         None => HfFolderError::file(path, what),
     }
 }
 
-/// The first tensor of a file's header that lies beyond its end.
-fn first_beyond(map: &[u8]) -> Option<String> {
+/// The first tensor of a header that lies beyond the end of a file of this size.
+fn first_beyond(header: &[u8], size: u64) -> Option<String> {
     #[derive(Deserialize)]
     struct Entry {
         data_offsets: Option<[u64; 2]>,
     }
-    let length = u64::from_le_bytes(*map.first_chunk()?);
-    let header = map.get(8..usize::try_from(length).ok()?.checked_add(8)?)?;
-    let header: BTreeMap<String, Entry> = serde_json::from_slice(header).ok()?;
-    let end = (map.len() - 8) as u64 - length;
-    let beyond = header.into_iter().filter_map(|(name, entry)| Some((entry.data_offsets?[1], name)));
+    let entries: BTreeMap<String, Entry> = serde_json::from_slice(header).ok()?;
+    let end = size.checked_sub(8 + header.len() as u64)?;
+    let beyond = entries.into_iter().filter_map(|(name, entry)| Some((entry.data_offsets?[1], name)));
     beyond.filter(|(last, _)| *last > end).min().map(|(_, name)| name)
 }

@@ -1,9 +1,10 @@
 //! Writes a folder that transformers and we can read: tensor by tensor, never a whole model in memory.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{BufWriter, Write};
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use backend_dist::launch::BoxError;
@@ -17,7 +18,7 @@ use super::shards::{divide, name as shard_name};
 use super::tensors::INDEX;
 use crate::element::Element;
 
-/// Bytes of a tensor that are in memory at a time, where it can be cut into rows.
+/// Bytes of a tensor that are in memory at a time, where it can be read by rows.
 const CHUNK: usize = 32 << 20;
 
 /// Global tensors as they are stored somewhere, by our names.
@@ -50,7 +51,7 @@ pub struct Export<'a> {
     pub shard_bytes: u64,
 }
 
-/// One of Hugging Face's tensors: its parts under our names.
+/// One of Hugging Face's tensors: its parts by our names.
 struct Output<'a> {
     name: &'a str,
     shape: &'a [usize],
@@ -64,7 +65,7 @@ impl Output<'_> {
     }
 }
 
-/// Writes `folder`, which must not exist or be empty: into a folder beside it, which is renamed when it is complete.
+/// Writes `folder`, which must not exist or be empty: into a folder next to it, which is renamed when it is complete.
 /// Gives the number of files of weights and their bytes.
 ///
 /// # Errors
@@ -76,21 +77,23 @@ pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result
     let config =
         config_json(what, &outputs).map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
 
-    let (parent, name) = (folder.parent().unwrap_or(Path::new("")), folder.file_name().unwrap_or_default());
-    let partial = parent.join(format!(".{}.partial-{}", name.to_string_lossy(), std::process::id()));
-    std::fs::create_dir_all(&partial).map_err(HfFolderError::io("create", &partial))?;
-    let written = write_all(&partial, what, &config, &outputs, source).and_then(|written| {
-        if folder.exists() {
-            std::fs::remove_dir(folder).map_err(HfFolderError::io("replace", folder))?;
-        }
-        std::fs::rename(&partial, folder).map_err(HfFolderError::io("create", folder))?;
-        Ok(written)
-    });
-    if written.is_err() {
-        // What failed is what the caller should hear of, not what is left over.
-        let _ = std::fs::remove_dir_all(&partial);
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = folder.file_name().unwrap_or_default();
+    std::fs::create_dir_all(parent).map_err(HfFolderError::io("create", parent))?;
+    // A new folder of its own name; it is removed again unless it becomes the folder that is asked for.
+    let partial = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(0o777))
+        .prefix(&format!(".{}.", name.to_string_lossy()))
+        .suffix(".partial")
+        .tempdir_in(parent)
+        .map_err(HfFolderError::io("create a folder in", parent))?;
+    let written = write_all(partial.path(), what, &config, &outputs, source)?;
+    if folder.exists() {
+        std::fs::remove_dir(folder).map_err(HfFolderError::io("replace", folder))?;
     }
-    written
+    std::fs::rename(partial.path(), folder).map_err(HfFolderError::io("create", folder))?;
+    let _renamed = partial.keep();
+    Ok(written)
 }
 
 fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
@@ -152,16 +155,16 @@ fn write_all(
 ) -> Result<(usize, u64), HfFolderError> {
     let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
     let files = divide(&sizes, what.shard_bytes);
-    let mut places = Map::new();
+    let mut shard_of = Map::new();
     for (index, file) in files.iter().enumerate() {
         let name = shard_name(index, files.len());
         let outputs = &outputs[file.clone()];
-        places.extend(outputs.iter().map(|output| (output.name.to_string(), json!(name))));
+        shard_of.extend(outputs.iter().map(|output| (output.name.to_string(), json!(name))));
         write_shard(&folder.join(name), outputs, source)?;
     }
     let total = sizes.iter().sum();
     if files.len() > 1 {
-        let index = json!({"metadata": {"total_size": total}, "weight_map": places});
+        let index = json!({"metadata": {"total_size": total}, "weight_map": shard_of});
         write_text(&folder.join(INDEX), &pretty(&index))?;
     }
     for (name, text) in what.companions.others() {

@@ -1,4 +1,4 @@
-//! Averages the gradients of a module over the ranks of a group, in one exchange per number type.
+//! Averages the gradients of a module over the ranks of a group, in one all-reduce per number type.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::flat_grads::{FlatGrad, cut, dtypes, into_grads, take_used};
+use super::flat_grads::{FlatGrad, dtypes, into_grads, split, take_used};
 
 /// Replaces every gradient by its mean over `group`.
 ///
@@ -24,7 +24,7 @@ pub(super) fn average_gradients<M: Module>(module: &M, grads: GradientsParams, g
         let members: Vec<&FlatGrad> = params.iter().filter(|param| param.dtype == dtype).collect();
         let bucket = Tensor::cat(members.iter().map(|param| param.value()).collect(), 0);
         let mean = all_reduce(bucket, ReduceOp::Sum, group).div_scalar(group.size() as f64);
-        averaged.extend(cut(&mean, &members));
+        averaged.extend(split(&mean, &members));
     }
     into_grads(module, averaged)
 }

@@ -1,7 +1,8 @@
-//! Data parallelism for any Burn module: sets up a rank per device and seats a learner on each.
+//! Data parallelism for any Burn module: a rank on each device, and a learner for each rank.
 
 use std::sync::Mutex;
 
+use backend_dist::gpu;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use burn::data::dataloader::DataLoader;
@@ -11,10 +12,10 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;
 
+use super::dp_rank::host;
 use super::items::Items;
-use super::outcome::{Failure, Fit, Fitted};
-use super::rank_loop::{Seat, Shared};
-use super::replica::host;
+use super::rank_loop::{RankSetup, Shared};
+use super::report::{Failure, Fit, Fitted};
 use super::shares::{equal_shares, whole_shares};
 use super::zero::records::{of_owners, optimizer_record};
 use super::zero::{Owners, Zero};
@@ -22,7 +23,7 @@ use super::zero::{Owners, Zero};
 /// Trains clones of the learner on shares of the data and averages their gradients.
 pub(super) struct DataParallel {
     pub ranks: usize,
-    /// One per rank, or none: then all ranks share the device of the model.
+    /// One per rank, or none: then the ranks have devices like that of the model.
     pub devices: Vec<Device>,
     /// ZeRO stage: 0, 1 or 2.
     pub zero: u8,
@@ -37,11 +38,17 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> Fitted<M> {
-        let devices = self.training_devices(&learner);
+        let devices = match self.training_devices(&learner) {
+            Ok(devices) => devices,
+            Err(message) => {
+                let failure = Some(Failure { rank: 0, message });
+                return Fitted { model: learner.model(), processor: components.event_processor, failure };
+            }
+        };
         // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned.
         learner.fork(&devices[0]);
         let zero = self.zero(&learner);
-        let learners = match self.seat_learners(&mut learner, &zero, starting_epoch, &components.event_store) {
+        let learners = match self.learner_of_each_rank(&mut learner, &zero, starting_epoch, &components.event_store) {
             Ok(learners) => learners,
             Err(message) => {
                 learner.fork(&devices[0]);
@@ -64,9 +71,9 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
             checkpoints: components.checkpointer.is_some(),
             states: Items::new(self.ranks),
         };
-        let mut seats: Vec<Option<Seat<M>>> = Vec::new();
+        let mut setups: Vec<Option<RankSetup<M>>> = Vec::new();
         for (rank, ((learner, train), valid)) in learners.into_iter().zip(train).zip(valid).enumerate() {
-            seats.push(Some(Seat {
+            setups.push(Some(RankSetup {
                 learner,
                 device: devices[rank].clone(),
                 zero: zero.clone(),
@@ -77,13 +84,13 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
                 early_stopping: if rank == 0 { components.early_stopping.take() } else { None },
             }));
         }
-        let seats = Mutex::new(seats);
+        let setups = Mutex::new(setups);
         let layout = ParallelLayout { dp: self.ranks, ..Default::default() };
         let mesh = Mesh::new(layout).expect("a layout with data parallelism alone is legal");
         let result = launch(&mesh, &devices, |rank| {
-            let seat = seats.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[rank.rank].take();
-            let seat = seat.expect("every rank starts once");
-            seat.run(&rank.group(Axis::Dp), &shared)
+            let setup = setups.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[rank.rank].take();
+            let setup = setup.expect("every rank starts once");
+            setup.run(&rank.group(Axis::Dp), &shared)
         });
         let processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         match result {
@@ -101,8 +108,8 @@ impl DataParallel {
         (self.zero > 0).then(|| Zero { stage: self.zero, owners: Owners::of(&learner.model(), self.ranks).into() })
     }
 
-    /// A learner for every rank. With ZeRO, whoever goes on from a checkpoint gets the states that it owns.
-    pub(super) fn seat_learners<M: LearnerModel>(
+    /// A learner for every rank. With ZeRO, whoever resumes from a checkpoint gets the states that it owns.
+    pub(super) fn learner_of_each_rank<M: LearnerModel>(
         &self,
         learner: &mut Learner<M>,
         zero: &Option<Zero>,
@@ -125,13 +132,45 @@ impl DataParallel {
     }
 
     /// The device of every rank, with autodiff.
-    fn training_devices<M: LearnerModel>(&self, learner: &Learner<M>) -> Vec<Device> {
+    fn training_devices<M: LearnerModel>(&self, learner: &Learner<M>) -> Result<Vec<Device>, String> {
         let devices = match self.devices.as_slice() {
-            [] => vec![learner.model().devices().first().cloned().unwrap_or_default(); self.ranks],
+            [] => like(learner.model().devices().first().cloned().unwrap_or_default(), self.ranks)?,
             devices => devices.to_vec(),
         };
-        devices.into_iter().map(|device| if device.is_autodiff() { device } else { device.autodiff() }).collect()
+        let with_autodiff = |device: Device| if device.is_autodiff() { device } else { device.autodiff() };
+        Ok(devices.into_iter().map(with_autodiff).collect())
     }
+}
+
+/// A device for each rank of a model that is on `device`: GPUs from 0 on if it is a GPU, else all ranks share it.
+fn like(device: Device, ranks: usize) -> Result<Vec<Device>, String> {
+    let is_gpu = gpu::index(&device.clone().inner()).is_some();
+    if !is_gpu {
+        return Ok(vec![device; ranks]);
+    }
+    enough_gpus(ranks, gpu::gpus().map_or(1, |gpus| gpus.len()))?;
+    (0..ranks).map(cuda).collect()
+}
+
+/// Refuses more ranks than there are GPUs.
+fn enough_gpus(ranks: usize, present: usize) -> Result<(), String> {
+    if ranks <= present {
+        return Ok(());
+    }
+    Err(format!(
+        "data_parallel({ranks}) of a model on a GPU takes a GPU for each rank, and this machine has {present}; nearest legal: \
+         {present}. MegatronStrategy::data_parallel_on(devices) names the device of every rank, several on one GPU too"
+    ))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(index: usize) -> Result<Device, String> {
+    Ok(Device::cuda(index))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: usize) -> Result<Device, String> {
+    Err("a GPU needs a build with --features cuda".into())
 }
 
 fn split<I>(
@@ -144,4 +183,17 @@ fn split<I>(
         .zip(devices)
         .map(|(share, device)| loader.slice(share.start, share.end).to_device(device))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_ranks_share_the_models_device_and_gpu_ranks_need_one_each() {
+        assert_eq!(like(Device::flex(), 3).unwrap(), vec![Device::flex(); 3]);
+        assert_eq!(enough_gpus(4, 4), Ok(()));
+        let refused = enough_gpus(4, 2).unwrap_err();
+        assert!(refused.contains("nearest legal: 2") && refused.contains("data_parallel_on(devices)"), "{refused}");
+    }
 }

@@ -1,4 +1,4 @@
-//! The gradients of a module as flat pieces in the order in which the module visits its parameters.
+//! The gradients of a module as flat tensors in the order in which the module visits its parameters.
 
 use std::collections::{HashMap, HashSet};
 
@@ -50,8 +50,8 @@ pub(super) fn dtypes(params: impl IntoIterator<Item = DType>) -> Vec<DType> {
     dtypes
 }
 
-/// Flat values by parameter, cut out of `bucket` in the order of `params`.
-pub(super) fn cut(bucket: &Tensor<1>, params: &[&FlatGrad]) -> Vec<(ParamId, Tensor<1>)> {
+/// Flat values by parameter, slices of `bucket` in the order of `params`.
+pub(super) fn split(bucket: &Tensor<1>, params: &[&FlatGrad]) -> Vec<(ParamId, Tensor<1>)> {
     let mut start = 0;
     params
         .iter()
@@ -71,7 +71,7 @@ pub(super) fn into_grads<M: Module>(module: &M, values: HashMap<ParamId, Tensor<
 
 struct Flatten {
     grads: GradientsParams,
-    /// A module may hold one parameter in two places; its gradient is one.
+    /// A module may hold one parameter in two fields; its gradient is one.
     seen: HashSet<ParamId>,
     params: Vec<FlatGrad>,
 }

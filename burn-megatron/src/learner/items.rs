@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
-/// One queue per rank. A rank pushes its output of a step before the step's next exchange; rank 0 takes one output of
-/// every rank after that exchange, so all of the step are there and none of the next is taken.
+/// One queue per rank. A rank pushes its output of a step before the step's next collective; rank 0 takes one output of
+/// every rank after that collective, so all of the step are there and none of the next is taken.
 pub(super) struct Items<T>(Mutex<Vec<VecDeque<T>>>);
 
 impl<T> Items<T> {

@@ -10,20 +10,20 @@
 //! # }
 //! ```
 //!
-//! [`MegatronStrategy::zero`] does the same with the states of the optimizer shared out over the ranks.
+//! [`MegatronStrategy::zero`] does the same with the states of the optimizer sharded over the ranks.
 //!
 //! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
 mod average;
 mod data_parallel;
+mod dp_rank;
 mod flat_grads;
 mod items;
 mod model_parallel;
-mod outcome;
 mod rank_loop;
-mod replica;
+mod report;
 mod shares;
-mod stop;
+mod signals;
 #[cfg(test)]
 mod tests;
 mod zero;
@@ -39,13 +39,26 @@ pub use model_parallel::{
     global_weights, loss_over,
 };
 pub(crate) use model_parallel::{Tracer, Tracing};
-use outcome::Reported;
+use report::Reported;
+pub(crate) use signals::limit_of_files_is_an_error;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.
+///
+/// ```no_run
+/// use burn::tensor::Device;
+/// use burn::train::{LearnerModel, SupervisedTraining};
+/// use burn_megatron::prelude::*;
+///
+/// /// Any model, one rank on each device, the optimizer's states sharded over the ranks (ZeRO 1).
+/// fn spread<M: LearnerModel>(training: SupervisedTraining<M>, devices: Vec<Device>) -> SupervisedTraining<M> {
+///     training.with_training_strategy(MegatronStrategy::zero_on(1, devices))
+/// }
+/// ```
 pub struct MegatronStrategy;
 
 impl MegatronStrategy {
-    /// Data parallelism for any Burn module: `ranks` threads share the device of the learner's model.
+    /// Data parallelism for any Burn module with `ranks` ranks: on GPUs 0 to `ranks` if the learner's model is on a GPU,
+    /// else threads that share the model's device. With fewer GPUs than ranks the training fails before it starts.
     ///
     /// Every rank trains on its own share of the data with the batch size of the loader, so one step of `ranks` ranks
     /// equals one step of one device with a batch `ranks` times as large. See [`data_parallel_on`] for the details.
@@ -60,8 +73,8 @@ impl MegatronStrategy {
 
     /// Data parallelism for any Burn module with one rank on each of `devices`.
     ///
-    /// - The training set is cut into equal contiguous shares; the last `items % ranks` items are left out, so that
-    ///   every rank takes the same number of equal steps. The validation set is shared out whole.
+    /// - The training set is split into equal contiguous shares; the last `items % ranks` items are left out, so that
+    ///   every rank takes the same number of equal steps. The validation set is split whole.
     /// - Gradients are averaged over the ranks in the order in which the module visits its parameters, then every
     ///   rank takes the same optimizer step. A parameter that no rank used in a step is not touched.
     /// - Gradient accumulation sums micro-steps on each rank and averages once, before the optimizer step.
@@ -95,12 +108,12 @@ impl MegatronStrategy {
     /// | 1 | on their owner | whole on every rank | once per step |
     /// | 2 | on their owner | on their owner | after every micro-step |
     ///
-    /// - Whole parameters are shared out, each to the rank that has the fewest elements so far; so two ranks differ by
-    ///   the largest parameter at most, and a single large one is the limit of what ZeRO saves. An owner steps its
-    ///   parameters with the learner's optimizer and sends the new values to all.
+    /// - Whole parameters are assigned to ranks, each to the rank that has the fewest elements so far; so two ranks
+    ///   differ by the largest parameter at most, and a single large one is the limit of what ZeRO saves. An owner steps
+    ///   its parameters with the learner's optimizer and sends the new values to all.
     /// - The weights are those of stage 0. On CPU ranks they have the same bits, except that stage 2 adds up the
     ///   micro-steps of an accumulation in another order.
-    /// - Checkpoints hold the states of all ranks: a run may go on with another stage or number of ranks, or without
+    /// - Checkpoints hold the states of all ranks: a run may resume with another stage or number of ranks, or without
     ///   this strategy. burn-train takes them from one learner only, so at the end of an epoch rank 0 has all states
     ///   for a moment, on the default device. Without a checkpointer nothing is collected.
     /// - The learner keeps the values that the training began with of the parameters that it does not step: one copy of
@@ -125,6 +138,6 @@ fn checked(stage: u8) -> u8 {
 
 /// burn-train wants an `Arc`, but neither shares nor sends it.
 #[allow(clippy::arc_with_non_send_sync)]
-fn custom<M: LearnerModel, S: outcome::Fit<M> + 'static>(strategy: S) -> TrainingStrategy<M> {
+fn custom<M: LearnerModel, S: report::Fit<M> + 'static>(strategy: S) -> TrainingStrategy<M> {
     TrainingStrategy::Custom(Arc::new(Reported::new(strategy)))
 }

@@ -14,8 +14,8 @@ use burn::train::{
     TrainingItem, ValidLoader,
 };
 
+use super::dp_rank::DpRank;
 use super::items::Items;
-use super::replica::Replica;
 use super::zero::Zero;
 
 /// What all ranks of a training see.
@@ -29,7 +29,7 @@ pub(super) struct Shared<M: LearnerModel> {
     pub processor: Mutex<SupervisedTrainingEventProcessor<M>>,
     pub trained: Items<TrainingItem<<M as TrainStep>::Output>>,
     pub validated: Items<TrainingItem<<M as InferenceStep>::Output>>,
-    /// Whether rank 0 has a checkpointer, and the way of the ranks' optimizer states to it.
+    /// Whether rank 0 has a checkpointer, and the queues that bring it the ranks' optimizer states.
     pub checkpoints: bool,
     pub states: Items<Bytes>,
 }
@@ -43,7 +43,7 @@ impl<M: LearnerModel> Shared<M> {
 }
 
 /// Where a rank starts: the learner, and the rank's share of the data.
-pub(super) struct Seat<M: LearnerModel> {
+pub(super) struct RankSetup<M: LearnerModel> {
     pub learner: Learner<M>,
     pub device: Device,
     pub zero: Option<Zero>,
@@ -53,17 +53,17 @@ pub(super) struct Seat<M: LearnerModel> {
     pub early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
 }
 
-impl<M: LearnerModel> Seat<M> {
+impl<M: LearnerModel> RankSetup<M> {
     /// Trains to the end and returns the model, which is equal on every rank.
     pub fn run(self, group: &Group, shared: &Shared<M>) -> Result<M, BoxError> {
-        let replica = Replica::new(self.learner, &self.device, self.zero, group);
+        let dp_rank = DpRank::new(self.learner, &self.device, self.zero, group);
         let Self { train, valid, checkpointer, early_stopping, .. } = self;
-        RankLoop { replica, train, valid, checkpointer, early_stopping }.run(group, shared)
+        RankLoop { dp_rank, train, valid, checkpointer, early_stopping }.run(group, shared)
     }
 }
 
 struct RankLoop<M: LearnerModel> {
-    replica: Replica<M>,
+    dp_rank: DpRank<M>,
     train: TrainLoader<M>,
     valid: ValidLoader<M>,
     checkpointer: Option<LearningCheckpointer<M>>,
@@ -89,7 +89,7 @@ impl<M: LearnerModel> RankLoop<M> {
                 break;
             }
         }
-        Ok(self.replica.model())
+        Ok(self.dp_rank.model())
     }
 
     fn train_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
@@ -103,7 +103,7 @@ impl<M: LearnerModel> RankLoop<M> {
         let mut accumulated = 0;
         for iteration in 1.. {
             let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
-            // Every rank has pushed its output of the previous round before it came here; a quick one may have pushed
+            // Every rank has pushed its output of the previous round before it came here; a faster one may have pushed
             // that of this round already.
             if iteration > 1 {
                 self.report_train(first, shared);
@@ -112,14 +112,14 @@ impl<M: LearnerModel> RankLoop<M> {
                 return Err(uneven(&round.ready, iteration).into());
             }
             let (Some(batch), false) = (batch, round.stop) else { break };
-            let output = self.replica.train_step(batch);
-            self.replica.accumulate(output.grads);
+            let output = self.dp_rank.train_step(batch);
+            self.dp_rank.accumulate(output.grads);
             accumulated += 1;
             if accumulated == shared.accumulation {
-                self.replica.step();
+                self.dp_rank.step();
                 accumulated = 0;
             }
-            let lr = self.replica.learning_rate();
+            let lr = self.dp_rank.learning_rate();
             let item = TrainingItem::new(output.item, round.progress, Some(iteration), Some(lr));
             shared.trained.push(group.rank(), item);
         }
@@ -128,7 +128,7 @@ impl<M: LearnerModel> RankLoop<M> {
         }
         let stop = agree_on_stop(group, shared);
         if accumulated > 0 && !stop {
-            self.replica.step();
+            self.dp_rank.step();
         }
         let mut progress = aggregate(group, batches.progress());
         if !stop {
@@ -159,7 +159,7 @@ impl<M: LearnerModel> RankLoop<M> {
 
     fn valid_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
         let first = group.rank() == 0;
-        let model = self.replica.model().valid();
+        let model = self.dp_rank.model().valid();
         let mut batches = self.valid.iter();
         let start = aggregate(group, batches.progress());
         if first {
@@ -173,7 +173,7 @@ impl<M: LearnerModel> RankLoop<M> {
             if round.stop || !round.ready.contains(&true) {
                 break;
             }
-            // Shares of the validation set may differ by a batch: nothing is exchanged inside one.
+            // Shares of the validation set may differ by a batch: there is no collective inside one.
             if let Some(batch) = batch {
                 let output = InferenceStep::step(&model, batch);
                 shared.validated.push(group.rank(), TrainingItem::new(output, round.progress, Some(iteration), None));
@@ -196,7 +196,7 @@ impl<M: LearnerModel> RankLoop<M> {
 
     /// Checkpoint and early stopping on rank 0; the decision is everyone's.
     fn end_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
-        let learner = if shared.checkpoints { self.replica.whole(&shared.states, &shared.store)? } else { None };
+        let learner = if shared.checkpoints { self.dp_rank.whole(&shared.states, &shared.store)? } else { None };
         let decision = (group.rank() == 0).then(|| {
             shared.send(|to| to.process_train(LearnerEvent::EndEpoch(epoch)));
             shared.send(EventProcessorTraining::flush);
@@ -212,7 +212,7 @@ impl<M: LearnerModel> RankLoop<M> {
     }
 }
 
-/// Takes this rank's next batch and tells the others; no rank starts a batch that another will not join.
+/// Takes this rank's next batch and lets the others know; no rank starts a batch that another will not join.
 fn next<B>(
     batches: &mut dyn DataLoaderIterator<B>,
     group: &Group,

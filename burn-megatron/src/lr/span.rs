@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A length of training, in optimizer steps or in samples (rows): `100 steps`, `6400 samples`, or a number of steps.
+/// A length of training, in optimizer steps or in samples (sequences): `100 steps`, `6400 samples`, or a number of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "WrittenSpan", into = "String")]
 pub enum Span {

@@ -17,15 +17,15 @@ pub enum WeightDecayIncr {
     Cosine,
 }
 
-/// What the user writes down about the weight decay's way; its end is the optimizer's constant.
+/// The schedule of the weight decay as the user writes it; it ends at the optimizer's constant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct WeightDecayConfig {
-    /// Form of the way.
+    /// Shape of the schedule.
     pub incr_style: WeightDecayIncr,
     /// Weight decay of the first step. Unused when constant.
     pub start: f64,
-    /// Length of the way from the start of training. Megatron takes all of the training. `None` when constant.
+    /// Length of the schedule from the start of training. Megatron takes all of the training. `None` when constant.
     pub length: Option<Span>,
 }
 
@@ -59,7 +59,7 @@ pub struct WeightDecaySchedule {
 }
 
 impl WeightDecayConfig {
-    /// The schedule that ends at `end`, for a run with `global_batch` rows per step.
+    /// The schedule that ends at `end`, for a run with `global_batch` sequences per step.
     ///
     /// # Errors
     /// [`WeightDecayError`] where start and end or length contradict each other.

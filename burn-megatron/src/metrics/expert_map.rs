@@ -14,7 +14,7 @@ const WIDEST_CELL: f64 = 64.0;
 const DIGIT: f64 = 6.6;
 
 /// The load of the experts as an SVG document: a row for each layer, a cell for each expert with its tokens relative to
-/// the layer's mean, and what the layer says of itself behind them.
+/// the layer's mean, and the layer's own statistics to the right of them.
 pub fn expert_map(layers: &[ExpertLoad], title: &str, below: &str) -> String {
     let experts = layers.iter().map(|layer| layer.tokens.len()).max().unwrap_or(0).max(1);
     let cell = (WIDTH / experts as f64).min(WIDEST_CELL);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::gpus::Gpu;
 
-/// A look at a rank's device. What it does not tell is `None`.
+/// A reading of a rank's device. What is not known is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankReading {
     /// The most bytes in use: of a CPU rank what it has allocated, of a GPU what all programs have taken of its memory.
@@ -21,7 +21,7 @@ pub struct RankReading {
     pub idle: Option<f64>,
     /// Percent of the time in which a kernel ran, as NVML samples it.
     pub utilisation: Option<f64>,
-    /// Clock of the GPU's multiprocessors, MHz.
+    /// Clock of the GPU's SMs, MHz.
     pub clock: Option<f64>,
     /// Watts that the GPU draws.
     pub power: Option<f64>,
@@ -46,14 +46,14 @@ pub fn on_gpu(device: &Device) -> bool {
     *device != Device::flex()
 }
 
-/// FLOP/s of a GPU's dense matrix products with weights of `element` bytes, by its data sheet; `None` of a CPU or of a
+/// FLOP/s of a GPU's dense GEMMs with weights of `element` bytes, by its data sheet; `None` of a CPU or of a
 /// GPU that [`plan`](crate::plan::gpus) does not know. The GPUs of a host are taken to be of one kind.
 pub fn peak(device: &Device, element: u64) -> Option<f64> {
     let gpus = on_gpu(device).then(|| gpus().ok()).flatten()?;
     Some(Gpu::named(&gpus.first()?.name)?.peak(element))
 }
 
-/// The mean of what some ranks tell.
+/// The mean over the ranks that have a value.
 pub fn mean(readings: &[RankReading], of: impl Fn(&RankReading) -> Option<f64>) -> Option<f64> {
     let values: Vec<f64> = readings.iter().filter_map(of).collect();
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
@@ -76,7 +76,7 @@ impl Gauge {
         }
     }
 
-    /// Forgets what was seen before.
+    /// Starts a new measurement.
     pub fn begin(&mut self) {
         memory::reset_peak(self.rank.rank);
         #[cfg(feature = "cuda")]
@@ -85,7 +85,7 @@ impl Gauge {
         }
     }
 
-    /// What was seen of a GPU since [`begin`](Self::begin); `None` of a CPU rank. Does not ask the allocator, which
+    /// The reading of a GPU since [`begin`](Self::begin); `None` of a CPU rank. Does not ask the allocator, which
     /// would wait for what is queued.
     pub fn read_gpu(&self) -> Option<RankReading> {
         #[cfg(feature = "cuda")]
@@ -94,7 +94,7 @@ impl Gauge {
         None
     }
 
-    /// What was seen since [`begin`](Self::begin).
+    /// The reading since [`begin`](Self::begin).
     pub fn read(&self) -> RankReading {
         if let Some(reading) = self.read_gpu() {
             let pools = self.rank.device.memory_pool_usage();

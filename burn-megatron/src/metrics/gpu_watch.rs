@@ -98,7 +98,7 @@ impl GpuWatch {
         Some(Self { idle, gpu, seen, last: Cell::default(), _end: end })
     }
 
-    /// Forgets what was seen before.
+    /// Starts a new measurement.
     pub fn begin(&self) {
         self.idle.reset();
         let seen = std::mem::take(&mut *lock(&self.seen));
@@ -107,7 +107,7 @@ impl GpuWatch {
         }
     }
 
-    /// What was seen since [`begin`](Self::begin), or before where the time was too short for an answer.
+    /// The reading since [`begin`](Self::begin), or before where the time was too short for an answer.
     pub fn read(&self) -> RankReading {
         let now = *lock(&self.seen);
         let mut seen = if now.memory > 0 { now } else { self.last.get() };

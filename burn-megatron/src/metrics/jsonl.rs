@@ -2,8 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -17,7 +20,7 @@ impl JsonLines {
     /// Opens `path` for a run whose last finished step is `step`, and creates its folder if it is missing.
     ///
     /// Lines of later steps are there if a run was stopped after its last checkpoint. The run does those steps again,
-    /// so they move to `PATH.undone`.
+    /// so they move to `PATH.undone`. What is no file, a pipe or a terminal, is only written to.
     ///
     /// # Errors
     /// The path and the cause when the folder or a file cannot be made.
@@ -26,7 +29,7 @@ impl JsonLines {
             if let Some(folder) = path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            if path.exists() {
+            if path.is_file() {
                 undo(path, step)?;
             }
             append(path)
@@ -50,8 +53,19 @@ pub(super) fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
+/// Opens a file to write at its end. A pipe must have a reader: one that nobody reads would be waited for without end.
 fn append(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).custom_flags(OFlags::NONBLOCK.bits() as i32);
+    let file = options.open(path).map_err(|error| match error.raw_os_error() {
+        Some(number) if number == Errno::NXIO.raw_os_error() => {
+            io::Error::new(error.kind(), "is a pipe that nobody reads; start its reader first, or name a file")
+        }
+        _ => error,
+    })?;
+    // From now on a slow reader is waited for.
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 /// What lines of all kinds have.
@@ -76,7 +90,7 @@ fn undo(path: &Path, step: u64) -> io::Result<()> {
         }
     }
     if !undone.is_empty() {
-        append(&beside(path))?.write_all(&undone)?;
+        append(&undone_file(path))?.write_all(&undone)?;
         let kept = kept.into_inner().map_err(io::IntoInnerError::into_error)?;
         fs::set_permissions(kept.path(), fs::metadata(path)?.permissions())?;
         kept.persist(path)?;
@@ -84,7 +98,7 @@ fn undo(path: &Path, step: u64) -> io::Result<()> {
     Ok(())
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn undone_file(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".undone");
     name.into()
@@ -102,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_on_takes_back_the_steps_it_does_again() {
+    fn a_resumed_run_takes_back_the_steps_it_does_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/steps.jsonl");
         let mut log = JsonLines::open(&path, 0).unwrap();
@@ -115,7 +129,7 @@ mod tests {
         let mut log = JsonLines::open(&path, 3).unwrap();
         log.line(&json!({ "kind": "train", "step": 4 })).unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 4]);
-        let undone = fs::read_to_string(beside(&path)).unwrap();
+        let undone = fs::read_to_string(undone_file(&path)).unwrap();
         let expected =
             [json!({ "kind": "train", "step": 4, "loss": 0.5 }), json!({ "kind": "train", "step": 5, "loss": 0.5 })];
         let lines: Vec<&str> = undone.lines().collect();
@@ -127,7 +141,26 @@ mod tests {
         assert_eq!(steps(&path), [1, 2, 3, 4]);
         drop(JsonLines::open(&path, 0).unwrap());
         assert_eq!(steps(&path), [] as [u64; 0]);
-        assert_eq!(fs::read_to_string(beside(&path)).unwrap().lines().count(), 7);
+        assert_eq!(fs::read_to_string(undone_file(&path)).unwrap().lines().count(), 7);
+    }
+
+    #[test]
+    fn a_log_that_is_no_file_is_written_and_never_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let error = JsonLines::open(&pipe, 0).err().unwrap().to_string();
+        assert!(error.contains("pipe: is a pipe that nobody reads"), "{error}");
+        // Opened to read and write, so that it does not wait for the writer.
+        let reader = OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
+        let mut log = JsonLines::open(&pipe, 0).unwrap();
+        log.line(&json!({ "kind": "train", "step": 1 })).unwrap();
+        let mut line = String::new();
+        BufReader::new(reader).read_line(&mut line).unwrap();
+        assert_eq!(line, "{\"kind\":\"train\",\"step\":1}\n");
+        // It never ends when it is read, and is full when it is written.
+        let error = JsonLines::open(Path::new("/dev/full"), 0).unwrap().line(&json!({ "step": 1 })).unwrap_err();
+        assert!(error.to_string().starts_with("/dev/full: "), "{error}");
     }
 
     #[test]

@@ -29,7 +29,7 @@ impl LogFiles {
 /// The log of a run. Every entry is a line like `{"kind":"train","step":3,…}` and, with the same names, a set of
 /// scalars `train/…` in TensorBoard; the other kinds are `valid`, `checkpoint` and `resumed`.
 ///
-/// Nothing is kept back: what has happened can be read at once, and a run that is killed leaves only whole entries.
+/// Entries are written at once: what has happened can be read, and a run that is killed leaves only whole entries.
 pub struct RunLog {
     lines: JsonLines,
     board: Option<EventFile>,
@@ -86,7 +86,7 @@ impl RunLog {
         self.entry("checkpoint", stats.step, stats)
     }
 
-    /// Writes that the run goes on from a checkpoint.
+    /// Writes that the run resumes from a checkpoint.
     ///
     /// # Errors
     /// When the disk refuses.
@@ -146,7 +146,7 @@ mod tests {
         let files =
             LogFiles { tensorboard: Some(folder.path().join("board")), ..LogFiles::within(&folder.path().join("run")) };
         let mut log = RunLog::open(&files, 2).unwrap();
-        let saved = SaveStats { step: 2, bytes: 1000, stall: 0.5, seconds: 2.0 };
+        let saved = SaveStats { step: 2, bytes: 1000, stall: 0.5, seconds: 2.0, share: 0.01 };
         log.resumed(&LoadStats { step: 2, bytes: 1000, seconds: 1.0 }).unwrap();
         let flops = FlopsPerToken { causal: 2e9, full: 3e9, peak: Some(1e12) };
         let stats = StepStats { flops: Some(flops), loss_scale: Some(1024.0), bubble: Some(0.25), ..step(3) };
@@ -168,6 +168,7 @@ mod tests {
         assert!(lines[2].get("mfu").is_none() && lines[2].get("bubble").is_none(), "what is not known is not there");
         assert_eq!((&lines[3]["kind"], lines[3]["perplexity"].as_f64()), (&"valid".into(), Some(2f64.exp())));
         assert_eq!((&lines[4]["kind"], &lines[4]["stall"]), (&"checkpoint".into(), &0.5.into()));
+        assert_eq!((&lines[4]["bytes"], &lines[4]["share"]), (&1000.into(), &0.01.into()));
         assert_eq!((&lines[0]["kind"], &lines[0]["step"]), (&"resumed".into(), &2.into()));
 
         let scalars = scalars("train", &lines[1]);

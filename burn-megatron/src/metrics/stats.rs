@@ -42,7 +42,7 @@ pub struct StepStats {
     pub grad_norm: f64,
     /// Learning rate of this step.
     pub lr: f64,
-    /// Wall-clock seconds of this step.
+    /// Wall-clock seconds of this step, without a save after it.
     pub seconds: f64,
     /// On GPUs the most bytes that are taken of one of them. On CPU ranks the most bytes that a rank held at once in
     /// this step, the largest of all ranks, where a [`RankAllocator`](backend_dist::memory::RankAllocator) counts them;
@@ -66,7 +66,7 @@ pub struct StepStats {
     /// How the experts were used, by layer; nothing in models without experts.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub experts: Vec<ExpertLoad>,
-    /// What the GPU of every rank said in this step; nothing on CPU ranks.
+    /// The reading of every rank's GPU in this step; nothing on CPU ranks.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gpus: Vec<RankReading>,
     /// The checkpoint that became complete since the step before, if one did.
@@ -85,6 +85,8 @@ pub struct SaveStats {
     pub stall: f64,
     /// Seconds from the start of the write until the checkpoint was complete.
     pub seconds: f64,
+    /// The share of the run's time so far in which training stood still for saves.
+    pub share: f64,
 }
 
 /// A checkpoint that was loaded.
@@ -106,12 +108,16 @@ impl fmt::Display for LoadStats {
 }
 
 impl fmt::Display for SaveStats {
-    /// `step 200: stall 12 ms, 1.21 GB in 0.9 s (1.34 GB/s)`
+    /// `step 200: stall 12.0 ms (0.1 % of the run), 1.210 GB in 0.90 s (1.34 GB/s)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (gigabytes, milliseconds) = (self.bytes as f64 / 1e9, self.stall * 1e3);
         let rate = gigabytes / self.seconds;
-        let Self { step, seconds, .. } = self;
-        write!(f, "step {step}: stall {milliseconds:.1} ms, {gigabytes:.3} GB in {seconds:.2} s ({rate:.2} GB/s)")
+        let (percent, Self { step, seconds, .. }) = (self.share * 100.0, self);
+        write!(
+            f,
+            "step {step}: stall {milliseconds:.1} ms ({percent:.1} % of the run), {gigabytes:.3} GB in {seconds:.2} s \
+             ({rate:.2} GB/s)"
+        )
     }
 }
 

@@ -18,13 +18,13 @@ pub(super) struct Bucket {
     pub spec: BucketSpec,
     pub layout: Layout,
     /// Ranks that hold the same parameters.
-    pub replicas: Group,
+    pub dp_ranks: Group,
     /// What this rank updates: everything under ZeRO 0, else its shard. All buffers but the gradients have its length
     /// and order.
     pub region: Range<usize>,
     pub parts: Vec<Part>,
     pub grads: Grads,
-    /// Wide values, where they are not in the module: of narrow weights, and under ZeRO 3. On GPUs always.
+    /// Main (fp32 or fp64) values, where they are not in the module: of bf16 and f16 weights, and under ZeRO 3. On GPUs always.
     pub values: Option<Flat>,
     pub first: Option<Flat>,
     pub second: Option<Flat>,
@@ -48,12 +48,12 @@ impl Bucket {
         alignment: usize,
         config: &OptimizerConfig,
         zero: u8,
-        replicas: Group,
+        dp_ranks: Group,
         device: &Device,
         dtype: DType,
     ) -> Self {
-        let layout = Layout::new(&spec, replicas.size(), alignment);
-        let region = if zero == 0 { 0..layout.len } else { layout.shard(replicas.rank()) };
+        let layout = Layout::new(&spec, dp_ranks.size(), alignment);
+        let region = if zero == 0 { 0..layout.len } else { layout.shard(dp_ranks.rank()) };
         let parts = layout.parts(&region);
         let (of_matrices, of_others) = config.moments();
         let moments = |part: &Part| if layout.units[part.unit].matrix { of_matrices } else { of_others };
@@ -70,7 +70,7 @@ impl Bucket {
         let second_at: Vec<Option<usize>> = parts.iter().map(&mut second).collect();
         let buffer = |len: usize| (len > 0).then(|| Flat::zeros(len, device, wide(dtype)));
         let grads = Grads::new(&layout, &region, zero, device, wide(dtype));
-        let shards = if zero == 0 { 0..replicas.size() } else { replicas.rank()..replicas.rank() + 1 };
+        let shards = if zero == 0 { 0..dp_ranks.size() } else { dp_ranks.rank()..dp_ranks.rank() + 1 };
         let counted = counted(&layout, &region, shards);
         let launches = grads.buffer().map(|sum| Launches::new(sum, &counted, (&layout, &parts), &region, config));
         let weights = if zero < 3 { Weights::new(&layout, &region, device, dtype) } else { None };
@@ -82,7 +82,7 @@ impl Bucket {
         Self {
             spec,
             layout,
-            replicas,
+            dp_ranks,
             region,
             parts,
             grads,
@@ -117,7 +117,7 @@ impl Bucket {
         self.zero == 3 || wide(self.dtype) != self.dtype
     }
 
-    /// The region's values out of a module, in the wide type; padding is zero.
+    /// The region's values of a module, in fp32 or fp64; padding is zero.
     pub fn extract<M: Module>(&self, model: &M) -> Flat {
         let mut values: Option<Flat> = None;
         visit(model, &self.layout, |slot, param| {
@@ -132,10 +132,10 @@ impl Bucket {
         values.expect("the module holds the bucket's parameters")
     }
 
-    /// The whole bucket in the weights' type, from each replica's values of its region.
+    /// The whole bucket in the weights' type, from each data-parallel rank's values of its region.
     pub fn gather(&self, values: Tensor<1>) -> Tensor<1> {
         let values = values.cast(self.dtype);
-        if self.zero == 0 { values } else { all_gather(values, 0, &self.replicas) }
+        if self.zero == 0 { values } else { all_gather(values, 0, &self.dp_ranks) }
     }
 
     /// Whole parameters into the module.
@@ -167,7 +167,7 @@ impl Bucket {
                         weights.set_own(&values);
                     }
                     if matches!(self.zero, 1 | 2) {
-                        weights.exchange(&self.replicas);
+                        weights.collective(&self.dp_ranks);
                     }
                     self.values = Some(values);
                     model
@@ -215,7 +215,7 @@ impl Bucket {
         })
     }
 
-    /// Updates wide values and weights in one launch; false where that cannot be.
+    /// Updates main values and weights in one launch; false where that is not possible.
     fn step_at_once(&self, values: &Flat, rule: &Rule) -> bool {
         let Some(launches) = &self.launches else { return false };
         let flats = [Some(values), self.first.as_ref(), self.second.as_ref(), Some(self.grads.sum())];
@@ -276,7 +276,7 @@ fn counted(layout: &Layout, region: &Range<usize>, shards: Range<usize>) -> Vec<
     shards.map(|shard| (shard, parts(shard))).collect()
 }
 
-/// `new` in the storage of `old` where that is possible, else in storage of its own.
+/// `new` in the storage of `old` where that is possible, else in new storage.
 fn refill(old: Tensor<1>, new: Tensor<1>) -> Tensor<1> {
     let same = old.dtype() == new.dtype() && old.dims() == new.dims() && wide(new.dtype()) == new.dtype();
     if !same {

@@ -1,5 +1,5 @@
-//! Flat arrays of a rank: gradients, moments, shards of weights. In place in host memory on CPU ranks and in the memory
-//! of GPUs, tensor operations elsewhere (`f64` on GPUs).
+//! Flat arrays of a rank: gradients, moments, shards of weights. Updated in place in host memory on CPU ranks and in GPU
+//! memory, tensor operations elsewhere (`f64` on GPUs).
 
 use super::real::Real;
 use backend_dist::buffer::Buffer;
@@ -18,7 +18,7 @@ use std::ops::Range;
 pub(super) struct Flat {
     /// Always there between calls; taken out so that a write finds it unshared. Shares the memory of the buffer.
     tensor: Option<Tensor<1>>,
-    /// GPU memory that keeps its place.
+    /// GPU memory with a fixed address.
     buffer: Option<Buffer>,
     /// The memory is counted where it was allocated.
     borrowed: bool,
@@ -68,7 +68,7 @@ impl Flat {
         Self { borrowed: false, ..Self::over(buffer, dtype, len) }
     }
 
-    /// The `len` elements of a part of a buffer that others hold too.
+    /// The `len` elements of a view of a buffer.
     pub fn over(buffer: Buffer, dtype: DType, len: usize) -> Self {
         Self { tensor: Some(buffer.tensor()), buffer: Some(buffer), borrowed: true, dtype, len, host: false }
     }
@@ -105,7 +105,7 @@ impl Flat {
         if self.borrowed { 0 } else { (self.len * self.dtype.size()) as u64 }
     }
 
-    /// The GPU memory that the elements keep their place in.
+    /// The GPU memory of the elements, at a fixed address.
     pub fn buffer(&self) -> Option<&Buffer> {
         self.buffer.as_ref()
     }
@@ -231,7 +231,7 @@ impl Flat {
         }
     }
 
-    /// This rank's part of the sum over the group.
+    /// This rank's shard of the sum over the group.
     pub fn reduce_scatter(self, group: &Group) -> Self {
         if group.size() == 1 { self } else { Self::new(reduce_scatter(self.into_tensor(), 0, group)) }
     }
@@ -278,7 +278,7 @@ impl View {
     }
 }
 
-/// A tensor with storage of its own, so that it does not keep a larger one alive.
+/// A tensor with its own storage, so that it does not keep a larger one alive.
 pub(super) fn own(tensor: Tensor<1>) -> Tensor<1> {
     match tensor.clone().try_into_primitive::<Flex>() {
         Err(_) => tensor,

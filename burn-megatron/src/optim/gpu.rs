@@ -6,7 +6,7 @@ use super::layout::{Layout, Part};
 use super::modules::{map, visit};
 use super::rule::Rule;
 use backend_dist::buffer::{
-    AdamWBuffers, AdamWStep, Buffer, ChunkTable, MomentumBuffers, MomentumRule, MomentumStep, PieceTable, TensorTable,
+    AdamWBuffers, AdamWStep, Buffer, ChunkTable, MomentumBuffers, MomentumRule, MomentumStep, RangeTable, TensorTable,
     Wait, adamw, momentum,
 };
 use backend_dist::comm::Group;
@@ -17,16 +17,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The weights of a bucket in the model's type. The module's parameters are views of them and never change identity: a
-/// step writes to the rank's region, and replicas exchange their regions.
+/// step writes to the rank's region, and data-parallel ranks gather their regions.
 ///
-/// Under ZeRO 3 the memory of the whole weights is a slot that other buckets use too (`slots`), and the region lies
+/// Under ZeRO 3 the memory of the gathered weights is shared with other buckets (`weight_buffers`), and the region lies
 /// elsewhere.
 pub(super) struct Weights {
     all: Buffer,
     /// What this rank updates.
     own: Buffer,
     narrow: bool,
-    /// The exchange of the last step.
+    /// The collective of the last step.
     running: RefCell<Option<Wait>>,
 }
 
@@ -59,7 +59,7 @@ impl Weights {
         self.all.put(at, values);
     }
 
-    /// The `len` wide values of this rank's region: the weights themselves, or a copy of narrow ones.
+    /// The `len` main values of this rank's region: the weights themselves, or an fp32 copy of bf16 or f16 ones.
     pub fn values(&self, len: usize, device: &Device) -> Flat {
         self.wait();
         if !self.narrow {
@@ -70,7 +70,7 @@ impl Weights {
         values
     }
 
-    /// Rounds the region's wide values to the weights, unless these are they.
+    /// Rounds the region's main values to the weights, unless they are the same.
     pub fn set_own(&self, values: &Flat) {
         if self.narrow {
             self.wait();
@@ -78,10 +78,10 @@ impl Weights {
         }
     }
 
-    /// Starts the exchange of the replicas' regions.
-    pub fn exchange(&self, replicas: &Group) {
+    /// Starts the collective of the data-parallel ranks' regions.
+    pub fn collective(&self, dp_ranks: &Group) {
         self.wait();
-        *self.running.borrow_mut() = Some(self.all.all_gather(&self.own, replicas));
+        *self.running.borrow_mut() = Some(self.all.all_gather(&self.own, dp_ranks));
     }
 
     /// Lets what the thread issues from now on find the weights of the last step.
@@ -97,7 +97,7 @@ pub(super) struct Launches {
     /// The elements of the region that the rank counts in norms, by shard.
     pub counted: ChunkTable,
     /// By the number of ranks over which gradients are partial: these gradients.
-    pub partial: BTreeMap<usize, PieceTable>,
+    pub partial: BTreeMap<usize, RangeTable>,
     /// The parts, where an element-wise rule updates all of them and there are any.
     tensors: Option<TensorTable>,
 }
@@ -124,7 +124,7 @@ impl Launches {
                 partial.entry(size).or_default().push(part.at..part.at + part.range.len());
             }
         }
-        let partial = partial.into_iter().map(|(size, ranges)| (size, PieceTable::new(sum, &ranges))).collect();
+        let partial = partial.into_iter().map(|(size, ranges)| (size, RangeTable::new(sum, &ranges))).collect();
         Self { counted: ChunkTable::new(sum, &ranges), partial, tensors }
     }
 
@@ -175,7 +175,7 @@ impl Launches {
     }
 }
 
-/// Where each part ends in a region of `len` elements, the gap behind it included. A gap at the start is the first
+/// Where each part ends in a region of `len` elements, the gap after it included. A gap at the start is the first
 /// part's.
 fn ends(parts: &[Part], len: usize) -> Vec<u32> {
     parts.iter().skip(1).map(|part| part.at).chain([len]).map(|end| end as u32).collect()

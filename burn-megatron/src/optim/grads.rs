@@ -1,4 +1,4 @@
-//! The main gradients of one bucket, from the first contribution of a step to the sum over the replicas.
+//! The main gradients of one bucket, from the first contribution of a step to the sum over the data-parallel ranks.
 
 use super::flat::Flat;
 use super::layout::{Layout, Slot};
@@ -9,17 +9,17 @@ use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Raw sums, in the wide type. Two buffers that are rarely there together: the whole bucket while gradients come in,
-/// and this rank's part of the sum over the replicas.
+/// Raw sums, in fp32 or fp64. Two buffers that rarely exist together: the whole bucket while gradients are added, and this
+/// rank's shard of the sum over the data-parallel ranks.
 ///
-/// | ZeRO | whole bucket | part |
+/// | ZeRO | whole bucket | shard |
 /// |---|---|---|
 /// | 0 | always; sum of the rank, then of all | never |
 /// | 1 | from the first contribution of a step to its reduction | from the reduction to the next step |
-/// | 2, 3 | during the backward pass of the bucket | always; sum over micro-batches of sums over replicas |
+/// | 2, 3 | during the backward pass of the bucket | always; sum over micro-batches of sums over data-parallel ranks |
 ///
-/// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the part is a part of it. Backward passes add to
-/// the whole bucket themselves (`backend_dist::ops::main_grads`), and sums over replicas run beside them until somebody
+/// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the shard is a view of it. Backward passes add to
+/// the whole bucket themselves (`backend_dist::ops::main_grads`), and sums over data-parallel ranks overlap with them until somebody
 /// needs the result.
 pub(super) struct Grads {
     zero: u8,
@@ -29,16 +29,16 @@ pub(super) struct Grads {
     /// By parameter: the next contribution replaces what is there.
     fresh: Vec<bool>,
     part: Option<Flat>,
-    /// The next sum over replicas replaces what is there.
+    /// The next sum over data-parallel ranks replaces what is there.
     part_fresh: bool,
     /// By parameter: where backward passes write to. Empty where they do not.
     places: Vec<MainGrad>,
-    /// A sum over replicas, and where it has to be added to the part from, unless that is where it comes.
+    /// A sum over data-parallel ranks in flight, and the buffer whose result is added to the shard, unless it is the shard.
     running: RefCell<Option<(Wait, Option<Buffer>)>>,
 }
 
 impl Grads {
-    /// Nothing yet. `dtype` is the wide type, `region` what this rank updates.
+    /// Empty. `dtype` is fp32 or fp64, `region` what this rank updates.
     pub fn new(layout: &Layout, region: &Range<usize>, zero: u8, device: &Device, dtype: DType) -> Self {
         let buffer = if zero < 2 { Buffer::zeros(layout.len, device, dtype) } else { None };
         let places = buffer.as_ref().map(|buffer| places(layout, buffer)).unwrap_or_default();
@@ -53,7 +53,7 @@ impl Grads {
         Self { zero, device: device.clone(), dtype, whole, fresh, part, part_fresh: true, places, running }
     }
 
-    /// By parameter, where backward passes may write to; empty where gradients come by [`Grads::add`] only.
+    /// By parameter, where backward passes write to; empty where gradients are added by [`Grads::add`] only.
     pub fn places(&self) -> &[MainGrad] {
         &self.places
     }
@@ -69,12 +69,12 @@ impl Grads {
         }
     }
 
-    /// Whether nothing of this parameter has come yet.
+    /// Whether no gradient of this parameter has been added yet.
     fn is_fresh(&self, slot: usize) -> bool {
         self.fresh[slot] && self.places.get(slot).is_none_or(|place| !place.is_written())
     }
 
-    /// Notes whether something of this parameter has come.
+    /// Notes whether a gradient of this parameter has been added.
     fn note(&mut self, slot: usize, fresh: bool) {
         self.fresh[slot] = fresh;
         if let Some(place) = self.places.get(slot) {
@@ -126,8 +126,8 @@ impl Grads {
         (0..self.fresh.len()).for_each(|slot| self.note(slot, true));
     }
 
-    /// Ends a micro-batch: ZeRO 2 and 3 sum it over the replicas and keep their part.
-    pub fn complete(&mut self, layout: &Layout, region: &Range<usize>, replicas: &Group) {
+    /// Ends a micro-batch: ZeRO 2 and 3 reduce it over the data-parallel ranks and keep their shard.
+    pub fn complete(&mut self, layout: &Layout, region: &Range<usize>, dp_ranks: &Group) {
         if self.zero < 2 {
             return;
         }
@@ -140,25 +140,25 @@ impl Grads {
         let part = self.part.as_mut().expect("ZeRO 2 and 3 keep their part");
         match (whole.buffer(), part.buffer()) {
             (Some(whole), Some(part)) if first => {
-                self.running = Some((whole.reduce_scatter(part, replicas), None)).into()
+                self.running = Some((whole.reduce_scatter(part, dp_ranks), None)).into()
             }
             (Some(whole), Some(_)) => {
                 let own = whole.part(region.clone());
-                self.running = Some((whole.reduce_scatter(&own, replicas), Some(own))).into();
+                self.running = Some((whole.reduce_scatter(&own, dp_ranks), Some(own))).into();
             }
-            _ if first => *part = whole.reduce_scatter(replicas),
-            _ => part.add(0, whole.reduce_scatter(replicas).into_tensor()),
+            _ if first => *part = whole.reduce_scatter(dp_ranks),
+            _ => part.add(0, whole.reduce_scatter(dp_ranks).into_tensor()),
         }
     }
 
-    /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the replicas.
-    pub fn reduce(&mut self, layout: &Layout, replicas: &Group) {
+    /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the data-parallel ranks.
+    pub fn reduce(&mut self, layout: &Layout, dp_ranks: &Group) {
         match self.zero {
             0 => {
                 let whole = self.settled(layout);
                 match whole.buffer() {
-                    Some(buffer) => self.running = Some((buffer.all_reduce(replicas), None)).into(),
-                    None => whole.all_reduce(replicas),
+                    Some(buffer) => self.running = Some((buffer.all_reduce(dp_ranks), None)).into(),
+                    None => whole.all_reduce(dp_ranks),
                 }
             }
             1 => {
@@ -167,10 +167,10 @@ impl Grads {
                 let whole = self.whole.take().expect("it is settled");
                 match (whole.buffer(), self.part.as_ref().and_then(Flat::buffer)) {
                     (Some(buffer), Some(part)) => {
-                        self.running = Some((buffer.reduce_scatter(part, replicas), None)).into();
+                        self.running = Some((buffer.reduce_scatter(part, dp_ranks), None)).into();
                         self.whole = Some(whole);
                     }
-                    _ => self.part = Some(whole.reduce_scatter(replicas)),
+                    _ => self.part = Some(whole.reduce_scatter(dp_ranks)),
                 }
             }
             _ => {
@@ -182,7 +182,7 @@ impl Grads {
         }
     }
 
-    /// Lets the thread's stream wait for a running sum over the replicas.
+    /// Lets the thread's stream wait for a running sum over the data-parallel ranks.
     pub fn wait(&self) {
         let Some((wait, own)) = self.running.take() else { return };
         wait.wait();
@@ -198,7 +198,7 @@ impl Grads {
         self.part_fresh = true;
     }
 
-    /// What the rank keeps of the sum over the replicas: everything under ZeRO 0, else its shard.
+    /// What the rank keeps of the sum over the data-parallel ranks: everything under ZeRO 0, else its shard.
     ///
     /// # Panics
     /// If nothing was reduced yet.

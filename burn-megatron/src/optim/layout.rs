@@ -1,14 +1,14 @@
-//! Where each parameter of a bucket lies in its flat buffers, and which part is whose.
+//! Offsets of the parameters of a bucket in its flat buffers, and the shard of each rank.
 
 use backend_dist::mesh::GridKind;
 use backend_dist::shard::{ParamSpec, Section};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// One run of parameters: what is reduced, gathered and cut over the replicas as one.
+/// One run of parameters: reduced, gathered and sharded over the data-parallel ranks as one.
 #[derive(Clone, Debug)]
 pub struct BucketSpec {
-    /// Place of the bucket in the model, the same in every layout: the order in which norms are summed.
+    /// Position of the bucket in the model, the same in every layout: the order in which norms are summed.
     pub key: usize,
     /// The parameters, in the same order on all ranks that hold slices of them.
     pub params: Vec<ParamSpec>,
@@ -20,7 +20,7 @@ pub struct BucketSpec {
 }
 
 impl BucketSpec {
-    /// The grid over which the parameters, all of one unit of the model, are cut and copied.
+    /// The grid over which the parameters, all of one unit of the model, are sharded and copied.
     pub fn grid(&self) -> GridKind {
         self.params.first().map_or(GridKind::Dense, |param| param.unit.grid())
     }
@@ -52,14 +52,14 @@ pub(super) struct Unit {
 }
 
 /// The flat buffer of a bucket: parameters one after the other, each at a multiple of `alignment`, then padding up to
-/// shards of equal length that begin at such multiples too. Nobody uses what is between and behind the parameters.
+/// shards of equal length that begin at such multiples too. The gaps between and after parameters are unused.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub slots: Vec<Slot>,
     pub units: Vec<Unit>,
     /// Elements with padding.
     pub len: usize,
-    replicas: usize,
+    dp_ranks: usize,
     by_id: HashMap<u64, usize>,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Part {
 }
 
 impl Layout {
-    pub fn new(bucket: &BucketSpec, replicas: usize, alignment: usize) -> Self {
+    pub fn new(bucket: &BucketSpec, dp_ranks: usize, alignment: usize) -> Self {
         let (mut slots, mut units, mut end) = (Vec::new(), Vec::new(), 0usize);
         for (slot, spec) in bucket.params.iter().enumerate() {
             let start = end.next_multiple_of(alignment);
@@ -90,7 +90,7 @@ impl Layout {
             slots.push(Slot { name: spec.name().into(), range, shape: spec.local_shape() });
         }
         let by_id = bucket.params.iter().enumerate().map(|(slot, spec)| (spec.id, slot)).collect();
-        Self { slots, units, len: end.next_multiple_of(replicas * alignment), replicas, by_id }
+        Self { slots, units, len: end.next_multiple_of(dp_ranks * alignment), dp_ranks, by_id }
     }
 
     /// The parameter with this id, if it is in the bucket.
@@ -98,10 +98,10 @@ impl Layout {
         self.by_id.get(&id).copied()
     }
 
-    /// The part of one replica, of equal length for all.
-    pub fn shard(&self, replica: usize) -> Range<usize> {
-        let len = self.len / self.replicas;
-        replica * len..(replica + 1) * len
+    /// The shard of one data-parallel rank, of equal length for all.
+    pub fn shard(&self, dp_rank: usize) -> Range<usize> {
+        let len = self.len / self.dp_ranks;
+        dp_rank * len..(dp_rank + 1) * len
     }
 
     /// What `region` has of each unit.
@@ -123,10 +123,10 @@ pub(super) fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use backend_dist::shard::Place;
+    use backend_dist::shard::GroupPosition;
 
     fn spec(rank: usize) -> BucketSpec {
-        let at = Place { rank, size: 4 };
+        let at = GroupPosition { rank, size: 4 };
         let qkv = vec![Section::split("q", &[8, 3], 0, 4, at), Section::split("k", &[2, 3], 0, 2, at)];
         let norm = vec![Section::replicated("norm", &[3], at)];
         BucketSpec {
@@ -158,7 +158,7 @@ mod tests {
     fn shards_are_equal_and_parts_cover_everything_but_padding() {
         let layout = Layout::new(&spec(0), 5, 1);
         assert_eq!(layout.len, 15);
-        let parts = |replica| layout.parts(&layout.shard(replica));
+        let parts = |dp_rank| layout.parts(&layout.shard(dp_rank));
         assert_eq!(parts(1), [Part { unit: 0, range: 3..6, at: 0 }]);
         assert_eq!(parts(4), []);
         let covered: Vec<usize> = (0..5).flat_map(parts).flat_map(|part| part.range).collect();
@@ -172,7 +172,7 @@ mod tests {
         let layout = Layout::new(&spec(0), 3, 4);
         assert_eq!(layout.slots.iter().map(|slot| slot.range.clone()).collect::<Vec<_>>(), [0..9, 12..15]);
         assert_eq!(layout.len, 24);
-        let shards: Vec<_> = (0..3).map(|replica| layout.shard(replica)).collect();
+        let shards: Vec<_> = (0..3).map(|dp_rank| layout.shard(dp_rank)).collect();
         assert_eq!(shards, [0..8, 8..16, 16..24]);
         let parts: Vec<_> = shards.iter().map(|shard| layout.parts(shard)).collect();
         assert_eq!(parts[1], [Part { unit: 1, range: 8..9, at: 0 }, Part { unit: 2, range: 12..15, at: 4 }]);

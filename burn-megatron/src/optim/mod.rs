@@ -1,9 +1,10 @@
 //! The optimizer: main gradients, their sums over ranks, ZeRO, and the update rules, with Megatron's defaults.
 //!
 //! [`Optimizer`] works on buckets of parameters. `layout` says what lies where in a bucket, `flat` holds and moves the
-//! numbers, `grads` sums them up, `rule` and `muon` change them, `saving` cuts them for checkpoints.
+//! numbers, `grads` sums them up, `rule` and `muon` change them, `saving` slices them for checkpoints.
 
 mod adamw;
+mod box_runs;
 mod bucket;
 mod check;
 mod clip;
@@ -16,15 +17,14 @@ mod lion;
 mod modules;
 mod muon;
 mod optimizer;
-mod pieces;
 mod real;
 mod rule;
 mod saving;
 mod scaler;
 mod sgd;
-mod slots;
 #[cfg(test)]
 mod tests;
+mod weight_buffers;
 
 pub use adamw::AdamWConfig;
 pub use check::OptimError;

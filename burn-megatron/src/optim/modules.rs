@@ -65,7 +65,7 @@ pub(super) fn visit_gradients<M: Module>(
     model.visit(&mut Visit(layout, grads, f));
 }
 
-/// Replaces each parameter of the bucket by what `f` makes of its slot and flat values, in the slot's shape or, without
+/// Replaces each parameter of the bucket by `f` of its slot and flat values, in the slot's shape or, without
 /// elements, empty. What autodiff has tracked stays tracked.
 pub(super) fn map<M: Module>(model: M, layout: &Layout, f: impl FnMut(usize, Tensor<1>) -> Tensor<1>) -> M {
     struct Map<'a, F>(&'a Layout, F);

@@ -13,7 +13,7 @@ use super::config::OptimizerConfig;
 use super::flat::Flat;
 use super::layout::BucketSpec;
 use super::muon::matrix_steps;
-use super::slots::Slots;
+use super::weight_buffers::WeightBuffers;
 use backend_dist::buffer::{self, Buffer};
 use backend_dist::comm::Group;
 use backend_dist::mesh::GridKind;
@@ -42,7 +42,7 @@ pub struct Memory {
     pub grads_peak: u64,
     /// Moments.
     pub states: u64,
-    /// Weights: wide copies of narrow ones, and shards of ZeRO 3.
+    /// Main weights: fp32 copies of bf16 or f16 weights, and shards of ZeRO 3.
     pub values: u64,
 }
 
@@ -54,11 +54,11 @@ pub struct Memory {
 /// [`begin_step`](Self::begin_step) and [`step`](Self::step) for every bucket, or [`skip`](Self::skip). That is the
 /// order of Megatron's `finalize_model_grads.py`.
 ///
-/// Under ZeRO (Rajbhandari et al.: <https://arxiv.org/abs/1910.02054>) of stage 1 a replica holds moments for its shard
+/// Under ZeRO (Rajbhandari et al.: <https://arxiv.org/abs/1910.02054>) of stage 1 a data-parallel rank holds moments for its shard
 /// of a bucket and updates that, from 2 on it also keeps only its shard of the gradients, under 3 only that of the
 /// weights.
 ///
-/// Routed experts are held by other ranks than the rest of the model (`GridKind::Expert`): their buckets have replicas
+/// Routed experts are held by other ranks than the rest of the model (`GridKind::Expert`): their buckets have data-parallel ranks
 /// and neighbours of their own.
 pub struct Optimizer {
     pub(super) config: OptimizerConfig,
@@ -68,31 +68,31 @@ pub struct Optimizer {
     pub(super) device: Device,
     updates: u64,
     grads_peak: u64,
-    /// By grid, the bucket whose gradients were summed over the replicas last.
+    /// By grid, the bucket whose gradients were summed over the data-parallel ranks last.
     summed: BTreeMap<GridKind, usize>,
     /// Buckets whose gradients backward passes may write to until [`Optimizer::close`].
     opened: Vec<usize>,
     /// Under ZeRO 3 on GPUs.
-    slots: Option<RefCell<Slots>>,
+    weight_buffers: Option<RefCell<WeightBuffers>>,
 }
 
 impl Optimizer {
-    /// Zeroed moments for weights of type `dtype`. By grid, `replicas` hold the same weights and see other tokens, and
+    /// Zeroed moments for weights of type `dtype`. By grid, `data-parallel ranks` hold the same weights and see other tokens, and
     /// `neighbours` gives the rank's block of so many ranks of its tensor parallel group, for sums of gradients that
-    /// are partial there and for matrices that Muon needs whole. `device` is without autodiff. Over one replica every
+    /// are partial there and for matrices that Muon needs whole. `device` is without autodiff. Over one data-parallel rank every
     /// ZeRO stage is 0.
     pub fn new(
         config: &OptimizerConfig,
         zero: u8,
         buckets: Vec<BucketSpec>,
-        replicas: impl Fn(GridKind) -> Group,
+        dp_ranks: impl Fn(GridKind) -> Group,
         neighbours: impl Fn(GridKind, usize) -> Group,
         device: &Device,
         dtype: DType,
     ) -> Self {
         // Views of GPU memory begin at multiples.
         let alignment = if Buffer::fits(device, dtype) { buffer::ALIGNMENT } else { 1 };
-        Self::aligned(alignment, config, zero, buckets, replicas, neighbours, (device, dtype))
+        Self::aligned(alignment, config, zero, buckets, dp_ranks, neighbours, (device, dtype))
     }
 
     /// [`Optimizer::new`] with parameters at multiples of `alignment` in the flat buffers.
@@ -101,17 +101,17 @@ impl Optimizer {
         config: &OptimizerConfig,
         zero: u8,
         buckets: Vec<BucketSpec>,
-        replicas: impl Fn(GridKind) -> Group,
+        dp_ranks: impl Fn(GridKind) -> Group,
         neighbours: impl Fn(GridKind, usize) -> Group,
         (device, dtype): (&Device, DType),
     ) -> Self {
         let bucket = |spec: BucketSpec| {
-            let replicas = replicas(spec.grid());
-            let zero = if replicas.size() == 1 { 0 } else { zero };
-            Bucket::new(spec, alignment, config, zero, replicas, device, dtype)
+            let dp_ranks = dp_ranks(spec.grid());
+            let zero = if dp_ranks.size() == 1 { 0 } else { zero };
+            Bucket::new(spec, alignment, config, zero, dp_ranks, device, dtype)
         };
         let mut buckets: Vec<Bucket> = buckets.into_iter().map(bucket).collect();
-        let slots = share_weights(&mut buckets, device, dtype);
+        let weight_buffers = share_weights(&mut buckets, device, dtype);
         let muon = config.muon().is_some();
         let units = buckets.iter().flat_map(|bucket| bucket.layout.units.iter().map(|unit| (bucket.spec.grid(), unit)));
         let sizes = units.flat_map(|(grid, unit)| {
@@ -130,7 +130,7 @@ impl Optimizer {
             grads_peak: 0,
             summed: BTreeMap::new(),
             opened: Vec::new(),
-            slots: slots.map(RefCell::new),
+            weight_buffers: weight_buffers.map(RefCell::new),
         }
     }
 
@@ -155,7 +155,7 @@ impl Optimizer {
         let matrices = self.config.muon().map(steps).unwrap_or_default();
         let model = bucket.step(model, &rule, &matrices);
         // The first buckets of the next forward pass arrive while the others are updated.
-        if self.slots.as_ref().is_some_and(|slots| slots.borrow().is_free(index)) {
+        if self.weight_buffers.as_ref().is_some_and(|buffers| buffers.borrow().is_free(index)) {
             self.prefetch(index, &[]);
         }
         model
@@ -171,7 +171,7 @@ impl Optimizer {
         self.updates
     }
 
-    /// Goes on counting updates from here.
+    /// Continues to count updates from here.
     pub fn set_updates(&mut self, updates: u64) {
         self.updates = updates;
     }

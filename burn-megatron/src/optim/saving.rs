@@ -1,11 +1,11 @@
 //! Weights and states of a bucket as boxes of global tensors: out to a checkpoint, and in from one of any layout.
 
+use super::box_runs::box_runs;
 use super::bucket::Bucket;
 use super::flat::wide;
 use super::layout::{Part, Unit};
 use super::modules::{map, visit};
 use super::optimizer::Optimizer;
-use super::pieces::pieces;
 use crate::checkpoint::{Kind, Slice};
 use backend_dist::shard::Section;
 use burn::module::Module;
@@ -18,7 +18,7 @@ pub type ReadBox<'a, E> = dyn FnMut(Kind, &Section, &[Range<usize>]) -> Result<V
 
 impl Optimizer {
     /// This rank's share of a bucket's weights and states: every element of the model is on exactly one rank of the
-    /// world. Under ZeRO 0 the replicas divide the sections among themselves, else each writes its shard. Under ZeRO 3
+    /// world. Under ZeRO 0 the data-parallel ranks divide the sections among themselves, else each writes its shard. Under ZeRO 3
     /// `model` is not looked at.
     pub fn snapshot<M: Module>(&self, bucket: usize, model: &M) -> Vec<Slice> {
         self.ready(bucket);
@@ -65,15 +65,15 @@ impl Optimizer {
         if shares.zero > 0 {
             return shares.parts.iter().map(owned).collect();
         }
-        // To the replica with the fewest elements so far, over this and all buckets before with the same replicas.
-        let (grid, replicas) = (shares.spec.grid(), &shares.replicas);
-        let mut load = vec![0usize; replicas.size()];
+        // To the data-parallel rank with the fewest elements so far, over this and all buckets before with the same data-parallel ranks.
+        let (grid, dp_ranks) = (shares.spec.grid(), &shares.dp_ranks);
+        let mut load = vec![0usize; dp_ranks.size()];
         let mut takes = |unit: &Unit| {
-            let least = (0..load.len()).min_by_key(|&replica| load[replica]).expect("there is a replica");
+            let least = (0..load.len()).min_by_key(|&dp_rank| load[dp_rank]).expect("there is a data-parallel rank");
             if unit.section.is_owned() {
                 load[least] += unit.range.len();
             }
-            unit.section.is_owned() && least == replicas.rank()
+            unit.section.is_owned() && least == dp_ranks.rank()
         };
         let before = self.buckets[..bucket].iter().filter(|bucket| bucket.spec.grid() == grid);
         before.flat_map(|bucket| &bucket.layout.units).for_each(|unit| {
@@ -144,13 +144,13 @@ impl Optimizer {
     }
 }
 
-/// Adds the pieces of a part of a unit, given the part's values.
+/// Adds the boxes of a part of a unit, given the part's values.
 fn cut(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, values: Tensor<1>) {
     let data = values.into_data();
     let (dtype, width) = (data.dtype(), data.dtype().size());
     let bytes = data.bytes();
     let start = range.start - unit.range.start;
-    for piece in pieces(&unit.section, start..range.end - unit.range.start) {
+    for piece in box_runs(&unit.section, start..range.end - unit.range.start) {
         let runs = piece.runs.iter().map(|run| &bytes[(run.start - start) * width..(run.end - start) * width]);
         slices.push(Slice {
             kind,
@@ -216,7 +216,7 @@ fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> 
 fn read_part<E>(kind: Kind, unit: &Unit, range: &Range<usize>, read: &mut ReadBox<'_, E>) -> Result<Vec<f64>, E> {
     let start = range.start - unit.range.start;
     let mut values = vec![0.0; range.len()];
-    for piece in pieces(&unit.section, start..range.end - unit.range.start) {
+    for piece in box_runs(&unit.section, start..range.end - unit.range.start) {
         let inside = read(kind, &unit.section, &piece.ranges)?;
         let mut rest = inside.as_slice();
         for run in piece.runs {

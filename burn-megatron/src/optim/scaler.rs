@@ -14,7 +14,7 @@ pub struct LossScalerConfig {
     pub growth_factor: f64,
     /// Multiplies the scale when it shrinks.
     pub backoff_factor: f64,
-    /// Steps in a row without overflow after which the scale grows.
+    /// Consecutive steps without overflow after which the scale grows.
     pub growth_interval: u32,
     /// Overflows that are needed before the scale shrinks; once they are used up, each further one shrinks it, until it
     /// grows again.
@@ -60,7 +60,7 @@ impl LossScaler {
         Self { config, state }
     }
 
-    /// The scaler as a checkpoint has kept it.
+    /// The scaler as a checkpoint has saved it.
     pub fn with_state(mut self, state: LossScale) -> Self {
         self.state = state;
         self
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn grows_after_clean_steps_in_a_row_and_forgives_then() {
+    fn grows_after_consecutive_clean_steps_and_forgives_then() {
         let config = LossScalerConfig { initial_scale: 8.0, growth_interval: 3, ..Default::default() };
         let steps = [false, false, true, false, false, false, true, true];
         assert_eq!(run(config, &steps), [8.0, 8.0, 8.0, 8.0, 8.0, 16.0, 16.0, 8.0]);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SgdConfig {
-    /// Share of the running sum of gradients that is kept per step (Megatron's `--sgd-momentum`); 0 keeps no sum.
+    /// Share of the running sum of gradients that remains per step (Megatron's `--sgd-momentum`); 0 has no momentum buffer.
     pub momentum: f64,
     /// Looks one step ahead: the step is the gradient plus `momentum` times the new sum.
     pub nesterov: bool,

@@ -1,70 +1,70 @@
-//! The sizes of a decoder, and a rank's share of them.
+//! The sizes of a decoder, and those of one rank.
 
 use backend_dist::mesh::ParallelLayout;
 
 use crate::flops::{AttentionCount, FlopShape, LatentFlops};
 use crate::schedule::stages::PartCosts;
 
-/// Experts in the place of MLPs.
+/// Routed experts of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Experts {
-    /// Experts of a layer.
+    /// Number of routed experts.
     pub count: usize,
-    /// Experts that a token uses.
+    /// Experts per token (top-k).
     pub top_k: usize,
-    /// Width of one. They are gated and have no biases.
+    /// Intermediate size of an expert. Experts are gated and have no biases.
     pub intermediate: usize,
-    /// Width of the MLP beside them that all tokens use; 0 without one.
+    /// Intermediate size of the shared experts, which all tokens use; 0 without any.
     pub shared: usize,
-    /// Layers that have an MLP instead.
+    /// Layers with a dense MLP instead of experts.
     pub dense_layers: Vec<usize>,
 }
 
-/// Latents in the place of whole keys and values: features of each token, or of each head.
+/// Sizes of multi-head latent attention (MLA), per token or per head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latent {
-    /// Of the latent that queries come from; without one they come from the hidden states.
+    /// Rank of the query latent; without one queries are projected from the hidden states.
     pub queries: Option<usize>,
-    /// Of the latent that keys and values come from.
+    /// Rank of the key-value latent.
     pub keys: usize,
-    /// Of a query head that are rotated, and of the key that all heads share.
+    /// Query and key head dimension with RoPE; all heads share this part of the key.
     pub rotated: usize,
-    /// Of a query and key head that are not.
+    /// Query and key head dimension without RoPE.
     pub unrotated: usize,
-    /// Of a value head.
+    /// Value head dimension.
     pub value: usize,
 }
 
 /// The sizes that memory, traffic and time follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
-    /// Number of tokens.
+    /// Vocabulary size.
     pub vocab: usize,
-    /// Every rank's rows of the vocabulary are a multiple of this.
+    /// The vocabulary shard of every rank is padded to a multiple of this.
     pub vocab_multiple: usize,
-    /// Width of the residual stream.
+    /// Hidden size.
     pub hidden: usize,
-    /// Width of the MLP.
+    /// Intermediate size of the MLP.
     pub intermediate: usize,
-    /// What layers have in its place, in a mixture of experts.
+    /// Experts of an MoE model.
     pub experts: Option<Experts>,
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key-value heads.
+    /// Number of key-value heads.
     pub kv_heads: usize,
-    /// Features of a head.
+    /// Head dimension.
     pub head_dim: usize,
-    /// Queries, keys and values come from latents.
+    /// Sizes of latent attention, if the model has it.
     pub latent: Option<Latent>,
-    /// Modules of multi-token prediction, each with a layer of its own, behind the last one.
+    /// Number of multi-token prediction modules, each with a transformer layer of its own after the last one.
     pub mtp: usize,
-    /// Positions that one sees, if not all before it.
+    /// Size of the sliding attention window, if the model has one.
     pub window: Option<usize>,
     /// The MLP is `down(silu(gate) up)`, with three matrices instead of two.
     pub gated: bool,
-    /// Queries and keys are normalised head by head.
+    /// Queries and keys are normalised per head.
     pub head_norms: bool,
     /// Norms have a bias.
     pub norm_bias: bool,
@@ -72,67 +72,67 @@ pub struct Decoder {
     pub attention_bias: bool,
     /// The MLP's linear layers have biases.
     pub mlp_bias: bool,
-    /// Learned positions; without them queries and keys are rotated.
+    /// Number of learned position embeddings; without them the model uses RoPE.
     pub positions: Option<usize>,
     /// The output layer shares the embedding's weight.
     pub tied: bool,
 }
 
-/// What one rank has of a decoder, and of a micro-batch: numbers of elements.
+/// One rank's sizes of a decoder and a micro-batch, in elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share {
-    /// Tokens of a micro-batch inside tensor parallel regions.
+pub struct LocalSizes {
+    /// Tokens of a micro-batch inside tensor-parallel regions.
     pub tokens: u64,
-    /// Tokens between them: fewer under sequence parallelism.
+    /// Tokens outside of tensor-parallel regions: fewer under sequence parallelism.
     pub stream_tokens: u64,
-    /// Width of the residual stream.
+    /// Hidden size.
     pub hidden: u64,
-    /// Features of the rank's query heads.
+    /// Features of the local query heads.
     pub queries: u64,
-    /// Features of its key heads, and of its value heads.
+    /// Features of the local key heads, and of the local value heads.
     pub keys: u64,
-    /// Its query heads.
+    /// Number of local query heads.
     pub heads: u64,
-    /// Features of its part of the MLP.
+    /// Local intermediate size of the MLP.
     pub intermediate: u64,
-    /// Its rows of the padded vocabulary.
+    /// Size of the local shard of the padded vocabulary.
     pub vocab: u64,
-    /// Keys that a query sees, on average over the sequence.
+    /// Keys visible to a query, on average over the sequence.
     pub visible: f64,
-    /// What it has of the experts; nothing in a dense model.
-    pub experts: ExpertShare,
+    /// Sizes of the local experts; zeros in a dense model.
+    pub experts: LocalExperts,
 }
 
-/// What one rank has of a layer's experts, if each is used alike: numbers of elements.
+/// One rank's sizes of a layer's experts under perfect load balance, in elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ExpertShare {
-    /// Tokens that it sends to their experts.
+pub struct LocalExperts {
+    /// Tokens that the rank dispatches.
     pub tokens: u64,
-    /// Copies of them, one for each expert that a token uses.
+    /// Copies of these tokens, one for each expert of a token.
     pub copies: u64,
-    /// Copies that its experts compute.
+    /// Token copies that the local experts compute.
     pub rows: u64,
-    /// Its experts, or parts of experts.
+    /// Number of local experts, or shards of experts.
     pub count: u64,
-    /// Features of its part of one.
+    /// Local intermediate size of an expert.
     pub intermediate: u64,
-    /// Features of its part of the shared ones.
+    /// Local intermediate size of the shared experts.
     pub shared: u64,
 }
 
-/// Layers that are alike.
+/// Layers of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerKind {
-    /// The first of them.
+    /// The first layer of the kind.
     pub example: usize,
-    /// How many there are.
+    /// Number of layers.
     pub count: usize,
-    /// They have experts.
+    /// The layers have experts.
     pub moe: bool,
 }
 
 impl Decoder {
-    /// What the count of FLOPs needs to know.
+    /// The sizes that FLOPs are counted from.
     pub fn flop_shape(&self, seq: usize) -> FlopShape {
         let (kinds, experts) = (self.layer_kinds(), self.experts.as_ref());
         let layers = |moe: bool| kinds.iter().filter(|kind| kind.moe == moe).map(|kind| kind.count).sum::<usize>();
@@ -160,7 +160,7 @@ impl Decoder {
         }
     }
 
-    /// FLOPs of a token in each layer and behind the last one.
+    /// FLOPs of a token in each layer and after the last one.
     pub fn part_costs(&self, seq: usize) -> PartCosts {
         let nothing = FlopShape { dense_layers: 0, moe_layers: 0, mtp: 0, padded_vocab: 0, ..self.flop_shape(seq) };
         let of = |shape: FlopShape| shape.per_token(AttentionCount::Causal);
@@ -176,12 +176,12 @@ impl Decoder {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
     }
 
-    /// Whether the embedding's table is used on the head's stage too, which holds a copy of it if need be.
+    /// Whether the stage of the head uses the embedding's table too, and holds a copy if it is another stage.
     pub fn shares_table(&self) -> bool {
         self.tied || self.mtp > 0
     }
 
-    /// The kinds of layers that there are.
+    /// The kinds of layers of the model.
     pub fn layer_kinds(&self) -> Vec<LayerKind> {
         let kind = |moe: bool| {
             let mut all = (0..self.layers).filter(|layer| self.experts_of(*layer).is_some() == moe);
@@ -191,16 +191,15 @@ impl Decoder {
         [false, true].into_iter().filter_map(kind).collect()
     }
 
-    /// The share of one tensor parallel rank in a micro-batch of `rows` rows of `seq` tokens, in documents of
-    /// `documents`.
-    pub fn share(&self, layout: &ParallelLayout, rows: usize, seq: usize, documents: usize) -> Share {
+    /// One rank's sizes in a micro-batch of `sequences` sequences of `seq` tokens, in documents of `documents` tokens.
+    pub fn local(&self, layout: &ParallelLayout, sequences: usize, seq: usize, documents: usize) -> LocalSizes {
         let tp = layout.tp;
-        let tokens = (rows * seq).div_ceil(layout.cp);
+        let tokens = (sequences * seq).div_ceil(layout.cp);
         let seen = self.window.unwrap_or(documents).min(documents) as f64;
-        let experts = self.experts.as_ref().map_or(ExpertShare::default(), |experts| {
+        let experts = self.experts.as_ref().map_or(LocalExperts::default(), |experts| {
             let (own, etp) = (tokens.div_ceil(tp) as u64, layout.expert_tp());
             let copies = own * experts.top_k as u64;
-            ExpertShare {
+            LocalExperts {
                 tokens: own,
                 copies,
                 rows: copies * etp as u64,
@@ -209,7 +208,7 @@ impl Decoder {
                 shared: (experts.shared / tp) as u64,
             }
         });
-        Share {
+        LocalSizes {
             tokens: tokens as u64,
             stream_tokens: tokens.div_ceil(if layout.sequence_parallel() { tp } else { 1 }) as u64,
             hidden: self.hidden as u64,

@@ -1,25 +1,25 @@
-//! What common GPUs can do, by their vendor's data sheets, and how much of it programs reach.
+//! Rates of common GPUs by their vendor's data sheets, and the share of them that training reaches.
 
 /// A GPU by its data sheet: dense rates without sparsity, decimal gigabytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gpu {
-    /// As it is written on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// TFLOP/s of bf16 matrix products.
+    /// TFLOP/s of bf16 GEMMs.
     pub bf16: f64,
     /// TFLOP/s in fp32 without tensor cores.
     pub fp32: f64,
     /// TFLOP/s in fp64.
     pub fp64: f64,
-    /// Memory, GB.
+    /// Memory in GB.
     pub memory: f64,
-    /// Memory bandwidth, GB/s.
+    /// Memory bandwidth in GB/s.
     pub bandwidth: f64,
-    /// To the other GPUs of the host, GB/s in one direction.
+    /// Bandwidth to the other GPUs of the host, in GB/s and one direction.
     pub link: f64,
-    /// To other hosts, GB/s in one direction and per GPU.
+    /// Bandwidth to other hosts, in GB/s, one direction and per GPU.
     pub network: f64,
-    /// Where the numbers are from.
+    /// The source of the numbers.
     pub source: &'static str,
 }
 
@@ -78,7 +78,12 @@ impl Gpu {
         GPUS.iter().find(|gpu| gpu.name == known)
     }
 
-    /// FLOP/s of dense matrix products with weights of `element` bytes.
+    /// Whether its tensor cores have FP8: compute capability 8.9 or more.
+    pub fn has_fp8(&self) -> bool {
+        !self.name.starts_with("a100")
+    }
+
+    /// FLOP/s of dense GEMMs with weights of `element` bytes.
     pub fn peak(&self, element: u64) -> f64 {
         1e12 * match element {
             8 => self.fp64,
@@ -88,13 +93,13 @@ impl Gpu {
     }
 }
 
-/// What a run reaches, per GPU.
+/// The rates that a run reaches, per GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hardware {
     /// Bytes that a rank may allocate.
     pub memory: u64,
-    /// FLOP/s of matrix products.
-    pub products: f64,
+    /// FLOP/s of GEMMs.
+    pub gemms: f64,
     /// Peak FLOP/s, for MFU.
     pub peak: f64,
     /// Bytes per second of memory.
@@ -105,49 +110,48 @@ pub struct Hardware {
     pub network: f64,
     /// GPUs of a host.
     pub host: usize,
-    /// Exchanges with replicas run beside passes.
+    /// Data-parallel communication overlaps with passes.
     pub overlap: bool,
 }
 
-/// Seconds from the start of an exchange to its first byte: NCCL's order of magnitude between GPUs of a host.
+/// Seconds from the start of a collective to its first byte: NCCL's order of magnitude between GPUs of a host.
 pub const LATENCY: f64 = 15e-6;
 
 /// Shares of the peaks that training steps reach on H200s at their power limit (`bench --profile`,
-/// docs/measurements.md): products of Llama 3 8B 677 of 989 TFLOP/s, copies 4.15 of 4.8 TB/s. NCCL alone has 358 of 450
-/// GB/s.
-const PRODUCTS: f64 = 0.68;
+/// docs/measurements.md): GEMMs of Llama 3 8B 677 of 989 TFLOP/s, copies 4.15 of 4.8 TB/s, NCCL alone 358 of 450 GB/s.
+const GEMMS: f64 = 0.68;
 const BANDWIDTH: f64 = 0.85;
 const LINK: f64 = 0.8;
-/// The same of attention, forward and backward, by features of a head: 1B, 8B and DeepSeek-V3 in training; 96 and 256
-/// have their ratio to 128 in kernels-cubecl/README.md.
+/// The same for attention, forward and backward, by head dimension: measured in training of 1B, 8B and DeepSeek-V3;
+/// 96 and 256 by their ratio to 128 in kernels-cubecl/README.md.
 const ATTENTION: [(usize, [f64; 2]); 5] =
     [(64, [0.41, 0.29]), (96, [0.43, 0.33]), (128, [0.54, 0.44]), (192, [0.57, 0.33]), (256, [0.61, 0.27])];
-/// How much faster products of numbers of half the size are, without what weight gradients add up: 1,285 of 677
-/// TFLOP/s.
+/// Speed-up of FP8 over bf16 GEMMs, without the accumulation of weight gradients: 1,285 instead of 677 TFLOP/s.
 pub const FP8: f64 = 1.9;
-/// Of their rate products keep beside an exchange, which takes multiprocessors: 543 of 677 TFLOP/s.
-pub const BESIDE: f64 = 0.8;
-/// Of a link's bandwidth that copy engines have beside products: 282 of 360 GB/s (Llama 3 8B, TP4).
-pub const COPIES: f64 = 0.78;
-/// Of a link's bandwidth that tokens have on their way to experts and back, by copy engines: 236 to 289 of 360 GB/s (a
-/// Mixtral and Qwen3-MoE, EP2 and EP4).
-pub const ROUTED: f64 = 0.69;
-/// Seconds that a GPU waits in a layer of experts until the host has read how many rows go where: 0.86 to 1.03 ms per
-/// layer and micro-batch of the balanced runs of a Mixtral (bf16 and FP8) and of Qwen3-MoE, their idle share.
-pub const COUNTS: f64 = 0.9e-3;
+/// Share of their rate that GEMMs keep while an NCCL kernel, which takes SMs, overlaps with them: 543 of 677
+/// TFLOP/s.
+pub const OVERLAPPED_GEMM_RATE: f64 = 0.8;
+/// Share of a link's bandwidth that DMA copy engines reach while GEMMs run: 282 of 360 GB/s (Llama 3 8B, TP4).
+pub const COPY_ENGINE_RATE: f64 = 0.78;
+/// Share of a link's bandwidth that all-to-alls of MoE tokens reach with DMA copy engines: 236 to 289 of 360 GB/s
+/// (Mixtral and Qwen3-MoE, EP2 and EP4).
+pub const ALL_TO_ALL_RATE: f64 = 0.69;
+/// Seconds that a GPU waits in an MoE layer until the host has read the token counts of the experts: 0.86 to 1.03
+/// ms per layer and micro-batch, the idle time of balanced runs of Mixtral (bf16 and FP8) and Qwen3-MoE.
+pub const EXPERT_COUNTS_WAIT: f64 = 0.9e-3;
 
-/// Seconds that a product of experts in FP8 takes beside its arithmetic. Each expert has one for every micro-batch that
-/// meets there, where in bf16 all are one launch: the 24,576 products of a step of Qwen3-MoE's small experts (0.603 s;
-/// 0.430 in bf16).
-pub const PRODUCT: f64 = 6.8e-6;
+/// Seconds that an expert's GEMM in FP8 takes in addition to its arithmetic. In FP8 each expert has one GEMM per
+/// micro-batch, in bf16 all are one launch. From the 24,576 GEMMs in a step of Qwen3-MoE's small experts (0.603 s, in
+/// bf16 0.430 s).
+pub const EXPERT_GEMM_OVERHEAD: f64 = 6.8e-6;
 
 impl Hardware {
-    /// What programs reach of a GPU's peaks with weights of `element` bytes, in hosts of eight.
+    /// The rates that training reaches of a GPU's peaks with weights of `element` bytes, in hosts of eight.
     pub fn of(gpu: &Gpu, element: u64) -> Self {
         let peak = gpu.peak(element);
         Self {
             memory: (gpu.memory * 1e9) as u64,
-            products: PRODUCTS * peak,
+            gemms: GEMMS * peak,
             peak,
             bandwidth: BANDWIDTH * gpu.bandwidth * 1e9,
             link: LINK * gpu.link * 1e9,
@@ -157,19 +161,19 @@ impl Hardware {
         }
     }
 
-    /// With a measured rate of matrix products, TFLOP/s; attention keeps its ratio to them.
-    pub fn with_products(self, tflops: f64) -> Self {
-        Self { products: tflops * 1e12, ..self }
+    /// With a measured rate of GEMMs, TFLOP/s; attention keeps its ratio to them.
+    pub fn with_gemms(self, tflops: f64) -> Self {
+        Self { gemms: tflops * 1e12, ..self }
     }
 
-    /// FLOP/s of attention, forward and backward, with heads of so many features.
+    /// FLOP/s of attention, forward and backward, by head dimension.
     pub fn attention(&self, features: usize) -> [f64; 2] {
         let known = ATTENTION.iter().find(|(most, _)| features <= *most).unwrap_or(&ATTENTION[ATTENTION.len() - 1]);
-        known.1.map(|share| share / PRODUCTS * self.products)
+        known.1.map(|local| local / GEMMS * self.gemms)
     }
 
-    /// Bytes per second that a member of a group of `ranks`, each `stride` after the one before, has to its neighbour.
-    /// Groups that leave a host share its network ports with the host's other groups.
+    /// Bytes per second between neighbours in a group of `ranks` with a stride of `stride`. Groups that span hosts
+    /// share the network ports with the host's other groups.
     pub fn between(&self, ranks: usize, stride: usize) -> f64 {
         if ranks * stride <= self.host {
             return self.link;

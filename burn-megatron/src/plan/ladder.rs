@@ -1,21 +1,21 @@
-//! What to give up for memory, in the order of what it costs.
+//! Settings that save memory, in the order of their cost.
 
 use models::recompute::{Granularity, Module, Recompute};
 
 use super::{Job, memory};
 use crate::schedule::Schedule;
 
-/// A ZeRO stage and what is computed again.
+/// A ZeRO stage and a recomputation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rung {
-    /// What is cut over the replicas.
+    /// The ZeRO stage.
     pub zero: u8,
-    /// What the backward pass computes again.
+    /// The recomputation.
     pub recompute: Recompute,
 }
 
-/// From fast to frugal. Cutting the optimizer states costs nothing: a reduce-scatter and a gather send what an
-/// all-reduce sends. ZeRO 2 adds a reduction per micro-batch, recomputation arithmetic, ZeRO 3 gathers and arithmetic.
+/// From fast to frugal. Sharding the optimizer states costs nothing: a reduce-scatter and an all-gather send as
+/// much as an all-reduce. ZeRO 2 adds a reduction per micro-batch, recomputation adds arithmetic, ZeRO 3 adds gathers.
 pub fn ladder() -> Vec<Rung> {
     let selective = || Recompute {
         granularity: Granularity::Selective,
@@ -36,15 +36,10 @@ pub fn ladder() -> Vec<Rung> {
     ]
 }
 
-/// The share of a GPU's memory that a plan may fill; the rest is for what plans do not see.
+/// Share of a GPU's memory that a plan may fill; the rest is for memory that plans do not count.
 const FILLED: f64 = 0.95;
 
-/// The job on the first rung on which every rank fits into a GPU of `bytes`; `zero` if the ZeRO stage is given.
-pub fn first_that_fits(job: &Job, zero: Option<u8>, bytes: u64) -> Option<Job> {
-    first_of(std::slice::from_ref(job), zero, bytes).map(|(_, job)| job)
-}
-
-/// The first rung on which any of the jobs fits: the index of the first one that does, and it on that rung.
+/// The first rung on which any of the jobs fits: the index of the first job that does, and the job on that rung.
 pub fn first_of(jobs: &[Job], zero: Option<u8>, bytes: u64) -> Option<(usize, Job)> {
     let rungs = ladder().into_iter().map(|rung| Rung { zero: zero.unwrap_or(rung.zero), ..rung });
     let mut all =
@@ -54,20 +49,25 @@ pub fn first_of(jobs: &[Job], zero: Option<u8>, bytes: u64) -> Option<(usize, Jo
 
 /// Whether every rank fits into a GPU of `bytes`.
 pub fn fits(job: &Job, bytes: u64) -> bool {
-    peak(job).is_some_and(|peak| peak <= (bytes as f64 * FILLED) as u64)
+    peak(job).is_some_and(|peak| peak <= usable(bytes))
 }
 
-/// The job with a rung's settings; without replicas there is nothing to cut.
+/// The bytes that a plan may fill of a GPU of `bytes`.
+pub fn usable(bytes: u64) -> u64 {
+    (bytes as f64 * FILLED) as u64
+}
+
+/// The job with a rung's settings; a single data-parallel rank has nothing to shard.
 fn on(job: &Job, rung: Rung) -> Job {
     let mut job = job.clone();
-    job.layout.zero = if job.replicas() > 1 { rung.zero } else { 0 };
+    job.layout.zero = if job.dp_ranks() > 1 { rung.zero } else { 0 };
     job.recompute = rung.recompute;
     job
 }
 
 /// Bytes of the fullest rank; `None` where the schedule does not exist.
 pub fn peak(job: &Job) -> Option<u64> {
-    let job = job.fullest_rows();
+    let job = job.longest_sequences();
     let schedule = Schedule::new(job.schedule).ok()?;
     memory(&job, &schedule).iter().map(|rank| rank.peak()).max()
 }

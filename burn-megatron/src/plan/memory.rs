@@ -1,40 +1,40 @@
-//! Memory per pipeline rank: what is there all the time, and the most that a step adds, found by walking through the
-//! rank's list of actions with what each operation keeps.
+//! Memory per pipeline rank: the states that are always allocated, and the peak that a step adds, found by going
+//! through the rank's list of actions with the tensors that each operation saves for backward.
 
 mod stage;
+mod tracker;
 mod unit;
-mod walk;
 
 use super::Job;
 use super::operations::Over;
 use super::state::{Bucket, States};
 use crate::schedule::Schedule;
 use stage::StageMemory;
+use tracker::MemoryTracker;
 #[cfg(test)]
 pub(super) use unit::UnitMemory;
-use walk::Walk;
 
-/// Bytes of one pipeline rank; its tensor and data parallel neighbours need the same.
+/// Bytes of one pipeline rank at its peak; its tensor- and data-parallel neighbours need the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankMemory {
-    /// Weights, gradients, master and moments; of the gradients what is there at the fullest moment.
+    /// Weights, gradients, master weights and optimizer states.
     pub states: States,
-    /// What forward passes keep for their backward passes, at the fullest moment.
+    /// Tensors that forward passes save for backward, without those of the head.
     pub activations: u64,
-    /// The same of the head: logits and what the loss keeps.
+    /// The same for the head: logits and the loss's saved tensors.
     pub loss: u64,
-    /// What the pass of that moment works with: gradients of activations, and of a unit's weights.
+    /// Tensors of the running pass: gradients of activations, and of a unit's weights.
     pub working: u64,
-    /// Gathered weights, buffers that gradients are reduced in, a tensor on its way to another stage.
+    /// Gathered weights, buffers of gradient reductions, a tensor in transfer to another stage.
     pub communication: u64,
-    /// What the allocator of a GPU takes for its pages beyond the tensors in them.
+    /// Fragmentation: bytes of the GPU allocator's pages that no tensor uses.
     pub pages: u64,
-    /// What driver and libraries take of a GPU for themselves.
+    /// GPU memory of driver and libraries.
     pub libraries: u64,
 }
 
 impl RankMemory {
-    /// The most that is allocated at once.
+    /// The peak.
     pub fn peak(&self) -> u64 {
         self.states.total()
             + self.activations
@@ -46,6 +46,14 @@ impl RankMemory {
     }
 }
 
+/// Bytes of all ranks together; `None` where the schedule does not exist.
+pub fn total_memory(job: &Job) -> Option<u64> {
+    let job = job.longest_sequences();
+    let schedule = Schedule::new(job.schedule).ok()?;
+    let ranks = (job.layout.world_size() / job.layout.pp) as u64;
+    Some(memory(&job, &schedule).iter().fold(0, |sum: u64, rank| sum.saturating_add(rank.peak().saturating_mul(ranks))))
+}
+
 /// Memory of every pipeline rank.
 pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     let placement = schedule.placement();
@@ -53,56 +61,56 @@ pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     let rank = |rank: usize| {
         let chunks: Vec<_> = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]).collect();
         let (pages, libraries) = (if job.gpu { gaps(&chunks) } else { 0 }, libraries(job));
-        RankMemory { pages, libraries, ..Walk::new(job, chunks).run(schedule, rank) }
+        RankMemory { pages, libraries, ..MemoryTracker::new(job, chunks).run(schedule, rank) }
     };
     (0..placement.ranks()).map(rank).collect()
 }
 
-/// What pages take beyond the tensors in them. CubeCL cuts tensors from pages as large as the largest; one that fills
-/// more than half of a page finds none with room for it while small ones lie everywhere, so that a pass needs as many
-/// more pages as it has large tensors at a time. By measurement, docs/planning.md.
+/// Fragmentation. CubeCL allocates tensors in pages as large as the largest tensor. A tensor of more than half a
+/// page finds no page with enough room while small tensors lie everywhere, so a pass needs one more page for each large
+/// tensor that it has at a time. By measurement, docs/planning.md.
 fn gaps(chunks: &[&StageMemory]) -> u64 {
     let units = || chunks.iter().flat_map(|stage| &stage.sizes);
     let page = units().flat_map(|(_, sizes)| sizes).copied().max().unwrap_or(0);
     let large = |(is_head, sizes): &(bool, Vec<u64>)| {
         let count = sizes.iter().filter(|size| 2 * **size >= page).count() as u64;
-        // The gradient of the logits takes their place.
+        // The gradient of the logits reuses their memory.
         if *is_head { count } else { 2 * count }
     };
     page * units().map(large).max().unwrap_or(0)
 }
 
-/// What a CUDA context with the kernels of a run takes, with what the driver keeps of a GPU in any case: about so much.
+/// A CUDA context with the kernels of a run, and the memory that the driver always reserves: an estimate.
 const CONTEXT: u64 = 1 << 30;
-/// Buffers and channels of an NCCL communicator between GPUs of a host: about so much.
+/// Buffers and channels of an NCCL communicator between GPUs of a host: an estimate.
 const COMMUNICATOR: u64 = 3 << 27;
 /// The workspace of cuBLASLt (backend-dist/src/cuda/lt_plan.rs).
 const CUBLAS_LT: u64 = 64 << 20;
 
-/// What driver and libraries take of each GPU: one communicator for each kind of group (experts have two of their own,
-/// scales of FP8 one where ranks share sequences), two for each neighbour in a pipeline.
+/// Memory of driver and libraries on each GPU: one communicator for each kind of group (two for experts, one for
+/// FP8 scales with context parallelism), two for each neighbour in a pipeline.
 fn libraries(job: &Job) -> u64 {
     let neighbours = if job.layout.pp > 2 { 2 } else { job.layout.pp as u64 - 1 };
     let experts = job
         .decoder
         .experts
         .as_ref()
-        .map_or(0, |_| u64::from(job.ranks(Over::Experts).0 > 1) + u64::from(job.expert_replicas() > 1));
+        .map_or(0, |_| u64::from(job.ranks(Over::Experts).0 > 1) + u64::from(job.expert_dp_ranks() > 1));
     let scales = u64::from(job.layout.cp > 1 && !job.fp8.is_empty());
     let communicators =
-        u64::from(job.layout.tp > 1) + u64::from(job.replicas() > 1) + experts + scales + 2 * neighbours;
+        u64::from(job.layout.tp > 1) + u64::from(job.dp_ranks() > 1) + experts + scales + 2 * neighbours;
     if job.gpu { CONTEXT + CUBLAS_LT + communicators * COMMUNICATOR } else { 0 }
 }
 
-/// What an update adds to what is there: the shard and the gathered weights of a bucket, or narrow copies of wide ones.
+/// Additional bytes of an update: the shard and the gathered weights of a bucket, or narrow copies of wide weights.
 fn update(bucket: &Bucket, job: &Job) -> u64 {
     let whole = bucket.bytes(job.element);
     match bucket.zero(job) {
-        // One kernel writes narrow and wide weights; they are gathered where they lie.
+        // One kernel writes narrow and wide weights; they are gathered in place.
         _ if job.gpu => 0,
         0 if job.element == job.wide() => 0,
         0 => whole,
-        1 | 2 => whole + whole / bucket.replicas,
+        1 | 2 => whole + whole / bucket.dp_ranks,
         _ => 0,
     }
 }

@@ -1,12 +1,11 @@
-//! What a rank computes for one micro-batch, operation by operation. This is the only table of what each operation
-//! keeps for its backward pass (backend-dist/src/ops/autodiff.rs), sends, and costs; memory, traffic and time are sums
-//! over it.
+//! The operations of a rank for one micro-batch: the only table of the tensors that each operation saves for
+//! backward, of its communication and its cost. Memory, communication and time are sums over it.
 
 mod chain;
 mod dense;
 mod head;
 mod latent;
-mod mixture;
+mod moe;
 
 use std::ops::Range;
 
@@ -14,7 +13,7 @@ use backend_dist::mesh::ParallelLayout;
 use models::recompute::{Granularity, Method, Module, Recompute};
 
 use super::Job;
-use super::decoder::{Decoder, Share};
+use super::decoder::{Decoder, LocalSizes};
 use super::traffic::Collective;
 use crate::schedule::stages::Stage;
 use chain::Chain;
@@ -25,77 +24,77 @@ const ID: u64 = 8;
 /// A tensor of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activation {
-    /// Equal for equal storage within a unit.
+    /// Identifies its storage within a unit.
     pub id: usize,
     /// Its size.
     pub bytes: u64,
-    /// The module whose recomputation makes it unnecessary to keep.
+    /// The module whose recomputation makes saving it unnecessary.
     pub module: Option<Module>,
-    /// It is the residual stream: a branch that is not recorded needs it too.
+    /// It is the residual stream, which a forward pass without autodiff needs too.
     pub stream: bool,
 }
 
-/// An exchange with the forward's or the backward's direction.
+/// Communication in the forward and the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Exchange {
+pub struct Communication {
     /// In the forward pass.
     pub forward: Option<Collective>,
-    /// Of the gradient.
+    /// In the backward pass, of the gradient.
     pub backward: Option<Collective>,
-    /// Bytes of the whole tensor, the larger side of a gather or scatter.
+    /// Bytes of the whole tensor, the larger side of an all-gather or reduce-scatter.
     pub bytes: u64,
-    /// Who takes part.
+    /// The group.
     pub over: Over,
-    /// The forward exchange is repeated in the backward pass.
+    /// The forward communication is repeated in the backward pass.
     pub again: bool,
 }
 
-/// The ranks of an exchange.
+/// The group of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// Tensor parallel ranks.
+    /// Tensor-parallel ranks.
     Tensor,
-    /// Those that have other parts of the sequence.
+    /// Context-parallel ranks.
     Context,
-    /// Those that together hold all experts of a layer.
+    /// Expert-parallel ranks, with their tensor-parallel ranks.
     Experts,
 }
 
 /// An operation.
 #[derive(Clone, Debug)]
 pub struct Op {
-    /// What it reads.
+    /// Input.
     pub input: Activation,
-    /// What it makes.
+    /// Output.
     pub output: Activation,
-    /// What it keeps until its own backward pass.
-    pub keeps: Vec<Activation>,
+    /// Tensors saved for backward.
+    pub saves: Vec<Activation>,
     /// Elements of its weight and bias.
     pub weight: u64,
-    /// How many of them are in matrices.
+    /// Number of these elements in matrices.
     pub matrix: u64,
-    /// The weight is one of experts, which have replicas of their own.
+    /// The weight belongs to experts, which have data-parallel groups of their own.
     pub expert: bool,
-    /// A matrix product whose weight gradient a zero-bubble schedule can put off.
+    /// A GEMM whose weight gradient a zero-bubble schedule can defer.
     pub linear: bool,
-    /// Of a matrix product in FP8.
+    /// Bytes of an FP8 GEMM.
     pub fp8: Option<Fp8Bytes>,
     /// Forward, input gradient, weight gradient.
     pub flops: [f64; 3],
-    /// It is attention, which runs at another rate than matrix products.
+    /// It is attention, which has a rate of its own.
     pub attention: bool,
-    /// What is computed again in the backward pass under the given recomputation.
+    /// The backward pass recomputes it, by the selected modules.
     pub again: bool,
-    /// What it exchanges.
-    pub exchange: Option<Exchange>,
+    /// Its communication.
+    pub communication: Option<Communication>,
 }
 
-/// Bytes of quantised tensors.
+/// Bytes of FP8 tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Bytes {
-    /// Of the weight, as it lies and transposed, from an update to the next.
+    /// Of the weight, as it is and transposed, for a whole step.
     pub weight: u64,
-    /// Of the input and of the output's gradient, until a weight gradient that is put off.
+    /// Of the input and the output's gradient, until a deferred weight gradient.
     pub deferred: u64,
 }
 
@@ -104,80 +103,81 @@ pub struct Fp8Bytes {
 pub struct Unit {
     /// In order.
     pub ops: Vec<Op>,
-    /// Only the input is kept; the forward runs again before the backward.
+    /// Only the input is saved; the backward pass recomputes the forward.
     pub recomputed: bool,
-    /// But for attention, whose output and statistics are kept too.
-    pub keeps_attention: bool,
+    /// The attention output and its statistics are saved too.
+    pub saves_attention: bool,
     /// It is the head: final norm, logits, loss.
     pub head: bool,
-    /// The operations of each of its layers; of the head those of each module of multi-token prediction.
+    /// The operations of each layer; of the head those of each multi-token prediction module.
     pub layers: Vec<Range<usize>>,
-    /// Modules whose outputs are not kept but computed again.
+    /// Modules whose outputs are recomputed instead of saved.
     pub dropped: Vec<Module>,
 }
 
 impl Unit {
-    /// Whether the backward pass computes an operation of the forward pass again.
+    /// Whether the backward pass recomputes an operation.
     pub fn repeats(&self, op: &Op) -> bool {
-        op.again || self.recomputed && !(self.keeps_attention && op.attention)
+        op.again || self.recomputed && !(self.saves_attention && op.attention)
     }
 
-    /// Bytes of what attention gives, where only that is kept beside the input.
-    pub fn attended(&self) -> u64 {
-        let attentions = self.ops.iter().filter(|op| self.keeps_attention && op.attention);
-        // The output and the statistics stand behind the queries, keys and values.
-        let kept = attentions.flat_map(|op| op.keeps.iter().skip_while(|kept| kept.id != op.output.id));
+    /// Bytes of saved attention outputs, in units that recompute all else.
+    pub fn saved_attention(&self) -> u64 {
+        let attentions = self.ops.iter().filter(|op| self.saves_attention && op.attention);
+        // The output and the statistics follow the queries, keys and values.
+        let kept = attentions.flat_map(|op| op.saves.iter().skip_while(|kept| kept.id != op.output.id));
         kept.map(|kept| kept.bytes).sum()
     }
 }
 
-/// The units of a stage; with `again` all are computed again, so that ZeRO 3 can free their weights between the passes,
-/// which on GPUs come back to where they were.
-pub fn units(job: &Job, share: &Share, stage: &Stage, again: bool) -> Vec<Unit> {
+/// The units of a stage. With `again` all are recomputed, so that ZeRO 3 can free their weights between the passes
+/// on CPU ranks; on GPUs weights are gathered into the same buffers again.
+pub fn units(job: &Job, local: &LocalSizes, stage: &Stage, again: bool) -> Vec<Unit> {
     let Job { decoder, layout, element, recompute, fp8, fp8_experts, logits_at_once, .. } = job;
-    // The emulation on CPU ranks keeps floats, one for both forms of a weight.
+    // The emulation on CPU ranks saves floats, one for both forms of a weight.
     let quantised = if job.gpu { [1, 2] } else { [job.wide(); 2] };
     let (element, fp8_experts, logits_at_once) = (*element, *fp8_experts, *logits_at_once);
-    let maker = Maker { decoder, share, layout, element, recompute, fp8, fp8_experts, quantised, logits_at_once };
+    let builder =
+        UnitBuilder { decoder, local, layout, element, recompute, fp8, fp8_experts, quantised, logits_at_once };
     let mut units = Vec::new();
     if stage.embedding {
-        units.push(maker.embedding());
+        units.push(builder.embedding());
     }
     let layers = stage.layers.len();
     match (recompute.granularity, recompute.method) {
         (Granularity::Full, Method::Uniform) => {
             let each = recompute.num_layers.max(1);
             let parts = (0..layers).step_by(each).map(|first| first..(first + each).min(layers));
-            units.extend(parts.map(|part| maker.layers(stage, part, true)));
+            units.extend(parts.map(|part| builder.layers(stage, part, true)));
         }
         (Granularity::Full, Method::Block) => {
             let again = |layer| layer < recompute.num_layers;
-            units.extend((0..layers).map(|layer| maker.layers(stage, layer..layer + 1, again(layer))));
+            units.extend((0..layers).map(|layer| builder.layers(stage, layer..layer + 1, again(layer))));
         }
-        _ => units.extend((0..layers).map(|layer| maker.layers(stage, layer..layer + 1, false))),
+        _ => units.extend((0..layers).map(|layer| builder.layers(stage, layer..layer + 1, false))),
     }
     if stage.loss {
-        units.push(maker.head());
+        units.push(builder.head());
     }
-    let keeps_attention = recompute.granularity == Granularity::Full && recompute.keep_attention;
+    let saves_attention = recompute.granularity == Granularity::Full && recompute.keep_attention;
     for unit in &mut units {
         unit.recomputed |= again;
-        unit.keeps_attention = keeps_attention && unit.recomputed;
+        unit.saves_attention = saves_attention && unit.recomputed && !unit.head;
     }
     units
 }
 
-struct Maker<'a> {
+struct UnitBuilder<'a> {
     decoder: &'a Decoder,
-    share: &'a Share,
+    local: &'a LocalSizes,
     layout: &'a ParallelLayout,
     element: u64,
     recompute: &'a Recompute,
     /// Layers of the model that are in FP8.
     fp8: &'a Range<usize>,
-    /// With their routed experts.
+    /// FP8 layers have routed experts in FP8 too.
     fp8_experts: bool,
-    /// Bytes of a quantised activation, and of a weight in all forms that are kept.
+    /// Bytes of an FP8 activation, and of all FP8 copies of a weight.
     quantised: [u64; 2],
     logits_at_once: usize,
 }

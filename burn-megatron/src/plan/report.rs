@@ -1,4 +1,4 @@
-//! A plan in words.
+//! The report of a plan.
 
 use std::fmt::{self, Write};
 
@@ -6,28 +6,30 @@ use models::recompute::{Granularity, Recompute};
 
 use super::gpus::Hardware;
 use super::memory::RankMemory;
-use super::search::{Candidate, Found};
+use super::search::{Candidate, SearchResult};
 use super::time::StepTime;
 use super::{Job, Plan};
 use crate::schedule::stages::StageLayout;
 
-/// A plan, what it was made for, and what else there is.
+/// A plan, its hardware, and other layouts.
 pub struct Report<'a> {
     /// The plan.
     pub plan: &'a Plan,
-    /// The GPUs it is for.
+    /// The GPUs of the plan.
     pub hardware: &'a Hardware,
-    /// What they are called.
+    /// The GPUs' name.
     pub name: &'a str,
     /// Show every pipeline rank, not only the fullest.
     pub all_ranks: bool,
-    /// GPUs that other layouts were looked for on.
+    /// GPUs of the other layouts.
     pub gpus: usize,
-    /// Other layouts.
-    pub found: Option<&'a Found>,
+    /// Other layouts in the precision of the run.
+    pub found: &'a SearchResult,
+    /// Other layouts with FP8 if the run is without, and without if it is with.
+    pub other: Option<&'a SearchResult>,
 }
 
-/// Bytes in the largest unit that leaves a whole number: `61.3 GiB`.
+/// Bytes in the largest unit that gives at least 1: `61.3 GiB`.
 pub fn bytes(bytes: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.into_iter().find(|(power, _)| bytes >> power > 0) {
@@ -58,41 +60,41 @@ fn percent(part: f64, whole: f64) -> f64 {
 }
 
 impl RankMemory {
-    /// The kinds by name, in the order in which they are shown.
+    /// The parts by name, in the order of the report.
     pub fn kinds(&self) -> [(&'static str, u64); 11] {
         [
             ("weights", self.states.weights),
             ("FP8 weights", self.states.quantised),
             ("gradients", self.states.gradients),
-            ("master", self.states.master),
-            ("moments", self.states.moments),
+            ("master weights", self.states.master),
+            ("optimizer states", self.states.moments),
             ("activations", self.activations),
-            ("logits, loss", self.loss),
-            ("working", self.working),
-            ("communication", self.communication),
-            ("gaps in pages", self.pages),
-            ("driver, libraries", self.libraries),
+            ("logits and loss", self.loss),
+            ("workspace", self.working),
+            ("communication buffers", self.communication),
+            ("fragmentation", self.pages),
+            ("driver and libraries", self.libraries),
         ]
     }
 }
 
 impl StepTime {
-    /// Where the time goes, by name.
+    /// The parts of a step's time by name.
     pub fn parts(&self) -> [(&'static str, f64); 9] {
         [
             ("arithmetic", self.compute),
             ("recomputation", self.recompute),
             ("memory bandwidth", self.memory),
-            ("TP exchanges", self.tensor),
-            ("EP exchanges", self.experts),
-            ("bubble", self.bubble),
-            ("DP exchanges", self.data),
+            ("TP and CP communication, exposed", self.tensor),
+            ("EP communication, exposed", self.experts),
+            ("pipeline bubble", self.bubble),
+            ("DP communication, exposed", self.data),
             ("optimizer", self.optimizer),
             ("rest", 0.0),
         ]
     }
 
-    /// The largest part that is not arithmetic.
+    /// The largest part besides arithmetic.
     pub fn limit(&self) -> String {
         let parts = self.parts();
         let largest = parts[1..].iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are parts");
@@ -103,7 +105,7 @@ impl StepTime {
 fn recompute_name(recompute: &Recompute) -> String {
     match recompute.granularity {
         Granularity::None => "none".into(),
-        Granularity::Full if recompute.keep_attention => "full but attention".into(),
+        Granularity::Full if recompute.keep_attention => "full except attention".into(),
         Granularity::Full => "full".into(),
         Granularity::Selective => "selective".into(),
     }
@@ -117,7 +119,7 @@ pub fn describe(job: &Job) -> String {
     }
     _ = write!(text, ", micro-batch {}", job.micro_batch);
     if !job.fp8.is_empty() {
-        text += if job.decoder.experts.is_some() && !job.fp8_experts { ", fp8 but experts" } else { ", fp8" };
+        text += if job.decoder.experts.is_some() && !job.fp8_experts { ", fp8 except experts" } else { ", fp8" };
     }
     if job.recompute.granularity != Granularity::None {
         _ = write!(text, ", recompute {}", recompute_name(&job.recompute));
@@ -150,7 +152,7 @@ impl fmt::Display for Report<'_> {
         let parts: Vec<String> =
             parts.map(|(name, part)| format!("{name} {:.0} %", percent(part, time.step))).collect();
         writeln!(f, "             {}", parts.join(", "))?;
-        self.found.map_or(Ok(()), |found| self.others(f, found))
+        self.others(f)
     }
 }
 
@@ -189,7 +191,8 @@ impl Report<'_> {
         )
     }
 
-    fn others(&self, f: &mut fmt::Formatter<'_>, found: &Found) -> fmt::Result {
+    fn others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (found, is_in_fp8) = (self.found, !self.plan.job.fp8.is_empty());
         let fits = self.plan.memory[self.plan.fullest()].peak() <= self.hardware.memory;
         if let (false, Some(nearest)) = (fits, &found.nearest) {
             writeln!(f, "nearest that fits\n{}", line(nearest))?;
@@ -199,11 +202,17 @@ impl Report<'_> {
         }
         writeln!(
             f,
-            "fastest of {} legal layouts on {} x {}, the best of each TP x PP: step, memory, what costs most beside \
+            "fastest of {} legal layouts on {} x {}{}, the best of each TP x PP x CP: step, memory, largest cost besides \
              arithmetic",
-            found.legal, self.gpus, self.name
+            found.legal,
+            self.gpus,
+            self.name,
+            if is_in_fp8 { " in FP8" } else { "" }
         )?;
-        found.best.iter().try_for_each(|candidate| writeln!(f, "{}", line(candidate)))
+        found.best.iter().try_for_each(|candidate| writeln!(f, "{}", line(candidate)))?;
+        let Some(other) = self.other.filter(|other| !other.best.is_empty()) else { return Ok(()) };
+        writeln!(f, "{}", if is_in_fp8 { "the same without FP8" } else { "the same with fp8.format = hybrid" })?;
+        other.best.iter().try_for_each(|candidate| writeln!(f, "{}", line(candidate)))
     }
 }
 

@@ -1,97 +1,103 @@
-//! The layouts that suit a run best on a number of GPUs.
+//! The fastest layouts of a run on a number of GPUs.
 
-use std::collections::BTreeMap;
+mod candidates;
+
+use std::collections::{BTreeMap, HashMap};
 
 use backend_dist::mesh::ParallelLayout;
-use models::recompute::{Granularity, Module, Recompute};
+use models::recompute::Granularity;
 
 use super::gpus::Hardware;
 use super::memory::{RankMemory, memory};
-use super::time::{StepTime, rough_time, step_time};
-use super::{Decoder, Job, state_bytes};
-use crate::schedule::stages::{PartCosts, Split, StageLayout};
-use crate::schedule::{Placement, Schedule, ScheduleKind, ScheduleSpec};
+use super::time::{RoughTime, StepTime, step_time};
+use super::{Job, state_bytes};
+use crate::schedule::{Schedule, ScheduleSpec};
+use candidates::candidates;
 
-/// What is looked for: the job's model, batch and optimizer in another layout.
-pub struct Wish<'a> {
+/// What to search: other layouts for the model, global batch and optimizer of a job.
+pub struct SearchRequest<'a> {
     /// The run as it was asked for.
     pub job: &'a Job,
-    /// GPUs.
+    /// Number of GPUs.
     pub gpus: usize,
-    /// What they can do.
+    /// Rates and memory of the GPUs.
     pub hardware: &'a Hardware,
-    /// Whether the model and its sequences can be laid out like this.
+    /// Whether the model and its sequences can be divided like this.
     pub legal: &'a dyn Fn(&ParallelLayout) -> bool,
+    /// The only ZeRO stage to consider.
+    pub zero: Option<u8>,
+    /// The only micro-batch size to consider.
+    pub micro_batch: Option<usize>,
 }
 
-/// A layout with what it needs.
+/// A layout with its memory and time.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// The run in this layout.
     pub job: Job,
     /// Memory of its fullest pipeline rank.
     pub memory: RankMemory,
-    /// Its step.
+    /// Time of a step.
     pub time: StepTime,
 }
 
-/// What was found.
+/// The outcome of a search.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
-    /// The fastest that fit, the best of each tensor and pipeline parallel size, fastest first.
+pub struct SearchResult {
+    /// The fastest that fit, the best of each combination of TP, PP and CP sizes, fastest first.
     pub best: Vec<Candidate>,
-    /// The one that fits and differs least from what was asked for.
+    /// The one that fits and differs least from the layout that was asked for.
     pub nearest: Option<Candidate>,
-    /// Layouts that are legal.
+    /// Number of legal layouts.
     pub legal: usize,
 }
 
-/// Layouts that are simulated, the most promising ones.
+/// Number of layouts that are simulated, the most promising ones.
 const SIMULATED: usize = 96;
-/// Passes of layers and stages in all of them, of which about a million are looked at in a second.
+/// Passes of layers and stages in all of them. About a million take a second.
 const PASSES: usize = 1 << 20;
-/// Layouts that are shown.
+/// Number of layouts that are shown.
 const SHOWN: usize = 5;
 
-/// Looks for the fastest layouts that fit, and for the nearest.
-pub fn search(wish: &Wish) -> Found {
-    let candidates = candidates(wish);
-    let mut schedules = Schedules::default();
-    let mut found = Found { legal: candidates.len(), ..Found::default() };
-    let mut rough: Vec<(f64, &Job)> = candidates.iter().map(|job| (rough_time(job, wish.hardware), job)).collect();
+/// Searches for the fastest layouts that fit, and for the nearest one.
+pub fn search(request: &SearchRequest) -> SearchResult {
+    let candidates = candidates(request);
+    let most = request.hardware.memory;
+    let mut costs = Costs::new(request.hardware);
+    let mut rough: Vec<(f64, bool, &Job)> = candidates.iter().map(|job| costs.rough(job)).collect();
     rough.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let fits = |memory: &RankMemory| memory.peak() <= wish.hardware.memory;
-    let (mut simulated, mut passes) = (0, 0);
-    for (_, job) in rough {
+    let (mut best, mut simulated, mut passes) = (Vec::new(), 0, 0);
+    for (_, _, job) in rough.iter().filter(|(_, may_fit, _)| *may_fit) {
         if simulated == SIMULATED || passes > PASSES {
             break;
         }
         passes += passes_of(job);
-        let Some(memory) = schedules.memory_if_fits(job, wish.hardware.memory) else { continue };
+        let Some(memory) = costs.memory_if_fits(job, most) else { continue };
         simulated += 1;
-        let schedule = schedules.of(&job.schedule);
-        if let Ok(time) = step_time(job, schedule, wish.hardware) {
-            found.best.push(Candidate { job: job.clone(), memory, time });
+        if let Ok(time) = step_time(job, costs.schedule(&job.schedule), request.hardware) {
+            best.push(Candidate { job: (*job).clone(), memory, time });
         }
     }
-    found.best.sort_by(|a, b| a.time.step.total_cmp(&b.time.step));
-    let mut seen = Vec::new();
-    found.best.retain(|candidate| {
-        let sizes = (candidate.job.layout.tp, candidate.job.layout.pp);
-        let new = !seen.contains(&sizes);
-        seen.push(sizes);
-        new
+    best.sort_by(|a, b| a.time.step.total_cmp(&b.time.step));
+    let mut shown = Vec::new();
+    best.retain(|candidate| {
+        let layout = &candidate.job.layout;
+        let sizes = (layout.tp, layout.pp, layout.cp);
+        let is_new = !shown.contains(&sizes);
+        shown.push(sizes);
+        is_new
     });
-    found.best.truncate(SHOWN);
+    best.truncate(SHOWN);
 
-    let mut by_distance: Vec<(u64, &Job)> = candidates.iter().map(|job| (distance(job, wish.job), job)).collect();
+    let may_fit = rough.iter().filter(|(_, may_fit, _)| *may_fit);
+    let mut by_distance: Vec<(u64, &Job)> = may_fit.map(|(_, _, job)| (distance(job, request.job), *job)).collect();
     by_distance.sort_by_key(|(distance, _)| *distance);
-    found.nearest = by_distance.into_iter().find_map(|(_, job)| {
-        let memory = schedules.memory_if_fits(job, wish.hardware.memory).filter(fits)?;
-        let time = step_time(job, schedules.of(&job.schedule), wish.hardware).ok()?;
+    let nearest = by_distance.into_iter().find_map(|(_, job)| {
+        let memory = costs.memory_if_fits(job, most)?;
+        let time = step_time(job, costs.schedule(&job.schedule), request.hardware).ok()?;
         Some(Candidate { job: job.clone(), memory, time })
     });
-    found
+    SearchResult { best, nearest, legal: candidates.len() }
 }
 
 fn passes_of(job: &Job) -> usize {
@@ -99,145 +105,55 @@ fn passes_of(job: &Job) -> usize {
     stages.saturating_mul(job.schedule.micro_batches).saturating_add(job.decoder.layers)
 }
 
-/// Schedules that were made already.
-#[derive(Default)]
-struct Schedules(BTreeMap<(&'static str, usize, usize, usize), Schedule>);
+/// What a layout's rough cost depends on: all but schedule and stages. The ranks of each axis, ZeRO and sequence
+/// parallelism, the micro-batch, and the recomputation.
+type CostKey = ([usize; 8], bool, (u8, bool));
 
-impl Schedules {
-    fn of(&mut self, spec: &ScheduleSpec) -> &Schedule {
-        let key = (spec.kind.name(), spec.pipeline_parallel, spec.virtual_pipeline, spec.micro_batches);
-        self.0.entry(key).or_insert_with(|| Schedule::new(*spec).expect("only legal schedules are candidates"))
+/// Costs that several candidates share.
+struct Costs<'a> {
+    hardware: &'a Hardware,
+    schedules: BTreeMap<(&'static str, usize, usize, usize), Schedule>,
+    /// With the bytes of weights, gradients and optimizer on a rank.
+    rough: HashMap<CostKey, (RoughTime, u64)>,
+}
+
+impl<'a> Costs<'a> {
+    fn new(hardware: &'a Hardware) -> Self {
+        Self { hardware, schedules: BTreeMap::new(), rough: HashMap::new() }
     }
 
-    /// Memory of the fullest rank, if it fits. States alone decide most cases.
+    /// Rough seconds of a step, and whether weights, gradients and optimizer alone fit.
+    fn rough<'b>(&mut self, job: &'b Job) -> (f64, bool, &'b Job) {
+        let ParallelLayout { tp, cp, ep, pp, dp, zero, sp, .. } = job.layout;
+        let etp = job.layout.expert_tp();
+        let recompute = (job.recompute.granularity as u8, job.recompute.keep_attention);
+        let key = ([tp, cp, ep, etp, pp, dp, zero.into(), job.micro_batch], sp, recompute);
+        let new = || (RoughTime::new(job, self.hardware), state_bytes(job));
+        let (time, states) = self.rough.entry(key).or_insert_with(new);
+        (time.of(&job.schedule), *states <= self.hardware.memory, job)
+    }
+
+    fn schedule(&mut self, spec: &ScheduleSpec) -> &Schedule {
+        let key = (spec.kind.name(), spec.pipeline_parallel, spec.virtual_pipeline, spec.micro_batches);
+        self.schedules.entry(key).or_insert_with(|| Schedule::new(*spec).expect("only legal schedules are candidates"))
+    }
+
+    /// Memory of the fullest rank, if it fits.
     fn memory_if_fits(&mut self, job: &Job, most: u64) -> Option<RankMemory> {
-        if state_bytes(job) > most {
-            return None;
-        }
-        let fullest = memory(job, self.of(&job.schedule)).into_iter().max_by_key(RankMemory::peak)?;
+        let fullest = memory(job, self.schedule(&job.schedule)).into_iter().max_by_key(RankMemory::peak)?;
         (fullest.peak() <= most).then_some(fullest)
     }
 }
 
-/// Every legal layout of the wish.
-fn candidates(wish: &Wish) -> Vec<Job> {
-    let (job, decoder) = (wish.job, &wish.job.decoder);
-    let rows = job.global_batch();
-    let mut divisions = Divisions::new(job);
-    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
-    let mut found = Vec::new();
-    for tp in divisors(wish.gpus).filter(|tp| *tp <= wish.hardware.host) {
-        for pp in divisors(wish.gpus / tp).filter(|pp| *pp <= decoder.layers) {
-            let dp = wish.gpus / tp / pp;
-            if !rows.is_multiple_of(dp) {
-                continue;
-            }
-            for sp in [false, true].into_iter().filter(|sp| !sp || tp > 1) {
-                for vpp in [1, 2, 4, 8].into_iter().filter(|vpp| *vpp == 1 || pp > 1 && pp * vpp <= decoder.layers) {
-                    for (ep, etp) in expert_sizes(decoder, tp, dp) {
-                        let layout = ParallelLayout { tp, pp, dp, sp, vpp, ep, etp, ..ParallelLayout::default() };
-                        if (wish.legal)(&layout) {
-                            variants(wish, layout, rows / dp, &mut divisions, &mut found);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    found
-}
-
-/// Ways to divide experts over the ranks of a stage: whole ones, or cut as the rest of the layer is.
-fn expert_sizes(decoder: &Decoder, tp: usize, dp: usize) -> Vec<(usize, Option<usize>)> {
-    let Some(experts) = &decoder.experts else { return vec![(1, None)] };
-    let sizes = |etp: usize| {
-        let ranks = tp * dp / etp;
-        (1..=ranks.min(experts.count)).filter(move |ep| ranks.is_multiple_of(*ep) && experts.count.is_multiple_of(*ep))
-    };
-    let cut = sizes(tp).map(|ep| (ep, None));
-    let whole = sizes(1).filter(|_| tp > 1).map(|ep| (ep, Some(1)));
-    cut.chain(whole).collect()
-}
-
-/// A layout with every micro-batch, schedule, ZeRO stage and recomputation.
-fn variants(wish: &Wish, layout: ParallelLayout, rows: usize, divisions: &mut Divisions, found: &mut Vec<Job>) {
-    let selective = Recompute::selective(&[Module::CoreAttention, Module::MlpActivation, Module::Norms]);
-    let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
-    let attention_kept = Recompute { keep_attention: true, ..full.clone() };
-    let recomputes = [Recompute::default(), selective, attention_kept, full];
-    for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|size| rows.is_multiple_of(*size)) {
-        for spec in schedules(&layout, rows / micro_batch) {
-            if spec.placement().stages().saturating_mul(spec.micro_batches) > PASSES {
-                continue;
-            }
-            for stages in divisions.of(spec.placement()) {
-                for zero in 0..=if layout.dp > 1 { 3 } else { 0 } {
-                    for recompute in &recomputes {
-                        found.push(Job {
-                            layout: ParallelLayout { zero, ..layout },
-                            schedule: spec,
-                            stages: stages.clone(),
-                            micro_batch,
-                            recompute: recompute.clone(),
-                            decoder: wish.job.decoder.clone(),
-                            fp8: wish.job.fp8.clone(),
-                            dynamic: None,
-                            ..*wish.job
-                        });
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn schedules(layout: &ParallelLayout, micro_batches: usize) -> Vec<ScheduleSpec> {
-    use ScheduleKind::{Interleaved, NoPipeline, OneFOneB, ZbH1, ZbV};
-    let kinds: &[ScheduleKind] = match (layout.pp, layout.vpp) {
-        (1, _) => &[NoPipeline],
-        (_, 1) => &[OneFOneB, ZbH1],
-        (_, 2) => &[Interleaved, ZbV],
-        _ => &[Interleaved],
-    };
-    let spec = |kind: &ScheduleKind| {
-        let spec = ScheduleSpec::new(*kind, layout.pp, micro_batches);
-        ScheduleSpec { virtual_pipeline: layout.vpp, ..spec }
-    };
-    kinds.iter().map(spec).filter(|spec| spec.check().is_ok()).collect()
-}
-
-/// Ways to divide the layers over ranks: equal stages where the layers allow, and those that cost the same.
-struct Divisions {
-    costs: PartCosts,
-    made: Vec<(Placement, Vec<StageLayout>)>,
-}
-
-impl Divisions {
-    fn new(job: &Job) -> Self {
-        Self { costs: job.decoder.part_costs(job.seq), made: Vec::new() }
-    }
-
-    fn of(&mut self, placement: Placement) -> &[StageLayout] {
-        let index = self.made.iter().position(|(made, _)| *made == placement).unwrap_or_else(|| {
-            let equal = Split::equal(self.costs.layers.len(), placement).layout();
-            let by_cost = (placement.ranks() > 1).then(|| StageLayout::by_cost(&self.costs, placement));
-            let mut found: Vec<_> = equal.into_iter().chain(by_cost.flatten()).collect();
-            found.dedup();
-            self.made.push((placement, found));
-            self.made.len() - 1
-        });
-        &self.made[index].1
-    }
-}
-
-/// How much a layout differs from the one asked for: doubled and halved sizes, then what costs time.
+/// How much a layout differs from the one that was asked for: doubled and halved sizes, then settings that cost time.
 fn distance(job: &Job, asked: &Job) -> u64 {
     let doublings = |a: usize, b: usize| (a as f64 / b as f64).log2().abs();
     let (layout, wanted) = (&job.layout, &asked.layout);
     let flag = |differs: bool, weight: f64| if differs { weight } else { 0.0 };
     let experts = |layout: &ParallelLayout| (layout.ep, layout.expert_tp());
     let ((ep, etp), (wanted_ep, wanted_etp)) = (experts(layout), experts(wanted));
-    let sizes = doublings(layout.tp, wanted.tp) + doublings(layout.pp, wanted.pp) + doublings(layout.dp, wanted.dp);
+    let sizes = doublings(layout.tp, wanted.tp) + doublings(layout.pp, wanted.pp);
+    let sizes = sizes + doublings(layout.dp, wanted.dp) + doublings(layout.cp, wanted.cp);
     let sizes = sizes
         + 0.5 * doublings(ep, wanted_ep)
         + if job.decoder.experts.is_some() { 0.5 * doublings(etp, wanted_etp) } else { 0.0 };

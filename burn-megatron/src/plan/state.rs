@@ -1,15 +1,15 @@
-//! What a rank keeps between steps: weights, gradients, a wide copy of narrow weights, the optimizer's states; and how
-//! ZeRO cuts it over the replicas (arXiv 1910.02054 section 5).
+//! The states of a rank between steps: weights, gradients, master weights and optimizer states, and how ZeRO shards
+//! them over the data-parallel ranks (arXiv 1910.02054 section 5).
 
 use super::Job;
-use super::decoder::Share;
+use super::decoder::LocalSizes;
 use super::operations::{Op, Unit};
 use crate::schedule::stages::Stage;
 
-/// How many values per parameter an optimizer keeps.
+/// Number of values per parameter that an optimizer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moments {
-    /// For the matrices of the layers.
+    /// For matrices of layers.
     pub matrices: u64,
     /// For embeddings, output layer, norms and biases.
     pub others: u64,
@@ -22,66 +22,66 @@ impl Moments {
     pub const ONE: Self = Self { matrices: 1, others: 1 };
     /// SGD without momentum.
     pub const NONE: Self = Self { matrices: 0, others: 0 };
-    /// Muon, with AdamW for what is no matrix of a layer.
+    /// Muon, with AdamW for all other parameters than matrices of layers.
     pub const MUON: Self = Self { matrices: 1, others: 2 };
 }
 
-/// Parameters that are reduced, cut and gathered together, in one flat buffer.
+/// Parameters that are reduced, sharded and gathered together, in one flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// Parameters.
     pub elements: u64,
-    /// How many of them are in matrices of layers.
+    /// Number of parameters in matrices of layers.
     pub matrices: u64,
-    /// Ranks that hold the same ones.
-    pub replicas: u64,
+    /// Number of ranks that hold the same parameters.
+    pub dp_ranks: u64,
 }
 
 impl Bucket {
-    /// The ZeRO stage; with nobody to share with there is none.
+    /// The ZeRO stage; 0 on a single rank.
     pub fn zero(&self, job: &Job) -> u8 {
-        if self.replicas == 1 { 0 } else { job.layout.zero }
+        if self.dp_ranks == 1 { 0 } else { job.layout.zero }
     }
 
-    /// Bytes of all its values, with padding.
+    /// Bytes of the whole bucket, with padding.
     pub fn bytes(&self, element: u64) -> u64 {
-        self.elements.next_multiple_of(self.replicas) * element
+        self.elements.next_multiple_of(self.dp_ranks) * element
     }
 }
 
-/// Bytes that are there all the time.
+/// Bytes of states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct States {
     /// Weights.
     pub weights: u64,
-    /// Weights quantised to FP8.
+    /// FP8 copies of weights.
     pub quantised: u64,
     /// Main gradients, in fp32 unless weights are wider.
     pub gradients: u64,
-    /// The fp32 copy of weights that are narrower.
+    /// fp32 master weights, if the weights are narrower.
     pub master: u64,
-    /// The optimizer's moments.
+    /// The optimizer's states.
     pub moments: u64,
 }
 
 impl States {
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> u64 {
         self.weights + self.quantised + self.gradients + self.master + self.moments
     }
 
-    /// What a bucket takes, without quantised weights.
+    /// The states of a bucket, without FP8 copies.
     pub fn of(bucket: &Bucket, job: &Job) -> Self {
-        let (zero, replicas) = (bucket.zero(job), bucket.replicas);
-        let whole = bucket.elements.next_multiple_of(replicas);
-        let shard = whole / replicas;
+        let (zero, dp_ranks) = (bucket.zero(job), bucket.dp_ranks);
+        let whole = bucket.elements.next_multiple_of(dp_ranks);
+        let shard = whole / dp_ranks;
         let from = |stage: u8, element: u64| element * if zero >= stage { shard } else { whole };
         let (wide, narrow) = (job.wide(), job.element < job.wide());
         let kept = job.moments.matrices * bucket.matrices + job.moments.others * (bucket.elements - bucket.matrices);
         let kept = kept + job.moments.others * (whole - bucket.elements);
         Self {
             weights: match (zero, narrow) {
-                // The wide shard is what narrow weights are gathered from; GPUs keep it in both types.
+                // Narrow weights are gathered from the master shard; GPUs keep a narrow shard too.
                 (3, true) if !job.gpu => 0,
                 (3, _) => shard * job.element,
                 _ => bucket.elements * job.element,
@@ -89,7 +89,7 @@ impl States {
             quantised: 0,
             gradients: from(2, wide),
             master: if narrow { from(1, wide) } else { 0 },
-            moments: wide * if zero >= 1 { kept.div_ceil(replicas) } else { kept },
+            moments: wide * if zero >= 1 { kept.div_ceil(dp_ranks) } else { kept },
         }
     }
 }
@@ -104,19 +104,19 @@ impl std::ops::AddAssign for States {
     }
 }
 
-/// The buckets of each unit of a stage: one per layer and one for its experts, one each for embedding and head; a tied
-/// embedding is one of its own, of which a stage that has only the head holds a copy.
-pub fn buckets(job: &Job, share: &Share, stage: &Stage, units: &[Unit]) -> Vec<Vec<Bucket>> {
+/// The buckets of each unit of a stage: one per layer and one for its experts, one each for embedding and head. A
+/// tied embedding has a bucket of its own, and a stage with only the head holds a copy.
+pub fn buckets(job: &Job, local: &LocalSizes, stage: &Stage, units: &[Unit]) -> Vec<Vec<Bucket>> {
     let decoder = &job.decoder;
-    let table = share.vocab * share.hidden;
-    let of = |elements: u64| Bucket { elements, matrices: 0, replicas: job.replicas() };
+    let table = local.vocab * local.hidden;
+    let of = |elements: u64| Bucket { elements, matrices: 0, dp_ranks: job.dp_ranks() };
     let layer = |ops: &[Op]| -> Vec<Bucket> {
-        let bucket = |expert: bool, replicas: u64| {
+        let bucket = |expert: bool, dp_ranks: u64| {
             let mine = || ops.iter().filter(move |op| op.expert == expert);
             let (elements, matrices) = (mine().map(|op| op.weight).sum(), mine().map(|op| op.matrix).sum());
-            Bucket { elements, matrices, replicas }
+            Bucket { elements, matrices, dp_ranks }
         };
-        let buckets = [bucket(false, job.replicas()), bucket(true, job.expert_replicas())];
+        let buckets = [bucket(false, job.dp_ranks()), bucket(true, job.expert_dp_ranks())];
         buckets.into_iter().filter(|bucket| bucket.elements > 0).collect()
     };
     let unit = |unit: &Unit| -> Vec<Bucket> {

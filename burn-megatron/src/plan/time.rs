@@ -1,37 +1,39 @@
-//! How long a step takes: a roofline per operation, the simulator for the pipeline, bytes over bandwidth for exchanges.
+//! Step time: a roofline per operation, a simulation of the pipeline, bytes over bandwidth for communication.
 
 mod unit;
 
-use super::gpus::{BESIDE, Hardware, LATENCY};
+use super::gpus::{Hardware, LATENCY, OVERLAPPED_GEMM_RATE};
+use super::muon::newton_schulz;
 use super::state::buckets;
 use super::traffic::Replication;
 use super::{Job, samples};
 use crate::flops::AttentionCount;
-use crate::schedule::{Action, Costs, Fault, Link, Pass, Schedule, ScheduleKind, Ticks, simulate};
-use unit::{Clock, PassTime};
+use crate::schedule::stages::Stage;
+use crate::schedule::{Action, Costs, Fault, Link, Pass, Schedule, ScheduleKind, ScheduleSpec, Ticks, simulate};
+use unit::{CostModel, PassTime};
 
-/// Seconds of a step, and where they go on the slowest pipeline rank.
+/// Seconds of a step, and their parts on the slowest pipeline rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
     /// The whole step.
     pub step: f64,
-    /// Matrix products and attention at their rates, without recomputation.
+    /// GEMMs and attention at their rates, without recomputation.
     pub compute: f64,
-    /// What is computed again.
+    /// Recomputation.
     pub recompute: f64,
-    /// Operations that wait for memory rather than arithmetic.
+    /// Time of operations beyond their arithmetic, because memory bandwidth limits them.
     pub memory: f64,
-    /// Exchanges with tensor and context parallel ranks.
+    /// Exposed communication of tensor and context parallelism.
     pub tensor: f64,
-    /// Tokens on their way to experts and back.
+    /// Exposed communication of expert parallelism.
     pub experts: f64,
-    /// Waiting for other stages.
+    /// Pipeline bubble.
     pub bubble: f64,
-    /// Exchanges with replicas that no pass hides.
+    /// Exposed communication of data parallelism.
     pub data: f64,
-    /// The update.
+    /// Optimizer step.
     pub optimizer: f64,
-    /// Share of the step in which pipeline ranks do nothing, all together.
+    /// Share of the step in which pipeline ranks are idle, over all ranks.
     pub idle_share: f64,
     /// Tokens of all ranks per second.
     pub tokens_per_second: f64,
@@ -39,7 +41,7 @@ pub struct StepTime {
     pub mfu: f64,
 }
 
-/// Forward, input gradient, weight gradient of a stage, and its exchanges with replicas.
+/// Forward, input-gradient and weight-gradient pass of a stage, and its data-parallel communication.
 struct StageTime {
     passes: [PassTime; 3],
     copies: Replication,
@@ -47,10 +49,10 @@ struct StageTime {
     update: f64,
 }
 
-impl Clock<'_> {
+impl CostModel<'_> {
     fn stages(&self) -> Vec<StageTime> {
-        let share = self.job.share();
-        let stage = |stage| {
+        let local = self.job.local();
+        let stage = |stage: &Stage| {
             let units = self.job.units(stage);
             let mut passes = [PassTime::default(); 3];
             for unit in &units {
@@ -58,20 +60,23 @@ impl Clock<'_> {
                 passes.iter_mut().zip(times).for_each(|(sum, time)| sum.add(time));
             }
             let (mut copies, mut moved) = (Replication::default(), 0);
-            for bucket in buckets(self.job, &share, stage, &units).iter().flatten() {
+            for bucket in buckets(self.job, &local, stage, &units).iter().flatten() {
                 copies += Replication::of(bucket, self.job);
-                let shard = if bucket.zero(self.job) >= 1 { bucket.replicas } else { 1 };
-                // Gradient read, weight, master and moments read and written.
+                let shard = if bucket.zero(self.job) >= 1 { bucket.dp_ranks } else { 1 };
+                // The gradient is read; weights, master weights and moments are read and written.
                 let values = 3 + 2 * self.job.moments.others + if self.job.element < 4 { 2 } else { 0 };
                 moved += bucket.elements / shard * values * self.job.wide();
             }
             moved += units.iter().flat_map(|unit| &unit.ops).map(|op| self.quantised_once(op)).sum::<u64>();
-            StageTime { passes, copies, update: moved as f64 / self.hardware.bandwidth }
+            let orthogonalise = |layers| newton_schulz(self.job, layers, self.hardware);
+            let (layers, mtp) = (self.job.decoder.layers, if stage.loss { self.job.decoder.mtp } else { 0 });
+            let orthogonalised = orthogonalise(stage.layers.clone()) + orthogonalise(layers..layers + mtp);
+            StageTime { passes, copies, update: moved as f64 / self.hardware.bandwidth + orthogonalised }
         };
         self.job.stages.stages().iter().map(stage).collect()
     }
 
-    fn replicas(&self, bytes: u64) -> f64 {
+    fn dp_ranks(&self, bytes: u64) -> f64 {
         if bytes == 0 {
             return 0.0;
         }
@@ -80,18 +85,19 @@ impl Clock<'_> {
         bytes as f64 / self.hardware.between(ranks, stride) + LATENCY
     }
 
-    /// What an exchange adds to a pass: what the pass does not hide, and by how much that is slower meanwhile.
-    fn beside(&self, exchange: f64, pass: f64) -> f64 {
-        let hidden = if self.hardware.overlap { exchange.min(pass) } else { 0.0 };
-        exchange - hidden * BESIDE
+    /// Seconds that communication adds to a pass: its exposed part, and the slow-down of the pass while they
+    /// overlap.
+    fn exposed_part(&self, communication: f64, pass: f64) -> f64 {
+        let hidden = if self.hardware.overlap { communication.min(pass) } else { 0.0 };
+        communication - hidden * OVERLAPPED_GEMM_RATE
     }
 
-    /// What the exchanges of ZeRO 2 and 3 add to the forward and backward passes of each stage.
+    /// Seconds that the communication of ZeRO 2 and 3 adds to the forward and backward passes of each stage.
     fn exposed(&self, stages: &[StageTime]) -> Vec<[f64; 2]> {
         let stage = |stage: &StageTime| {
             let [forward, input, weight] = stage.passes.map(|pass| pass.total());
-            let (sent, returned) = (self.replicas(stage.copies.forward), self.replicas(stage.copies.backward));
-            [self.beside(sent, forward), self.beside(returned, input + weight)]
+            let (sent, returned) = (self.dp_ranks(stage.copies.forward), self.dp_ranks(stage.copies.backward));
+            [self.exposed_part(sent, forward), self.exposed_part(returned, input + weight)]
         };
         stages.iter().map(stage).collect()
     }
@@ -109,47 +115,63 @@ impl Clock<'_> {
     }
 
     fn boundary(&self) -> f64 {
-        let (layout, share) = (&self.job.layout, self.job.share());
+        let (layout, local) = (&self.job.layout, self.job.local());
         if layout.pp == 1 {
             return 0.0;
         }
         let stride = layout.tp * layout.cp * layout.dp;
         let speed = if stride * layout.pp <= self.hardware.host { self.hardware.link } else { self.hardware.network };
-        (share.stream_tokens * share.hidden * self.job.element) as f64 / speed + LATENCY
+        (local.stream_tokens * local.hidden * self.job.element) as f64 / speed + LATENCY
     }
 }
 
-/// Seconds of a step by formula, good enough to say which layouts are worth simulating: the passes of an average rank,
-/// the bubble of the papers, what is exchanged with replicas.
-pub fn rough_time(job: &Job, hardware: &Hardware) -> f64 {
-    let clock = Clock { job, hardware };
-    let pp = job.layout.pp as f64;
-    let (mut pass, mut copies) = (0.0, Replication::default());
-    for (unit, buckets, times) in samples(job) {
-        let times = times as f64 / pp;
-        pass += times * clock.unit(&unit).iter().map(PassTime::total).sum::<f64>();
-        for bucket in buckets {
-            let mut of = Replication::of(&bucket, job);
-            let scaled = |bytes: u64| (bytes as f64 * times) as u64;
-            of = Replication {
-                forward: scaled(of.forward),
-                backward: scaled(of.backward),
-                gradients: scaled(of.gradients),
-                weights: scaled(of.weights),
-            };
-            copies += of;
+/// A step by formula, good enough to say which layouts are worth simulating: the passes of an average rank, the bubble
+/// of the papers, and the communication with data-parallel ranks. Schedule and stages do not matter but for the bubble.
+#[derive(Clone, Copy, Debug)]
+pub struct RoughTime {
+    /// Forward and backward pass of a micro-batch on a rank, with its communication.
+    pass: f64,
+    /// Communication and update once per step.
+    once: f64,
+    pipeline_parallel: f64,
+}
+
+impl RoughTime {
+    /// Of a job's layout, micro-batch and recomputation.
+    pub fn new(job: &Job, hardware: &Hardware) -> Self {
+        let cost = CostModel { job, hardware };
+        let pp = job.layout.pp as f64;
+        let (mut pass, mut copies) = (0.0, Replication::default());
+        for (unit, buckets, times) in samples(job) {
+            let times = times as f64 / pp;
+            pass += times * cost.unit(&unit).iter().map(PassTime::total).sum::<f64>();
+            for bucket in buckets {
+                let of = Replication::of(&bucket, job);
+                let scaled = |bytes: u64| (bytes as f64 * times) as u64;
+                copies += Replication {
+                    forward: scaled(of.forward),
+                    backward: scaled(of.backward),
+                    gradients: scaled(of.gradients),
+                    weights: scaled(of.weights),
+                };
+            }
         }
+        let each = cost.exposed_part(cost.dp_ranks(copies.forward + copies.backward), pass);
+        let once = cost.exposed_part(cost.dp_ranks(copies.gradients + copies.weights), pass);
+        let orthogonalised = newton_schulz(job, 0..job.decoder.layers + job.decoder.mtp, hardware) / pp;
+        Self { pass: pass + each + 2.0 * cost.boundary(), once: once + orthogonalised, pipeline_parallel: pp }
     }
-    let spec = &job.schedule;
-    let (micro_batches, before) = (spec.micro_batches as f64, pp - 1.0);
-    let bubble = match spec.kind {
-        ScheduleKind::ZbH1 => before / 3.0,
-        ScheduleKind::ZbV => before / 6.0,
-        _ => before / spec.virtual_pipeline as f64,
-    };
-    let each = clock.beside(clock.replicas(copies.forward + copies.backward), pass);
-    let once = clock.beside(clock.replicas(copies.gradients + copies.weights), pass);
-    (micro_batches + bubble) * (pass + each + 2.0 * clock.boundary()) + once
+
+    /// Seconds of a step in a schedule.
+    pub fn of(&self, spec: &ScheduleSpec) -> f64 {
+        let before = self.pipeline_parallel - 1.0;
+        let bubble = match spec.kind {
+            ScheduleKind::ZbH1 => before / 3.0,
+            ScheduleKind::ZbV => before / 6.0,
+            _ => before / spec.virtual_pipeline as f64,
+        };
+        (spec.micro_batches as f64 + bubble) * self.pass + self.once
+    }
 }
 
 /// Resolution of the simulation.
@@ -157,9 +179,9 @@ const TICKS: f64 = 1e9;
 
 /// Nanoseconds of the passes of each stage.
 pub fn costs(job: &Job, hardware: &Hardware) -> Costs {
-    let clock = Clock { job, hardware };
-    let stages = clock.stages();
-    clock.costs(&stages, &clock.exposed(&stages))
+    let cost = CostModel { job, hardware };
+    let stages = cost.stages();
+    cost.costs(&stages, &cost.exposed(&stages))
 }
 
 /// Simulates a step.
@@ -167,11 +189,11 @@ pub fn costs(job: &Job, hardware: &Hardware) -> Costs {
 /// # Errors
 /// A schedule that cannot run.
 pub fn step_time(job: &Job, schedule: &Schedule, hardware: &Hardware) -> Result<StepTime, Fault> {
-    let clock = Clock { job, hardware };
-    let stages = clock.stages();
+    let cost = CostModel { job, hardware };
+    let stages = cost.stages();
     let placement = schedule.placement();
-    let exposed = clock.exposed(&stages);
-    let costs = clock.costs(&stages, &exposed);
+    let exposed = cost.exposed(&stages);
+    let costs = cost.costs(&stages, &exposed);
     let timeline = simulate(schedule, &costs, Link::Overlapped)?;
     let makespan = timeline.makespan() as f64 / TICKS;
     let busiest = (0..placement.ranks()).max_by_key(|&rank| timeline.busy(rank)).unwrap_or(0);
@@ -191,27 +213,27 @@ pub fn step_time(job: &Job, schedule: &Schedule, hardware: &Hardware) -> Result<
             time.compute += pass.compute;
             time.recompute += pass.recompute;
             time.memory += pass.memory;
-            time.tensor += pass.exchange;
+            time.tensor += pass.communication;
             time.experts += pass.experts;
             time.data += if index < 2 { exposed[at][index] } else { 0.0 };
         }
     }
     time.bubble = (makespan - timeline.busy(busiest) as f64 / TICKS).max(0.0);
-    // Once per step: gradients beside the last backward pass, weights beside the first forward pass.
+    // Once per step: gradients overlap with the last backward pass, weights with the first forward pass.
     let once = |rank: usize| -> (f64, f64) {
         let chunks = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]);
-        chunks.fold((0.0, 0.0), |(exchanges, update), stage| {
+        chunks.fold((0.0, 0.0), |(communications, update), stage| {
             let [forward, input, weight] = stage.passes.map(|pass| pass.total());
-            let gradients = clock.beside(clock.replicas(stage.copies.gradients), input + weight);
-            let weights = clock.beside(clock.replicas(stage.copies.weights), forward);
-            (exchanges + gradients + weights, update + stage.update)
+            let gradients = cost.exposed_part(cost.dp_ranks(stage.copies.gradients), input + weight);
+            let weights = cost.exposed_part(cost.dp_ranks(stage.copies.weights), forward);
+            (communications + gradients + weights, update + stage.update)
         })
     };
     let slowest = (0..placement.ranks()).map(once).max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)));
-    let (exchanges, update) = slowest.unwrap_or_default();
-    time.data += exchanges;
+    let (communications, update) = slowest.unwrap_or_default();
+    time.data += communications;
     time.optimizer = update;
-    time.step = makespan + exchanges + update;
+    time.step = makespan + communications + update;
     let tokens = (job.global_batch() * job.seq) as f64;
     time.tokens_per_second = tokens / time.step;
     let per_rank = time.tokens_per_second / job.layout.world_size() as f64;

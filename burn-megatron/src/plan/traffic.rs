@@ -1,26 +1,26 @@
-//! Bytes that a rank sends in a step, per axis of the layout.
+//! Communication volume: bytes that a rank sends in a step, per axis of the layout.
 
 use super::Job;
 use super::operations::{Over, Unit};
 use super::state::{Bucket, buckets};
 use crate::schedule::{Action, Schedule};
 
-/// An exchange over a group.
+/// A collective over a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
     /// Every member gets the sum.
     AllReduce,
-    /// Every member gets all parts.
+    /// Every member gets all shards.
     AllGather,
-    /// Every member gets its part of the sum.
+    /// Every member gets its shard of the sum.
     ReduceScatter,
-    /// Every member sends another part to each.
+    /// Every member sends a different chunk to each other.
     AllToAll,
 }
 
 impl Collective {
-    /// Bytes that each of `ranks` members sends for a tensor of `bytes`: the least possible, which rings reach
-    /// (NCCL's "bus bandwidth" counts the same bytes, nccl-tests doc/PERFORMANCE.md).
+    /// Bytes that each of `ranks` members sends for a tensor of `bytes`: the minimum, which rings reach (NCCL's
+    /// "bus bandwidth" counts the same bytes, nccl-tests doc/PERFORMANCE.md).
     pub fn sent(self, bytes: u64, ranks: usize) -> u64 {
         let ranks = ranks as u64;
         let part = bytes * (ranks - 1) / ranks;
@@ -34,15 +34,15 @@ impl Collective {
 /// Bytes that one rank sends in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// To its tensor parallel neighbours.
+    /// Tensor parallelism.
     pub tp: u64,
-    /// To the stages before and after.
+    /// Pipeline parallelism: the stages before and after.
     pub pp: u64,
-    /// To its replicas: gradients and weights.
+    /// Data parallelism: gradients and weights.
     pub dp: u64,
-    /// To the ranks that have other parts of the sequence.
+    /// Context parallelism.
     pub cp: u64,
-    /// To the ranks that have other experts.
+    /// Expert parallelism.
     pub ep: u64,
 }
 
@@ -53,29 +53,29 @@ impl Traffic {
     }
 }
 
-/// Bytes that a stage's rank sends for one micro-batch: forward, backward; to tensor, context and expert parallel
-/// ranks.
+/// Bytes that a rank of a stage sends for one micro-batch, forward and backward, to tensor-, context- and
+/// expert-parallel ranks.
 pub fn of_micro_batch(job: &Job, units: &[Unit]) -> [[u64; 3]; 2] {
     let mut sent = [[0; 3]; 2];
     for unit in units {
-        for (op, exchange) in unit.ops.iter().filter_map(|op| Some((op, op.exchange?))) {
-            let (ranks, _) = job.ranks(exchange.over);
-            let bytes = |collective: Option<Collective>| collective.map_or(0, |c| c.sent(exchange.bytes, ranks));
-            let axis = match exchange.over {
+        for (op, communication) in unit.ops.iter().filter_map(|op| Some((op, op.communication?))) {
+            let (ranks, _) = job.ranks(communication.over);
+            let bytes = |collective: Option<Collective>| collective.map_or(0, |c| c.sent(communication.bytes, ranks));
+            let axis = match communication.over {
                 Over::Tensor => 0,
                 Over::Context => 1,
                 Over::Experts => 2,
             };
-            let again = u64::from(exchange.again) + u64::from(unit.recomputed && unit.repeats(op));
-            sent[0][axis] += bytes(exchange.forward);
-            sent[1][axis] += bytes(exchange.backward) + again * bytes(exchange.forward);
+            let again = u64::from(communication.again) + u64::from(unit.recomputed && unit.repeats(op));
+            sent[0][axis] += bytes(communication.forward);
+            sent[1][axis] += bytes(communication.backward) + again * bytes(communication.forward);
         }
     }
     sent
 }
 
-/// Bytes that a bucket's exchanges with its replicas send: before or in each forward and backward pass, and once per
-/// step for the gradients and for the weights.
+/// Bytes that the data-parallel collectives of a bucket send: for each forward and backward pass, and once per step
+/// for gradients and weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replication {
     /// Weights gathered in a forward pass (ZeRO 3).
@@ -91,7 +91,7 @@ pub struct Replication {
 impl Replication {
     /// Of one bucket.
     pub fn of(bucket: &Bucket, job: &Job) -> Self {
-        let ranks = bucket.replicas as usize;
+        let ranks = bucket.dp_ranks as usize;
         if ranks == 1 {
             return Self::default();
         }
@@ -115,12 +115,12 @@ impl std::ops::AddAssign for Replication {
     }
 }
 
-/// What every pipeline rank sends in a step. A tied embedding's gradient is counted under `pp`.
+/// Bytes that every pipeline rank sends in a step. A tied embedding's gradient is counted under `pp`.
 pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
     let placement = schedule.placement();
-    let share = job.share();
+    let local = job.local();
     let (micro_batches, boundary) =
-        (schedule.spec.micro_batches as u64, share.stream_tokens * share.hidden * job.element);
+        (schedule.spec.micro_batches as u64, local.stream_tokens * local.hidden * job.element);
     let stages = job.stages.stages();
     let tied_apart = job.decoder.shares_table() && stages.len() > 1;
     let rank = |rank: usize| {
@@ -132,10 +132,10 @@ pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
             sent.cp += micro_batches * (forward[1] + backward[1]);
             sent.ep += micro_batches * (forward[2] + backward[2]);
             let mut copies = Replication::default();
-            buckets(job, &share, stage, &units).iter().flatten().for_each(|b| copies += Replication::of(b, job));
+            buckets(job, &local, stage, &units).iter().flatten().for_each(|b| copies += Replication::of(b, job));
             sent.dp += micro_batches * (copies.forward + copies.backward) + copies.gradients + copies.weights;
             if tied_apart && (stage.embedding || stage.loss) {
-                sent.pp += Collective::AllReduce.sent(share.vocab * share.hidden * job.wide(), 2);
+                sent.pp += Collective::AllReduce.sent(local.vocab * local.hidden * job.wide(), 2);
             }
         }
         let sends = schedule.ranks[rank].iter().filter(|action| matches!(action, Action::Send(_))).count();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// A recorded run that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The file system says no.
+    /// The file system refuses.
     #[error("{}: {source}", path.display())]
     Read {
         /// The file.

@@ -39,9 +39,9 @@ pub struct OracleModel {
 /// Batch sizes and optimizer, as `metrics.json` writes them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct OracleTraining {
-    /// Rows per optimizer step.
+    /// Sequences per optimizer step.
     pub global_batch_size: usize,
-    /// Rows per forward and backward.
+    /// Sequences per forward and backward pass.
     pub micro_batch_size: usize,
     /// In words, for example `AdamW lr 1e-2 constant, betas 0.9 0.95, eps 1e-8, weight decay 0.1, clip 1.0, fp32`.
     pub optimizer: String,

@@ -66,7 +66,7 @@ impl Tolerances {
     }
 }
 
-/// One step beside Megatron's.
+/// One step compared with Megatron's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplayStep {
     /// Step, counted from 0.
@@ -93,7 +93,7 @@ pub struct Replay {
     pub steps: Vec<ReplayStep>,
     /// Final weights.
     pub weights: WeightDifference,
-    /// What passes.
+    /// The tolerances.
     pub tolerances: Tolerances,
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 /// A pass of one micro-batch through one model chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pass {
-    /// The forward pass; its activations are kept for the backward.
+    /// The forward pass; its activations are saved for the backward.
     Forward,
     /// The whole backward pass: gradients of the input and of the weights.
     Backward,
@@ -65,7 +65,7 @@ pub enum Payload {
 pub struct Transfer {
     /// What is sent.
     pub payload: Payload,
-    /// The chunk of *this* rank that made it or will use it.
+    /// The chunk of *this* rank that computed it or will use it.
     pub chunk: usize,
     /// The micro-batch it belongs to.
     pub micro_batch: usize,

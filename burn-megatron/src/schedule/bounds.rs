@@ -28,7 +28,7 @@ pub fn bubble(spec: &ScheduleSpec, forward: Ticks, backward_input: Ticks, backwa
     }
 }
 
-/// The most activations, each of one chunk and one micro-batch, that a rank keeps at once.
+/// The most activations, each of one chunk and one micro-batch, that a rank holds at once.
 ///
 /// GPipe: all. 1F1B: `p - rank`. Interleaved: one more than its warm-up. ZB-H1: `p`, as the first rank of 1F1B. ZB-V:
 /// `2p` of half the size.

@@ -5,9 +5,9 @@ use super::{Action, Costs, Input, Link, Schedule, ScheduleError, ScheduleSpec, S
 impl Schedule {
     /// The lists of a wanted schedule.
     ///
-    /// Transfers stand where they happen if a forward takes as long as each half of a backward and a transfer takes no
-    /// time: at the moment the tensor is ready, between the passes of both ranks. As all lists then follow one order
-    /// in time, they cannot deadlock, whatever the passes really take and even if sends block.
+    /// Transfers are listed where they happen if a forward takes as long as each half of a backward and a transfer
+    /// takes no time: at the moment the tensor is ready, between the passes of both ranks. As all lists then follow one
+    /// order in time, they cannot deadlock, whatever the passes really take and even if sends block.
     ///
     /// # Errors
     /// If there is no such schedule; see [`ScheduleSpec::check`].
@@ -24,7 +24,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// Receives right before the pass that needs the tensor, sends right after the pass that made it.
+    /// Receives right before the pass that needs the tensor, sends right after the pass that computed it.
     fn transfers_by_need(&self, rank: usize, passes: &[Work]) -> Vec<Action> {
         let mut list = Vec::with_capacity(3 * passes.len());
         for &work in passes {

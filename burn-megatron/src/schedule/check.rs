@@ -16,7 +16,7 @@ pub enum Fault {
     /// It is there twice, or does not belong to this schedule.
     #[error("rank {rank} must not do, or not once more: {action}")]
     Unexpected { rank: usize, action: Action },
-    /// It stands before something it needs.
+    /// It is listed before something it needs.
     #[error("rank {rank} does too early: {action}")]
     TooEarly { rank: usize, action: Action },
     /// Between two ranks, the receives are not in the order of the sends.
@@ -29,7 +29,7 @@ pub enum Fault {
 }
 
 impl Schedule {
-    /// Checks that every micro-batch passes every stage exactly once in each direction, that nothing stands before
+    /// Checks that every micro-batch passes every stage exactly once in each direction, that nothing is listed before
     /// what it needs, that every send has its receive in the same order at both ends, and that the lists come to their
     /// end with sends that block until the receiver is there; and, with receives [ahead of time](Schedule::posted),
     /// with messages that wait for each other from one rank to another.
@@ -57,7 +57,7 @@ impl Schedule {
             }
             let missing = match action {
                 Action::Compute(work) => self.needs(rank, work).into_iter().any(|need| !done.contains(&need)),
-                Action::Send(sent) => !self.made(rank, sent, &done),
+                Action::Send(sent) => !self.computed(rank, sent, &done),
                 Action::Recv(_) => false,
                 Action::ReduceGrads { chunk } => expected.iter().any(
                     |left| matches!(left, Action::Compute(work) if work.chunk == chunk && work.pass != Pass::Forward),
@@ -103,7 +103,7 @@ impl Schedule {
         expected
     }
 
-    /// What must stand before a pass in the same list.
+    /// What must precede a pass in the same list.
     fn needs(&self, rank: usize, work: Work) -> Vec<Action> {
         let own = match work.pass {
             Pass::Forward => None,
@@ -118,8 +118,8 @@ impl Schedule {
         own.into_iter().chain(input).collect()
     }
 
-    /// Whether a pass that is done made what is sent.
-    fn made(&self, rank: usize, sent: Transfer, done: &HashSet<Action>) -> bool {
+    /// Whether a pass that is done has computed what is sent.
+    fn computed(&self, rank: usize, sent: Transfer, done: &HashSet<Action>) -> bool {
         let passes = [Pass::Forward, Pass::Backward, Pass::BackwardInput];
         passes.into_iter().any(|pass| {
             let work = Work { pass, chunk: sent.chunk, micro_batch: sent.micro_batch };

@@ -68,7 +68,7 @@ impl PipelineConfig {
         spec
     }
 
-    /// Writes the layout that [`AUTO`] means for a model whose parts cost so much. Where there is none, equal parts are
+    /// Writes the layout that [`AUTO`] means for a model with these costs. Where there is none, equal stages are
     /// asked for, and refused by name.
     pub fn settle(&mut self, layout: &ParallelLayout, costs: &PartCosts) {
         let with_others = self.first_layers.or(self.last_layers).is_some() || self.count_embedding || self.count_loss;

@@ -1,10 +1,10 @@
-//! Which ranks compute which sequence, where sequences of a step differ in length: short ones stay on one rank,
-//! together in a row, long ones are shared by as many as they need (Megatron's `--hybrid-context-parallel`,
+//! Which ranks compute which sequence, where sequences of a step differ in length: short ones are packed on
+//! one rank, long ones are sharded over as many as they need (Megatron's `--hybrid-context-parallel`,
 //! `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`).
 //!
-//! A row with several sequences counts as one sequence everywhere; which documents are in it depends on the number of
-//! ranks, and with them the masks of dropout. Auxiliary losses are means over a row, so in a mixture every sequence has
-//! a row of its own.
+//! A packed sequence counts as one sequence everywhere; which documents are in it depends on the number of ranks, and
+//! with them the masks of dropout. Auxiliary losses are means over a packed sequence, so in an MoE model nothing is
+//! packed.
 //!
 //! Ranks are those that hold the same weights. Sequences are shared by blocks of neighbours: 2, 4, 8, …, or all. Blocks
 //! lie inside each other, and all ranks take their sequences in one order, the widest blocks first: ranks that meet in
@@ -14,9 +14,9 @@ use std::ops::Range;
 
 use super::effort::Effort;
 
-/// Sequences that are computed together, one behind the other in a row, and the ranks that share the row.
+/// Sequences that are computed as one, packed one after the other, and the ranks that shard them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedSequence {
     /// Which sequences.
     pub sequences: Vec<usize>,
     /// Tokens of all of them.
@@ -25,11 +25,11 @@ pub struct Packed {
     pub ranks: Range<usize>,
 }
 
-/// The rows of a step in the order in which every rank takes those that it shares.
+/// The packed sequences of a step, in the order in which every rank takes those that it shares.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DynamicContext {
-    /// All rows; together they have all sequences.
-    pub order: Vec<Packed>,
+    /// All packed sequences; together they have all sequences.
+    pub order: Vec<PackedSequence>,
     /// When each rank is done, in units of [`Effort`].
     pub loads: Vec<f64>,
 }
@@ -63,8 +63,8 @@ pub fn block_sizes(ranks: usize) -> Vec<usize> {
 }
 
 impl DynamicContext {
-    /// Deals sequences of `lengths` tokens to `ranks` ranks, in rows of which none has more than `most` tokens. Every
-    /// rank has something to do, if there is a sequence.
+    /// Assigns sequences of `lengths` tokens to `ranks` ranks, of which none gets more than `most` tokens of a packed
+    /// sequence. Every rank has something to do, if there is a sequence.
     ///
     /// # Errors
     /// The first sequence that is too long for all ranks together.
@@ -72,7 +72,7 @@ impl DynamicContext {
         Self::of(lengths, ranks, most, true, effort)
     }
 
-    /// The same with a row for each sequence.
+    /// The same without packing.
     ///
     /// # Errors
     /// As [`DynamicContext::new`].
@@ -88,11 +88,11 @@ impl DynamicContext {
         };
         // As indices into the sizes.
         let mut widths = lengths.iter().map(least).collect::<Result<Vec<_>, _>>()?;
-        let deal = |widths: &[usize]| {
+        let assigned = |widths: &[usize]| {
             let widths: Vec<usize> = widths.iter().map(|at| sizes[*at]).collect();
-            deal(lengths, &widths, ranks, if packs { most } else { 0 }, effort)
+            assign(lengths, &widths, ranks, if packs { most } else { 0 }, effort)
         };
-        let mut best = deal(&widths);
+        let mut best = assigned(&widths);
         // The work of the busiest rank is spread over wider blocks as long as that ends the step sooner.
         loop {
             let cost = |sequence: usize| effort.of(lengths[sequence], sizes[widths[sequence]]);
@@ -103,7 +103,7 @@ impl DynamicContext {
             let wider = wider.filter(|sequence| widths[*sequence] + 1 < sizes.len());
             let Some(sequence) = wider.max_by(|a, b| cost(*a).total_cmp(&cost(*b))) else { break };
             widths[sequence] += 1;
-            let other = deal(&widths);
+            let other = assigned(&widths);
             if !idle && other.makespan() > WORTH * best.makespan() {
                 break;
             }
@@ -118,17 +118,17 @@ impl DynamicContext {
     }
 
     /// What `rank` computes, in its order.
-    pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &Packed> {
+    pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &PackedSequence> {
         self.order.iter().filter(move |packed| packed.ranks.contains(&rank))
     }
 
-    /// The blocks of ranks, without gaps, that share the rows which have number `round` on each of their ranks; a row
-    /// has one number on all of them, because wider rows come first and blocks lie inside each other. Who has no such
-    /// row is alone.
+    /// The blocks of ranks, without gaps, that share the packed sequences number `round` of each of their ranks. A
+    /// packed sequence has one number on all of them, because those of wider blocks come first and blocks are nested. A
+    /// rank with fewer packed sequences is a block of its own.
     pub fn blocks(&self, round: usize) -> Vec<Range<usize>> {
         let block = |rank: usize| {
-            let row = self.of_rank(rank).nth(round);
-            (rank < self.loads.len()).then(|| row.map_or(rank..rank + 1, |row| row.ranks.clone()))
+            let packed = self.of_rank(rank).nth(round);
+            (rank < self.loads.len()).then(|| packed.map_or(rank..rank + 1, |packed| packed.ranks.clone()))
         };
         std::iter::successors(block(0), |before| block(before.end)).collect()
     }
@@ -139,12 +139,12 @@ impl DynamicContext {
     }
 }
 
-/// The widest first, and of those the longest, each to the block that is free first, there into the first row that has
-/// room for it: rows take no second sequence beyond `most` tokens a rank.
-fn deal(lengths: &[usize], widths: &[usize], ranks: usize, most: usize, effort: Effort) -> DynamicContext {
+/// The widest first, and of those the longest, each to the block that is free first, there into the first
+/// packed sequence that has room for it: none takes a second sequence beyond `most` tokens a rank.
+fn assign(lengths: &[usize], widths: &[usize], ranks: usize, most: usize, effort: Effort) -> DynamicContext {
     let mut sequences: Vec<usize> = (0..lengths.len()).collect();
     sequences.sort_by_key(|sequence| std::cmp::Reverse((widths[*sequence], lengths[*sequence])));
-    let (mut loads, mut order) = (vec![0.0f64; ranks], Vec::<Packed>::new());
+    let (mut loads, mut order) = (vec![0.0f64; ranks], Vec::<PackedSequence>::new());
     for sequence in sequences {
         let (width, tokens) = (widths[sequence], lengths[sequence]);
         // A block begins when the last of its ranks is free.
@@ -160,7 +160,7 @@ fn deal(lengths: &[usize], widths: &[usize], ranks: usize, most: usize, effort: 
             }
             None => {
                 end += effort.pass;
-                order.push(Packed { sequences: Vec::from([sequence]), tokens, ranks: ranks.clone() });
+                order.push(PackedSequence { sequences: Vec::from([sequence]), tokens, ranks: ranks.clone() });
             }
         }
         loads[ranks].fill(end);
@@ -203,28 +203,29 @@ mod tests {
         let effort = Effort::of_width(512);
         let dynamic = DynamicContext::new(&lengths, 8, 2048, effort).unwrap().makespan();
         for size in [4, 8] {
-            let one_size = deal(&lengths, &vec![size; lengths.len()], 8, 2048, effort).makespan();
+            let one_size = assign(&lengths, &vec![size; lengths.len()], 8, 2048, effort).makespan();
             assert!(dynamic < 0.97 * one_size, "{dynamic} against {one_size} with blocks of {size}");
         }
     }
 
     #[test]
-    fn short_sequences_share_a_row() {
+    fn short_sequences_are_packed() {
         let plan = DynamicContext::new(&[300, 10, 290, 20, 30], 2, 600, EFFORT).unwrap();
-        let mut rows: Vec<(usize, usize)> = plan.order.iter().map(|row| (row.ranks.start, row.tokens)).collect();
-        rows.sort_unstable();
-        assert!(plan.order.iter().all(|row| row.ranks.len() == 1), "{plan:?}");
-        assert_eq!(rows, [(0, 300), (1, 350)], "{plan:?}");
+        let mut packed: Vec<(usize, usize)> =
+            plan.order.iter().map(|packed| (packed.ranks.start, packed.tokens)).collect();
+        packed.sort_unstable();
+        assert!(plan.order.iter().all(|packed| packed.ranks.len() == 1), "{plan:?}");
+        assert_eq!(packed, [(0, 300), (1, 350)], "{plan:?}");
         let plan = DynamicContext::apart(&[300, 10, 290, 20, 30], 2, 600, EFFORT).unwrap();
-        assert!(plan.order.len() == 5 && plan.order.iter().all(|row| row.sequences.len() == 1), "{plan:?}");
+        assert!(plan.order.len() == 5 && plan.order.iter().all(|packed| packed.sequences.len() == 1), "{plan:?}");
     }
 
-    /// Every rank goes through its list; a sequence is computed when all of its ranks have come to it.
+    /// Every rank goes through its list; a sequence is computed when all of its ranks have reached it.
     fn ends(plan: &DynamicContext, ranks: usize) -> bool {
-        let mut lists: Vec<Vec<&Packed>> = (0..ranks).map(|rank| plan.of_rank(rank).collect()).collect();
+        let mut lists: Vec<Vec<&PackedSequence>> = (0..ranks).map(|rank| plan.of_rank(rank).collect()).collect();
         lists.iter_mut().for_each(|list| list.reverse());
         loop {
-            let ready = |packed: &Packed| packed.ranks.clone().all(|rank| lists[rank].last() == Some(&packed));
+            let ready = |packed: &PackedSequence| packed.ranks.clone().all(|rank| lists[rank].last() == Some(&packed));
             let next = lists.iter().filter_map(|list| list.last()).find(|packed| ready(packed));
             let Some(next) = next.copied() else { return lists.iter().all(Vec::is_empty) };
             for rank in next.ranks.clone() {
@@ -245,7 +246,7 @@ mod tests {
             let mut seen: Vec<usize> = plan.order.iter().flat_map(|packed| packed.sequences.clone()).collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..lengths.len()).collect::<Vec<_>>());
-            for Packed { sequences, tokens, ranks: block } in &plan.order {
+            for PackedSequence { sequences, tokens, ranks: block } in &plan.order {
                 prop_assert!(block_sizes(ranks).contains(&block.len()) && block.start.is_multiple_of(block.len()));
                 prop_assert_eq!(*tokens, sequences.iter().map(|sequence| lengths[*sequence]).sum::<usize>());
                 prop_assert!(tokens.div_ceil(block.len()) <= most);
@@ -256,7 +257,7 @@ mod tests {
                 let blocks = plan.blocks(round);
                 prop_assert_eq!(blocks.iter().cloned().flatten().collect::<Vec<_>>(), (0..ranks).collect::<Vec<_>>());
                 for (rank, block) in blocks.iter().flat_map(|block| block.clone().map(move |rank| (rank, block))) {
-                    let own = plan.of_rank(rank).nth(round).map_or(rank..rank + 1, |row| row.ranks.clone());
+                    let own = plan.of_rank(rank).nth(round).map_or(rank..rank + 1, |packed| packed.ranks.clone());
                     prop_assert_eq!(&own, block);
                 }
             }
@@ -264,7 +265,7 @@ mod tests {
             let least: Vec<usize> = (lengths.iter())
                 .map(|length| *block_sizes(ranks).iter().find(|size| length.div_ceil(**size) <= most).unwrap())
                 .collect();
-            let first = deal(&lengths, &least, ranks, most, EFFORT);
+            let first = assign(&lengths, &least, ranks, most, EFFORT);
             prop_assert!(first.loads.contains(&0.0) || plan.makespan() <= first.makespan());
         }
     }

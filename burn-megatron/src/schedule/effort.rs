@@ -1,4 +1,4 @@
-//! What sequences cost a rank, to deal them out and to compare ways of doing so.
+//! What sequences cost a rank, to assign them to ranks and to compare assignments.
 
 use backend_dist::ops::context::zigzag;
 
@@ -10,15 +10,15 @@ pub struct Effort {
     pub token: f64,
     /// What it costs more when it travels round a block of ranks.
     pub travel: f64,
-    /// What a row costs beside its tokens: all weights are read, all their gradients added to.
+    /// What a packed sequence costs in addition to its tokens: all weights are read, all their gradients added to.
     pub pass: f64,
 }
 
 impl Effort {
     /// Of a model of this width. The matrices of a layer take about 26 hidden² operations per token, those of a head
-    /// more, and causal attention 2 hidden per pair of positions, but at two thirds of the rate of products. A row
-    /// moves about 14 bytes of weights and gradients where a token takes 6 operations, which on GPUs is the time of a
-    /// few hundred tokens.
+    /// more, and causal attention 2 hidden per pair of positions, but at two thirds of the rate of GEMMs. A packed
+    /// sequence moves about 14 bytes of weights and gradients where a token takes 6 operations, which on GPUs is the
+    /// time of a few hundred tokens.
     pub fn of_width(hidden: usize) -> Self {
         let token = 12.0 * hidden as f64;
         Self { token, travel: token / 16.0, pass: 256.0 * token }
@@ -30,37 +30,38 @@ impl Effort {
         length * (length + self.token) / ranks + self.travel * length * (ranks - 1.0) / ranks
     }
 
-    /// Time of a step's sequences if all of `ranks` ranks had the same to do and nothing travelled: no way is quicker.
+    /// Time of a step's sequences if all of `ranks` ranks had the same to do and nothing travelled: no assignment is
+    /// faster.
     pub fn ideal(&self, lengths: impl IntoIterator<Item = usize>, ranks: usize) -> f64 {
         lengths.into_iter().map(|length| self.of(length, 1)).sum::<f64>() / ranks as f64
     }
 
-    /// Time of a step of `rows`, each the lengths of its documents, where `cp` ranks share every row and `dp` such
-    /// groups take `micro` rows at a time: that of the group which is done last.
+    /// Time of a step of `packed` sequences, each the lengths of its documents, where `cp` ranks share every one and
+    /// `dp` such groups take `micro` of them at a time: that of the group which is done last.
     ///
     /// # Panics
-    /// If a row cannot be cut into `2 cp` chunks.
-    pub fn of_rows(&self, rows: &[Vec<usize>], micro: usize, dp: usize, cp: usize) -> f64 {
+    /// If a packed sequence cannot be split into `2 cp` chunks.
+    pub fn of_packed(&self, packed: &[Vec<usize>], micro: usize, dp: usize, cp: usize) -> f64 {
         let mut groups = vec![0.0; dp];
-        for (index, rows) in rows.chunks(micro).enumerate() {
-            // Ranks that share rows wait for each other.
-            let of = |rank: usize| rows.iter().map(|row| self.of_part(row, rank, cp)).sum::<f64>();
+        for (index, packed) in packed.chunks(micro).enumerate() {
+            // Ranks that share sequences wait for each other.
+            let of = |rank: usize| packed.iter().map(|sequence| self.of_rank(sequence, rank, cp)).sum::<f64>();
             groups[index % dp] += self.pass + (0..cp).map(of).fold(0.0, f64::max);
         }
         groups.into_iter().fold(0.0, f64::max)
     }
 
-    fn of_part(&self, row: &[usize], rank: usize, cp: usize) -> f64 {
-        let seq: usize = row.iter().sum();
+    fn of_rank(&self, sequence: &[usize], rank: usize, cp: usize) -> f64 {
+        let seq: usize = sequence.iter().sum();
         let (mut pairs, mut start) = (0, 0);
-        for length in row {
-            for place in zigzag(rank, cp, seq / cp) {
-                // The position behind the start of a document by n sees n + 1.
-                let seen = |end: usize| {
+        for length in sequence {
+            for positions in zigzag(rank, cp, seq / cp) {
+                // The position n after the start of a document attends to n + 1.
+                let pairs_before = |end: usize| {
                     let count = end.clamp(start, start + length) - start;
                     count * (count + 1) / 2
                 };
-                pairs += seen(place.end) - seen(place.start);
+                pairs += pairs_before(positions.end) - pairs_before(positions.start);
             }
             start += length;
         }
@@ -76,23 +77,23 @@ mod tests {
     const EFFORT: Effort = Effort { token: 10.0, travel: 1.0, pass: 7.0 };
 
     #[test]
-    fn parts_of_a_row_are_the_row() {
-        let row = [5, 1, 10, 8];
-        let whole: usize = row.iter().map(|length| length * (length + 1)).sum();
-        assert_eq!(EFFORT.of_part(&row, 0, 1), whole as f64 + 240.0);
-        let parts: f64 = (0..3).map(|rank| EFFORT.of_part(&row, rank, 3)).sum();
-        assert_eq!(parts, whole as f64 + 240.0 + 48.0);
+    fn the_ranks_efforts_add_up_to_the_sequences() {
+        let sequence = [5, 1, 10, 8];
+        let whole: usize = sequence.iter().map(|length| length * (length + 1)).sum();
+        assert_eq!(EFFORT.of_rank(&sequence, 0, 1), whole as f64 + 240.0);
+        let shards: f64 = (0..3).map(|rank| EFFORT.of_rank(&sequence, rank, 3)).sum();
+        assert_eq!(shards, whole as f64 + 240.0 + 48.0);
     }
 
     #[test]
     fn a_step_ends_with_its_last_group() {
-        let rows = [Vec::from([8]), Vec::from([2; 4]), Vec::from([4; 2]), Vec::from([8])];
-        let cost = |row: usize| EFFORT.of_part(&rows[row], 0, 1) + 7.0;
-        assert_eq!(EFFORT.of_rows(&rows, 1, 2, 1), (cost(0) + cost(2)).max(cost(1) + cost(3)));
+        let packed = [Vec::from([8]), Vec::from([2; 4]), Vec::from([4; 2]), Vec::from([8])];
+        let cost = |sequence: usize| EFFORT.of_rank(&packed[sequence], 0, 1) + 7.0;
+        assert_eq!(EFFORT.of_packed(&packed, 1, 2, 1), (cost(0) + cost(2)).max(cost(1) + cost(3)));
         // One document over both ranks is no imbalance; two unequal ones are.
-        assert_eq!(EFFORT.of_part(&[8], 0, 2), EFFORT.of_part(&[8], 1, 2));
-        let ends = |rank| EFFORT.of_part(&[1, 1, 6], rank, 2);
-        assert_eq!(EFFORT.of_rows(&[Vec::from([1, 1, 6])], 1, 1, 2), ends(0).max(ends(1)) + 7.0);
+        assert_eq!(EFFORT.of_rank(&[8], 0, 2), EFFORT.of_rank(&[8], 1, 2));
+        let ends = |rank| EFFORT.of_rank(&[1, 1, 6], rank, 2);
+        assert_eq!(EFFORT.of_packed(&[Vec::from([1, 1, 6])], 1, 1, 2), ends(0).max(ends(1)) + 7.0);
         assert!(EFFORT.ideal([1, 1, 6], 2) < ends(0).max(ends(1)));
     }
 }

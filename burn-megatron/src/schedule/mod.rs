@@ -7,10 +7,10 @@
 //!   cannot deadlock even with sends that block. [`Schedule::posted`] are the lists with receives ahead of time.
 //! - [`simulate()`] plays them with given durations; [`Timeline`] has the bubble, [`Schedule::peak_activations`] the
 //!   activations in flight; [`bounds`] has the formulas they are tested against.
-//! - [`dynamic_context`] deals sequences of unequal lengths to ranks that hold the same weights.
+//! - [`dynamic_context`] assigns sequences of unequal lengths to ranks that hold the same weights.
 //! - [`stages`] divides layers over stages; [`draw`] draws a timeline as text or SVG.
 //!
-//! A model is cut into `pipeline × virtual pipeline` stages, dealt to the ranks by a [`Placement`].
+//! A model is split into `pipeline × virtual pipeline` stages, which are assigned to the ranks by a [`Placement`].
 
 mod action;
 pub mod bounds;
@@ -64,7 +64,7 @@ impl Schedule {
         })
     }
 
-    /// The most activations that each rank keeps at once, from a forward until its last backward pass. `weight` is
+    /// The most activations that each rank holds at once, from a forward until its last backward pass. `weight` is
     /// what a stage's activations of one micro-batch count, for example 1, its layers or its bytes.
     pub fn peak_activations(&self, weight: impl Fn(usize) -> u64) -> Vec<u64> {
         let peak = |rank: usize| {

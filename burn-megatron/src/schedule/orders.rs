@@ -52,7 +52,7 @@ fn turns(micro_batches: usize, chunks: usize, group: usize) -> Vec<(usize, usize
 
 /// Splits every backward and runs its weight half `delay` backwards later, the last ones at the end.
 ///
-/// ZB-H1 is 1F1B with a delay of `rank`: all ranks then keep the activations of the same number of micro-batches, the
+/// ZB-H1 is 1F1B with a delay of `rank`: all ranks then hold the activations of the same number of micro-batches, the
 /// input gradients arrive earlier by a weight pass per rank, and the weight passes fill the end of the step.
 fn delay_weights(list: &[Work], delay: usize) -> Vec<Work> {
     let weights: Vec<Work> = list
@@ -77,8 +77,8 @@ fn delay_weights(list: &[Work], delay: usize) -> Vec<Work> {
     split
 }
 
-/// ZB-V for passes of equal length: the V fills up so that both chunks of a rank advance in turn, one forward, input
-/// and weight pass each; weight passes that would be in the way of input gradients at the end come last.
+/// ZB-V for passes of equal length: warm-up fills the V so that both chunks of a rank advance in turn, one forward,
+/// input and weight pass each; weight passes that would delay input gradients at the end come last.
 ///
 /// The pattern needs 2p - 1 micro-batches; with fewer it is that of 2p - 1 without those that do not exist.
 fn zb_v(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Work> {

@@ -1,8 +1,8 @@
 //! Which rank holds which stage.
 //!
-//! A model is cut into `ranks × chunks` *stages*, numbered in the order of the layers.
+//! A model is split into `ranks × chunks` *stages*, numbered in the order of the layers.
 
-/// How the stages are dealt to the pipeline ranks.
+/// How the stages are assigned to the pipeline ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Round and round: stage `s` is chunk `s / ranks` of rank `s % ranks`, as in Megatron-LM.

@@ -54,12 +54,12 @@ impl Costs {
 /// What a transfer does to the ranks at its ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Nothing: it runs beside the passes and the other transfers, and only the pass that needs the tensor waits.
+    /// Nothing: it overlaps with the passes and the other transfers, and only the pass that needs the tensor waits.
     Overlapped,
-    /// It runs beside the passes, once it is sent, its receive is posted, and what was sent from rank to rank before is
-    /// there: one NCCL stream for each ordered pair of ranks.
+    /// It overlaps with the passes, once it is sent, its receive is posted, and what was sent from rank to rank before
+    /// is there: one NCCL stream for each ordered pair of ranks.
     Posted,
-    /// It runs beside the passes, but the transfers of a rank wait for each other, in the order of its list: one NCCL
+    /// It overlaps with the passes, but the transfers of a rank wait for each other, in the order of its list: one NCCL
     /// stream per rank, filled ahead of time.
     InOrder,
     /// Both ranks stop for each other and for the transfer, one transfer at a time.

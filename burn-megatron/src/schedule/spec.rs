@@ -96,7 +96,7 @@ pub struct ScheduleSpec {
     pub virtual_pipeline: usize,
     /// Micro-batches per step.
     pub micro_batches: usize,
-    /// Interleaved only: micro-batches that a chunk takes in a row before the next chunk takes them (Megatron's
+    /// Interleaved only: consecutive micro-batches of a chunk before the next chunk takes them (Megatron's
     /// `--microbatch-group-size-per-virtual-pipeline-stage`). `None` is Megatron's default, the pipeline size.
     pub group_size: Option<usize>,
     /// Only the forward passes, for evaluation.

@@ -17,11 +17,11 @@ pub fn busy(spans: &[Span]) -> u64 {
     sorted.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
     let mut total = 0;
     let mut open: Vec<&Span> = Vec::new();
-    let computes = |span: &Span| span.what.category() == Category::Compute;
+    let computes = |span: &Span| span.kind.category() == Category::Compute;
     for span in sorted {
         while open.pop_if(|outer| outer.end <= span.start).is_some() {}
         let length = span.end - span.start;
-        // What lies inside another span replaces a piece of it.
+        // What lies inside another span replaces an interval of it.
         if let Some(outer) = open.last().filter(|outer| computes(outer)) {
             total -= span.end.min(outer.end) - span.start;
         }
@@ -38,7 +38,7 @@ pub fn busy(spans: &[Span]) -> u64 {
 /// [`Timeline::idle_share`](crate::schedule::Timeline::idle_share). `None` where nobody computed.
 pub fn idle_share(ranks: &[&[Span]]) -> Option<f64> {
     let computing =
-        || ranks.iter().flat_map(|spans| decisive(spans)).filter(|span| span.what.category() == Category::Compute);
+        || ranks.iter().flat_map(|spans| decisive(spans)).filter(|span| span.kind.category() == Category::Compute);
     let start = computing().map(|span| span.start).min()?;
     let end = computing().map(|span| span.end).max()?;
     let all = (end - start) * ranks.len() as u64;

@@ -16,7 +16,7 @@ pub struct Lane {
     pub process: usize,
     /// Global rank.
     pub rank: usize,
-    /// What stands beside the lane, for example `rank 3 (pp 1, tp 1)`.
+    /// The label of the lane, for example `rank 3 (pp 1, tp 1)`.
     pub name: String,
     /// Numbers of steps and what was noted in each.
     pub steps: Vec<(u64, Vec<Span>)>,
@@ -49,7 +49,7 @@ struct SortIndex {
 }
 
 #[derive(Serialize)]
-struct Place {
+struct SpanArgs {
     step: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk: Option<usize>,
@@ -78,66 +78,66 @@ pub fn write_chrome(out: &mut dyn Write, lanes: &[Lane]) -> io::Result<()> {
         for track in Track::ALL {
             let spans = lane.steps.iter().flat_map(|(step, spans)| spans.iter().map(move |span| (*step, span)));
             let spans: Vec<_> = spans.filter(|(_, span)| span.track == track).collect();
-            let rows = if track.is_beside() { rows(&spans) } else { vec![0; spans.len()] };
-            let count = match rows.iter().max() {
+            let lines = if track.is_overlapped() { lines(&spans) } else { vec![0; spans.len()] };
+            let count = match lines.iter().max() {
                 None if track != Track::Host => continue,
                 most => most.map_or(1, |most| most + 1),
             };
-            for row in 0..count {
-                let suffix = match (track, row) {
+            for line in 0..count {
+                let suffix = match (track, line) {
                     (Track::Host, _) => String::new(),
                     (_, 0) => format!(", {}", track.name()),
-                    _ => format!(", {} ({})", track.name(), row + 1),
+                    _ => format!(", {} ({})", track.name(), line + 1),
                 };
-                let tid = thread(lane, track, row);
+                let tid = thread(lane, track, line);
                 about(&mut list, "thread_name", tid, &format!("{}{suffix}", lane.name))?;
-                let args = SortIndex { sort_index: (Track::ALL.len() * lane.rank + track as usize) * ROWS + row };
+                let args = SortIndex { sort_index: (Track::ALL.len() * lane.rank + track as usize) * LINES + line };
                 let event =
                     Event { name: "thread_sort_index", cat: None, ph: "M", pid, tid, ts: None, dur: None, args };
                 list.event(&event)?;
             }
-            for ((step, span), row) in spans.into_iter().zip(rows) {
-                list.event(&complete(lane, row, step, span))?;
+            for ((step, span), line) in spans.into_iter().zip(lines) {
+                list.event(&complete(lane, line, step, span))?;
             }
         }
     }
     out.write_all(b"\n]}\n")
 }
 
-/// The most rows of a track: a rank has two neighbours in a pipeline.
-const ROWS: usize = 4;
+/// The most lines of a track: a rank has two neighbours in a pipeline.
+const LINES: usize = 4;
 
 /// The rank, in the millions for what is not its host.
-fn thread(lane: &Lane, track: Track, row: usize) -> usize {
-    1_000_000 * (ROWS * track as usize + row) + lane.rank
+fn thread(lane: &Lane, track: Track, line: usize) -> usize {
+    1_000_000 * (LINES * track as usize + line) + lane.rank
 }
 
-/// By span, its row in a track: the first where nothing else is then. Exchanges of several groups run at the same time,
-/// which a row cannot show.
-fn rows(spans: &[(u64, &Span)]) -> Vec<usize> {
+/// By span, its line in a track: the first where nothing else is then. Collectives of several groups run at the same
+/// time, which a line cannot show.
+fn lines(spans: &[(u64, &Span)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|&index| spans[index].1.start);
-    let (mut ends, mut rows) = ([0; ROWS], vec![0; spans.len()]);
+    let (mut ends, mut lines) = ([0; LINES], vec![0; spans.len()]);
     for index in order {
         let Span { start, end, .. } = *spans[index].1;
-        let row = ends.iter().position(|free| *free <= start).unwrap_or(ROWS - 1);
-        (rows[index], ends[row]) = (row, end);
+        let line = ends.iter().position(|free| *free <= start).unwrap_or(LINES - 1);
+        (lines[index], ends[line]) = (line, end);
     }
-    rows
+    lines
 }
 
-fn complete<'a>(lane: &Lane, row: usize, step: u64, span: &Span) -> Event<'a, Place> {
+fn complete<'a>(lane: &Lane, line: usize, step: u64, span: &Span) -> Event<'a, SpanArgs> {
     // Both ends are rounded alike, so that spans that nest in nanoseconds still do in microseconds.
     let micros = |nanos: u64| nanos as f64 / 1e3;
     Event {
-        name: span.what.name(),
-        cat: Some(span.what.category().name()),
+        name: span.kind.name(),
+        cat: Some(span.kind.category().name()),
         ph: "X",
         pid: lane.process,
-        tid: thread(lane, span.track, row),
+        tid: thread(lane, span.track, line),
         ts: Some(micros(span.start)),
         dur: Some(micros(span.end - span.start)),
-        args: Place { step, chunk: span.chunk, micro_batch: span.micro_batch },
+        args: SpanArgs { step, chunk: span.chunk, micro_batch: span.micro_batch },
     }
 }
 

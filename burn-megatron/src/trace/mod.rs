@@ -6,12 +6,12 @@ mod bubble;
 mod chrome;
 mod overlap;
 mod recorder;
+mod span_kind;
 #[cfg(test)]
 mod tests;
-mod what;
 
 pub use bubble::{busy, idle_share};
 pub use chrome::{Lane, write_chrome};
 pub use overlap::{Overlap, overlaps, summaries, summary, summary_file};
 pub use recorder::{DeviceClock, DeviceTimes, Mark, Recorder, Span, Track};
-pub use what::{Category, What};
+pub use span_kind::{Category, SpanKind};

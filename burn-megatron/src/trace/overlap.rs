@@ -1,13 +1,13 @@
-//! How much of a rank's exchanges ran while it computed. Pure.
+//! How much of a rank's collectives ran while it computed. Pure.
 
 use super::{Category, Lane, Span, Track};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Time of exchanges.
+/// Time of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
-    /// Nanoseconds in which at least one was under way.
+    /// Nanoseconds in which at least one ran.
     pub total: u64,
     /// Of these, nanoseconds in which the rank computed.
     pub hidden: u64,
@@ -20,40 +20,40 @@ impl fmt::Display for Overlap {
     }
 }
 
-/// Exchanges of one rank: those of all tracks together, and each track that has some.
+/// Collectives of one rank: those of all tracks together, and each track that has some.
 ///
-/// The rank computes where its device does a pass, an update or anything else that is no exchange, and does not wait
-/// for one. A rank without a device exchanges on its own thread, so nothing is hidden.
+/// The rank computes where its device does a pass, an update or anything else that is no collective, and does not wait
+/// for one. A rank without a device communicates on its own thread, so nothing is hidden.
 pub fn overlaps(spans: &[Span]) -> (Overlap, Vec<(Track, Overlap)>) {
     let of = |wanted: &dyn Fn(&Span) -> bool| -> Vec<(u64, u64)> {
         union(spans.iter().filter(|span| wanted(span)).map(|span| (span.start, span.end)))
     };
     if !spans.iter().any(|span| span.track == Track::Device) {
-        let total = length(&of(&|span| span.what.category() == Category::Communication));
+        let total = length(&of(&|span| span.kind.category() == Category::Communication));
         return (Overlap { total, hidden: 0 }, Vec::new());
     }
-    let works = |span: &Span| matches!(span.what.category(), Category::Compute | Category::Optimizer);
+    let works = |span: &Span| matches!(span.kind.category(), Category::Compute | Category::Optimizer);
     let busy = of(&|span| span.track == Track::Device && works(span));
-    let waits = of(&|span| span.track == Track::Device && span.what.category() == Category::Other);
+    let waits = of(&|span| span.track == Track::Device && span.kind.category() == Category::Other);
     let computes = without(&busy, &waits);
-    let overlap = |exchanges: Vec<(u64, u64)>| Overlap {
-        total: length(&exchanges),
-        hidden: length(&exchanges) - length(&without(&exchanges, &computes)),
+    let overlap = |collectives: Vec<(u64, u64)>| Overlap {
+        total: length(&collectives),
+        hidden: length(&collectives) - length(&without(&collectives, &computes)),
     };
-    let tracks = Track::ALL.into_iter().filter(|track| track.is_beside());
+    let tracks = Track::ALL.into_iter().filter(|track| track.is_overlapped());
     let by_track = tracks.map(|track| (track, overlap(of(&|span| span.track == track))));
-    (overlap(of(&|span| span.track.is_beside())), by_track.filter(|(_, overlap)| overlap.total > 0).collect())
+    (overlap(of(&|span| span.track.is_overlapped())), by_track.filter(|(_, overlap)| overlap.total > 0).collect())
 }
 
-/// [`overlaps`] in a line; `None` without exchanges.
+/// [`overlaps`] in a line; `None` without collectives.
 pub fn summary(spans: &[Span]) -> Option<String> {
     let (all, by_track) = overlaps(spans);
     let parts: Vec<String> = by_track.iter().map(|(track, overlap)| format!("{} {overlap}", track.name())).collect();
     let parts = if parts.len() > 1 { format!(" ({})", parts.join("; ")) } else { String::new() };
-    (all.total > 0).then(|| format!("exchanges {all}{parts}"))
+    (all.total > 0).then(|| format!("collectives {all}{parts}"))
 }
 
-/// A line for each lane and step with exchanges.
+/// A line for each lane and step with collectives.
 pub fn summaries(lanes: &[Lane]) -> String {
     let of_lane = |lane: &Lane| -> Vec<String> {
         let line = |(step, spans): &(u64, Vec<Span>)| {
@@ -64,7 +64,7 @@ pub fn summaries(lanes: &[Lane]) -> String {
     lanes.iter().flat_map(of_lane).collect()
 }
 
-/// Where the [`summaries`] of a timeline are kept: `trace.json.txt` for `trace.json`.
+/// Where the [`summaries`] of a timeline are written: `trace.json.txt` for `trace.json`.
 pub fn summary_file(timeline: &Path) -> PathBuf {
     let mut name = timeline.as_os_str().to_owned();
     name.push(".txt");
@@ -113,26 +113,26 @@ fn length(union: &[(u64, u64)]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::What;
+    use super::super::SpanKind;
     use super::*;
     use proptest::prelude::*;
 
-    fn span(what: What, track: Track, start: u64, end: u64) -> Span {
-        Span { what, chunk: None, micro_batch: None, start, end, track }
+    fn span(kind: SpanKind, track: Track, start: u64, end: u64) -> Span {
+        Span { kind, chunk: None, micro_batch: None, start, end, track }
     }
 
     #[test]
-    fn only_what_runs_beside_work_is_hidden() {
+    fn only_what_overlaps_with_work_is_hidden() {
         let spans = [
-            span(What::Forward, Track::Host, 0, 1),
-            span(What::Forward, Track::Device, 0, 100),
-            // Inside the pass the device stands still.
-            span(What::Wait, Track::Device, 40, 60),
-            span(What::Receive, Track::Device, 100, 120),
-            span(What::Norm, Track::Device, 120, 130),
-            span(What::GatherParameters, Track::Gathers, 30, 60),
-            span(What::Receive, Track::Receives, 90, 125),
-            span(What::Send, Track::Sends, 95, 97),
+            span(SpanKind::Forward, Track::Host, 0, 1),
+            span(SpanKind::Forward, Track::Device, 0, 100),
+            // Inside the pass the device is idle.
+            span(SpanKind::Wait, Track::Device, 40, 60),
+            span(SpanKind::Receive, Track::Device, 100, 120),
+            span(SpanKind::Norm, Track::Device, 120, 130),
+            span(SpanKind::GatherParameters, Track::Gathers, 30, 60),
+            span(SpanKind::Receive, Track::Receives, 90, 125),
+            span(SpanKind::Send, Track::Sends, 95, 97),
         ];
         let (all, tracks) = overlaps(&spans);
         assert_eq!(all, Overlap { total: 30 + 35, hidden: 10 + 10 + 5 });
@@ -142,20 +142,23 @@ mod tests {
             (Track::Receives, Overlap { total: 35, hidden: 15 }),
         ];
         assert_eq!(tracks, expected);
-        let line =
-            summary(&[span(What::Forward, Track::Device, 0, 3_000_000), span(What::Send, Track::Sends, 0, 1_500_000)]);
-        assert_eq!(line.as_deref(), Some("exchanges 1.5 ms, 100 % under compute"));
+        let line = summary(&[
+            span(SpanKind::Forward, Track::Device, 0, 3_000_000),
+            span(SpanKind::Send, Track::Sends, 0, 1_500_000),
+        ]);
+        assert_eq!(line.as_deref(), Some("collectives 1.5 ms, 100 % under compute"));
         assert!(summary(&spans).unwrap().contains("(gathers of weights 0.0 ms, 33 % under compute; sends"));
     }
 
     #[test]
     fn a_rank_without_a_device_hides_nothing() {
-        let spans = [span(What::Forward, Track::Host, 0, 100), span(What::GatherParameters, Track::Host, 10, 30)];
+        let spans =
+            [span(SpanKind::Forward, Track::Host, 0, 100), span(SpanKind::GatherParameters, Track::Host, 10, 30)];
         assert_eq!(overlaps(&spans), (Overlap { total: 20, hidden: 0 }, Vec::new()));
         assert_eq!(summary(&spans[..1]), None);
         let steps = vec![(3, spans.to_vec()), (4, Vec::new())];
         let lanes = [Lane { process: 0, rank: 1, name: "rank 1 (pp 1)".into(), steps }];
-        assert_eq!(summaries(&lanes), "step 3, rank 1 (pp 1): exchanges 0.0 ms, 0 % under compute\n");
+        assert_eq!(summaries(&lanes), "step 3, rank 1 (pp 1): collectives 0.0 ms, 0 % under compute\n");
     }
 
     proptest! {

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::What;
+use super::SpanKind;
 
 /// A stretch of one rank's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// What it was spent on.
-    pub what: What,
+    pub kind: SpanKind,
     /// Model chunk of this rank, where it concerns one.
     pub chunk: Option<usize>,
     /// Micro-batch, where it concerns one.
@@ -24,18 +24,18 @@ pub struct Span {
     pub track: Track,
 }
 
-/// Whose time a span is. Spans of a host nest, as do those of its device; exchanges run beside both, each kind on a
+/// Whose time a span is. Spans of a host nest, as do those of its device; collectives overlap with both, each kind on a
 /// track of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Track {
     /// The rank's thread, which on GPUs only issues work.
     #[default]
     Host,
-    /// The device that does the work, its waits for exchanges included.
+    /// The device that does the work, its waits for collectives included.
     Device,
-    /// Weights, from the replicas.
+    /// Weights, from the data-parallel ranks.
     Gathers,
-    /// Gradients, over the replicas.
+    /// Gradients, over the data-parallel ranks.
     Sums,
     /// Activations and their gradients, over tensor parallel ranks.
     TensorParallel,
@@ -63,8 +63,8 @@ impl Track {
         }
     }
 
-    /// Whether it is an exchange's.
-    pub fn is_beside(self) -> bool {
+    /// Whether it is a collective's.
+    pub fn is_overlapped(self) -> bool {
         !matches!(self, Track::Host | Track::Device)
     }
 }
@@ -75,14 +75,14 @@ pub struct DeviceTimes {
     /// The time of each stamp.
     pub stamps: Vec<u64>,
     /// What was not between stamps: on which track, from when, until when.
-    pub others: Vec<(What, Track, u64, u64)>,
+    pub others: Vec<(SpanKind, Track, u64, u64)>,
 }
 
-/// The clock of a device that works behind the host.
+/// The clock of a device that works asynchronously.
 pub trait DeviceClock: Send {
-    /// Notes when the device comes here; a number for [`DeviceClock::read`], counted from 0 after each read.
+    /// Notes when the device reaches this point; a number for [`DeviceClock::read`], counted from 0 after each read.
     fn stamp(&mut self) -> usize;
-    /// Waits for the device: the times of the stamps, its waits, and the exchanges beside it.
+    /// Waits for the device: the times of the stamps, its waits, and the collectives overlapped with it.
     fn read(&mut self) -> DeviceTimes;
 }
 
@@ -151,11 +151,11 @@ impl Recorder {
 
     /// Notes what was done since `mark`. A mark of the time before the recorder was switched on is dropped.
     #[inline]
-    pub fn end(&mut self, mark: Mark, what: What, chunk: Option<usize>, micro_batch: Option<usize>) {
+    pub fn end(&mut self, mark: Mark, kind: SpanKind, chunk: Option<usize>, micro_batch: Option<usize>) {
         if let (Some(origin), Some((start, stamp))) = (self.origin, mark.0) {
             let since = |time: Instant| time.saturating_duration_since(origin).as_nanos() as u64;
             let (start, end, track) = (since(start), since(Instant::now()), Track::Host);
-            let span = Span { what, chunk, micro_batch, start, end, track };
+            let span = Span { kind, chunk, micro_batch, start, end, track };
             self.spans.push(span);
             if let (Some(from), Some(device)) = (stamp, &mut self.device) {
                 self.stamped.push((span, [from, device.stamp()]));
@@ -164,7 +164,7 @@ impl Recorder {
     }
 
     /// The spans noted since the last call, in the order in which they ended; then those of the device, for which it
-    /// waits, and of what ran beside it and has ended.
+    /// waits, and of what was overlapped with it and has ended.
     pub fn take(&mut self) -> Vec<Span> {
         let mut spans = std::mem::take(&mut self.spans);
         if let Some(device) = &mut self.device {
@@ -176,7 +176,7 @@ impl Recorder {
                 ..span
             };
             spans.extend(self.stamped.drain(..).map(of_device));
-            let other = |(what, track, start, end)| Span { what, chunk: None, micro_batch: None, start, end, track };
+            let other = |(kind, track, start, end)| Span { kind, chunk: None, micro_batch: None, start, end, track };
             spans.extend(others.into_iter().map(other));
         }
         spans

@@ -1,14 +1,16 @@
-//! Timelines made by hand, and recorded ones read back.
+//! Timelines written by hand, and recorded ones read back.
 
 use std::time::Instant;
 
 use serde_json::Value;
 
-use super::{Category, DeviceClock, DeviceTimes, Lane, Recorder, Span, Track, What, busy, idle_share, write_chrome};
+use super::{
+    Category, DeviceClock, DeviceTimes, Lane, Recorder, Span, SpanKind, Track, busy, idle_share, write_chrome,
+};
 use crate::schedule::{Action, Costs, Link, Pass, Schedule, ScheduleKind, ScheduleSpec, simulate};
 
-fn span(what: What, start: u64, end: u64) -> Span {
-    Span { what, chunk: None, micro_batch: None, start, end, track: Track::Host }
+fn span(kind: SpanKind, start: u64, end: u64) -> Span {
+    Span { kind, chunk: None, micro_batch: None, start, end, track: Track::Host }
 }
 
 fn read_back(lanes: &[Lane]) -> Vec<Value> {
@@ -25,14 +27,14 @@ fn record(origin: Instant) -> Vec<Span> {
     for micro_batch in 0..2 {
         let mark = recorder.begin();
         let inner = recorder.begin();
-        recorder.end(inner, What::GatherParameters, Some(1), None);
-        recorder.end(mark, What::Forward, Some(1), Some(micro_batch));
+        recorder.end(inner, SpanKind::GatherParameters, Some(1), None);
+        recorder.end(mark, SpanKind::Forward, Some(1), Some(micro_batch));
         let mark = recorder.begin();
         let inner = recorder.begin();
-        recorder.end(inner, What::Recompute, Some(1), Some(micro_batch));
-        recorder.end(mark, What::Backward, Some(1), Some(micro_batch));
+        recorder.end(inner, SpanKind::Recompute, Some(1), Some(micro_batch));
+        recorder.end(mark, SpanKind::Backward, Some(1), Some(micro_batch));
     }
-    recorder.end(step, What::Step, None, None);
+    recorder.end(step, SpanKind::Step, None, None);
     let spans = recorder.take();
     assert!(recorder.take().is_empty());
     spans
@@ -57,11 +59,11 @@ fn recorded_spans_are_monotone_and_nest() {
 fn a_recorder_that_is_off_notes_nothing() {
     let mut recorder = Recorder::off();
     let mark = recorder.begin();
-    recorder.end(mark, What::Forward, None, None);
+    recorder.end(mark, SpanKind::Forward, None, None);
     assert!(!recorder.is_on() && recorder.take().is_empty());
     // What began before it was switched on has no beginning.
     let mut recorder = Recorder::new(Instant::now());
-    recorder.end(mark, What::Forward, None, None);
+    recorder.end(mark, SpanKind::Forward, None, None);
     assert!(recorder.take().is_empty());
 }
 
@@ -84,7 +86,7 @@ fn the_trace_names_ranks_and_tells_step_chunk_and_micro_batch() {
 
 #[test]
 fn times_are_microseconds() {
-    let steps = vec![(1, vec![span(What::Send, 1_500, 2_001_750)])];
+    let steps = vec![(1, vec![span(SpanKind::Send, 1_500, 2_001_750)])];
     let events = read_back(&[Lane { process: 0, rank: 4, name: String::new(), steps }]);
     let event = events.last().unwrap();
     assert_eq!((event["ts"].as_f64(), event["dur"].as_f64()), (Some(1.5), Some(2000.25)));
@@ -94,13 +96,13 @@ fn times_are_microseconds() {
 #[test]
 fn only_the_innermost_span_counts() {
     let spans = [
-        span(What::Step, 0, 100),
-        span(What::Forward, 10, 40),
-        span(What::GatherParameters, 10, 15),
-        span(What::Backward, 50, 90),
-        span(What::Recompute, 50, 70),
-        span(What::Wait, 60, 65),
-        span(What::Update, 90, 100),
+        span(SpanKind::Step, 0, 100),
+        span(SpanKind::Forward, 10, 40),
+        span(SpanKind::GatherParameters, 10, 15),
+        span(SpanKind::Backward, 50, 90),
+        span(SpanKind::Recompute, 50, 70),
+        span(SpanKind::Wait, 60, 65),
+        span(SpanKind::Update, 90, 100),
     ];
     assert_eq!(busy(&spans), 25 + 40 - 5);
     // The order in which spans end is the recorder's, and makes no difference.
@@ -109,7 +111,7 @@ fn only_the_innermost_span_counts() {
     assert_eq!(busy(&by_end), 60);
 }
 
-/// A device that is 1000 ns behind its host, waits for a while, and has a gather and two messages beside it.
+/// A device that is 1000 ns behind its host, waits for a while, and has a gather and two messages overlapped with it.
 struct Behind(u64);
 
 impl DeviceClock for Behind {
@@ -121,10 +123,10 @@ impl DeviceClock for Behind {
     fn read(&mut self) -> DeviceTimes {
         let stamps = (0..std::mem::take(&mut self.0)).map(|stamp| 1000 + 10 * stamp).collect();
         let others = vec![
-            (What::Wait, Track::Device, 1022, 1026),
-            (What::GatherParameters, Track::Gathers, 1005, 1040),
-            (What::Send, Track::Sends, 1010, 1030),
-            (What::Send, Track::Sends, 1000, 1020),
+            (SpanKind::Wait, Track::Device, 1022, 1026),
+            (SpanKind::GatherParameters, Track::Gathers, 1005, 1040),
+            (SpanKind::Send, Track::Sends, 1010, 1030),
+            (SpanKind::Send, Track::Sends, 1000, 1020),
         ];
         DeviceTimes { stamps, others }
     }
@@ -136,21 +138,25 @@ fn a_device_has_times_of_its_own_and_these_decide() {
     for _ in 0..2 {
         let outer = recorder.begin();
         let inner = recorder.begin();
-        recorder.end(inner, What::Recompute, Some(0), Some(2));
-        recorder.end(outer, What::Backward, Some(0), Some(2));
+        recorder.end(inner, SpanKind::Recompute, Some(0), Some(2));
+        recorder.end(outer, SpanKind::Backward, Some(0), Some(2));
         let spans = recorder.take();
         let of = |track| spans.iter().filter(|span| span.track == track).copied().collect::<Vec<_>>();
-        let device: Vec<_> = of(Track::Device).iter().map(|span| (span.what, span.start, span.end)).collect();
-        let expected = [(What::Recompute, 1010, 1020), (What::Backward, 1000, 1030), (What::Wait, 1022, 1026)];
+        let device: Vec<_> = of(Track::Device).iter().map(|span| (span.kind, span.start, span.end)).collect();
+        let expected =
+            [(SpanKind::Recompute, 1010, 1020), (SpanKind::Backward, 1000, 1030), (SpanKind::Wait, 1022, 1026)];
         assert_eq!(device, expected);
         assert_eq!((of(Track::Host).len(), busy(&spans)), (2, 26), "standing still is not computing");
-        let beside = of(Track::Gathers);
-        assert_eq!((beside[0].what, beside[0].start, beside[0].end), (What::GatherParameters, 1005, 1040));
+        let overlapped = of(Track::Gathers);
+        assert_eq!(
+            (overlapped[0].kind, overlapped[0].start, overlapped[0].end),
+            (SpanKind::GatherParameters, 1005, 1040)
+        );
         let events = read_back(&[Lane { process: 0, rank: 1, name: "rank 1".into(), steps: vec![(1, spans.clone())] }]);
         let names: Vec<_> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
         let tracks = ["compute", "gathers of weights", "sends", "sends (2)"].map(|track| format!("rank 1, {track}"));
         assert_eq!(names, [&["process 0".into(), "rank 1".into()], &tracks[..]].concat());
-        // Two messages at the same time are in different rows, and no two threads are one.
+        // Two messages at the same time are in different lines, and no two threads are one.
         let sends: Vec<_> = events.iter().filter(|event| event["name"] == "send").map(|event| &event["tid"]).collect();
         assert!(sends.len() == 2 && sends[0] != sends[1], "{sends:?}");
         let threads: Vec<_> = events.iter().filter(|event| event["name"] == "thread_name").collect();
@@ -163,19 +169,19 @@ fn a_device_has_times_of_its_own_and_these_decide() {
 /// 1F1B with two stages, four micro-batches, a forward of 10 and a backward of 20: (p - 1) / (m + p - 1) of the step.
 #[test]
 fn the_bubble_of_a_pipeline_is_the_formula_s() {
-    let (forward, backward) = (|at| span(What::Forward, at, at + 10), |at| span(What::Backward, at, at + 20));
+    let (forward, backward) = (|at| span(SpanKind::Forward, at, at + 10), |at| span(SpanKind::Backward, at, at + 20));
     let first = [
         forward(1000),
         forward(1010),
-        span(What::Receive, 1020, 1040),
+        span(SpanKind::Receive, 1020, 1040),
         backward(1040),
         forward(1060),
         backward(1070),
         forward(1090),
         backward(1100),
-        span(What::Receive, 1120, 1130),
+        span(SpanKind::Receive, 1120, 1130),
         backward(1130),
-        span(What::Update, 1150, 1400),
+        span(SpanKind::Update, 1150, 1400),
     ];
     let last: Vec<Span> = (0..4).flat_map(|micro| [forward(1010 + micro * 30), backward(1020 + micro * 30)]).collect();
     assert_eq!((busy(&first), busy(&last)), (120, 120));
@@ -188,14 +194,14 @@ fn the_bubble_of_a_pipeline_is_the_formula_s() {
 fn as_recorded(spans: &[crate::schedule::Span]) -> Vec<Span> {
     let note = |span: &crate::schedule::Span| {
         let Action::Compute(work) = span.action else { return None };
-        let what = match work.pass {
-            Pass::Forward => What::Forward,
-            Pass::Backward => What::Backward,
-            Pass::BackwardInput => What::BackwardInput,
-            Pass::BackwardWeight => What::BackwardWeight,
+        let kind = match work.pass {
+            Pass::Forward => SpanKind::Forward,
+            Pass::Backward => SpanKind::Backward,
+            Pass::BackwardInput => SpanKind::BackwardInput,
+            Pass::BackwardWeight => SpanKind::BackwardWeight,
         };
         let (chunk, micro_batch) = (Some(work.chunk), Some(work.micro_batch));
-        Some(Span { what, chunk, micro_batch, start: span.start, end: span.end, track: Track::Host })
+        Some(Span { kind, chunk, micro_batch, start: span.start, end: span.end, track: Track::Host })
     };
     spans.iter().filter_map(note).collect()
 }
@@ -221,10 +227,10 @@ fn bubbles_as_seen_and_simulated_are_the_same_number() {
 
 #[test]
 fn names_are_different_and_every_kind_is_named() {
-    for (index, what) in What::ALL.into_iter().enumerate() {
-        assert!(What::ALL[..index].iter().all(|other| other.name() != what.name()), "{what}");
+    for (index, what) in SpanKind::ALL.into_iter().enumerate() {
+        assert!(SpanKind::ALL[..index].iter().all(|other| other.name() != what.name()), "{what}");
         assert_eq!(what as usize, index, "ALL lists every variant in order");
     }
-    assert_eq!(What::Recompute.category(), Category::Compute);
-    assert_eq!(What::PartialSums.category().name(), "communication");
+    assert_eq!(SpanKind::Recompute.category(), Category::Compute);
+    assert_eq!(SpanKind::PartialSums.category().name(), "communication");
 }

@@ -13,15 +13,15 @@ use crate::config::RunConfig;
 use crate::data::preprocess::{
     PreprocessOptions, Progress, TextDocuments, TokenizerChoice, end_of_document, prepare, vocab_size,
 };
-use crate::data::{Blend, GptPart, GptParts, Sample, TokenDataset};
+use crate::data::{Blend, GptSplit, GptSplits, Sample, TokenDataset};
 
-/// What a run learns and is judged by.
+/// What a run trains on and is evaluated on.
 pub struct RunData {
-    /// Rows to learn from.
+    /// Sequences to learn from.
     pub train: Arc<dyn TokenDataset>,
-    /// Rows to watch; those to learn from where no evaluation is asked for.
+    /// Sequences to evaluate on; those to learn from where no evaluation is asked for.
     pub valid: Arc<dyn TokenDataset>,
-    /// Rows for the end: test data, or else validation data.
+    /// Sequences for the end: test data, or else validation data.
     pub last: Option<Arc<dyn TokenDataset>>,
     /// The `tokenizer.json` that made the tokens, if it is known.
     pub tokenizer: Option<PathBuf>,
@@ -33,6 +33,8 @@ pub(super) struct Tokens {
     blend: Blend,
     tokenizer: Option<PathBuf>,
     eod_id: Option<i64>,
+    /// Hash of all tokens, where they were made from text.
+    content: Option<String>,
 }
 
 impl RunData {
@@ -55,16 +57,17 @@ impl RunData {
         let most = evaluation.batches.max(evaluation.final_batches) * training.global_batch;
         let validation = tokens.blend.weights.as_ref().map(|_| most);
         let parts = config.data.samples(training.seq_length, validation, tokens.eod_id);
-        let parts = GptParts::build(&tokens.blend, &parts)?;
+        let parts = GptSplits::build(&tokens.blend, &parts)?;
 
         let vocabulary = config.model.config.vocab_size();
-        let open = |data: Option<Arc<GptPart>>, name: &'static str, most: usize| match data {
+        let open = |data: Option<Arc<GptSplit>>, name: &'static str, most: usize| match data {
             Some(data) if !data.is_empty() => {
-                let rows = Rows { rows: data.len().min(most), data, vocabulary };
-                rows.spot_check(name)?;
-                Ok(Arc::new(rows) as Arc<dyn TokenDataset>)
+                let content = tokens.content.clone();
+                let sequences = CheckedSequences { sequences: data.len().min(most), data, vocabulary, content };
+                sequences.spot_check(name)?;
+                Ok(Arc::new(sequences) as Arc<dyn TokenDataset>)
             }
-            _ => Err(TrainError::NoRow { part: name, seq_length: training.seq_length }),
+            _ => Err(TrainError::NoSequence { part: name, seq_length: training.seq_length }),
         };
         let train = open(parts.train, "training", usize::MAX)?;
         let valid = match evaluation.batches {
@@ -80,14 +83,14 @@ impl RunData {
 }
 
 impl RunData {
-    /// Each part in words that differ where the data does: its rows, and a hash of some of them.
+    /// Each part in words that differ where the data does: its sequences, and a hash of some of them.
     pub(super) fn digest(&self) -> Vec<String> {
         let of = |name: &str, data: &Arc<dyn TokenDataset>| {
-            let rows = data.len();
-            // Rows that were checked: reading another one may panic.
-            let some = [0, rows / 2, rows.saturating_sub(1)];
-            let tokens: Vec<String> = some.map(|row| format!("{:?}", data.sample(row).tokens)).into();
-            format!("{rows} {name} rows with the hash {:016x}", stable_hash(&tokens.concat()))
+            let sequences = data.len();
+            // Sequences that were checked: reading another one may panic.
+            let some = [0, sequences / 2, sequences.saturating_sub(1)];
+            let tokens: Vec<String> = some.map(|sequence| format!("{:?}", data.sample(sequence).tokens)).into();
+            format!("{sequences} {name} sequences with the hash {:016x}", stable_hash(&tokens.concat()))
         };
         let parts = [("training", Some(&self.train)), ("validation", Some(&self.valid)), ("test", self.last.as_ref())];
         parts.into_iter().filter_map(|(name, data)| data.map(|data| of(name, data))).collect()
@@ -135,7 +138,8 @@ fn tokenize(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> 
         fits(config, size, report.tokenizer.as_deref())?;
     }
     let output = report.outputs.first().expect("one key is asked for");
-    Ok(Tokens { blend: Blend::single(&output.prefix), tokenizer: report.tokenizer, eod_id: report.eod_id })
+    let (blend, content) = (Blend::single(&output.prefix), Some(output.summary.content.clone()));
+    Ok(Tokens { blend, tokenizer: report.tokenizer, eod_id: report.eod_id, content })
 }
 
 fn indexed(config: &RunConfig) -> Result<Tokens, TrainError> {
@@ -148,7 +152,7 @@ fn indexed(config: &RunConfig) -> Result<Tokens, TrainError> {
             return Err(TrainError::Tokenizer { path, what });
         }
     }
-    Ok(Tokens { blend: data.blend(), tokenizer: data.tokenizer.as_ref().map(PathBuf::from), eod_id })
+    Ok(Tokens { blend: data.blend(), tokenizer: data.tokenizer.as_ref().map(PathBuf::from), eod_id, content: None })
 }
 
 /// The file of `data.tokenizer`, if it is one, and what it holds: a tokenizer that is not too large for the model.
@@ -198,41 +202,48 @@ fn smaller_tokenizer(config: &RunConfig, folder: &Path, tokenizer: &Path) -> Str
     }
 }
 
-/// The first rows of a part of the data, each checked against the model's vocabulary when it is read.
-struct Rows {
-    data: Arc<GptPart>,
-    rows: usize,
+/// The first sequences of a part of the data, each checked against the model's vocabulary when it is read.
+struct CheckedSequences {
+    data: Arc<GptSplit>,
+    sequences: usize,
     vocabulary: usize,
+    /// Hash of all tokens, if it is known.
+    content: Option<String>,
 }
 
-/// Rows of a part that are checked before the run starts.
+/// Sequences of a part that are checked before the run starts.
 const SPOT_CHECKS: usize = 1000;
 
-impl Rows {
+impl CheckedSequences {
     fn outside(&self, sample: &Sample) -> Option<i64> {
         let known = 0..self.vocabulary as i64;
         sample.tokens.iter().chain(&sample.labels).find(|id| !known.contains(*id)).copied()
     }
 
-    /// Looks for tokens that the model lacks in rows from all over the part.
+    /// Looks for tokens that the model lacks in sequences from all over the part.
     fn spot_check(&self, part: &'static str) -> Result<(), TrainError> {
-        let every = self.rows.div_ceil(SPOT_CHECKS).max(1);
-        for row in (0..self.rows).step_by(every).chain([self.rows / 2, self.rows.saturating_sub(1)]) {
-            if let Some(id) = self.outside(&self.data.sample(row)) {
-                return Err(TrainError::Token { part, row, id, vocabulary: self.vocabulary });
+        let every = self.sequences.div_ceil(SPOT_CHECKS).max(1);
+        for sequence in (0..self.sequences).step_by(every).chain([self.sequences / 2, self.sequences.saturating_sub(1)])
+        {
+            if let Some(id) = self.outside(&self.data.sample(sequence)) {
+                return Err(TrainError::Token { part, sequence, id, vocabulary: self.vocabulary });
             }
         }
         Ok(())
     }
 }
 
-impl TokenDataset for Rows {
+impl TokenDataset for CheckedSequences {
     fn len(&self) -> usize {
-        self.rows
+        self.sequences
     }
 
     fn seq_length(&self) -> usize {
         self.data.seq_length()
+    }
+
+    fn content(&self) -> Option<String> {
+        self.content.clone().or_else(|| self.data.content())
     }
 
     /// # Panics
@@ -242,7 +253,7 @@ impl TokenDataset for Rows {
         if let Some(id) = self.outside(&sample) {
             let vocabulary = self.vocabulary;
             panic!(
-                "row {index} of the data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
+                "sequence {index} of the data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
             );
         }
         sample

@@ -24,7 +24,7 @@ pub(super) fn possible(fp8: &Fp8Config, dtype: Precision, gpus: &[GpuInfo]) -> R
     }
     match gpus.iter().find(|gpu| gpu.capability < LEAST) {
         Some(GpuInfo { index, name, capability: (major, minor), .. }) => Err(format!(
-            "{format}: GPU {index} ({name}) has compute capability {major}.{minor}, FP8 products need {}.{} or more (Hopper: \
+            "{format}: GPU {index} ({name}) has compute capability {major}.{minor}, FP8 GEMMs need {}.{} or more (Hopper: \
              9.0); leave fp8.format out",
             LEAST.0, LEAST.1
         )),

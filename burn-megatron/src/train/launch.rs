@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend_dist::cache;
 use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
@@ -23,12 +22,16 @@ use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
 use crate::metrics::{FlopsPerToken, TokenLoss, on_gpu, peak};
 use crate::plan::Decoder;
 
+/// Exit code of a program whose training was stopped before its last step, by a signal or a key: `EX_TEMPFAIL` of
+/// sysexits.h. The same command resumes the run.
+pub const STOPPED: u8 = 75;
+
 /// How a training ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
+pub struct TrainReport {
     /// Loss over test data, or validation data where there is no test data; `None` where none was asked for.
     pub last: Option<TokenLoss>,
-    /// The user stopped it before its last step.
+    /// A signal or a key has stopped it before its last step; the same in all processes.
     pub stopped: bool,
     /// Wall time of building the model and training it.
     pub seconds: f64,
@@ -44,7 +47,7 @@ pub(super) struct Launch<'a> {
 }
 
 impl WithModel for Launch<'_> {
-    type Output = Result<Outcome, TrainError>;
+    type Output = Result<TrainReport, TrainError>;
 
     fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
         let Self { plan, processes, devices, data } = self;
@@ -64,7 +67,7 @@ impl WithModel for Launch<'_> {
         let before = plan.start.as_ref().map(|start| Checkpoint::open(&start.path)).transpose()?;
         let companions = match (plan.folder(), &before) {
             (Some(folder), _) => folder.companions().clone(),
-            (None, Some(before)) => companions_of(before),
+            (None, Some(before)) => companions_of(before)?,
             (None, None) => Companions::default(),
         };
         if !companions.is_empty() {
@@ -86,22 +89,26 @@ impl WithModel for Launch<'_> {
         if let Some(options) = saving::options(config, tokenizer) {
             run = run.checkpoints(options);
         }
-        let run =
-            run.finish(move |_, engine| Ok(data.last.as_ref().map(|last| loss_over(engine, last)).transpose()?));
+        let run = run.finish(move |_, engine| {
+            let last = data.last.as_ref().map(|last| loss_over(engine, last)).transpose()?;
+            Ok((last, engine.steps()))
+        });
         let (supervised, learner) = run.supervised();
         let result = supervised.launch(learner);
-        let (failed, stopped) = (result.error.is_some(), result.interrupted.is_some());
+        let failed = result.error.is_some();
         drop(result); // Gives the terminal back.
         match run.finished().filter(|_| !failed) {
-            Some(last) => Ok(Outcome { last, stopped, seconds: start.elapsed().as_secs_f64() }),
+            Some((last, steps)) => {
+                let (stopped, seconds) = (steps < training.steps as u64, start.elapsed().as_secs_f64());
+                Ok(TrainReport { last, stopped, seconds })
+            }
             None => Err(TrainError::Failed),
         }
     }
 }
 
-/// Tells the operations what holds for all of them.
+/// Applies settings that hold for all operations of the process.
 pub(crate) fn settle(performance: &PerformanceSection) {
-    cache::tune_products(performance.tune_products);
     deterministic(performance.deterministic);
     copy_engines(performance.copy_engines);
 }
@@ -127,10 +134,10 @@ where
             .with_part(part)
             .with_recompute(&recompute)
             .with_tp_comm_overlap(performance.tp_comm_overlap)
-            .with_moe_comm_overlap(performance.moe_comm_overlap, performance.moe_comm_pieces)
+            .with_moe_comm_overlap(performance.moe_comm_overlap, performance.moe_comm_chunks)
             .with_forced_load_balancing(performance.moe_router_force_load_balancing)
             .with_fp8(&fp8, layers)
-            .with_replicas(rank.group(Axis::DpCp));
+            .with_dp_ranks(rank.group(Axis::DpCp));
         let params = match &weights {
             Some(weights) => params.with_source(&**weights),
             None => params,

@@ -10,6 +10,7 @@ mod resume;
 #[cfg(test)]
 mod tests;
 
+use std::error::Error as _;
 use std::io;
 use std::path::PathBuf;
 
@@ -19,16 +20,18 @@ use backend_dist::process::Processes;
 use burn::tensor::Device;
 use thiserror::Error;
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointError, lock_output};
 use crate::config::ConfigErrors;
 use crate::data::DataError;
 use crate::data::preprocess::{PreprocessError, Progress};
+use crate::hf::HfFolderError;
+use crate::learner::limit_of_files_is_an_error;
 pub use data::RunData;
 use data::Tokens;
-pub use launch::Outcome;
+pub use launch::{STOPPED, TrainReport};
 pub(crate) use launch::{settle, stage_builder};
 pub use plan::Plan;
-pub use resume::Start;
+pub use resume::ResumePoint;
 
 /// Why a run did not start, or did not end well.
 #[derive(Debug, Error)]
@@ -53,9 +56,12 @@ pub enum TrainError {
         /// Cause.
         cause: io::Error,
     },
-    /// The checkpoint to go on from cannot be read.
+    /// The checkpoint to resume from cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The files that came with a model cannot be used.
+    #[error(transparent)]
+    HuggingFace(#[from] HfFolderError),
     /// A tokenizer cannot be used.
     #[error("data.tokenizer = {}: {what}", path.display())]
     Tokenizer {
@@ -78,33 +84,33 @@ pub enum TrainError {
     },
     /// The data has a token that the model does not have.
     #[error(
-        "row {row} of the {part} data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
+        "sequence {sequence} of the {part} data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
     )]
     Token {
         /// Name of the part.
         part: &'static str,
-        /// Index of the row.
-        row: usize,
+        /// Index of the sequence.
+        sequence: usize,
         /// The token.
         id: i64,
         /// Tokens of the model.
         vocabulary: usize,
     },
-    /// A part of the data has not even one row.
+    /// A part of the data has not even one sequence.
     #[error(
-        "there is no {part} row of {seq_length} + 1 tokens; give it a larger share in data.split, more data, or a \
+        "there is no {part} sequence of {seq_length} + 1 tokens; give it a larger share in data.split, more data, or a \
          smaller training.seq-length"
     )]
-    NoRow {
+    NoSequence {
         /// Name of the part.
         part: &'static str,
-        /// Tokens of a row.
+        /// Tokens of a sequence.
         seq_length: usize,
     },
     /// Another process has failed before the training began.
     #[error(transparent)]
     Run(#[from] Box<RunError>),
-    /// The processes would not go on from the same checkpoint.
+    /// The processes would not resume from the same checkpoint.
     #[error(
         "process {process} would start {theirs}, but process 0 {ours}: checkpoint.directory must be on a file system that all \
          hosts share"
@@ -130,6 +136,12 @@ pub enum TrainError {
         /// What process 0 reads.
         ours: String,
     },
+    /// The system gives too few threads.
+    #[error(
+        "the system does not give enough threads ({0}); allow more (`ulimit -u`, the job's limit), or ask for fewer with \
+         RAYON_NUM_THREADS"
+    )]
+    Threads(String),
     /// The training failed; what went wrong was printed when the ranks stopped.
     #[error("the training failed")]
     Failed,
@@ -143,7 +155,7 @@ pub fn train(
     plan: &Plan,
     devices: Vec<Device>,
     progress: &mut (dyn FnMut(Progress) + Send),
-) -> Result<Outcome, TrainError> {
+) -> Result<TrainReport, TrainError> {
     train_among(plan, None, devices, progress)
 }
 
@@ -157,8 +169,16 @@ pub fn train_among(
     processes: Option<&Processes>,
     devices: Vec<Device>,
     progress: &mut (dyn FnMut(Progress) + Send),
-) -> Result<Outcome, TrainError> {
+) -> Result<TrainReport, TrainError> {
     let config = plan.config();
+    limit_of_files_is_an_error();
+    // Before anything is written: two runs in one folder would mix their data and logs.
+    let lock = || lock_output(&config.output.directory);
+    let _lock = match processes {
+        None => Some(lock()?),
+        Some(processes) => processes.attempt(|| processes.is_first().then(lock).transpose())?,
+    };
+    start_threads()?;
     let data = match processes {
         None => RunData::open(config, progress)?,
         Some(processes) => {
@@ -173,10 +193,19 @@ pub fn train_among(
     config.model.config.visit(launch)
 }
 
+/// Starts the threads that share work within the process, which would panic where the system refuses them later.
+fn start_threads() -> Result<(), TrainError> {
+    match rayon::ThreadPoolBuilder::new().build_global() {
+        // Somebody has started them already, or else there is a cause.
+        Err(error) if error.source().is_some() => Err(TrainError::Threads(error.to_string())),
+        _ => Ok(()),
+    }
+}
+
 /// Whether all processes see the checkpoint that process 0 sees.
 fn same_start(plan: &Plan, processes: &Processes) -> Result<(), TrainError> {
     let step = plan.start.as_ref().map(|start| start.step);
-    let all = processes.channel("checkpoint to go on from").all_gather(&step)?;
+    let all = processes.channel("checkpoint to resume from").all_gather(&step)?;
     let text = |step: Option<u64>| step.map_or("anew".into(), |step| format!("from step {step}"));
     match all.iter().position(|other| *other != all[0]) {
         Some(process) => Err(TrainError::Start { process, theirs: text(all[process]), ours: text(all[0]) }),
@@ -184,7 +213,7 @@ fn same_start(plan: &Plan, processes: &Processes) -> Result<(), TrainError> {
     }
 }
 
-/// Whether all processes read the rows that process 0 reads.
+/// Whether all processes read the sequences that process 0 reads.
 fn same_data(data: &RunData, processes: &Processes) -> Result<(), TrainError> {
     let all: Vec<Vec<String>> = processes.channel("what the data is").all_gather(&data.digest())?;
     for (process, lines) in all.iter().enumerate() {

@@ -1,30 +1,30 @@
-//! What a run would do, told before anything big is read.
+//! What a run would do, before anything large is read.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use indicatif::HumanCount;
+use indicatif::{HumanBytes, HumanCount};
 use models::ModelConfig;
 
 use super::TrainError;
 use super::data::{text_prefix, tokenizer_file};
-use super::resume::{self, Start};
+use super::resume::{self, ResumePoint};
 use crate::config::{ConfigErrors, Problem, RunConfig};
-use crate::data::Part;
 use crate::data::indexed::IndexedDataset;
+use crate::data::{Split, check_samples};
 use crate::hf::HfFolder;
 
-/// A run that passed all checks: its sizes, in words by `Display`.
+/// A run that passed all checks; `Display` describes it.
 #[derive(Clone, Debug)]
 pub struct Plan {
     config: RunConfig,
     allowed: Vec<String>,
     /// Parameters of the whole model.
     pub parameters: usize,
-    /// The checkpoint that the run goes on from.
-    pub start: Option<Start>,
+    /// The checkpoint that the run resumes from.
+    pub start: Option<ResumePoint>,
     weights: Option<Arc<HfFolder>>,
     /// One line per data file.
     data: Vec<String>,
@@ -32,7 +32,7 @@ pub struct Plan {
 
 impl Plan {
     /// Checks the configuration and what lies on disk. Nothing is written, and of the data only the headers are read.
-    /// When the run goes on from a checkpoint, keys that decide what it learns must not have changed, except those in
+    /// When the run resumes from a checkpoint, keys that decide what it learns must not have changed, except those in
     /// `allowed`.
     ///
     /// # Errors
@@ -47,6 +47,7 @@ impl Plan {
         config.data.text.iter().for_each(|file| found(text_file(file)));
         config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
         problems.extend(missing_tokenizer(config));
+        problems.extend(too_many_samples(config));
         problems.extend(config.performance.moe_router_force_load_balancing.then(|| {
             let what = "performance.moe-router-force-load-balancing = true has tokens use experts at random: it is for `bench` and \
                         no model learns to route with it; nearest legal: false";
@@ -85,12 +86,12 @@ impl Plan {
         self.weights.as_deref()
     }
 
-    /// The folder that the first weights come from; a checkpoint to go on from has its own.
+    /// The folder that the first weights come from; a checkpoint to resume from has its own.
     pub(super) fn weights(&self) -> Option<Arc<HfFolder>> {
         self.weights.clone().filter(|_| self.start.is_none())
     }
 
-    /// Whether the run may read other samples than the one that it goes on from.
+    /// Whether the run may read other samples than the one that it resumes from.
     pub(super) fn other_data(&self) -> bool {
         resume::may_read_other_data(&self.allowed)
     }
@@ -129,7 +130,7 @@ fn indexed(config: &RunConfig, prefix: &Path) -> Result<String, String> {
     let data = IndexedDataset::open(prefix).map_err(|error| format!("data.prefixes: {error}"))?;
     let ranges = config.data.split.ranges(data.num_sequences());
     let used = [true, config.evaluation.batches > 0, false];
-    for (part, range) in Part::ALL.iter().zip(&ranges) {
+    for (part, range) in Split::ALL.iter().zip(&ranges) {
         let empty = range.as_ref().is_some_and(|range| range.is_empty());
         if used[*part as usize] && empty {
             let (split, sequences) = (&config.data.split, data.num_sequences());
@@ -144,19 +145,32 @@ fn indexed(config: &RunConfig, prefix: &Path) -> Result<String, String> {
     Ok(format!("{}: {tokens} tokens in {} documents", prefix.display(), HumanCount(data.num_documents() as u64)))
 }
 
+/// Samples whose order does not fit into memory.
+fn too_many_samples(config: &RunConfig) -> Option<Problem> {
+    let (bytes, available, nearest) = check_samples(config.data.samples).err()?;
+    Some(Problem::new(format!(
+        "data.samples = {} (by default all that training.steps = {} take): their order takes {} of memory, {} are \
+         available; nearest legal: data.samples = {nearest}",
+        config.data.samples,
+        config.training.steps,
+        HumanBytes(bytes),
+        HumanBytes(available)
+    )))
+}
+
 fn missing_tokenizer(config: &RunConfig) -> Option<Problem> {
     let path = config.data.tokenizer.as_deref().filter(|name| !["char", "byte", "bpe"].contains(name))?;
     let missing = !Path::new(path).is_file();
     missing.then(|| Problem::new(format!("data.tokenizer: there is no file {path}; char, byte and bpe need none")))
 }
 
-/// Whether a file stands where a folder is to be, or to be made.
+/// Whether there is a file where a folder is needed.
 fn not_a_folder(key: &str, folder: &Path) -> Option<Problem> {
     let there = folder.ancestors().find(|ancestor| ancestor.exists())?;
     (!there.is_dir()).then(|| Problem::new(format!("{key} = {}: {} is a file", folder.display(), there.display())))
 }
 
-/// `1 row`, `2 rows`, `2 micro-batches`.
+/// `1 sequence`, `2 sequences`, `2 micro-batches`.
 fn several(number: usize, what: &str) -> String {
     let ending = match (number, what.ends_with("ch")) {
         (1, _) => "",
@@ -179,15 +193,15 @@ impl fmt::Display for Plan {
         let family = config.model.config.family();
         writeln!(f, "model        {family}, {} parameters, {weights}", count(*parameters))?;
         writeln!(f, "layout       {layout} on {}", several(layout.world_size(), "rank"))?;
-        let rows = training.global_batch;
-        let micro_batches = rows / (training.micro_batch * layout.dp).max(1);
+        let sequences = training.global_batch;
+        let micro_batches = sequences / (training.micro_batch * layout.dp).max(1);
         writeln!(
             f,
             "step         {}: {} of {}, on {}; {} tokens",
-            several(rows, "row"),
+            several(sequences, "sequence"),
             several(micro_batches, "micro-batch"),
-            several(training.micro_batch, "row"),
-            several(layout.dp, "replica"),
+            several(training.micro_batch, "sequence"),
+            several(layout.dp, "data-parallel rank"),
             count(config.tokens_per_step())
         )?;
         let tokens = config.tokens_per_step() * training.steps;
@@ -202,27 +216,21 @@ impl fmt::Display for Plan {
         match evaluation.batches {
             0 => writeln!(f, "evaluation   none while training")?,
             batches => {
-                let (every, rows) = (several(evaluation.every, "step"), several(batches * rows, "row"));
-                writeln!(f, "evaluation   every {every}, on {rows}")?;
+                let (every, sequences) = (several(evaluation.every, "step"), several(batches * sequences, "sequence"));
+                writeln!(f, "evaluation   every {every}, on {sequences}")?;
             }
         }
-        let every = config
-            .checkpoint
-            .every
-            .map_or("at the end".into(), |every| format!("every {}", several(every as usize, "step")));
         match &config.checkpoint.directory {
             None => writeln!(f, "checkpoints  none")?,
-            Some(folder) => writeln!(f, "checkpoints  {every} in {}", folder.display())?,
+            Some(folder) => writeln!(f, "checkpoints  {} in {}", config.checkpoint.every, folder.display())?,
         }
         if let Some(start) = start {
-            writeln!(
-                f,
-                "goes on      after step {} of {}, saved in {}{}",
-                start.step,
-                start.path.display(),
-                start.layout,
-                if start.step as usize >= training.steps { ": all steps are done" } else { "" }
-            )?;
+            let ResumePoint { path, step, layout, warning } = start;
+            let end = if *step as usize >= training.steps { ": all steps are done" } else { "" };
+            writeln!(f, "resumes      after step {step} from {} (saved with {layout}){end}", path.display())?;
+            if let Some(warning) = warning {
+                writeln!(f, "warning      {warning}")?;
+            }
         }
         write!(f, "output       {}", config.output.directory.display())
     }

@@ -1,4 +1,4 @@
-//! Where a run saves, and the checkpoint that it goes on from.
+//! Where a run saves, and the checkpoint that it resumes from.
 
 use std::path::{Path, PathBuf};
 
@@ -8,20 +8,22 @@ use crate::checkpoint::{Checkpoint, CheckpointError, SaverOptions};
 use crate::config::{Problem, RunConfig};
 use crate::learner::CheckpointOptions;
 
-/// A checkpoint that a run goes on from.
+/// A checkpoint that a run resumes from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Start {
+pub struct ResumePoint {
     /// Its folder.
     pub path: PathBuf,
     /// Steps done.
     pub step: u64,
     /// Layout of the run that saved it.
     pub layout: ParallelLayout,
+    /// What the user should know: it is not the one that `latest` names.
+    pub warning: Option<String>,
 }
 
-/// The checkpoint that `checkpoint.resume` means, if there is one, and whether the run may go on from it when the keys
+/// The checkpoint that `checkpoint.resume` means, if there is one, and whether the run may resume from it when the keys
 /// in `allowed` may have changed.
-pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Start>, Vec<Problem>> {
+pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<ResumePoint>, Vec<Problem>> {
     let section = &config.checkpoint;
     let one = |what: String| vec![Problem::new(what)];
     let checkpoint = match (section.resume.as_str(), &section.directory) {
@@ -41,18 +43,28 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Star
         let what = format!("training.steps = {steps}, but {} has done {step} already", path.display());
         problems.push(Problem::new(what));
     }
-    if problems.is_empty() { Ok(Some(Start { path, step, layout: state.layout.clone() })) } else { Err(problems) }
+    let (layout, warning) = (state.layout.clone(), checkpoint.warning().map(String::from));
+    if problems.is_empty() { Ok(Some(ResumePoint { path, step, layout, warning })) } else { Err(problems) }
 }
 
 /// A run that starts anew must not write between the checkpoints of another.
 fn starts_anew(root: &Path) -> Result<(), Vec<Problem>> {
-    let there = if root.exists() { Checkpoint::list(root) } else { return Ok(()) };
+    if !root.exists() {
+        return Ok(());
+    }
+    let there = Checkpoint::list(root).and_then(|steps| Ok((steps, Checkpoint::traces(root)?)));
     let what = match there {
-        Ok(steps) => match steps.last_key_value() {
-            None => return Ok(()),
+        Ok((_, traces)) if traces.is_empty() => return Ok(()),
+        Ok((steps, traces)) => match steps.last_key_value() {
+            None => format!(
+                "checkpoint.resume = never, but {} holds {}, checkpoints that are not complete: choose another \
+                 checkpoint.directory, or move them away",
+                root.display(),
+                traces.join(", ")
+            ),
             Some((step, _)) => format!(
                 "checkpoint.resume = never, but {} holds checkpoints up to step {step}: choose another \
-                 checkpoint.directory, move them away, or go on from them with if-present",
+                 checkpoint.directory, move them away, or resume from them with if-present",
                 root.display()
             ),
         },
@@ -69,7 +81,7 @@ pub(super) fn options(config: &RunConfig, tokenizer: Option<PathBuf>) -> Option<
     section.directory.clone().map(|root| CheckpointOptions { root, every: section.every, saver })
 }
 
-/// Whether the run may read other samples than the run that it goes on from: one of the keys that decide them may
+/// Whether the run may read other samples than the run that it resumes from: one of the keys that decide them may
 /// change.
 pub(super) fn may_read_other_data(allowed: &[String]) -> bool {
     allowed.iter().any(|name| name.starts_with("data") || name == "training" || name == "training.seq-length")

@@ -1,3 +1,5 @@
+mod folder;
+
 use std::path::Path;
 
 use backend_dist::mesh::Mesh;
@@ -29,7 +31,7 @@ fn config(folder: &Path, overrides: &[(&str, &str)]) -> RunConfig {
     RunConfig::parse("run.toml", &text, &overrides).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-fn run(config: &RunConfig) -> Result<Outcome, TrainError> {
+fn run(config: &RunConfig) -> Result<TrainReport, TrainError> {
     train(&Plan::new(config, &[])?, vec![Device::flex()], &mut |_| ())
 }
 
@@ -56,19 +58,19 @@ fn a_run_learns_and_is_the_same_in_another_layout() {
 }
 
 #[test]
-fn the_last_loss_is_over_every_row_once_in_every_layout() {
+fn the_last_loss_is_over_every_sequence_once_in_every_layout() {
     let folder = tempfile::tempdir().unwrap();
     text(folder.path());
     let last = |micro: &str, dp: &str| {
         let (micro, dp) = (("training.micro-batch", micro), ("parallel.dp", dp));
         let rest = [("training.dtype", "f64"), ("training.steps", "1"), ("checkpoint.directory", "none")];
         let config = config(folder.path(), &[&rest[..], &[micro, dp, ("training.global-batch", "8")]].concat());
-        let rows = RunData::open(&config, &mut |_| ()).unwrap().last.unwrap().len();
-        (rows, run(&config).unwrap().last.unwrap())
+        let sequences = RunData::open(&config, &mut |_| ()).unwrap().last.unwrap().len();
+        (sequences, run(&config).unwrap().last.unwrap())
     };
-    let (rows, one) = last("1", "1");
-    assert_eq!(one.tokens, rows as u64 * 16);
-    assert_ne!(rows % 8, 0, "the last batch of eight must not be full");
+    let (sequences, one) = last("1", "1");
+    assert_eq!(one.tokens, sequences as u64 * 16);
+    assert_ne!(sequences % 8, 0, "the last batch of eight must not be full");
     for (micro, dp) in [("8", "1"), ("4", "2"), ("1", "4")] {
         let (_, other) = last(micro, dp);
         assert_eq!(other.tokens, one.tokens, "{micro} x {dp}");
@@ -88,10 +90,13 @@ fn prepared_prefixes_are_the_same_data() {
     let overrides = [&overrides[..], &[("model.vocab-size", "257"), ("data.eod-mask-loss", "true")]].concat();
     let read = RunData::open(&config(folder.path(), &overrides), &mut nowhere).unwrap();
     assert_eq!(read.train.len(), written.train.len());
-    let masked =
-        (0..read.train.len()).any(|row| read.train.sample(row).loss_mask.is_some_and(|mask| mask.contains(&false)));
+    let masked = (0..read.train.len())
+        .any(|sequence| read.train.sample(sequence).loss_mask.is_some_and(|mask| mask.contains(&false)));
     assert!(masked, "ends of documents are known from the tokenizer");
-    assert!((0..read.train.len()).all(|row| read.train.sample(row).tokens == written.train.sample(row).tokens));
+    assert!(
+        (0..read.train.len())
+            .all(|sequence| read.train.sample(sequence).tokens == written.train.sample(sequence).tokens)
+    );
     assert!(read.last.unwrap().len() < read.valid.len().max(2) * 2);
 }
 
@@ -102,7 +107,7 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
     let refuse = |overrides: &[(&str, &str)]| run(&config(folder.path(), overrides)).unwrap_err().to_string();
     let said = refuse(&[("model.vocab-size", "256")]);
     assert!(said.ends_with("has 257 tokens, but model.vocab-size = 256; nearest legal: 257"), "{said}");
-    assert!(refuse(&[("training.seq-length", "4000")]).contains("no validation row of 4000 + 1 tokens"));
+    assert!(refuse(&[("training.seq-length", "4000")]).contains("no validation sequence of 4000 + 1 tokens"));
     let file = folder.path().join("book.txt").display().to_string();
     let said = refuse(&[("data.text", "none.txt"), ("data.tokenizer", "no.json"), ("output.directory", &file)]);
     assert!(said.starts_with("4 problems") && said.contains("output.directory = "), "{said}");
@@ -155,9 +160,7 @@ fn processes_that_read_other_data_are_refused() {
     let process = |process: usize| {
         let seed = ["1", "2"][process];
         let config = config(folder.path(), &[("parallel.dp", "2"), ("data.seed", seed)]);
-        let (patience, silence) = (std::time::Duration::from_secs(60), std::time::Duration::from_secs(60));
-        let address = "127.0.0.1".to_string();
-        let world = ProcessWorld { process, processes: 2, local: process, address, port, patience, silence };
+        let world = ProcessWorld::on_one_host(process, 2, port);
         let processes = Processes::join(&world, &Mesh::new(config.parallel.clone()).unwrap(), &[]).unwrap();
         let plan = Plan::new(&config, &[]).unwrap();
         train_among(&plan, Some(&processes), vec![Device::flex()], &mut |_| ()).unwrap_err().to_string()
@@ -166,7 +169,11 @@ fn processes_that_read_other_data_are_refused() {
         let other = scope.spawn(|| process(1));
         [process(0), other.join().unwrap()]
     });
-    assert!(said[0].starts_with("process 1 has ") && said[0].contains(" training rows with the hash "), "{}", said[0]);
+    assert!(
+        said[0].starts_with("process 1 has ") && said[0].contains(" training sequences with the hash "),
+        "{}",
+        said[0]
+    );
     assert_eq!(said[0], said[1]);
 }
 
@@ -191,14 +198,15 @@ fn a_plan_tells_sizes_and_writes_nothing() {
     text(folder.path());
     let plan = Plan::new(&config(folder.path(), &[("parallel.tp", "2")]), &[]).unwrap();
     let said = plan.to_string();
-    for part in ["TP2 on 2 ranks", "64 tokens", "6 steps, 384 tokens", "bytes of text", "every 1 step, on 4 rows"] {
+    for part in ["TP2 on 2 ranks", "64 tokens", "6 steps, 384 tokens", "bytes of text", "every 1 step, on 4 sequences"]
+    {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!folder.path().join("run").exists());
 }
 
 #[test]
-fn a_stopped_run_goes_on_in_another_layout() {
+fn a_stopped_run_resumes_in_another_layout() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let f64 = ("training.dtype", "f64");
     text(whole.path());
@@ -211,7 +219,7 @@ fn a_stopped_run_goes_on_in_another_layout() {
     let rest = config(parts.path(), &[f64, ("parallel.tp", "2"), ("parallel.dp", "2")]);
     let plan = Plan::new(&rest, &[]).unwrap();
     assert_eq!(plan.start.as_ref().map(|start| start.step), Some(3));
-    assert!(plan.to_string().contains("goes on      after step 3 of "), "{plan}");
+    assert!(plan.to_string().contains("resumes      after step 3 from "), "{plan}");
     let last = run(&rest).unwrap().last.unwrap();
     assert!((last.loss - expected.loss).abs() < 1e-10 * expected.loss, "{last:?} {expected:?}");
 
@@ -260,7 +268,7 @@ fn a_hugging_face_folder_gives_sizes_and_first_weights() {
 
     let (theirs, ours) =
         (HfFolder::open(&hf).unwrap(), Checkpoint::open(folder.path().join("run/checkpoints")).unwrap());
-    assert_eq!(companions_of(&ours), *theirs.companions(), "an export writes them again");
+    assert_eq!(companions_of(&ours).unwrap(), *theirs.companions(), "an export writes them again");
     let mut compared = 0;
     for (name, tensor) in still_config.model.config.hf_names().iter() {
         let shape = tensor.our_shape();
@@ -271,13 +279,13 @@ fn a_hugging_face_folder_gives_sizes_and_first_weights() {
     }
     assert!(compared > 10);
 
-    // Without the folder the run goes on as well, and keeps what came with the model.
+    // Without the folder the run resumes as well, and keeps what came with the model.
     let mut on = config(folder.path(), &[&still[..], &[("training.steps", "2")]].concat());
     on.model.hf = None;
     let plan = Plan::new(&on, &["lr".into(), "data.samples".into()]).unwrap();
     train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
     let second = Checkpoint::open(folder.path().join("run/checkpoints")).unwrap();
-    assert_eq!((second.state().step, companions_of(&second)), (2, theirs.companions().clone()));
+    assert_eq!((second.state().step, companions_of(&second).unwrap()), (2, theirs.companions().clone()));
 
     let wider = [&still[..], &[("model.intermediate-size", "512")]].concat();
     let refused = Plan::new(&config(folder.path(), &wider), &["model".into()]).unwrap_err().to_string();

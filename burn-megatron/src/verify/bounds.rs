@@ -34,7 +34,7 @@ pub enum Measure {
 /// (tests/functional_tests/python_test_utils/test_optimizer_grads_match.py, `expected_rel_bound`), from theorem 5.3 of
 /// arXiv 2506.09280: errors grow by a factor close to 1 with every layer between a weight and the loss. Embeddings have
 /// the bound of the first layer, the head that of the last. A stored weight is rounded by ε / 2 at most; AdamW with a
-/// large epsilon follows its gradient. For mixtures it holds where tokens use the same experts
+/// large epsilon follows its gradient. For MoE models it holds where tokens use the same experts
 /// ([`RoutingReplay`](models::layers::moe::RoutingReplay)): one token in a hundred with others makes a gradient differ
 /// by more.
 #[derive(Clone, Copy, Debug, PartialEq)]

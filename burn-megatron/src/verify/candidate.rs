@@ -6,21 +6,23 @@ use backend_dist::mesh::{LayoutError, ParallelLayout};
 use models::recompute::{Granularity, Method, Module, Recompute};
 use std::fmt;
 use std::str::FromStr;
+use strsim::damerau_levenshtein;
+use thiserror::Error;
 
 /// A layout, how often a rank accumulates per step, and how its passes are ordered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Sizes of the parallel axes.
     pub layout: ParallelLayout,
-    /// How context parallel ranks compute attention together.
+    /// The algorithm of attention over context parallel ranks.
     pub context: ContextConfig,
     /// Micro-batches per rank and step.
     pub accumulation: usize,
     /// Schedule and stages.
     pub pipeline: PipelineConfig,
-    /// What is computed again.
+    /// What is recomputed.
     pub recompute: Recompute,
-    /// Exchanges of routed tokens run beside the experts, in two pieces.
+    /// All-to-alls of routed tokens are overlapped with the experts, in two chunks.
     pub moe_overlap: bool,
 }
 
@@ -83,15 +85,15 @@ impl fmt::Display for Candidate {
 }
 
 /// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this
-/// schedule, these stages (Megatron's string), and all layers computed again one by one; `block2` the first two of each
+/// schedule, these stages (Megatron's string), and all layers recomputed one by one; `block2` the first two of each
 /// stage, with `keep-attention` all but their attention, `selective` all modules that can be. Under `DP2 EP2
-/// moe-overlap` exchanges of tokens run beside the experts. `CP4 a2a+p2p:2` exchanges heads in blocks of two ranks,
-/// `CP2 p2p,a2a` has a way for each layer, and under `DP4 dynamic:8` each document is shared by as many ranks as leave
-/// it eight tokens on each.
+/// moe-overlap` all-to-alls of tokens are overlapped with the experts. `CP4 a2a+p2p:2` has an all-to-all of heads in
+/// blocks of two ranks, `CP2 p2p,a2a` an algorithm for each layer, and under `DP4 dynamic:8` a document is shared by
+/// as many ranks as leave eight of its tokens on each.
 impl FromStr for Candidate {
-    type Err = LayoutError;
+    type Err = CandidateError;
 
-    fn from_str(text: &str) -> Result<Self, LayoutError> {
+    fn from_str(text: &str) -> Result<Self, CandidateError> {
         let mut candidate = Self::default();
         let (mut sizes, mut blocks, mut keep_attention) = (Vec::new(), None, false);
         let number = |word: &str, name: &str| {
@@ -106,7 +108,7 @@ impl FromStr for Candidate {
                 candidate.pipeline.layout = Some(word.into());
             } else if let Some(most) = number(word, "dynamic:") {
                 (candidate.context.dynamic, candidate.context.max_tokens_per_rank) = (true, Some(most));
-            } else if let Some((words, inner)) = ways(word) {
+            } else if let Some((words, inner)) = algorithms(word) {
                 candidate.context.comm_type = words;
                 blocks = inner;
             } else if word == "moe-overlap" {
@@ -119,14 +121,16 @@ impl FromStr for Candidate {
                 candidate.recompute = full(Method::Uniform, layers);
             } else if let Some(layers) = number(word, "block") {
                 candidate.recompute = full(Method::Block, layers);
-            } else {
+            } else if is_size(word) {
                 sizes.push(word);
+            } else {
+                return Err(unknown(word));
             }
         }
         match candidate.recompute.granularity {
             Granularity::Full => candidate.recompute.keep_attention = keep_attention,
-            // A word of nothing.
-            _ => sizes.extend(keep_attention.then_some("keep-attention")),
+            _ if keep_attention => return Err(CandidateError::NothingRecomputed),
+            _ => {}
         }
         candidate.layout = sizes.join(" ").parse()?;
         candidate.context.hierarchical_sizes = blocks.map(|inner| [inner, candidate.layout.cp / inner]);
@@ -134,8 +138,70 @@ impl FromStr for Candidate {
     }
 }
 
+/// Why a text is no layout.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CandidateError {
+    /// A word is none of those that describe a layout.
+    #[error("`{word}` is not a part of a layout; nearest legal: {nearest}")]
+    Word {
+        /// The word.
+        word: String,
+        /// The most similar one.
+        nearest: &'static str,
+    },
+    /// `keep-attention` without layers that are recomputed.
+    #[error("`keep-attention` needs recomputed layers; nearest legal: uniform1 keep-attention")]
+    NothingRecomputed,
+    /// The sizes contradict each other.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+/// An example of every word.
+const WORDS: [&str; 26] = [
+    "TP2",
+    "SP",
+    "CP2",
+    "EP2",
+    "ETP2",
+    "PP2",
+    "VPP2",
+    "DP2",
+    "ZeRO1",
+    "x2",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-v",
+    "Et|tL",
+    "p2p",
+    "all_gather",
+    "a2a",
+    "a2a+p2p:2",
+    "dynamic:8",
+    "moe-overlap",
+    "selective",
+    "uniform1",
+    "block1",
+    "keep-attention",
+];
+
+/// Whether a word is one or several sizes of parallel axes, whatever their values.
+fn is_size(word: &str) -> bool {
+    let is_one =
+        |part: &str| !part.is_empty() && !matches!(part.parse::<ParallelLayout>(), Err(LayoutError::Word { .. }));
+    word.split(|c: char| "+,x×".contains(c)).all(is_one)
+}
+
+fn unknown(word: &str) -> CandidateError {
+    let far = |known: &&&str| damerau_levenshtein(&word.to_lowercase(), &known.to_lowercase());
+    let nearest = WORDS.iter().min_by_key(far).expect("there are words");
+    CandidateError::Word { word: word.into(), nearest }
+}
+
 /// `p2p`, `p2p,a2a` or `a2a+p2p:2`.
-fn ways(word: &str) -> Option<(Vec<CommWord>, Option<usize>)> {
+fn algorithms(word: &str) -> Option<(Vec<CommWord>, Option<usize>)> {
     let (words, inner) = match word.split_once(':') {
         Some((words, inner)) => (words, Some(inner.parse().ok().filter(|inner: &usize| *inner > 0)?)),
         None => (word, None),
@@ -164,6 +230,26 @@ mod tests {
             assert_eq!(text.parse::<Candidate>().unwrap().to_string(), text);
         }
         assert_eq!("x3".parse::<Candidate>().unwrap().accumulation, 3);
-        assert!("TP2 x0".parse::<Candidate>().is_err() && "TP2 y2".parse::<Candidate>().is_err());
+        assert_eq!("tp2+sp,dp2".parse::<Candidate>().unwrap().to_string(), "TP2 SP DP2");
+        assert_eq!("EP2 DP2".parse::<Candidate>().unwrap().layout.ep, 2, "sizes are checked together");
+    }
+
+    #[test]
+    fn unknown_words_are_refused_with_the_nearest() {
+        let refuse = |text: &str| text.parse::<Candidate>().unwrap_err().to_string();
+        for (text, word, nearest) in [
+            ("TP2 x", "x", "x2"),
+            ("TP2 x0", "x0", "x2"),
+            ("TP2 , DP2", ",", "SP"),
+            ("TP2x DP2", "TP2x", "TP2"),
+            ("PP2 x2 1b1f", "1b1f", "1f1b"),
+            ("DP2 zero", "zero", "ZeRO1"),
+            ("DP2 uniform", "uniform", "uniform1"),
+            ("CP2 allgather", "allgather", "all_gather"),
+        ] {
+            assert_eq!(refuse(text), format!("`{word}` is not a part of a layout; nearest legal: {nearest}"));
+        }
+        assert!(refuse("DP2 selective keep-attention").contains("nearest legal: uniform1 keep-attention"));
+        assert!(refuse("DP2 EP4").contains("expert-parallel 4"));
     }
 }

@@ -22,7 +22,7 @@ const PARAMETER_NORM_FLOOR: f64 = 1e-3;
 /// Global tensors by name.
 pub(super) type Tensors = BTreeMap<String, HostTensor>;
 
-/// What one device has seen, as global tensors.
+/// The losses, gradients and parameters of one device, as global tensors.
 #[derive(Clone, Debug)]
 pub struct Reference {
     losses: Vec<f64>,
@@ -59,14 +59,14 @@ impl Reference {
 pub struct Worst {
     /// As the bounds measure it; over steps, tensors and ranks the worst.
     pub relative: f64,
-    /// What passes there.
+    /// The largest difference that passes there.
     pub allowed: f64,
     /// Global tensor and step, or just the step.
     pub at: String,
 }
 
 impl Worst {
-    /// The difference in units of what passes.
+    /// The difference relative to the largest one that passes.
     pub fn share(&self) -> f64 {
         if self.relative == 0.0 { 0.0 } else { self.relative / self.allowed }
     }
@@ -108,7 +108,7 @@ impl Differences {
     }
 }
 
-/// Compares every slice on every rank, copies and replicas included, with its part of the reference.
+/// Compares every slice on every rank, copies and data-parallel ranks included, with its part of the reference.
 pub fn compare(reference: &Reference, ranks: &[RankTrace], bounds: &Bounds) -> Differences {
     let mut found = Differences::default();
     let [gradient_floor, parameter_floor] = match bounds.measure {
@@ -208,12 +208,12 @@ fn tensors(
 mod tests {
     use super::super::bounds::TOLERANCE;
     use super::*;
-    use backend_dist::shard::{Place, Section, Unit};
+    use backend_dist::shard::{GroupPosition, Section, Unit};
     use burn::tensor::FloatDType;
 
     fn trace_of(value: f64) -> RankTrace {
         let tensor = |name: &str, values: Vec<f64>| {
-            let section = Section::replicated(name, &[values.len()], Place { rank: 0, size: 1 });
+            let section = Section::replicated(name, &[values.len()], GroupPosition { rank: 0, size: 1 });
             LocalTensor { section, unit: Unit::Layer(0), values }
         };
         RankTrace {

@@ -1,12 +1,12 @@
-//! Which layouts compute in FP8 what one device does that takes as many micro-batches. Pure.
+//! Which layouts compute the same in FP8 as one device with as many micro-batches. Pure.
 
 use super::Candidate;
 use crate::plan::{Decoder, LayerKind};
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::fp8::MULTIPLE;
 
-/// Why a layout's numbers in FP8 are others than those of one device, where that is how FP8 works (docs/fp8.md), for
-/// steps of so many rows and rows of so many tokens.
+/// Why a layout computes other numbers in FP8 than one device, where that follows from FP8 (docs/fp8.md), for steps of
+/// so many sequences and sequences of so many tokens.
 pub fn different_in_fp8(
     decoder: &Decoder,
     candidate: &Candidate,
@@ -14,39 +14,40 @@ pub fn different_in_fp8(
 ) -> Option<&'static str> {
     let layout = &candidate.layout;
     if candidate.context.dynamic {
-        return Some("which documents share a row, and so a scale, depends on the layout");
+        return Some("which documents share a sequence, and so a scale, depends on the layout");
     }
     if layout.tp > decoder.kv_heads {
         return Some("ranks that hold the same key-value head cast their shares of its gradient, not the sum");
     }
     let divide = |a: usize, b: usize| a.is_multiple_of(b) || b.is_multiple_of(a);
     let members = layout.ep * layout.expert_tp();
-    if decoder.experts.is_some() && !(divide(members, layout.tp) && divide(replicas_at(layout), layout.cp)) {
+    if decoder.experts.is_some() && !(divide(members, layout.tp) && divide(dp_ranks_at(layout), layout.cp)) {
         return Some(
             "experts in FP8 are refused where ranks that share tokens and ranks that divide experts do not divide one the \
                      other",
         );
     }
-    let rows = global_batch / (layout.dp * candidate.accumulation);
-    let differs = in_fp8(decoder, layout, rows, seq) != in_fp8(decoder, &ParallelLayout::default(), rows, seq);
+    let sequences = global_batch / (layout.dp * candidate.accumulation);
+    let differs =
+        in_fp8(decoder, layout, sequences, seq) != in_fp8(decoder, &ParallelLayout::default(), sequences, seq);
     differs.then_some(
-        "a product whose sizes are multiples of 16 on one device has other sizes on a rank, and stays out of FP8",
+        "a GEMM whose sizes are multiples of 16 on one device has other sizes on a rank, and stays out of FP8",
     )
 }
 
-/// Whether one device has any product in FP8.
+/// Whether one device has any GEMM in FP8.
 pub fn is_any_in_fp8(decoder: &Decoder, [global_batch, seq]: [usize; 2]) -> bool {
     in_fp8(decoder, &ParallelLayout::default(), global_batch, seq).contains(&true)
 }
 
-/// Replicas that divide the experts of a layer between them.
-fn replicas_at(layout: &ParallelLayout) -> usize {
+/// Data-parallel ranks that divide the experts of a layer between them.
+fn dp_ranks_at(layout: &ParallelLayout) -> usize {
     (layout.ep * layout.expert_tp() / layout.tp).max(1)
 }
 
-/// Which products of a layer have sizes on a rank that FP8 takes.
-fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, rows: usize, seq: usize) -> Vec<bool> {
-    let share = decoder.share(layout, rows, seq, seq);
+/// Which GEMMs of a layer have sizes on a rank that FP8 takes.
+fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usize) -> Vec<bool> {
+    let share = decoder.local(layout, sequences, seq, seq);
     let (tokens, hidden) = (share.tokens, share.hidden);
     let mut sizes = match decoder.latent {
         None => vec![[tokens, share.queries + 2 * share.keys, hidden], [tokens, hidden, share.queries]],
@@ -71,7 +72,7 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, rows: usize, seq: usize) -
         match moe {
             false => mlp(tokens, share.intermediate),
             true => {
-                // Their rows are filled up.
+                // Their tokens are padded.
                 mlp(MULTIPLE as u64, share.experts.intermediate);
                 mlp(tokens, share.experts.shared);
             }
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
     use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, MixtralConfig};
 
-    /// Eight rows of 64 tokens.
+    /// Eight sequences of 64 tokens.
     fn why_not(config: &FamilyConfig, layout: &str) -> Option<&'static str> {
         different_in_fp8(&Decoder::from(config), &layout.parse().unwrap(), [8, 64])
     }
@@ -106,7 +107,7 @@ mod tests {
             assert_eq!(why_not(&llama, layout), None, "{layout}");
         }
         for (layout, words) in [
-            ("DP2 dynamic:64", "documents share a row"),
+            ("DP2 dynamic:64", "documents share a sequence"),
             ("TP8", "the same key-value head"),
             ("CP8 x8", "multiples of 16 on one device"),
         ] {
@@ -132,7 +133,7 @@ mod tests {
         }
         assert!(why_not(&mixtral, "CP3 DP2 EP2").is_some_and(|why| why.contains("do not divide one the other")));
         assert!(why_not(&mixtral, "DP8 EP1 ETP8").is_some_and(|why| why.contains("multiples of 16")));
-        // The latents' product has the tokens of a rank's part of the sequence.
+        // The latents' GEMM has the tokens of a rank's part of the sequence.
         let deepseek = FamilyConfig::DeepSeekV3(DeepSeekV3Config {
             hidden_size: 64,
             num_attention_heads: 8,

@@ -2,18 +2,48 @@
 
 use super::Candidate;
 use super::candidate::{MODULES, full};
+use super::pairs::{Options, cover};
 use crate::engine::{CommWord, ContextConfig};
 use crate::schedule::stages::StageLayout;
 use crate::schedule::{PipelineConfig, ScheduleKind};
 use backend_dist::mesh::ParallelLayout;
 use models::recompute::{Method, Recompute};
 
+/// What layouts of the same sizes choose from.
+struct Shape {
+    /// With all layouts of the experts.
+    layouts: Vec<ParallelLayout>,
+    /// How attention is computed over context parallel ranks.
+    contexts: Vec<ContextConfig>,
+    /// Schedules with numbers of micro-batches.
+    pipelines: Vec<(PipelineConfig, usize)>,
+    /// The highest ZeRO stage that shards anything.
+    zero: u8,
+}
+
+/// Of more ranks than these only some variants are tried: all pairs of options are there among fewer ranks.
+const FEW: usize = 8;
+
+/// Every kind of recomputation; the first ones are those that [`candidates`] take in turn.
+fn recomputations() -> [Recompute; 7] {
+    let keep = |recompute| Recompute { keep_attention: true, ..recompute };
+    [
+        Recompute::default(),
+        Recompute::selective(&MODULES),
+        full(Method::Uniform, 1),
+        full(Method::Block, 1),
+        full(Method::Uniform, 2),
+        keep(full(Method::Uniform, 2)),
+        keep(full(Method::Block, 1)),
+    ]
+}
+
 /// Every combination of tensor, sequence, context, pipeline and data parallelism on up to `ranks` ranks that `allowed`
 /// accepts, with every schedule, every ZeRO stage and several numbers of micro-batches per step that divide
-/// `global_batch`. The ways to recompute take turns, and so do the ways across context parallel ranks that `allowed`
-/// accepts, so that each meets everything else somewhere. So do exchanges beside experts and others, and, where there
-/// are `experts`, all their layouts over the same ranks. `layers` are divided as evenly as possible. The reference, one
-/// device and one micro-batch, is not among them.
+/// `global_batch`. Further options take turns: recomputation, how attention is computed over context parallel ranks,
+/// the layout of `experts` over the same ranks, and whether their collectives are overlapped. Then follow layouts with
+/// the pairs of options that did not meet. `layers` are divided as evenly as possible. The reference, one device and
+/// one micro-batch, is not among them.
 pub fn candidates(
     ranks: usize,
     global_batch: usize,
@@ -21,51 +51,135 @@ pub fn candidates(
     experts: bool,
     allowed: impl Fn(&ParallelLayout, &ContextConfig) -> bool,
 ) -> Vec<Candidate> {
-    let recompute = [
-        Recompute::default(),
-        Recompute::selective(&MODULES),
-        full(Method::Uniform, 1),
-        full(Method::Block, 1),
-        full(Method::Uniform, 2),
-        Recompute { keep_attention: true, ..full(Method::Uniform, 2) },
-    ];
-    let mut list = Vec::new();
-    for layout in sizes(ranks) {
-        let mut ways = contexts(layout.cp);
-        ways.retain(|context| allowed(&layout, context));
-        let mut folds = folds(&layout, experts);
-        folds.retain(|layout| ways.iter().any(|context| allowed(layout, context)));
-        if ways.is_empty() || folds.is_empty() {
-            continue;
+    let shapes = shapes(ranks, global_batch, layers, experts, allowed);
+    let mut list: Vec<Candidate> = Vec::new();
+    let recomputations = &recomputations()[..6];
+    for shape in &shapes {
+        let mut layouts = shape.layouts.iter().cycle();
+        for (pipeline, accumulation) in &shape.pipelines {
+            for zero in 0..=shape.zero {
+                let layout = ParallelLayout { zero, ..layouts.next().expect("there is one").clone() };
+                let (turn, several) = (list.len(), layout.ep * layout.expert_tp() > 1);
+                list.push(Candidate {
+                    layout,
+                    context: shape.contexts[turn % shape.contexts.len()].clone(),
+                    accumulation: *accumulation,
+                    pipeline: pipeline.clone(),
+                    recompute: recomputations[turn % recomputations.len()].clone(),
+                    moe_overlap: several && turn % 2 == 1,
+                });
+            }
         }
-        let mut fold = folds.iter().cycle();
-        for pipeline in pipelines(&layout, layers) {
-            for accumulation in [1, 2, 4, 8] {
-                let reference = layout.world_size() * accumulation == 1;
-                let fits = global_batch.is_multiple_of(layout.dp * accumulation)
-                    && pipeline.resolve(&layout, layers, accumulation).is_ok()
-                    // A pipeline with fewer micro-batches than stages says little; more of them nothing new.
-                    && (layout.pp == 1 && accumulation <= 2 || (layout.pp..=2 * layout.pp).contains(&accumulation));
-                if !fits || reference {
-                    continue;
-                }
-                let copies =
-                    folds.iter().any(|fold| layout.dp * layout.cp > 1 || fold.ep * fold.expert_tp() < layout.tp);
-                for zero in if copies { 0..=3 } else { 0..=0 } {
-                    let layout = ParallelLayout { zero, ..fold.next().expect("there is one").clone() };
-                    let recompute = recompute[list.len() % recompute.len()].clone();
-                    let context = ways[list.len() % ways.len()].clone();
-                    let moe_overlap = layout.ep * layout.expert_tp() > 1 && list.len() % 2 == 1;
-                    let pipeline = pipeline.clone();
-                    list.push(Candidate { layout, context, accumulation, pipeline, recompute, moe_overlap });
+    }
+    let covered: Vec<Options> = list.iter().map(options).collect();
+    let all = variants(&shapes, |_| true);
+    list.extend(covering(all, &covered));
+    list
+}
+
+/// A short list of the layouts that [`candidates`] choose from and `legal` accepts, in which every two options meet
+/// that can.
+pub fn pairwise(
+    ranks: usize,
+    global_batch: usize,
+    layers: usize,
+    experts: bool,
+    allowed: impl Fn(&ParallelLayout, &ContextConfig) -> bool,
+    legal: impl Fn(&Candidate) -> bool,
+) -> Vec<Candidate> {
+    covering(variants(&shapes(ranks, global_batch, layers, experts, allowed), legal), &[])
+}
+
+fn covering(mut all: Vec<Candidate>, covered: &[Options]) -> Vec<Candidate> {
+    let taken = cover(&all.iter().map(options).collect::<Vec<_>>(), covered);
+    taken.into_iter().map(|index| std::mem::take(&mut all[index])).collect()
+}
+
+/// All that shapes of few ranks offer and `legal` accepts.
+fn variants(shapes: &[Shape], legal: impl Fn(&Candidate) -> bool) -> Vec<Candidate> {
+    let mut list = Vec::new();
+    for Shape { layouts, contexts, pipelines, zero } in shapes {
+        for layout in layouts.iter().filter(|layout| layout.world_size() <= FEW) {
+            let overlaps = if layout.ep * layout.expert_tp() > 1 { &[false, true][..] } else { &[false] };
+            for (pipeline, accumulation) in pipelines {
+                let several = (0..=*zero).flat_map(|zero| contexts.iter().map(move |context| (zero, context)));
+                for ((zero, context), recompute) in several.flat_map(|two| recomputations().map(|again| (two, again))) {
+                    for moe_overlap in overlaps {
+                        list.push(Candidate {
+                            layout: ParallelLayout { zero, ..layout.clone() },
+                            context: context.clone(),
+                            accumulation: *accumulation,
+                            pipeline: pipeline.clone(),
+                            recompute: recompute.clone(),
+                            moe_overlap: *moe_overlap,
+                        });
+                    }
                 }
             }
         }
     }
+    list.retain(legal);
     list
 }
 
-/// Sizes whose product is at most `ranks`.
+/// The option of each kind that a layout has.
+fn options(candidate: &Candidate) -> Options {
+    let Candidate { layout, context, accumulation, pipeline, recompute, moe_overlap } = candidate;
+    let word = context.comm_type.first().and_then(|word| CommWord::ALL.iter().position(|other| other == word));
+    let schedule = pipeline.schedule.and_then(|kind| ScheduleKind::ALL.iter().position(|other| *other == kind));
+    let again = recomputations().iter().position(|other| other == recompute);
+    let numbers = [
+        layout.tp,
+        usize::from(layout.sp),
+        layout.cp,
+        word.filter(|_| layout.cp > 1).map_or(0, |word| word + 1),
+        layout.pp,
+        layout.vpp,
+        schedule.map_or(0, |schedule| schedule + 1),
+        *accumulation,
+        layout.dp,
+        usize::from(layout.zero),
+        again.unwrap_or(usize::MAX),
+        layout.ep,
+        layout.expert_tp(),
+        usize::from(*moe_overlap),
+    ];
+    numbers.into_iter().map(|number| number as u16).collect()
+}
+
+fn shapes(
+    ranks: usize,
+    global_batch: usize,
+    layers: usize,
+    experts: bool,
+    allowed: impl Fn(&ParallelLayout, &ContextConfig) -> bool,
+) -> Vec<Shape> {
+    let shape = |layout: ParallelLayout| {
+        let mut contexts = contexts(layout.cp);
+        contexts.retain(|context| allowed(&layout, context));
+        let mut layouts = expert_layouts(&layout, experts);
+        layouts.retain(|layout| contexts.iter().any(|context| allowed(layout, context)));
+        let legal = |(pipeline, accumulation): &(PipelineConfig, usize)| {
+            let reference = layout.world_size() * accumulation == 1;
+            global_batch.is_multiple_of(layout.dp * accumulation)
+                && pipeline.resolve(&layout, layers, *accumulation).is_ok()
+                // A pipeline with fewer micro-batches than stages says little; more of them nothing new.
+                && (layout.pp == 1 && *accumulation <= 2 || (layout.pp..=2 * layout.pp).contains(accumulation))
+                && !reference
+        };
+        let pipelines = pipelines(&layout, layers).into_iter();
+        let pipelines =
+            pipelines.flat_map(|pipeline| [1, 2, 4, 8].map(|accumulation| (pipeline.clone(), accumulation)));
+        let several =
+            |experts: &ParallelLayout| layout.dp * layout.cp > 1 || experts.ep * experts.expert_tp() < layout.tp;
+        let zero = if layouts.iter().any(several) { 3 } else { 0 };
+        Shape { pipelines: pipelines.filter(legal).collect(), layouts, contexts, zero }
+    };
+    let shapes = sizes(ranks).into_iter().map(shape);
+    shapes.filter(|shape| !shape.layouts.is_empty() && !shape.contexts.is_empty()).collect()
+}
+
+/// Sizes of at most `ranks` ranks together.
 fn sizes(ranks: usize) -> Vec<ParallelLayout> {
     let mut list = Vec::new();
     for tp in 1..=ranks {
@@ -84,17 +198,17 @@ fn sizes(ranks: usize) -> Vec<ParallelLayout> {
     list
 }
 
-/// Every way to lay experts over the ranks of a stage: as attention is, and with sizes of their own.
-fn folds(layout: &ParallelLayout, experts: bool) -> Vec<ParallelLayout> {
+/// Every layout of the experts over the ranks of a stage: that of attention, and sizes of their own.
+fn expert_layouts(layout: &ParallelLayout, experts: bool) -> Vec<ParallelLayout> {
     let ranks = layout.tp * layout.cp * layout.dp;
     let divisors = |count: usize| (1..=count).filter(move |part| count.is_multiple_of(*part));
     let sizes = divisors(ranks).flat_map(|etp| divisors(ranks / etp).map(move |ep| (etp, ep)));
-    let fold =
+    let of =
         |(etp, ep): (usize, usize)| ParallelLayout { ep, etp: (etp != layout.tp).then_some(etp), ..layout.clone() };
-    sizes.filter(|sizes| experts || *sizes == (layout.tp, 1)).map(fold).collect()
+    sizes.filter(|sizes| experts || *sizes == (layout.tp, 1)).map(of).collect()
 }
 
-/// Every way to compute attention over `cp` ranks, with blocks of two where there are blocks.
+/// Every algorithm of attention over `cp` ranks, with blocks of two where there are blocks.
 fn contexts(cp: usize) -> Vec<ContextConfig> {
     let words = CommWord::ALL.into_iter().filter(|word| match word {
         CommWord::P2p => true,
@@ -165,5 +279,31 @@ mod tests {
         stages.dedup();
         assert!(stages.len() > 2, "{stages:?}");
         assert!(list.iter().any(|c| c.layout.dp == 1 && c.layout.expert_tp() == 1 && c.layout.zero == 3));
+    }
+
+    /// Options that take turns may never meet without the layouts that follow, such as ZeRO 3 and saved attention.
+    #[test]
+    fn every_two_options_meet() {
+        for experts in [false, true] {
+            let allowed = |layout: &ParallelLayout, _: &ContextConfig| layout.expert_tp() < 4 && layout.tp != 3;
+            let list = candidates(4, 8, 2, experts, allowed);
+            let both = |c: &&Candidate| c.layout.zero == 3 && c.recompute.keep_attention;
+            assert!(list.iter().filter(both).count() > 1, "{experts}");
+            let short = pairwise(4, 8, 2, experts, allowed, |_| true);
+            let all: Vec<Options> =
+                variants(&shapes(4, 8, 2, experts, allowed), |_| true).iter().map(options).collect();
+            for some in [&list, &short] {
+                let covered: Vec<Options> = some.iter().map(options).collect();
+                assert_eq!(cover(&all, &covered), Vec::<usize>::new(), "{experts}");
+            }
+            assert!(short.len() < 120 && short.len() * 2 < list.len(), "{} {}", short.len(), list.len());
+            let mut words: Vec<String> = list.iter().map(ToString::to_string).collect();
+            let count = words.len();
+            words.sort_unstable();
+            words.dedup();
+            assert_eq!(words.len(), count, "no layout is there twice");
+        }
+        let none = pairwise(4, 8, 2, false, |_, _| true, |candidate| candidate.layout.zero == 0);
+        assert!(!none.is_empty() && none.iter().all(|candidate| candidate.layout.zero == 0));
     }
 }

@@ -1,7 +1,7 @@
 //! Trains one device and every candidate on the same random batches, and compares.
 
 use super::compare::Tensors;
-use super::{Bounds, Candidate, Job, RankTrace, Reference, Row, TraceError, assemble, compare, trace};
+use super::{Bounds, Candidate, Job, Line, RankTrace, Reference, TraceError, assemble, compare, trace};
 use crate::element::Element;
 use crate::engine::{EngineConfig, TokenBatch};
 use crate::lr::{LrConfig, LrDecay, Span};
@@ -21,9 +21,9 @@ use std::collections::btree_map::Entry;
 pub struct Settings {
     /// Optimizer steps.
     pub steps: usize,
-    /// Rows per step over all ranks.
+    /// Sequences per step over all ranks.
     pub global_batch: usize,
-    /// Tokens per row.
+    /// Tokens of a sequence.
     pub seq: usize,
     /// Seed of weights, tokens and dropout.
     pub seed: u64,
@@ -80,20 +80,20 @@ impl Settings {
 }
 
 /// Trains `config` in double precision on one CPU device and, on `devices` in the precision of `settings`, in every
-/// candidate layout; `on_row` hears of each as it is done. Rank `r` owns `devices[r % devices.len()]`.
+/// candidate layout; `on_line` is called with the result of each. Rank `r` owns `devices[r % devices.len()]`.
 ///
-/// In bf16 tokens use the experts that they use on the one device: in which of two nearly equal experts a token is is
-/// no matter of rounding. [`Row::rerouted`] says how many would have used others.
+/// In bf16 tokens use the experts that they use on the one device: which of two nearly equal experts is chosen is not
+/// decided by rounding then. [`Line::rerouted`] says how many tokens would have used others.
 ///
 /// # Errors
-/// If a layout cannot be run; differences are in the rows.
+/// If the one device cannot be run. A layout that differs, is refused or fails is a line of the result.
 pub fn verify<M: CausalLm>(
     config: &M::Config,
     settings: &Settings,
     devices: &[Device],
     candidates: &[Candidate],
-    mut on_row: impl FnMut(&Row),
-) -> Result<Vec<Row>, TraceError> {
+    mut on_line: impl FnMut(&Line),
+) -> Result<Vec<Line>, TraceError> {
     let routing = (settings.dtype == FloatDType::BF16).then(RoutingReplay::recording);
     let job = Job { routing: routing.clone(), ..settings.job(config.vocab_size()) };
     let dims = config.dims();
@@ -112,12 +112,12 @@ pub fn verify<M: CausalLm>(
         trace(&single, &job, &[Device::flex()], &dims, build(FloatDType::F64, &single))
     };
     let one = one_device(1)?;
-    // Modules that predict further tokens are layers behind the last one.
+    // Modules of multi-token prediction are layers after the last one.
     let layers = one[0].parameters.iter().filter_map(|local| local.unit.layer()).max().map_or(0, |last| last + 1);
     let bounds = Bounds::new(settings.dtype, settings.tolerance, layers);
     let reference = |one: &[RankTrace]| Ok::<_, TraceError>(Reference::new(&one[0])?.from_initial(initial.clone()));
     let mut references = BTreeMap::from([(1, reference(&one)?)]);
-    let mut rows = Vec::with_capacity(candidates.len());
+    let mut lines = Vec::with_capacity(candidates.len());
     for candidate in candidates {
         let micro_batches = if settings.fp8.is_some() { candidate.layout.dp * candidate.accumulation } else { 1 };
         let one = match references.entry(micro_batches) {
@@ -126,16 +126,16 @@ pub fn verify<M: CausalLm>(
         };
         let routing = routing.as_ref().map(RoutingReplay::following);
         let job = Job { routing: routing.clone(), ..job.clone() };
-        let ranks = trace(candidate, &job, devices, &dims, build(settings.dtype, candidate))?;
-        let row = Row {
+        let ranks = trace(candidate, &job, devices, &dims, build(settings.dtype, candidate));
+        let line = Line {
             candidate: candidate.clone(),
-            differences: compare(one, &ranks, &bounds),
+            outcome: ranks.map(|ranks| compare(one, &ranks, &bounds)).map_err(|error| error.to_string()),
             rerouted: routing.map_or(0.0, |routing| routing.rerouted()),
         };
-        on_row(&row);
-        rows.push(row);
+        on_line(&line);
+        lines.push(line);
     }
-    Ok(rows)
+    Ok(lines)
 }
 
 /// The random initial weights of the whole model, each rounded once to the precision of `settings`.

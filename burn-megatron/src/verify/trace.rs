@@ -1,4 +1,4 @@
-//! Trains a model in one layout and keeps everything that another layout must agree with.
+//! Trains a model in one layout and records everything that another layout must agree with.
 
 use super::Candidate;
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
@@ -13,23 +13,23 @@ use models::{CausalLm, Part};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What every layout trains on: one global batch per step. `engine.micro_batch` is replaced by what the layout needs.
+/// What every layout trains on: one global batch per step. `engine.micro_batch` is replaced by that of the layout.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Optimizer, schedule, batch size.
     pub engine: EngineConfig,
     /// One global batch per step.
     pub batches: Vec<TokenBatch>,
-    /// Keeps the experts of all tokens, or has them used again.
+    /// Records the experts of all tokens, or replays them.
     pub routing: Option<RoutingReplay>,
 }
 
 impl Job {
     /// The engine's configuration in a layout.
     pub(super) fn engine_in(&self, candidate: &Candidate) -> EngineConfig {
-        let ranks_rows = self.engine.global_batch / candidate.layout.dp;
+        let sequences = self.engine.global_batch / candidate.layout.dp;
         EngineConfig {
-            micro_batch: (ranks_rows / candidate.accumulation).max(1),
+            micro_batch: (sequences / candidate.accumulation).max(1),
             context: candidate.context.clone(),
             pipeline: candidate.pipeline.clone(),
             recompute: candidate.recompute.clone(),
@@ -49,7 +49,7 @@ pub struct LocalTensor {
     pub values: Vec<f64>,
 }
 
-/// Everything one rank has seen.
+/// The losses, gradients and parameters of one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankTrace {
     /// Loss of each step.
@@ -76,7 +76,7 @@ pub enum TraceError {
     Registry(#[from] RegistryError),
 }
 
-/// Trains in a layout, one thread per rank, and returns what each rank has seen. Rank `r` owns
+/// Trains in a layout, one thread per rank, and returns the trace of each rank. Rank `r` owns
 /// `devices[r % devices.len()]`; `build` makes a stage of a model of size `dims`.
 ///
 /// # Errors
@@ -134,9 +134,9 @@ pub fn parameters<M: CausalLm>(engine: &mut RankEngine<M>) -> Vec<LocalTensor> {
     sections(&engine.parameters())
 }
 
-/// What `rank` holds of a model as the first of all ranks with the same copies: over all ranks, the model once.
+/// The slices that `rank` holds as the first of all ranks with the same copies: over all ranks, the model once.
 pub fn first_copies(mesh: &Mesh, rank: usize, locals: Vec<LocalTensor>) -> Vec<LocalTensor> {
-    let is_first = |local: &LocalTensor| mesh.group_of(local.unit.grid().replicas(), rank)[0] == rank;
+    let is_first = |local: &LocalTensor| mesh.group_of(local.unit.grid().dp_ranks(), rank)[0] == rank;
     locals.into_iter().filter(is_first).collect()
 }
 

@@ -9,13 +9,13 @@ fn run(folder: &Path, arguments: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_burn-megatron")).current_dir(folder).args(arguments).output().unwrap()
 }
 
-fn succeed(folder: &Path, arguments: &str) -> String {
+pub fn succeed(folder: &Path, arguments: &str) -> String {
     let output = run(folder, arguments);
     assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn fail(folder: &Path, arguments: &str) -> String {
+pub fn fail(folder: &Path, arguments: &str) -> String {
     let output = run(folder, arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments}");
     String::from_utf8(output.stderr).unwrap()
@@ -44,13 +44,13 @@ fn text_to_samples_and_back() {
 
     let said = succeed(
         folder.path(),
-        "inspect --seq-length 16 --split 80,20 --samples 2 --tokenizer out/a_tokenizer.json --out rows.npy \
+        "inspect --seq-length 16 --split 80,20 --samples 2 --tokenizer out/a_tokenizer.json --out samples.npy \
          --num-samples 50,3 out/a_text_document",
     );
     assert!(said.contains("40 sequences and 40 documents (0 empty)"), "{said}");
     assert!(said.contains("train[1] \"") && said.contains("speaks of"), "{said}");
-    assert!(said.contains("wrote rows.npy: int64 (2, 16)"), "{said}");
-    assert_eq!(fs::metadata(folder.path().join("rows.npy")).unwrap().len(), 128 + 2 * 16 * 8);
+    assert!(said.contains("wrote samples.npy: int64 (2, 16)"), "{said}");
+    assert_eq!(fs::metadata(folder.path().join("samples.npy")).unwrap().len(), 128 + 2 * 16 * 8);
 }
 
 #[test]
@@ -83,6 +83,62 @@ fn a_bad_line_is_named_or_counted() {
     // A forgotten tokenizer is no bad line.
     let said = fail(folder.path(), "preprocess --input bad.jsonl --output-prefix c --skip-bad-lines");
     assert!(said.contains("no tokenizer is chosen"), "{said}");
+}
+
+/// Each that ends well has written its own text, or the other one did so after it.
+#[test]
+fn two_programs_that_prepare_the_same_prefix_do_not_mix() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, count) in [("a", 60_000), ("b", 50_000)] {
+        fs::write(folder.path().join(format!("{name}.txt")), format!("{name}{name}{name}\n").repeat(count)).unwrap();
+    }
+    let start = |name: &str| {
+        let arguments =
+            format!("preprocess --input {name}.txt --output-prefix o --tokenizer byte --text-documents line");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+        command
+            .current_dir(folder.path())
+            .args(arguments.split(' '))
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    for _ in 0..5 {
+        let outputs = [start("a"), start("b")].map(|child| child.wait_with_output().unwrap());
+        assert!(outputs.iter().any(|output| output.status.success()));
+        for output in outputs.iter().filter(|output| !output.status.success()) {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("is writing it; wait for its end, or choose another output"), "{said}");
+        }
+        let bytes = fs::read(folder.path().join("o_text_document.bin")).unwrap();
+        let (letter, count) = if bytes[0] == b'a' { (b'a', 60_000) } else { (b'b', 50_000) };
+        assert_eq!(bytes.len(), count * 4 * 2);
+        assert!(bytes.chunks(8).all(|line| line == [letter, 0, letter, 0, letter, 0, b'\n', 0]));
+        succeed(folder.path(), "inspect o_text_document");
+    }
+}
+
+#[test]
+fn options_that_cannot_work_are_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("one.txt"), "one document\n").unwrap();
+    fs::create_dir(folder.path().join("folder.idx")).unwrap();
+    for (arguments, words) in [
+        ("--train-tokenizer 9223372036854775807", "of 9223372036854775807 entries; at least 257"),
+        ("--train-tokenizer 1000000000", "nearest legal: 1048576"),
+        ("--tokenizer byte --workers 9223372036854775807", "at most 1024 threads"),
+        ("--tokenizer byte --json-keys text text", "the JSON key 'text' is given twice"),
+    ] {
+        let said = fail(folder.path(), &format!("preprocess --input one.txt --output-prefix o {arguments}"));
+        assert!(said.contains(words), "{arguments}: {said}");
+    }
+    let said = fail(folder.path(), "preprocess --input . --output-prefix o --tokenizer byte");
+    assert!(said.contains(". is a folder; name its .txt or .jsonl files"), "{said}");
+    let said = fail(folder.path(), "inspect folder");
+    assert!(said.contains("folder.idx: is a folder; a file is needed"), "{said}");
+    let output = run(folder.path(), "inspect o --seq-length 4 --seed -1");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("invalid value '-1' for '--seed <N>'") && !said.contains("-- -1"), "{said}");
 }
 
 #[test]

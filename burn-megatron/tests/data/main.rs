@@ -1,4 +1,9 @@
 //! Data, from outside: Megatron's own files, and the command line.
 
 mod cli;
+#[path = "../support/damage.rs"]
+mod damage;
+mod fuzz;
+mod memory;
 mod oracles;
+mod resume;

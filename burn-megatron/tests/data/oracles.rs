@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn_megatron::data::indexed::{Dtype, IndexedDataset, IndexedWriter};
 use burn_megatron::data::preprocess::{PreprocessOptions, TokenizerChoice, prepare};
-use burn_megatron::data::{Blend, GptDataConfig, GptDataset, GptOptions, GptPart, GptParts, TokenDataset, npy};
+use burn_megatron::data::{Blend, GptDataConfig, GptDataset, GptOptions, GptSplit, GptSplits, TokenDataset, npy};
 use serde::Deserialize;
 
 fn golden(name: &str) -> PathBuf {
@@ -23,7 +23,7 @@ fn prepared(folder: &Path, docs: &str, dtype: Dtype) -> PathBuf {
     report.outputs[0].prefix.clone()
 }
 
-/// The rows of an `.npy` of integers and its element type.
+/// The matrix rows of an `.npy` of integers and its element type.
 fn read_npy(name: &str) -> (String, Vec<Vec<i64>>) {
     let bytes = fs::read(golden(name)).unwrap();
     let length = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -68,7 +68,7 @@ fn reader_gives_back_the_documents() {
     assert_eq!(data.num_documents(), documents.len());
     for (i, document) in documents.iter().enumerate() {
         assert_eq!(data.document(i), i..i + 1);
-        assert_eq!(&data.sequence(i), document);
+        assert_eq!(&data.sequence(i).unwrap(), document);
     }
 }
 
@@ -88,9 +88,9 @@ fn samples_are_megatrons() {
         let (_, expected) = read_npy(file);
         // Built the first time, from the cache the second time.
         for pass in ["built", "cached"] {
-            let train = GptParts::build(&Blend::single(golden("corpus_uint16")), &config).unwrap().train.unwrap();
-            for (i, row) in expected.iter().enumerate() {
-                assert_eq!(&train.sample(i).tokens, row, "{file}, {pass}, sample {i}");
+            let train = GptSplits::build(&Blend::single(golden("corpus_uint16")), &config).unwrap().train.unwrap();
+            for (i, tokens) in expected.iter().enumerate() {
+                assert_eq!(&train.sample(i).tokens, tokens, "{file}, {pass}, sample {i}");
             }
         }
     }
@@ -112,19 +112,19 @@ fn blended_samples_are_megatrons() {
         num_samples: [Some(400), Some(20), Some(0)],
         ..GptDataConfig::new(64)
     };
-    let parts = GptParts::build(&blend, &config).unwrap();
-    assert!(parts.test.is_none());
-    let train = parts.train.unwrap();
-    let GptPart::Blended(blended) = &*train else { panic!("a blend of two") };
+    let splits = GptSplits::build(&blend, &config).unwrap();
+    assert!(splits.test.is_none());
+    let train = splits.train.unwrap();
+    let GptSplit::Blended(blended) = &*train else { panic!("a blend of two") };
     let (_, datasets) = read_npy("blend_30_70_dataset_index.npy");
     assert_eq!(blended.index().dataset.iter().map(|&i| vec![i64::from(i)]).collect::<Vec<_>>(), datasets);
     let (header, expected) = read_npy("blend_30_70_seq64_seed77_train_first64.npy");
-    let rows: Vec<Vec<i64>> = (0..expected.len()).map(|i| train.sample(i).tokens).collect();
-    assert_eq!(rows, expected);
+    let samples: Vec<Vec<i64>> = (0..expected.len()).map(|i| train.sample(i).tokens).collect();
+    assert_eq!(samples, expected);
 
     // And written as numpy writes them, byte for byte.
-    let out = folder.path().join("rows.npy");
-    npy::write_i64(&out, rows.into_iter(), 64).unwrap();
+    let out = folder.path().join("samples.npy");
+    npy::write_i64(&out, samples.into_iter(), 64).unwrap();
     assert!(
         fs::read(out).unwrap() == fs::read(golden("blend_30_70_seq64_seed77_train_first64.npy")).unwrap(),
         "{header}"
@@ -140,7 +140,8 @@ struct Case {
     seed: u32,
     drop_last: bool,
     num_samples: Option<usize>,
-    rows: Vec<Vec<i64>>,
+    #[serde(rename = "rows")]
+    samples: Vec<Vec<i64>>,
 }
 
 #[test]
@@ -168,8 +169,8 @@ fn several_epochs_and_partial_samples_are_as_on_numpy() {
             cache: None,
         };
         let data = GptDataset::new(tokens, case.first..case.end, &options).unwrap();
-        let rows: Vec<Vec<i64>> = (0..data.len()).map(|i| data.row(i)).collect();
-        assert_eq!(rows, case.rows, "case {number}");
+        let samples: Vec<Vec<i64>> = (0..data.len()).map(|i| data.tokens(i).unwrap()).collect();
+        assert_eq!(samples, case.samples, "case {number}");
     }
 }
 
@@ -180,18 +181,18 @@ fn a_blend_without_weights_takes_every_sample_once() {
         prefixes: vec![golden("corpus_uint16"), prepared(folder.path(), "docs2.json", Dtype::I32)],
         weights: None,
     };
-    let parts = GptParts::build(&blend, &GptDataConfig::new(64)).unwrap();
-    let data = parts.train.unwrap();
-    let mut rows: Vec<_> = (0..data.len()).map(|i| data.sample(i).tokens).collect();
+    let splits = GptSplits::build(&blend, &GptDataConfig::new(64)).unwrap();
+    let data = splits.train.unwrap();
+    let mut samples: Vec<_> = (0..data.len()).map(|i| data.sample(i).tokens).collect();
     let mut expected = Vec::new();
     for prefix in blend.prefixes {
-        let single = GptParts::build(&Blend::single(prefix), &GptDataConfig::new(64)).unwrap().train.unwrap();
+        let single = GptSplits::build(&Blend::single(prefix), &GptDataConfig::new(64)).unwrap().train.unwrap();
         expected.extend((0..single.len()).map(|i| single.sample(i).tokens));
     }
-    rows.sort_unstable();
+    samples.sort_unstable();
     expected.sort_unstable();
-    assert_eq!(rows, expected);
+    assert_eq!(samples, expected);
     // Weights without a number of samples mean nothing.
     let weighted = Blend { weights: Some(vec![1.0, 1.0]), prefixes: vec![golden("corpus_uint16"); 2] };
-    assert!(GptParts::build(&weighted, &GptDataConfig::new(64)).is_err());
+    assert!(GptSplits::build(&weighted, &GptDataConfig::new(64)).is_err());
 }

@@ -18,7 +18,7 @@ use super::run;
 #[derive(Clone, Debug)]
 pub struct Stretch {
     pub layout: Candidate,
-    /// It goes on from the checkpoint of this step.
+    /// It resumes from the checkpoint of this step.
     pub from: usize,
     /// Its last step.
     pub to: usize,
@@ -113,7 +113,7 @@ fn layouts(config: &RunConfig, ranks: usize, batch: usize) -> Vec<Candidate> {
         dims.check(layout, SEQ).is_ok() && context.check(layout, &dims).is_ok()
     };
     let mut list = candidates(ranks, batch, dims.layers, dims.experts.is_some(), fits);
-    // Documents that are told apart can be dealt out anew; routers balance each of them alone then, not whole rows.
+    // Separate documents can be assigned anew; routers then balance each of them alone, not whole sequences.
     let balanced = match &config.model.config {
         FamilyConfig::Mixtral(sizes) => sizes.router_aux_loss_coef > 0.0 || sizes.router_z_loss_coef > 0.0,
         FamilyConfig::DeepSeekV3(sizes) => sizes.router_aux_loss_coef > 0.0,

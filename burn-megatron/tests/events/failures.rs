@@ -1,5 +1,5 @@
 //! Something fails somewhere while a run trains and saves: it ends at once and says what, leaves nothing behind, and
-//! the next run of the process goes on.
+//! the next run of the process resumes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Mesh;
 use burn::tensor::FloatDType;
-use burn_megatron::checkpoint::{Checkpoint, SaverOptions};
+use burn_megatron::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 use burn_megatron::data::{Sample, TokenDataset, TokensInMemory};
 use burn_megatron::engine::EngineConfig;
 use burn_megatron::learner::{CheckpointOptions, Pretraining, Resume};
@@ -111,7 +111,7 @@ fn run(folder: &Path, layout: &str, failure: Option<Failure>, draw: &mut Draw) -
     )
     .evaluate(2, 1)
     .directory(folder)
-    .checkpoints(CheckpointOptions { root: checkpoints, every: Some(1), saver })
+    .checkpoints(CheckpointOptions { root: checkpoints, every: SaveEvery::Steps(1), saver })
     .resume(Resume::IfPresent)
     .finish(move |here, engine| match failure.filter(|_| here.rank == rank) {
         Some(Failure::Finish) => Err("the plug was pulled".into()),
@@ -125,7 +125,7 @@ fn launch(run: &Pretraining<Llama, u64>) -> Option<String> {
     training.with_application_logger(None).launch(learner).error.map(|error| error.to_string())
 }
 
-/// What a run leaves that is neither a checkpoint nor beside them for good.
+/// Files that a run leaves although they are neither checkpoints nor permanent.
 fn leftovers(checkpoints: &Path) -> Vec<String> {
     let names = std::fs::read_dir(checkpoints).into_iter().flatten().map(|entry| entry.unwrap().file_name());
     let names = names.map(|name| name.to_string_lossy().into_owned());

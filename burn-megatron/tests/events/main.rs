@@ -1,6 +1,5 @@
-//! Runs to which things happen: they are stopped, go back to an older checkpoint, go on in other layouts with other
-//! micro-batches, are extended, are watched more or less often. Whatever happens, they learn what the run learns that
-//! one device does in one go.
+//! Runs with events: they are stopped, go back to an older checkpoint, resume in other layouts with other micro-batches,
+//! are extended, are evaluated more or less often. All of them learn what an uninterrupted run on one device learns.
 
 mod case;
 mod config;

@@ -91,7 +91,7 @@ fn stretch_config(config: &RunConfig, stretch: &Stretch, folder: &Path) -> RunCo
         config.checkpoint.resume = checkpoints.join(format!("step_{:08}", stretch.from)).display().to_string();
     }
     config.checkpoint.directory = Some(checkpoints);
-    config.checkpoint.every = stretch.save;
+    config.checkpoint.every = stretch.save.into();
     config.checkpoint.background = stretch.background;
     config.output.directory = folder.to_path_buf();
     config

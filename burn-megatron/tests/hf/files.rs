@@ -67,7 +67,7 @@ pub fn changed(model: &str, change: impl FnOnce(&mut Tensors)) -> TempDir {
     folder
 }
 
-/// Cuts the file of a folder in two shards, and writes their index.
+/// Splits the file of a folder into two shards, and writes their index.
 pub fn shard(folder: &Path) {
     let tensors = read(&folder.join("model.safetensors"));
     fs::remove_file(folder.join("model.safetensors")).unwrap();

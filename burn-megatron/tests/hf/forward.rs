@@ -30,10 +30,10 @@ pub fn difference(found: &[f64], expected: &[f64]) -> f64 {
     worst.fold(0.0, |worst: f64, gap| if gap > worst || gap.is_nan() { gap } else { worst }) / largest
 }
 
-/// Logits of the last eight positions of each row.
+/// Logits of the last eight positions of each sequence.
 pub fn last(output: &Output, input: &Input) -> Vec<f64> {
-    let row = input.seq * output.vocab;
-    output.logits.chunks(row).flat_map(|logits| &logits[row - 8 * output.vocab..]).copied().collect()
+    let size = input.seq * output.vocab;
+    output.logits.chunks(size).flat_map(|logits| &logits[size - 8 * output.vocab..]).copied().collect()
 }
 
 #[test]
@@ -94,14 +94,15 @@ fn in_lower_precision() {
     }
 }
 
-/// Neither sequence nor context parallelism can cut 39 tokens in four; what is added at the end changes nothing before
-/// it.
+/// Neither sequence nor context parallelism can divide 39 tokens by four; padding at the end changes nothing
+/// before it.
 #[test]
 fn any_length_over_ranks_that_share_it() {
     for model in ["qwen3", "gpt2"] {
         let (whole, _) = input(model);
-        let cut = |ids: &[i64]| ids.chunks(40).flat_map(|row| &row[..39]).copied().collect::<Vec<_>>();
-        let input = Input { rows: 2, seq: 39, ids: cut(&whole.ids), labels: whole.labels.as_deref().map(cut) };
+        let shorter = |ids: &[i64]| ids.chunks(40).flat_map(|sequence| &sequence[..39]).copied().collect::<Vec<_>>();
+        let input =
+            Input { sequences: 2, seq: 39, ids: shorter(&whole.ids), labels: whole.labels.as_deref().map(shorter) };
         let of =
             |layout| run(model, &input, &Settings { gradients: true, ..settings(layout, FloatDType::F64) }).unwrap();
         let one = of("TP1");
@@ -130,7 +131,7 @@ fn what_cannot_be_computed_is_refused() {
     let mut wrong = input.clone();
     wrong.labels.as_mut().unwrap()[3] = -1;
     assert_eq!(refuse(&wrong, &double("TP1")), "labels[0, 3] = -1; legal: 0..256 and -100");
-    assert_eq!(refuse(&input, &double("DP4")), "--data-parallel 4 does not divide the input's 2 rows");
+    assert_eq!(refuse(&input, &double("DP4")), "--data-parallel 4 does not divide the input's 2 sequences");
     assert!(refuse(&input, &double("TP3")).contains("nearest legal: 2, 4"));
     let unlabelled = Input { labels: None, ..input.clone() };
     assert_eq!(run("llama3", &unlabelled, &double("TP1")).unwrap().loss, None);

@@ -1,7 +1,11 @@
 //! Hugging Face folders: read, written, computed with; see `tests/golden/README.md` of the workspace.
 
+#[path = "../support/damage.rs"]
+mod damage;
 mod deepseek;
 mod files;
 mod folder;
 mod forward;
+mod fuzz;
 mod round_trip;
+mod untrusted;

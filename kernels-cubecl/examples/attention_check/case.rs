@@ -1,7 +1,7 @@
-//! What is checked: every mask, layout, type and head dimension that the kernels know, alone and together.
+//! The checked cases: every mask, layout, type and head dimension of the kernels, alone and combined.
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use kernels_cubecl::attention::{AttentionShape, Dropout, Extras, Half, Packed};
+use kernels_cubecl::attention::{AttentionShape, CallOptions, Dropout, Half, Packed};
 
 /// One kind of attention.
 #[derive(Clone)]
@@ -15,7 +15,7 @@ pub struct Case {
     pub first_query: Option<i64>,
 }
 
-/// Buffers that the extras of a call refer to.
+/// Start offsets of packed sequences on the device.
 pub struct Starts {
     queries: Handle,
     keys: Handle,
@@ -51,7 +51,7 @@ impl Case {
         self
     }
 
-    /// A part of a larger tensor: batches 3.., heads 2.., queries 5.., keys 7...
+    /// The call is a part of a larger tensor: batches 3.., heads 2.., queries 5.., keys 7...
     fn dropout(mut self, p: f32) -> Self {
         let whole = Dropout::whole(p, 0x1234_5678_9abc, &self.shape);
         self.dropout = Some(Dropout { first: [3, 2, 5, 7], heads: 11, queries: 5000, ..whole });
@@ -85,7 +85,7 @@ impl Case {
         Starts { queries: upload(queries), keys: upload(keys) }
     }
 
-    pub fn extras<'a>(&self, starts: &'a Starts) -> Extras<'a> {
+    pub fn options<'a>(&self, starts: &'a Starts) -> CallOptions<'a> {
         let packed = self.lengths.as_ref().map(|lengths| Packed {
             query_starts: &starts.queries,
             key_starts: &starts.keys,
@@ -93,7 +93,7 @@ impl Case {
             longest_query: lengths.iter().map(|l| l.0).max().expect("a sequence"),
             longest_key: lengths.iter().map(|l| l.1).max().expect("a sequence"),
         });
-        Extras {
+        CallOptions {
             element: self.element,
             packed,
             dropout: self.dropout,
@@ -109,7 +109,7 @@ fn shape(head_dim: usize, value_dim: usize, queries: usize, keys: usize) -> Atte
     AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal: true, window: None }
 }
 
-/// Sequences whose lengths fill blocks and do not, an empty one, and one with keys only.
+/// Sequences whose lengths are whole blocks and not, an empty one, and one with keys only.
 const LENGTHS: [(usize, usize); 7] = [(1, 1), (128, 128), (77, 77), (0, 0), (200, 200), (0, 5), (65, 90)];
 
 /// What is checked against the reference.
@@ -155,7 +155,7 @@ pub fn rings() -> Vec<Case> {
     ]
 }
 
-/// What is timed: the kernels of the cases of the same name, 8192 queries and keys.
+/// The timed cases, with 8192 queries and keys; names as in [`cases`].
 pub fn timed() -> Vec<Case> {
     let train = |name, d, v, heads, kv_heads| {
         Case::new(name, AttentionShape { batch: 1, heads, kv_heads, ..shape(d, v, 8192, 8192) })

@@ -4,9 +4,9 @@ use crate::reference::{Gradients, Problem, Rounding};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
-use kernels_cubecl::attention::joint_gradient::JointGradientPlan;
+use kernels_cubecl::attention::dqdkdv::DqDkDvPlan;
 use kernels_cubecl::attention::merge::merge;
-use kernels_cubecl::attention::{self, AttentionShape, Extras, Half, Tensor4, Variant};
+use kernels_cubecl::attention::{self, AttentionShape, CallOptions, Half, Tensor4, Variant};
 
 pub fn upload(client: &Client, values: &[f32], shape: [usize; 4], element: Half) -> Tensor4 {
     let bits: Vec<u8> = match element {
@@ -30,7 +30,7 @@ fn download_f32(client: &Client, handle: &Handle) -> Vec<f64> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f64).collect()
 }
 
-/// A buffer full of NaN, so that what a kernel does not write shows.
+/// A buffer full of NaN: numbers that a kernel does not write are noticed.
 pub fn poisoned(client: &Client, bytes: usize) -> Handle {
     client.create_from_slice(&vec![0xff; bytes])
 }
@@ -45,9 +45,9 @@ fn distance(found: &[f64], expected: &[f64]) -> f64 {
     (sum(&|i| (found[i] - expected[i]).powi(2)) / sum(&|i| expected[i].powi(2))).sqrt()
 }
 
-/// What came out of the checks of one case.
+/// Results of the checks of one case.
 pub struct Verdict {
-    /// Error over that of the computation in 16 bits, of `out`, `dq`, `dk` and `dv`.
+    /// Errors of `out`, `dq`, `dk` and `dv` over those of the computation in 16 bits.
     pub ratios: [f64; 4],
     pub failures: usize,
 }
@@ -61,8 +61,8 @@ struct Report {
 impl Report {
     fn new(case: &Case) -> Self {
         let s = case.shape;
-        let place = case.first_query.map_or(String::new(), |first| format!(" from {first}"));
-        Self { label: format!("{} ({} x {}{place})", case.name, s.queries, s.keys), ratios: vec![], failures: 0 }
+        let position = case.first_query.map_or(String::new(), |first| format!(" from {first}"));
+        Self { label: format!("{} ({} x {}{position})", case.name, s.queries, s.keys), ratios: vec![], failures: 0 }
     }
 
     fn hold(&mut self, what: &str, good: bool) {
@@ -95,7 +95,7 @@ impl Report {
 pub fn check(client: &Client, case: &Case) -> Verdict {
     let (shape, element) = (case.shape, case.element);
     let starts = case.upload_starts(client);
-    let extras = case.extras(&starts);
+    let options = case.options(&starts);
     let problem = Problem::random(case, 7);
     let (exact, exact_lse) = problem.forward(Rounding::Fp64);
     let (rounded, _) = problem.forward(Rounding::To(element));
@@ -104,7 +104,7 @@ pub fn check(client: &Client, case: &Case) -> Verdict {
     let (k, v) = (tensor(&problem.k, shape.key_shape()), tensor(&problem.v, shape.value_shape()));
     let (out, lse) = (empty(client, shape.out_shape()), poisoned(client, 4 * shape.statistics_len()));
     let scale = problem.scale() as f32;
-    attention::forward(client, &shape, scale, &extras, (&q, &k, &v), &out, &lse).expect("a legal call");
+    attention::forward(client, &shape, scale, &options, (&q, &k, &v), &out, &lse).expect("a legal call");
     let mut report = Report::new(case);
     let stored = download(client, &out, element);
     report.compare("out", &stored, &exact, &rounded);
@@ -114,24 +114,24 @@ pub fn check(client: &Client, case: &Case) -> Verdict {
     let rounded = problem.backward(&stored, Rounding::To(element));
     let (dq, dk) = (empty(client, shape.query_shape()), empty(client, shape.key_shape()));
     let dv = empty(client, shape.value_shape());
-    let out_gradient = tensor(&problem.out_gradient, shape.out_shape());
+    let dout = tensor(&problem.dout, shape.out_shape());
     let saved = attention::Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
-    let gradients = attention::Gradients { q: &dq, k: &dk, v: &dv };
+    let gradients = attention::Gradients { dq: &dq, dk: &dk, dv: &dv };
     let back = |deterministic| {
-        let extras = Extras { deterministic, ..extras };
-        attention::backward(client, &shape, scale, &extras, saved, &out_gradient, gradients).expect("a legal call");
+        let options = CallOptions { deterministic, ..options };
+        attention::backward(client, &shape, scale, &options, saved, &dout, gradients).expect("a legal call");
         [&dq, &dk, &dv].map(|t| download(client, t, element))
     };
     let first = back(true);
     report.hold("second backward pass gives the same bits", back(true) == first);
     compare_gradients(&mut report, &first, &exact, &rounded);
     let mut verdict = report.verdict();
-    if JointGradientPlan::fastest(Variant::of(&shape, &extras)).is_some() {
-        let mut joint = Report::new(case);
-        joint.label += " joint";
-        compare_gradients(&mut joint, &back(false), &exact, &rounded);
-        verdict.ratios[1..].copy_from_slice(&joint.ratios);
-        verdict.failures += joint.failures;
+    if DqDkDvPlan::fastest(Variant::of(&shape, &options)).is_some() {
+        let mut fused = Report::new(case);
+        fused.label += " fused";
+        compare_gradients(&mut fused, &back(false), &exact, &rounded);
+        verdict.ratios[1..].copy_from_slice(&fused.ratios);
+        verdict.failures += fused.failures;
     }
     verdict
 }
@@ -142,7 +142,7 @@ fn compare_gradients(report: &mut Report, found: &[Vec<f64>; 3], exact: &Gradien
     report.compare("dv", &found[2], &exact.v, &rounded.v);
 }
 
-/// Two steps of a ring: the keys in two halves, merged; and the backward pass of both with the merged result.
+/// Two steps of a ring: forward over the keys in two halves, merged; backward of both with the merged result.
 pub fn check_ring(client: &Client, case: &Case) -> Verdict {
     let (shape, element) = (case.shape, case.element);
     let problem = Problem::random(case, 7);
@@ -154,7 +154,7 @@ pub fn check_ring(client: &Client, case: &Case) -> Verdict {
     let scale = problem.scale() as f32;
     let half = AttentionShape { keys: shape.keys / 2, ..shape };
     let first = |step: usize| (shape.keys - shape.queries) as i64 - (step * half.keys) as i64;
-    let extras = |step| Extras { element, first_query: Some(first(step)), ..Default::default() };
+    let options = |step| CallOptions { element, first_query: Some(first(step)), ..Default::default() };
 
     let sum = client.create_from_slice(&vec![0; 4 * rounded.len()]);
     let none: Vec<u8> = (0..shape.statistics_len()).flat_map(|_| f32::NEG_INFINITY.to_le_bytes()).collect();
@@ -162,7 +162,7 @@ pub fn check_ring(client: &Client, case: &Case) -> Verdict {
     for step in 0..2 {
         let (part, part_lse) = (empty(client, shape.out_shape()), poisoned(client, 4 * shape.statistics_len()));
         let keys = (&q, &rows(&k, step, half.keys), &rows(&v, step, half.keys));
-        attention::forward(client, &half, scale, &extras(step), keys, &part, &part_lse).expect("a legal call");
+        attention::forward(client, &half, scale, &options(step), keys, &part, &part_lse).expect("a legal call");
         merge(client, &shape, element, (&sum, &lse), (&part, &part_lse)).expect("a legal call");
     }
     let merged = download_f32(client, &sum);
@@ -175,7 +175,7 @@ pub fn check_ring(client: &Client, case: &Case) -> Verdict {
     let stored = download(client, &out, element);
     let exact = problem.backward(&exact, Rounding::Fp64);
     let rounded = problem.backward(&stored, Rounding::To(element));
-    let out_gradient = tensor(&problem.out_gradient, shape.out_shape());
+    let dout = tensor(&problem.dout, shape.out_shape());
     let (dk, dv) = (empty(client, shape.key_shape()), empty(client, shape.value_shape()));
     let mut found = vec![0.0; problem.q.len()];
     for step in 0..2 {
@@ -183,9 +183,8 @@ pub fn check_ring(client: &Client, case: &Case) -> Verdict {
         let (k, v) = (rows(&k, step, half.keys), rows(&v, step, half.keys));
         let saved = attention::Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
         let (half_k, half_v) = (rows(&dk, step, half.keys), rows(&dv, step, half.keys));
-        let gradients = attention::Gradients { q: &dq, k: &half_k, v: &half_v };
-        attention::backward(client, &half, scale, &extras(step), saved, &out_gradient, gradients)
-            .expect("a legal call");
+        let gradients = attention::Gradients { dq: &dq, dk: &half_k, dv: &half_v };
+        attention::backward(client, &half, scale, &options(step), saved, &dout, gradients).expect("a legal call");
         found.iter_mut().zip(download(client, &dq, element)).for_each(|(sum, x)| *sum += x);
     }
     let gradients = [found, download(client, &dk, element), download(client, &dv, element)];

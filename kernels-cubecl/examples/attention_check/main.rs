@@ -1,9 +1,9 @@
 //! Checks the attention kernels against an fp64 reference on small shapes and times them on a training shape.
 //!
-//! `cargo run --release --example attention_check --features cuda` on a machine with a Hopper GPU. Arguments: words; a
-//! case is taken if its name has one of them. `check` or `time` alone does only that, `sweep` also times other choices
-//! of tiles. An error is ‖x − ref‖ / ‖ref‖; `16 bits` is the error of the textbook computation in bf16 or fp16 with
-//! fp32 sums, `ratio` ours over that.
+//! `cargo run --release --example attention_check --features cuda` on a machine with a Hopper GPU. Arguments: words
+//! that select cases by name. `check` or `time` alone does only that, `sweep` also times other plans. An error is ‖x −
+//! ref‖ / ‖ref‖; `16 bits` is the error of the textbook computation in bf16 or fp16 with fp32 sums, `ratio` the
+//! kernels' error over that.
 use cubecl_runtime::runtime::Runtime;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -62,5 +62,5 @@ fn main() {
         println!("{name:<18} {speed}  {errors}");
     }
     println!("{failures} failures, {:.1} s", start.elapsed().as_secs_f64());
-    assert_eq!(failures, 0, "results further from the reference than they may be");
+    assert_eq!(failures, 0, "results further from the reference than their bounds");
 }

@@ -1,4 +1,4 @@
-//! Attention on the CPU: exactly (fp64), and as a textbook program in 16 bits would compute it.
+//! Attention on the CPU: exact (fp64), and as a textbook program in 16 bits computes it.
 use crate::case::Case;
 use half::{bf16, f16};
 use kernels_cubecl::attention::{AttentionShape, Dropout, Half};
@@ -9,7 +9,7 @@ use std::ops::Range;
 pub enum Rounding {
     /// Nowhere but in fp64.
     Fp64,
-    /// Every matrix product and every softmax gives 16 bits, from exact sums.
+    /// Every GEMM and every softmax rounds its result to 16 bits, from exact sums.
     To(Half),
 }
 
@@ -46,7 +46,7 @@ pub struct Problem {
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
-    pub out_gradient: Vec<f32>,
+    pub dout: Vec<f32>,
 }
 
 /// Gradients of the three inputs.
@@ -57,7 +57,7 @@ pub struct Gradients {
     pub v: Vec<f64>,
 }
 
-/// A row of scores: the keys it sees, and of each its probability and what dropout multiplies it with.
+/// A row of scores: its visible keys, and for each its probability and the factor of dropout.
 struct Row {
     keys: Range<usize>,
     p: Vec<f64>,
@@ -74,7 +74,7 @@ impl Problem {
             q: random(shape.query_shape(), seed),
             k: random(shape.key_shape(), seed + 1),
             v: random(shape.value_shape(), seed + 2),
-            out_gradient: random(shape.out_shape(), seed + 3),
+            dout: random(shape.out_shape(), seed + 3),
         }
     }
 
@@ -83,33 +83,33 @@ impl Problem {
     }
 
     /// The keys that a query sees.
-    fn seen(&self, query: usize) -> Range<usize> {
+    fn visible_keys(&self, query: usize) -> Range<usize> {
         let (s, starts) = (&self.case.shape, self.case.starts());
         let sequence =
             starts.windows(2).find(|w| (w[0].0..w[1].0).contains(&query)).expect("every query has a sequence");
         let (first, keys) = (sequence[0].1 as i64, (sequence[1].1 - sequence[0].1) as i64);
         let queries = (sequence[1].0 - sequence[0].0) as i64;
-        let place = (query - sequence[0].0) as i64 + self.case.first_query.unwrap_or(keys - queries);
-        let reach = s.window.map_or(i64::MAX / 4, |window| window as i64);
-        let end = if s.causal { place + 1 } else { place + reach }.clamp(0, keys);
-        let begin = (place + 1 - reach).clamp(0, end);
+        let position = (query - sequence[0].0) as i64 + self.case.first_query.unwrap_or(keys - queries);
+        let max_distance = s.window.map_or(i64::MAX / 4, |window| window as i64);
+        let end = if s.causal { position + 1 } else { position + max_distance }.clamp(0, keys);
+        let begin = (position + 1 - max_distance).clamp(0, end);
         (first + begin) as usize..(first + end) as usize
     }
 
     fn row(&self, query: usize, batch: usize, head: usize, rounding: Rounding) -> Row {
         let s = &self.case.shape;
         let q = line(&self.q, s.query_shape(), query, batch, head);
-        let keys = self.seen(query);
+        let keys = self.visible_keys(query);
         let scores: Vec<f64> = keys
             .clone()
             .map(|key| rounding.round(dot(q, line(&self.k, s.key_shape(), key, batch, head / (s.heads / s.kv_heads)))))
             .map(|score| rounding.round(score * self.scale()))
             .collect();
-        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
-        let p = scores.iter().map(|score| rounding.round((score - top).exp() / total)).collect();
+        let row_max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let row_sum: f64 = scores.iter().map(|score| (score - row_max).exp()).sum();
+        let p = scores.iter().map(|score| rounding.round((score - row_max).exp() / row_sum)).collect();
         let factor = |key| self.case.dropout.map_or(1.0, |dropout| kept(&dropout, batch, head, query, key));
-        let lse = if keys.is_empty() { f64::NEG_INFINITY } else { top + total.ln() };
+        let lse = if keys.is_empty() { f64::NEG_INFINITY } else { row_max + row_sum.ln() };
         Row { p, kept: keys.clone().map(factor).collect(), keys, lse }
     }
 
@@ -131,7 +131,7 @@ impl Problem {
         (out, lse)
     }
 
-    /// The gradients of `sum(out · out_gradient)`, given the output that the forward pass stored.
+    /// The gradients of `sum(out · dout)`, given the output that the forward pass stored.
     pub fn backward(&self, out: &[f64], rounding: Rounding) -> Gradients {
         let s = self.case.shape;
         let group = s.heads / s.kv_heads;
@@ -139,19 +139,19 @@ impl Problem {
         let mut g = Gradients { q: zeros(s.query_shape()), k: zeros(s.key_shape()), v: zeros(s.value_shape()) };
         for (batch, head, query) in positions(&s) {
             let row = self.row(query, batch, head, rounding);
-            let out_gradient = line(&self.out_gradient, s.out_shape(), query, batch, head);
+            let dout = line(&self.dout, s.out_shape(), query, batch, head);
             let out = line(out, s.out_shape(), query, batch, head);
-            let delta: f64 = out_gradient.iter().zip(out).map(|(a, b)| *a as f64 * b).sum();
+            let delta: f64 = dout.iter().zip(out).map(|(a, b)| *a as f64 * b).sum();
             let q = line(&self.q, s.query_shape(), query, batch, head);
             for (key, (p, kept)) in row.keys.zip(row.p.iter().zip(&row.kept)) {
                 let v = line(&self.v, s.value_shape(), key, batch, head / group);
                 let k = line(&self.k, s.key_shape(), key, batch, head / group);
-                let slope = rounding.round(dot(out_gradient, v)) * kept;
-                let ds = rounding.round(p * (slope - delta)) * self.scale();
+                let dp = rounding.round(dot(dout, v)) * kept;
+                let ds = rounding.round(p * (dp - delta)) * self.scale();
                 axpy(line_mut(&mut g.q, s.query_shape(), query, batch, head), ds, k);
                 axpy(line_mut(&mut g.k, s.key_shape(), key, batch, head / group), ds, q);
-                let weight = rounding.round(p * kept);
-                axpy(line_mut(&mut g.v, s.value_shape(), key, batch, head / group), weight, out_gradient);
+                let p_kept = rounding.round(p * kept);
+                axpy(line_mut(&mut g.v, s.value_shape(), key, batch, head / group), p_kept, dout);
             }
         }
         for values in [&mut g.q, &mut g.k, &mut g.v] {
@@ -161,13 +161,13 @@ impl Problem {
     }
 }
 
-/// What dropout multiplies a probability with, from the definition.
+/// The factor of dropout, from the definition.
 fn kept(dropout: &Dropout, batch: usize, head: usize, query: usize, key: usize) -> f64 {
     let [b, h, i, j] = dropout.first;
     let row = ((b + batch) * dropout.heads + h + head) * dropout.queries + i + query;
     let words = splitmix(dropout.seed ^ splitmix(row as u64));
-    let place = ((j + key) as u32).wrapping_mul(0x9e37_79b9).wrapping_add((words >> 32) as u32);
-    let drawn = f64::from(mix(mix(place) ^ words as u32));
+    let position = ((j + key) as u32).wrapping_mul(0x9e37_79b9).wrapping_add((words >> 32) as u32);
+    let drawn = f64::from(mix(mix(position) ^ words as u32));
     let p = f64::from(dropout.p);
     if drawn < (p * 4_294_967_296.0).floor() { 0.0 } else { 1.0 / (1.0 - p) }
 }

@@ -1,4 +1,4 @@
-//! Checks the FP8 kernels bit by bit against the host's arithmetic, and gives their share of a card's copy bandwidth.
+//! Checks the FP8 kernels bit by bit against the host's arithmetic, and times them next to the GPU's copy bandwidth.
 //!
 //! `cargo run --release --example fp8_check --features cuda`
 use cubecl::prelude::*;
@@ -70,7 +70,7 @@ fn check_amax(client: &Client, len: usize) -> usize {
     report(format!("amax and scale of {len}: {found:?}"), wrong)
 }
 
-/// Scales of magnitudes that have none.
+/// Scales of an amax that has none.
 fn check_edges(client: &Client) -> usize {
     let found = [0.0, f32::INFINITY, f32::NAN, 1e-45].map(|amax: f32| {
         let amax = client.create_from_slice(&amax.to_le_bytes());
@@ -110,7 +110,7 @@ fn check_casts(client: &Client, rows: usize, columns: usize, scale: f32) -> usiz
     failures
 }
 
-/// Magnitudes and casts of groups of rows with a scale each.
+/// Amax and casts of groups of rows with a scale each.
 fn check_groups(client: &Client, counts: &[usize], columns: usize) -> usize {
     let rows: usize = counts.iter().sum();
     let x: Vec<bf16> = numbers(rows * columns + (1 << 16)).split_off(1 << 16);

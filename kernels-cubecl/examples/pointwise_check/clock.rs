@@ -7,21 +7,21 @@ use kernels_cubecl::pointwise::flat::{self, FloatType, Run};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// A kernel gets its tensors from as many places in turn that they do not stay in the L2 cache.
+/// Each tensor has several copies that calls use in turn, so many that they do not stay in the L2 cache.
 const FOOTPRINT: usize = 512 << 20;
-/// Batches, of which the median counts, and seconds of a batch.
+/// Batches, whose median counts, and seconds of a batch.
 const BATCHES: usize = 5;
 const SECONDS: f64 = 0.02;
 /// Elements of fp32 of the large copy.
 const COPIED: usize = 1 << 28;
-/// Those of the copy that hides the launches of a small kernel behind it.
+/// Elements of the copy that hides the launch of a small kernel.
 const HIDING: usize = 1 << 24;
 
-/// A tensor in several places, to be used in turn.
+/// Copies of a tensor, used in turn.
 pub struct Turns(Vec<Handle>);
 
 impl Turns {
-    /// That of call number `turn`.
+    /// The copy for call number `turn`.
     pub fn at(&self, turn: usize) -> &Handle {
         &self.0[turn % self.0.len()]
     }
@@ -31,7 +31,7 @@ struct Row {
     name: String,
     bytes: usize,
     seconds: f64,
-    /// Seconds of a copy that moves as many bytes.
+    /// Seconds of a copy that moves equally many bytes.
     copy: f64,
 }
 
@@ -41,7 +41,7 @@ pub struct Clock<'a> {
     /// Bytes per second of the large copy.
     copy: f64,
     pool: [Handle; 2],
-    /// Seconds of copies by their elements.
+    /// Seconds of copies by their number of elements.
     copies: BTreeMap<usize, f64>,
     rows: Vec<Row>,
     /// 2^20 random numbers each.
@@ -73,7 +73,7 @@ impl<'a> Clock<'a> {
         clock
     }
 
-    /// Copies `len` elements of fp32, those of one call after those of the call before.
+    /// Copies `len` elements of fp32; consecutive calls copy consecutive elements.
     fn copy(&self, len: usize, turn: usize) {
         let start = turn % (COPIED / len) * len;
         let [from, to] = self.pool.each_ref().map(|handle| Run { handle, float: FloatType::F32, start, len });
@@ -100,7 +100,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// `len` random numbers of type bf16 or fp32, in several places if they are few.
+    /// `len` random numbers of type bf16 or fp32, in several copies if they are few.
     pub fn tensor(&self, float: FloatType, len: usize) -> Turns {
         let places = (FOOTPRINT / (len * float.size())).clamp(1, 8);
         Turns((0..places).map(|_| self.filled(float, len)).collect())
@@ -160,9 +160,9 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Times a kernel that takes less time than its launch costs the host: what it adds to that of a large copy in
-    /// front.
-    pub fn time_behind_a_copy(&mut self, name: &str, bytes: usize, call: impl Fn(usize)) {
+    /// Times a kernel that takes less time than its launch costs the host: the time that it adds to a large copy
+    /// launched before it.
+    pub fn time_after_a_copy(&mut self, name: &str, bytes: usize, call: impl Fn(usize)) {
         if self.wants(&[name]) {
             let both = self.median(&|turn| {
                 self.copy(HIDING, turn);
@@ -174,7 +174,7 @@ impl<'a> Clock<'a> {
     }
 
     pub fn print(&self) {
-        println!("\n{:<52} {:>6} {:>9} {:>6} {:>8} {:>10}", "kernel", "GB", "ms", "TB/s", "of copy", "as long a");
+        println!("\n{:<52} {:>6} {:>9} {:>6} {:>8} {:>10}", "kernel", "GB", "ms", "TB/s", "of copy", "same copy");
         for Row { name, bytes, seconds, copy } in &self.rows {
             let (bytes, rate) = (*bytes as f64, *bytes as f64 / seconds);
             let (gb, ms, tbs, share) = (bytes / 1e9, seconds * 1e3, rate / 1e12, 100.0 * rate / self.copy);

@@ -14,7 +14,7 @@ use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
-use kernels_cubecl::pointwise::{gelu, muon, slices, swiglu};
+use kernels_cubecl::pointwise::{gelu, muon, reduce_slices, swiglu};
 use std::collections::BTreeSet;
 
 pub const TOKENS: usize = 8192;
@@ -112,7 +112,7 @@ pub fn activations(clock: &mut Clock) {
 
 pub fn norms(clock: &mut Clock) {
     let names =
-        ["rms norm gradient with sum", "layer norm gradient with sum", "norms of heads", "column sum", "rope gradient"];
+        ["rms norm gradient with sum", "layer norm gradient with sum", "head norms", "column sum", "rope gradient"];
     if !clock.wants(&names) {
         return;
     }
@@ -120,10 +120,10 @@ pub fn norms(clock: &mut Clock) {
     for tokens in [TOKENS, 2 * TOKENS] {
         let len = tokens * HIDDEN;
         let half = |len| clock.tensor(FloatType::Bf16, len);
-        let (x, y, slope, other, sum, w) = (half(len), half(len), half(len), half(len), half(len), half(HIDDEN));
+        let (x, y, dy, other, sum, w) = (half(len), half(len), half(len), half(len), half(len), half(HIDDEN));
         let (shape, sums) = (NormShape { rows: tokens, columns: HIDDEN }, client.empty(8 * HIDDEN));
         for (affine, name) in [(Affine::Rms(w.at(0)), "rms norm"), (Affine::Layer(w.at(0), w.at(1)), "layer norm")] {
-            let name = |what: &str| format!("{name}{what}, {tokens} rows");
+            let name = |what: &str| format!("{name}{what}, {tokens} tokens");
             clock.time(&name(""), 4 * len, |i| {
                 norm::forward::<bf16>(client, x.at(i), None, affine, y.at(i), 1e-5, shape).expect("legal")
             });
@@ -135,26 +135,26 @@ pub fn norms(clock: &mut Clock) {
                 clock.time(&name(what), if adds { 8 } else { 6 } * len, |i| {
                     let adds = adds.then_some(other.at(i));
                     let targets = Gradients { x: y.at(i), affine: &sums };
-                    norm::backward::<bf16>(client, x.at(i), affine, slope.at(i), adds, targets, 1e-5, shape)
+                    norm::backward::<bf16>(client, x.at(i), affine, dy.at(i), adds, targets, 1e-5, shape)
                         .expect("legal")
                 });
             }
         }
-        clock.time(&format!("column sum, {tokens} rows"), 2 * len, |i| {
+        clock.time(&format!("column sum, {tokens} tokens"), 2 * len, |i| {
             column_sum::<bf16>(client, x.at(i), &sums, tokens, HIDDEN).expect("legal")
         });
     }
     let packed = HeadsShape { tokens: TOKENS, heads: 32, kv_heads: 4, all_heads: 40, head_dim: 128 };
     let len = TOKENS * 40 * 128;
     let half = |len| clock.tensor(FloatType::Bf16, len);
-    let (x, y, slope, w, sums) = (half(len), half(len), half(len), half(128), client.empty(8 * 128));
+    let (x, y, dy, w, sums) = (half(len), half(len), half(len), half(128), client.empty(8 * 128));
     let weights = [w.at(0), w.at(1)];
-    clock.time("norms of heads of 128", 4 * len, |i| {
+    clock.time("head norms, head_dim 128", 4 * len, |i| {
         head_norms::forward::<bf16>(client, x.at(i), weights, y.at(i), 1e-5, packed).expect("legal")
     });
-    clock.time("norms of heads of 128, gradients", 6 * len, |i| {
+    clock.time("head norms, head_dim 128, gradients", 6 * len, |i| {
         let targets = [y.at(i), &sums];
-        head_norms::backward::<bf16>(client, x.at(i), weights, slope.at(i), targets, 1e-5, packed).expect("legal")
+        head_norms::backward::<bf16>(client, x.at(i), weights, dy.at(i), targets, 1e-5, packed).expect("legal")
     });
     let shape = RopeShape { rows: TOKENS, batch: 1, heads: 40, all_heads: 48, head_dim: 128, rotated: 128 };
     let latent = RopeShape { heads: 128, all_heads: 128, head_dim: 192, rotated: 64, ..shape };
@@ -242,7 +242,7 @@ pub fn tokens(clock: &mut Clock) {
 
 pub fn runs(clock: &mut Clock) {
     let names =
-        ["accumulate bf16 in fp32", "cast fp32 to bf16", "cast bf16 to fp32", "copies of pieces", "sum of slices"];
+        ["accumulate bf16 in fp32", "cast fp32 to bf16", "cast bf16 to fp32", "copies of chunks", "sum of slices"];
     if !clock.wants(&names) {
         return;
     }
@@ -256,7 +256,7 @@ pub fn runs(clock: &mut Clock) {
     let (own, slices) = (clock.tensor(FloatType::Bf16, len / 4), clock.tensor(FloatType::Bf16, len * 3 / 4));
     clock.time(names[4], 5 * len / 2, |i| {
         let buffers = [own.at(i), slices.at(i), narrow.at(i)];
-        slices::sum::<bf16, f32>(client, buffers, 3, len / 4).expect("legal")
+        reduce_slices::sum::<bf16, f32>(client, buffers, 3, len / 4).expect("legal")
     });
     let other = clock.tensor(FloatType::F32, len);
     let starts: Vec<u32> = (0..len).step_by(CHUNK).map(|start| start as u32).collect();

@@ -10,7 +10,7 @@ mod reference;
 use checks::{Kernels, check, empty};
 use cubecl::prelude::*;
 use kernels_cubecl::attention::portable::{self, Element, mma};
-use kernels_cubecl::attention::{AttentionShape, Dropout, Extras, Gradients, Half, Saved};
+use kernels_cubecl::attention::{AttentionShape, CallOptions, Dropout, Gradients, Half, Saved};
 use reference::Problem;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -83,35 +83,35 @@ fn bench(client: &Client, kernels: Kernels, head_dim: usize) {
         tensor.handle = client.create_from_slice(&vec![0; shape.iter().product::<usize>() * element.size()]);
         tensor
     };
-    let [q, out, slope, dq] = [0; 4].map(|_| zeros(shape.query_shape()));
+    let [q, out, dout, dq] = [0; 4].map(|_| zeros(shape.query_shape()));
     let [k, v, dk, dv] = [0; 4].map(|_| zeros(shape.key_shape()));
     let lse = client.empty(4 * shape.statistics_len());
     let half = if let Kernels::Mma(half) = kernels { half } else { Half::default() };
-    let extras = Extras { element: half, ..Default::default() };
+    let options = CallOptions { element: half, ..Default::default() };
     let forward = time(client, || {
         let qkv = (&q, &k, &v);
         let done = match kernels {
-            Kernels::Plain(element) => portable::forward(client, element, &shape, 0.1, &extras, qkv, &out, &lse),
-            Kernels::Mma(_) => mma::forward(client, &shape, 0.1, &extras, qkv, &out, &lse),
+            Kernels::Plain(element) => portable::forward(client, element, &shape, 0.1, &options, qkv, &out, &lse),
+            Kernels::Mma(_) => mma::forward(client, &shape, 0.1, &options, qkv, &out, &lse),
         };
         done.expect("a legal call");
     });
     let backward = time(client, || {
         let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
-        let into = Gradients { q: &dq, k: &dk, v: &dv };
+        let into = Gradients { dq: &dq, dk: &dk, dv: &dv };
         let done = match kernels {
-            Kernels::Plain(element) => portable::backward(client, element, &shape, 0.1, &extras, saved, &slope, into),
-            Kernels::Mma(_) => mma::backward(client, &shape, 0.1, &extras, saved, &slope, into),
+            Kernels::Plain(element) => portable::backward(client, element, &shape, 0.1, &options, saved, &dout, into),
+            Kernels::Mma(_) => mma::backward(client, &shape, 0.1, &options, saved, &dout, into),
         };
         done.expect("a legal call");
     });
     let speed = |flops: f64, seconds: f64| format!("{:8.3} ms {:6.1} TFLOP/s", seconds * 1e3, flops / seconds / 1e12);
     let (flops, name) = (shape.forward_flops(), format!("{kernels:?}"));
-    println!("{name:<14} 4096, 32/8 heads of {head_dim:>3}, causal: forward {}", speed(flops, forward));
+    println!("{name:<14} 4096, 32/8 heads, head_dim {head_dim:>3}, causal: forward {}", speed(flops, forward));
     println!("{:<48} backward {}", "", speed(2.5 * flops, backward));
 }
 
-/// How many results are further from f64 than they may be.
+/// Number of results are further from f64 than their bounds.
 fn check_all(client: &Client) -> usize {
     let (mut all, mut bad) = (0, 0);
     let kinds = [
@@ -130,8 +130,8 @@ fn check_all(client: &Client) -> usize {
             for one in found.iter().filter(|one| !one.ok()) {
                 bad += 1;
                 let Problem { shape, dropout, starts, first_query, .. } = &problem;
-                let extras = (dropout.is_some(), starts.is_some(), first_query);
-                println!("{kernels:?}: {one}, of {shape:?}, dropout, packed, first query {extras:?}");
+                let options = (dropout.is_some(), starts.is_some(), first_query);
+                println!("{kernels:?}: {one}, of {shape:?}, dropout, packed, first query {options:?}");
             }
         }
         println!("{kernels:?}: worst error is {worst:.2} of its bound ({:.1} s)", start.elapsed().as_secs_f64());

@@ -1,4 +1,4 @@
-//! Why an attention call can be refused.
+//! Why an attention call is refused.
 
 /// Why a call was refused. Nothing has been launched then.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -19,7 +19,7 @@ pub enum AttentionError {
         value_dim: usize,
     },
     /// Query heads that do not divide among the key heads.
-    #[error("{heads} query heads do not divide among {kv_heads} key heads")]
+    #[error("{heads} query heads do not divide among {kv_heads} key heads: heads must be a multiple of kv_heads")]
     Heads {
         /// Query heads.
         heads: usize,
@@ -27,7 +27,7 @@ pub enum AttentionError {
         kv_heads: usize,
     },
     /// A dimension of length zero.
-    #[error("{0} is zero")]
+    #[error("{0} is zero: it must be at least 1")]
     Empty(&'static str),
     /// A dimension longer than a grid of cubes.
     #[error("{name} is {size}, the kernels take at most {most}")]
@@ -36,45 +36,47 @@ pub enum AttentionError {
         name: &'static str,
         /// Its size.
         size: usize,
-        /// The greatest size.
+        /// The largest size.
         most: usize,
     },
     /// A first query too far from the first key.
-    #[error("first_query is {0}: the kernels place it at most 8388480 keys before or after key 0")]
+    #[error("first_query is {0}: it must be between -8388480 and 8388480")]
     TooFar(i64),
     /// Packed sequences in more than one batch.
-    #[error("packed sequences in a batch of {batch}: they lie one after the other in a batch of 1")]
+    #[error("packed sequences in a batch of {batch}: concatenate them in a batch of 1")]
     PackedBatch {
         /// The batch of the call.
         batch: usize,
     },
-    /// A longest sequence that is empty or longer than all of them together.
-    #[error("the longest of the packed sequences has {longest} {name}, all of them together {total}")]
+    /// A longest sequence that is empty, or longer than all sequences together.
+    #[error(
+        "the longest of the packed sequences has {longest} {name}: it must be between 1 and {total}, the number of all"
+    )]
     PackedLength {
         /// `queries` or `keys`.
         name: &'static str,
         /// The length given.
         longest: usize,
-        /// The length of all.
+        /// The total length.
         total: usize,
     },
-    /// Packed sequences with a position for the first query: each sequence places its own.
-    #[error("first_query is {0}, but packed sequences place their queries themselves; leave it out")]
-    PackedPlace(i64),
+    /// Packed sequences together with `first_query`: each sequence has its own.
+    #[error("first_query is {0}, but packed sequences have their own; leave it out")]
+    PackedFirstQuery(i64),
     /// A dropout probability outside `[0, 1)`.
     #[error("the dropout probability is {0}; it must be in [0, 1)")]
     Probability(f32),
-    /// A tensor of another shape than the problem says.
-    #[error("{name} has shape {found:?}, the problem asks for {expected:?} [seq, batch, heads, head_dim]")]
+    /// A tensor of another shape than the call's sizes say.
+    #[error("{name} has shape {found:?}: the sizes of the call need {expected:?} [seq, batch, heads, head_dim]")]
     Shape {
         /// Which tensor.
         name: &'static str,
         /// Its shape.
         found: [usize; 4],
-        /// The right one.
+        /// The expected shape.
         expected: [usize; 4],
     },
-    /// Strides the copy engine cannot follow.
+    /// Strides that TMA does not support.
     #[error("{name} has strides {strides:?}: each must be a multiple of 8 elements (16 bytes)")]
     Strides {
         /// Which tensor.
@@ -82,7 +84,7 @@ pub enum AttentionError {
         /// Its strides.
         strides: [usize; 3],
     },
-    /// A buffer too small for what it should hold.
+    /// A buffer that is too small.
     #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
     Buffer {
         /// Which tensor.

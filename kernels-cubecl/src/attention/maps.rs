@@ -1,4 +1,4 @@
-//! How the copy engine sees the tensors of a call.
+//! The tensor maps (TMA descriptors) of a call's tensors.
 use super::{AttentionShape, Tensor4};
 use crate::hopper::mma::PANEL;
 use cubecl::prelude::*;
@@ -6,8 +6,8 @@ use cubecl::server::Handle;
 use cubecl::wgmma::Swizzle;
 use half::bf16;
 
-/// `tensor` as `[batch, heads, panels, seq, columns]`, in boxes of the given panels, rows and columns. A head of whole
-/// panels of 64 columns has a dimension of panels; any other, and with `flat` any at all, is one panel.
+/// `tensor` as `[batch, heads, panels, seq, columns]`, in boxes of the given panels, rows and columns. A head dimension
+/// that is a multiple of 64 columns has a dimension of panels; any other, and with `flat` any at all, is one panel.
 fn map(
     tensor: &Tensor4,
     flat: bool,
@@ -30,15 +30,15 @@ fn map(
     TensorMapArg::new(tiles, arg, bf16::elem_type_native()).with_swizzle(swizzle.into())
 }
 
-/// For loads of `rows` rows as a warpgroup MMA reads them: a box is all panels of a head, or one panel if they are not
-/// whole.
+/// For loads of `rows` rows in the layout of warpgroup MMAs: a box is all panels of a head, or one panel if the head
+/// dimension is no multiple of a panel.
 pub(super) fn load(tensor: &Tensor4, rows: usize) -> TensorMapArg<Tiled> {
     let d = tensor.shape[3];
     let whole = d.is_multiple_of(PANEL);
     map(tensor, !whole, if whole { d / PANEL } else { 1 }, rows, PANEL, Swizzle::B128)
 }
 
-/// For stores of one plane's 16 rows, a panel at a time; of single rows when sequences are packed.
+/// For stores of one plane's 16 rows, a panel at a time; of single rows if sequences are packed.
 pub(super) fn store(tensor: &Tensor4, packed: bool) -> TensorMapArg<Tiled> {
     let d = tensor.shape[3];
     if packed {
@@ -48,15 +48,15 @@ pub(super) fn store(tensor: &Tensor4, packed: bool) -> TensorMapArg<Tiled> {
     }
 }
 
-/// Statistics of two kinds, `[2, batch, heads, padded_queries]` of 4 bytes each, in boxes of both kinds of `block`
-/// queries. Past the last query they are zero.
+/// Two kinds of statistics, `[2, batch, heads, padded_queries]` of 4 bytes each, in boxes of both kinds of `block`
+/// queries. TMA fills in zeros past the last query.
 pub(super) fn statistics(
     shape: &AttentionShape,
     handle: &Handle,
     block: usize,
     element: ElemType,
 ) -> TensorMapArg<Tiled> {
-    // SAFETY: the callers compared twice `statistics_len` with the size of the buffer, or made it that large.
+    // SAFETY: the callers checked that the buffer holds twice `statistics_len`, or allocated it with that size.
     let arg = unsafe {
         TensorArg::from_raw_parts(
             handle.clone(),

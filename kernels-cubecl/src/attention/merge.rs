@@ -1,4 +1,4 @@
-//! Two partial results of attention become one: the steps of a ring.
+//! Merges two partial results of attention over different keys: the steps of a ring.
 use super::{AttentionError, AttentionShape, Half, Tensor4, flat};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
@@ -9,112 +9,112 @@ use half::{bf16, f16};
 const UNITS: u32 = 128;
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 const LN_2: f32 = core::f32::consts::LN_2;
-/// A log-sum-exp below this belongs to a query that saw no key.
-const UNSEEN: f32 = -1.0e30;
+/// A log-sum-exp below this belongs to a query without a visible key.
+const NO_KEY: f32 = -1.0e30;
 
-/// Adds the result `part` of further keys to `sum`: with `l = ln(e^sum_lse + e^part_lse)`, `sum ← sum e^(sum_lse - l) +
-/// part e^(part_lse - l)` and `sum_lse ← l`. Cube `(query, batch)`; each plane takes a head at a time. Strides in
-/// elements.
+/// Merges the result `block_out`, `block_lse` of further keys into `out`, `lse`: with `l = ln(e^lse + e^block_lse)`,
+/// `out ← out e^(lse - l) + block_out e^(block_lse - l)` and `lse ← l`. Cube `(query, batch)`; each plane takes a head
+/// at a time. Strides in elements.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn merge_kernel<E: Float>(
-    sum: &mut [f32],
-    sum_lse: &mut [f32],
-    part: &[E],
-    part_lse: &[f32],
+    out: &mut [f32],
+    lse: &mut [f32],
+    block_out: &[E],
+    block_lse: &[f32],
     heads: u32,
-    sum_statistics: u32,
-    part_statistics: u32,
-    sum_by_row: u32,
-    sum_by_batch: u32,
-    sum_by_head: u32,
-    by_row: u32,
-    by_batch: u32,
-    by_head: u32,
+    stats_stride: u32,
+    block_stats_stride: u32,
+    out_by_row: u32,
+    out_by_batch: u32,
+    out_by_head: u32,
+    block_by_row: u32,
+    block_by_batch: u32,
+    block_by_head: u32,
     #[comptime] value_dim: usize,
 ) {
     let (query, batch) = (CUBE_POS_X, CUBE_POS_Y);
     let lane = UNIT_POS % 32;
     let mut head = UNIT_POS / 32;
     while head < heads {
-        let row = ((batch * heads + head) * sum_statistics + query) as usize;
-        let part_row = ((batch * heads + head) * part_statistics + query) as usize;
-        let (a, b) = (sum_lse[row], part_lse[part_row]);
-        let top = f32::max(a, b);
-        let seen = top > UNSEEN;
-        // Where neither saw a key both stay zero.
-        let base = select(seen, top, 0.0);
+        let row = ((batch * heads + head) * stats_stride + query) as usize;
+        let block_row = ((batch * heads + head) * block_stats_stride + query) as usize;
+        let (a, b) = (lse[row], block_lse[block_row]);
+        let row_max = f32::max(a, b);
+        let has_key = row_max > NO_KEY;
+        // If the query saw no key in either, both stay zero.
+        let base = select(has_key, row_max, 0.0);
         let (x, y) = (ptx::exp2((a - base) * LOG2_E), ptx::exp2((b - base) * LOG2_E));
-        let total = x + y;
-        let factor = select(seen, ptx::reciprocal(total), 0.0);
-        let at = query * sum_by_row + batch * sum_by_batch + head * sum_by_head + lane;
-        let from = query * by_row + batch * by_batch + head * by_head + lane;
+        let row_sum = x + y;
+        let factor = select(has_key, ptx::reciprocal(row_sum), 0.0);
+        let at = query * out_by_row + batch * out_by_batch + head * out_by_head + lane;
+        let from = query * block_by_row + batch * block_by_batch + head * block_by_head + lane;
         #[unroll]
         for i in 0..comptime![value_dim / 32] {
-            let here = (at + comptime![(32 * i) as u32]) as usize;
-            let there = (from + comptime![(32 * i) as u32]) as usize;
-            sum[here] = (sum[here] * x + f32::cast_from(part[there]) * y) * factor;
+            let to = (at + comptime![(32 * i) as u32]) as usize;
+            let from_index = (from + comptime![(32 * i) as u32]) as usize;
+            out[to] = (out[to] * x + f32::cast_from(block_out[from_index]) * y) * factor;
         }
         // All lanes have read the old value: a plane runs in step up to here.
         sync_plane();
         if lane == 0 {
-            sum_lse[row] = select(seen, base + ptx::log2(total) * LN_2, top);
+            lse[row] = select(has_key, base + ptx::log2(row_sum) * LN_2, row_max);
         }
         head += comptime![UNITS / 32];
     }
 }
 
-/// Where a ring keeps what the steps so far gave: rows and batches of a longer tensor.
+/// The running result of a ring: some rows and batches of a longer tensor.
 #[derive(Clone, Copy, Debug)]
-pub struct Sum<'a> {
-    /// Output in fp32 from its first row of the call on.
+pub struct MergedOutput<'a> {
+    /// Output in fp32, from the first row of the call.
     pub out: &'a Handle,
     /// Elements of the output from one row, batch and head to the next.
     pub strides: [usize; 3],
-    /// Log-sum-exp in fp32, `[batch, heads, statistics]`, from its first row of the call on.
+    /// Log-sum-exp in fp32, `[batch, heads, stats_stride]`, from the first row of the call.
     pub lse: &'a Handle,
     /// Row length of the log-sum-exp.
-    pub statistics: usize,
+    pub stats_stride: usize,
 }
 
-/// Adds the result of further keys, `part` and `part_lse` as [`forward`](super::forward()) writes them, to `sum` and
-/// `sum_lse`, in place: `sum` is fp32 `[queries, batch, heads, value_dim]` without gaps, the log-sum-exps are
+/// Merges the result of further keys, `block_out` and `block_lse` as [`forward`](super::forward()) writes them, into
+/// `out` and `lse`, in place. `out` is fp32 `[queries, batch, heads, value_dim]` without gaps, the log-sum-exps are
 /// `[batch, heads, padded_queries]`. A ring starts with zeros and minus infinity, or with its first step's result in
 /// fp32.
 pub fn merge(
     client: &Client,
     shape: &AttentionShape,
     element: Half,
-    (sum, sum_lse): (&Handle, &Handle),
-    (part, part_lse): (&Tensor4, &Handle),
+    (out, lse): (&Handle, &Handle),
+    (block_out, block_lse): (&Tensor4, &Handle),
 ) -> Result<(), AttentionError> {
     let AttentionShape { batch, heads, value_dim, .. } = *shape;
     let strides = [batch * heads * value_dim, heads * value_dim, value_dim];
-    let sum = Sum { out: sum, strides, lse: sum_lse, statistics: shape.padded_queries() };
-    merge_rows(client, shape, element, sum, (part, part_lse, shape.padded_queries()))
+    let merged = MergedOutput { out, strides, lse, stats_stride: shape.padded_queries() };
+    merge_into(client, shape, element, merged, (block_out, block_lse, shape.padded_queries()))
 }
 
-/// [`merge`] into some rows and batches of a longer result: those of `shape`. The row length of `part_lse` is given.
+/// [`merge`] into some rows and batches of a longer result: those of `shape`. The row length of `block_lse` is given.
 ///
 /// # Errors
-/// If the sizes do not fit the buffers, or the value length is no multiple of 32.
-pub fn merge_rows(
+/// If the sizes do not fit the buffers, or `value_dim` is no multiple of 32.
+pub fn merge_into(
     client: &Client,
     shape: &AttentionShape,
     element: Half,
-    sum: Sum,
-    (part, part_lse, part_statistics): (&Tensor4, &Handle, usize),
+    merged: MergedOutput,
+    (block_out, block_lse, block_stats_stride): (&Tensor4, &Handle, usize),
 ) -> Result<(), AttentionError> {
     let AttentionShape { batch, heads, queries, value_dim, head_dim, .. } = *shape;
-    part.check("part", shape.out_shape())?;
+    block_out.check("block_out", shape.out_shape())?;
     if !value_dim.is_multiple_of(32) {
         return Err(AttentionError::HeadDim { head_dim, value_dim });
     }
-    let [by_row, by_batch, by_head] = sum.strides;
+    let [by_row, by_batch, by_head] = merged.strides;
     let len = (queries - 1) * by_row + (batch - 1) * by_batch + (heads - 1) * by_head + value_dim;
-    let statistics = |row: usize| (batch * heads - 1) * row + queries;
-    let (sum_len, part_len) = (statistics(sum.statistics), statistics(part_statistics));
-    let buffers = [("sum", sum.out, len), ("sum_lse", sum.lse, sum_len), ("part_lse", part_lse, part_len)];
+    let stats_len = |stride: usize| (batch * heads - 1) * stride + queries;
+    let (lse_len, block_lse_len) = (stats_len(merged.stats_stride), stats_len(block_stats_stride));
+    let buffers = [("out", merged.out, len), ("lse", merged.lse, lse_len), ("block_lse", block_lse, block_lse_len)];
     for (name, handle, len) in buffers {
         let (found, expected) = (handle.size_in_used(), 4 * len as u64);
         if found < expected {
@@ -125,26 +125,26 @@ pub fn merge_rows(
         Half::Bf16 => merge_kernel::launch_unchecked::<bf16>,
         Half::F16 => merge_kernel::launch_unchecked::<f16>,
     };
-    let part_strides = part.strides.map(|stride| stride as u32);
+    let block_strides = block_out.strides.map(|stride| stride as u32);
     // SAFETY: every unit stays in the rows of the shape, which all buffers hold.
     unsafe {
         launch(
             client,
             CubeCount::Static(queries as u32, batch as u32, 1),
             CubeDim::new_1d(UNITS),
-            flat(sum.out, len),
-            flat(sum.lse, sum_len),
-            BufferArg::from_raw_parts(part.handle.clone(), part.extent()),
-            flat(part_lse, part_len),
+            flat(merged.out, len),
+            flat(merged.lse, lse_len),
+            BufferArg::from_raw_parts(block_out.handle.clone(), block_out.extent()),
+            flat(block_lse, block_lse_len),
             heads as u32,
-            sum.statistics as u32,
-            part_statistics as u32,
+            merged.stats_stride as u32,
+            block_stats_stride as u32,
             by_row as u32,
             by_batch as u32,
             by_head as u32,
-            part_strides[0],
-            part_strides[1],
-            part_strides[2],
+            block_strides[0],
+            block_strides[1],
+            block_strides[2],
             value_dim,
         );
     }

@@ -1,59 +1,63 @@
-//! Flash attention for Hopper: forward and backward without a matrix of scores in memory.
+//! FlashAttention for Hopper, forward and backward, in the names of the papers: Q, K, V, O, S = Q Kᵀ, P = softmax(S),
+//! `lse`, dO, dP, dS, dQ, dK, dV, and `delta` = Σ O · dO (FlashAttention-2, arXiv 2307.08691; FlashAttention-3, arXiv
+//! 2407.08608).
 //!
 //! Layout `[seq, batch, heads, head_dim]` with any strides of the first three dimensions; bf16 or fp16 in and out, fp32
-//! scores, softmax, statistics and sums. Grouped queries: query head `h` reads key head `h / (heads / kv_heads)`.
+//! scores, softmax, statistics and accumulators. Grouped-query attention: query head `h` reads key head `h / (heads /
+//! kv_heads)`.
 //!
-//! A ring computes attention over keys that lie on several ranks: each step is a [`forward`] on the keys of one rank,
-//! whose output and log-sum-exp [`merge`](merge::merge) adds to what the steps before gave; each step of its backward
-//! pass is a [`backward`] with the output and log-sum-exp of the whole ring, and the gradients of the steps add up.
+//! A ring computes attention over keys that lie on several ranks. Each step is a [`forward`] on the keys of one rank;
+//! [`merge`](merge::merge) merges its output and log-sum-exp into those of the previous steps. Each step of the
+//! backward pass is a [`backward`] with the output and log-sum-exp of the whole ring, and the gradients of the steps
+//! add up.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 mod backward;
 pub mod delta;
-pub mod draw;
+pub mod dkdv;
+pub mod dq;
+pub mod dq_accum;
+pub mod dqdkdv;
+pub mod dropout;
 mod error;
 pub mod forward;
-pub mod joint_gradient;
-pub mod joint_sum;
-pub mod key_gradient;
+mod kv_blocks;
 mod maps;
 pub mod merge;
 pub mod portable;
 mod problem;
-pub mod query_gradient;
-mod query_walk;
+mod q_blocks;
 mod tensor;
 pub mod tile;
 pub mod variant;
-mod walk;
 
 pub use crate::hopper::mma::Half;
-pub use backward::{BackwardPlan, Gradients, Saved, Sums, backward, key_gradients, query_gradients, row_sums};
+pub use backward::{BackwardPlan, BackwardStats, Gradients, Saved, backward, launch_dkdv, launch_dq, preprocess};
 pub use error::AttentionError;
-pub use problem::{AttentionShape, Dropout, Extras, Packed};
+pub use problem::{AttentionShape, CallOptions, Dropout, Packed};
 pub use tensor::Tensor4;
 pub use variant::Variant;
 
 use crate::hopper::mma::ROWS;
-use crate::tiling::QUERY_ROWS;
+use crate::tiling::CUBE_QUERIES;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use forward::ForwardPlan;
 use variant::SizesLaunch;
 
-/// Units of a cube of the kernels with matrix products: two warpgroups.
+/// Units of a cube of the kernels with GEMMs: two warpgroups.
 const UNITS: u32 = 256;
 
-/// The part of a handle that a kernel takes as a flat buffer of `len` numbers of 4 bytes.
+/// `len` numbers of 4 bytes of a handle, as a flat kernel argument.
 fn flat(handle: &Handle, len: usize) -> BufferArg {
-    // SAFETY: the callers compared `len` with the size of the buffer.
+    // SAFETY: the callers checked that the buffer holds `len` numbers.
     unsafe { BufferArg::from_raw_parts(handle.clone(), len) }
 }
 
-/// Where packed sequences begin: queries, then keys. Without any, no kernel reads the buffers, and `unread` stands for
-/// them.
-fn starts(extras: &Extras, unread: &Handle) -> (BufferArg, BufferArg) {
-    match extras.packed {
+/// Start offsets of packed sequences: of queries, then of keys. Without packing no kernel reads them, and `unread`
+/// takes their place.
+fn starts(options: &CallOptions, unread: &Handle) -> (BufferArg, BufferArg) {
+    match options.packed {
         Some(packed) => {
             (flat(packed.query_starts, packed.sequences + 1), flat(packed.key_starts, packed.sequences + 1))
         }
@@ -61,40 +65,40 @@ fn starts(extras: &Extras, unread: &Handle) -> (BufferArg, BufferArg) {
     }
 }
 
-/// The second and third dimension of a grid over blocks of `rows` queries or keys, of which the longest sequence has
-/// `longest` when they are packed, and `len` otherwise.
-fn grid(shape: &AttentionShape, extras: &Extras, longest: Option<usize>, len: usize, rows: usize) -> (u32, u32) {
-    let sequences = extras.packed.map_or(shape.batch, |packed| packed.sequences);
+/// The second and third dimension of a grid over blocks of `rows` queries or keys. Packed sequences have at most
+/// `longest` of them each; otherwise there are `len`.
+fn grid(shape: &AttentionShape, options: &CallOptions, longest: Option<usize>, len: usize, rows: usize) -> (u32, u32) {
+    let sequences = options.packed.map_or(shape.batch, |packed| packed.sequences);
     (sequences as u32, longest.unwrap_or(len).div_ceil(rows) as u32)
 }
 
-fn sizes(shape: &AttentionShape, extras: &Extras) -> SizesLaunch {
-    let first = extras.first_query.unwrap_or(shape.keys as i64 - shape.queries as i64);
-    let dropout = extras.dropout;
+fn sizes(shape: &AttentionShape, options: &CallOptions) -> SizesLaunch {
+    let first = options.first_query.unwrap_or(shape.keys as i64 - shape.queries as i64);
+    let dropout = options.dropout;
     SizesLaunch::new(
         shape.queries as u32,
         shape.keys as u32,
         first as i32,
-        shape.window.map_or(1, |window| window.min(problem::FURTHEST) as i32),
+        shape.window.map_or(1, |window| window.min(problem::MAX_POSITION) as i32),
         shape.padded_queries() as u32,
         shape.statistics_len() as u32,
         (shape.heads / shape.kv_heads) as u32,
-        dropout.map_or(0, |dropout| dropout.limit()),
+        dropout.map_or(0, |dropout| dropout.threshold()),
         dropout.map_or(1.0, |dropout| 1.0 / (1.0 - dropout.p)),
         dropout.map_or(0, |dropout| dropout.first[3] as u32),
     )
 }
 
-/// The keys of dropout for every row of scores, `u32 [2, batch, heads, padded_queries]`.
-fn drop_keys(client: &Client, shape: &AttentionShape, dropout: &Dropout) -> Handle {
+/// Dropout keys for every row of scores, `u32 [2, batch, heads, padded_queries]`.
+fn launch_dropout_keys(client: &Client, shape: &AttentionShape, dropout: &Dropout) -> Handle {
     let keys = client.empty(2 * 4 * shape.statistics_len());
     let [batch, head, query, _] = dropout.first.map(|first| first as u64);
     // SAFETY: one unit for each of the padded rows.
     unsafe {
-        draw::drop_keys::launch_unchecked(
+        dropout::dropout_keys::launch_unchecked(
             client,
-            CubeCount::Static(shape.padded_queries() as u32 / draw::UNITS, shape.heads as u32, shape.batch as u32),
-            CubeDim::new_1d(draw::UNITS),
+            CubeCount::Static(shape.padded_queries() as u32 / dropout::UNITS, shape.heads as u32, shape.batch as u32),
+            CubeDim::new_1d(dropout::UNITS),
             flat(&keys, 2 * shape.statistics_len()),
             shape.padded_queries() as u32,
             dropout.seed,
@@ -108,49 +112,48 @@ fn drop_keys(client: &Client, shape: &AttentionShape, dropout: &Dropout) -> Hand
     keys
 }
 
-/// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores, `lse`: fp32
-/// `[batch, heads, shape.padded_queries()]`. `scale` is positive. A query that sees no key gets zeros and minus
-/// infinity.
+/// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores, `lse`: fp32 `[batch, heads,
+/// shape.padded_queries()]`. `scale` is positive. A query without a visible key gets zeros and minus infinity.
 pub fn forward(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
-    extras: &Extras,
+    options: &CallOptions,
     (q, k, v): (&Tensor4, &Tensor4, &Tensor4),
     out: &Tensor4,
     lse: &Handle,
 ) -> Result<(), AttentionError> {
-    let plan = ForwardPlan::fastest(Variant::of(shape, extras));
-    forward_planned(client, shape, scale, extras, (q, k, v), out, lse, plan)
+    let plan = ForwardPlan::fastest(Variant::of(shape, options));
+    forward_planned(client, shape, scale, options, (q, k, v), out, lse, plan)
 }
 
-/// [`forward`] with the choices spelled out, for measurements.
+/// [`forward`] with an explicit plan, for measurements.
 #[allow(clippy::too_many_arguments)]
 pub fn forward_planned(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
-    extras: &Extras,
+    options: &CallOptions,
     (q, k, v): (&Tensor4, &Tensor4, &Tensor4),
     out: &Tensor4,
     lse: &Handle,
     plan: ForwardPlan,
 ) -> Result<(), AttentionError> {
-    shape.check(client, extras)?;
+    shape.check(client, options)?;
     q.check("q", shape.query_shape())?;
     k.check("k", shape.key_shape())?;
     v.check("v", shape.value_shape())?;
     out.check("out", shape.out_shape())?;
     shape.check_statistics("lse", lse)?;
-    let longest = extras.packed.map(|packed| packed.longest_query);
-    let (sequences, blocks) = grid(shape, extras, longest, shape.queries, QUERY_ROWS);
-    let keys = extras.dropout.map(|dropout| drop_keys(client, shape, &dropout));
-    let drop_keys = keys.as_ref().map_or_else(|| flat(lse, 1), |keys| flat(keys, 2 * shape.statistics_len()));
-    let (query_starts, key_starts) = starts(extras, lse);
-    // SAFETY: the tensor maps bound every access but those to `lse` and the dropout keys, whose rows are padded to
-    // whole blocks and which the kernel bounds itself when sequences are packed.
+    let longest = options.packed.map(|packed| packed.longest_query);
+    let (sequences, blocks) = grid(shape, options, longest, shape.queries, CUBE_QUERIES);
+    let keys = options.dropout.map(|dropout| launch_dropout_keys(client, shape, &dropout));
+    let dropout_keys = keys.as_ref().map_or_else(|| flat(lse, 1), |keys| flat(keys, 2 * shape.statistics_len()));
+    let (query_starts, key_starts) = starts(options, lse);
+    // SAFETY: the tensor maps bound every access but those to `lse` and the dropout keys. Their rows are padded to
+    // whole blocks, and the kernel bounds them itself when sequences are packed.
     unsafe {
-        forward::forward::launch_unchecked(
+        forward::attention_forward::launch_unchecked(
             client,
             CubeCount::Static(shape.heads as u32, sequences, blocks),
             CubeDim::new_1d(UNITS),
@@ -159,10 +162,10 @@ pub fn forward_planned(
             maps::load(v, plan.block),
             maps::store(out, plan.variant.packed),
             flat(lse, shape.statistics_len()),
-            drop_keys,
+            dropout_keys,
             query_starts,
             key_starts,
-            sizes(shape, extras),
+            sizes(shape, options),
             scale * core::f32::consts::LOG2_E,
             plan,
         );

@@ -1,11 +1,11 @@
-//! Where a tensor of an attention call lies.
+//! A tensor of an attention call.
 use super::error::AttentionError;
 use cubecl::server::Handle;
 
 /// A tensor of 16-bit numbers, `[seq, batch, heads, head_dim]`, on the device.
 #[derive(Clone, Debug)]
 pub struct Tensor4 {
-    /// Where it lies.
+    /// The buffer.
     pub handle: Handle,
     /// Its shape.
     pub shape: [usize; 4],

@@ -1,13 +1,13 @@
-//! The largest magnitude of a tensor, and the scale that follows from it.
+//! The amax of a tensor, and the scale that follows from it.
 //!
-//! A maximum does not depend on the order it is taken in, so the result has the same bits in every division of the
-//! work. NaN is passed over; the cast keeps it.
+//! A maximum does not depend on the order it is taken in: the result has the same bits however the work is split. NaN
+//! is ignored here; the cast keeps it.
 use super::{Format, Vec8};
 use crate::pointwise::{CubeShape, PointwiseError, buffer, check, cube_max};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Cubes of the first pass: what fills any card of today several times.
+/// Cubes of the first pass: several times as many as fit on any current GPU.
 const CUBES: usize = 2048;
 /// Most elements, for 32-bit positions of vectors.
 const MOST: usize = 8 * (u32::MAX as usize / 2);
@@ -23,13 +23,13 @@ pub(super) fn greatest<E: Float>(x: Vec8<E>, top: f32) -> f32 {
     found
 }
 
-/// Every cube's greatest magnitude of the vectors it takes in turns with the others.
+/// Every cube's amax of its vectors; cubes take them in turns.
 #[cube(launch_unchecked)]
 pub fn cube_maxima<E: Float>(x: &[Vec8<E>], parts: &mut [f32], vectors: u32, units: u32, #[comptime] cube: CubeShape) {
     let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
     let mut at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     let mut top = 0.0f32;
-    // Four loads are on their way at a time.
+    // Four loads are in flight at a time.
     while at + 3 * units < vectors {
         let a = x[at as usize];
         let b = x[(at + units) as usize];
@@ -48,7 +48,7 @@ pub fn cube_maxima<E: Float>(x: &[Vec8<E>], parts: &mut [f32], vectors: u32, uni
     }
 }
 
-/// The greatest of `count` parts, by one cube.
+/// The maximum of `count` partial results, by one cube.
 #[cube(launch_unchecked)]
 pub fn greatest_part(parts: &[f32], amax: &mut [f32], count: u32, #[comptime] cube: CubeShape) {
     let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
@@ -64,9 +64,9 @@ pub fn greatest_part(parts: &[f32], amax: &mut [f32], count: u32, #[comptime] cu
     }
 }
 
-/// The scale of a cast for the magnitude `amax`, so that it becomes the format's largest number, less `2^margin`:
-/// `most / amax / 2^margin`. 1 where there is none (`amax` 0, infinite or NaN), the largest finite number instead of
-/// infinity (Transformer Engine, `transformer_engine/common/recipe/recipe_common.cuh`).
+/// The scale of a cast for `amax`, which maps it to the format's largest number divided by `2^margin`: `most / amax /
+/// 2^margin`. 1 if there is none (`amax` 0, infinite or NaN), the largest finite number instead of infinity
+/// (Transformer Engine, `transformer_engine/common/recipe/recipe_common.cuh`).
 #[cube]
 fn scale_for(amax: f32, most: f32, shrink: f32) -> f32 {
     let usable = amax > 0.0 && amax <= comptime![f32::MAX];
@@ -99,16 +99,16 @@ pub fn amax<E: Float>(client: &Client, x: &Handle, amax: &Handle, len: usize) ->
     let (x, written) = (buffer("x", x, vectors, 16)?, buffer("parts", &parts, cubes, 4)?);
     let (count, units) = (CubeCount::Static(cubes as u32, 1, 1), cubes as u32 * cube.units);
     let target = buffer("amax", amax, 1, 4)?;
-    // SAFETY: units stay in front of `vectors`, and every cube writes its own part.
+    // SAFETY: units stay before `vectors`, and every cube writes its own partial result.
     unsafe { cube_maxima::launch_unchecked::<E>(client, count, cube.dim(), x, written, vectors as u32, units, cube) };
     let (parts, one) = (buffer("parts", &parts, cubes, 4)?, CubeCount::new_single());
-    // SAFETY: the parts are `cubes` numbers.
+    // SAFETY: there are `cubes` partial results.
     unsafe { greatest_part::launch_unchecked(client, one, cube.dim(), parts, target, cubes as u32, cube) };
     Ok(())
 }
 
 /// `scale [count]` and `inverse [count] = 1 / scale`, fp32, of casts to `format` for `amax [count]`; see [`scale_for`]
-/// for zero and numbers that are not finite. The largest magnitude becomes the largest number divided by `2^margin`.
+/// for zero and numbers that are not finite. The amax becomes the largest number divided by `2^margin`.
 ///
 /// # Errors
 /// If there are no numbers, or a buffer is too short.

@@ -1,15 +1,15 @@
-//! Casts to FP8 with a scale on the device: rows as they lie, and in the same pass the transpose.
+//! Casts to FP8 with a scale on the device: row-major, and in the same pass the transpose.
 use super::transpose::{BLOCK_COLUMNS, BLOCK_ROWS, TILE, Words, check_matrix, put, tiles, write_columns};
 use super::{Codec, Format, UNITS, Vec8, pack};
 use crate::pointwise::{CubeShape, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Sixteen numbers of eight bits: what a unit of the plain cast writes.
+/// Sixteen eight-bit numbers: the output of a unit of the plain cast.
 pub type Sixteen = Vector<u32, Const<4>>;
-/// Eight numbers of eight bits: a line of a block.
+/// Eight eight-bit numbers: a line of a block.
 pub type Eight = Vector<u32, Const<2>>;
-/// Words of a line of tiles of groups: its first row, and the group's first row, rows and number.
+/// Words per line of tiles of groups: its first row, and the group's first row, rows and index.
 pub(super) const WORDS: usize = 4;
 
 /// Four of eight numbers, scaled and cast.
@@ -56,8 +56,8 @@ pub fn cast_flat<E: Float>(
     }
 }
 
-/// Casts the tile of `TILE` rows and columns that begins at `first_row` and `first_column`, but for rows from `end_row`
-/// on: as it lies, and into `words` for its transpose. A unit casts two blocks of four rows and eight columns.
+/// Casts the tile of `TILE` rows and columns that begins at `first_row` and `first_column`, except rows from `end_row`
+/// on: row-major, and into `words` for its transpose. A unit casts two blocks of four rows and eight columns.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn cast_tile<E: Float>(
@@ -111,8 +111,8 @@ fn cast_tile<E: Float>(
     }
 }
 
-/// A cube for each tile: of the matrix, or where `grouped` of its groups of rows, of which `table` has [`WORDS`] words
-/// for each line of tiles and each has a scale.
+/// A cube for each tile of the matrix. If `grouped`, of its groups of rows, each with its own scale; `table` then has
+/// [`WORDS`] words for each line of tiles.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn cast_tiles<E: Float>(
@@ -174,21 +174,21 @@ fn eight<E: Float>(x: Vec8<E>, factor: f32, #[comptime] format: Format, #[compti
     words
 }
 
-/// What a cast does.
+/// Format, method and sizes of a cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// To which numbers.
+    /// The format.
     pub format: Format,
-    /// By which means.
+    /// The method.
     pub codec: Codec,
-    /// Rows of the matrix, a multiple of 16 if its transpose is wanted.
+    /// Rows of the matrix, a multiple of 16 for a transpose.
     pub rows: usize,
     /// Columns of the matrix, a multiple of 16.
     pub columns: usize,
 }
 
 /// Casts `x [rows, columns]` of type `E` (2 bytes) without gaps, times `scale [1]` (fp32), to `by_rows [rows,
-/// columns]`, `by_columns [columns, rows]` or both, a byte a number.
+/// columns]`, `by_columns [columns, rows]` or both, one byte per number.
 ///
 /// # Errors
 /// If there is no kernel for the sizes, or a buffer is too short.
@@ -243,5 +243,5 @@ pub fn cast<E: Float>(
     Ok(())
 }
 
-/// A block has four rows, which make a word of the transpose.
+/// A block has four rows: one word of the transpose.
 const _: () = assert!(BLOCK_ROWS * 4 == TILE as u32 && BLOCK_COLUMNS * 8 == TILE as u32);

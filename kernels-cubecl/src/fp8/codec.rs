@@ -1,4 +1,4 @@
-//! The formats in plain arithmetic, for kernels and for the host.
+//! The FP8 formats in plain arithmetic, for kernels and for the host.
 use super::Format;
 use cubecl::prelude::*;
 
@@ -16,12 +16,12 @@ fn fields(format: Format) -> Fields {
     }
 }
 
-/// Bits of an `f32` that a format has not.
+/// Mantissa bits of an `f32` that the format lacks.
 fn dropped(format: Format) -> u32 {
     23 - fields(format).mantissa
 }
 
-/// What to take off the shifted bits of an `f32` to change its bias.
+/// Subtracted from the shifted bits of an `f32` to change its bias.
 fn rebias(format: Format) -> u32 {
     (127 - fields(format).bias) << fields(format).mantissa
 }
@@ -31,7 +31,7 @@ fn smallest_normal(format: Format) -> u32 {
     (127 + 1 - fields(format).bias) << 23
 }
 
-/// An `f32` whose last bit weighs as much as that of a subnormal number of the format.
+/// An `f32` whose last bit has the weight of the last bit of a subnormal number of the format.
 fn anchor(format: Format) -> f32 {
     let Fields { mantissa, bias } = fields(format);
     f32::from_bits((127 + 1 - bias - mantissa + 23) << 23)
@@ -46,10 +46,10 @@ pub fn encode(x: f32, #[comptime] format: Format) -> u32 {
     let magnitude = bits & 0x7fff_ffffu32;
     let most = comptime![format.max().to_bits()];
     let clamped = min(magnitude, most);
-    // To nearest even: half of the last place, less one where the number is even already.
+    // To nearest even: half of the last digit, less one if the number is already even.
     let odd = (clamped >> drop) & 1u32;
     let normal = ((clamped + comptime![(1u32 << (drop - 1)) - 1] + odd) >> drop) - comptime![rebias(format)];
-    // The addition rounds to the last place of the anchor.
+    // The addition rounds to the last digit of the anchor.
     let anchor = comptime![anchor(format)];
     let small = u32::reinterpret(f32::reinterpret(clamped) + anchor) - comptime![anchor.to_bits()];
     let finite = select(clamped < comptime![smallest_normal(format)], small, normal);

@@ -1,5 +1,5 @@
-//! Largest magnitudes and casts of groups of rows that follow each other, each group with a scale of its own, in one
-//! launch for all of them. The host knows where groups begin and makes tables of the work.
+//! Amax and casts of groups of rows, each group with a scale of its own, in one launch for all of them. The host knows
+//! where groups begin and builds tables of the work.
 use super::amax::greatest;
 use super::cast::{WORDS, cast_tiles};
 use super::transpose::{TILE, check_matrix};
@@ -8,12 +8,12 @@ use crate::pointwise::{CubeShape, PointwiseError, buffer, check, cube_max};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Cubes that look for magnitudes, at most, besides one for each group.
+/// Most cubes of the amax, besides one for each group.
 const CUBES: usize = 2048;
 /// Fewest vectors of a cube: four for each unit.
 const FEWEST: usize = 4 * UNITS as usize;
 
-/// The greatest magnitude of each cube's vectors, from `table[2 i]` to `table[2 i + 1]`.
+/// The amax of each cube's vectors, from `table[2 i]` to `table[2 i + 1]`.
 #[cube(launch_unchecked)]
 pub fn part_maxima<E: Float>(x: &[Vec8<E>], table: &[u32], parts: &mut [f32], #[comptime] cube: CubeShape) {
     let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
@@ -21,7 +21,7 @@ pub fn part_maxima<E: Float>(x: &[Vec8<E>], table: &[u32], parts: &mut [f32], #[
     let mut at = table[entry] + UNIT_POS;
     let end = table[entry + 1];
     let mut top = 0.0f32;
-    // Four loads are on their way at a time.
+    // Four loads are in flight at a time.
     while at + 3 * CUBE_DIM_X < end {
         let a = x[at as usize];
         let b = x[(at + CUBE_DIM_X) as usize];
@@ -40,7 +40,7 @@ pub fn part_maxima<E: Float>(x: &[Vec8<E>], table: &[u32], parts: &mut [f32], #[
     }
 }
 
-/// A cube for each group: the greatest of its parts, from `table[first + i]` to `table[first + i + 1]`.
+/// A cube for each group: the maximum of its partial results, from `table[first + i]` to `table[first + i + 1]`.
 #[cube(launch_unchecked)]
 pub fn group_maxima(parts: &[f32], table: &[u32], amax: &mut [f32], first: u32, #[comptime] cube: CubeShape) {
     let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
@@ -58,8 +58,8 @@ pub fn group_maxima(parts: &[f32], table: &[u32], amax: &mut [f32], first: u32, 
     }
 }
 
-/// Parts of groups of `lens` vectors: begin and end of each, then which parts are a group's, one number more than
-/// groups.
+/// Spans of groups of `lens` vectors: begin and end of each span, then the range of spans of each group, one number
+/// more than groups.
 fn parts(lens: &[usize], each: usize) -> (Vec<u32>, usize) {
     let (mut spans, mut firsts, mut start) = (Vec::new(), vec![0], 0);
     for len in lens {
@@ -116,19 +116,19 @@ pub fn amax<E: Float>(
     let [spans, firsts] = [buffer("table", &table, words, 4)?, buffer("table", &table, words, 4)?];
     let [written, read] = [buffer("parts", &found, cubes, 4)?, buffer("parts", &found, cubes, 4)?];
     let [count, groups] = [cubes, counts.len()].map(|cubes| CubeCount::Static(cubes as u32, 1, 1));
-    // SAFETY: the table has a span inside of `x` for each cube, which writes its own part.
+    // SAFETY: the table has a span of `x` for each cube, which writes its own partial result.
     unsafe { part_maxima::launch_unchecked::<E>(client, count, cube.dim(), x, spans, written, cube) };
-    // SAFETY: the table has the range of a group's parts for each cube, behind two numbers for each part.
+    // SAFETY: the table has the range of a group's spans for each cube, after two numbers for each span.
     unsafe { group_maxima::launch_unchecked(client, groups, cube.dim(), read, firsts, target, 2 * cubes as u32, cube) };
     Ok(())
 }
 
-/// How groups are cast.
+/// Format, method and sizes of a cast of groups.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupConversion<'a> {
-    /// To which numbers.
+    /// The format.
     pub format: Format,
-    /// By which means.
+    /// The method.
     pub codec: Codec,
     /// Rows of each group, multiples of 16 or zero.
     pub counts: &'a [usize],
@@ -138,7 +138,7 @@ pub struct GroupConversion<'a> {
 
 /// Casts each group of `x [rows, columns]` of type `E` (2 bytes) without gaps, times its number of `scale [groups]`
 /// (fp32), to `by_rows [rows, columns]`, to `by_columns`, the groups' transposes `[columns, rows of the group]` one
-/// behind the other, or to both, a byte a number.
+/// after the other, or to both, one byte per number.
 ///
 /// # Errors
 /// If there is no kernel for the sizes, or a buffer is too short.

@@ -1,8 +1,8 @@
-//! FP8 operands: largest magnitudes, casts with a scale, transposes. Numbers of eight bits are kept four to a `u32`,
-//! the first in the lowest bits.
+//! FP8 operands: amax, casts with a scale, transposes. Four eight-bit numbers are packed into a `u32`, the first in the
+//! lowest bits.
 //!
-//! A cast is `round(x · scale)` to nearest even, with everything beyond the largest number (infinity too) made that
-//! number, and NaN kept.
+//! A cast is `round(x · scale)` to nearest even. Numbers beyond the largest one, infinity included, become that number;
+//! NaN stays.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 pub mod amax;

@@ -1,4 +1,4 @@
-//! `cvt.rn.satfinite.{e4m3x2, e5m2x2}.f32`, for which CubeCL's casts have arithmetic of their own.
+//! `cvt.rn.satfinite.{e4m3x2, e5m2x2}.f32`; CubeCL's own casts use software arithmetic.
 #![allow(missing_docs, reason = "the macros write public items without documentation")]
 
 use super::Format;

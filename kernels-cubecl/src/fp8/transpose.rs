@@ -14,11 +14,11 @@ pub const BLOCK_COLUMNS: u32 = TILE as u32 / 8;
 /// Most elements, for 32-bit positions.
 const MOST: usize = u32::MAX as usize / 2;
 
-/// A transposed tile: a word holds four rows of a column.
+/// A transposed tile: each word holds four rows of a column.
 pub type Words = Shared<[u32]>;
 
-/// Where word `quad` of a column lies in its line of 32, so that neither the blocks of a plane (two quads of 16 groups
-/// of columns) nor the words of a line meet in a bank.
+/// Position of word `quad` of a column in its line of 32, without bank conflicts between the blocks of a plane (two
+/// quads of 16 groups of columns) or between the words of a line.
 #[cube]
 fn place(quad: u32, group: u32) -> u32 {
     (quad + group * 2) % comptime![BLOCK_ROWS]
@@ -30,8 +30,8 @@ pub fn put(words: &mut Words, quad: u32, group: u32, #[comptime] i: u32, word: u
     words[((group * 8 + i) * comptime![BLOCK_ROWS] + place(quad, group)) as usize] = word;
 }
 
-/// Writes a tile's columns as lines of the transpose, which begins at word `base`, a line of 128 bytes by each plane at
-/// a time.
+/// Writes a tile's columns as lines of the transpose, which begins at word `base`; each plane writes one line of 128
+/// bytes at a time.
 #[cube]
 pub fn write_columns(
     words: &Words,
@@ -49,7 +49,7 @@ pub fn write_columns(
         let (row, column) = (first_row + lane * 4, first_column + line);
         if row < rows && column < columns {
             let word = words[(line * comptime![BLOCK_ROWS] + place(lane, group)) as usize];
-            // In words: a matrix may have more bytes than 32 bits count.
+            // In words: a matrix may have more bytes than 32 bits can count.
             columns_out[(base + column * (rows / 4) + row / 4) as usize] = word;
         }
     }
@@ -65,7 +65,7 @@ fn gather(a: u32, b: u32, c: u32, d: u32, #[comptime] i: u32) -> u32 {
         | (((d >> shift) & 0xffu32) << 24)
 }
 
-/// As [`cast_tiles`](super::cast::cast_tiles), of bytes.
+/// Like [`cast_tiles`](super::cast::cast_tiles), but of bytes.
 #[cube(launch_unchecked)]
 pub fn transpose_tiles(x: &[Eight], columns_out: &mut [u32], rows: u32, columns: u32) {
     let mut words = Words::new_slice(TILE * TILE / 4);
@@ -110,7 +110,7 @@ pub(super) fn tiles(rows: usize, columns: usize) -> CubeCount {
     CubeCount::Static((rows.div_ceil(TILE) * columns.div_ceil(TILE)) as u32, 1, 1)
 }
 
-/// Writes the transpose `[columns, rows]` of the bytes `x [rows, columns]`, neither with gaps.
+/// Writes the transpose `[columns, rows]` of the bytes `x [rows, columns]`, both without gaps.
 ///
 /// # Errors
 /// If a side is no multiple of 16, or a buffer is too short.

@@ -1,7 +1,7 @@
-//! What is asked for, whether it can be done, and the launch.
+//! The sizes of a call, whether there are kernels for them, and the launch.
 use super::kernel::{SizesLaunch, UNITS, grouped};
 use super::maps;
-use super::plan::{GroupedPlan, Onto, Product};
+use super::plan::{Epilogue, Gemm, GroupedPlan};
 use super::tiles::{self, DEPTH, ROWS, WORDS};
 use super::waves;
 use crate::hopper::mma::Half;
@@ -9,8 +9,8 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::bf16;
 
-/// Multiprocessors of a device that does not say.
-const PROCESSORS: u32 = 132;
+/// SMs of a device that does not report them.
+const DEFAULT_SMS: u32 = 132;
 
 /// Why a call was refused. Nothing has been launched then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,22 +25,22 @@ pub enum GroupedError {
     Size {
         /// Which size.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         found: usize,
-        /// What must divide it.
+        /// Its required divisor.
         multiple: usize,
-        /// The greatest.
+        /// The largest value.
         most: usize,
     },
     /// A group whose rows do not fill tiles.
-    #[error("group {group} has {rows} rows: they must be a multiple of {ROWS}; fill up with rows of zeros")]
+    #[error("group {group} has {rows} rows: they must be a multiple of {ROWS}; pad with rows of zeros")]
     Rows {
         /// Which group.
         group: usize,
         /// Its rows.
         rows: usize,
     },
-    /// A buffer too small for what it should hold.
+    /// A buffer that is too small.
     #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
     Buffer {
         /// Which tensor.
@@ -50,17 +50,17 @@ pub enum GroupedError {
         /// The bytes needed.
         expected: u64,
     },
-    /// A buffer that starts where the copy engine cannot.
+    /// A buffer that starts at an address that TMA does not support.
     #[error("{name} starts {offset} bytes into its memory: it must be a multiple of 16")]
     Start {
         /// Which tensor.
         name: &'static str,
-        /// Where it starts.
+        /// Its offset.
         offset: u64,
     },
 }
 
-/// Sizes of the products of a layer of groups.
+/// Sizes of the GEMMs of a layer of groups (experts).
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedCall<'a> {
     /// Rows of each group, multiples of [`ROWS`] or zero.
@@ -79,10 +79,10 @@ impl GroupedCall<'_> {
         self.counts.iter().sum()
     }
 
-    /// Whether the device of `client` has kernels for these products.
+    /// Whether the device of `client` has kernels for these GEMMs.
     ///
     /// # Errors
-    /// What is in the way. A caller then takes a product for each group.
+    /// Why not. A caller then computes one GEMM for each group.
     pub fn check(&self, client: &Client) -> Result<(), GroupedError> {
         if client.features().matmul.wgmma.is_empty() {
             return Err(GroupedError::Device);
@@ -91,7 +91,7 @@ impl GroupedCall<'_> {
     }
 
     fn check_sizes(&self) -> Result<(), GroupedError> {
-        // Places are signed numbers of 32 bits, and so are numbers of tiles.
+        // Positions and numbers of tiles are signed 32-bit numbers.
         let most = i32::MAX as usize;
         let sizes = [
             ("the number of groups", self.counts.len(), 1),
@@ -119,7 +119,7 @@ impl GroupedCall<'_> {
     /// # Errors
     /// As [`check`](Self::check), or if a buffer is too small or starts at no multiple of 16 bytes.
     pub fn forward(&self, client: &Client, x: &Handle, w: &Handle, out: &Handle) -> Result<(), GroupedError> {
-        let plan = GroupedPlan::fastest(Product::Forward, self.element, Onto::Same);
+        let plan = GroupedPlan::fastest(Gemm::Forward, self.element, Epilogue::InputType);
         self.launch(client, [x, w, out], plan)
     }
 
@@ -134,12 +134,13 @@ impl GroupedCall<'_> {
         w: &Handle,
         out: &Handle,
     ) -> Result<(), GroupedError> {
-        let plan = GroupedPlan::fastest(Product::InputGradient, self.element, Onto::Same);
+        let plan = GroupedPlan::fastest(Gemm::InputGradient, self.element, Epilogue::InputType);
         self.launch(client, [gradient, w, out], plan)
     }
 
-    /// `gradientᵀ x` of the rows of each group, below each other: `out [groups · features, inner]`. Without rows it is
-    /// zero, and [`Onto::Added`] leaves it as it is. The same bits every time: a number is added to once.
+    /// `gradientᵀ x` over the rows of each group, one below the other: `out [groups · features, inner]`. A group
+    /// without rows gets zeros; [`Epilogue::AddFp32`] leaves its part as it is. Each number is added to once, so two
+    /// calls give the same bits.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -149,13 +150,13 @@ impl GroupedCall<'_> {
         gradient: &Handle,
         x: &Handle,
         out: &Handle,
-        onto: Onto,
+        epilogue: Epilogue,
     ) -> Result<(), GroupedError> {
-        let plan = GroupedPlan::fastest(Product::WeightGradient, self.element, onto);
+        let plan = GroupedPlan::fastest(Gemm::WeightGradient, self.element, epilogue);
         self.launch(client, [gradient, x, out], plan)
     }
 
-    /// Any of the products with the choices spelled out, for measurements.
+    /// Any of the GEMMs with an explicit plan, for measurements.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -169,10 +170,10 @@ impl GroupedCall<'_> {
         let Self { counts, features, inner, .. } = *self;
         let (rows, matrices) = (self.rows(), [counts.len() * features, inner]);
         let (x, y) = ([rows, inner], [rows, features]);
-        let (left_shape, right_shape, result) = match plan.product {
-            Product::Forward => (x, matrices, [1, rows, features]),
-            Product::InputGradient => (y, matrices, [1, rows, inner]),
-            Product::WeightGradient => (y, x, [counts.len(), features, inner]),
+        let (left_shape, right_shape, result) = match plan.gemm {
+            Gemm::Forward => (x, matrices, [1, rows, features]),
+            Gemm::InputGradient => (y, matrices, [1, rows, inner]),
+            Gemm::WeightGradient => (y, x, [counts.len(), features, inner]),
         };
         for (name, handle, bytes) in [
             ("the left operand", left, 2 * left_shape.iter().product::<usize>()),
@@ -182,8 +183,10 @@ impl GroupedCall<'_> {
             fits(name, handle, bytes)?;
         }
         let columns = result[2].div_ceil(plan.width);
-        let (table, row_tiles) = match plan.product {
-            Product::WeightGradient => (tiles::groups(counts, plan.onto != Onto::Added), features.div_ceil(ROWS)),
+        let (table, row_tiles) = match plan.gemm {
+            Gemm::WeightGradient => {
+                (tiles::groups(counts, plan.epilogue != Epilogue::AddFp32), features.div_ceil(ROWS))
+            }
             _ => (tiles::rows(counts), 1),
         };
         let count = table.len() / WORDS * row_tiles * columns;
@@ -192,18 +195,18 @@ impl GroupedCall<'_> {
         }
         let words = table.len();
         let table = client.create_from_slice(&table.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>());
-        let steps = if plan.product == Product::Forward { inner } else { features }.div_ceil(DEPTH);
+        let steps = if plan.gemm == Gemm::Forward { inner } else { features }.div_ceil(DEPTH);
         let sizes = SizesLaunch::new(count as u32, columns as u32, row_tiles as u32, features as u32, steps as u32);
-        let processors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(PROCESSORS);
-        let cubes = (count as u32).min(processors * plan.cubes() * waves::wanted());
+        let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(DEFAULT_SMS);
+        let cubes = (count as u32).min(sms * plan.cubes() * waves::current());
         let (left, right) = (maps::left(left, left_shape, plan), maps::right(right, right_shape, plan));
         let out = maps::result(out, result, plan);
         let (count, units) = (CubeCount::Static(cubes, 1, 1), CubeDim::new_1d(UNITS));
         // SAFETY: the tensor maps bound every access but those to the table, which has an entry for every tile.
         unsafe {
             let table = BufferArg::from_raw_parts(table, words);
-            match plan.onto {
-                Onto::Same => {
+            match plan.epilogue {
+                Epilogue::InputType => {
                     grouped::launch_unchecked::<bf16>(client, count, units, left, right, out, table, sizes, plan)
                 }
                 _ => grouped::launch_unchecked::<f32>(client, count, units, left, right, out, table, sizes, plan),

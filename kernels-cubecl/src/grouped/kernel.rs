@@ -1,28 +1,28 @@
-//! The kernel of all grouped products.
-use super::copy::{self, READERS, Tiles};
-use super::output;
-use super::plan::{GroupedPlan, Product};
-use super::tiles::{DEPTH, Place, WORDS};
+//! The grouped GEMM kernel: a producer plane and two consumer warpgroups.
+use super::epilogue;
+use super::operand_ring::{self, CONSUMER_PLANES, OperandRing};
+use super::plan::{Gemm, GroupedPlan};
+use super::tiles::{DEPTH, TilePosition, WORDS};
+use crate::hopper::barrier::barrier_at;
 use crate::hopper::mma::{self, STEP};
-use crate::hopper::ring::barrier_at;
 use cubecl::prelude::*;
 use half::bf16;
 
-/// Units of a cube: two warpgroups that multiply and a plane that drives the copy engine.
+/// Units of a cube: two warpgroups that consume and a plane that issues the TMA loads.
 pub const UNITS: u32 = 288;
 
-/// The numbers of a call.
+/// Scalar arguments of a call.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub struct Sizes {
     /// Tiles of all results.
     pub tiles: u32,
     /// Columns of tiles.
     pub columns: u32,
-    /// Rows of tiles of a group's result, for the gradient of the weights.
+    /// Rows of tiles of a group's result; only for the weight gradient.
     pub rows: u32,
     /// Rows of a group's matrix.
     pub features: u32,
-    /// Steps along the inner dimension, but for the gradient of the weights.
+    /// Steps along the inner dimension; not for the weight gradient, whose groups have their own.
     pub steps: u32,
 }
 
@@ -40,27 +40,39 @@ pub struct Tile {
     pub steps: u32,
 }
 
-/// Tile number `index`, with a table as [`super::tiles`] makes them.
+/// Tile number `index`, with a table of [`super::tiles`].
 #[cube]
-fn tile(index: u32, table: &[u32], sizes: &Sizes, #[comptime] product: Product) -> Tile {
+fn tile(index: u32, table: &[u32], sizes: &Sizes, #[comptime] gemm: Gemm) -> Tile {
     let words = comptime![WORDS as u32];
-    if comptime![product == Product::WeightGradient] {
+    if comptime![gemm == Gemm::WeightGradient] {
         let each = sizes.rows * sizes.columns;
         let entry = index / each;
         let at = (entry * words) as usize;
-        let place = Place::in_matrix(index - entry * each, sizes.rows, sizes.columns);
-        Tile { group: table[at], row: place.row, column: place.column, first: table[at + 1], steps: table[at + 2] }
+        let position = TilePosition::in_matrix(index - entry * each, sizes.rows, sizes.columns);
+        Tile {
+            group: table[at],
+            row: position.row,
+            column: position.column,
+            first: table[at + 1],
+            steps: table[at + 2],
+        }
     } else {
         let at = (index / sizes.columns * words) as usize;
         let first = table[at];
-        let place = Place::in_band(index - first * sizes.columns, first, table[at + 1]);
+        let position = TilePosition::in_band(index - first * sizes.columns, first, table[at + 1]);
         let group = table[at + 2];
-        Tile { group: 0u32, row: place.row, column: place.column, first: group * sizes.features, steps: sizes.steps }
+        Tile {
+            group: 0u32,
+            row: position.row,
+            column: position.column,
+            first: group * sizes.features,
+            steps: sizes.steps,
+        }
     }
 }
 
-/// `plan.product` of all groups. [`UNITS`] units, any number of cubes up to `sizes.tiles`, tensor maps as `maps` makes
-/// them for the plan, `table` of [`super::tiles`].
+/// `plan.gemm` of all groups. [`UNITS`] units, any number of cubes up to `sizes.tiles`, tensor maps of `maps` for the
+/// plan, `table` of [`super::tiles`].
 #[cube(launch_unchecked)]
 pub fn grouped<O: Float>(
     left: &TensorMap<bf16, Tiled>,
@@ -70,24 +82,24 @@ pub fn grouped<O: Float>(
     sizes: Sizes,
     #[comptime] plan: GroupedPlan,
 ) {
-    let mut tiles = copy::tiles(plan);
-    let mut staging = output::staging(plan);
+    let mut ring = operand_ring::operand_ring(plan);
+    let mut staging = epilogue::staging(plan);
     sync_async_proxy_shared();
     sync_cube();
     let plane = plane_broadcast(UNIT_POS / 32, 0u32);
-    if plane == READERS {
+    if plane == CONSUMER_PLANES {
         if UNIT_POS % 32 == 0 {
-            bring(&mut tiles, left, right, out, table, &sizes, plan);
+            produce(&mut ring, left, right, out, table, &sizes, plan);
         }
     } else {
-        multiply(&mut tiles, &mut staging, out, table, &sizes, plane, plan);
+        consume(&mut ring, &mut staging, out, table, &sizes, plane, plan);
     }
 }
 
-/// Brings the operands of all of the cube's tiles, and nearer what they are added to.
+/// The producer: loads the operands of all of the cube's tiles, and prefetches the numbers that they are added to.
 #[cube]
-fn bring<O: Float>(
-    tiles: &mut Tiles,
+fn produce<O: Float>(
+    ring: &mut OperandRing,
     left: &TensorMap<bf16, Tiled>,
     right: &TensorMap<bf16, Tiled>,
     out: &mut TensorMap<O, Tiled>,
@@ -99,11 +111,11 @@ fn bring<O: Float>(
     let mut parity = 0u32;
     let mut index = CUBE_POS_X;
     while index < sizes.tiles {
-        let tile = tile(index, table, sizes, plan.product);
+        let tile = tile(index, table, sizes, plan.gemm);
         for step in 0..tile.steps {
-            copy::load(tiles, left, right, &tile, step, stage as usize, parity, plan);
-            if comptime![plan.ahead] {
-                output::prefetch(out, &tile, step, plan);
+            operand_ring::load(ring, left, right, &tile, step, stage as usize, parity, plan);
+            if comptime![plan.prefetch] {
+                epilogue::prefetch(out, &tile, step, plan);
             }
             stage += 1;
             if stage == comptime![plan.stages as u32] {
@@ -115,10 +127,10 @@ fn bring<O: Float>(
     }
 }
 
-/// Computes the cube's tiles, 64 rows a warpgroup.
+/// The consumers: compute the cube's tiles, 64 rows per warpgroup.
 #[cube]
-fn multiply<O: Float>(
-    tiles: &mut Tiles,
+fn consume<O: Float>(
+    ring: &mut OperandRing,
     staging: &mut Shared<[u32]>,
     out: &mut TensorMap<O, Tiled>,
     table: &[u32],
@@ -126,22 +138,22 @@ fn multiply<O: Float>(
     plane: u32,
     #[comptime] plan: GroupedPlan,
 ) {
-    let left_layout = comptime![copy::left_layout(plan)];
-    let right_layout = comptime![copy::right_layout(plan)];
+    let left_layout = comptime![operand_ring::left_layout(plan)];
+    let right_layout = comptime![operand_ring::right_layout(plan)];
     let half = comptime![mma::advance(left_layout, mma::ROWS, 0)];
-    let left = mma::descriptor(tiles.left.as_slice(), left_layout) + (plane / 4) as u64 * half;
-    let right = mma::descriptor(tiles.right.as_slice(), right_layout);
+    let left = mma::descriptor(ring.left.as_slice(), left_layout) + (plane / 4) as u64 * half;
+    let right = mma::descriptor(ring.right.as_slice(), right_layout);
     let mut sum = Array::<f32>::new(comptime![plan.width / 2]);
     let mut stage = 0u32;
     let mut parity = 0u32;
     let mut index = CUBE_POS_X;
     loop {
-        let tile = tile(index, table, sizes, plan.product);
+        let tile = tile(index, table, sizes, plan.gemm);
         mma::fill(&mut sum, 0.0, comptime![plan.width / 2]);
         let mut before = 0u32;
         let mut step = 0u32;
         loop {
-            barrier_at(&tiles.full, stage as usize).wait_parity(parity);
+            barrier_at(&ring.full, stage as usize).wait_parity(parity);
             let left = left + stage as u64 * comptime![(plan.left_tile() * 4 / 16) as u64];
             let right = right + stage as u64 * comptime![(plan.right_tile() * 4 / 16) as u64];
             mma::pin(&mut sum);
@@ -155,7 +167,7 @@ fn multiply<O: Float>(
             mma::commit();
             mma::wait(1usize);
             if step > 0 {
-                release(tiles, before);
+                release(ring, before);
             }
             before = stage;
             stage += 1;
@@ -170,20 +182,20 @@ fn multiply<O: Float>(
         }
         mma::wait(0usize);
         mma::pin(&mut sum);
-        release(tiles, before);
-        output::write(&sum, staging, out, &tile, plane, plan);
+        release(ring, before);
+        epilogue::store(&sum, staging, out, &tile, plane, plan);
         index += CUBE_COUNT_X;
         if index >= sizes.tiles {
             break;
         }
     }
-    output::finish();
+    epilogue::drain();
 }
 
-/// Says that this plane has read the tiles at place `stage`.
+/// Signals that this plane has read the tiles of stage `stage`.
 #[cube]
-fn release(tiles: &mut Tiles, stage: u32) {
+fn release(ring: &mut OperandRing, stage: u32) {
     if UNIT_POS % 32 == 0 {
-        barrier_at(&tiles.free, stage as usize).arrive();
+        barrier_at(&ring.free, stage as usize).arrive();
     }
 }

@@ -1,5 +1,5 @@
-//! How the copy engine sees the matrices of a call.
-use super::plan::{GroupedPlan, Onto, Product};
+//! The tensor maps (TMA descriptors) of a call's matrices.
+use super::plan::{Epilogue, Gemm, GroupedPlan};
 use super::tiles::{DEPTH, ROWS};
 use crate::hopper::mma::PANEL;
 use cubecl::prelude::*;
@@ -18,21 +18,21 @@ fn operand(handle: &Handle, [rows, columns]: [usize; 2], lines: usize) -> Tensor
 
 /// The left operand: the rows, or their gradients.
 pub(super) fn left(handle: &Handle, shape: [usize; 2], plan: GroupedPlan) -> TensorMapArg<Tiled> {
-    operand(handle, shape, if plan.product == Product::WeightGradient { DEPTH } else { ROWS })
+    operand(handle, shape, if plan.gemm == Gemm::WeightGradient { DEPTH } else { ROWS })
 }
 
 /// The right operand: the groups' matrices, or the rows.
 pub(super) fn right(handle: &Handle, shape: [usize; 2], plan: GroupedPlan) -> TensorMapArg<Tiled> {
-    operand(handle, shape, if plan.product == Product::Forward { plan.width } else { DEPTH })
+    operand(handle, shape, if plan.gemm == Gemm::Forward { plan.width } else { DEPTH })
 }
 
-/// Results, in boxes of 16 rows of 128 bytes. What of a tile lies outside of a result is left out.
+/// Results, in boxes of 16 rows × 128 bytes. TMA does not write the parts of a tile outside of a result.
 pub(super) fn result(handle: &Handle, [matrices, rows, columns]: [usize; 3], plan: GroupedPlan) -> TensorMapArg<Tiled> {
     // SAFETY: the call compared the sizes with the buffer.
     let arg = unsafe {
         TensorArg::from_raw_parts(handle.clone(), [rows * columns, columns, 1].into(), [matrices, rows, columns].into())
     };
     let tiles = TiledArgs { tile_size: [1, 16, plan.result_panel()].into() };
-    let element = if plan.onto == Onto::Same { bf16::elem_type_native() } else { f32::elem_type_native() };
+    let element = if plan.epilogue == Epilogue::InputType { bf16::elem_type_native() } else { f32::elem_type_native() };
     TensorMapArg::new(tiles, arg, element).with_swizzle(Swizzle::B128.into())
 }

@@ -1,10 +1,10 @@
-//! What a grouped kernel computes and with which tiles.
+//! Which GEMM a grouped kernel computes, and with which tiles.
 use super::tiles::{DEPTH, ROWS};
 use crate::hopper::mma::Half;
 
-/// Which of the products that a layer of groups needs.
+/// The GEMMs of a linear layer of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Product {
+pub enum Gemm {
     /// `x wᵀ`: `[rows, features]`.
     Forward,
     /// `gradient w`: `[rows, inner]`.
@@ -13,63 +13,63 @@ pub enum Product {
     WeightGradient,
 }
 
-/// What becomes of the elements of a result.
+/// How the epilogue stores a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Onto {
+pub enum Epilogue {
     /// Written in the type of the inputs.
-    Same,
+    InputType,
     /// Written in fp32.
-    Wide,
-    /// Added to what is there, in fp32.
-    Added,
+    Fp32,
+    /// Added to the previous numbers, in fp32.
+    AddFp32,
 }
 
 /// What is fixed when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupedPlan {
-    /// What it computes.
-    pub product: Product,
+    /// The GEMM.
+    pub gemm: Gemm,
     /// Type of the inputs.
     pub element: Half,
-    /// Where the result goes.
-    pub onto: Onto,
+    /// How the result is stored.
+    pub epilogue: Epilogue,
     /// Columns of a tile: 128 or 256.
     pub width: usize,
-    /// Tiles of inputs in flight.
+    /// Stages of the operand ring.
     pub stages: usize,
-    /// Panels of a plane's result on their way to memory.
+    /// Staging panels of a plane.
     pub staged: usize,
-    /// What the result is added to comes to the L2 cache while the cube multiplies.
-    pub ahead: bool,
+    /// Prefetch the numbers that the result is added to into the L2 cache while the cube multiplies.
+    pub prefetch: bool,
 }
 
 impl GroupedPlan {
-    /// The widest tile, a cube on each multiprocessor.
-    pub fn wide(product: Product, element: Half, onto: Onto) -> Self {
-        Self { product, element, onto, width: 256, stages: 4, staged: 2, ahead: false }
+    /// The widest tile, one cube per SM.
+    pub fn wide(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
+        Self { gemm, element, epilogue, width: 256, stages: 4, staged: 2, prefetch: false }
     }
 
-    /// Two cubes on each multiprocessor: one multiplies while the other writes.
-    pub fn paired(product: Product, element: Half, onto: Onto) -> Self {
-        Self { product, element, onto, width: 128, stages: 3, staged: 1, ahead: false }
+    /// Two cubes per SM: one multiplies while the other stores.
+    pub fn paired(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
+        Self { gemm, element, epilogue, width: 128, stages: 3, staged: 1, prefetch: false }
     }
 
-    /// The widest tile with room for all of a tile of 16 bits on its way to memory, and fewer inputs in flight.
-    pub fn roomy(product: Product, element: Half, onto: Onto) -> Self {
-        Self { product, element, onto, width: 256, stages: 3, staged: 4, ahead: false }
+    /// The widest tile with enough staging memory for a whole tile of 16 bits, and fewer stages of operands.
+    pub fn wide_staging(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
+        Self { gemm, element, epilogue, width: 256, stages: 3, staged: 4, prefetch: false }
     }
 
-    /// The widest tile, and what it is added to is brought nearer in time.
-    pub fn ahead(product: Product, element: Half, onto: Onto) -> Self {
-        Self { ahead: onto == Onto::Added, ..Self::wide(product, element, onto) }
+    /// The widest tile, with a prefetch of the numbers that it is added to.
+    pub fn prefetching(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
+        Self { prefetch: epilogue == Epilogue::AddFp32, ..Self::wide(gemm, element, epilogue) }
     }
 
-    /// What the library takes.
-    pub fn fastest(product: Product, element: Half, onto: Onto) -> Self {
-        Self::wide(product, element, onto)
+    /// The plan that the library uses.
+    pub fn fastest(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
+        Self::wide(gemm, element, epilogue)
     }
 
-    /// Cubes that a multiprocessor holds.
+    /// Cubes that fit on an SM.
     pub(super) fn cubes(&self) -> u32 {
         if self.width == 128 { 2 } else { 1 }
     }
@@ -86,7 +86,7 @@ impl GroupedPlan {
 
     /// Bytes of a number of the result.
     pub(super) fn result_bytes(&self) -> usize {
-        if self.onto == Onto::Same { 2 } else { 4 }
+        if self.epilogue == Epilogue::InputType { 2 } else { 4 }
     }
 
     /// Columns of a panel of the result, 128 bytes.

@@ -3,23 +3,23 @@
 #[cfg(feature = "cuda")]
 use cubecl::prelude::*;
 
-/// Rows of a tile of a result; what the number of rows of a group is a multiple of.
+/// Rows of a tile of a result; a group has a multiple of these.
 pub const ROWS: usize = 128;
 
-/// Elements of the inner dimension that a cube multiplies at a time.
+/// Elements of the inner dimension of one step.
 pub const DEPTH: usize = 64;
 
-/// Rows of tiles that are walked column by column, so that the tiles that run at a time share as few rows and columns
-/// as possible: 132 of them, twice as wide as high.
+/// Rows of tiles that are visited column by column, so that the tiles that run at the same time share as few rows and
+/// columns as possible: 132 of them, about twice as many columns as rows.
 pub const BAND: u32 = 16;
 
 /// Words of an entry of a table.
 pub const WORDS: usize = 3;
 
-/// The place of a tile, counted in tiles.
+/// Position of a tile, counted in tiles.
 #[cfg_attr(feature = "cuda", derive(CubeType))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TilePosition {
     /// From above.
     pub row: u32,
     /// From the left.
@@ -27,16 +27,16 @@ pub struct Place {
 }
 
 #[cfg_attr(feature = "cuda", cube)]
-impl Place {
+impl TilePosition {
     /// Tile number `index` of a band of `height` rows of tiles, of which the first is row `first`.
-    pub fn in_band(index: u32, first: u32, height: u32) -> Place {
-        Place { row: first + index % height, column: index / height }
+    pub fn in_band(index: u32, first: u32, height: u32) -> TilePosition {
+        TilePosition { row: first + index % height, column: index / height }
     }
 
-    /// Tile number `index` of a matrix of `rows` × `columns` tiles, walked in bands.
-    pub fn in_matrix(index: u32, rows: u32, columns: u32) -> Place {
+    /// Tile number `index` of a matrix of `rows` × `columns` tiles, visited in bands.
+    pub fn in_matrix(index: u32, rows: u32, columns: u32) -> TilePosition {
         let first = index / (BAND * columns) * BAND;
-        Place::in_band(index - first * columns, first, u32::min(BAND, rows - first))
+        TilePosition::in_band(index - first * columns, first, u32::min(BAND, rows - first))
     }
 }
 
@@ -56,8 +56,8 @@ pub fn rows(counts: &[usize]) -> Vec<u32> {
     table
 }
 
-/// An entry for each group: group, first row, and steps of 64 rows, most first. A group without rows takes one step
-/// behind the last row of all, where the copy engine finds zeros; without `with_empty` there is no entry for it.
+/// An entry for each group: group, first row, and steps of 64 rows, most steps first. A group without rows takes one
+/// step past the last row of all, where TMA fills in zeros; without `with_empty` it has no entry.
 pub fn groups(counts: &[usize], with_empty: bool) -> Vec<u32> {
     let all: usize = counts.iter().sum();
     let mut entries = Vec::new();
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Numbers of rows of groups: every one of up to three groups of few sizes, and long lists of any.
+    /// Row counts of groups: all combinations of up to three groups with few sizes, and long lists of any.
     fn all_counts() -> Vec<Vec<usize>> {
         let sizes = [0, 1, 2, 15, 16, 17, 33];
         let mut all: Vec<Vec<usize>> = Vec::new();
@@ -114,10 +114,10 @@ mod tests {
                 for index in 0..blocks as u32 * columns {
                     let at = (index / columns) as usize * WORDS;
                     let [first, height, group] = [table[at], table[at + 1], table[at + 2]];
-                    let place = Place::in_band(index - first * columns, first, height);
-                    assert_eq!(group, group_of[place.row as usize], "tile {index} of {counts:?}");
-                    assert!(place.column < columns, "tile {index} of {counts:?} is at {place:?}");
-                    assert!(seen.insert((place.row, place.column)), "tile {place:?} of {counts:?} twice");
+                    let position = TilePosition::in_band(index - first * columns, first, height);
+                    assert_eq!(group, group_of[position.row as usize], "tile {index} of {counts:?}");
+                    assert!(position.column < columns, "tile {index} of {counts:?} is at {position:?}");
+                    assert!(seen.insert((position.row, position.column)), "tile {position:?} of {counts:?} twice");
                 }
                 assert_eq!(seen.len(), blocks * columns as usize, "{counts:?}");
             }
@@ -127,12 +127,12 @@ mod tests {
     #[test]
     fn every_tile_of_a_matrix_is_computed_once() {
         for (rows, columns) in (1..40).flat_map(|rows| [1, 2, 5, 9].map(|columns| (rows, columns))) {
-            let places: BTreeSet<_> = (0..rows * columns)
-                .map(|index| Place::in_matrix(index, rows, columns))
-                .map(|place| (place.row, place.column))
+            let positions: BTreeSet<_> = (0..rows * columns)
+                .map(|index| TilePosition::in_matrix(index, rows, columns))
+                .map(|position| (position.row, position.column))
                 .filter(|(row, column)| *row < rows && *column < columns)
                 .collect();
-            assert_eq!(places.len(), (rows * columns) as usize, "{rows} × {columns}");
+            assert_eq!(positions.len(), (rows * columns) as usize, "{rows} × {columns}");
         }
     }
 

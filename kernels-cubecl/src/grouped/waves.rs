@@ -1,14 +1,14 @@
-//! How many cubes a product has.
+//! The number of cubes of a grouped GEMM.
 use std::cell::Cell;
 
 thread_local! {
-    /// Times as many as the device holds.
+    /// As a multiple of the cubes that fit on the device.
     static WAVES: Cell<u32> = const { Cell::new(1) };
 }
 
-/// Runs `work`, whose products on this thread have up to `waves` times as many cubes as the device holds. Each has a
-/// fixed share of the tiles: one for which another kernel leaves no room waits with all of its share, and smaller
-/// shares go where there is room. The bits are the same.
+/// Runs `work`, whose grouped GEMMs on this thread get up to `waves` times as many cubes as fit on the device. Tiles
+/// are assigned to cubes statically: a cube that finds no free SM, because another kernel runs there, delays all of its
+/// tiles. Smaller cubes balance that. The bits are the same.
 pub fn in_waves<T>(waves: u32, work: impl FnOnce() -> T) -> T {
     let before = WAVES.replace(waves.max(1));
     let result = work();
@@ -16,7 +16,7 @@ pub fn in_waves<T>(waves: u32, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What [`in_waves`] asked for.
-pub(super) fn wanted() -> u32 {
+/// The `waves` of [`in_waves`].
+pub(super) fn current() -> u32 {
     WAVES.get()
 }

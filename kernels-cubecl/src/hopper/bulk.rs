@@ -1,4 +1,4 @@
-//! Additions to memory that nobody waits for.
+//! Asynchronous bulk reductions to global memory (`cp.reduce.async.bulk`), and values that the compiler does not hoist.
 #![allow(missing_docs, reason = "the macros write public items without documentation")]
 
 use cubecl::ir::dialect::matrix::WgmmaDescriptorOp;
@@ -14,14 +14,14 @@ use pliron_llvm::types::VoidType;
 /// Four adjacent `f32`.
 pub type Quad = Vector<f32, Const<4>>;
 
-/// Numbers in shared memory added to as many in global memory, each atomically, in no order, by the copy engine.
+/// Adds numbers in shared memory to as many in global memory by TMA: each atomically, in no fixed order.
 #[cube_op(name = "hopper.bulk_add")]
 #[result_ty(none)]
 #[op_traits(CanMaterialize, HasSideEffects)]
 pub struct BulkAddOp {
-    /// Pointer to the first in global memory, a multiple of 16 bytes.
+    /// Pointer to the first number in global memory, a multiple of 16 bytes.
     pub to: Value,
-    /// Address of the first in shared memory, a multiple of 16.
+    /// Address of the first number in shared memory, a multiple of 16.
     pub from: Value,
     /// Bytes.
     pub bytes: Value,
@@ -41,7 +41,7 @@ impl ToLLVMDialect for BulkAddOp {
     }
 }
 
-/// Starts to add the `bytes` at shared address `from` to `to[index..]`; [`wait_for_reads`] says when they have been
+/// Starts to add the `bytes` at shared address `from` to `to[index..]`. [`wait_for_reads`] waits until they have been
 /// read.
 #[cube]
 pub fn bulk_add(to: &mut [Quad], index: usize, from: u32, bytes: u32) {
@@ -59,13 +59,13 @@ fn start(target: &mut [Quad], from: u32, bytes: u32) {
     })
 }
 
-/// Waits until the copy engine has read all that this unit gave it to add or to store.
+/// Waits until TMA has read everything that this unit asked it to add or to store.
 #[cube]
 pub fn wait_for_reads() {
     intrinsic!(|scope| scope.register(&WaitGroupReadOp::new(scope.ctx_mut(), 0usize)))
 }
 
-/// Waits until the copy engine has read what this unit gave it to add or to store, but for the last `newer` groups.
+/// Waits until TMA has read what this unit asked it to add or to store, but for the last `newer` groups.
 #[cube]
 #[allow(unused_variables)]
 pub fn wait_for_older_reads(#[comptime] newer: usize) {
@@ -89,17 +89,17 @@ fn descriptor<E: CubePrimitive>(tile: &[E]) -> u64 {
     })
 }
 
-/// The argument, in a way that what is computed from it is computed where it stands.
-#[cube_op(name = "hopper.here")]
+/// Its argument, in a way that the compiler computes what depends on it in place.
+#[cube_op(name = "hopper.opaque")]
 #[result_ty(same_as = input)]
 #[op_traits(CanMaterialize, HasSideEffects)]
-pub struct HereOp {
+pub struct OpaqueOp {
     /// The argument.
     pub input: Value,
 }
 
 #[op_interface_impl]
-impl ToLLVMDialect for HereOp {
+impl ToLLVMDialect for OpaqueOp {
     fn rewrite(&self, ctx: &mut Context, rw: &mut DialectConversionRewriter, _: &OperandsInfo) -> Result<()> {
         let input = self.input(ctx);
         let ty = input.get_type(ctx);
@@ -111,18 +111,18 @@ impl ToLLVMDialect for HereOp {
     }
 }
 
-/// `x`, in a way that what is computed from it is not taken out of a loop, where it would hold registers.
+/// `x`, in a way that what depends on it is not hoisted out of a loop, where it would hold registers.
 #[cube]
-pub fn here(x: u32) -> u32 {
+pub fn opaque(x: u32) -> u32 {
     intrinsic!(|scope| {
         let x = x.read_value(scope);
-        let op = HereOp::new(scope.ctx_mut(), x);
+        let op = OpaqueOp::new(scope.ctx_mut(), x);
         scope.register_with_result(&op).into()
     })
 }
 
-/// A descriptor [`here`].
+/// A descriptor that is [`opaque`].
 #[cube]
-pub fn descriptor_here(descriptor: u64) -> u64 {
-    (descriptor & 0xffff_ffff_0000_0000) | here(descriptor as u32) as u64
+pub fn opaque_descriptor(descriptor: u64) -> u64 {
+    (descriptor & 0xffff_ffff_0000_0000) | opaque(descriptor as u32) as u64
 }

@@ -1,11 +1,15 @@
 //! Warpgroup MMA (`wgmma`) on plain register arrays.
 //!
-//! CubeCL's own `Accumulator` waits for every MMA in flight before it lets one be read. A flash attention loop reads
-//! the scores while the product with the values still runs, so these functions leave commit, wait and pinning of
-//! registers to the caller:
+//! CubeCL's own `Accumulator` waits for every MMA in flight before one can be read. A flash attention loop reads the
+//! scores while P V still runs, so these functions leave commit, wait and pinning of registers to the caller:
 //! 1. write the registers, [`pin`] them, [`fence`];
 //! 2. issue MMAs, [`commit`] them as one group;
 //! 3. [`wait`] until at most `n` newer groups run, [`pin`] the registers again, read them.
+//!
+//! ptxas serialises the MMAs of a kernel that calls a function (a full-precision division is one), that spills
+//! registers, or that leaves a loop of MMAs which may run zero times or is nested in another loop. `ptxas -c
+//! -arch=sm_90a -v` reports it (C7504 to C7518), without `-c` it does not; `tests/offline` looks for the causes. CubeCL
+//! has the driver link its kernels, and in that mode ptxas also ignores `setmaxnreg`.
 use cubecl::ir::dialect::matrix::{
     WgmmaCommitGroupOp, WgmmaDescriptorOp, WgmmaFenceOp, WgmmaFenceOperandOp, WgmmaOp, WgmmaWaitGroupOp,
 };
@@ -30,7 +34,7 @@ pub enum Half {
 
 /// Elements of the inner dimension one MMA on 16-bit numbers reads.
 pub const STEP: usize = 16;
-/// Bytes of a line of a tile: every tile here is cut into panels this wide and swizzled over them.
+/// Bytes of a line of a tile: every tile consists of panels of this width, swizzled over it.
 pub const PANEL_BYTES: usize = 128;
 /// Elements of a line.
 pub const PANEL: usize = PANEL_BYTES / 2;
@@ -48,7 +52,7 @@ pub fn mn_major(rows: usize, k: usize) -> WgmmaTileLayout {
     WgmmaTileLayout { major: Major::MN, swizzle: Swizzle::B128, rows, k }
 }
 
-/// What to add to a descriptor of `layout`'s tile for the sub-tile that starts at `(row, k)`.
+/// Offset of the sub-tile at `(row, k)` from the descriptor of `layout`'s tile.
 pub fn advance(layout: WgmmaTileLayout, row: usize, k: usize) -> u64 {
     (layout.byte_offset(row, k, 2) / 16) as u64
 }

@@ -1,7 +1,7 @@
-//! The Hopper instructions the kernels are written in: warpgroup MMA, special functions, named barriers.
+//! The Hopper instructions that the kernels use: warpgroup MMA, TMA, barriers, special functions.
 
+pub mod barrier;
 pub mod bulk;
 pub mod mma;
 pub mod ptx;
-pub mod ring;
-pub mod store;
+pub mod tma;

@@ -1,5 +1,5 @@
-//! PTX instructions CubeCL has no function for, each an operation of its own that the LLVM backend emits as inline
-//! assembly. The functions of one number have a form for CubeCL's cpu runtime, too; the others fail there.
+//! PTX instructions without a function in CubeCL, each an operation of its own that the LLVM backend emits as inline
+//! assembly. The functions of one number also exist for CubeCL's cpu runtime; the others fail there.
 #![allow(missing_docs, reason = "the macros write public items without documentation")]
 
 use cubecl::ir::CanMaterialize;
@@ -17,7 +17,7 @@ use pliron_llvm::op_interfaces::FloatBinArithOpWithFastMathFlags;
 use pliron_llvm::ops::{ConstantOp, FDivOp, InlineAsmOp};
 use pliron_llvm::types::VoidType;
 
-/// Defines an operation that is one `f32 -> f32` instruction of a GPU, and what it is elsewhere.
+/// Defines an operation that is one `f32 -> f32` instruction on a GPU, and its form elsewhere.
 macro_rules! unary {
     ($(#[$doc:meta])* $op:ident, $name:literal, $instruction:literal, $elsewhere:expr) => {
         $(#[$doc])*
@@ -92,8 +92,8 @@ unary!(
     ReciprocalOp, "hopper.reciprocal", "rcp.approx.ftz.f32", divide_one
 );
 
-/// `1 / x` in one instruction (1 ulp). A division is a call, and a call in a kernel makes its warpgroup MMAs wait for
-/// each other.
+/// `1 / x` in one instruction (1 ulp). A full-precision division is a function call, and ptxas serialises the warpgroup
+/// MMAs of a kernel with calls.
 #[cube]
 pub fn reciprocal(x: f32) -> f32 {
     intrinsic!(|scope| {
@@ -133,7 +133,7 @@ pub fn log2(x: f32) -> f32 {
     })
 }
 
-/// Registers a statement that units execute together, without operands.
+/// Registers a statement without operands that units execute together.
 fn statement(scope: &Scope, text: &str) {
     let void = VoidType::get(scope.ctx_mut()).into();
     let asm = InlineAsmOp::new(scope.ctx_mut(), void, vec![], text, "~{memory}", true);
@@ -143,13 +143,13 @@ fn statement(scope: &Scope, text: &str) {
     scope.register(&asm);
 }
 
-/// Waits at hardware barrier `id` (1 to 15; 0 is the cube's) until `units` units have arrived there or wait.
+/// Waits at named barrier `id` (1 to 15; 0 is the cube's) until `units` units have arrived there or wait.
 #[cube]
 pub fn named_barrier_sync(#[comptime] id: u32, #[comptime] units: u32) {
     intrinsic!(|scope| statement(scope, &format!("bar.sync {id}, {units};")))
 }
 
-/// Arrives at hardware barrier `id` without waiting.
+/// Arrives at named barrier `id` without waiting.
 #[cube]
 pub fn named_barrier_arrive(#[comptime] id: u32, #[comptime] units: u32) {
     intrinsic!(|scope| statement(scope, &format!("bar.arrive {id}, {units};")))

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
-/// What a step needs, the same for all elements.
+/// Scalars of a step, the same for all elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// Decay of the first moment.
@@ -35,9 +35,9 @@ pub struct AdamWBucket<'a> {
     pub second: &'a Handle,
     /// Summed gradients in fp32.
     pub gradient: &'a Handle,
-    /// The parameters that the model computes with, where they are narrower than `master`.
+    /// The parameters that the model computes with, if their type is narrower than `master`.
     pub weight: Option<(&'a Handle, FloatType)>,
-    /// One past the last element of each tensor and the gap behind it, `u32`, rising; the last is `len`.
+    /// One past the last element of each tensor and the gap after it, `u32`, ascending; the last is `len`.
     pub ends: &'a Handle,
     /// For each tensor 1 if it decays, else 0, `u32`.
     pub decays: &'a Handle,
@@ -47,7 +47,7 @@ pub struct AdamWBucket<'a> {
     pub len: usize,
 }
 
-/// The first tensor that ends behind the element `at`.
+/// The first tensor that ends after the element `at`.
 #[cube]
 pub(super) fn tensor_of(ends: &[u32], tensors: u32, at: u32) -> u32 {
     let mut low = 0u32;
@@ -88,7 +88,7 @@ pub fn adamw_step<W: Float>(
     if at < vectors {
         let index = at as usize;
         let (grad, mut param, mut m, mut v) = (gradient[index], master[index], first[index], second[index]);
-        // The tensor of the first element; the others may be in the tensors behind it.
+        // The tensor of the first element; the others may be in later tensors.
         let mut tensor = tensor_of(ends, tensors, at * 4);
         let mut rounded = Vector::<W, Const<4>>::empty();
         #[unroll]
@@ -128,7 +128,7 @@ pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), P
     let gradient = buffer("gradient", bucket.gradient, vectors, 16)?;
     let ends = buffer("ends", bucket.ends, bucket.tensors, 4)?;
     let decays = buffer("decays", bucket.decays, bucket.tensors, 4)?;
-    // Without narrow weights the kernel has none; it gets the masters, which it does not touch twice.
+    // Without narrow weights this argument is the masters, which the kernel then does not write twice.
     let (weight, float) = bucket.weight.unwrap_or((bucket.master, FloatType::F32));
     let weight = buffer("weight", weight, vectors, 4 * float.size())?;
     macro_rules! launch {

@@ -1,44 +1,44 @@
 //! Sums over all rows of a matrix in fp32: the gradient of a bias.
-use super::parts::sum_parts;
+use super::partial_sums::sum_partials;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// Most elements, for 32-bit positions.
 const MOST: usize = 8 * i32::MAX as usize;
-/// Least rows of a slice for each unit that takes one in turns with others.
+/// Fewest rows of a slice for each unit that shares them.
 const ROWS_EACH: usize = 4;
 
-/// How the matrix is cut into cubes. [`Slicing::of`] has the best one known.
+/// How the matrix is split among cubes. [`Slicing::of`] is the best one known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slicing {
     /// Units of a cube.
     pub units: u32,
-    /// Units side by side, of eight columns each.
+    /// Neighbouring units, of eight columns each.
     pub side: u32,
     /// Cubes that share the rows of a column. The sums of a single one need no second pass.
     pub slices: u32,
-    /// Loads of a unit that are on their way at a time.
-    pub ahead: u32,
+    /// Loads of a unit in flight.
+    pub in_flight: u32,
 }
 
 impl Slicing {
     /// The slicing on this client's device.
     pub fn of(client: &Client, rows: usize, columns: usize) -> Self {
-        let processors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(2);
-        Self::on(CubeShape::of(client), processors as usize, rows, columns / 8)
+        let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(2);
+        Self::on(CubeShape::of(client), sms as usize, rows, columns / 8)
     }
 
-    fn on(cube: CubeShape, processors: usize, rows: usize, width: usize) -> Self {
+    fn on(cube: CubeShape, sms: usize, rows: usize, width: usize) -> Self {
         let (units, side) = if cube.plane == 1 { (cube.units, 1) } else { (2 * cube.units, 4) };
         let across = width.div_ceil(side as usize);
-        // As many cubes as three of four multiprocessors keep the memory busy.
-        let wanted = if 4 * across >= 3 * processors { 1 } else { (2 * processors).div_ceil(across) };
+        // As many cubes as three quarters of the SMs saturate the memory.
+        let wanted = if 4 * across >= 3 * sms { 1 } else { (2 * sms).div_ceil(across) };
         let most = rows.div_ceil(ROWS_EACH * (units / side) as usize);
-        Self { units, side, slices: wanted.min(most) as u32, ahead: 5 }
+        Self { units, side, slices: wanted.min(most) as u32, in_flight: 5 }
     }
 
-    /// Units on top of each other.
+    /// Units with the same columns.
     fn lanes(self) -> u32 {
         self.units / self.side
     }
@@ -48,12 +48,12 @@ impl Slicing {
         8 * self.side
     }
 
-    /// Runs that a column's lanes are first summed up in.
+    /// Runs in which a column's lanes are summed first.
     fn runs(self) -> u32 {
         (self.units / self.columns()).max(1)
     }
 
-    /// Shared numbers between the first of a unit's sums and the next, so that they lie in different banks.
+    /// Distance of a unit's sums in shared memory, so that they lie in different banks.
     fn pitch(self) -> u32 {
         self.units + self.side
     }
@@ -63,7 +63,7 @@ impl Slicing {
     }
 }
 
-/// A vector of a row, zeros behind the last.
+/// A vector of a row, zeros past the last.
 #[cube]
 fn row_or_zeros<E: Float>(x: &[Vec8<E>], row: u32, rows: u32, column: u32, width: u32) -> Vec8<E> {
     let mut value = Vec8::<E>::new(E::new(0.0));
@@ -73,11 +73,11 @@ fn row_or_zeros<E: Float>(x: &[Vec8<E>], row: u32, rows: u32, column: u32, width
     value
 }
 
-/// Cube `(columns, slice)`. Every unit takes every so manyth row; the cube's sums are the slice's row of `parts`.
+/// Cube `(columns, slice)`. Every unit takes every n-th row; the cube writes its sums to the slice's row of `partials`.
 #[cube(launch_unchecked)]
-pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: u32, #[comptime] how: Slicing) {
-    let mut scratch = Shared::<[f32]>::new_slice(comptime![how.scratch()]);
-    let (side, lanes) = comptime![(how.side, how.lanes())];
+pub fn sum_slices<E: Float>(x: &[Vec8<E>], partials: &mut [f32], rows: u32, width: u32, #[comptime] slicing: Slicing) {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![slicing.scratch()]);
+    let (side, lanes) = comptime![(slicing.side, slicing.lanes())];
     let column = CUBE_POS_X * side + UNIT_POS % side;
     let stride = CUBE_COUNT_Y * lanes;
     let mut sum = Array::<f32>::new(8usize);
@@ -87,32 +87,35 @@ pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: 
     }
     if column < width {
         let mut row = CUBE_POS_Y * lanes + UNIT_POS / side;
-        // A ring: a place is filled again as soon as it was added, so that as many loads are always on their way.
-        let mut ahead = Array::<Vec8<E>>::new(comptime![how.ahead as usize]);
+        // A ring: a place is filled again as soon as it was added, so equally many loads are always in flight. Of
+        // independent loads ptxas keeps only two or three in flight to save registers, which gave 66 % of the bandwidth
+        // of a copy; a ring that is carried over the iterations of a loop keeps them all.
+        let mut in_flight = Array::<Vec8<E>>::new(comptime![slicing.in_flight as usize]);
         #[unroll]
-        for k in 0..comptime![how.ahead as usize] {
-            ahead[k] = row_or_zeros::<E>(x, row + comptime![k as u32] * stride, rows, column, width);
+        for k in 0..comptime![slicing.in_flight as usize] {
+            in_flight[k] = row_or_zeros::<E>(x, row + comptime![k as u32] * stride, rows, column, width);
         }
         while row < rows {
             #[unroll]
-            for k in 0..comptime![how.ahead as usize] {
+            for k in 0..comptime![slicing.in_flight as usize] {
                 #[unroll]
                 for i in 0..8usize {
-                    sum[i] = sum[i] + f32::cast_from(ahead[k].extract(i));
+                    sum[i] = sum[i] + f32::cast_from(in_flight[k].extract(i));
                 }
-                ahead[k] = row_or_zeros::<E>(x, row + comptime![how.ahead + k as u32] * stride, rows, column, width);
+                in_flight[k] =
+                    row_or_zeros::<E>(x, row + comptime![slicing.in_flight + k as u32] * stride, rows, column, width);
             }
-            row += comptime![how.ahead] * stride;
+            row += comptime![slicing.in_flight] * stride;
         }
     }
-    let pitch = comptime![how.pitch()];
+    let pitch = comptime![slicing.pitch()];
     #[unroll]
     for i in 0..8usize {
         scratch[(comptime![i as u32 * pitch] + UNIT_POS) as usize] = sum[i];
     }
     sync_cube();
-    // A column is a place in the vector and a unit side by side.
-    let (columns, runs) = comptime![(how.columns(), how.runs())];
+    // A column is an element of the vector of one of the neighbouring units.
+    let (columns, runs) = comptime![(slicing.columns(), slicing.runs())];
     let behind = comptime![8 * pitch];
     let mut task = UNIT_POS;
     while task < comptime![columns * runs] {
@@ -124,7 +127,7 @@ pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: 
             total += scratch[(at + (run * comptime![lanes / runs] + comptime![k]) * side) as usize];
         }
         scratch[(behind + task) as usize] = total;
-        task += comptime![how.units];
+        task += comptime![slicing.units];
     }
     sync_cube();
     let mut own = UNIT_POS;
@@ -136,9 +139,9 @@ pub fn sum_slices<E: Float>(x: &[Vec8<E>], parts: &mut [f32], rows: u32, width: 
             for k in 0..runs {
                 total += scratch[(behind + own + comptime![k * columns]) as usize];
             }
-            parts[((CUBE_POS_Y * width + column) * 8 + own / side) as usize] = total;
+            partials[((CUBE_POS_Y * width + column) * 8 + own / side) as usize] = total;
         }
-        own += comptime![how.units];
+        own += comptime![slicing.units];
     }
 }
 
@@ -161,7 +164,7 @@ pub fn column_sum<E: Float>(
     column_sum_sliced::<E>(client, x, total, rows, columns, Slicing::of(client, rows, columns))
 }
 
-/// [`column_sum`] by another slicing.
+/// [`column_sum`] with another slicing.
 ///
 /// # Errors
 /// As [`column_sum`].
@@ -171,29 +174,29 @@ pub fn column_sum_sliced<E: Float>(
     total: &Handle,
     rows: usize,
     columns: usize,
-    how: Slicing,
+    slicing: Slicing,
 ) -> Result<(), PointwiseError> {
     check("rows", rows, 1, MOST)?;
     check("columns", columns, 8, MOST / rows)?;
-    let (width, slices) = (columns / 8, how.slices as usize);
-    let parts = if slices == 1 { total.clone() } else { client.empty(4 * slices * columns) };
+    let (width, slices) = (columns / 8, slicing.slices as usize);
+    let partials = if slices == 1 { total.clone() } else { client.empty(4 * slices * columns) };
     let (from, written) =
-        (buffer("x", x, rows * width, 8 * size_of::<E>())?, buffer("parts", &parts, slices * columns, 4)?);
+        (buffer("x", x, rows * width, 8 * size_of::<E>())?, buffer("parts", &partials, slices * columns, 4)?);
     buffer("total", total, columns, 4)?;
     // SAFETY: units past the last column or row add nothing, and the buffers hold all of both.
     unsafe {
         sum_slices::launch_unchecked::<E>(
             client,
-            CubeCount::Static((width as u32).div_ceil(how.side), how.slices, 1),
-            CubeDim::new_1d(how.units),
+            CubeCount::Static((width as u32).div_ceil(slicing.side), slicing.slices, 1),
+            CubeDim::new_1d(slicing.units),
             from,
             written,
             rows as u32,
             width as u32,
-            how,
+            slicing,
         )
     };
-    if slices == 1 { Ok(()) } else { sum_parts(client, &parts, total, slices, columns) }
+    if slices == 1 { Ok(()) } else { sum_partials(client, &partials, total, slices, columns) }
 }
 
 #[cfg(test)]
@@ -202,7 +205,7 @@ mod tests {
 
     #[test]
     fn slices_fill_a_card_and_are_never_empty() {
-        // Rows and vectors of a row: a layer of GPT-3 on one rank, Llama 3 8B, narrow, one row, wide.
+        // Rows, and vectors of a row: a layer of GPT-3 on one rank, Llama 3 8B, narrow, one row, wide.
         for (rows, width, slices) in [(8192, 1536, 1), (8192, 512, 1), (16384, 16, 32), (1, 8, 1), (7, 1 << 20, 1)] {
             let found = Slicing::on(CubeShape::GPU, 132, rows, width);
             assert_eq!(found.slices, slices, "{rows} × {width}");

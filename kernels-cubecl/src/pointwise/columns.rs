@@ -1,23 +1,23 @@
-//! Some columns of all rows, copied from or to a tensor of their own.
+//! A range of columns of all rows, copied from or to a tensor of their own.
 use super::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// The columns `first..first + columns` of `x [rows, width]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Columns {
+pub struct ColumnRange {
     /// Rows.
     pub rows: usize,
     /// Columns of `x`.
     pub width: usize,
-    /// The first of some.
+    /// The first column of the range.
     pub first: usize,
-    /// How many these are.
+    /// Its length.
     pub columns: usize,
 }
 
-impl Columns {
-    /// Whether there are kernels for these.
+impl ColumnRange {
+    /// Whether there are kernels for these columns.
     pub fn has_kernel(&self) -> bool {
         self.check().is_ok()
     }
@@ -53,32 +53,37 @@ pub fn copy_columns<E: Float>(
 ///
 /// # Errors
 /// If a length is no multiple of 8, or a buffer is too short.
-pub fn take<E: Float>(client: &Client, x: &Handle, part: &Handle, of: Columns) -> Result<(), PointwiseError> {
-    copy::<E>(client, [x, part], of, [(of.width, of.first), (of.columns, 0)])
+pub fn copy_out<E: Float>(
+    client: &Client,
+    x: &Handle,
+    part: &Handle,
+    range: ColumnRange,
+) -> Result<(), PointwiseError> {
+    copy::<E>(client, [x, part], range, [(range.width, range.first), (range.columns, 0)])
 }
 
 /// The columns of `x` from `part [rows, columns]`; others stay as they are.
 ///
 /// # Errors
-/// As [`take`].
-pub fn put<E: Float>(client: &Client, part: &Handle, x: &Handle, of: Columns) -> Result<(), PointwiseError> {
-    copy::<E>(client, [part, x], of, [(of.columns, 0), (of.width, of.first)])
+/// As [`copy_out`].
+pub fn copy_in<E: Float>(client: &Client, part: &Handle, x: &Handle, range: ColumnRange) -> Result<(), PointwiseError> {
+    copy::<E>(client, [part, x], range, [(range.columns, 0), (range.width, range.first)])
 }
 
-/// Each of the two has a width and a first column.
+/// Each of the two tensors has a width and a first column.
 fn copy<E: Float>(
     client: &Client,
     handles: [&Handle; 2],
-    of: Columns,
-    places: [(usize, usize); 2],
+    range: ColumnRange,
+    positions: [(usize, usize); 2],
 ) -> Result<(), PointwiseError> {
-    of.check()?;
-    let (cube, items) = (CubeShape::of(client), of.rows * of.columns / 8);
+    range.check()?;
+    let (cube, items) = (CubeShape::of(client), range.rows * range.columns / 8);
     let [(from_width, from_first), (to_width, to_first)] =
-        places.map(|(width, first)| ((width / 8) as u32, (first / 8) as u32));
+        positions.map(|(width, first)| ((width / 8) as u32, (first / 8) as u32));
     let [from, to] = handles;
-    let from = buffer("what is copied", from, of.rows * from_width as usize, 8 * size_of::<E>())?;
-    let to = buffer("the copy", to, of.rows * to_width as usize, 8 * size_of::<E>())?;
+    let from = buffer("what is copied", from, range.rows * from_width as usize, 8 * size_of::<E>())?;
+    let to = buffer("the copy", to, range.rows * to_width as usize, 8 * size_of::<E>())?;
     // SAFETY: every unit stays in its row's columns, and the buffers hold all rows.
     unsafe {
         copy_columns::launch_unchecked::<E>(
@@ -88,7 +93,7 @@ fn copy<E: Float>(
             from,
             to,
             items as u32,
-            (of.columns / 8) as u32,
+            (range.columns / 8) as u32,
             from_width,
             from_first,
             to_width,

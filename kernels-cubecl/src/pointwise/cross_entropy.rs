@@ -1,5 +1,4 @@
-//! The local pieces of the cross-entropy over a vocabulary that is split among ranks. Columns from `valid` on are
-//! padding.
+//! The local part of a vocabulary-parallel cross-entropy. Columns from `valid` on are padding.
 
 mod kernels;
 
@@ -72,7 +71,7 @@ pub fn maximum<E: Float>(
     Ok(())
 }
 
-/// `Σ exp(logit − greatest)` over the valid columns and the label's `logit − greatest` (0 if it has another column),
+/// `Σ exp(logit − greatest)` over the valid columns, and the label's `logit − greatest` (0 if another rank has it),
 /// fp32 `[2, rows]`; labels are `i32`. With `find` the rows' maxima are found in the same pass, else they are in
 /// `greatest`.
 pub fn sums<E: Float>(
@@ -109,11 +108,11 @@ pub fn sums<E: Float>(
 }
 
 /// The gradient of the logits, given the log-sum-exp over the whole vocabulary and the gradient of the loss, fp32
-/// `[rows]` each. Without `out` the logits are overwritten.
+/// `[rows]` each. Without `out` it overwrites the logits.
 pub fn logits_gradient<E: Float>(
     client: &Client,
     logits: &Handle,
-    (lse, slope): (&Handle, &Handle),
+    (lse, dloss): (&Handle, &Handle),
     labels: &Handle,
     out: Option<&Handle>,
     shape: LogitsShape,
@@ -125,11 +124,11 @@ pub fn logits_gradient<E: Float>(
         None => BufferArg::alias(0, vectors),
     };
     let logits = buffer("logits", logits, vectors, 8 * size_of::<E>())?;
-    let (lse, slope) = (buffer("lse", lse, shape.rows, 4)?, buffer("slope", slope, shape.rows, 4)?);
+    let (lse, dloss) = (buffer("lse", lse, shape.rows, 4)?, buffer("the gradient of the loss", dloss, shape.rows, 4)?);
     let labels = buffer("labels", labels, shape.rows, 4)?;
     let cube = CubeShape::of(client);
     let (width, valid) = (shape.width() as u32, shape.valid as u32);
-    // SAFETY: every unit stays in its row and reads what it overwrites before, and the buffers hold all rows.
+    // SAFETY: every unit stays in its row and reads each vector before it overwrites it, and the buffers hold all rows.
     unsafe {
         gradient::launch_unchecked::<E>(
             client,
@@ -138,7 +137,7 @@ pub fn logits_gradient<E: Float>(
             logits,
             lse,
             labels,
-            slope,
+            dloss,
             out,
             width,
             valid,

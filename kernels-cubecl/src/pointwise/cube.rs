@@ -1,4 +1,4 @@
-//! How the units of a cube stand together, and what they find out together.
+//! The shape of a cube, and reductions over it.
 use cubecl::prelude::*;
 
 /// Units of a cube of the kernels that have one shape on every device.
@@ -15,9 +15,9 @@ pub struct CubeShape {
 }
 
 impl CubeShape {
-    /// That of GPUs.
+    /// The shape on GPUs.
     pub const GPU: Self = Self { units: 256, plane: 32 };
-    /// That of the cpu runtime: enough units to disagree.
+    /// The shape on the cpu runtime: enough units for races to show.
     pub const CPU: Self = Self { units: 2, plane: 1 };
 
     /// The shape for this client's device.
@@ -30,7 +30,7 @@ impl CubeShape {
         (self.units / self.plane) as usize
     }
 
-    /// Numbers of shared memory that [`cube_sums`] uses.
+    /// Numbers of shared memory that [`cube_sums`] needs.
     pub(crate) fn scratch(self) -> usize {
         4 * self.planes()
     }
@@ -44,31 +44,31 @@ impl CubeShape {
         CubeCount::Static((items as u32).div_ceil(self.units), 1, 1)
     }
 
-    /// This shape with no more units than share `items` out evenly among as few cubes.
+    /// This shape with no more units than distribute `items` evenly over as few cubes.
     pub(super) fn fitting(self, items: usize) -> Self {
         let cubes = items.div_ceil(self.units as usize).max(1);
         let units = items.div_ceil(cubes).next_multiple_of(self.plane as usize).max(1) as u32;
         Self { units, ..self }
     }
 
-    /// Cubes along y with a unit for each of `items`, for every of `rows` along x.
+    /// Cubes along y with a unit for each of `items`, for each of `rows` along x.
     pub(super) fn rows(self, rows: usize, items: usize) -> CubeCount {
         CubeCount::Static(rows as u32, (items as u32).div_ceil(self.units), 1)
     }
 }
 
-/// The sums of `a` and of `b` over all units of the cube, the same in all of them. Calls in a row alternate `turn`
-/// between 0 and 1, so that a call needs to meet the cube only once.
+/// The sums of `a` and of `b` over all units of the cube, the same in all of them. Consecutive calls alternate `parity`
+/// between 0 and 1, so that a call needs only one barrier.
 #[cube]
 pub(crate) fn cube_sums(
     a: f32,
     b: f32,
     scratch: &mut Shared<[f32]>,
-    turn: u32,
+    parity: u32,
     #[comptime] cube: CubeShape,
 ) -> (f32, f32) {
     let planes = comptime![cube.planes()];
-    let at = turn as usize * comptime![2 * planes];
+    let at = parity as usize * comptime![2 * planes];
     let (a, b) = (plane_total(a, cube), plane_total(b, cube));
     if UNIT_POS % comptime![cube.plane] == 0 {
         let plane = (UNIT_POS / comptime![cube.plane]) as usize;

@@ -1,4 +1,4 @@
-//! Dropout by a hash of an element's place.
+//! Dropout by a hash of an element's position.
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -14,8 +14,8 @@ pub(crate) fn mix(x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// `mix(mix(x) ^ key)` for `folded = key ^ (key >> 16)`, which is what the last shift of the first and the first of the
-/// second come to together.
+/// `mix(mix(x) ^ key)` for `folded = key ^ (key >> 16)`: the last shift of the first `mix` and the first of the second
+/// combine to that.
 #[cube]
 fn mix_twice(x: u32, folded: u32) -> u32 {
     let x = (x ^ (x >> 16)) * 0x7feb_352du32;
@@ -25,7 +25,7 @@ fn mix_twice(x: u32, folded: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// A vector of column `column`, of a row with these two keys.
+/// Drops elements of a vector at column `column` of the row with these two keys.
 #[cube]
 fn drop_vector<E: Float>(value: Vec8<E>, first_place: u32, a: u32, b: u32, limit: u32, scale: f32) -> Vec8<E> {
     let first = first_place * 0x9e37_79b9u32 + a;
@@ -40,7 +40,7 @@ fn drop_vector<E: Float>(value: Vec8<E>, first_place: u32, a: u32, b: u32, limit
     result
 }
 
-/// Cube `(two rows, vectors)`. `keys` are two for each row; a column's number counts from `first_column`.
+/// Cube `(two rows, vectors)`. `keys` are two for each row; columns count from `first_column`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn drop_out<E: Float>(
@@ -56,7 +56,7 @@ pub fn drop_out<E: Float>(
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < width {
         let row = CUBE_POS_X * 2;
-        // The last of an odd number of rows is made twice, with the same result.
+        // The last of an odd number of rows is computed twice, with the same result.
         let next = min(row + 1, rows - 1);
         let (at, at_next) = ((row * width + column) as usize, (next * width + column) as usize);
         let (value, value_next) = (x[at], x[at_next]);
@@ -69,15 +69,15 @@ pub fn drop_out<E: Float>(
     }
 }
 
-/// What to drop: an element of column `c` is kept if `mix(mix((first_column + c) 0x9e3779b9 + key₀) ^ key₁) ≥ limit`,
-/// and then multiplied with `scale`.
+/// The parameters of dropout: an element of column `c` is kept if `mix(mix((first_column + c) 0x9e3779b9 + key₀) ^
+/// key₁) ≥ limit`, and then multiplied by `scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drop {
-    /// Number of column 0.
+    /// Index of column 0.
     pub first_column: u32,
-    /// Draws below this are dropped.
+    /// Elements whose hash is below this are dropped.
     pub limit: u32,
-    /// Factor of the others.
+    /// Factor of the other elements.
     pub scale: f32,
 }
 

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
-/// Elements that one cube of [`squares`] sums up.
+/// Elements of a chunk of [`squares`].
 pub const CHUNK: usize = 1 << 16;
 
 /// The float types of flat arrays.
@@ -75,7 +75,7 @@ pub fn write_run<S: Float, T: Float, N: Size>(
     }
 }
 
-/// A cube for each chunk; every unit sums every so manyth of the chunk's elements.
+/// A cube for each chunk; every unit sums every n-th element of the chunk.
 #[cube(launch_unchecked)]
 pub fn chunk_squares(
     values: &[f32],
@@ -91,7 +91,7 @@ pub fn chunk_squares(
     let mut at = starts[chunk] + UNIT_POS;
     let mut a = 0.0f32;
     let mut b = 0.0f32;
-    // Four loads are on their way at a time.
+    // Four loads are in flight at a time.
     while at + 3 * CUBE_DIM_X < end {
         let index = at as usize;
         let x = values[index];
@@ -113,8 +113,8 @@ pub fn chunk_squares(
     }
 }
 
-/// Items `from..from + len` of `source` to `to..` of `target`, by all units of the cube. Four loads of each are on
-/// their way at a time.
+/// Copies items `from..from + len` of `source` to `to..` of `target`, with all units of the cube. Four loads of each
+/// are in flight at a time.
 #[cube]
 fn copy_items<T: CubePrimitive>(source: &[T], target: &mut [T], from: u32, to: u32, len: u32) {
     let mut at = UNIT_POS;
@@ -136,8 +136,8 @@ fn copy_items<T: CubePrimitive>(source: &[T], target: &mut [T], from: u32, to: u
     }
 }
 
-/// A cube for each chunk. `wide_source` and `wide_target` are the same arrays in whole vectors, for chunks that are
-/// made of such; without `wide` they are not touched.
+/// A cube for each chunk. `wide_source` and `wide_target` are the same arrays in whole vectors, for chunks of whole
+/// vectors; without `wide` they are not accessed.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn copy_chunks(
@@ -163,9 +163,8 @@ pub fn copy_chunks(
     }
 }
 
-/// Target elements become source elements, or with `adds` their sum with these, in the target's type. The runs must be
-/// equally long and not overlap. Reads and writes 16 or 8 bytes at a time where both runs begin at whole vectors of
-/// four.
+/// Writes source elements to the target, or with `adds` adds them, in the target's type. Both runs must have the same
+/// length and not overlap. Reads and writes 16 or 8 bytes at a time if both runs begin at whole vectors of four.
 ///
 /// # Errors
 /// If a run is not within its buffer, or lengths differ.
@@ -208,7 +207,7 @@ pub fn write(client: &Client, source: Run, target: Run, adds: bool) -> Result<()
     Ok(())
 }
 
-/// Chunks of fp32 elements whose squares are summed up.
+/// Chunks of fp32 elements, for sums of squares.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunks<'a> {
     /// First element of each chunk, `u32`.
@@ -242,7 +241,7 @@ pub fn squares(
     let lens = buffer("lens", chunks.lens, chunks.count, 4)?;
     let sums = buffer("sums", sums, first + chunks.count, 4)?;
     let (cube, count) = (CubeShape::of(client), CubeCount::Static(chunks.count as u32, 1, 1));
-    // SAFETY: chunks end within `values` as the caller says, and each cube writes the one sum that is its own.
+    // SAFETY: chunks end within `values`, as the caller guarantees, and each cube writes only its own sum.
     unsafe {
         chunk_squares::launch_unchecked(client, count, cube.dim(), values, starts, lens, sums, first as u32, cube)
     }
@@ -282,7 +281,7 @@ pub fn copy(client: &Client, source: &Handle, target: &Handle, copies: Copies) -
     let table = |name, handle| buffer(name, handle, copies.count, 4);
     let (from, to, lens) = (table("from", copies.from)?, table("to", copies.to)?, table("lens", copies.lens)?);
     let (count, dim) = (CubeCount::Static(copies.count as u32, 1, 1), CubeShape::of(client).dim());
-    // SAFETY: chunks end within both arrays as the caller says, and each is copied in one of the two forms.
+    // SAFETY: chunks end within both arrays, as the caller guarantees, and each is copied in one of the two forms.
     unsafe {
         copy_chunks::launch_unchecked(
             client,

@@ -55,22 +55,22 @@ pub fn gelu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], vectors: u32, 
 #[cube(launch_unchecked)]
 pub fn gelu_backward<E: Float>(
     x: &[Vec8<E>],
-    out_gradient: &[Vec8<E>],
-    x_gradient: &mut [Vec8<E>],
+    dout: &[Vec8<E>],
+    dx: &mut [Vec8<E>],
     vectors: u32,
     #[comptime] tanh: bool,
 ) {
     let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
-        let (value, given) = (x[at as usize], out_gradient[at as usize]);
+        let (value, given) = (x[at as usize], dout[at as usize]);
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
             let x = f32::cast_from(value.extract(i));
-            let (phi, slope) = gate(x, tanh);
-            result.insert(i, E::cast_from(f32::cast_from(given.extract(i)) * (phi + x * slope)));
+            let (phi, dy) = gate(x, tanh);
+            result.insert(i, E::cast_from(f32::cast_from(given.extract(i)) * (phi + x * dy)));
         }
-        x_gradient[at as usize] = result;
+        dx[at as usize] = result;
     }
 }
 
@@ -101,30 +101,19 @@ pub fn forward<E: Float>(
 pub fn backward<E: Float>(
     client: &Client,
     x: &Handle,
-    out_gradient: &Handle,
-    x_gradient: &Handle,
+    dout: &Handle,
+    dx: &Handle,
     len: usize,
     tanh: bool,
 ) -> Result<(), PointwiseError> {
     check("len", len, 8, 8 * i32::MAX as usize)?;
     let (cube, vectors) = (CubeShape::of(client), len / 8);
-    let (x, out_gradient) = (
-        buffer("x", x, vectors, 8 * size_of::<E>())?,
-        buffer("out_gradient", out_gradient, vectors, size_of::<Vec8<E>>())?,
-    );
-    let x_gradient = buffer("x_gradient", x_gradient, vectors, 8 * size_of::<E>())?;
+    let (x, dout) =
+        (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out_gradient", dout, vectors, size_of::<Vec8<E>>())?);
+    let dx = buffer("x_gradient", dx, vectors, 8 * size_of::<E>())?;
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        gelu_backward::launch_unchecked::<E>(
-            client,
-            cube.line(vectors),
-            cube.dim(),
-            x,
-            out_gradient,
-            x_gradient,
-            vectors as u32,
-            tanh,
-        )
+        gelu_backward::launch_unchecked::<E>(client, cube.line(vectors), cube.dim(), x, dout, dx, vectors as u32, tanh)
     };
     Ok(())
 }

@@ -1,29 +1,29 @@
-//! Keys of latent attention: features that all heads share, rotated, in front of those of a head's own, which lie
-//! beside its value.
+//! Keys of multi-head latent attention (MLA): the rope features, which all heads share, before the features of each
+//! head, which lie next to its value.
 use super::norm::backward::half;
 use super::{CubeShape, F32x4, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Most features of a part of a head.
+/// Most features of a section of a head.
 const LONGEST: usize = 1024;
 
-/// What a call works on: `kv [tokens, heads, own + value]` and `shared [tokens, rotated]` make keys
-/// `[tokens, heads, rotated + own]`.
+/// Sizes of a call: `kv [tokens, heads, nope_dim + value_dim]` and `shared [tokens, rope_dim]` make keys `[tokens,
+/// heads, rope_dim + nope_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentShape {
     /// Positions of all sequences.
     pub tokens: usize,
-    /// Tokens in a row that have the same angles.
+    /// Consecutive tokens with the same angles.
     pub batch: usize,
     /// Heads.
     pub heads: usize,
-    /// Features of a key that all heads share, which are rotated.
-    pub rotated: usize,
-    /// Features of a key that a head has for itself.
-    pub own: usize,
+    /// Features of a key that all heads share, rotated.
+    pub rope_dim: usize,
+    /// Features of a key of its own head, not rotated.
+    pub nope_dim: usize,
     /// Features of a value.
-    pub value: usize,
+    pub value_dim: usize,
 }
 
 impl LatentShape {
@@ -33,51 +33,52 @@ impl LatentShape {
     }
 
     fn check(&self) -> Result<(), PointwiseError> {
-        check("rotated features", self.rotated, 16, LONGEST)?;
-        check("own features", self.own, 8, LONGEST)?;
-        check("value features", self.value, 8, LONGEST)?;
+        check("rope_dim", self.rope_dim, 16, LONGEST)?;
+        check("nope_dim", self.nope_dim, 8, LONGEST)?;
+        check("value_dim", self.value_dim, 8, LONGEST)?;
         check("heads", self.heads, 1, u16::MAX as usize)?;
         check("tokens of the same angles", self.batch, 1, self.tokens)?;
-        let token = self.heads * (self.rotated + self.own).max(self.own + self.value) / 8;
+        let token = self.heads * (self.rope_dim + self.nope_dim).max(self.nope_dim + self.value_dim) / 8;
         check("tokens", self.tokens, self.batch, i32::MAX as usize / token)
     }
 
-    /// Vectors of all tokens' keys, of keys and values as they come, of the shared key, and of one table of angles.
+    /// Vectors of all tokens' keys, of `kv`, of the shared key, and of one table of angles.
     fn vectors(&self) -> [usize; 4] {
         let heads = self.tokens * self.heads;
         [
-            heads * (self.rotated + self.own) / 8,
-            heads * (self.own + self.value) / 8,
-            self.tokens * self.rotated / 8,
-            self.tokens / self.batch * self.rotated / 16,
+            heads * (self.rope_dim + self.nope_dim) / 8,
+            heads * (self.nope_dim + self.value_dim) / 8,
+            self.tokens * self.rope_dim / 8,
+            self.tokens / self.batch * self.rope_dim / 16,
         ]
     }
 
-    fn parts(&self) -> Parts {
-        let [half, own, value] = [self.rotated / 16, self.own / 8, self.value / 8].map(|vectors| vectors as u32);
-        Parts { half, own, value }
+    fn head_vectors(&self) -> HeadVectors {
+        let [half, nope_dim, value_dim] =
+            [self.rope_dim / 16, self.nope_dim / 8, self.value_dim / 8].map(|vectors| vectors as u32);
+        HeadVectors { half, nope_dim, value_dim }
     }
 }
 
-/// Vectors of a head's parts.
+/// Vectors of the sections of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Parts {
-    /// Half of what is rotated.
+pub struct HeadVectors {
+    /// Half of the rotated features.
     pub half: u32,
-    /// A head's own part of a key.
-    pub own: u32,
+    /// Features of a key of its own head.
+    pub nope_dim: u32,
     /// A value.
-    pub value: u32,
+    pub value_dim: u32,
 }
 
-impl Parts {
-    /// Units side by side on one column of the shared key, each with every so manyth head.
+impl HeadVectors {
+    /// Units that share a column of the shared key; each takes every n-th head.
     fn lanes(self, cube: CubeShape) -> u32 {
         (cube.units / (2 * self.half)).max(1)
     }
 }
 
-/// Cube `(token, items)`: an item is a vector of a key; `vectors` make the keys of a token.
+/// Cube `(token, items)`: an item is a vector of a key; a token's keys have `vectors` of them.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn join_keys<E: Float>(
@@ -88,9 +89,9 @@ pub fn join_keys<E: Float>(
     keys: &mut [Vec8<E>],
     vectors: u32,
     batch: u32,
-    #[comptime] parts: Parts,
+    #[comptime] sections: HeadVectors,
 ) {
-    let (half, front, length) = comptime![(parts.half, 2 * parts.half, 2 * parts.half + parts.own)];
+    let (half, front, length) = comptime![(sections.half, 2 * sections.half, 2 * sections.half + sections.nope_dim)];
     let item = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if item < vectors {
         let column = item % length;
@@ -108,17 +109,17 @@ pub fn join_keys<E: Float>(
             }
         } else {
             let head = CUBE_POS_X * (vectors / length) + item / length;
-            result = kv[(head * comptime![parts.own + parts.value] + column - front) as usize];
+            result = kv[(head * comptime![sections.nope_dim + sections.value_dim] + column - front) as usize];
         }
         keys[(CUBE_POS_X * vectors + item) as usize] = result;
     }
 }
 
-/// A cube for each token. Of a column of the shared key a unit adds up every so manyth head, and the units' sums are
-/// added up in their order.
+/// A cube for each token. Several units sum each column of the shared key, each over every n-th head; their sums are
+/// added in a fixed order.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-pub fn part_gradients<E: Float>(
+pub fn split_gradients<E: Float>(
     keys: &[Vec8<E>],
     values: &[Vec8<E>],
     cos: &[Vec8<E>],
@@ -127,12 +128,14 @@ pub fn part_gradients<E: Float>(
     shared: &mut [Vec8<E>],
     heads: u32,
     batch: u32,
-    #[comptime] parts: Parts,
+    #[comptime] sections: HeadVectors,
     #[comptime] cube: CubeShape,
 ) {
-    let (half_front, front, length) = comptime![(parts.half, 2 * parts.half, 2 * parts.half + parts.own)];
-    let (own, value, both) = comptime![(parts.own, parts.value, parts.own + parts.value)];
-    let (lanes, all) = comptime![(parts.lanes(cube), parts.lanes(cube) * 2 * parts.half)];
+    let (half_front, front, length) =
+        comptime![(sections.half, 2 * sections.half, 2 * sections.half + sections.nope_dim)];
+    let (nope_dim, value_dim, both) =
+        comptime![(sections.nope_dim, sections.value_dim, sections.nope_dim + sections.value_dim)];
+    let (lanes, all) = comptime![(sections.lanes(cube), sections.lanes(cube) * 2 * sections.half)];
     let first = CUBE_POS_X * heads;
     let mut lines = Shared::<[F32x4]>::new_slice(comptime![2 * all as usize]);
     let mut totals = Shared::<[F32x4]>::new_slice(comptime![2 * front as usize]);
@@ -145,10 +148,10 @@ pub fn part_gradients<E: Float>(
         }
         let mut head = task / front;
         while head < heads {
-            let slope = keys[((first + head) * length + task % front) as usize];
+            let dy = keys[((first + head) * length + task % front) as usize];
             #[unroll]
             for i in 0..8usize {
-                sums[i] = sums[i] + f32::cast_from(slope.extract(i));
+                sums[i] = sums[i] + f32::cast_from(dy.extract(i));
             }
             head += lanes;
         }
@@ -157,15 +160,15 @@ pub fn part_gradients<E: Float>(
         task += CUBE_DIM_X;
     }
     let mut item = UNIT_POS;
-    while item < heads * own {
-        let (head, column) = (first + item / own, item % own);
+    while item < heads * nope_dim {
+        let (head, column) = (first + item / nope_dim, item % nope_dim);
         kv[(head * both + column) as usize] = keys[(head * length + front + column) as usize];
         item += CUBE_DIM_X;
     }
     let mut item = UNIT_POS;
-    while item < heads * value {
-        let (head, column) = (first + item / value, item % value);
-        kv[(head * both + own + column) as usize] = values[(head * value + column) as usize];
+    while item < heads * value_dim {
+        let (head, column) = (first + item / value_dim, item % value_dim);
+        kv[(head * both + nope_dim + column) as usize] = values[(head * value_dim + column) as usize];
         item += CUBE_DIM_X;
     }
     sync_cube();
@@ -199,8 +202,8 @@ pub fn part_gradients<E: Float>(
     }
 }
 
-/// `keys` of `kv` and `shared`, which is rotated by the angles `cos, sin [tokens / batch, rotated / 2]` ("rotate
-/// half"); all of type `E` and without gaps.
+/// `keys` from `kv` and from `shared`, rotated by the angles `cos, sin [tokens / batch, rope_dim / 2]` ("rotate half");
+/// all of type `E` and without gaps.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.
@@ -233,14 +236,14 @@ pub fn keys<E: Float>(
             keys,
             items as u32,
             shape.batch as u32,
-            shape.parts(),
+            shape.head_vectors(),
         )
     };
     Ok(())
 }
 
-/// The gradients of `kv` and `shared` in [`keys`] and in the values that lie beside them, from those of keys and of
-/// values `[tokens, heads, value]`. The shared key's is a sum over the heads in fp32, always in the same order.
+/// The gradients of `kv` and `shared`, from those of the keys in [`keys`] and of the values `[tokens, heads,
+/// value_dim]`. The shared key's is a sum over the heads in fp32, always in the same order.
 ///
 /// # Errors
 /// As [`keys`].
@@ -254,7 +257,7 @@ pub fn gradients<E: Float>(
     shape.check()?;
     let ([of_keys, of_both, of_shared, of_angles], bytes) = (shape.vectors(), 8 * size_of::<E>());
     let keys = buffer("gradients of keys", keys, of_keys, bytes)?;
-    let values = buffer("gradients of values", values, shape.tokens * shape.heads * shape.value / 8, bytes)?;
+    let values = buffer("gradients of values", values, shape.tokens * shape.heads * shape.value_dim / 8, bytes)?;
     let (cos, sin) = (buffer("cos", cos, of_angles, bytes)?, buffer("sin", sin, of_angles, bytes)?);
     let kv = buffer("gradients of keys and values", kv, of_both, bytes)?;
     let shared = buffer("the shared key's gradient", shared, of_shared, bytes)?;
@@ -262,7 +265,7 @@ pub fn gradients<E: Float>(
     // SAFETY: a cube reads and writes what belongs to its token, every vector written by one unit, and the buffers hold
     // all tokens.
     unsafe {
-        part_gradients::launch_unchecked::<E>(
+        split_gradients::launch_unchecked::<E>(
             client,
             CubeCount::Static(shape.tokens as u32, 1, 1),
             cube.dim(),
@@ -274,7 +277,7 @@ pub fn gradients<E: Float>(
             shared,
             shape.heads as u32,
             shape.batch as u32,
-            shape.parts(),
+            shape.head_vectors(),
             cube,
         )
     };

@@ -1,4 +1,4 @@
-//! Kernels bound by memory: one pass over their tensors, 16 bytes a unit and access.
+//! Memory-bound kernels: one pass over their tensors, 16 bytes per unit and access.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 pub mod accumulate;
@@ -9,26 +9,26 @@ pub mod cross_entropy;
 mod cube;
 pub mod dropout;
 pub mod embedding;
-pub mod experts;
 pub mod flat;
 pub mod gelu;
 pub mod head_norms;
 pub mod latent;
+pub mod moe;
 pub mod momentum;
 pub mod muon;
 pub mod norm;
-pub mod parts;
+pub mod normalize;
+pub mod partial_sums;
+pub mod reduce_slices;
 pub mod rope;
-pub mod shares;
-pub mod slices;
+pub mod split_bf16;
 pub mod swiglu;
-pub mod thirds;
 
 pub use cube::CubeShape;
 pub(crate) use cube::{UNITS, cube_max};
 use cubecl::prelude::*;
 
-/// Most items of a kernel that has a unit for each, for 32-bit positions.
+/// Most items of a kernel with a unit for each, for 32-bit positions.
 const MOST: usize = u32::MAX as usize - 4 * CubeShape::GPU.units as usize;
 
 /// Eight numbers: 16 bytes of a half precision type.
@@ -46,12 +46,12 @@ pub enum PointwiseError {
         what: &'static str,
         /// Its length.
         found: usize,
-        /// What must divide it.
+        /// Its required divisor.
         multiple: usize,
-        /// The longest.
+        /// The largest length.
         most: usize,
     },
-    /// A buffer of another size.
+    /// A buffer that is too small.
     #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
     Buffer {
         /// Which tensor.

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
-/// What the momentum is, and the step that follows from it.
+/// How the momentum and the step follow from the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MomentumRule {
     /// `step = g`; there is no momentum.
@@ -46,9 +46,9 @@ pub struct MomentumBucket<'a> {
     pub momentum: Option<&'a Handle>,
     /// Summed gradients in fp32.
     pub gradient: &'a Handle,
-    /// The parameters that the model computes with, where they are narrower than `master`.
+    /// The parameters that the model computes with, if their type is narrower than `master`.
     pub weight: Option<(&'a Handle, FloatType)>,
-    /// One past the last element of each tensor and the gap behind it, `u32`, rising; the last is `len`.
+    /// One past the last element of each tensor and the gap after it, `u32`, ascending; the last is `len`.
     pub ends: &'a Handle,
     /// For each tensor 1 if it decays, else 0, `u32`.
     pub decays: &'a Handle,
@@ -127,7 +127,7 @@ pub fn step(client: &Client, bucket: MomentumBucket, k: &MomentumStep) -> Result
     check("tensors", bucket.tensors, 1, bucket.len)?;
     let (cube, vectors) = (CubeShape::of(client), bucket.len / 4);
     let momentum = match (k.rule, bucket.momentum) {
-        // The kernel touches no momentum then.
+        // The kernel then does not access the momentum.
         (MomentumRule::Plain, _) => bucket.master,
         (_, Some(momentum)) => momentum,
         (_, None) => {

@@ -1,4 +1,4 @@
-//! What Muon does to a matrix before and after its momentum is orthogonalised.
+//! The element-wise steps of Muon, before and after its momentum is orthogonalised.
 use super::{CubeShape, MOST, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -40,14 +40,14 @@ pub fn take_step<N: Size>(
     }
 }
 
-/// The widest vectors of fp32 that all of these `len` elements can be read in.
+/// The widest fp32 vectors for all of these `len` elements.
 fn width(handles: &[&Handle], len: usize) -> usize {
     let aligned = handles.iter().all(|handle| handle.offset_start.unwrap_or(0).is_multiple_of(16));
     if aligned && len.is_multiple_of(4) { 4 } else { 1 }
 }
 
-/// `m ← decay m + (1 − decay) gradient_scale g`, and `out` becomes the new `m`, or with `nesterov` the same mean of it
-/// and the gradient once more. All fp32 of `len` elements without gaps.
+/// `m ← decay m + (1 − decay) gradient_scale g`; `out` becomes the new `m`, or with `nesterov` the same mean of it and
+/// the gradient. All fp32 of `len` elements without gaps.
 ///
 /// # Errors
 /// If a buffer is too short.

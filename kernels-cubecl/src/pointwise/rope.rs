@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 /// Longest head.
 const LONGEST: usize = 1024;
 
-/// What a call works on: `x [rows, batch, all_heads, head_dim]`, of whose heads the first `heads` are rotated.
+/// Sizes of a call: `x [rows, batch, all_heads, head_dim]`; the first `heads` heads are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeShape {
     /// Sequence positions.
@@ -19,7 +19,7 @@ pub struct RopeShape {
     pub all_heads: usize,
     /// Length of a head.
     pub head_dim: usize,
-    /// Its first features, which are rotated: all of them, or the rotated part of latent attention's heads.
+    /// Its first features, which are rotated: all of them, or `rope_dim` of latent attention's heads.
     pub rotated: usize,
 }
 
@@ -43,13 +43,14 @@ impl RopeShape {
     }
 }
 
-/// Units of a head, of two vectors each: pairs that are rotated, and behind them those that are copied.
+/// Units of a head, of two vectors each: pairs that are rotated, then those that are copied.
 fn pairs(half: u32, head: u32, copies: bool) -> u32 {
     if copies { half + (head - 2 * half).div_ceil(2) } else { half }
 }
 
-/// Cube `(token, units)`. The units of a head stand side by side, so that all of it is moved at the same time. `half`
-/// vectors make half of what is rotated of a head, `head` a whole one; `copies` is whether the others are copied.
+/// Cube `(token, units)`. The units of a head are neighbours, so that all of it is moved at the same time. `half`
+/// vectors are half of a head's rotated features, `head` a whole head; `copies` says whether the other features are
+/// copied.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn rotate<E: Float>(
@@ -77,7 +78,7 @@ pub fn rotate<E: Float>(
         let mut high = unit + half;
         let mut rotates = nth < heads;
         if comptime![copies && rest > 0] {
-            // Behind the rotated part.
+            // After the rotated features.
             low = select(unit < half, low, unit + half);
             high = select(unit < half, high, unit + comptime![half + rest.div_ceil(2)]);
             rotates = rotates && unit < half;
@@ -110,8 +111,8 @@ pub fn rotate<E: Float>(
     }
 }
 
-/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps; without
-/// `out` in the place of `x`, where what is not rotated is not touched. Rotates by the negative angles if `back`.
+/// `out` from `x` and the angles `cos, sin [rows, rotated / 2]`, all of type `E` (2 bytes) and without gaps. Without
+/// `out` it rotates `x` in place, and does not access the other features. Rotates by the negative angles if `back`.
 pub fn apply<E: Float>(
     client: &Client,
     x: &Handle,
@@ -134,8 +135,8 @@ pub fn apply<E: Float>(
     let taken = if copies { shape.all_heads } else { shape.heads };
     let items = taken * pairs(half as u32, head as u32, copies) as usize;
     let cube = CubeShape::of(client).fitting(items);
-    // SAFETY: every unit stays in its token and its row of angles and reads what it overwrites before, and the buffers
-    // hold all.
+    // SAFETY: every unit stays in its token and its row of angles and reads each vector before it overwrites it, and
+    // the buffers hold all.
     unsafe {
         rotate::launch_unchecked::<E>(
             client,

@@ -20,11 +20,11 @@ pub(super) fn gated(gate: f32, up: f32) -> f32 {
     gate * sigmoid(gate) * up
 }
 
-/// The gradient of `gate`, given `slope`, that of [`gated`], and the [`sigmoid`] of the gate. That of `up` is
-/// `slope · gate · sigmoid`.
+/// The gradient of `gate`, given `dy`, that of [`gated`], and the [`sigmoid`] of the gate. That of `up` is `dy ·
+/// gate · sigmoid`.
 #[cube]
-pub(super) fn gate_gradient(slope: f32, gate: f32, up: f32, sigmoid: f32) -> f32 {
-    slope * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+pub(super) fn gate_gradient(dy: f32, gate: f32, up: f32, sigmoid: f32) -> f32 {
+    dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
 }
 
 #[cube(launch_unchecked)]
@@ -45,25 +45,25 @@ pub fn swiglu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], half: u32) {
 }
 
 #[cube(launch_unchecked)]
-pub fn swiglu_backward<E: Float>(x: &[Vec8<E>], out_gradient: &[Vec8<E>], x_gradient: &mut [Vec8<E>], half: u32) {
+pub fn swiglu_backward<E: Float>(x: &[Vec8<E>], dout: &[Vec8<E>], dx: &mut [Vec8<E>], half: u32) {
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < half {
         let at = (CUBE_POS_X * 2 * half + column) as usize;
         let gate = x[at];
         let up = x[at + half as usize];
-        let slope = out_gradient[(CUBE_POS_X * half + column) as usize];
+        let dy = dout[(CUBE_POS_X * half + column) as usize];
         let mut gates = Vec8::<E>::empty();
         let mut ups = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
             let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
-            let slope = f32::cast_from(slope.extract(i));
+            let dy = f32::cast_from(dy.extract(i));
             let s = sigmoid(g);
-            gates.insert(i, E::cast_from(gate_gradient(slope, g, u, s)));
-            ups.insert(i, E::cast_from(slope * g * s));
+            gates.insert(i, E::cast_from(gate_gradient(dy, g, u, s)));
+            ups.insert(i, E::cast_from(dy * g * s));
         }
-        x_gradient[at] = gates;
-        x_gradient[at + half as usize] = ups;
+        dx[at] = gates;
+        dx[at + half as usize] = ups;
     }
 }
 
@@ -96,18 +96,18 @@ pub fn forward<E: Float>(
 pub fn backward<E: Float>(
     client: &Client,
     x: &Handle,
-    out_gradient: &Handle,
-    x_gradient: &Handle,
+    dout: &Handle,
+    dx: &Handle,
     rows: usize,
     half: usize,
 ) -> Result<(), PointwiseError> {
     check("half", half, 8, LONGEST)?;
     let (cube, vectors) = (CubeShape::of(client).fitting(half / 8), rows * half / 8);
-    let (x, out_gradient) = (
+    let (x, dout) = (
         buffer("x", x, 2 * vectors, 8 * size_of::<E>())?,
-        buffer("out_gradient", out_gradient, vectors, size_of::<Vec8<E>>())?,
+        buffer("out_gradient", dout, vectors, size_of::<Vec8<E>>())?,
     );
-    let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, 8 * size_of::<E>())?;
+    let dx = buffer("x_gradient", dx, 2 * vectors, 8 * size_of::<E>())?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
         swiglu_backward::launch_unchecked::<E>(
@@ -115,8 +115,8 @@ pub fn backward<E: Float>(
             cube.rows(rows, half / 8),
             cube.dim(),
             x,
-            out_gradient,
-            x_gradient,
+            dout,
+            dx,
             half as u32 / 8,
         )
     };

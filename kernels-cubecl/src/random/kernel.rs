@@ -1,4 +1,4 @@
-//! Draws on a GPU: the functions beside it on the host, operation by operation.
+//! The random numbers on a GPU: the host's functions, operation by operation.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 #![allow(clippy::needless_range_loop, reason = "kernels have no iterators over constants")]
 
@@ -14,7 +14,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_PI_2, LN_2};
 /// Units of a cube.
 const UNITS: u32 = 256;
 
-/// Which numbers are drawn.
+/// The distribution, and the stream to draw from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normal {
     /// Seed.
@@ -25,21 +25,21 @@ pub struct Normal {
     pub std: f64,
 }
 
-/// Where local elements lie in a global array: element `row * width + column` is number `first + row * stride + column`
-/// of the stream if `column < used`, else padding, which is zero.
+/// Where local elements are in a global array: element `row * width + column` has index `first + row * stride + column`
+/// in the stream if `column < used`; otherwise it is padding, which is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Number of the first element.
+pub struct ShardPosition {
+    /// Index of the first element.
     pub first: u64,
     /// Global elements from a row to the next.
     pub stride: u64,
     /// Local elements of a row.
     pub width: usize,
-    /// Those that are not padding.
+    /// Elements of a row that are not padding.
     pub used: usize,
 }
 
-/// The first half of one round's words: `(high, low)` of a product.
+/// Both words of a product of two words, `(high, low)`.
 #[cube]
 fn wide_product(a: u32, b: u32) -> (u32, u32) {
     (a.mul_hi(b), a * b)
@@ -148,18 +148,18 @@ pub fn draw_normal<E: Float>(
     }
 }
 
-/// Fills `out`, `len` elements of type `float` (`None`: f64), with `std · standard_normal(words(seed, stream,
-/// number))`, rounded to f32 and then to the type.
+/// Fills `out`, `len` elements of type `float` (`None`: f64), with `std · standard_normal(words(seed, stream, index))`,
+/// rounded to f32 and then to the type.
 ///
 /// # Errors
-/// If the buffer is shorter, there are more elements than fit into 32 bits, or a row has no elements or fewer than are
-/// used.
+/// If the buffer is shorter, there are more elements than fit into 32 bits, or a row has no elements or fewer than
+/// `used`.
 pub fn normal(
     client: &Client,
     out: &Handle,
     float: Option<FloatType>,
     len: usize,
-    place: Place,
+    place: ShardPosition,
     draw: Normal,
 ) -> Result<(), PointwiseError> {
     let most = u32::MAX as usize - UNITS as usize;

@@ -1,25 +1,26 @@
-//! Random numbers that are functions of their place, with the same bits on every machine and every GPU.
+//! Random numbers that are functions of their index, with the same bits on every machine and every GPU.
 //!
-//! Only integers and what IEEE 754 rounds exactly are used: `+ − × ÷ √` and fused multiply-add, no function of a
-//! library. A compiler for GPUs contracts `a b + c`, so every product that is added to something is either a fused
-//! multiply-add here or exact; nothing is left to contract.
+//! Only integers and operations that IEEE 754 rounds exactly are used: `+ − × ÷ √` and fused multiply-add, no library
+//! function. GPU compilers contract `a b + c`, so every multiplication whose result is added to something is either a
+//! fused multiply-add here or exact; nothing is left to contract.
 
 #[cfg(feature = "cuda")]
 pub mod kernel;
 mod philox;
 
 #[cfg(feature = "cuda")]
-pub use kernel::{Normal, Place, normal};
+pub use kernel::{Normal, ShardPosition, normal};
 pub use philox::philox4x32;
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_PI_2, LN_2};
 
-/// `1 / (2 k + 1)` from `k = 9` down to 0: `ln((1 + s) / (1 − s)) = 2 s Σ s²ᵏ / (2 k + 1)`. For `s² < 0.0295` what is
-/// left out is below 2⁻⁵⁴ of the sum.
+/// `1 / (2 k + 1)` from `k = 9` down to 0: `ln((1 + s) / (1 − s)) = 2 s Σ s²ᵏ / (2 k + 1)`. For `s² < 0.0295` the
+/// truncation error is below 2⁻⁵⁴ of the sum.
 const LOGARITHM: [f64; 10] =
     [1.0 / 19.0, 1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0];
 
-/// `(−1)ᵏ / (2 k + 1)!` from `k = 11` down to 0. For an angle of up to π/2 what is left out is below 2⁻⁵⁴ of the sine.
+/// `(−1)ᵏ / (2 k + 1)!` from `k = 11` down to 0. For an angle of up to π/2 the truncation error is below 2⁻⁵⁴ of the
+/// sine.
 const SINE: [f64; 12] = [
     -1.0 / 25_852_016_738_884_976_640_000.0,
     1.0 / 51_090_942_171_709_440_000.0,
@@ -35,7 +36,7 @@ const SINE: [f64; 12] = [
     1.0,
 ];
 
-/// Powers of two by which a small number is brought near one, the largest first.
+/// Powers of two by which a small number is scaled towards one, the largest first.
 const STEPS: [u32; 6] = [32, 16, 8, 4, 2, 1];
 
 /// The two numbers of element `index` of stream `stream`: four words of [`philox4x32`].
@@ -51,7 +52,7 @@ pub fn words(seed: u64, stream: u64, index: u64) -> [u32; 4] {
 pub fn standard_normal(words: [u32; 4]) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("fma") {
-        /// The same with the processor's own instruction, without which a fused multiply-add is a call.
+        /// The same with the processor's own instruction; without it a fused multiply-add is a function call.
         #[target_feature(enable = "fma")]
         fn fused(words: [u32; 4]) -> f64 {
             box_muller(words)
@@ -118,7 +119,7 @@ mod tests {
     fn functions_are_those_of_the_library_but_for_a_rounding() {
         for index in 0..20_000u64 {
             let [a, b, ..] = words(3, 0, index);
-            // Small numbers too, which draws hardly reach.
+            // Small numbers too, which samples hardly reach.
             let x = fraction(a >> (index % 32), 20, b >> 12);
             for (name, found, expected) in [("ln", logarithm(x), x.ln()), ("sin", sine(x), (x * FRAC_PI_2).sin())] {
                 assert!(
@@ -148,12 +149,12 @@ mod tests {
             let found = values.iter().filter(|value| value.abs() > above).count() as f64 / count as f64;
             assert!((found - share).abs() < error(share * (1.0 - share)), "beyond {above}: {found}");
         }
-        // Neighbours, and the same place with another seed, know nothing of each other.
+        // Neighbours, and the same index with another seed, are independent.
         let product = |other: &[f64]| values.iter().zip(other).map(|(a, b)| a * b).sum::<f64>() / count as f64;
         assert!(product(&values[1..]).abs() < error(1.0) && product(&draw(12, count)).abs() < error(1.0));
     }
 
-    /// What no machine and no later version may change: runs go on from seeds.
+    /// No machine and no later version may change these bits: resumed runs depend on their seeds.
     #[test]
     fn bits_are_these_for_ever() {
         let bits: Vec<u64> = (0..4).map(|index| standard_normal(words(1, 2, index << 31)).to_bits()).collect();

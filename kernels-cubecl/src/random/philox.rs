@@ -1,4 +1,4 @@
-//! A counter-based random generator: the value at a position is a function of the position.
+//! A counter-based random generator: the value at an index is a function of the index.
 
 pub(super) const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 pub(super) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

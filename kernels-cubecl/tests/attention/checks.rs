@@ -5,13 +5,13 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 use kernels_cubecl::attention::portable::{self, Element, mma};
-use kernels_cubecl::attention::{Extras, Gradients, Half, Packed, Saved, Tensor4};
+use kernels_cubecl::attention::{CallOptions, Gradients, Half, Packed, Saved, Tensor4};
 use std::fmt;
 
 /// Which kernels.
 #[derive(Clone, Copy, Debug)]
 pub enum Kernels {
-    /// Plain units.
+    /// Without matrix units.
     Plain(Element),
     /// Matrix units.
     #[allow(dead_code, reason = "the cpu runtime has none")]
@@ -43,20 +43,20 @@ impl Kernels {
     }
 }
 
-/// One result: what is off by how much of its largest number, and what rounding explains.
-pub struct Found {
+/// Error of one result, relative to its largest number, and its bound.
+pub struct Comparison {
     pub name: &'static str,
     pub error: f64,
     pub bound: f64,
 }
 
-impl Found {
+impl Comparison {
     pub fn ok(&self) -> bool {
         self.error <= self.bound
     }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} is off by {:.1e}, allowed is {:.1e}", self.name, self.error, self.bound)
     }
@@ -104,7 +104,7 @@ fn distance(found: &[f64], expected: &[f64]) -> f64 {
     found.iter().zip(expected).map(one).fold(0.0, f64::max)
 }
 
-/// A tensor whose heads have gaps filled with NaN, and its numbers rounded to the type.
+/// A tensor with NaN in gaps between its heads, and its numbers rounded to the type.
 fn spread(client: &Client, shape: [usize; 4], kernels: Kernels, seed: usize) -> (Tensor4, Vec<f64>) {
     let ([s, b, h, d], element, gap) = (shape, kernels.element(), kernels.gap());
     let values = numbers_of(&bytes(&numbers(s * b * h * d, seed), element), element);
@@ -128,13 +128,13 @@ fn read(client: &Client, handle: &Handle, element: Element) -> Vec<f64> {
 }
 
 /// Output, log-sum-exp and gradients of a call.
-pub fn check(client: &Client, kernels: Kernels, problem: &Problem) -> Vec<Found> {
+pub fn check(client: &Client, kernels: Kernels, problem: &Problem) -> Vec<Comparison> {
     let (shape, element) = (&problem.shape, kernels.element());
     let (q, q_values) = spread(client, shape.query_shape(), kernels, 1);
     let (k, k_values) = spread(client, shape.key_shape(), kernels, 2);
     let (v, v_values) = spread(client, shape.value_shape(), kernels, 3);
-    let (slope, slopes) = spread(client, shape.out_shape(), kernels, 4);
-    let expected = problem.solve(&q_values, &k_values, &v_values, &slopes);
+    let (dout, dout_values) = spread(client, shape.out_shape(), kernels, 4);
+    let expected = problem.solve(&q_values, &k_values, &v_values, &dout_values);
     let upload = |starts: &Vec<i32>| client.create_from_slice(i32::as_bytes(starts));
     let starts = problem.starts.as_ref().map(|starts| starts.each_ref().map(upload));
     let packed = starts.as_ref().map(|[query_starts, key_starts]| Packed {
@@ -145,23 +145,23 @@ pub fn check(client: &Client, kernels: Kernels, problem: &Problem) -> Vec<Found>
         longest_key: shape.keys,
     });
     let (dropout, first_query) = (problem.dropout, problem.first_query);
-    let extras = Extras { element: kernels.half(), packed, dropout, first_query, ..Default::default() };
+    let options = CallOptions { element: kernels.half(), packed, dropout, first_query, ..Default::default() };
     let statistic = if element == Element::F64 { Element::F64 } else { Element::F32 };
     let out = empty(client, shape.out_shape(), element);
     let lse = client.create_from_slice(&vec![0xff; shape.statistics_len() * statistic.size()]);
     let (scale, qkv) = (problem.scale, (&q, &k, &v));
     let done = match kernels {
-        Kernels::Plain(_) => portable::forward(client, element, shape, scale, &extras, qkv, &out, &lse),
-        Kernels::Mma(_) => mma::forward(client, shape, scale as f32, &extras, qkv, &out, &lse),
+        Kernels::Plain(_) => portable::forward(client, element, shape, scale, &options, qkv, &out, &lse),
+        Kernels::Mma(_) => mma::forward(client, shape, scale as f32, &options, qkv, &out, &lse),
     };
     done.expect("a legal call");
     let gradients = [shape.query_shape(), shape.key_shape(), shape.value_shape()].map(|s| empty(client, s, element));
     let [dq, dk, dv] = &gradients;
     let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
-    let into = Gradients { q: dq, k: dk, v: dv };
+    let into = Gradients { dq, dk, dv };
     let done = match kernels {
-        Kernels::Plain(_) => portable::backward(client, element, shape, scale, &extras, saved, &slope, into),
-        Kernels::Mma(_) => mma::backward(client, shape, scale as f32, &extras, saved, &slope, into),
+        Kernels::Plain(_) => portable::backward(client, element, shape, scale, &options, saved, &dout, into),
+        Kernels::Mma(_) => mma::backward(client, shape, scale as f32, &options, saved, &dout, into),
     };
     done.expect("a legal call");
 
@@ -172,11 +172,11 @@ pub fn check(client: &Client, kernels: Kernels, problem: &Problem) -> Vec<Found>
     let bound = allowed(element);
     let one = |name, handle: &Handle, expected: &[f64], bound| {
         let error = distance(&read(client, handle, element), expected);
-        Found { name, error, bound }
+        Comparison { name, error, bound }
     };
     let error = distance(&rows(&read(client, &lse, statistic)), &rows(&expected.lse));
-    // A product of rounded numbers is exact in fp32; only its sum is not.
-    let mut found = vec![Found { name: "lse", error, bound: allowed(statistic) }];
+    // The product of two rounded numbers is exact in fp32; only their sum is not.
+    let mut found = vec![Comparison { name: "lse", error, bound: allowed(statistic) }];
     found.push(one("out", &out.handle, &expected.out, bound));
     for (name, (gradient, expected)) in ["dq", "dk", "dv"].into_iter().zip(gradients.iter().zip(&expected.gradients)) {
         found.push(one(name, &gradient.handle, expected, 2.0 * bound));

@@ -6,7 +6,7 @@ mod reference;
 use checks::{Kernels, empty};
 use cubecl::prelude::*;
 use kernels_cubecl::attention::portable::{self, Element};
-use kernels_cubecl::attention::{AttentionShape, Dropout, Extras};
+use kernels_cubecl::attention::{AttentionShape, CallOptions, Dropout};
 use reference::Problem;
 
 fn client() -> Client {
@@ -64,7 +64,7 @@ fn queries_without_keys() {
     check("more queries than keys", &plain(AttentionShape { keys: 4, ..shape() }), Element::F64);
     let window = AttentionShape { window: Some(3), causal: false, ..shape() };
     for first in [-20, -5, 4, 30] {
-        check("queries elsewhere", &Problem { first_query: Some(first), ..plain(window) }, Element::F64);
+        check("queries at other positions", &Problem { first_query: Some(first), ..plain(window) }, Element::F64);
     }
 }
 
@@ -97,14 +97,14 @@ fn what_does_not_fit_is_refused() {
     let shape = shape();
     let [q, k, v] = [shape.query_shape(), shape.key_shape(), shape.value_shape()].map(|s| empty(&client, s, element));
     let (out, lse) = (empty(&client, shape.out_shape(), element), client.empty(4));
-    let said = |shape: AttentionShape, extras: Extras| {
-        let done = portable::forward(&client, element, &shape, 1.0, &extras, (&q, &k, &v), &out, &lse);
+    let said = |shape: AttentionShape, options: CallOptions| {
+        let done = portable::forward(&client, element, &shape, 1.0, &options, (&q, &k, &v), &out, &lse);
         done.unwrap_err().to_string()
     };
-    assert!(said(shape, Extras::default()).contains("the buffer of lse has 4 bytes"));
-    assert!(said(AttentionShape { kv_heads: 3, ..shape }, Extras::default()).contains("do not divide among 3"));
-    assert!(said(AttentionShape { window: Some(0), ..shape }, Extras::default()).contains("window is zero"));
-    assert!(said(AttentionShape { keys: 10, ..shape }, Extras::default()).contains("k has shape"));
+    assert!(said(shape, CallOptions::default()).contains("the buffer of lse has 4 bytes"));
+    assert!(said(AttentionShape { kv_heads: 3, ..shape }, CallOptions::default()).contains("do not divide among 3"));
+    assert!(said(AttentionShape { window: Some(0), ..shape }, CallOptions::default()).contains("window is zero"));
+    assert!(said(AttentionShape { keys: 10, ..shape }, CallOptions::default()).contains("k has shape"));
     let dropout = Some(Dropout { p: 1.0, ..Dropout::whole(0.0, 1, &shape) });
-    assert!(said(shape, Extras { dropout, ..Default::default() }).contains("dropout probability is 1"));
+    assert!(said(shape, CallOptions { dropout, ..Default::default() }).contains("dropout probability is 1"));
 }

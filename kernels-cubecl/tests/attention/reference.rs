@@ -1,4 +1,4 @@
-//! Attention in f64, one weight at a time.
+//! Attention in f64, one probability at a time.
 
 use kernels_cubecl::attention::{AttentionShape, Dropout};
 
@@ -7,12 +7,12 @@ pub struct Problem {
     pub shape: AttentionShape,
     pub scale: f64,
     pub dropout: Option<Dropout>,
-    /// Where the packed sequences begin, of the queries and of the keys.
+    /// Start offsets of packed sequences: of the queries and of the keys.
     pub starts: Option<[Vec<i32>; 2]>,
     pub first_query: Option<i64>,
 }
 
-/// What a problem gives, each `[seq, batch, heads, length]`; the log-sum-exp `[batch, heads, padded queries]`.
+/// Results of a problem, each `[seq, batch, heads, length]`; the log-sum-exp `[batch, heads, padded queries]`.
 pub struct Answer {
     pub out: Vec<f64>,
     pub lse: Vec<f64>,
@@ -33,15 +33,15 @@ fn mix(x: u32) -> u32 {
 }
 
 impl Problem {
-    /// Whether query `i` sees key `j`.
-    fn sees(&self, i: usize, j: usize) -> bool {
+    /// Whether key `j` is visible to query `i`.
+    fn is_visible(&self, i: usize, j: usize) -> bool {
         let AttentionShape { queries, keys, causal, window, .. } = self.shape;
-        let place = |starts: &[i32], row: usize| starts.iter().rposition(|start| *start as usize <= row).unwrap();
+        let sequence_of = |starts: &[i32], row: usize| starts.iter().rposition(|start| *start as usize <= row).unwrap();
         let (i, j, offset) = match &self.starts {
             None => (i, j, self.first_query.unwrap_or(keys as i64 - queries as i64)),
             Some([of_queries, of_keys]) => {
-                let sequence = place(&of_queries[..of_queries.len() - 1], i);
-                if sequence != place(&of_keys[..of_keys.len() - 1], j) {
+                let sequence = sequence_of(&of_queries[..of_queries.len() - 1], i);
+                if sequence != sequence_of(&of_keys[..of_keys.len() - 1], j) {
                     return false;
                 }
                 let length = |starts: &[i32]| i64::from(starts[sequence + 1] - starts[sequence]);
@@ -53,18 +53,18 @@ impl Problem {
         !(causal && ahead > 0) && window.is_none_or(|window| ahead.unsigned_abs() < window as u64)
     }
 
-    /// What dropout multiplies a weight with.
+    /// The factor of dropout.
     fn keep(&self, [b, h, i, j]: [usize; 4]) -> f64 {
         let Some(Dropout { p, seed, first, heads, queries }) = self.dropout else { return 1.0 };
         let row = ((first[0] + b) * heads + first[1] + h) * queries + first[2] + i;
         let key = splitmix(seed ^ splitmix(row as u64));
         let column = ((first[3] + j) as u32).wrapping_mul(0x9e37_79b9).wrapping_add((key >> 32) as u32);
         let dropped = f64::from(mix(mix(column) ^ key as u32)) < f64::from(p) * 4_294_967_296.0;
-        // The kernels take the factor in fp32.
+        // The kernels have the factor in fp32.
         if dropped { 0.0 } else { f64::from((1.0 / (1.0 - f64::from(p))) as f32) }
     }
 
-    pub fn solve(&self, q: &[f64], k: &[f64], v: &[f64], slope: &[f64]) -> Answer {
+    pub fn solve(&self, q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> Answer {
         let AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, .. } = self.shape;
         let row = |seq: usize, b: usize, h: usize, all: usize, length: usize| {
             let at = ((seq * batch + b) * all + h) * length;
@@ -79,34 +79,34 @@ impl Problem {
         for (b, h, i) in (0..batch * heads * queries).map(|n| (n / queries / heads, n / queries % heads, n % queries)) {
             let kv = h / (heads / kv_heads);
             let (at, to) = (row(i, b, h, heads, head_dim), row(i, b, h, heads, value_dim));
-            let seen: Vec<usize> = (0..keys).filter(|j| self.sees(i, *j)).collect();
-            if seen.is_empty() {
+            let visible: Vec<usize> = (0..keys).filter(|j| self.is_visible(i, *j)).collect();
+            if visible.is_empty() {
                 continue;
             }
             let key = |j: usize| row(j, b, kv, kv_heads, head_dim);
             let value = |j: usize| row(j, b, kv, kv_heads, value_dim);
-            let scores: Vec<f64> = seen.iter().map(|j| dot(&q[at.clone()], &k[key(*j)]) * self.scale).collect();
-            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
-            answer.lse[(b * heads + h) * self.shape.padded_queries() + i] = top + total.ln();
-            let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp() / total).collect();
-            let keeps: Vec<f64> = seen.iter().map(|j| self.keep([b, h, i, *j])).collect();
-            for ((j, weight), keep) in seen.iter().zip(&weights).zip(&keeps) {
+            let scores: Vec<f64> = visible.iter().map(|j| dot(&q[at.clone()], &k[key(*j)]) * self.scale).collect();
+            let row_max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let row_sum: f64 = scores.iter().map(|score| (score - row_max).exp()).sum();
+            answer.lse[(b * heads + h) * self.shape.padded_queries() + i] = row_max + row_sum.ln();
+            let probabilities: Vec<f64> = scores.iter().map(|score| (score - row_max).exp() / row_sum).collect();
+            let keeps: Vec<f64> = visible.iter().map(|j| self.keep([b, h, i, *j])).collect();
+            for ((j, p), keep) in visible.iter().zip(&probabilities).zip(&keeps) {
                 for (out, v) in answer.out[to.clone()].iter_mut().zip(&v[value(*j)]) {
-                    *out += weight * keep * v;
+                    *out += p * keep * v;
                 }
             }
-            let delta = dot(&slope[to.clone()], &answer.out[to.clone()]);
+            let delta = dot(&dout[to.clone()], &answer.out[to.clone()]);
             let [dq, dk, dv] = &mut answer.gradients;
-            for ((j, weight), keep) in seen.iter().zip(&weights).zip(&keeps) {
-                let pull = keep * dot(&slope[to.clone()], &v[value(*j)]);
-                let ds = weight * (pull - delta) * self.scale;
+            for ((j, p), keep) in visible.iter().zip(&probabilities).zip(&keeps) {
+                let dp = keep * dot(&dout[to.clone()], &v[value(*j)]);
+                let ds = p * (dp - delta) * self.scale;
                 for (e, column) in at.clone().zip(key(*j)) {
                     dq[e] += ds * k[column];
                     dk[column] += ds * q[e];
                 }
-                for (dv, slope) in dv[value(*j)].iter_mut().zip(&slope[to.clone()]) {
-                    *dv += weight * keep * slope;
+                for (dv, dout) in dv[value(*j)].iter_mut().zip(&dout[to.clone()]) {
+                    *dv += p * keep * dout;
                 }
             }
         }

@@ -2,14 +2,14 @@
 use super::{buffer, compile, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::{bf16, f16};
+use kernels_cubecl::attention::dkdv::{self, DkDvOutputs, DkDvPlan};
+use kernels_cubecl::attention::dq::{self, DqPlan};
+use kernels_cubecl::attention::dqdkdv::{self, DqDkDvPlan};
 use kernels_cubecl::attention::forward::{self, ForwardPlan};
-use kernels_cubecl::attention::joint_gradient::{self, JointGradientPlan};
-use kernels_cubecl::attention::key_gradient::{self, Gradient, KeyGradientPlan};
-use kernels_cubecl::attention::query_gradient::{self, QueryGradientPlan};
 use kernels_cubecl::attention::variant::SizesCompilationArg;
-use kernels_cubecl::attention::{Half, Variant, delta, draw, merge};
+use kernels_cubecl::attention::{Half, Variant, delta, dropout, merge};
 
-/// Checks what must hold for every kernel with warpgroup MMAs.
+/// Every kernel with warpgroup MMAs has as many of them, and nothing that makes ptxas serialise them.
 fn check(what: &str, kernel: impl CubeKernel, mmas: usize) {
     let ptx = compile(what, kernel);
     assert_eq!(ptx.matches("wgmma.mma_async").count(), mmas, "warpgroup MMAs of {what}");
@@ -25,16 +25,16 @@ fn sizes() -> SizesCompilationArg {
         keys: (),
         offset: (),
         window: (),
-        stride: (),
-        statistics: (),
+        stats_stride: (),
+        stats_len: (),
         group: (),
-        limit: (),
-        keep: (),
+        drop_threshold: (),
+        keep_scale: (),
         first_key: (),
     }
 }
 
-/// All head dimensions, causal and full; of two of them everything else too.
+/// All head dimensions, causal and full; for some of them all other options too.
 fn variants() -> Vec<Variant> {
     let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)];
     let mut all: Vec<Variant> =
@@ -52,27 +52,27 @@ fn variants() -> Vec<Variant> {
 }
 
 #[test]
-fn forward_overlaps_its_products() {
+fn forward_overlaps_its_gemms() {
     for variant in variants() {
         let plan = ForwardPlan::fastest(variant);
         let kernel = kernel!(
-            forward::forward::Forward,
+            forward::attention_forward::AttentionForward,
             settings(),
             ((), (), (), (), buffer(), buffer(), buffer(), buffer(), sizes(), (), plan)
         );
-        // Scores and values of a step; the step stands there for edge and inner blocks (once with a window), and its
-        // parts before and after.
+        // S and P V of a step. The step is compiled for masked and for unmasked blocks (once with a window), and its parts
+        // before and after the loop.
         let copies = if variant.window { 2 } else { 3 };
         check(&format!("{plan:?}"), kernel, copies * (variant.head_dim / 16 + plan.block / 16));
     }
 }
 
 #[test]
-fn query_gradient_overlaps_its_products() {
+fn dq_overlaps_its_gemms() {
     for variant in variants() {
-        let plan = QueryGradientPlan::fastest(variant);
+        let plan = DqPlan::fastest(variant);
         let kernel = kernel!(
-            query_gradient::query_gradient::QueryGradient,
+            dq::attention_dq::AttentionDq,
             settings(),
             ((), (), (), (), buffer(), buffer(), buffer(), buffer(), (), sizes(), (), plan)
         );
@@ -83,20 +83,20 @@ fn query_gradient_overlaps_its_products() {
 }
 
 #[test]
-fn key_gradient_overlaps_its_products() {
+fn dkdv_overlaps_its_gemms() {
     for variant in variants() {
-        for plan in KeyGradientPlan::fastest(variant) {
+        for plan in DkDvPlan::fastest(variant) {
             let kernel = kernel!(
-                key_gradient::key_gradient::KeyGradient,
+                dkdv::attention_dkdv::AttentionDkdv,
                 settings(),
                 ((), (), (), (), (), (), buffer(), buffer(), (), (), sizes(), (), plan)
             );
-            let keys = (variant.value_dim + plan.block) / 16;
-            let values = plan.block / 16;
-            let mmas = match plan.gradient {
-                Gradient::Both => keys + values,
-                Gradient::Keys => keys,
-                Gradient::Values => values,
+            let dk = (variant.value_dim + plan.block) / 16;
+            let dv = plan.block / 16;
+            let mmas = match plan.outputs {
+                DkDvOutputs::Both => dk + dv,
+                DkDvOutputs::Dk => dk,
+                DkDvOutputs::Dv => dv,
             };
             check(&format!("{plan:?}"), kernel, variant.head_dim / 16 + mmas);
         }
@@ -104,12 +104,12 @@ fn key_gradient_overlaps_its_products() {
 }
 
 #[test]
-fn what_goes_around_the_products_compiles() {
+fn preprocessing_and_merge_compile() {
     macro_rules! rows {
         ($element:ty, $dim:literal) => {{
             let b = buffer;
             let kernel = kernel!(
-                delta::delta::Delta<$element>,
+                delta::attention_delta::AttentionDelta<$element>,
                 settings(),
                 (b(), b(), b(), b(), (), (), (), (), (), (), (), (), $dim)
             );
@@ -125,24 +125,24 @@ fn what_goes_around_the_products_compiles() {
     rows!(bf16, 128);
     rows!(f16, 96);
     rows!(bf16, 256);
-    let kernel = kernel!(draw::drop_keys::DropKeys, settings(), (buffer(), (), (), (), (), (), (), ()));
-    let ptx = compile("drop keys", kernel);
+    let kernel = kernel!(dropout::dropout_keys::DropoutKeys, settings(), (buffer(), (), (), (), (), (), (), ()));
+    let ptx = compile("dropout keys", kernel);
     assert!(ptx.contains("mul.lo.s64"), "64-bit keys are multiplied in 64 bits");
 }
 
 #[test]
-fn joint_gradient_overlaps_its_products() {
+fn dqdkdv_overlaps_its_gemms() {
     let all = Variant { window: true, packed: true, ..Variant::dense(128, 128, false) };
-    let mut plans: Vec<JointGradientPlan> = variants().into_iter().filter_map(JointGradientPlan::fastest).collect();
-    assert_eq!(plans.len(), 8, "heads of 128, causal and full: bf16, fp16, with a window, packed");
-    plans.extend(JointGradientPlan::fastest(all));
+    let mut plans: Vec<DqDkDvPlan> = variants().into_iter().filter_map(DqDkDvPlan::fastest).collect();
+    assert_eq!(plans.len(), 8, "head_dim 128, causal and full: bf16, fp16, with a window, packed");
+    plans.extend(DqDkDvPlan::fastest(all));
     for plan in plans {
         let kernel = kernel!(
-            joint_gradient::joint_gradient::JointGradient,
+            dqdkdv::attention_dqdkdv::AttentionDqdkdv,
             settings(),
             ((), (), (), (), (), buffer(), buffer(), buffer(), (), (), sizes(), (), plan)
         );
-        // Scores, their gradients, values, keys, and queries; the queries of the last step stand behind the loop.
+        // S, dP, dV, dK, and dQ; the last dQ is after the loop.
         check(&format!("{plan:?}"), kernel, 8 + 8 + 4 + 4 + 2 * 8);
     }
 }

@@ -8,7 +8,7 @@ use kernels_cubecl::pointwise::CubeShape;
 fn check(what: &str, kernel: impl CubeKernel, conversion: Option<&str>) {
     let ptx = compile(what, kernel);
     let spilled = ptx.lines().find(|line| line.trim_start().starts_with(".local"));
-    assert_eq!(spilled, None, "{what} keeps numbers in memory");
+    assert_eq!(spilled, None, "{what} spills to local memory");
     if let Some(conversion) = conversion {
         assert!(ptx.contains(conversion), "{what} does not convert by {conversion}");
     }

@@ -1,8 +1,8 @@
 //! Kernels compiled to PTX for Hopper without a GPU. With `KERNELS_PTX=folder` the PTX is also written there, for
 //! `ptxas -c -arch=sm_90a -v`.
 //!
-//! An attention kernel that reaches local memory or calls a function is still right, but its warpgroup MMAs then wait
-//! for each other: forward attention ran at 350 instead of 630 TFLOP/s on an H200 before these were gone.
+//! ptxas serialises the warpgroup MMAs of an attention kernel that spills to local memory or calls a function: its results are right,
+//! but forward attention ran at 350 instead of 630 TFLOP/s on an H200.
 #![cfg(feature = "cuda")]
 
 /// A kernel to compile, with `settings` and the compile-time form of its arguments.
@@ -34,7 +34,7 @@ use cubecl_runtime::kernel::CubeKernel;
 use std::ffi::CStr;
 use std::sync::Arc;
 
-/// What a cube may have on Hopper.
+/// Shared memory of a cube on Hopper.
 const SHARED_BYTES: usize = 227 * 1024;
 
 fn hopper() -> Arc<DeviceProperties> {
@@ -102,10 +102,10 @@ fn compile(what: &str, kernel: impl CubeKernel) -> String {
     ptx
 }
 
-/// PTX of a kernel that keeps nothing of a unit's outside its registers.
+/// PTX of a kernel, which must not spill.
 fn registers_only(what: &str, kernel: impl CubeKernel) -> String {
     let ptx = compile(what, kernel);
     let spilled = ptx.lines().find(|line| line.trim_start().starts_with(".local"));
-    assert_eq!(spilled, None, "{what} keeps numbers in memory");
+    assert_eq!(spilled, None, "{what} spills to local memory");
     ptx
 }

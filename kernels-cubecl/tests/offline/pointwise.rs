@@ -1,4 +1,4 @@
-//! The memory-bound kernels: 16 bytes an access, and nothing of a unit's outside its registers.
+//! The memory-bound kernels: 16 bytes an access, and no spills from a unit's registers.
 use super::{buffer as b, compile, registers_only, settings, settings_of};
 use cubecl::prelude::BufferCompilationArg;
 use cubecl_runtime::kernel::CubeKernel;
@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, columns, cross_entropy, dropout, experts, flat, gelu, head_norms, latent, momentum,
-    muon, norm, parts, rope, shares, slices, swiglu, thirds,
+    CubeShape, adamw, column_sum, columns, cross_entropy, dropout, flat, gelu, head_norms, latent, moe, momentum, muon,
+    norm, normalize, partial_sums, reduce_slices, rope, split_bf16, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -33,10 +33,12 @@ fn rope_compiles() {
 
 #[test]
 fn latent_keys_compile() {
-    use latent::{Parts, join_keys::JoinKeys, part_gradients::PartGradients};
-    for parts in [Parts { half: 4, own: 16, value: 16 }, Parts { half: 3, own: 1, value: 2 }] {
-        check("latent keys", kernel!(JoinKeys<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), parts)));
-        let kernel = kernel!(PartGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), parts, GPU));
+    use latent::{HeadVectors, join_keys::JoinKeys, split_gradients::SplitGradients};
+    for sections in
+        [HeadVectors { half: 4, nope_dim: 16, value_dim: 16 }, HeadVectors { half: 3, nope_dim: 1, value_dim: 2 }]
+    {
+        check("latent keys", kernel!(JoinKeys<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), sections)));
+        let kernel = kernel!(SplitGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), sections, GPU));
         check("gradients of latent keys", kernel);
     }
     check("columns", kernel!(columns::copy_columns::CopyColumns<bf16>, settings(), (b(), b(), (), (), (), (), (), ())));
@@ -59,16 +61,16 @@ fn cross_entropy_compiles() {
 fn the_embedding_compiles() {
     use embedding::gradient::sum_buckets::SumBuckets;
     check("gather", kernel!(embedding::gather::Gather, settings(), (b(), b(), b(), (), (), (), ())));
-    let plan = embedding::Plan { units: 512, side: 128, buckets: 128, ahead: 4, room: 8192, run: 8 };
+    let plan = embedding::Plan { units: 512, side: 128, buckets: 128, in_flight: 4, max_tokens: 8192, run: 8 };
     for (plan, adds) in [
         (plan, true),
         (plan, false),
-        (embedding::Plan { ahead: 3, ..plan }, true),
+        (embedding::Plan { in_flight: 3, ..plan }, true),
         (embedding::Plan { units: 256, side: 64, run: 16, ..plan }, true),
     ] {
         let kernel =
             kernel!(SumBuckets<bf16, f32>, settings_of(plan.units), (b(), b(), b(), (), (), (), (), 4, 4, adds, plan));
-        check(&format!("buckets {} {} run {} {adds}", plan.side, plan.ahead, plan.run), kernel);
+        check(&format!("buckets {} {} run {} {adds}", plan.side, plan.in_flight, plan.run), kernel);
     }
 }
 
@@ -79,8 +81,8 @@ fn swiglu_compiles() {
 }
 
 #[test]
-fn experts_compile() {
-    use experts::{add_rows::AddRows, weighted_backward::WeightedBackward, weighted_forward::WeightedForward};
+fn moe_kernels_compile() {
+    use moe::{add_rows::AddRows, weighted_backward::WeightedBackward, weighted_forward::WeightedForward};
     for terms in [1, 2, 8, 10] {
         check(&format!("sums of {terms} rows"), kernel!(AddRows<bf16>, settings(), (b(), b(), b(), (), (), 8, terms)));
     }
@@ -101,13 +103,13 @@ fn gelu_compiles() {
 #[test]
 fn norms_compile() {
     use norm::{Plan, backward::norm_backward::NormBackward, forward::norm_forward::NormForward};
-    let wide = Plan { units: 256, plane: 32, vectors: 2, side: 2, ahead: 1, whole: true, cubes: Some(132) };
-    let once = Plan { ahead: 0, cubes: None, ..wide };
-    let longest = Plan { units: 512, vectors: 4, side: 1, ahead: 0, ..wide };
+    let wide = Plan { units: 256, plane: 32, vectors: 2, side: 2, in_flight: 1, whole: true, cubes: Some(132) };
+    let once = Plan { in_flight: 0, cubes: None, ..wide };
+    let longest = Plan { units: 512, vectors: 4, side: 1, in_flight: 0, ..wide };
     let odd = Plan { whole: false, ..wide };
     let short = Plan { units: 32, vectors: 1, side: 16, ..wide };
-    let heads = Plan { units: 16, vectors: 1, side: 32, ahead: 3, ..wide };
-    let further = Plan { ahead: 2, ..wide };
+    let heads = Plan { units: 16, vectors: 1, side: 32, in_flight: 3, ..wide };
+    let further = Plan { in_flight: 2, ..wide };
     for (name, plan, centred, adds) in [
         ("", wide, false, false),
         ("", wide, true, false),
@@ -116,7 +118,7 @@ fn norms_compile() {
         ("once", once, false, false),
         ("once", once, true, false),
         ("once", once, true, true),
-        ("twice", Plan { ahead: 1, ..once }, true, false),
+        ("twice", Plan { in_flight: 1, ..once }, true, false),
         ("longest", longest, false, true),
         ("odd", odd, true, true),
         ("short", short, false, false),
@@ -144,33 +146,30 @@ fn norms_of_heads_compile() {
     use head_norms::{Line, gradient::norm_heads_gradients::NormHeadsGradients, norm_heads::NormHeads};
     for head_dim in [64, 128] {
         let line = Line::of(GPU, head_dim);
-        check(
-            "norms of heads",
-            kernel!(NormHeads<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), (), (), line)),
-        );
+        check("head norms", kernel!(NormHeads<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), (), (), line)));
         let kernel = kernel!(
             NormHeadsGradients<bf16>,
             settings(),
             (b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), line, 2)
         );
-        check(&format!("gradients of norms of heads of {head_dim}"), kernel);
+        check(&format!("gradients of head norms, head_dim {head_dim}"), kernel);
     }
 }
 
 #[test]
-fn shares_compile() {
-    use shares::{share_gradients::ShareGradients, share_rows::ShareRows};
+fn normalize_rows_compiles() {
+    use normalize::{normalize_gradients::NormalizeGradients, normalize_rows::NormalizeRows};
     for (count, softmax) in [(1, true), (4, true), (8, false), (32, true)] {
-        let kernel = kernel!(ShareRows, settings(), (b(), b(), b(), (), (), (), count, softmax, GPU));
-        registers_only("shares of rows", kernel);
-        let kernel = kernel!(ShareGradients, settings(), (b(), b(), b(), b(), (), (), count, softmax, GPU));
-        registers_only("gradients of shares", kernel);
+        let kernel = kernel!(NormalizeRows, settings(), (b(), b(), b(), (), (), (), count, softmax, GPU));
+        registers_only("normalize rows", kernel);
+        let kernel = kernel!(NormalizeGradients, settings(), (b(), b(), b(), b(), (), (), count, softmax, GPU));
+        registers_only("gradients of normalized rows", kernel);
     }
 }
 
 #[test]
-fn thirds_compile() {
-    check("thirds", kernel!(thirds::split_thirds::SplitThirds, settings(), (b(), b(), (), ())));
+fn split_bf16_compiles() {
+    check("split bf16", kernel!(split_bf16::split_bf16::SplitBf16, settings(), (b(), b(), (), ())));
 }
 
 #[test]
@@ -199,7 +198,8 @@ fn adamw_compiles_for_all_weights() {
 #[test]
 fn sums_of_slices_compile() {
     for count in [1, 3, 7] {
-        let kernel = kernel!(slices::sum_slices::SumSlices<bf16, f32>, settings(), (b(), b(), b(), (), 8, count));
+        let kernel =
+            kernel!(reduce_slices::reduce_slices::ReduceSlices<bf16, f32>, settings(), (b(), b(), b(), (), 8, count));
         check("sum of slices", kernel);
     }
 }
@@ -220,16 +220,16 @@ fn flat_writes_and_squares_compile() {
 }
 
 #[test]
-fn sums_of_parts_compile() {
-    for ahead in [5, 6] {
-        let kernel = kernel!(parts::sum_columns::SumColumns, settings(), (b(), b(), (), (), ahead, GPU));
-        check(&format!("sums of parts {ahead}"), kernel);
+fn partial_sums_compile() {
+    for in_flight in [5, 6] {
+        let kernel = kernel!(partial_sums::sum_columns::SumColumns, settings(), (b(), b(), (), (), in_flight, GPU));
+        check(&format!("partial sums {in_flight}"), kernel);
     }
 }
 
 #[test]
 fn column_sums_compile() {
-    let how = column_sum::Slicing { units: 512, side: 4, slices: 1, ahead: 8 };
+    let how = column_sum::Slicing { units: 512, side: 4, slices: 1, in_flight: 8 };
     let kernel = kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512), (b(), b(), (), (), how));
     check("column sums", kernel);
 }

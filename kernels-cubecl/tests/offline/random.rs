@@ -13,6 +13,6 @@ fn draws_compile_without_a_library() {
             assert!(ptx.contains(exact), "{name} has no {exact}");
         }
         let spilled = ptx.lines().find(|line| line.trim_start().starts_with(".local"));
-        assert_eq!(spilled, None, "{name} keeps numbers in memory");
+        assert_eq!(spilled, None, "{name} spills to local memory");
     }
 }

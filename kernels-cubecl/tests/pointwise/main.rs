@@ -1,24 +1,24 @@
 //! The pointwise kernels on CubeCL's cpu runtime: no GPU is needed. A unit is a thread there and a plane a single unit;
-//! how 256 units work together is checked on a GPU by `pointwise_check`, with the same checks.
+//! `pointwise_check` runs the same checks on a GPU, with cubes of 256 units.
 #![cfg(feature = "cpu")]
 
 #[path = "checks/mod.rs"]
 mod checks;
 
-use checks::{activation, experts, latent, norm, optimizer, routing, rows, tokens};
+use checks::{activation, latent, moe, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
-use kernels_cubecl::pointwise::columns::Columns;
+use kernels_cubecl::pointwise::columns::ColumnRange;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
-use kernels_cubecl::pointwise::experts::RowSums;
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
+use kernels_cubecl::pointwise::moe::SumRowsShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
+use kernels_cubecl::pointwise::normalize::NormalizeShape;
 use kernels_cubecl::pointwise::rope::RopeShape;
-use kernels_cubecl::pointwise::shares::SharesShape;
 
 fn client() -> Client {
     cubecl::cpu::CpuRuntime::client(&Default::default())
@@ -41,17 +41,17 @@ fn swiglu() {
 
 #[test]
 fn weighted_swiglu() {
-    both!(experts::swiglu, 5, 8);
-    both!(experts::swiglu, 3, 1032);
+    both!(moe::swiglu, 5, 8);
+    both!(moe::swiglu, 3, 1032);
 }
 
 #[test]
 fn sums_of_rows() {
-    both!(experts::sum_rows, RowSums { rows: 9, columns: 40, out: 13, terms: 1 });
-    both!(experts::sum_rows, RowSums { rows: 9, columns: 12, out: 5, terms: 3 });
-    both!(experts::sum_rows, RowSums { rows: 20, columns: 1, out: 33, terms: 2 });
-    // More terms than are read at a time.
-    both!(experts::sum_rows, RowSums { rows: 20, columns: 8, out: 5, terms: 10 });
+    both!(moe::sum_rows, SumRowsShape { rows: 9, columns: 40, out: 13, terms: 1 });
+    both!(moe::sum_rows, SumRowsShape { rows: 9, columns: 12, out: 5, terms: 3 });
+    both!(moe::sum_rows, SumRowsShape { rows: 20, columns: 1, out: 33, terms: 2 });
+    // More terms than are in flight at a time.
+    both!(moe::sum_rows, SumRowsShape { rows: 20, columns: 8, out: 5, terms: 10 });
 }
 
 #[test]
@@ -110,17 +110,17 @@ fn rope() {
 
 #[test]
 fn latent_keys() {
-    let shape = LatentShape { tokens: 6, batch: 2, heads: 5, rotated: 16, own: 8, value: 24 };
+    let shape = LatentShape { tokens: 6, batch: 2, heads: 5, rope_dim: 16, nope_dim: 8, value_dim: 24 };
     both!(latent::keys, shape);
-    // More columns of the shared key than units, a head more than others.
-    both!(latent::keys, LatentShape { tokens: 3, batch: 1, heads: 1, rotated: 48, own: 16, value: 8 });
-    both!(latent::keys, LatentShape { tokens: 1, batch: 1, heads: 7, rotated: 32, own: 8, value: 8 });
+    // More columns of the shared key than units, one head more than fits evenly.
+    both!(latent::keys, LatentShape { tokens: 3, batch: 1, heads: 1, rope_dim: 48, nope_dim: 16, value_dim: 8 });
+    both!(latent::keys, LatentShape { tokens: 1, batch: 1, heads: 7, rope_dim: 32, nope_dim: 8, value_dim: 8 });
 }
 
 #[test]
-fn columns_of_rows() {
-    both!(latent::columns, Columns { rows: 7, width: 40, first: 8, columns: 24 });
-    both!(latent::columns, Columns { rows: 3, width: 16, first: 0, columns: 16 });
+fn column_ranges() {
+    both!(latent::columns, ColumnRange { rows: 7, width: 40, first: 8, columns: 24 });
+    both!(latent::columns, ColumnRange { rows: 3, width: 16, first: 0, columns: 16 });
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn cross_entropy() {
 fn embedding() {
     both!(tokens::embedding, TableShape { rows: 19, hidden: 24, first_row: 5, ids: 41 });
     both!(tokens::embedding, TableShape { rows: 9, hidden: 64, first_row: 0, ids: 3 });
-    // Ids that go over chunks of 16 tokens, and over many.
+    // Ids over a few chunks of 16 tokens, and over many.
     both!(tokens::embedding, TableShape { rows: 9, hidden: 8, first_row: 2, ids: 331 });
 }
 
@@ -145,17 +145,17 @@ fn column_sum() {
 }
 
 #[test]
-fn shares_of_rows() {
+fn normalize_rows() {
     for softmax in [false, true] {
         for (rows, columns) in [(5, 8), (1, 1), (4, 33)] {
-            assert_eq!(rows::shares(&client(), SharesShape { rows, columns, softmax }), 0);
+            assert_eq!(rows::normalize_rows(&client(), NormalizeShape { rows, columns, softmax }), 0);
         }
     }
 }
 
 #[test]
-fn thirds_of_numbers() {
-    assert_eq!(rows::thirds(&client(), 5, 24) + rows::thirds(&client(), 1, 8), 0);
+fn split_bf16() {
+    assert_eq!(rows::split_bf16(&client(), 5, 24) + rows::split_bf16(&client(), 1, 8), 0);
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! Checks mixture-of-experts layers on GPUs, with experts on all of them, against one CPU rank, and routing on the GPUs
-//! against routing on the host; then what layers of usual sizes take.
+//! Checks MoE layers with experts distributed over all GPUs against one CPU rank, and routing on the GPUs against
+//! routing on the host; then times layers of usual sizes.
 //!
-//! `cargo run --release --example moe_check --features cuda -- [GPUS] [layers|places|times]`; a power of two, up to 8;
-//! without a word everything. In f32 all values are compared;
-//! in bf16 a token whose experts are nearly alike may choose others, so some rows may differ.
+//! `cargo run --release --example moe_check --features cuda -- [GPUS] [layers|routing|times]`; 1, 2, 4 or 8 GPUs;
+//! without a word everything. In f32 all values are compared; in bf16 a token whose experts have nearly equal scores
+//! may choose others, so a few tokens may differ.
 
-mod places;
+mod routing;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -126,10 +126,10 @@ impl ModuleVisitor for Collect<'_> {
         }
         let grad = param.val().grad(self.grads).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
         let dense = spec.unit.grid() == GridKind::Dense;
-        let replicas = if dense { Axis::DpCp } else { Axis::Edp };
-        let grad = host(all_reduce(grad.cast(DType::F32), ReduceOp::Sum, &self.rank.group(replicas)));
-        let replica = if dense { self.rank.coords.dp } else { self.rank.coords.edp };
-        if replica == 0 {
+        let dp_ranks = if dense { Axis::DpCp } else { Axis::Edp };
+        let grad = host(all_reduce(grad.cast(DType::F32), ReduceOp::Sum, &self.rank.group(dp_ranks)));
+        let dp_rank = if dense { self.rank.coords.dp } else { self.rank.coords.edp };
+        if dp_rank == 0 {
             self.locals.push((spec.clone(), grad));
         }
     }
@@ -139,7 +139,7 @@ fn host<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().convert::<f64>().try_to_vec().expect("converted to f64")
 }
 
-/// Norm of the difference in units of the norm.
+/// Norm of the difference over the norm of the expected values.
 fn distance(found: &[f64], expected: &[f64]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied()).max(1e-30)
@@ -180,10 +180,10 @@ fn check(gpus: usize) -> usize {
     bad
 }
 
-/// Tokens of a GPU.
+/// Tokens per GPU.
 const TOKENS: usize = 4096;
 
-/// Seconds of a layer forward and backward in bf16: the median of the slowest GPU.
+/// Seconds of a layer forward and backward in bf16: the median on the slowest GPU.
 fn time(gpus: usize, config: MoeConfig) -> f64 {
     let (devices, hidden): (Vec<Device>, usize) = ((0..gpus).map(Device::cuda).collect(), config.hidden);
     let times = launch(&mesh(gpus, 1), &devices, |rank| {
@@ -193,7 +193,7 @@ fn time(gpus: usize, config: MoeConfig) -> f64 {
         let data = TensorData::new(values.collect::<Vec<f32>>(), [TOKENS, 1, hidden]);
         let x = Tensor::<3>::from_data(data, (&rank.device.clone().autodiff(), DType::BF16)).require_grad();
         let batch = MicroBatch { auxiliary: 1.0, ..MicroBatch::default() };
-        // What is read last waits for all of a step.
+        // Reading this sum waits for all of the step.
         let step = || {
             let start = Instant::now();
             let y = layer.forward(x.clone(), &norm, &batch);
@@ -213,7 +213,7 @@ fn time(gpus: usize, config: MoeConfig) -> f64 {
 fn times(gpus: usize) {
     for dispatcher in [Dispatcher::AllToAll, Dispatcher::AllGather] {
         let time = time(gpus, config(4096, 14_336, dispatcher, false));
-        // Two experts a token, three matrices, three products of each.
+        // Two experts per token, three matrices, three GEMMs each (forward, input gradient, weight gradient).
         let flops = (TOKENS * 2 * 3 * 4096 * 14_336 * 6) as f64;
         let speed = flops / time / 1e12;
         println!("EP{gpus} {dispatcher:?}: forward and backward {:.2} ms, {speed:.0} TFLOP/s a GPU", 1e3 * time);
@@ -225,18 +225,18 @@ fn main() {
     assert!(gpus.is_power_of_two() && gpus <= 8, "1, 2, 4 or 8 GPUs");
     let part = std::env::args().nth(2);
     let does = |what: &str| part.as_deref().is_none_or(|part| part == what);
-    assert!(["layers", "places", "times"].into_iter().any(does), "{part:?} is not layers, places or times");
+    assert!(["layers", "routing", "times"].into_iter().any(does), "{part:?} is not layers, routing or times");
     if let Err(missing) = gpu::require(gpus) {
         eprintln!("{missing}");
         std::process::exit(2);
     }
     let mut bad = if does("layers") { check(gpus) } else { 0 };
-    if does("places") {
-        bad += places::check(gpus);
+    if does("routing") {
+        bad += routing::check(gpus);
     }
     if does("times") {
         times(gpus);
-        places::times(gpus);
+        routing::times(gpus);
     }
     if bad > 0 {
         println!("{bad} checks failed");

@@ -11,6 +11,7 @@ use crate::layers::{
     MoeConfig, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, YarnScaling,
 };
 use crate::layout::{ExpertDims, ModelDims};
+use crate::limits;
 use crate::names::NameMap;
 
 /// The sizes of a DeepSeek-V3.
@@ -43,7 +44,7 @@ pub struct DeepSeekV3Config {
     pub v_head_dim: usize,
     /// Routed experts of a layer.
     pub n_routed_experts: usize,
-    /// Experts beside them that all tokens use, as one MLP of so many times an expert's width.
+    /// Shared experts, which all tokens use: one MLP of so many times an expert's width.
     pub n_shared_experts: usize,
     /// Experts that a token uses.
     pub num_experts_per_tok: usize,
@@ -53,7 +54,7 @@ pub struct DeepSeekV3Config {
     pub topk_group: usize,
     /// The scores of a token's experts are brought to a sum of one.
     pub norm_topk_prob: bool,
-    /// What the scores are multiplied with in the end.
+    /// The factor of the scores.
     pub routed_scaling_factor: f64,
     /// How much a step moves the bias that experts are chosen by (`--moe-router-bias-update-rate`).
     pub moe_router_bias_update_rate: f64,
@@ -63,13 +64,13 @@ pub struct DeepSeekV3Config {
     pub router_balance: BalanceOver,
     /// The most tokens that an expert takes (`--moe-expert-capacity-factor`); without it nothing is dropped.
     pub moe_capacity: Option<Capacity>,
-    /// How tokens come to the ranks of their experts (`--moe-token-dispatcher-type`).
+    /// How tokens are dispatched to the ranks of their experts (`--moe-token-dispatcher-type`).
     pub moe_dispatcher: Dispatcher,
-    /// Modules that predict further tokens (`--mtp-num-layers`).
+    /// Modules of multi-token prediction (`--mtp-num-layers`).
     pub num_nextn_predict_layers: usize,
     /// Weight of the mean of their losses (`--mtp-loss-scaling-factor`).
     pub mtp_loss_scaling_factor: f64,
-    /// Longest sequence that the model was made for. Rotary positions go on beyond it.
+    /// Longest sequence that the model was made for. Rotary positions continue beyond it.
     pub max_position_embeddings: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
@@ -83,7 +84,7 @@ pub struct DeepSeekV3Config {
     /// Standard deviation of the initial weights; projections onto the residual stream get `std / √(2 layers)`, as in
     /// Megatron-LM.
     pub initializer_range: f64,
-    /// Every rank's rows of the vocabulary are a multiple of this.
+    /// The size of every rank's shard of the vocabulary is a multiple of this.
     pub make_vocab_size_divisible_by: usize,
 }
 
@@ -91,7 +92,7 @@ pub struct DeepSeekV3Config {
 const LATENT_NORM_EPS: f64 = 1e-6;
 
 impl DeepSeekV3Config {
-    /// Whether layer `index` has experts; those of multi-token prediction count on after the last one.
+    /// Whether layer `index` has experts; those of multi-token prediction are numbered after the last one.
     pub fn has_experts(&self, index: usize) -> bool {
         index >= self.first_k_dense_replace
     }
@@ -154,6 +155,27 @@ impl DeepSeekV3Config {
         }
     }
 
+    /// What the sizes make together.
+    fn check_products(&self) -> Result<(), ConfigError> {
+        let blocks = ("num_hidden_layers", self.num_hidden_layers + self.num_nextn_predict_layers);
+        let (hidden, heads) = (("hidden_size", self.hidden_size), ("num_attention_heads", self.num_attention_heads));
+        let rotated = ("qk_rope_head_dim", self.qk_rope_head_dim);
+        let head = ("v_head_dim", self.v_head_dim + self.qk_nope_head_dim + self.qk_rope_head_dim);
+        let latents = ("kv_lora_rank", self.kv_lora_rank + self.q_lora_rank.unwrap_or(0));
+        let width = ("moe_intermediate_size", self.moe_intermediate_size);
+        let experts = ("n_routed_experts", self.n_routed_experts);
+        limits::experts(&[blocks, experts])?;
+        limits::reordered(&[blocks, heads, rotated])?;
+        limits::elements(&[("vocab_size", self.vocab_size), hidden])?;
+        limits::elements(&[blocks, hidden, hidden])?;
+        limits::elements(&[blocks, hidden, latents])?;
+        limits::elements(&[blocks, hidden, heads, head])?;
+        limits::elements(&[blocks, latents, heads, head])?;
+        limits::elements(&[blocks, hidden, ("intermediate_size", self.intermediate_size)])?;
+        limits::elements(&[blocks, hidden, width, ("n_shared_experts", self.n_shared_experts)])?;
+        limits::elements(&[blocks, hidden, width, experts])
+    }
+
     fn moe(&self, output: Init) -> MoeConfig {
         let balance = Balance { over: self.router_balance, coefficient: self.router_aux_loss_coef };
         let shared = SharedExperts { intermediate: self.shared_intermediate_size(), gate: false };
@@ -180,6 +202,8 @@ impl DeepSeekV3Config {
 
 impl ModelConfig for DeepSeekV3Config {
     fn check(&self) -> Result<(), ConfigError> {
+        limits::sizes(self)?;
+        self.check_products()?;
         positive(&[
             ("vocab_size", self.vocab_size),
             ("make_vocab_size_divisible_by", self.make_vocab_size_divisible_by),
@@ -215,7 +239,7 @@ impl ModelConfig for DeepSeekV3Config {
 
     fn dims(&self) -> ModelDims {
         let [experts, dense] = self.blocks();
-        // Ranks divide the MLP of the first layers and the one beside the experts.
+        // Ranks divide the MLP of the first layers and the shared experts.
         let shared = if experts > 0 { self.shared_intermediate_size() } else { 0 };
         let intermediate = if dense > 0 { self.intermediate_size } else { 0 };
         ModelDims {
@@ -273,7 +297,7 @@ mod tests {
         assert!(refuse(DeepSeekV3Config { num_experts_per_tok: 9, ..tiny() }).contains("num_experts_per_tok = 9"));
     }
 
-    /// The MLP beside the experts is narrower than that of the first layers, and must be divided too.
+    /// The shared experts are narrower than the MLP of the first layers, and must be divided too.
     #[test]
     fn tensor_parallel_ranks_divide_all_mlps() {
         assert_eq!(DeepSeekV3Config::tiny().dims().intermediate, 32);

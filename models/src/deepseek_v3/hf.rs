@@ -6,20 +6,11 @@ use super::config::DeepSeekV3Config;
 use super::rows;
 use crate::hf::decoder::{self, LIKE_MLPS};
 use crate::hf::{ConfigReader, HfError, rope};
-use crate::layers::{RopeScaling, YarnScaling};
+use crate::layers::{BalanceOver, RopeScaling, YarnScaling};
 use crate::names::{Foreign, NameMap};
 
 /// Keys that repeat what the architecture is, or say how DeepSeek serves it.
-const HARMLESS: [&str; 8] = [
-    "auto_map",
-    "aux_loss_alpha",
-    "ep_size",
-    "num_key_value_heads",
-    "output_router_logits",
-    "pretraining_tp",
-    "router_aux_loss_coef",
-    "seq_aux",
-];
+const HARMLESS: [&str; 5] = ["auto_map", "ep_size", "num_key_value_heads", "output_router_logits", "pretraining_tp"];
 
 /// The names of `DeepseekV3ForCausalLM`'s tensors. Modules of multi-token prediction are layers after the last one, as
 /// in the published files; transformers leaves them out.
@@ -109,13 +100,14 @@ impl DeepSeekV3Config {
         config.expect_flag("attention_bias", false)?;
         config.expect_flag("tie_word_embeddings", false)?;
         let (rope_theta, rope_scaling) = rotary(&config)?;
+        let (router_aux_loss_coef, router_balance) = balance(&config)?;
         let read = Self {
             vocab_size: config.size("vocab_size")?,
             hidden_size: config.size("hidden_size")?,
             intermediate_size: config.size("intermediate_size")?,
             moe_intermediate_size: config.size("moe_intermediate_size")?,
             num_hidden_layers: config.size("num_hidden_layers")?,
-            first_k_dense_replace: count(&config, "first_k_dense_replace", 3)?,
+            first_k_dense_replace: config.count_or("first_k_dense_replace", 3)?,
             num_attention_heads: config.size("num_attention_heads")?,
             q_lora_rank: match config.has("q_lora_rank") {
                 true => config.optional_size("q_lora_rank")?,
@@ -126,13 +118,15 @@ impl DeepSeekV3Config {
             qk_rope_head_dim: config.size_or("qk_rope_head_dim", 64)?,
             v_head_dim: config.size_or("v_head_dim", 128)?,
             n_routed_experts: config.size("n_routed_experts")?,
-            n_shared_experts: count(&config, "n_shared_experts", 1)?,
+            n_shared_experts: config.count_or("n_shared_experts", 1)?,
             num_experts_per_tok: config.size("num_experts_per_tok")?,
             n_group: config.size_or("n_group", 8)?,
             topk_group: config.size_or("topk_group", 4)?,
             norm_topk_prob: config.flag_or("norm_topk_prob", true)?,
+            router_aux_loss_coef,
+            router_balance,
             routed_scaling_factor: config.number("routed_scaling_factor")?.unwrap_or(2.5),
-            num_nextn_predict_layers: count(&config, "num_nextn_predict_layers", 0)?,
+            num_nextn_predict_layers: config.count_or("num_nextn_predict_layers", 0)?,
             max_position_embeddings: config.size_or("max_position_embeddings", 4096)?,
             rope_theta,
             rope_scaling,
@@ -151,10 +145,13 @@ impl DeepSeekV3Config {
         Ok(read)
     }
 
-    /// The `config.json` of this model, in the form of transformers 5.
+    /// The `config.json` of this model, in the form of transformers 5, with DeepSeek's keys of the load-balancing loss.
+    /// They have no word for one over all micro-batches of a step, which is written as one over a micro-batch.
     pub fn to_hf(&self) -> Value {
         let rope = rope::written(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn));
         let mut config = decoder::written("deepseek_v3", self, &KEYS, rope);
+        config["aux_loss_alpha"] = json!(self.router_aux_loss_coef);
+        config["seq_aux"] = json!(self.router_balance == BalanceOver::Sequence);
         config["num_key_value_heads"] = json!(self.num_attention_heads);
         config["qk_head_dim"] = json!(self.qk_nope_head_dim + self.qk_rope_head_dim);
         config["attention_bias"] = json!(false);
@@ -164,13 +161,21 @@ impl DeepSeekV3Config {
     }
 }
 
-/// A number of things that may be none.
-fn count(config: &ConfigReader, key: &str, default: usize) -> Result<usize, HfError> {
-    match config.number(key)? {
-        None => Ok(default),
-        Some(number) if number >= 0.0 && number.fract() == 0.0 => Ok(number as usize),
-        Some(number) => Err(config.unsupported(key, &number.to_string(), &format!("{}", number.max(0.0).round()))),
+/// The coefficient of the load-balancing loss, and the tokens that it balances. These are the keys of DeepSeek's own
+/// code (`MoEGate` in `modeling_deepseek.py`), whose two losses are Megatron's `seq_aux_loss` and `aux_loss`. Mixtral's
+/// `router_aux_loss_coef` is another name of the coefficient. transformers' DeepSeek-V3 has none of them; without them
+/// the coefficient is that of DeepSeek-V3's report.
+fn balance(config: &ConfigReader) -> Result<(f64, BalanceOver), HfError> {
+    let (alpha, coefficient) = (config.number("aux_loss_alpha")?, config.number("router_aux_loss_coef")?);
+    if let (Some(alpha), Some(coefficient)) = (alpha, coefficient)
+        && alpha != coefficient
+    {
+        let legal = format!("aux_loss_alpha ({alpha})");
+        return Err(config.unsupported("router_aux_loss_coef", &coefficient.to_string(), &legal));
     }
+    let over = if config.flag_or("seq_aux", true)? { BalanceOver::Sequence } else { BalanceOver::MicroBatch };
+    let report = DeepSeekV3Config::deepseek_v3().router_aux_loss_coef;
+    Ok((alpha.or(coefficient).unwrap_or(report), over))
 }
 
 /// Base and scaling of the rotary frequencies.

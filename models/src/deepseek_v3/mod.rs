@@ -1,5 +1,5 @@
-//! DeepSeek-V3: latent attention, experts chosen by sigmoid scores within groups, shared experts, prediction of several
-//! tokens, no biases. Moonlight is one of them.
+//! DeepSeek-V3: latent attention, experts chosen by sigmoid scores within groups, shared experts, multi-token
+//! prediction, no biases. Moonlight is one of them.
 
 mod block;
 mod config;

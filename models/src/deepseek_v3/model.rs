@@ -52,7 +52,7 @@ impl CausalLm for DeepSeekV3 {
         let (init, part) = (config.init(), params.part_of(config.num_hidden_layers));
         let vocab =
             Vocab { size: config.vocab_size, hidden: config.hidden_size, divisor: config.make_vocab_size_divisible_by };
-        // The modules that predict further tokens embed tokens too.
+        // The modules of multi-token prediction embed tokens too.
         params.begin(if config.num_nextn_predict_layers > 0 { Unit::Tied } else { Unit::Embedding });
         let embed_tokens = match part.embedding {
             true => Some(VocabParallelEmbedding::new(params, "embed_tokens", &vocab, init)?),
@@ -97,8 +97,8 @@ impl CausalLm for DeepSeekV3 {
         self.layers[index - self.part.layers.start].forward(x, &angles, batch)
     }
 
-    /// The losses of the next token. Their gradient includes the losses of the modules that predict further tokens
-    /// ([`with_mtp_losses`]); without gradients those are not computed.
+    /// The losses of the next token. Their gradient includes the losses of the modules of multi-token
+    /// prediction ([`with_mtp_losses`]); without gradients those are not computed.
     fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
         let Head { norm, lm_head, .. } = self.head();
         let x = norm.forward(x);
@@ -133,9 +133,9 @@ impl CausalLm for DeepSeekV3 {
 }
 
 impl DeepSeekV3 {
-    /// The losses of the modules that predict further tokens, `[b, s]` each, from the activations after the last layer.
-    /// The `k`-th module's, counted from 1, at position `i` is `-log p(labels[b, i + k])`, and means nothing where the
-    /// sequence ends before.
+    /// The losses of the modules of multi-token prediction, `[b, s]` each, from the activations after the last layer.
+    /// The `k`-th module's, counted from 1, at position `i` is `-log p(labels[b, i + k])`, and is meaningless where
+    /// the sequence ends before.
     ///
     /// # Panics
     /// If the part does not end with the head.
@@ -153,9 +153,9 @@ impl DeepSeekV3 {
 
     /// The angles of the positions that activations `x` of the micro-batch are of.
     fn angles(&self, x: &Tensor<3>, batch: &MicroBatch) -> Angles {
-        let [rows, samples, _] = x.dims();
-        let rows = self.parallel.sequence_length(rows);
-        self.rope.of_rows(batch, [rows, samples], x.dtype(), &x.device())
+        let [positions, samples, _] = x.dims();
+        let positions = self.parallel.sequence_length(positions);
+        self.rope.of_positions(batch, [positions, samples], x.dtype(), &x.device())
     }
 
     fn embedding(&self) -> &VocabParallelEmbedding {

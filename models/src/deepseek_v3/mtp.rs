@@ -1,4 +1,4 @@
-//! DeepSeek-V3's modules that predict the tokens after the next one, from the last hidden states.
+//! DeepSeek-V3's modules of multi-token prediction: from the last hidden states to the tokens after the next one.
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};

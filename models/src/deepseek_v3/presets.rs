@@ -54,7 +54,8 @@ impl DeepSeekV3Config {
         }
     }
 
-    /// DeepSeek-V3 and R1: 671 billion parameters, 37 of which a token uses, and 11.6 of multi-token prediction.
+    /// DeepSeek-V3 and R1: 671 billion parameters, 37 of which a token uses, and 11.6 billion of multi-token
+    /// prediction.
     pub fn deepseek_v3() -> Self {
         Self {
             vocab_size: 129_280,

@@ -1,33 +1,34 @@
-//! Where other systems have the rows of a latent attention's projections.
+//! Where other systems have the matrix rows of a latent attention's projections.
 //!
 //! Hugging Face and Megatron-LM order a head `[not rotated | rotated]` and rotate neighbours with each other; ours is
-//! `[rotated | not rotated]`, and the first half of what is rotated goes with the second. Scores are the same.
+//! `[rotated | not rotated]`, and the first half of the rotated features is rotated with the second. Scores are the
+//! same.
 
 use std::ops::Range;
 
 use super::config::DeepSeekV3Config;
 
-/// Rows of the queries' projection, head by head.
+/// Matrix rows of the queries' projection, head by head.
 pub(super) fn queries(config: &DeepSeekV3Config) -> Vec<Range<usize>> {
     let (plain, rotated) = (config.qk_nope_head_dim, config.qk_rope_head_dim);
     let head = |head: usize| {
         let start = head * (plain + rotated);
-        let mut rows = turned(config, start + plain);
+        let mut rows = rotated_rows(config, start + plain);
         rows.push(start..start + plain);
         rows
     };
     (0..config.num_attention_heads).flat_map(head).collect()
 }
 
-/// Rows of the projection to the latent of keys and values, and to the shared key.
+/// Matrix rows of the projection to the latent of keys and values, and to the shared key.
 pub(super) fn latent(config: &DeepSeekV3Config) -> Vec<Range<usize>> {
     let mut rows = Vec::from([0..config.kv_lora_rank]);
-    rows.extend(turned(config, config.kv_lora_rank));
+    rows.extend(rotated_rows(config, config.kv_lora_rank));
     rows
 }
 
-/// The rotated rows from `start` on: of each pair the first, then of each pair the second.
-fn turned(config: &DeepSeekV3Config, start: usize) -> Vec<Range<usize>> {
+/// The rotated matrix rows from `start` on: of each pair the first, then of each pair the second.
+fn rotated_rows(config: &DeepSeekV3Config, start: usize) -> Vec<Range<usize>> {
     let end = start + config.qk_rope_head_dim;
     match config.rope_interleave {
         true => (start..end).step_by(2).chain((start + 1..end).step_by(2)).map(|row| row..row + 1).collect(),

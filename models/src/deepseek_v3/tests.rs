@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 use super::DeepSeekV3Config;
 use crate::causal_lm::ModelConfig;
 use crate::family::FamilyConfig;
+use crate::layers::BalanceOver;
 use crate::names::NameMap;
 
 const CONFIG: &str = include_str!("../../../tests/golden/hf/deepseek_v3/config.json");
 const MODEL: &[u8] = include_bytes!("../../../tests/golden/hf/deepseek_v3/model.safetensors");
 
-/// As DeepSeek published it, but for the way in which its weights are stored.
+/// As DeepSeek published it, but for `quantization_config`, which is refused.
 const PUBLISHED: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
     "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "bos_token_id": 0, "eos_token_id": 1,
     "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02,
@@ -65,9 +66,37 @@ fn numbered(map: &NameMap) -> BTreeMap<String, HostTensor> {
 fn published_configurations_are_the_presets() {
     let unpadded = |config| DeepSeekV3Config { make_vocab_size_divisible_by: 1, ..config };
     assert_eq!(read(PUBLISHED), unpadded(DeepSeekV3Config::deepseek_v3()));
-    // What balances the load in training is not in these files.
-    let moonlight = DeepSeekV3Config { router_aux_loss_coef: 0.0001, ..DeepSeekV3Config::moonlight_16b() };
-    assert_eq!(read(MOONLIGHT), unpadded(moonlight));
+    assert_eq!(read(MOONLIGHT), unpadded(DeepSeekV3Config::moonlight_16b()));
+}
+
+/// The keys of DeepSeek's own code are used, and written again.
+#[test]
+fn the_load_balancing_loss_is_that_of_the_file() {
+    let with = |keys: &[(&str, Value)]| {
+        let mut config = parse(MOONLIGHT);
+        let fields = config.as_object_mut().unwrap();
+        fields.remove("aux_loss_alpha");
+        fields.remove("seq_aux");
+        fields.extend(keys.iter().map(|(key, value)| (key.to_string(), value.clone())));
+        DeepSeekV3Config::from_hf(&config)
+    };
+    let balance = |keys: &[(&str, Value)]| {
+        let read = with(keys).unwrap();
+        assert_eq!(DeepSeekV3Config::from_hf(&read.to_hf()).unwrap(), read, "{keys:?}");
+        (read.router_aux_loss_coef, read.router_balance)
+    };
+    assert_eq!(read(MOONLIGHT).to_hf()["aux_loss_alpha"], json!(0.001));
+    assert_eq!(balance(&[]), (0.0001, BalanceOver::Sequence));
+    assert_eq!(balance(&[("aux_loss_alpha", json!(0.001))]), (0.001, BalanceOver::Sequence));
+    assert_eq!(balance(&[("router_aux_loss_coef", json!(0.02))]), (0.02, BalanceOver::Sequence));
+    let plain = [("aux_loss_alpha", json!(0.5)), ("seq_aux", json!(false)), ("router_aux_loss_coef", json!(0.5))];
+    assert_eq!(balance(&plain), (0.5, BalanceOver::MicroBatch));
+    let contradiction = [("aux_loss_alpha", json!(0.5)), ("router_aux_loss_coef", json!(0.1))];
+    let refused = with(&contradiction).unwrap_err().to_string();
+    assert!(refused.contains("`router_aux_loss_coef` is 0.1") && refused.contains("aux_loss_alpha (0.5)"), "{refused}");
+    let negative = FamilyConfig::DeepSeekV3(with(&[("aux_loss_alpha", json!(-1))]).unwrap()).to_hf().unwrap();
+    let refused = FamilyConfig::from_hf(&negative).unwrap_err().to_string();
+    assert_eq!(refused, "config.json: router_aux_loss_coef = -1 is not at least 0; nearest legal: 0");
 }
 
 #[test]
@@ -93,9 +122,9 @@ fn what_the_model_lacks_is_refused() {
     assert!(refuse("tie_word_embeddings", json!(true)).contains("`tie_word_embeddings` is true"));
     assert!(refuse("qk_head_dim", json!(128)).contains("nearest legal: 192"));
     assert!(refuse("first_k_dense_replace", json!(-1)).contains("`first_k_dense_replace` is -1"));
-    assert!(
-        refuse("quantization_config", json!({"quant_method": "fp8"})).contains("`quantization_config` is not a key")
-    );
+    let quantised = refuse("quantization_config", json!({"quant_method": "fp8"}));
+    assert!(quantised.contains("stored in fp8") && quantised.contains("Dequantise them to bf16 first"), "{quantised}");
+    assert!(refuse("n_routed_experts", json!(1u64 << 31)).contains("`n_routed_experts` is 2147483648, more than"));
     assert!(refuse("rope_scaling", json!({"type": "dynamic"})).contains("`rope_type` is dynamic"));
     let llama3 = json!({"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 64});
@@ -128,7 +157,7 @@ fn names_are_those_of_transformers() {
     assert!(whole.iter().all(|(_, foreign)| !family.hf_is_derived(&foreign.name)));
 }
 
-/// Names and rows, the module of multi-token prediction among them, come back as they were.
+/// Names and matrix rows, the module of multi-token prediction among them, come back as they were.
 #[test]
 fn weights_go_to_other_systems_and_back() {
     let without_latent = DeepSeekV3Config { q_lora_rank: None, n_shared_experts: 0, ..DeepSeekV3Config::tiny() };

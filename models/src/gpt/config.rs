@@ -8,10 +8,19 @@ use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, not_negative, positive, share};
 use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, Vocab};
 use crate::layout::ModelDims;
+use crate::limits;
 use crate::megatron::MegatronDecoder;
 use crate::names::NameMap;
 
 /// A GPT's sizes.
+///
+/// ```
+/// use models::{GptConfig, ModelConfig};
+///
+/// assert_eq!(GptConfig::gpt2().parameter_count(), 124_439_808);
+/// let small = GptConfig { num_hidden_layers: 1, ..GptConfig::tiny() };
+/// assert!(small.check().is_ok());
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GptConfig {
@@ -41,7 +50,7 @@ pub struct GptConfig {
     pub hidden_dropout: f64,
     /// Share of the attention weights dropped after the softmax.
     pub attention_dropout: f64,
-    /// Every rank's rows of the vocabulary are a multiple of this.
+    /// The size of every rank's shard of the vocabulary is a multiple of this.
     pub make_vocab_size_divisible_by: usize,
 }
 
@@ -89,7 +98,7 @@ impl GptConfig {
 
     /// Features of a head.
     pub fn head_dim(&self) -> usize {
-        self.hidden_size / self.num_attention_heads
+        self.hidden_size / self.num_attention_heads.max(1)
     }
 
     pub(super) fn vocab(&self) -> Vocab {
@@ -132,6 +141,12 @@ impl GptConfig {
 
 impl ModelConfig for GptConfig {
     fn check(&self) -> Result<(), ConfigError> {
+        limits::sizes(self)?;
+        let (layers, hidden) = (("num_hidden_layers", self.num_hidden_layers), ("hidden_size", self.hidden_size));
+        limits::elements(&[("vocab_size", self.vocab_size), hidden])?;
+        limits::elements(&[("max_position_embeddings", self.max_position_embeddings), hidden])?;
+        limits::elements(&[layers, hidden, hidden])?;
+        limits::elements(&[layers, hidden, ("intermediate_size", self.intermediate_size)])?;
         positive(&[
             ("vocab_size", self.vocab_size),
             ("make_vocab_size_divisible_by", self.make_vocab_size_divisible_by),
@@ -195,5 +210,9 @@ mod tests {
         let config = GptConfig { num_attention_heads: 7, ..GptConfig::tiny() };
         let message = config.check().unwrap_err().to_string();
         assert_eq!(message, "num_attention_heads = 7 does not divide hidden_size = 64; nearest legal: 4, 8");
+        let none = GptConfig { num_attention_heads: 0, ..GptConfig::tiny() };
+        assert_eq!((none.head_dim(), none.block().attention.head_dim), (64, 64), "it is asked before it is checked");
+        let message = none.check().unwrap_err().to_string();
+        assert_eq!(message, "num_attention_heads = 0 does not divide hidden_size = 64; nearest legal: 1");
     }
 }

@@ -48,7 +48,7 @@ fn norm(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize) {
     }
 }
 
-/// A `Conv1D` of shape `[in, out]` with its bias; `rows` of its outputs are ours.
+/// A `Conv1D` of shape `[in, out]` with its bias; `rows` are those of its outputs that are ours.
 fn linear(
     map: &mut NameMap,
     config: &GptConfig,

@@ -65,18 +65,18 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
     }
 }
 
-/// An MLP or a mixture of experts of the layer `theirs`.
+/// An MLP or MoE of the layer `theirs`.
 pub(crate) fn feed_forward(map: &mut NameMap, ffn: &Ffn, ours: &str, theirs: &str, experts: ExpertNames) {
     match ffn {
         Ffn::Dense(MlpConfig { hidden, intermediate, input, .. }) => {
             mlp(map, [*hidden, *intermediate], input.bias, MLP, ours, &format!("{theirs}.mlp"));
         }
-        Ffn::Moe(moe) => mixture(map, moe, ours, &format!("{theirs}.{}", experts.module), experts.matrices),
+        Ffn::Moe(moe) => map_moe(map, moe, ours, &format!("{theirs}.{}", experts.module), experts.matrices),
     }
 }
 
 /// transformers 5 puts the experts of a layer together in memory; in files each has its own matrices.
-fn mixture(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str, matrices: [&str; 3]) {
+fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str, matrices: [&str; 3]) {
     let MoeConfig { hidden, experts, intermediate, .. } = *config;
     map.same(format!("{ours}.router.weight"), format!("{theirs}.gate.weight"), &[experts, hidden]);
     if config.router.bias_rate.is_some() {

@@ -1,4 +1,4 @@
-//! What Hugging Face checkpoints hold beside the weights, and older spellings of names.
+//! Tensors of Hugging Face checkpoints that are no weights, and older spellings of names.
 
 use crate::DeepSeekV3Config;
 use crate::family::FamilyConfig;

@@ -11,11 +11,12 @@ pub(crate) use reader::ConfigReader;
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::config::ConfigError;
 use crate::family::FamilyConfig;
-use crate::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
+use crate::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
 
 /// Why a `config.json` cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 pub enum HfError {
     /// A key is missing.
     #[error("config.json: `{key}` is missing")]
@@ -54,6 +55,29 @@ pub enum HfError {
         /// Keys that are passed over.
         harmless: String,
     },
+    /// A size is beyond any model.
+    #[error("config.json: `{key}` is {value}, more than this program can hold; nearest legal: {most}")]
+    TooLarge {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: u64,
+        /// The largest legal value.
+        most: u64,
+    },
+    /// The weights are stored in a form that is not read.
+    #[error(
+        "config.json: `quantization_config` says that the weights are stored in {method}; the weights that are read are \
+         f64, f32, bf16 and f16. Dequantise them to bf16 first (DeepSeek-V3's repository has `fp8_cast_bf16.py` for its \
+         own files), and remove this key"
+    )]
+    Quantised {
+        /// `quant_method`.
+        method: String,
+    },
+    /// The sizes contradict each other.
+    #[error("config.json: {0}")]
+    Sizes(#[from] ConfigError),
     /// The configuration asks for something the model does not do.
     #[error("config.json: `{key}` is {value}, which this model does not have; nearest legal: {legal}")]
     Unsupported {
@@ -131,11 +155,12 @@ impl FamilyConfig {
     /// Reads the `config.json` of any model that we have.
     ///
     /// # Errors
-    /// Names the architecture or the key that we do not have, and what is legal.
+    /// Names the architecture or the key that we do not have, or sizes that contradict each other or are beyond any
+    /// model, and what is legal.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let reader = ConfigReader::new(config)?;
         let kind = reader.text("model_type")?.ok_or_else(|| HfError::Missing { key: "model_type".into() })?;
-        match kind {
+        let read = match kind {
             "llama" => LlamaConfig::from_hf(config, LlamaVariant::Llama).map(Self::Llama),
             "mistral" => LlamaConfig::from_hf(config, LlamaVariant::Mistral).map(Self::Llama),
             "qwen3" => LlamaConfig::from_hf(config, LlamaVariant::Qwen3).map(Self::Llama),
@@ -144,7 +169,9 @@ impl FamilyConfig {
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
             "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
-        }
+        }?;
+        read.check()?;
+        Ok(read)
     }
 
     /// The `config.json` of this model, in the form of transformers 5.

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::{HARMLESS, HfError, class_of};
+use crate::limits::limit;
 
 /// An object of a `config.json`.
 pub(crate) struct ConfigReader<'a> {
@@ -35,6 +36,10 @@ impl<'a> ConfigReader<'a> {
 
     /// Refuses keys that nobody asked for and that are not harmless, here or everywhere.
     pub fn finish(&self, harmless: &[&str]) -> Result<(), HfError> {
+        if let Some(method) = self.object.get("quantization_config").filter(|config| !config.is_null()) {
+            let method = method.get("quant_method").and_then(Value::as_str).unwrap_or("some other type");
+            return Err(HfError::Quantised { method: method.into() });
+        }
         let asked = self.asked.borrow();
         let passed_over = |key: &str| harmless.contains(&key) || HARMLESS.contains(&key);
         match self.object.keys().find(|key| !asked.contains(*key) && !passed_over(key)) {
@@ -70,8 +75,8 @@ impl<'a> ConfigReader<'a> {
 
     /// A positive integer, if present.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>, HfError> {
-        let read = |value: &Value| value.as_u64().filter(|size| *size > 0).and_then(|size| usize::try_from(size).ok());
-        self.typed(key, "a positive integer", read)
+        let read = |value: &Value| value.as_u64().filter(|size| *size > 0);
+        self.typed(key, "a positive integer", read)?.map(|size| within(key, size)).transpose()
     }
 
     /// A positive integer that must be present.
@@ -112,9 +117,15 @@ impl<'a> ConfigReader<'a> {
 
     /// A list of integers from zero, if present.
     pub fn indices(&self, key: &str) -> Result<Option<Vec<usize>>, HfError> {
-        let index = |value: &Value| value.as_u64().and_then(|index| usize::try_from(index).ok());
-        let read = |value: &Value| value.as_array()?.iter().map(index).collect();
-        self.typed(key, "a list of integers from 0", read)
+        let read = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<_>>>();
+        let list = self.typed(key, "a list of integers from 0", read)?;
+        list.map(|list| list.into_iter().map(|index| within(key, index)).collect()).transpose()
+    }
+
+    /// An integer from zero, with a default.
+    pub fn count_or(&self, key: &str, default: usize) -> Result<usize, HfError> {
+        let count = self.typed(key, "an integer from 0", Value::as_u64)?;
+        count.map_or(Ok(default), |count| within(key, count))
     }
 
     /// A string, if present.
@@ -153,6 +164,15 @@ impl<'a> ConfigReader<'a> {
     /// An error for a value that the model does not have.
     pub fn unsupported(&self, key: &str, value: &str, legal: &str) -> HfError {
         HfError::Unsupported { key: key.into(), value: value.into(), legal: legal.into() }
+    }
+}
+
+/// A size that is not beyond its key's limit.
+fn within(key: &str, size: u64) -> Result<usize, HfError> {
+    let most = limit(key);
+    match usize::try_from(size) {
+        Ok(size) if size as u64 <= most => Ok(size),
+        _ => Err(HfError::TooLarge { key: key.into(), value: size, most }),
     }
 }
 

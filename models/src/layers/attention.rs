@@ -40,7 +40,7 @@ pub struct AttentionConfig {
     pub output: LinearConfig,
 }
 
-/// Self-attention. A rank holds the rows of its query heads and of the key-value heads they use; with fewer key-value
+/// Self-attention. A rank holds its query heads and the key-value heads they use; with fewer key-value
 /// heads than ranks, neighbours hold the same key-value head.
 #[derive(Module, Debug)]
 pub struct SelfAttention {
@@ -139,8 +139,8 @@ impl SelfAttention {
         self.out.forward(of.reshape([seq, samples, heads * head_dim]), Prologue::None, false)
     }
 
-    /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` fill the
-    /// sequence up to what can be cut; they are not kept and their output means nothing.
+    /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` pad
+    /// the sequence to a length that can be sharded; they are not cached and their output is meaningless.
     pub fn extend(
         &self,
         x: impl Into<Residual>,
@@ -150,13 +150,13 @@ impl SelfAttention {
         cache: &mut LayerCache,
     ) -> Tensor<3> {
         let qkv = self.qkv.forward(x, norm);
-        let rows = qkv.dims()[0];
+        let positions = qkv.dims()[0];
         let qkv = self.heads(qkv.narrow(0, 0, at.len()), angles);
         let PackedHeads { heads, kv_heads } = self.heads;
         let q = qkv.clone().narrow(2, 0, heads);
         let new = [qkv.clone().narrow(2, heads, kv_heads), qkv.narrow(2, heads + kv_heads, kv_heads)];
         let [k, v] = cache.append(at, new);
-        let context = pad_sequence(attention(q, k, v, self.options), rows);
+        let context = pad_sequence(attention(q, k, v, self.options), positions);
         let [seq, batch, heads, head_dim] = context.dims();
         self.out.forward(context.reshape([seq, batch, heads * head_dim]), Prologue::None, false)
     }

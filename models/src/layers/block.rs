@@ -21,7 +21,7 @@ use crate::param::{BuildError, ParamBuilder};
 pub struct BlockConfig {
     /// Attention.
     pub attention: AttentionConfig,
-    /// MLP or mixture of experts.
+    /// MLP or MoE.
     pub mlp: Ffn,
     /// Which norm stands before both.
     pub norm: NormKind,

@@ -1,4 +1,4 @@
-//! What a decoder keeps of the positions it has read, so that it reads each of them once.
+//! The cache of keys and values: a decoder reads each position once.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 /// Keys and values of the positions that one rank's part of a model has read, for every layer.
 ///
-/// Room for all positions is taken when the first ones come; later ones are written in place.
+/// Memory for all positions is allocated with the first ones; later ones are written in place.
 #[derive(Debug)]
 pub struct KvCache {
     capacity: usize,
@@ -35,7 +35,7 @@ impl KvCache {
         self.capacity
     }
 
-    /// Forgets all positions and keeps the room.
+    /// Forgets all positions; the memory stays allocated.
     pub fn clear(&mut self) {
         self.len = 0;
     }
@@ -64,12 +64,12 @@ impl KvCache {
 #[derive(Debug)]
 pub struct LayerCache {
     capacity: usize,
-    /// `[capacity, b, kv_heads, d]` each; filled up to some position.
+    /// `[capacity, b, kv_heads, d]` each; padded to some position.
     tensors: Option<[Tensor<4>; 2]>,
 }
 
 impl LayerCache {
-    /// Writes keys and values `[n, b, kv_heads, d]` of the `n` positions `at`; gives those of all positions up to
+    /// Writes keys and values `[n, b, kv_heads, d]` of the `n` positions `at`; returns those of all positions up to
     /// there.
     ///
     /// # Panics

@@ -1,13 +1,13 @@
 //! Dropout whose mask depends on the position in the global batch, not on the layout.
 
-use backend_dist::ops::{DropKey, dropout};
+use backend_dist::ops::{DropoutMask, dropout};
 use backend_dist::shard::stable_hash;
 use burn::tensor::Tensor;
 
-use crate::micro_batch::{MicroBatch, part_of};
+use crate::micro_batch::{MicroBatch, sub_ranges};
 use crate::param::TensorParallel;
 
-/// What one forward pass draws its masks from. Two passes with equal keys drop the same elements.
+/// The key of one forward pass's masks. Two passes with equal keys drop the same elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DropoutKey {
     /// Seed of the training step: another one for every step, the same on all ranks.
@@ -36,10 +36,10 @@ impl Dropout {
     /// Drops elements of `[s, b, hidden]`, or of the rank's part of the sequence. Without a key nothing is dropped.
     pub fn forward(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         let Some(key) = batch.dropout.filter(|_| self.share > 0.0) else { return x };
-        let [rows, _, hidden] = x.dims();
-        let region = self.parallel.sequence_length(rows);
-        let pieces = part_of(&batch.places(region), self.parallel.own_rows(rows));
+        let [positions, _, hidden] = x.dims();
+        let region = self.parallel.sequence_length(positions);
+        let pieces = sub_ranges(&batch.positions(region), self.parallel.own_positions(positions));
         let (offset, global) = ([0, key.first_sample, 0], [batch.sequence_length(region), SAMPLES, hidden]);
-        dropout(x, self.share, DropKey::of_pieces(key.seed ^ self.stream, pieces, &offset, &global))
+        dropout(x, self.share, DropoutMask::of_chunks(key.seed ^ self.stream, pieces, &offset, &global))
     }
 }

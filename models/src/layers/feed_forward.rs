@@ -1,4 +1,4 @@
-//! The feed-forward part of a block, dense or a mixture of experts.
+//! The feed-forward part of a block, dense or MoE.
 
 use backend_dist::ops::Residual;
 use burn::module::Module;
@@ -10,7 +10,7 @@ use super::norm::Norm;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
-/// What [`Ffn`] says.
+/// The layer of an [`Ffn`].
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one for each block, never moved about")]
 pub enum FeedForward {
@@ -32,7 +32,7 @@ impl FeedForward {
         })
     }
 
-    /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same, behind the block's norm.
+    /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same, after the block's norm.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
         match self {
             Self::Dense(mlp) => mlp.forward(x, norm),

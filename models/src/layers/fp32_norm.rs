@@ -10,15 +10,15 @@ const REGISTERS: usize = 4;
 /// Levels of PyTorch's cascade: long sums are made of shorter ones.
 const LEVELS: usize = 4;
 
-/// `x / √(mean(x²) + eps)` of every row of `n` values.
+/// `x / √(mean(x²) + eps)` of each `n` values.
 pub(super) fn normalised(x: &[f64], n: usize, eps: f64) -> Vec<f64> {
     let mut out = Vec::with_capacity(x.len());
-    for row in x.chunks_exact(n) {
-        let row: Vec<f32> = row.iter().map(|&x| x as f32).collect();
-        let squares: Vec<f32> = row.iter().map(|x| x * x).collect();
+    for values in x.chunks_exact(n) {
+        let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+        let squares: Vec<f32> = values.iter().map(|x| x * x).collect();
         let variance = sum(&squares) / n as f32;
         let inverse = (variance + eps as f32).sqrt().recip();
-        out.extend(row.iter().map(|x| f64::from(x * inverse)));
+        out.extend(values.iter().map(|x| f64::from(x * inverse)));
     }
     out
 }

@@ -1,26 +1,27 @@
 //! Softmax as Hugging Face transformers computes a router's: in fp32 whatever the model computes in.
 //!
 //! transformers casts a router's logits to fp32 even where the model is double precision. Exponentials are those of
-//! Sleef (`xexpf` in `src/libm/sleefsimdsp.c`, with fused products), and sums have the order of PyTorch on a CPU with
-//! AVX-512 (`aten/src/ATen/native/cpu/SoftMaxKernel.cpp`, `aten/src/ATen/cpu/vec/functional_base.h`).
+//! Sleef (`xexpf` in `src/libm/sleefsimdsp.c`, with fused multiply-add), and sums have the order of PyTorch on a CPU
+//! with AVX-512 (`aten/src/ATen/native/cpu/SoftMaxKernel.cpp`, `aten/src/ATen/cpu/vec/functional_base.h`).
 
 /// Lanes of a register.
 const LANES: usize = 16;
 
-/// The softmax of every row of `n` values, in fp32.
+/// The softmax of each `n` values, in fp32.
 pub(in crate::layers) fn softmax(logits: &[f64], n: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(logits.len());
-    for row in logits.chunks_exact(n) {
-        let row: Vec<f32> = row.iter().map(|&logit| logit as f32).collect();
-        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let powers: Vec<f32> = row.iter().map(|logit| exp(logit - largest)).collect();
+    for values in logits.chunks_exact(n) {
+        let values: Vec<f32> = values.iter().map(|&logit| logit as f32).collect();
+        let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let powers: Vec<f32> = values.iter().map(|logit| exp(logit - largest)).collect();
         let inverse = sum(&powers).recip();
         out.extend(powers.iter().map(|power| power * inverse));
     }
     out
 }
 
-/// The sum in PyTorch's order: register by register, then by halves; what fills no register one after the other.
+/// The sum in PyTorch's order: register by register, then by halves; the rest, which fills no register, one after the
+/// other.
 fn sum(values: &[f32]) -> f32 {
     let (registers, rest) = values.as_chunks::<LANES>();
     let Some((first, others)) = registers.split_first() else { return rest.iter().fold(0.0, |sum, value| sum + value) };
@@ -86,9 +87,9 @@ mod tests {
     #[test]
     fn close_to_the_exact_softmax() {
         let logits: Vec<f64> = (0..36).map(|index| f64::from((index * 7) % 11) / 3.0 - 2.0).collect();
-        for (row, found) in logits.chunks(12).zip(softmax(&logits, 12).chunks(12)) {
-            let sum: f64 = row.iter().map(|logit| logit.exp()).sum();
-            assert!(row.iter().zip(found).all(|(logit, p)| (logit.exp() / sum - f64::from(*p)).abs() < 1e-7));
+        for (values, found) in logits.chunks(12).zip(softmax(&logits, 12).chunks(12)) {
+            let sum: f64 = values.iter().map(|logit| logit.exp()).sum();
+            assert!(values.iter().zip(found).all(|(logit, p)| (logit.exp() / sum - f64::from(*p)).abs() < 1e-7));
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Linear layers cut over the tensor parallel ranks, by rows of the weight (column-parallel) or by columns.
+//! Linear layers sharded over the tensor parallel ranks, by rows of the weight (column-parallel) or by columns.
 //!
 //! The names are Megatron-LM's (`megatron/core/tensor_parallel/layers.py`) and speak of the mathematicians' `x A`: a
-//! column-parallel layer cuts the outputs, a row-parallel layer the inputs.
+//! column-parallel layer shards the outputs, a row-parallel layer the inputs.
 
 use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };
 use backend_dist::ops::fp8::Fp8Linear;
-use backend_dist::ops::{Entry, Exit, LinearOptions, Prologue, Residual, linear_with};
+use backend_dist::ops::{InputCollective, LinearOptions, OutputCollective, Prologue, Residual, linear_with};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -33,12 +33,12 @@ pub struct Output<'a> {
     pub name: &'a str,
     /// Global number of output features.
     pub features: usize,
-    /// Number of pieces; fewer than ranks means that neighbours hold the same piece.
+    /// Number of shards; with fewer than ranks, neighbours hold the same shard.
     pub parts: usize,
 }
 
 /// `[s, b, in] -> [s, b, out/tp]`; under sequence parallelism the input is `[s/tp, b, in]`. Several outputs may be
-/// fused: a rank's output is its piece of the first one, then of the second one, and so on.
+/// fused: a rank's output is its shard of the first one, then of the second one, and so on.
 #[derive(Module, Debug)]
 pub struct ColumnParallelLinear {
     weight: Param<Tensor<2>>,
@@ -84,7 +84,7 @@ impl ColumnParallelLinear {
         self.after(x, prologue)
     }
 
-    /// The rank's outputs for the whole sequence of what `prologue` makes of `x`.
+    /// The rank's outputs for the whole sequence of `prologue(x)`.
     pub(super) fn after(&self, x: impl Into<Residual>, prologue: Prologue) -> Tensor<3> {
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
         let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
@@ -127,8 +127,8 @@ impl RowParallelLinear {
         Ok(Self { weight, bias, parallel: params.parallel().clone(), fp8: params.fp8_linear(name) })
     }
 
-    /// The sum over the ranks, whole or this rank's part of the sequence, for the input that `prologue` makes of `x`;
-    /// with `recompute` it makes it again in the backward pass.
+    /// The sum over the ranks, whole or this rank's part of the sequence, for the input `prologue(x)`, which
+    /// with `recompute` is recomputed in the backward pass.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
         let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
@@ -137,16 +137,16 @@ impl RowParallelLinear {
     }
 }
 
-/// How activations come to a linear layer that computes some of the outputs on each rank.
-pub(super) fn entry(parallel: &TensorParallel) -> Entry {
+/// How activations enter a linear layer that computes some of the outputs on each rank.
+pub(super) fn entry(parallel: &TensorParallel) -> InputCollective {
     let group = parallel.group.clone();
-    if parallel.sequence { Entry::Gathered(group) } else { Entry::Copied(group) }
+    if parallel.sequence { InputCollective::AllGather(group) } else { InputCollective::Copy(group) }
 }
 
 /// How the summands of the ranks leave a linear layer that computes from some of the inputs on each rank.
-fn exit(parallel: &TensorParallel) -> Exit {
+fn exit(parallel: &TensorParallel) -> OutputCollective {
     let group = parallel.group.clone();
-    if parallel.sequence { Exit::Scattered(group) } else { Exit::Reduced(group) }
+    if parallel.sequence { OutputCollective::ReduceScatter(group) } else { OutputCollective::AllReduce(group) }
 }
 
 /// Hands activations to a computation that each rank does for its own outputs: all of the sequence, and backward sums
@@ -166,13 +166,13 @@ pub(super) fn leave_tensor_parallel(x: Partial<3>, parallel: &TensorParallel) ->
     }
 }
 
-/// Fills the first dimension up to `rows` with zeros: sequence parallelism cuts it into equal parts.
-pub(super) fn pad_sequence<const D: usize>(x: Tensor<D>, rows: usize) -> Tensor<D> {
+/// Pads the first dimension to `positions` with zeros: sequence parallelism splits it into equal parts.
+pub(super) fn pad_sequence<const D: usize>(x: Tensor<D>, positions: usize) -> Tensor<D> {
     let mut shape = x.dims();
-    if shape[0] == rows {
+    if shape[0] == positions {
         return x;
     }
-    shape[0] = rows - shape[0];
+    shape[0] = positions - shape[0];
     let zeros = Tensor::zeros(shape, (&x.device(), x.dtype()));
     Tensor::cat(vec![x, zeros], 0)
 }

@@ -1,9 +1,9 @@
 //! Multi-head latent attention (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>, section 2.1): queries, keys and values
 //! come from two short vectors per position, its latents; every rank has some of the heads.
 //!
-//! The projections down to the latents are whole on every rank, each rank computes those of its positions. What is
-//! gathered under sequence parallelism are the latents, which are shorter than the hidden states, and the part of the
-//! key that is rotated and shared by all heads.
+//! The projections down to the latents are whole on every rank; each rank computes the latents of its positions.
+//! Sequence parallelism gathers the latents, which are shorter than the hidden states, and the part of the key that is
+//! rotated and shared by all heads.
 
 use std::ops::Range;
 
@@ -22,6 +22,7 @@ use super::replicated::ReplicatedLinear;
 use super::rope::{Angles, rotate};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::recompute;
 
 /// Sizes of a latent attention layer. None of its projections has a bias.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +52,7 @@ pub struct MlaConfig {
 }
 
 /// Latent attention. A query head is `[rotated | not rotated]`, and so is a key head: the name maps tell where
-/// other systems have these rows.
+/// other systems have these matrix rows.
 #[derive(Module, Debug)]
 pub struct LatentAttention {
     /// To `[queries' latent | keys' and values' latent | shared rotated key]`.
@@ -67,6 +68,8 @@ pub struct LatentAttention {
     options: AttentionOptions,
     #[module(skip)]
     parallel: TensorParallel,
+    #[module(skip)]
+    recompute_core: bool,
 }
 
 /// Features of the latents and of a head's parts, and the rank's heads.
@@ -125,6 +128,7 @@ impl LatentAttention {
             sizes: Sizes { q_latent, kv_latent: kv_lora_rank, rotated, unrotated, value, heads: heads / parts },
             options: AttentionOptions { scale: config.scale, ..AttentionOptions::causal(rotated + unrotated) },
             parallel: params.parallel().clone(),
+            recompute_core: params.recompute().selects(recompute::Module::CoreAttention),
         })
     }
 
@@ -132,6 +136,11 @@ impl LatentAttention {
     /// rotate queries and the shared key.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
         let [q, k, v] = self.heads(self.projected(x.into(), norm), angles);
+        if self.recompute_core {
+            let (context, documents) = (batch.context.clone(), batch.documents.clone());
+            let attention = Prologue::SeparateAttention { k, v, options: self.options, context, documents };
+            return self.out.forward(q, attention, true);
+        }
         let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
         self.finish(match context.is_none() && documents.is_none() {
             true => attention(q, k, v, self.options),
@@ -140,7 +149,8 @@ impl LatentAttention {
     }
 
     /// The same for positions that follow those in the cache, which keeps whole heads; `angles` are theirs. Positions
-    /// beyond `at` fill the sequence up to what can be cut; they are not kept and their output means nothing.
+    /// beyond `at` pad the sequence to a length that can be sharded; they are not cached and their output is
+    /// meaningless.
     pub fn extend(
         &self,
         x: impl Into<Residual>,
@@ -150,10 +160,10 @@ impl LatentAttention {
         cache: &mut LayerCache,
     ) -> Tensor<3> {
         let projected = self.projected(x.into(), norm);
-        let rows = projected[0].dims()[0];
+        let positions = projected[0].dims()[0];
         let [q, k, v] = self.heads(projected.map(|features| features.narrow(0, 0, at.len())), angles);
         let [k, v] = cache.append(at, [k, v]);
-        self.finish(pad_sequence(attention(q, k, v, self.options), rows))
+        self.finish(pad_sequence(attention(q, k, v, self.options), positions))
     }
 
     /// The rank's query heads, its key and value heads, and the shared key, each `[s, b, features]`, before rotation.

@@ -1,5 +1,5 @@
-//! Parallel layers. Each holds its part of the weights and exchanges what its neighbours need; on one rank each is the
-//! plain layer.
+//! Parallel layers. Each holds its shard of the weights and communicates what its neighbours need; on one rank each is
+//! the plain layer.
 
 mod attention;
 mod block;
@@ -26,7 +26,7 @@ pub use attention::{AttentionConfig, SelfAttention};
 pub use block::{BlockConfig, TransformerBlock};
 pub use cache::{KvCache, LayerCache};
 pub use dropout::{Dropout, DropoutKey};
-pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabRows};
+pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard};
 pub use feed_forward::FeedForward;
 pub use frequencies::{LinearScaling, Llama3Scaling, RopeConfig, RopeScaling};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
@@ -34,7 +34,7 @@ pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
     Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, MoeLayer, RouterConfig,
-    RouterPlace, Scores, SharedExperts,
+    RouterDevice, Scores, SharedExperts,
 };
 pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};

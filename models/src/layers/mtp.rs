@@ -1,5 +1,5 @@
-//! Multi-token prediction (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>, section 2.2): what a module of it needs
-//! beside a transformer block, and how its losses join those of the model.
+//! Multi-token prediction (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>, section 2.2): what a module has
+//! besides a transformer block, and how its losses join those of the model.
 
 use std::ops::Range;
 
@@ -59,7 +59,7 @@ pub fn ahead(tokens: Tensor<2, Int>, by: usize, context: Option<&ContextParallel
     if by == 0 {
         return tokens;
     }
-    let rows = tokens.dims()[1];
+    let positions = tokens.dims()[1];
     let tokens = match context {
         Some(context) => in_order(all_gather_int(tokens, 1, &context.group), context),
         None => tokens,
@@ -68,17 +68,17 @@ pub fn ahead(tokens: Tensor<2, Int>, by: usize, context: Option<&ContextParallel
     let by = by.min(seq);
     let zeros = tokens.clone().narrow(1, 0, by).zeros_like();
     let shifted = if by == seq { zeros } else { Tensor::cat(vec![tokens.narrow(1, by, seq - by), zeros], 1) };
-    own(shifted, rows, context)
+    own(shifted, positions, context)
 }
 
-/// `losses [b, s]`, with a gradient that also goes to the losses of the modules, of which the first one's are at one
-/// position before that of the same token in `losses`, the second one's at two, and so on: what multiplies the loss of
-/// a token multiplies its losses in the modules too, times `weight`. That is Megatron-LM's rolled loss mask
-/// (`megatron/core/transformer/multi_token_prediction.py`). What looks beyond the end of a sequence gets no gradient,
-/// nor what looks beyond that of a document (`_roll_tensor_packed_seq` there) which attention does not cross. With a
+/// `losses [b, s]`, whose gradient also flows to the losses of the modules. A token's loss in the first module is one
+/// position before its loss in `losses`, in the second module two, and so on: the factor of a token's loss is also that
+/// of its losses in the modules, times `weight`. That is Megatron-LM's rolled loss mask
+/// (`megatron/core/transformer/multi_token_prediction.py`). Predictions beyond the end of a sequence get no gradient,
+/// nor do those beyond the end of a document that attention does not cross (`_roll_tensor_packed_seq` there). With a
 /// context each rank has the losses of its positions.
 pub fn with_mtp_losses(losses: Tensor<2>, modules: Vec<Tensor<2>>, weight: f64, batch: &MicroBatch) -> Tensor<2> {
-    let (rows, context) = (losses.dims()[1], batch.context.as_ref());
+    let (positions, context) = (losses.dims()[1], batch.context.as_ref());
     modules.into_iter().enumerate().fold(losses, |losses, (index, module)| {
         let module = match context {
             // Every rank weights the losses of its own positions: the gradients of all are summed.
@@ -99,7 +99,7 @@ pub fn with_mtp_losses(losses: Tensor<2>, modules: Vec<Tensor<2>>, weight: f64, 
             // The backward pass goes through the module all the same: other ranks may wait for this one's experts.
             module.mul_scalar(0.0)
         };
-        let aligned = own(aligned, rows, context);
+        let aligned = own(aligned, positions, context);
         losses + (aligned.clone() - aligned.detach())
     })
 }
@@ -112,30 +112,30 @@ fn inside(documents: &Documents, by: usize, losses: &Tensor<2>) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values, [seq, samples]), (&losses.device(), losses.dtype())).transpose()
 }
 
-/// What the ranks of a context have of sequences, `[b, s]` in the order of the ranks, in the order of the positions.
+/// Sequences `[b, s]` that are gathered in the order of a context's ranks, in the order of the positions.
 fn in_order<K: Basic>(gathered: Tensor<2, K>, context: &ContextParallel) -> Tensor<2, K> {
     let size = context.group.size();
     if size == 1 {
         return gathered;
     }
-    let rows = gathered.dims()[1] / size;
+    let each = gathered.dims()[1] / size;
     let mut chunks: Vec<(usize, Range<usize>)> = Vec::with_capacity(2 * size);
     for rank in 0..size {
-        let [first, second] = zigzag(rank, size, rows);
-        let (start, middle) = (rank * rows, rank * rows + first.len());
-        chunks.extend([(first.start, start..middle), (second.start, middle..start + rows)]);
+        let [first, second] = zigzag(rank, size, each);
+        let (start, middle) = (rank * each, rank * each + first.len());
+        chunks.extend([(first.start, start..middle), (second.start, middle..start + each)]);
     }
     chunks.sort_unstable_by_key(|(position, _)| *position);
     let piece = |(_, at): (usize, Range<usize>)| gathered.clone().narrow(1, at.start, at.len());
     Tensor::cat(chunks.into_iter().map(piece).collect(), 1)
 }
 
-/// The rank's `rows` positions of whole sequences `[b, s]`.
-fn own<K: Basic>(whole: Tensor<2, K>, rows: usize, context: Option<&ContextParallel>) -> Tensor<2, K> {
+/// The rank's `count` positions of whole sequences `[b, s]`.
+fn own<K: Basic>(whole: Tensor<2, K>, count: usize, context: Option<&ContextParallel>) -> Tensor<2, K> {
     match context {
         Some(context) if context.group.size() > 1 => {
             let piece = |at: Range<usize>| whole.clone().narrow(1, at.start, at.len());
-            Tensor::cat(context.positions(rows).map(piece).to_vec(), 1)
+            Tensor::cat(context.positions(count).map(piece).to_vec(), 1)
         }
         _ => whole,
     }

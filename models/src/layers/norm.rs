@@ -58,7 +58,7 @@ impl Norm {
         Ok(Self { weight, bias: None, eps, fp32: params.has_fp32_norms() })
     }
 
-    /// The input and the prologue of a linear layer that takes what this norm makes of `x`.
+    /// The input and the prologue of a linear layer whose input is this norm of `x`.
     pub(super) fn in_front_of_linear(&self, x: Residual) -> (Residual, Prologue) {
         match self.prologue(x.dtype()) {
             Prologue::None => (self.rms_in_fp32(x.value()).into(), Prologue::None),

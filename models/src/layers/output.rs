@@ -1,4 +1,4 @@
-//! From the last hidden states to logits and losses, with the vocabulary cut over the ranks.
+//! From the last hidden states to logits and losses, with the vocabulary sharded over the ranks.
 
 use backend_dist::ops::conjugate::gather_from_tensor_parallel;
 use backend_dist::ops::{
@@ -9,17 +9,17 @@ use backend_dist::shard::{Init, Unit};
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 
-use super::embedding::{Vocab, VocabParallelEmbedding, VocabRows};
+use super::embedding::{Vocab, VocabParallelEmbedding, VocabShard};
 use super::linear::{enter_tensor_parallel, entry};
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
-/// The output projection; each rank computes the logits of its rows of the vocabulary. Without an own weight it uses
+/// The output projection; each rank computes the logits of its shard of the vocabulary. Without an own weight it uses
 /// the embedding's (tied).
 #[derive(Module, Debug)]
 pub struct OutputLayer {
     weight: Option<Param<Tensor<2>>>,
     #[module(skip)]
-    rows: VocabRows,
+    shard: VocabShard,
     #[module(skip)]
     parallel: TensorParallel,
 }
@@ -30,9 +30,9 @@ impl OutputLayer {
     /// # Errors
     /// See [`BuildError`].
     pub fn untied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
-        let (at, rows) = (params.place(), vocab.rows(params.place()));
-        let weight = params.sections(vec![(rows.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
-        Ok(Self { weight: Some(weight), rows, parallel: params.parallel().clone() })
+        let (at, shard) = (params.place(), vocab.shard(params.place()));
+        let weight = params.sections(vec![(shard.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
+        Ok(Self { weight: Some(weight), shard, parallel: params.parallel().clone() })
     }
 
     /// A projection that shares the weight of the embedding `name`. Where the embedding is on another pipeline stage it
@@ -41,10 +41,10 @@ impl OutputLayer {
     /// # Errors
     /// See [`BuildError`].
     pub fn tied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
-        let (at, rows) = (params.place(), vocab.rows(params.place()));
+        let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = match params.part().is_some_and(|part| !part.embedding) {
             true => {
-                let section = rows.section(&format!("{name}.weight"), vocab.hidden, at).held_elsewhere();
+                let section = shard.section(&format!("{name}.weight"), vocab.hidden, at).held_elsewhere();
                 params.begin(Unit::Tied);
                 let weight = params.sections(vec![(section, init)])?;
                 params.begin(Unit::Head);
@@ -52,7 +52,7 @@ impl OutputLayer {
             }
             false => None,
         };
-        Ok(Self { weight, rows, parallel: params.parallel().clone() })
+        Ok(Self { weight, shard, parallel: params.parallel().clone() })
     }
 
     /// `-log p(label)` of every token: hidden states `[s, b, hidden]` (or the rank's part of the sequence) and
@@ -67,7 +67,7 @@ impl OutputLayer {
         labels: Tensor<2, Int>,
         embedding: Option<&VocabParallelEmbedding>,
     ) -> Tensor<2> {
-        let (VocabRows { first, vocab_size, .. }, group) = (self.rows, &self.parallel.group);
+        let (VocabShard { first, vocab_size, .. }, group) = (self.shard, &self.parallel.group);
         let (w, [seq, batch]) = (self.weight(embedding), labels.dims());
         let positions = positions_at_once(seq, batch * w.dims()[0], self.parallel.logits_at_once);
         if positions >= seq {
@@ -96,7 +96,7 @@ impl OutputLayer {
     }
 
     fn gather(&self, local: Tensor<3>) -> Tensor<3> {
-        gather_from_tensor_parallel(local, &self.parallel.group).narrow(2, 0, self.rows.vocab_size)
+        gather_from_tensor_parallel(local, &self.parallel.group).narrow(2, 0, self.shard.vocab_size)
     }
 
     fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {

@@ -1,11 +1,11 @@
-//! Sine and cosine of fp32 angles, to the bit what PyTorch gives on x86 CPUs.
+//! Sine and cosine of fp32 angles, with the bits of PyTorch on x86 CPUs.
 //!
 //! PyTorch takes them from Intel's MKL (`vmsSin`, `vmsCos`, mode `VML_HA`). Its results are those of a minimax
 //! polynomial of degree 9 in double precision, rounded once to fp32: up to 0.6 units in the last place from the true
 //! value. A cosine rounded from the true value would differ from it in one case of twenty, and models whose norms round
 //! to fp32 carry such a difference into every logit.
 
-/// The first 32 bits of π, the next 32, and the rest: products with the number of half turns are exact.
+/// The first 32 bits of π, the next 32, and the rest: multiples by the number of half turns are exact.
 const PI: [f64; 3] = [3.141_592_653_468_251_2, 1.215_420_101_260_793_2e-10, 4.044_532_497_591_901e-21];
 
 /// `sin(r) / r - 1` in powers of `r²`, from the second: the minimax polynomial for `|r| <= π/2`. The coefficients were

@@ -11,9 +11,18 @@ use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, RopeConfig, RopeScaling, Vocab,
 };
 use crate::layout::ModelDims;
+use crate::limits;
 use crate::names::NameMap;
 
 /// The sizes of a Llama or one of its relatives.
+///
+/// ```
+/// use models::{LlamaConfig, ModelConfig};
+///
+/// let config = LlamaConfig { num_key_value_heads: 3, ..LlamaConfig::tiny() };
+/// let refused = config.check().unwrap_err().to_string();
+/// assert_eq!(refused, "num_key_value_heads = 3 does not divide num_attention_heads = 8; nearest legal: 2, 4");
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LlamaConfig {
@@ -33,7 +42,7 @@ pub struct LlamaConfig {
     pub num_key_value_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
-    /// Longest sequence that the model was made for. Rotary positions go on beyond it.
+    /// Longest sequence that the model was made for. Rotary positions continue beyond it.
     pub max_position_embeddings: usize,
     /// A position sees itself and this many minus one before it (Mistral only); `None` is all of them.
     pub sliding_window: Option<usize>,
@@ -56,7 +65,7 @@ pub struct LlamaConfig {
     pub hidden_dropout: f64,
     /// Share of the attention weights dropped after the softmax.
     pub attention_dropout: f64,
-    /// Every rank's rows of the vocabulary are a multiple of this.
+    /// The size of every rank's shard of the vocabulary is a multiple of this.
     pub make_vocab_size_divisible_by: usize,
 }
 
@@ -123,6 +132,12 @@ impl LlamaConfig {
 
 impl ModelConfig for LlamaConfig {
     fn check(&self) -> Result<(), ConfigError> {
+        limits::sizes(self)?;
+        let (layers, hidden) = (("num_hidden_layers", self.num_hidden_layers), ("hidden_size", self.hidden_size));
+        let heads = self.num_attention_heads.max(self.num_key_value_heads);
+        limits::elements(&[("vocab_size", self.vocab_size), hidden])?;
+        limits::elements(&[layers, hidden, ("intermediate_size", self.intermediate_size)])?;
+        limits::elements(&[layers, hidden, ("num_attention_heads", heads), ("head_dim", self.head_dim)])?;
         positive(&[
             ("vocab_size", self.vocab_size),
             ("make_vocab_size_divisible_by", self.make_vocab_size_divisible_by),

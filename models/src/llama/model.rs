@@ -18,7 +18,19 @@ use crate::names::NameMap;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::part::Part;
 
-/// A rank's part of a Llama.
+/// A rank's part of a Llama, a Mistral or a Qwen3.
+///
+/// ```
+/// use backend_dist::launch::{BoxError, Rank};
+/// use burn::tensor::{Device, FloatDType, Int, Tensor};
+/// use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
+///
+/// let rank = Rank::single(Device::flex());
+/// let model = Llama::build(&LlamaConfig::tiny(), ParamBuilder::new(&rank, FloatDType::F32, 1))?;
+/// let logits = model.logits(Tensor::<2, Int>::from_data([[1, 2, 3]], &rank.device));
+/// assert_eq!(logits.dims(), [1, 3, 256]);
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct Llama {
     embed_tokens: Option<VocabParallelEmbedding>,
@@ -60,9 +72,9 @@ impl CausalLm for Llama {
     }
 
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        let [rows, samples, _] = x.dims();
-        let rows = self.parallel.sequence_length(rows);
-        let angles = self.rope.of_rows(batch, [rows, samples], x.dtype(), &x.device());
+        let [positions, samples, _] = x.dims();
+        let positions = self.parallel.sequence_length(positions);
+        let angles = self.rope.of_positions(batch, [positions, samples], x.dtype(), &x.device());
         self.layers[index - self.part.layers.start].forward(x, Some(&angles), batch)
     }
 

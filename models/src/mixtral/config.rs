@@ -9,6 +9,7 @@ use crate::layers::{
     Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, Ffn, MoeConfig, RopeScaling, RouterConfig, Scores,
 };
 use crate::layout::{ExpertDims, ModelDims};
+use crate::limits;
 use crate::llama::{Frame, LlamaConfig, LlamaVariant};
 use crate::names::NameMap;
 
@@ -52,9 +53,9 @@ pub struct MixtralConfig {
     pub router_z_loss_coef: f64,
     /// The most tokens that an expert takes (`--moe-expert-capacity-factor`); without it nothing is dropped.
     pub moe_capacity: Option<Capacity>,
-    /// How tokens come to the ranks of their experts (`--moe-token-dispatcher-type`).
+    /// How tokens are dispatched to the ranks of their experts (`--moe-token-dispatcher-type`).
     pub moe_dispatcher: Dispatcher,
-    /// Longest sequence that the model was made for. Rotary positions go on beyond it.
+    /// Longest sequence that the model was made for. Rotary positions continue beyond it.
     pub max_position_embeddings: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
@@ -73,7 +74,7 @@ pub struct MixtralConfig {
     pub hidden_dropout: f64,
     /// Share of the attention weights dropped after the softmax.
     pub attention_dropout: f64,
-    /// Every rank's rows of the vocabulary are a multiple of this.
+    /// The size of every rank's shard of the vocabulary is a multiple of this.
     pub make_vocab_size_divisible_by: usize,
 }
 
@@ -95,7 +96,7 @@ impl MixtralConfig {
     /// Parameters that a token uses: all but those of the experts that it does not.
     pub fn active_parameter_count(&self) -> usize {
         let moe_layers = self.num_hidden_layers - self.dense_layers().len();
-        let unused = self.num_experts - self.num_experts_per_tok;
+        let unused = self.num_experts.saturating_sub(self.num_experts_per_tok);
         self.parameter_count() - moe_layers * unused * 3 * self.hidden_size * self.expert_size()
     }
 
@@ -184,6 +185,11 @@ impl MixtralConfig {
 
 impl ModelConfig for MixtralConfig {
     fn check(&self) -> Result<(), ConfigError> {
+        limits::sizes(self)?;
+        let experts = [("num_hidden_layers", self.num_hidden_layers), ("num_experts", self.num_experts)];
+        let width = [("hidden_size", self.hidden_size), ("moe_intermediate_size", self.expert_size())];
+        limits::experts(&experts)?;
+        limits::elements(&[experts, width].concat())?;
         positive(&[("decoder_sparse_step", self.decoder_sparse_step)])?;
         self.check_variant()?;
         self.llama().check()?;

@@ -1,4 +1,4 @@
-//! Mixtral: a Llama whose MLPs are mixtures of experts. Qwen3-MoE adds norms of every query and key head and layers
+//! Mixtral: a Llama whose MLPs are MoE. Qwen3-MoE adds norms of every query and key head and layers
 //! without experts.
 
 mod config;

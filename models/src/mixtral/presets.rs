@@ -66,7 +66,7 @@ impl MixtralConfig {
         }
     }
 
-    /// Mixtral 8x7B cut down to 23.5 of 46.7 billion parameters, which eight GPUs of 141 GB can train with AdamW: half
+    /// Mixtral 8x7B reduced to 23.5 of 46.7 billion parameters, which eight GPUs of 141 GB can train with AdamW: half
     /// the layers.
     pub fn mixtral_8x7b_half() -> Self {
         Self { num_hidden_layers: 16, ..Self::mixtral_8x7b() }

@@ -1,4 +1,4 @@
-//! The kinds of parameters: cut or whole, applied to all positions, to a rank's own ones, or to its own heads.
+//! The kinds of parameters: sharded or whole, applied to all positions, to a rank's own ones, or to its own heads.
 
 use backend_dist::shard::{Init, ParamSpec, Section, Unit};
 use burn::module::{Param, ParamId};
@@ -16,7 +16,7 @@ impl ParamBuilder<'_> {
     }
 
     /// A parameter made of sections of routed experts of the layer that [`begin`](Self::begin) began, this rank's own
-    /// ones ([`local`](super::ExpertParallel::local)), cut over the place [`etp`](super::ExpertParallel::etp).
+    /// ones ([`local`](super::ExpertParallel::local)), sharded by the coordinate [`etp`](super::ExpertParallel::etp).
     ///
     /// # Errors
     /// As [`ParamBuilder::sections`].
@@ -34,8 +34,8 @@ impl ParamBuilder<'_> {
         param
     }
 
-    /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: kept with
-    /// the weights in checkpoints, but unknown to the optimizer.
+    /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: stored
+    /// with the weights in checkpoints, but unknown to the optimizer.
     ///
     /// # Errors
     /// As [`ParamBuilder::sections`].
@@ -68,7 +68,7 @@ impl ParamBuilder<'_> {
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], false)
     }
 
-    /// A parameter that is whole on every rank and applied where activations are cut along the sequence, if they are:
+    /// A parameter that is whole on every rank and applied where activations may be sharded along the sequence:
     /// norms, biases after a row-parallel layer, positions.
     ///
     /// # Errors

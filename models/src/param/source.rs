@@ -1,4 +1,4 @@
-//! Initial weights that come from somewhere: a file, or tensors in memory.
+//! Initial weights that are read: from a file, or from tensors in memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use backend_dist::launch::BoxError;
 use backend_dist::shard::HostTensor;
 
-/// Where initial weights come from when they are not random.
+/// The source of initial weights that are not random.
 pub trait WeightSource: Send + Sync {
     /// The values of the box `ranges` (one range per dimension) of the global tensor `name`, row-major. An empty box
     /// has no values but its tensor must exist.

@@ -1,4 +1,5 @@
-//! Initial values of a slice: read from the source, drawn on the GPU, or drawn on the host by all replicas together.
+//! Initial values of a slice: read from the source, drawn on the GPU, or drawn on the host by all data-parallel ranks
+//! together.
 
 use std::ops::Range;
 
@@ -22,7 +23,7 @@ impl ParamBuilder<'_> {
         Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()]), dtype))
     }
 
-    /// Random values: a GPU draws its own; on the host each replica draws a part of a large slice.
+    /// Random values: a GPU draws its own; on the host each data-parallel rank draws a part of a large slice.
     fn drawn(&self, section: &Section, init: Init, float: FloatDType) -> Tensor<1> {
         let (len, random) = (section.local_len(), !matches!(init, Init::Constant(_)));
         let (device, dtype) = (self.device.clone().without_autodiff(), DType::from(float));
@@ -30,11 +31,11 @@ impl ParamBuilder<'_> {
             return values;
         }
         let draw = |part: Range<usize>| self.upload(random::on_host(section, init, self.seed, part, dtype), float);
-        let [dense, experts] = &self.replicas;
+        let [dense, experts] = &self.dp_ranks;
         match if self.unit.grid() == GridKind::Dense { dense } else { experts } {
-            Some(replicas) if random && len >= SHARED && len.is_multiple_of(replicas.size()) => {
-                let part = len / replicas.size();
-                all_gather(draw(replicas.rank() * part..(replicas.rank() + 1) * part), 0, replicas)
+            Some(dp_ranks) if random && len >= SHARED && len.is_multiple_of(dp_ranks.size()) => {
+                let part = len / dp_ranks.size();
+                all_gather(draw(dp_ranks.rank() * part..(dp_ranks.rank() + 1) * part), 0, dp_ranks)
             }
             _ => draw(0..len),
         }

@@ -40,13 +40,13 @@ pub fn assert_cache_changes_nothing<M: CausalLm>(config: &M::Config, layouts: &[
     }
 }
 
-/// TP4 and TP8 have more ranks than key-value heads; sequence parallelism cannot cut one or five tokens evenly.
+/// TP4 and TP8 have more ranks than key-value heads; sequence parallelism cannot split one or five tokens evenly.
 #[test]
 fn llama_with_a_cache() {
     assert_cache_changes_nothing::<Llama>(&llama(), &["TP1", "TP2", "TP4", "TP8", "TP2 SP", "TP4 SP"]);
 }
 
-/// The window is shorter than the prompt; keys are normalised before they are kept.
+/// The window is shorter than the prompt; keys are normalised before they are cached.
 #[test]
 fn relatives_with_a_cache() {
     let mistral = LlamaConfig { variant: LlamaVariant::Mistral, sliding_window: Some(4), ..llama() };
@@ -57,7 +57,7 @@ fn relatives_with_a_cache() {
 
 /// Fewer new tokens than ranks: some have none to send to their experts.
 #[test]
-fn mixture_with_a_cache() {
+fn moe_with_a_cache() {
     let config = MixtralConfig {
         variant: MixtralVariant::Qwen3Moe,
         vocab_size: 99,

@@ -49,7 +49,7 @@ fn assert_layouts_agree<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
                 outcome::<M>(config, layout, &fp8, &Recompute::selective(&[CoreAttention, MlpActivation, Norms]));
             assert_eq!(again.losses, found.losses);
             for (name, gradient) in &again.gradients {
-                assert!(gradient.data == found.gradients[name].data, "{layout} {format:?}: {name}, computed again");
+                assert!(gradient.data == found.gradients[name].data, "{layout} {format:?}: {name}, recomputed");
                 assert!(largest(&gradient.data) > 0.0, "{name}");
             }
         }
@@ -80,7 +80,7 @@ fn wide_mixtral() -> MixtralConfig {
     }
 }
 
-/// Experts divided, cut, both, and on two ranks each while four share a micro-batch.
+/// Experts divided, sharded, both, and on two ranks each while four share a micro-batch.
 #[test]
 fn mixtral_in_fp8() {
     let layouts = ["TP2", "TP2 SP EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 EP2 ETP1"];

@@ -45,7 +45,7 @@ pub struct Batch {
     pub tokens: Vec<i64>,
     pub labels: Vec<i64>,
     pub weights: Vec<f64>,
-    /// Keeps the experts of all tokens, or has them used again.
+    /// Records the experts of all tokens, or replays them.
     pub routing: Option<RoutingReplay>,
 }
 
@@ -96,7 +96,7 @@ pub fn run_on<M: CausalLm>(
             rank: &rank,
             registry: model.registry(),
             gradients: &gradients,
-            replicas: None,
+            dp_ranks: None,
             locals: Vec::new(),
         };
         model.visit(&mut collect);
@@ -184,9 +184,9 @@ pub struct Collect<'a> {
     pub rank: &'a Rank,
     pub registry: &'a Registry,
     pub gradients: &'a Gradients,
-    /// The ranks that see other rows, unless all see the same. Ranks that hold the same experts always see other
+    /// The ranks that see other sequences, unless all see the same. Ranks that hold the same experts always see other
     /// tokens.
-    pub replicas: Option<Axis>,
+    pub dp_ranks: Option<Axis>,
     pub locals: Vec<Local>,
 }
 
@@ -197,11 +197,11 @@ impl ModuleVisitor for Collect<'_> {
             return;
         }
         let gradient = param.val().grad(self.gradients).unwrap_or_else(|| panic!("{} has no gradient", spec.name()));
-        let replicas = match spec.unit.grid() {
-            GridKind::Dense => self.replicas,
+        let dp_ranks = match spec.unit.grid() {
+            GridKind::Dense => self.dp_ranks,
             GridKind::Expert => Some(Axis::Edp),
         };
-        let gradient = match replicas.map(|axis| self.rank.group(axis)) {
+        let gradient = match dp_ranks.map(|axis| self.rank.group(axis)) {
             Some(group) => {
                 let sum = all_reduce(gradient, ReduceOp::Sum, &group);
                 if group.rank() > 0 {

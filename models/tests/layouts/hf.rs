@@ -17,7 +17,7 @@ const VOCAB: usize = 256;
 const POSITIONS: usize = 8;
 
 const LOGITS: f64 = 1e-12;
-/// transformers computes DeepSeek-V3's router in fp32, its matrix product included, in an order of MKL's own. With the
+/// transformers computes DeepSeek-V3's router in fp32, its GEMM included, in an order of MKL's own. With the
 /// router in fp64 (`router_fp64.safetensors`) there is nothing between us but [`LOGITS`].
 const LOGITS_OF_DEEPSEEK: f64 = 2e-7;
 /// In bf16, with the experts of fp64.

@@ -80,7 +80,7 @@ fn llama_tied() {
 
 /// A head that computes the logits of one to six positions at a time gives what one gives that computes all at once.
 #[test]
-fn heads_in_pieces() {
+fn heads_in_chunks() {
     fn same<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
         let expected = run::<M>(config, "TP1", None);
         let batch = Batch::synthetic(config.vocab_size());
@@ -144,7 +144,7 @@ fn dropout_masks_do_not_depend_on_the_layout() {
     assert!(with.iter().zip(&other).zip(&without).all(|((a, b), c)| a != b && a != c && b != c));
 }
 
-/// Bit-identical, and padding rows of the vocabulary are not part of any global tensor.
+/// Bit-identical, and the padding of the vocabulary is not part of any global tensor.
 #[test]
 fn initial_weights_do_not_depend_on_the_layout() {
     let expected = initial_weights::<Llama>(&llama(), "TP1", 42);

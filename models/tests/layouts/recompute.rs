@@ -5,7 +5,9 @@ use crate::{gpt, llama};
 use burn::tensor::FloatDType;
 use models::layers::DropoutKey;
 use models::recompute::Module::{self, CoreAttention, MlpActivation, Norms};
-use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig, Recompute};
+use models::{
+    CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig, Recompute,
+};
 
 fn outcome<M: CausalLm>(config: &M::Config, layout: &str, modules: &[Module]) -> Outcome {
     let batch = Batch::synthetic(config.vocab_size());
@@ -46,4 +48,11 @@ fn qwen3_recomputes() {
 fn gpt_recomputes() {
     let config = GptConfig { hidden_dropout: 0.3, attention_dropout: 0.2, ..gpt() };
     assert_equal_bits::<Gpt>(&config, &["TP1", "TP2 SP"]);
+}
+
+/// Latent attention, experts, and two modules of multi-token prediction, whose attention is recomputed too.
+#[test]
+fn deepseek_recomputes() {
+    let config = DeepSeekV3Config { num_nextn_predict_layers: 2, ..DeepSeekV3Config::tiny() };
+    assert_equal_bits::<DeepSeekV3>(&config, &["TP1", "TP2", "TP2 SP"]);
 }

@@ -79,8 +79,8 @@ fn linear_scaling_is_read_and_written() {
     let shrunk = json!({"rope_type": "linear", "rope_theta": 1e4, "factor": 0.5});
     let mut original = parse(LLAMA2);
     original["rope_parameters"] = shrunk;
-    let said = FamilyConfig::from_hf(&original).unwrap().check().unwrap_err().to_string();
-    assert_eq!(said, "rope_scaling.factor = 0.5 is not at least 1; nearest legal: 1");
+    let said = FamilyConfig::from_hf(&original).unwrap_err().to_string();
+    assert_eq!(said, "config.json: rope_scaling.factor = 0.5 is not at least 1; nearest legal: 1");
 }
 
 /// transformers gives a Mixtral another base than its relatives.

@@ -70,7 +70,7 @@ fn megatron_names() {
     let ours = assert_round_trip(&megatron_config(false).megatron_names(), &dense);
     assert_round_trip(&megatron_config(true).megatron_names(), &megatron_model(TIED));
 
-    // 8 heads of 8 over 4 groups: rows of a group are 16 of the queries, 8 of the key, 8 of the value.
+    // Eight heads with head_dim 8 over 4 groups: a group has 16 matrix rows of queries, 8 of the key, 8 of the value.
     let (columns, fused) = (64, &dense["decoder.layers.1.self_attention.linear_qkv.weight"].data);
     let row = |index: usize| &fused[index * columns..(index + 1) * columns];
     let our_row = |part: &str, index: usize| {
@@ -82,7 +82,7 @@ fn megatron_names() {
 }
 
 #[test]
-fn megatron_names_of_a_mixture() {
+fn megatron_names_of_a_moe() {
     let theirs = megatron_model(MOE);
     let config = MixtralConfig { vocab_size: 128, num_hidden_layers: 4, ..MixtralConfig::tiny() };
     let ours = assert_round_trip(&config.megatron_names(), &theirs);
@@ -104,7 +104,7 @@ fn names_of_layers_without_experts() {
         mlp_only_layers: vec![3],
         ..MixtralConfig::tiny()
     };
-    for (map, dense, mixture) in [
+    for (map, dense, moe) in [
         (config.hf_names(), "model.layers.3.mlp.up_proj.weight", "model.layers.1.mlp.experts.2.up_proj.weight"),
         (
             config.megatron_names(),
@@ -113,7 +113,7 @@ fn names_of_layers_without_experts() {
         ),
     ] {
         let shapes: BTreeMap<String, Vec<usize>> = map.iter().map(|(_, f)| (f.name.clone(), f.shape.clone())).collect();
-        assert_eq!((shapes[dense][0] % 96, shapes[mixture][0] % 24), (0, 0));
+        assert_eq!((shapes[dense][0] % 96, shapes[moe][0] % 24), (0, 0));
         let routers = map.iter().filter(|(ours, _)| ours.contains("router"));
         assert_eq!(routers.map(|(ours, _)| ours).collect::<Vec<_>>(), ["layers.1.mlp.router.weight"]);
         assert_round_trip(&map, &numbered(shapes));

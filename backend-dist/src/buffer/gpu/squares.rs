@@ -9,7 +9,7 @@ use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks};
 use std::fmt;
 use std::ops::Range;
 
-/// Ranges of a buffer, cut into chunks, in GPU memory.
+/// Ranges of a buffer, split into chunks, in GPU memory.
 pub struct ChunkTable {
     starts: Handle,
     lens: Handle,
@@ -29,7 +29,7 @@ impl ChunkTable {
     /// For `buffer`.
     ///
     /// # Panics
-    /// If a range ends behind the buffer.
+    /// If a range ends after the buffer.
     pub fn new(buffer: &Buffer, ranges: &[Range<usize>]) -> Self {
         let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
         assert!(end <= buffer.len(), "elements up to {end} of {buffer:?}");
@@ -43,8 +43,9 @@ impl ChunkTable {
     }
 }
 
-/// The sum of squares of each range of each `f32` buffer, with one wait for the GPU. The same bits every time. The last
-/// buffer comes first, as gradients do; `ready(i)` is called before buffer `i` is read.
+/// The sum of squares of each range of each `f32` buffer, with a single wait for the GPU. Bit-reproducible. Buffers are
+/// read from the last to the first, the order in which gradients are complete; `ready(i)` is called before buffer `i`
+/// is read.
 ///
 /// # Panics
 /// If a buffer is shorter than its table says, or the GPU has failed.

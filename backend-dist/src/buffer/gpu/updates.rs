@@ -12,7 +12,7 @@ use kernels_cubecl::pointwise::momentum::{self, MomentumBucket};
 use kernels_cubecl::pointwise::muon;
 use std::fmt;
 
-/// Where the tensors of a buffer end, in GPU memory.
+/// The ends of a buffer's tensors, in GPU memory.
 pub struct TensorTable {
     ends: Handle,
     decays: Handle,
@@ -26,8 +26,8 @@ impl fmt::Debug for TensorTable {
 }
 
 impl TensorTable {
-    /// For `buffer`: one past the last element of each tensor and the gap behind it, rising up to the buffer's length,
-    /// and whether it decays.
+    /// For `buffer`: the end of each tensor, including the padding after it, ascending up to the buffer's length, and
+    /// whether the tensor has weight decay.
     ///
     /// # Panics
     /// If the last tensor does not end with the buffer.
@@ -42,7 +42,7 @@ impl TensorTable {
 /// One step of AdamW in one launch.
 ///
 /// # Panics
-/// If a buffer is shorter than the masters, or their number is no multiple of four.
+/// If a buffer is shorter than the masters, or their number is not a multiple of four.
 pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
     let AdamWBuffers { master, first, second, grad, weight, tensors } = buffers;
     let narrow = weight.map_or(0, |weight| weight.0.dtype.size());
@@ -74,7 +74,7 @@ pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
 /// One step of SGD or Lion in one launch.
 ///
 /// # Panics
-/// If a buffer is shorter than the masters, or their number is no multiple of four.
+/// If a buffer is shorter than the masters, or their number is not a multiple of four.
 pub fn momentum(buffers: MomentumBuffers, k: &MomentumStep) {
     let MomentumBuffers { master, momentum, grad, weight, tensors } = buffers;
     let narrow = weight.map_or(0, |weight| weight.0.dtype.size());
@@ -108,8 +108,8 @@ pub fn momentum(buffers: MomentumBuffers, k: &MomentumStep) {
         .unwrap_or_else(|error| panic!("{:?} on {master:?}: {error}", k.rule));
 }
 
-/// Muon's momentum of the gradients of `grad`: `m ← decay m + (1 − decay) grad_scale g`. `out` becomes that mean, or
-/// with `nesterov` the same mean of it and the gradient once more.
+/// Muon's momentum of the gradients of `grad`: `m ← decay m + (1 − decay) grad_scale g`. `out` becomes this `m`, or
+/// with `nesterov` the same average of this `m` and the gradient.
 ///
 /// # Panics
 /// If the buffers differ in length.

@@ -1,24 +1,35 @@
-//! What joins the worlds of several processes: a star of TCP connections with process 0 in the middle.
+//! What joins the ranks of several processes: a star of TCP connections with process 0 in the middle.
 //!
-//! Process 0 is the hub of every meeting whose members live in several processes. Each of these sends what its members
-//! bring; when all have come, the hub compares what they do and sends everybody what the others have brought, and each
-//! combines it in group order, so all get the bits that one process would have got. A thread per connection reads and
-//! never writes but for the hub's, whose writes go to threads that never write: so no two can wait for each other.
+//! Process 0 coordinates every collective whose members are in several processes. Each of these sends the inputs of its
+//! members; when all have come, process 0 compares the operations and sends everybody the inputs of the others, and
+//! each combines them in group order, so all get the bits that one process would have got. A thread per connection
+//! reads. In process 0 it also writes, to connections whose readers never write: so no two can wait for each other.
 
+mod caller;
+mod coordinator;
 mod frame;
-mod hub;
+#[cfg(test)]
+pub(crate) mod fuzz;
+mod introduction;
 mod rendezvous;
+#[cfg(test)]
+mod tests;
+mod validate;
 
-pub(crate) use frame::{Blob, Frame, Head, MeetingKey, Part};
-pub(crate) use hub::{Arrival, Hub};
-pub(crate) use rendezvous::{Introduction, meet_at};
+pub(crate) use coordinator::{Arrival, Coordinator};
+pub(crate) use frame::{Blob, Contribution, Frame, Head, Member, OpKey};
+pub(crate) use introduction::Introduction;
+pub(crate) use rendezvous::rendezvous;
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// This process's connections and what is known of the others.
+/// Ends the name of a group of processes, not of ranks.
+pub(crate) const OF_PROCESSES: &str = " of all processes";
+
+/// This process's connections to the others.
 pub(crate) struct Remote {
     /// This process.
     pub process: usize,
@@ -30,8 +41,8 @@ pub(crate) struct Remote {
     pub silence: Duration,
     /// Connections by process: to all others in process 0, to process 0 in the others.
     pub peers: Vec<Option<Peer>>,
-    /// The table of meetings, in process 0.
-    pub hub: Mutex<Hub>,
+    /// The table of pending collectives, in process 0.
+    pub coordinator: Mutex<Coordinator>,
 }
 
 impl Remote {
@@ -90,7 +101,7 @@ impl Peer {
     pub fn heartbeat(&self) {
         match self.writer.try_lock() {
             Ok(mut writer) => {
-                if Frame::from(Head::Alive).write(&mut *writer).is_err() {
+                if Frame::from(Head::Heartbeat).write(&mut *writer).is_err() {
                     self.close();
                 }
             }

@@ -1,116 +1,131 @@
-//! How the processes of a world find each other: process 0 listens, the others come, and all hear whether they agree.
+//! How the processes of a run find each other: process 0 listens, the others connect, and all hear whether they agree.
+//!
+//! Whoever can reach the port can connect. A connection that is not of this run is closed, counted and reported once:
+//! it costs a few KiB for a few seconds, and nothing that it sends ends the start.
 
-use super::frame::Frame;
+use super::caller::{Caller, Strangers};
+use super::frame::read_bytes;
+use super::introduction::{
+    Greeting, HOST, Introduction, LIMIT, MAGIC, NAME, RunToken, Stranger, disagreement, printable,
+};
 use crate::comm::codec;
 use crate::process::{JoinError, ProcessWorld};
-use serde::{Deserialize, Serialize};
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::mpsc;
+use serde::Serialize;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Begins every connection; the last bytes are the version of what follows.
-const MAGIC: &[u8; 16] = b"burn-megatron 01";
-/// How long a caller may take to say who it is.
-const MANNERS: Duration = Duration::from_secs(10);
-/// How long those who have not called yet may still hear why nothing comes of it.
+/// How long a caller may take to say who it is, in all.
+pub(super) const MANNERS: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+/// How long those who have not called yet may still hear why the start has failed.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between two attempts to reach process 0, and between two looks for callers.
+/// Between two attempts to reach process 0.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Between two looks for callers.
+const LOOK: Duration = Duration::from_millis(10);
+/// Callers that have not said who they are, in addition to two for each process; more are hung up on.
+const CROWD: usize = 32;
+/// Most bytes of an answer: it has the hosts of all processes.
+const ANSWER: usize = 1 << 24;
 
-/// Who a process is, and what all must agree on: names with values, in one order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Introduction {
-    pub process: usize,
-    pub processes: usize,
-    pub host: String,
-    pub agreement: Vec<(String, String)>,
-}
+/// What process 0 answers: the hosts of all, or why there is no run.
+pub(super) type Answer = Result<Vec<String>, String>;
 
-/// What process 0 answers: the hosts of all, or why not.
-type Answer = Result<Vec<String>, String>;
+/// The connections by process, and the hosts.
+type Joined = (Vec<Option<TcpStream>>, Vec<String>);
 
-/// Brings the processes together. Returns the connections by process, and the hosts.
+/// Brings the processes together.
 ///
 /// # Errors
-/// If somebody does not come in time, or the processes do not agree.
-pub(crate) fn meet_at(
-    world: &ProcessWorld,
-    me: &Introduction,
-) -> Result<(Vec<Option<TcpStream>>, Vec<String>), JoinError> {
+/// If a process does not come in time, or the processes do not agree.
+pub(crate) fn rendezvous(world: &ProcessWorld, me: &Introduction) -> Result<Joined, JoinError> {
+    let greeting = me.to_bytes(RunToken::of(world));
+    if greeting.len() > LIMIT {
+        let (length, names) = (greeting.len(), me.agreement.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
+        let what = format!("what the processes compare ({}) has {length} bytes, more than {LIMIT}", names.join(", "));
+        return Err(JoinError::Refused(what));
+    }
     let addresses: Vec<SocketAddr> = match (world.address.as_str(), world.port).to_socket_addrs() {
         Ok(addresses) => addresses.collect(),
         Err(cause) => return Err(JoinError::Address { address: world.address.clone(), cause: cause.to_string() }),
     };
-    if world.process == 0 { gather(world, me, &addresses) } else { call(world, me, &addresses) }
+    if world.process == 0 { gather(world, me, &addresses) } else { call(world, &greeting, &addresses) }
 }
 
 /// Process 0: waits for all others.
-fn gather(
-    world: &ProcessWorld,
-    me: &Introduction,
-    addresses: &[SocketAddr],
-) -> Result<(Vec<Option<TcpStream>>, Vec<String>), JoinError> {
-    let (address, port) = (world.address.clone(), world.port);
-    let listener =
-        listen(addresses, port).map_err(|cause| JoinError::Listen { address, port, cause: cause.to_string() })?;
+fn gather(world: &ProcessWorld, me: &Introduction, addresses: &[SocketAddr]) -> Result<Joined, JoinError> {
+    let (address, port, token) = (world.address.clone(), world.port, RunToken::of(world));
+    let listener = listen(&listen_addresses(world, addresses)).map_err(|cause| JoinError::Listen {
+        address,
+        port,
+        cause: cause.to_string(),
+    })?;
     let start = Instant::now();
     let mut streams: Vec<Option<TcpStream>> = (0..world.processes).map(|_| None).collect();
     let mut there = vec![(0, me.host.clone())];
-    let (sender, callers) = mpsc::channel();
+    let (mut callers, mut strangers) = (Vec::<Caller>::new(), Strangers::default());
     let (mut called, mut refused) = (1, None::<(String, Instant)>);
     while there.len() < world.processes || refused.is_some() {
         if let Some((reason, _)) = refused.take_if(|(_, since)| called == world.processes || since.elapsed() > GRACE) {
             refuse(streams.iter_mut().flatten(), &reason);
             return Err(JoinError::Refused(reason));
         }
-        match listener.accept() {
-            Ok((stream, _)) => {
-                let sender = sender.clone();
-                // A caller that says nothing must not keep the others waiting.
-                thread::spawn(move || {
-                    if let Ok(introduction) = introduced(&stream) {
-                        // Nobody listens any more once the world is complete or given up.
-                        let _ = sender.send((stream, introduction));
-                    }
-                });
+        let most = 2 * world.processes + CROWD;
+        for (stream, address) in std::iter::from_fn(|| listener.accept().ok()).take(most) {
+            match Caller::new(stream, address) {
+                Ok(caller) if callers.len() < most => callers.push(caller),
+                Ok(_) => strangers.note(port, address, Stranger::Crowd),
+                Err(_) => strangers.note(port, address, Stranger::Gone),
             }
-            Err(_) => thread::sleep(PAUSE),
         }
-        while let Ok((stream, introduction)) = callers.try_recv() {
+        for mut caller in std::mem::take(&mut callers) {
+            let introduction = match caller.listen(token) {
+                Greeting::Incomplete => {
+                    callers.push(caller);
+                    continue;
+                }
+                Greeting::Stranger(why) => {
+                    strangers.note(port, caller.address, why);
+                    caller.hang_up((why == Stranger::Run).then(|| other_run(port)));
+                    continue;
+                }
+                Greeting::Process(introduction) => introduction,
+            };
             let process = introduction.process;
             let second = there.iter().find(|(other, _)| *other == process);
             let second = second.map(|(_, host)| {
-                format!("two processes say that they are process {process} of {}: one on {host}, one on {}; RANK must differ", world.processes, introduction.host)
+                let (processes, other) = (world.processes, &introduction.host);
+                format!(
+                    "two processes say that they are process {process} of {processes}: one on {host}, one on {other}; RANK \
+                     must differ"
+                )
             });
             called += 1;
-            match second.or_else(|| disagreement(me, &introduction)) {
-                None => {
+            let reason = match (second.or_else(|| disagreement(me, &introduction)), caller.into_stream()) {
+                (None, Ok(stream)) => {
                     there.push((process, introduction.host));
                     streams[process] = Some(stream);
+                    continue;
                 }
-                Some(reason) => {
-                    streams.push(Some(stream));
-                    refused.get_or_insert((reason, Instant::now()));
+                (Some(reason), stream) => {
+                    streams.extend(stream.ok().map(Some));
+                    reason
                 }
-            }
+                (None, Err(error)) => format!("the connection to process {process} has ended: {error}"),
+            };
+            refused.get_or_insert((reason, Instant::now()));
         }
         if refused.is_none() && start.elapsed() > world.patience {
             let missing = (0..world.processes).filter(|process| there.iter().all(|(other, _)| other != process));
-            let (missing, waited) = (missing.collect(), world.patience);
+            let (missing, waited, strangers) = (missing.collect(), world.patience, strangers.count);
             there.sort();
-            let error = JoinError::Missing {
-                address: world.address.clone(),
-                port,
-                waited,
-                processes: world.processes,
-                missing,
-                there,
-            };
+            let (address, processes) = (world.address.clone(), world.processes);
+            let error = JoinError::Missing { address, port, waited, processes, missing, there, strangers };
             refuse(streams.iter_mut().flatten(), &error.to_string());
             return Err(error);
         }
+        thread::sleep(LOOK);
     }
     there.sort();
     let hosts: Vec<String> = there.into_iter().map(|(_, host)| host).collect();
@@ -120,18 +135,15 @@ fn gather(
 }
 
 /// The other processes: call process 0 until it answers.
-fn call(
-    world: &ProcessWorld,
-    me: &Introduction,
-    addresses: &[SocketAddr],
-) -> Result<(Vec<Option<TcpStream>>, Vec<String>), JoinError> {
+fn call(world: &ProcessWorld, greeting: &[u8], addresses: &[SocketAddr]) -> Result<Joined, JoinError> {
     let start = Instant::now();
     let left = || world.patience.saturating_sub(start.elapsed());
     let mut cause = "nobody answered".to_string();
     while !left().is_zero() {
         for address in addresses {
-            let wait = left().clamp(PAUSE, MANNERS);
-            match TcpStream::connect_timeout(address, wait).and_then(|stream| introduce(stream, me, left() + MANNERS)) {
+            let stream = TcpStream::connect_timeout(address, left().clamp(PAUSE, MANNERS));
+            match stream.and_then(|stream| introduce(stream, greeting, left().saturating_add(MANNERS), world.processes))
+            {
                 Ok((stream, Ok(hosts))) => {
                     let mut streams: Vec<Option<TcpStream>> = (0..world.processes).map(|_| None).collect();
                     streams[0] = Some(stream);
@@ -147,44 +159,86 @@ fn call(
     Err(JoinError::Unreachable { process, address, port, tried: addresses.to_vec(), waited, cause })
 }
 
-/// Listens where the others will call: only within the host if `MASTER_ADDR` is within it, otherwise on all its
-/// addresses, since a host need not know the name that others call it by.
-fn listen(addresses: &[SocketAddr], port: u16) -> io::Result<TcpListener> {
+/// Where process 0 listens: only within the host if `MASTER_ADDR` is within it, otherwise on all its addresses, since
+/// a host need not know the name that others call it by.
+pub(super) fn listen_addresses(world: &ProcessWorld, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let port = world.port;
     let local: Vec<SocketAddr> = addresses.iter().copied().filter(|address| address.ip().is_loopback()).collect();
-    let everywhere = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))];
-    let places = if local.is_empty() { &everywhere[..] } else { &local[..] };
-    // Also on a host without IPv6.
-    let listener = TcpListener::bind(places)?;
+    // On the host itself its name may mean 127.0.1.1, elsewhere the address by which others reach it.
+    let is_hosts_name = world.address.parse::<IpAddr>().is_err() && !world.address.eq_ignore_ascii_case("localhost");
+    match local.is_empty() || (is_hosts_name && !world.one_host) {
+        true => vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()],
+        false => local,
+    }
+}
+
+/// Listens on the first address that works: a host may have no IPv6.
+fn listen(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(addresses)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-fn introduce(mut stream: TcpStream, me: &Introduction, patience: Duration) -> io::Result<(TcpStream, Answer)> {
-    stream.write_all(MAGIC)?;
-    say(&mut stream, me)?;
-    stream.set_read_timeout(Some(patience))?;
+fn other_run(port: u16) -> String {
+    format!(
+        "process 0 on port {port} is of another run: the port, TORCHELASTIC_RUN_ID and SLURM_JOB_ID must be the same \
+         in all processes"
+    )
+}
+
+fn introduce(
+    mut stream: TcpStream,
+    greeting: &[u8],
+    patience: Duration,
+    processes: usize,
+) -> io::Result<(TcpStream, Answer)> {
+    let bad = |what: &str| io::Error::new(ErrorKind::InvalidData, what);
+    stream.set_write_timeout(Some(MANNERS))?;
+    stream.write_all(greeting)?;
+    let mut reader = Until { stream: &stream, start: Instant::now(), patience };
     let mut magic = [0; MAGIC.len()];
-    stream.read_exact(&mut magic).map_err(|error| io::Error::new(error.kind(), format!("no answer came ({error})")))?;
-    if magic != *MAGIC {
-        let what = "what answers is not this version of burn-megatron; another program may have the port";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    reader.read_exact(&mut magic).map_err(|error| io::Error::new(error.kind(), format!("no answer came ({error})")))?;
+    if magic != *MAGIC && magic[..NAME] == MAGIC[..NAME] {
+        let what = "process 0 is another version of burn-megatron; all processes must run the same executable";
+        return Ok((stream, Err(what.into())));
     }
-    let answer = hear(&mut stream)?;
+    if magic != *MAGIC {
+        return Err(bad("what answers is not burn-megatron; another program may have the port"));
+    }
+    let mut length = [0; 4];
+    reader.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length as usize > ANSWER {
+        return Err(bad("an answer that is too long"));
+    }
+    let answer: Answer = codec::from_bytes(&read_bytes(&mut reader, length.into())?).map_err(|what| bad(&what))?;
+    let answer = match answer {
+        Ok(hosts) if hosts.len() != processes => {
+            return Err(bad("an answer with the hosts of another number of processes"));
+        }
+        Ok(hosts) => Ok(hosts.iter().map(|host| printable(host, HOST)).collect()),
+        Err(reason) => Err(printable(&reason, 4096)),
+    };
     Ok((stream, answer))
 }
 
-fn introduced(mut stream: &TcpStream) -> io::Result<Introduction> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(MANNERS))?;
-    stream.set_write_timeout(Some(MANNERS))?;
-    // A caller of another version reads this and knows.
-    stream.write_all(MAGIC)?;
-    let mut magic = [0; MAGIC.len()];
-    stream.read_exact(&mut magic)?;
-    if magic != *MAGIC {
-        return Err(io::ErrorKind::InvalidData.into());
+/// Reads until a time is over, however slowly the bytes come.
+struct Until<'a> {
+    stream: &'a TcpStream,
+    start: Instant,
+    patience: Duration,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.patience.saturating_sub(self.start.elapsed());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
     }
-    hear(&mut stream)
 }
 
 fn refuse<'a>(streams: impl Iterator<Item = &'a mut TcpStream>, reason: &str) {
@@ -194,51 +248,7 @@ fn refuse<'a>(streams: impl Iterator<Item = &'a mut TcpStream>, reason: &str) {
     }
 }
 
-fn say(stream: &mut TcpStream, value: &impl Serialize) -> io::Result<()> {
+pub(super) fn say(stream: &mut TcpStream, value: &impl Serialize) -> io::Result<()> {
     let bytes = codec::to_bytes(value);
     stream.write_all(&[&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat())
-}
-
-fn hear<T: serde::de::DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length);
-    if length > Frame::SANE {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut bytes = vec![0; length as usize];
-    stream.read_exact(&mut bytes)?;
-    codec::from_bytes(&bytes).map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))
-}
-
-/// In what a process differs from process 0.
-fn disagreement(first: &Introduction, other: &Introduction) -> Option<String> {
-    let name = |of: &Introduction| format!("process {} on {}", of.process, of.host);
-    let processes = |of: &Introduction| vec![("WORLD_SIZE".to_string(), of.processes.to_string())];
-    let all = |of: &Introduction| [processes(of), of.agreement.clone()].concat();
-    let (ours, theirs) = (all(first), all(other));
-    let differs = |(ours, theirs): &(&(String, String), &(String, String))| ours != theirs;
-    let says = |of: &Introduction, what: &str, value: &str| format!("{} has {what} {value}", name(of));
-    let different = ours.iter().zip(&theirs).find(differs);
-    let (what, ours, theirs) = match different {
-        Some(((what, ours), (_, theirs))) => (what.as_str(), ours.as_str(), theirs.as_str()),
-        None if ours.len() != theirs.len() => ("so many things to agree on:", "", ""),
-        None if other.process >= first.processes => {
-            return Some(format!("{} is none of the {} processes", name(other), first.processes));
-        }
-        None => return None,
-    };
-    // Of a long text, the first line that differs.
-    let lines = |a: &str, b: &str| {
-        a.lines().find(|line| !b.lines().any(|other| other == *line)).unwrap_or("(nothing more)").trim().to_string()
-    };
-    let [ours, theirs] = match ours.contains('\n') || theirs.contains('\n') {
-        true => [lines(ours, theirs), lines(theirs, ours)],
-        false => [ours, theirs].map(str::to_string),
-    };
-    Some(format!(
-        "{}, but {}; all processes must be started alike",
-        says(first, what, &ours),
-        says(other, what, &theirs)
-    ))
 }

@@ -1,10 +1,9 @@
 //! How a run ends before its time: the first failure of any rank stops all.
 
 use super::{Activity, PATIENCE, State, World};
-use crate::comm::failure::{Aborted, FailureCause, OpRecord, RunError};
+use crate::comm::failure::{Aborted, FailureCause, LostProcess, OpRecord, RunError};
 use std::panic::resume_unwind;
-use std::sync::{Arc, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long the ranks of a process may take to notice a failure: what does not come back from a device by then never
@@ -23,7 +22,7 @@ pub(super) struct Ending {
     /// All ranks of all processes have finished, and all processes have been told.
     pub all_finished: bool,
     /// The ranks of this process have stopped.
-    stopped: bool,
+    pub stopped: bool,
 }
 
 impl World {
@@ -86,6 +85,25 @@ impl World {
         }
     }
 
+    /// Ends the run because of what a process has sent. Returns the first failure, whatever it was.
+    pub(crate) fn reject(&self, process: usize, what: String) -> RunError {
+        self.reject_locked(&mut self.lock(), process, what)
+    }
+
+    pub(super) fn reject_locked(&self, state: &mut State, process: usize, what: String) -> RunError {
+        let remote = self.remote.as_ref().expect("there is another process");
+        let ranks = (process * remote.share, (process + 1) * remote.share - 1);
+        let host = remote.hosts[process].clone();
+        self.fail_locked(state, ranks.0, FailureCause::Lost(Box::new(LostProcess { process, host, ranks, what })));
+        state.failure.clone().expect("it has failed now")
+    }
+
+    /// Stops the calling rank because of what `sender`, a rank of another process, has sent.
+    pub(super) fn stop_for(&self, sender: usize, what: String) -> ! {
+        self.reject(self.process_of(sender), format!("it has sent {what}"));
+        resume_unwind(Box::new(Aborted))
+    }
+
     pub(super) fn stop(&self, state: &mut State, rank: usize, cause: FailureCause) -> ! {
         self.fail_locked(state, rank, cause);
         resume_unwind(Box::new(Aborted))
@@ -134,7 +152,7 @@ impl World {
     pub(super) fn fail_locked(&self, state: &mut State, rank: usize, cause: FailureCause) {
         if state.failure.is_none() {
             let ranks = (0..state.ranks.len()).map(|r| self.describe(r, state)).collect();
-            self.set_failure(state, RunError { rank, place: self.places[rank].clone(), cause, ranks });
+            self.set_failure(state, RunError { rank, coords: self.coords[rank].clone(), cause, ranks });
         }
         self.changed.notify_all();
     }
@@ -149,21 +167,33 @@ impl World {
         error
     }
 
-    /// The run has failed: all that must be done outside the lock is done by threads that wait for nobody's ranks.
+    /// The run has failed. The threads of [`listen`](Self::listen) do what must be done outside the lock.
     pub(super) fn set_failure(&self, state: &mut State, error: RunError) {
-        state.failure = Some(error.clone());
+        state.failure = Some(error);
         self.changed.notify_all();
-        let Some(me) = self.me.upgrade().filter(|me| me.remote.is_some()) else { return };
-        let (announcer, watchman) = (me.clone(), me);
-        thread::spawn(move || announcer.announce(error));
-        thread::spawn(move || watchman.end_at_last());
+        self.over.notify_all();
+    }
+
+    /// The run needs its threads no more.
+    pub(super) fn set_all_finished(&self, mut state: MutexGuard<'_, State>) {
+        state.ending.all_finished = true;
+        self.changed.notify_all();
+        self.over.notify_all();
+    }
+
+    /// Tells the other processes of the first failure of the run, once there is one.
+    pub(super) fn announce_failure(&self) {
+        let failure = self.wait_for_failure().failure.clone();
+        if let Some(error) = failure {
+            self.announce(error);
+        }
     }
 
     /// Ends the process if its ranks do not: one that waits for a device that waits for a dead peer never comes back.
-    fn end_at_last(self: Arc<Self>) {
+    pub(super) fn end_at_last(&self) {
+        let mut state = self.wait_for_failure();
         let start = Instant::now();
-        let mut state = self.lock();
-        while !state.ending.stopped && start.elapsed() < GRACE {
+        while state.failure.is_some() && !state.ending.stopped && start.elapsed() < GRACE {
             state = self.changed.wait_timeout(state, GRACE).unwrap_or_else(PoisonError::into_inner).0;
         }
         if let (false, Some(failure)) = (state.ending.stopped, &state.failure) {
@@ -172,10 +202,19 @@ impl World {
         }
     }
 
+    /// Waits until the run has failed or ended.
+    fn wait_for_failure(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        while state.failure.is_none() && !state.ending.all_finished {
+            state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
     fn describe(&self, rank: usize, state: &State) -> String {
-        let place = &self.places[rank];
+        let coords = &self.coords[rank];
         let last = state.ranks[rank].last.as_ref().map(OpRecord::to_string);
-        // Process 0 knows of the others' ranks what they bring to meetings; the others know nothing of them.
+        // Process 0 knows of the others' ranks which collectives they call; the others know nothing of them.
         let elsewhere = self.remote.as_ref().filter(|_| !self.is_here(rank));
         let doing = match (state.ranks[rank].activity, last) {
             (_, None) if elsewhere.is_some_and(|remote| remote.process > 0) => "not known to this process".to_string(),
@@ -200,8 +239,8 @@ impl World {
             let process = remote.process_of(rank);
             format!("process {process} on {}", remote.hosts[process])
         });
-        let place = Some(place.clone()).filter(|place| !place.is_empty());
-        let whereabouts: Vec<String> = place.into_iter().chain(process).collect();
+        let coords = Some(coords.clone()).filter(|coords| !coords.is_empty());
+        let whereabouts: Vec<String> = coords.into_iter().chain(process).collect();
         match whereabouts.is_empty() {
             true => format!("rank {rank}: {doing}"),
             false => format!("rank {rank} ({}): {doing}", whereabouts.join("; ")),

@@ -1,23 +1,26 @@
-//! Where ranks meet: in shared memory within a process, through process 0 between processes.
+//! How the ranks of a run communicate on the host: in shared memory within a process, through process 0 between
+//! processes.
 //!
-//! One mutex guards all groups. A meeting holds no data under the lock for longer than a pointer move: the arithmetic
-//! runs unlocked, in the thread of the last rank of the process to arrive. In a world of one process one lock sees
-//! every rank, so a deadlock is known the moment it happens.
+//! One mutex guards all groups. Under the lock data is only moved as a pointer: the arithmetic of a collective runs
+//! unlocked, in the thread of the last rank of the process to call it. In a run of one process one lock sees every
+//! rank, so a deadlock is known the moment it happens.
 
-mod across;
 #[cfg(any(feature = "cuda", test))]
 mod device;
 mod failing;
-mod mail;
-mod meeting;
+mod host_collective;
+mod p2p;
+mod processes;
+#[cfg(test)]
+mod tests;
 
 use super::codec::Codec;
 use super::failure::{OpRecord, RunError};
-use super::remote::{Blob, MeetingKey, Part, Remote};
+use super::remote::{Blob, Contribution, Member, OpKey, Remote};
 use failing::Ending;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 type Shared = Arc<dyn Any + Send + Sync>;
@@ -26,31 +29,32 @@ type Shared = Arc<dyn Any + Send + Sync>;
 /// collectives than this is indistinguishable from one that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// All ranks and everything they exchange, as one process sees it.
+/// All ranks and what they communicate, as one process sees it.
 pub(crate) struct World {
-    places: Vec<String>,
+    coords: Vec<String>,
     state: Mutex<State>,
+    /// Of ranks that wait: something has changed.
     changed: Condvar,
+    /// Of threads that wait for the run to fail or to finish.
+    over: Condvar,
     /// The other processes, if there are any.
     remote: Option<Remote>,
-    /// For threads that outlive a call.
-    me: Weak<Self>,
     /// The device communicators of its groups.
     #[cfg(feature = "cuda")]
     pub(crate) links: crate::nccl::Links,
 }
 
 struct State {
-    /// Of the other processes' ranks, process 0 knows what they bring to meetings, and others nothing.
+    /// Of the other processes' ranks, process 0 knows which collectives they call, and others nothing.
     ranks: Vec<RankState>,
     groups: Vec<GroupState>,
     /// Its groups are those of `groups`, in this order.
     #[cfg(any(feature = "cuda", test))]
     recorder: super::recorder::FlightRecorder,
-    /// What other processes have brought to meetings whose members here wait for it.
-    met: HashMap<MeetingKey, Vec<(usize, Blob)>>,
+    /// Inputs from other processes, for collectives whose members here wait for them.
+    gathered: HashMap<OpKey, Vec<(Member, Blob)>>,
     /// What ranks of other processes have sent, by group, sender and receiver.
-    post: HashMap<(String, usize, usize), VecDeque<(OpRecord, Blob)>>,
+    remote_messages: HashMap<(String, usize, usize), VecDeque<(OpRecord, Blob)>>,
     failure: Option<RunError>,
     ending: Ending,
 }
@@ -82,19 +86,19 @@ struct GroupState {
     processes: Vec<usize>,
     /// How many members this process hosts.
     here: usize,
-    /// Per member: how many meetings it has entered.
-    entered: Vec<u64>,
-    meetings: HashMap<u64, Meeting>,
-    mail: HashMap<(usize, usize), VecDeque<(OpRecord, Shared)>>,
-    mail_count: Vec<u64>,
+    /// Per member: how many collectives it has called.
+    called: Vec<u64>,
+    pending: HashMap<u64, PendingCollective>,
+    messages: HashMap<(usize, usize), VecDeque<(OpRecord, Shared)>>,
+    message_count: Vec<u64>,
 }
 
-struct Meeting {
-    /// The first to arrive and what it issued: what all others are compared with.
+struct PendingCollective {
+    /// The first member to call it and its operation: what all others are compared with.
     first: (usize, OpRecord),
     inputs: Vec<Option<Shared>>,
     /// The same for the other processes, if there are any.
-    parts: Vec<(Part, Blob)>,
+    contributions: Vec<(Contribution, Blob)>,
     arrived: usize,
     output: Option<Shared>,
     left: usize,
@@ -109,30 +113,30 @@ pub(crate) struct GroupId {
 }
 
 impl World {
-    /// A world of `places.len()` ranks in this process; `places[r]` says where rank `r` sits in the mesh, for error
+    /// A world of `coords.len()` ranks in this process; `coords[r]` says where rank `r` sits in the mesh, for error
     /// messages.
-    pub(crate) fn new(places: Vec<String>) -> Arc<Self> {
-        Self::over(places, None)
+    pub(crate) fn new(coords: Vec<String>) -> Arc<Self> {
+        Self::over(coords, None)
     }
 
     /// A world whose other ranks live in other processes.
-    pub(crate) fn over(places: Vec<String>, remote: Option<Remote>) -> Arc<Self> {
+    pub(crate) fn over(coords: Vec<String>, remote: Option<Remote>) -> Arc<Self> {
         let state = State {
-            ranks: places.iter().map(|_| RankState::default()).collect(),
+            ranks: coords.iter().map(|_| RankState::default()).collect(),
             groups: Vec::new(),
             #[cfg(any(feature = "cuda", test))]
             recorder: super::recorder::FlightRecorder::default(),
-            met: HashMap::new(),
-            post: HashMap::new(),
+            gathered: HashMap::new(),
+            remote_messages: HashMap::new(),
             failure: None,
             ending: Ending::default(),
         };
-        Arc::new_cyclic(|me| Self {
-            places,
+        Arc::new(Self {
+            coords,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            over: Condvar::new(),
             remote,
-            me: me.clone(),
             #[cfg(feature = "cuda")]
             links: crate::nccl::Links::default(),
         })
@@ -148,7 +152,7 @@ impl World {
         self.remote.as_ref().is_none_or(|remote| remote.process_of(rank) == remote.process)
     }
 
-    /// The group of these ranks under this name, made on first use.
+    /// The group of these ranks under this name, created on first use.
     pub(crate) fn group(&self, name: &str, ranks: &[usize]) -> GroupId {
         let label = format!("{name}{ranks:?}");
         let here = ranks.iter().filter(|&&rank| self.is_here(rank)).count();
@@ -167,10 +171,10 @@ impl World {
             ranks: ranks.to_vec(),
             processes,
             here,
-            entered: vec![0; ranks.len()],
-            meetings: HashMap::new(),
-            mail: HashMap::new(),
-            mail_count: vec![0; ranks.len()],
+            called: vec![0; ranks.len()],
+            pending: HashMap::new(),
+            messages: HashMap::new(),
+            message_count: vec![0; ranks.len()],
         });
         GroupId { index: state.groups.len() - 1, across }
     }
@@ -181,13 +185,8 @@ impl World {
     }
 }
 
-/// The value inside, without a copy: nobody else holds a deposited input once the meeting is complete.
+/// The value inside, without a copy: no other thread holds an input once the collective is complete.
 fn unwrap_shared<T: Send + Sync + 'static>(shared: Shared) -> T {
     let typed = shared.downcast::<T>().expect("equal records mean equal types");
     Arc::into_inner(typed).expect("a deposited value has one owner")
-}
-
-/// What another process has sent, as a value of the type that the records say.
-fn decoded<T>(codec: Codec<T>, bytes: &[u8]) -> T {
-    (codec.decode)(bytes).unwrap_or_else(|what| panic!("another process has sent what cannot be read: {what}"))
 }

@@ -1,16 +1,15 @@
-//! What the library suggests for a product.
+//! The algorithms that cuBLASLt suggests for a GEMM.
 
 use cudarc::cublaslt::{result, sys};
 
+use super::WORKSPACE;
 use super::plan::{Plan, bytes, name};
-use super::{WORKSPACE, tune};
 
-/// Algorithms asked for; the first that runs is kept.
+/// Number of suggestions; the first one that is supported is used.
 const CANDIDATES: usize = 8;
-const _: () = assert!(CANDIDATES <= tune::CANDIDATES);
 
 impl Plan {
-    /// The library's suggestions for pointers aligned to `[a, b, result]` bytes.
+    /// cuBLASLt's suggestions for pointers aligned to `[a, b, output]` bytes.
     pub(super) fn heuristic(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -19,7 +18,7 @@ impl Plan {
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
         let failed = |error| format!("cublasLtMatmulAlgoGetHeuristic: {}", name(error));
         let preference = result::create_matmul_pref().map_err(failed)?;
-        // Parts of a sum are never added up in 16 bits.
+        // Split-K partial sums are never added in 16 bits.
         let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         let settings = [
             (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions),
@@ -29,11 +28,10 @@ impl Plan {
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out),
         ];
         // SAFETY: an all-zero result is a valid value of the plain C struct (status 0 is success).
-        let mut found: [sys::cublasLtMatmulHeuristicResult_t; tune::CANDIDATES] = unsafe { std::mem::zeroed() };
-        let wanted = if tune::is_on() { tune::CANDIDATES } else { CANDIDATES };
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
         let mut count = 0;
         // SAFETY: preference, descriptors and layouts are alive; the attributes have the sizes given (64 bits for the
-        // workspace, 32 for the others); `found` has room for what is asked for.
+        // workspace, 32 for the others); `found` has room for all suggestions.
         let status = unsafe {
             let set = |attribute, value, size| result::set_matmul_pref_attribute(preference, attribute, value, size);
             let mut status = set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes(&WORKSPACE), 8);
@@ -49,7 +47,7 @@ impl Plan {
                     self.out,
                     self.out,
                     preference,
-                    wanted as i32,
+                    CANDIDATES as i32,
                     found.as_mut_ptr(),
                     &mut count,
                 )

@@ -1,19 +1,19 @@
-//! What kind of product it is: the types of its elements, how it is summed up, and where the result goes.
+//! The kind of a GEMM: element types, accumulation, and whether the output is overwritten.
 
 use burn::tensor::DType;
 use cudarc::cublaslt::sys;
 use kernels_cubecl::fp8::Format;
 
-/// What happens to the elements of the result.
+/// Whether a GEMM overwrites its output or adds to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Onto {
-    /// They are written.
+    /// The output is overwritten.
     Replace,
-    /// The product is added to them.
+    /// The output is added to.
     Add,
 }
 
-/// Element types of a product, as the library names them.
+/// cuBLASLt's element types of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct Kinds {
     pub(super) a: sys::cudaDataType,
@@ -21,18 +21,7 @@ pub(in super::super) struct Kinds {
     pub(super) out: sys::cudaDataType,
 }
 
-impl Kinds {
-    /// Bytes of an element of the result.
-    pub(super) fn out_bytes(self) -> usize {
-        match self.out {
-            sys::cudaDataType::CUDA_R_64F => 8,
-            sys::cudaDataType::CUDA_R_32F => 4,
-            _ => 2,
-        }
-    }
-}
-
-/// The types of `a · b`, if they are among those that the crate uses.
+/// The types of `a · b`, if the crate supports them.
 pub(in super::super) fn kinds(a: DType, b: DType, out: DType) -> Option<Kinds> {
     let kind = |dtype| match dtype {
         DType::BF16 => Some(sys::cudaDataType::CUDA_R_16BF),
@@ -47,8 +36,8 @@ pub(in super::super) fn kinds(a: DType, b: DType, out: DType) -> Option<Kinds> {
     (kind(b)? == input && (out == input || widened)).then_some(Kinds { a: input, b: input, out })
 }
 
-/// The types of a product of FP8 operands with a result of type `out`, if the library has it: not both e5m2, and a
-/// result of 16 or 32 bits.
+/// The types of a GEMM of FP8 operands with an output of type `out`, if cuBLASLt supports it: not both e5m2, and an
+/// output of 16 or 32 bits.
 pub(in super::super) fn fp8_kinds(a: Format, b: Format, out: DType) -> Option<Kinds> {
     let kind = |format| match format {
         Format::E4m3 => sys::cudaDataType::CUDA_R_8F_E4M3,
@@ -64,11 +53,11 @@ pub(in super::super) fn fp8_kinds(a: Format, b: Format, out: DType) -> Option<Ki
     (!both).then_some(Kinds { a: kind(a), b: kind(b), out })
 }
 
-/// How an FP8 product is summed up.
+/// The accumulation of an FP8 GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Sums {
     /// In the tensor core's own accumulator, which has fewer bits than f32.
     Fast,
-    /// In f32, to which the tensor core's sums are added every few steps.
+    /// In f32, to which the tensor core's partial sums are added every few steps.
     Exact,
 }

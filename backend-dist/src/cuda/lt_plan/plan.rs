@@ -1,4 +1,4 @@
-//! The descriptors of one kind of product, and its launch.
+//! The descriptors of one kind of GEMM, and its launch.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use super::kinds::{Onto, Sums};
 use super::{Extras, Key, WORKSPACE};
 use crate::column_major::Stored;
 
-/// Descriptors of one kind of product, and the algorithms that may compute it, the best first.
+/// Descriptors of one kind of GEMM, and the algorithms for it, the best first.
 pub(super) struct Plan {
     pub(super) operation: sys::cublasLtMatmulDesc_t,
     pub(super) first: sys::cublasLtMatrixLayout_t,
@@ -64,8 +64,8 @@ impl Plan {
         plan.first = layout(&problem.first, kinds.b, problem.batches)?;
         plan.second = layout(&problem.second, kinds.a, problem.batches)?;
         plan.out = layout(&problem.out, kinds.out, problem.batches)?;
-        if problem.left > 0 {
-            let target = processors()?.saturating_sub(problem.left as i32).max(1);
+        if problem.reserved_sms > 0 {
+            let target = sms()?.saturating_sub(problem.reserved_sms as i32).max(1);
             // SAFETY: the attribute is a 32-bit integer.
             unsafe { plan.describe(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, target) }?;
         }
@@ -73,12 +73,12 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The pointers of the next launch. The descriptor is read when a product is queued, so plans serve many biases and
-    /// scales.
+    /// Sets the pointers of the next launch. The descriptor is read when a GEMM is queued, so one plan serves many
+    /// biases and scales.
     pub(super) fn set(&self, extras: Extras) -> Result<(), String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let scales = extras.scales.map(|[a, b]| {
-            // As `Problem` says, `b` is the library's first operand.
+            // `b` is cuBLASLt's first operand, see `Problem`.
             [(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b), (Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a)]
         });
         let bias = extras.bias.map(|bias| (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
@@ -95,12 +95,12 @@ impl Plan {
     ///
     /// The attribute must have the type of `value`.
     unsafe fn describe<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<(), String> {
-        // SAFETY: the descriptor is alive; the caller vouches for the size.
+        // SAFETY: the descriptor is alive; the caller guarantees the size.
         unsafe { result::set_matmul_desc_attribute(self.operation, attribute, bytes(&value), size_of::<T>()) }
             .map_err(|error| format!("cublasLtMatmulDescSetAttribute ({attribute:?}): {}", name(error)))
     }
 
-    /// Queues the product by the first algorithm that the library accepts.
+    /// Queues the GEMM with the first supported algorithm.
     ///
     /// # Safety
     ///
@@ -142,7 +142,7 @@ impl Plan {
             use sys::cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
             match done {
                 Ok(()) => return Ok(()),
-                // Refused before anything ran.
+                // Refused before anything was launched.
                 Err(error) if [CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0) => {
                     refused = Some(error);
                     self.algorithms.remove(0);
@@ -157,7 +157,7 @@ impl Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        // SAFETY: made by the matching functions, and used by nothing else. An error leaves a few bytes behind.
+        // SAFETY: created by the matching functions, and used by nothing else. An error leaks a few bytes.
         unsafe {
             let _ = result::destroy_matmul_desc(self.operation);
             for layout in [self.first, self.second, self.out].into_iter().filter(|layout| !layout.is_null()) {
@@ -184,8 +184,8 @@ fn layout(stored: &Stored, kind: sys::cudaDataType, batches: usize) -> Result<sy
     batch.map(|()| layout).map_err(failed)
 }
 
-/// Multiprocessors of the current context's device.
-fn processors() -> Result<i32, String> {
+/// SMs of the current context's device.
+fn sms() -> Result<i32, String> {
     let attribute = driver_sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     let mut device = 0;
     // SAFETY: the device is written before it is read.
@@ -193,14 +193,14 @@ fn processors() -> Result<i32, String> {
         let found = driver_sys::cuCtxGetDevice(&mut device).result();
         found.and_then(|()| driver::device::get_attribute(device, attribute))
     };
-    count.map_err(|error| format!("the number of multiprocessors: {error}"))
+    count.map_err(|error| format!("the number of SMs: {error}"))
 }
 
 pub(super) fn bytes<T>(value: &T) -> *const c_void {
     std::ptr::from_ref(value).cast()
 }
 
-/// The name of the library's status, as in its manual.
+/// The name of a cuBLAS status, as in its manual.
 pub(super) fn name(error: result::CublasError) -> String {
     format!("{:?}", error.0)
 }

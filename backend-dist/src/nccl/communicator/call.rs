@@ -1,18 +1,18 @@
-//! What an operation works with: both streams, and the events that order them.
+//! The context of an operation: both streams, and the events that order them.
 
 use super::Communicator;
-use crate::nccl::copies::Copies;
+use crate::nccl::copies::DmaCopies;
 use crate::nccl::events::Events;
 use crate::timeline;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::sys as nccl_sys;
 
-/// What a call for a communicator works with, on the device's thread.
+/// The context of a call for a communicator, on the device's thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(super) link: &'a Communicator,
     pub(super) compute: cuda_sys::CUstream,
-    /// To be recorded again where the operation begins, if a timeline is on.
+    /// Recorded again when the operation begins, if a timeline is on.
     pub(super) begin: Option<usize>,
 }
 
@@ -22,7 +22,7 @@ impl Call<'_> {
         (self.link.comm as _, self.link.stream as _)
     }
 
-    /// The stream that the rank computes on.
+    /// The rank's compute stream.
     pub(crate) fn compute(self) -> cuda_sys::CUstream {
         self.compute
     }
@@ -32,59 +32,59 @@ impl Call<'_> {
         &self.link.events
     }
 
-    /// This member's end of exchanges by copy engines, which has been asked for before.
-    pub(crate) fn copies(&self) -> Option<&Copies> {
+    /// This member's state of collectives by DMA copy engines, if it was set up.
+    pub(crate) fn copies(&self) -> Option<&DmaCopies> {
         self.link.copies.get()?.as_ref()
     }
 
-    /// Whether the run has failed, so that peers may never come.
+    /// Whether the run has failed, so that peers may never arrive.
     pub(crate) fn has_failed(&self) -> bool {
         self.link.member.has_failed()
     }
 
-    /// Lets the communicator's stream wait for what the compute stream has queued. The operation begins behind that.
+    /// Lets the communicator's stream wait for the queued work of the compute stream. The operation begins after it.
     pub(crate) fn follow(self) -> Result<(), String> {
         self.order(self.link.inputs_ready, self.compute, self.link.stream as _)?;
         self.begin.map_or(Ok(()), |event| stamp(event, self.link.stream as _))
     }
 
-    /// Lets the compute stream wait for what the communicator's stream has queued.
+    /// Lets the compute stream wait for the queued work of the communicator's stream.
     pub(crate) fn lead(self) -> Result<(), String> {
         self.stalling(|| self.order(self.link.done, self.link.stream as _, self.compute))
     }
 
-    /// Marks where the communicator's stream stands with the event of `slot`.
+    /// Records the event of `slot` after the queued work of the communicator's stream.
     pub(crate) fn record(self, slot: usize) -> Result<(), String> {
         stamp(self.link.events.get(slot)?, self.link.stream as _)
     }
 
-    /// Records `event` behind what the communicator's stream has queued.
+    /// Records `event` after the queued work of the communicator's stream.
     pub(crate) fn record_event(self, event: usize) -> Result<(), String> {
         stamp(event, self.link.stream as _)
     }
 
-    /// Records `event` behind what the compute stream has queued.
+    /// Records `event` after the queued work of the compute stream.
     pub(crate) fn record_compute(self, event: usize) -> Result<(), String> {
         stamp(event, self.compute)
     }
 
-    /// Lets the communicator's stream wait for `event`, perhaps of another GPU, as it was recorded last.
+    /// Lets the communicator's stream wait for the last record of `event`, which may be of another GPU.
     pub(crate) fn wait_for(self, event: usize) -> Result<(), String> {
         behind(self.link.stream as _, event)
     }
 
-    /// Lets the compute stream wait for `event`, perhaps of another GPU, as it was recorded last.
+    /// Lets the compute stream wait for the last record of `event`, which may be of another GPU.
     pub(crate) fn compute_waits_for(self, event: usize) -> Result<(), String> {
         behind(self.compute, event)
     }
 
-    /// Lets the compute stream wait for the mark of `slot`.
+    /// Lets the compute stream wait for the event of `slot`.
     pub(crate) fn wait(self, slot: usize) -> Result<(), String> {
         let event = self.link.events.get(slot)?;
         self.stalling(|| behind(self.compute, event))
     }
 
-    /// `wait`, which makes the compute stream wait, between two stamps if a timeline is on.
+    /// Runs `wait`, which makes the compute stream wait, between two time stamps if a timeline is on.
     fn stalling(self, wait: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         let Some([begin, end]) = timeline::stall(self.compute) else { return wait() };
         stamp(begin, self.compute)?;
@@ -98,15 +98,15 @@ impl Call<'_> {
     }
 }
 
-/// Lets `stream` wait for `event` as it was recorded last.
+/// Lets `stream` wait for the last record of `event`.
 fn behind(stream: cuda_sys::CUstream, event: usize) -> Result<(), String> {
     let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: streams and events live as long as the communicators of a run that has not ended.
     unsafe { driver::stream::wait_event(stream, event as _, wait) }.map_err(|error| error.to_string())
 }
 
-/// Records `event` behind what `stream` has queued.
+/// Records `event` after the queued work of `stream`.
 pub(super) fn stamp(event: usize, stream: cuda_sys::CUstream) -> Result<(), String> {
-    // SAFETY: whoever reads the event destroys it after that, and the caller's stream is live.
+    // SAFETY: the reader of the event destroys it afterwards, and the caller's stream is alive.
     unsafe { driver::event::record(event as _, stream) }.map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! The watch over a communicator, and its end: in order, or by force where a peer is gone.
+//! The watchdog of a communicator, and its end: in order, or by force if a peer is gone.
 
 use super::{Communicator, Mark};
 use crate::comm::PATIENCE;
@@ -10,7 +10,7 @@ use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the end of a run waits for a call of the device's thread to return by itself.
+/// How long the end of a run waits for a call of the device's thread to return.
 const CALL: Duration = Duration::from_secs(2);
 
 impl Mark {
@@ -20,7 +20,7 @@ impl Mark {
 }
 
 impl Communicator {
-    /// Fails the run if NCCL has met an error or an operation has not ended for too long. Does not wait.
+    /// Fails the run if NCCL has an error or an operation takes too long. Does not wait.
     pub(crate) fn check(&self) {
         let mut mark = match self.calls.try_lock() {
             Ok(mark) => mark,
@@ -36,7 +36,7 @@ impl Communicator {
             return;
         }
         let mut error = nccl_sys::ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator has not ended, and does not while the lock is held.
+        // SAFETY: the communicator has not ended, and does not end while the lock is held.
         let asked = unsafe { nccl_sys::ncclCommGetAsyncError(self.comm as _, &mut error) }.result();
         if let Err(error) = asked.and(error.result()) {
             self.member.fail(&text(error));
@@ -60,7 +60,7 @@ impl Communicator {
         }
     }
 
-    /// Ends the communicator: its kernels stop wherever they are. May wait for as long as NCCL needs.
+    /// Ends the communicator: its kernels stop immediately. May wait for as long as NCCL needs.
     pub(crate) fn abort(&self) {
         self.end(nccl::comm_abort);
         if let Some(Some(copies)) = self.copies.get() {
@@ -70,13 +70,12 @@ impl Communicator {
 
     /// Ends the communicator once its operations have ended. Waits for the other members to do the same.
     pub(crate) fn destroy(&self) {
-        // The rank may have ended before the device's thread has run what it queued, which the peers wait for.
+        // The rank may have ended before the device's thread has run its queued calls, which the peers wait for.
         while self.queued.load(Ordering::Acquire) > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Copies from the peers' memory, which goes back when all members have come here.
-        // SAFETY: the context lives as long as the process, the stream as long as the communicator. An error is the
-        // run's no more.
+        // Copies from the peers' memory, which is freed when all members are here. SAFETY: the context lives as long as
+        // the process, the stream as long as the communicator. An error no longer concerns the run.
         unsafe {
             let _ = driver::ctx::set_current(self.context as _)
                 .and_then(|()| driver::stream::synchronize(self.stream as _));
@@ -84,12 +83,12 @@ impl Communicator {
         self.end(nccl::comm_destroy);
     }
 
-    /// Whether nobody has ended it yet.
+    /// Whether it has not ended yet.
     pub(crate) fn is_live(&self) -> bool {
         !self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Whether its end is over.
+    /// Whether its end is complete.
     pub(crate) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
@@ -98,7 +97,7 @@ impl Communicator {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return;
         }
-        // No call begins from here on. One under way may itself wait for a peer that is gone, in the set-up of a first
+        // No call begins from here on. A running call may itself wait for a peer that is gone, while it sets up a first
         // connection: only an abort ends that.
         let start = Instant::now();
         let calls = loop {
@@ -109,9 +108,9 @@ impl Communicator {
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
             }
         };
-        // Later calls see that it has ended; they need not wait for the end.
+        // Later calls see that it has ended; they need not wait for the end to be complete.
         drop(calls);
-        // SAFETY: this is the only end of the communicator. An error of its end is no error of the run.
+        // SAFETY: this is the only end of the communicator. An error here is no error of the run.
         unsafe {
             let _ = driver::ctx::set_current(self.context as _);
             let _ = how(self.comm as _);
@@ -126,8 +125,8 @@ impl Drop for Communicator {
         if !self.is_gone() {
             return;
         }
-        // SAFETY: nothing is queued or waited for any more that knows of them; the driver lets the last work end. What
-        // cannot be destroyed is a small leak, no error of the run.
+        // SAFETY: no queued or waiting work refers to them; the driver lets the last work end. A handle that cannot be
+        // destroyed is a small leak, no error of the run.
         unsafe {
             let _ = driver::stream::destroy(self.stream as _);
             for event in [self.inputs_ready, self.done, self.progress] {

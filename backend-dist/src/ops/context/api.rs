@@ -3,24 +3,24 @@
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+use super::algorithms::ContextOptions;
 use super::node::ContextOps;
-use super::ways::How;
 use super::{ContextParallel, Documents};
 use crate::ops::api::{attention, attention_packed, check_heads};
 use crate::ops::options::{AttentionOptions, PackedHeads};
 
-/// [`attention`] over the ranks of `context` and inside `documents`: `q [s, b, hq, d]`, `k [s, b, hkv, d]` and
-/// `v [s, b, hkv, dv]` are the rows at the [positions](ContextParallel::positions) of this rank, and so is the output
-/// `[s, b, hq, dv]`. All ranks of the group call it in the same order, also where the gradients are computed.
+/// [`attention`] over the ranks of `context` and within `documents`. `q [s, b, hq, d]`, `k [s, b, hkv, d]` and `v [s,
+/// b, hkv, dv]` are those of this rank's [positions](ContextParallel::positions), and so is the output `[s, b, hq,
+/// dv]`. All ranks of the group call it in the same order, also for the gradients.
 ///
-/// A query sees keys of its own document only. Masks, windows and dropout count positions of the whole sequence: the
-/// result is that of one rank with all rows, whatever the number of ranks and the mechanism. Partial results and the
-/// sums of the gradients are kept in f32 at least.
+/// A query sees only keys of its own document. Masks, windows and dropout use positions of the whole sequence: the
+/// result is that of one rank with all positions, for any number of ranks and any `CpCommType`. Partial outputs and
+/// gradient sums are at least f32.
 ///
 /// # Panics
 ///
-/// If shapes do not fit, there are not as many samples as documents are for, a document begins behind the end, or the
-/// ranks do not divide the heads where they must ([`CpCommType::check`](super::CpCommType::check)).
+/// If shapes do not fit, `documents` has another number of samples, a document begins after the end, or the ranks do
+/// not divide the heads where they must ([`CpCommType::check`](super::CpCommType::check)).
 pub fn attention_over_context(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -36,9 +36,9 @@ pub fn attention_over_context(
     let ([s, b, hq, d], keys, values) = (q.dims(), k.dims(), v.dims());
     assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
     assert_eq!([s, b, d], [keys[0], keys[1], keys[3]], "attention in a context: q is {:?}, k is {keys:?}", q.dims());
-    let how = how([s, b], [hq, keys[2]], options, context, documents);
+    let context_options = context_options([s, b], [hq, keys[2]], options, context, documents);
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_over(q, k, v, how))
+    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_over(q, k, v, context_options))
 }
 
 /// [`attention_over_context`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`; its gradient is packed
@@ -60,22 +60,22 @@ pub fn attention_in_context(
     }
     let [s, b, all, _] = qkv.dims();
     assert_eq!(all, heads.total(), "attention in a context: {heads:?} do not make up the input's heads");
-    let how = how([s, b], [heads.heads, heads.kv_heads], options, context, documents);
-    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_in(qkv.into_dispatch(), heads, how))
+    let context_options = context_options([s, b], [heads.heads, heads.kv_heads], options, context, documents);
+    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_in(qkv.into_dispatch(), heads, context_options))
 }
 
-/// All about a call for `rows` of `samples` sequences on a rank.
+/// The checked options of a call for `positions` of `samples` sequences on a rank.
 ///
 /// # Panics
 ///
 /// As [`attention_over_context`].
-pub(in crate::ops) fn how(
+pub(in crate::ops) fn context_options(
     [rows, samples]: [usize; 2],
     [heads, kv_heads]: [usize; 2],
     options: AttentionOptions,
     context: Option<&ContextParallel>,
     documents: Option<&Documents>,
-) -> How {
+) -> ContextOptions {
     check_heads(heads, kv_heads, options);
     let size = context.map_or(1, |context| context.group.size());
     if let Some(ContextParallel { group, comm }) = context {
@@ -93,5 +93,5 @@ pub(in crate::ops) fn how(
             );
         }
     }
-    How { options, context: context.cloned(), documents: documents.cloned() }
+    ContextOptions { options, context: context.cloned(), documents: documents.cloned() }
 }

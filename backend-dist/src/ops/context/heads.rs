@@ -1,58 +1,58 @@
-//! The exchange of heads and sequence inside a group (DeepSpeed-Ulysses): every rank has its positions of all heads, or
-//! the positions of all ranks of its heads. And the order of positions: by rank, or as in the sequence.
+//! All-to-all between sequence and heads inside a group (DeepSpeed-Ulysses): a rank has its positions of all heads, or
+//! all positions of its heads. Also reorders positions between rank order and sequence order.
 
 use burn::backend::{Shape, TensorMetadata, tensor::FloatTensor};
 
-use super::kernels::{ContextKernels, cast, joined, part, wide};
+use super::kernels::{ContextKernels, cast, concat, slice, wide};
+use crate::collective_ops::Collective;
 use crate::comm::Group;
-use crate::exchange::Exchange;
 
-/// Rows that lie rank by rank, each rank's as [`zigzag`](super::zigzag) gives them, in the order of their positions.
+/// Reorders positions from rank order, each rank's as in [`zigzag`](super::zigzag), to sequence order.
 pub(super) fn in_sequence<B: ContextKernels>(x: FloatTensor<B>, ranks: usize) -> FloatTensor<B> {
     if ranks == 1 {
         return x;
     }
     let half = x.shape()[0] / (2 * ranks);
     let chunk = |index: usize| if index < ranks { 2 * index } else { 2 * (2 * ranks - 1 - index) + 1 };
-    let parts = (0..2 * ranks).map(chunk).map(|place| part::<B>(x.clone(), [place * half..(place + 1) * half]));
-    joined::<B>(parts.collect(), 0)
+    let parts = (0..2 * ranks).map(chunk).map(|place| slice::<B>(x.clone(), [place * half..(place + 1) * half]));
+    concat::<B>(parts.collect(), 0)
 }
 
-/// The way back.
+/// The inverse of [`in_sequence`].
 pub(super) fn by_rank<B: ContextKernels>(x: FloatTensor<B>, ranks: usize) -> FloatTensor<B> {
     if ranks == 1 {
         return x;
     }
     let half = x.shape()[0] / (2 * ranks);
     let chunks = (0..ranks).flat_map(|rank| [rank, 2 * ranks - 1 - rank]);
-    joined::<B>(chunks.map(|chunk| part::<B>(x.clone(), [chunk * half..(chunk + 1) * half])).collect(), 0)
+    concat::<B>(chunks.map(|chunk| slice::<B>(x.clone(), [chunk * half..(chunk + 1) * half])).collect(), 0)
 }
 
-/// `[s, b, h, d]` to `[ranks s, b, h / ranks, d]`, in the order of the positions.
+/// `[s, b, h, d]` to `[ranks s, b, h / ranks, d]`, in sequence order.
 pub(super) fn to_sequence<B: ContextKernels>(x: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
     let (shape, ranks) = (x.shape(), group.size());
     let heads = shape[2] / ranks;
     let parts =
-        (0..ranks).map(|rank| part::<B>(x.clone(), [0..shape[0], 0..shape[1], rank * heads..(rank + 1) * heads]));
-    in_sequence::<B>(swap::<B>(joined::<B>(parts.collect(), 0), group), ranks)
+        (0..ranks).map(|rank| slice::<B>(x.clone(), [0..shape[0], 0..shape[1], rank * heads..(rank + 1) * heads]));
+    in_sequence::<B>(swap::<B>(concat::<B>(parts.collect(), 0), group), ranks)
 }
 
-/// The way back.
+/// The inverse of [`to_sequence`].
 pub(super) fn to_heads<B: ContextKernels>(x: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
     let ranks = group.size();
     let x = swap::<B>(by_rank::<B>(x, ranks), group);
     let rows = x.shape()[0] / ranks;
-    let parts = (0..ranks).map(|rank| part::<B>(x.clone(), [rank * rows..(rank + 1) * rows]));
-    joined::<B>(parts.collect(), 2)
+    let parts = (0..ranks).map(|rank| slice::<B>(x.clone(), [rank * rows..(rank + 1) * rows]));
+    concat::<B>(parts.collect(), 2)
 }
 
-/// Part `i` of the rows goes to member `i`.
+/// An all-to-all of equal shards of dimension 0.
 fn swap<B: ContextKernels>(x: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
     let split = vec![x.shape()[0] / group.size(); group.size()];
-    B::exchange(x, Exchange::AllToAll { send: split.clone(), receive: split }, None, group.clone())
+    B::collective(x, Collective::AllToAll { send: split.clone(), receive: split }, None, group.clone())
 }
 
-/// How often key/value heads are repeated so that they divide among `ranks`; the ranks divide the query heads.
+/// How often key/value heads must be repeated so that the ranks divide them; the ranks divide the query heads.
 pub(super) fn repeats(kv_heads: usize, ranks: usize) -> usize {
     let (mut a, mut b) = (kv_heads, ranks);
     while b > 0 {
@@ -61,7 +61,7 @@ pub(super) fn repeats(kv_heads: usize, ranks: usize) -> usize {
     ranks / a
 }
 
-/// Every head `times` times, next to each other.
+/// Repeats every head `times` times, next to each other.
 pub(super) fn repeated<B: ContextKernels>(x: FloatTensor<B>, times: usize) -> FloatTensor<B> {
     if times == 1 {
         return x;
@@ -72,7 +72,7 @@ pub(super) fn repeated<B: ContextKernels>(x: FloatTensor<B>, times: usize) -> Fl
     B::float_reshape(many, Shape::from([shape[0], shape[1], shape[2] * times, shape[3]]))
 }
 
-/// The sum over the copies of each head: the gradient of [`repeated`].
+/// The sum over the repetitions of each head: the gradient of [`repeated`].
 pub(super) fn summed<B: ContextKernels>(x: FloatTensor<B>, times: usize) -> FloatTensor<B> {
     if times == 1 {
         return x;

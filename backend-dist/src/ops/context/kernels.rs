@@ -1,116 +1,120 @@
-//! What attention by pieces needs of a backend.
+//! The backend kernels of blockwise attention.
 
 use std::ops::Range;
 
 use burn::backend::{DType, FloatDType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor};
 
-use super::plan::Piece;
-use crate::exchange::ExchangeOps;
+use super::plan::ScoreBlock;
+use crate::collective_ops::CollectiveOps;
 use crate::ops::kernels::LocalKernels;
-use crate::ops::options::{AttentionOptions, Place};
+use crate::ops::options::{AttentionOptions, ScoreOffset};
 use crate::ops::plain;
 
-/// What all pieces of a call share.
+/// Options and length of the whole sequence, for all blocks of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Whole {
+pub(crate) struct SequenceOptions {
     pub options: AttentionOptions,
     /// Positions of the whole sequence.
     pub positions: usize,
 }
 
-/// Queries, keys and values `[rows, b, heads, d]`, of which a piece takes some rows and samples.
+/// Queries, keys and values `[positions, b, heads, d]`; a block uses some positions and samples.
 pub(crate) type Qkv<B> = [FloatTensor<B>; 3];
 
-/// Output `[rows, b, heads, dv]` and log-sum-exp `[b, heads, rows]`, which is at least f32.
-pub(crate) type Seen<B> = [FloatTensor<B>; 2];
+/// Output `[positions, b, heads, dv]` and log-sum-exp `[b, heads, positions]`, which is at least f32.
+pub(crate) type OutputLse<B> = [FloatTensor<B>; 2];
 
-/// Attention by pieces. The defaults are formulas and serve every backend.
-pub(crate) trait ContextKernels: LocalKernels + ExchangeOps {
-    /// Attention of queries at any place, each of which sees a key.
-    fn attention_at(qkv: Qkv<Self>, options: AttentionOptions, place: Place) -> Seen<Self> {
-        plain::attention::forward_at::<Self>(qkv, options, place).into()
+/// Blockwise attention. The default bodies are formulas and serve every backend.
+pub(crate) trait ContextKernels: LocalKernels + CollectiveOps {
+    /// Attention of queries at any offset, if each of them sees a key.
+    fn attention_at(qkv: Qkv<Self>, options: AttentionOptions, offset: ScoreOffset) -> OutputLse<Self> {
+        plain::attention::forward_at::<Self>(qkv, options, offset).into()
     }
 
-    /// Its gradients from the output and the log-sum-exp over all keys.
+    /// The gradients of [`attention_at`](Self::attention_at) from the output and the log-sum-exp over all keys.
     fn attention_grads_at(
         qkv: Qkv<Self>,
-        seen: Seen<Self>,
+        out_lse: OutputLse<Self>,
         grad: FloatTensor<Self>,
         options: AttentionOptions,
-        place: Place,
+        offset: ScoreOffset,
     ) -> Qkv<Self> {
-        plain::attention::grads_at::<Self>(qkv, seen, grad, options, place)
+        plain::attention::grads_at::<Self>(qkv, out_lse, grad, options, offset)
     }
 
-    /// Attention of a piece.
-    fn piece_forward(qkv: &Qkv<Self>, piece: &Piece, whole: &Whole) -> Seen<Self> {
-        forward_apart::<Self>(qkv, piece, whole)
+    /// Attention of a block of scores.
+    fn block_forward(qkv: &Qkv<Self>, block: &ScoreBlock, sequence: &SequenceOptions) -> OutputLse<Self> {
+        forward_by_document::<Self>(qkv, block, sequence)
     }
 
-    /// Gradients of the rows of a piece, from output, log-sum-exp and output gradient of all rows.
-    fn piece_grads(
+    /// Gradients of a block's queries, keys and values, from output, log-sum-exp and output gradient of all positions.
+    fn block_grads(
         qkv: &Qkv<Self>,
-        seen: &Seen<Self>,
+        out_lse: &OutputLse<Self>,
         grad: &FloatTensor<Self>,
-        piece: &Piece,
-        whole: &Whole,
+        block: &ScoreBlock,
+        sequence: &SequenceOptions,
     ) -> Qkv<Self> {
-        grads_apart::<Self>(qkv, seen, grad, piece, whole)
+        grads_by_document::<Self>(qkv, out_lse, grad, block, sequence)
     }
 
-    /// `sum` after the keys of `piece`, whose result is `part`: with `l = ln(e^a + e^b)` for the log-sum-exps `a` and
-    /// `b`, the outputs are weighted with `e^(a - l)` and `e^(b - l)` and the new log-sum-exp is `l`. `sum` has
-    /// [`wide`] type.
-    fn merge(sum: Seen<Self>, part: Seen<Self>, piece: &Piece) -> Seen<Self> {
-        merge_by_formula::<Self>(sum, part, piece)
+    /// Merges `part`, the output and log-sum-exp of `block`, into `sum`: with `l = ln(e^a + e^b)` for the log-sum-exps
+    /// `a` and `b`, the outputs are weighted with `e^(a - l)` and `e^(b - l)`, and the new log-sum-exp is `l`. `sum`
+    /// has [`wide`] type.
+    fn merge(sum: OutputLse<Self>, part: OutputLse<Self>, block: &ScoreBlock) -> OutputLse<Self> {
+        merge_unfused::<Self>(sum, part, block)
     }
 
-    /// Adds `value` to rows and samples of `sum [all rows, b, heads, d]`, which nobody else holds and has [`wide`]
-    /// type.
+    /// Adds `value` to some positions and samples of `sum [positions, b, heads, d]`, which has [`wide`] type and no
+    /// other owner.
     fn add_rows(
         sum: FloatTensor<Self>,
         value: FloatTensor<Self>,
         rows: &Range<usize>,
         samples: &Range<usize>,
     ) -> FloatTensor<Self> {
-        add_by_formula::<Self>(sum, value, rows, samples)
+        add_unfused::<Self>(sum, value, rows, samples)
     }
 
-    /// Zeros of [`wide`] type, to be added to with [`add_rows`](Self::add_rows).
+    /// Zeros of [`wide`] type, for [`add_rows`](Self::add_rows).
     fn zeros(like: &FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
         Self::float_zeros(shape, &like.device(), FloatDType::from(wide(like.dtype())))
     }
 }
 
-/// [`ContextKernels::piece_forward`], a call for each document.
-pub(crate) fn forward_apart<B: ContextKernels>(qkv: &Qkv<B>, piece: &Piece, whole: &Whole) -> Seen<B> {
-    let parts = piece.apart().into_iter().map(|piece| {
-        let (options, place) = scores(&piece, whole);
-        B::attention_at(of_piece::<B>(qkv, &piece), options, place)
+/// [`ContextKernels::block_forward`], with a call for each document.
+pub(crate) fn forward_by_document<B: ContextKernels>(
+    qkv: &Qkv<B>,
+    block: &ScoreBlock,
+    sequence: &SequenceOptions,
+) -> OutputLse<B> {
+    let parts = block.by_document().into_iter().map(|block| {
+        let (options, offset) = scores(&block, sequence);
+        B::attention_at(of_block::<B>(qkv, &block), options, offset)
     });
     let [outs, lses] = unzip(parts);
-    [joined::<B>(outs, 0), joined::<B>(lses, 2)]
+    [concat::<B>(outs, 0), concat::<B>(lses, 2)]
 }
 
-/// [`ContextKernels::piece_grads`], a call for each document.
-pub(crate) fn grads_apart<B: ContextKernels>(
+/// [`ContextKernels::block_grads`], with a call for each document.
+pub(crate) fn grads_by_document<B: ContextKernels>(
     qkv: &Qkv<B>,
-    [out, lse]: &Seen<B>,
+    [out, lse]: &OutputLse<B>,
     grad: &FloatTensor<B>,
-    piece: &Piece,
-    whole: &Whole,
+    block: &ScoreBlock,
+    sequence: &SequenceOptions,
 ) -> Qkv<B> {
-    let parts = piece.apart().into_iter().map(|piece| {
-        let (options, place) = scores(&piece, whole);
-        let rows = |x: &FloatTensor<B>| of_rows::<B>(x, &piece.queries, &piece.samples);
-        let lse = part::<B>(lse.clone(), [piece.samples.clone(), 0..lse.shape()[1], piece.queries.clone()]);
-        B::attention_grads_at(of_piece::<B>(qkv, &piece), [rows(out), lse], rows(grad), options, place)
+    let parts = block.by_document().into_iter().map(|block| {
+        let (options, offset) = scores(&block, sequence);
+        let rows = |x: &FloatTensor<B>| of_rows::<B>(x, &block.queries, &block.samples);
+        let lse = slice::<B>(lse.clone(), [block.samples.clone(), 0..lse.shape()[1], block.queries.clone()]);
+        B::attention_grads_at(of_block::<B>(qkv, &block), [rows(out), lse], rows(grad), options, offset)
     });
-    unzip(parts).map(|x| joined::<B>(x, 0))
+    unzip(parts).map(|x| concat::<B>(x, 0))
 }
 
 /// [`ContextKernels::add_rows`] in Burn's primitives.
-pub(crate) fn add_by_formula<B: ContextKernels>(
+pub(crate) fn add_unfused<B: ContextKernels>(
     sum: FloatTensor<B>,
     value: FloatTensor<B>,
     rows: &Range<usize>,
@@ -124,16 +128,16 @@ pub(crate) fn add_by_formula<B: ContextKernels>(
     B::float_slice_assign(sum, &[Slice::from(rows.clone()), Slice::from(samples.clone())], value)
 }
 
-/// Mask and place of a piece of a single document.
-fn scores(piece: &Piece, whole: &Whole) -> (AttentionOptions, Place) {
-    let mut options = piece.options(whole.options);
+/// Mask and offset of a block of a single document.
+fn scores(block: &ScoreBlock, sequence: &SequenceOptions) -> (AttentionOptions, ScoreOffset) {
+    let mut options = block.options(sequence.options);
     if let Some(dropout) = &mut options.dropout {
-        dropout.first_sample += piece.samples.start;
+        dropout.first_sample += block.samples.start;
     }
-    (options, Place { first_query: piece.first_query, first: piece.first, queries: whole.positions })
+    (options, ScoreOffset { first_query: block.first_query, first: block.first, queries: sequence.positions })
 }
 
-/// The type of sums and statistics: at least f32.
+/// The type of sums and softmax statistics: at least f32.
 pub(crate) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
@@ -142,8 +146,8 @@ pub(crate) fn cast<B: ContextKernels>(x: FloatTensor<B>, dtype: DType) -> FloatT
     if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
 }
 
-/// Some of the leading dimensions' elements.
-pub(crate) fn part<B: ContextKernels>(
+/// Slices the leading dimensions.
+pub(crate) fn slice<B: ContextKernels>(
     x: FloatTensor<B>,
     ranges: impl IntoIterator<Item = Range<usize>>,
 ) -> FloatTensor<B> {
@@ -151,7 +155,7 @@ pub(crate) fn part<B: ContextKernels>(
     B::float_slice(x, &slices)
 }
 
-/// Rows and samples of `x [rows, b, heads, d]`.
+/// Some positions and samples of `x [positions, b, heads, d]`.
 pub(crate) fn of_rows<B: ContextKernels>(
     x: &FloatTensor<B>,
     rows: &Range<usize>,
@@ -161,12 +165,12 @@ pub(crate) fn of_rows<B: ContextKernels>(
     if (0..shape[0]) == *rows && (0..shape[1]) == *samples {
         return x.clone();
     }
-    part::<B>(x.clone(), [rows.clone(), samples.clone(), 0..shape[2], 0..shape[3]])
+    slice::<B>(x.clone(), [rows.clone(), samples.clone(), 0..shape[2], 0..shape[3]])
 }
 
-fn of_piece<B: ContextKernels>([q, k, v]: &Qkv<B>, piece: &Piece) -> Qkv<B> {
-    let [queries, keys] = [&piece.queries, &piece.keys];
-    [(q, queries), (k, keys), (v, keys)].map(|(x, rows)| of_rows::<B>(x, rows, &piece.samples))
+fn of_block<B: ContextKernels>([q, k, v]: &Qkv<B>, block: &ScoreBlock) -> Qkv<B> {
+    let [queries, keys] = [&block.queries, &block.keys];
+    [(q, queries), (k, keys), (v, keys)].map(|(x, rows)| of_rows::<B>(x, rows, &block.samples))
 }
 
 fn unzip<T, const N: usize>(parts: impl Iterator<Item = [T; N]>) -> [Vec<T>; N] {
@@ -177,25 +181,25 @@ fn unzip<T, const N: usize>(parts: impl Iterator<Item = [T; N]>) -> [Vec<T>; N] 
     all
 }
 
-/// Tensors one after the other along `dim`.
-pub(crate) fn joined<B: ContextKernels>(mut parts: Vec<FloatTensor<B>>, dim: usize) -> FloatTensor<B> {
+/// Concatenates tensors along `dim`.
+pub(crate) fn concat<B: ContextKernels>(mut parts: Vec<FloatTensor<B>>, dim: usize) -> FloatTensor<B> {
     if parts.len() == 1 { parts.remove(0) } else { B::float_cat(parts, dim) }
 }
 
 /// [`ContextKernels::merge`] in Burn's primitives.
-pub(crate) fn merge_by_formula<B: ContextKernels>(
-    [sum, sum_lse]: Seen<B>,
-    [part_out, part_lse]: Seen<B>,
-    piece: &Piece,
-) -> Seen<B> {
-    let (rows, samples) = (&piece.queries, &piece.samples);
+pub(crate) fn merge_unfused<B: ContextKernels>(
+    [sum, sum_lse]: OutputLse<B>,
+    [part_out, part_lse]: OutputLse<B>,
+    block: &ScoreBlock,
+) -> OutputLse<B> {
+    let (rows, samples) = (&block.queries, &block.samples);
     let shape = part_out.shape();
     let ([queries, batch, heads], inner) = ([shape[0], shape[1], shape[2]], sum.dtype());
-    let old = part::<B>(sum_lse.clone(), [samples.clone(), 0..heads, rows.clone()]);
+    let old = slice::<B>(sum_lse.clone(), [samples.clone(), 0..heads, rows.clone()]);
     let flat = |x| B::float_reshape(cast::<B>(x, inner), Shape::from([1, batch * heads * queries]));
     let (a, b) = (flat(old), flat(part_lse));
     let top = B::float_max_dim(B::float_cat(vec![a.clone(), b.clone()], 0), 0);
-    // Where neither has seen a key the difference to minus infinity must not be a NaN.
+    // If neither has seen a key, the difference to minus infinity would be a NaN.
     let base = B::float_clamp_min(top, Scalar::Float(-1e30));
     let [a, b] = [a, b].map(|x| B::float_exp(B::float_sub(x, base.clone())));
     let total = B::float_add(a.clone(), b.clone());

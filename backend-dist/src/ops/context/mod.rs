@@ -1,39 +1,41 @@
-//! Sequences that several ranks share, and documents inside them: attention as if one rank had all positions.
+//! Context parallelism and packed documents: attention over a sequence that several ranks share, with the result of one
+//! rank that has all positions.
 //!
-//! `plan` says which queries meet which keys in which call of a kernel, `kernels` computes a call and merges results,
-//! `ways` brings the keys to the queries, and `node` makes one node of the graph of it.
+//! `plan` lists the kernel calls, each with its ranges of queries and keys. `kernels` computes a call and merges
+//! results. `algorithms` moves the keys to the queries, and `node` is the autograd node.
 
-mod again;
+mod algorithms;
 mod api;
 mod heads;
 pub(crate) mod kernels;
-pub(crate) mod neighbours;
 mod node;
-mod partial;
+mod online_softmax;
+pub(crate) mod p2p;
 pub(crate) mod plan;
-mod ways;
+mod recompute;
 
-pub(in crate::ops) use again::attend;
-pub(in crate::ops) use api::how;
+pub(in crate::ops) use algorithms::ContextOptions;
+pub(in crate::ops) use api::context_options;
 pub use api::{attention_in_context, attention_over_context};
-pub(in crate::ops) use ways::How;
+pub(in crate::ops) use recompute::attend;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::comm::Group;
 
-/// How attention reaches the keys of the other ranks of a context parallel group (Megatron's `--cp-comm-type`).
+/// The communication of attention in a context-parallel group (Megatron's `--cp-comm-type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpCommType {
-    /// Keys and values go round a ring, one rank further at each step.
+    /// Ring: keys and values move to the next rank at each step.
     #[default]
     P2p,
-    /// Keys and values of all ranks are gathered.
+    /// All-gather of the keys and values of all ranks.
     AllGather,
-    /// Every rank gets the whole sequence of some heads (DeepSpeed-Ulysses, <https://arxiv.org/abs/2309.14509>).
+    /// All-to-all: every rank gets the whole sequence of some heads (DeepSpeed-Ulysses,
+    /// <https://arxiv.org/abs/2309.14509>).
     A2a,
-    /// Heads are exchanged inside blocks of neighbouring ranks, keys and values go round a ring of blocks.
+    /// All-to-all inside blocks of neighbouring ranks, and a ring of blocks.
     A2aP2p {
         /// Ranks of a block.
         inner: usize,
@@ -41,11 +43,11 @@ pub enum CpCommType {
 }
 
 impl CpCommType {
-    /// Whether `size` ranks can share the sequences of layers with `heads` query heads a rank in this way.
+    /// Checks that `size` ranks can share the sequences of layers with `heads` query heads a rank.
     ///
     /// # Errors
     ///
-    /// Says what does not divide what, and the nearest sizes that do.
+    /// Names what does not divide, and the nearest legal sizes.
     pub fn check(self, size: usize, heads: usize) -> Result<(), String> {
         let inner = self.ranks_of_block(size);
         let name = match self {
@@ -67,7 +69,7 @@ impl CpCommType {
         Ok(())
     }
 
-    /// Ranks inside which heads are exchanged, of `size` ranks.
+    /// Ranks of an all-to-all, of `size` ranks.
     fn ranks_of_block(self, size: usize) -> usize {
         match self {
             Self::P2p | Self::AllGather => 1,
@@ -77,50 +79,66 @@ impl CpCommType {
     }
 }
 
-/// The numbers next to `value` that are legal, up to `most`, which is.
+/// The legal numbers next to `value`, up to `most`, which is legal.
 fn nearest(value: usize, is_legal: impl Fn(usize) -> bool, most: usize) -> String {
     let below = (1..value.min(most + 1)).rev().find(|&n| is_legal(n));
     let above = (value + 1..=most).find(|&n| is_legal(n));
     below.into_iter().chain(above).map(|n| n.to_string()).collect::<Vec<_>>().join(" or ")
 }
 
-/// The ranks that share sequences, and how attention reaches across them.
+/// The ranks of context parallelism, and the communication of their attention.
+///
+/// ```
+/// use backend_dist::comm::Group;
+/// use backend_dist::ops::context::{ContextParallel, CpCommType};
+///
+/// let context = ContextParallel { group: Group::single(), comm: CpCommType::P2p };
+/// assert_eq!(context.positions(8), [0..4, 4..8]);
+/// assert!(CpCommType::A2a.check(4, 6).is_err(), "4 ranks do not divide 6 heads");
+/// ```
 #[derive(Clone, Debug)]
 pub struct ContextParallel {
     /// The ranks.
     pub group: Group,
-    /// How.
+    /// The communication.
     pub comm: CpCommType,
 }
 
 impl ContextParallel {
-    /// The positions of this rank, which has `rows` of them: see [`zigzag`].
-    pub fn positions(&self, rows: usize) -> [Range<usize>; 2] {
-        zigzag(self.group.rank(), self.group.size(), rows)
+    /// The positions of this rank, `count` in all: see [`zigzag`].
+    pub fn positions(&self, count: usize) -> [Range<usize>; 2] {
+        zigzag(self.group.rank(), self.group.size(), count)
     }
 }
 
-/// The positions of rank `rank` of `size` ranks that have `rows` positions each. The sequence is cut into `2 size`
-/// chunks, of which a rank has one from the front and the one as far from the end, so that under a causal mask all have
-/// the same work (`get_batch_on_this_cp_rank` in `megatron/core/utils.py`).
+/// The positions of rank `rank` of `size` ranks with `count` positions each. The sequence is split into `2 size`
+/// chunks. A rank has one chunk counted from the front and the same one counted from the end, so that all ranks have
+/// the same work under a causal mask (`get_batch_on_this_cp_rank` in `megatron/core/utils.py`).
 ///
 /// # Panics
-/// If `rows` is odd and there are several ranks.
-pub fn zigzag(rank: usize, size: usize, rows: usize) -> [Range<usize>; 2] {
+/// If `count` is odd and there are several ranks.
+pub fn zigzag(rank: usize, size: usize, count: usize) -> [Range<usize>; 2] {
     assert!(
-        size == 1 || rows.is_multiple_of(2),
-        "context parallel: {rows} positions a rank cannot be cut into two chunks"
+        size == 1 || count.is_multiple_of(2),
+        "context parallel: {count} positions a rank cannot be split into two chunks"
     );
-    let first = rows / 2;
+    let first = count / 2;
     let chunk = |index: usize, length: usize| index..index + length;
     match size {
-        1 => [0..first, first..rows],
+        1 => [0..first, first..count],
         _ => [chunk(rank * first, first), chunk((2 * size - 1 - rank) * first, first)],
     }
 }
 
-/// Where documents begin in each sequence of a batch, ascending and in positions of the whole sequence; the first is 0.
-/// Attention does not cross their borders.
+/// The first positions of the documents in each sequence of a batch, ascending, in positions of the whole sequence; the
+/// first is 0. Attention does not cross document boundaries.
+///
+/// ```
+/// use backend_dist::ops::context::Documents;
+///
+/// let documents = Documents::new(vec![vec![0, 5], vec![0]]);
+/// assert_eq!((documents.samples(), documents.starts(0)), (2, &[0, 5][..]));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Documents(Arc<[Vec<usize>]>);
 

@@ -1,4 +1,4 @@
-//! Attention in a context as one node of the graph.
+//! Attention in a context as an autograd node.
 
 #[cfg(feature = "cuda")]
 use burn::backend::Cube;
@@ -13,9 +13,9 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
+use super::algorithms::{ContextOptions, Saved, backward, forward};
 use super::kernels::ContextKernels;
-use super::neighbours::Neighbours;
-use super::ways::{How, Kept, backward, forward};
+use super::p2p::PointToPoint;
 use crate::ops::options::PackedHeads;
 use crate::ops::plain::attention::unpack;
 
@@ -25,10 +25,14 @@ pub(super) trait ContextOps: Backend {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        how: How,
+        context_options: ContextOptions,
     ) -> FloatTensor<Self>;
 
-    fn op_attention_in(qkv: FloatTensor<Self>, heads: PackedHeads, how: How) -> FloatTensor<Self>;
+    fn op_attention_in(
+        qkv: FloatTensor<Self>,
+        heads: PackedHeads,
+        context_options: ContextOptions,
+    ) -> FloatTensor<Self>;
 }
 
 macro_rules! context_ops {
@@ -38,13 +42,17 @@ macro_rules! context_ops {
                 q: FloatTensor<Self>,
                 k: FloatTensor<Self>,
                 v: FloatTensor<Self>,
-                how: How,
+                context_options: ContextOptions,
             ) -> FloatTensor<Self> {
-                forward::<Self>([q, k, v], &how).0
+                forward::<Self>([q, k, v], &context_options).0
             }
 
-            fn op_attention_in(qkv: FloatTensor<Self>, heads: PackedHeads, how: How) -> FloatTensor<Self> {
-                forward::<Self>(unpack::<Self>(qkv, heads), &how).0
+            fn op_attention_in(
+                qkv: FloatTensor<Self>,
+                heads: PackedHeads,
+                context_options: ContextOptions,
+            ) -> FloatTensor<Self> {
+                forward::<Self>(unpack::<Self>(qkv, heads), &context_options).0
             }
         }
     };
@@ -55,15 +63,15 @@ context_ops!(Flex);
 context_ops!(Cube);
 
 #[derive(Debug)]
-struct Over;
+struct AttentionOver;
 
-impl<B: ContextKernels + Neighbours> Backward<B, 3> for Over {
-    type State = (Kept<B>, usize, How);
+impl<B: ContextKernels + PointToPoint> Backward<B, 3> for AttentionOver {
+    type State = (Saved<B>, usize, ContextOptions);
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let (kept, kv_heads, how) = ops.state;
-        for (node, value) in ops.parents.into_iter().zip(backward::<B>(kept, grad, kv_heads, &how)) {
+        let (saved, kv_heads, context_options) = ops.state;
+        for (node, value) in ops.parents.into_iter().zip(backward::<B>(saved, grad, kv_heads, &context_options)) {
             if let Some(node) = node {
                 grads.register::<B>(node.id, value);
             }
@@ -72,49 +80,53 @@ impl<B: ContextKernels + Neighbours> Backward<B, 3> for Over {
 }
 
 #[derive(Debug)]
-struct In;
+struct AttentionIn;
 
-impl<B: ContextKernels + Neighbours> Backward<B, 1> for In {
-    type State = (Kept<B>, usize, How);
+impl<B: ContextKernels + PointToPoint> Backward<B, 1> for AttentionIn {
+    type State = (Saved<B>, usize, ContextOptions);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let (kept, kv_heads, how) = ops.state;
-        // Also where nobody asks for the gradient: the other ranks wait in the exchanges.
-        let parts = backward::<B>(kept, grad, kv_heads, &how);
+        let (saved, kv_heads, context_options) = ops.state;
+        // Also if no gradient is needed: the other ranks wait in the collectives.
+        let parts = backward::<B>(saved, grad, kv_heads, &context_options);
         if let [Some(node)] = ops.parents {
             grads.register::<B>(node.id, B::float_cat(parts.into(), 2));
         }
     }
 }
 
-// Compute-bound: a checkpointing strategy must never repeat an exchange, its peers would not.
-impl<B: ContextKernels + Neighbours, C: CheckpointStrategy> ContextOps for Autodiff<B, C> {
+// Compute-bound: a checkpointing strategy must never repeat a collective without the other ranks.
+impl<B: ContextKernels + PointToPoint, C: CheckpointStrategy> ContextOps for Autodiff<B, C> {
     fn op_attention_over(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-        how: How,
+        context_options: ContextOptions,
     ) -> FloatTensor<Self> {
         let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
         let kv_heads = k.shape()[2];
-        match Over.prepare::<C>([q_node, k_node, v_node]).compute_bound().stateful() {
+        match AttentionOver.prepare::<C>([q_node, k_node, v_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, kept) = forward::<B>([q, k, v], &how);
-                prep.finish((kept, kv_heads, how), out)
+                let (out, saved) = forward::<B>([q, k, v], &context_options);
+                prep.finish((saved, kv_heads, context_options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(forward::<B>([q, k, v], &how).0),
+            OpsKind::UnTracked(prep) => prep.finish(forward::<B>([q, k, v], &context_options).0),
         }
     }
 
-    fn op_attention_in(qkv: FloatTensor<Self>, heads: PackedHeads, how: How) -> FloatTensor<Self> {
+    fn op_attention_in(
+        qkv: FloatTensor<Self>,
+        heads: PackedHeads,
+        context_options: ContextOptions,
+    ) -> FloatTensor<Self> {
         let (qkv, node) = qkv.into_parts();
-        match In.prepare::<C>([node]).compute_bound().stateful() {
+        match AttentionIn.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, kept) = forward::<B>(unpack::<B>(qkv, heads), &how);
-                prep.finish((kept, heads.kv_heads, how), out)
+                let (out, saved) = forward::<B>(unpack::<B>(qkv, heads), &context_options);
+                prep.finish((saved, heads.kv_heads, context_options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(forward::<B>(unpack::<B>(qkv, heads), &how).0),
+            OpsKind::UnTracked(prep) => prep.finish(forward::<B>(unpack::<B>(qkv, heads), &context_options).0),
         }
     }
 }

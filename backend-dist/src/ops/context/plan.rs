@@ -1,10 +1,11 @@
-//! Which scores a rank computes, and in which calls of a kernel. Numbers only.
+//! The kernel calls of a rank's attention. Pure arithmetic.
 //!
-//! A call takes queries in consecutive rows against keys in consecutive rows. Rows and positions run apart: a rank has
-//! two chunks of the sequence, one from the front and one from the back ([`zigzag`](super::zigzag)).
+//! A call takes consecutive rows of queries against consecutive rows of keys. Rows of a tensor differ from positions of
+//! the sequence: a rank has two chunks of the sequence, one from the front and one from the back
+//! ([`zigzag`](super::zigzag)).
 //!
-//! Invariant: over all ranks and all chunks of keys that a rank meets, every query meets every key that it sees exactly
-//! once, and no other.
+//! Invariant: over all ranks, and all chunks of keys that a rank receives, every visible pair of query and key is
+//! computed exactly once, and no other pair is.
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ pub(crate) struct Chunk {
     pub len: usize,
 }
 
-/// The rows of a tensor that holds these positions one after the other, in as few chunks as possible.
+/// The chunks of a tensor that stores these positions one after the other, as few as possible.
 pub(crate) fn chunks(positions: impl IntoIterator<Item = Range<usize>>) -> Vec<Chunk> {
     let mut chunks: Vec<Chunk> = Vec::new();
     let mut row = 0;
@@ -33,9 +34,9 @@ pub(crate) fn chunks(positions: impl IntoIterator<Item = Range<usize>>) -> Vec<C
     chunks
 }
 
-/// One call of a kernel.
+/// The scores of one kernel call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct ScoreBlock {
     pub samples: Range<usize>,
     /// Rows of the queries.
     pub queries: Range<usize>,
@@ -43,31 +44,30 @@ pub(crate) struct Piece {
     pub keys: Range<usize>,
     /// Positions of the first query and the first key in the sequence.
     pub first: [usize; 2],
-    /// At which of these keys the first query stands.
+    /// The key position of the first query, counted from the first key.
     pub first_query: i64,
     /// Query `i` sees no key after `first_query + i`.
     pub causal: bool,
     /// Query `i` sees only keys less than this from `first_query + i`.
     pub window: Option<usize>,
-    /// Several documents that do not see each other: where the queries and the keys of each begin, counted from the
-    /// first. The last query of each stands at its last key. Empty for a single one.
+    /// Several documents with separate attention: the first query and the first key of each, counted from those of the
+    /// block. The last query of each has the position of its last key. Empty for a single document.
     pub documents: Vec<[usize; 2]>,
 }
 
-/// What decides who sees whom within a document.
+/// The mask within a document.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sight {
+pub(crate) struct Mask {
     pub causal: bool,
     pub window: Option<usize>,
 }
 
-impl Sight {
+impl Mask {
     pub fn of(options: &AttentionOptions) -> Self {
         Self { causal: options.causal, window: options.window }
     }
 
-    /// What is left of positions `queries` and `keys` without the queries that see none of the keys, and without the
-    /// keys that none of the others sees.
+    /// `queries` and `keys` without the queries that see none of the keys, and without the keys that no query sees.
     fn trimmed(self, mut queries: Range<usize>, mut keys: Range<usize>) -> Option<[Range<usize>; 2]> {
         let reach = self.window.map_or(usize::MAX, |window| window - 1);
         if queries.is_empty() || keys.is_empty() {
@@ -84,7 +84,7 @@ impl Sight {
         Some([queries, keys])
     }
 
-    /// Without what hides none of the keys from any of the queries.
+    /// The mask without conditions that hide no key of `keys` from any of `queries`.
     fn needed(self, queries: &Range<usize>, keys: &Range<usize>) -> Self {
         let causal = self.causal && keys.end - 1 > queries.start;
         let behind = (queries.end - 1).saturating_sub(keys.start);
@@ -94,24 +94,24 @@ impl Sight {
 }
 
 /// The calls for `queries` and `keys` of `samples` samples. Without `joined`, no call spans rows whose positions are
-/// not consecutive: what dropout needs, which counts from `Piece::first`.
-pub(crate) fn pieces(
+/// not consecutive, because dropout counts positions from `ScoreBlock::first`.
+pub(crate) fn blocks(
     [queries, keys]: [&[Chunk]; 2],
-    sight: Sight,
+    mask: Mask,
     samples: usize,
     documents: Option<&Documents>,
     joined: bool,
-) -> Vec<Piece> {
+) -> Vec<ScoreBlock> {
     let mut all = Vec::new();
     for (samples, starts) in groups(samples, documents) {
-        if let Some(piece) = ladder([queries, keys], sight, &samples).filter(|_| joined && starts.len() == 1) {
-            all.push(piece);
+        if let Some(block) = causal_block([queries, keys], mask, &samples).filter(|_| joined && starts.len() == 1) {
+            all.push(block);
             continue;
         }
         let mut found = Vec::new();
         for key in keys {
             for query in queries {
-                found.extend(packed(of_documents([query, key], sight, &samples, starts), sight));
+                found.extend(packed(of_documents([query, key], mask, &samples, starts), mask));
             }
         }
         if joined {
@@ -122,7 +122,7 @@ pub(crate) fn pieces(
     all
 }
 
-/// Neighbouring samples with the same documents, and where these begin.
+/// Neighbouring samples with the same documents, and the starts of these.
 fn groups(samples: usize, documents: Option<&Documents>) -> Vec<(Range<usize>, &[usize])> {
     let Some(documents) = documents else { return vec![(0..samples, &[0])] };
     let mut groups: Vec<(Range<usize>, &[usize])> = Vec::new();
@@ -136,14 +136,14 @@ fn groups(samples: usize, documents: Option<&Documents>) -> Vec<(Range<usize>, &
     groups
 }
 
-/// All chunks at once if queries and keys lie in the same rows: under a causal mask alone only their order counts,
+/// All chunks in one call if queries and keys are in the same rows: a pure causal mask depends only on their order,
 /// which is that of the rows.
-fn ladder([queries, keys]: [&[Chunk]; 2], sight: Sight, samples: &Range<usize>) -> Option<Piece> {
+fn causal_block([queries, keys]: [&[Chunk]; 2], mask: Mask, samples: &Range<usize>) -> Option<ScoreBlock> {
     let ascends = queries.windows(2).all(|pair| pair[0].position < pair[1].position);
     let (first, last) = (queries.first()?, queries.last()?);
     let rows = first.row..last.row + last.len;
-    let fits = sight.causal && sight.window.is_none() && queries == keys && ascends;
-    fits.then(|| Piece {
+    let fits = mask.causal && mask.window.is_none() && queries == keys && ascends;
+    fits.then(|| ScoreBlock {
         samples: samples.clone(),
         queries: rows.clone(),
         keys: rows,
@@ -155,18 +155,18 @@ fn ladder([queries, keys]: [&[Chunk]; 2], sight: Sight, samples: &Range<usize>) 
     })
 }
 
-/// A call for each document that has queries in one chunk and keys in the other which see each other.
-fn of_documents([query, key]: [&Chunk; 2], sight: Sight, samples: &Range<usize>, starts: &[usize]) -> Vec<Piece> {
+/// A call for each document with queries in one chunk that see keys in the other chunk.
+fn of_documents([query, key]: [&Chunk; 2], mask: Mask, samples: &Range<usize>, starts: &[usize]) -> Vec<ScoreBlock> {
     let range = |chunk: &Chunk| chunk.position..chunk.position + chunk.len;
     let ends = starts[1..].iter().copied().chain([usize::MAX]);
     let documents = starts.iter().copied().zip(ends);
     let within = |chunk: Range<usize>, (start, end): (usize, usize)| chunk.start.max(start)..chunk.end.min(end);
-    let piece = |document| {
-        let [queries, keys] = sight.trimmed(within(range(query), document), within(range(key), document))?;
-        let needed = sight.needed(&queries, &keys);
+    let block = |document| {
+        let [queries, keys] = mask.trimmed(within(range(query), document), within(range(key), document))?;
+        let needed = mask.needed(&queries, &keys);
         let rows =
             |of: &Chunk, range: &Range<usize>| of.row + range.start - of.position..of.row + range.end - of.position;
-        Some(Piece {
+        Some(ScoreBlock {
             samples: samples.clone(),
             queries: rows(query, &queries),
             keys: rows(key, &keys),
@@ -177,47 +177,47 @@ fn of_documents([query, key]: [&Chunk; 2], sight: Sight, samples: &Range<usize>,
             documents: vec![],
         })
     };
-    documents.filter_map(piece).collect()
+    documents.filter_map(block).collect()
 }
 
-/// Neighbouring documents in one call, where the last query of each stands at its last key.
-fn packed(pieces: Vec<Piece>, sight: Sight) -> Vec<Piece> {
-    let mut packed: Vec<Piece> = Vec::new();
-    for piece in pieces {
+/// Joins neighbouring documents into one call if the last query of each has the position of its last key.
+fn packed(blocks: Vec<ScoreBlock>, mask: Mask) -> Vec<ScoreBlock> {
+    let mut packed: Vec<ScoreBlock> = Vec::new();
+    for block in blocks {
         match packed.last_mut() {
-            Some(last) if last.ends_together() && piece.ends_together() && last.goes_on_with(&piece) => {
+            Some(last) if last.ends_together() && block.ends_together() && last.is_followed_by(&block) => {
                 if last.documents.is_empty() {
                     last.documents.push([0, 0]);
                 }
-                last.documents.push([piece.queries.start - last.queries.start, piece.keys.start - last.keys.start]);
-                last.queries.end = piece.queries.end;
-                last.keys.end = piece.keys.end;
-                last.causal = sight.causal;
-                last.window = last.window.or(piece.window);
+                last.documents.push([block.queries.start - last.queries.start, block.keys.start - last.keys.start]);
+                last.queries.end = block.queries.end;
+                last.keys.end = block.keys.end;
+                last.causal = mask.causal;
+                last.window = last.window.or(block.window);
             }
-            _ => packed.push(piece),
+            _ => packed.push(block),
         }
     }
     packed
 }
 
-/// Calls without a mask that share their queries and have neighbouring keys, or the other way round, become one.
-fn join(pieces: &mut Vec<Piece>) {
-    let open = |piece: &Piece| !piece.causal && piece.window.is_none() && piece.documents.is_empty();
+/// Joins calls without a mask if they share queries and their keys are consecutive, or the other way round.
+fn join(blocks: &mut Vec<ScoreBlock>) {
+    let open = |block: &ScoreBlock| !block.causal && block.window.is_none() && block.documents.is_empty();
     let mut at = 0;
-    while at < pieces.len() {
-        let this = pieces[at].clone();
-        let fits = |other: &Piece| {
+    while at < blocks.len() {
+        let this = blocks[at].clone();
+        let fits = |other: &ScoreBlock| {
             let keys_follow = this.queries == other.queries && this.keys.end == other.keys.start;
             let queries_follow = this.keys == other.keys && this.queries.end == other.queries.start;
             open(&this) && open(other) && (keys_follow || queries_follow)
         };
-        match pieces.iter().position(fits) {
+        match blocks.iter().position(fits) {
             Some(other) => {
-                let other = pieces.remove(other);
-                let at_now = pieces.iter().position(|piece| *piece == this).expect("only the other one was taken out");
-                pieces[at_now].queries.end = this.queries.end.max(other.queries.end);
-                pieces[at_now].keys.end = this.keys.end.max(other.keys.end);
+                let other = blocks.remove(other);
+                let at_now = blocks.iter().position(|block| *block == this).expect("only the other one was taken out");
+                blocks[at_now].queries.end = this.queries.end.max(other.queries.end);
+                blocks[at_now].keys.end = this.keys.end.max(other.keys.end);
                 at = 0;
             }
             None => at += 1,
@@ -225,26 +225,26 @@ fn join(pieces: &mut Vec<Piece>) {
     }
 }
 
-impl Piece {
-    /// Whether the last query stands at the last key.
+impl ScoreBlock {
+    /// Whether the last query has the position of the last key.
     fn ends_together(&self) -> bool {
         let [query, key] = self.first;
         query + self.queries.len() == key + self.keys.len()
     }
 
-    /// Whether the rows of `next` are the next ones.
-    fn goes_on_with(&self, next: &Piece) -> bool {
+    /// Whether `next` has the following rows.
+    fn is_followed_by(&self, next: &ScoreBlock) -> bool {
         self.queries.end == next.queries.start && self.keys.end == next.keys.start
     }
 
     /// A call for each document.
-    pub fn apart(&self) -> Vec<Piece> {
+    pub fn by_document(&self) -> Vec<ScoreBlock> {
         if self.documents.is_empty() {
             return vec![self.clone()];
         }
         let end = [self.queries.len(), self.keys.len()];
         let ends = self.documents[1..].iter().copied().chain([end]);
-        let piece = |([query, key], [query_end, key_end]): ([usize; 2], [usize; 2])| Piece {
+        let block = |([query, key], [query_end, key_end]): ([usize; 2], [usize; 2])| ScoreBlock {
             samples: self.samples.clone(),
             queries: self.queries.start + query..self.queries.start + query_end,
             keys: self.keys.start + key..self.keys.start + key_end,
@@ -254,7 +254,7 @@ impl Piece {
             window: self.window,
             documents: vec![],
         };
-        self.documents.iter().copied().zip(ends).map(piece).collect()
+        self.documents.iter().copied().zip(ends).map(block).collect()
     }
 
     /// The mask of the call.

@@ -7,13 +7,13 @@ use kernels_cubecl::pointwise::accumulate as kernels;
 
 use super::{Float, launched, packed};
 
-/// The tensor itself: CubeCL's buffers are shared, not copied on write, by those who write to them by handle.
+/// The tensor itself: CubeCL's buffers are shared, and not copied on write by kernels that write by handle.
 pub fn in_place(view: &Tensor<1>) -> Option<Float> {
     view.clone().try_into_primitive::<Cube>().ok().filter(|view| matches!(view.device, cubecl::Device::Cuda(_)))
 }
 
 /// # Panics
-/// If `sum` is not f32 without gaps with the elements of `value`, or `value` is f64.
+/// If `sum` is not contiguous f32 with the elements of `value`, or `value` is f64.
 pub fn accumulate(value: Float, sum: &CubeTensor, add: bool) {
     let (len, [shape, from]) = (value.meta.shape().num_elements(), [sum.shape(), value.shape()]);
     let fits = sum.dtype() == DType::F32 && sum.is_contiguous() && shape.num_elements() == len;

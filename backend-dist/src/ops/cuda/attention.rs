@@ -1,6 +1,6 @@
-//! Flash attention: which kernel computes a call, and how it gets its tensors. Queries, keys and values are read where
-//! they lie, also within a packed projection, and their gradients are written there. The log-sum-exp has the layout of
-//! the kernels, `[b, hq, padded queries]` in f32.
+//! FlashAttention: selects the kernel of a call and prepares its tensors. Queries, keys and values are read in place,
+//! also within a packed projection, and so are their gradients written. The log-sum-exp has the layout of the kernels,
+//! `[b, hq, padded queries]` in f32.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::server::Handle;
 use kernels_cubecl::attention::portable::{self, Element, mma};
 use kernels_cubecl::attention::{
-    self as hopper, AttentionShape, Dropout, Extras, Gradients, Half, Packed, Saved, Tensor4,
+    self as hopper, AttentionShape, CallOptions, Dropout, Gradients, Half, Packed, Saved, Tensor4,
 };
 
 use super::{Float, empty, is_aligned, is_here, launched};
@@ -20,7 +20,7 @@ use crate::ops::{
     plain,
 };
 
-/// Strides of the tensors of the kernels with matrix units are multiples of this: 16 bytes.
+/// Strides of the tensors of the tensor-core kernels are multiples of this: 16 bytes.
 const VECTOR: usize = 8;
 
 pub fn forward(qkv: [Float; 3], options: AttentionOptions) -> (Float, Float) {
@@ -68,38 +68,38 @@ pub fn packed_grad(
     gradient
 }
 
-/// Who computes a call. Without any of these the formulas of `plain` do, with all scores in memory: f64.
+/// The kernel of a call. Without any of these (f64), the formulas of `plain` materialise all scores.
 #[derive(Clone, Copy, Debug)]
 enum Kernel {
     /// Warpgroup MMA.
     Hopper,
-    /// `mma.sync`: other head sizes in half precision, and other GPUs than Hopper.
+    /// `mma.sync`: other head dimensions in half precision, and other GPUs than Hopper.
     Mma,
-    /// What matrix units do not take: f32, and head sizes that are no multiples of 16.
+    /// Without tensor cores: f32, and head dimensions that are no multiples of 16.
     Portable(Element),
 }
 
-/// One call of a kernel. Forward and backward pass make it of the same tensors and options, so they agree on the kernel
-/// and with it on the layout of the log-sum-exp.
+/// One kernel call. Forward and backward construct it from the same tensors and options, so they agree on the kernel
+/// and on its layout of the log-sum-exp.
 pub(super) struct Call {
     kernel: Kernel,
     pub shape: AttentionShape,
     scale: f64,
-    extras: Extras<'static>,
-    starts: Option<Starts>,
+    extras: CallOptions<'static>,
+    starts: Option<DocumentStarts>,
     dtype: DType,
 }
 
-/// Where packed documents begin.
-pub(super) struct Starts {
+/// The starts of packed documents.
+pub(super) struct DocumentStarts {
     /// Of queries and of keys, `i32 [documents + 1]` on the device.
     pub handles: [Handle; 2],
     pub documents: usize,
-    /// Queries and keys of the longest.
+    /// Queries and keys of the longest document.
     pub longest: [usize; 2],
 }
 
-impl Starts {
+impl DocumentStarts {
     fn packed(&self) -> Packed<'_> {
         let ([query_starts, key_starts], [longest_query, longest_key]) = (&self.handles, self.longest);
         Packed { query_starts, key_starts, sequences: self.documents, longest_query, longest_key }
@@ -136,7 +136,7 @@ impl Call {
             heads,
             queries,
         };
-        Self::with(x, shape, scale, Extras { dropout: dropout.map(of_whole), ..Default::default() }, None)
+        Self::with(x, shape, scale, CallOptions { dropout: dropout.map(of_whole), ..Default::default() }, None)
     }
 
     /// A call on tensors of the type and device of `x`.
@@ -144,8 +144,8 @@ impl Call {
         x: &CubeTensor,
         shape: AttentionShape,
         scale: f64,
-        extras: Extras<'static>,
-        starts: Option<Starts>,
+        extras: CallOptions<'static>,
+        starts: Option<DocumentStarts>,
     ) -> Option<Self> {
         let dtype = x.dtype();
         let (element, half) = match dtype {
@@ -154,7 +154,7 @@ impl Call {
             DType::F16 => (Element::F16, Some(Half::F16)),
             _ => return None,
         };
-        let extras = Extras { element: half.unwrap_or_default(), deterministic: is_deterministic(), ..extras };
+        let extras = CallOptions { element: half.unwrap_or_default(), deterministic: is_deterministic(), ..extras };
         let mut call = Self { kernel: Kernel::Portable(element), shape, scale, extras, starts, dtype };
         call.kernel = match half {
             Some(_) if scale > 0.0 && shape.check(&x.client, &call.extras()).is_ok() => Kernel::Hopper,
@@ -164,11 +164,11 @@ impl Call {
         is_here(x).then_some(call)
     }
 
-    fn extras(&self) -> Extras<'_> {
-        Extras { packed: self.starts.as_ref().map(Starts::packed), ..self.extras }
+    fn extras(&self) -> CallOptions<'_> {
+        CallOptions { packed: self.starts.as_ref().map(DocumentStarts::packed), ..self.extras }
     }
 
-    /// `x [s, b, h, d]` as the kernel can follow it: as it is, else a copy.
+    /// `x [s, b, h, d]` in place if the kernel can read its layout, else a copy.
     pub fn readable(&self, x: CubeTensor) -> CubeTensor {
         let (shape, strides) = (x.meta.shape(), x.meta.strides());
         let fits = match self.kernel {
@@ -200,18 +200,18 @@ impl Call {
     }
 
     fn backward(&self, qkv: [Tensor4; 3], [out, lse]: [Float; 2], grad: Float, gradients: [Tensor4; 3]) {
-        let (out, grad) = (self.readable(out), self.slope(grad));
+        let (out, grad) = (self.readable(out), self.output_grad(grad));
         self.backward_of(&out, qkv, [whole(&out), whole(&grad)], &lse.handle, gradients);
     }
 
-    /// The gradient of the output as the kernels read it.
-    pub fn slope(&self, grad: Float) -> CubeTensor {
+    /// The output gradient in a layout that the kernels can read.
+    pub fn output_grad(&self, grad: Float) -> CubeTensor {
         let is_alike = grad.dtype() == self.dtype;
         self.readable(if is_alike { grad } else { Cube::float_cast(grad, FloatDType::from(self.dtype)) })
     }
 
-    /// Writes the gradients, from the output and its gradient and the log-sum-exp `[b, hq, padded queries]`; `like` is
-    /// on the device.
+    /// Writes the gradients, from the output, its gradient and the log-sum-exp `[b, hq, padded queries]`; `like` is on
+    /// the device.
     pub fn backward_of(
         &self,
         like: &CubeTensor,
@@ -223,7 +223,7 @@ impl Call {
         let Self { kernel, shape, scale, .. } = self;
         let (client, extras) = (&like.client, &self.extras());
         let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse };
-        let gradients = Gradients { q: &dq, k: &dk, v: &dv };
+        let gradients = Gradients { dq: &dq, dk: &dk, dv: &dv };
         let done = match kernel {
             Kernel::Hopper => hopper::backward(client, shape, *scale as f32, extras, saved, &slope, gradients),
             Kernel::Mma => mma::backward(client, shape, *scale as f32, extras, saved, &slope, gradients),
@@ -252,7 +252,7 @@ pub(super) fn whole(x: &CubeTensor) -> Tensor4 {
     some_heads(x, 0, x.meta.shape()[2])
 }
 
-/// Some rows and samples of `x [s, b, h, d]`.
+/// Some positions and samples of `x [s, b, h, d]`.
 pub(super) fn some_rows(x: &CubeTensor, rows: &Range<usize>, samples: &Range<usize>) -> Tensor4 {
     let whole = whole(x);
     let [by_row, by_sample, _] = whole.strides;
@@ -265,7 +265,7 @@ pub(super) fn some_rows(x: &CubeTensor, rows: &Range<usize>, samples: &Range<usi
     }
 }
 
-/// `[q | k | v]` where they lie.
+/// `[q | k | v]` in place.
 fn parts(qkv: &CubeTensor, heads: PackedHeads) -> [Tensor4; 3] {
     let (q, kv) = (heads.heads, heads.kv_heads);
     [(0, q), (q, kv), (q + kv, kv)].map(|(first, count)| some_heads(qkv, first, count))

@@ -1,39 +1,37 @@
-//! Views of parts of matrices, which only cuBLASLt and NCCL read and write: CubeCL's kernels want other alignments.
+//! Views of blocks of matrices, for cuBLASLt and NCCL only: CubeCL's kernels require other alignments.
 
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::columns;
-use crate::ops::pieces::Cut;
+use crate::ops::chunks::Chunks;
 
-/// Piece `piece` of the matrix `x`, which has no gaps.
-pub(super) fn piece_of(x: &CubeTensor, cut: Cut, piece: usize) -> CubeTensor {
-    blocks(x, [cut.parts, cut.rows(piece)], cut.part, cut.start(piece))
+/// Chunk `chunk` of the contiguous matrix `x`.
+pub(super) fn chunk_of(x: &CubeTensor, chunks: Chunks, chunk: usize) -> CubeTensor {
+    blocks(x, [chunks.shards, chunks.rows(chunk)], chunks.shard, chunks.start(chunk))
 }
 
-/// `parts` blocks of `rows` rows of the matrix `x`, which has no gaps, where they lie: `[parts, rows, columns]`. They
-/// start `stride` rows apart, the first at row `start`. Blocks that touch are one: a single product is quicker than a
-/// batch.
-pub(super) fn blocks(x: &CubeTensor, [parts, rows]: [usize; 2], stride: usize, start: usize) -> CubeTensor {
+/// `count` blocks of `rows` rows of the contiguous matrix `x`, in place: `[count, rows, columns]`. They start `stride`
+/// rows apart, the first at row `start`. Adjacent blocks become one: a single GEMM is faster than a batch.
+pub(super) fn blocks(x: &CubeTensor, [count, rows]: [usize; 2], stride: usize, start: usize) -> CubeTensor {
     let columns = columns(x);
-    let [parts, rows] = if stride == rows { [1, parts * rows] } else { [parts, rows] };
-    view(x, [parts, rows, columns], [stride * columns, columns, 1], start * columns)
+    let [count, rows] = if stride == rows { [1, count * rows] } else { [count, rows] };
+    view(x, [count, rows, columns], [stride * columns, columns, 1], start * columns)
 }
 
-/// `count` columns of the matrix `x`, which has no gaps, from column `start` on: `[1, rows, count]`.
+/// `count` columns of the contiguous matrix `x` from column `start` on: `[1, rows, count]`.
 pub(super) fn columns_of(x: &CubeTensor, start: usize, count: usize) -> CubeTensor {
     let (rows, columns) = (super::rows(x), columns(x));
     view(x, [1, rows, count], [0, columns, 1], start)
 }
 
-/// The matrix `w`, `batches` times.
+/// The matrix `w`, `batches` times, without copies.
 pub(super) fn shared(w: &CubeTensor, batches: usize) -> CubeTensor {
     let (shape, strides) = (w.meta.shape(), w.meta.strides());
     view(w, [batches, shape[0], shape[1]], [0, strides[0], strides[1]], 0)
 }
 
-/// The elements of `x` from element `start` on with this shape and these strides. Strides of dimensions of one element
-/// do not count.
+/// A view of the elements of `x` from element `start` on. Strides of dimensions of size one are ignored.
 pub(super) fn view(x: &CubeTensor, shape: [usize; 3], strides: [usize; 3], start: usize) -> CubeTensor {
     let handle = x.handle.clone().offset_start((start * x.dtype.size()) as u64);
     let (client, device) = (x.client.clone(), x.device.clone());

@@ -1,4 +1,4 @@
-//! The local pieces of the vocabulary-parallel cross-entropy; statistics are f32.
+//! The local steps of the vocabulary-parallel cross-entropy; statistics are f32.
 
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn_cubecl::tensor::CubeTensor;
@@ -59,7 +59,7 @@ fn run_sums(logits: Float, max: &CubeTensor, labels: Int, shape: LogitsShape, fi
     out
 }
 
-/// `statistics` are the log-sum-exp and the gradient of the loss. Logits that nobody else holds are overwritten: they
+/// `statistics` are the log-sum-exp and the gradient of the loss. Logits without another owner are overwritten: they
 /// are the largest tensor of a step.
 pub fn logits_grad(logits: Float, statistics: [Float; 2], labels: Int, first_row: usize, valid: usize) -> Float {
     let Some(shape) = shape_of(&logits, first_row, valid) else {

@@ -1,15 +1,15 @@
-//! Dropout. The keys of the rows are made on the host, two numbers each; the draws on the GPU.
+//! Dropout. The row keys are computed on the host, two numbers each; the GPU draws the mask.
 
 use burn::backend::{Cube, TensorMetadata};
 use kernels_cubecl::pointwise::dropout::{self as kernels, Drop};
 
 use super::{Float, are_half, columns, empty, launched, packed, rows};
 use crate::ops::{
-    drop_key::{DropKey, threshold},
+    dropout_mask::{DropoutMask, threshold},
     plain,
 };
 
-pub fn apply(x: Float, p: f64, key: &DropKey) -> Float {
+pub fn apply(x: Float, p: f64, key: &DropoutMask) -> Float {
     if !are_half([&x]) || !kernels::has_kernel(rows(&x), columns(&x)) {
         return plain::dropout::apply::<Cube>(x, p, key);
     }

@@ -1,4 +1,4 @@
-//! Rows of a table by id, where this rank may hold only some of the rows.
+//! Rows of an embedding matrix by id; this rank may hold a shard of the rows.
 
 use burn::backend::{Cube, DType, FloatDType, Shape, TensorMetadata, ops::FloatTensorOps};
 use burn_cubecl::tensor::CubeTensor;
@@ -32,14 +32,14 @@ pub fn weight_grad(grad: Float, tokens: Int, first_row: usize, rows: usize) -> F
     let Some(shape) = shape else {
         return plain::embedding::weight_grad::<Cube>(grad, tokens, first_row, rows);
     };
-    // One row, so that none is padded.
+    // As one row, so that no padding is added.
     let (device, dtype) = (grad.device(), FloatDType::from(grad.dtype()));
     let table = Cube::float_zeros(Shape::new([rows * shape.hidden]), &device, dtype);
     run(grad, tokens, &table, shape, false);
     Cube::float_reshape(table, Shape::new([rows, shape.hidden]))
 }
 
-/// Every sum is taken in one order, that of its tokens within runs of them.
+/// Every sum has a fixed order: that of its tokens, within segments of tokens.
 pub fn accumulate_weight_grad(grad: Float, tokens: Int, [first_row, rows]: [usize; 2], sum: &Float, add: bool) {
     let shape = shape_of(&grad, rows, &tokens, first_row).filter(|_| has_gradient(&grad));
     let ready = sum.dtype() == DType::F32 && sum.is_contiguous() && is_aligned(sum);

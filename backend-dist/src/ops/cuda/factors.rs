@@ -1,35 +1,35 @@
-//! The products of a linear layer, piece by piece where they lie.
+//! The GEMMs of a linear layer on blocks of matrices, in place.
 
 use burn::backend::{Cube, autodiff::NodeId, autodiff::grads::Gradients};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::blocks::{columns_of, shared, view};
 use super::{Float, columns, empty, rows};
-use crate::cuda::lt::{Onto, Operand, leaving, multiply, multiply_and_add_bias};
-use crate::ops::main_grads::place;
-use crate::ops::pieces::Product;
+use crate::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias, reserving_sms};
+use crate::ops::chunks::Gemm;
+use crate::ops::main_grads::main_grad;
 
-/// The second factor of a product.
+/// The weight as the second operand of a GEMM.
 pub(super) struct Factor {
     pub w: Float,
     pub transposed: bool,
 }
 
 impl Factor {
-    /// Columns of the product.
+    /// Columns of the GEMM's output.
     pub(super) fn columns(&self) -> usize {
         self.w.meta.shape()[usize::from(!self.transposed)]
     }
 
-    /// Bytes of the product with a matrix of `rows` rows.
+    /// Bytes of the GEMM's output for `rows` rows.
     pub(super) fn bytes(&self, rows: usize) -> usize {
         rows * self.columns() * self.w.dtype.size()
     }
 
-    /// The product with a matrix of `rows` rows.
-    pub(super) fn of(&self, rows: usize) -> Product {
+    /// The GEMM of `rows` rows.
+    pub(super) fn of(&self, rows: usize) -> Gemm {
         let inner = self.w.meta.shape()[usize::from(self.transposed)];
-        Product { rows, inner, columns: self.columns(), element: self.w.dtype.size() }
+        Gemm { rows, inner, columns: self.columns(), element: self.w.dtype.size() }
     }
 
     /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`.
@@ -43,7 +43,7 @@ impl Factor {
     }
 }
 
-/// The gradient of the weight `id`: the product of an output's gradient and a layer's input.
+/// The gradient of the weight `id`: the GEMM of an output gradient and a layer's input.
 pub(super) struct WeightGrad {
     grad: Float,
     input: Float,
@@ -51,30 +51,29 @@ pub(super) struct WeightGrad {
 }
 
 impl WeightGrad {
-    /// That of the weight `id`.
+    /// The gradient of the weight `id`.
     pub(super) fn new(grad: Float, input: Float, id: NodeId) -> Self {
         Self { grad, input, id }
     }
 
-    /// The product.
-    pub(super) fn product(&self) -> Product {
+    /// Its GEMM.
+    pub(super) fn gemm(&self) -> Gemm {
         let (outputs, inner) = (columns(&self.grad), rows(&self.grad));
-        Product { rows: outputs, inner, columns: columns(&self.input), element: self.grad.dtype.size() }
+        Gemm { rows: outputs, inner, columns: columns(&self.input), element: self.grad.dtype.size() }
     }
 
-    /// Brings it to its place, by runs of its rows: start, number, and how many multiprocessors each leaves to an
-    /// exchange.
+    /// Delivers it by ranges of its rows: start, number, and the SMs that each GEMM leaves to a collective.
     pub(super) fn write(self, runs: impl IntoIterator<Item = (usize, usize, usize)>, grads: &mut Gradients) {
         let Self { grad, input, id } = self;
         let [outputs, inputs] = [columns(&grad), columns(&input)];
-        let placed = place::<Cube>(id);
+        let placed = main_grad::<Cube>(id);
         let is_placed = placed.is_some();
         let (sum, add) = placed.unwrap_or_else(|| (empty(&input, [outputs, inputs], input.dtype), false));
         let onto = if add { Onto::Add } else { Onto::Replace };
         for (start, count, left) in runs {
             let (grad, input) = (Operand::batched(columns_of(&grad, start, count)), Operand::flat(input.clone()));
             let rows = view(&sum, [1, count, inputs], [0, inputs, 1], start * inputs);
-            leaving(left, || multiply(grad.transposed(), input, &rows, onto));
+            reserving_sms(left, || multiply(grad.transposed(), input, &rows, onto));
         }
         if !is_placed {
             grads.register::<Cube>(id, sum);

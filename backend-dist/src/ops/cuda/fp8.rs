@@ -6,9 +6,9 @@ use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::fp8::{Codec, Format, amax, cast, transpose};
 
 use super::{Float, are_half, columns, empty, launched, packed, rows, work};
+use crate::collective_ops::{Collective, CollectiveOps};
 use crate::comm::Group;
 use crate::cuda::lt_fp8::{Onto, Operand, Sums, multiply};
-use crate::exchange::{Exchange, ExchangeOps};
 use crate::ops::fp8::{Fp8Kernels, Matrix, Number, Precision, Quantized, Scales, Sides};
 
 pub(super) fn format(number: Number) -> Format {
@@ -18,10 +18,10 @@ pub(super) fn format(number: Number) -> Format {
     }
 }
 
-/// `x` as the kernels read it.
+/// `x` in a layout that the kernels can read.
 ///
 /// # Panics
-/// If it has another type, or lies elsewhere.
+/// If it has another type, or is on another device.
 pub(super) fn half(x: Float) -> CubeTensor {
     assert!(are_half([&x]), "FP8 layers on GPUs take bf16 or f16 on CUDA, not {:?} on {:?}", x.dtype(), x.device);
     packed(x)
@@ -91,11 +91,11 @@ impl Fp8Kernels for Cube {
     }
 
     fn fp8_gathered(x: Matrix<Self>, group: &Group) -> Matrix<Self> {
-        let data = Self::exchange_int(x.data, Exchange::AllGather(0), group.clone());
+        let data = Self::collective_int(x.data, Collective::AllGather(0), group.clone());
         Matrix { data, rows: x.rows * group.size(), ..x }
     }
 
-    fn fp8_product(
+    fn fp8_gemm(
         a: Matrix<Self>,
         b: Matrix<Self>,
         bias: Option<Float>,

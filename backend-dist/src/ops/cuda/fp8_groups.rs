@@ -1,5 +1,5 @@
-//! FP8 with a scale for each group of rows: one launch for the magnitudes of all groups, one for their casts, and a
-//! cuBLASLt product for each group. Scales stay on the GPU.
+//! FP8 with a scale for each group of rows: one launch for the amax of all groups, one for their casts, and a cuBLASLt
+//! GEMM for each group. Scales stay on the GPU.
 
 use std::sync::Arc;
 
@@ -17,19 +17,18 @@ use crate::cuda::lt_fp8::{Onto, Operand, Sums, multiply_one};
 use crate::ops::fp8::{Fp8GroupKernels, Groups, Number, Precision, QuantizedGroups, Scales, Sides};
 use crate::profile::{self, Kind, Operation, operation};
 
-/// Numbers between the scales of two groups: cuBLASLt takes every pointer of an FP8 product at multiples of 16 bytes
-/// only.
+/// Elements between the scales of two groups: cuBLASLt requires pointers of FP8 GEMMs to be multiples of 16 bytes.
 const APART: usize = 4;
 
-/// A matrix where it lies, and its scale.
-struct Part {
+/// The matrix of a group in place, and its scale.
+struct GroupMatrix {
     bytes: CubeTensor,
     inverse: CubeTensor,
     rows: usize,
     inner: usize,
 }
 
-impl Part {
+impl GroupMatrix {
     fn of(x: &Groups<Cube>, group: usize) -> Self {
         let ([rows, inner], range) = x.matrix(group);
         let bytes = view(&x.data, [1, rows, inner], [rows * inner, inner, 1], range.start);
@@ -42,25 +41,25 @@ impl Part {
     }
 }
 
-/// Product `index` of `[rows, columns]` elements each, or rows that begin there.
+/// A block of `[rows, columns]` elements from element `start` on.
 fn at(out: &CubeTensor, start: usize, [rows, columns]: [usize; 2]) -> CubeTensor {
     view(out, [1, rows, columns], [rows * columns, columns, 1], start)
 }
 
-/// Gradients of all matrices, below each other in `out`.
+/// Gradients of all weights, one after the other in `out`.
 fn weight_grads(grad: &Groups<Cube>, x: &Groups<Cube>, matrices: usize, out: &CubeTensor, onto: Onto) {
     let (each, sides) = (x.counts.len() / matrices, [grad.columns, x.columns]);
     let _noted = noted("weight gradient", grad, x, matrices, (out.dtype.size(), onto == Onto::Add));
     for matrix in 0..matrices {
-        let place = at(out, matrix * sides[0] * sides[1], sides);
+        let target = at(out, matrix * sides[0] * sides[1], sides);
         let mut onto = onto;
         for group in (matrix * each..(matrix + 1) * each).filter(|group| x.counts[*group] > 0) {
-            let (left, right) = (Part::of(grad, group), Part::of(x, group));
-            multiply_one(left.operand(grad.number), right.operand(x.number), &place, onto, Sums::Exact);
+            let (left, right) = (GroupMatrix::of(grad, group), GroupMatrix::of(x, group));
+            multiply_one(left.operand(grad.number), right.operand(x.number), &target, onto, Sums::Exact);
             onto = Onto::Add;
         }
         if onto == Onto::Replace {
-            clear(&place);
+            clear(&target);
         }
     }
 }
@@ -92,12 +91,13 @@ impl Fp8GroupKernels for Cube {
         let bytes = |wanted: bool| wanted.then(|| empty(&x, [elements], DType::U8));
         let (by_rows, by_columns) = (bytes(sides.by_rows), bytes(sides.by_columns));
         let conversion = groups::GroupConversion { format: format(number), codec: Codec::Instruction, counts, columns };
-        let [lines, turned] = [&by_rows, &by_columns].map(|x| x.as_ref().map(|x| &x.handle));
-        let done = by_half!(x, E => groups::cast::<E>(&x.client, &x.handle, &scale.handle, lines, turned, conversion));
+        let [lines, transposed] = [&by_rows, &by_columns].map(|x| x.as_ref().map(|x| &x.handle));
+        let done =
+            by_half!(x, E => groups::cast::<E>(&x.client, &x.handle, &scale.handle, lines, transposed, conversion));
         launched("cast of groups to FP8", done);
-        let groups = |data, turned| {
+        let groups = |data, transposed| {
             let (counts, inverse) = (counts.clone(), inverse.clone());
-            Groups { data, counts, columns, turned, inverse, number }
+            Groups { data, counts, columns, transposed, inverse, number }
         };
         QuantizedGroups {
             by_rows: by_rows.map(|data| groups(data, false)),
@@ -105,17 +105,17 @@ impl Fp8GroupKernels for Cube {
         }
     }
 
-    fn fp8_groups_product(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, precision: Precision) -> Float {
+    fn fp8_groups_gemm(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, precision: Precision) -> Float {
         let (rows, each) = (x.counts.iter().sum::<usize>(), x.counts.len() / w.counts.len());
         let features = w.matrix(0).0[0];
         let out = empty(&x.data, [rows, features], dtype);
-        let what = if w.turned { "input gradient" } else { "forward" };
+        let what = if w.transposed { "input gradient" } else { "forward" };
         let _noted = noted(what, x, w, w.counts.len(), (dtype.size(), false));
         let mut start = 0;
         for (group, &count) in x.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let (left, right) = (Part::of(x, group), Part::of(w, group / each));
-            let place = at(&out, start * features, [count, features]);
-            multiply_one(left.operand(x.number), right.operand(w.number), &place, Onto::Replace, sums(precision));
+            let (left, right) = (GroupMatrix::of(x, group), GroupMatrix::of(w, group / each));
+            let target = at(&out, start * features, [count, features]);
+            multiply_one(left.operand(x.number), right.operand(w.number), &target, Onto::Replace, sums(precision));
             start += count;
         }
         out
@@ -138,7 +138,8 @@ impl Fp8GroupKernels for Cube {
     }
 }
 
-/// For a profile: each operand and result once, a result with `size` bytes an element, that is read if it is added to.
+/// For a profile: each operand and output once, with `size` bytes per output element; an output that is added to is
+/// also read.
 fn noted(
     what: &'static str,
     left: &Groups<Cube>,
@@ -148,14 +149,14 @@ fn noted(
 ) -> Option<profile::Open> {
     operation(&left.data, || {
         let [rows, matrix] = [left, right].map(|x| x.counts.iter().sum::<usize>());
-        // Of a weight's gradient both have the rows, else the right one has the matrices' rows.
-        let by_rows = !left.turned;
+        // In a weight gradient both operands have the tokens, else the right one has the rows of the weights.
+        let by_rows = !left.transposed;
         let [inner, out] = if by_rows { [left.columns, right.matrix(0).0[0]] } else { [right.columns, left.columns] };
         let result = if by_rows { rows * out } else { matrices * inner * out };
         let read = rows * left.columns + matrix * right.columns;
         Operation {
-            name: format!("{matrices} FP8 products [rows, {inner}] · [{inner}, {out}] {what}").into(),
-            kind: Kind::Product,
+            name: format!("{matrices} FP8 GEMMs [rows, {inner}] · [{inner}, {out}] {what}").into(),
+            kind: Kind::Gemm,
             precision: profile::Precision::Fp8,
             flops: 2.0 * rows as f64 * (inner * out) as f64,
             bytes: (read + result * size * (1 + usize::from(adds))) as f64,

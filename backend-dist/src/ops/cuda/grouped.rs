@@ -1,5 +1,4 @@
-//! Products of groups of rows, each with a matrix of its own: one launch for all of them, or a cuBLASLt product for
-//! each.
+//! Grouped GEMMs: one kernel launch for all groups, or a cuBLASLt GEMM for each.
 
 use std::ops::Range;
 
@@ -10,22 +9,22 @@ use kernels_cubecl::hopper::mma::Half;
 
 use super::blocks::view;
 use super::{Float, are_half, columns, empty, launched, rows};
-use crate::cuda::lt::{Onto, Operand, multiply, varying};
+use crate::cuda::lt::{Onto, Operand, multiply};
 use crate::cuda::{clear, dense};
-use crate::ops::grouped::Way;
+use crate::ops::grouped::Method;
 use crate::ops::moe::groups;
 use crate::profile::{Kind, Operation, Precision, operation};
 
-/// What the copy engine reads and writes starts at a multiple of this.
+/// Alignment in bytes of tensors that the kernels access by TMA.
 const START: u64 = 16;
 
-/// The way that was asked for, else one launch for all groups where there is a kernel: by `grouped_check` it is as fast
-/// as a product for each of a few large groups, and nearly four times as fast for many small ones.
-fn way(asked: Option<Way>, call: GroupedCall, [left, right, out]: [&CubeTensor; 3]) -> Way {
+/// The requested method, else one launch for all groups if there is a kernel: in `grouped_check` it is as fast as one
+/// GEMM per group for a few large groups, and nearly four times as fast for many small ones.
+fn method(asked: Option<Method>, call: GroupedCall, [left, right, out]: [&CubeTensor; 3]) -> Method {
     let start = |x: &CubeTensor| x.handle.offset_start.unwrap_or(0).is_multiple_of(START);
     let has_kernel =
         || are_half([left, right]) && [left, right, out].into_iter().all(start) && call.check(&left.client).is_ok();
-    asked.unwrap_or_else(|| if has_kernel() { Way::Kernel } else { Way::Loop })
+    asked.unwrap_or_else(|| if has_kernel() { Method::Kernel } else { Method::Loop })
 }
 
 fn call<'a>(counts: &'a [usize], features: usize, inner: usize, like: &CubeTensor) -> GroupedCall<'a> {
@@ -34,50 +33,50 @@ fn call<'a>(counts: &'a [usize], features: usize, inner: usize, like: &CubeTenso
 }
 
 /// `x_g · w_gᵀ` of each group.
-pub fn forward(x: Float, w: Float, counts: &[usize], asked: Option<Way>) -> Float {
+pub fn forward(x: Float, w: Float, counts: &[usize], asked: Option<Method>) -> Float {
     let (x, w) = (dense(x), dense(w));
     let features = rows(&w) / counts.len();
     let call = call(counts, features, columns(&w), &x);
     let out = empty(&x, [rows(&x), features], x.dtype);
-    match way(asked, call, [&x, &w, &out]) {
-        Way::Kernel => {
+    match method(asked, call, [&x, &w, &out]) {
+        Method::Kernel => {
             let _noted = noted("forward", &call, &x, 2, false);
-            launched("products of groups", call.forward(&x.client, &x.handle, &w.handle, &out.handle));
+            launched("grouped GEMM", call.forward(&x.client, &x.handle, &w.handle, &out.handle));
         }
-        Way::Loop => varying(|| {
+        Method::Loop => {
             for (group, range) in groups(counts) {
                 let matrix = Operand::batched(part(&w, group * features..(group + 1) * features)).transposed();
                 multiply(Operand::batched(part(&x, range.clone())), matrix, &part(&out, range), Onto::Replace);
             }
-        }),
+        }
     }
     out
 }
 
 /// `grad_g · w_g` of each group.
-pub fn input_grad(grad: Float, w: Float, counts: &[usize], asked: Option<Way>) -> Float {
+pub fn input_grad(grad: Float, w: Float, counts: &[usize], asked: Option<Method>) -> Float {
     let (grad, w) = (dense(grad), dense(w));
     let features = rows(&w) / counts.len();
     let call = call(counts, features, columns(&w), &grad);
     let out = empty(&grad, [rows(&grad), columns(&w)], grad.dtype);
-    match way(asked, call, [&grad, &w, &out]) {
-        Way::Kernel => {
+    match method(asked, call, [&grad, &w, &out]) {
+        Method::Kernel => {
             let _noted = noted("input gradient", &call, &grad, 2, false);
             let done = call.input_gradient(&grad.client, &grad.handle, &w.handle, &out.handle);
-            launched("products of groups, gradients of the rows", done);
+            launched("grouped GEMM, input gradients", done);
         }
-        Way::Loop => varying(|| {
+        Method::Loop => {
             for (group, range) in groups(counts) {
                 let matrix = Operand::batched(part(&w, group * features..(group + 1) * features));
                 multiply(Operand::batched(part(&grad, range.clone())), matrix, &part(&out, range), Onto::Replace);
             }
-        }),
+        }
     }
     out
 }
 
-/// `grad_gᵀ · x_g` of each group, zero for one without rows.
-pub fn weight_grad(grad: Float, x: Float, counts: &[usize], asked: Option<Way>) -> Float {
+/// `grad_gᵀ · x_g` of each group, zero for an empty one.
+pub fn weight_grad(grad: Float, x: Float, counts: &[usize], asked: Option<Method>) -> Float {
     let out = empty(&x, [counts.len() * columns(&grad), columns(&x)], x.dtype);
     add_weight_grads(dense(grad), dense(x), counts, &out, Onto::Replace, asked);
     out
@@ -86,14 +85,14 @@ pub fn weight_grad(grad: Float, x: Float, counts: &[usize], asked: Option<Way>) 
 /// [`weight_grad`] written to the f32 elements of `sum`, or added to them.
 ///
 /// # Panics
-/// If `sum` is not f32 without gaps with as many elements.
+/// If `sum` is not contiguous f32 with as many elements.
 pub fn accumulate_weight_grad(
     grad: Float,
     x: Float,
     counts: &[usize],
     sum: &CubeTensor,
     add: bool,
-    asked: Option<Way>,
+    asked: Option<Method>,
 ) {
     let (elements, found) = (counts.len() * columns(&grad) * columns(&x), sum.meta.shape().num_elements());
     assert!(
@@ -105,46 +104,44 @@ pub fn accumulate_weight_grad(
     add_weight_grads(dense(grad), dense(x), counts, sum, if add { Onto::Add } else { Onto::Replace }, asked);
 }
 
-/// Gradients of all groups' matrices, below each other in `out`.
+/// Gradients of all groups' weights, one after the other in `out`.
 fn add_weight_grads(
     grad: CubeTensor,
     x: CubeTensor,
     counts: &[usize],
     out: &CubeTensor,
     onto: Onto,
-    asked: Option<Way>,
+    asked: Option<Method>,
 ) {
     let (features, inner) = (columns(&grad), columns(&x));
     let call = call(counts, features, inner, &x);
-    if way(asked, call, [&grad, &x, out]) == Way::Kernel {
+    if method(asked, call, [&grad, &x, out]) == Method::Kernel {
         let onto = match onto {
-            Onto::Add => kernels::Onto::Added,
-            Onto::Replace if out.dtype == DType::F32 => kernels::Onto::Wide,
-            Onto::Replace => kernels::Onto::Same,
+            Onto::Add => kernels::Epilogue::AddFp32,
+            Onto::Replace if out.dtype == DType::F32 => kernels::Epilogue::Fp32,
+            Onto::Replace => kernels::Epilogue::InputType,
         };
-        let _noted = noted("weight gradient", &call, &grad, out.dtype.size(), onto == kernels::Onto::Added);
+        let _noted = noted("weight gradient", &call, &grad, out.dtype.size(), onto == kernels::Epilogue::AddFp32);
         let done = call.weight_gradient(&x.client, &grad.handle, &x.handle, &out.handle, onto);
-        return launched("products of groups, gradients of the matrices", done);
+        return launched("grouped GEMM, weight gradients", done);
     }
     let matrix = |group: usize| view(out, [1, features, inner], [0, inner, 1], group * features * inner);
-    varying(|| {
-        for (group, range) in groups(counts) {
-            let grad = Operand::batched(part(&grad, range.clone())).transposed();
-            multiply(grad, Operand::batched(part(&x, range)), &matrix(group), onto);
-        }
-    });
+    for (group, range) in groups(counts) {
+        let grad = Operand::batched(part(&grad, range.clone())).transposed();
+        multiply(grad, Operand::batched(part(&x, range)), &matrix(group), onto);
+    }
     if onto == Onto::Replace {
         (0..counts.len()).filter(|group| counts[*group] == 0).for_each(|group| clear(&matrix(group)));
     }
 }
 
-/// Rows of the matrix `x`, which has no gaps, where they lie.
+/// Rows of the contiguous matrix `x`, in place.
 fn part(x: &CubeTensor, range: Range<usize>) -> CubeTensor {
     let columns = columns(x);
     view(x, [1, range.len(), columns], [0, columns, 1], range.start * columns)
 }
 
-/// For a profile: each operand and result once, a result of the weights' size with `size` bytes an element.
+/// For a profile: each operand and output once, with `size` bytes per element of the weights' gradients.
 fn noted(
     what: &'static str,
     call: &GroupedCall,
@@ -157,8 +154,8 @@ fn noted(
         let (rows, groups) = (call.rows(), counts.len());
         let weights = groups * features * inner;
         Operation {
-            name: format!("{groups} products [rows, {inner}] · [{inner}, {features}] {what}").into(),
-            kind: Kind::Product,
+            name: format!("{groups} GEMMs [rows, {inner}] · [{inner}, {features}] {what}").into(),
+            kind: Kind::Gemm,
             precision: Precision::Half,
             flops: 2.0 * rows as f64 * (features * inner) as f64,
             bytes: (2 * rows * (features + inner) + weights * size * (1 + usize::from(adds))) as f64,

@@ -1,16 +1,16 @@
-//! Norms of query and key heads where they lie.
+//! Norms of query and key heads in a packed projection, in place.
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 
 use super::{Float, are_half, empty, launched, norm::two_rows, packed, work};
-use crate::ops::head_norms::{HeadNormKernels, HeadNorms, forward_in_parts, grads_in_parts};
+use crate::ops::head_norms::{HeadNormKernels, HeadNorms, forward_unfused, grads_unfused};
 
 impl HeadNormKernels for Cube {
     fn norm_heads(qkv: Float, weights: [Float; 2], norms: HeadNorms) -> Float {
         let shape = shape(&qkv, norms);
         if !are_half([&qkv, &weights[0], &weights[1]]) || !shape.has_kernel() {
-            return forward_in_parts::<Self>(qkv, weights, norms);
+            return forward_unfused::<Self>(qkv, weights, norms);
         }
         let _noted = work::memory("norms of heads", &qkv, |bytes| 2 * bytes);
         let (x, [q, k], eps) = (packed(qkv), weights.map(packed), norms.eps as f32);
@@ -24,7 +24,7 @@ impl HeadNormKernels for Cube {
     fn norm_heads_grads(qkv: Float, weights: [Float; 2], grad: Float, norms: HeadNorms) -> [Float; 3] {
         let shape = shape(&qkv, norms);
         if !are_half([&qkv, &weights[0], &weights[1], &grad]) || !shape.has_kernel() {
-            return grads_in_parts::<Self>(qkv, weights, grad, norms);
+            return grads_unfused::<Self>(qkv, weights, grad, norms);
         }
         let _noted = work::memory("gradients of norms of heads", &qkv, |bytes| 3 * bytes);
         let (x, [q, k], grad, eps) = (packed(qkv), weights.map(packed), packed(grad), norms.eps as f32);

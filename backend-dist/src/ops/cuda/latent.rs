@@ -1,4 +1,4 @@
-//! Keys and values of latent attention. Values stay where they are, beside the part of the keys that came with them.
+//! Keys and values of multi-head latent attention. Values stay in the projection, next to their part of the keys.
 
 use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::kernel::copy_contiguous;
@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::latent::{self, LatentShape};
 
 use super::{Float, are_half, empty, is_aligned, launched, packed, work};
-use crate::ops::latent::{LatentKernels, forward_in_parts, grads_in_parts};
+use crate::ops::latent::{LatentKernels, forward_unfused, grads_unfused};
 
 impl LatentKernels for Cube {
     fn latent_keys(kv: Float, shared: Float, [cos, sin]: [Float; 2], own: usize) -> [Float; 2] {
@@ -14,7 +14,7 @@ impl LatentKernels for Cube {
         let [s, b, heads, both] = [dims[0], dims[1], dims[2], dims[3]];
         let shape = shape([s, b, heads], [rotated, own, both - own], &cos);
         if !are_half([&kv, &shared, &cos, &sin]) || !shape.has_kernel() {
-            return forward_in_parts::<Self>(kv, shared, [cos, sin], own);
+            return forward_unfused::<Self>(kv, shared, [cos, sin], own);
         }
         let noted = work::memory("latent keys", &kv, |bytes| bytes / both * (2 * own + rotated));
         let [kv, shared, cos, sin] = [kv, shared, cos, sin].map(packed);
@@ -33,7 +33,7 @@ impl LatentKernels for Cube {
         let [s, b, heads, length] = [dims[0], dims[1], dims[2], dims[3]];
         let shape = shape([s, b, heads], [length - own, own, value], &cos);
         if !are_half([&keys, &values, &cos, &sin]) || !shape.has_kernel() {
-            return grads_in_parts::<Self>([keys, values], [cos, sin], own);
+            return grads_unfused::<Self>([keys, values], [cos, sin], own);
         }
         let _noted =
             work::memory("gradients of latent keys", &keys, |bytes| bytes / length * (length + own + 2 * value));
@@ -51,10 +51,17 @@ impl LatentKernels for Cube {
 
 fn shape([s, b, heads]: [usize; 3], [rotated, own, value]: [usize; 3], cos: &Float) -> LatentShape {
     let tokens = s * b;
-    LatentShape { tokens, batch: tokens / cos.shape()[0].max(1), heads, rotated, own, value }
+    LatentShape {
+        tokens,
+        batch: tokens / cos.shape()[0].max(1),
+        heads,
+        rope_dim: rotated,
+        nope_dim: own,
+        value_dim: value,
+    }
 }
 
-/// The features of `x [s, b, heads, n]` from `first` on, where they lie if attention can read them there.
+/// The features of `x [s, b, heads, n]` from `first` on, in place if attention can read them there.
 fn behind(mut x: CubeTensor, first: usize) -> CubeTensor {
     x.handle = x.handle.clone().offset_start((first * x.dtype.size()) as u64);
     x.meta.shape_mut()[3] -= first;

@@ -1,46 +1,46 @@
-//! Matrix products, all by cuBLASLt where the operands lie, and biases.
+//! GEMMs, all by cuBLASLt on operands in place, and biases.
 //!
-//! A bias is added by the product (`CUBLASLT_EPILOGUE_BIAS`). Activations are not: a product with GELU's epilogue would
-//! write activation and pre-activation (for `DGELU_BGRAD`) and tie two layers together, while the fused kernel in front
-//! of the next product reads the pre-activation, which is kept anyway, in one pass.
+//! The GEMM adds a bias (`CUBLASLT_EPILOGUE_BIAS`), but computes no activation: a GEMM with GELU's epilogue would write
+//! activation and pre-activation (for `DGELU_BGRAD`) and tie two layers together. The fused kernel before the next GEMM
+//! instead reads the pre-activation, which is saved anyway, in one pass.
 
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::column_sum;
 
-use super::{Float, are_half, columns, empty, launched, packed, rows, sums::sum_dim};
-use crate::cuda::lt::{Onto, Operand, multiply, product, product_and_bias};
+use super::{Float, are_half, columns, empty, launched, packed, reductions::sum_dim, rows};
+use crate::cuda::lt::{Onto, Operand, gemm, gemm_and_bias, multiply};
 use crate::ops::plain;
 
 /// `[.., m, k] · [.., k, n]`.
 pub fn matmul(a: Float, b: Float) -> Float {
     let (left, right) = (a.meta.shape().to_vec(), b.meta.shape().to_vec());
     let lead = left.len() - 2;
-    assert_eq!(left[..lead], right[..lead], "matrix product: {left:?} · {right:?} are batches of different sizes");
+    assert_eq!(left[..lead], right[..lead], "GEMM: {left:?} · {right:?} are batches of different sizes");
     let mut shape = left;
     shape[lead + 1] = right[lead + 1];
     let dtype = a.dtype;
-    product(Operand::batched(a), Operand::batched(b), Shape::from(shape), dtype)
+    gemm(Operand::batched(a), Operand::batched(b), Shape::from(shape), dtype)
 }
 
 pub fn forward(x: Float, w: Float) -> Float {
     let (shape, dtype) = (with_last(&x, w.meta.shape()[0]), x.dtype);
-    product(Operand::flat(x), Operand::flat(w).transposed(), shape, dtype)
+    gemm(Operand::flat(x), Operand::flat(w).transposed(), shape, dtype)
 }
 
-/// The library adds the bias in f32 before it rounds. It has no such product in f64; a single row or feature is left to
-/// an addition, as in PyTorch's `addmm` (`aten/src/ATen/native/cuda/Blas.cpp`).
+/// cuBLASLt adds the bias in f32 before rounding. It has no such GEMM in f64; for a single row or feature the bias is
+/// added separately, as in PyTorch's `addmm` (`aten/src/ATen/native/cuda/Blas.cpp`).
 pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
     let dtype = x.dtype;
     if !adds_bias(&x, &w, &b) {
         return plain::linear::add_bias::<Cube>(forward(x, w), b);
     }
     let shape = with_last(&x, w.meta.shape()[0]);
-    product_and_bias(Operand::flat(x), Operand::flat(w).transposed(), packed(b), shape, dtype)
+    gemm_and_bias(Operand::flat(x), Operand::flat(w).transposed(), packed(b), shape, dtype)
 }
 
-/// Whether the library adds `b` to the product of `x` and `w`.
+/// Whether cuBLASLt adds `b` to the GEMM of `x` and `w`.
 pub fn adds_bias(x: &CubeTensor, w: &CubeTensor, b: &CubeTensor) -> bool {
     let same = w.dtype == x.dtype && b.dtype == x.dtype && x.dtype != DType::F64;
     same && rows(x) >= 2 && w.meta.shape().iter().all(|&n| n >= 2)
@@ -63,17 +63,17 @@ pub fn bias_grad(grad: Float) -> Float {
 
 pub fn input_grad(grad: Float, w: Float) -> Float {
     let (shape, dtype) = (with_last(&grad, w.meta.shape()[1]), grad.dtype);
-    product(Operand::flat(grad), Operand::flat(w), shape, dtype)
+    gemm(Operand::flat(grad), Operand::flat(w), shape, dtype)
 }
 
 pub fn weight_grad(grad: Float, x: Float) -> Float {
     let dtype = x.dtype;
     let (grad, x) = (Operand::flat(grad).transposed(), Operand::flat(x));
     let shape = Shape::from([grad.rows(), x.columns()]);
-    product(grad, x, shape, dtype)
+    gemm(grad, x, shape, dtype)
 }
 
-/// The product is added by the library, in f32, where the sum lies.
+/// cuBLASLt adds the GEMM to `sum` in f32, in place.
 pub fn accumulate_weight_grad(grad: Float, x: Float, sum: &CubeTensor, add: bool) {
     let onto = if add { Onto::Add } else { Onto::Replace };
     multiply(Operand::flat(grad).transposed(), Operand::flat(x), sum, onto);

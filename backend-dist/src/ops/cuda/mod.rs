@@ -1,5 +1,5 @@
-//! The operations on NVIDIA GPUs. What has no kernel here (other types, odd sizes, other devices) is computed by the
-//! formulas of `plain`.
+//! The operations on NVIDIA GPUs. Other types, odd sizes and other devices have no kernel here and use the formulas of
+//! `plain`.
 
 /// Runs `$body` with `$E` the element type of `$x`, for which [`are_half`] holds.
 macro_rules! by_half {
@@ -19,26 +19,26 @@ mod activation;
 mod attention;
 mod blocks;
 mod context;
-mod copied;
 mod cross_entropy;
+mod dma_overlap;
 mod dropout;
 mod embedding;
 mod factors;
 mod fp8;
 mod fp8_groups;
+mod gemm;
 pub(super) mod grouped;
 mod head_norms;
 mod latent;
 mod linear;
 mod moe;
 mod norm;
-mod product;
+mod reductions;
 mod rope;
 pub(in crate::ops) mod routing;
-mod shares;
+mod softmax;
 mod split;
-mod sums;
-mod travel;
+mod token_all_to_all;
 mod work;
 
 use burn::backend::ops::IntTensorOps;
@@ -50,23 +50,23 @@ use burn::tensor::{Shape, Tensor};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::drop_key::DropKey;
+use super::dropout_mask::DropoutMask;
 use super::kernels::{LocalKernels, NormGrads, NormNeeds};
 use super::options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
 
 type Float = FloatTensor<Cube>;
 type Int = IntTensor<Cube>;
 
-/// What the longest vector access of the kernels needs: eight f32.
+/// Bytes of the longest vector access of the kernels: eight f32.
 const ALIGNMENT: u64 = 32;
 
 impl LocalKernels for Cube {
     fn sum_dim(x: Float, dim: usize) -> Float {
-        sums::sum_dim(x, dim)
+        reductions::sum_dim(x, dim)
     }
 
     fn mean_dim(x: Float, dim: usize) -> Float {
-        sums::mean_dim(x, dim)
+        reductions::mean_dim(x, dim)
     }
 
     fn matmul(a: Float, b: Float) -> Float {
@@ -214,7 +214,7 @@ impl LocalKernels for Cube {
         cross_entropy::logits_grad(logits, [lse, grad], labels, first_row, valid)
     }
 
-    fn dropout_apply(x: Float, p: f64, key: &DropKey) -> Float {
+    fn dropout_apply(x: Float, p: f64, key: &DropoutMask) -> Float {
         let _noted = work::memory("dropout", &x, |bytes| 2 * bytes);
         dropout::apply(x, p, key)
     }
@@ -225,39 +225,39 @@ fn columns(x: &CubeTensor) -> usize {
     x.meta.shape().last().copied().unwrap_or(1)
 }
 
-/// Number of rows, all dimensions but the last.
+/// Number of matrix rows: all dimensions but the last.
 fn rows(x: &CubeTensor) -> usize {
     x.meta.shape().num_elements() / columns(x).max(1)
 }
 
-/// Whether `x` has elements, on an NVIDIA GPU.
+/// Whether `x` is not empty and on an NVIDIA GPU.
 fn is_here(x: &CubeTensor) -> bool {
     matches!(x.device, cubecl::Device::Cuda(_)) && x.meta.shape().num_elements() > 0
 }
 
-/// Whether all are of the same half precision type and the first has elements on an NVIDIA GPU.
+/// Whether all have the same half-precision type, and the first is not empty and on an NVIDIA GPU.
 fn are_half<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
     let dtype = tensors[0].dtype();
     let is_half = matches!(dtype, DType::BF16 | DType::F16);
     is_here(tensors[0]) && is_half && tensors.iter().all(|x| x.dtype() == dtype)
 }
 
-/// Ids as the kernels read them: i32 without gaps.
+/// Ids in the layout of the kernels: contiguous i32.
 fn ids(x: Int) -> CubeTensor {
     packed(Cube::int_cast(x, IntDType::I32))
 }
 
-/// Whether vector accesses may start where the tensor starts.
+/// Whether vector accesses may start at the tensor's start.
 fn is_aligned(x: &CubeTensor) -> bool {
     x.handle.offset_start.unwrap_or(0).is_multiple_of(ALIGNMENT)
 }
 
-/// `x` in rows without gaps from an aligned address on: as it is, else a copy.
+/// `x` contiguous from an aligned address on: in place, else a copy.
 fn packed(x: CubeTensor) -> CubeTensor {
     if is_aligned(&x) { into_contiguous(x) } else { copy_contiguous(x) }
 }
 
-/// An uninitialised tensor without gaps on the device of `x`.
+/// An uninitialised contiguous tensor on the device of `x`.
 fn empty(x: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     crate::cuda::empty(x, shape.into(), dtype)
 }

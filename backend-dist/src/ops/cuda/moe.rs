@@ -1,4 +1,4 @@
-//! Mixtures of experts: rows by number, the router, and products of groups of rows.
+//! MoE: gathering rows by index, the router, and grouped GEMMs.
 
 use std::ops::Range;
 
@@ -6,24 +6,24 @@ use burn::backend::{Cube, DType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::{Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::grouped::in_waves;
-use kernels_cubecl::pointwise::experts::{self as kernels, RowSums};
-use kernels_cubecl::pointwise::thirds;
+use kernels_cubecl::pointwise::moe::{self as kernels, SumRowsShape};
+use kernels_cubecl::pointwise::split_bf16;
 
-use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, rows, sums, work};
+use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, reductions, rows, work};
 use crate::cuda::dense;
-use crate::cuda::lt::{Operand, product};
+use crate::cuda::lt::{Operand, gemm};
 use crate::ops::moe::{self, MoeKernels};
 
-/// Times as many cubes as the device holds, for products beside exchanges.
+/// Thread blocks of overlapped GEMMs, as a multiple of those that fit on the device.
 const WAVES: u32 = 8;
 
 impl MoeKernels for Cube {
     fn table(table: &Tensor<2, burn::tensor::Int>) -> Int {
-        table.clone().try_into_primitive::<Self>().expect("a table beside the rows that it numbers")
+        table.clone().try_into_primitive::<Self>().expect("a table on the GPU")
     }
 
-    /// An exchange takes some multiprocessors while the products run, and a cube that has a fixed share of the tiles
-    /// would wait until one is free: with more cubes than fit, those that are left over go where there is room.
+    /// Collectives take some SMs while the GEMMs run. Tiles are assigned statically, so a thread block that finds no
+    /// free SM delays all its tiles. With more, smaller thread blocks than fit, the rest run wherever an SM is free.
     fn sharing<T>(is_shared: bool, work: impl FnOnce() -> T) -> T {
         if is_shared { in_waves(WAVES, work) } else { work() }
     }
@@ -40,7 +40,7 @@ impl MoeKernels for Cube {
     fn sum_rows(x: Float, index: Int) -> Float {
         let _noted = work::rows("rows of experts", &x, &index, 2 * x.dtype.size());
         let table = index.meta.shape();
-        let shape = RowSums { rows: rows(&x), columns: columns(&x), out: table[0], terms: table[1] };
+        let shape = SumRowsShape { rows: rows(&x), columns: columns(&x), out: table[0], terms: table[1] };
         let known = matches!(x.dtype, DType::BF16 | DType::F16 | DType::F32);
         if !known || !is_here(&x) || !kernels::has_sums(shape) {
             return moe::sum_rows::<Cube>(x, index);
@@ -83,32 +83,32 @@ impl MoeKernels for Cube {
         [dx, dp]
     }
 
-    /// Products of half precision numbers are exact in f32, so nothing is cast before.
+    /// The product of two half-precision numbers is exact in f32, so no operand is cast before.
     fn router_logits(x: Float, w: Float) -> Float {
         let (shape, wide) = ([rows(&x), rows(&w)], if x.dtype == DType::F64 { DType::F64 } else { DType::F32 });
-        product(Operand::flat(x), Operand::flat(w).transposed(), shape.into(), wide)
+        gemm(Operand::flat(x), Operand::flat(w).transposed(), shape.into(), wide)
     }
 
-    /// Products with gradients in fp32 take matrix units too: a number of fp32 is the sum of three of bf16, so that the
-    /// three are beside each other in the product that gives the gradient of `x`, and below each other in that of `w`.
+    /// GEMMs of f32 gradients use tensor cores too: an f32 number is the sum of three bf16 numbers. The three are
+    /// concatenated along the columns for the gradient of `x`, and along the rows for that of `w`.
     fn router_logits_grads(x: Float, w: Float, grad: Float, [of_x, of_w]: [bool; 2]) -> [Option<Float>; 2] {
         let (tokens, experts, hidden) = (rows(&x), rows(&w), columns(&x));
         let narrow = [&x, &w].iter().all(|x| x.dtype == DType::BF16) && grad.dtype == DType::F32;
-        if !narrow || !is_here(&grad) || !thirds::has_kernel(tokens, experts) {
+        if !narrow || !is_here(&grad) || !split_bf16::has_kernel(tokens, experts) {
             return moe::router_logits_grads::<Self>(x, w, grad, [of_x, of_w]);
         }
         let (grad, split) = (packed(grad), empty(&x, [tokens, 3 * experts], DType::BF16));
-        launched("thirds", thirds::split(&grad.client, &grad.handle, &split.handle, tokens, experts));
+        launched("thirds", split_bf16::split(&grad.client, &grad.handle, &split.handle, tokens, experts));
         let of_x = of_x.then(|| {
             let w =
                 Self::float_expand(Self::float_reshape(w, [1, experts, hidden].into()), [3, experts, hidden].into());
             let w = Self::float_reshape(packed(w), [3 * experts, hidden].into());
-            product(Operand::flat(split.clone()), Operand::flat(w), [tokens, hidden].into(), DType::BF16)
+            gemm(Operand::flat(split.clone()), Operand::flat(w), [tokens, hidden].into(), DType::BF16)
         });
         let of_w = of_w.then(|| {
             let shape = [3 * experts, hidden].into();
-            let thirds = product(Operand::flat(split).transposed(), Operand::flat(x), shape, DType::F32);
-            let total = sums::sum_dim(Self::float_reshape(thirds, [3, experts * hidden].into()), 0);
+            let thirds = gemm(Operand::flat(split).transposed(), Operand::flat(x), shape, DType::F32);
+            let total = reductions::sum_dim(Self::float_reshape(thirds, [3, experts * hidden].into()), 0);
             Self::float_reshape(total, [experts, hidden].into())
         });
         [of_x, of_w]

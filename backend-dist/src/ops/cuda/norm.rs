@@ -1,5 +1,5 @@
-//! RMSNorm and LayerNorm. Gradients of weights and biases are f32: they are sums over all rows, and sums of gradients
-//! go on in f32.
+//! RMSNorm and LayerNorm. Gradients of weights and biases are f32: they are sums over all tokens, and accumulated in
+//! f32.
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
@@ -84,7 +84,7 @@ impl ResidualKernels for Cube {
     }
 }
 
-/// The parameters of `norm` as its kernels read them and its epsilon, if there are kernels for it and for `rows`.
+/// The parameters of `norm` as its kernels read them and its epsilon, if there are kernels for it and for `inputs`.
 fn suited(norm: Step, params: &[Float], rows: &[&Float]) -> Option<(Vec<Float>, f64)> {
     let (Step::RmsNorm(eps) | Step::LayerNorm(eps)) = norm else { return None };
     let half = params.iter().chain(rows.iter().copied()).all(|x| are_half([rows[0], x]));
@@ -102,7 +102,7 @@ fn affine(params: &[Float]) -> Affine<'_> {
     }
 }
 
-/// `adds` are an addend and the place of the sum, which is what is normalised.
+/// `adds` are an addend and the output for the sum, which is then normalised.
 fn forward(x: Float, adds: Option<(&Handle, &Handle)>, affine: Affine, eps: f64) -> Float {
     let x = packed(x);
     let (y, shape) = (empty(&x, x.shape(), x.dtype()), NormShape { rows: rows(&x), columns: columns(&x) });
@@ -123,13 +123,13 @@ fn backward(x: Float, affine: Affine, grad: Float, other: Option<&Handle>, sums:
     dx
 }
 
-/// `x [1, columns]`, without gaps, as `[columns]`.
+/// The contiguous `x [1, columns]` as `[columns]`.
 fn one_row(x: CubeTensor) -> CubeTensor {
     let columns = columns(&x);
     CubeTensor::new_contiguous(x.client, x.device, [columns].into(), x.handle, DType::F32)
 }
 
-/// The rows of `x [2, columns]`, f32 without gaps.
+/// The matrix rows of `x [2, columns]`, contiguous f32.
 pub(super) fn two_rows(x: CubeTensor) -> [CubeTensor; 2] {
     let columns = columns(&x);
     let bytes = (columns * size_of::<f32>()) as u64;

@@ -6,7 +6,7 @@ use kernels_cubecl::pointwise::rope::{self, RopeShape};
 use super::{Float, are_half, columns, empty, launched, packed, work};
 use crate::ops::{options::Rotation, plain};
 
-/// Heads that nobody else holds are rotated where they lie: what is not rotated is not moved then.
+/// Heads without another owner are rotated in place, so that unrotated features are not copied.
 pub fn apply(x: Float, cos: Float, sin: Float, heads: usize, rotation: Rotation) -> Float {
     let dims = x.shape();
     let (head_dim, rotated) = (dims[3], 2 * columns(&cos));

@@ -1,19 +1,19 @@
-//! Routing of tokens on NVIDIA GPUs: tables that the host does not see. `None` where there is no kernel.
+//! Routing of tokens on NVIDIA GPUs: tables that stay on the device. `None` if there is no kernel.
 
 use burn::backend::{Cube, DType};
 use burn::tensor::{Device, Int, Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::pointwise::experts::choose::{self, Selection as Kernel};
-use kernels_cubecl::pointwise::experts::count::{self, CountShape};
-use kernels_cubecl::pointwise::experts::order::{self, OrderShape};
-use kernels_cubecl::pointwise::experts::place::{self, PlaceShape, Places};
+use kernels_cubecl::pointwise::moe::count::{self, CountShape};
+use kernels_cubecl::pointwise::moe::offsets::{self, OffsetsShape};
+use kernels_cubecl::pointwise::moe::permute::{self, PermuteShape, PermuteTables};
+use kernels_cubecl::pointwise::moe::topk::{self, Selection as Kernel};
 
 use super::{empty, ids, is_here, launched, packed, work};
 use crate::cuda;
 use crate::ops::moe::RowMap;
-use crate::ops::moe::routing::{Counted, Order, Run, Selection, Starts, table};
+use crate::ops::moe::routing::{RowOrder, RowStarts, Run, Selection, TokenCounts, table};
 
-/// Elements whose multiples a table in a shared buffer begins at: 256 bytes, as CubeCL aligns its own.
+/// Alignment, in elements, of a table in a shared buffer: 256 bytes, as CubeCL aligns its own.
 const APART: usize = 64;
 
 /// The tensor's primitive if it is on an NVIDIA GPU.
@@ -35,17 +35,22 @@ fn sizes(x: &CubeTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-pub fn choose(scores: &Tensor<2>, bias: Option<&Tensor<1>>, valid: usize, how: Selection) -> Option<Tensor<2, Int>> {
+pub fn choose(
+    scores: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    valid: usize,
+    selection: Selection,
+) -> Option<Tensor<2, Int>> {
     let scores = float(scores).filter(|scores| scores.dtype == DType::F32)?;
     let bias = match bias {
         Some(bias) => Some(packed(float(bias).filter(|bias| bias.dtype == DType::F32)?)),
         None => None,
     };
     let [tokens, experts] = sizes(&scores);
-    let [groups, top_groups] = how.groups.unwrap_or([1, 1]);
+    let [groups, top_groups] = selection.groups.unwrap_or([1, 1]);
     let kernel = Kernel {
         experts: u32::try_from(experts).ok()?,
-        top_k: u32::try_from(how.top_k).ok()?,
+        top_k: u32::try_from(selection.top_k).ok()?,
         groups: u32::try_from(groups).ok()?,
         top_groups: u32::try_from(top_groups).ok()?,
         biased: bias.is_some(),
@@ -55,10 +60,13 @@ pub fn choose(scores: &Tensor<2>, bias: Option<&Tensor<1>>, valid: usize, how: S
     }
     let _noted = work::memory("choice of experts", &scores, |bytes| bytes);
     let scores = packed(scores);
-    let choice = empty(&scores, [tokens, how.top_k], DType::I32);
+    let choice = empty(&scores, [tokens, selection.top_k], DType::I32);
     // Without a bias the kernel reads none.
     let bias = &bias.as_ref().unwrap_or(&scores).handle;
-    launched("choice", choose::choose(&scores.client, [&scores.handle, bias], &choice.handle, [tokens, valid], kernel));
+    launched(
+        "choice",
+        topk::select_experts(&scores.client, [&scores.handle, bias], &choice.handle, [tokens, valid], kernel),
+    );
     Some(tensor(choice))
 }
 
@@ -67,7 +75,7 @@ pub fn spread(choice: &Tensor<2, Int>, experts: usize) -> Option<Tensor<2, Int>>
     let [tokens, top_k] = sizes(&choice);
     let mask = empty(&choice, [tokens, experts], DType::I32);
     let _noted = work::memory("mask of experts", &mask, |bytes| bytes);
-    launched("mask", choose::spread(&choice.client, &choice.handle, &mask.handle, tokens, [experts, top_k]));
+    launched("mask", topk::mask(&choice.client, &choice.handle, &mask.handle, tokens, [experts, top_k]));
     Some(tensor(mask))
 }
 
@@ -93,8 +101,8 @@ impl Totals {
         totals.map(int).collect::<Option<_>>().map(Self)
     }
 
-    /// The copy to the host stands in front of what `meanwhile` issues. CubeCL hands work to the device 32 commands at
-    /// a time: without the flush the last ones would begin when the host has read the counts and issues more.
+    /// The copy to the host is queued before the launches of `meanwhile`. CubeCL submits work to the device 32 commands
+    /// at a time: without the flush the last ones would start only when the host has read the counts and launches more.
     pub fn read<T>(self, meanwhile: impl FnOnce() -> T) -> (Vec<Vec<i32>>, T) {
         let client = self.0[0].client.clone();
         let reading = client.read_async(self.0.iter().map(|totals| totals.handle.clone()).collect());
@@ -109,74 +117,75 @@ impl Totals {
     }
 }
 
-pub fn place(choice: &Tensor<2, Int>, before: &Tensor<2, Int>, starts: &Starts) -> Option<(RowMap, RowMap)> {
+pub fn place(choice: &Tensor<2, Int>, before: &Tensor<2, Int>, starts: &RowStarts) -> Option<(RowMap, RowMap)> {
     let device = choice.device();
     let (choice, before) = (int(choice)?, int(before)?);
-    let Starts { ref rows, parts, each, room, count } = *starts;
+    let RowStarts { ref rows, shards, each, capacity, count } = *starts;
     let ([tokens, top_k], experts) = (sizes(&choice), sizes(&before)[1]);
-    let room = room.unwrap_or(usize::MAX);
-    let shape = PlaceShape { tokens, experts, top_k, parts, each, room, rows: count };
+    let capacity = capacity.unwrap_or(usize::MAX);
+    let shape = PermuteShape { tokens, experts, top_k, shards, experts_per_rank: each, capacity, rows: count };
     if !shape.has_kernel() {
         return None;
     }
     let starts = rows.iter().map(|row| row.map_or(-1, |row| row as i32)).collect();
-    Some(placed([&choice, &before, &int(&table(starts, [parts, experts], &device))?], shape))
+    Some(placed([&choice, &before, &int(&table(starts, [shards, experts], &device))?], shape))
 }
 
-pub fn place_in_order(choice: &Tensor<2, Int>, counted: &Counted, order: &Order) -> Option<(RowMap, RowMap)> {
+pub fn place_in_order(choice: &Tensor<2, Int>, counted: &TokenCounts, order: &RowOrder) -> Option<(RowMap, RowMap)> {
     let (choice, before, totals) = (int(choice)?, int(&counted.before)?, int(&counted.totals)?);
-    let Order { parts, each, pieces, count } = *order;
+    let RowOrder { shards, each, chunks, count } = *order;
     let ([tokens, top_k], experts) = (sizes(&choice), sizes(&before)[1]);
-    let shape = PlaceShape { tokens, experts, top_k, parts, each, room: usize::MAX, rows: count };
-    let in_order = OrderShape { experts, each, parts, pieces };
+    let shape =
+        PermuteShape { tokens, experts, top_k, shards, experts_per_rank: each, capacity: usize::MAX, rows: count };
+    let in_order = OffsetsShape { experts, experts_per_rank: each, shards, chunks };
     if !shape.has_kernel() || !in_order.has_kernel() {
         return None;
     }
-    let starts = empty(&choice, [parts, experts], DType::I32);
-    launched("starts of experts", order::starts(&choice.client, &totals.handle, &starts.handle, in_order));
+    let starts = empty(&choice, [shards, experts], DType::I32);
+    launched("starts of experts", offsets::starts(&choice.client, &totals.handle, &starts.handle, in_order));
     Some(placed([&choice, &before, &starts], shape))
 }
 
-/// The maps of copies of tokens and of their slots by choice, tokens in front, and starts.
-fn placed(inputs: [&CubeTensor; 3], shape: PlaceShape) -> (RowMap, RowMap) {
-    let (choice, PlaceShape { tokens, experts, top_k, parts, rows, .. }) = (inputs[0], shape);
-    let all = empties(choice, [[rows, 1], [rows, 1], [tokens, top_k * parts], [tokens * experts, parts]]);
+/// The maps of copies of tokens and of their slots, from the choice, the counts before each chunk, and the starts.
+fn placed(inputs: [&CubeTensor; 3], shape: PermuteShape) -> (RowMap, RowMap) {
+    let (choice, PermuteShape { tokens, experts, top_k, shards, rows, .. }) = (inputs[0], shape);
+    let all = empties(choice, [[rows, 1], [rows, 1], [tokens, top_k * shards], [tokens * experts, shards]]);
     let _noted = work::memory("places of copies", &all[3], |bytes| bytes);
-    let places = Places {
-        tokens_of: &all[0].handle,
-        slots_of: &all[1].handle,
-        of_tokens: &all[2].handle,
-        of_slots: &all[3].handle,
+    let places = PermuteTables {
+        token_of_row: &all[0].handle,
+        slot_of_row: &all[1].handle,
+        rows_of_token: &all[2].handle,
+        rows_of_slot: &all[3].handle,
     };
-    launched("places", place::place(&choice.client, inputs.map(|x| &x.handle), places, shape));
+    launched("places", permute::permute(&choice.client, inputs.map(|x| &x.handle), places, shape));
     let [tokens_of, slots_of, of_tokens, of_slots] = all.map(tensor);
     (RowMap::of_tables(tokens_of, of_tokens), RowMap::of_tables(slots_of, of_slots))
 }
 
-/// Tables of -1 in one buffer, which one command fills.
+/// Tables of -1 in one buffer, filled by one command.
 fn empties<const N: usize>(near: &CubeTensor, shapes: [[usize; 2]; N]) -> [CubeTensor; N] {
-    let all = empty(near, [shapes.iter().copied().map(room).sum::<usize>()], DType::I32);
+    let all = empty(near, [shapes.iter().copied().map(reserved).sum::<usize>()], DType::I32);
     cuda::fill(&all, 0xff);
     let mut start = 0;
-    shapes.map(|shape| part(&all, &mut start, shape))
+    shapes.map(|shape| table_at(&all, &mut start, shape))
 }
 
-/// Elements of a table in a shared buffer.
-fn room([rows, columns]: [usize; 2]) -> usize {
+/// Elements reserved for a table in a shared buffer.
+fn reserved([rows, columns]: [usize; 2]) -> usize {
     (rows * columns).next_multiple_of(APART)
 }
 
-/// The table of this shape that begins at element `start` of a shared buffer; the next one begins behind.
-fn part(all: &CubeTensor, start: &mut usize, shape: [usize; 2]) -> CubeTensor {
+/// The table of this shape at element `start` of a shared buffer; advances `start` to the next one.
+fn table_at(all: &CubeTensor, start: &mut usize, shape: [usize; 2]) -> CubeTensor {
     let handle = all.handle.clone().offset_start((4 * *start) as u64);
-    *start += room(shape);
+    *start += reserved(shape);
     CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), Shape::from(shape), handle, DType::I32)
 }
 
-/// `[rows, 1]` of each of `tables`, which are runs by their first row and a number of rows: one copy to the device, one
-/// buffer and one launch for all.
+/// `[rows, 1]` of each of `tables`, given by its ranges, sorted by their first row, and its number of rows: one copy to
+/// the device, one buffer and one launch for all.
 pub fn runs(tables: &[(Vec<Run>, usize)], device: &Device) -> Option<Vec<Tensor<2, Int>>> {
-    let rows = |tables: &[(Vec<Run>, usize)]| tables.iter().map(|(_, rows)| room([*rows, 1])).sum::<usize>();
+    let rows = |tables: &[(Vec<Run>, usize)]| tables.iter().map(|(_, rows)| reserved([*rows, 1])).sum::<usize>();
     let moved = |(at, (runs, _)): (usize, &(Vec<Run>, usize))| {
         let first = rows(&tables[..at]);
         runs.iter().map(move |run| Run { to: first + run.to, ..*run }).collect::<Vec<_>>()
@@ -190,7 +199,7 @@ pub fn runs(tables: &[(Vec<Run>, usize)], device: &Device) -> Option<Vec<Tensor<
     let values = column(|run| run.to).chain(column(|run| run.from)).chain(column(|run| run.len)).collect();
     let numbers = int(&table(values, [3, count], device))?;
     let out = empty(&numbers, [len], DType::I32);
-    launched("runs", place::runs(&numbers.client, &numbers.handle, &out.handle, [count, len]));
+    launched("runs", permute::runs(&numbers.client, &numbers.handle, &out.handle, [count, len]));
     let mut start = 0;
-    Some(tables.iter().map(|(_, rows)| tensor(part(&out, &mut start, [*rows, 1]))).collect())
+    Some(tables.iter().map(|(_, rows)| tensor(table_at(&out, &mut start, [*rows, 1]))).collect())
 }

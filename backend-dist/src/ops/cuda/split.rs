@@ -1,8 +1,8 @@
-//! Features of a projection apart, and together again.
+//! Splitting and joining the features of a projection.
 
 use burn::backend::{Cube, TensorMetadata, ops::FloatTensorOps};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::pointwise::columns::{self, Columns};
+use kernels_cubecl::pointwise::columns::{self, ColumnRange};
 
 use super::{Float, are_half, columns as width, empty, launched, packed, rows, work};
 use crate::ops::split::{SplitKernels, slices};
@@ -14,10 +14,10 @@ impl SplitKernels for Cube {
         }
         let _noted = work::memory("split", &x, |bytes| 2 * bytes);
         let x = packed(x);
-        let part = |of: Columns| {
+        let part = |of: ColumnRange| {
             let shape = x.shape();
             let part = empty(&x, [shape[0], shape[1], of.columns], x.dtype());
-            let done = by_half!(x, E => columns::take::<E>(&x.client, &x.handle, &part.handle, of));
+            let done = by_half!(x, E => columns::copy_out::<E>(&x.client, &x.handle, &part.handle, of));
             launched("split", done);
             part
         };
@@ -35,18 +35,18 @@ impl SplitKernels for Cube {
         }
         let _noted = work::memory("join", &x, |bytes| 2 * bytes);
         for (part, of) in parts.into_iter().map(packed).zip(places(&x, &sizes)) {
-            launched("join", by_half!(x, E => columns::put::<E>(&x.client, &part.handle, &x.handle, of)));
+            launched("join", by_half!(x, E => columns::copy_in::<E>(&x.client, &part.handle, &x.handle, of)));
         }
         x
     }
 }
 
-/// Where in `x` the parts are.
-fn places(x: &CubeTensor, sizes: &[usize]) -> impl Iterator<Item = Columns> {
+/// The column ranges of the chunks of `x`.
+fn places(x: &CubeTensor, sizes: &[usize]) -> impl Iterator<Item = ColumnRange> {
     let (rows, width) = (rows(x), width(x));
     sizes.iter().scan(0, move |end, &columns| {
         let first = *end;
         *end += columns;
-        Some(Columns { rows, width, first, columns })
+        Some(ColumnRange { rows, width, first, columns })
     })
 }

@@ -1,8 +1,8 @@
-//! What operations have to do at least, noted for profiles; nothing while nobody profiles.
+//! FLOPs and bytes of operations, recorded for profiles; nothing unless a profile is being recorded.
 
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::ops::context::plan::Piece;
+use crate::ops::context::plan::ScoreBlock;
 use crate::ops::options::{AttentionOptions, PackedHeads};
 use crate::profile::{Operation, Precision, operation};
 
@@ -18,7 +18,7 @@ pub fn memory(name: &'static str, x: &CubeTensor, bytes: impl FnOnce(usize) -> u
     operation(x, || Operation::memory(name, bytes(size(x))))
 }
 
-/// Rows of `hidden` elements for ids: `bytes` for each element.
+/// Matrix rows of `hidden` elements for ids: `bytes` for each element.
 pub fn rows(name: &'static str, x: &CubeTensor, ids: &CubeTensor, bytes: usize) -> Noted {
     operation(x, || {
         let hidden = x.meta.shape().last().copied().unwrap_or(1);
@@ -26,8 +26,8 @@ pub fn rows(name: &'static str, x: &CubeTensor, ids: &CubeTensor, bytes: usize) 
     })
 }
 
-/// Attention of queries `q [s, b, h, d]` on `keys` keys: two products forward, five backward, in which nothing is
-/// counted twice (Dao, FlashAttention-2, 4.1). Keys that a query does not see are not counted.
+/// Attention of queries `q [s, b, h, d]` over `keys` keys: two GEMMs forward, five backward, without counting
+/// recomputation (Dao, FlashAttention-2, 4.1). Masked keys are not counted.
 pub fn attention(q: &CubeTensor, keys: usize, options: &AttentionOptions, backward: bool) -> Noted {
     let shape = q.meta.shape();
     noted(q, [shape[0], keys], shape[1] * shape[2], shape[3], options, backward)
@@ -39,17 +39,17 @@ pub fn packed_attention(qkv: &CubeTensor, heads: PackedHeads, options: &Attentio
     noted(qkv, [shape[0], shape[0]], shape[1] * heads.heads, shape[3], options, backward)
 }
 
-/// Attention of a piece of some queries with some keys.
-pub fn piece(q: &CubeTensor, piece: &Piece, options: &AttentionOptions, backward: bool) -> Noted {
+/// Attention of a block of scores.
+pub fn score_block(q: &CubeTensor, block: &ScoreBlock, options: &AttentionOptions, backward: bool) -> Noted {
     let shape = q.meta.shape();
-    let (samples, rows) = (piece.samples.len(), piece.queries.len());
+    let (samples, rows) = (block.samples.len(), block.queries.len());
     pairs(q, rows, samples * shape[2], shape[3], backward, || {
-        let seen = |piece: Piece| -> usize {
-            let options = piece.options(*options);
-            let keys = |i| options.visible(piece.first_query + i, piece.keys.len());
-            (0..piece.queries.len() as i64).map(keys).map(|(low, high)| high - low).sum()
+        let visible = |block: ScoreBlock| -> usize {
+            let options = block.options(*options);
+            let keys = |i| options.visible(block.first_query + i, block.keys.len());
+            (0..block.queries.len() as i64).map(keys).map(|(low, high)| high - low).sum()
         };
-        piece.apart().into_iter().map(seen).sum()
+        block.by_document().into_iter().map(visible).sum()
     })
 }
 
@@ -66,19 +66,19 @@ fn noted(
     })
 }
 
-/// `seen` are the pairs of queries and keys of a head that see each other.
+/// `visible` is the number of pairs of queries and keys of a head that are not masked.
 fn pairs(
     near: &CubeTensor,
     queries: usize,
     heads: usize,
     head_dim: usize,
     backward: bool,
-    seen: impl FnOnce() -> usize,
+    visible: impl FnOnce() -> usize,
 ) -> Noted {
-    let (name, products, tensors) = if backward { ("attention gradient", 5, 8) } else { ("attention", 2, 4) };
+    let (name, gemms, tensors) = if backward { ("attention gradient", 5, 8) } else { ("attention", 2, 4) };
     operation(near, || {
         let bytes = tensors * queries * heads * head_dim * near.dtype.size();
         let precision = if near.dtype.size() == 2 { Precision::Half } else { Precision::Single };
-        Operation::attention(name, precision, [seen() * heads, head_dim, products], bytes)
+        Operation::attention(name, precision, [visible() * heads, head_dim, gemms], bytes)
     })
 }

@@ -93,7 +93,7 @@ vectorized! {
     }
 }
 
-/// A guess at the time of one element in picoseconds.
+/// Rough cost of one element in picoseconds.
 const COST: usize = 600;
 
 pub(super) fn swiglu<E: Real>(x: &FlexTensor) -> FlexTensor {

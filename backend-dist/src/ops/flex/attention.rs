@@ -1,29 +1,27 @@
-//! Softmax attention by blocks of queries: the scores of one block of one head are all that is ever held, and heads
-//! are read and written in place through their strides. The backward pass computes the scores again from q, k and the
-//! log-sum-exp.
+//! Softmax attention by blocks of queries: only the scores of one block of one head are stored, and heads are read and
+//! written in place through their strides. The backward pass recomputes the scores from q, k and the log-sum-exp.
 
 use burn::backend::Shape;
 use burn::backend::flex::FlexTensor;
 
 use super::{
-    gemm::{Matrix, Onto, product},
+    gemm::{Matrix, Onto, gemm},
     heads::{Heads, Input, Target},
     output::{Output, filled},
     parallel::{for_parts, parts},
     real::Real,
-    softmax::{drop_rows, probability_rows, row_products, score_grad_rows, softmax_rows},
+    softmax::{drop_rows, probability_rows, row_dots, score_grad_rows, softmax_rows},
 };
 use crate::ops::{
-    drop_key::RowKey,
-    options::{AttentionOptions, Place},
+    dropout_mask::RowKey,
+    options::{AttentionOptions, ScoreOffset},
 };
 
-/// Queries whose scores are held at a time. Larger blocks make larger products, smaller ones waste less above the
-/// causal diagonal.
+/// Queries per block. Larger blocks make larger GEMMs, smaller ones compute fewer masked scores.
 const BLOCK: usize = 128;
 
-/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, length of a query and
-/// key, length of a value.
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys, features of a query
+/// or key, features of a value.
 #[derive(Clone, Copy)]
 struct Sizes {
     b: usize,
@@ -33,11 +31,11 @@ struct Sizes {
     keys: usize,
     d: usize,
     dv: usize,
-    place: Place,
+    place: ScoreOffset,
 }
 
 impl Sizes {
-    fn of([q, k, v]: [&FlexTensor; 3], place: Place) -> Self {
+    fn of([q, k, v]: [&FlexTensor; 3], place: ScoreOffset) -> Self {
         let [q, k, v] = [q, k, v].map(|x| x.layout().shape());
         Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], d: q[3], dv: v[3], place }
     }
@@ -51,9 +49,9 @@ impl Sizes {
         self.place.first_query + query as i64
     }
 
-    /// Runs `f(batch, key/value head)` for all of them, on several threads if that pays.
-    fn for_kv_heads(&self, products: usize, f: impl Fn(usize, usize) + Sync) {
-        let picoseconds = self.group * self.s * self.keys * ((self.d + self.dv) * products * 6 + 500);
+    /// Runs `f(batch, key/value head)` for all of them, on several threads if the work is large enough.
+    fn for_kv_heads(&self, gemms: usize, f: impl Fn(usize, usize) + Sync) {
+        let picoseconds = self.group * self.s * self.keys * ((self.d + self.dv) * gemms * 6 + 500);
         let n = self.b * self.kv;
         for_parts(n, parts(n, picoseconds), |_, part| part.for_each(|i| f(i / self.kv, i % self.kv)));
     }
@@ -67,7 +65,7 @@ impl Sizes {
         })
     }
 
-    /// Applies dropout to the weights of queries `from..to` and keys `first..` of a head, if there is any.
+    /// Applies dropout, if there is any, to the weights of queries `from..to` and keys `first..` of a head.
     fn drop<E: Real>(
         &self,
         weights: &mut [E],
@@ -76,7 +74,7 @@ impl Sizes {
         options: AttentionOptions,
     ) {
         let Some(dropout) = options.dropout else { return };
-        let Place { first: [query, key], queries, .. } = self.place;
+        let ScoreOffset { first: [query, key], queries, .. } = self.place;
         let rows: Vec<RowKey> = (from..to).map(|row| dropout.row(place, query + row, queries)).collect();
         let keys = weights.len() / rows.len();
         drop_rows(weights, &rows, (key + first) as u32, keys, dropout.limit(), E::of(dropout.scale()));
@@ -93,7 +91,7 @@ impl Sizes {
 pub(super) fn forward<E: Real>(
     qkv: [&FlexTensor; 3],
     options: AttentionOptions,
-    place: Place,
+    place: ScoreOffset,
 ) -> (FlexTensor, FlexTensor) {
     let sizes = Sizes::of(qkv, place);
     let [q, k, v] = qkv.map(Input::<E>::of);
@@ -123,16 +121,16 @@ pub(super) fn forward<E: Real>(
                     unsafe {
                         let block = Matrix::rows(scores.as_mut_ptr(), keys as isize);
                         let (q, k) = (q.matrix(q0, batch, head), k.matrix(k0, batch, kv).transposed());
-                        product([rows, keys, d], block, q, k, E::of(options.scale), Onto::Overwrite);
+                        gemm([rows, keys, d], block, q, k, E::of(options.scale), Onto::Overwrite);
                         let lse = lse.slice(first + q0..first + q1);
                         let totals = &mut totals[..rows];
                         softmax_rows(scores, sizes.position(q0), [k0, k1, sizes.keys], &options, totals, lse);
                         sizes.drop(scores, [batch, head], [q0, q1, k0], options);
                         let p = Matrix::rows(scores.as_ptr(), keys as isize);
                         let target = out.matrix(q0, batch, head);
-                        product([rows, dv, keys], target, p, v.matrix(k0, batch, kv), E::ONE, Onto::Overwrite);
+                        gemm([rows, dv, keys], target, p, v.matrix(k0, batch, kv), E::ONE, Onto::Overwrite);
                         out.divide_rows([q0, batch, head], dv, totals);
-                        // The maxima were only stored where the log-sum-exp goes.
+                        // So far the log-sum-exp holds the maxima.
                         lse.iter_mut().zip(totals).for_each(|(lse, total)| *lse += total.ln());
                     }
                 }
@@ -142,14 +140,14 @@ pub(super) fn forward<E: Real>(
     (E::tensor(out, Shape::new([s, b, heads, dv])), E::tensor(lse, Shape::new([b, heads, s])))
 }
 
-/// Gradients in q, k and v, each a tensor of its own; `out` and `grad` must be dense.
+/// Gradients in q, k and v as separate tensors; `out` and `grad` must be dense.
 pub(super) fn grads<E: Real>(
     [q, k, v]: [&FlexTensor; 3],
     out: &FlexTensor,
     lse: &FlexTensor,
     grad: &FlexTensor,
     options: AttentionOptions,
-    place: Place,
+    place: ScoreOffset,
 ) -> [FlexTensor; 3] {
     let sizes = Sizes::of([q, k, v], place);
     let Sizes { b, s, keys, d, kv, .. } = sizes;
@@ -169,8 +167,7 @@ pub(super) fn grads<E: Real>(
     [E::tensor(dq, shape(s, heads, d)), E::tensor(dk, shape(keys, kv, d)), E::tensor(dv, shape(keys, kv, sizes.dv))]
 }
 
-/// The gradient of the packed `[s, b, heads + 2 kv_heads, d]` tensor whose parts q, k and v are; `out` and `grad`
-/// must be dense.
+/// The packed gradient `[s, b, heads + 2 kv_heads, d]` of q, k and v; `out` and `grad` must be dense.
 pub(super) fn packed_grad<E: Real>(
     [q, k, v]: [&FlexTensor; 3],
     out: &FlexTensor,
@@ -179,7 +176,7 @@ pub(super) fn packed_grad<E: Real>(
     options: AttentionOptions,
 ) -> FlexTensor {
     let s = q.layout().shape()[0];
-    let sizes = Sizes::of([q, k, v], Place::whole(s, s));
+    let sizes = Sizes::of([q, k, v], ScoreOffset::whole(s, s));
     let Sizes { b, d, kv, .. } = sizes;
     let (heads, all) = (sizes.heads(), sizes.heads() + 2 * kv);
     let data = filled(s * b * all * d, |data| {
@@ -204,7 +201,7 @@ fn write_grads<E: Real>(
         let mut p = vec![E::ZERO; sizes.scratch()];
         let mut ds = vec![E::ZERO; sizes.scratch()];
         let mut delta = [E::ZERO; BLOCK];
-        // Several blocks or query heads add to the same keys and values; a single one that sees all of them writes.
+        // Several blocks or query heads add to the same keys and values; a single one that sees all of them overwrites.
         let sees_all = |[_, _, k0, k1]: [usize; 4]| k0 == 0 && k1 == sizes.keys;
         let once = group == 1 && s <= BLOCK && sizes.blocks(options).all(sees_all);
         let onto = if once { Onto::Overwrite } else { Onto::Add };
@@ -228,14 +225,14 @@ fn write_grads<E: Real>(
                 let scale = E::of(options.scale);
                 let (by_grad, by_out) = (grad.heads.strides[0] as usize, out.heads.strides[0] as usize);
                 let (from_grad, from_out) = (grad.from(q0, batch, head), out.from(q0, batch, head));
-                row_products(from_grad, by_grad, from_out, by_out, sizes.dv, &mut delta[..rows]);
+                row_dots(from_grad, by_grad, from_out, by_out, sizes.dv, &mut delta[..rows]);
                 // SAFETY: inputs outlive the call; p, ds and the gradients of this head belong to this thread.
                 unsafe {
                     let block = |x: &mut [E]| Matrix::rows(x.as_mut_ptr(), keys as isize);
                     let read = |x: &[E]| Matrix::rows(x.as_ptr(), keys as isize);
                     let (q, grad) = (q.matrix(q0, batch, head), grad.matrix(q0, batch, head));
                     let (k, v) = (k.matrix(k0, batch, kv), v.matrix(k0, batch, kv));
-                    product([rows, keys, d], block(p), q, k.transposed(), scale, Onto::Overwrite);
+                    gemm([rows, keys, d], block(p), q, k.transposed(), scale, Onto::Overwrite);
                     probability_rows(
                         p,
                         sizes.position(q0),
@@ -250,12 +247,12 @@ fn write_grads<E: Real>(
                         &*ds
                     });
                     let kept = read(dropped.unwrap_or(p)).transposed();
-                    product([keys, sizes.dv, rows], target, kept, grad, E::ONE, onto);
-                    product([rows, keys, sizes.dv], block(ds), grad, v.transposed(), E::ONE, Onto::Overwrite);
+                    gemm([keys, sizes.dv, rows], target, kept, grad, E::ONE, onto);
+                    gemm([rows, keys, sizes.dv], block(ds), grad, v.transposed(), E::ONE, Onto::Overwrite);
                     sizes.drop(ds, [batch, head], [q0, q1, k0], options);
                     score_grad_rows(ds, p, &delta[..rows], keys);
-                    product([rows, d, keys], dq.matrix(q0, batch, head), read(ds), k, scale, Onto::Overwrite);
-                    product([keys, d, rows], dk.matrix(k0, batch, kv), read(ds).transposed(), q, scale, onto);
+                    gemm([rows, d, keys], dq.matrix(q0, batch, head), read(ds), k, scale, Onto::Overwrite);
+                    gemm([keys, d, rows], dk.matrix(k0, batch, kv), read(ds).transposed(), q, scale, onto);
                 }
             }
         }

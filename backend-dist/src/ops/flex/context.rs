@@ -1,13 +1,13 @@
-//! Attention of some queries of a sequence on some of its keys.
+//! Attention of some queries of a sequence over some of its keys.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex};
 
 use super::{attention, cast, compute_type, dense};
 use crate::ops::context::kernels::ContextKernels;
-use crate::ops::options::{AttentionOptions, Place};
+use crate::ops::options::{AttentionOptions, ScoreOffset};
 
-pub(super) fn forward(qkv: [FlexTensor; 3], options: AttentionOptions, place: Place) -> (FlexTensor, FlexTensor) {
+pub(super) fn forward(qkv: [FlexTensor; 3], options: AttentionOptions, place: ScoreOffset) -> (FlexTensor, FlexTensor) {
     let (dtype, inner) = (qkv[0].dtype(), compute_type(qkv[0].dtype()));
     let [q, k, v] = qkv.map(|x| cast(x, inner));
     let (out, lse) = by_real!(inner, E => attention::forward::<E>([&q, &k, &v], options, place));
@@ -19,7 +19,7 @@ pub(super) fn grads(
     [out, lse]: [FlexTensor; 2],
     grad: FlexTensor,
     options: AttentionOptions,
-    place: Place,
+    place: ScoreOffset,
 ) -> [FlexTensor; 3] {
     let (dtype, inner) = (qkv[0].dtype(), compute_type(qkv[0].dtype()));
     let [q, k, v] = qkv.map(|x| cast(x, inner));
@@ -29,7 +29,7 @@ pub(super) fn grads(
 }
 
 impl ContextKernels for Flex {
-    fn attention_at(qkv: [FlexTensor; 3], options: AttentionOptions, place: Place) -> [FlexTensor; 2] {
+    fn attention_at(qkv: [FlexTensor; 3], options: AttentionOptions, place: ScoreOffset) -> [FlexTensor; 2] {
         forward(qkv, options, place).into()
     }
 
@@ -38,7 +38,7 @@ impl ContextKernels for Flex {
         result: [FlexTensor; 2],
         grad: FlexTensor,
         options: AttentionOptions,
-        place: Place,
+        place: ScoreOffset,
     ) -> [FlexTensor; 3] {
         grads(qkv, result, grad, options, place)
     }

@@ -1,4 +1,4 @@
-//! The local pieces of the vocabulary-parallel cross-entropy, one row of logits at a time.
+//! The local steps of the vocabulary-parallel cross-entropy, one token's logits at a time.
 
 use burn::backend::{Shape, flex::FlexTensor};
 
@@ -10,7 +10,7 @@ use super::{
     real::Real,
 };
 
-/// A guess at the time of one element in picoseconds.
+/// Rough cost of one element in picoseconds.
 const COST: usize = 400;
 
 vectorized! {

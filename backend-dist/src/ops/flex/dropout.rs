@@ -8,7 +8,7 @@ use super::{
     parallel::{for_parts, parts},
     real::Real,
 };
-use crate::ops::drop_key::{DropKey, RowKey, threshold};
+use crate::ops::dropout_mask::{DropoutMask, RowKey, threshold};
 
 vectorized! {
     fn drop_rows<E>(x: &[E], keys: &[RowKey], first: u32, limit: u32, scale: E, out: &mut [E]) {
@@ -21,10 +21,10 @@ vectorized! {
     }
 }
 
-/// A guess at the time of one element in picoseconds.
+/// Rough cost of one element in picoseconds.
 const COST: usize = 400;
 
-pub(super) fn apply<E: Real>(x: &FlexTensor, p: f64, key: &DropKey) -> FlexTensor {
+pub(super) fn apply<E: Real>(x: &FlexTensor, p: f64, key: &DropoutMask) -> FlexTensor {
     let shape = x.layout().shape().clone();
     let (keys, first) = key.rows(&shape.to_vec());
     let x = E::slice(x);

@@ -1,11 +1,11 @@
-//! Rows of a table by id.
+//! Rows of an embedding matrix by id.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, IntDType, Shape, ops::IntTensorOps};
 
 use super::{output::filled, real::Real};
 
-/// The row of each id in a table of `rows` rows whose first has id `first_row`; `None` for an id outside.
+/// The row of each id in a matrix of `rows` rows whose first row has id `first_row`; `None` for an id outside.
 pub(super) fn row_numbers(ids: &FlexTensor, first_row: usize, rows: usize) -> Vec<Option<usize>> {
     let ids = Flex::int_cast(ids.clone(), IntDType::I64);
     let ids = if ids.is_contiguous() { ids } else { ids.to_contiguous() };

@@ -1,4 +1,4 @@
-//! FP8 by emulation: numbers on the FP8 grid, in the type that is computed in.
+//! Emulated FP8: values on the FP8 grid, stored in the type of the computation.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, Shape, ops::FloatTensorOps};
@@ -11,20 +11,20 @@ use super::{
 };
 use burn::tensor::Tensor;
 
+use crate::collective_ops::{Collective, CollectiveOps};
 use crate::comm::Group;
-use crate::exchange::{Exchange, ExchangeOps};
 use crate::ops::fp8::{Fp8Kernels, Matrix, Number, Precision, Quantized, Scales, Sides};
 use crate::ops::plain;
 
-/// A guess at the time of one element in picoseconds.
+/// Rough cost of one element in picoseconds.
 const COST: usize = 500;
 
-/// Rounding to the numbers of eight bits.
+/// Rounding to 8-bit floats.
 pub(super) trait Grid: Real {
-    /// The nearest number of a format with `(mantissa bits, exponent bias)`, of two the even one; at most `most`. NaN
-    /// stays.
+    /// The nearest value of a format with `(mantissa bits, exponent bias)`, ties to even, clamped to `most`. NaN is
+    /// unchanged.
     fn on_grid(self, fields: (i32, i32), most: Self) -> Self;
-    /// Whether it is a number other than zero and infinity.
+    /// Whether it is neither zero, infinite nor NaN.
     fn is_size(self) -> bool;
     const LARGEST: Self;
 }
@@ -39,10 +39,10 @@ macro_rules! grid {
                 const ZERO: i32 = $exponents >> 1;
                 let x = self.clamp(-most, most);
                 let exponent = ((x.to_bits() >> $bits) & $exponents) as i32 - ZERO;
-                // Subnormal numbers are as far apart as the smallest normal ones.
+                // Subnormals have the spacing of the smallest normal numbers.
                 let exponent = exponent.max(1 - bias) - mantissa;
                 let step = $E::from_bits(((ZERO + exponent) as $I) << $bits);
-                // Adding 1.5 · 2ᵐ, m the bits of the mantissa, rounds to an integer, and needs no call.
+                // Adding 1.5 · 2ᵐ, m being the bits of the mantissa, rounds to an integer without a call.
                 const ROUND: $E = 1.5 * (1u64 << $bits) as $E;
                 ((x / step + ROUND) - ROUND) * step
             }
@@ -57,7 +57,7 @@ macro_rules! grid {
 grid!(f32, u32, 23, 0xff);
 grid!(f64, u64, 52, 0x7ff);
 
-/// The largest magnitude; NaN is passed over.
+/// The amax, ignoring NaN.
 pub(super) fn amax<E: Grid>(x: &[E]) -> E {
     let magnitudes = x.chunks(4096).map(|chunk| {
         let low = chunk.iter().fold(E::ZERO, |low, &x| if x < low { x } else { low });
@@ -81,7 +81,7 @@ fn scales<E: Grid>(amax: &FlexTensor, number: Number, margin: u32) -> Scales<Fle
     Scales { scale, inverse }
 }
 
-/// The numbers on the grid that are nearest to `scale · x`.
+/// `scale · x`, rounded to the grid.
 pub(super) fn on_grid<E: Grid>(x: &[E], scale: E, number: Number) -> Vec<E> {
     let (fields, most) = (number.fields(), E::of(number.max()));
     filled(x.len(), |out| {
@@ -95,8 +95,8 @@ pub(super) fn on_grid<E: Grid>(x: &[E], scale: E, number: Number) -> Vec<E> {
     })
 }
 
-/// `a · bᵀ`, scaled back.
-pub(super) fn product<E: Grid>(a: Matrix<Flex>, b: Matrix<Flex>) -> FlexTensor {
+/// `a · bᵀ`, divided by both scales.
+pub(super) fn gemm<E: Grid>(a: Matrix<Flex>, b: Matrix<Flex>) -> FlexTensor {
     let factor = E::slice(&a.inverse)[0] * E::slice(&b.inverse)[0];
     let y = linear::forward::<E>(a.data, b.data);
     let y: Vec<E> = E::slice(&y).iter().map(|&y| y * factor).collect();
@@ -143,11 +143,11 @@ impl Fp8Kernels for Flex {
     }
 
     fn fp8_gathered(x: Matrix<Self>, group: &Group) -> Matrix<Self> {
-        let data = Self::exchange(x.data, Exchange::AllGather(0), None, group.clone());
+        let data = Self::collective(x.data, Collective::AllGather(0), None, group.clone());
         Matrix { data, rows: x.rows * group.size(), ..x }
     }
 
-    fn fp8_product(
+    fn fp8_gemm(
         a: Matrix<Self>,
         b: Matrix<Self>,
         bias: Option<FlexTensor>,
@@ -155,7 +155,7 @@ impl Fp8Kernels for Flex {
         _: Precision,
     ) -> FlexTensor {
         let inner = a.data.dtype();
-        let y = Self::float_reshape(by_real!(inner, E => product::<E>(a, b)), shape);
+        let y = Self::float_reshape(by_real!(inner, E => gemm::<E>(a, b)), shape);
         let y = bias.into_iter().fold(y, |y, bias| plain::linear::add_bias::<Self>(y, cast(bias, inner)));
         cast(y, dtype)
     }

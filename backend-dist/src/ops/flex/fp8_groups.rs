@@ -1,16 +1,16 @@
-//! FP8 by emulation, with a scale for each group of rows.
+//! Emulated FP8 with a scale for each group of rows.
 
 use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, Shape};
 
-use super::fp8::{Grid, amax, on_grid, product};
+use super::fp8::{Grid, amax, gemm, on_grid};
 use super::real::Real;
 use super::{cast, compute_type, dense};
 use crate::ops::fp8::{Fp8GroupKernels, Groups, Matrix, Number, Precision, QuantizedGroups, Scales, Sides};
 
-/// The rows of each group of `x`, which has no gaps.
+/// The rows of each group of the contiguous `x`.
 fn parts<'a, E: Grid>(x: &'a FlexTensor, counts: &'a [usize]) -> impl Iterator<Item = &'a [E]> {
     let columns = x.layout().num_elements() / counts.iter().sum::<usize>().max(1);
     let mut rest = E::slice(x);
@@ -21,7 +21,7 @@ fn parts<'a, E: Grid>(x: &'a FlexTensor, counts: &'a [usize]) -> impl Iterator<I
     })
 }
 
-/// All groups of `x` on the grid, as they lie and turned.
+/// All groups of `x` on the grid, and their transposes.
 fn quantised<E: Grid>(
     x: &FlexTensor,
     scales: &Scales<Flex>,
@@ -52,11 +52,11 @@ fn matrix<E: Grid>(x: &Groups<Flex>, group: usize) -> Matrix<Flex> {
     Matrix { data, rows, inner, inverse, number: x.number }
 }
 
-fn rows_product<E: Grid>(x: &Groups<Flex>, w: &Groups<Flex>) -> FlexTensor {
+fn rows_gemm<E: Grid>(x: &Groups<Flex>, w: &Groups<Flex>) -> FlexTensor {
     let each = x.counts.len() / w.counts.len();
     let mut out = Vec::new();
     for group in (0..x.counts.len()).filter(|group| x.counts[*group] > 0) {
-        out.extend_from_slice(E::slice(&product::<E>(matrix::<E>(x, group), matrix::<E>(w, group / each))));
+        out.extend_from_slice(E::slice(&gemm::<E>(matrix::<E>(x, group), matrix::<E>(w, group / each))));
     }
     let rows = x.counts.iter().sum::<usize>();
     let shape = Shape::new([rows, out.len() / rows]);
@@ -67,7 +67,7 @@ fn weight_grad<E: Grid>(grad: &Groups<Flex>, x: &Groups<Flex>, matrices: usize) 
     let (each, size) = (x.counts.len() / matrices, grad.columns * x.columns);
     let mut out = vec![E::ZERO; matrices * size];
     for group in (0..x.counts.len()).filter(|group| x.counts[*group] > 0) {
-        let part = product::<E>(matrix::<E>(grad, group), matrix::<E>(x, group));
+        let part = gemm::<E>(matrix::<E>(grad, group), matrix::<E>(x, group));
         let sums = &mut out[group / each * size..][..size];
         sums.iter_mut().zip(E::slice(&part)).for_each(|(sum, &part)| *sum += part);
     }
@@ -92,9 +92,9 @@ impl Fp8GroupKernels for Flex {
         let x = dense(x, inner);
         let columns = x.layout().num_elements() / counts.iter().sum::<usize>();
         let [by_rows, by_columns] = by_real!(inner, E => quantised::<E>(&x, scales, number, counts, columns, sides));
-        let groups = |data, turned| {
+        let groups = |data, transposed| {
             let (counts, inverse) = (counts.clone(), scales.inverse.clone());
-            Groups { data, counts, columns, turned, inverse, number }
+            Groups { data, counts, columns, transposed, inverse, number }
         };
         QuantizedGroups {
             by_rows: by_rows.map(|data| groups(data, false)),
@@ -102,8 +102,8 @@ impl Fp8GroupKernels for Flex {
         }
     }
 
-    fn fp8_groups_product(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, _: Precision) -> FlexTensor {
-        cast(by_real!(x.data.dtype(), E => rows_product::<E>(x, w)), dtype)
+    fn fp8_groups_gemm(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, _: Precision) -> FlexTensor {
+        cast(by_real!(x.data.dtype(), E => rows_gemm::<E>(x, w)), dtype)
     }
 
     fn fp8_groups_weight_grad(grad: &Groups<Self>, x: &Groups<Self>, matrices: usize, dtype: DType) -> FlexTensor {

@@ -1,8 +1,8 @@
-//! Matrix products on strided memory.
+//! GEMMs on strided memory.
 
 use super::real::Real;
 
-/// A matrix somewhere in memory.
+/// A strided matrix.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<P> {
     /// The first element.
@@ -14,23 +14,23 @@ pub(super) struct Matrix<P> {
 }
 
 impl<P> Matrix<P> {
-    /// Rows of `row` elements from each other, elements of a row side by side.
+    /// A row-major matrix with `row` elements from one row to the next.
     pub fn rows(start: P, row: isize) -> Self {
         Self { start, row, column: 1 }
     }
 
-    /// Rows and columns exchanged.
+    /// The transpose, without a copy.
     pub fn transposed(self) -> Self {
         Self { start: self.start, row: self.column, column: self.row }
     }
 }
 
-/// What a product does with the values already there.
+/// Whether a GEMM overwrites its output or adds to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Onto {
-    /// They are overwritten, unread.
+    /// The output is overwritten, unread.
     Overwrite,
-    /// The product is added.
+    /// The output is added to.
     Add,
 }
 
@@ -39,7 +39,7 @@ pub(super) enum Onto {
 /// # Safety
 ///
 /// The three matrices must lie in memory valid for reading, and `out` for writing by this thread alone.
-pub(super) unsafe fn product<E: Real>(
+pub(super) unsafe fn gemm<E: Real>(
     [m, n, k]: [usize; 3],
     out: Matrix<*mut E>,
     a: Matrix<*const E>,

@@ -6,7 +6,7 @@ use burn::backend::flex::FlexTensor;
 
 use super::{gemm::Matrix, output::Output, real::Real};
 
-/// Where the heads of one tensor `[s, b, h, d]` lie in a buffer.
+/// The layout of the heads of one tensor `[s, b, h, d]` in a buffer.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub offset: usize,
@@ -20,7 +20,7 @@ impl Heads {
         Self { offset: x.layout().start_offset(), strides: [strides[0], strides[1], strides[2], strides[3]] }
     }
 
-    /// `heads` heads of size `d` from head `first` on, in a dense tensor of `all` heads and batch `b`.
+    /// The layout of `heads` heads of size `d` from head `first` on, in a dense tensor of `all` heads and batch `b`.
     pub fn within(first: usize, all: usize, b: usize, d: usize) -> Self {
         Self { offset: first * d, strides: [(b * all * d) as isize, (all * d) as isize, d as isize, 1] }
     }
@@ -81,7 +81,8 @@ impl<E: Real> Target<'_, E> {
         self.heads.matrix(self.data.pointer(self.heads.at(s, b, h)))
     }
 
-    /// Divides consecutive positions of a head each by its total; those whose total is zero saw nothing and are zero.
+    /// Divides consecutive positions of a head each by its total. A total of zero means that no key was visible: the
+    /// output is zero.
     ///
     /// # Safety
     ///

@@ -2,12 +2,12 @@
 
 use super::real::Real;
 
-/// Partial sums kept apart in a reduction: a 512-bit register of f32, and the same everywhere, so that a sum does not
-/// depend on the machine.
+/// Interleaved partial sums of a reduction: a 512-bit register of f32, and the same on all machines, so that a sum does
+/// not depend on the machine.
 pub(super) const LANES: usize = 16;
 
 /// Defines a function whose body is compiled three times, for AVX-512, AVX2 and the baseline, and chosen at run time.
-/// What the body calls must be `#[inline(always)]` to be compiled along.
+/// Functions called by the body must be `#[inline(always)]` to be compiled for the same instructions.
 macro_rules! vectorized {
     ($(#[$meta:meta])* fn $name:ident<$E:ident>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -106,7 +106,7 @@ pub(super) fn sum3<E: Real>(a: &[E], b: &[E], c: &[E], f: impl Fn(E, E, E) -> E)
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest element, negative infinity for none. NaN is passed over.
+/// The maximum, negative infinity for an empty slice. NaN is ignored.
 #[inline(always)]
 pub(super) fn max<E: Real>(a: &[E]) -> E {
     let larger = |a: E, b: E| if b > a { b } else { a };

@@ -1,16 +1,16 @@
-//! `x · wᵀ` and its gradients as matrix products, shared among threads by rows of the result.
+//! `x · wᵀ` and its gradients as GEMMs, split among threads by rows of the output.
 
 use burn::backend::Shape;
 use burn::backend::flex::FlexTensor;
 
 use super::{
-    gemm::{Matrix, Onto, product},
+    gemm::{Matrix, Onto, gemm},
     output::filled,
     parallel::{for_parts, parts},
     real::Real,
 };
 
-/// A tensor as a matrix of its last dimension against all others, without a copy where strides allow.
+/// A tensor as a matrix of its last dimension by all others, without a copy where strides allow.
 struct Flat {
     tensor: FlexTensor,
     rows: usize,
@@ -51,20 +51,20 @@ fn collapse(shape: &[usize], strides: &[isize]) -> Option<(usize, usize, (isize,
     Some((rows, shape[last], (row.unwrap_or(shape[last] as isize), strides[last])))
 }
 
-/// `out [m, n] = a [m, k] · b [k, n]`, cut by rows of `out`.
+/// `out [m, n] = a [m, k] · b [k, n]`, split by rows of `out`.
 fn matmul<E: Real>([m, n, k]: [usize; 3], a: Matrix<*const E>, b: Matrix<*const E>, shape: Shape) -> FlexTensor {
-    // Raw pointers do not cross threads by themselves; as addresses they do.
+    // Raw pointers are not `Send`, addresses are.
     let (a_start, b_start) = (a.start as usize, b.start as usize);
     let (a_row, a_column) = (a.row, a.column);
     let (b_row, b_column) = (b.row, b.column);
-    // About 60 multiply-adds in a nanosecond on one core.
+    // About 60 multiply-adds per nanosecond on one core.
     let parts = parts(m, n * k * 16).min(m.div_ceil(MIN_ROWS)).max(1);
     let data = filled::<E>(m * n, |out| {
         for_parts(m, parts, |_, rows| {
             let a = (a_start as *const E).wrapping_offset(rows.start as isize * a_row);
             // SAFETY: the tensors behind a and b outlive this call, and each part writes its own rows.
             unsafe {
-                product(
+                gemm(
                     [rows.len(), n, k],
                     Matrix::rows(out.pointer(rows.start * n), n as isize),
                     Matrix { start: a, row: a_row, column: a_column },
@@ -78,7 +78,7 @@ fn matmul<E: Real>([m, n, k]: [usize; 3], a: Matrix<*const E>, b: Matrix<*const 
     E::tensor(data, shape)
 }
 
-/// Fewer rows than this in a part would repeat the packing of `b` for little work.
+/// Fewer rows than this per part would repeat the packing of `b` for little work.
 const MIN_ROWS: usize = 64;
 
 /// The shape of `x` with another last dimension.

@@ -1,5 +1,5 @@
 //! Kernels of the CPU backend: plain loops over slices, compiled for the instruction sets found at run time, on several
-//! threads where the work is worth the hand-over.
+//! threads where the work is large enough.
 
 /// Runs `$body` with `$E` the element type of `$dtype`; half precision has been widened before.
 macro_rules! by_real {
@@ -41,9 +41,9 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, FloatDType, ops::FloatTensorOps};
 
 use super::{
-    drop_key::DropKey,
+    dropout_mask::DropoutMask,
     kernels::{LocalKernels, NormGrads, NormNeeds},
-    options::{AttentionOptions, GeluKind, PackedHeads, Place, Rotation},
+    options::{AttentionOptions, GeluKind, PackedHeads, Rotation, ScoreOffset},
 };
 
 /// The type an operation on `dtype` computes in.
@@ -140,7 +140,7 @@ impl LocalKernels for Flex {
         v: FlexTensor,
         options: AttentionOptions,
     ) -> (FlexTensor, FlexTensor) {
-        let place = Place::whole(q.layout().shape()[0], k.layout().shape()[0]);
+        let place = ScoreOffset::whole(q.layout().shape()[0], k.layout().shape()[0]);
         context::forward([q, k, v], options, place)
     }
 
@@ -150,7 +150,7 @@ impl LocalKernels for Flex {
         grad: FlexTensor,
         options: AttentionOptions,
     ) -> [FlexTensor; 3] {
-        let place = Place::whole(qkv[0].layout().shape()[0], qkv[1].layout().shape()[0]);
+        let place = ScoreOffset::whole(qkv[0].layout().shape()[0], qkv[1].layout().shape()[0]);
         context::grads(qkv, result, grad, options, place)
     }
 
@@ -222,7 +222,7 @@ impl LocalKernels for Flex {
         cast(out, dtype)
     }
 
-    fn dropout_apply(x: FlexTensor, p: f64, key: &DropKey) -> FlexTensor {
+    fn dropout_apply(x: FlexTensor, p: f64, key: &DropoutMask) -> FlexTensor {
         let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
         let x = dense(x, inner);
         cast(by_real!(inner, E => dropout::apply::<E>(&x, p, key)), dtype)

@@ -1,4 +1,4 @@
-//! Sums of rows for mixtures of experts.
+//! Row sums for MoE.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, Shape};
@@ -9,7 +9,7 @@ use crate::ops::moe::MoeKernels;
 
 impl MoeKernels for Flex {
     fn table(table: &Tensor<2, Int>) -> FlexTensor {
-        table.clone().try_into_primitive::<Self>().expect("a table beside the rows that it numbers")
+        table.clone().try_into_primitive::<Self>().expect("a table on the CPU")
     }
 
     fn sum_rows(x: FlexTensor, index: FlexTensor) -> FlexTensor {

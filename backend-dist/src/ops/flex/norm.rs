@@ -1,5 +1,5 @@
-//! RMSNorm and LayerNorm, one row at a time: the row stays in the first-level cache between its passes. The backward
-//! pass computes the statistics again instead of keeping them.
+//! RMSNorm and LayerNorm, one row at a time: the row stays in the L1 cache between its passes. The backward pass
+//! recomputes the statistics instead of saving them.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, Shape};
@@ -85,7 +85,7 @@ vectorized! {
     }
 }
 
-/// A guess at the time of one row in picoseconds, per element.
+/// Rough cost of one element of a row in picoseconds.
 const FORWARD_COST: usize = 300;
 const BACKWARD_COST: usize = 600;
 

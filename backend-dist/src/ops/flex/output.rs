@@ -1,10 +1,10 @@
-//! Buffers which kernels fill.
+//! Output buffers of kernels.
 
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 use super::real::Real;
 
-/// A buffer of `n` elements which `fill` must write completely before it reads any; it is not zeroed first.
+/// A buffer of `n` elements, which is not zeroed first: `fill` must write all of them before it reads any.
 pub(super) fn filled<E: Real>(n: usize, fill: impl FnOnce(&Output<'_, E>)) -> Vec<E> {
     let mut data: Vec<E> = Vec::with_capacity(n);
     fill(&Output::of_uninit(&mut data.spare_capacity_mut()[..n]));
@@ -13,14 +13,14 @@ pub(super) fn filled<E: Real>(n: usize, fill: impl FnOnce(&Output<'_, E>)) -> Ve
     data
 }
 
-/// A buffer several threads write to, each in its own places.
+/// A buffer that several threads write to, each in its own range.
 pub(super) struct Output<'a, E> {
     start: *mut E,
     len: usize,
     life: PhantomData<&'a mut [E]>,
 }
 
-// SAFETY: the only access is through `slice` and `pointer`, whose callers keep to disjoint places.
+// SAFETY: the only access is through `slice` and `pointer`, whose callers keep to disjoint ranges.
 unsafe impl<E: Send> Sync for Output<'_, E> {}
 // SAFETY: as above.
 unsafe impl<E: Send> Send for Output<'_, E> {}
@@ -30,7 +30,7 @@ impl<'a, E: Real> Output<'a, E> {
         Self { start: data.as_mut_ptr().cast(), len: data.len(), life: PhantomData }
     }
 
-    /// Output into a buffer that has its values already.
+    /// An output buffer whose elements are initialised.
     pub(super) fn of(data: &'a mut [E]) -> Self {
         Self { start: data.as_mut_ptr(), len: data.len(), life: PhantomData }
     }

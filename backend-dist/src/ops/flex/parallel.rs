@@ -1,25 +1,25 @@
-//! Sharing rows among threads.
+//! Splitting rows among threads.
 
 use std::{
     ops::Range,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// Work, in nanoseconds on one core, from which a second thread pays for being woken.
+/// Nanoseconds of work on one core from which waking a second thread pays.
 const WORTH_SHARING: usize = 40_000;
 
-/// How many parts to cut `n` rows of `picoseconds` each into: one if a single thread is as good.
+/// The number of parts for `n` rows of `picoseconds` each: 1 if a single thread is as fast.
 pub(super) fn parts(n: usize, picoseconds: usize) -> usize {
     let threads = rayon::current_num_threads();
     if threads == 1 || n.saturating_mul(picoseconds) / 1000 < WORTH_SHARING {
         return 1;
     }
-    // Two parts for each thread, so that one which starts late still finds work.
+    // Two parts per thread, so that a thread that starts late still finds work.
     (2 * threads).min(n)
 }
 
-/// Calls `f(part, rows)` for every one of `parts` consecutive ranges which make up `0..n`. The calling thread works
-/// along with the pool; the partition depends on `n` and `parts` only.
+/// Calls `f(part, rows)` for each of `parts` consecutive ranges that make up `0..n`. The calling thread works too; the
+/// partition depends on `n` and `parts` only.
 pub(super) fn for_parts(n: usize, parts: usize, f: impl Fn(usize, Range<usize>) + Sync) {
     if parts <= 1 {
         return f(0, 0..n);

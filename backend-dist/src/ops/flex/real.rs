@@ -108,7 +108,7 @@ impl Real for f32 {
         let x = if x > 88.3 { 88.3 } else { x };
         let shifted = x * std::f32::consts::LOG2_E + ROUND;
         let n = shifted - ROUND;
-        // ln 2 in two parts, the first exact in the product with n.
+        // ln 2 in two parts; the product of the first with n is exact.
         let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
         let mut p = 1.987_569_1e-4;
         p = p * r + 1.398_199_9e-3;

@@ -11,8 +11,8 @@ use super::{
 use crate::ops::options::Rotation;
 
 vectorized! {
-    /// All heads of one position, `heads` of them turned. `at` is the first element in `x`, `strides` those of batch
-    /// and head, `sizes` the number of batches and heads and the head size.
+    /// All heads of one position, of which the first `heads` are rotated. `at` is the first element in `x`, `strides`
+    /// those of batch and head, `sizes` the number of batches and heads and the head size.
     fn turn<E>(
         x: &[E],
         at: isize,
@@ -47,7 +47,7 @@ vectorized! {
     }
 }
 
-/// A guess at the time of one element in picoseconds.
+/// Rough cost of one element in picoseconds.
 const COST: usize = 300;
 
 pub(super) fn apply<E: Real>(

@@ -1,13 +1,13 @@
-//! Row by row work on the scores of one block of queries.
+//! Row by row operations on the scores of one block of queries.
 
 use super::{
     lanes::{LANES, max, sum, sum2, vectorized},
     real::Real,
 };
-use crate::ops::{drop_key::RowKey, options::AttentionOptions};
+use crate::ops::{dropout_mask::RowKey, options::AttentionOptions};
 
-/// Applies `f` to the elements `low..high` of a row and sets the others to zero. Works on whole vectors and selects,
-/// instead of stopping in the middle of one.
+/// Applies `f` to the elements `low..high` of a row and zeroes the others, with selects on whole vectors instead of
+/// partial ones.
 #[inline(always)]
 fn map_visible<E: Real>(row: &mut [E], low: usize, high: usize, f: impl Fn(E) -> E) {
     let (inside, after) = row.split_at_mut(high.next_multiple_of(LANES).min(row.len()));
@@ -30,7 +30,7 @@ fn map_visible<E: Real>(row: &mut [E], low: usize, high: usize, f: impl Fn(E) ->
 }
 
 vectorized! {
-    /// Softmax numerators in place, zero where hidden; their sums into `totals`, the maxima into `tops`.
+    /// Softmax numerators in place, zero where masked; their sums in `totals`, the maxima in `tops`.
     fn softmax_rows<E>(
         scores: &mut [E],
         first_query: i64,
@@ -56,7 +56,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Probabilities in place from scores and log-sum-exp, zero where hidden.
+    /// Probabilities in place from scores and log-sum-exp, zero where masked.
     fn probability_rows<E>(
         scores: &mut [E],
         first_query: i64,
@@ -85,8 +85,8 @@ vectorized! {
 }
 
 vectorized! {
-    /// `weights` with the dropped ones zero and the others times `scale`. Rows of `keys` columns, of which the first
-    /// has number `first`.
+    /// `weights` with the dropped ones zero and the others times `scale`, as rows of `keys` columns; `first` is the
+    /// index of the first column.
     fn drop_rows<E>(weights: &mut [E], rows: &[RowKey], first: u32, keys: usize, limit: u32, scale: E) {
         for (weights, row) in weights.chunks_exact_mut(keys).zip(rows) {
             for (i, weight) in weights.iter_mut().enumerate() {
@@ -97,8 +97,8 @@ vectorized! {
 }
 
 vectorized! {
-    /// `Σ a b` of consecutive rows of `d` elements, `by_a` and `by_b` apart.
-    fn row_products<E>(a: &[E], by_a: usize, b: &[E], by_b: usize, d: usize, out: &mut [E]) {
+    /// `Σ a b` of consecutive rows of `d` elements, with row strides `by_a` and `by_b`.
+    fn row_dots<E>(a: &[E], by_a: usize, b: &[E], by_b: usize, d: usize, out: &mut [E]) {
         for (i, out) in out.iter_mut().enumerate() {
             *out = sum2(&a[i * by_a..][..d], &b[i * by_b..][..d], |a, b| a * b);
         }

@@ -1,9 +1,9 @@
-//! Delayed scaling: a tensor's scale comes from its largest magnitudes in earlier steps, so that a cast needs no pass
-//! of its own to find it (`transformer_engine/pytorch/fp8.py`, `FP8GlobalStateManager`).
+//! Delayed scaling: a tensor's scale is computed from its amax in earlier steps, so that a cast needs no separate pass
+//! over the tensor (`transformer_engine/pytorch/fp8.py`, `FP8GlobalStateManager`).
 //!
-//! Transformer Engine moves the histories on with every forward pass; here they move once a step, over all ranks of a
-//! pipeline stage, so that they do not depend on how the batch is cut. A tensor without a history takes the scale of
-//! its own magnitude, where Transformer Engine would start with 1.
+//! Transformer Engine updates the histories with every forward pass. Here they are updated once a step, over all ranks
+//! of a pipeline stage, so that they do not depend on how the batch is split. A tensor without a history is scaled by
+//! its present amax, where Transformer Engine would start with 1.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,22 +26,22 @@ pub(super) enum Operand {
 
 const OPERANDS: usize = 3;
 
-/// What one layer has found in this step, and the scales that it uses: `[1]`, of a layer's experts `[experts]`, where 0
-/// stands for nothing.
+/// The amax of this step and the scales in use of one layer: `[1]`, or `[experts]` for a layer of experts, where 0
+/// means none.
 #[derive(Debug, Default)]
-pub(super) struct Slots {
+pub(super) struct AmaxSlots {
     found: [Option<Tensor<1>>; OPERANDS],
     scales: [Option<[Tensor<1>; 2]>; OPERANDS],
 }
 
-/// The layer's name, its recipe and its slots.
+/// The layer's name, its recipe and its amax slots.
 #[derive(Clone, Debug)]
 struct Layer {
     name: String,
     recipe: Fp8Recipe,
-    /// Of a mixture. All ranks have histories of all of its experts.
+    /// Experts of an MoE layer. All ranks have the histories of all of its experts.
     experts: Option<usize>,
-    slots: Arc<Mutex<Slots>>,
+    slots: Arc<Mutex<AmaxSlots>>,
 }
 
 impl Layer {
@@ -57,12 +57,12 @@ impl Layer {
 }
 
 thread_local! {
-    /// Layers built on this thread that nobody moves on yet.
+    /// Layers built on this thread that no [`DelayedScaling`] has taken yet.
     static BUILT: RefCell<Vec<Layer>> = const { RefCell::new(Vec::new()) };
 }
 
-/// New slots, if the recipe needs some: of one layer, or of all experts of a mixture.
-pub(super) fn slots(name: &str, recipe: Fp8Recipe, experts: Option<usize>) -> Option<Arc<Mutex<Slots>>> {
+/// New amax slots if the recipe has delayed scaling: of one layer, or of all experts of an MoE layer.
+pub(super) fn slots(name: &str, recipe: Fp8Recipe, experts: Option<usize>) -> Option<Arc<Mutex<AmaxSlots>>> {
     (recipe.scaling == Fp8Scaling::Delayed).then(|| {
         let slots = Arc::default();
         let layer = Layer { name: name.into(), recipe, experts, slots: Arc::clone(&slots) };
@@ -71,12 +71,12 @@ pub(super) fn slots(name: &str, recipe: Fp8Recipe, experts: Option<usize>) -> Op
     })
 }
 
-fn lock(slots: &Mutex<Slots>) -> MutexGuard<'_, Slots> {
+fn lock(slots: &Mutex<AmaxSlots>) -> MutexGuard<'_, AmaxSlots> {
     slots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes a magnitude of this step.
-pub(super) fn note(slots: &Mutex<Slots>, operand: Operand, amax: Tensor<1>) {
+/// Records an amax of this step.
+pub(super) fn note(slots: &Mutex<AmaxSlots>, operand: Operand, amax: Tensor<1>) {
     let found = &mut lock(slots).found[operand as usize];
     *found = Some(match found.take() {
         Some(before) => before.max_pair(amax),
@@ -84,25 +84,25 @@ pub(super) fn note(slots: &Mutex<Slots>, operand: Operand, amax: Tensor<1>) {
     });
 }
 
-/// Scale and reciprocal, once there is a history; 0 is the scale of an expert without one.
-pub(super) fn scales(slots: &Mutex<Slots>, operand: Operand) -> Option<[Tensor<1>; 2]> {
+/// Scale and reciprocal, once there is a history; 0 for an expert without one.
+pub(super) fn scales(slots: &Mutex<AmaxSlots>, operand: Operand) -> Option<[Tensor<1>; 2]> {
     lock(slots).scales[operand as usize].clone()
 }
 
-/// The histories of a rank's layers. Empty where nothing is scaled by delay.
+/// The amax histories of a rank's layers. Empty without delayed scaling.
 #[derive(Debug, Default)]
 pub struct DelayedScaling {
     layers: Vec<Layer>,
-    /// A row for each step, the newest first, and a column for each tensor.
+    /// `[steps, tensors]`, the latest step first.
     histories: Option<Tensor<2>>,
     /// Of each tensor.
     scales: Option<Tensor<1>>,
 }
 
-/// One layer's histories, as a checkpoint keeps them: of input, weight and gradient, in the bits of `f64`.
+/// One layer's histories, as a checkpoint stores them: of input, weight and gradient, in the bits of `f64`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerHistory {
-    /// Largest magnitudes, the newest first.
+    /// The amax of each step, the latest first.
     pub amax: [Vec<u64>; OPERANDS],
     /// The scales in use.
     pub scale: [u64; OPERANDS],
@@ -114,14 +114,14 @@ impl DelayedScaling {
         Self { layers: BUILT.take(), ..Self::default() }
     }
 
-    /// Ends a step: what the layers have found in it goes into the histories, the largest over one group after the
-    /// other, whose ranks all hold parts or copies of the same layers and all call this, also those that had no rows
-    /// and have found nothing. `dtype` is that of the model. Nothing waits for the device.
+    /// Ends a step: adds the amax of the layers in this step to the histories, after a maximum over each of the groups
+    /// in turn. All ranks of a group hold shards or copies of the same layers, and all call this, also those without
+    /// tokens. `dtype` is that of the model. Nothing waits for the device.
     pub fn end_step(&mut self, groups: &[Group], device: &Device, dtype: DType) {
         if self.layers.is_empty() {
             return;
         }
-        let mut slots: Vec<MutexGuard<Slots>> = self.layers.iter().map(|layer| lock(&layer.slots)).collect();
+        let mut slots: Vec<MutexGuard<AmaxSlots>> = self.layers.iter().map(|layer| lock(&layer.slots)).collect();
         let found: Vec<[Option<Tensor<1>>; OPERANDS]> =
             slots.iter_mut().map(|slots| std::mem::take(&mut slots.found)).collect();
         let options = (device, wide(dtype));
@@ -151,7 +151,7 @@ impl DelayedScaling {
         (self.histories, self.scales) = (Some(histories), Some(scales));
     }
 
-    /// Largest number less the margin, for each tensor.
+    /// The format's maximum less the margin, for each tensor.
     fn largest(&self) -> Vec<f64> {
         let of = |layer: &Layer| {
             let Layer { recipe, .. } = layer;
@@ -162,7 +162,7 @@ impl DelayedScaling {
         self.layers.iter().flat_map(of).collect()
     }
 
-    /// Scales before there was any magnitude. An expert without tokens goes on taking its own magnitude.
+    /// The scales before the first amax. An expert without tokens is then scaled by its present amax.
     fn first(&self, like: &Tensor<1>) -> Tensor<1> {
         let of = |layer: &Layer| vec![if layer.experts.is_some() { 0.0 } else { 1.0 }; layer.columns()];
         let scales: Vec<f64> = self.layers.iter().flat_map(of).collect();
@@ -185,7 +185,7 @@ impl DelayedScaling {
         }
     }
 
-    /// Names of layers and single experts, and which columns theirs are.
+    /// Names of layers and single experts, with their columns.
     fn names(&self) -> Vec<(String, [usize; OPERANDS])> {
         let mut start = 0;
         let mut names = Vec::new();
@@ -199,7 +199,7 @@ impl DelayedScaling {
         names
     }
 
-    /// Histories and scales by the layers' names; waits for the device.
+    /// Histories and scales by layer name; waits for the device.
     pub fn state(&self) -> BTreeMap<String, LayerHistory> {
         let (Some(histories), Some(scales)) = (&self.histories, &self.scales) else { return BTreeMap::new() };
         let [steps, tensors] = histories.dims();
@@ -211,8 +211,8 @@ impl DelayedScaling {
         self.names().into_iter().map(of).collect()
     }
 
-    /// Takes up the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`. Without those
-    /// of all layers they start anew.
+    /// Restores the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`. If a layer is
+    /// missing, all histories start anew.
     pub fn restore(&mut self, state: &BTreeMap<String, LayerHistory>, device: &Device, dtype: DType) {
         let names = self.names();
         let found: Option<Vec<&LayerHistory>> = names.iter().map(|(name, _)| state.get(name)).collect();
@@ -238,12 +238,12 @@ impl DelayedScaling {
     }
 }
 
-/// The type of magnitudes and scales in a model of `dtype`.
+/// The type of amax and scales in a model of `dtype`.
 fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// `largest / amax`, the scale `before` where there is no magnitude or one that is not finite.
+/// `largest / amax`, or the scale `before` if the amax is 0 or not finite.
 fn updated(amax: Tensor<1>, before: Tensor<1>, largest: Vec<f64>) -> Tensor<1> {
     let (device, dtype, count) = (amax.device(), amax.dtype(), [largest.len()]);
     let most = if dtype == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };

@@ -1,11 +1,11 @@
-//! The FP8 side of one of the layers of a mixture's experts, and its products.
+//! The FP8 state of one of the two layers of a rank's experts, and its GEMMs.
 //!
-//! An operand's scale is that of one expert, as in Transformer Engine's `GroupedLinear`, and of the tokens of one
-//! micro-batch of one replica: where tokens of several replicas meet at an expert, each replica's are a group of rows
-//! with a scale of its own, but for replicas that share sequences, whose groups have one. So a number does not depend
-//! on what else a call computes, and every layout casts what one device would. What is exchanged are the magnitudes of
-//! parts: ranks that share an expert's features, and, where tokens of a tensor parallel group, or of ranks that share
-//! sequences, go to several ranks that hold the same experts, all ranks of that group.
+//! A scale is that of one expert, as in Transformer Engine's `GroupedLinear`, and of the tokens of one micro-batch of
+//! one data-parallel rank. If an expert receives tokens of several data-parallel ranks, each rank's tokens are a group
+//! with its own scale; data-parallel ranks that share sequences have one scale. So a value does not depend on what else
+//! a call computes, and every layout casts what one device would. Ranks with shards all-reduce the amax: ranks that
+//! shard an expert's features, and, if tokens of a tensor-parallel group, or of ranks that share sequences, go to
+//! several ranks that hold the same experts, all ranks of that group.
 
 mod scales;
 
@@ -20,7 +20,7 @@ use burn::backend::{
 };
 use burn::tensor::Shape;
 
-use super::delayed::{self, Operand, Slots};
+use super::delayed::{self, AmaxSlots, Operand};
 use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Scales, Sides};
 use super::linear::Purpose;
@@ -29,84 +29,87 @@ use super::sharing::Sharing;
 use super::weights::{self, Cached};
 use crate::comm::Group;
 use crate::ops::kernels::LocalKernels;
-use crate::ops::main_grads::place;
+use crate::ops::main_grads::main_grad;
 use crate::ops::weight_grads::run_or_defer;
 
-/// How the features of an expert's layer are cut over the ranks that share it.
+/// How the features of an expert's layer are sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertCut {
-    /// The outputs: of the first layer.
+pub enum ExpertSharding {
+    /// By outputs: the first layer.
     Outputs,
-    /// The inputs: of the second layer.
+    /// By inputs: the second layer.
     Inputs,
 }
 
 /// The ranks of a layer of experts.
 #[derive(Clone, Debug)]
 pub struct ExpertRanks {
-    /// Experts of the layer.
+    /// Number of experts of the layer.
     pub experts: usize,
-    /// Those that this rank holds, or parts of them.
-    pub own: Range<usize>,
-    /// The ranks that share each of them.
-    pub parts: Group,
-    /// The ranks that have the tokens of a micro-batch between them, if these go to several ranks that hold the same
-    /// parts.
+    /// The experts that this rank holds, or holds shards of.
+    pub local: Range<usize>,
+    /// The ranks that shard each of them.
+    pub shards: Group,
+    /// The ranks that share the tokens of a micro-batch, if these go to several ranks that hold the same shards.
     pub tokens: Option<Group>,
-    /// The replicas of the pipeline stage whose tokens come here. Where there are several, each has a group of an
-    /// expert's rows.
-    pub replicas: Range<usize>,
+    /// The data-parallel ranks of the pipeline stage whose tokens are sent here. If there are several, each has a group
+    /// of an expert's tokens.
+    pub dp_ranks: Range<usize>,
 }
 
-/// The FP8 side of a layer of a rank's experts. Clones are the same layer.
+/// The FP8 state of a layer of a rank's experts. Clones share it.
 #[derive(Clone)]
 pub struct Fp8Experts {
     recipe: Fp8Recipe,
-    cut: ExpertCut,
+    sharding: ExpertSharding,
     ranks: ExpertRanks,
     /// A [`QuantizedExperts`] of the backend.
     weight: Cached,
     /// Of delayed scaling.
-    slots: Option<Arc<Mutex<Slots>>>,
+    slots: Option<Arc<Mutex<AmaxSlots>>>,
 }
 
-/// The matrices of a rank's experts.
+/// The weights of a rank's experts.
 #[derive(Clone)]
 pub(in crate::ops) struct QuantizedExperts<B: LocalKernels> {
-    /// Of all of them.
+    /// Of all experts.
     pub scales: Scales<B>,
-    /// Of all, or of some.
+    /// Of all experts, or of some.
     pub matrices: QuantizedGroups<B>,
 }
 
 impl fmt::Debug for Fp8Experts {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut shown = f.debug_struct("Fp8Experts");
-        shown.field("recipe", &self.recipe).field("cut", &self.cut).field("ranks", &self.ranks).finish_non_exhaustive()
+        shown
+            .field("recipe", &self.recipe)
+            .field("sharding", &self.sharding)
+            .field("ranks", &self.ranks)
+            .finish_non_exhaustive()
     }
 }
 
 impl Fp8Experts {
-    /// A layer whose histories of delayed scaling go by `name` and the number of the expert;
-    /// [`DelayedScaling`](super::DelayedScaling) moves them on.
-    pub fn new(name: &str, recipe: Fp8Recipe, cut: ExpertCut, ranks: ExpertRanks) -> Self {
+    /// A layer whose delayed-scaling histories are named by `name` and the index of the expert;
+    /// [`DelayedScaling`](super::DelayedScaling) updates them.
+    pub fn new(name: &str, recipe: Fp8Recipe, sharding: ExpertSharding, ranks: ExpertRanks) -> Self {
         let slots = delayed::slots(name, recipe, Some(ranks.experts));
-        Self { recipe, cut, ranks, weight: Cached::default(), slots }
+        Self { recipe, sharding, ranks, weight: Cached::default(), slots }
     }
 
     /// Number of experts that this rank holds.
     pub fn count(&self) -> usize {
-        self.ranks.own.len()
+        self.ranks.local.len()
     }
 
     /// The layer of some of the rank's experts, with the same histories.
-    pub(super) fn piece(&self, experts: &Range<usize>) -> Self {
-        let first = self.ranks.own.start;
-        let own = first + experts.start..first + experts.end;
-        Self { ranks: ExpertRanks { own, ..self.ranks.clone() }, ..self.clone() }
+    pub(super) fn chunk(&self, experts: &Range<usize>) -> Self {
+        let first = self.ranks.local.start;
+        let local = first + experts.start..first + experts.end;
+        Self { ranks: ExpertRanks { local, ..self.ranks.clone() }, ..self.clone() }
     }
 
-    /// The experts' matrices `w [experts · out, in]` with rows at least, with both forms if they are kept.
+    /// The quantised weights of `w [experts · out, in]`: by rows, and also by columns if they are cached.
     pub(super) fn weight<B: Fp8GroupKernels>(&self, w: FloatTensor<B>) -> QuantizedExperts<B> {
         if let Some(found) = self.weight.get() {
             return found;
@@ -120,14 +123,14 @@ impl Fp8Experts {
         found
     }
 
-    /// The transposes of the experts' matrices, with the scales of the forward pass.
+    /// The transposed weights, with the scales of the forward pass.
     pub(super) fn weight_columns<B: Fp8GroupKernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Groups<B> {
-        let cached = self.weight.get::<QuantizedExperts<B>>().and_then(|kept| kept.matrices.by_columns);
+        let cached = self.weight.get::<QuantizedExperts<B>>().and_then(|saved| saved.matrices.by_columns);
         let counts = self.rows(&w.shape());
         cached.unwrap_or_else(|| cast_columns::<B>(w, scales, self.recipe.forward(), &counts))
     }
 
-    /// Rows of each expert's matrix.
+    /// Rows of each expert's weight.
     fn rows(&self, w: &Shape) -> Arc<[usize]> {
         vec![w[0] / self.count(); self.count()].into()
     }
@@ -143,35 +146,35 @@ fn cast_columns<B: Fp8GroupKernels>(
     B::fp8_groups_cast(x, scales, number, counts, sides).by_columns.expect("columns were asked for")
 }
 
-/// What the products of experts keep for their backward pass.
+/// Saved for the backward pass of the experts' GEMMs.
 #[derive(Clone, Debug)]
-pub(in crate::ops) struct Kept<B: LocalKernels> {
-    /// The quantised input's transposes, unless it is made again or the weight wants no gradient.
+pub(in crate::ops) struct SavedExperts<B: LocalKernels> {
+    /// The transposes of the quantised input, unless it is recomputed or the weight needs no gradient.
     input: Option<Groups<B>>,
     input_scales: Scales<B>,
     pub(super) weight_scales: Scales<B>,
     sharing: Sharing,
 }
 
-/// `x_g · w_eᵀ` for the groups `counts` of the rows of `x [rows, in]`, as many for each expert.
+/// `x_g · w_eᵀ` for the groups `counts` of the tokens `x [tokens, in]`, as many groups for each expert.
 pub(super) fn forward<B: Fp8GroupKernels>(
     layer: &Fp8Experts,
     x: FloatTensor<B>,
     w: FloatTensor<B>,
     counts: &Arc<[usize]>,
     purpose: Purpose,
-) -> (FloatTensor<B>, Kept<B>) {
-    product::<B>(layer, x, layer.weight::<B>(w), counts, purpose)
+) -> (FloatTensor<B>, SavedExperts<B>) {
+    gemm::<B>(layer, x, layer.weight::<B>(w), counts, purpose)
 }
 
-/// [`forward`] with matrices that are quantised.
-pub(super) fn product<B: Fp8GroupKernels>(
+/// [`forward`] with quantised weights.
+pub(super) fn gemm<B: Fp8GroupKernels>(
     layer: &Fp8Experts,
     x: FloatTensor<B>,
     weight: QuantizedExperts<B>,
     counts: &Arc<[usize]>,
     purpose: Purpose,
-) -> (FloatTensor<B>, Kept<B>) {
+) -> (FloatTensor<B>, SavedExperts<B>) {
     let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
     let dtype = x.dtype();
     let sharing = Sharing::current();
@@ -179,63 +182,64 @@ pub(super) fn product<B: Fp8GroupKernels>(
     let sides = Sides { by_rows: true, by_columns: keep };
     let QuantizedGroups { by_rows, by_columns } =
         B::fp8_groups_cast(x, &input_scales, layer.recipe.forward(), counts, sides);
-    let (x, w) = (by_rows.expect("rows were asked for"), weight.matrices.by_rows.expect("a weight is kept in rows"));
-    let y = B::fp8_groups_product(&x, &w, dtype, Precision::Fast);
-    (y, Kept { input: by_columns, input_scales, weight_scales: weight.scales, sharing })
+    let (x, w) =
+        (by_rows.expect("rows were asked for"), weight.matrices.by_rows.expect("a weight is quantised by rows"));
+    let y = B::fp8_groups_gemm(&x, &w, dtype, Precision::Fast);
+    (y, SavedExperts { input: by_columns, input_scales, weight_scales: weight.scales, sharing })
 }
 
-/// Experts' matrices that want a gradient.
+/// Experts' weights that need a gradient.
 pub(super) struct Weight<B: LocalKernels> {
     pub id: NodeId,
-    /// Nothing waits for the gradient: a zero-bubble schedule may put it off.
+    /// Nothing waits for the gradient, so a zero-bubble schedule may defer it.
     pub is_leaf: bool,
-    /// The layer's input, where the forward pass did not keep it quantised.
+    /// The layer's input, if the forward pass did not save it quantised.
     pub input: Option<FloatTensor<B>>,
 }
 
-/// Brings the gradient of `weight` to its place, now or later, and gives the gradient of the input if the matrices `w`
-/// are given.
+/// Delivers the gradient of `weight`, now or deferred, and returns the gradient of the input if the weights `w` are
+/// given.
 pub(super) fn backward<B: Fp8GroupKernels>(
     layer: &Fp8Experts,
-    kept: Kept<B>,
+    saved: SavedExperts<B>,
     grad: FloatTensor<B>,
     w: Option<FloatTensor<B>>,
     weight: Option<Weight<B>>,
     counts: &Arc<[usize]>,
     grads: &mut Gradients,
 ) -> Option<FloatTensor<B>> {
-    let (dtype, experts, weight_scales) = (grad.dtype(), layer.count(), kept.weight_scales.clone());
+    let (dtype, experts, weight_scales) = (grad.dtype(), layer.count(), saved.weight_scales.clone());
     let sides = Sides { by_rows: w.is_some(), by_columns: weight.is_some() };
     let (node, input) = weight.map(|Weight { id, is_leaf, input }| ((id, is_leaf), input)).unzip();
-    let again = || input.flatten().expect("the input is kept or made again");
-    let (by_rows, pair) = gradient::<B>(layer, kept, grad, again, counts, sides);
+    let recompute = || input.flatten().expect("the input is saved or recomputed");
+    let (by_rows, pair) = gradient::<B>(layer, saved, grad, recompute, counts, sides);
     if let (Some((id, is_leaf)), Some([grad, x])) = (node, pair) {
         let job = move |grads: &mut Gradients| deliver::<B>(grads, id, &grad, &x, experts, dtype);
         if is_leaf { run_or_defer(grads, job) } else { job(grads) }
     }
     let w = layer.weight_columns::<B>(w?, &weight_scales);
-    Some(B::fp8_groups_product(&by_rows.expect("rows were asked for"), &w, dtype, Precision::Full))
+    Some(B::fp8_groups_gemm(&by_rows.expect("rows were asked for"), &w, dtype, Precision::Full))
 }
 
-/// The gradient of a product's results as the gradient of its input needs it, and with the input as that of the
-/// matrices does; `again` makes an input that was not kept.
+/// The quantised output gradient for the input gradient, and with the input for the weight gradient; `recompute`
+/// computes an input that was not saved.
 pub(super) fn gradient<B: Fp8GroupKernels>(
     layer: &Fp8Experts,
-    kept: Kept<B>,
+    saved: SavedExperts<B>,
     grad: FloatTensor<B>,
-    again: impl FnOnce() -> FloatTensor<B>,
+    recompute: impl FnOnce() -> FloatTensor<B>,
     counts: &Arc<[usize]>,
     sides: Sides,
 ) -> (Option<Groups<B>>, Option<[Groups<B>; 2]>) {
-    let Kept { input, input_scales, sharing, .. } = kept;
+    let SavedExperts { input, input_scales, sharing, .. } = saved;
     let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, &sharing, true);
     let QuantizedGroups { by_rows, by_columns } =
         B::fp8_groups_cast(grad, &scales, layer.recipe.backward(), counts, sides);
-    let made = || cast_columns::<B>(again(), &input_scales, layer.recipe.forward(), counts);
+    let made = || cast_columns::<B>(recompute(), &input_scales, layer.recipe.forward(), counts);
     (by_rows, by_columns.map(|grad| [grad, input.unwrap_or_else(made)]))
 }
 
-/// Brings the gradients of all experts' matrices to the place of the leaf or inner node `id`.
+/// Delivers the gradients of all experts' weights to the leaf or inner node `id`.
 fn deliver<B: Fp8GroupKernels>(
     grads: &mut Gradients,
     id: NodeId,
@@ -244,7 +248,7 @@ fn deliver<B: Fp8GroupKernels>(
     experts: usize,
     dtype: DType,
 ) {
-    match place::<B>(id) {
+    match main_grad::<B>(id) {
         Some((sum, add)) => B::fp8_groups_accumulate(grad, x, experts, &sum, add),
         None => grads.register::<B>(id, B::fp8_groups_weight_grad(grad, x, experts, dtype)),
     }

@@ -1,35 +1,35 @@
-//! What FP8 linear layers need of a backend.
+//! The FP8 kernels of linear layers.
 
 use burn::backend::{DType, Shape, tensor::FloatTensor};
 
 use burn::tensor::Tensor;
 
 use super::recipe::Number;
+use crate::collective_ops::CollectiveOps;
 use crate::comm::Group;
-use crate::exchange::ExchangeOps;
 use crate::ops::kernels::LocalKernels;
 
-/// The scale of a cast and its reciprocal, `[1]` each, of groups `[groups]`: f32, on CPU ranks f64 for f64.
+/// The scale of a cast and its reciprocal, `[1]` each, or `[groups]`: f32; on CPU ranks f64 for f64.
 #[derive(Clone, Debug)]
 pub struct Scales<B: LocalKernels> {
-    /// What is multiplied before the cast.
+    /// The factor before the cast.
     pub scale: FloatTensor<B>,
-    /// What is multiplied behind the product.
+    /// The factor after the GEMM.
     pub inverse: FloatTensor<B>,
 }
 
-/// A quantised matrix with the summed dimension contiguous.
+/// A quantised matrix with a contiguous contraction dimension.
 #[derive(Clone, Debug)]
 pub struct Matrix<B: LocalKernels> {
-    /// The numbers, in the backend's own form: bytes on CUDA, floats on the FP8 grid on the CPU.
+    /// The values, in the backend's own form: bytes on CUDA, floats on the FP8 grid on the CPU.
     pub data: FloatTensor<B>,
     /// Rows.
     pub rows: usize,
-    /// The dimension that a product sums over.
+    /// The contraction dimension of a GEMM.
     pub inner: usize,
     /// The reciprocal of the scale.
     pub inverse: FloatTensor<B>,
-    /// Which numbers.
+    /// The element type.
     pub number: Number,
 }
 
@@ -42,16 +42,16 @@ pub struct Quantized<B: LocalKernels> {
     pub by_columns: Option<Matrix<B>>,
 }
 
-/// Which forms of a quantised tensor are wanted.
+/// The needed forms of a quantised tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sides {
-    /// As it lies.
+    /// Untransposed.
     pub by_rows: bool,
     /// The transpose.
     pub by_columns: bool,
 }
 
-/// How an FP8 product is summed up on the GPU (Transformer Engine's `use_split_accumulator`, which its recipes set for
+/// The accumulation of an FP8 GEMM on the GPU (Transformer Engine's `use_split_accumulator`, which its recipes set for
 /// gradients only).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
@@ -61,33 +61,32 @@ pub enum Precision {
     Full,
 }
 
-/// Casts to FP8 and products of the results. A cast is `round(x · scale)` to nearest even; what is larger than the
-/// largest number becomes that number, NaN stays.
-pub trait Fp8Kernels: LocalKernels + ExchangeOps {
-    /// The tensor as the public one.
+/// Casts to FP8 and GEMMs of the results. A cast is `round(x · scale)` to nearest even, saturating; NaN is unchanged.
+pub trait Fp8Kernels: LocalKernels + CollectiveOps {
+    /// The tensor as a public one.
     fn fp8_tensor(x: FloatTensor<Self>) -> Tensor<1>;
 
-    /// The tensor of [`fp8_tensor`](Self::fp8_tensor).
+    /// The primitive of [`fp8_tensor`](Self::fp8_tensor).
     fn fp8_primitive(x: Tensor<1>) -> FloatTensor<Self>;
 
-    /// The largest magnitude, `[1]`; 0 of an empty tensor.
+    /// The amax, `[1]`; 0 for an empty tensor.
     fn fp8_amax(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `max / amax / 2^margin` and its reciprocal for each number of `amax [n]`; 1 where it is 0 or not finite.
+    /// `max / amax / 2^margin` and its reciprocal for each element of `amax [n]`; 1 if the amax is 0 or not finite.
     fn fp8_scales(amax: FloatTensor<Self>, number: Number, margin: u32) -> Scales<Self>;
 
-    /// Quantises `x [.., columns]`; the transpose only if rows and columns are multiples of 16, which columns always
-    /// are.
+    /// Quantises `x [.., columns]`, whose columns are a multiple of 16. The transpose is available if its rows are one
+    /// too.
     fn fp8_cast(x: FloatTensor<Self>, scales: &Scales<Self>, number: Number, sides: Sides) -> Quantized<Self>;
 
     /// The transpose.
     fn fp8_transposed(x: Matrix<Self>) -> Matrix<Self>;
 
-    /// The rows of all members of the group, in its order.
+    /// The all-gather of the rows.
     fn fp8_gathered(x: Matrix<Self>, group: &Group) -> Matrix<Self>;
 
-    /// `a · bᵀ + bias` in the given shape, which has `a.rows · b.rows` elements. Sides are multiples of 16.
-    fn fp8_product(
+    /// `a · bᵀ + bias` in the given shape, which has `a.rows · b.rows` elements. All sizes are multiples of 16.
+    fn fp8_gemm(
         a: Matrix<Self>,
         b: Matrix<Self>,
         bias: Option<FloatTensor<Self>>,

@@ -1,4 +1,4 @@
-//! FP8 products of a mixture's experts: the public operations, as backend extensions, and their autodiff nodes.
+//! FP8 GEMMs of an MoE layer's experts: the public operations, as backend extensions, and their autograd nodes.
 
 use std::sync::Arc;
 
@@ -19,11 +19,12 @@ use super::groups::Fp8GroupKernels;
 use super::linear::{MULTIPLE, Purpose};
 use crate::ops::moe::MoeKernels;
 
-/// [`moe::grouped_linear`](crate::ops::moe::grouped_linear) in FP8, with several groups of rows for each of the experts
-/// of `layer`: `counts` has as many groups of the first expert, then of the next. A group has a scale of its own.
+/// [`moe::grouped_linear`](crate::ops::moe::grouped_linear) in FP8, with several groups of tokens for each of the
+/// experts of `layer`: `counts` has the groups of the first expert, then as many of the next. Each group has its own
+/// scale.
 ///
 /// # Panics
-/// If the shapes do not fit, or a group's rows, the inputs or the outputs are no multiple of [`MULTIPLE`].
+/// If the shapes do not fit, or a group's tokens, the inputs or the outputs are no multiple of [`MULTIPLE`].
 pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>, layer: &Fp8Experts) -> Tensor<2> {
     check(x.dims(), w.dims(), counts, layer);
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
@@ -44,13 +45,19 @@ pub fn grouped_swiglu_linear(
 ) -> Tensor<2> {
     let [rows, double] = x.dims();
     assert!(double.is_multiple_of(2), "grouped_swiglu_linear: {double} features are not [gate | up]");
-    assert_eq!(p.dims(), [rows], "grouped_swiglu_linear: a factor for each of {rows} rows");
+    assert_eq!(p.dims(), [rows], "grouped_swiglu_linear: a probability for each of {rows} rows");
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    assert_eq!(p.dtype(), wide, "grouped_swiglu_linear: the type of the factors of {:?}", x.dtype());
+    assert_eq!(p.dtype(), wide, "grouped_swiglu_linear: the type of the probabilities of {:?}", x.dtype());
     check([rows, double / 2], w.dims(), counts, layer);
     let (x, p, w) = (x.into_dispatch(), p.into_dispatch(), w.into_dispatch());
-    let y =
-        <Dispatch as Fp8ExpertOps>::op_fp8_grouped_swiglu(x, p, w, counts.clone(), Again { recompute }, layer.clone());
+    let y = <Dispatch as Fp8ExpertOps>::op_fp8_grouped_swiglu(
+        x,
+        p,
+        w,
+        counts.clone(),
+        Recompute { recompute },
+        layer.clone(),
+    );
     Tensor::from_dispatch(y)
 }
 
@@ -62,22 +69,22 @@ fn check([rows, inner]: [usize; 2], w: [usize; 2], counts: &[usize], layer: &Fp8
             && w[0].is_multiple_of(MULTIPLE * experts)
             && w[1] == inner
             && inner.is_multiple_of(MULTIPLE),
-        "FP8 experts: weight {w:?} of {experts} experts for {} groups of rows of {inner} features; outputs and inputs must \
+        "FP8 experts: weight {w:?} of {experts} experts for {} groups of tokens of {inner} features; outputs and inputs must \
          be multiples of {MULTIPLE}",
         counts.len()
     );
     assert!(
         rows > 0 && counts.iter().sum::<usize>() == rows && counts.iter().all(|count| count.is_multiple_of(MULTIPLE)),
-        "FP8 experts: groups {counts:?} of {rows} rows must make them up in multiples of {MULTIPLE}; fill up with zeros"
+        "FP8 experts: groups {counts:?} of {rows} tokens must add up to them in multiples of {MULTIPLE}; pad with zeros"
     );
 }
 
-/// Rows of each group.
+/// Tokens of each group.
 type Counts = Arc<[usize]>;
 
-/// Whether the input of the product is made again in the backward pass.
+/// Whether the input of the GEMM is recomputed in the backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Again {
+pub(super) struct Recompute {
     recompute: bool,
 }
 
@@ -94,7 +101,7 @@ pub(super) trait Fp8ExpertOps: Backend {
         p: FloatTensor<Self>,
         w: FloatTensor<Self>,
         counts: Counts,
-        again: Again,
+        recompute: Recompute,
         layer: Fp8Experts,
     ) -> FloatTensor<Self>;
 }
@@ -116,7 +123,7 @@ macro_rules! fp8_expert_ops {
                 p: FloatTensor<Self>,
                 w: FloatTensor<Self>,
                 counts: Counts,
-                _: Again,
+                _: Recompute,
                 layer: Fp8Experts,
             ) -> FloatTensor<Self> {
                 let input = Self::weighted_swiglu(x, p);
@@ -130,12 +137,12 @@ fp8_expert_ops!(Flex);
 #[cfg(feature = "cuda")]
 fp8_expert_ops!(burn::backend::Cube);
 
-/// What a node keeps; `swiglu` are the operands of what stands in front of the product.
+/// Saved by a node for backward; `swiglu` are the operands of the activation before the GEMM.
 #[derive(Clone, Debug)]
 struct State<B: MoeKernels, S> {
     layer: Fp8Experts,
     counts: Counts,
-    kept: experts::Kept<B>,
+    saved: experts::SavedExperts<B>,
     w: FloatTensor<B>,
     swiglu: S,
 }
@@ -148,10 +155,10 @@ impl<B: MoeKernels + Fp8GroupKernels> Backward<B, 2> for GroupedLinear {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, w_node], State { layer, counts, kept, w, .. }) = (ops.parents, ops.state);
+        let ([x_node, w_node], State { layer, counts, saved, w, .. }) = (ops.parents, ops.state);
         let weight = w_node.map(|node| Weight { id: node.id, is_leaf: node.order == 0, input: None });
         let w = x_node.is_some().then_some(w);
-        let x_grad = experts::backward::<B>(&layer, kept, grad, w, weight, &counts, grads);
+        let x_grad = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads);
         if let (Some(node), Some(value)) = (x_node, x_grad) {
             grads.register::<B>(node.id, value);
         }
@@ -166,14 +173,14 @@ impl<B: MoeKernels + Fp8GroupKernels> Backward<B, 3> for GroupedSwiGluLinear {
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, p_node, w_node], State { layer, counts, kept, w, swiglu }) = (ops.parents, ops.state);
+        let ([x_node, p_node, w_node], State { layer, counts, saved, w, swiglu }) = (ops.parents, ops.state);
         let SwiGlu { x, p, recompute } = swiglu;
         let weight = w_node.map(|node| {
             let input = recompute.then(|| B::weighted_swiglu(x.clone(), p.clone()));
             Weight { id: node.id, is_leaf: node.order == 0, input }
         });
         let w = (x_node.is_some() || p_node.is_some()).then_some(w);
-        let Some(grad) = experts::backward::<B>(&layer, kept, grad, w, weight, &counts, grads) else { return };
+        let Some(grad) = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads) else { return };
         let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, grad);
         for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
             if let Some(node) = node {
@@ -183,7 +190,7 @@ impl<B: MoeKernels + Fp8GroupKernels> Backward<B, 3> for GroupedSwiGluLinear {
     }
 }
 
-/// The operands of an activation, and whether it is made again.
+/// The operands of an activation, and whether it is recomputed.
 #[derive(Clone, Debug)]
 struct SwiGlu<B: MoeKernels> {
     x: FloatTensor<B>,
@@ -202,8 +209,8 @@ impl<B: MoeKernels + Fp8GroupKernels + Fp8ExpertOps, C: CheckpointStrategy> Fp8E
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
         match GroupedLinear.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (y, kept) = experts::forward::<B>(&layer, x, w.clone(), &counts, purpose);
-                prep.finish(State { layer, counts, kept, w, swiglu: () }, y)
+                let (y, saved) = experts::forward::<B>(&layer, x, w.clone(), &counts, purpose);
+                prep.finish(State { layer, counts, saved, w, swiglu: () }, y)
             }
             OpsKind::UnTracked(prep) => prep.finish(experts::forward::<B>(&layer, x, w, &counts, Purpose::Evaluate).0),
         }
@@ -214,7 +221,7 @@ impl<B: MoeKernels + Fp8GroupKernels + Fp8ExpertOps, C: CheckpointStrategy> Fp8E
         p: FloatTensor<Self>,
         w: FloatTensor<Self>,
         counts: Counts,
-        Again { recompute }: Again,
+        Recompute { recompute }: Recompute,
         layer: Fp8Experts,
     ) -> FloatTensor<Self> {
         let purpose = Purpose::Train { keep: w.is_tracked() && !recompute };
@@ -222,8 +229,8 @@ impl<B: MoeKernels + Fp8GroupKernels + Fp8ExpertOps, C: CheckpointStrategy> Fp8E
         let input = B::weighted_swiglu(x.clone(), p.clone());
         match GroupedSwiGluLinear.prepare::<C>([x_node, p_node, w_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (y, kept) = experts::forward::<B>(&layer, input, w.clone(), &counts, purpose);
-                prep.finish(State { layer, counts, kept, w, swiglu: SwiGlu { x, p, recompute } }, y)
+                let (y, saved) = experts::forward::<B>(&layer, input, w.clone(), &counts, purpose);
+                prep.finish(State { layer, counts, saved, w, swiglu: SwiGlu { x, p, recompute } }, y)
             }
             OpsKind::UnTracked(prep) => {
                 prep.finish(experts::forward::<B>(&layer, input, w, &counts, Purpose::Evaluate).0)

@@ -1,8 +1,8 @@
-//! How linear layers are quantised.
+//! The quantisation of linear layers.
 
 use serde::{Deserialize, Serialize};
 
-/// The numbers of a quantised tensor (OCP 8-bit floating point specification, 2023).
+/// The element type of a quantised tensor (OCP 8-bit floating point specification, 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Number {
     /// Three bits of mantissa, up to 448.
@@ -12,7 +12,7 @@ pub enum Number {
 }
 
 impl Number {
-    /// The largest number.
+    /// The largest value.
     pub fn max(self) -> f64 {
         match self {
             Self::E4m3 => 448.0,
@@ -29,50 +29,50 @@ impl Number {
     }
 }
 
-/// Which numbers, as Megatron-LM's `--fp8-format`.
+/// The element types, as Megatron-LM's `--fp8-format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8Format {
     /// e4m3 everywhere.
     E4m3,
-    /// e4m3 for inputs and weights, e5m2 for gradients of outputs.
+    /// e4m3 for inputs and weights, e5m2 for output gradients.
     Hybrid,
 }
 
-/// Where scales come from, as Megatron-LM's `--fp8-recipe`. A scale belongs to a whole tensor, over all ranks that hold
-/// parts of it.
+/// How scales are computed, as Megatron-LM's `--fp8-recipe`. A scale is that of a whole tensor, over all ranks that
+/// hold shards of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8Scaling {
-    /// The largest magnitude of the tensor itself (current scaling).
+    /// From the tensor's present amax (current scaling).
     Tensorwise,
-    /// Its largest magnitudes in the steps before.
+    /// From its amax in earlier steps.
     Delayed,
 }
 
-/// Which of a history's magnitudes counts, as Megatron-LM's `--fp8-amax-compute-algo`.
+/// Which amax of a history is used, as Megatron-LM's `--fp8-amax-compute-algo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AmaxAlgorithm {
-    /// The largest.
+    /// The maximum.
     #[serde(rename = "max")]
     Max,
-    /// The last one.
+    /// The latest.
     #[serde(rename = "most_recent")]
     MostRecent,
 }
 
-/// How the linear layers of a model are quantised.
+/// The quantisation of a model's linear layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Recipe {
-    /// Which numbers.
+    /// The element types.
     pub format: Fp8Format,
-    /// Where scales come from.
+    /// How scales are computed.
     pub scaling: Fp8Scaling,
-    /// The largest magnitude becomes the format's largest number divided by `2^margin`.
+    /// The amax is scaled to the format's maximum divided by `2^margin`.
     pub margin: u32,
     /// Steps in a history of [`Fp8Scaling::Delayed`], at least 1.
     pub amax_history_len: usize,
-    /// Which of them counts.
+    /// Which amax of the history is used.
     pub amax_compute_algo: AmaxAlgorithm,
 }
 
@@ -83,12 +83,12 @@ impl Fp8Recipe {
         Self { format, scaling, margin: 0, amax_history_len: 1, amax_compute_algo }
     }
 
-    /// The numbers of inputs and weights.
+    /// The element type of inputs and weights.
     pub fn forward(&self) -> Number {
         Number::E4m3
     }
 
-    /// The numbers of gradients of outputs.
+    /// The element type of output gradients.
     pub fn backward(&self) -> Number {
         match self.format {
             Fp8Format::E4m3 => Number::E4m3,

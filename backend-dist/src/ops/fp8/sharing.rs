@@ -1,5 +1,5 @@
-//! The ranks that have the tokens of a micro-batch between them: where sequences are shared (context parallelism), an
-//! operand's scale is that of all of its tokens.
+//! The ranks that share the tokens of a micro-batch: with context parallelism, an operand's scale is that of all of its
+//! tokens.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,33 +7,33 @@ use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor;
 
+use crate::collective_ops::{Collective, CollectiveOps};
 use crate::comm::{Group, ReduceOp};
-use crate::exchange::{Exchange, ExchangeOps};
 
-/// Which replicas share the sequences of a micro-batch. The default: none do.
+/// The data-parallel ranks that share the sequences of a micro-batch. By default none do.
 #[derive(Clone, Debug, Default)]
 pub struct Sharing {
-    /// Those that share this rank's.
+    /// The ranks that share this rank's sequences.
     pub ranks: Option<Group>,
-    /// Blocks of replicas that share sequences in this pass, in order and without gaps, where they differ in size;
-    /// `None` where all are as large as `ranks`. Who holds experts has tokens of other blocks than its own.
+    /// Blocks of data-parallel ranks that share sequences in this pass, in order and without gaps, if their sizes
+    /// differ; `None` if all are as large as `ranks`. A rank with experts has tokens of other blocks, too.
     pub blocks: Option<Arc<[Range<usize>]>>,
-    /// This rank's tokens mean nothing, and no history of delayed scaling knows of them.
-    pub is_nothing: bool,
+    /// This rank has dummy tokens, which are not recorded in the histories of delayed scaling.
+    pub is_dummy: bool,
 }
 
 thread_local! {
     static SHARING: RefCell<Sharing> = RefCell::default();
 }
 
-/// Runs `layers`, in which the scales of inputs, and of gradients in their backward passes whenever these come, are
-/// those of all tokens that the ranks of `sharing` have. All of these ranks must call it with the same layers.
+/// Runs `layers`. The scales of their inputs, and of the gradients in their backward passes at any later time, are
+/// those of the tokens of all ranks of `sharing`. All of these ranks must call it with the same layers.
 pub fn with_sharing<T>(sharing: Sharing, layers: impl FnOnce() -> T) -> T {
     let _restore = Restore(SHARING.replace(sharing));
     layers()
 }
 
-/// Puts what was before back, also after a panic.
+/// Restores the value before, also after a panic.
 struct Restore(Sharing);
 
 impl Drop for Restore {
@@ -43,46 +43,46 @@ impl Drop for Restore {
 }
 
 impl Sharing {
-    /// That of the layers that run.
+    /// The value for the layers that run now.
     pub(super) fn current() -> Self {
         SHARING.with_borrow(Clone::clone)
     }
 
-    /// The blocks that have some of `replicas`.
+    /// The blocks that contain some of `dp_ranks`.
     ///
     /// # Panics
-    /// If one of them has other replicas too, unless it has all of these.
-    pub(super) fn blocks_of(&self, replicas: &Range<usize>) -> Vec<Range<usize>> {
+    /// If a block contains further data-parallel ranks, unless it contains all of these.
+    pub(super) fn blocks_of(&self, dp_ranks: &Range<usize>) -> Vec<Range<usize>> {
         let size = self.ranks.as_ref().map_or(1, Group::size);
-        let block = |replica: usize| match &self.blocks {
-            None => replica / size * size..(replica / size + 1) * size,
+        let block = |dp_rank: usize| match &self.blocks {
+            None => dp_rank / size * size..(dp_rank / size + 1) * size,
             Some(blocks) => {
-                blocks.iter().find(|block| block.contains(&replica)).cloned().unwrap_or(replica..replica + 1)
+                blocks.iter().find(|block| block.contains(&dp_rank)).cloned().unwrap_or(dp_rank..dp_rank + 1)
             }
         };
-        let next = |block_before: &Range<usize>| Some(block_before.end).filter(|end| *end < replicas.end).map(block);
-        let blocks: Vec<Range<usize>> = std::iter::successors(Some(block(replicas.start)), next).collect();
+        let next = |block_before: &Range<usize>| Some(block_before.end).filter(|end| *end < dp_ranks.end).map(block);
+        let blocks: Vec<Range<usize>> = std::iter::successors(Some(block(dp_ranks.start)), next).collect();
         let (first, last) = (&blocks[0], &blocks[blocks.len() - 1]);
         assert!(
-            blocks.len() == 1 || first.start == replicas.start && last.end == replicas.end,
-            "experts in FP8: replicas {replicas:?} divide the experts of a layer, but blocks {blocks:?} of them share sequences; \
+            blocks.len() == 1 || first.start == dp_ranks.start && last.end == dp_ranks.end,
+            "experts in FP8: data-parallel ranks {dp_ranks:?} divide the experts of a layer, but blocks {blocks:?} of them share sequences; \
              the sizes must divide one the other: take another expert-parallel or context-parallel, or fp8.experts = false"
         );
         blocks
     }
 
-    /// The largest of each number over the ranks that share this rank's sequences. On GPUs nothing waits for it but the
-    /// compute stream.
-    pub(super) fn largest<B: ExchangeOps>(&self, amax: FloatTensor<B>) -> FloatTensor<B> {
+    /// The maximum of each element over the ranks that share this rank's sequences. On GPUs only the compute stream
+    /// waits for it.
+    pub(super) fn largest<B: CollectiveOps>(&self, amax: FloatTensor<B>) -> FloatTensor<B> {
         self.ranks.iter().fold(amax, |amax, ranks| largest::<B>(amax, ranks))
     }
 }
 
-/// The largest of each number over the ranks of `group`.
-pub(super) fn largest<B: ExchangeOps>(amax: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
+/// The maximum of each element over the ranks of `group`.
+pub(super) fn largest<B: CollectiveOps>(amax: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
     match group.size() {
         1 => amax,
-        _ => B::exchange(amax, Exchange::AllReduce(ReduceOp::Max), None, group.clone()),
+        _ => B::collective(amax, Collective::AllReduce(ReduceOp::Max), None, group.clone()),
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_lie_inside_of_replicas_or_around_them() {
+    fn blocks_lie_inside_of_dp_ranks_or_around_them() {
         assert_eq!(Sharing::default().blocks_of(&(2..4)), [2..3, 3..4]);
         let some = sharing(&[0..2, 2..4, 4..5, 5..6]);
         assert_eq!(some.blocks_of(&(0..6)), [0..2, 2..4, 4..5, 5..6]);
@@ -105,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "replicas 2..4 divide the experts of a layer, but blocks [0..3, 3..6]")]
-    fn blocks_that_cross_replicas_are_refused() {
+    #[should_panic(expected = "data-parallel ranks 2..4 divide the experts of a layer, but blocks [0..3, 3..6]")]
+    fn blocks_that_cross_dp_ranks_are_refused() {
         sharing(&[0..3, 3..6]).blocks_of(&(2..4));
     }
 
     #[test]
     fn layers_share_what_their_block_says() {
-        let inside = with_sharing(Sharing { is_nothing: true, ..Sharing::default() }, || Sharing::current().is_nothing);
-        assert!(inside && !Sharing::current().is_nothing);
+        let inside = with_sharing(Sharing { is_dummy: true, ..Sharing::default() }, || Sharing::current().is_dummy);
+        assert!(inside && !Sharing::current().is_dummy);
     }
 }

@@ -1,4 +1,4 @@
-//! The linear layer as a node of the graph: what it keeps and which gradients it computes.
+//! The linear layer as an autograd node: what it saves for backward and which gradients it computes.
 
 use burn::backend::{
     Autodiff,
@@ -10,79 +10,80 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
-use super::{FusedOps, How, Output, forward};
+use super::{FusedOps, LinearConfig, Output, forward};
 use crate::ops::{
     context::attend,
     extras::Extras,
-    fp8::{self, Fp8Kept, Fp8Weight, Purpose},
+    fp8::{self, Fp8Weight, Purpose, SavedFp8},
+    gemm::{Gemms, Weight},
     kernels::LocalKernels,
     main_grads::deliver,
-    product::{Products, Weight},
     prologue::{Step, side_by_side},
 };
 
-/// What a linear layer keeps for its backward pass.
+/// Saved for the backward pass of a linear layer.
 #[derive(Clone, Debug)]
-struct Kept<B: LocalKernels> {
-    how: How,
-    /// The prologue's input, unless nothing in front of the product needs it.
+struct Saved<B: LocalKernels> {
+    config: LinearConfig,
+    /// The prologue's input, unless nothing before the GEMM needs it.
     x: Option<FloatTensor<B>>,
     params: Vec<FloatTensor<B>>,
-    /// The product's input if the weight wants a gradient; `None` also if it is made again from `x`.
+    /// The GEMM's input if the weight needs a gradient; `None` also if it is recomputed from `x`.
     out: Option<FloatTensor<B>>,
-    /// Of attention, unless made again.
+    /// Of attention, unless recomputed.
     statistics: Option<[FloatTensor<B>; 2]>,
-    /// If something in front of the product wants a gradient.
+    /// If something before the GEMM needs a gradient.
     w: Option<FloatTensor<B>>,
-    /// Of a product in FP8, which keeps its own form of `out`.
-    fp8: Option<Fp8Kept<B>>,
+    /// Of a GEMM in FP8, which saves its own form of `out`.
+    fp8: Option<SavedFp8<B>>,
 }
 
 /// Parents: the input, the prologue's parameters, the bias if there is one, the weight.
 #[derive(Debug)]
 struct Linear;
 
-impl<B: Products, const N: usize> Backward<B, N> for Linear {
-    type State = Kept<B>;
+impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
+    type State = Saved<B>;
 
-    fn backward(self, ops: Ops<Kept<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let other = ops.state.how.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
-        let Kept { how, x, params, out, mut statistics, w, fp8 } = ops.state;
-        let How { step, context, ends, fp8: layer, recompute, bias, joint: _ } = how;
+        let other = ops.state.config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
+        let Saved { config, x, params, out, mut statistics, w, fp8 } = ops.state;
+        let LinearConfig { step, context, collectives, fp8: layer, recompute, bias, joint: _ } = config;
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
         if let [Some(node)] = biases {
             deliver::<B>(grads, node.id, B::bias_grad(grad.clone()));
         }
         let mut out = out.or_else(|| statistics.as_ref().map(|[out, _]| side_by_side::<B>(out.clone())));
-        let used = weight.is_some() || matches!(step, Step::Attention(..));
-        let mut again = None;
+        let used = weight.is_some() || step.is_attention();
+        let mut recomputed = None;
         if let (true, Some(x)) = (recompute && used, &x) {
-            if let (Step::Attention(heads, _), Some(how)) = (step, &context) {
-                let (attended, kept) = attend::<B>(x.clone(), heads, how);
-                (out, again) = (Some(attended), Some((kept, how)));
+            if let (true, Some(context)) = (step.is_attention(), &context) {
+                let (attention, saved) = attend::<B>(step.heads::<B>(x.clone(), &params), context);
+                (out, recomputed) = (Some(attention), Some((saved, context)));
             } else {
-                let made = step.forward::<B>(x.clone(), &params);
-                (out, statistics) = (Some(made.out), made.statistics);
+                let prologue = step.forward::<B>(x.clone(), &params);
+                (out, statistics) = (Some(prologue.out), prologue.statistics);
             }
         }
         let weight = weight.as_ref().map(|node| (node.id, node.order == 0));
         let grad = match layer.zip(fp8) {
-            Some((layer, kept)) => {
+            Some((layer, saved)) => {
                 let weight = weight.map(|(id, is_leaf)| Fp8Weight { id, is_leaf, input: out });
-                fp8::backward::<B>(&layer, kept, grad, w, weight, &ends, grads)
+                fp8::backward::<B>(&layer, saved, grad, w, weight, &collectives, grads)
             }
             None => {
                 let weight = weight.zip(out).map(|((id, is_leaf), input)| Weight { id, is_leaf, input });
-                B::product_grads(grad, w, weight, &ends, grads)
+                B::gemm_grads(grad, w, weight, &collectives, grads)
             }
         };
-        match (grad, again) {
-            (Some(grad), Some((kept, how))) => {
-                let grad = kept.grad(grad, how);
-                if let [Some(node)] = inputs {
-                    deliver::<B>(grads, node.id, grad);
+        match (grad, recomputed) {
+            (Some(grad), Some((saved, context))) => {
+                for (node, grad) in inputs.iter().zip(step.grads_of_heads::<B>(saved.grads(grad, context))) {
+                    if let Some(node) = node {
+                        deliver::<B>(grads, node.id, grad);
+                    }
                 }
             }
             (Some(grad), None) => {
@@ -100,12 +101,12 @@ impl<B: Products, const N: usize> Backward<B, N> for Linear {
 }
 
 /// `inputs` are those of [`Linear`].
-fn record<B: Products, C: CheckpointStrategy, const N: usize>(
+fn record<B: Gemms, C: CheckpointStrategy, const N: usize>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
-    how: How,
+    config: LinearConfig,
 ) -> FloatTensor<Autodiff<B, C>> {
     let tracked = inputs.each_ref().map(|input| input.is_tracked());
-    let inputs_end = N - 1 - usize::from(how.bias);
+    let inputs_end = N - 1 - usize::from(config.bias);
     let (weight, others) = (tracked[N - 1], tracked[..inputs_end].contains(&true));
     let mut tensors = Vec::with_capacity(N);
     let nodes = inputs.map(|input| {
@@ -115,37 +116,43 @@ fn record<B: Products, C: CheckpointStrategy, const N: usize>(
     });
     let w = tensors.pop().expect("a linear layer has a weight");
     let x = tensors.remove(0);
-    // Compute-bound: a checkpointing strategy must never repeat an exchange.
+    // Compute-bound: a checkpointing strategy must never repeat a collective.
     match Linear.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            let (plain, again) = (matches!(how.step, Step::None), how.recompute);
-            let attention = matches!(how.step, Step::Attention(..));
-            let keep = weight && !attention && (plain || !again);
-            let Output { y, made, fp8 } = forward::<B>(x.clone(), &tensors, w.clone(), &how, Purpose::Train { keep });
-            // The bias is not needed again.
+            let (plain, recompute) = (matches!(config.step, Step::None), config.recompute);
+            let attention = config.step.is_attention();
+            let keep = weight && !attention && (plain || !recompute);
+            let Output { y, prologue, fp8 } =
+                forward::<B>(x.clone(), &tensors, w.clone(), &config, Purpose::Train { keep });
+            // Backward does not need the bias.
             tensors.truncate(inputs_end - 1);
-            let kept = Kept {
-                x: (!plain && (others || again)).then_some(x),
+            let saved = Saved {
+                x: (!plain && (others || recompute)).then_some(x),
                 params: tensors,
-                out: (keep && fp8.is_none()).then_some(made.out),
-                statistics: made.statistics.filter(|_| !again),
+                out: (keep && fp8.is_none()).then_some(prologue.out),
+                statistics: prologue.statistics.filter(|_| !recompute),
                 w: others.then_some(w),
                 fp8,
-                how: How { recompute: again && !plain, ..how },
+                config: LinearConfig { recompute: recompute && !plain, ..config },
             };
-            prep.finish(kept, y)
+            prep.finish(saved, y)
         }
-        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &how, Purpose::Evaluate).y),
+        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &config, Purpose::Evaluate).y),
     }
 }
 
-impl<B: Products, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
-    fn op_linear(x: FloatTensor<Self>, extras: Extras<Self>, w: FloatTensor<Self>, how: How) -> FloatTensor<Self> {
+impl<B: Gemms, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
+    fn op_linear(
+        x: FloatTensor<Self>,
+        extras: Extras<Self>,
+        w: FloatTensor<Self>,
+        config: LinearConfig,
+    ) -> FloatTensor<Self> {
         match extras {
-            Extras::None => record::<B, C, 2>([x, w], how),
-            Extras::One(a) => record::<B, C, 3>([x, a, w], how),
-            Extras::Two(a, b) => record::<B, C, 4>([x, a, b, w], how),
-            Extras::Three(a, b, c) => record::<B, C, 5>([x, a, b, c, w], how),
+            Extras::None => record::<B, C, 2>([x, w], config),
+            Extras::One(a) => record::<B, C, 3>([x, a, w], config),
+            Extras::Two(a, b) => record::<B, C, 4>([x, a, b, w], config),
+            Extras::Three(a, b, c) => record::<B, C, 5>([x, a, b, c, w], config),
         }
     }
 }

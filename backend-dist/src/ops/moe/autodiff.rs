@@ -1,4 +1,4 @@
-//! The operations as backend extensions, and their autodiff nodes. All nodes are compute bound: nothing is replayed.
+//! The operations as backend extensions, and their autograd nodes. All nodes are compute-bound: nothing is replayed.
 
 mod nodes;
 
@@ -15,13 +15,13 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
-use super::journey::{self, Journey, JourneyKept, ThroughExperts};
+use super::expert_gemms::{ExpertGemms, Plain};
+use super::expert_pipeline::{self, ExpertPipeline, SavedPipeline, ThroughExperts};
 use super::kernels::MoeKernels;
-use super::products::{Plain, Products};
 use crate::ops::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
-use nodes::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits, SwiGluKept};
+use nodes::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits, SavedSwiGlu};
 
-/// Rows of each group.
+/// Tokens of each group.
 type Counts = Arc<[usize]>;
 
 /// One method per public operation; see the functions of [`moe`](super) for what they do.
@@ -42,7 +42,7 @@ pub(super) trait MoeOps: Backend {
         p: FloatTensor<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
-        journey: Arc<Journey>,
+        pipeline: Arc<ExpertPipeline>,
         recompute: bool,
     ) -> FloatTensor<Self>;
     fn op_inject(x: FloatTensor<Self>, loss: FloatTensor<Self>, scale: f64) -> FloatTensor<Self>;
@@ -78,13 +78,13 @@ macro_rules! moe_ops {
                 p: FloatTensor<Self>,
                 gate_up: FloatTensor<Self>,
                 down: FloatTensor<Self>,
-                journey: Arc<Journey>,
+                pipeline: Arc<ExpertPipeline>,
                 _: bool,
             ) -> FloatTensor<Self> {
                 let (weights, purposes) = ([&gate_up, &down], [Purpose::Evaluate; 2]);
-                match &journey.fp8 {
-                    None => journey::forward::<Self, _>(x, p, &[Plain; 2], weights, &journey, purposes).0,
-                    Some(fp8) => journey::forward::<Self, _>(x, p, fp8, weights, &journey, purposes).0,
+                match &pipeline.fp8 {
+                    None => expert_pipeline::forward::<Self, _>(x, p, &[Plain; 2], weights, &pipeline, purposes).0,
+                    Some(fp8) => expert_pipeline::forward::<Self, _>(x, p, fp8, weights, &pipeline, purposes).0,
                 }
             }
 
@@ -99,11 +99,11 @@ moe_ops!(Flex);
 #[cfg(feature = "cuda")]
 moe_ops!(burn::backend::Cube);
 
-/// [`journey`] with its node: `x`, `p`, and the matrices of both layers.
-fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: Products<B>>(
+/// [`expert_pipeline`] with its node: `x`, `p`, and the weights of both layers.
+fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: ExpertGemms<B>>(
     inputs: [FloatTensor<Autodiff<B, C>>; 4],
     layers: [P; 2],
-    journey: Arc<Journey>,
+    pipeline: Arc<ExpertPipeline>,
     recompute: bool,
 ) -> FloatTensor<Autodiff<B, C>> {
     let tracked = inputs.each_ref().map(|input| input.is_tracked());
@@ -111,9 +111,9 @@ fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: Products<B>>(
     let purposes = [purpose(tracked[2]), purpose(tracked[3] && !recompute)];
     let [(x, x_node), (p, p_node), (gate_up, first_node), (down, second_node)] = inputs.map(|input| input.into_parts());
     let nodes = [x_node, p_node, first_node, second_node];
-    let (y, pieces) = journey::forward::<B, P>(x, p, &layers, [&gate_up, &down], &journey, purposes);
+    let (y, chunks) = expert_pipeline::forward::<B, P>(x, p, &layers, [&gate_up, &down], &pipeline, purposes);
     match ThroughExperts::<P>(PhantomData).prepare::<C>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(JourneyKept { pieces, layers, weights: [gate_up, down], journey }, y),
+        OpsKind::Tracked(prep) => prep.finish(SavedPipeline { chunks, layers, weights: [gate_up, down], pipeline }, y),
         OpsKind::UnTracked(prep) => prep.finish(y),
     }
 }
@@ -140,8 +140,8 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
         match GroupedLinear.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let kept = (tracked[1].then(|| x.clone()), tracked[0].then(|| w.clone()), counts.clone());
-                prep.finish(kept, B::grouped_forward(x, w, &counts))
+                let saved = (tracked[1].then(|| x.clone()), tracked[0].then(|| w.clone()), counts.clone());
+                prep.finish(saved, B::grouped_forward(x, w, &counts))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(x, w, &counts)),
         }
@@ -159,9 +159,9 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
         match GroupedSwiGluLinear.prepare::<C>([x_node, p_node, w_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 let input = B::weighted_swiglu(x.clone(), p.clone());
-                let kept =
-                    SwiGluKept { x, p, input: keep.then(|| input.clone()), w: w.clone(), counts: counts.clone() };
-                prep.finish(kept, B::grouped_forward(input, w, &counts))
+                let saved =
+                    SavedSwiGlu { x, p, input: keep.then(|| input.clone()), w: w.clone(), counts: counts.clone() };
+                prep.finish(saved, B::grouped_forward(input, w, &counts))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(B::weighted_swiglu(x, p), w, &counts)),
         }
@@ -172,13 +172,13 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
         p: FloatTensor<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
-        journey: Arc<Journey>,
+        pipeline: Arc<ExpertPipeline>,
         recompute: bool,
     ) -> FloatTensor<Self> {
         let inputs = [x, p, gate_up, down];
-        match journey.fp8.clone() {
-            None => through_experts::<B, C, _>(inputs, [Plain; 2], journey, recompute),
-            Some(fp8) => through_experts::<B, C, Fp8Experts>(inputs, fp8, journey, recompute),
+        match pipeline.fp8.clone() {
+            None => through_experts::<B, C, _>(inputs, [Plain; 2], pipeline, recompute),
+            Some(fp8) => through_experts::<B, C, Fp8Experts>(inputs, fp8, pipeline, recompute),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What mixture-of-experts operations need of a backend.
+//! The backend kernels of MoE operations.
 
 use std::ops::Range;
 
@@ -7,29 +7,29 @@ use burn::backend::{Shape, TensorMetadata};
 use burn::tensor::{Int, Tensor};
 
 use super::plain;
-use super::travel::{self, Travel};
-use crate::exchange::ExchangeOps;
+use super::token_all_to_all::{self, TokenAllToAll};
+use crate::collective_ops::CollectiveOps;
 use crate::ops::kernels::LocalKernels;
 
 /// Forward and gradients on a backend without autodiff. Shapes are checked by the public functions; the default bodies
 /// are the formulas in Burn's primitives.
-pub(in crate::ops) trait MoeKernels: LocalKernels + ExchangeOps + Travel {
-    /// A table of numbers of rows as this backend has it.
+pub(in crate::ops) trait MoeKernels: LocalKernels + CollectiveOps + TokenAllToAll {
+    /// An index table as a primitive of this backend.
     fn table(table: &Tensor<2, Int>) -> IntTensor<Self>;
 
-    /// Runs `work`, whose products share the device with exchanges or not.
+    /// Runs `work`; with `_is_shared` its GEMMs share the SMs with collectives.
     fn sharing<T>(_is_shared: bool, work: impl FnOnce() -> T) -> T {
         work()
     }
 
-    /// Rows of `x`, taken as rows of this many columns. Where sums are written in place it is no copy.
+    /// Rows of `x`, reshaped to this many columns. No copy on backends that accumulate in place.
     fn rows_in_place(x: &FloatTensor<Self>, rows: Range<usize>, columns: usize) -> FloatTensor<Self> {
         let all = x.shape().num_elements() / columns;
-        travel::rows::<Self>(&Self::float_reshape(x.clone(), Shape::from([all, columns])), rows)
+        token_all_to_all::rows::<Self>(&Self::float_reshape(x.clone(), Shape::from([all, columns])), rows)
     }
 
-    /// Row `i` of the result is `Σ_j x[index[i, j]]`, added in this order, at least in f32; a negative index is no row.
-    /// `x [rows, n]`, `index [m, terms]`, result `[m, n]`.
+    /// Row `i` of the output is `Σ_j x[index[i, j]]`, added in this order, at least in f32; negative indices are
+    /// skipped. `x [rows, n]`, `index [m, terms]`, output `[m, n]`.
     fn sum_rows(x: FloatTensor<Self>, index: IntTensor<Self>) -> FloatTensor<Self> {
         plain::sum_rows::<Self>(x, index)
     }
@@ -64,7 +64,7 @@ pub(in crate::ops) trait MoeKernels: LocalKernels + ExchangeOps + Travel {
         plain::router_logits_grads::<Self>(x, w, grad, needed)
     }
 
-    /// A product `x_g · w_gᵀ` for each group of rows; groups without rows have none.
+    /// A GEMM `x_g · w_gᵀ` for each group of tokens; empty groups have none.
     fn grouped_forward(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
         plain::grouped_forward::<Self>(x, w, counts)
     }
@@ -74,7 +74,7 @@ pub(in crate::ops) trait MoeKernels: LocalKernels + ExchangeOps + Travel {
         plain::grouped_input_grad::<Self>(grad, w, counts)
     }
 
-    /// Gradient of [`grouped_forward`](Self::grouped_forward) in `w`: `grad_gᵀ · x_g`, zero for a group without rows.
+    /// Gradient of [`grouped_forward`](Self::grouped_forward) in `w`: `grad_gᵀ · x_g`, zero for an empty group.
     fn grouped_weight_grad(grad: FloatTensor<Self>, x: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
         plain::grouped_weight_grad::<Self>(grad, x, counts)
     }

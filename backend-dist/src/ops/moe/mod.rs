@@ -1,29 +1,29 @@
-//! What a mixture-of-experts layer computes on one rank: rows brought into another order, a matrix for each group of
-//! rows, router logits, and auxiliary losses that only exist as gradients.
+//! The operations of an MoE layer on one rank: permuting tokens, grouped GEMMs, router logits, and auxiliary losses
+//! that only exist as gradients.
 //!
-//! Nothing is scattered: a [`RowMap`] knows its own transpose, so that a gradient too is a sum over rows in a fixed
-//! order. The same input gives the same bits, on GPUs as well.
+//! There is no scatter: a [`RowMap`] includes its transpose, so that a gradient is a sum over rows in a fixed order
+//! too. The same input gives the same bits, on GPUs as well.
 
 mod api;
 mod autodiff;
-mod journey;
+mod expert_gemms;
+mod expert_pipeline;
 mod kernels;
 mod plain;
-mod products;
 pub mod routing;
-mod rows;
-mod travel;
+mod row_map;
+mod token_all_to_all;
 
 pub use api::{
-    all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_quicker_in_two, router_logits,
+    all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_faster_in_two_chunks, router_logits,
     row_multiple, through_experts,
 };
-pub use journey::{Journey, Piece};
+pub(in crate::ops) use expert_gemms::{ExpertGemms, ExpertRange};
+pub use expert_pipeline::{ExpertChunk, ExpertPipeline};
 pub(in crate::ops) use kernels::MoeKernels;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) use plain::{groups, router_logits_grads, sum_rows, weighted_swiglu, weighted_swiglu_grads};
-pub(in crate::ops) use products::{Part, Products};
-pub use rows::RowMap;
-pub use travel::Splits;
+pub use row_map::RowMap;
+pub use token_all_to_all::Splits;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) use travel::{Travel, append, below_each_other, exchanged};
+pub(in crate::ops) use token_all_to_all::{TokenAllToAll, all_to_all_matrices, append_chunk, concat_chunks};

@@ -7,7 +7,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
-use super::travel::rows;
+use super::token_all_to_all::rows;
 use crate::ops::kernels::LocalKernels;
 
 /// f32 for half precision.
@@ -32,7 +32,7 @@ fn zeros<B: Backend>(like: &FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B>
 pub(in crate::ops) fn sum_rows<B: Backend>(x: FloatTensor<B>, index: IntTensor<B>) -> FloatTensor<B> {
     let ([_, columns], [count, terms], dtype) = (size(&x), size(&index), x.dtype());
     let x = if terms == 1 { x } else { cast::<B>(x, wide(dtype)) };
-    // Row -1 is the first one of the table, and zero.
+    // Index -1 becomes the first row of the table, which is zero.
     let table = B::float_cat(vec![zeros::<B>(&x, [1, columns]), x], 0);
     let index = B::int_add_scalar(index, Scalar::Int(1));
     let term = |j: usize| {
@@ -78,7 +78,7 @@ pub(in crate::ops) fn router_logits_grads<B: LocalKernels>(
     [w, of_w.then(|| B::linear_weight_grad(grad, cast::<B>(x, wide)))]
 }
 
-/// Each group that has rows, with these.
+/// Each group that has tokens, with their range.
 pub(in crate::ops) fn groups(counts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
     let mut end = 0;
     counts.iter().enumerate().filter_map(move |(group, &count)| {

@@ -1,7 +1,6 @@
-//! Routing of tokens without their numbers on the host: which experts a token uses, how many tokens each expert has,
-//! and where their copies stand. Everything is a table of `i32`. NVIDIA GPUs have kernels
-//! (`kernels_cubecl::pointwise::experts`); elsewhere, and for sizes without a kernel, the tables come to the host and
-//! go back. Both give the same tables.
+//! Routing of tokens on the device: the experts of each token, the tokens of each expert, and the destination of each
+//! copy, all as `i32` tables. NVIDIA GPUs have kernels (`kernels_cubecl::pointwise::moe`). Elsewhere, and for sizes
+//! without a kernel, the tables are computed on the host. Both give the same tables.
 
 mod on_host;
 mod runs;
@@ -12,98 +11,106 @@ pub use runs::{Run, Runs};
 
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
-use super::rows::RowMap;
+use super::row_map::RowMap;
 
-/// Tokens whose experts are counted together.
+/// Tokens that are counted together.
 const CHUNK: usize = 64;
 
-/// How a token chooses experts.
+/// How a token selects experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection {
     /// Experts of a token.
     pub top_k: usize,
-    /// Groups of neighbouring experts, and how many of them a token may use.
+    /// Number of groups of neighbouring experts, and of the groups that a token may use.
     pub groups: Option<[usize; 2]>,
 }
 
-/// A choice of experts.
+/// The selected experts of each token.
 #[derive(Clone, Debug)]
-pub struct Chosen {
-    /// `[tokens, top_k]`: the experts of a token, ascending, then -1.
+pub struct ExpertChoice {
+    /// `[tokens, top_k]`: the experts of a token, ascending, padded with -1.
     pub(in crate::ops) choice: Tensor<2, Int>,
-    /// Experts to choose from.
+    /// Number of experts.
     pub(in crate::ops) experts: usize,
 }
 
-/// How many tokens use an expert.
+/// The number of tokens of each expert.
 #[derive(Clone, Debug)]
-pub struct Counted {
-    /// `[chunks, samples · experts]`: tokens of a sample in front of a chunk of 64 of them.
+pub struct TokenCounts {
+    /// `[chunks, samples · experts]`: tokens of a sample before each chunk of 64 tokens.
     pub(in crate::ops) before: Tensor<2, Int>,
     /// `[samples · experts]`.
     pub(in crate::ops) totals: Tensor<1, Int>,
 }
 
-/// Where the rows of experts stand.
+/// The destinations of permuted tokens: where the rows of each expert begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Starts {
-    /// `[parts, experts]`: the first row of an expert for each of the members that share it, ascending with the part;
-    /// `None` if no row is made.
+pub struct RowStarts {
+    /// `[shards, experts]`: the first row of an expert for each of the members that share it, ascending with the shard;
+    /// `None` if it has no rows.
     pub rows: Vec<Option<usize>>,
     /// Members that share an expert.
-    pub parts: usize,
+    pub shards: usize,
     /// Neighbouring experts that the same members share.
     pub each: usize,
-    /// Tokens that an expert takes, the first ones; `None` is all of them.
-    pub room: Option<usize>,
-    /// Rows in all.
+    /// Capacity of an expert, which takes its first tokens; `None` is unlimited.
+    pub capacity: Option<usize>,
+    /// Number of rows.
     pub count: usize,
 }
 
-/// Rows of experts one behind the other without gaps: by piece of every member's experts, member, part, and expert. So
-/// they can stand before the host knows the counts.
+/// An order of permuted tokens without gaps: by chunk of every member's experts, member, shard, and expert. It can be
+/// applied before the host knows the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct RowOrder {
     /// Members that share an expert.
-    pub parts: usize,
+    pub shards: usize,
     /// Neighbouring experts that the same members share.
     pub each: usize,
-    /// Pieces of a member's experts: piece `i` is the experts from `each i / pieces` to `each (i + 1) / pieces` of
+    /// Chunks of a member's experts: chunk `i` is the experts from `each i / chunks` to `each (i + 1) / chunks` of
     /// them.
-    pub pieces: usize,
-    /// Rows in all.
+    pub chunks: usize,
+    /// Number of rows.
     pub count: usize,
 }
 
-impl Order {
-    /// Where the rows of each expert begin if `counts[e]` tokens use it.
-    pub fn starts(&self, counts: &[usize]) -> Starts {
-        let (Self { parts, each, pieces, count }, experts) = (*self, counts.len());
-        let mut rows = vec![None; parts * experts];
+impl RowOrder {
+    /// The first row of each expert if `counts[e]` tokens use it.
+    pub fn starts(&self, counts: &[usize]) -> RowStarts {
+        let (Self { shards, each, chunks, count }, experts) = (*self, counts.len());
+        let mut rows = vec![None; shards * experts];
         let mut start = 0;
-        for (piece, member) in (0..pieces).flat_map(|piece| (0..experts / each).map(move |member| (piece, member))) {
-            let bound = |piece| member * each + each * piece / pieces;
-            for part in 0..parts {
-                for expert in bound(piece)..bound(piece + 1) {
-                    rows[part * experts + expert] = Some(start);
+        for (chunk, member) in (0..chunks).flat_map(|chunk| (0..experts / each).map(move |member| (chunk, member))) {
+            let bound = |chunk| member * each + each * chunk / chunks;
+            for shard in 0..shards {
+                for expert in bound(chunk)..bound(chunk + 1) {
+                    rows[shard * experts + expert] = Some(start);
                     start += counts[expert];
                 }
             }
         }
-        Starts { rows, parts, each, room: None, count }
+        RowStarts { rows, shards, each, capacity: None, count }
     }
 }
 
-/// Chooses experts for the first `valid` tokens by `scores [tokens, experts]`, to which `bias [experts]` is added:
-/// those with the greatest scores. With groups only the experts of the best groups count, where a group is as good as
-/// the sum of its two best experts. Of equal values the first one is better, a NaN is minus infinity. Sums and
-/// comparisons are f64.
+/// Selects experts for the first `valid` tokens by `scores [tokens, experts]` plus `bias [experts]`: those with the
+/// greatest scores. With groups, only experts of the best groups are eligible; the score of a group is the sum of its
+/// two best experts. Of equal scores the first one wins; a NaN is minus infinity. Sums and comparisons are f64.
+///
+/// ```
+/// use backend_dist::ops::moe::routing::{Selection, choose};
+/// use burn::tensor::{Device, Tensor};
+///
+/// let scores = Tensor::from_data([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4]], &Device::flex());
+/// let experts = choose(scores, None, 2, Selection { top_k: 2, groups: None });
+/// assert_eq!(experts.table().into_data().iter::<i64>().collect::<Vec<_>>(), [1, 2, 0, 2]);
+/// ```
 ///
 /// # Panics
 /// If the sizes contradict each other.
-pub fn choose(scores: Tensor<2>, bias: Option<Tensor<1>>, valid: usize, how: Selection) -> Chosen {
+pub fn choose(scores: Tensor<2>, bias: Option<Tensor<1>>, valid: usize, selection: Selection) -> ExpertChoice {
     let [tokens, experts] = scores.dims();
-    let Selection { top_k, groups } = how;
+    let Selection { top_k, groups } = selection;
     assert!(valid <= tokens && tokens > 0, "routing: {valid} of {tokens} tokens count");
     assert!((1..=experts).contains(&top_k), "routing: {top_k} of {experts} experts");
     if let Some([groups, top]) = groups {
@@ -113,16 +120,16 @@ pub fn choose(scores: Tensor<2>, bias: Option<Tensor<1>>, valid: usize, how: Sel
     let scores = scores.without_autodiff();
     let bias = bias.map(Tensor::without_autodiff);
     #[cfg(feature = "cuda")]
-    if let Some(choice) = crate::ops::cuda::routing::choose(&scores, bias.as_ref(), valid, how) {
-        return Chosen { choice, experts };
+    if let Some(choice) = crate::ops::cuda::routing::choose(&scores, bias.as_ref(), valid, selection) {
+        return ExpertChoice { choice, experts };
     }
     let (device, bias) = (scores.device(), bias.map(|bias| floats(&bias)));
-    let choice = on_host::choose(&floats(&scores), [tokens, experts, valid], bias.as_deref(), how);
-    Chosen { choice: table(choice, [tokens, top_k], &device), experts }
+    let choice = on_host::choose(&floats(&scores), [tokens, experts, valid], bias.as_deref(), selection);
+    ExpertChoice { choice: table(choice, [tokens, top_k], &device), experts }
 }
 
-impl Chosen {
-    /// A choice of `experts` experts: `choice [tokens, top_k]`, ascending for every token, then -1.
+impl ExpertChoice {
+    /// The selection `table [tokens, top_k]` of `experts` experts, ascending for every token, padded with -1.
     pub fn of(choice: Tensor<2, Int>, experts: usize) -> Self {
         Self { choice, experts }
     }
@@ -132,13 +139,13 @@ impl Chosen {
         self.choice.dims()[0]
     }
 
-    /// `[tokens, top_k]`: the experts of a token, ascending, then -1.
+    /// `[tokens, top_k]`: the experts of a token, ascending, padded with -1.
     pub fn table(&self) -> Tensor<2, Int> {
         self.choice.clone()
     }
 
     /// `[tokens, experts]`: whether a token does not use an expert.
-    pub fn others(&self) -> Tensor<2, Bool> {
+    pub fn unused(&self) -> Tensor<2, Bool> {
         let [tokens, top_k] = self.choice.dims();
         #[cfg(feature = "cuda")]
         if let Some(mask) = crate::ops::cuda::routing::spread(&self.choice, self.experts) {
@@ -151,16 +158,16 @@ impl Chosen {
         Tensor::from_data(TensorData::new(others, [tokens, self.experts]), &self.choice.device())
     }
 
-    /// The tokens of each expert, for each of `samples` samples: token `t` is of sample `t % samples`.
+    /// The number of tokens of each expert, for each of `samples` samples: token `t` belongs to sample `t % samples`.
     ///
     /// # Panics
     /// If the samples do not divide the tokens.
-    pub fn count(&self, samples: usize) -> Counted {
+    pub fn count(&self, samples: usize) -> TokenCounts {
         let tokens = self.tokens();
         assert!(samples > 0 && tokens.is_multiple_of(samples), "routing: {tokens} tokens of {samples} samples");
         #[cfg(feature = "cuda")]
         if let Some((before, totals)) = crate::ops::cuda::routing::count(&self.choice, self.experts, samples) {
-            return Counted { before, totals };
+            return TokenCounts { before, totals };
         }
         let (top_k, width, device) = (self.choice.dims()[1], samples * self.experts, self.choice.device());
         let (mut before, mut totals) = (Vec::new(), vec![0; width]);
@@ -172,18 +179,19 @@ impl Chosen {
         }
         let chunks = before.len() / width;
         let totals = table(totals, [1, width], &device).reshape([width]);
-        Counted { before: table(before, [chunks, width], &device), totals }
+        TokenCounts { before: table(before, [chunks, width], &device), totals }
     }
 
-    /// The maps that make rows of copies of tokens, and of their slots: slot `token · experts + expert`. Tokens of an
-    /// expert stand in their order; rows without a token are zero. `counted` is [`Chosen::count`] of one sample.
+    /// The maps that permute copies of tokens, and of their slots (slot `token · experts + expert`), to the rows of
+    /// experts. Tokens of an expert keep their order; rows without a token are zero. `counted` is
+    /// [`ExpertChoice::count`] of one sample.
     ///
     /// # Panics
     /// If the sizes contradict each other.
-    pub fn place(&self, counted: &Counted, starts: &Starts) -> (RowMap, RowMap) {
+    pub fn place(&self, counted: &TokenCounts, starts: &RowStarts) -> (RowMap, RowMap) {
         let ([tokens, top_k], experts) = (self.choice.dims(), self.experts);
-        let Starts { ref rows, parts, each, count, .. } = *starts;
-        assert_eq!(rows.len(), parts * experts, "routing: rows of {parts} parts of {experts} experts");
+        let RowStarts { ref rows, shards, each, count, .. } = *starts;
+        assert_eq!(rows.len(), shards * experts, "routing: rows of {shards} shards of {experts} experts");
         assert!(each > 0 && count > 0, "routing: {count} rows, {each} experts a member");
         let found = counted.before.dims();
         assert_eq!(found, [tokens.div_ceil(CHUNK), experts], "routing: counts of {tokens} tokens' {experts} experts");
@@ -196,16 +204,16 @@ impl Chosen {
         let map = |to, back, inputs: usize, terms: usize| {
             RowMap::of_tables(table(to, [count, 1], &device), table(back, [inputs, terms], &device))
         };
-        let copies = map(placed.tokens_of, placed.of_tokens, tokens, top_k * parts);
-        (copies, map(placed.slots_of, placed.of_slots, tokens * experts, parts))
+        let copies = map(placed.tokens_of, placed.of_tokens, tokens, top_k * shards);
+        (copies, map(placed.slots_of, placed.of_slots, tokens * experts, shards))
     }
 
-    /// [`Chosen::place`] where the rows stand in `order`, which NVIDIA GPUs do without the host's knowing the counts.
-    /// Rows behind the last of `order` are left out.
+    /// [`ExpertChoice::place`] with the rows in `order`, which NVIDIA GPUs compute without the counts on the host. Rows
+    /// after the last of `order` are dropped.
     ///
     /// # Panics
     /// If the sizes contradict each other.
-    pub fn place_in_order(&self, counted: &Counted, order: &Order) -> (RowMap, RowMap) {
+    pub fn place_in_order(&self, counted: &TokenCounts, order: &RowOrder) -> (RowMap, RowMap) {
         let found = counted.before.dims();
         let expected = [self.tokens().div_ceil(CHUNK), self.experts];
         assert!(
@@ -223,13 +231,13 @@ impl Chosen {
     }
 }
 
-impl Counted {
-    /// The counts on the host, `[samples, experts]` of each, and what `meanwhile` gives: work that it issues need not
-    /// be done when the counts arrive. Waits for the device.
+impl TokenCounts {
+    /// The counts on the host, `[samples, experts]` of each, and the result of `meanwhile`. Work that `meanwhile`
+    /// launches need not be finished when the counts arrive. Waits for the device.
     ///
     /// # Panics
     /// If the device failed.
-    pub fn read<T>(all: &[&Counted], meanwhile: impl FnOnce() -> T) -> (Vec<Vec<usize>>, T) {
+    pub fn read<T>(all: &[&TokenCounts], meanwhile: impl FnOnce() -> T) -> (Vec<Vec<usize>>, T) {
         let sizes = |counts: Vec<Vec<i32>>| {
             let size = |count: i32| usize::try_from(count).expect("a count");
             counts.into_iter().map(|counts| counts.into_iter().map(size).collect()).collect()

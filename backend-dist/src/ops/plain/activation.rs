@@ -10,7 +10,7 @@ const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 /// Coefficient of the cube in the tanh approximation.
 const CUBE: f64 = 0.044_715;
 
-/// `[gate | up]` taken apart.
+/// `[gate | up]` split.
 fn halves<B: Backend>(x: FloatTensor<B>) -> [FloatTensor<B>; 2] {
     let (dim, n) = (dims(&x).len() - 1, last(&x));
     [narrow::<B>(x.clone(), dim, 0, n / 2), narrow::<B>(x, dim, n / 2, n)]

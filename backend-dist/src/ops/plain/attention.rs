@@ -6,28 +6,29 @@ use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorData, Te
 
 use super::{dims, last, narrow, reshape, scale, to_dtype, widen};
 use crate::ops::kernels::LocalKernels;
-use crate::ops::options::{AttentionOptions, PackedHeads, Place};
+use crate::ops::options::{AttentionOptions, PackedHeads, ScoreOffset};
 
-/// Added to a hidden score: below every score, but still a number in f32.
+/// Added to a masked score: below every score, but finite in f32.
 const HIDDEN: f64 = -1e30;
 
-/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys; and where it lies.
+/// Sizes of one attention: batch, key/value heads, query heads per key/value head, queries, keys; and the position of
+/// its scores.
 struct Sizes {
     b: usize,
     kv: usize,
     group: usize,
     s: usize,
     keys: usize,
-    place: Place,
+    place: ScoreOffset,
 }
 
 impl Sizes {
-    fn new<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>, place: Place) -> Self {
+    fn new<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>, place: ScoreOffset) -> Self {
         let (q, k) = (dims(q), dims(k));
         Self { b: q[1], kv: k[2], group: q[2] / k[2], s: q[0], keys: k[0], place }
     }
 
-    /// `[s, b, h, d]` to `[b, kv, group·s, d]`: the query heads of one key/value head are one long list of queries.
+    /// `[s, b, h, d]` to `[b, kv, group·s, d]`: the query heads of one key/value head are concatenated.
     fn queries<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         let x = B::float_permute(widen::<B>(x).0, &[1, 2, 0, 3]);
         let d = last(&x);
@@ -46,7 +47,7 @@ impl Sizes {
         B::float_permute(widen::<B>(x).0, &[1, 2, 0, 3])
     }
 
-    /// Scaled scores `[b, kv, group·s, keys]`, hidden ones far below all others.
+    /// Scaled scores `[b, kv, group·s, keys]`, masked ones far below all others.
     fn scores<B: LocalKernels>(
         &self,
         q: FloatTensor<B>,
@@ -73,22 +74,22 @@ impl Sizes {
         let query = range(first..first + self.s as i64, [1, 1, self.s, 1]);
         let key = range(0..self.keys as i64, [1, 1, 1, self.keys]);
         let ahead = B::float_sub(key, query);
-        // How far a key lies beyond the last (first) visible one, at most 1.
+        // The distance of a key from the last (first) visible one, at most 1.
         let beyond = |x: FloatTensor<B>, reach: f64| {
             let x = B::float_add_scalar(x, Scalar::Float(-reach));
             B::float_clamp(x, Scalar::Float(0.0), Scalar::Float(1.0))
         };
-        // Without a window further than any key is from any query.
+        // Without a window, larger than any distance.
         let reach = options.window.map_or(self.keys as f64 + first.abs() as f64 + self.s as f64, |w| w as f64 - 1.0);
         let after = beyond(ahead.clone(), if options.causal { 0.0 } else { reach });
         let before = beyond(B::float_neg(ahead), reach);
         scale::<B>(B::float_add(after, before), HIDDEN)
     }
 
-    /// `p [b, kv, group·s, keys]` with its dropped weights zero and the others scaled up.
+    /// `p [b, kv, group·s, keys]` with its dropped weights zero and the others scaled.
     fn drop<B: Backend>(&self, p: FloatTensor<B>, options: AttentionOptions) -> FloatTensor<B> {
         let Some(dropout) = options.dropout else { return p };
-        let Place { first: [first_query, first_key], queries, .. } = self.place;
+        let ScoreOffset { first: [first_query, first_key], queries, .. } = self.place;
         let (limit, factor) = (dropout.limit(), dropout.scale());
         let heads = self.kv * self.group;
         let rows = (0..self.b * heads * self.s).map(|i| {
@@ -111,15 +112,15 @@ pub fn forward<B: LocalKernels>(
     v: FloatTensor<B>,
     options: AttentionOptions,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let place = Place::whole(dims(&q)[0], dims(&k)[0]);
+    let place = ScoreOffset::whole(dims(&q)[0], dims(&k)[0]);
     forward_at::<B>([q, k, v], options, place)
 }
 
-/// The same for queries anywhere, each of which sees a key.
+/// The same for queries at any position, if each sees a key.
 pub fn forward_at<B: LocalKernels>(
     [q, k, v]: [FloatTensor<B>; 3],
     options: AttentionOptions,
-    place: Place,
+    place: ScoreOffset,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let dtype = q.dtype();
     let sizes = Sizes::new::<B>(&q, &k, place);
@@ -133,26 +134,25 @@ pub fn forward_at<B: LocalKernels>(
     (to_dtype::<B>(sizes.heads::<B>(out), dtype), lse)
 }
 
-/// Gradients in q, k and v. With `p = exp(scores - lse)`: `dv = pᵀ do`, `ds = p (do vᵀ - Σ do·out)`, `dq = ds k`,
-/// `dk = dsᵀ q`; the query heads of one key/value head are summed by the products themselves. Dropout multiplies `p` in
-/// `dv` and `do vᵀ`.
+/// Gradients in q, k and v. With `p = exp(scores - lse)`: `dv = pᵀ do`, `ds = p (do vᵀ - Σ do·out)`, `dq = ds k`, `dk =
+/// dsᵀ q`; the GEMMs sum over the query heads of a key/value head. Dropout multiplies `p` in `dv` and `do vᵀ`.
 pub fn grads<B: LocalKernels>(
     qkv: [FloatTensor<B>; 3],
     result: [FloatTensor<B>; 2],
     grad: FloatTensor<B>,
     options: AttentionOptions,
 ) -> [FloatTensor<B>; 3] {
-    let place = Place::whole(dims(&qkv[0])[0], dims(&qkv[1])[0]);
+    let place = ScoreOffset::whole(dims(&qkv[0])[0], dims(&qkv[1])[0]);
     grads_at::<B>(qkv, result, grad, options, place)
 }
 
-/// The same for queries anywhere; output and log-sum-exp may be those of more keys than these.
+/// The same for queries at any position; output and log-sum-exp may be those of more keys than these.
 pub fn grads_at<B: LocalKernels>(
     [q, k, v]: [FloatTensor<B>; 3],
     [out, lse]: [FloatTensor<B>; 2],
     grad: FloatTensor<B>,
     options: AttentionOptions,
-    place: Place,
+    place: ScoreOffset,
 ) -> [FloatTensor<B>; 3] {
     let dtype = q.dtype();
     let sizes = Sizes::new::<B>(&q, &k, place);
@@ -170,7 +170,7 @@ pub fn grads_at<B: LocalKernels>(
     [to_dtype::<B>(sizes.heads::<B>(dq), dtype), dk, dv]
 }
 
-/// `[q | k | v]` taken apart.
+/// `[q | k | v]` split.
 pub fn unpack<B: Backend>(qkv: FloatTensor<B>, heads: PackedHeads) -> [FloatTensor<B>; 3] {
     let (q, k) = (heads.heads, heads.heads + heads.kv_heads);
     [(0, q), (q, k), (k, heads.total())].map(|(from, to)| narrow::<B>(qkv.clone(), 2, from, to))

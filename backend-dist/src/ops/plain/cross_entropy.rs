@@ -1,4 +1,4 @@
-//! The local pieces of the vocabulary-parallel cross-entropy. Columns from `valid` on are padding and take no part.
+//! The local steps of the vocabulary-parallel cross-entropy. Columns from `valid` on are padding and are ignored.
 
 use burn::backend::{
     Backend, FloatDType, IntDType, Scalar, Shape, TensorMetadata,
@@ -8,7 +8,7 @@ use burn::backend::{
 use super::{dims, narrow, reshape, rows, to_dtype, widen};
 use crate::ops::kernels::LocalKernels;
 
-/// Maximum of each row, `[s, b]`; far below every logit if this rank holds only padding.
+/// Maximum of each token's logits, `[s, b]`; far below every logit if this rank holds only padding.
 pub fn maximum<B: Backend>(logits: FloatTensor<B>, valid: usize) -> FloatTensor<B> {
     let shape = dims(&logits);
     let logits = widen::<B>(logits).0;

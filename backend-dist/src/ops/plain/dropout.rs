@@ -3,9 +3,9 @@
 use burn::backend::{Backend, TensorData, TensorMetadata, tensor::FloatTensor};
 
 use super::dims;
-use crate::ops::drop_key::{DropKey, threshold};
+use crate::ops::dropout_mask::{DropoutMask, threshold};
 
-pub fn apply<B: Backend>(x: FloatTensor<B>, p: f64, key: &DropKey) -> FloatTensor<B> {
+pub fn apply<B: Backend>(x: FloatTensor<B>, p: f64, key: &DropoutMask) -> FloatTensor<B> {
     let shape = dims(&x);
     let (rows, first) = key.rows(&shape);
     let columns = shape[shape.len() - 1] as u32;

@@ -1,4 +1,4 @@
-//! Rows of a table by id, where this rank may hold only some of the rows.
+//! Rows of an embedding matrix by id; this rank may hold a shard of the rows.
 
 use burn::backend::{
     Backend, DType, FloatDType, Scalar, Shape, TensorMetadata,
@@ -7,7 +7,7 @@ use burn::backend::{
 
 use super::{dims, last, reshape, rows};
 
-/// The ids as row numbers held here (clamped), and 1 where the id is held here, else 0, `[ids, 1]` in type `dtype`.
+/// The ids as local row indices (clamped), and 1 where the id is local, else 0, `[ids, 1]` in type `dtype`.
 fn held<B: Backend>(
     ids: IntTensor<B>,
     first_row: usize,

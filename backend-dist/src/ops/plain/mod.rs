@@ -1,5 +1,5 @@
-//! The operations as formulas in Burn's primitives, for any backend: the default of every kernel and what the tight
-//! loops are tested against. Statistics and products of norms and softmax are at least f32.
+//! The operations as formulas in Burn's primitives, for any backend: the defaults of all kernels, and the references of
+//! the CPU backend's loops. Norms and softmax compute at least in f32.
 
 pub(super) mod activation;
 pub(super) mod attention;
@@ -31,7 +31,7 @@ fn rows<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     reshape::<B>(x, [all / n.max(1), n])
 }
 
-/// Half precision widened to f32, with the type to go back to.
+/// Half precision widened to f32, and the original type.
 fn widen<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, DType) {
     let dtype = x.dtype();
     (to_dtype::<B>(x, if dtype == DType::F64 { DType::F64 } else { DType::F32 }), dtype)

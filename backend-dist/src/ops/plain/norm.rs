@@ -15,7 +15,7 @@ fn normalise<B: LocalKernels>(x: FloatTensor<B>, eps: f64, center: bool) -> [Flo
     [B::float_mul(x, inverse.clone()), inverse]
 }
 
-/// A vector as one row, in the type of `like`.
+/// A vector as one matrix row, in the type of `like`.
 fn row<B: Backend>(w: FloatTensor<B>, like: &FloatTensor<B>) -> FloatTensor<B> {
     let n = last(&w);
     to_dtype::<B>(reshape::<B>(w, [1, n]), like.dtype())

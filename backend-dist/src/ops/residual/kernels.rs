@@ -1,4 +1,4 @@
-//! Norms together with the sums beside them.
+//! Norms fused with the additions next to them.
 
 use burn::backend::{Flex, tensor::FloatTensor};
 
@@ -7,8 +7,8 @@ use crate::ops::{
     prologue::Step,
 };
 
-/// Sums that a backend may compute together with a norm; the default bodies do one after the other. `norm` is RMSNorm
-/// or LayerNorm, `params` its weight, and bias if it has one.
+/// Additions that a backend may fuse with a norm; the default bodies run one after the other. `norm` is RMSNorm or
+/// LayerNorm, `params` its weight, and bias if it has one.
 pub trait ResidualKernels: LocalKernels {
     /// `x + other`, and the norm of the sum.
     fn norm_of_sum(

@@ -1,8 +1,8 @@
-//! The residual stream of a block, where norms read it and what is made of them is added to it.
+//! The residual stream of a block: norms read it, and the block's outputs are added to it.
 //!
-//! The sum in front of a norm and the norm are one pass over memory, and so are the norm's gradient and the sum with
-//! the gradient that has come past the norm. A node of Burn's graph has one output and registers its gradients by
-//! itself, so that two things go from operation to operation in a [`Joint`], beside the tensor.
+//! The add before a norm and the norm are one pass over memory. So are, backward, the norm's gradient and the sum with
+//! the skip gradient. A node of Burn's graph has one output and registers its gradients itself, so neighbouring
+//! operations share a [`Joint`] outside the graph for the normalised value and the skip gradient.
 
 mod joint;
 pub(super) mod kernels;
@@ -19,13 +19,26 @@ use super::{
     fused::{LinearOptions, linear_of},
     prologue::{Prologue, Step},
 };
-use joint::Sum;
+use joint::ResidualAdd;
 use node::ResidualOps;
 
-/// The residual stream at one place, `[s, b, hidden]`: what norms read there and what is added goes through this.
+/// The residual stream `[s, b, hidden]` between two additions. Norms read it, and adding to it gives the next one.
 ///
-/// All values and gradients are those of the separate operations, bit for bit where a backend has no kernels of its own
-/// for this. A tensor that nothing is added to becomes one by `into`.
+/// All values and gradients are those of the separate operations, bit for bit if the backend has no fused kernels for
+/// them. Any tensor becomes a residual stream by `into`.
+///
+/// ```
+/// use backend_dist::ops::{Prologue, Residual};
+/// use burn::tensor::{Device, Tensor};
+///
+/// let ones = |shape| Tensor::<3>::ones(shape, &Device::flex());
+/// let norm = || Prologue::RmsNorm { weight: Tensor::ones([4], &Device::flex()), eps: 0.0 };
+/// let stream = Residual::enter(ones([2, 1, 4]));
+/// let attention = stream.clone().norm(norm()) * 2.0;
+/// let stream = stream.plus(attention, norm());
+/// let y = stream.clone().leave(stream.norm(norm()));
+/// assert_eq!(y.into_data().iter::<f32>().collect::<Vec<_>>(), [4.0; 8]);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Residual {
     x: Tensor<3>,
@@ -39,13 +52,13 @@ impl From<Tensor<3>> for Residual {
 }
 
 impl Residual {
-    /// The stream where it enters a block. The gradients of the block's operations meet here, not at `x`: of a leaf no
-    /// gradient could be taken out again.
+    /// The stream at the entry of a block. The gradients of the block's operations are summed here and not at `x`,
+    /// because a gradient cannot be taken back out of a leaf.
     pub fn enter(x: Tensor<3>) -> Self {
         Tensor::from_dispatch(<Dispatch as ResidualOps>::op_enter(x.into_dispatch())).into()
     }
 
-    /// The stream's value, for everything but norms and sums.
+    /// The stream's value, for everything but norms and additions.
     pub fn value(&self) -> Tensor<3> {
         self.x.clone()
     }
@@ -55,7 +68,7 @@ impl Residual {
         self.x.dtype()
     }
 
-    /// The stream plus `other`, where `norm` is what reads the sum next; [`Prologue::None`] if that is no norm.
+    /// The stream plus `other`; `norm` is the next reader of the sum, or [`Prologue::None`] if that is no norm.
     ///
     /// # Panics
     ///
@@ -63,16 +76,16 @@ impl Residual {
     pub fn plus(self, other: Tensor<3>, norm: Prologue) -> Self {
         let shape = self.x.dims();
         assert_eq!(shape, other.dims(), "residual: the stream is {shape:?}, what is added {:?}", other.dims());
-        let (step, params) = norm.apart("residual", &shape);
+        let (step, params) = norm.split("residual", &shape);
         assert!(step.is_norm() || matches!(step, Step::None), "residual: {step:?} is no norm");
         let joint = Joint::default();
-        let sum = Sum { of: self.joint, step, to: joint.clone() };
+        let sum = ResidualAdd { input: self.joint, step, output: joint.clone() };
         let (x, other) = (self.x.into_dispatch(), other.into_dispatch());
         let x = <Dispatch as ResidualOps>::op_sum(x, other, Extras::of(params), sum);
         Self { x: Tensor::from_dispatch(x), joint }
     }
 
-    /// The stream plus `other`, where it leaves the block.
+    /// The stream plus `other`, at the exit of the block.
     ///
     /// # Panics
     ///
@@ -81,13 +94,13 @@ impl Residual {
         self.plus(other, Prologue::None).x
     }
 
-    /// What `norm` makes of the stream.
+    /// `norm` of the stream.
     ///
     /// # Panics
     ///
     /// If `norm` does not fit or is no norm.
     pub fn norm(self, norm: Prologue) -> Tensor<3> {
-        let (step, params) = norm.apart("residual", &self.x.dims());
+        let (step, params) = norm.split("residual", &self.x.dims());
         assert!(step.is_norm(), "residual: {step:?} is no norm");
         let (x, params) = (self.x.into_dispatch(), Extras::of(params));
         Tensor::from_dispatch(<Dispatch as ResidualOps>::op_norm(x, params, step, self.joint))

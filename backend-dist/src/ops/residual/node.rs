@@ -1,4 +1,4 @@
-//! The operations on the residual stream as Burn backend extensions and nodes of the graph.
+//! The operations on the residual stream as Burn backend extensions and autograd nodes.
 
 use burn::backend::{
     Autodiff, Backend, Flex,
@@ -12,22 +12,22 @@ use burn::backend::{
 };
 
 use super::{
-    joint::{Joint, Sum},
+    joint::{Joint, ResidualAdd},
     kernels::ResidualKernels,
 };
 use crate::ops::{extras::Extras, main_grads::deliver, prologue::Step};
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait ResidualOps: Backend {
-    /// `x`, as a node within the graph.
+    /// `x`, as an inner node of the graph.
     fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `x + other`, in front of a norm with `params`, to which no gradient flows from here.
+    /// `x + other`, before a norm with `params`, to which no gradient flows from here.
     fn op_sum(
         x: FloatTensor<Self>,
         other: FloatTensor<Self>,
         #[extension_type] params: Extras<Self>,
-        sum: Sum,
+        sum: ResidualAdd,
     ) -> FloatTensor<Self>;
 
     /// A norm with one or two parameters.
@@ -43,13 +43,13 @@ fn sum<B: ResidualKernels>(
     x: FloatTensor<B>,
     other: FloatTensor<B>,
     params: &[FloatTensor<B>],
-    sum: &Sum,
+    sum: &ResidualAdd,
 ) -> FloatTensor<B> {
     if !sum.step.is_norm() {
         return B::float_add(x, other);
     }
     let [total, normed] = B::norm_of_sum(x, other, sum.step, params);
-    sum.to.put_normed::<B>(normed);
+    sum.output.put_normed::<B>(normed);
     total
 }
 
@@ -68,9 +68,9 @@ macro_rules! residual_ops {
                 x: FloatTensor<Self>,
                 other: FloatTensor<Self>,
                 params: Extras<Self>,
-                how: Sum,
+                add: ResidualAdd,
             ) -> FloatTensor<Self> {
-                sum::<Self>(x, other, &Vec::from(params), &how)
+                sum::<Self>(x, other, &Vec::from(params), &add)
             }
 
             fn op_norm(x: FloatTensor<Self>, params: Extras<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
@@ -98,7 +98,7 @@ impl<B: Backend> Backward<B, 1> for Enter {
     }
 }
 
-/// Parents: the stream, what is added. Keeps the stream's place.
+/// Parents: the stream, the summand. Saves the stream's joint.
 #[derive(Debug)]
 struct Plus;
 
@@ -123,7 +123,7 @@ impl<B: Backend> Backward<B, 2> for Plus {
 struct Norm;
 
 #[derive(Clone, Debug)]
-struct Kept<B: Backend> {
+struct Saved<B: Backend> {
     x: FloatTensor<B>,
     params: Vec<FloatTensor<B>>,
     step: Step,
@@ -131,12 +131,12 @@ struct Kept<B: Backend> {
 }
 
 impl<B: ResidualKernels, const N: usize> Backward<B, N> for Norm {
-    type State = Kept<B>;
+    type State = Saved<B>;
 
-    fn backward(self, ops: Ops<Kept<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let other = ops.state.joint.take_gradient::<B, _, N>(&ops, grads);
-        let Kept { x, params, step, joint: _ } = ops.state;
+        let Saved { x, params, step, joint: _ } = ops.state;
         let needed = ops.parents.each_ref().map(Option::is_some);
         for (node, grad) in ops.parents.into_iter().zip(step.grads::<B, N>(x, &params, None, grad, other, needed)) {
             if let (Some(node), Some(grad)) = (node, grad) {
@@ -149,12 +149,12 @@ impl<B: ResidualKernels, const N: usize> Backward<B, N> for Norm {
 fn record_sum<B: ResidualKernels, C: CheckpointStrategy>(
     [x, other]: [FloatTensor<Autodiff<B, C>>; 2],
     params: &[FloatTensor<B>],
-    how: Sum,
+    add: ResidualAdd,
 ) -> FloatTensor<Autodiff<B, C>> {
     let ((x, x_node), (other, other_node)) = (x.into_parts(), other.into_parts());
-    let total = sum::<B>(x, other, params, &how);
+    let total = sum::<B>(x, other, params, &add);
     match Plus.prepare::<C>([x_node, other_node]).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(how.of, total),
+        OpsKind::Tracked(prep) => prep.finish(add.input, total),
         OpsKind::UnTracked(prep) => prep.finish(total),
     }
 }
@@ -174,7 +174,7 @@ fn record_norm<B: ResidualKernels, C: CheckpointStrategy, const N: usize>(
     let x = params.remove(0);
     let y = norm::<B>(x.clone(), &params, step, &joint);
     match Norm.prepare::<C>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(Kept { x, params, step, joint }, y),
+        OpsKind::Tracked(prep) => prep.finish(Saved { x, params, step, joint }, y),
         OpsKind::UnTracked(prep) => prep.finish(y),
     }
 }
@@ -188,9 +188,14 @@ impl<B: ResidualKernels, C: CheckpointStrategy> ResidualOps for Autodiff<B, C> {
         }
     }
 
-    fn op_sum(x: FloatTensor<Self>, other: FloatTensor<Self>, params: Extras<Self>, how: Sum) -> FloatTensor<Self> {
+    fn op_sum(
+        x: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        params: Extras<Self>,
+        add: ResidualAdd,
+    ) -> FloatTensor<Self> {
         let params: Vec<_> = Vec::from(params).into_iter().map(|param| param.into_primitive()).collect();
-        record_sum::<B, C>([x, other], &params, how)
+        record_sum::<B, C>([x, other], &params, add)
     }
 
     fn op_norm(x: FloatTensor<Self>, params: Extras<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::comm::FailureCause;
+use crate::comm::remote::Introduction;
+use crate::process::joined::introduction;
 use std::time::Instant;
 
 /// The one failure that all processes report.
@@ -68,7 +70,7 @@ fn a_process_that_is_gone_ends_the_others_at_once() {
         });
         let mut results: Vec<_> = results.into_iter().flatten().collect();
         if gone == 0 {
-            // Without the hub a process knows its own ranks only.
+            // Without process 0 a process knows its own ranks only.
             results.truncate(1);
         }
         let error = failure(results);
@@ -84,14 +86,10 @@ fn a_process_that_falls_silent_is_gone() {
     let port = free_port();
     let silent = ProcessWorld { silence: Duration::from_secs(1), ..world(0, 2, port) };
     let other = thread::spawn(move || {
-        // Says who it is, as the real one does, and then nothing.
-        let me = crate::comm::remote::Introduction {
-            process: 1,
-            processes: 2,
-            host: "elsewhere".into(),
-            agreement: vec![("version".into(), env!("CARGO_PKG_VERSION").into()), ("layout".into(), "DP2".into())],
-        };
-        crate::comm::remote::meet_at(&world(1, 2, port), &me).unwrap()
+        // Introduces itself as the real one, and then says nothing.
+        let other = world(1, 2, port);
+        let me = introduction(&other, "DP2", &[]);
+        crate::comm::remote::rendezvous(&other, &Introduction { host: "elsewhere".into(), ..me }).unwrap()
     });
     let joined = Processes::join(&silent, &mesh(1, 2), &[]).unwrap();
     let result = joined.launch(&[Device::flex()], |rank| {

@@ -1,16 +1,16 @@
-//! What a card could do at most.
+//! The peak rates of a GPU.
 
 use backend_dist::profile::{Kind, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::gpus::Gpu;
 
-/// The rates that operations are compared with; `None` where nothing is known of the card.
+/// The rates that operations are compared with; `None` if the GPU is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
-    /// FLOP/s of dense products in 8 bits.
+    /// FLOP/s of dense GEMMs in 8 bits.
     pub fp8: Option<f64>,
-    /// FLOP/s of dense products in bf16 and f16.
+    /// FLOP/s of dense GEMMs in bf16 and f16.
     pub half: Option<f64>,
     /// FLOP/s in f32 without tensor cores.
     pub single: Option<f64>,
@@ -20,13 +20,13 @@ pub struct Ceilings {
     pub copy: Option<f64>,
     /// Bytes per second that a GPU sends to others of its host.
     pub link: Option<f64>,
-    /// MHz of the multiprocessors at which arithmetic reaches these rates.
+    /// MHz of the SMs at which arithmetic reaches these rates.
     pub clock: Option<f64>,
-    /// Where they are from.
+    /// Source of the rates.
     pub source: String,
 }
 
-/// The clock behind the rates of H100 and H200 (SXM): 132 multiprocessors, each 4,096 bf16 FLOPs a cycle (NVIDIA H100
+/// The clock behind the rates of H100 and H200 (SXM): 132 SMs, each 4,096 bf16 FLOPs a cycle (NVIDIA H100
 /// whitepaper).
 const HOPPER_CLOCK: f64 = 1830.0;
 
@@ -37,16 +37,15 @@ impl Ceilings {
     /// Of a GPU by the name that its driver gives it.
     pub fn of(name: &str) -> Self {
         let Some(sheet) = Gpu::named(name) else {
-            return Self { source: format!("nothing is known of {name}"), ..Self::default() };
+            return Self { source: format!("{name} is unknown"), ..Self::default() };
         };
-        // Hopper, Ada and Blackwell double the rate with each halving of the type (the same data sheets).
-        let has_fp8 = !sheet.name.starts_with("a100");
         let (copy, measured) = match sheet.name {
             "h200" => (H200_COPY, ", copy measured"),
             _ => (sheet.bandwidth, ""),
         };
         Self {
-            fp8: has_fp8.then_some(2e12 * sheet.bf16),
+            // Hopper, Ada and Blackwell double the rate with each halving of the type (the same data sheets).
+            fp8: sheet.has_fp8().then_some(2e12 * sheet.bf16),
             half: Some(1e12 * sheet.bf16),
             single: Some(1e12 * sheet.fp32),
             double: Some(1e12 * sheet.fp64),
@@ -69,6 +68,6 @@ impl Ceilings {
 
     /// The limit of what moves bytes, bytes per second.
     pub(super) fn bytes(&self, kind: Kind) -> Option<f64> {
-        if kind == Kind::Exchange { self.link } else { self.copy }
+        if kind == Kind::Collective { self.link } else { self.copy }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the time of a step goes on each GPU: rows per operation or kernel, and totals.
+//! The profile of a step on each GPU: a line per operation or kernel, and totals.
 
 mod ceilings;
 mod rows;
@@ -11,35 +11,35 @@ use backend_dist::profile::{Kind, Profile, Source, Span};
 use serde::{Deserialize, Serialize};
 
 pub use ceilings::Ceilings;
-pub use rows::{Kernel, Row};
+pub use rows::{Kernel, Line};
 pub use table::{csv, text};
 pub use totals::{Arithmetic, Totals};
 
-/// What was seen on one GPU, per step.
+/// The profile of one GPU, per step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuProfile {
     /// CUDA's index.
     pub gpu: usize,
     /// By time, the longest first.
-    pub rows: Vec<Row>,
+    pub rows: Vec<Line>,
     /// Sums.
     pub totals: Totals,
 }
 
-/// What was seen on all GPUs of the process.
+/// The profile of all GPUs of the process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProfileReport {
-    /// Where times come from.
+    /// Source of the times.
     pub source: String,
-    /// Whether kernels were seen, not only operations.
+    /// Whether kernels were recorded, not only operations.
     pub kernels: bool,
     /// Steps over which is averaged.
     pub steps: usize,
     /// Milliseconds of a step.
     pub milliseconds: f64,
-    /// What the card could do.
+    /// The GPU's peak rates.
     pub ceilings: Ceilings,
-    /// MHz of the multiprocessors in the run before: below [`Ceilings::clock`] the card is held back by its power.
+    /// MHz of the SMs in the run before: below [`Ceilings::clock`] the card is held back by its power.
     pub clock: Option<f64>,
     /// In the order of their indices.
     pub gpus: Vec<GpuProfile>,
@@ -62,7 +62,7 @@ impl ProfileReport {
         };
         let (source, kernels) = match &profile.source {
             Source::Cupti { version } => (format!("CUPTI, API version {version}{lost}"), true),
-            Source::Events { why } => (format!("events around operations, kernels are not seen: {why}"), false),
+            Source::Events { why } => (format!("events around operations, without kernels: {why}"), false),
         };
         Self {
             source,
@@ -89,8 +89,8 @@ fn span_kind(profile: &Profile, span: &Span) -> Kind {
     let kernel = span.name.to_ascii_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
     match () {
-        _ if has(&["nccl"]) => Kind::Exchange,
-        _ if has(&["gemm", "nvjet", "cutlass", "matmul"]) => Kind::Product,
+        _ if has(&["nccl"]) => Kind::Collective,
+        _ if has(&["gemm", "nvjet", "cutlass", "matmul"]) => Kind::Gemm,
         _ => Kind::Memory,
     }
 }

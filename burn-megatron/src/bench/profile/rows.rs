@@ -1,4 +1,4 @@
-//! Rows of the table.
+//! Lines of the table.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use super::{Ceilings, milliseconds, span_kind};
 
 /// All that ran under one name on one GPU, per step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct Line {
     /// The operation, or the kernel that no operation has launched.
     pub name: String,
-    /// `product`, `attention`, `memory`, `optimizer` or `exchange`.
+    /// `gemm`, `attention`, `memory`, `optimizer` or `communication`.
     pub kind: String,
     /// Operations; of kernels that none has launched, launches.
     pub calls: f64,
@@ -26,17 +26,17 @@ pub struct Row {
     pub share: f64,
     /// Arithmetic, in 10¹² FLOP/s.
     pub teraflops: Option<f64>,
-    /// Bytes that cannot be avoided, in GB/s; of exchanges, those sent.
+    /// Bytes that cannot be avoided, in GB/s; of collectives, those sent.
     pub gigabytes: Option<f64>,
     /// Of the ceiling that limits it.
     pub of_ceiling: Option<f64>,
-    /// Milliseconds above the time that the ceiling allows; of exchanges, those in which no other kernel ran.
+    /// Milliseconds above the time that the ceiling allows; of collectives, those in which no other kernel ran.
     pub to_gain: Option<f64>,
     /// What was launched, the longest first.
     pub kernels: Vec<Kernel>,
 }
 
-/// A kernel's part of a row, per step.
+/// A kernel's part of a line, per step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kernel {
     /// Without parameters and template arguments.
@@ -47,7 +47,7 @@ pub struct Kernel {
     pub milliseconds: f64,
 }
 
-/// A row's sums over all steps.
+/// A line's sums over all steps.
 struct Sum<'a> {
     kind: Kind,
     precision: Precision,
@@ -56,7 +56,7 @@ struct Sum<'a> {
     flops: f64,
     bytes: f64,
     launches: usize,
-    /// Nanoseconds in which no other kernel ran, if this is an exchange.
+    /// Nanoseconds in which no other kernel ran, if this is a collective.
     exposed: u64,
     /// Launches and nanoseconds.
     kernels: HashMap<&'a str, (usize, u64)>,
@@ -69,8 +69,8 @@ impl Sum<'_> {
     }
 }
 
-/// The rows of one GPU, the longest first.
-pub(super) fn rows(profile: &Profile, gpu: usize, steps: usize, ceilings: &Ceilings) -> Vec<Row> {
+/// The lines of one GPU, the longest first.
+pub(super) fn rows(profile: &Profile, gpu: usize, steps: usize, ceilings: &Ceilings) -> Vec<Line> {
     let mut sums: HashMap<String, Sum> = HashMap::new();
     for Noted { operation, .. } in profile.operations.iter().filter(|noted| noted.gpu == gpu) {
         let new = || Sum::new(operation.kind, operation.precision);
@@ -91,13 +91,13 @@ pub(super) fn rows(profile: &Profile, gpu: usize, steps: usize, ceilings: &Ceili
         sum.launches += 1;
         let nanoseconds = span.end - span.start;
         sum.nanoseconds += nanoseconds;
-        if sum.kind == Kind::Exchange {
+        if sum.kind == Kind::Collective {
             sum.exposed += nanoseconds - shared((span.start, span.end), &busy);
         }
         let (launches, time) = sum.kernels.entry(&span.name).or_default();
         (*launches, *time) = (*launches + 1, *time + nanoseconds);
     }
-    let mut rows: Vec<Row> = sums
+    let mut rows: Vec<Line> = sums
         .into_iter()
         .filter(|(_, sum)| sum.nanoseconds > 0)
         .map(|(name, sum)| row(name, &sum, profile.window, steps, ceilings))
@@ -115,7 +115,7 @@ fn moved(span: &Span) -> u64 {
     }
 }
 
-fn row(name: String, sum: &Sum, window: u64, steps: usize, ceilings: &Ceilings) -> Row {
+fn row(name: String, sum: &Sum, window: u64, steps: usize, ceilings: &Ceilings) -> Line {
     let seconds = sum.nanoseconds as f64 / 1e9;
     let (rate, ceiling) = match sum.flops > 0.0 {
         true => (sum.flops / seconds, ceilings.arithmetic(sum.precision)),
@@ -131,7 +131,7 @@ fn row(name: String, sum: &Sum, window: u64, steps: usize, ceilings: &Ceilings) 
     };
     let mut kernels: Vec<Kernel> = sum.kernels.iter().map(kernel).collect();
     kernels.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds).then_with(|| a.name.cmp(&b.name)));
-    Row {
+    Line {
         kind: word(sum.kind).into(),
         calls: per_step(sum.calls),
         launches: per_step(sum.launches),
@@ -140,7 +140,7 @@ fn row(name: String, sum: &Sum, window: u64, steps: usize, ceilings: &Ceilings) 
         gigabytes: (sum.bytes > 0.0).then_some(sum.bytes / seconds / 1e9),
         of_ceiling,
         to_gain: match sum.kind {
-            Kind::Exchange => Some(milliseconds(sum.exposed, steps)),
+            Kind::Collective => Some(milliseconds(sum.exposed, steps)),
             _ => of_ceiling.map(|share| time * (1.0 - share).max(0.0)),
         },
         kernels,
@@ -151,10 +151,10 @@ fn row(name: String, sum: &Sum, window: u64, steps: usize, ceilings: &Ceilings) 
 
 fn word(kind: Kind) -> &'static str {
     match kind {
-        Kind::Product => "product",
+        Kind::Gemm => "gemm",
         Kind::Attention => "attention",
         Kind::Memory => "memory",
         Kind::Optimizer => "optimizer",
-        Kind::Exchange => "exchange",
+        Kind::Collective => "communication",
     }
 }

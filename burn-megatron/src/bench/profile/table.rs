@@ -1,13 +1,13 @@
-//! A profile in words.
+//! The tables of a profile.
 
 use std::fmt::Write;
 
-use super::{Ceilings, GpuProfile, Kernel, ProfileReport, Row, Totals};
+use super::{Ceilings, GpuProfile, Kernel, Line, ProfileReport, Totals};
 
-/// Rows below this share of a step are added up.
+/// Lines below this share of a step are summed up.
 const SMALL: f64 = 0.0005;
 
-/// Rows of the first GPU, then totals of all.
+/// The lines of the first GPU, then the totals of all.
 pub fn text(report: &ProfileReport) -> String {
     let mut out = String::new();
     let ProfileReport { source, steps, milliseconds, ceilings, gpus, .. } = report;
@@ -47,7 +47,7 @@ fn rows(out: &mut String, gpu: &GpuProfile) {
         "{:<58} {:>6} {:>8} {:>9} {:>7} {:>13} {:>8} {:>8}  kernel",
         "operation", "calls", "launches", "ms", "share", "achieved", "ceiling", "to gain"
     );
-    let (shown, small): (Vec<&Row>, Vec<&Row>) = gpu.rows.iter().partition(|row| row.share >= SMALL);
+    let (shown, small): (Vec<&Line>, Vec<&Line>) = gpu.rows.iter().partition(|row| row.share >= SMALL);
     for row in shown {
         let rate = match (row.teraflops, row.gigabytes) {
             (Some(rate), _) => format!("{rate:.0} TFLOP/s"),
@@ -59,7 +59,7 @@ fn rows(out: &mut String, gpu: &GpuProfile) {
         let _ = writeln!(
             out,
             "{:<58} {:>6.1} {:>8.1} {:>9.3} {:>5.1} % {rate:>13} {share:>8} {gain:>8}  {}",
-            cut(&row.name, 58),
+            truncated(&row.name, 58),
             row.calls,
             row.launches,
             row.milliseconds,
@@ -68,7 +68,7 @@ fn rows(out: &mut String, gpu: &GpuProfile) {
         );
     }
     if !small.is_empty() {
-        let sum = |of: fn(&Row) -> f64| small.iter().map(|row| of(row)).sum::<f64>();
+        let sum = |of: fn(&Line) -> f64| small.iter().map(|row| of(row)).sum::<f64>();
         let name = format!("{} others, each less than {:.2} %", small.len(), 100.0 * SMALL);
         let (calls, launches, time) = (sum(|row| row.calls), sum(|row| row.launches), sum(|row| row.milliseconds));
         let share = 100.0 * sum(|row| row.share);
@@ -76,18 +76,18 @@ fn rows(out: &mut String, gpu: &GpuProfile) {
     }
 }
 
-/// The longest kernel, and what others take at least a hundredth of the row.
-fn kernels(row: &Row) -> String {
+/// The longest kernel, and others that take at least a hundredth of the line's time.
+fn kernels(row: &Line) -> String {
     let Some((first, others)) = row.kernels.split_first().filter(|(first, _)| first.name != row.name) else {
         return String::new();
     };
     let share = |kernel: &Kernel| 100.0 * kernel.milliseconds / row.milliseconds;
     let others = others.iter().filter(|kernel| share(kernel) >= 1.0);
-    let others = others.map(|kernel| format!(" + {} {:.0} %", cut(&kernel.name, 40), share(kernel)));
-    std::iter::once(cut(&first.name, 60)).chain(others).collect()
+    let others = others.map(|kernel| format!(" + {} {:.0} %", truncated(&kernel.name, 40), share(kernel)));
+    std::iter::once(truncated(&first.name, 60)).chain(others).collect()
 }
 
-fn cut(text: &str, length: usize) -> String {
+fn truncated(text: &str, length: usize) -> String {
     if text.chars().count() <= length {
         return text.into();
     }
@@ -106,25 +106,25 @@ fn totals(out: &mut String, report: &ProfileReport) {
     };
     let rate = |of: fn(&Totals) -> f64| move |totals: &Totals| format!("{:.0} TFLOP/s", of(totals));
     line("\ntotals per step", &|_| String::new());
-    line("matrix products", &time(|totals| totals.products.milliseconds));
-    line("", &rate(|totals| totals.products.teraflops));
-    line("  of these beside an exchange", &time(|totals| totals.products.beside_exchanges));
-    line("", &rate(|totals| totals.products.teraflops_beside));
+    line("GEMMs", &time(|totals| totals.gemms.milliseconds));
+    line("", &rate(|totals| totals.gemms.teraflops));
+    line("  of these, overlapped with communication", &time(|totals| totals.gemms.overlapped));
+    line("", &rate(|totals| totals.gemms.teraflops_overlapped));
     line("attention", &time(|totals| totals.attention.milliseconds));
     line("", &rate(|totals| totals.attention.teraflops));
     line("memory-bound kernels", &time(|totals| totals.memory));
     line("optimizer and norm", &time(|totals| totals.optimizer));
     if report.kernels {
-        line("exchanges, hidden", &time(|totals| totals.exchanges_hidden));
-        line("exchanges, exposed", &time(|totals| totals.exchanges_exposed));
+        line("communication, hidden", &time(|totals| totals.collectives_hidden));
+        line("communication, exposed", &time(|totals| totals.collectives_exposed));
         line("idle", &time(|totals| totals.idle));
     } else {
-        line("waiting for exchanges", &time(|totals| totals.exchanges_exposed));
-        line("not noted, or idle", &time(|totals| totals.idle));
+        line("waiting for communication", &time(|totals| totals.collectives_exposed));
+        line("not recorded, or idle", &time(|totals| totals.idle));
     }
 }
 
-/// Every row of every GPU, for a spreadsheet.
+/// Every line of every GPU, for a spreadsheet.
 pub fn csv(report: &ProfileReport) -> String {
     let mut out = String::from(
         "gpu,name,kind,calls,launches,milliseconds,share,teraflops,gigabytes_per_second,of_ceiling,to_gain_milliseconds,kernels\n",

@@ -1,4 +1,4 @@
-//! Totals of a GPU: kinds of work, and what of the exchanges is hidden behind it.
+//! Totals of a GPU: kinds of work, and what of the collectives is hidden behind it.
 
 use std::collections::HashMap;
 
@@ -8,48 +8,48 @@ use serde::{Deserialize, Serialize};
 
 use super::{milliseconds, span_kind};
 
-/// Arithmetic of one kind, apart for what runs while an exchange takes multiprocessors and memory bandwidth.
+/// Arithmetic of one kind, in total and while communication takes SMs and memory bandwidth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Arithmetic {
     /// Milliseconds per step.
     pub milliseconds: f64,
     /// 10¹² FLOP/s.
     pub teraflops: f64,
-    /// Milliseconds of operations during most of which an exchange ran.
-    pub beside_exchanges: f64,
+    /// Milliseconds of operations that overlapped with communication for most of their time.
+    pub overlapped: f64,
     /// Their 10¹² FLOP/s.
-    pub teraflops_beside: f64,
+    pub teraflops_overlapped: f64,
 }
 
 /// Sums of one GPU, in milliseconds per step. Kinds add up to what kernels took one by one; busy time, exposed
-/// exchanges and idle time add up to the step.
+/// collectives and idle time add up to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Matrix products.
-    pub products: Arithmetic,
+    /// GEMMs.
+    pub gemms: Arithmetic,
     /// Attention, forward and backward.
     pub attention: Arithmetic,
     /// Kernels that memory limits.
     pub memory: f64,
     /// Optimizer and norm.
     pub optimizer: f64,
-    /// Times in which some kernel other than an exchange ran.
+    /// Time in which a kernel other than communication ran.
     pub busy: f64,
-    /// Times in which an exchange ran beside another kernel.
-    pub exchanges_hidden: f64,
-    /// Times in which nothing but exchanges ran.
-    pub exchanges_exposed: f64,
-    /// Times in which nothing ran.
+    /// Time in which communication overlapped with another kernel.
+    pub collectives_hidden: f64,
+    /// Time in which only communication ran.
+    pub collectives_exposed: f64,
+    /// Time in which nothing ran.
     pub idle: f64,
 }
 
-/// Times in which some kernel of the GPU other than an exchange ran.
+/// Times in which some kernel of the GPU other than a collective ran.
 pub(super) fn busy(profile: &Profile, gpu: usize) -> Vec<Interval> {
     times(profile, gpu, false)
 }
 
-fn times(profile: &Profile, gpu: usize, exchanges: bool) -> Vec<Interval> {
-    let is_wanted = |span: &&Span| (span_kind(profile, span) == Kind::Exchange) == exchanges;
+fn times(profile: &Profile, gpu: usize, collectives: bool) -> Vec<Interval> {
+    let is_wanted = |span: &&Span| (span_kind(profile, span) == Kind::Collective) == collectives;
     let some = profile.spans.iter().filter(|span| span.gpu == gpu).filter(is_wanted);
     union(some.map(|span| (span.start, span.end)))
 }
@@ -58,21 +58,21 @@ fn times(profile: &Profile, gpu: usize, exchanges: bool) -> Vec<Interval> {
 pub(super) fn totals(profile: &Profile, gpu: usize, steps: usize) -> Totals {
     let on_this = profile.spans.iter().filter(|span| span.gpu == gpu);
     let spans: Vec<(Kind, &Span)> = on_this.map(|span| (span_kind(profile, span), span)).collect();
-    let (busy, exchanges) = (times(profile, gpu, false), times(profile, gpu, true));
-    let hidden: u64 = exchanges.iter().map(|exchange| shared(*exchange, &busy)).sum();
-    let exposed = total(&exchanges) - hidden;
+    let (busy, collectives) = (times(profile, gpu, false), times(profile, gpu, true));
+    let hidden: u64 = collectives.iter().map(|collective| shared(*collective, &busy)).sum();
+    let exposed = total(&collectives) - hidden;
     let sum = |wanted: Kind| -> u64 {
         spans.iter().filter(|(kind, _)| *kind == wanted).map(|(_, span)| span.end - span.start).sum()
     };
     let of = |nanoseconds| milliseconds(nanoseconds, steps);
     Totals {
-        products: arithmetic(profile, &spans, Kind::Product, &exchanges, steps),
-        attention: arithmetic(profile, &spans, Kind::Attention, &exchanges, steps),
+        gemms: arithmetic(profile, &spans, Kind::Gemm, &collectives, steps),
+        attention: arithmetic(profile, &spans, Kind::Attention, &collectives, steps),
         memory: of(sum(Kind::Memory)),
         optimizer: of(sum(Kind::Optimizer)),
         busy: of(total(&busy)),
-        exchanges_hidden: of(hidden),
-        exchanges_exposed: of(exposed),
+        collectives_hidden: of(hidden),
+        collectives_exposed: of(exposed),
         idle: of(profile.window.saturating_sub(total(&busy) + exposed)),
     }
 }
@@ -81,7 +81,7 @@ fn arithmetic(
     profile: &Profile,
     spans: &[(Kind, &Span)],
     wanted: Kind,
-    exchanges: &[Interval],
+    collectives: &[Interval],
     steps: usize,
 ) -> Arithmetic {
     // By operation, so that its arithmetic is counted once whatever it launches; what is not noted has none.
@@ -89,10 +89,10 @@ fn arithmetic(
     for (_, span) in spans.iter().filter(|(kind, _)| *kind == wanted) {
         let (time, beside) = by_operation.entry(span.operation).or_default();
         *time += span.end - span.start;
-        *beside += shared((span.start, span.end), exchanges);
+        *beside += shared((span.start, span.end), collectives);
     }
-    let rate = |beside_only: bool| {
-        let some = by_operation.iter().filter(|(_, (time, beside))| !beside_only || 2 * beside > *time);
+    let rate = |overlapped_only: bool| {
+        let some = by_operation.iter().filter(|(_, (time, beside))| !overlapped_only || 2 * beside > *time);
         let (mut time, mut flops) = (0, 0.0);
         for (operation, (nanoseconds, _)) in some {
             time += nanoseconds;
@@ -100,6 +100,6 @@ fn arithmetic(
         }
         (milliseconds(time, steps), if time > 0 { flops / time as f64 / 1e3 } else { 0.0 })
     };
-    let ((milliseconds, teraflops), (beside_exchanges, teraflops_beside)) = (rate(false), rate(true));
-    Arithmetic { milliseconds, teraflops, beside_exchanges, teraflops_beside }
+    let ((milliseconds, teraflops), (overlapped, teraflops_overlapped)) = (rate(false), rate(true));
+    Arithmetic { milliseconds, teraflops, overlapped, teraflops_overlapped }
 }

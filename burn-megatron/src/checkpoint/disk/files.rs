@@ -36,16 +36,21 @@ impl Files {
         }
         self.create_folders(parent)?;
         match self.0.create_folder(path) {
-            // Another rank's process may have been quicker.
+            // Another rank's process may have been faster.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => result.map_err(|cause| CheckpointError::io("create", path, cause))?,
         }
         self.sync_folder(parent)
     }
 
-    /// Starts a file of `bytes` bytes.
+    /// Starts a file of `bytes` bytes. What is left of an earlier one, or a link in its place, is removed.
     pub fn create_file<'a>(&'a self, path: &'a Path, bytes: u64) -> Result<NewFile<'a>> {
-        let file = self.0.create_file(path).map_err(|cause| self.write_error(path, bytes, cause))?;
+        let mut file = self.0.create_file(path);
+        if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+            self.remove_file(path)?;
+            file = self.0.create_file(path);
+        }
+        let file = file.map_err(|cause| self.write_error(path, bytes, cause))?;
         Ok(NewFile { files: self, file, path, bytes })
     }
 
@@ -65,20 +70,22 @@ impl Files {
         rename.map_err(|cause| CheckpointError::io("give its name to", to, cause))
     }
 
-    /// Removes a folder with what is in it, if it exists.
+    /// Removes a folder with what is in it, if it exists. Of a symbolic link, also one inside, only the link is removed.
     pub fn remove_folder(&self, path: &Path) -> Result<()> {
-        let entries = match self.0.list(path) {
+        let fail = |cause| CheckpointError::io("remove", path, cause);
+        match self.0.is_link(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries.map_err(|cause| CheckpointError::io("remove", path, cause))?,
+            Ok(true) => return self.remove_file(path),
+            is_link => is_link.map_err(fail)?,
         };
-        for entry in entries {
+        for entry in self.0.list(path).map_err(fail)? {
             let inner = path.join(&entry.name);
             match entry.is_folder {
                 true => self.remove_folder(&inner)?,
                 false => self.remove_file(&inner)?,
             }
         }
-        self.0.remove_folder(path).map_err(|cause| CheckpointError::io("remove", path, cause))
+        self.0.remove_folder(path).map_err(fail)
     }
 
     pub fn remove_file(&self, path: &Path) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The one place through which a checkpoint changes files: the real disk, and in tests one that fails, is killed or
+//! The only way in which a checkpoint changes files: the real disk, and in tests one that fails, is killed or
 //! loses power at a chosen operation.
 
 mod files;
@@ -26,7 +26,7 @@ pub(super) struct Entry {
 pub(super) trait Disk: Send + Sync {
     /// Creates a folder in one that exists.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
-    /// Creates an empty file, or empties one.
+    /// Creates an empty file of a name that is free; a symbolic link of that name is not followed.
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
     /// Gives a file or folder another name; a file of that name is replaced.
@@ -34,7 +34,9 @@ pub(super) trait Disk: Send + Sync {
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty folder.
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
-    /// What is in a folder.
+    /// Whether there is a symbolic link of this name.
+    fn is_link(&self, path: &Path) -> io::Result<bool>;
+    /// What is in a folder. A symbolic link is no folder, wherever it leads.
     fn list(&self, folder: &Path) -> io::Result<Vec<Entry>>;
     /// Size of a file.
     fn size(&self, path: &Path) -> io::Result<u64>;
@@ -42,7 +44,7 @@ pub(super) trait Disk: Send + Sync {
     /// Bytes that may still be written to the disk of a folder.
     fn free_space(&self, folder: &Path) -> io::Result<u64>;
     /// Takes an exclusive lock that ends with the value or the process, and writes `text` into the locked file. `None`
-    /// if it is taken.
+    /// if it is taken. A symbolic link is not followed.
     fn lock(&self, path: &Path, text: &str) -> io::Result<Option<Box<dyn Send + Sync>>>;
 }
 

@@ -2,7 +2,11 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use super::{Disk, DiskFile, Entry};
 
@@ -14,7 +18,7 @@ impl Disk for RealDisk {
     }
 
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(File::create(path)?))
+        Ok(Box::new(OpenOptions::new().write(true).create_new(true).open(path)?))
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
@@ -31,6 +35,10 @@ impl Disk for RealDisk {
 
     fn remove_folder(&self, path: &Path) -> io::Result<()> {
         fs::remove_dir(path)
+    }
+
+    fn is_link(&self, path: &Path) -> io::Result<bool> {
+        Ok(fs::symlink_metadata(path)?.is_symlink())
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<Entry>> {
@@ -56,7 +64,12 @@ impl Disk for RealDisk {
     }
 
     fn lock(&self, path: &Path, text: &str) -> io::Result<Option<Box<dyn Send + Sync>>> {
-        let mut file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+        let mut file = options.open(path).map_err(|error| match error.raw_os_error() {
+            Some(number) if number == Errno::LOOP.raw_os_error() => io::Error::other("is a symbolic link; remove it"),
+            _ => error,
+        })?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(None),

@@ -1,5 +1,5 @@
-//! A disk in memory, for tests: an operation can fail, the process can be killed before it, and the power can be cut,
-//! with which everything that was not made durable may be lost.
+//! A disk in memory, for tests: an operation can fail, the process can be killed before it, and a power cut can come,
+//! in which everything that was not made durable may be lost.
 
 mod loss;
 mod world;
@@ -37,7 +37,7 @@ impl SimDisk {
         Self(Arc::new(Mutex::new(World { nodes, fault: None, operations: 0, locked: false, free: u64::MAX })))
     }
 
-    /// A copy that goes its own way, with a fault to come; the count of operations starts at 0.
+    /// An independent copy with a fault to come; the count of operations starts at 0.
     pub fn fork(&self, fault: Option<Fault>) -> Self {
         let world = World { fault, operations: 0, locked: false, ..self.world().clone() };
         Self(Arc::new(Mutex::new(world)))
@@ -136,18 +136,10 @@ impl Disk for SimDisk {
 
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         let mut world = self.begin(|_| {})?;
-        let node = match world.find(path) {
-            Ok(node) => node,
-            Err(_) => {
-                let (folder, name) = world.place(path)?;
-                world.nodes.push(Node::File { now: Vec::new(), safe: Vec::new() });
-                let node = world.nodes.len() - 1;
-                world.change(folder, Change::Add(name, node));
-                node
-            }
-        };
-        let Node::File { now, .. } = &mut world.nodes[node] else { return Err(io::ErrorKind::IsADirectory.into()) };
-        now.clear();
+        if world.find(path).is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let node = world.create_file(path)?;
         Ok(Box::new(SimFile { disk: self.clone(), node }))
     }
 
@@ -190,6 +182,10 @@ impl Disk for SimDisk {
         }
     }
 
+    fn is_link(&self, path: &Path) -> io::Result<bool> {
+        self.begin(|_| {})?.find(path).map(|_| false)
+    }
+
     fn list(&self, folder: &Path) -> io::Result<Vec<Entry>> {
         let world = self.begin(|_| {})?;
         let Node::Folder { now, .. } = &world.nodes[world.find(folder)?] else {
@@ -216,14 +212,18 @@ impl Disk for SimDisk {
     }
 
     fn lock(&self, path: &Path, text: &str) -> io::Result<Option<Box<dyn Send + Sync>>> {
-        let mut file = self.create_file(path)?;
         let mut world = self.begin(|_| {})?;
         if world.locked {
             return Ok(None);
         }
+        let node = match world.find(path) {
+            Ok(node) => node,
+            Err(_) => world.create_file(path)?,
+        };
         world.locked = true;
         drop(world);
-        let lock = SimLock(self.clone());
+        let (lock, mut file) = (SimLock(self.clone()), SimFile { disk: self.clone(), node });
+        file.empty();
         file.write(text.as_bytes())?;
         Ok(Some(Box::new(lock)))
     }
@@ -235,6 +235,11 @@ struct SimFile {
 }
 
 impl SimFile {
+    fn empty(&self) {
+        let Node::File { now, .. } = &mut self.disk.world().nodes[self.node] else { panic!("not a file") };
+        now.clear();
+    }
+
     fn append(&self, world: &mut World, bytes: &[u8]) {
         let Node::File { now, .. } = &mut world.nodes[self.node] else { panic!("not a file") };
         now.extend_from_slice(bytes);

@@ -10,8 +10,15 @@ use sha2::{Digest, Sha256};
 use super::super::error::CheckpointError;
 use super::super::manifest::Manifest;
 use super::super::names::{self, Folder};
-use super::super::part::hex;
-use super::open_file;
+use super::super::shard::hex;
+use super::{open_file, size};
+
+/// Bytes of a manifest at most: a hundred times what a model of 8 billion parameters takes on 64 ranks.
+const MOST_MANIFEST: u64 = 1 << 30;
+/// Bytes of `latest` at most.
+const MOST_LATEST: u64 = 1 << 10;
+/// Flaws that one message lists.
+const LISTED: usize = 5;
 
 /// The folder to open for a path, and what the user should know about the choice.
 pub(super) fn find(path: &Path) -> Result<(PathBuf, Option<String>), CheckpointError> {
@@ -26,35 +33,75 @@ pub(super) fn find(path: &Path) -> Result<(PathBuf, Option<String>), CheckpointE
     if exists(&path.join(names::MANIFEST)) {
         return Ok((path.to_path_buf(), None));
     }
-    let latest = path.join(names::LATEST);
-    let problem = match fs::read_to_string(&latest) {
-        Ok(text) => match Folder::parse(text.trim_end()) {
-            Some(folder @ Folder::Step(step)) => {
-                if exists(&folder.path(path)) {
-                    return Ok((folder.path(path), None));
-                }
-                // The step was being saved again when the run was stopped.
-                let replaced = Folder::Replaced(step).path(path);
-                if exists(&replaced) {
-                    return Ok((replaced, None));
-                }
-                format!("{} names {}, which is not there", latest.display(), folder.name())
-            }
-            _ => format!("{} does not name a checkpoint", latest.display()),
-        },
-        Err(error) if error.kind() == io::ErrorKind::NotFound => format!("there is no {}", latest.display()),
-        Err(cause) => return Err(CheckpointError::io("read", &latest, cause)),
+    let problem = match latest(path)? {
+        Ok(folder) => return Ok((folder, None)),
+        Err(problem) => problem,
     };
-    match list(path)?.pop_last() {
-        Some((_, newest)) => {
-            let warning = format!("{problem}; {} is taken, the newest complete one", newest.display());
-            Ok((newest, Some(warning)))
+    if let Some((_, newest)) = list(path)?.pop_last() {
+        let warning = format!("{problem}; {} is taken, the newest complete one", newest.display());
+        return Ok((newest, Some(warning)));
+    }
+    let traces = traces(path)?;
+    if !traces.is_empty() {
+        let flaws = traces.iter().filter(|name| *name != names::LATEST).map(|name| flaw(path, name));
+        let mut what: Vec<String> = [problem].into_iter().chain(flaws).collect();
+        let more = what.len().saturating_sub(LISTED);
+        what.truncate(LISTED);
+        what.extend((more > 0).then(|| format!("and {more} more")));
+        return Err(CheckpointError::Unusable { path: path.to_path_buf(), what: what.join("; ") });
+    }
+    let below = path.join("checkpoints");
+    let holds = list(&below).is_ok_and(|list| !list.is_empty());
+    let guess = if holds { format!("; did you mean {}?", below.display()) } else { String::new() };
+    Err(none(&format!("it has no {}, and {problem}{guess}", names::MANIFEST)))
+}
+
+/// The folder that `latest` leads to, or why it leads nowhere.
+fn latest(root: &Path) -> Result<Result<PathBuf, String>, CheckpointError> {
+    let latest = root.join(names::LATEST);
+    match fs::exists(&latest) {
+        Ok(true) => {}
+        Ok(false) => return Ok(Err(format!("there is no {}", latest.display()))),
+        Err(cause) => return Err(CheckpointError::io("read", &latest, cause)),
+    }
+    let text = read(&latest, MOST_LATEST)?;
+    let Some(folder @ Folder::Step(step)) = Folder::parse(String::from_utf8_lossy(&text).trim_end()) else {
+        return Ok(Err(format!("{} does not name a checkpoint", latest.display())));
+    };
+    // The other name: the step was being saved again when the run was stopped.
+    let candidates = [folder, Folder::Replaced(step)].map(|folder| folder.path(root));
+    let there = candidates.into_iter().find(|folder| fs::exists(folder).unwrap_or(false));
+    Ok(there.ok_or_else(|| format!("{} names {}, which is not there", latest.display(), folder.name())))
+}
+
+/// Names in a folder that only a run that has saved there leaves, `latest` first.
+pub(super) fn traces(root: &Path) -> Result<Vec<String>, CheckpointError> {
+    let fail = |cause| CheckpointError::io("list", root, cause);
+    let (mut found, mut latest) = (Vec::new(), false);
+    for entry in fs::read_dir(root).map_err(fail)? {
+        let Ok(name) = entry.map_err(fail)?.file_name().into_string() else { continue };
+        match Folder::parse(&name) {
+            Some(Folder::Step(_) | Folder::Replaced(_)) => found.push(name),
+            _ => latest |= name == names::LATEST,
         }
-        None => {
-            let below = path.join("checkpoints");
-            let holds = list(&below).is_ok_and(|list| !list.is_empty());
-            let guess = if holds { format!("; did you mean {}?", below.display()) } else { String::new() };
-            Err(none(&format!("it has no {}, and {problem}{guess}", names::MANIFEST)))
+    }
+    found.sort();
+    Ok(latest.then(|| names::LATEST.to_string()).into_iter().chain(found).collect())
+}
+
+/// What is wrong with the checkpoint `name` in `root`, as far as names and sizes of files tell.
+fn flaw(root: &Path, name: &str) -> String {
+    let folder = root.join(name);
+    let files = |manifest: Manifest| manifest.files.into_iter().chain(manifest.tokenizer).collect::<Vec<_>>();
+    match manifest(&folder).map(files) {
+        Err(error) => error.to_string(),
+        Ok(files) => {
+            let flaws: Vec<_> = files.iter().filter_map(|file| open_file(&folder, file).err()).collect();
+            match &flaws[..] {
+                [] => format!("{} is complete, but has another name", folder.display()),
+                [only] => only.to_string(),
+                [first, others @ ..] => format!("{first} (and {} more)", others.len()),
+            }
         }
     }
 }
@@ -81,20 +128,23 @@ fn is_complete(folder: &Path) -> bool {
     manifest(folder).is_ok_and(whole)
 }
 
+/// The contents of a file that is not larger than what a run writes there.
+fn read(path: &Path, most: u64) -> Result<Vec<u8>, CheckpointError> {
+    let found = size(path)?;
+    if found > most {
+        let what = format!("has {found} bytes, it can have {most} at most; it is damaged, restore it");
+        return Err(CheckpointError::file(path, what));
+    }
+    fs::read(path).map_err(|cause| CheckpointError::io("read", path, cause))
+}
+
 /// The manifest of a checkpoint, if it is the one that was written.
 pub(super) fn manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        fs::read(&path).map_err(|cause| match cause.kind() {
-            io::ErrorKind::NotFound => CheckpointError::file(&path, "is missing; restore it"),
-            _ => CheckpointError::io("read", &path, cause),
-        })
-    };
-    let json = read(names::MANIFEST)?;
     let path = folder.join(names::MANIFEST);
+    let json = read(&path, MOST_MANIFEST)?;
     // First what it says: a manifest of a newer program may be hashed in another way.
     let manifest = Manifest::from_json(&path, &json)?;
-    let sums = read(names::SUMS)?;
+    let sums = read(&folder.join(names::SUMS), MOST_MANIFEST)?;
     let hash = hex(&Sha256::digest(&json));
     if !String::from_utf8_lossy(&sums).lines().any(|line| line == format!("{hash}  {}", names::MANIFEST)) {
         let what = format!("does not have the sha256 that {} gives; one of them is damaged, restore it", names::SUMS);
@@ -109,7 +159,7 @@ pub(super) fn with_others(error: CheckpointError, checkpoint: &Path) -> Checkpoi
     let mut others = checkpoint.parent().and_then(|root| list(root).ok()).unwrap_or_default();
     others.retain(|_, other| other != checkpoint);
     let others = match others.pop_last() {
-        Some((_, newest)) => format!(", or go on from {}, which is complete", newest.display()),
+        Some((_, newest)) => format!(", or resume from {}, which is complete", newest.display()),
         None => String::new(),
     };
     CheckpointError::File { path, what, others }

@@ -1,4 +1,4 @@
-//! What a run that goes on asks of a checkpoint.
+//! What a resumed run asks of a checkpoint.
 
 use std::ops::Range;
 use std::path::Path;

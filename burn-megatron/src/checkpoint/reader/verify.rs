@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::super::error::CheckpointError;
 use super::super::manifest::SavedFile;
-use super::super::part::hex;
+use super::super::shard::hex;
 use super::{Checkpoint, find};
 
 /// Bytes that are read and hashed at a time.

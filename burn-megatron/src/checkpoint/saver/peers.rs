@@ -1,5 +1,5 @@
 //! Saves by several processes to one folder. Process 0 makes the folder of a save and completes it; the others write
-//! their files into it between the two, and hear what came of it.
+//! their files into it between the two, and learn whether it succeeded.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 use super::super::disk::Files;
 use super::super::error::CheckpointError;
 use super::super::names::Folder;
-use super::super::part::Part;
+use super::super::shard::Shard;
 use super::SaveReport;
 
-/// How long a folder that another host has made may take to be seen here; NFS keeps what it has seen for up to a
+/// How long a folder that another host has made may take to be visible here; NFS caches directories for up to a
 /// minute.
-const SIGHT: Duration = Duration::from_secs(90);
-/// Between two looks.
+const VISIBLE_WITHIN: Duration = Duration::from_secs(90);
+/// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The savers of all processes of a run. They exchange words on a channel of their own, from the threads that write, so
-/// that training goes on meanwhile; all of them save the same steps in the same order.
+/// The savers of all processes of a run. They talk over a channel of their own, from the threads that write, so that
+/// training continues meanwhile; all of them save the same steps in the same order.
 pub struct Peers {
     channel: ProcessChannel,
 }
@@ -54,7 +54,7 @@ impl Peers {
     ) -> Result<Option<T>, CheckpointError> {
         let prepared = self.is_first().then(prepare).transpose();
         self.first(0, prepared.as_ref().map(|_| ()).map_err(Clone::clone))?;
-        self.see(files, root)?;
+        self.wait_until_visible(files, root)?;
         prepared
     }
 
@@ -69,30 +69,30 @@ impl Peers {
         let begun = if self.is_first() { begin().map(drop) } else { Ok(()) };
         self.first(step, begun)?;
         let folder = Folder::Partial(step).path(root);
-        self.see(files, &folder)?;
+        self.wait_until_visible(files, &folder)?;
         Ok(folder)
     }
 
-    /// After the last writer of this process: process 0 completes the save if all processes have written their parts.
+    /// After the last writer of this process: process 0 completes the save if all processes have written their shards.
     pub(super) fn complete(
         &self,
         step: u64,
-        parts: Result<Vec<Part>, CheckpointError>,
-        complete: impl FnOnce(Result<Vec<Part>, CheckpointError>) -> Result<SaveReport, CheckpointError>,
+        shards: Result<Vec<Shard>, CheckpointError>,
+        complete: impl FnOnce(Result<Vec<Shard>, CheckpointError>) -> Result<SaveReport, CheckpointError>,
     ) -> Result<SaveReport, CheckpointError> {
-        let own = parts.as_ref().err().cloned();
-        let all = self.gather(step, &parts.map_err(|error| error.to_string()))?;
-        let mut parts = Ok(Vec::new());
+        let own = shards.as_ref().err().cloned();
+        let all = self.gather(step, &shards.map_err(|error| error.to_string()))?;
+        let mut shards = Ok(Vec::new());
         for (process, of) in all.into_iter().enumerate() {
             let of = of.map_err(|error| other(step, process, &error));
-            parts = parts.and_then(|mut parts: Vec<Part>| {
-                parts.extend(of?);
-                Ok(parts)
+            shards = shards.and_then(|mut shards: Vec<Shard>| {
+                shards.extend(of?);
+                Ok(shards)
             });
         }
         // A process names its own trouble as it is, not as the others report it.
-        let parts = own.map_or(parts, Err);
-        let report = if self.is_first() { Some(complete(parts)) } else { None };
+        let shards = own.map_or(shards, Err);
+        let report = if self.is_first() { Some(complete(shards)) } else { None };
         let told = report.as_ref().map(|report| match report {
             Ok(SaveReport { path, bytes, seconds, deleted, .. }) => {
                 Ok(Completed { path: path.clone(), bytes: *bytes, seconds: *seconds, deleted: deleted.clone() })
@@ -111,7 +111,7 @@ impl Peers {
         }
     }
 
-    /// All go on if process 0 has succeeded.
+    /// All continue if process 0 has succeeded.
     fn first(&self, step: u64, result: Result<(), CheckpointError>) -> Result<(), CheckpointError> {
         let told = self.gather(step, &result.as_ref().map_err(ToString::to_string).map(|_| ()))?;
         result?;
@@ -127,16 +127,16 @@ impl Peers {
         self.channel.all_gather(value).map_err(failed)
     }
 
-    /// Waits until a folder that process 0 has made can be seen here.
-    fn see(&self, files: &Files, folder: &Path) -> Result<(), CheckpointError> {
+    /// Waits until a folder that process 0 has made is visible here.
+    fn wait_until_visible(&self, files: &Files, folder: &Path) -> Result<(), CheckpointError> {
         let start = Instant::now();
         loop {
             match files.list(folder) {
                 Ok(_) => return Ok(()),
-                Err(_) if start.elapsed() < SIGHT => thread::sleep(PAUSE),
+                Err(_) if start.elapsed() < VISIBLE_WITHIN => thread::sleep(PAUSE),
                 Err(error) => {
                     let what = format!(
-                        "process 0 has made it, but it is not seen here ({error}); checkpoints of several hosts need a folder \
+                        "process 0 has made it, but it is not visible here ({error}); checkpoints of several hosts need a folder \
                          that all of them share"
                     );
                     return Err(CheckpointError::file(folder, what));

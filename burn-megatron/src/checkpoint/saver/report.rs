@@ -1,4 +1,4 @@
-//! How saves are made, and what came of one.
+//! Options of a saver, and its report of one save.
 
 use std::path::PathBuf;
 
@@ -9,9 +9,9 @@ use super::super::error::CheckpointError;
 pub struct SaverOptions {
     /// Keep this many checkpoints, 1 or more; `None` keeps all.
     pub keep_last: Option<usize>,
-    /// Beside the last ones, keep those of steps that are multiples of this.
+    /// In addition to the last ones, keep those of steps that are multiples of this.
     pub keep_every: Option<u64>,
-    /// Write on threads of its own while training goes on.
+    /// Write on threads of its own while training continues.
     pub background: bool,
     /// A `tokenizer.json` to put into every checkpoint.
     pub tokenizer: Option<PathBuf>,

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::super::clean::clean_up;
 use super::super::error::CheckpointError;
-use super::super::part::{self, Part};
+use super::super::shard::{self, Shard};
 use super::super::{RunState, Slice, commit, retention};
 use super::{SaveReport, Shared};
 
@@ -34,17 +34,17 @@ pub(super) struct Current {
     pub save: Arc<Save>,
     pub submitted: Vec<bool>,
     written: usize,
-    parts: Vec<Part>,
+    shards: Vec<Shard>,
     failure: Option<CheckpointError>,
 }
 
 impl Current {
     pub fn new(writers: usize, state: &RunState) -> Self {
         let save = Save { state: state.clone(), started: Instant::now(), folder: OnceLock::new() };
-        Self { save: Arc::new(save), submitted: vec![false; writers], written: 0, parts: Vec::new(), failure: None }
+        Self { save: Arc::new(save), submitted: vec![false; writers], written: 0, shards: Vec::new(), failure: None }
     }
 
-    /// Whether it goes on without anyone submitting to it.
+    /// Whether it makes progress without anyone submitting to it.
     pub fn is_running(&self) -> bool {
         let submitted = self.submitted.iter().filter(|&&submitted| submitted).count();
         submitted == self.submitted.len() || self.written < submitted
@@ -54,15 +54,15 @@ impl Current {
 impl Shared {
     /// Writes a writer's file; after the last one, completes the save.
     pub fn write(&self, save: &Save, writer: usize, slices: Vec<Slice>) -> Result<(), CheckpointError> {
-        self.end_part(save, unpanicked(save, || self.write_part(save, slices, writer)))
+        self.end_shard(save, unpanicked(save, || self.write_shard(save, slices, writer)))
     }
 
     /// Takes note of what a writer has written, or why not. After the last one, completes the save.
-    pub fn end_part(&self, save: &Save, written: Result<Part, CheckpointError>) -> Result<(), CheckpointError> {
+    pub fn end_shard(&self, save: &Save, written: Result<Shard, CheckpointError>) -> Result<(), CheckpointError> {
         let mut progress = self.progress();
         let current = progress.current.as_mut().expect("a save lasts until all that were submitted are written");
         current.written += 1;
-        let result = written.map(|part| current.parts.push(part));
+        let result = written.map(|shard| current.shards.push(shard));
         if let Err(error) = &result {
             current.failure.get_or_insert_with(|| error.clone());
         }
@@ -70,23 +70,23 @@ impl Shared {
             self.changed.notify_all();
             return result;
         }
-        let (parts, failure) = (std::mem::take(&mut current.parts), current.failure.take());
+        let (shards, failure) = (std::mem::take(&mut current.shards), current.failure.take());
         drop(progress);
-        let parts = failure.map_or(Ok(parts), Err);
-        let complete = |parts: Result<Vec<Part>, CheckpointError>| {
-            let parts = parts?;
-            unpanicked(save, || self.complete(save, parts))
+        let shards = failure.map_or(Ok(shards), Err);
+        let complete = |shards: Result<Vec<Shard>, CheckpointError>| {
+            let shards = shards?;
+            unpanicked(save, || self.complete(save, shards))
         };
         let outcome = match &self.peers {
-            None => complete(parts),
+            None => complete(shards),
             Some(peers) => {
                 let folder = self.folder(save);
                 peers.complete(
                     save.state.step,
                     folder.and_then(|folder| {
-                        let parts = parts?;
+                        let shards = shards?;
                         self.files.sync_folder(&folder)?;
-                        Ok(parts)
+                        Ok(shards)
                     }),
                     complete,
                 )
@@ -103,13 +103,13 @@ impl Shared {
         result
     }
 
-    fn write_part(&self, save: &Save, slices: Vec<Slice>, writer: usize) -> Result<Part, CheckpointError> {
+    fn write_shard(&self, save: &Save, slices: Vec<Slice>, writer: usize) -> Result<Shard, CheckpointError> {
         let folder = self.folder(save)?;
         let failed = self.progress().current.as_ref().is_some_and(|current| current.failure.is_some());
         match failed {
             // The save will not be completed.
-            true => Ok(Part { file: None, tensors: Vec::new() }),
-            false => part::write(&self.files, &folder, writer, slices),
+            true => Ok(Shard { file: None, tensors: Vec::new() }),
+            false => shard::write(&self.files, &folder, writer, slices),
         }
     }
 
@@ -124,10 +124,10 @@ impl Shared {
         save.folder.get_or_init(begin).clone()
     }
 
-    fn complete(&self, save: &Save, mut parts: Vec<Part>) -> Result<SaveReport, CheckpointError> {
-        parts.sort_by(|a, b| a.file.as_ref().map(|file| &file.name).cmp(&b.file.as_ref().map(|file| &file.name)));
-        let (step, bytes) = (save.state.step, parts.iter().flat_map(|part| &part.file).map(|file| file.bytes).sum());
-        let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), parts)?;
+    fn complete(&self, save: &Save, mut shards: Vec<Shard>) -> Result<SaveReport, CheckpointError> {
+        shards.sort_by(|a, b| a.file.as_ref().map(|file| &file.name).cmp(&b.file.as_ref().map(|file| &file.name)));
+        let (step, bytes) = (save.state.step, shards.iter().flat_map(|shard| &shard.file).map(|file| file.bytes).sum());
+        let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), shards)?;
         let seconds = save.started.elapsed().as_secs_f64();
         // Not under the lock: deleting takes time, and ranks ask how saves went.
         let mut retired = std::mem::take(&mut self.progress().retired);
@@ -180,7 +180,7 @@ impl Shared {
     }
 }
 
-/// A panic as an error: other writers wait for what comes of this one.
+/// A panic as an error: other writers wait for the result of this one.
 fn unpanicked<T>(save: &Save, action: impl FnOnce() -> Result<T, CheckpointError>) -> Result<T, CheckpointError> {
     catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| {
         let what = "a writer panicked; its message is above".into();

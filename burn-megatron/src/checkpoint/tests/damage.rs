@@ -43,17 +43,17 @@ fn names(error: &str, words: &[&str]) {
     }
 }
 
-const PART: &str = "rank_00001.safetensors";
+const SHARD: &str = "rank_00001.safetensors";
 
 #[test]
 fn a_file_that_is_missing_or_short_is_named() {
-    for file in [PART, "manifest.json", "SHA256SUMS", "tokenizer.json"] {
+    for file in [SHARD, "manifest.json", "SHA256SUMS", "tokenizer.json"] {
         // Without its manifest a folder is no checkpoint; that its name is still there is another error.
         let error = error_after(|step| fs::remove_file(step.join(file)).unwrap());
         names(&error, &[&format!("step_00000200/{file}"), "is missing", "step_00000100, which is complete"]);
     }
-    let error = error_after(|step| edit(step.join(PART), |bytes| bytes[..bytes.len() - 4].to_vec()));
-    names(&error, &[PART, "were written", "step_00000100, which is complete"]);
+    let error = error_after(|step| edit(step.join(SHARD), |bytes| bytes[..bytes.len() - 4].to_vec()));
+    names(&error, &[SHARD, "were written", "step_00000100, which is complete"]);
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn a_manifest_that_is_not_understood_is_refused() {
 #[test]
 fn a_file_of_another_checkpoint_does_not_pass_for_its_own() {
     let key = "exp_avg/norm.weight";
-    names(&error_after(|step| replace(step.join(PART), key, "exp_avg/mrom.weight")), &[PART, "no tensor", key]);
-    let error = error_after(|step| replace(step.join(PART), "\"shape\":[5]", "\"shape\":[6]"));
-    names(&error, &[PART, "not a safetensors file"]);
-    let error = error_after(|step| replace(step.join(PART), "\"dtype\":\"F32\"", "\"dtype\":\"I32\""));
-    names(&error, &[PART, "I32", "by the manifest it is F32"]);
+    names(&error_after(|step| replace(step.join(SHARD), key, "exp_avg/mrom.weight")), &[SHARD, "no tensor", key]);
+    let error = error_after(|step| replace(step.join(SHARD), "\"shape\":[5]", "\"shape\":[6]"));
+    names(&error, &[SHARD, "not a safetensors file"]);
+    let error = error_after(|step| replace(step.join(SHARD), "\"dtype\":\"F32\"", "\"dtype\":\"I32\""));
+    names(&error, &[SHARD, "I32", "by the manifest it is F32"]);
 }
 
 #[test]
@@ -137,6 +137,46 @@ fn where_there_is_no_checkpoint_the_error_says_what_there_is() {
     names(&error(&file), &["it is a file", "give the folder"]);
 }
 
+/// Nobody may take such a folder for an empty one and save over what is left.
+#[test]
+fn a_folder_whose_checkpoints_are_all_damaged_is_not_an_empty_one() {
+    let error = |damage: &dyn Fn(&Path), words: &[&str]| {
+        let (_folder, root) = saved();
+        damage(&root);
+        let error = Checkpoint::open(&root).err().unwrap();
+        assert!(matches!(error, CheckpointError::Unusable { .. }), "{error}");
+        names(&error.to_string(), words);
+        names(&error.to_string(), &["none can be used", "restore what is missing", "another checkpoint.directory"]);
+    };
+    let steps = ["step_00000100", "step_00000200"];
+    let remove = |root: &Path, name: &str| match root.join(name) {
+        path if path.is_dir() => fs::remove_dir_all(path).unwrap(),
+        path => fs::remove_file(path).unwrap(),
+    };
+    let no_steps = |root: &Path| steps.iter().for_each(|step| remove(root, step));
+    error(&no_steps, &["latest names step_00000200, which is not there"]);
+    let a_copy_under_way = |root: &Path| {
+        remove(root, "latest");
+        remove(root, &format!("step_00000100/{SHARD}"));
+        remove(root, "step_00000200/manifest.json");
+    };
+    let missing = format!("step_00000100/{SHARD}: is missing");
+    error(&a_copy_under_way, &["there is no", &missing, "step_00000200/manifest.json: is missing"]);
+    let short = |root: &Path| {
+        remove(root, "latest");
+        remove(root, steps[0]);
+        edit(root.join("step_00000200").join(SHARD), |bytes| bytes[..9].to_vec());
+        remove(root, "step_00000200/tokenizer.json");
+    };
+    error(&short, &["has 9 bytes", "(and 1 more)"]);
+    // What a killed first save leaves is none.
+    let (_folder, root) = saved();
+    no_steps(&root);
+    remove(&root, "latest");
+    fs::create_dir(root.join(".step_00000300.tmp")).unwrap();
+    assert!(matches!(Checkpoint::open(&root), Err(CheckpointError::NotFound { .. })));
+}
+
 #[test]
 fn without_a_latest_that_leads_somewhere_the_newest_complete_one_is_taken() {
     let (_folder, root) = saved();
@@ -158,7 +198,7 @@ fn without_a_latest_that_leads_somewhere_the_newest_complete_one_is_taken() {
         assert_eq!(found, expected(200, 200));
         names(&warning, &[words, "latest", "step_00000200 is taken"]);
     }
-    fs::remove_file(root.join("step_00000200").join(PART)).unwrap();
+    fs::remove_file(root.join("step_00000200").join(SHARD)).unwrap();
     assert_eq!(open().0, expected(100, 100), "an incomplete one is passed over");
     assert_eq!(Checkpoint::list(&root).unwrap().into_keys().collect::<Vec<_>>(), [100]);
 }

@@ -29,7 +29,7 @@ fn save_in_a_loop(folder: &str) {
 }
 
 #[test]
-fn a_killed_process_leaves_a_checkpoint_to_go_on_from() {
+fn a_killed_process_leaves_a_checkpoint_to_resume_from() {
     // The process that is killed is this test once more.
     if let Ok(folder) = std::env::var(FOLDER) {
         return save_in_a_loop(&folder);
@@ -39,7 +39,7 @@ fn a_killed_process_leaves_a_checkpoint_to_go_on_from() {
     for kill in 0..KILLS {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
-            .arg("checkpoint::tests::killed::a_killed_process_leaves_a_checkpoint_to_go_on_from")
+            .arg("checkpoint::tests::killed::a_killed_process_leaves_a_checkpoint_to_resume_from")
             .env(FOLDER, folder.path())
             .stdout(Stdio::piped())
             .spawn()

@@ -3,6 +3,8 @@
 mod crash;
 mod damage;
 mod killed;
+mod links;
+mod manifests;
 mod reading;
 mod round_trip;
 mod saving;

@@ -1,4 +1,4 @@
-//! Any box of any tensor, from slices in any cut.
+//! Any box of any tensor, from any slices.
 
 use std::ops::Range;
 
@@ -87,16 +87,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn a_checkpoint_returns_any_box_of_tensors_in_any_cut(
+    fn a_checkpoint_returns_any_box_of_tensors_in_any_slices(
         cases in proptest::collection::vec(case(), 1..4),
         writers in 1..4usize,
     ) {
         let folder = tempfile::tempdir().unwrap();
         let saver = Saver::new(folder.path(), writers, SaverOptions::default()).unwrap();
-        let mut parts = vec![Vec::new(); writers];
+        let mut shards = vec![Vec::new(); writers];
         for (tensor, case) in cases.iter().enumerate() {
             for (cell, ranges) in cells(&case.borders).into_iter().enumerate() {
-                parts[cell % writers].push(Slice {
+                shards[cell % writers].push(Slice {
                     kind: Kind::SecondMoment,
                     name: format!("tensor.{tensor}"),
                     global_shape: case.shape.clone(),
@@ -106,7 +106,7 @@ proptest! {
                 });
             }
         }
-        for (writer, slices) in parts.into_iter().enumerate() {
+        for (writer, slices) in shards.into_iter().enumerate() {
             saver.submit(writer, slices, &state(1)).unwrap();
         }
         let checkpoint = Checkpoint::open(folder.path()).unwrap();

@@ -1,4 +1,4 @@
-//! What is saved comes back, in any cut.
+//! What is saved is read again, in any slices.
 
 use std::ops::Range;
 use std::path::Path;
@@ -26,17 +26,17 @@ pub(super) fn state(step: u64) -> RunState {
     }
 }
 
-/// Two tensors, one cut between the writers along its second dimension, one of the second writer alone.
+/// Two tensors, one split between the writers along its second dimension, one of the second writer alone.
 pub(super) fn slices(writer: usize, salt: u32) -> Vec<Slice> {
     let bytes = |values: Vec<u32>| values.iter().flat_map(|v| (*v as f32 + salt as f32).to_le_bytes()).collect();
-    let cut = 2 * writer..2 * writer + 2;
+    let columns = 2 * writer..2 * writer + 2;
     let mut slices = vec![Slice {
         kind: Kind::Weight,
         name: "layers.0.q_proj.weight".into(),
         global_shape: vec![3, 4],
-        ranges: vec![0..3, cut.clone()],
+        ranges: vec![0..3, columns.clone()],
         dtype: Dtype::F32,
-        data: bytes((0..3).flat_map(|row| cut.clone().map(move |column| row * 4 + column as u32)).collect()),
+        data: bytes((0..3).flat_map(|row| columns.clone().map(move |column| row * 4 + column as u32)).collect()),
     }];
     if writer == 1 {
         slices.push(Slice {
@@ -84,7 +84,7 @@ fn save(root: &Path, background: bool) {
 }
 
 #[test]
-fn a_checkpoint_comes_back_in_any_cut() {
+fn a_checkpoint_is_read_in_any_slices() {
     for background in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("not/yet/there");

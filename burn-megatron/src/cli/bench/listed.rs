@@ -1,4 +1,4 @@
-//! The layouts that a call measures: those of `--layouts`, or that of the flags.
+//! The layouts that a call measures: those of `--layouts`, or the one of the flags.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use backend_dist::mesh::ParallelLayout;
 
 use crate::cli::layout::LayoutArgs;
 
-/// A layout of the list, and the keys that it means.
+/// A layout of the list, and its keys.
 pub(super) fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
     let (dynamic, sizes): (Vec<&str>, Vec<&str>) =
         text.split_whitespace().partition(|word| word.starts_with("dynamic:"));
@@ -55,10 +55,10 @@ pub(super) fn of_layout(out: &Path, layout: &str) -> PathBuf {
     out.with_file_name(format!("{stem}-{slug}.json"))
 }
 
-/// The ranks that the layout flags make, where they name the number of replicas.
+/// The number of ranks by the layout flags, if they name the data-parallel size.
 pub(super) fn layout_ranks(layout: &LayoutArgs) -> Option<usize> {
     let sizes = [layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel];
-    layout.data_parallel.map(|replicas| sizes.into_iter().flatten().product::<usize>() * replicas)
+    layout.data_parallel.map(|dp_ranks| sizes.into_iter().flatten().fold(dp_ranks, usize::saturating_mul))
 }
 
 #[cfg(test)]

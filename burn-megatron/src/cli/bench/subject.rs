@@ -1,4 +1,4 @@
-//! What is measured: a run and its data.
+//! The run to measure, and its data.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::config::RunConfig;
 use crate::data::TokenDataset;
 use crate::train::RunData;
 
-/// A file's run, or a recipe spread over the ranks.
+/// The run of a file, or a recipe distributed over the ranks.
 pub(super) fn config(
     what: &str,
     overrides: &[(String, String)],
@@ -33,7 +33,7 @@ pub(super) fn config(
     Ok(config)
 }
 
-/// The data that the run names, or random tokens; and what they are.
+/// The data that the run names, or random tokens; and their description.
 pub(super) fn data(
     config: &RunConfig,
     timing: Timing,
@@ -42,12 +42,12 @@ pub(super) fn data(
     let is_random = config.data.text.is_empty() && config.data.prefixes.is_empty();
     if documents.is_some() {
         if !is_random {
-            bail!("--document-lengths cuts random tokens: leave data.text and data.prefixes out");
+            bail!("--document-lengths divides random tokens: leave data.text and data.prefixes out");
         }
         if !(config.data.reset_attention_mask && config.data.reset_position_ids) {
             bail!(
-                "--document-lengths: documents are told apart with --data.reset-attention-mask true and \
-                 --data.reset-position-ids true only"
+                "--document-lengths has an effect with --data.reset-attention-mask true and --data.reset-position-ids true \
+                 only"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! What to plan: schedule, stages, durations.
+//! The flags of a schedule: its kind, its stages and the durations of passes.
 
 use anyhow::{Result, anyhow, bail};
 
@@ -9,16 +9,16 @@ use crate::schedule::{Costs, ScheduleKind, ScheduleSpec, Ticks};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Schedule")]
 pub(super) struct PipelineArgs {
-    /// none, gpipe, 1f1b, interleaved, zb-h1 or zb-v; by default 1f1b, which several chunks make interleaved
+    /// Pipeline schedule: none, gpipe, 1f1b, interleaved, zb-h1 or zb-v [default: 1f1b, or interleaved with several chunks]
     #[arg(long, value_name = "NAME")]
     schedule: Option<ScheduleKind>,
     /// Micro-batches per step
     #[arg(long, value_name = "N", required_unless_present = "config", conflicts_with = "config")]
     micro_batches: Option<usize>,
-    /// Interleaved: micro-batches that a chunk takes in a row; by default the number of ranks
+    /// Interleaved schedule: consecutive micro-batches per model chunk [default: the number of ranks]
     #[arg(long, alias = "microbatch-group-size-per-virtual-pipeline-stage", value_name = "N")]
     microbatch_group_size: Option<usize>,
-    /// Only forward passes, as in an evaluation
+    /// Forward passes only, as in evaluation
     #[arg(long, conflicts_with = "config")]
     forward_only: bool,
 }
@@ -26,19 +26,19 @@ pub(super) struct PipelineArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Stages")]
 pub(super) struct StageArgs {
-    /// Transformer layers; without it every stage counts the same
+    /// Number of transformer layers; without it all stages cost the same
     #[arg(long, alias = "num-layers", value_name = "N", conflicts_with = "config")]
     layers: Option<usize>,
-    /// Layers of the first rank
+    /// Number of layers on the first rank
     #[arg(long, alias = "decoder-first-pipeline-num-layers", value_name = "N")]
     first_stage_layers: Option<usize>,
-    /// Layers of the last rank
+    /// Number of layers on the last rank
     #[arg(long, alias = "decoder-last-pipeline-num-layers", value_name = "N")]
     last_stage_layers: Option<usize>,
-    /// The embedding takes the place of a layer
+    /// Count the embedding as a layer
     #[arg(long, alias = "account-for-embedding-in-pipeline-split")]
     count_embedding: bool,
-    /// The loss takes the place of a layer
+    /// Count the output layer with the loss as a layer
     #[arg(long, alias = "account-for-loss-in-pipeline-split")]
     count_loss: bool,
     /// Megatron's layout string, for example `Et*3|(tt|)*29,m|L`
@@ -47,7 +47,7 @@ pub(super) struct StageArgs {
         conflicts_with_all = ["first_stage_layers", "last_stage_layers", "count_embedding", "count_loss"]
     )]
     pipeline_layout: Option<String>,
-    /// Layers of multi-token prediction in the layout string
+    /// Number of multi-token prediction layers in the layout string
     #[arg(long, value_name = "N", default_value_t = 0, requires = "pipeline_layout", conflicts_with = "config")]
     mtp_num_layers: usize,
 }
@@ -55,21 +55,36 @@ pub(super) struct StageArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Durations")]
 pub(super) struct DurationArgs {
-    /// Forward, input gradient and weight gradients of a layer (of a stage without --layers), in any unit
+    /// Durations of a layer's forward, input-gradient and weight-gradient pass (of a stage's without --layers), in any unit
     #[arg(long, value_name = "F,I,W", value_delimiter = ',', default_value = "1,1,1", conflicts_with = "config")]
     durations: Vec<Ticks>,
-    /// One tensor from rank to rank, in the same unit
+    /// Duration of a transfer from rank to rank, in the same unit
     #[arg(long, value_name = "T", default_value_t = 0, conflicts_with = "config")]
     transfer: Ticks,
 }
 
-/// Stages times micro-batches that are simulated within seconds.
+/// Stages times micro-batches that can be simulated within seconds.
 const MOST_PASSES: usize = 1 << 20;
+
+/// Layers of a model.
+const MOST_LAYERS: usize = 1 << 12;
+
+/// Refuses what is beyond all bounds before it is multiplied.
+fn limited(flag: &str, value: Option<usize>, most: usize) -> Result<()> {
+    match value.filter(|value| *value > most) {
+        Some(value) => bail!("--{flag} {value} is more than can be planned; nearest legal: {most}"),
+        None => Ok(()),
+    }
+}
 
 impl PipelineArgs {
     pub(super) fn spec(&self, layout: &LayoutArgs) -> Result<ScheduleSpec> {
         let kind = self.schedule.unwrap_or(ScheduleKind::OneFOneB);
         let micro_batches = self.micro_batches.unwrap_or(1);
+        limited("pipeline-parallel", layout.pipeline_parallel, MOST_PASSES)?;
+        limited("virtual-pipeline", layout.virtual_pipeline, MOST_LAYERS)?;
+        limited("microbatch-group-size", self.microbatch_group_size, MOST_PASSES)?;
+        limited("micro-batches", self.micro_batches, MOST_PASSES)?;
         let mut spec = ScheduleSpec::new(kind, layout.pipeline_parallel.unwrap_or(1), micro_batches);
         if let Some(chunks) = layout.virtual_pipeline {
             spec = spec.with_virtual_pipeline(chunks);
@@ -80,7 +95,7 @@ impl PipelineArgs {
         let stages = spec.placement().stages();
         if stages.saturating_mul(spec.micro_batches) > MOST_PASSES {
             let most = (MOST_PASSES / stages).max(1);
-            bail!("micro-batches {} are more than can be simulated; nearest legal: {most}", spec.micro_batches);
+            bail!("--micro-batches {} are more than can be simulated; nearest legal: {most}", spec.micro_batches);
         }
         Ok(spec)
     }
@@ -90,9 +105,10 @@ impl StageArgs {
     pub(super) fn layout(&self, spec: &ScheduleSpec) -> Result<Option<StageLayout>> {
         let Some(layers) = self.layers else {
             let given = self.keys().into_iter().find(|(_, value)| value.is_some());
-            return given
-                .map_or(Ok(None), |(key, _)| Err(anyhow!("--{key} says how --layers are divided; give it too")));
+            return given.map_or(Ok(None), |(key, _)| Err(anyhow!("--{key} says how --layers are split; give it too")));
         };
+        limited("layers", Some(layers), MOST_LAYERS)?;
+        limited("mtp-num-layers", Some(self.mtp_num_layers), MOST_LAYERS)?;
         if let Some(text) = &self.pipeline_layout {
             let expected = Expected {
                 layers,
@@ -113,7 +129,7 @@ impl StageArgs {
         Ok(Some(split.layout()?))
     }
 
-    /// As keys of a configuration's `pipeline` section, by the flag's name.
+    /// The flags as keys of a configuration's `pipeline` section.
     fn keys(&self) -> [(&'static str, Option<String>); 5] {
         let number = |value: Option<usize>| value.map(|value| value.to_string());
         let flag = |given: bool| given.then(|| "true".to_string());
@@ -126,7 +142,7 @@ impl StageArgs {
         ]
     }
 
-    /// What the flags say of a configuration's pipeline, with those of the schedule.
+    /// The flags of stages and schedule as overrides of a configuration.
     pub(super) fn overrides(&self, pipeline: &PipelineArgs) -> Vec<(String, String)> {
         let schedule = pipeline.schedule.map(|kind| kind.name().to_string());
         let group = pipeline.microbatch_group_size.map(|size| size.to_string());
@@ -141,7 +157,7 @@ impl DurationArgs {
         let &[forward, input, weight] = self.durations.as_slice() else {
             bail!("--durations has {} numbers; three are needed: forward, input, weight", self.durations.len());
         };
-        // A whole step has to fit into a number of 64 bits.
+        // The duration of a whole step must fit into 64 bits.
         const MOST: Ticks = 1 << 30;
         if let Some(most) = [forward, input, weight, self.transfer].into_iter().find(|&ticks| ticks > MOST) {
             bail!("a duration of {most} is too long; nearest legal: {MOST}");

@@ -1,22 +1,23 @@
-//! What a run is planned for.
+//! The machine that a run is planned for.
 
 use anyhow::{Result, anyhow, bail};
 
-use crate::plan::gpus::{self, Hardware};
+use crate::config::RANKS;
+use crate::plan::gpus::{self, Gpu, Hardware};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Machine (with a CONFIG)")]
 pub(super) struct MachineArgs {
-    /// Look for the best layouts on this many GPUs; by default as many as the layout of CONFIG has ranks
+    /// Search the best layouts on this many GPUs; by default as many as the layout of CONFIG has ranks
     #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
-    /// h100, h100-pcie, h200, b200, a100-80gb, a100-40gb, l40s or rtx-4090 [default: h100]
+    /// GPU: h100, h100-pcie, h200, b200, a100-80gb, a100-40gb, l40s or rtx-4090 [default: h100]
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
-    /// Memory of a GPU that a run may use
+    /// GPU memory that a run may use
     #[arg(long, value_name = "GIB")]
     memory: Option<f64>,
-    /// Measured rate of large matrix products
+    /// Measured rate of large GEMMs, in TFLOP/s
     #[arg(long, value_name = "TFLOPS")]
     tflops: Option<f64>,
     /// Measured memory bandwidth
@@ -28,22 +29,22 @@ pub(super) struct MachineArgs {
     /// Measured bandwidth to other hosts, one direction and per GPU
     #[arg(long, value_name = "GB/S")]
     network: Option<f64>,
-    /// GPUs of a host [default: 8]
+    /// GPUs per host [default: 8]
     #[arg(long, value_name = "N")]
     gpus_per_host: Option<usize>,
-    /// Attention stays inside documents of about this length (with data.reset-attention-mask)
+    /// Average document length, for attention within documents (data.reset-attention-mask)
     #[arg(long, value_name = "TOKENS")]
     pub documents: Option<usize>,
-    /// Exchanges with replicas wait for the passes instead of running beside them
+    /// Do not overlap data-parallel communication with the passes
     #[arg(long)]
     no_overlap: bool,
-    /// Show the memory of every pipeline rank, not only of the fullest
+    /// Show the memory of every pipeline rank, not only the fullest
     #[arg(long)]
     pub all_ranks: bool,
 }
 
 impl MachineArgs {
-    /// Refuses flags that mean nothing for a schedule by itself.
+    /// Refuses flags that have no meaning without a configuration.
     pub(super) fn refuse_without_config(&self) -> Result<()> {
         let flags = [
             ("gpus", self.gpus.is_some()),
@@ -64,9 +65,21 @@ impl MachineArgs {
         }
     }
 
-    /// What a GPU does, and what it is called, for weights of `element` bytes.
+    /// Whether the GPU has FP8.
+    pub(super) fn has_fp8(&self) -> Result<bool> {
+        Ok(self.gpu()?.has_fp8())
+    }
+
+    fn gpu(&self) -> Result<&'static Gpu> {
+        gpus::find(self.gpu.as_deref().unwrap_or("h100")).map_err(|error| anyhow!(error))
+    }
+
+    /// Rates and memory of a GPU, and its name, for weights of `element` bytes.
     pub(super) fn hardware(&self, element: u64) -> Result<(Hardware, &'static str)> {
-        let gpu = gpus::find(self.gpu.as_deref().unwrap_or("h100")).map_err(|error| anyhow!(error))?;
+        let gpu = self.gpu()?;
+        if let Some(gpus) = self.gpus.filter(|gpus| *gpus as u64 > RANKS) {
+            bail!("--gpus {gpus} is more than can be planned; nearest legal: {RANKS}");
+        }
         let mut hardware = Hardware::of(gpu, element);
         let numbers = [
             ("memory", self.memory),
@@ -79,15 +92,15 @@ impl MachineArgs {
             ("documents", self.documents.map(|tokens| tokens as f64)),
         ];
         if let Some((key, value)) =
-            numbers.iter().find(|(_, value)| value.is_some_and(|value| value.is_nan() || value <= 0.0))
+            numbers.iter().find(|(_, value)| value.is_some_and(|value| !value.is_finite() || value <= 0.0))
         {
-            bail!("--{key} {} is not above 0", value.unwrap_or_default());
+            bail!("--{key} {} is not a number above 0", value.unwrap_or_default());
         }
         if let Some(gib) = self.memory {
             hardware.memory = (gib * (1u64 << 30) as f64) as u64;
         }
         if let Some(tflops) = self.tflops {
-            hardware = hardware.with_products(tflops);
+            hardware = hardware.with_gemms(tflops);
         }
         let rate = |given: Option<f64>, known: f64| given.map_or(known, |gigabytes| gigabytes * 1e9);
         hardware.bandwidth = rate(self.bandwidth, hardware.bandwidth);

@@ -1,4 +1,4 @@
-//! `burn-megatron plan`: what a run, or a pipeline schedule by itself, costs before anything starts.
+//! `burn-megatron plan`: memory, time and layouts of a run, or the cost of a pipeline schedule, before it starts.
 
 mod args;
 mod machine;
@@ -27,14 +27,14 @@ use crate::schedule::draw::{self, Colors};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "With a CONFIG every key of the file is also a flag, as for train: --SECTION.KEY VALUE.")]
 pub struct Args {
-    /// The run's TOML file: memory, traffic and time of its step, and layouts that suit it. Without one only the
-    /// schedule is planned
+    /// TOML file of a run: prints memory, communication volume and time of a step, and the fastest layouts. Without a
+    /// file a pipeline schedule is simulated
     #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
-    /// Draw the time line of every rank
+    /// Draw the timeline of every rank
     #[arg(long)]
     draw: bool,
-    /// Also draw it into this file
+    /// Also draw the timelines into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -51,7 +51,7 @@ pub struct Args {
     overrides: Overrides,
 }
 
-/// Prints what the run needs, or bubble and activations in flight of a schedule, and draws.
+/// Prints the needs of a run, or bubble and activations in flight of a schedule, and draws.
 pub fn run(args: Args) -> Result<ExitCode> {
     // https://no-color.org
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

@@ -1,4 +1,4 @@
-//! A plan in words.
+//! The report of a schedule.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ use crate::schedule::{Costs, Link, Schedule, ScheduleSpec, Timeline, bounds, sim
 /// Columns of a drawing.
 const WIDTH: usize = 120;
 
-/// A schedule, how long its passes take, and when it does what.
+/// A schedule with the durations of its passes and its timeline.
 pub(super) struct Plan {
     pub(super) schedule: Schedule,
     layout: Option<StageLayout>,
@@ -28,7 +28,7 @@ impl Plan {
         let known = LayoutArgs { pipeline_parallel, virtual_pipeline, ..LayoutArgs::default() };
         if args.layout != known {
             bail!(
-                "of the layout a schedule by itself knows --pipeline-parallel and --virtual-pipeline only: name a CONFIG"
+                "without a CONFIG only --pipeline-parallel and --virtual-pipeline of the layout have a meaning: name a CONFIG"
             );
         }
         if let Some((key, _)) = args.overrides.0.first() {
@@ -56,11 +56,9 @@ impl Plan {
         if let Some(colors) = draw {
             report += &self.drawing(colors);
         }
-        let formula = if self.is_as_the_formula() { ", as the formula says" } else { "" };
+        let formula = if self.is_as_the_formula() { ", as by the formula" } else { "" };
         _ = writeln!(report, "{}{formula}", self.bubble());
-        for (link, how) in
-            [(Link::InOrder, "one after the other on each rank"), (Link::Blocking, "stopping both ranks")]
-        {
+        for (link, how) in [(Link::InOrder, "serialised on each rank"), (Link::Blocking, "blocking both ranks")] {
             let other = simulate(&self.schedule, &self.costs, link)?.makespan();
             if other > self.timeline.makespan() {
                 let longer = 100.0 * (other as f64 / self.timeline.makespan() as f64 - 1.0);
@@ -70,7 +68,7 @@ impl Plan {
         Ok(report + &self.activations())
     }
 
-    /// The time lines.
+    /// The timelines.
     pub(super) fn drawing(&self, colors: Colors) -> String {
         draw::text(&self.timeline, WIDTH, colors)
     }
@@ -103,7 +101,7 @@ impl Plan {
         format!("bubble: {step:.1} % of the step ({computing:.1} % of the computing time); a step takes {time}")
     }
 
-    /// Whether the formula of the papers says the same; it knows neither layers nor transfers.
+    /// Whether the formula of the papers gives the same bubble; it knows neither layers nor transfers.
     fn is_as_the_formula(&self) -> bool {
         let costs = &self.costs;
         let [forward, input, weight] =
@@ -118,13 +116,13 @@ impl Plan {
             peaks.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
         };
         let unit = if self.schedule.spec.virtual_pipeline > 1 { "chunks" } else { "micro-batches" };
-        let mut text = format!("activations in flight, most on each rank: {} {unit}", peaks(&|_| 1));
+        let mut text = format!("activations in flight, maximum per rank: {} {unit}", peaks(&|_| 1));
         if let Some(layout) = &self.layout {
             let layers = layout.layer_counts();
             _ = write!(text, ", {} layers", peaks(&|stage| layers[stage] as u64));
         }
         let received = self.schedule.peak_received().into_iter().max().unwrap_or(0);
-        _ = write!(text, "; received and not used yet, at most {received}");
+        _ = write!(text, "; received but not yet used: at most {received}");
         text + "\n"
     }
 }

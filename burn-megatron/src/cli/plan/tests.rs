@@ -21,8 +21,8 @@ fn report(flags: &str) -> Result<String> {
 fn what_1f1b_costs() {
     let expected = "\
 1f1b, 4 ranks, micro-batches: 8
-bubble: 27.3 % of the step (37.5 % of the computing time); a step takes 33, as the formula says
-activations in flight, most on each rank: 4 3 2 1 micro-batches; received and not used yet, at most 2
+bubble: 27.3 % of the step (37.5 % of the computing time); a step takes 33, as by the formula
+activations in flight, maximum per rank: 4 3 2 1 micro-batches; received but not yet used: at most 2
 ";
     assert_eq!(report("--schedule 1f1b --pipeline-parallel 4 --micro-batches 8").unwrap(), expected);
 }
@@ -70,7 +70,7 @@ fn what_does_not_fit_is_refused() {
         ("--pipeline-parallel 4 --micro-batches 1000000", "nearest legal: 262144"),
         ("--layers 0", "nearest legal: layers 1"),
         ("--gpu h200", "--gpu is for a run"),
-        ("--tensor-parallel 2", "--pipeline-parallel and --virtual-pipeline only"),
+        ("--tensor-parallel 2", "only --pipeline-parallel and --virtual-pipeline"),
         ("--training.steps 4", "--training.steps is for a run"),
     ] {
         let defaults = if flags.contains("--micro-batches") { "" } else { "--micro-batches 4" };
@@ -82,7 +82,7 @@ fn what_does_not_fit_is_refused() {
 #[test]
 fn transfers_that_stop_ranks_are_counted() {
     let report = report("--pipeline-parallel 4 --virtual-pipeline 2 --micro-batches 8 --transfer 1").unwrap();
-    assert!(report.contains("with transfers stopping both ranks: "), "{report}");
+    assert!(report.contains("with transfers blocking both ranks: "), "{report}");
     assert!(!report.contains("formula"), "{report}");
 }
 
@@ -119,9 +119,30 @@ fn measured_rates_and_other_layouts_change_the_plan() {
     assert_ne!(step("--tflops 300"), step(""));
     assert_eq!(step("--gpu H100"), step(""));
     assert_ne!(step("--gpu h200 --bandwidth 1000"), step("--gpu h200"));
-    let cut = "--pipeline-parallel 2 --data-parallel 4 --schedule zb-h1 --first-stage-layers 15";
-    let text = plan(&format!("{EXAMPLE} {cut}")).unwrap();
+    let flags = "--pipeline-parallel 2 --data-parallel 4 --schedule zb-h1 --first-stage-layers 15";
+    let text = plan(&format!("{EXAMPLE} {flags}")).unwrap();
     assert!(text.contains("PP2 DP4 ZeRO2 zb-h1") && text.contains("(zb-h1, micro-batches: 32)"), "{text}");
+}
+
+/// The search has context parallelism, and both precisions on GPUs that have FP8.
+#[test]
+fn layouts_are_searched_in_both_precisions_and_over_sequences() {
+    let long = "--training.seq-length 131072 --training.global-batch 8 --model.max-position-embeddings 131072";
+    for gpus in [4, 8] {
+        let text = plan(&format!("{EXAMPLE} --gpu h200 --gpus {gpus} --data-parallel 4 {long}")).unwrap();
+        let mut best = text.lines().skip_while(|line| !line.starts_with("fastest of ")).skip(1);
+        assert!(best.any(|line| line.contains(" CP")), "{text}");
+    }
+    let lists = |flags: &str| {
+        let text = plan(&format!("{EXAMPLE} {flags}")).unwrap();
+        (text.contains("the same with fp8.format = hybrid\n"), text.contains("the same without FP8\n"), text)
+    };
+    let (with, without, text) = lists("--gpu h200");
+    assert!(with && !without && text.lines().last().unwrap().contains(", fp8"), "{text}");
+    let (with, without, _) = lists("--gpu h200 --fp8.format hybrid");
+    assert!(!with && without);
+    let (with, without, _) = lists("--gpu a100-80gb");
+    assert!(!with && !without, "no FP8");
 }
 
 #[test]
@@ -129,7 +150,10 @@ fn small_experts_in_fp8_are_told_how_to_leave_it() {
     let qwen = concat!(env!("CARGO_MANIFEST_DIR"), "/../benchmarks/qwen3-moe-11b.toml --gpu h200 --fp8.format hybrid");
     let text = plan(qwen).unwrap();
     let hint = text.lines().last().unwrap();
-    assert!(hint.starts_with("hint         experts are quicker in bf16: 0.") && hint.ends_with("fp8.experts = false"));
+    assert!(
+        hint.starts_with("hint         experts are faster in bf16 than in FP8: 0.")
+            && hint.ends_with("fp8.experts = false")
+    );
     assert!(!plan(&format!("{qwen} --fp8.experts false")).unwrap().contains("hint"));
 }
 
@@ -140,7 +164,7 @@ fn a_run_that_cannot_be_is_refused() {
         ("--pipeline-parallel 3", "nearest legal: layers 30, 33"),
         ("--data-parallel 3", "nearest legal global batch: 126 or 129"),
         ("--micro-batches 4", "cannot be used with"),
-        ("--link 0", "--link 0 is not above 0"),
+        ("--link 0", "--link 0 is not a number above 0"),
         ("--optimizer.momentum 0.5", "only with sgd, muon"),
     ] {
         let error = plan(&format!("{EXAMPLE} {flags}")).unwrap_err().to_string();

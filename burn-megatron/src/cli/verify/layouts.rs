@@ -7,7 +7,13 @@ use models::{FamilyConfig, ModelConfig};
 use super::Args;
 use crate::engine::ContextConfig;
 use crate::plan::Decoder;
-use crate::verify::{Candidate, Settings, candidates, different_in_fp8, is_any_in_fp8};
+use crate::verify::{Candidate, Settings, candidates, different_in_fp8, is_any_in_fp8, pairwise};
+
+/// The most ranks of a list in which every two options meet.
+const PAIRWISE: usize = 8;
+
+/// The most ranks, which are threads, of a layout.
+const MOST_RANKS: usize = 1024;
 
 /// Layouts to try.
 pub(super) struct Layouts {
@@ -34,7 +40,7 @@ fn equal_in_fp8(list: Vec<Candidate>, args: &Args, decoder: &Decoder, settings: 
     let batch = [settings.global_batch, settings.seq];
     if !is_any_in_fp8(decoder, batch) {
         bail!(
-            "nothing to verify: no product of these sizes is in FP8, which takes multiples of 16; nearest legal: --size wide"
+            "nothing to verify: no GEMM of these sizes is in FP8, which takes multiples of 16; nearest legal: --size wide"
         );
     }
     let mut layouts = Layouts { tried: Vec::new(), left_out: Vec::new() };
@@ -65,7 +71,14 @@ fn listed(args: &Args, config: &FamilyConfig, settings: &Settings) -> anyhow::Re
         let fits = |layout: &ParallelLayout, context: &ContextConfig| {
             dims.check(layout, seq).is_ok() && context.check(layout, &dims).is_ok()
         };
-        let list = candidates(args.ranks, args.global_batch, dims.layers, dims.experts.is_some(), fits);
+        let (batch, experts) = ([settings.global_batch, seq], dims.experts.is_some());
+        let decoder = Decoder::from(config);
+        let legal =
+            |candidate: &Candidate| settings.fp8.is_none() || different_in_fp8(&decoder, candidate, batch).is_none();
+        let list = match args.pairwise {
+            true => pairwise(args.ranks.min(PAIRWISE), batch[0], dims.layers, experts, fits, legal),
+            false => candidates(args.ranks, batch[0], dims.layers, experts, fits),
+        };
         if list.is_empty() {
             bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
         }
@@ -77,13 +90,17 @@ fn listed(args: &Args, config: &FamilyConfig, settings: &Settings) -> anyhow::Re
     let parse = |text: &String| -> anyhow::Result<Candidate> {
         let candidate: Candidate = text.parse().with_context(|| format!("--layout \"{text}\""))?;
         candidate.layout.check()?;
+        let ranks = candidate.layout.world_size();
+        if ranks > MOST_RANKS {
+            bail!("--layout \"{text}\" has {ranks} ranks, each of which is a thread; nearest legal: {MOST_RANKS}");
+        }
         dims.check(&candidate.layout, seq)?;
         candidate.context.check(&candidate.layout, &dims)?;
         candidate.pipeline.resolve(&candidate.layout, dims.layers, candidate.accumulation)?;
         let parts = candidate.layout.dp * candidate.accumulation;
         if !args.global_batch.is_multiple_of(parts) {
             bail!(
-                "--layout \"{text}\" cuts a step into {parts} parts, --global-batch {} is not a multiple",
+                "--layout \"{text}\" divides a step into {parts} micro-batches; --global-batch {} is not a multiple",
                 args.global_batch
             );
         }

@@ -10,7 +10,7 @@ use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVarian
 pub enum Family {
     /// RMSNorm, rotary positions, SwiGLU, grouped queries
     Llama,
-    /// Llama with a sliding window of a quarter of the row
+    /// Llama with a sliding window of a quarter of the sequence
     Mistral,
     /// Llama with norms of every query and key head
     Qwen3,
@@ -19,7 +19,7 @@ pub enum Family {
     /// The same with norms of every query and key head, and an MLP in the first layer
     Qwen3Moe,
     /// Latent attention with YaRN, an MLP in the first layer, then eight experts in four groups, chosen by sigmoid
-    /// scores and a bias, and a shared one; two modules that predict further tokens
+    /// scores and a bias, and a shared one; two modules of multi-token prediction
     #[value(name = "deepseek-v3", alias = "deepseek_v3")]
     DeepSeekV3,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
@@ -29,11 +29,12 @@ pub enum Family {
 /// Model and batch sizes to choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Size {
-    /// Seconds on a CPU: width 32, heads of 8, vocabulary 101, 16 tokens per row
+    /// Seconds on a CPU: width 32, head_dim 8, vocabulary 101, sequences of 16 tokens
     Tiny,
-    /// Multiples of 16 on each of four ranks, which FP8 takes: width 64, heads of 8, vocabulary 101, 64 tokens per row
+    /// Multiples of 16 on each of four ranks, which FP8 takes: width 64, head_dim 8, vocabulary 101, sequences of 64
+    /// tokens
     Wide,
-    /// What the GPU kernels take: width 256, heads of 64, vocabulary 512, 256 tokens per row
+    /// What the GPU kernels take: width 256, head_dim 64, vocabulary 512, sequences of 256 tokens
     Kernels,
 }
 
@@ -95,7 +96,7 @@ fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
     }
 }
 
-/// The balance of sequences is the same in every layout; that of micro-batches depends on what is in one.
+/// The balance over a sequence is the same in every layout; that over a micro-batch depends on its sequences.
 fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
     let is_qwen3 = variant == MixtralVariant::Qwen3Moe;
     MixtralConfig {

@@ -94,8 +94,8 @@ fn contradictions_are_found_together() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed"));
-    let timed = contradiction("[performance]\ndeterministic = true\ntune-products = true\n");
-    assert!(timed.contains("performance.deterministic always the same: only one can be true"), "{timed}");
+    let removed = refusal("", &[("performance.tune-products", "true")]);
+    assert!(removed.contains("performance.tune-products was removed: tuning GEMMs gained nothing"), "{removed}");
     assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2: the model has no experts"));
     let ends = contradiction("[data]\nprefixes = [\"a\"]\nreset-attention-mask = true\nreset-position-ids = true\n");
     assert!(

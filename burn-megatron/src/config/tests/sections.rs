@@ -32,7 +32,7 @@ fn a_model_is_a_folder_a_preset_or_a_family() {
         panic!("a Llama")
     };
     assert_eq!((sizes.num_hidden_layers, sizes.num_key_value_heads, sizes.head_dim), (3, 4, 12));
-    assert_eq!(sizes.max_position_embeddings, 128, "as long as the rows");
+    assert_eq!(sizes.max_position_embeddings, 128, "the sequence length");
     let gpt = good("[model]\npreset = \"gpt-tiny\"\n", &[]).model.config;
     assert_eq!(gpt, FamilyConfig::Gpt(GptConfig::tiny()));
 }
@@ -78,6 +78,32 @@ fn schedules_are_written_in_steps_or_samples() {
     assert_eq!(lr.form, LrDecay::Wsd { tail: Span::Steps(10), form: WsdDecay::Linear });
 }
 
+/// Megatron's `--train-samples`: the length of training, not of the sample order.
+#[test]
+fn training_is_as_long_as_its_samples() {
+    let steps = |text: &str, overrides: &[(&str, &str)]| good(text, overrides).training.steps;
+    let file = "[training]\ntrain-samples = 4800\nglobal-batch = 16\n";
+    let config = good(file, &[]);
+    assert_eq!((config.training.steps, config.data.samples, config.lr.decay), (300, 4800, Span::Steps(300)));
+    assert!(config.to_toml().contains("\nsteps = 300 ") && !config.to_toml().contains("4800 samples"));
+    assert_eq!(steps(&format!("{file}steps = 300\n"), &[]), 300, "they agree");
+    // The command line overrides the file, whichever of the two it names.
+    assert_eq!([steps(file, &[("training.steps", "5")]), steps("", &[("training.train-samples", "80")])], [5, 10]);
+    assert_eq!(steps("[training]\nsteps = 7\n", &[("training.samples", "80")]), 10);
+    assert_eq!(
+        refusal("", &[("training.samples", "100")]),
+        "command line: training.samples = 100 is not a multiple of training.global-batch = 8; nearest legal: 96 or 104"
+    );
+    assert!(refusal("", &[("training.samples", "3")]).ends_with("nearest legal: 8"));
+    assert_eq!(
+        refusal(&format!("{file}steps = 7\n"), &[]),
+        "run.toml:2: training.samples = 4800 makes 300 steps of training.global-batch = 16, but training.steps = 7: give \
+         only one of the two"
+    );
+    let said = refusal("[data]\ntrain-samples = 10\n", &[]);
+    assert!(said.contains("unknown key `data.train-samples`; did you mean `training.samples`?"), "{said}");
+}
+
 #[test]
 fn weight_decay_grows_as_in_megatron() {
     let file = "[optimizer]\nend-weight-decay = 0.1\n[weight-decay]\nstart-weight-decay = 0.01\n\
@@ -89,7 +115,7 @@ fn weight_decay_grows_as_in_megatron() {
     assert_eq!(good(&config.to_toml(), &[]), RunConfig { output: good("", &[]).output, ..config });
     let samples = good(file, &[("weight-decay.length", "400 samples")]).weight_decay;
     assert_eq!(samples.length, Some(Span::Samples(400)));
-    // Without a way there is no length, so that a run may be made longer.
+    // A constant decay has no length, so that a run may be extended.
     assert_eq!(good("", &[("training.steps", "7")]).weight_decay, WeightDecayConfig::default());
     assert_eq!(
         refusal("[weight-decay]\nstart = 0.1\n", &[]),

@@ -1,76 +1,77 @@
-//! Document, sample and shuffle index, in one array so that a cache file can be used where it lies.
+//! Document, sample and shuffle index, in one array so that a cache file is one read.
 
-use memmap2::Mmap;
+use std::collections::TryReserveError;
 
 use super::super::numpy::RandomState;
 use super::{EpochPlan, GptOptions};
 
-/// Where a sample starts: a place in the document order, and a token of that document.
+/// Where a sample starts: a position in the document order, and a token of that document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Start {
     pub document: usize,
     pub offset: usize,
 }
 
-/// The three orders behind a dataset: `u32[D]` document index, `u32[n + 1][2]` sample index, `u32[n]` shuffle index.
+/// The three orders of a dataset: `u32[D]` document index, `u32[n + 1][2]` sample index, `u32[n]` shuffle index.
 #[derive(Debug)]
 pub(super) struct GptIndices {
-    words: Words,
+    words: Vec<u32>,
     documents: usize,
     samples: usize,
 }
 
-#[derive(Debug)]
-pub(super) enum Words {
-    Memory(Vec<u32>),
-    /// A cache file and the length of its header.
-    File(Mmap, usize),
-}
-
 impl GptIndices {
-    pub fn new(words: Words, documents: usize, samples: usize) -> Self {
-        let indices = Self { words, documents, samples };
-        assert_eq!(indices.words().len(), word_count(documents, samples), "length of the sample order");
-        indices
+    pub fn new(words: Vec<u32>, documents: usize, samples: usize) -> Self {
+        assert_eq!(words.len(), word_count(documents, samples), "length of the sample order");
+        Self { words, documents, samples }
     }
 
     pub fn words(&self) -> &[u32] {
-        match &self.words {
-            Words::Memory(words) => words,
-            Words::File(map, header) => bytemuck::cast_slice(&map[*header..]),
-        }
+        &self.words
     }
 
     pub fn samples(&self) -> usize {
         self.samples
     }
 
-    /// The sequence at a place of the document order.
-    pub fn document(&self, place: usize) -> usize {
-        self.words()[..self.documents][place] as usize
+    /// The sequence at a position of the document order.
+    pub fn document(&self, position: usize) -> usize {
+        self.words[..self.documents][position] as usize
     }
 
-    /// Where a sample starts and where its last token lies.
+    /// Where a sample starts and where its last token is.
     pub fn span(&self, index: usize) -> (Start, Start) {
         assert!(index < self.samples, "sample {index} of {}", self.samples);
-        let (starts, shuffle) = self.words()[self.documents..].split_at(2 * (self.samples + 1));
+        let (starts, shuffle) = self.words[self.documents..].split_at(2 * (self.samples + 1));
         let at = |i: usize| Start { document: starts[2 * i] as usize, offset: starts[2 * i + 1] as usize };
         let sample = shuffle[index] as usize;
         (at(sample), at(sample + 1))
     }
 }
 
-/// Length of the array for so many places in the document order and samples.
+/// Length of the array for so many positions in the document order and samples.
 pub(super) fn word_count(documents: usize, samples: usize) -> usize {
     documents + 2 * (samples + 1) + samples
 }
 
+/// An empty array with room for the orders; an error where the system has no memory for it.
+pub(super) fn reserve(documents: usize, samples: usize) -> Result<Vec<u32>, TryReserveError> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(word_count(documents, samples))?;
+    Ok(words)
+}
+
 /// Builds the orders for the sequences `first ..` with these lengths, drawing from the seed in Megatron's order: first
-/// epochs, last epoch, first samples, last samples.
-pub(super) fn build(first: u32, lengths: &[u32], plan: &EpochPlan, options: &GptOptions) -> GptIndices {
+/// epochs, last epoch, first samples, last samples. `words` is empty and has room for them.
+pub(super) fn build(
+    mut words: Vec<u32>,
+    first: u32,
+    lengths: &[u32],
+    plan: &EpochPlan,
+    options: &GptOptions,
+) -> GptIndices {
     let mut random = RandomState::new(options.seed);
     let documents = plan.epochs as usize * lengths.len();
-    let mut words = Vec::with_capacity(word_count(documents, plan.samples));
 
     let last_epoch = if plan.shuffled_apart.is_some() { 1 } else { 0 };
     for epochs in [plan.epochs - last_epoch.min(plan.epochs), last_epoch] {
@@ -94,7 +95,7 @@ pub(super) fn build(first: u32, lengths: &[u32], plan: &EpochPlan, options: &Gpt
     let (before, last) = words[start..].split_at_mut(plan.shuffled_apart.unwrap_or(plan.samples));
     random.shuffle(before);
     random.shuffle(last);
-    GptIndices::new(Words::Memory(words), documents, plan.samples)
+    GptIndices::new(words, documents, plan.samples)
 }
 
 /// Appends the sample index for the document order that `words` holds.
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The stream of tokens that the samples cut is the concatenation of the documents in their order, and every
+        /// The stream of tokens that the samples divide is the concatenation of the documents in their order, and every
         /// sample but a partial last one has S + 1 tokens, overlapping its neighbours by one.
         #[test]
         fn samples_tile_the_documents(
@@ -150,15 +151,15 @@ mod tests {
             let tokens = lengths.iter().map(|&l| u64::from(l)).sum();
             let plan = EpochPlan::new(tokens, &options).unwrap();
             prop_assert!(plan.samples >= num_samples.unwrap_or(0));
-            let indices = build(7, &lengths, &plan, &options);
+            let indices = build(Vec::new(), 7, &lengths, &plan, &options);
 
             let documents = plan.epochs as usize * lengths.len();
             let mut uses = vec![0; lengths.len()];
-            let mut starts = vec![0]; // of each place in the document order, in tokens
-            for place in 0..documents {
-                let sequence = indices.document(place) - 7;
+            let mut starts = vec![0]; // of each position in the document order, in tokens
+            for position in 0..documents {
+                let sequence = indices.document(position) - 7;
                 uses[sequence] += 1;
-                starts.push(starts[place] + lengths[sequence] as usize);
+                starts.push(starts[position] + lengths[sequence] as usize);
             }
             prop_assert!(uses.iter().all(|&n| n == plan.epochs));
 

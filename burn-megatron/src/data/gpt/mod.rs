@@ -1,5 +1,5 @@
-//! Megatron's `GPTDataset`: documents are shuffled and laid end to end, cut into samples of `S + 1` tokens that overlap
-//! by one, and the samples are shuffled.
+//! Megatron's `GPTDataset`: documents are shuffled and concatenated, their tokens are split into samples of `S + 1`
+//! that overlap by one, and the samples are shuffled.
 
 mod cache;
 mod indices;
@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::error::DataError;
-use super::indexed::IndexedDataset;
+use super::indexed::{IndexedDataset, IndexedError};
+use super::order;
 use super::sample::{Sample, TokenDataset};
 use indices::GptIndices;
 pub use plan::EpochPlan;
@@ -33,7 +34,7 @@ pub struct GptOptions {
     /// Id of the end-of-document token, if the prediction made at it (the first token of the next document) should
     /// not count in the loss.
     pub eod_mask_loss: Option<i64>,
-    /// Id of the end-of-document token, if samples should say where their documents start: behind each of these.
+    /// Id of the end-of-document token, if samples should say where their documents start: after each of these.
     pub eod_documents: Option<i64>,
     /// Folder that keeps the orders between runs.
     pub cache: Option<PathBuf>,
@@ -61,19 +62,24 @@ impl GptDataset {
         if documents.end > u32::MAX as usize {
             return Err(refuse(format!("{} sequences are too many to index", documents.end)));
         }
-        let lengths: Vec<u32> = documents.clone().map(|i| tokens.sequence_length(i) as u32).collect();
+        let lengths = &tokens.lengths()[documents.clone()];
         let tokens_per_epoch = lengths.iter().map(|&length| u64::from(length)).sum();
         let plan = EpochPlan::new(tokens_per_epoch, options).map_err(refuse)?;
         if plan.epochs.saturating_mul(lengths.len() as u64) > u64::from(u32::MAX) {
             return Err(refuse(format!("{} epochs of {} sequences are too many to index", plan.epochs, lengths.len())));
         }
-        let first = documents.start as u32;
-        let build = || indices::build(first, &lengths, &plan, options);
+        let (first, positions) = (documents.start as u32, plan.epochs as usize * lengths.len());
+        let bytes = 4 * indices::word_count(positions, plan.samples) as u64;
+        let too_large = |available| order::too_large(tokens.bin_path(), plan.samples, bytes, available);
+        order::check(bytes).map_err(too_large)?;
+        // Under a limit of this process the system refuses although there is memory.
+        let words = indices::reserve(positions, plan.samples).map_err(|_| too_large(bytes / 2))?;
+        let build = |words| indices::build(words, first, lengths, &plan, options);
         let indices = match &options.cache {
-            None => build(),
+            None => build(words),
             Some(folder) => {
-                let key = cache::key(first, &lengths, options);
-                cache::load_or_build(folder, &key, &plan, plan.epochs as usize * lengths.len(), build)?
+                let key = cache::key(first, lengths, options);
+                cache::load_or_build(folder, &key, &plan, positions, words, build)?
             }
         };
         let GptOptions { seq_length, eod_mask_loss, eod_documents, .. } = *options;
@@ -87,19 +93,44 @@ impl GptDataset {
 
     /// The `S + 1` tokens of a sample, with -1 where a partial last sample has none.
     ///
+    /// # Errors
+    /// When the `.bin` file can no longer be read.
+    ///
     /// # Panics
     /// When `index` is not below [`len`](TokenDataset::len).
-    pub fn row(&self, index: usize) -> Vec<i64> {
+    pub fn tokens(&self, index: usize) -> Result<Vec<i64>, IndexedError> {
         let (from, to) = self.indices.span(index);
-        let mut row = Vec::with_capacity(self.seq_length + 1);
-        for place in from.document..=to.document {
-            let sequence = self.indices.document(place);
-            let start = if place == from.document { from.offset } else { 0 };
-            let end = if place == to.document { to.offset + 1 } else { self.tokens.sequence_length(sequence) };
-            self.tokens.read(sequence, start..end, &mut row);
+        let mut tokens = Vec::with_capacity(self.seq_length + 1);
+        for position in from.document..=to.document {
+            let sequence = self.indices.document(position);
+            let start = if position == from.document { from.offset } else { 0 };
+            let end = if position == to.document { to.offset + 1 } else { self.tokens.sequence_length(sequence) };
+            self.tokens.read(sequence, start..end, &mut tokens)?;
         }
-        row.resize(self.seq_length + 1, PAD);
-        row
+        tokens.resize(self.seq_length + 1, PAD);
+        Ok(tokens)
+    }
+
+    /// The sample at an index.
+    ///
+    /// # Errors
+    /// When the `.bin` file can no longer be read.
+    ///
+    /// # Panics
+    /// When `index` is not below [`len`](TokenDataset::len).
+    pub fn try_sample(&self, index: usize) -> Result<Sample, IndexedError> {
+        let tokens = self.tokens(index)?;
+        let padded = tokens[self.seq_length] == PAD;
+        let mut sample = Sample::from_tokens(tokens);
+        sample.documents = self.eod_documents.map(|eod| starts(&sample.tokens, eod));
+        if padded || self.eod_mask_loss.is_some() {
+            let counted = |(&token, &label): (&i64, &i64)| label != PAD && Some(token) != self.eod_mask_loss;
+            sample.loss_mask = Some(sample.tokens.iter().zip(&sample.labels).map(counted).collect());
+            for id in sample.tokens.iter_mut().chain(&mut sample.labels).filter(|id| **id == PAD) {
+                *id = 0;
+            }
+        }
+        Ok(sample)
     }
 }
 
@@ -113,26 +144,19 @@ impl TokenDataset for GptDataset {
     }
 
     fn sample(&self, index: usize) -> Sample {
-        let row = self.row(index);
-        let padded = row[self.seq_length] == PAD;
-        let mut sample = Sample::from_row(row);
-        sample.documents = self.eod_documents.map(|eod| starts(&sample.tokens, eod));
-        if padded || self.eod_mask_loss.is_some() {
-            let counted = |(&token, &label): (&i64, &i64)| label != PAD && Some(token) != self.eod_mask_loss;
-            sample.loss_mask = Some(sample.tokens.iter().zip(&sample.labels).map(counted).collect());
-            for id in sample.tokens.iter_mut().chain(&mut sample.labels).filter(|id| **id == PAD) {
-                *id = 0;
-            }
-        }
-        sample
+        self.try_sample(index).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn content(&self) -> Option<String> {
+        Some(self.tokens.content().unwrap_or_else(|error| panic!("{error}")))
     }
 }
 
-/// Where documents start in a row of tokens: at its first one and behind each end of a document
+/// Where documents start in a sample: at its first token and after each end-of-document token
 /// (`megatron/core/datasets/gpt_dataset.py`, `_get_ltor_masks_and_position_ids`).
 fn starts(tokens: &[i64], eod: i64) -> Vec<usize> {
-    let behind = (1..tokens.len()).filter(|place| tokens[place - 1] == eod);
-    std::iter::once(0).chain(behind).collect()
+    let after_ends = (1..tokens.len()).filter(|position| tokens[position - 1] == eod);
+    std::iter::once(0).chain(after_ends).collect()
 }
 
 #[cfg(test)]
@@ -170,7 +194,7 @@ mod tests {
         let data = ten(false, None);
         assert_eq!(data.len(), 3);
         let full = sample_starting_with(&data, 5);
-        assert_eq!(full, Sample::from_row(vec![5, 6, 7, 8, 9]));
+        assert_eq!(full, Sample::from_tokens(vec![5, 6, 7, 8, 9]));
         let partial = sample_starting_with(&data, 9);
         assert_eq!((partial.tokens.clone(), partial.labels.clone()), (vec![9, 10, 0, 0], vec![10, 0, 0, 0]));
         assert_eq!(partial.loss_mask, Some(vec![true, false, false, false]));
@@ -184,6 +208,6 @@ mod tests {
         assert_eq!(sample_starting_with(&data, 1).loss_mask, Some(vec![true; 4]));
         assert_eq!(sample_starting_with(&data, 5).documents, Some(vec![0, 2]));
         assert_eq!(sample_starting_with(&data, 1).documents, Some(vec![0]));
-        assert_eq!(starts(&[6, 6, 1, 6], 6), [0, 1, 2], "an end of document in the last place begins nothing");
+        assert_eq!(starts(&[6, 6, 1, 6], 6), [0, 1, 2], "an end of document at the last position begins nothing");
     }
 }

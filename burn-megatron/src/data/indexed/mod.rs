@@ -1,7 +1,8 @@
-//! Megatron's indexed dataset: tokens in `PREFIX.bin`, and where each sequence and document lies in `PREFIX.idx`.
+//! Megatron's indexed dataset: tokens in `PREFIX.bin`, and where each sequence and document is, in `PREFIX.idx`.
 
 mod dtype;
 mod layout;
+mod lock;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use thiserror::Error;
 
 pub use dtype::Dtype;
 pub use reader::IndexedDataset;
+pub(super) use writer::partial;
 pub use writer::{IndexedSummary, IndexedWriter};
 
 /// Why a `.bin`/`.idx` pair cannot be read or written.
@@ -58,6 +60,18 @@ pub enum IndexedError {
         /// Element type.
         dtype: Dtype,
     },
+    /// Another program writes the same files.
+    #[error(
+        "{}: {owner} is writing it; wait for its end, or choose another output (the lock is {})", path.display(), lock.display()
+    )]
+    Busy {
+        /// The `.bin` file.
+        path: PathBuf,
+        /// Who writes.
+        owner: String,
+        /// The lock file.
+        lock: PathBuf,
+    },
     /// More tokens in one sequence than its 32 bit length can say.
     #[error("{}: a sequence of {length} tokens; at most {} are possible, split the document", path.display(), i32::MAX)]
     TooLong {
@@ -66,6 +80,17 @@ pub enum IndexedError {
         /// Tokens in the sequence.
         length: usize,
     },
+}
+
+impl IndexedError {
+    pub(super) fn io(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::Io { path: path.into(), cause }
+    }
+}
+
+/// The digits of a hash.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// `PREFIX.bin` and `PREFIX.idx`; a prefix that already ends in `.bin` or `.idx` is taken without it.

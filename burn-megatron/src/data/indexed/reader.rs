@@ -1,23 +1,33 @@
-//! Reading `.bin`/`.idx` through memory maps.
+//! Reading `.bin`/`.idx`: the index into memory, tokens at their positions.
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
+use sha2::{Digest, Sha256};
 
-use super::layout::Layout;
-use super::{Dtype, IndexedError, paths};
+use super::layout::{IndexFault, Layout};
+use super::{Dtype, IndexedError, hex, paths};
+use crate::positioned::PositionedFile;
+
+/// The first token of every so many sequences is remembered; those between are found by adding up lengths.
+const STRIDE: usize = 64;
+/// Tokens of a block that [`IndexedDataset::content`] hashes, and the most blocks.
+const BLOCK: usize = 2048;
+const BLOCKS: usize = 4096;
 
 /// An opened and fully checked `.bin`/`.idx` pair.
 ///
-/// Opening reads the index once to check it; afterwards every access is a few reads at known places.
+/// Opening reads the index once, to check it and to keep its lengths (4 bytes per sequence). Tokens are read at
+/// their positions; a file that is truncated meanwhile is an error.
 #[derive(Debug)]
 pub struct IndexedDataset {
     bin_path: PathBuf,
-    index: Mmap,
-    tokens: Mmap,
+    bin: PositionedFile,
     layout: Layout,
+    lengths: Vec<u32>,
+    /// First token of every [`STRIDE`]th sequence.
+    starts: Vec<u64>,
+    boundaries: Vec<u64>,
     num_tokens: usize,
 }
 
@@ -29,20 +39,28 @@ impl IndexedDataset {
     /// at which byte.
     pub fn open(prefix: impl AsRef<Path>) -> Result<Self, IndexedError> {
         let (bin_path, idx_path) = paths(prefix.as_ref());
-        let index = map(&idx_path)?;
-        let refuse = |defect: super::layout::Defect| IndexedError::Index {
-            path: idx_path.clone(),
-            byte: defect.byte,
-            what: defect.what,
+        let open = |path: &Path| PositionedFile::open(path).map_err(IndexedError::io(path));
+        let refuse = |fault| match fault {
+            IndexFault::Io(cause) => IndexedError::io(&idx_path)(cause),
+            IndexFault::Defect { byte, what } => IndexedError::Index { path: idx_path.clone(), byte, what },
         };
+        let index = open(&idx_path)?;
         let layout = Layout::parse(&index).map_err(refuse)?;
-        let num_tokens = layout.check_entries(&index).map_err(refuse)?;
-        let tokens = map(&bin_path)?;
-        let expected = num_tokens * layout.dtype.size();
-        if tokens.len() != expected {
-            return Err(IndexedError::Tokens { path: bin_path, found: tokens.len(), expected });
+        let entries = layout.read_entries(&index).map_err(refuse)?;
+        let bin = open(&bin_path)?;
+        let (found, expected) = (bin.size() as usize, entries.tokens * layout.dtype.size());
+        if found != expected {
+            return Err(IndexedError::Tokens { path: bin_path, found, expected });
         }
-        Ok(Self { bin_path, index, tokens, layout, num_tokens })
+        let mut next = 0;
+        let starts = entries.lengths.chunks(STRIDE).map(|chunk| {
+            let start = next;
+            next += chunk.iter().map(|&length| u64::from(length)).sum::<u64>();
+            start
+        });
+        let starts = starts.collect();
+        let (lengths, boundaries, num_tokens) = (entries.lengths, entries.boundaries, entries.tokens);
+        Ok(Self { bin_path, bin, layout, lengths, starts, boundaries, num_tokens })
     }
 
     /// Element type of the `.bin` file.
@@ -75,13 +93,18 @@ impl IndexedDataset {
         &self.bin_path
     }
 
+    /// Tokens in each sequence.
+    pub fn lengths(&self) -> &[u32] {
+        &self.lengths
+    }
+
     /// Tokens in a sequence.
     ///
     /// # Panics
     /// When there is no such sequence.
     pub fn sequence_length(&self, sequence: usize) -> usize {
         assert!(sequence < self.num_sequences(), "sequence {sequence} of {}", self.num_sequences());
-        self.layout.length(&self.index, sequence)
+        self.lengths[sequence] as usize
     }
 
     /// The sequences of a document.
@@ -90,33 +113,68 @@ impl IndexedDataset {
     /// When there is no such document.
     pub fn document(&self, document: usize) -> Range<usize> {
         assert!(document < self.num_documents(), "document {document} of {}", self.num_documents());
-        self.layout.boundary(&self.index, document)..self.layout.boundary(&self.index, document + 1)
+        match self.boundaries.is_empty() {
+            true => document..document + 1,
+            false => self.boundaries[document] as usize..self.boundaries[document + 1] as usize,
+        }
     }
 
     /// All tokens of a sequence.
-    pub fn sequence(&self, sequence: usize) -> Vec<i64> {
+    ///
+    /// # Errors
+    /// When the `.bin` file can no longer be read.
+    ///
+    /// # Panics
+    /// When there is no such sequence.
+    pub fn sequence(&self, sequence: usize) -> Result<Vec<i64>, IndexedError> {
         let length = self.sequence_length(sequence);
         let mut tokens = Vec::with_capacity(length);
-        self.read(sequence, 0..length, &mut tokens);
-        tokens
+        self.read(sequence, 0..length, &mut tokens)?;
+        Ok(tokens)
     }
 
-    /// Appends the tokens of a part of a sequence to `out`.
+    /// Appends a range of the tokens of a sequence to `out`.
+    ///
+    /// # Errors
+    /// When the `.bin` file can no longer be read.
     ///
     /// # Panics
     /// When the range reaches past the sequence.
-    pub fn read(&self, sequence: usize, range: Range<usize>, out: &mut Vec<i64>) {
+    pub fn read(&self, sequence: usize, range: Range<usize>, out: &mut Vec<i64>) -> Result<(), IndexedError> {
         let length = self.sequence_length(sequence);
         assert!(range.end <= length, "tokens {range:?} of sequence {sequence}, which has {length}");
-        let (size, start) = (self.dtype().size(), self.layout.pointer(&self.index, sequence));
-        self.dtype().decode(&self.tokens[start + range.start * size..start + range.end * size], out);
+        let start = self.first_token(sequence) + range.start;
+        self.read_tokens(start..start + range.len(), out)
     }
-}
 
-fn map(path: &Path) -> Result<Mmap, IndexedError> {
-    let io = |cause| IndexedError::Io { path: path.to_path_buf(), cause };
-    let file = File::open(path).map_err(io)?;
-    // SAFETY: a map is sound as long as nobody truncates the file while it is open; datasets are written under a
-    // temporary name and renamed, never changed in place.
-    unsafe { Mmap::map(&file) }.map_err(io)
+    fn first_token(&self, sequence: usize) -> usize {
+        let block = sequence / STRIDE;
+        let before: u64 = self.lengths[block * STRIDE..sequence].iter().map(|&length| u64::from(length)).sum();
+        (self.starts[block] + before) as usize
+    }
+
+    fn read_tokens(&self, tokens: Range<usize>, out: &mut Vec<i64>) -> Result<(), IndexedError> {
+        let size = self.dtype().size();
+        let bytes = self.bin.read((tokens.start * size) as u64, tokens.len() * size);
+        self.dtype().decode(&bytes.map_err(IndexedError::io(&self.bin_path))?, out);
+        Ok(())
+    }
+
+    /// A hash that tells datasets apart: of the lengths of all sequences and of blocks of tokens from all over the
+    /// file, which are all tokens of a file of up to eight million.
+    ///
+    /// # Errors
+    /// When the `.bin` file can no longer be read.
+    pub fn content(&self) -> Result<String, IndexedError> {
+        let mut hash = Sha256::new();
+        hash.update(bytemuck::cast_slice(&self.lengths));
+        let every = self.num_tokens.div_ceil(BLOCK).div_ceil(BLOCKS).max(1) * BLOCK;
+        let mut tokens = Vec::with_capacity(BLOCK);
+        for start in (0..self.num_tokens).step_by(every) {
+            tokens.clear();
+            self.read_tokens(start..(start + BLOCK).min(self.num_tokens), &mut tokens)?;
+            hash.update(bytemuck::cast_slice(&tokens));
+        }
+        Ok(hex(&hash.finalize()[..16]))
+    }
 }

@@ -10,7 +10,9 @@ use tempfile::TempDir;
 
 use super::layout::{MAGIC, VERSION};
 use super::{Dtype, IndexedDataset, IndexedError, IndexedWriter, paths};
-use crate::data::{Blend, GptDataConfig, GptParts, TokenDataset};
+use crate::data::{Blend, GptDataConfig, GptSplits, TokenDataset};
+
+mod robust;
 
 /// Writes documents of sequences and returns the prefix.
 fn write(folder: &TempDir, dtype: Dtype, documents: &[Vec<Vec<i64>>]) -> PathBuf {
@@ -101,7 +103,7 @@ fn modes_of_multimodal_files_are_accepted() {
     fs::write(&idx, bytes).unwrap();
     let data = IndexedDataset::open(&prefix).unwrap();
     assert!(data.is_multimodal());
-    assert_eq!(data.sequence(0), [1, 2, 3]);
+    assert_eq!(data.sequence(0).unwrap(), [1, 2, 3]);
 }
 
 /// A file with a hole: no disk holds so much.
@@ -125,11 +127,11 @@ fn tokens_are_counted_beyond_32_bits() {
 
     let data = Arc::new(IndexedDataset::open(&prefix).unwrap());
     assert_eq!(data.num_tokens() as u64, bytes / 2);
-    assert_eq!(data.sequence(3)[98..], [0, 263]);
+    assert_eq!(data.sequence(3).unwrap()[98..], [0, 263]);
     let config = GptDataConfig::new(1 << 20);
-    let parts = GptParts::from_datasets(&[data], &Blend::single(&prefix), &config).unwrap().train.unwrap();
-    assert_eq!(parts.len() as u64, (bytes / 2 - 1) >> 20);
-    assert_eq!(parts.sample(parts.len() - 1).tokens.len(), 1 << 20);
+    let train = GptSplits::from_datasets(&[data], &Blend::single(&prefix), &config).unwrap().train.unwrap();
+    assert_eq!(train.len() as u64, (bytes / 2 - 1) >> 20);
+    assert_eq!(train.sample(train.len() - 1).tokens.len(), 1 << 20);
 }
 
 #[test]
@@ -167,7 +169,7 @@ proptest! {
         documents in prop::collection::vec(
             prop::collection::vec(prop::collection::vec(any::<i64>(), 1..20), 0..4), 0..10),
     ) {
-        // Cut the values down to what the type holds.
+        // Truncate the values to what the type holds.
         let fit = |value: i64| {
             let mut bytes = Vec::new();
             let value = if matches!(dtype, Dtype::F32 | Dtype::F64) { value >> 40 } else { value };
@@ -184,12 +186,12 @@ proptest! {
         prop_assert_eq!(data.dtype(), dtype);
         prop_assert_eq!(data.num_documents(), documents.len());
         for (i, document) in documents.iter().enumerate() {
-            let read: Vec<Vec<i64>> = data.document(i).map(|sequence| data.sequence(sequence)).collect();
+            let read: Vec<Vec<i64>> = data.document(i).map(|sequence| data.sequence(sequence).unwrap()).collect();
             prop_assert_eq!(&read, document);
             for (sequence, tokens) in data.document(i).zip(document) {
                 let middle = tokens.len() / 2;
                 let mut tail = Vec::new();
-                data.read(sequence, middle..tokens.len(), &mut tail);
+                data.read(sequence, middle..tokens.len(), &mut tail).unwrap();
                 prop_assert_eq!(&tail[..], &tokens[middle..]);
             }
         }
@@ -205,7 +207,7 @@ proptest! {
         bytes[at] = value;
         fs::write(&idx, bytes).unwrap();
         if let Ok(data) = IndexedDataset::open(&prefix) {
-            let tokens: usize = (0..data.num_sequences()).map(|i| data.sequence(i).len()).sum();
+            let tokens: usize = (0..data.num_sequences()).map(|i| data.sequence(i).unwrap().len()).sum();
             prop_assert_eq!(tokens, data.num_tokens());
             let sequences: usize = (0..data.num_documents()).map(|i| data.document(i).len()).sum();
             prop_assert_eq!(sequences, data.num_sequences());

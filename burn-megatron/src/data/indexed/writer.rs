@@ -1,11 +1,20 @@
 //! Writing `.bin`/`.idx`, byte for byte as Megatron's builder does.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
+
 use super::layout::{MAGIC, VERSION};
-use super::{Dtype, IndexedError, paths, with_suffix};
+use super::lock::PrefixLock;
+use super::{Dtype, IndexedError, hex, paths};
+
+/// End of the names of files that are not complete.
+const PARTIAL: &str = ".partial";
 
 /// What a finished writer wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,33 +27,43 @@ pub struct IndexedSummary {
     pub tokens: usize,
     /// Bytes of the `.bin` file.
     pub bytes: usize,
+    /// Hash of all tokens and of the lengths of the sequences.
+    pub content: String,
 }
 
 /// Writes sequences and documents to a `.bin`/`.idx` pair.
 ///
 /// Both files appear under their names only in [`finish`](Self::finish), so a run that is cut off leaves no dataset
-/// that looks whole.
+/// that looks whole. Until then the prefix is locked: another writer of it is refused.
 #[derive(Debug)]
 pub struct IndexedWriter {
     bin: PathBuf,
     idx: PathBuf,
     dtype: Dtype,
-    file: BufWriter<File>,
+    file: BufWriter<NamedTempFile>,
     lengths: Vec<i32>,
     boundaries: Vec<i64>,
     buffer: Vec<u8>,
     bytes: usize,
+    hash: Sha256,
+    lock: PrefixLock,
 }
 
 impl IndexedWriter {
     /// Starts `PREFIX.bin` and `PREFIX.idx`; missing folders are created.
+    ///
+    /// # Errors
+    /// When the disk refuses, or another program writes the same prefix.
     pub fn create(prefix: impl AsRef<Path>, dtype: Dtype) -> Result<Self, IndexedError> {
         let (bin, idx) = paths(prefix.as_ref());
-        if let Some(folder) = bin.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            fs::create_dir_all(folder).map_err(|cause| IndexedError::Io { path: folder.to_path_buf(), cause })?;
+        let folder = folder_of(&bin);
+        fs::create_dir_all(folder).map_err(IndexedError::io(folder))?;
+        let lock = PrefixLock::take(folder.join(hidden(&bin, ".lock")), &bin)?;
+        // Only programs that were killed have left any: a living one would hold the lock.
+        for path in [&bin, &idx] {
+            remove_partial(path).map_err(IndexedError::io(folder))?;
         }
-        let partial = partial(&bin);
-        let file = File::create(&partial).map_err(|cause| IndexedError::Io { path: partial, cause })?;
+        let file = partial(&bin).map_err(IndexedError::io(&bin))?;
         Ok(Self {
             bin,
             idx,
@@ -54,6 +73,8 @@ impl IndexedWriter {
             boundaries: vec![0],
             buffer: Vec::new(),
             bytes: 0,
+            hash: Sha256::new(),
+            lock,
         })
     }
 
@@ -67,19 +88,29 @@ impl IndexedWriter {
     /// # Errors
     /// When a token id does not fit into the element type, or the disk refuses.
     pub fn push_sequence<T: Copy + Into<i64>>(&mut self, tokens: &[T]) -> Result<(), IndexedError> {
-        let Ok(length) = i32::try_from(tokens.len()) else {
-            return Err(IndexedError::TooLong { path: self.bin.clone(), length: tokens.len() });
-        };
-        self.buffer.clear();
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
         for &token in tokens {
             let value = token.into();
             if !self.dtype.holds(value) {
                 return Err(IndexedError::Value { path: self.bin.clone(), value, dtype: self.dtype });
             }
-            self.dtype.encode(value, &mut self.buffer);
+            self.dtype.encode(value, &mut buffer);
         }
-        self.file.write_all(&self.buffer).map_err(|cause| self.io(&self.bin, cause))?;
-        self.bytes += self.buffer.len();
+        self.push_encoded(&buffer)?;
+        self.buffer = buffer;
+        Ok(())
+    }
+
+    /// Appends a sequence whose tokens have the element type already.
+    pub(in crate::data) fn push_encoded(&mut self, tokens: &[u8]) -> Result<(), IndexedError> {
+        let length = tokens.len() / self.dtype.size();
+        let Ok(length) = i32::try_from(length) else {
+            return Err(IndexedError::TooLong { path: self.bin.clone(), length });
+        };
+        self.file.write_all(tokens).map_err(IndexedError::io(&self.bin))?;
+        self.hash.update(tokens);
+        self.bytes += tokens.len();
         self.lengths.push(length);
         Ok(())
     }
@@ -91,27 +122,36 @@ impl IndexedWriter {
 
     /// Writes the index and gives both files their names. Sequences after the last
     /// [`end_document`](Self::end_document) become a last document.
-    pub fn finish(mut self) -> Result<IndexedSummary, IndexedError> {
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn finish(self) -> Result<IndexedSummary, IndexedError> {
+        self.complete()?.publish()
+    }
+
+    /// Writes everything that belongs to the pair, under temporary names.
+    pub(in crate::data) fn complete(mut self) -> Result<CompletePair, IndexedError> {
         if self.boundaries.last() != Some(&(self.lengths.len() as i64)) {
             self.end_document();
         }
+        let index = self.write_index().map_err(IndexedError::io(&self.idx))?;
+        let Self { bin, idx, dtype, file, lengths, boundaries, bytes, mut hash, lock, .. } = self;
+        let file = file.into_inner().map_err(|error| IndexedError::io(&bin)(error.into_error()))?;
         // After a power failure a file that has its name has its contents too.
-        self.file.flush().and_then(|()| self.file.get_ref().sync_all()).map_err(|cause| self.io(&self.bin, cause))?;
-        let index = partial(&self.idx);
-        self.write_index(&index).map_err(|cause| self.io(&index, cause))?;
-        for path in [&self.bin, &self.idx] {
-            fs::rename(partial(path), path).map_err(|cause| self.io(path, cause))?;
-        }
-        Ok(IndexedSummary {
-            sequences: self.lengths.len(),
-            documents: self.boundaries.len() - 1,
-            tokens: self.bytes / self.dtype.size(),
-            bytes: self.bytes,
-        })
+        file.as_file().sync_all().map_err(IndexedError::io(&bin))?;
+        hash.update(bytemuck::cast_slice(&lengths));
+        let summary = IndexedSummary {
+            sequences: lengths.len(),
+            documents: boundaries.len() - 1,
+            tokens: bytes / dtype.size(),
+            bytes,
+            content: hex(&hash.finalize()[..16]),
+        };
+        Ok(CompletePair { files: [(bin, file), (idx, index)], summary, _lock: lock })
     }
 
-    fn write_index(&self, path: &Path) -> std::io::Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
+    fn write_index(&self) -> io::Result<NamedTempFile> {
+        let mut file = BufWriter::new(partial(&self.idx)?);
         file.write_all(MAGIC)?;
         file.write_all(&VERSION.to_le_bytes())?;
         file.write_all(&[self.dtype.code()])?;
@@ -128,24 +168,63 @@ impl IndexedWriter {
         for boundary in &self.boundaries {
             file.write_all(&boundary.to_le_bytes())?;
         }
-        file.flush()?;
-        file.get_ref().sync_all()
-    }
-
-    fn io(&self, path: &Path, cause: std::io::Error) -> IndexedError {
-        IndexedError::Io { path: path.to_path_buf(), cause }
+        let file = file.into_inner().map_err(|error| error.into_error())?;
+        file.as_file().sync_all()?;
+        Ok(file)
     }
 }
 
-impl Drop for IndexedWriter {
-    fn drop(&mut self) {
-        // After `finish` these are gone; otherwise nobody can use them.
-        for path in [&self.bin, &self.idx] {
-            let _ = fs::remove_file(partial(path));
+/// A pair that is on disk, but not under its names yet.
+pub(in crate::data) struct CompletePair {
+    files: [(PathBuf, NamedTempFile); 2],
+    summary: IndexedSummary,
+    /// Released after both files have their names.
+    _lock: PrefixLock,
+}
+
+impl CompletePair {
+    /// Gives both files their names.
+    pub fn publish(self) -> Result<IndexedSummary, IndexedError> {
+        for (path, file) in self.files {
+            file.persist(&path).map_err(|error| IndexedError::io(&path)(error.error))?;
+        }
+        Ok(self.summary)
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// `.NAME` and an end.
+fn hidden(path: &Path, end: &str) -> OsString {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(end);
+    name
+}
+
+/// A new file in the folder of `path` whose name nobody else has; it is removed unless it is given a name.
+pub(in crate::data) fn partial(path: &Path) -> io::Result<NamedTempFile> {
+    let prefix = hidden(path, ".");
+    let mut builder = tempfile::Builder::new();
+    // As other new files: runs of other users read it.
+    builder.permissions(Permissions::from_mode(0o666)).prefix(&prefix).suffix(PARTIAL).tempfile_in(folder_of(path))
+}
+
+/// Removes what writers of `path` have left that were killed; a link is removed, not what it points to.
+fn remove_partial(path: &Path) -> io::Result<()> {
+    let start = hidden(path, ".");
+    for entry in fs::read_dir(folder_of(path))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let bytes = name.as_encoded_bytes();
+        let random =
+            bytes.strip_prefix(start.as_encoded_bytes()).and_then(|rest| rest.strip_suffix(PARTIAL.as_bytes()));
+        // With a point it belongs to a longer prefix.
+        if random.is_some_and(|random| !random.contains(&b'.')) {
+            fs::remove_file(entry.path())?;
         }
     }
-}
-
-fn partial(path: &Path) -> PathBuf {
-    with_suffix(path, ".partial")
+    Ok(())
 }

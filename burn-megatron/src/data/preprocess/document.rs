@@ -19,7 +19,7 @@ pub(super) fn fields(body: Body, keys: &[String]) -> Result<Vec<Field>, String> 
                 .map_err(|error| format!("not UTF-8 at byte {} of the document", error.utf8_error().valid_up_to()))?,
         ),
         Body::Json(bytes) => serde_json::from_slice(bytes.trim_ascii_end()).map_err(|error| {
-            // The document is one line, so only the column of the parser's place says anything.
+            // The document is one line, so only the column of the parser's position says anything.
             let text = error.to_string();
             let what = text.split(" at line ").next().unwrap_or(&text).to_owned();
             format!("not JSON: {what} at column {}", error.column())

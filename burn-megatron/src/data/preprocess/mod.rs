@@ -18,16 +18,18 @@
 //! assert_eq!(report.documents, 2);
 //! assert_eq!(report.tokenizer, Some(folder.join("book_tokenizer.json")));
 //! let data = IndexedDataset::open(&report.outputs[0].prefix)?;
-//! assert_eq!(data.sequence(1).last().copied(), report.eod_id);
+//! assert_eq!(data.sequence(1)?.last().copied(), report.eod_id);
 //! # Ok(())
 //! # }
 //! ```
 
 mod document;
+mod encode;
+mod fast_bpe;
 mod pipeline;
+mod pretokenize;
 mod source;
 mod tokenizer;
-mod words;
 
 use std::fmt;
 use std::io;
@@ -38,7 +40,10 @@ use thiserror::Error;
 use super::indexed::{Dtype, IndexedError, IndexedSummary};
 pub use pipeline::prepare;
 pub use source::TextDocuments;
-pub use tokenizer::{SMALLEST_BPE, TokenizerChoice, end_of_document, vocab_size};
+pub use tokenizer::{LARGEST_BPE, SMALLEST_BPE, TokenizerChoice, end_of_document, vocab_size};
+
+/// Most threads that tokenize.
+pub const MAX_WORKERS: usize = 1024;
 
 /// What to prepare, and how.
 #[derive(Clone, Debug)]
@@ -65,7 +70,7 @@ pub struct PreprocessOptions {
     pub dtype: Option<Dtype>,
     /// What a document is in a text file.
     pub text_documents: TextDocuments,
-    /// Threads that tokenize.
+    /// Threads that tokenize, at most [`MAX_WORKERS`].
     pub workers: usize,
     /// Whether documents that cannot be read are left out and counted instead of ending the run.
     pub skip_bad_lines: bool,
@@ -110,7 +115,7 @@ pub struct PreprocessReport {
     pub vocab_size: Option<usize>,
     /// Id of the end-of-document token, if there is one.
     pub eod_id: Option<i64>,
-    /// The tokenizer: the file given, or the one made and saved beside the output.
+    /// The tokenizer: the file given, or the one made and saved next to the output.
     pub tokenizer: Option<PathBuf>,
     /// Element type of the `.bin`.
     pub dtype: Dtype,
@@ -149,16 +154,16 @@ pub enum Stage {
     Tokens,
 }
 
-/// Where a document was read: file and line, or file and place in its array.
+/// Where a document was read: file and line, or file and element of its array.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Location {
     /// Input file.
     pub file: PathBuf,
     /// Line of the file, or element of its array, from 1.
     pub line: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file.display(), self.line)
     }
@@ -176,10 +181,10 @@ pub enum PreprocessError {
         cause: io::Error,
     },
     /// A document cannot be read.
-    #[error("{place}: {what}")]
+    #[error("{location}: {what}")]
     Document {
         /// File and line.
-        place: Place,
+        location: Location,
         /// What is wrong.
         what: String,
     },

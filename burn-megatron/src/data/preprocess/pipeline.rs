@@ -1,18 +1,20 @@
 //! Reading, tokenizing in parallel and writing in order.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rayon::prelude::*;
+use tempfile::NamedTempFile;
 use tokenizers::Tokenizer;
 
-use super::super::indexed::{Dtype, IndexedWriter, with_suffix};
+use super::super::indexed::{IndexedWriter, partial, with_suffix};
 use super::document::{Field, fields};
+use super::encode::Encoder;
 use super::source::{Record, Records};
-use super::tokenizer::{TokenizerChoice, end_of_document, usual_end_tokens, vocab_size};
-use super::words::WordEncoder;
-use super::{KeyOutput, PreprocessError, PreprocessOptions, PreprocessReport, Progress, Stage};
+use super::tokenizer::TokenizerChoice;
+use super::{KeyOutput, MAX_WORKERS, PreprocessError, PreprocessOptions, PreprocessReport, Progress, Stage};
 
 /// A batch is read, then tokenized by all workers, then written.
 const BATCH_DOCUMENTS: usize = 4096;
@@ -27,9 +29,7 @@ pub fn prepare(
     options: &PreprocessOptions,
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<PreprocessReport, PreprocessError> {
-    if options.inputs.is_empty() || options.json_keys.is_empty() {
-        return Err(PreprocessError::Options("at least one input file and one JSON key are needed".into()));
-    }
+    check(options)?;
     let total_bytes = total_bytes(&options.inputs)?;
     let tokenizer = make_tokenizer(options, total_bytes, progress)?;
     let encoder = Encoder::new(options, tokenizer.as_ref())?;
@@ -38,7 +38,7 @@ pub fn prepare(
         .build()
         .map_err(|error| PreprocessError::Options(format!("cannot start {} workers: {error}", options.workers)))?;
 
-    let dtype = options.dtype.unwrap_or_else(|| encoder.vocab_size.map_or(Dtype::I32, Dtype::for_vocabulary));
+    let dtype = encoder.dtype;
     let prefix_of = |key: &String| with_suffix(&options.output_prefix, &format!("_{key}_document"));
     let mut writers = Vec::new();
     for key in &options.json_keys {
@@ -72,13 +72,13 @@ pub fn prepare(
                 Ok(keys) => {
                     for (writer, tokens) in writers.iter_mut().zip(keys) {
                         if !tokens.is_empty() {
-                            writer.push_sequence(&tokens)?;
+                            writer.push_encoded(&tokens)?;
                         }
                         writer.end_document();
                     }
                     report.documents += 1;
                 }
-                Err(error) if options.skip_bad_lines => {
+                Err(error @ PreprocessError::Document { .. }) if options.skip_bad_lines => {
                     report.skipped += 1;
                     report.first_skipped.get_or_insert_with(|| error.to_string());
                 }
@@ -92,29 +92,62 @@ pub fn prepare(
     if let (0, Some(first)) = (report.documents, &report.first_skipped) {
         return Err(PreprocessError::Options(format!("no document can be read, the first not because: {first}")));
     }
-    for (key, writer) in options.json_keys.iter().zip(writers) {
-        report.outputs.push(KeyOutput { key: key.clone(), prefix: prefix_of(key), summary: writer.finish()? });
-    }
-    report.seconds = start.elapsed().as_secs_f64();
-    report.tokenizer = match (&options.tokenizer, &tokenizer) {
+    // All files are complete before the first one gets its name.
+    let made = tokenizer.as_ref().filter(|_| options.tokenizer.is_made_here());
+    let made = made.map(|tokenizer| save(tokenizer, &options.output_prefix)).transpose()?;
+    let complete = writers.into_iter().map(IndexedWriter::complete).collect::<Result<Vec<_>, _>>()?;
+    report.tokenizer = match (&options.tokenizer, made) {
         (TokenizerChoice::File(path), _) => Some(path.clone()),
-        (_, Some(tokenizer)) => {
-            let path = with_suffix(&options.output_prefix, "_tokenizer.json");
-            tokenizer
-                .save(&path, false)
-                .map_err(|error| PreprocessError::Tokenizer(format!("{}: {error}", path.display())))?;
+        (_, Some((path, file))) => {
+            file.persist(&path).map_err(|error| PreprocessError::Io { path: path.clone(), cause: error.error })?;
             Some(path)
         }
         (_, None) => None,
     };
+    for (key, pair) in options.json_keys.iter().zip(complete) {
+        report.outputs.push(KeyOutput { key: key.clone(), prefix: prefix_of(key), summary: pair.publish()? });
+    }
+    report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
 }
 
+/// What is wrong with the options before a file is looked at.
+fn check(options: &PreprocessOptions) -> Result<(), PreprocessError> {
+    let refuse = |what: String| Err(PreprocessError::Options(what));
+    let (keys, workers) = (&options.json_keys, options.workers);
+    if options.inputs.is_empty() || keys.is_empty() {
+        return refuse("at least one input file and one JSON key are needed".into());
+    }
+    if let Some(twice) = keys.iter().enumerate().find_map(|(index, key)| keys[..index].contains(key).then_some(key)) {
+        return refuse(format!("the JSON key '{twice}' is given twice; each has an output of its own, name it once"));
+    }
+    if workers > MAX_WORKERS {
+        return refuse(format!(
+            "{workers} workers; at most {MAX_WORKERS} threads tokenize, as many as there are cores do"
+        ));
+    }
+    Ok(())
+}
+
+/// A tokenizer that was made here, on disk under a temporary name, and the name it is to get.
+fn save(tokenizer: &Tokenizer, prefix: &Path) -> Result<(PathBuf, NamedTempFile), PreprocessError> {
+    let path = with_suffix(prefix, "_tokenizer.json");
+    let text = tokenizer.to_string(false).map_err(|error| PreprocessError::Tokenizer(error.to_string()))?;
+    let written = partial(&path).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.as_file().sync_all()?;
+        Ok(file)
+    });
+    written.map(|file| (path.clone(), file)).map_err(|cause| PreprocessError::Io { path, cause })
+}
+
 fn total_bytes(inputs: &[PathBuf]) -> Result<u64, PreprocessError> {
-    let size = |path: &PathBuf| {
-        fs::metadata(path)
-            .map(|metadata| metadata.len())
-            .map_err(|cause| PreprocessError::Io { path: path.clone(), cause })
+    let size = |path: &PathBuf| match fs::metadata(path) {
+        Ok(about) if about.is_dir() => {
+            let what = format!("{} is a folder; name its .txt or .jsonl files", path.display());
+            Err(PreprocessError::Options(what))
+        }
+        about => about.map(|about| about.len()).map_err(|cause| PreprocessError::Io { path: path.clone(), cause }),
     };
     inputs.iter().map(size).sum()
 }
@@ -146,8 +179,8 @@ fn make_tokenizer(
             if documents % 1024 == 0 {
                 progress(Progress { stage: Stage::Tokenizer, bytes, total_bytes, documents });
             }
-            let place = record.place;
-            fields(record.body, &options.json_keys).map_err(|what| PreprocessError::Document { place, what })
+            let location = record.location;
+            fields(record.body, &options.json_keys).map_err(|what| PreprocessError::Document { location, what })
         });
         match read {
             Ok(fields) => Some(fields),
@@ -166,71 +199,5 @@ fn make_tokenizer(
     match failure {
         Some(error) => Err(error),
         None => tokenizer,
-    }
-}
-
-/// From a document to the token ids of each key.
-struct Encoder<'a> {
-    tokenizer: Option<&'a Tokenizer>,
-    words: Option<WordEncoder<'a>>,
-    keys: &'a [String],
-    vocab_size: Option<usize>,
-    /// Id of the end-of-document token, if there is one.
-    eod: Option<i64>,
-    append_eod: bool,
-}
-
-impl<'a> Encoder<'a> {
-    fn new(options: &'a PreprocessOptions, tokenizer: Option<&'a Tokenizer>) -> Result<Self, PreprocessError> {
-        let found = tokenizer.and_then(|tokenizer| end_of_document(tokenizer, options.eod_token.as_deref()));
-        let eod = options.eod_id.or(found);
-        if options.append_eod && eod.is_none() {
-            return Err(PreprocessError::Options(match (&options.eod_token, tokenizer) {
-                (Some(token), Some(_)) => format!("the tokenizer has no token '{token}' to end a document with"),
-                (None, Some(_)) => format!(
-                    "the tokenizer has none of the usual end-of-document tokens ({}); name its own one",
-                    usual_end_tokens()
-                ),
-                (_, None) => "token ids can only be ended with an end-of-document token if its id is given".into(),
-            }));
-        }
-        let vocab_size = tokenizer.map(vocab_size).or(options.vocab_size);
-        let words = tokenizer.and_then(|tokenizer| WordEncoder::new(tokenizer, options.workers));
-        Ok(Self { tokenizer, words, keys: &options.json_keys, vocab_size, eod, append_eod: options.append_eod })
-    }
-
-    fn encode(&self, record: Record) -> Result<Vec<Vec<i64>>, PreprocessError> {
-        let place = record.place;
-        fields(record.body, self.keys)
-            .and_then(|fields| fields.into_iter().zip(self.keys).map(|(field, key)| self.ids(field, key)).collect())
-            .map_err(|what| PreprocessError::Document { place, what })
-    }
-
-    fn ids(&self, field: Field, key: &str) -> Result<Vec<i64>, String> {
-        let mut ids = match field {
-            Field::Ids(ids) => {
-                let limit = self.vocab_size.map_or(i64::MAX, |size| size as i64);
-                if let Some(id) = ids.iter().find(|id| !(0..limit).contains(id)) {
-                    return Err(format!("key '{key}': token id {id} is outside the vocabulary of {limit}"));
-                }
-                ids
-            }
-            Field::Text(text) => {
-                let tokenizer = self.tokenizer.ok_or_else(|| {
-                    format!("key '{key}' is text, and no tokenizer is chosen (--tokenizer or --train-tokenizer)")
-                })?;
-                let short_cut = self.words.as_ref().and_then(|words| words.encode(&text));
-                let ids = short_cut.unwrap_or_else(|| {
-                    let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
-                    Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
-                });
-                ids.map_err(|error| format!("key '{key}': {error}"))?
-            }
-        };
-        // Megatron leaves empty documents without their end as well.
-        if self.append_eod && !ids.is_empty() {
-            ids.extend(self.eod);
-        }
-        Ok(ids)
     }
 }

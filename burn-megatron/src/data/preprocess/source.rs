@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{Place, PreprocessError};
+use super::{Location, PreprocessError};
 
 /// What a document is in a text file. The documents of a file, one after the other, are the whole file: no newline is
 /// lost.
@@ -20,9 +20,9 @@ pub enum TextDocuments {
     File,
 }
 
-/// A document as it lies in its file.
+/// A document as its file has it.
 pub(super) struct Record {
-    pub place: Place,
+    pub location: Location,
     pub body: Body,
     /// Bytes read for it.
     pub bytes: u64,
@@ -98,7 +98,7 @@ impl Reader {
             Some("json") if !starts_array_of_documents(file.fill_buf().map_err(io)?) => Unit::Json,
             Some("json") => {
                 let values: Vec<Value> = serde_json::from_reader(file).map_err(|error| PreprocessError::Document {
-                    place: Place { file: path.to_path_buf(), line: error.line() as u64 },
+                    location: Location { file: path.to_path_buf(), line: error.line() as u64 },
                     what: error.to_string(),
                 })?;
                 let bytes_each = size / values.len().max(1) as u64;
@@ -113,7 +113,7 @@ impl Reader {
         let io = |cause| PreprocessError::Io { path: file.to_path_buf(), cause };
         match self {
             Reader::Array { values, bytes_each } => Ok(values.next().map(|(i, value)| Record {
-                place: Place { file: file.to_path_buf(), line: i as u64 + 1 },
+                location: Location { file: file.to_path_buf(), line: i as u64 + 1 },
                 body: Body::Value(value),
                 bytes: *bytes_each,
             })),
@@ -125,7 +125,7 @@ impl Reader {
                     Unit::Text(TextDocuments::File) => lines.rest(),
                 };
                 Ok(unread.map_err(io)?.map(|(line, bytes)| Record {
-                    place: Place { file: file.to_path_buf(), line },
+                    location: Location { file: file.to_path_buf(), line },
                     bytes: bytes.len() as u64,
                     body: if matches!(unit, Unit::Json) { Body::Json(bytes) } else { Body::Text(bytes) },
                 }))
@@ -212,7 +212,7 @@ mod tests {
             Body::Text(bytes) | Body::Json(bytes) => String::from_utf8(bytes).unwrap(),
             Body::Value(value) => value.to_string(),
         };
-        Records::new(vec![path], text).map(|record| record.unwrap()).map(|r| (r.place.line, body(r.body))).collect()
+        Records::new(vec![path], text).map(|record| record.unwrap()).map(|r| (r.location.line, body(r.body))).collect()
     }
 
     fn pairs(expected: &[(u64, &str)]) -> Vec<(u64, String)> {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_cut_without_losing_anything() {
+    fn text_is_split_without_losing_anything() {
         let text = "\na\nb\n\n \nc\n\nd";
         let paragraphs = read("x.txt", text, TextDocuments::Paragraph);
         assert_eq!(paragraphs, pairs(&[(1, "\na\nb\n\n \n"), (6, "c\n\n"), (8, "d")]));

@@ -9,7 +9,7 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer, Trainer};
 
 use super::PreprocessError;
-use super::words::Pieces;
+use super::pretokenize::{PreTokenizer, chunks};
 
 /// The end-of-document token of tokenizers that are made here.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -19,6 +19,9 @@ const END_TOKENS: [&str; 7] = [END_OF_TEXT, "<|end_of_text|>", "<eod>", "<EOD>",
 
 /// Entries of the smallest byte-level BPE: the bytes and the end-of-document token.
 pub const SMALLEST_BPE: usize = 257;
+
+/// Entries of the largest byte-level BPE that is trained: several times those of any known model.
+pub const LARGEST_BPE: usize = 1 << 20;
 
 /// Where the tokenizer comes from. One that is made here is saved as `{prefix}_tokenizer.json`, which every program of
 /// the `tokenizers` family reads.
@@ -58,7 +61,7 @@ impl TokenizerChoice {
             Self::File(path) => {
                 let named = |error: &dyn std::fmt::Display| failed(format!("{}: {error}", path.display()));
                 let mut tokenizer = Tokenizer::from_file(path).map_err(|error| named(&error))?;
-                // Documents are of any length: neither cut nor filled up.
+                // Documents are of any length: neither truncated nor padded.
                 tokenizer.with_truncation(None).map_err(|error| named(&error))?.with_padding(None);
                 return Ok(Some(tokenizer));
             }
@@ -102,9 +105,11 @@ pub fn vocab_size(tokenizer: &Tokenizer) -> usize {
 }
 
 fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<Tokenizer, PreprocessError> {
-    if size < SMALLEST_BPE {
+    if !(SMALLEST_BPE..=LARGEST_BPE).contains(&size) {
         return Err(failed(format!(
-            "a byte-level BPE of {size} entries; at least {SMALLEST_BPE} are needed (256 bytes and {END_OF_TEXT})"
+            "a byte-level BPE of {size} entries; at least {SMALLEST_BPE} (256 bytes and {END_OF_TEXT}), at most \
+             {LARGEST_BPE}; nearest legal: {}",
+            size.clamp(SMALLEST_BPE, LARGEST_BPE)
         )));
     }
     let mut trainer = BpeTrainer::builder()
@@ -115,9 +120,9 @@ fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .build();
     // What `Tokenizer::train` does, without its offsets into the text.
-    let pieces = Pieces::gpt2();
-    let words = |text: &str| Ok(pieces.cut(text).into_iter().map(|piece| pieces.symbols(piece)).collect());
-    trainer.feed(texts, words).map_err(failed)?;
+    let pre_tokenizer = PreTokenizer::gpt2();
+    let words = |text: &str| Ok(pre_tokenizer.split(text).map(|word| pre_tokenizer.symbols(word)).collect());
+    trainer.feed(texts.flat_map(chunks), words).map_err(failed)?;
     let mut model = BPE::default();
     let special = trainer.train(&mut model).map_err(failed)?;
     let mut tokenizer = Tokenizer::new(ModelWrapper::BPE(model));
@@ -236,6 +241,14 @@ mod tests {
         assert_eq!(tokenizer.to_string(false).unwrap(), train().to_string(false).unwrap());
         assert!(round_trip(&tokenizer).len() < TEXT.len());
         assert_eq!(end_of_document(&tokenizer, None), Some(0));
-        assert!(train_bpe(std::iter::empty(), 256).is_err());
+    }
+
+    #[test]
+    fn sizes_of_a_bpe_that_cannot_be_are_refused_with_one_that_can() {
+        for (size, nearest) in [(256, "257"), (1_000_000_000, "1048576"), (usize::MAX / 2, "1048576")] {
+            let refused = train_bpe(std::iter::empty(), size).unwrap_err().to_string();
+            assert!(refused.contains(&format!("of {size} entries")), "{refused}");
+            assert!(refused.ends_with(&format!("nearest legal: {nearest}")), "{refused}");
+        }
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use backend_dist::comm::Group;
 use backend_dist::ops::moe::grouped_linear;
 use backend_dist::ops::{
-    AttentionOptions, DropKey, GeluKind, LinearOptions, PackedHeads, Prologue, Residual, add_bias, dropout, embedding,
-    gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu, vocab_parallel_cross_entropy,
+    AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, Prologue, Residual, add_bias, dropout,
+    embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu, vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
 
@@ -85,7 +85,7 @@ pub struct Case {
     pub shape: String,
     /// Name and number of elements of each input that has a gradient.
     pub inputs: Vec<(&'static str, usize)>,
-    /// How many times in a row a result is rounded to the type of the inputs.
+    /// Number of consecutive roundings of a result to the type of the inputs.
     pub roundings: u32,
     /// Error of a function that is itself an approximation.
     pub floor: f64,
@@ -115,7 +115,7 @@ fn angles(side: &Side, shape: [usize; 2]) -> [Tensor<2>; 2] {
 
 /// Every operation once.
 pub fn cases(scale: &Scale) -> Vec<Case> {
-    let mut all = products(scale);
+    let mut all = gemms(scale);
     all.extend(rows(scale));
     all.extend(residual_streams(scale));
     all.extend(attentions(scale));
@@ -125,7 +125,7 @@ pub fn cases(scale: &Scale) -> Vec<Case> {
 }
 
 /// Linear layers, with everything that may stand in front of them.
-fn products(scale: &Scale) -> Vec<Case> {
+fn gemms(scale: &Scale) -> Vec<Case> {
     let Scale { seq, batch, hidden, heads, head_dim, ffn, .. } = *scale;
     let tokens = scale.tokens();
     let shape = |width: usize, inner: usize| format!("[{seq}, {batch}, {width}] · [{ffn}, {inner}]ᵀ");
@@ -145,7 +145,7 @@ fn products(scale: &Scale) -> Vec<Case> {
     found.push(case("linear", shape(hidden, hidden), 1, &inputs, move |_, x| {
         flat(linear(x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden])))
     }));
-    // A part of each row, in another order of the dimensions: neither lies without gaps.
+    // A slice of each matrix row, and permuted dimensions: neither is contiguous.
     let inputs = [("x", tokens * (hidden + 8)), ("w", ffn * hidden)];
     found.push(case("linear of views", shape(hidden, hidden), 1, &inputs, move |_, x| {
         let input: Tensor<3> = x[0].clone().reshape([batch, seq, hidden + 8]).swap_dims(0, 1);
@@ -154,7 +154,7 @@ fn products(scale: &Scale) -> Vec<Case> {
     }));
     for recompute in [false, true] {
         let inputs = [("x", tokens * hidden), ("w", ffn * hidden), ("weight", hidden)];
-        let name = if recompute { "linear_with rms_norm, again" } else { "linear_with rms_norm" };
+        let name = if recompute { "linear_with rms_norm, recomputed" } else { "linear_with rms_norm" };
         found.push(case(name, shape(hidden, hidden), 3, &inputs, move |_, x| {
             let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
             let prologue = Prologue::RmsNorm { weight: x[2].clone(), eps: EPS };
@@ -163,7 +163,7 @@ fn products(scale: &Scale) -> Vec<Case> {
         let width = heads.total() * head_dim;
         let inner = heads.heads * head_dim;
         let inputs = [("qkv", tokens * width), ("w", ffn * inner)];
-        let name = if recompute { "linear_with attention, again" } else { "linear_with attention" };
+        let name = if recompute { "linear_with attention, recomputed" } else { "linear_with attention" };
         found.push(case(name, shape(width, inner), 4, &inputs, move |_, x| {
             let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
             let prologue = Prologue::Attention(heads, AttentionOptions::causal(head_dim));
@@ -191,7 +191,7 @@ fn products(scale: &Scale) -> Vec<Case> {
     for (name, counts) in [("grouped_linear", [128, 0, 256, 128]), ("grouped_linear, odd groups", [13, 0, 1, 40])] {
         let (rows, counts): (usize, Arc<[usize]>) = (counts.iter().sum(), Arc::from(counts));
         let inputs = [("x", rows * hidden), ("w", 4 * ffn * hidden)];
-        let shape = format!("{counts:?} rows of {hidden} · 4 [{ffn}, {hidden}]ᵀ");
+        let shape = format!("{counts:?} tokens of {hidden} · 4 [{ffn}, {hidden}]ᵀ");
         found.push(case(name, shape, 1, &inputs, move |_, x| {
             let (input, w) = (x[0].clone().reshape([rows, hidden]), x[1].clone().reshape([4 * ffn, hidden]));
             flat(grouped_linear(input, w, &counts))
@@ -200,7 +200,7 @@ fn products(scale: &Scale) -> Vec<Case> {
     found
 }
 
-/// What works on one row, or one element, at a time.
+/// Operations on one matrix row, or one element, at a time.
 fn rows(scale: &Scale) -> Vec<Case> {
     let Scale { seq, batch, hidden, heads, head_dim, .. } = *scale;
     let tokens = scale.tokens();
@@ -234,7 +234,7 @@ fn rows(scale: &Scale) -> Vec<Case> {
             flat(rope_packed(input, cos, sin, turned))
         }),
         case("dropout", shape(hidden), 1, &[("x", tokens * hidden)], move |_, x| {
-            flat(dropout(x[0].clone().reshape([seq, batch, hidden]), 0.1, DropKey::new(7)))
+            flat(dropout(x[0].clone().reshape([seq, batch, hidden]), 0.1, DropoutMask::new(7)))
         }),
     ]
 }

@@ -15,7 +15,7 @@ const NAMES: [&str; 4] = ["output", "gradient of x", "gradient of w", "gradient 
 
 /// Fast sums keep some 14 bits: an eighth of a percent of the largest summand is lost in each addition at worst.
 pub(super) const FAST: f64 = 1e-2;
-/// Sums of gradients go to f32 every few products.
+/// Sums of gradients go to f32 every few GEMMs.
 pub(super) const FULL: f64 = 2e-3;
 
 /// The checks of types and sizes that FP8 layers have.
@@ -47,7 +47,7 @@ fn compare(side: &Side, reference: &Side, scale: &Scale, format: Fp8Format, dtyp
     checks
 }
 
-/// Output and gradients of two micro-batches' worth of one layer; with `sums` the parameters' are summed up in place.
+/// Output and gradients of two micro-batches' worth of one layer; with `sums` the parameters' are accumulated in place.
 fn run(side: &Side, scale: &Scale, format: Fp8Format, sums: bool) -> [Vec<f64>; 4] {
     let Scale { seq, batch, hidden, ffn, .. } = *scale;
     let x: Tensor<3> = side.tensor(numbers(seq * batch * hidden, 1), [seq, batch, hidden]).require_grad();
@@ -78,7 +78,7 @@ fn run(side: &Side, scale: &Scale, format: Fp8Format, sums: bool) -> [Vec<f64>; 
     }
     let [of_x, mut of_w, mut of_bias] = gradients;
     if let [Some((weight, _)), Some((bias, _))] = places {
-        assert!(of_w.is_empty() && of_bias.is_empty(), "a gradient with a place was registered");
+        assert!(of_w.is_empty() && of_bias.is_empty(), "a gradient with a main-gradient slot was registered");
         (of_w, of_bias) = (values(weight), values(bias));
     }
     [out, of_x, of_w, of_bias]

@@ -1,7 +1,7 @@
 //! Experts in FP8 against their emulation on the CPU in f64.
 
 use backend_dist::comm::Group;
-use backend_dist::ops::fp8::{ExpertCut, ExpertRanks, Fp8Experts, Fp8Format, Fp8Recipe, MULTIPLE, grouped_linear};
+use backend_dist::ops::fp8::{ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Recipe, MULTIPLE, grouped_linear};
 use backend_dist::ops::main_grads::{self, MainGrad};
 use backend_dist::ops::pull_back;
 use burn::tensor::{DType, Device, Tensor};
@@ -31,7 +31,7 @@ pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
             let check = |(i, expected): (usize, &Vec<f64>)| KernelCheck {
                 name: format!("FP8 {format:?} experts{}: {}", if sums { ", main gradients" } else { "" }, NAMES[i]),
                 dtype: format!("{dtype:?}"),
-                shape: format!("{counts:?} rows · [{0}, {0}]ᵀ", scale.hidden),
+                shape: format!("{counts:?} tokens · [{0}, {0}]ᵀ", scale.hidden),
                 error: found.as_ref().map_or(f64::NAN, |found| error(&found[i], expected)),
                 bound: bound(dtype, 1) + [FAST, FULL, FULL][i],
             };
@@ -42,14 +42,14 @@ pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
     [Fp8Format::E4m3, Fp8Format::Hybrid].into_iter().flat_map(of_format).collect()
 }
 
-/// Two groups of rows for each expert: the first has both if there are rows enough, the second none, the third one.
+/// Two groups of tokens for each expert: the first has both if there are tokens enough, the second none, the third one.
 fn counts(tokens: usize) -> Arc<[usize]> {
     let blocks = tokens / MULTIPLE;
     let (first, last) = (blocks.div_ceil(2), blocks / 3);
     [first, blocks - first - last, 0, 0, 0, last].map(|blocks| blocks * MULTIPLE).into()
 }
 
-/// Output and gradients of two micro-batches' worth of one layer; with `sums` the matrices' are summed up in place.
+/// Output and gradients of two micro-batches' worth of one layer; with `sums` the matrices' are accumulated in place.
 fn run(side: &Side, counts: &Arc<[usize]>, hidden: usize, format: Fp8Format, sums: bool) -> [Vec<f64>; 3] {
     let (rows, len) = (counts.iter().sum::<usize>(), EXPERTS * hidden * hidden);
     // Groups of different sizes, so that scales differ.
@@ -62,8 +62,9 @@ fn run(side: &Side, counts: &Arc<[usize]>, hidden: usize, format: Fp8Format, sum
         main_grads::attach(&w, MainGrad::new(garbage.clone()));
         garbage
     });
-    let ranks = ExpertRanks { experts: EXPERTS, own: 0..EXPERTS, parts: Group::single(), tokens: None, replicas: 0..1 };
-    let layer = Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertCut::Outputs, ranks);
+    let ranks =
+        ExpertRanks { experts: EXPERTS, local: 0..EXPERTS, shards: Group::single(), tokens: None, dp_ranks: 0..1 };
+    let layer = Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertSharding::Outputs, ranks);
     let (mut out, mut gradients) = (vec![], [vec![], vec![]]);
     for pass in 0..2 {
         let y = grouped_linear(x.clone(), w.clone(), counts, &layer);
@@ -77,7 +78,7 @@ fn run(side: &Side, counts: &Arc<[usize]>, hidden: usize, format: Fp8Format, sum
     }
     let [of_x, mut of_w] = gradients;
     if let Some(place) = place {
-        assert!(of_w.is_empty(), "a gradient with a place was registered");
+        assert!(of_w.is_empty(), "a gradient with a main-gradient slot was registered");
         of_w = values(place);
     }
     [out, of_x, of_w]

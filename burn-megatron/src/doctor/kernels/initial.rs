@@ -1,7 +1,7 @@
-//! Initial weights drawn on a GPU against those drawn on the host: every layout starts from the same bits.
+//! Compares initial weights that a GPU samples with those of the host: every layout starts from the same bits.
 
 use backend_dist::random::{on_device, on_host};
-use backend_dist::shard::{Init, Place, Section};
+use backend_dist::shard::{GroupPosition, Init, Section};
 use burn::tensor::{DType, Device};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -33,11 +33,11 @@ pub fn check(device: &Device, dtype: DType) -> Vec<KernelCheck> {
     sections().iter().filter_map(one).collect()
 }
 
-/// The whole, a part of rows with padding, a part of columns, and one behind the 2³²nd element.
+/// A whole matrix, a shard of rows with padding, a shard of columns, and one after the 2³²nd element.
 fn sections() -> [Section; 4] {
-    let last = |size| Place { rank: size - 1, size };
+    let last = |size| GroupPosition { rank: size - 1, size };
     [
-        Section::replicated("whole", &[1000, 1001], Place { rank: 0, size: 1 }),
+        Section::replicated("whole", &[1000, 1001], GroupPosition { rank: 0, size: 1 }),
         Section::split_padded("rows", &[1001, 96], 0, 4, 1024, last(4)),
         Section::split("columns", &[300, 512], 1, 4, last(4)),
         Section::split("large", &[1 << 20, 1 << 13], 0, 1 << 16, last(1 << 16)),

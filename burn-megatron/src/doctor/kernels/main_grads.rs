@@ -84,10 +84,10 @@ fn registered(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     ]
 }
 
-/// The sums that two micro-batches leave in place, the second one's weight gradient put off.
+/// The sums that two micro-batches leave in place, the second one's weight gradient deferred.
 ///
 /// # Panics
-/// If an operation registers a gradient that has a place.
+/// If an operation registers a gradient that has a main-gradient slot.
 fn in_place(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     let leaves = Leaves::new(side, scale);
     // Whatever is there before the first contribution must not count.
@@ -105,10 +105,13 @@ fn in_place(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     let (second, late) = weight_grads::deferred(|| leaves.contribution(side, scale, 20));
     for grads in [first, second, late.run()] {
         let registered = [leaves.w.grad(&grads).is_some(), leaves.table.grad(&grads).is_some()];
-        assert_eq!(registered, [false; 2], "a gradient with a place was registered");
+        assert_eq!(registered, [false; 2], "a gradient with a main-gradient slot was registered");
         let vectors = leaves.biases.iter().chain([&leaves.norm]);
-        assert!(vectors.into_iter().all(|x| x.grad(&grads).is_none()), "a gradient with a place was registered");
+        assert!(
+            vectors.into_iter().all(|x| x.grad(&grads).is_none()),
+            "a gradient with a main-gradient slot was registered"
+        );
     }
-    assert!(places.iter().all(MainGrad::is_written), "a place was not written");
+    assert!(places.iter().all(MainGrad::is_written), "a main gradient was not written");
     sums.map(values)
 }

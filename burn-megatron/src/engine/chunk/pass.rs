@@ -1,8 +1,8 @@
-//! What a pass works with, and a segment's part of it.
+//! Inputs of a pass, and how a segment runs in it.
 
 use crate::engine::ContextConfig;
+use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
-use crate::engine::share::Share;
 use crate::optim::Optimizer;
 use crate::trace::Recorder;
 use backend_dist::ops::Tape;
@@ -11,15 +11,15 @@ use burn::tensor::{DType, Device, Tensor};
 use models::{CausalLm, MicroBatch};
 use std::borrow::Cow;
 
-/// What a pass of one micro-batch works with.
+/// Inputs of one pass of one micro-batch.
 pub(in crate::engine) struct Pass<'a> {
     pub optimizer: &'a mut Optimizer,
     pub recorder: &'a mut Recorder,
     /// Without autodiff.
     pub device: &'a Device,
-    /// This rank's part of the micro-batch.
-    pub share: &'a Share,
-    /// How layers reach across context parallel ranks.
+    /// This rank's share of the micro-batch.
+    pub local: &'a LocalBatch,
+    /// How layers communicate across context parallel ranks.
     pub context: &'a ContextConfig,
     /// A backward pass will follow.
     pub keep: bool,
@@ -30,12 +30,12 @@ pub(in crate::engine) struct Pass<'a> {
     /// What the gradient of each counted loss is.
     pub loss_grad: f64,
     /// Chunk and micro-batch, for the timeline.
-    pub place: (usize, usize),
+    pub index: (usize, usize),
     /// Buckets that the pass after this one uses first.
     pub next: &'a [usize],
 }
 
-/// What a forward pass makes: activations for the next stage, or the losses `[rows, seq]`.
+/// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]`.
 pub(in crate::engine) enum Output {
     Activation(Tensor<3>),
     Losses(Tensor<2>),
@@ -60,11 +60,11 @@ pub(super) fn leaf(x: Tensor<3>) -> Tensor<3> {
 pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Output {
     let input = || x.expect("only the embedding has no input");
     let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
-    let Share { tokens, of, .. } = pass.share;
+    let LocalBatch { tokens, micro_batch: of, .. } = pass.local;
     match link {
         Link::Embedding => Output::Activation(model.embed(tokens.tokens_on(&device), of)),
         Link::Layers(layers) => {
-            let layer = |x, layer| model.layer(layer, x, &of_layer(of, pass.context, layer));
+            let layer = |x, layer| model.layer(layer, x, &for_layer(of, pass.context, layer));
             Output::Activation(layers.clone().fold(input(), layer))
         }
         Link::Head => {
@@ -74,9 +74,9 @@ pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pas
     }
 }
 
-/// What a layer must know of a micro-batch, with its own way across the context parallel ranks.
-fn of_layer<'a>(of: &'a MicroBatch, how: &ContextConfig, layer: usize) -> Cow<'a, MicroBatch> {
-    let comm = how.of_layer(layer);
+/// What a layer must know of a micro-batch, with its own context parallel communication type.
+fn for_layer<'a>(of: &'a MicroBatch, config: &ContextConfig, layer: usize) -> Cow<'a, MicroBatch> {
+    let comm = config.of_layer(layer);
     match &of.context {
         Some(context) if context.comm != comm => {
             let context = Some(ContextParallel { comm, ..context.clone() });

@@ -1,10 +1,10 @@
 //! The passes of a stage, segment by segment.
 
 use super::pass::{Output, Pass, leaf, run};
-use super::{Chunk, Kept, Late, Step};
+use super::{Chunk, DeferredGrads, SavedSegment, Step};
 use crate::engine::segments::Link;
-use crate::trace::What;
-use backend_dist::ops::{keep_attended, weight_grads, with_attended};
+use crate::trace::SpanKind;
+use backend_dist::ops::{save_attention, weight_grads, with_saved_attention};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 use models::CausalLm;
@@ -22,21 +22,21 @@ impl<M: CausalLm> Chunk<M> {
                 true => {
                     let leaf = x.take().map(leaf);
                     let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, true).split();
-                    kept.push(Kept { input: leaf, tape: Some(tape), attended: None });
+                    kept.push(SavedSegment { input: leaf, tape: Some(tape), attention: None });
                     value
                 }
                 false => {
                     let input = x.take();
                     let run = || run(&self.model().valid(), &segment.link, input.clone(), pass, false);
-                    let (value, attended) = match pass.keep && segment.keep_attention {
+                    let (value, attention) = match pass.keep && segment.keep_attention {
                         true => {
-                            let (value, attended) = keep_attended(run);
-                            (value, Some(attended))
+                            let (value, attention) = save_attention(run);
+                            (value, Some(attention))
                         }
                         false => (run(), None),
                     };
                     if pass.keep {
-                        kept.push(Kept { input, tape: None, attended });
+                        kept.push(SavedSegment { input, tape: None, attention });
                     }
                     value
                 }
@@ -48,7 +48,7 @@ impl<M: CausalLm> Chunk<M> {
             self.release(index, pass);
         }
         if pass.keep {
-            self.live.insert(pass.place.1, kept);
+            self.live.insert(pass.index.1, kept);
         }
         match losses {
             Some(losses) => Output::Losses(losses),
@@ -59,24 +59,24 @@ impl<M: CausalLm> Chunk<M> {
     /// The backward pass, from the gradient of the output, which is missing on the last stage, to that of the input.
     /// With `defer` the gradients of weights of linear layers are left for [`Chunk::weight_gradients`].
     pub fn backward(&mut self, pass: &mut Pass, grad: Option<Tensor<3>>, defer: bool) -> Option<Tensor<3>> {
-        let mut kept = self.live.remove(&pass.place.1).expect("a forward pass comes before the backward pass");
+        let mut kept = self.live.remove(&pass.index.1).expect("a forward pass comes before the backward pass");
         let (mut dy, mut late) = (grad, Vec::new());
         for index in (0..self.steps.len()).rev() {
             self.gather(index, pass);
             self.prefetch(index, index.wrapping_sub(1), pass);
             let (leaf, tape) = match kept.pop().expect("one entry per segment") {
-                Kept { input, tape: Some(tape), .. } => (input, tape),
-                Kept { input, tape: None, attended } => {
+                SavedSegment { input, tape: Some(tape), .. } => (input, tape),
+                SavedSegment { input, tape: None, attention } => {
                     let mark = pass.recorder.begin();
                     let leaf = input.map(leaf);
                     let link = &self.steps[index].segment.link;
                     let run = || stats::paused(|| run(self.model(), link, leaf.clone(), pass, true));
-                    let (_, tape) = match attended {
-                        Some(attended) => with_attended(attended, run),
+                    let (_, tape) = match attention {
+                        Some(attention) => with_saved_attention(attention, run),
                         None => run(),
                     }
                     .split();
-                    pass.recorder.end(mark, What::Recompute, Some(pass.place.0), Some(pass.place.1));
+                    pass.recorder.end(mark, SpanKind::Recompute, Some(pass.index.0), Some(pass.index.1));
                     (leaf, tape)
                 }
             };
@@ -84,7 +84,7 @@ impl<M: CausalLm> Chunk<M> {
                 self.open(index, pass);
             }
             let back = || match self.steps[index].segment.link {
-                Link::Head => tape.pull_back(pass.share.tokens.weights(pass.loss_grad, pass.device, pass.loss_type)),
+                Link::Head => tape.pull_back(pass.local.tokens.weights(pass.loss_grad, pass.device, pass.loss_type)),
                 _ => tape.pull_back(dy.take().expect("the segment after this one made its gradient")),
             };
             let (mut grads, deferred) = match defer {
@@ -101,14 +101,14 @@ impl<M: CausalLm> Chunk<M> {
             match deferred {
                 Some(deferred) => {
                     let model = self.leaves.then(|| self.model().clone());
-                    late.push(Late { step: index, rest: grads, deferred, model });
+                    late.push(DeferredGrads { step: index, rest: grads, deferred, model });
                 }
                 None => self.add(index, pass, self.model(), [grads]),
             }
             self.release(index, pass);
         }
         if defer {
-            self.late.insert(pass.place.1, late);
+            self.late.insert(pass.index.1, late);
         }
         self.checked |= !defer;
         dy
@@ -116,8 +116,8 @@ impl<M: CausalLm> Chunk<M> {
 
     /// The weight gradients that [`Chunk::backward`] has left.
     pub fn weight_gradients(&mut self, pass: &mut Pass) {
-        for late in self.late.remove(&pass.place.1).expect("the backward pass comes before") {
-            let Late { step, rest, deferred, model } = late;
+        for late in self.late.remove(&pass.index.1).expect("the backward pass comes before") {
+            let DeferredGrads { step, rest, deferred, model } = late;
             self.open(step, pass);
             self.add(step, pass, model.as_ref().unwrap_or(self.model()), [rest, deferred.run()]);
         }
@@ -149,7 +149,7 @@ impl<M: CausalLm> Chunk<M> {
                     pass.optimizer.reduce(*bucket);
                 }
             }
-            pass.recorder.end(mark, What::ReduceGradients, Some(pass.place.0), Some(pass.place.1));
+            pass.recorder.end(mark, SpanKind::ReduceGradients, Some(pass.index.0), Some(pass.index.1));
         }
     }
 
@@ -168,7 +168,7 @@ impl<M: CausalLm> Chunk<M> {
         model.visit(&mut left);
         if let Some(spec) = left.1.and_then(|id| self.model().registry().get(id)) {
             panic!(
-                "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head share it",
+                "parameter `{}` belongs to {:?} but is used in {link:?} too: create it in the unit that uses it (`ParamBuilder::begin`), or as `Unit::Tied` if embedding and head local it",
                 spec.name(),
                 spec.unit
             );
@@ -184,10 +184,10 @@ impl<M: CausalLm> Chunk<M> {
             let model = self.model.take().expect("the model is in place between calls");
             self.model = Some(pass.optimizer.gather(*bucket, model));
         }
-        pass.recorder.end(mark, What::GatherParameters, Some(pass.place.0), Some(pass.place.1));
+        pass.recorder.end(mark, SpanKind::GatherParameters, Some(pass.index.0), Some(pass.index.1));
     }
 
-    /// Starts to gather what is needed after a segment, where that can run beside it.
+    /// Starts to gather the weights that the next segment needs, overlapped with this one where possible.
     fn prefetch(&self, step: usize, next: usize, pass: &Pass) {
         if self.zero == 3 {
             let next = self.steps.get(next).map_or(pass.next, |next| &next.uses);

@@ -41,8 +41,8 @@ impl<M: CausalLm> RankEngine<M> {
         let weight_decay = config.weight_decay.schedule(config.optimizer.weight_decay(), config.global_batch)?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
-        let (stages, replicas) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
-        let shards = |unit: Unit| if rank.mesh.axis_size(unit.grid().replicas()) == 1 { 0 } else { layout.zero };
+        let (stages, dp_ranks) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
+        let shards = |unit: Unit| if rank.mesh.axis_size(unit.grid().dp_ranks()) == 1 { 0 } else { layout.zero };
         let placement = pipeline.placement();
         connect(&stages, &rank.device);
 
@@ -72,9 +72,9 @@ impl<M: CausalLm> RankEngine<M> {
         let neighbours = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
         let optimizer = phase(Phase::Buffers, || {
             let device = &rank.device;
-            let replicas = |grid: GridKind| rank.group(grid.replicas());
+            let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
             let mut optimizer =
-                Optimizer::new(&config.optimizer, layout.zero, buckets, replicas, neighbours, device, dtype);
+                Optimizer::new(&config.optimizer, layout.zero, buckets, dp_ranks, neighbours, device, dtype);
             for chunk in &mut chunks {
                 let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();
                 let registry = chunk.model().registry();
@@ -109,7 +109,7 @@ impl<M: CausalLm> RankEngine<M> {
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
             config,
             plan,
-            replicas,
+            dp_ranks,
             model_parallel,
             loads: Vec::new(),
             elements: stages.all_gather_host(elements).into_iter().sum(),
@@ -120,7 +120,7 @@ impl<M: CausalLm> RankEngine<M> {
             dtype,
             runs_ahead: Buffer::fits(&rank.device, DType::F32),
             hidden: dims.hidden,
-            is_mixture: dims.experts.is_some(),
+            is_moe: dims.experts.is_some(),
             vocabulary: dims.vocab,
             rank: rank.clone(),
             recorder: Recorder::off(),

@@ -1,8 +1,8 @@
-//! The loss on held-out rows.
+//! The loss on held-out sequences.
 
 use super::super::chunk::{Output, Pass};
+use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
-use super::super::share::Share;
 use super::RankEngine;
 use crate::batch::BatchPlan;
 use crate::engine::{EngineError, EvalReport, TokenBatch};
@@ -12,39 +12,39 @@ use models::layers::moe::stats;
 use models::layout::check_sequence;
 
 impl<M: CausalLm> RankEngine<M> {
-    /// Mean loss over the rows of a held-out batch, without gradients. The rows may be any multiple of micro-batch
-    /// times data-parallel ranks.
+    /// Mean loss over a held-out batch, without gradients. The number of sequences may be any multiple of micro-batch times
+    /// data-parallel size.
     ///
-    /// Tokens behind the last prediction that counts fill a row up: in a mixture no expert gets them, and rows of a
-    /// batch that has such are computed one by one. So what an expert has room for does not depend on them.
+    /// Tokens after the last prediction that counts are padding. In an MoE model padding is not routed to experts, and the
+    /// sequences of a padded batch are computed one by one, so that expert capacity does not depend on padding.
     ///
     /// # Errors
-    /// If the rows or their length do not divide, or have tokens that the model lacks.
+    /// If the number of sequences or their length do not divide, or if they have tokens that the model lacks.
     pub fn eval_step(&mut self, batch: &TokenBatch) -> Result<EvalReport, EngineError> {
-        let mut plan = BatchPlan::from_global(batch.rows, self.plan.micro, self.plan.data_parallel)?;
+        let mut plan = BatchPlan::from_global(batch.sequences, self.plan.micro, self.plan.data_parallel)?;
         check_sequence(self.rank.mesh.layout(), batch.seq)?;
         batch.check_tokens(self.vocabulary)?;
         let ends = batch.ends();
-        let filled = self.is_mixture && ends.iter().any(|end| *end < batch.seq);
+        let filled = self.is_moe && ends.iter().any(|end| *end < batch.seq);
         if filled {
-            plan = BatchPlan::from_global(batch.rows, 1, self.plan.data_parallel)?;
+            plan = BatchPlan::from_global(batch.sequences, 1, self.plan.data_parallel)?;
         }
-        let share = |micro| {
-            let rows = plan.rows(micro, self.rank.coords.dp);
-            let mut share = self.share(&batch.slice(rows.clone()));
-            share.of.filled_from = filled.then(|| ends[rows.start]);
-            share
+        let local = |micro| {
+            let sequences = plan.sequences(micro, self.rank.coords.dp);
+            let mut local = self.local_batch(&batch.slice(sequences.clone()));
+            local.micro_batch.filled_from = filled.then(|| ends[sequences.start]);
+            local
         };
-        let own: Vec<Share> = (0..plan.accumulation).map(share).collect();
-        let mut mail = self.mail(&own);
+        let own: Vec<LocalBatch> = (0..plan.accumulation).map(local).collect();
+        let mut p2p = self.stage_p2p(&own);
         let mut losses = Losses::default();
         // Without backward passes there is nothing to interleave: each stage in turn takes all micro-batches.
         for chunk in 0..self.chunks.len() {
-            for (micro_batch, share) in own.iter().enumerate() {
+            for (micro_batch, local) in own.iter().enumerate() {
                 let work = Work { pass: Kind::Forward, chunk, micro_batch };
                 let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
-                    input.transfer().into_iter().for_each(|transfer| mail.expect(transfer));
-                    mail.take(input)
+                    input.transfer().into_iter().for_each(|transfer| p2p.expect(transfer));
+                    p2p.take(input)
                 });
                 let mut pass = Pass {
                     context: &self.config.context,
@@ -52,22 +52,22 @@ impl<M: CausalLm> RankEngine<M> {
                     last: false,
                     loss_grad: 0.0,
                     loss_type: self.loss_type(),
-                    place: (chunk, micro_batch),
+                    index: (chunk, micro_batch),
                     next: &[],
                     optimizer: &mut self.optimizer,
                     recorder: &mut self.recorder,
                     device: &self.rank.device,
-                    share,
+                    local,
                 };
                 match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
-                    Output::Activation(activation) => mail.put(work, activation),
+                    Output::Activation(activation) => p2p.put(work, activation),
                     Output::Losses(values) => losses.extend([(micro_batch, values)]),
                 }
                 if !self.runs_ahead {
                     losses = losses.read_any(&own);
                 }
                 if let Some(transfer) = self.pipeline.output(self.stages.rank(), work) {
-                    mail.send(&transfer);
+                    p2p.send(&transfer);
                 }
             }
         }

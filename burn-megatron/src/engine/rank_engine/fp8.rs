@@ -12,7 +12,7 @@ impl<M: CausalLm> RankEngine<M> {
     /// Quantised weights of the last step are stale. Under ZeRO 3, where weights are here only while they are used,
     /// none is kept, nor where the configuration says so.
     pub(super) fn weights_changed(&self) {
-        let copies = |(grid, _): &(GridKind, _)| self.rank.mesh.axis_size(grid.replicas()) > 1;
+        let copies = |(grid, _): &(GridKind, _)| self.rank.mesh.axis_size(grid.dp_ranks()) > 1;
         let come_and_go = self.rank.mesh.layout().zero == 3 && self.model_parallel.iter().any(copies);
         match self.config.keep_fp8_weights && !come_and_go {
             true => weights_changed(),
@@ -23,7 +23,7 @@ impl<M: CausalLm> RankEngine<M> {
     /// Moves the histories of delayed scaling on. They belong to the next step's scales, also where this one was
     /// skipped.
     pub(super) fn end_fp8_step(&mut self) {
-        let groups = [self.rank.group(Axis::Tp), self.replicas.clone()];
+        let groups = [self.rank.group(Axis::Tp), self.dp_ranks.clone()];
         self.fp8.end_step(&groups, &self.rank.device, self.dtype);
         self.weights_changed();
     }

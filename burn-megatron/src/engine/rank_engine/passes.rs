@@ -1,13 +1,13 @@
 //! The passes of a training step, in the order of the rank's list.
 
 use super::super::chunk::{Chunk, Output, Pass};
+use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
-use super::super::mail::Mail;
-use super::super::share::Share;
+use super::super::stage_p2p::StageP2p;
 use super::RankEngine;
 use crate::engine::EngineError;
 use crate::schedule::{Action, Pass as Kind, Schedule, ScheduleSpec, Work};
-use crate::trace::What;
+use crate::trace::SpanKind;
 use backend_dist::shard::Unit;
 use burn::tensor::{DType, Tensor};
 use models::CausalLm;
@@ -20,7 +20,7 @@ impl<M: CausalLm> RankEngine<M> {
         (least..=least + 2 * group).find(|count| spec(*count).check().is_ok()).unwrap_or(least)
     }
 
-    /// Goes on with lists of so many micro-batches.
+    /// Continues with lists of so many micro-batches.
     pub(super) fn follow(&mut self, micro_batches: usize) -> Result<(), EngineError> {
         if micro_batches != self.pipeline.spec.micro_batches {
             let spec = ScheduleSpec { micro_batches, ..self.pipeline.spec };
@@ -31,8 +31,8 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// All passes of the schedule and all sums of gradients; this rank's losses.
-    pub(super) fn passes(&mut self, shares: &[Share]) -> Result<Losses, EngineError> {
-        let mut mail = self.mail(shares);
+    pub(super) fn passes(&mut self, local_batches: &[LocalBatch]) -> Result<Losses, EngineError> {
+        let mut p2p = self.stage_p2p(local_batches);
         let mut losses = Losses::default();
         self.peak_in_flight = 0;
         let actions = self.actions.clone();
@@ -46,35 +46,35 @@ impl<M: CausalLm> RankEngine<M> {
                         _ => None,
                     });
                     let order = (last, next.unwrap_or_default());
-                    let values = self.compute(*work, order, &shares[work.micro_batch], &mut mail);
+                    let values = self.compute(*work, order, &local_batches[work.micro_batch], &mut p2p);
                     losses.extend(values.map(|values| (work.micro_batch, values)));
                     if !self.runs_ahead {
-                        losses = self.read(losses, shares)?;
+                        losses = self.read(losses, local_batches)?;
                     }
                     let in_flight = self.chunks.iter().map(Chunk::in_flight).sum();
                     self.peak_in_flight = self.peak_in_flight.max(in_flight);
                 }
                 Action::Send(transfer) => {
                     let mark = self.recorder.begin();
-                    mail.send(transfer);
-                    self.recorder.end(mark, What::Send, Some(transfer.chunk), Some(transfer.micro_batch));
+                    p2p.send(transfer);
+                    self.recorder.end(mark, SpanKind::Send, Some(transfer.chunk), Some(transfer.micro_batch));
                 }
-                Action::Recv(transfer) => mail.expect(*transfer),
+                Action::Recv(transfer) => p2p.expect(*transfer),
                 Action::ReduceGrads { .. } | Action::Step => {}
             }
         }
-        debug_assert!(mail.is_empty(), "the schedule leaves nothing behind");
+        debug_assert!(p2p.is_empty(), "the schedule leaves dummy behind");
         self.sum_over_model_parallel();
         Ok(losses)
     }
 
-    /// Between stages, for micro-batches of these shares.
-    pub(super) fn mail(&self, shares: &[Share]) -> Mail {
+    /// Between stages, for micro-batches of these local_batches.
+    pub(super) fn stage_p2p(&self, local_batches: &[LocalBatch]) -> StageP2p {
         let layout = self.rank.mesh.layout();
         let parts = if layout.sequence_parallel() { layout.tp } else { 1 };
-        let shape = |share: &Share| [share.tokens.seq / parts, share.tokens.rows, self.hidden];
-        let shapes = shares.iter().map(shape).collect();
-        Mail::new(self.stages.clone(), self.rank.device.clone(), shapes, self.dtype, self.warm)
+        let shape = |local: &LocalBatch| [local.tokens.seq / parts, local.tokens.sequences, self.hidden];
+        let shapes = local_batches.iter().map(shape).collect();
+        StageP2p::new(self.stages.clone(), self.rank.device.clone(), shapes, self.dtype, self.warm)
     }
 
     /// One pass, `last` if no other adds to the stage's gradients, before one that uses the buckets `next` first; the
@@ -83,46 +83,46 @@ impl<M: CausalLm> RankEngine<M> {
         &mut self,
         work: Work,
         (last, next): (bool, Vec<usize>),
-        share: &Share,
-        mail: &mut Mail,
+        local: &LocalBatch,
+        p2p: &mut StageP2p,
     ) -> Option<Tensor<2>> {
         let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
             let mark = self.recorder.begin();
-            let tensor = mail.take(input);
+            let tensor = p2p.take(input);
             if input.transfer().is_some() {
-                self.recorder.end(mark, What::Receive, Some(work.chunk), Some(work.micro_batch));
+                self.recorder.end(mark, SpanKind::Receive, Some(work.chunk), Some(work.micro_batch));
             }
             tensor
         });
         let (mark, what) = match work.pass {
-            Kind::Forward => (self.recorder.begin(), What::Forward),
-            Kind::Backward => (self.recorder.begin(), What::Backward),
-            Kind::BackwardInput => (self.recorder.begin(), What::BackwardInput),
-            Kind::BackwardWeight => (self.recorder.begin(), What::BackwardWeight),
+            Kind::Forward => (self.recorder.begin(), SpanKind::Forward),
+            Kind::Backward => (self.recorder.begin(), SpanKind::Backward),
+            Kind::BackwardInput => (self.recorder.begin(), SpanKind::BackwardInput),
+            Kind::BackwardWeight => (self.recorder.begin(), SpanKind::BackwardWeight),
         };
         let mut pass = Pass {
             context: &self.config.context,
             keep: true,
             last,
-            loss_grad: self.loss_grad(share),
+            loss_grad: self.loss_grad(local),
             loss_type: self.loss_type(),
-            place: (work.chunk, work.micro_batch),
+            index: (work.chunk, work.micro_batch),
             next: &next,
             optimizer: &mut self.optimizer,
             recorder: &mut self.recorder,
             device: &self.rank.device,
-            share,
+            local,
         };
         let chunk = &mut self.chunks[work.chunk];
         let mut losses = None;
         match work.pass {
             Kind::Forward => match chunk.forward(&mut pass, input) {
-                Output::Activation(activation) => mail.put(work, activation),
+                Output::Activation(activation) => p2p.put(work, activation),
                 Output::Losses(values) => losses = Some(values),
             },
             Kind::Backward | Kind::BackwardInput => {
                 if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {
-                    mail.put(work, grad);
+                    p2p.put(work, grad);
                 }
             }
             Kind::BackwardWeight => chunk.weight_gradients(&mut pass),
@@ -149,6 +149,6 @@ impl<M: CausalLm> RankEngine<M> {
             ([one], Some(ends)) => self.optimizer.sum_tied(*one, ends),
             _ => {}
         }
-        self.recorder.end(mark, What::PartialSums, None, None);
+        self.recorder.end(mark, SpanKind::PartialSums, None, None);
     }
 }

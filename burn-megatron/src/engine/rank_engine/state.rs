@@ -11,7 +11,7 @@ use models::CausalLm;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Finished optimizer steps.
@@ -25,7 +25,7 @@ pub struct Position {
 }
 
 impl<M: CausalLm> RankEngine<M> {
-    /// How far the run has come.
+    /// Progress of the run.
     pub fn position(&self) -> Position {
         let updates = self.optimizer.updates();
         Position { step: self.step, consumed: self.consumed, updates, skipped: self.skipped }
@@ -45,7 +45,7 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// This rank's share of weights and optimizer states: every element of the model is on exactly one rank of the
-    /// world. Replicas of the same weights share the work.
+    /// world. Data-parallel ranks of the same weights share the work.
     pub fn snapshot(&self) -> Vec<Slice> {
         let of = |chunk: &super::Chunk<M>| -> Vec<Slice> {
             let buckets = chunk.buckets.iter();
@@ -95,8 +95,8 @@ impl<M: CausalLm> RankEngine<M> {
         self.restore_fp8(&state.fp8);
         self.optimizer.set_updates(state.updates);
         (self.step, self.consumed) = (state.step, state.consumed_samples);
-        let rows = state.consumed_samples.checked_div(state.step).unwrap_or(0);
-        self.skipped = state.skipped_samples.unwrap_or((state.step - state.updates) * rows);
+        let per_step = state.consumed_samples.checked_div(state.step).unwrap_or(0);
+        self.skipped = state.skipped_samples.unwrap_or((state.step - state.updates) * per_step);
         // Weights from a run of another type have no scale.
         if let (Some(scaler), Ok(scale)) = (&mut self.scaler, serde_json::from_value(state.loss_scale.clone())) {
             *scaler = LossScaler::new(self.config.loss_scale).with_state(scale);

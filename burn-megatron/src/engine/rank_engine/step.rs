@@ -1,13 +1,13 @@
 //! The training step of one rank: the passes, then everything that needs all gradients.
 
 use super::super::chunk::Chunk;
+use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::super::report::LossSum;
-use super::super::share::Share;
 use super::RankEngine;
 use crate::engine::{EngineError, ExpertSummary, LossMean, StepReport, TokenBatch};
 use crate::optim::{LossScaler, StepInfo, clip_factor};
-use crate::trace::What;
+use crate::trace::SpanKind;
 use backend_dist::gpu::release_memory;
 use models::CausalLm;
 use models::layers::moe::stats;
@@ -15,31 +15,32 @@ use models::layout::check_sequence;
 use std::time::Instant;
 
 impl<M: CausalLm> RankEngine<M> {
-    /// One optimizer step on the global batch; this rank computes its own rows.
+    /// One optimizer step on the global batch; this rank computes its own sequences of it.
     ///
     /// # Errors
     /// [`EngineError::NonFiniteLoss`] and [`EngineError::NonFiniteGradient`] before anything is updated;
-    /// [`EngineError::Rows`] and [`EngineError::Token`] if the batch does not have the configured rows or has tokens
+    /// [`EngineError::Sequences`] and [`EngineError::Token`] if the batch does not have the configured sequences or has tokens
     /// that the model lacks.
     pub fn train_step(&mut self, batch: &TokenBatch) -> Result<StepReport, EngineError> {
-        if batch.rows != self.plan.global() {
-            return Err(EngineError::Rows { rows: batch.rows, expected: self.plan.global() });
+        if batch.sequences != self.plan.global() {
+            return Err(EngineError::Sequences { given: batch.sequences, expected: self.plan.global() });
         }
-        let micro_batches: Vec<_> = self.rows_of_step().into_iter().map(|rows| batch.slice(rows)).collect();
+        let micro_batches: Vec<_> =
+            self.sequences_of_step().into_iter().map(|sequences| batch.slice(sequences)).collect();
         self.train_micro_batches(&micro_batches)
     }
 
-    /// One optimizer step, given only the rows that [`RankEngine::rows_of_step`] names.
+    /// One optimizer step, given only the sequences that [`RankEngine::sequences_of_step`] names.
     ///
     /// # Errors
     /// As [`RankEngine::train_step`].
     pub fn train_micro_batches(&mut self, micro_batches: &[TokenBatch]) -> Result<StepReport, EngineError> {
         let start = Instant::now();
-        let rows: usize = micro_batches.iter().map(|micro| micro.rows).sum();
-        let wanted = self.rows_of_step();
-        let expected = wanted.iter().map(|rows| rows.len()).sum();
-        if rows != expected || micro_batches.len() != wanted.len() {
-            return Err(EngineError::Rows { rows, expected });
+        let sequences: usize = micro_batches.iter().map(|micro| micro.sequences).sum();
+        let wanted = self.sequences_of_step();
+        let expected = wanted.iter().map(|sequences| sequences.len()).sum();
+        if sequences != expected || micro_batches.len() != wanted.len() {
+            return Err(EngineError::Sequences { given: sequences, expected });
         }
         let layout = self.rank.mesh.layout();
         micro_batches.iter().try_for_each(|batch| check_sequence(layout, batch.seq))?;
@@ -48,19 +49,20 @@ impl<M: CausalLm> RankEngine<M> {
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
         stats::take();
-        let dealt = self.dynamic.as_ref().map(|groups| self.deal(groups, &micro_batches[0])).transpose()?;
-        let parts = || micro_batches.iter().enumerate().map(|(index, batch)| self.part(index, batch)).collect();
-        let shares: Vec<Share> = dealt.unwrap_or_else(parts);
-        let shares = shares.as_slice();
-        self.follow(shares.len())?;
-        let losses = self.passes(shares)?;
-        // A GPU waits for the host from the norm to the update: what else the ranks tell each other comes before or
+        let dealt = self.dynamic.as_ref().map(|groups| self.assign(groups, &micro_batches[0])).transpose()?;
+        let parts =
+            || micro_batches.iter().enumerate().map(|(index, batch)| self.training_batch(index, batch)).collect();
+        let local_batches: Vec<LocalBatch> = dealt.unwrap_or_else(parts);
+        let local_batches = local_batches.as_slice();
+        self.follow(local_batches.len())?;
+        let losses = self.passes(local_batches)?;
+        // A GPU waits for the host from the norm to the update: the other communication happens before or
         // after.
-        let tokens = LossSum { loss: 0.0, tokens: counted(shares) }.total(&self.replicas).tokens;
+        let tokens = LossSum { loss: 0.0, tokens: counted(local_batches) }.total(&self.dp_ranks).tokens;
         let mark = self.recorder.begin();
         let norm = self.optimizer.norm(1.0, &self.model_parallel);
-        self.recorder.end(mark, What::Norm, None, None);
-        let losses = self.read(losses, shares)?;
+        self.recorder.end(mark, SpanKind::Norm, None, None);
+        let losses = self.read(losses, local_batches)?;
         let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
         self.grad_scale = match self.config.loss {
             LossMean::PerToken => 1.0 / tokens.max(1) as f64,
@@ -71,7 +73,7 @@ impl<M: CausalLm> RankEngine<M> {
         if let Some(scaler) = &mut self.scaler {
             scaler.update(skipped);
         } else if skipped {
-            let loss = self.over_all(losses, shares).mean();
+            let loss = self.over_all(losses, local_batches).mean();
             return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
@@ -88,7 +90,7 @@ impl<M: CausalLm> RankEngine<M> {
                 self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor });
             }
         }
-        let loss = self.over_all(losses, shares).mean();
+        let loss = self.over_all(losses, local_batches).mean();
         self.end_fp8_step();
         self.end_routing_step();
 
@@ -117,8 +119,8 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// Waits for losses that are still on the device.
-    pub(super) fn read(&self, losses: Losses, shares: &[Share]) -> Result<Losses, EngineError> {
-        losses.read(shares).map_err(|(micro_batch, loss)| EngineError::NonFiniteLoss {
+    pub(super) fn read(&self, losses: Losses, local_batches: &[LocalBatch]) -> Result<Losses, EngineError> {
+        losses.read(local_batches).map_err(|(micro_batch, loss)| EngineError::NonFiniteLoss {
             loss,
             step: self.step + 1,
             micro_batch,
@@ -128,8 +130,8 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.
-    pub(super) fn over_all(&self, losses: Losses, own: &[Share]) -> LossSum {
-        let sum = LossSum { loss: losses.sum, tokens: counted(own) }.total(&self.replicas);
+    pub(super) fn over_all(&self, losses: Losses, own: &[LocalBatch]) -> LossSum {
+        let sum = LossSum { loss: losses.sum, tokens: counted(own) }.total(&self.dp_ranks);
         let loss = self.stages.all_gather_host(sum.loss).into_iter().sum();
         LossSum { loss, tokens: sum.tokens }
     }
@@ -140,11 +142,11 @@ impl<M: CausalLm> RankEngine<M> {
         for chunk in &mut self.chunks {
             chunk.for_buckets(|bucket, model| self.optimizer.step(bucket, model, info));
         }
-        self.recorder.end(mark, What::Update, None, None);
+        self.recorder.end(mark, SpanKind::Update, None, None);
     }
 }
 
-/// Tokens that count, of a rank's rows.
-fn counted(own: &[Share]) -> u64 {
-    own.iter().map(|share| share.tokens.counted() as u64).sum()
+/// Tokens that count, of a rank's sequences.
+fn counted(own: &[LocalBatch]) -> u64 {
+    own.iter().map(|local| local.tokens.counted() as u64).sum()
 }

@@ -1,5 +1,5 @@
-//! State of a model that no gradient changes, such as the bias that balances experts: beside the optimizer, but in
-//! checkpoints like a weight.
+//! State of a model without gradient, such as the bias that balances experts: not in the optimizer, but in checkpoints
+//! like a weight.
 
 use super::RankEngine;
 use super::state::Values;
@@ -27,7 +27,7 @@ impl<M: CausalLm> RankEngine<M> {
         all
     }
 
-    /// This rank's share of the state in a checkpoint: each is written by one rank of the world.
+    /// This rank's local of the state in a checkpoint: each is written by one rank of the world.
     pub(super) fn untrained_slices(&self) -> Vec<Slice> {
         let wide = self.dtype == DType::F64;
         let slice = |(spec, values): (ParamSpec, Vec<f64>)| {
@@ -45,7 +45,7 @@ impl<M: CausalLm> RankEngine<M> {
                 data: values.into_iter().flat_map(bytes).collect(),
             }
         };
-        let writes = |spec: &ParamSpec| self.replicas.rank() == 0 && spec.sections[0].is_owned();
+        let writes = |spec: &ParamSpec| self.dp_ranks.rank() == 0 && spec.sections[0].is_owned();
         self.untrained().into_iter().filter(|(spec, _)| writes(spec)).map(slice).collect()
     }
 

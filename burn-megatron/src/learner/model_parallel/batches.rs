@@ -13,58 +13,58 @@ use crate::data::TokenDataset;
 use crate::engine::TokenBatch;
 
 /// The samples of one optimizer step, or of one validation batch, over all ranks. Nothing is read before a rank asks
-/// for its own rows.
+/// for its own sequences.
 #[derive(Clone)]
 pub struct GlobalBatch {
     data: Arc<dyn TokenDataset>,
     first: usize,
-    rows: usize,
+    sequences: usize,
 }
 
-/// Where a batch lies in its data set: what processes tell each other of it.
+/// Which samples of its data set a batch has: what processes tell each other of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct BatchPlace {
+pub(super) struct BatchRange {
     first: usize,
-    rows: usize,
+    sequences: usize,
 }
 
-impl BatchPlace {
-    /// The batch at this place of `data`.
+impl BatchRange {
+    /// The batch of these samples of `data`.
     pub fn of(self, data: &Arc<dyn TokenDataset>) -> GlobalBatch {
-        GlobalBatch::new(data.clone(), self.first, self.rows)
+        GlobalBatch::new(data.clone(), self.first, self.sequences)
     }
 }
 
 impl GlobalBatch {
-    /// Where it lies.
-    pub(super) fn place(&self) -> BatchPlace {
-        BatchPlace { first: self.first, rows: self.rows }
+    /// Which samples it has.
+    pub(super) fn range(&self) -> BatchRange {
+        BatchRange { first: self.first, sequences: self.sequences }
     }
 
-    /// `rows` samples of `data` from `first` on.
-    pub(super) fn new(data: Arc<dyn TokenDataset>, first: usize, rows: usize) -> Self {
-        Self { data, first, rows }
+    /// `sequences` samples of `data` from `first` on.
+    pub(super) fn new(data: Arc<dyn TokenDataset>, first: usize, sequences: usize) -> Self {
+        Self { data, first, sequences }
     }
 
-    /// Rows of the batch over all ranks.
-    pub fn rows(&self) -> usize {
-        self.rows
+    /// Sequences of the batch over all ranks.
+    pub fn sequences(&self) -> usize {
+        self.sequences
     }
 
-    /// Reads some rows of the batch. Samples after the last one of the data set start again at the first.
+    /// Reads some sequences of the batch. Samples after the last one of the data set start again at the first.
     ///
     /// # Panics
-    /// If the rows are not in the batch or the data set is empty.
-    pub fn read(&self, rows: Range<usize>) -> TokenBatch {
-        assert!(rows.end <= self.rows, "rows {rows:?} of a batch of {}", self.rows);
-        let count = rows.len();
+    /// If the sequences are not in the batch or the data set is empty.
+    pub fn read(&self, range: Range<usize>) -> TokenBatch {
+        assert!(range.end <= self.sequences, "sequences {range:?} of a batch of {}", self.sequences);
+        let count = range.len();
         let seq = self.data.seq_length();
         let (tokens, labels) = (Vec::new(), Vec::new());
-        let mut batch = TokenBatch { rows: count, seq, tokens, labels, mask: None, documents: None };
+        let mut batch = TokenBatch { sequences: count, seq, tokens, labels, mask: None, documents: None };
         let (mut mask, mut documents) = (Vec::new(), Vec::new());
         let (mut masked, mut divided) = (false, false);
-        for row in rows {
-            let sample = self.data.sample((self.first + row) % self.data.len());
+        for index in range {
+            let sample = self.data.sample((self.first + index) % self.data.len());
             batch.tokens.extend(sample.tokens);
             batch.labels.extend(sample.labels);
             masked |= sample.loss_mask.is_some();
@@ -82,7 +82,7 @@ impl GlobalBatch {
 #[derive(Clone)]
 pub struct BatchStream {
     data: Arc<dyn TokenDataset>,
-    rows: usize,
+    sequences: usize,
     /// Batches of the whole run.
     batches: Range<usize>,
     per_pass: usize,
@@ -99,28 +99,28 @@ struct Cursor {
 }
 
 impl BatchStream {
-    /// `total` batches of `rows` samples; a pass, which burn-train calls an epoch, yields `per_pass` of them and the
-    /// next pass goes on behind it.
-    pub fn advancing(data: Arc<dyn TokenDataset>, rows: usize, total: usize, per_pass: usize) -> Self {
-        Self { data, rows, batches: 0..total, per_pass, cursor: Some(Arc::default()) }
+    /// `total` batches of `sequences` samples; a pass, which burn-train calls an epoch, yields `per_pass` of them and the
+    /// next pass continues after it.
+    pub fn advancing(data: Arc<dyn TokenDataset>, sequences: usize, total: usize, per_pass: usize) -> Self {
+        Self { data, sequences, batches: 0..total, per_pass, cursor: Some(Arc::default()) }
     }
 
-    /// Goes on after `batch` batches have consumed `sample` samples, in all clones of the stream. The pass in which
+    /// Continues after `batch` batches have consumed `sample` samples, in all clones of the stream. The pass in which
     /// that happened is continued.
-    pub(super) fn go_on(&self, batch: usize, sample: usize) {
+    pub(super) fn resume_at(&self, batch: usize, sample: usize) {
         if let Some(cursor) = &self.cursor {
             *lock(cursor) = Cursor { batch, sample };
         }
     }
 
-    /// Where a run is in front of a batch that was not stopped before.
+    /// Where a run that was never stopped is before a batch.
     fn first(&self, batch: usize) -> Cursor {
-        Cursor { batch, sample: batch * self.rows }
+        Cursor { batch, sample: batch * self.sequences }
     }
 
-    /// The same `total` batches of `rows` samples in every pass.
-    pub fn repeating(data: Arc<dyn TokenDataset>, rows: usize, total: usize) -> Self {
-        Self { data, rows, batches: 0..total, per_pass: total, cursor: None }
+    /// The same `total` batches of `sequences` samples in every pass.
+    pub fn repeating(data: Arc<dyn TokenDataset>, sequences: usize, total: usize) -> Self {
+        Self { data, sequences, batches: 0..total, per_pass: total, cursor: None }
     }
 }
 
@@ -141,13 +141,13 @@ impl Iterator for Pass<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         (self.next.batch < self.end).then(|| {
-            let (first, rows) = (self.next.sample, self.stream.rows);
-            self.next = Cursor { batch: self.next.batch + 1, sample: first + rows };
+            let (first, sequences) = (self.next.sample, self.stream.sequences);
+            self.next = Cursor { batch: self.next.batch + 1, sample: first + sequences };
             self.done += 1;
             if let Some(cursor) = &self.stream.cursor {
                 *lock(cursor) = self.next;
             }
-            Ok(GlobalBatch::new(self.stream.data.clone(), first, rows))
+            Ok(GlobalBatch::new(self.stream.data.clone(), first, sequences))
         })
     }
 }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_go_on_where_the_last_ended_and_wrap_around_the_data() {
+    fn passes_continue_where_the_last_ended_and_wrap_around_the_data() {
         let stream = BatchStream::advancing(data(), 2, 5, 2);
         assert_eq!(firsts(&stream), [0, 8]);
         assert_eq!(firsts(&stream), [16, 4]);
@@ -209,9 +209,9 @@ mod tests {
 
     #[test]
     fn a_resumed_stream_ends_the_pass_it_was_in() {
-        let resumed = |rows, batch, sample| {
-            let stream = BatchStream::advancing(data(), rows, 5, 2);
-            stream.clone().go_on(batch, sample);
+        let resumed = |sequences, batch, sample| {
+            let stream = BatchStream::advancing(data(), sequences, 5, 2);
+            stream.clone().resume_at(batch, sample);
             stream
         };
         let stream = resumed(2, 1, 2);
@@ -241,12 +241,12 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_reads_its_own_rows() {
+    fn a_rank_reads_its_own_sequences() {
         let batch = BatchStream::repeating(data(), 4, 1).iter().next().unwrap().unwrap();
-        let rows = batch.read(1..3);
-        assert_eq!((rows.rows, rows.seq), (2, 4));
-        assert_eq!(rows.tokens, (4..12).collect::<Vec<i64>>());
-        assert_eq!(rows.labels, (5..13).collect::<Vec<i64>>());
-        assert!(rows.mask.is_none());
+        let part = batch.read(1..3);
+        assert_eq!((part.sequences, part.seq), (2, 4));
+        assert_eq!(part.tokens, (4..12).collect::<Vec<i64>>());
+        assert_eq!(part.labels, (5..13).collect::<Vec<i64>>());
+        assert!(part.mask.is_none());
     }
 }

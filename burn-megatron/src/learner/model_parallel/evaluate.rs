@@ -9,7 +9,7 @@ use crate::data::TokenDataset;
 use crate::engine::{EngineError, RankEngine};
 use crate::metrics::TokenLoss;
 
-/// Mean loss per token over `data`, every row of it once in every layout: rows that fill up the last batch do not
+/// Mean loss per token over `data`, every sequence of it once in every layout: those that pad the last batch do not
 /// count. All ranks call it together and get the same number.
 ///
 /// # Errors
@@ -19,10 +19,10 @@ pub fn loss_over<M: CausalLm>(
     data: &Arc<dyn TokenDataset>,
 ) -> Result<TokenLoss, EngineError> {
     let plan = engine.plan();
-    let rows = plan.micro * plan.data_parallel;
+    let sequences = plan.micro * plan.data_parallel;
     let mut sum = TokenLoss { loss: 0.0, tokens: 0 };
-    for first in (0..data.len()).step_by(rows) {
-        let mut batch = GlobalBatch::new(data.clone(), first, rows).read(0..rows);
+    for first in (0..data.len()).step_by(sequences) {
+        let mut batch = GlobalBatch::new(data.clone(), first, sequences).read(0..sequences);
         batch.count_first(data.len() - first);
         let report = engine.eval_step(&batch)?;
         sum = TokenLoss { loss: sum.loss + report.loss * report.tokens as f64, tokens: sum.tokens + report.tokens };

@@ -14,15 +14,16 @@ use models::layout::ModelDims;
 use models::{CausalLm, Part};
 
 use super::batches::{BatchStream, GlobalBatch};
-use super::desk::Desk;
-use super::facade::Megatron;
+use super::burn_train_bridge::{Records, SaveRequest};
+use super::coordinator::Coordinator;
 use super::logs::{LogOptions, Tracer, Tracing};
-use super::requests::{Records, SaveRequest};
+use super::placeholder::Megatron;
+use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Description, Saves, check_data};
-use super::worker::{Data, Voice, Worker};
+use super::worker::{Data, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine};
-use crate::learner::outcome::{Failure, Fit, Fitted};
+use crate::learner::report::{Failure, Fit, Fitted};
 use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
@@ -53,7 +54,7 @@ pub(super) struct ModelParallel<M, R> {
     pub description: Description,
     pub request: SaveRequest,
     pub records: Option<Records>,
-    /// The checkpoint that the run goes on from, or why it cannot be read.
+    /// The checkpoint that the run resumes from, or why it cannot be read.
     pub resumed: Arc<Result<Option<Checkpoint>, CheckpointError>>,
 }
 
@@ -69,7 +70,7 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         let epochs = components.num_epochs;
         let processes = self.processes.clone().unwrap_or_else(|| Processes::alone(&self.mesh));
         let start = processes.attempt(|| self.start(&processes, components.checkpoint, &components.interrupter));
-        let desk = Mutex::new(Desk {
+        let coordinator = Mutex::new(Coordinator {
             processor: components.event_processor,
             interrupter: components.interrupter,
             early_stopping: components.early_stopping,
@@ -79,14 +80,14 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
             learner,
             request: self.request.clone(),
             step: 0,
-            stalls: Default::default(),
+            costs: SaveCosts::new(None),
         });
         let failure = match start {
             Err(error) => Some(Failure { rank: 0, message: error.to_string() }),
             Ok(start) => match processes.launch(&self.devices, |rank| {
-                // Rank 0 alone holds the desk, from the first event to the last.
-                let mut desk = (rank.rank == 0).then(|| lock(&desk));
-                self.run(&rank, &start, epochs, &*train, &*valid, desk.as_deref_mut())
+                // From the first event to the last.
+                let mut coordinator = (rank.rank == 0).then(|| lock(&coordinator));
+                self.run(&rank, &start, epochs, &*train, &*valid, coordinator.as_deref_mut())
             }) {
                 Err(failure) => Some(failure.into()),
                 Ok(values) => {
@@ -95,8 +96,8 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 }
             },
         };
-        let desk = desk.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        Fitted { model: desk.learner.model(), processor: desk.processor, failure }
+        let coordinator = coordinator.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        Fitted { model: coordinator.learner.model(), processor: coordinator.processor, failure }
     }
 }
 
@@ -107,11 +108,11 @@ struct Start {
     of_epoch: Option<Checkpoint>,
     tracing: Option<Tracing>,
     /// Where there are several processes.
-    voice: Option<Voice>,
+    stop_channel: Option<StopChannel>,
 }
 
 impl<M: CausalLm, R: Send> ModelParallel<M, R> {
-    /// Takes the folder of checkpoints and looks at the one to go on from. `epoch` is burn-train's
+    /// Takes the folder of checkpoints and looks at the one to resume from. `epoch` is burn-train's
     /// `SupervisedTraining::checkpoint`.
     fn start(&self, processes: &Processes, epoch: Option<usize>, interrupter: &Interrupter) -> Result<Start, BoxError> {
         let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
@@ -128,7 +129,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             if !self.other_data {
                 check_data(checkpoint, &*self.data.train)?;
             }
-            self.train.go_on(step as usize, checkpoint.state().consumed_samples as usize);
+            self.train.resume_at(step as usize, checkpoint.state().consumed_samples as usize);
         }
         let saves = self
             .checkpoints
@@ -144,8 +145,9 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             tracing.write(&[])?;
         }
         let channel = || processes.channel("requests to stop");
-        let voice = (processes.count() > 1).then(|| Voice { interrupter: interrupter.clone(), channel: channel() });
-        Ok(Start { saves, of_epoch, tracing, voice })
+        let stop_channel =
+            (processes.count() > 1).then(|| StopChannel { interrupter: interrupter.clone(), channel: channel() });
+        Ok(Start { saves, of_epoch, tracing, stop_channel })
     }
 
     /// One rank's part of the run.
@@ -156,7 +158,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         epochs: usize,
         train: &dyn DataLoader<GlobalBatch>,
         valid: &dyn DataLoader<GlobalBatch>,
-        mut desk: Option<&mut Desk>,
+        mut coordinator: Option<&mut Coordinator>,
     ) -> Result<R, BoxError> {
         let world = rank.group(Axis::World);
         let mut engine = RankEngine::new(rank, &self.dims, |part| (self.build)(rank, part), self.engine.clone())?;
@@ -171,31 +173,32 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
                 world.barrier();
                 Ok(bytes)
             })?;
-            if let Some(desk) = &mut desk {
-                desk.log = Some(RunLog::open(&self.files, engine.steps())?);
+            if let Some(coordinator) = &mut coordinator {
+                coordinator.log = Some(RunLog::open(&self.files, engine.steps())?);
                 let seconds = begin.elapsed().as_secs_f64();
-                desk.resumed(checkpoint, LoadStats { step: engine.steps(), bytes, seconds })?;
+                coordinator.resumed(checkpoint, LoadStats { step: engine.steps(), bytes, seconds })?;
             }
-        } else if let Some(desk) = &mut desk {
-            desk.log = Some(RunLog::open(&self.files, 0)?);
+        } else if let Some(coordinator) = &mut coordinator {
+            coordinator.log = Some(RunLog::open(&self.files, 0)?);
         }
-        if let (Some(_), Some(saves)) = (&desk, &start.saves) {
-            saves.rehearse(&engine)?;
+        if let Some(coordinator) = &mut coordinator {
+            let pace = start.saves.as_ref().map(|saves| saves.rehearse(&engine)).transpose()?;
+            coordinator.costs = SaveCosts::new(pace.flatten());
         }
         let (saves, saved) = (start.saves.clone(), engine.steps());
         let tracer = Tracer::new(start.tracing.as_ref());
-        let voice = start.voice.as_ref().filter(|_| rank.leads_process());
+        let stop_channel = start.stop_channel.as_ref().filter(|_| rank.leads_process());
         let (config, data, flops, gauge) = (&self.engine, &self.data, self.logs.flops, Gauge::new(rank));
-        let mut worker = Worker { rank, world, engine, config, data, voice, saves, saved, flops, tracer, gauge };
+        let mut worker = Worker { rank, world, engine, config, data, stop_channel, saves, saved, flops, tracer, gauge };
         for epoch in worker.engine.steps() as usize / self.epoch + 1..=epochs {
-            let stop = worker.train(epoch, train, desk.as_deref_mut())?
-                || worker.validate(epoch, valid, desk.as_deref_mut())?
-                || worker.end_epoch(epoch, desk.as_deref_mut())?;
+            let stop = worker.train(epoch, train, coordinator.as_deref_mut())?
+                || worker.validate(epoch, valid, coordinator.as_deref_mut())?
+                || worker.end_epoch(epoch, coordinator.as_deref_mut())?;
             if stop {
                 break;
             }
         }
-        worker.end(desk)?;
+        worker.end(coordinator)?;
         (self.finish)(rank, &mut worker.engine)
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
 use backend_dist::comm::Group;
-use backend_dist::launch::{Rank, place};
+use backend_dist::launch::{Rank, mesh_position};
 use backend_dist::mesh::{Axis, Mesh};
 
 use crate::engine::ExpertLoad;
@@ -15,6 +15,13 @@ use crate::metrics::{FlopsPerToken, LogFiles, expert_map};
 use crate::trace::{Lane, Recorder, Span, idle_share, summaries, summary_file, write_chrome};
 
 /// What is logged, and where.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// let logs = LogOptions { tensorboard: Some("runs/example/board".into()), ..LogOptions::default() };
+/// assert_eq!(logs.jsonl, None, "steps.jsonl in the folder of the run");
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogOptions {
     /// File with a JSON object per step; `None` for `steps.jsonl` in the folder of the run.
@@ -22,8 +29,8 @@ pub struct LogOptions {
     /// Folder for TensorBoard's event files, if they are wanted.
     pub tensorboard: Option<PathBuf>,
     /// File for the timeline of all ranks in the third to the fifth step, if it is wanted. <https://ui.perfetto.dev>
-    /// opens it. A text file beside it says of each rank how much of its exchanges ran while it computed, and a picture
-    /// (`.experts.svg`) how full the experts were.
+    /// opens it. A text file next to it says how much of each rank's communication overlapped with computation, and a
+    /// picture (`.experts.svg`) how full the experts were.
     pub trace: Option<PathBuf>,
     /// What a token costs, for teraflops and MFU.
     pub flops: Option<FlopsPerToken>,
@@ -127,7 +134,7 @@ impl<'a> Tracer<'a> {
                 steps: Vec::new(),
             });
             for (index, (lane, spans)) in self.lanes.iter_mut().zip(ranks).enumerate() {
-                let place = Some(place(&rank.mesh, index)).filter(|place| !place.is_empty());
+                let place = Some(mesh_position(&rank.mesh, index)).filter(|place| !place.is_empty());
                 lane.rank = index;
                 lane.name = format!("rank {index}{}", place.map(|place| format!(" ({place})")).unwrap_or_default());
                 lane.steps.push((step, spans));
@@ -164,10 +171,10 @@ mod tests {
     use backend_dist::mesh::ParallelLayout;
 
     use super::*;
-    use crate::trace::{Track, What};
+    use crate::trace::{SpanKind, Track};
 
     fn compute(start: u64, end: u64) -> Vec<Span> {
-        vec![Span { what: What::Forward, chunk: None, micro_batch: None, start, end, track: Track::Host }]
+        vec![Span { kind: SpanKind::Forward, chunk: None, micro_batch: None, start, end, track: Track::Host }]
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! Training of this crate's own models in any layout, under burn-train's `SupervisedTraining`.
 //!
-//! burn-train sees a [`Megatron`] facade and plain numbers; the model lives in slices on the rank threads.
+//! burn-train sees a [`Megatron`] placeholder and plain numbers; the model lives in slices on the rank threads.
 
 mod batches;
-mod desk;
+mod burn_train_bridge;
+mod coordinator;
 mod evaluate;
-mod facade;
 mod fit;
 mod logs;
+mod placeholder;
 mod pretraining;
-mod requests;
+mod save_costs;
 mod saving;
+mod shown_metrics;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -18,9 +20,9 @@ mod worker;
 
 pub use batches::{BatchStream, GlobalBatch};
 pub use evaluate::loss_over;
-pub use facade::Megatron;
 pub use logs::LogOptions;
 pub(crate) use logs::{Tracer, Tracing};
+pub use placeholder::Megatron;
 pub use pretraining::Pretraining;
 pub use saving::{CheckpointOptions, Description, Resume};
 pub use weights::global_weights;

@@ -14,24 +14,51 @@ use models::layout::ModelDims;
 use models::{CausalLm, Part};
 
 use super::batches::BatchStream;
-use super::facade::Megatron;
+use super::burn_train_bridge::{BySteps, Records, SaveRequest};
 use super::fit::{Build, Finish, ModelParallel};
 use super::logs::LogOptions;
-use super::requests::{BySteps, Records, SaveRequest};
+use super::placeholder::Megatron;
 use super::saving::{CheckpointOptions, Description, Resume};
+use super::shown_metrics::with_metrics;
 use super::worker::Data;
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::custom;
-use crate::metrics::{
-    Checkpoints, DroppedTokens, ExpertBalance, FullUtilisation, GpuIdle, Gpus, GradNorm, LearningRate, Loss, Memory,
-    Perplexity, Teraflops, Throughput, Utilisation, on_gpu,
-};
+use crate::metrics::{Checkpoints, on_gpu};
 
 /// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
 ///
 /// `M` is the model and `R` what [`finish`](Pretraining::finish) makes of the trained one.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use burn::tensor::FloatDType;
+/// use burn_megatron::{data::TokensInMemory, prelude::*};
+///
+/// let config = LlamaConfig::tiny();
+/// let tokens: Vec<i64> = (0..100_000).map(|i| i * i % 97).collect();
+/// let data = Arc::new(TokensInMemory::new(tokens, 64));
+/// let mesh = Mesh::new("TP2 DP2".parse()?)?;
+/// let (recipe, dims) = (EngineConfig::new(2, 16, LrConfig::constant(1e-3)), config.dims());
+/// let run = Pretraining::new(mesh, recipe, 100, (data.clone(), data), dims, move |rank, part| {
+///     Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 1234).with_part(part))?)
+/// })
+/// .directory("runs/example")
+/// .checkpoints(CheckpointOptions {
+///     root: "runs/example/checkpoints".into(),
+///     every: SaveEvery::Auto,
+///     saver: SaverOptions { keep_last: Some(2), background: true, ..SaverOptions::default() },
+/// })
+/// .resume(Resume::IfPresent)
+/// .finish(|rank, engine| global_weights(rank, engine));
+/// let (training, learner) = run.supervised();
+/// if training.launch(learner).error.is_none() {
+///     let weights = run.finished().flatten().expect("rank 0 has them all");
+///     println!("{} tensors", weights.len());
+/// }
+/// # Ok::<(), BoxError>(())
+/// ```
 pub struct Pretraining<M, R = ()> {
     mesh: Mesh,
     processes: Option<Processes>,
@@ -93,7 +120,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
 
 impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// The processes that host the ranks, which must be those of this mesh; all of them make the same `Pretraining` and
-    /// launch it once. Only the first writes logs, shows something and hears of metrics; checkpoints go to a folder
+    /// launch it once. Only the first writes logs, shows something and collects metrics; checkpoints go to a folder
     /// that all of them see. Without this, this process hosts all ranks.
     ///
     /// # Panics
@@ -137,14 +164,14 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     }
 
     /// Where the run starts. `SupervisedTraining::checkpoint(epoch)` starts it at the checkpoint of that epoch's last
-    /// step instead. Weights, optimizer, learning rate and order of samples go on as if the run had not stopped, in
+    /// step instead. Weights, optimizer, learning rate and order of samples continue as if the run had not stopped, in
     /// this layout or any other.
     pub fn resume(mut self, resume: Resume) -> Self {
         self.resume = resume;
         self
     }
 
-    /// Whether the run may go on from a checkpoint whose run has read other samples; without this it is refused.
+    /// Whether the run may resume from a checkpoint whose run has read other samples; without this it is refused.
     pub fn other_data(mut self, other: bool) -> Self {
         self.other_data = other;
         self
@@ -157,7 +184,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     }
 
     /// What every rank does with the trained model at the end, for example to generate text. All ranks of a model must
-    /// make the same calls; the value of rank 0 is kept for [`finished`](Self::finished).
+    /// make the same calls; [`finished`](Self::finished) returns the value of rank 0.
     pub fn finish<S: Send + 'static>(
         self,
         finish: impl Fn(&Rank, &mut RankEngine<M>) -> Result<S, BoxError> + Send + Sync + 'static,
@@ -228,11 +255,6 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             resumed: Arc::new(resumed),
         };
         let mut training = SupervisedTraining::new(&self.directory, Arc::new(train), Arc::new(valid))
-            .metrics((Loss::new(), Perplexity::new()))
-            .metric_train_numeric(GradNorm::new())
-            .metric_train_numeric(LearningRate::new())
-            .metric_train_numeric(Throughput::new())
-            .metric_train_numeric(Memory::new())
             .num_epochs(self.steps.div_ceil(self.evaluate_every))
             .with_interrupter(interrupter)
             .renderer(screen)
@@ -241,23 +263,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             // Otherwise all processes would write burn-train's files over each other.
             training = training.with_metric_logger(InMemoryMetricLogger::default()).with_application_logger(None);
         }
-        if let Some(flops) = self.logs.flops {
-            training = training.metric_train_numeric(Teraflops::new());
-            if flops.peak.is_some() {
-                training =
-                    training.metric_train_numeric(Utilisation::new()).metric_train_numeric(FullUtilisation::new());
-            }
-        }
-        if self.dims.experts.is_some() {
-            training = training.metric_train_numeric(ExpertBalance::new()).metric_train_numeric(DroppedTokens::new());
-        }
-        if self.devices.iter().any(on_gpu) {
-            training = training.metric_train_numeric(GpuIdle::new());
-            // It changes with every step, which a log would print as news.
-            if dashboard_possible() {
-                training = training.metric_train(Gpus::new());
-            }
-        }
+        training =
+            with_metrics(training, self.logs.flops, self.dims.experts.is_some(), self.devices.iter().any(on_gpu));
         if let Some(records) = records {
             training = training
                 .metric_train(Checkpoints::new())

@@ -1,4 +1,4 @@
-//! When a run saves, what it writes down beside its tensors, and where it goes on.
+//! When a run saves, what a checkpoint holds apart from tensors, and which checkpoint a run resumes from.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,9 @@ use backend_dist::shard::stable_hash;
 use models::CausalLm;
 use serde_json::{Value, json};
 
-use crate::checkpoint::{Checkpoint, CheckpointError, Peers, RunState, SaveReport, Saver, SaverOptions};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
+};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 
@@ -19,10 +21,10 @@ use crate::engine::{EngineConfig, RankEngine};
 pub struct CheckpointOptions {
     /// Folder of the checkpoints, one `step_…` folder each.
     pub root: PathBuf,
-    /// Optimizer steps between two saves; `None` leaves it to burn-train's checkpointing strategy. A run that ends or
-    /// is stopped saves its last step as well.
-    pub every: Option<u64>,
-    /// What is kept, and how it is written.
+    /// How often it saves; burn-train's checkpointing strategy may ask for more. A run that ends or is stopped saves its
+    /// last step in any case.
+    pub every: SaveEvery,
+    /// Which checkpoints stay, and how they are written.
     pub saver: SaverOptions,
 }
 
@@ -32,7 +34,8 @@ pub enum Resume {
     /// At its first step.
     #[default]
     Never,
-    /// At the latest checkpoint in the run's own folder of checkpoints, if there is one.
+    /// At the latest checkpoint in the run's own folder of checkpoints, or at its first step where there is none. A folder
+    /// in which all are damaged is an error.
     IfPresent,
     /// At this checkpoint, or the latest one in this folder.
     From(PathBuf),
@@ -48,7 +51,7 @@ pub struct Description {
 }
 
 impl Resume {
-    /// The checkpoint to go on from, opened.
+    /// The checkpoint to resume from, opened.
     ///
     /// # Errors
     /// If it is damaged, or was asked for and is not there.
@@ -64,18 +67,23 @@ impl Resume {
     }
 }
 
-/// What fixes the order of a run's samples: the size of the data set and a hash of three of its samples.
+/// What fixes the order of a run's samples: the size of the data set, a hash of three of its samples, and one of what
+/// they are drawn from.
 pub(super) fn fingerprint(data: &dyn TokenDataset) -> Value {
     let hash = |index: usize| stable_hash(&format!("{:?}", data.sample(index)));
     let samples = [0, data.len() / 2, data.len().saturating_sub(1)];
     let hashes: Vec<String> =
         samples.iter().filter(|_| !data.is_empty()).map(|&index| format!("{:016x}", hash(index))).collect();
-    json!({ "samples": data.len(), "seq-length": data.seq_length(), "hashes": hashes })
+    json!({ "samples": data.len(), "seq-length": data.seq_length(), "hashes": hashes, "content": data.content() })
 }
 
-/// Whether a run over `data` goes on as the checkpoint's run would have.
+/// Whether a run over `data` reads the samples that the checkpoint's run would have read.
 pub(super) fn check_data(checkpoint: &Checkpoint, data: &dyn TokenDataset) -> Result<(), BoxError> {
-    let (saved, now) = (&checkpoint.state().data, fingerprint(data));
+    let (saved, mut now) = (&checkpoint.state().data, fingerprint(data));
+    // Older checkpoints do not say it.
+    if let (None, Some(now)) = (saved.get("content"), now.as_object_mut()) {
+        now.remove("content");
+    }
     // Imported weights have read no data.
     if checkpoint.state().consumed_samples == 0 || *saved == now {
         return Ok(());
@@ -91,7 +99,7 @@ pub(super) fn check_data(checkpoint: &Checkpoint, data: &dyn TokenDataset) -> Re
 /// What is the same in every save of a run.
 pub(super) struct Saves {
     saver: Saver,
-    every: Option<u64>,
+    every: SaveEvery,
     description: Description,
     data: Value,
 }
@@ -114,13 +122,14 @@ impl Saves {
 
     /// Whether a save is due after this step.
     pub fn due(&self, step: u64) -> bool {
-        self.every.is_some_and(|every| step.is_multiple_of(every.max(1)))
+        self.every.is_due(step)
     }
 
-    /// Goes the way of a save with a file of nothing, so that the first real one cannot fail for lack of permission or
-    /// space. One rank calls it.
-    pub fn rehearse<M: CausalLm>(&self, engine: &RankEngine<M>) -> Result<(), CheckpointError> {
-        self.saver.rehearse(engine.checkpoint_bytes())
+    /// Tries out a save with a small file, so that the first real one does not fail for lack of permission or space.
+    /// Returns what decides about further saves, if the options leave that to what saves cost. One rank calls it.
+    pub fn rehearse<M: CausalLm>(&self, engine: &RankEngine<M>) -> Result<Option<Pace>, CheckpointError> {
+        let seconds = self.saver.rehearse(engine.checkpoint_bytes())?;
+        Ok((self.every == SaveEvery::Auto).then(|| Pace::new(seconds)))
     }
 
     /// Hands this rank's share of the state over; all ranks call it after the same step. Returns the seconds it took.
@@ -144,7 +153,7 @@ impl Saves {
             config: self.description.config.clone(),
             data: self.data.clone(),
             schedule: value(serde_json::to_value(config)),
-            rng: json!({ "seed": config.seed, "kind": "counter-based: dropout is a function of seed, step and place" }),
+            rng: json!({ "seed": config.seed, "kind": "counter-based: dropout is a function of seed, step and position" }),
             loss_scale: value(serde_json::to_value(engine.loss_scale())),
             fp8: engine.fp8_state(),
         };

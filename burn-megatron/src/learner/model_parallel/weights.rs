@@ -19,7 +19,7 @@ pub fn global_weights<M: CausalLm>(
     engine: &mut RankEngine<M>,
 ) -> Result<Option<BTreeMap<String, HostTensor>>, BoxError> {
     let own = parameters(engine);
-    // The other replicas hold the same slices. Without experts only one of them has anything to say.
+    // The other data-parallel ranks hold the same slices. Without experts only one of them contributes.
     let group = match engine.has_experts() {
         true => rank.group(Axis::World),
         false if (rank.coords.dp, rank.coords.cp) == (0, 0) => rank.group(Axis::TpPp),

@@ -12,31 +12,35 @@ use burn::train::{Interrupter, LearnerEvent, TrainingItem};
 use models::CausalLm;
 use serde::{Deserialize, Serialize};
 
-use super::batches::{BatchPlace, GlobalBatch};
-use super::desk::{Desk, say};
+use super::batches::{BatchRange, GlobalBatch};
+use super::coordinator::{Coordinator, say};
 use super::logs::Tracer;
 use super::saving::Saves;
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
 use crate::metrics::{EvalStats, FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
-use crate::trace::What;
+use crate::trace::SpanKind;
 
 /// What rank 0 tells all ranks to do next.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 enum Next {
-    Batch(BatchPlace),
+    /// Train on this batch, or validate; `save` after it.
+    Batch {
+        range: BatchRange,
+        save: bool,
+    },
     EndOfSplit,
     Stop,
 }
 
-/// What a rank trains on and is judged by; every process opens its own.
+/// What a rank trains on and is evaluated on; every process opens its own.
 pub(super) struct Data {
     pub train: Arc<dyn TokenDataset>,
     pub valid: Arc<dyn TokenDataset>,
 }
 
-/// What the first rank of a process does to have its process heard, where there are several.
-pub(super) struct Voice {
+/// How a process tells the others that it was asked to stop, where there are several.
+pub(super) struct StopChannel {
     pub interrupter: Interrupter,
     pub channel: ProcessChannel,
 }
@@ -48,7 +52,7 @@ pub(super) struct Worker<'a, M> {
     pub engine: RankEngine<M>,
     pub config: &'a EngineConfig,
     pub data: &'a Data,
-    pub voice: Option<&'a Voice>,
+    pub stop_channel: Option<&'a StopChannel>,
     pub saves: Option<Arc<Saves>>,
     /// The last step that was saved, or that the run began with.
     pub saved: u64,
@@ -63,33 +67,33 @@ impl<M: CausalLm> Worker<'_, M> {
         &mut self,
         epoch: usize,
         loader: &dyn DataLoader<GlobalBatch>,
-        mut desk: Option<&mut Desk>,
+        mut coordinator: Option<&mut Coordinator>,
     ) -> Result<bool, BoxError> {
-        let mut batches = desk.is_some().then(|| loader.iter());
-        if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
-            desk.train(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
+        let mut batches = coordinator.is_some().then(|| loader.iter());
+        if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
+            coordinator.train(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
         }
         for iteration in 1.. {
             let start = Instant::now();
             let step = self.engine.steps() + 1;
             let mut recorder = self.tracer.recorder(step);
             let (whole, data) = (recorder.begin(), recorder.begin());
-            let batch = match self.next(&mut batches, desk.as_deref())? {
-                Next::Batch(place) => place.of(&self.data.train),
+            let (batch, save) = match self.next(&mut batches, coordinator.as_deref())? {
+                Next::Batch { range, save } => (range.of(&self.data.train), save),
                 Next::EndOfSplit => break,
                 Next::Stop => {
-                    end_train(epoch, &batches, desk);
+                    end_train(epoch, &batches, coordinator);
                     return Ok(true);
                 }
             };
-            let rows = phase(Phase::Batch, || self.own_rows(&batch));
-            recorder.end(data, What::Data, None, None);
+            let micro_batches = phase(Phase::Batch, || self.micro_batches(&batch));
+            recorder.end(data, SpanKind::Data, None, None);
             self.engine.set_recorder(self.tracer.recorder(step));
-            let report = phase(Phase::Step, || self.engine.train_micro_batches(&rows))?;
-            if let Some(started) = startup::end().filter(|_| desk.is_some()) {
+            let report = phase(Phase::Step, || self.engine.train_micro_batches(&micro_batches))?;
+            if let Some(started) = startup::end().filter(|_| coordinator.is_some()) {
                 say(&started.to_string());
             }
-            recorder.end(whole, What::Step, None, None);
+            recorder.end(whole, SpanKind::Step, None, None);
             let bubble = match recorder.is_on() {
                 true => {
                     self.tracer.experts(self.rank, step, self.engine.expert_loads())?;
@@ -98,12 +102,9 @@ impl<M: CausalLm> Worker<'_, M> {
                 false => None,
             };
             let gpus = self.gpus();
-            if self.saves.as_ref().is_some_and(|saves| saves.due(step)) {
-                self.save(desk.as_deref_mut())?;
-            }
-            if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
+            if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
                 let saved = match &self.saves {
-                    Some(saves) => desk.saved(saves.finished()?)?,
+                    Some(saves) => coordinator.saved(saves.finished()?)?,
                     None => None,
                 };
                 let stats = StepStats {
@@ -128,16 +129,20 @@ impl<M: CausalLm> Worker<'_, M> {
                     gpus,
                     saved,
                 };
-                desk.step = step;
-                if let Some(log) = &mut desk.log {
+                coordinator.step = step;
+                if let Some(log) = &mut coordinator.log {
                     log.train(&stats)?;
                 }
                 let lr = Some(report.lr.into());
                 let item = TrainingItem::new(stats, batches.progress(), Some(iteration), lr);
-                desk.train(LearnerEvent::ProcessedItem(item));
+                coordinator.train(LearnerEvent::ProcessedItem(item));
+            }
+            // After the step is in the log: a run that is killed in between does it again.
+            if save || self.saves.as_ref().is_some_and(|saves| saves.due(step)) {
+                self.save(coordinator.as_deref_mut())?;
             }
         }
-        end_train(epoch, &batches, desk);
+        end_train(epoch, &batches, coordinator);
         Ok(false)
     }
 
@@ -146,58 +151,58 @@ impl<M: CausalLm> Worker<'_, M> {
         &mut self,
         epoch: usize,
         loader: &dyn DataLoader<GlobalBatch>,
-        mut desk: Option<&mut Desk>,
+        mut coordinator: Option<&mut Coordinator>,
     ) -> Result<bool, BoxError> {
-        let mut batches = desk.is_some().then(|| loader.iter());
-        if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
-            desk.valid(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
+        let mut batches = coordinator.is_some().then(|| loader.iter());
+        if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
+            coordinator.valid(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
         }
         let (mut sum, mut tokens) = (0.0, 0);
         let mut stop = false;
         for iteration in 1.. {
-            let batch = match self.next(&mut batches, desk.as_deref())? {
-                Next::Batch(place) => place.of(&self.data.valid),
+            let batch = match self.next(&mut batches, coordinator.as_deref())? {
+                Next::Batch { range, .. } => range.of(&self.data.valid),
                 Next::EndOfSplit => break,
                 Next::Stop => {
                     stop = true;
                     break;
                 }
             };
-            let report = self.engine.eval_step(&batch.read(0..batch.rows()))?;
+            let report = self.engine.eval_step(&batch.read(0..batch.sequences()))?;
             sum += report.loss * report.tokens as f64;
             tokens += report.tokens;
-            if let (Some(desk), Some(batches)) = (&mut desk, &batches) {
+            if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
                 let stats = EvalStats { loss: report.loss, tokens: report.tokens };
                 let item = TrainingItem::new(stats, batches.progress(), Some(iteration), None);
-                desk.valid(LearnerEvent::ProcessedItem(item));
+                coordinator.valid(LearnerEvent::ProcessedItem(item));
             }
         }
-        if let (Some(desk), Some(batches)) = (desk, &batches) {
-            desk.flush();
-            desk.valid(LearnerEvent::EndSplit { epoch, progress: batches.progress() });
-            desk.flush();
-            if let Some(log) = desk.log.as_mut().filter(|_| tokens > 0 && !stop) {
-                log.valid(desk.step, &EvalStats { loss: sum / tokens as f64, tokens })?;
+        if let (Some(coordinator), Some(batches)) = (coordinator, &batches) {
+            coordinator.flush();
+            coordinator.valid(LearnerEvent::EndSplit { epoch, progress: batches.progress() });
+            coordinator.flush();
+            if let Some(log) = coordinator.log.as_mut().filter(|_| tokens > 0 && !stop) {
+                log.valid(coordinator.step, &EvalStats { loss: sum / tokens as f64, tokens })?;
             }
         }
         Ok(stop)
     }
 
     /// Early stopping and burn-train's checkpointing; the decisions of rank 0 are everyone's. True to stop.
-    pub fn end_epoch(&mut self, epoch: usize, mut desk: Option<&mut Desk>) -> Result<bool, BoxError> {
-        let decision = desk.as_deref_mut().map(|desk| {
-            desk.train(LearnerEvent::EndEpoch(epoch));
-            desk.flush();
-            (desk.should_stop(epoch), desk.should_save(epoch))
+    pub fn end_epoch(&mut self, epoch: usize, mut coordinator: Option<&mut Coordinator>) -> Result<bool, BoxError> {
+        let decision = coordinator.as_deref_mut().map(|coordinator| {
+            coordinator.train(LearnerEvent::EndEpoch(epoch));
+            coordinator.flush();
+            (coordinator.should_stop(epoch), coordinator.should_save(epoch))
         });
         let (stop, save) = self.world.broadcast_host(decision, 0);
         if save {
-            self.save(desk)?;
+            self.save(coordinator)?;
         }
         Ok(stop)
     }
 
-    /// What every rank's GPU has said since the last call; nothing on CPU ranks.
+    /// The reading of every rank's GPU since the last call; nothing on CPU ranks.
     fn gpus(&mut self) -> Vec<RankReading> {
         if !on_gpu(&self.rank.device) {
             return Vec::new();
@@ -208,59 +213,74 @@ impl<M: CausalLm> Worker<'_, M> {
     }
 
     /// Saves the current step, unless it is saved already. All ranks call it.
-    fn save(&mut self, desk: Option<&mut Desk>) -> Result<(), BoxError> {
+    fn save(&mut self, coordinator: Option<&mut Coordinator>) -> Result<(), BoxError> {
         let step = self.engine.steps();
         let Some(saves) = self.saves.as_ref().filter(|_| step != self.saved) else { return Ok(()) };
         let stall = saves.submit(self.rank, &self.engine, self.config)?;
         self.saved = step;
-        if let Some(desk) = desk {
-            desk.stalls.insert(step, stall);
+        // The slowest rank's: the others wait for it in the next step.
+        let stall = self.world.all_gather_host(stall).into_iter().fold(0.0, f64::max);
+        if let Some(coordinator) = coordinator {
+            coordinator.costs.begin(step, stall);
         }
         Ok(())
     }
 
     /// Saves the last step and waits until it is on disk. A process whose writers are still at work must not end.
-    pub fn end(&mut self, mut desk: Option<&mut Desk>) -> Result<(), BoxError> {
-        self.save(desk.as_deref_mut())?;
-        // All ranks have handed over their parts.
+    pub fn end(&mut self, mut coordinator: Option<&mut Coordinator>) -> Result<(), BoxError> {
+        self.save(coordinator.as_deref_mut())?;
+        // All ranks have handed over their slices.
         self.world.barrier();
         if let Some(saves) = self.saves.as_ref().filter(|_| self.rank.leads_process()) {
             let reports = saves.wait()?;
-            desk.map(|desk| desk.saved(reports)).transpose()?;
+            if let Some(coordinator) = coordinator {
+                coordinator.saved(reports)?;
+                if !coordinator.costs.is_empty() {
+                    say(&coordinator.costs.to_string());
+                }
+            }
         }
         Ok(())
     }
 
-    /// Rank 0 decides once per step, so all ranks stop at the same one.
+    /// Rank 0 decides once per step, so all ranks stop at the same one, and save after the same ones.
     fn next(
         &self,
         batches: &mut Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
-        desk: Option<&Desk>,
+        coordinator: Option<&Coordinator>,
     ) -> Result<Next, BoxError> {
-        let stops = |voice: &Voice| voice.channel.all_gather(&voice.interrupter.should_stop());
-        // A process that is asked to stop may be any; where there is one, rank 0's desk is the one that is asked.
-        let asked = self.voice.map(stops).transpose()?.is_some_and(|all| all.contains(&true));
+        let stops =
+            |stop_channel: &StopChannel| stop_channel.channel.all_gather(&stop_channel.interrupter.should_stop());
+        // Any process may be asked to stop; where there is one, its interrupter is rank 0's.
+        let asked = self.stop_channel.map(stops).transpose()?.is_some_and(|all| all.contains(&true));
         let mut decision = None;
-        if let (Some(desk), Some(batches)) = (desk, batches) {
-            decision = Some(match asked || desk.interrupter.should_stop() {
+        if let (Some(coordinator), Some(batches)) = (coordinator, batches) {
+            decision = Some(match asked || coordinator.interrupter.should_stop() {
                 true => Next::Stop,
-                false => batches.next().transpose()?.map_or(Next::EndOfSplit, |batch| Next::Batch(batch.place())),
+                false => batches.next().transpose()?.map_or(Next::EndOfSplit, |batch| Next::Batch {
+                    range: batch.range(),
+                    save: coordinator.costs.is_due(),
+                }),
             });
         }
         Ok(self.world.broadcast_host(decision, 0))
     }
 
     /// This rank's micro-batches.
-    fn own_rows(&self, batch: &GlobalBatch) -> Vec<TokenBatch> {
-        self.engine.rows_of_step().into_iter().map(|rows| batch.read(rows)).collect()
+    fn micro_batches(&self, batch: &GlobalBatch) -> Vec<TokenBatch> {
+        self.engine.sequences_of_step().into_iter().map(|range| batch.read(range)).collect()
     }
 }
 
-fn end_train(epoch: usize, batches: &Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>, desk: Option<&mut Desk>) {
-    if let (Some(desk), Some(batches)) = (desk, batches) {
+fn end_train(
+    epoch: usize,
+    batches: &Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
+    coordinator: Option<&mut Coordinator>,
+) {
+    if let (Some(coordinator), Some(batches)) = (coordinator, batches) {
         let progress: Progress = batches.progress();
-        desk.flush();
-        desk.train(LearnerEvent::EndSplit { epoch, progress });
-        desk.flush();
+        coordinator.flush();
+        coordinator.train(LearnerEvent::EndSplit { epoch, progress });
+        coordinator.flush();
     }
 }

@@ -1,8 +1,8 @@
 //! ZeRO 1 and 2 for any module and any of Burn's optimizers.
 //!
-//! Burn's optimizers keep the states of a parameter together, so whole parameters are shared out: [`Owners`] says which
+//! Burn's optimizers keep the states of a parameter together, so whole parameters are assigned to ranks: [`Owners`] says which
 //! rank steps which. Gradients are reduced to the owners ([`reduce_to_owners`]), the owners step, the new values go to
-//! all ranks ([`share_parameters`]). [`records`] cuts and joins optimizer states for checkpoints.
+//! all ranks ([`share_parameters`]). [`records`] splits and joins optimizer states for checkpoints.
 
 mod owners;
 pub(super) mod records;

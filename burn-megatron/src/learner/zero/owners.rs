@@ -12,7 +12,7 @@ pub(in crate::learner) struct Owners {
 }
 
 impl Owners {
-    /// Shares the parameters of `module` that require gradients out over `ranks` ranks.
+    /// Assigns the parameters of `module` that require gradients to `ranks` ranks.
     pub fn of<M: Module>(module: &M, ranks: usize) -> Self {
         let mut trained = Trained { seen: HashSet::new(), params: Vec::new() };
         module.visit(&mut trained);

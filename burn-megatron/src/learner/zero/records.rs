@@ -1,4 +1,4 @@
-//! Optimizer states as records: taken out of a learner, cut by owner, joined again.
+//! Optimizer states as records: taken out of a learner, split by owner, joined again.
 //!
 //! burn-train keeps a learner's optimizer to itself; a [`LearningCheckpointer`] may read it. Records are burnpack:
 //! names begin with the id of their parameter.
@@ -36,7 +36,7 @@ pub(in crate::learner) fn optimizer_record<M: LearnerModel>(
     states.lock().expect("no panic under this lock").take().expect("the checkpointer saves always")
 }
 
-/// One record of the entries that are in the part of their owner: cuts one rank's states out of a whole record, joins
+/// One record of the entries that come from their owner: takes one rank's states out of a whole record, joins
 /// the ranks' records to a whole one. `parts` are records with the rank each stands for.
 ///
 /// States of a parameter that is not trained, which an older checkpoint may hold, stay with rank 0.

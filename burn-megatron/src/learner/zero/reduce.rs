@@ -9,7 +9,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::Owners;
-use crate::learner::flat_grads::{FlatGrad, cut, dtypes, into_grads, take_used};
+use crate::learner::flat_grads::{FlatGrad, dtypes, into_grads, split, take_used};
 
 /// The means over `group` of the gradients that this rank owns.
 ///
@@ -50,7 +50,7 @@ pub(in crate::learner) fn reduce_to_owners<M: Module>(
         if own > 0 {
             let mean = sum_in_order(received, group.size(), own, dtype).div_scalar(group.size() as f64);
             members.retain(|param| owner(param) == group.rank());
-            means.extend(cut(&mean, &members));
+            means.extend(split(&mean, &members));
         }
     }
     into_grads(module, means)

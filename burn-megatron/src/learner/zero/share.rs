@@ -62,7 +62,7 @@ struct Own<'a> {
 
 impl ModuleVisitor for Own<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // Burn's optimizers step the first of two places that hold one parameter, so the first counts.
+        // Burn's optimizers step the first of two fields that hold one parameter, so the first counts.
         if self.owners.owner(param.id) == Some(self.rank) && !self.values.contains_key(&param.id) {
             // One that no step has used so far is where the learner keeps what it does not step.
             let value = param.val().inner().to_device(&self.device);
@@ -72,7 +72,7 @@ impl ModuleVisitor for Own<'_> {
     }
 }
 
-/// Where a parameter's values go.
+/// Where a parameter's values lie in a bucket.
 struct Slot {
     id: ParamId,
     owner: usize,

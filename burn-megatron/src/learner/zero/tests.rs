@@ -18,8 +18,8 @@ use burn::train::{
 use burn_pack::Reader;
 
 use crate::learner::data_parallel::DataParallel;
-use crate::learner::outcome::{Fit, Fitted};
-use crate::learner::replica::Replica;
+use crate::learner::dp_rank::DpRank;
+use crate::learner::report::{Fit, Fitted};
 use crate::learner::tests::{Batch, INPUTS, loader, rows, worst};
 use crate::learner::zero::records::optimizer_record;
 use crate::learner::{MegatronStrategy, custom};
@@ -120,7 +120,7 @@ struct Setup {
     optimizer: fn() -> ModuleOptimizer,
     device: Device,
     dtype: DType,
-    /// Keeps checkpoints, and goes on from that of an epoch.
+    /// Keeps checkpoints, and resumes from that of an epoch.
     checkpoints: Option<Option<usize>>,
 }
 
@@ -192,7 +192,7 @@ fn parameters_keep_their_gradient_checkpointing() {
 }
 
 #[test]
-fn checkpoints_go_on_in_any_stage() {
+fn checkpoints_resume_in_any_stage() {
     let setup = |epochs, resume| {
         // burn-train restores the optimizer's state in f32.
         Setup { epochs, dtype: DType::F32, checkpoints: Some(resume), ..Setup::new(mixed) }
@@ -206,7 +206,7 @@ fn checkpoints_go_on_in_any_stage() {
     }
 }
 
-/// Takes one step of a training that goes on from a checkpoint and notes the states that each rank holds, before and
+/// Takes one step of a training that resumes from a checkpoint and notes the states that each rank holds, before and
 /// after.
 struct Probe {
     ranks: usize,
@@ -226,7 +226,7 @@ impl Fit<Net> for Probe {
         let strategy = DataParallel { ranks: self.ranks, devices: Vec::new(), zero: self.zero };
         let store = &*components.event_store;
         let (zero, model) = (strategy.zero(&learner), learner.model());
-        let learners = strategy.seat_learners(&mut learner, &zero, starting_epoch, store).unwrap();
+        let learners = strategy.learner_of_each_rank(&mut learner, &zero, starting_epoch, store).unwrap();
         let learners = Mutex::new(learners);
         let mesh = Mesh::new(ParallelLayout { dp: self.ranks, ..Default::default() }).unwrap();
         let device = Device::flex().autodiff();
@@ -234,11 +234,11 @@ impl Fit<Net> for Probe {
         let counts = launch(&mesh, std::slice::from_ref(&device), |rank| {
             let learner = learners.lock().unwrap()[rank.rank].clone();
             let before = elements(optimizer_record(&learner, store));
-            let mut replica = Replica::new(learner, &device, zero.clone(), &rank.group(Axis::Dp));
-            let output = replica.train_step(batch.lock().unwrap().clone());
-            replica.accumulate(output.grads);
-            replica.step();
-            Ok([before, elements(replica.states(store))])
+            let mut dp_rank = DpRank::new(learner, &device, zero.clone(), &rank.group(Axis::Dp));
+            let output = dp_rank.train_step(batch.lock().unwrap().clone());
+            dp_rank.accumulate(output.grads);
+            dp_rank.step();
+            Ok([before, elements(dp_rank.states(store))])
         });
         *self.elements.lock().unwrap() = counts.unwrap();
         Fitted { model, processor: components.event_processor, failure: None }

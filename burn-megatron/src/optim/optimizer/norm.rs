@@ -26,8 +26,8 @@ impl Optimizer {
                 }
             }
             // All ranks that hold the same buckets have some, or none.
-            if let Some((Bucket { replicas, .. }, _)) = of_grid().find(|(bucket, _)| bucket.zero > 0) {
-                squares = replicas.all_gather_host(squares).concat();
+            if let Some((Bucket { dp_ranks, .. }, _)) = of_grid().find(|(bucket, _)| bucket.zero > 0) {
+                squares = dp_ranks.all_gather_host(squares).concat();
             }
             let ranks = holders.all_gather_host(squares).into_iter().enumerate();
             let placed = |(rank, of): (usize, Vec<_>)| {
@@ -45,8 +45,8 @@ impl Optimizer {
         fn on_gpu(bucket: &Bucket) -> Option<(&Buffer, &ChunkTable)> {
             Some((bucket.grads.buffer()?, &bucket.launches.as_ref()?.counted))
         }
-        // One wait of the host for all of them; the GPU waits for each sum over the replicas where it comes to it, so
-        // that the squares of the others run beside the last ones.
+        // One wait of the host for all of them; the GPU waits for each sum over the data-parallel ranks where it needs it, so
+        // that the squares of the others overlap with the last sums.
         if let Some(buffers) = self.buckets.iter().map(on_gpu).collect::<Option<Vec<_>>>() {
             return buffer::squares(&buffers, |bucket| self.buckets[bucket].grads.wait());
         }

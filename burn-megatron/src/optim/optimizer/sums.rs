@@ -1,4 +1,4 @@
-//! Sums of gradients over ranks: replicas, tensor parallel neighbours, the two copies of a tied weight.
+//! Sums of gradients over ranks: data-parallel ranks, tensor parallel neighbours, the two copies of a tied weight.
 
 use super::super::bucket::Bucket;
 use super::Optimizer;
@@ -9,24 +9,24 @@ use backend_dist::mesh::GridKind;
 use burn::tensor::{DType, Tensor};
 
 impl Optimizer {
-    /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the replicas, keep their shard
+    /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the data-parallel ranks, keep their shard
     /// and free the rest.
     pub fn complete(&mut self, bucket: usize) {
-        // The sum of one bucket runs beside the backward pass of the next; more of them would keep their buckets'
+        // The sum of one bucket overlaps with the backward pass of the next; more of them would keep their buckets'
         // memory.
         if self.buckets[bucket].zero >= 2
             && let Some(before) = self.summed.insert(self.buckets[bucket].spec.grid(), bucket)
         {
             self.buckets[before].grads.wait();
         }
-        let Bucket { layout, region, grads, replicas, .. } = &mut self.buckets[bucket];
-        grads.complete(layout, region, replicas);
+        let Bucket { layout, region, grads, dp_ranks, .. } = &mut self.buckets[bucket];
+        grads.complete(layout, region, dp_ranks);
     }
 
-    /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the replicas.
+    /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the data-parallel ranks.
     pub fn reduce(&mut self, bucket: usize) {
-        let Bucket { layout, grads, replicas, .. } = &mut self.buckets[bucket];
-        grads.reduce(layout, replicas);
+        let Bucket { layout, grads, dp_ranks, .. } = &mut self.buckets[bucket];
+        grads.reduce(layout, dp_ranks);
         self.note_memory();
     }
 

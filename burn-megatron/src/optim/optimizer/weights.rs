@@ -2,14 +2,14 @@
 
 use super::super::bucket::Bucket;
 use super::super::gpu::Weights;
-use super::super::slots::Slots;
+use super::super::weight_buffers::WeightBuffers;
 use super::Optimizer;
 use backend_dist::buffer::Buffer;
 use burn::module::Module;
 use burn::tensor::{DType, Device};
 
 impl Optimizer {
-    /// Takes the weights over, once before anything else: wide copies of narrow weights; under ZeRO 3 this rank's
+    /// Takes the weights over, once before anything else: fp32 copies of bf16 or f16 weights; under ZeRO 3 this rank's
     /// shard, and the module's parameters are emptied. On GPUs the parameters become views of the bucket's weights, for
     /// good, and backward passes of this thread add to the main gradients themselves; under ZeRO 3 they are views of
     /// memory that holds the weights from [`gather`](Self::gather) until another bucket's are gathered there.
@@ -18,71 +18,75 @@ impl Optimizer {
     }
 
     /// Makes sure that what the thread issues from now on finds the weights of the last step. A forward pass asks for
-    /// each bucket when it comes to it.
+    /// each bucket when it reaches it.
     pub fn ready(&self, bucket: usize) {
         if let Some(weights) = &self.buckets[bucket].weights {
             weights.wait();
         }
     }
 
-    /// Under ZeRO 3 makes the parameters whole, from all replicas' shards; else nothing.
+    /// Under ZeRO 3 makes the parameters whole, from all data-parallel ranks' shards; else nothing.
     pub fn gather<M: Module>(&self, bucket: usize, model: M) -> M {
-        if let Some(slots) = &self.slots
-            && slots.borrow_mut().enter(bucket)
+        if let Some(buffers) = &self.weight_buffers
+            && buffers.borrow_mut().enter(bucket)
         {
-            self.weights(bucket).exchange(&self.buckets[bucket].replicas);
+            self.weights(bucket).collective(&self.buckets[bucket].dp_ranks);
         }
         self.ready(bucket);
         let bucket = &self.buckets[bucket];
-        if bucket.zero != 3 || self.slots.is_some() {
+        if bucket.zero != 3 || self.weight_buffers.is_some() {
             return model;
         }
         let values = bucket.values.as_ref().expect("`shard` has taken the weights over");
         bucket.fill(model, &bucket.gather(values.part(0..values.len())))
     }
 
-    /// Under ZeRO 3 on GPUs starts to gather the bucket's parameters beside what the thread issues from now on, which
-    /// may read those of the buckets `used`; nothing if they are there, or would come where `used` are.
-    /// [`gather`](Self::gather) waits for it. All replicas call it in the same order.
+    /// Under ZeRO 3 on GPUs starts to gather the bucket's parameters, overlapped with what the thread issues next, which
+    /// may read those of the buckets `used`; nothing if they are there already, or would overwrite those of `used`.
+    /// [`gather`](Self::gather) waits for it. All data-parallel ranks call it in the same order.
     pub fn prefetch(&self, bucket: usize, used: &[usize]) {
-        if let Some(slots) = &self.slots
-            && slots.borrow_mut().enter_ahead(bucket, used)
+        if let Some(buffers) = &self.weight_buffers
+            && buffers.borrow_mut().enter_ahead(bucket, used)
         {
-            self.weights(bucket).exchange(&self.buckets[bucket].replicas);
+            self.weights(bucket).collective(&self.buckets[bucket].dp_ranks);
         }
     }
 
     /// Under ZeRO 3 frees the parameters: empties them, to shape `[0; D]`, or on GPUs lets others have their memory;
     /// else nothing.
     pub fn release<M: Module>(&self, bucket: usize, model: M) -> M {
-        if self.buckets[bucket].zero == 3 && self.slots.is_none() { self.buckets[bucket].release(model) } else { model }
+        if self.buckets[bucket].zero == 3 && self.weight_buffers.is_none() {
+            self.buckets[bucket].release(model)
+        } else {
+            model
+        }
     }
 
     fn weights(&self, bucket: usize) -> &Weights {
-        self.buckets[bucket].weights.as_ref().expect("buckets with slots have weights")
+        self.buckets[bucket].weights.as_ref().expect("buckets with weight buffers have weights")
     }
 
     /// What was gathered is out of date.
     pub(in super::super) fn forget_gathered(&self) {
-        self.slots.iter().for_each(|slots| slots.borrow_mut().clear());
+        self.weight_buffers.iter().for_each(|buffers| buffers.borrow_mut().clear());
     }
 }
 
-/// Memory for the whole weights of ZeRO 3 that buckets take turns in; `None` without ZeRO 3 and where the device has no
+/// Memory for the gathered weights of ZeRO 3 that buckets share in turn; `None` without ZeRO 3 and where the device has no
 /// buffers.
-pub(super) fn share_weights(buckets: &mut [Bucket], device: &Device, dtype: DType) -> Option<Slots> {
+pub(super) fn share_weights(buckets: &mut [Bucket], device: &Device, dtype: DType) -> Option<WeightBuffers> {
     let kind = |bucket: &Bucket| (bucket.zero == 3).then_some((bucket.layout.len, bucket.spec.at_once));
     let kinds: Vec<_> = buckets.iter().map(kind).collect();
     if kinds.iter().all(Option::is_none) {
         return None;
     }
-    let slots = Slots::new(&kinds);
-    let memory: Option<Vec<_>> = slots.sizes().iter().map(|&size| Buffer::zeros(size, device, dtype)).collect();
+    let buffers = WeightBuffers::new(&kinds);
+    let memory: Option<Vec<_>> = buffers.sizes().iter().map(|&size| Buffer::zeros(size, device, dtype)).collect();
     let memory = memory?;
     for (index, bucket) in buckets.iter_mut().enumerate() {
-        if let Some(slot) = slots.of(index) {
+        if let Some(slot) = buffers.of(index) {
             bucket.weights = Weights::in_slot(&memory[slot], &bucket.region, device, dtype);
         }
     }
-    Some(slots)
+    Some(buffers)
 }

@@ -13,7 +13,7 @@ const STEPS: usize = 2;
 
 /// A router, whose gradient is partial over tensor parallel ranks, and two matrices of all experts that the rank holds.
 #[derive(Module, Debug)]
-struct Mixture {
+struct Moe {
     router: Param<Tensor<2>>,
     up: Param<Tensor<2>>,
     down: Param<Tensor<2>>,
@@ -61,8 +61,8 @@ fn cases() -> impl Iterator<Item = Folded> {
 
 fn specs(mesh: &Mesh, rank: usize) -> Vec<BucketSpec> {
     let (at, size) = (mesh.coords(rank), |axis| mesh.axis_size(axis));
-    let tp = Place { rank: at.tp, size: size(Axis::Tp) };
-    let etp = Place { rank: at.etp, size: size(Axis::Etp) };
+    let tp = GroupPosition { rank: at.tp, size: size(Axis::Tp) };
+    let etp = GroupPosition { rank: at.etp, size: size(Axis::Etp) };
     let local = EXPERTS / size(Axis::Ep);
     let experts = || at.ep * local..(at.ep + 1) * local;
     let up = experts().flat_map(|expert| {
@@ -82,7 +82,7 @@ fn specs(mesh: &Mesh, rank: usize) -> Vec<BucketSpec> {
 struct Worker {
     rank: Rank,
     specs: Vec<BucketSpec>,
-    net: Mixture,
+    net: Moe,
     optimizer: Optimizer,
 }
 
@@ -94,26 +94,26 @@ impl Worker {
             config,
             case.zero,
             specs.clone(),
-            |grid| rank.group(grid.replicas()),
+            |grid| rank.group(grid.dp_ranks()),
             |grid, size| rank.subgroup(grid.tensor_parallel(), size),
             (&Device::flex(), dtype),
         );
         let params = || specs.iter().flat_map(|bucket| &bucket.params);
         let net = params().map(|spec| param(spec, dtype)).collect::<Vec<_>>();
         let [router, up, down] = net.try_into().expect("three parameters");
-        let net = Mixture { router, up, down };
+        let net = Moe { router, up, down };
         optimizer.check(&net, &[0, 1], &[]).unwrap();
         let net = (0..2).fold(net, |net, bucket| optimizer.shard(bucket, net));
         Self { rank, specs, net, optimizer }
     }
 
     /// One step. Every sample's gradient of an expert comes to one of the ranks that hold it, wherever the sample is:
-    /// the replicas of either grid have disjoint shares of the samples.
+    /// the data-parallel ranks of either grid have disjoint shares of the samples.
     fn step(&mut self, index: usize, micro_batches: usize) -> f64 {
         for (bucket, spec) in self.specs.iter().enumerate() {
-            let replicas = self.rank.group(spec.grid().replicas());
-            let each = SAMPLES / replicas.size();
-            let mine: Vec<usize> = (replicas.rank() * each..(replicas.rank() + 1) * each).collect();
+            let dp_ranks = self.rank.group(spec.grid().dp_ranks());
+            let each = SAMPLES / dp_ranks.size();
+            let mine: Vec<usize> = (dp_ranks.rank() * each..(dp_ranks.rank() + 1) * each).collect();
             for samples in mine.chunks(each.div_ceil(micro_batches)) {
                 for (param, sample) in spec.params.iter().flat_map(|param| samples.iter().map(move |s| (param, *s))) {
                     let grad = local_gradient(param, |name, place| exact(index, sample, name, place));
@@ -155,7 +155,7 @@ fn assembled(case: Folded, locals: &[Vec<f64>]) -> BTreeMap<String, HostTensor> 
             for param in &bucket.params {
                 let start = local.len() - rest.len();
                 let (own, tail) = rest.split_at(param.local_len());
-                let first = mesh.group_of(grid.replicas(), rank)[0];
+                let first = mesh.group_of(grid.dp_ranks(), rank)[0];
                 assert_eq!(own, &locals[first][start..start + own.len()], "copies are the same: {case:?}");
                 rest = tail;
                 if first == rank {
@@ -205,7 +205,7 @@ fn experts_with_muon_equal_one_rank() {
     equals_one_rank(kinds()[3]);
 }
 
-/// Every element is written by one rank of the world, and any layout goes on where any other stopped.
+/// Every element is written by one rank of the world, and any layout resumes what any other saved.
 #[test]
 fn checkpoints_of_experts_fit_every_layout() {
     let folded = |tp, dp, etp, ep, zero| Folded { tp, dp, etp, ep, zero };

@@ -1,4 +1,4 @@
-//! Every way to cut the work gives the numbers of one rank that does all of it.
+//! Every sharding of the work gives the numbers of one rank that does all of it.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn train(case: Case, config: &OptimizerConfig, dtype: DType, micro_batch: usize,
     assert!(ranks.iter().all(|rank| rank.1 == norms), "all ranks know the same norm");
     let locals: Vec<_> = ranks.iter().map(|rank| rank.0.clone()).collect();
     for (rank, local) in locals.iter().enumerate() {
-        assert_eq!(local, &locals[rank % case.tp], "replicas hold the same weights: {case:?}");
+        assert_eq!(local, &locals[rank % case.tp], "data-parallel ranks hold the same weights: {case:?}");
     }
     let weights = assemble(case, &locals);
     let gradients = ranks.iter().map(|rank| rank.2.clone()).collect();
@@ -36,7 +36,7 @@ fn cases() -> impl Iterator<Item = Case> {
     sizes.flat_map(|(tp, dp)| (0..4).map(move |zero| Case { tp, dp, zero }))
 }
 
-/// With gradients whose sums are exact, ZeRO 0 to 3 over 1 to 4 replicas and 1 or 2 tensor parallel ranks all end with
+/// With gradients whose sums are exact, ZeRO 0 to 3 over 1 to 4 data-parallel ranks and 1 or 2 tensor parallel ranks all end with
 /// the same bits: weights, norms and gradients. One optimizer per test, for the sake of threads.
 fn equals_one_rank(config: OptimizerConfig) {
     let single = train(Case::SINGLE, &config, DType::F64, SAMPLES, exact);
@@ -97,7 +97,7 @@ fn memory_follows_the_formulas() {
     let dp = 4;
     let part = |bytes: usize| bytes * elements.next_multiple_of(dp) / dp;
     let shards = |case: Case, dtype| train(case, &adamw, dtype, 1, exact).memory;
-    // Over four replicas each bucket is padded to a multiple of four: the layer from 111 to 112.
+    // Over four data-parallel ranks each bucket is padded to a multiple of four: the layer from 111 to 112.
     let padded = elements + 1;
     let expected = [
         (DType::F32, 0, (4 * padded, 8 * padded, 0)),
@@ -130,19 +130,22 @@ fn tied_weights_get_the_sum_of_their_gradients() {
         let sums = case.run(|rank| {
             // Tensor parallel ranks stand in for the first and the last stage.
             let stage = rank.group(Axis::Tp);
-            let own =
-                Section { copies: 1, copy: stage.rank(), ..Section::replicated("e", &[3], Place { rank: 0, size: 1 }) };
+            let own = Section {
+                copies: 1,
+                copy: stage.rank(),
+                ..Section::replicated("e", &[3], GroupPosition { rank: 0, size: 1 })
+            };
             let spec = || BucketSpec {
                 key: 0,
                 params: vec![ParamSpec::new(vec![own.clone()], false)],
                 hidden: false,
                 at_once: 1,
             };
-            let replicas = |grid: GridKind| rank.group(grid.replicas());
+            let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
             let config = OptimizerConfig::default();
             let buckets = vec![spec(), spec()];
             let mut optimizer =
-                Optimizer::new(&config, zero, buckets, replicas, |_, _| Group::single(), &Device::flex(), DType::F64);
+                Optimizer::new(&config, zero, buckets, dp_ranks, |_, _| Group::single(), &Device::flex(), DType::F64);
             for bucket in 0..2 {
                 let grad = [1.0, 10.0, 100.0].map(|g| g * (1 + bucket + 2 * stage.rank()) as f64);
                 let id = optimizer.spec(bucket).params[0].id;
@@ -229,7 +232,7 @@ fn weights_come_and_go_under_zero_3() {
         assert!(net.qk.val().is_require_grad());
         optimizer.complete(1);
         optimizer.reduce(1);
-        // Two replicas; no gradient of the other parameters is zero.
+        // Two data-parallel ranks; no gradient of the other parameters is zero.
         let expected: Vec<f64> = (0..111).map(|place| if place < 66 { 4.0 } else { 0.0 }).collect();
         assert_eq!(optimizer.gradients(1, 1.0), expected);
         Ok(())

@@ -9,13 +9,13 @@ use super::*;
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
-use backend_dist::shard::{HostTensor, Init, ParamSpec, Place, Registry, Section, stable_hash};
+use backend_dist::shard::{GroupPosition, HostTensor, Init, ParamSpec, Registry, Section, stable_hash};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::collections::BTreeMap;
 
 /// An embedding with padded rows, and a layer with fused sections, a head that tensor parallel ranks share, a matrix
-/// cut the other way, and a norm whose gradient is partial.
+/// sharded along the other dimension, and a norm whose gradient is partial.
 #[derive(Module, Debug)]
 struct Net {
     embedding: Param<Tensor<2>>,
@@ -24,7 +24,7 @@ struct Net {
     norm: Param<Tensor<1>>,
 }
 
-fn specs(at: Place) -> Vec<BucketSpec> {
+fn specs(at: GroupPosition) -> Vec<BucketSpec> {
     let embedding = vec![Section::split_padded("embedding", &[7, 3], 0, at.size, 8, at)];
     let qk = vec![Section::split("q", &[8, 6], 0, at.size, at), Section::split("k", &[3, 6], 0, 1, at)];
     let out = vec![Section::split("out", &[5, 8], 1, at.size, at)];
@@ -60,7 +60,7 @@ fn values(net: &Net) -> Vec<f64> {
     [matrices.concat(), of(net.norm.val().into_data())].concat()
 }
 
-/// A layout of ranks, and what is cut over the replicas.
+/// A layout of ranks, and the ZeRO stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Case {
     tp: usize,
@@ -90,10 +90,10 @@ fn holders(rank: &Rank) -> [(GridKind, Group); 1] {
     [(GridKind::Dense, rank.group(Axis::TpPp))]
 }
 
-/// Samples of a step; every number of replicas divides them.
+/// Samples of a step; every number of data-parallel ranks divides them.
 const SAMPLES: usize = 12;
 
-/// What a sample adds to the gradient of an element of a global tensor, by step, sample, name and place.
+/// What a sample adds to the gradient of an element of a global tensor, by step, sample, name and index.
 type Gradient = fn(usize, usize, u64, usize) -> f64;
 
 /// Sixteenths: all sums of them are exact, so that layouts cannot hide behind rounding.
@@ -109,15 +109,15 @@ fn rough(step: usize, sample: usize, name: u64, place: usize) -> f64 {
 impl Worker {
     fn new(rank: Rank, case: Case, config: &OptimizerConfig, dtype: DType) -> Self {
         let tp = rank.group(Axis::Tp);
-        let specs = specs(Place { rank: tp.rank(), size: tp.size() });
+        let specs = specs(GroupPosition { rank: tp.rank(), size: tp.size() });
         let neighbours = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
         let device = Device::flex();
         let buckets = specs.clone();
         // Parameters one after the other, and with gaps between them as on GPUs.
         let alignment = if case.tp == 1 { 1 } else { 4 };
-        let replicas = |grid: GridKind| rank.group(grid.replicas());
+        let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
         let mut optimizer =
-            Optimizer::aligned(alignment, config, case.zero, buckets, replicas, neighbours, (&device, dtype));
+            Optimizer::aligned(alignment, config, case.zero, buckets, dp_ranks, neighbours, (&device, dtype));
         let net = net(&specs, dtype);
         optimizer.check(&net, &[0, 1], &[]).unwrap();
         let net = (0..2).fold(net, |net, bucket| optimizer.shard(bucket, net));
@@ -126,9 +126,9 @@ impl Worker {
 
     /// One step whose micro-batches are so many samples each; its norm.
     fn step(&mut self, index: usize, micro_batch: usize, gradient: Gradient) -> f64 {
-        let replicas = self.rank.group(Axis::DpCp);
-        let each = SAMPLES / replicas.size();
-        let mine: Vec<usize> = (replicas.rank() * each..(replicas.rank() + 1) * each).collect();
+        let dp_ranks = self.rank.group(Axis::DpCp);
+        let each = SAMPLES / dp_ranks.size();
+        let mine: Vec<usize> = (dp_ranks.rank() * each..(dp_ranks.rank() + 1) * each).collect();
         for samples in mine.chunks(micro_batch) {
             for (bucket, spec) in self.specs.iter().enumerate() {
                 for param in &spec.params {
@@ -182,7 +182,9 @@ fn assemble(case: Case, locals: &[Vec<f64>]) -> BTreeMap<String, HostTensor> {
     let mut slices = Vec::new();
     for (rank, local) in locals.iter().enumerate() {
         let mut start = 0;
-        for spec in specs(Place { rank: rank % case.tp, size: case.tp }).into_iter().flat_map(|bucket| bucket.params) {
+        for spec in
+            specs(GroupPosition { rank: rank % case.tp, size: case.tp }).into_iter().flat_map(|bucket| bucket.params)
+        {
             let local = local[start..start + spec.local_len()].to_vec();
             start += local.len();
             for (section, elements) in spec.sections.iter().zip(spec.elements()) {

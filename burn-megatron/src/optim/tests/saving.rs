@@ -98,9 +98,9 @@ fn any_layout_goes_on_where_any_other_stopped() {
     }
 }
 
-/// Without shards whole sections are saved, and replicas share them.
+/// Without shards whole sections are saved, and data-parallel ranks share them.
 #[test]
-fn replicas_share_the_work() {
+fn dp_ranks_share_the_work() {
     let case = Case { tp: 1, dp: 2, zero: 0 };
     let bytes = case.run(|rank| {
         let mut worker = Worker::new(rank, case, &OptimizerConfig::default(), DType::F64);

@@ -11,7 +11,7 @@ struct Two {
 }
 
 fn bucket() -> BucketSpec {
-    let at = Place { rank: 0, size: 1 };
+    let at = GroupPosition { rank: 0, size: 1 };
     let spec = |(name, shape): (&str, &[usize])| ParamSpec::new(vec![Section::replicated(name, shape, at)], false);
     let params = [("weight", [3, 2].as_slice()), ("norm", &[2])].map(spec).to_vec();
     BucketSpec { key: 0, params, hidden: true, at_once: 1 }

@@ -1,4 +1,4 @@
-//! What the passes of a stage need.
+//! Memory of a stage's passes.
 
 use super::unit::UnitMemory;
 use super::update;
@@ -8,38 +8,38 @@ use crate::plan::state::{Bucket, States, buckets};
 use crate::schedule::stages::Stage;
 use std::collections::BTreeMap;
 
-/// A stage's units in their passes.
+/// The units of a stage in their passes.
 pub(super) struct StageMemory {
-    units: Vec<Piece>,
-    /// What the stage keeps all the time, without gradients under ZeRO 1.
+    units: Vec<StageUnit>,
+    /// The stage's states, without gradients under ZeRO 1.
     pub states: States,
-    /// Of each unit whether it is the head, and the sizes of what its operations make.
+    /// For each unit whether it is the head, and the sizes of its operations' outputs.
     pub sizes: Vec<(bool, Vec<u64>)>,
-    /// The most that updating a bucket adds.
+    /// Maximum additional bytes of a bucket's update.
     pub update: u64,
-    /// The most that summing up the gradients of a bucket adds.
+    /// Maximum additional bytes of a bucket's gradient reduction.
     pub reduce: u64,
-    /// A tied embedding's buffer, which is open from the head to the embedding under ZeRO 2 and 3.
+    /// A tied embedding's gradient buffer, which lives from the head to the embedding under ZeRO 2 and 3.
     open: u64,
 }
 
-struct Piece {
+struct StageUnit {
     memory: UnitMemory,
     head: bool,
-    /// Gathered weights under ZeRO 3; on GPUs they have memory of their own.
+    /// Gathered weights under ZeRO 3 on CPU ranks; on GPUs states count them.
     gathered: u64,
-    /// Buffers that gradients are reduced in after each micro-batch, under ZeRO 2 and 3.
+    /// Buffers of the gradient reduction after each micro-batch, under ZeRO 2 and 3.
     reduced: u64,
-    /// Under ZeRO 1: what the first gradients of a step add, the whole bucket in the place of the shard.
+    /// Under ZeRO 1: bytes that the first gradients of a step add, the whole bucket instead of the shard.
     grows: u64,
 }
 
-/// A pass: the most that it needs, with what is kept of its micro-batch, and of that gathered weights and buffers.
+/// The peak of a pass, with the saved tensors of its micro-batch, and its communication buffers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Peak {
     pub bytes: u64,
     pub communication: u64,
-    /// By how much ZeRO 1's gradients have grown by then.
+    /// Growth of ZeRO 1's gradients up to then.
     pub grown: u64,
 }
 
@@ -55,10 +55,10 @@ impl Peak {
 
 impl StageMemory {
     pub fn new(job: &Job, stage: &Stage) -> Self {
-        let (units, share) = (job.units(stage), job.share());
-        let owned = buckets(job, &share, stage, &units);
+        let (units, local) = (job.units(stage), job.local());
+        let owned = buckets(job, &local, stage, &units);
         let wide = job.wide();
-        let table = Bucket { elements: share.vocab * share.hidden, matrices: 0, replicas: job.replicas() };
+        let table = Bucket { elements: local.vocab * local.hidden, matrices: 0, dp_ranks: job.dp_ranks() };
         let shared = job.decoder.shares_table() && stage.embedding && stage.loss;
         let piece = |(unit, owned): (&Unit, &Vec<Bucket>)| {
             let open = Some(&table).filter(|_| unit.head && shared);
@@ -67,9 +67,9 @@ impl StageMemory {
             };
             let gathered = |bucket: &Bucket, zero| if zero == 3 { bucket.bytes(job.element) } else { 0 };
             let reduced = |bucket: &Bucket, zero| if zero >= 2 { bucket.bytes(wide) } else { 0 };
-            let whole_but_the_shard = |bucket: &Bucket| bucket.bytes(wide) - bucket.bytes(wide) / bucket.replicas;
+            let whole_but_the_shard = |bucket: &Bucket| bucket.bytes(wide) - bucket.bytes(wide) / bucket.dp_ranks;
             let grows = |bucket: &Bucket, zero| if zero == 1 { whole_but_the_shard(bucket) } else { 0 };
-            Piece {
+            StageUnit {
                 memory: UnitMemory::new(unit, job),
                 head: unit.head,
                 gathered: on_host(&gathered, &mut owned.iter().chain(open)),
@@ -81,27 +81,27 @@ impl StageMemory {
         owned.iter().flatten().for_each(|bucket| states += States::of(bucket, job));
         let (zero, quantised) =
             (table.zero(job), units.iter().flat_map(|unit| &unit.ops).filter_map(|op| op.fp8).map(|fp8| fp8.weight));
-        // Weights that come and go are quantised whenever they are used.
+        // Weights that are gathered for a pass are cast whenever they are used.
         states.quantised = if zero == 3 || !job.fp8_weights { 0 } else { quantised.sum() };
         let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
-        let reduce = |bucket: &Bucket| match (bucket.replicas, bucket.zero(job)) {
+        let reduce = |bucket: &Bucket| match (bucket.dp_ranks, bucket.zero(job)) {
             (1, _) | (_, 2..) => 0,
             _ if job.gpu => 0,
-            (replicas, 1) => bucket.bytes(wide) / replicas,
+            (dp_ranks, 1) => bucket.bytes(wide) / dp_ranks,
             _ => bucket.bytes(wide),
         };
-        let pieces: Vec<Piece> = units.iter().zip(&owned).map(piece).collect();
+        let pieces: Vec<StageUnit> = units.iter().zip(&owned).map(piece).collect();
         states.gradients -= pieces.iter().map(|piece| piece.grows).sum::<u64>();
         let cut = |bucket: &&Bucket, stage: u8| job.gpu && bucket.zero(job) >= stage;
         let open = owned.iter().flatten().filter(|bucket| cut(bucket, 2));
-        states.gradients += turns(open.map(|bucket| (bucket.bytes(wide), 1)));
+        states.gradients += double_buffered(open.map(|bucket| (bucket.bytes(wide), 1)));
         if zero == 3 && job.gpu {
             let of_unit = |unit: &Vec<Bucket>| -> Vec<(u64, u64)> {
                 let size = |bucket: &Bucket| bucket.bytes(job.element);
                 let alike = |one: &Bucket| unit.iter().filter(|bucket| size(bucket) == size(one)).count() as u64;
                 unit.iter().filter(|bucket| cut(bucket, 3)).map(|bucket| (size(bucket), alike(bucket))).collect()
             };
-            states.weights += turns(owned.iter().flat_map(of_unit));
+            states.weights += double_buffered(owned.iter().flat_map(of_unit));
         }
         Self {
             units: pieces,
@@ -113,7 +113,7 @@ impl StageMemory {
         }
     }
 
-    /// Bytes kept per micro-batch from a forward to its backward: outside of the head, and in it.
+    /// Bytes saved for backward per micro-batch: outside of the head, and in it.
     pub fn kept(&self) -> [u64; 2] {
         self.split(|memory| memory.kept)
     }
@@ -128,7 +128,7 @@ impl StageMemory {
         [sum(false), sum(true)]
     }
 
-    /// What the gradients of a step add under ZeRO 1.
+    /// Bytes that the gradients of a step add under ZeRO 1.
     pub fn grows(&self) -> u64 {
         self.units.iter().map(|unit| unit.grows).sum()
     }
@@ -148,7 +148,7 @@ impl StageMemory {
         let (mut kept, mut deferred, mut peak) = (self.kept().iter().sum::<u64>(), 0, Peak::default());
         let (mut grown, mut open) = (0, 0);
         for unit in self.units.iter().rev() {
-            let Piece { memory, gathered, reduced, grows, .. } = *unit;
+            let StageUnit { memory, gathered, reduced, grows, .. } = *unit;
             peak = peak.max(unit.gathering(kept + deferred, open, grown));
             kept -= memory.kept;
             let pass = if split { memory.backward_input } else { memory.backward };
@@ -169,7 +169,7 @@ impl StageMemory {
     pub fn weights(&self, first: bool) -> Peak {
         let deferred: u64 = self.deferred().iter().sum();
         let grown = if first { self.grows() } else { 0 };
-        let peak = |unit: &Piece| Peak {
+        let peak = |unit: &StageUnit| Peak {
             bytes: deferred + unit.memory.gradients,
             communication: unit.reduced.max(self.open),
             grown,
@@ -178,10 +178,10 @@ impl StageMemory {
     }
 }
 
-/// On GPUs whole buckets lie in memory that the next bucket of this size uses again. Of gradients there is one that
-/// backward passes write to, and one whose sum over the replicas runs beside them; of ZeRO 3's weights those that a
-/// pass uses, and as many that are gathered beside it. Given the size of each bucket and how many a pass uses at once.
-fn turns(buckets: impl Iterator<Item = (u64, u64)>) -> u64 {
+/// On GPUs whole buckets are double-buffered, by size: of gradients one buffer that backward passes write and one
+/// that is being reduced; of ZeRO 3's weights those that a pass uses and as many that are being gathered. Given the
+/// size of each bucket and how many a pass uses at once.
+fn double_buffered(buckets: impl Iterator<Item = (u64, u64)>) -> u64 {
     let mut kinds: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for (size, at_once) in buckets {
         let (count, most) = kinds.entry(size).or_default();
@@ -190,7 +190,7 @@ fn turns(buckets: impl Iterator<Item = (u64, u64)>) -> u64 {
     kinds.into_iter().map(|(size, (count, most))| size * count.min(2 * most)).sum()
 }
 
-/// The sizes of what a unit's operations make, layer by layer the same if it has several.
+/// The sizes of the outputs of a unit's operations; all its layers have the same.
 fn made(unit: &Unit) -> (bool, Vec<u64>) {
     let ops = match unit.layers.first() {
         Some(layer) if !unit.head => &unit.ops[layer.clone()],
@@ -199,8 +199,8 @@ fn made(unit: &Unit) -> (bool, Vec<u64>) {
     (unit.head, ops.iter().filter(|op| op.output.id != op.input.id).map(|op| op.output.bytes).collect())
 }
 
-impl Piece {
-    /// While its weights are gathered they are there as they came and in their parameters.
+impl StageUnit {
+    /// While weights are gathered they exist twice: as received and in their parameters.
     fn gathering(&self, bytes: u64, open: u64, grown: u64) -> Peak {
         Peak { bytes, communication: 2 * self.gathered + open, grown }
     }

@@ -1,27 +1,27 @@
-//! How a unit's list of operations is written down.
+//! Builds a unit's list of operations.
 
 use std::ops::Range;
 
 use models::recompute::Module;
 
 use super::super::traffic::Collective;
-use super::{Activation, Exchange, Fp8Bytes, Maker, Op, Over, Unit};
+use super::{Activation, Communication, Fp8Bytes, Op, Over, Unit, UnitBuilder};
 
-/// Operations one after the other.
+/// Consecutive operations.
 pub(super) struct Chain<'a> {
-    maker: &'a Maker<'a>,
+    builder: &'a UnitBuilder<'a>,
     pub ops: Vec<Op>,
-    /// What the next operation reads.
+    /// Input of the next operation.
     pub at: Activation,
     tensors: usize,
-    /// Matrix products are in FP8.
+    /// GEMMs are in FP8.
     pub fp8: bool,
 }
 
 impl<'a> Chain<'a> {
-    pub fn new(maker: &'a Maker<'a>, bytes: u64, stream: bool) -> Self {
+    pub fn new(builder: &'a UnitBuilder<'a>, bytes: u64, stream: bool) -> Self {
         let at = Activation { id: 0, bytes, module: None, stream };
-        Self { maker, ops: Vec::new(), at, tensors: 1, fp8: false }
+        Self { builder, ops: Vec::new(), at, tensors: 1, fp8: false }
     }
 
     pub fn tensor(&mut self, bytes: u64, module: Option<Module>) -> Activation {
@@ -33,13 +33,13 @@ impl<'a> Chain<'a> {
         self.op_of(output, None, change);
     }
 
-    /// An operation whose output a module's recomputation makes again.
+    /// An operation whose output is recomputed with a module.
     pub fn op_of(&mut self, output: u64, module: Option<Module>, change: impl FnOnce(&mut Op)) {
         let output = self.tensor(output, module);
         let mut op = Op {
             input: self.at,
             output,
-            keeps: Vec::new(),
+            saves: Vec::new(),
             weight: 0,
             matrix: 0,
             expert: false,
@@ -48,7 +48,7 @@ impl<'a> Chain<'a> {
             flops: [0.0; 3],
             attention: false,
             again: false,
-            exchange: None,
+            communication: None,
         };
         change(&mut op);
         self.at = output;
@@ -56,103 +56,103 @@ impl<'a> Chain<'a> {
     }
 
     pub fn parallel(&self) -> bool {
-        self.maker.layout.tp > 1
+        self.builder.layout.tp > 1
     }
 
     pub fn norm(&mut self, module: Option<Module>) {
-        self.norm_of(module, self.maker.share.hidden, self.at.bytes);
+        self.norm_of(module, self.builder.local.hidden, self.at.bytes);
     }
 
     /// The norm of `features` of each token, to `bytes`.
     pub fn norm_of(&mut self, module: Option<Module>, features: u64, bytes: u64) {
         let input = self.at;
-        let decoder = self.maker.decoder;
-        let again = module.is_some_and(|module| self.maker.recompute.selects(module));
+        let decoder = self.builder.decoder;
+        let again = module.is_some_and(|module| self.builder.recompute.selects(module));
         self.op_of(bytes, module, |op| {
-            op.keeps = vec![input];
+            op.saves = vec![input];
             op.weight = features * if decoder.norm_bias { 2 } else { 1 };
             op.again = again;
         });
     }
 
     /// A norm whose weight another layer uses too.
-    pub fn norm_again(&mut self, module: Option<Module>) {
+    pub fn norm_sharing_weight(&mut self, module: Option<Module>) {
         self.norm(module);
         self.ops.last_mut().expect("it was just added").weight = 0;
     }
 
-    /// Goes into a tensor parallel region; gives what the linear layer there keeps, which gathers its part of the
-    /// sequence again for its weight's gradient.
-    pub fn enter_again(&mut self) -> Activation {
-        self.enter_again_with(self.maker.share.hidden)
+    /// Enters a tensor-parallel region. Returns the tensor that the linear layer there saves: its shard of the
+    /// sequence, which it gathers again for its weight's gradient.
+    pub fn enter_saving_shard(&mut self) -> Activation {
+        self.enter_saving_shard_of(self.builder.local.hidden)
     }
 
     /// The same with `width` features of each token.
-    pub fn enter_again_with(&mut self, width: u64) -> Activation {
+    pub fn enter_saving_shard_of(&mut self, width: u64) -> Activation {
         let came = self.enter_with(width);
         if came.id != self.at.id
-            && let Some(exchange) = self.ops.last_mut().and_then(|op| op.exchange.as_mut())
+            && let Some(communication) = self.ops.last_mut().and_then(|op| op.communication.as_mut())
         {
-            exchange.again = true;
+            communication.again = true;
         }
         came
     }
 
-    /// Goes into a tensor parallel region; gives what it came with.
+    /// Enters a tensor-parallel region. Returns the tensor before it.
     pub fn enter(&mut self) -> Activation {
-        self.enter_with(self.maker.share.hidden)
+        self.enter_with(self.builder.local.hidden)
     }
 
     /// The same with `width` features of each token.
     pub fn enter_with(&mut self, width: u64) -> Activation {
         let came = self.at;
-        let (share, sequence) = (self.maker.share, self.maker.layout.sequence_parallel());
+        let (local, sequence) = (self.builder.local, self.builder.layout.sequence_parallel());
         if !self.parallel() {
             return came;
         }
-        let bytes = share.tokens * width * self.maker.element;
+        let bytes = local.tokens * width * self.builder.element;
         let (forward, backward) = match sequence {
             true => (Some(Collective::AllGather), Some(Collective::ReduceScatter)),
             false => (None, Some(Collective::AllReduce)),
         };
-        let exchange = Some(Exchange { forward, backward, bytes, over: Over::Tensor, again: false });
+        let communication = Some(Communication { forward, backward, bytes, over: Over::Tensor, again: false });
         if sequence {
-            self.op(bytes, |op| op.exchange = exchange);
+            self.op(bytes, |op| op.communication = communication);
         } else {
-            // The same tensor goes on; only its gradient is summed.
+            // The tensor stays the same; only its gradient is summed.
             let at = self.at;
             self.op(bytes, |op| {
                 op.output = at;
-                op.exchange = exchange;
+                op.communication = communication;
             });
             self.at = at;
         }
         came
     }
 
-    /// A matrix product; `input` is what it keeps, in FP8 quantised, or not at all if attention keeps it.
+    /// A GEMM. It saves `input`, in FP8 as a cast copy, or not at all if attention saves it.
     pub fn linear(&mut self, outputs: u64, inputs: u64, bias: bool, input: Activation) {
-        self.linear_of(self.maker.share.tokens, [outputs, inputs], bias, input);
+        self.linear_of(self.builder.local.tokens, [outputs, inputs], bias, input);
     }
 
-    /// The same for another number of tokens; sizes are those of the outputs and inputs.
+    /// The same for another number of tokens; sizes are the numbers of outputs and inputs.
     pub fn linear_of(&mut self, tokens: u64, [outputs, inputs]: [u64; 2], bias: bool, input: Activation) {
-        let element = self.maker.element;
-        let product = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
-        let (keeps, fp8) = self.kept_by_product(self.fp8, input, outputs * inputs, tokens * outputs);
+        let element = self.builder.element;
+        let gemm = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
+        let (saves, fp8) = self.saved_by_gemm(self.fp8, input, outputs * inputs, tokens * outputs);
         self.op(tokens * outputs * element, |op| {
-            op.keeps = keeps;
+            op.saves = saves;
             op.weight = outputs * inputs + if bias { outputs } else { 0 };
             op.matrix = outputs * inputs;
             op.linear = true;
             op.fp8 = fp8;
-            op.flops = [product; 3];
+            op.flops = [gemm; 3];
         });
     }
 
-    /// What a product with matrices of `weight` elements keeps of its input, and its bytes if it is in FP8, for
-    /// `outputs` elements of its result.
-    pub fn kept_by_product(
+    /// The tensors that a GEMM with `weight` elements of matrices and `outputs` elements of output saves, and its
+    /// bytes if it is in FP8.
+    pub fn saved_by_gemm(
         &mut self,
         fp8: bool,
         input: Activation,
@@ -162,12 +162,12 @@ impl<'a> Chain<'a> {
         if !fp8 {
             return (vec![input], None);
         }
-        let ([byte, of_weight], numbers) = (self.maker.quantised, input.bytes / self.maker.element);
-        let keeps = match input.module {
+        let ([byte, of_weight], numbers) = (self.builder.quantised, input.bytes / self.builder.element);
+        let saves = match input.module {
             Some(Module::CoreAttention) => vec![],
             module => vec![self.tensor(numbers * byte, module)],
         };
-        (keeps, Some(Fp8Bytes { weight: weight * of_weight, deferred: (numbers + outputs) * byte }))
+        (saves, Some(Fp8Bytes { weight: weight * of_weight, deferred: (numbers + outputs) * byte }))
     }
 
     pub fn leave(&mut self) {
@@ -175,24 +175,25 @@ impl<'a> Chain<'a> {
             return;
         }
         let bytes = self.at.bytes;
-        let (forward, backward) = match self.maker.layout.sequence_parallel() {
+        let (forward, backward) = match self.builder.layout.sequence_parallel() {
             true => (Collective::ReduceScatter, Some(Collective::AllGather)),
             false => (Collective::AllReduce, None),
         };
-        let exchange = Some(Exchange { forward: Some(forward), backward, bytes, over: Over::Tensor, again: false });
-        self.op(self.maker.stream(), |op| op.exchange = exchange);
+        let communication =
+            Some(Communication { forward: Some(forward), backward, bytes, over: Over::Tensor, again: false });
+        self.op(self.builder.stream(), |op| op.communication = communication);
     }
 
     /// Adds a branch to the residual stream.
     pub fn add(&mut self) {
-        self.op(self.maker.stream(), |op| op.output.stream = true);
+        self.op(self.builder.stream(), |op| op.output.stream = true);
         self.at.stream = true;
     }
 
     pub fn unit(self, recomputed: bool, head: bool, layers: Vec<Range<usize>>) -> Unit {
-        let recompute = self.maker.recompute;
+        let recompute = self.builder.recompute;
         let all = [Module::CoreAttention, Module::MlpActivation, Module::Norms];
         let dropped = all.into_iter().filter(|module| recompute.selects(*module)).collect();
-        Unit { ops: self.ops, recomputed, keeps_attention: false, head, layers, dropped }
+        Unit { ops: self.ops, recomputed, saves_attention: false, head, layers, dropped }
     }
 }

@@ -1,21 +1,21 @@
-//! The parts of a dense decoder: embedding, attention with whole keys and values, MLP.
+//! The operations of a dense decoder: embedding, attention, MLP.
 
 use std::ops::Range;
 
 use models::recompute::Module;
 
 use super::super::traffic::Collective;
-use super::{Chain, Exchange, ID, Maker, Over, Unit};
+use super::{Chain, Communication, ID, Over, Unit, UnitBuilder};
 use crate::schedule::stages::Stage;
 
-impl Maker<'_> {
+impl UnitBuilder<'_> {
     pub(super) fn embedding(&self) -> Unit {
-        let (share, hidden) = (self.share, self.share.hidden);
-        let mut chain = Chain::new(self, share.tokens * ID, false);
+        let (local, hidden) = (self.local, self.local.hidden);
+        let mut chain = Chain::new(self, local.tokens * ID, false);
         let ids = chain.at;
-        chain.op(share.tokens * hidden * self.element, |op| {
-            op.keeps = vec![ids];
-            op.weight = share.vocab * hidden;
+        chain.op(local.tokens * hidden * self.element, |op| {
+            op.saves = vec![ids];
+            op.weight = local.vocab * hidden;
         });
         chain.leave();
         if let Some(positions) = self.decoder.positions {
@@ -24,7 +24,7 @@ impl Maker<'_> {
         chain.unit(false, false, Vec::new())
     }
 
-    /// Some of a stage's layers.
+    /// A range of a stage's layers.
     pub(super) fn layers(&self, stage: &Stage, part: Range<usize>, recomputed: bool) -> Unit {
         let mut chain = Chain::new(self, self.stream(), true);
         let mut layers = Vec::new();
@@ -37,55 +37,55 @@ impl Maker<'_> {
         chain.unit(recomputed, false, layers)
     }
 
-    /// Layer `layer`, counted over the whole model, modules of multi-token prediction behind the last one.
+    /// Layer `layer` of the whole model; multi-token prediction modules follow the last layer.
     pub(super) fn block(&self, chain: &mut Chain, layer: usize) {
         match &self.decoder.latent {
             Some(latent) => self.latent_attention(chain, latent),
             None => self.attention(chain),
         }
         match self.decoder.experts_of(layer) {
-            Some(experts) => self.mixture(chain, experts),
+            Some(experts) => self.moe(chain, experts),
             None => self.mlp(chain),
         }
     }
 
     fn attention(&self, chain: &mut Chain) {
-        let (decoder, share) = (self.decoder, self.share);
+        let (decoder, local) = (self.decoder, self.local);
         let bias = decoder.attention_bias;
         chain.norm(Some(Module::Norms));
-        let input = chain.enter_again();
-        chain.linear(share.queries + 2 * share.keys, share.hidden, bias, input);
+        let input = chain.enter_saving_shard();
+        chain.linear(local.queries + 2 * local.keys, local.hidden, bias, input);
         if decoder.head_norms {
             let input = chain.at;
             chain.op(input.bytes, |op| {
-                op.keeps = vec![input];
+                op.saves = vec![input];
                 op.weight = 2 * decoder.head_dim as u64;
             });
         }
         if decoder.positions.is_none() {
             chain.op(chain.at.bytes, |_| {});
         }
-        let (qkv, statistics) = (chain.at, share.tokens * share.heads * self.element.max(4));
+        let (qkv, statistics) = (chain.at, local.tokens * local.heads * self.element.max(4));
         let lse = chain.tensor(statistics, Some(Module::CoreAttention));
-        // Two products of queries with the keys they see; the gradient computes the scores again and has four more.
-        let flops = 4.0 * share.tokens as f64 * share.queries as f64 * share.visible;
-        let exchange = self.context(2 * share.tokens * share.keys * self.element);
+        // Two matmuls over the visible keys; backward recomputes the scores and has four more.
+        let flops = 4.0 * local.tokens as f64 * local.queries as f64 * local.visible;
+        let communication = self.context(2 * local.tokens * local.keys * self.element);
         let again = self.recompute.selects(Module::CoreAttention);
-        chain.op_of(share.tokens * share.queries * self.element, Some(Module::CoreAttention), |op| {
-            op.keeps = vec![qkv, op.output, lse];
+        chain.op_of(local.tokens * local.queries * self.element, Some(Module::CoreAttention), |op| {
+            op.saves = vec![qkv, op.output, lse];
             op.flops = [flops, 2.5 * flops, 0.0];
             op.attention = true;
             op.again = again;
-            op.exchange = exchange;
+            op.communication = communication;
         });
-        chain.linear(share.hidden, share.queries, bias, chain.at);
+        chain.linear(local.hidden, local.queries, bias, chain.at);
         chain.leave();
         chain.add();
     }
 
-    /// Keys and values, so many bytes on each rank, go to the ranks that have other parts of the sequence.
-    pub(super) fn context(&self, keys_and_values: u64) -> Option<Exchange> {
-        (self.layout.cp > 1).then_some(Exchange {
+    /// Keys and values, with the given bytes on each rank, are sent to the other context-parallel ranks.
+    pub(super) fn context(&self, keys_and_values: u64) -> Option<Communication> {
+        (self.layout.cp > 1).then_some(Communication {
             forward: Some(Collective::AllGather),
             backward: Some(Collective::ReduceScatter),
             bytes: keys_and_values * self.layout.cp as u64,
@@ -96,27 +96,27 @@ impl Maker<'_> {
 
     fn mlp(&self, chain: &mut Chain) {
         chain.norm(Some(Module::Norms));
-        self.plain_mlp(chain, self.share.intermediate);
+        self.plain_mlp(chain, self.local.intermediate);
         chain.add();
     }
 
-    /// An MLP of which the rank has `width` features.
+    /// An MLP with a local intermediate size of `width`.
     pub(super) fn plain_mlp(&self, chain: &mut Chain, width: u64) {
-        let (decoder, share) = (self.decoder, self.share);
-        let input = chain.enter_again();
-        chain.linear(if decoder.gated { 2 * width } else { width }, share.hidden, decoder.mlp_bias, input);
+        let (decoder, local) = (self.decoder, self.local);
+        let input = chain.enter_saving_shard();
+        chain.linear(if decoder.gated { 2 * width } else { width }, local.hidden, decoder.mlp_bias, input);
         let input = chain.at;
         let again = self.recompute.selects(Module::MlpActivation);
-        chain.op_of(share.tokens * width * self.element, Some(Module::MlpActivation), |op| {
-            op.keeps = vec![input];
+        chain.op_of(local.tokens * width * self.element, Some(Module::MlpActivation), |op| {
+            op.saves = vec![input];
             op.again = again;
         });
-        chain.linear(share.hidden, width, decoder.mlp_bias, chain.at);
+        chain.linear(local.hidden, width, decoder.mlp_bias, chain.at);
         chain.leave();
     }
 
     /// Bytes of the residual stream.
     pub(super) fn stream(&self) -> u64 {
-        self.share.stream_tokens * self.share.hidden * self.element
+        self.local.stream_tokens * self.local.hidden * self.element
     }
 }

@@ -87,8 +87,8 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         assert_eq!(config.check(), Ok(()));
         let (seq, matrices) = (48, multiplied(&config, used, heads));
         let shape = Decoder::from(&config).flop_shape(seq);
-        for (count, share) in [(AttentionCount::Causal, 0.5), (AttentionCount::Full, 1.0)] {
-            let expected = 6.0 * (matrices + share * (scores * seq) as f64);
+        for (count, local) in [(AttentionCount::Causal, 0.5), (AttentionCount::Full, 1.0)] {
+            let expected = 6.0 * (matrices + local * (scores * seq) as f64);
             let counted = shape.per_token(count);
             assert!((counted / expected - 1.0).abs() < 1e-12, "{config:?}, {count:?}: {counted} against {expected}");
         }

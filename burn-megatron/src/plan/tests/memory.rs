@@ -1,11 +1,11 @@
-//! What ranks keep, and what a pass needs beside that.
+//! Memory of states and passes.
 
 use super::*;
 use crate::plan::memory::UnitMemory;
 
 #[test]
 fn parameters_are_the_models() {
-    // The model cards' 8,030,261,248 and 124,439,808, the latter with 47 rows of padding.
+    // The model cards' 8,030,261,248 and 124,439,808, the latter with 47 tokens of padding.
     let states = |decoder: Decoder| memory_of(&single(decoder))[0].states;
     assert_eq!(states(llama3_8b()).weights, 2 * 8_030_261_248);
     assert_eq!(states(gpt()).weights, 2 * (124_439_808 + 47 * 768));
@@ -43,23 +43,27 @@ fn latent_attention_keeps_its_latents() {
     let latents = 1536 + 512 + 64;
     let attention = 2 * hidden + latents + 1536 + 512 + heads * (192 + 192 + 256 + 128);
     assert_eq!(kept, 2 * 1024 * (2 * (attention + 2 * hidden + 3 * ffn) + 4 * heads));
+    let selective = Job { recompute: Recompute::selective(&[Module::CoreAttention]), ..job };
+    let unit = &selective.units(&selective.stages.stages()[0])[1];
+    assert_eq!(kept - UnitMemory::new(unit, &selective).kept, 2 * 1024 * heads * (2 * 128 + 4));
+    assert_eq!(unit.ops.iter().filter(|op| unit.repeats(op) && op.attention).count(), 1);
 }
 
-/// A head in pieces keeps its input instead of the logits, works with one piece of them, and multiplies once more.
+/// A head in chunks saves its input instead of the logits, works with one chunk of them, and has one more GEMM.
 #[test]
-fn heads_in_pieces_do_not_keep_their_logits() {
+fn heads_in_chunks_do_not_save_their_logits() {
     let of = |logits_at_once| {
         let job = Job { logits_at_once, seq: 8192, ..single(llama3_8b()) }.on_gpus();
         let unit = job.units(&job.stages.stages()[0]).pop().unwrap();
-        let products = unit.ops.iter().filter(|op| op.again).count();
-        (UnitMemory::new(&unit, &job), products)
+        let gemms = unit.ops.iter().filter(|op| op.again).count();
+        (UnitMemory::new(&unit, &job), gemms)
     };
-    let ((whole, once), (pieces, twice)) = (of(usize::MAX), of(1 << 30));
+    let ((whole, once), (chunks, twice)) = (of(usize::MAX), of(1 << 30));
     let (tokens, logits) = (2 * 8192, 2 * 2 * 8192 * 128_256);
     assert_eq!((once, twice), (0, 1));
-    assert_eq!(whole.kept - pieces.kept, logits);
-    assert!(pieces.backward < logits / 3 + 4 * 2 * tokens * 4096, "{pieces:?}");
-    // Two rows of 32,768 tokens over two ranks are within the usual limit, of 131,072 they are not.
+    assert_eq!(whole.kept - chunks.kept, logits);
+    assert!(chunks.backward < logits / 3 + 4 * 2 * tokens * 4096, "{chunks:?}");
+    // Sequences of 32,768 tokens over two ranks are within the usual limit, of 131,072 they are not.
     let usual = |seq| {
         let job = Job { seq, micro_batch: 1, ..job(llama3_8b(), "CP2", ScheduleKind::NoPipeline, 1) };
         memory_of(&job.on_gpus())[0].loss
@@ -67,7 +71,7 @@ fn heads_in_pieces_do_not_keep_their_logits() {
     assert!(usual(131_072) < usual(32_768));
 }
 
-/// Pages are as large as the largest tensor. Logits at 8,192 tokens need one of their own; where the MLP's product is
+/// Pages are as large as the largest tensor. Logits at 8,192 tokens need one of their own; if the MLP's first output is
 /// the largest, it, the activation of half its size and the gradients of both need four. Two H200s had 38.0 and about
 /// 30 GiB of tensors in 40.0 and 45.5 GiB of pages.
 #[test]
@@ -95,7 +99,7 @@ fn gpus_take_what_was_measured() {
     }
 }
 
-/// Mixed precision with AdamW: 2 + 4 + 4 + 8 bytes per parameter, cut by the number of replicas (arXiv 1910.02054
+/// Mixed precision with AdamW: 2 + 4 + 4 + 8 bytes per parameter, sharded over the data-parallel ranks (arXiv 1910.02054
 /// section 5 with fp32 gradients).
 #[test]
 fn zero_cuts_states_as_the_paper_says() {
@@ -109,12 +113,12 @@ fn zero_cuts_states_as_the_paper_says() {
     // Narrow weights are gathered from the wide shard; they have no shard of their own.
     assert!((per_parameter("DP8 ZeRO3", 2) - 2.0).abs() < 1e-3);
     assert!((per_parameter("DP8 ZeRO3", 4) - 2.0).abs() < 1e-3);
-    assert!((per_parameter("ZeRO3", 2) - 18.0).abs() < 1e-3, "nobody to share with");
+    assert!((per_parameter("ZeRO3", 2) - 18.0).abs() < 1e-3, "nobody to local with");
     assert!((per_parameter("DP8", 8) - 32.0).abs() < 1e-3);
 }
 
-/// On GPUs fp32 gradients are whole all the time under ZeRO 1, cut under ZeRO 2 beside two open buckets of each size,
-/// and nothing is copied for an exchange or an update.
+/// On GPUs fp32 gradients are whole all the time under ZeRO 1, sharded under ZeRO 2 with two open buckets of each size,
+/// and nothing is copied for a collective or an update.
 #[test]
 fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
     let on = |layout: &str| memory_of(&job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus())[0];
@@ -126,25 +130,25 @@ fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
     let open = 4.0 * f64::from(embedding + head + 2 * layer) / 8_030_261_248.0;
     assert!((per_parameter(on("DP8 ZeRO2")) - (2.0 + 16.0 / 8.0 + open)).abs() < 1e-3);
     assert_eq!((on("DP8").communication, on("DP8 ZeRO1").communication), (0, 0));
-    let [alone, replicas, both] = ["TP1", "DP8", "TP2 DP4"].map(|layout| on(layout).libraries);
-    assert!(alone > 1 << 30 && both - replicas == replicas - alone, "{alone} {replicas} {both}");
+    let [alone, dp_ranks, both] = ["TP1", "DP8", "TP2 DP4"].map(|layout| on(layout).libraries);
+    assert!(alone > 1 << 30 && both - dp_ranks == dp_ranks - alone, "{alone} {dp_ranks} {both}");
     // The widest moment works with activations and their gradients, not with gradients of weights.
     let cpu = memory_of(&single(llama3_8b()))[0];
     assert!(on("TP1").working < cpu.working && on("TP1").activations == cpu.activations);
 }
 
 /// Under sequence parallelism a column-parallel layer holds its gathered input and the part of its input's gradient
-/// while it computes the weight's gradient. Over 8 ranks, which cut activations small, that makes the MLP's first layer
+/// while it computes the weight's gradient. Over 8 ranks, whose activations are small, that makes the MLP's first layer
 /// the widest moment of a layer, where it was the MLP's last layer with its gathered gradient; over two it is the
-/// activation either way.
+/// activation in both cases.
 #[test]
-fn exchanges_in_flight_are_counted() {
+fn communications_in_flight_are_counted() {
     let backward = |layout: &str, overlap: bool| {
         let job = Job { overlap, ..job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus() };
         UnitMemory::new(&job.units(&job.stages.stages()[0])[1], &job).backward
     };
-    // In sixteenths of the stream: a part of it is 2; queries, keys and values 3; attention's output 2; the product of
-    // the MLP's first layer 14, the activation 7. Beside them attention keeps 4 bytes for each row of a rank's 4 heads.
+    // In sixteenths of the stream: a shard of it is 2; queries, keys and values 3; attention's output 2; the output of
+    // the MLP's first layer 14, the activation 7. Attention also saves 4 bytes for each position of a rank's 4 heads.
     let stream = 2 * 2 * 1024 * 4096;
     let sixteenths = |count: u64| stream / 16 * count + 4 * 2 * 1024 * 4;
     let attention = 2 + 2 + 3 + 2;
@@ -167,20 +171,20 @@ fn optimizers_differ_in_their_moments() {
 }
 
 /// "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198): sbh (10 + 24/t) bytes per layer
-/// of a GPT beside the score matrices, 10/t as well under sequence parallelism. Of them are no dropout masks here (2
-/// sbh), and attention keeps the log-sum-exp of every row instead of its scores.
+/// of a GPT in addition to the score matrices, 10/t as well under sequence parallelism. Dropout masks are not saved here (2
+/// sbh), and attention saves the log-sum-exp of every position instead of its scores.
 #[test]
 fn a_layer_keeps_what_the_paper_counts() {
     let (tokens, hidden) = (2 * 1024, 768);
     let sbh = tokens * hidden;
     for (layout, t, between) in [("TP1", 1, 10), ("TP4", 4, 10), ("TP4 SP", 4, 10)] {
         let job = job(gpt(), layout, ScheduleKind::NoPipeline, 1);
-        let cut = if job.layout.sp { t } else { 1 };
+        let shards = if job.layout.sp { t } else { 1 };
         let stage = &job.stages.stages()[0];
         let layer = &job.units(stage)[1];
         let kept = UnitMemory::new(layer, &job).kept;
         let statistics = 4 * tokens * 12 / t;
-        assert_eq!(kept, (between - 2) * sbh / cut + 24 * sbh / t + statistics, "{layout}");
+        assert_eq!(kept, (between - 2) * sbh / shards + 24 * sbh / t + statistics, "{layout}");
     }
 }
 
@@ -219,7 +223,7 @@ fn schedules_keep_as_many_micro_batches_as_they_say() {
         let middle = memory(&job, &schedule)[2].activations;
         assert_eq!(middle, peaks[2] * (one / 32), "{kind}");
     }
-    // The first rank of a split backward holds less than if all it kept stayed until its weight gradients.
+    // The first rank of a split backward holds less than if all its saved tensors stayed until its weight gradients.
     let zb = memory_of(&job(llama3_8b(), "PP4", ScheduleKind::ZbH1, 8));
     let plain = memory_of(&job(llama3_8b(), "PP4", ScheduleKind::OneFOneB, 8));
     assert!(zb[3].activations > plain[3].activations && zb[3].activations < plain[0].activations);
@@ -230,22 +234,22 @@ fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
     let job = |fp8| Job { fp8, ..single(llama3_8b()) }.on_gpus();
     let kept = |job: &Job, layer: usize| UnitMemory::new(&job.units(&job.stages.stages()[0])[1 + layer], job).kept;
     let (plain, some) = (job(0..0), job(1..31));
-    // Two norms and the activation in bytes instead of bf16; attention keeps its own output either way.
+    // Two norms and the activation in bytes instead of bf16; attention saves its own output in both cases.
     let tokens = 2 * 1024;
     assert_eq!(kept(&plain, 1) - kept(&some, 1), tokens * (2 * 4096 + 14_336));
     assert_eq!([0, 31].map(|layer| kept(&some, layer)), [kept(&plain, 0); 2], "first and last layer in bf16");
     let matrices = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336;
     assert_eq!(memory_of(&some)[0].states.quantised, 30 * 2 * matrices);
     assert_eq!(memory_of(&plain)[0].states.quantised, 0);
-    // Of a mixture's attention one norm, and the rows of two experts for each token.
-    let mixture = |fp8| Job { fp8, ..single(mixtral()) }.on_gpus();
-    let saved = kept(&mixture(0..0), 1) - kept(&mixture(1..31), 1);
+    // Of an MoE model's attention one norm, and the token copies for two experts.
+    let moe = |fp8| Job { fp8, ..single(mixtral()) }.on_gpus();
+    let saved = kept(&moe(0..0), 1) - kept(&moe(1..31), 1);
     assert_eq!(saved, tokens * 4096 + 2 * tokens * (4096 + 14_336));
     let matrices = matrices + 7 * 3 * 4096 * 14_336;
-    assert_eq!(memory_of(&mixture(1..31))[0].states.quantised, 30 * 2 * matrices);
+    assert_eq!(memory_of(&moe(1..31))[0].states.quantised, 30 * 2 * matrices);
     // Without its experts the norm is left, and attention's matrices.
-    let but_experts = Job { fp8_experts: false, ..mixture(1..31) };
-    assert_eq!(kept(&mixture(0..0), 1) - kept(&but_experts, 1), tokens * 4096);
+    let but_experts = Job { fp8_experts: false, ..moe(1..31) };
+    assert_eq!(kept(&moe(0..0), 1) - kept(&but_experts, 1), tokens * 4096);
     let attention = 4096 * (4096 + 2 * 1024) + 4096 * 4096;
     assert_eq!(memory_of(&but_experts)[0].states.quantised, 30 * 2 * attention);
     let sharded = Job { fp8: 0..32, ..super::job(llama3_8b(), "DP4 ZeRO3", ScheduleKind::NoPipeline, 1) }.on_gpus();

@@ -1,6 +1,6 @@
 //! Plans against papers, model cards and measurements.
 
-mod dealt;
+mod dynamic;
 mod flops;
 mod memory;
 mod search;
@@ -86,6 +86,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         seq: 1024,
         element: 2,
         moments: Moments::ADAMW,
+        newton_schulz: None,
         recompute: Recompute::default(),
         fp8: 0..0,
         fp8_weights: true,
@@ -93,7 +94,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         gpu: false,
         overlap: true,
         documents: None,
-        expert_pieces: None,
+        expert_chunks: None,
         dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,
     }

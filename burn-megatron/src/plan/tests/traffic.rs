@@ -19,7 +19,7 @@ fn tensor_parallel_traffic() {
 }
 
 #[test]
-fn replicas_and_stages_exchange_what_they_must() {
+fn dp_ranks_and_stages_communication_what_they_must() {
     let parameters = 8_030_261_248;
     let sent = |layout: &str| traffic_of(&job(llama3_8b(), layout, ScheduleKind::NoPipeline, 4))[0].dp;
     let part = |bytes: u64| bytes * 7 / 8;
@@ -47,7 +47,7 @@ fn copies_of_tokens_are_sent_to_experts() {
     // Of half of the tokens each, to both ranks of an expert.
     assert_eq!(ep("TP2 SP DP2 EP2"), ep("DP4 EP4"));
     assert_eq!(ep("TP2 SP DP2 EP4 ETP1"), ep("DP4 EP4") / 2);
-    // Experts compute what they are sent: as many rows on every rank, whatever the layout.
+    // Under perfect balance every rank computes the same number of token copies in every layout.
     let units = |layout: &str| {
         let job = job(mixtral(), layout, ScheduleKind::NoPipeline, 1);
         job.units(&job.stages.stages()[0])[1].ops.iter().map(|op| op.flops[0]).sum::<f64>()

@@ -15,7 +15,7 @@ const DIGIT: f64 = 6.6;
 
 /// The timeline as an SVG document with a title, a line below it, a time axis and a legend.
 ///
-/// Colours of the passes carry their own text; what stands on the page's background follows its colour scheme.
+/// Colours of the passes carry their own text; text on the page's background follows its colour scheme.
 pub fn svg(timeline: &Timeline, title: &str, below: &str) -> String {
     let extent = Extent::of(timeline);
     let cell = DIGIT * extent.digits as f64 + 8.0;

@@ -52,7 +52,7 @@ fn in_full(spans: &[Span], makespan: Ticks, columns: Ticks, colors: Colors) -> S
 
 /// The pass that takes most of each column's time, or idle.
 fn in_short(spans: &[Span], makespan: Ticks, columns: Ticks, colors: Colors) -> String {
-    // By column: the time of each pass and parity of the chunk, in parts of a tick so that columns have whole ends.
+    // By column: the time of each pass and parity of the chunk, in fractions of a tick so that columns have whole ends.
     let mut times = vec![[0; 8]; columns as usize];
     for (work, start, end) in passes(spans) {
         let (start, end) = (start * columns, end * columns);

@@ -53,7 +53,7 @@ impl StageLayout {
     }
 }
 
-/// Costs of all layers in front of each, and of the end.
+/// Costs of all layers before each, and of the end.
 struct Sums {
     before: Vec<f64>,
     end: f64,
@@ -140,7 +140,7 @@ mod tests {
         // In a V the end is on the first rank.
         let v = Placement::V { ranks: 4 };
         assert_eq!(of_ranks(&counts(32, 2.1, v), v)[0], 6);
-        // An end that costs more than all layers has a stage of its own.
+        // An end that costs more than all layers has its own stage.
         assert_eq!(counts(3, 100.0, ring(2, 2)), [1, 1, 1, 0]);
         assert_eq!(StageLayout::by_cost(&PartCosts { layers: vec![1.0; 2], end: 1.0 }, ring(2, 2)), None);
     }

@@ -18,7 +18,7 @@ pub enum StageError {
         also: &'static str,
         over: String,
         nearest: Nearest,
-        /// A division into nearly equal parts.
+        /// A division into nearly equal stages.
         layout: Option<StageLayout>,
     },
     /// More layers on the first and last rank than there are.
@@ -41,7 +41,7 @@ pub enum StageError {
         "pipeline-layout `{text}`: {problem} at character {at}; legal: E t m L | , and x*n or (x|y)*n with a number"
     )]
     Syntax { text: String, at: usize, problem: String },
-    /// Stages that cannot be dealt to the ranks.
+    /// Stages that cannot be assigned to the ranks.
     #[error(
         "pipeline-layout `{text}` has {stages} stages, no multiple of pipeline-parallel {ranks}; nearest legal: {nearest}"
     )]
@@ -54,7 +54,7 @@ pub enum StageError {
     /// Another model.
     #[error("pipeline-layout `{text}` has {found} `{letter}`, the model has {wanted}")]
     Count { text: String, letter: char, found: usize, wanted: usize },
-    /// Something at the wrong place.
+    /// Something at the wrong position.
     #[error("pipeline-layout `{text}`: {rule}")]
     Place { text: String, rule: &'static str },
 }

@@ -1,6 +1,6 @@
 //! How the layers of a model are divided over the stages of a pipeline.
 //!
-//! A [`StageLayout`] comes from a [`Split`] (equal parts, a first or last rank with its own number of layers,
+//! A [`StageLayout`] comes from a [`Split`] (equal stages, a first or last rank with its own number of layers,
 //! embedding and loss counted as layers), from what layers cost ([`PartCosts`]), from the number of layers of every
 //! stage, or from Megatron-LM's `--pipeline-model-parallel-layout` string.
 

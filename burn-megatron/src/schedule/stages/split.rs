@@ -1,4 +1,4 @@
-//! Layers in equal parts, with exceptions at the ends.
+//! Equal stages, with exceptions at the ends.
 
 use backend_dist::mesh::Nearest;
 
@@ -17,14 +17,14 @@ pub struct Split {
     pub first: Option<usize>,
     /// Layers of the last rank, over all its chunks (Megatron: `--decoder-last-pipeline-num-layers`).
     pub last: Option<usize>,
-    /// The embedding takes the place of a layer (Megatron: `--account-for-embedding-in-pipeline-split`).
+    /// The embedding counts as a layer (Megatron: `--account-for-embedding-in-pipeline-split`).
     pub count_embedding: bool,
-    /// The loss takes the place of a layer (Megatron: `--account-for-loss-in-pipeline-split`).
+    /// The loss counts as a layer (Megatron: `--account-for-loss-in-pipeline-split`).
     pub count_loss: bool,
 }
 
 impl Split {
-    /// Equal parts without exceptions.
+    /// Equal stages without exceptions.
     pub fn equal(layers: usize, placement: Placement) -> Self {
         Self { layers, placement, first: None, last: None, count_embedding: false, count_loss: false }
     }
@@ -32,8 +32,8 @@ impl Split {
     /// The stages.
     ///
     /// # Errors
-    /// If a part is not a whole number of layers; names the nearest numbers that are, and the layout with nearly equal
-    /// parts.
+    /// If a stage is not a whole number of layers; names the nearest numbers that are, and the layout with nearly equal
+    /// stages.
     pub fn layout(&self) -> Result<StageLayout, StageError> {
         match (self.first.map(|n| ("first-stage-layers", n)), self.last.map(|n| ("last-stage-layers", n))) {
             (None, None) => self.equal_stages(),

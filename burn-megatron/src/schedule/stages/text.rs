@@ -1,7 +1,7 @@
 //! Megatron-LM's layout string (megatron/core/transformer/pipeline_parallel_layer_layout.py).
 //!
 //! `E` embedding, `t` transformer layer, `m` multi-token-prediction layer, `L` loss; `|` ends a stage; `x*n` repeats a
-//! character and `(…)*n` a part; commas mean nothing. `Et*3|(tt|)*29,m|L` has 32 stages.
+//! character and `(…)*n` a group; commas mean nothing. `Et*3|(tt|)*29,m|L` has 32 stages.
 
 use std::fmt;
 use std::iter::Peekable;
@@ -19,7 +19,7 @@ pub struct Expected {
     pub mtp_layers: usize,
     /// Pipeline ranks.
     pub pipeline_parallel: usize,
-    /// Stages per rank, if they are given beside the string.
+    /// Stages per rank, if they are given next to the string.
     pub virtual_pipeline: Option<usize>,
 }
 
@@ -91,12 +91,12 @@ impl StageLayout {
 
 struct Reader<'a> {
     text: &'a str,
-    /// What is not read yet, with its place, without commas.
+    /// What is not read yet, with its position, without commas.
     rest: Peekable<std::vec::IntoIter<(usize, char)>>,
 }
 
 impl Reader<'_> {
-    /// The layers and stage ends, with repetitions written out. As in Megatron, parts are not nested.
+    /// The layers and stage ends, with repetitions written out. As in Megatron, groups are not nested.
     fn symbols(mut self) -> Result<Vec<char>, StageError> {
         let mut symbols = Vec::new();
         let mut open = None;

@@ -37,7 +37,7 @@ fn faults_are_found() {
 }
 
 /// Sending right after and receiving right before each pass deadlocks as soon as sends block: why Megatron needs
-/// `send_forward_recv_backward`, and why transfers here stand in order of time.
+/// `send_forward_recv_backward`, and why transfers here are listed in order of time.
 #[test]
 fn transfers_by_need_deadlock_if_sends_block() {
     let mut schedule = Schedule::new(ScheduleSpec::new(OneFOneB, 2, 3)).unwrap();

@@ -78,7 +78,7 @@ proptest! {
     }
 
     /// Receives a pass ahead lose nothing against receives that are always there, as long as three messages take no
-    /// longer than a pass; and each is posted in front of the pass before its own, or first of all.
+    /// longer than a pass; and each is posted before the pass before its own, or first of all.
     #[test]
     fn receives_a_pass_ahead_hide_messages(
         spec in any_spec(), layers in prop::collection::vec(1_usize..4, 96),

@@ -1,21 +1,21 @@
 //! The launches of a backward pass.
-mod joint;
+mod fused;
 mod separate;
 
-pub use joint::joint_gradients;
-pub use separate::{key_gradients, query_gradients};
+pub use fused::launch_dqdkdv;
+pub use separate::{launch_dkdv, launch_dq};
 
-use super::joint_gradient::JointGradientPlan;
-use super::key_gradient::KeyGradientPlan;
-use super::query_gradient::QueryGradientPlan;
-use super::{AttentionError, AttentionShape, Extras, Tensor4, Variant};
-use super::{delta, drop_keys, flat, joint_sum};
+use super::dkdv::DkDvPlan;
+use super::dq::DqPlan;
+use super::dqdkdv::DqDkDvPlan;
+use super::{AttentionError, AttentionShape, CallOptions, Tensor4, Variant};
+use super::{delta, dq_accum, flat, launch_dropout_keys};
 use crate::hopper::mma::Half;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
-/// What the forward pass was given and left behind, for [`backward`].
+/// Inputs and outputs of the forward pass that [`backward`] needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a> {
     /// Queries.
@@ -30,102 +30,101 @@ pub struct Saved<'a> {
     pub lse: &'a Handle,
 }
 
-/// Where [`backward`] writes.
+/// The outputs of [`backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct Gradients<'a> {
-    /// Gradient of the queries.
-    pub q: &'a Tensor4,
-    /// Gradient of the keys.
-    pub k: &'a Tensor4,
-    /// Gradient of the values.
-    pub v: &'a Tensor4,
+    /// dQ.
+    pub dq: &'a Tensor4,
+    /// dK.
+    pub dk: &'a Tensor4,
+    /// dV.
+    pub dv: &'a Tensor4,
 }
 
-/// The kernels of a backward pass.
+/// The kernels of a deterministic backward pass.
 #[derive(Clone, Debug)]
 pub struct BackwardPlan {
-    /// For the gradient of the queries.
-    pub queries: QueryGradientPlan,
-    /// For the gradients of the keys and values.
-    pub keys: Vec<KeyGradientPlan>,
+    /// For dQ.
+    pub dq: DqPlan,
+    /// For dK and dV: one or two launches.
+    pub dkdv: Vec<DkDvPlan>,
 }
 
 impl BackwardPlan {
-    /// What was fastest on an H200.
+    /// The plan that was fastest on an H200.
     pub fn fastest(variant: Variant) -> Self {
-        Self { queries: QueryGradientPlan::fastest(variant), keys: KeyGradientPlan::fastest(variant) }
+        Self { dq: DqPlan::fastest(variant), dkdv: DkDvPlan::fastest(variant) }
     }
 }
 
-/// What both kernels of the backward pass read for each query.
+/// The softmax statistics that all backward kernels read.
 #[derive(Clone, Debug)]
-pub struct Sums {
-    /// Minus the log-sum-exp in powers of two and `Σ out · out_gradient`, fp32 `[2, batch, heads, padded_queries]`.
-    sums: Handle,
-    /// Keys of dropout, `u32` of the same shape.
-    drop_keys: Option<Handle>,
+pub struct BackwardStats {
+    /// First `-lse · log₂ e`, then `delta = Σ out · dout`; fp32 `[2, batch, heads, padded_queries]`.
+    lse_delta: Handle,
+    /// Dropout keys, `u32` of the same shape.
+    dropout_keys: Option<Handle>,
 }
 
-/// The gradients of `q`, `k` and `v`, given that of the output. For ring attention `out` and `lse` are those of the
-/// whole ring.
+/// dQ, dK and dV from dO. For ring attention `out` and `lse` are those of the whole ring.
 ///
-/// Where there is a kernel for all three at once it is taken, and the last bits of the queries' gradients differ from
-/// call to call; [`Extras::deterministic`] prevents that.
+/// Takes the fused kernel where there is one; the last bits of dQ then differ from call to call.
+/// [`CallOptions::deterministic`] prevents that.
 pub fn backward(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
-    extras: &Extras,
+    options: &CallOptions,
     saved: Saved,
-    out_gradient: &Tensor4,
+    dout: &Tensor4,
     gradients: Gradients,
 ) -> Result<(), AttentionError> {
-    let variant = Variant::of(shape, extras);
-    let sums = row_sums(client, shape, extras, saved.out, out_gradient, saved.lse)?;
-    let joint = !extras.deterministic && joint_sum::fits(shape, extras);
-    if let Some(plan) = JointGradientPlan::fastest(variant).filter(|_| joint) {
-        return joint_gradients(client, shape, scale, extras, saved, out_gradient, &sums, gradients, plan);
+    let variant = Variant::of(shape, options);
+    let stats = preprocess(client, shape, options, saved.out, dout, saved.lse)?;
+    let is_fused = !options.deterministic && dq_accum::fits(shape, options);
+    if let Some(plan) = DqDkDvPlan::fastest(variant).filter(|_| is_fused) {
+        return launch_dqdkdv(client, shape, scale, options, saved, dout, &stats, gradients, plan);
     }
     let plan = BackwardPlan::fastest(variant);
-    query_gradients(client, shape, scale, extras, saved, out_gradient, &sums, gradients.q, plan.queries)?;
-    let kv = (gradients.k, gradients.v);
-    key_gradients(client, shape, scale, extras, saved, out_gradient, &sums, kv, &plan.keys)
+    launch_dq(client, shape, scale, options, saved, dout, &stats, gradients.dq, plan.dq)?;
+    let dkdv = (gradients.dk, gradients.dv);
+    launch_dkdv(client, shape, scale, options, saved, dout, &stats, dkdv, &plan.dkdv)
 }
 
-/// First step of [`backward`]: what it needs of each query.
-pub fn row_sums(
+/// First step of [`backward`]: the softmax statistics (`flash_bwd_preprocess` in FlashAttention).
+pub fn preprocess(
     client: &Client,
     shape: &AttentionShape,
-    extras: &Extras,
+    options: &CallOptions,
     out: &Tensor4,
-    out_gradient: &Tensor4,
+    dout: &Tensor4,
     lse: &Handle,
-) -> Result<Sums, AttentionError> {
-    shape.check(client, extras)?;
+) -> Result<BackwardStats, AttentionError> {
+    shape.check(client, options)?;
     out.check("out", shape.out_shape())?;
-    out_gradient.check("out_gradient", shape.out_shape())?;
+    dout.check("dout", shape.out_shape())?;
     shape.check_statistics("lse", lse)?;
-    let sums = client.empty(2 * 4 * shape.statistics_len());
+    let lse_delta = client.empty(2 * 4 * shape.statistics_len());
     let quads = |tensor: &Tensor4| {
         // SAFETY: `Tensor4::check` compared the extent of the tensor with the size of its buffer.
         unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), tensor.extent() / 4) }
     };
-    let [by_out, by_gradient] = [out.strides, out_gradient.strides].map(|s| s.map(|s| (s / 4) as u32));
+    let [by_out, by_gradient] = [out.strides, dout.strides].map(|s| s.map(|s| (s / 4) as u32));
     let blocks = shape.padded_queries() as u32 / delta::ROWS;
-    let launch = match extras.element {
-        Half::Bf16 => delta::delta::launch_unchecked::<bf16>,
-        Half::F16 => delta::delta::launch_unchecked::<f16>,
+    let launch = match options.element {
+        Half::Bf16 => delta::attention_delta::launch_unchecked::<bf16>,
+        Half::F16 => delta::attention_delta::launch_unchecked::<f16>,
     };
-    // SAFETY: the kernel reads rows that exist and writes the padded rows that `sums` has room for.
+    // SAFETY: the kernel reads rows that exist and writes the padded rows that `lse_delta` has room for.
     unsafe {
         launch(
             client,
             CubeCount::Static(blocks, shape.heads as u32, shape.batch as u32),
             CubeDim::new_1d(32 * delta::ROWS),
             quads(out),
-            quads(out_gradient),
+            quads(dout),
             flat(lse, shape.statistics_len()),
-            flat(&sums, 2 * shape.statistics_len()),
+            flat(&lse_delta, 2 * shape.statistics_len()),
             shape.queries as u32,
             shape.padded_queries() as u32,
             by_out[0],
@@ -137,20 +136,20 @@ pub fn row_sums(
             shape.value_dim,
         );
     }
-    let drop_keys = extras.dropout.map(|dropout| drop_keys(client, shape, &dropout));
-    Ok(Sums { sums, drop_keys })
+    let dropout_keys = options.dropout.map(|dropout| launch_dropout_keys(client, shape, &dropout));
+    Ok(BackwardStats { lse_delta, dropout_keys })
 }
 
 fn check_saved(
     client: &Client,
     shape: &AttentionShape,
-    extras: &Extras,
+    options: &CallOptions,
     saved: &Saved,
-    out_gradient: &Tensor4,
+    dout: &Tensor4,
 ) -> Result<(), AttentionError> {
-    shape.check(client, extras)?;
+    shape.check(client, options)?;
     saved.q.check("q", shape.query_shape())?;
     saved.k.check("k", shape.key_shape())?;
     saved.v.check("v", shape.value_shape())?;
-    out_gradient.check("out_gradient", shape.out_shape())
+    dout.check("dout", shape.out_shape())
 }

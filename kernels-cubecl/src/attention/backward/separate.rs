@@ -1,48 +1,48 @@
-//! The gradients of the queries, and those of the keys and values, by kernels of their own.
-use super::{Saved, Sums, check_saved};
-use crate::attention::key_gradient::{self, KeyGradientPlan};
-use crate::attention::query_gradient::{self, QueryGradientPlan};
-use crate::attention::{AttentionError, AttentionShape, Extras, Tensor4, UNITS, flat, grid, maps, sizes, starts};
+//! The deterministic backward pass: dQ by one kernel, dK and dV by another.
+use super::{BackwardStats, Saved, check_saved};
+use crate::attention::dkdv::{self, DkDvPlan};
+use crate::attention::dq::{self, DqPlan};
+use crate::attention::{AttentionError, AttentionShape, CallOptions, Tensor4, UNITS, flat, grid, maps, sizes, starts};
 use crate::hopper::mma::ROWS;
-use crate::tiling::{KEY_ROWS, QUERY_ROWS};
+use crate::tiling::{CUBE_KEYS, CUBE_QUERIES};
 use cubecl::prelude::*;
 
-/// Second step of [`backward`](super::backward): the gradient of the queries.
+/// Second step of [`backward`](super::backward): dQ.
 #[allow(clippy::too_many_arguments)]
-pub fn query_gradients(
+pub fn launch_dq(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
-    extras: &Extras,
+    options: &CallOptions,
     saved: Saved,
-    out_gradient: &Tensor4,
-    sums: &Sums,
-    gradient: &Tensor4,
-    plan: QueryGradientPlan,
+    dout: &Tensor4,
+    stats: &BackwardStats,
+    dq: &Tensor4,
+    plan: DqPlan,
 ) -> Result<(), AttentionError> {
-    check_saved(client, shape, extras, &saved, out_gradient)?;
-    gradient.check("q_gradient", shape.query_shape())?;
-    let longest = extras.packed.map(|packed| packed.longest_query);
-    let (sequences, blocks) = grid(shape, extras, longest, shape.queries, QUERY_ROWS);
+    check_saved(client, shape, options, &saved, dout)?;
+    dq.check("dq", shape.query_shape())?;
+    let longest = options.packed.map(|packed| packed.longest_query);
+    let (sequences, blocks) = grid(shape, options, longest, shape.queries, CUBE_QUERIES);
     let len = 2 * shape.statistics_len();
-    let (query_starts, key_starts) = starts(extras, &sums.sums);
-    // SAFETY: the tensor maps bound every access but those to the statistics, whose rows are padded to whole blocks and
-    // which the kernel bounds itself when sequences are packed.
+    let (query_starts, key_starts) = starts(options, &stats.lse_delta);
+    // SAFETY: the tensor maps bound every access but those to the statistics. Their rows are padded to whole blocks,
+    // and the kernel bounds them itself when sequences are packed.
     unsafe {
-        query_gradient::query_gradient::launch_unchecked(
+        dq::attention_dq::launch_unchecked(
             client,
             CubeCount::Static(shape.heads as u32, sequences, blocks),
             CubeDim::new_1d(UNITS),
             maps::load(saved.q, ROWS),
             maps::load(saved.k, plan.block),
             maps::load(saved.v, plan.block),
-            maps::load(out_gradient, ROWS),
-            flat(&sums.sums, len),
-            flat(sums.drop_keys.as_ref().unwrap_or(&sums.sums), len),
+            maps::load(dout, ROWS),
+            flat(&stats.lse_delta, len),
+            flat(stats.dropout_keys.as_ref().unwrap_or(&stats.lse_delta), len),
             query_starts,
             key_starts,
-            maps::store(gradient, plan.variant.packed),
-            sizes(shape, extras),
+            maps::store(dq, plan.variant.packed),
+            sizes(shape, options),
             scale,
             plan,
         );
@@ -50,44 +50,44 @@ pub fn query_gradients(
     Ok(())
 }
 
-/// Third step of [`backward`](super::backward): the gradients of the keys and values, in one or two launches.
+/// Third step of [`backward`](super::backward): dK and dV, in one or two launches.
 #[allow(clippy::too_many_arguments)]
-pub fn key_gradients(
+pub fn launch_dkdv(
     client: &Client,
     shape: &AttentionShape,
     scale: f32,
-    extras: &Extras,
+    options: &CallOptions,
     saved: Saved,
-    out_gradient: &Tensor4,
-    sums: &Sums,
-    (k_gradient, v_gradient): (&Tensor4, &Tensor4),
-    plans: &[KeyGradientPlan],
+    dout: &Tensor4,
+    stats: &BackwardStats,
+    (dk, dv): (&Tensor4, &Tensor4),
+    plans: &[DkDvPlan],
 ) -> Result<(), AttentionError> {
-    check_saved(client, shape, extras, &saved, out_gradient)?;
-    k_gradient.check("k_gradient", shape.key_shape())?;
-    v_gradient.check("v_gradient", shape.value_shape())?;
-    let longest = extras.packed.map(|packed| packed.longest_key);
-    let (sequences, blocks) = grid(shape, extras, longest, shape.keys, KEY_ROWS);
-    let drop_keys = sums.drop_keys.as_ref().unwrap_or(&sums.sums);
+    check_saved(client, shape, options, &saved, dout)?;
+    dk.check("dk", shape.key_shape())?;
+    dv.check("dv", shape.value_shape())?;
+    let longest = options.packed.map(|packed| packed.longest_key);
+    let (sequences, blocks) = grid(shape, options, longest, shape.keys, CUBE_KEYS);
+    let dropout_keys = stats.dropout_keys.as_ref().unwrap_or(&stats.lse_delta);
     for &plan in plans {
-        let (query_starts, key_starts) = starts(extras, &sums.sums);
+        let (query_starts, key_starts) = starts(options, &stats.lse_delta);
         // SAFETY: the tensor maps bound every access.
         unsafe {
-            key_gradient::key_gradient::launch_unchecked(
+            dkdv::attention_dkdv::launch_unchecked(
                 client,
                 CubeCount::Static(shape.kv_heads as u32, sequences, blocks),
                 CubeDim::new_1d(UNITS),
                 maps::load(saved.q, plan.block),
                 maps::load(saved.k, ROWS),
                 maps::load(saved.v, ROWS),
-                maps::load(out_gradient, plan.block),
-                maps::statistics(shape, &sums.sums, plan.line(), f32::elem_type_native()),
-                maps::statistics(shape, drop_keys, plan.line(), u32::elem_type_native()),
+                maps::load(dout, plan.block),
+                maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()),
+                maps::statistics(shape, dropout_keys, plan.stats_width(), u32::elem_type_native()),
                 query_starts,
                 key_starts,
-                maps::store(k_gradient, plan.variant.packed),
-                maps::store(v_gradient, plan.variant.packed),
-                sizes(shape, extras),
+                maps::store(dk, plan.variant.packed),
+                maps::store(dv, plan.variant.packed),
+                sizes(shape, options),
                 scale,
                 plan,
             );

@@ -1,56 +1,56 @@
-//! A step: the scores of a block of keys, their softmax, and the product with the values.
+//! One step of the loop: the scores of a kv block, their softmax, and P V.
 use super::ForwardPlan;
-use crate::attention::draw;
-use crate::attention::tile::{self, Draws, HIDDEN, Ring};
-use crate::attention::walk::{self, Fixed, Source};
+use crate::attention::dropout;
+use crate::attention::kv_blocks::{self, KvLoop, LoopInvariants};
+use crate::attention::tile::{self, MASKED, Ring, RowDropoutKeys};
 use crate::hopper::mma;
 use crate::hopper::ptx;
 use cubecl::prelude::*;
 use half::bf16;
 
-/// Hardware barriers of the turns of the two warpgroups.
-pub const FIRST_TURN: u32 = 2;
-const SECOND_TURN: u32 = 3;
+/// Named barriers of the ping-pong schedule, one per warpgroup.
+pub const PING_PONG_0: u32 = 2;
+const PING_PONG_1: u32 = 3;
 
-/// Descriptors of the warpgroup's queries and of the first key and value tile.
+/// Shared-memory descriptors of the warpgroup's Q tile and of the first K and V tile.
 #[derive(CubeType)]
-pub struct Operands {
+pub struct Descriptors {
     pub q: u64,
     pub k: u64,
     pub v: u64,
 }
 
-/// What a unit holds of its warpgroup's 64 rows: two rows, of each every fourth pair of columns.
+/// Registers of a unit: two rows (queries) of its warpgroup's 64, of each every fourth pair of columns.
 #[derive(CubeType)]
-pub struct RowState {
-    /// Scores, then their exponentials.
-    pub scores: Array<f32>,
-    /// The output so far, not yet divided by `total`.
-    pub sum: Array<f32>,
-    /// The exponentials in bf16: the left operand of the product with the values.
-    pub weights: Sequence<Array<u32>>,
-    /// Greatest score of each row.
-    pub top: Array<f32>,
-    /// This unit's part of each row's sum of exponentials.
-    pub total: Array<f32>,
-    /// What the last softmax asks the output so far to be multiplied with.
-    pub factor: Array<f32>,
-    /// Keys of dropout.
-    pub draws: Draws,
+pub struct SoftmaxState {
+    /// S, then P, not yet divided by `row_sum`.
+    pub acc_s: Array<f32>,
+    /// Accumulator of the output, not yet divided by `row_sum`.
+    pub acc_o: Array<f32>,
+    /// P in 16 bits: the left operand of P V.
+    pub p: Sequence<Array<u32>>,
+    /// Greatest score of each row so far (m).
+    pub row_max: Array<f32>,
+    /// This unit's part of each row's sum of exponentials (l).
+    pub row_sum: Array<f32>,
+    /// Factor by which the last softmax rescales `acc_o`.
+    pub o_scale: Array<f32>,
+    /// Dropout keys of both rows.
+    pub dropout_keys: RowDropoutKeys,
 }
 
-/// Step `step`: the scores of its key block, under whose softmax runs the product of the block before with its values.
+/// Step `step`: the scores of its kv block; P V of the previous kv block runs under their softmax.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn advance(
-    state: &mut RowState,
+    state: &mut SoftmaxState,
     k_ring: &mut Ring,
     v_ring: &mut Ring,
-    fixed: &Fixed<Operands>,
+    invariants: &LoopInvariants<Descriptors>,
     k: &TensorMap<bf16, Tiled>,
     v: &TensorMap<bf16, Tiled>,
     step: u32,
-    edge: bool,
+    masked: bool,
     #[comptime] plan: ForwardPlan,
 ) {
     let variant = comptime![plan.variant];
@@ -58,86 +58,94 @@ pub fn advance(
     let k_slot = tile::slot(step, plan.stages);
     let v_slot = tile::slot(step - 1, plan.stages);
 
-    tile::arrived(k_ring, &k_slot);
-    if comptime![plan.turns] {
-        if fixed.place.role == 0 {
-            ptx::named_barrier_sync(FIRST_TURN, 256u32);
+    tile::wait_full(k_ring, &k_slot);
+    if comptime![plan.ping_pong] {
+        if invariants.fragment.warpgroup == 0 {
+            ptx::named_barrier_sync(PING_PONG_0, 256u32);
         } else {
-            ptx::named_barrier_sync(SECOND_TURN, 256u32);
+            ptx::named_barrier_sync(PING_PONG_1, 256u32);
         }
     }
-    let k_tile = fixed.at.k + tile::offset(&k_slot, block, comptime![variant.key_width()]);
-    tile::issue_scores(&mut state.scores, fixed.at.q, k_tile, block, d, variant.element);
-    tile::arrived(v_ring, &v_slot);
-    let v_tile = fixed.at.v + tile::offset(&v_slot, block, comptime![variant.value_width()]);
-    tile::issue_product(&mut state.sum, &mut state.weights, v_tile, block, variant.value_dim, variant.element);
-    if comptime![plan.turns] {
-        if fixed.place.role == 0 {
-            ptx::named_barrier_arrive(SECOND_TURN, 256u32);
+    let k_tile = invariants.desc.k + tile::offset(&k_slot, block, comptime![variant.key_width()]);
+    tile::issue_gemm_ss(&mut state.acc_s, invariants.desc.q, k_tile, block, d, variant.element);
+    tile::wait_full(v_ring, &v_slot);
+    let v_tile = invariants.desc.v + tile::offset(&v_slot, block, comptime![variant.value_width()]);
+    tile::issue_gemm_rs(&mut state.acc_o, &mut state.p, v_tile, block, variant.value_dim, variant.element);
+    if comptime![plan.ping_pong] {
+        if invariants.fragment.warpgroup == 0 {
+            ptx::named_barrier_arrive(PING_PONG_1, 256u32);
         } else {
-            ptx::named_barrier_arrive(FIRST_TURN, 256u32);
+            ptx::named_barrier_arrive(PING_PONG_0, 256u32);
         }
     }
     if UNIT_POS == 0 {
-        // With three stages, what these tiles replace was last read two steps ago.
-        if step + 1 < fixed.source.count {
-            walk::load(k_ring, k, &fixed.source, step + 1, d, block, plan.stages);
+        // With three stages, these loads overwrite tiles that were last read two steps ago.
+        if step + 1 < invariants.kv_loop.count {
+            kv_blocks::load(k_ring, k, &invariants.kv_loop, step + 1, d, block, plan.stages);
         }
-        walk::load(v_ring, v, &fixed.source, step, variant.value_dim, block, plan.stages);
+        kv_blocks::load(v_ring, v, &invariants.kv_loop, step, variant.value_dim, block, plan.stages);
     }
     mma::wait(1usize);
-    mma::pin(&mut state.scores);
+    mma::pin(&mut state.acc_s);
     tile::release(k_ring, &k_slot);
-    let column = walk::mask(&mut state.scores, fixed, step, edge, block, variant);
-    softmax(state, &fixed.source, column, fixed.scale_log2, plan);
-    if comptime![plan.overlap] {
-        // The assembler moves the exponentials behind the wait unless a branch that needs them stands between.
-        if plane_any(state.total[0] + state.total[1] < 0.0) {
+    let column = kv_blocks::mask_block(&mut state.acc_s, invariants, step, masked, block, variant);
+    softmax(state, &invariants.kv_loop, column, invariants.scale_log2, plan);
+    if comptime![plan.intra_wg_overlap] {
+        // ptxas moves the exponentials after the wait, which serialises them with P V, unless a branch that needs them
+        // stands between.
+        if plane_any(state.row_sum[0] + state.row_sum[1] < 0.0) {
             ptx::trap();
         }
     }
     mma::wait(0usize);
-    mma::pin(&mut state.sum);
+    mma::pin(&mut state.acc_o);
     tile::release(v_ring, &v_slot);
     #[unroll]
     for i in 0..comptime![variant.value_dim / 2] {
-        state.sum[i] = state.sum[i] * state.factor[comptime![(i / 2) % 2]];
+        state.acc_o[i] = state.acc_o[i] * state.o_scale[comptime![(i / 2) % 2]];
     }
-    tile::pack_operand(&mut state.weights, &state.scores, block, false, variant.element);
+    tile::pack_operand(&mut state.p, &state.acc_s, block, false, variant.element);
 }
 
-/// One step of the online softmax: `scores` become exponentials over the greatest score so far, zero where they are
-/// dropped. The total counts them all. `column` is the key of the unit's first score.
+/// One step of the online softmax: `acc_s` becomes P over the greatest score so far, 0 where dropout drops. `row_sum`
+/// counts dropped probabilities too. `column` is the key of the unit's first score.
 #[cube]
-pub fn softmax(state: &mut RowState, source: &Source, column: u32, scale_log2: f32, #[comptime] plan: ForwardPlan) {
-    let place = source.first_column + draw::spread(column);
+pub fn softmax(
+    state: &mut SoftmaxState,
+    kv_loop: &KvLoop,
+    column: u32,
+    scale_log2: f32,
+    #[comptime] plan: ForwardPlan,
+) {
+    let spread = kv_loop.first_column + dropout::spread(column);
     #[unroll]
     for half in 0..2usize {
-        let before = state.top[half];
-        let mut top = before;
+        let previous_max = state.row_max[half];
+        let mut row_max = previous_max;
         #[unroll]
         for i in 0..comptime![plan.block / 4] {
-            top = max(top, state.scores[comptime![(i / 2) * 4 + half * 2 + i % 2]]);
+            row_max = max(row_max, state.acc_s[comptime![(i / 2) * 4 + half * 2 + i % 2]]);
         }
-        top = max(top, plane_shuffle_xor(top, 1u32));
-        top = max(top, plane_shuffle_xor(top, 2u32));
-        state.top[half] = top;
-        let factor = ptx::exp2((before - top) * scale_log2);
-        // While a row has seen no key all its exponentials are zero.
-        let shift = select(top == HIDDEN, 0.0, -top * scale_log2);
-        let mut total = state.total[half] * factor;
+        row_max = max(row_max, plane_shuffle_xor(row_max, 1u32));
+        row_max = max(row_max, plane_shuffle_xor(row_max, 2u32));
+        state.row_max[half] = row_max;
+        let rescale = ptx::exp2((previous_max - row_max) * scale_log2);
+        // While a row has seen no visible key, all its exponentials are zero.
+        let neg_max = select(row_max == MASKED, 0.0, -row_max * scale_log2);
+        let mut row_sum = state.row_sum[half] * rescale;
         #[unroll]
         for i in 0..comptime![plan.block / 4] {
             let index = comptime![(i / 2) * 4 + half * 2 + i % 2];
-            let weight = ptx::exp2(fma(state.scores[index], scale_log2, shift));
-            total += weight;
+            let p = ptx::exp2(fma(state.acc_s[index], scale_log2, neg_max));
+            row_sum += p;
             if comptime![plan.variant.dropout] {
-                state.scores[index] = select(tile::survives(&state.draws, place, source.limit, index), weight, 0.0);
+                state.acc_s[index] =
+                    select(tile::is_kept(&state.dropout_keys, spread, kv_loop.drop_threshold, index), p, 0.0);
             } else {
-                state.scores[index] = weight;
+                state.acc_s[index] = p;
             }
         }
-        state.total[half] = total;
-        state.factor[half] = factor;
+        state.row_sum[half] = row_sum;
+        state.o_scale[half] = rescale;
     }
 }

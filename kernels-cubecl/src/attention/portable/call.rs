@@ -1,22 +1,22 @@
-//! A call of these kernels: its checks and what the kernels are told.
-use super::draw::DrawsLaunch;
-use super::sight::{Plan, SizesLaunch};
-use crate::attention::{AttentionError, AttentionShape, Extras, Gradients, Packed, Saved, Tensor4};
+//! One call of the portable kernels: its checks and the kernels' arguments.
+use super::dropout::DropoutParamsLaunch;
+use super::mask::{Plan, SizesLaunch};
+use crate::attention::{AttentionError, AttentionShape, CallOptions, Gradients, Packed, Saved, Tensor4};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// Most units of a cube.
 const UNITS: u32 = 64;
 
-/// Largest size of a dimension: sums of two are i32.
+/// Largest size of a dimension: sums of two of them fit into i32.
 const LARGEST: usize = i32::MAX as usize / 4;
 
-/// The type of queries, keys, values, output and their gradients.
+/// Type of Q, K, V, O and their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
-    /// Statistics and sums are f64 too.
+    /// Statistics and accumulators are f64 too.
     F64,
-    /// Statistics and sums are f32, as for the two below.
+    /// Statistics and accumulators are f32, as for the two below.
     F32,
     /// Rounded when stored.
     Bf16,
@@ -34,13 +34,13 @@ impl Element {
         }
     }
 
-    /// Bytes of a number of the statistics.
+    /// Bytes of one number of the statistics.
     pub fn statistic_size(self) -> usize {
         self.size().max(4)
     }
 }
 
-/// Runs `$body` with `$E` the element type of `$element` and `$A` that of its sums.
+/// Runs `$body` with `$E` the element type of `$element` and `$A` that of its accumulators.
 macro_rules! by_element {
     ($element:expr, $E:ident, $A:ident => $body:expr) => {
         match $element {
@@ -59,12 +59,12 @@ macro_rules! by_element {
 
 pub(super) use by_element;
 
-/// One call: its sizes and what its kernels are told.
+/// One call: sizes, options, and the kernels' arguments.
 pub(super) struct Call<'a> {
     pub client: &'a Client,
     pub element: Element,
     pub shape: &'a AttentionShape,
-    pub extras: &'a Extras<'a>,
+    pub options: &'a CallOptions<'a>,
     pub scale: f64,
 }
 
@@ -96,14 +96,14 @@ impl Call<'_> {
             }
             bytes(name, &tensor.handle, tensor.extent(), self.element.size())?;
         }
-        if let Some(Packed { query_starts, key_starts, sequences, .. }) = self.extras.packed {
+        if let Some(Packed { query_starts, key_starts, sequences, .. }) = self.options.packed {
             if batch != 1 {
                 return Err(AttentionError::PackedBatch { batch });
             }
             bytes("query_starts", query_starts, sequences + 1, 4)?;
             bytes("key_starts", key_starts, sequences + 1, 4)?;
         }
-        match self.extras.dropout {
+        match self.options.dropout {
             Some(dropout) if !(0.0..1.0).contains(&dropout.p) => Err(AttentionError::Probability(dropout.p)),
             _ => Ok(()),
         }
@@ -124,19 +124,14 @@ impl Call<'_> {
         self.statistics("lse", lse)
     }
 
-    pub fn check_backward(
-        &self,
-        saved: &Saved,
-        out_gradient: &Tensor4,
-        gradients: &Gradients,
-    ) -> Result<(), AttentionError> {
+    pub fn check_backward(&self, saved: &Saved, dout: &Tensor4, gradients: &Gradients) -> Result<(), AttentionError> {
         let shape = self.shape;
         self.check_forward([saved.q, saved.k, saved.v, saved.out], saved.lse)?;
         self.check(&[
-            ("out_gradient", out_gradient, shape.out_shape()),
-            ("q_gradient", gradients.q, shape.query_shape()),
-            ("k_gradient", gradients.k, shape.key_shape()),
-            ("v_gradient", gradients.v, shape.value_shape()),
+            ("dout", dout, shape.out_shape()),
+            ("dq", gradients.dq, shape.query_shape()),
+            ("dk", gradients.dk, shape.key_shape()),
+            ("dv", gradients.dv, shape.value_shape()),
         ])
     }
 
@@ -146,15 +141,15 @@ impl Call<'_> {
             value_dim: self.shape.value_dim,
             causal: self.shape.causal,
             windowed: self.shape.window.is_some(),
-            packed: self.extras.packed.is_some(),
-            dropout: self.extras.dropout.is_some(),
+            packed: self.options.packed.is_some(),
+            dropout: self.options.dropout.is_some(),
         }
     }
 
     pub fn sizes(&self) -> SizesLaunch {
         let AttentionShape { queries, keys, heads, kv_heads, .. } = *self.shape;
-        let first_query = self.extras.first_query.unwrap_or(keys as i64 - queries as i64);
-        // Beyond these all positions look alike.
+        let first_query = self.options.first_query.unwrap_or(keys as i64 - queries as i64);
+        // Positions past these limits see the same keys.
         let first_query = first_query.clamp(-(LARGEST as i64), LARGEST as i64);
         let window = self.shape.window.map_or(0, |window| window.min(LARGEST));
         SizesLaunch::new(
@@ -162,23 +157,23 @@ impl Call<'_> {
             keys as u32,
             (heads / kv_heads) as u32,
             window as u32,
-            self.extras.packed.map_or(0, |packed| packed.sequences) as u32,
+            self.options.packed.map_or(0, |packed| packed.sequences) as u32,
             first_query as i32,
             self.shape.padded_queries() as u32,
         )
     }
 
-    pub fn draws(&self) -> DrawsLaunch {
-        DrawsLaunch::of(self.extras.dropout)
+    pub fn dropout(&self) -> DropoutParamsLaunch {
+        DropoutParamsLaunch::of(self.options.dropout)
     }
 
     pub fn scale(&self) -> InputScalar {
         by_element!(self.element, _E, A => InputScalar::new(self.scale, A::elem_type_native()))
     }
 
-    /// Starts of the sequences; without any a buffer that is not read.
+    /// Start offsets of packed sequences; without packing, a buffer that is not read.
     pub fn starts(&self, unread: &Tensor4) -> [BufferArg; 2] {
-        let (handles, len) = match self.extras.packed {
+        let (handles, len) = match self.options.packed {
             Some(packed) => ([packed.query_starts, packed.key_starts], packed.sequences + 1),
             None => ([&unread.handle; 2], 1),
         };

@@ -1,14 +1,14 @@
-//! The forward kernel: a unit takes one query of one head through all the keys that it sees.
-use super::draw::{self, Draws};
-use super::sight::{self, Plan, Sizes};
-use super::{exponential, row};
+//! The forward kernel: a unit has one query of one head and loops over all keys that it sees.
+use super::dropout::{self, DropoutParams};
+use super::mask::{self, Plan, Sizes};
+use super::{exp, row};
 use cubecl::prelude::*;
 
-/// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores; zero and -∞ for a query that sees no key.
-/// Cube `(block of queries, head, batch)`.
+/// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores; zero and -∞ for a query without a visible
+/// key. Cube `(q block, head, batch)`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-pub fn forward<E: Float, A: Float>(
+pub fn portable_forward<E: Float, A: Float>(
     q: &Tensor<E>,
     k: &Tensor<E>,
     v: &Tensor<E>,
@@ -17,7 +17,7 @@ pub fn forward<E: Float, A: Float>(
     query_starts: &[i32],
     key_starts: &[i32],
     sizes: &Sizes,
-    draws: &Draws,
+    dropout: &DropoutParams,
     scale: InputScalar,
     #[comptime] plan: Plan,
 ) {
@@ -26,36 +26,36 @@ pub fn forward<E: Float, A: Float>(
     if query < sizes.queries {
         let kv_head = head / sizes.group;
         let scale = scale.get::<A>();
-        let mut asked = Array::<A>::new(plan.head_dim);
-        row::read(q, row::at(q, query, batch, head), &mut asked, plan.head_dim);
+        let mut query_row = Array::<A>::new(plan.head_dim);
+        row::read(q, row::at(q, query, batch, head), &mut query_row, plan.head_dim);
         let mut sum = Array::<A>::new(plan.value_dim);
         row::fill(&mut sum, plan.value_dim);
-        let words = draw::row_words(draws, batch, head, query);
-        let keys = sight::visible_keys(query, query_starts, key_starts, sizes, plan);
-        let mut top = A::new(-1.0e30);
-        let mut total = A::new(0.0);
+        let row_keys = dropout::row_keys(dropout, batch, head, query);
+        let keys = mask::visible_keys(query, query_starts, key_starts, sizes, plan);
+        let mut row_max = A::new(-1.0e30);
+        let mut row_sum = A::new(0.0);
         for key in keys.first..keys.end {
-            let score = row::dot(k, row::at(k, key, batch, kv_head), &asked, plan.head_dim) * scale;
-            if score > top {
-                let factor = exponential::exp::<A>(top - score);
-                total *= factor;
+            let score = row::dot(k, row::at(k, key, batch, kv_head), &query_row, plan.head_dim) * scale;
+            if score > row_max {
+                let factor = exp::exp::<A>(row_max - score);
+                row_sum *= factor;
                 row::scale(&mut sum, factor, plan.value_dim);
-                top = score;
+                row_max = score;
             }
-            let weight = exponential::exp::<A>(score - top);
-            total += weight;
-            let mut kept = weight;
+            let p = exp::exp::<A>(score - row_max);
+            row_sum += p;
+            let mut kept = p;
             if comptime![plan.dropout] {
-                kept = weight * A::cast_from(draw::keep(draws, &words, key));
+                kept = p * A::cast_from(dropout::keep_factor(dropout, &row_keys, key));
             }
             row::add(&mut sum, v, row::at(v, key, batch, kv_head), kept, plan.value_dim);
         }
-        let place = (batch * CUBE_COUNT_Y + head) * sizes.statistics + query;
+        let stats_index = (batch * CUBE_COUNT_Y + head) * sizes.statistics + query;
         if keys.end > keys.first {
-            row::scale(&mut sum, A::new(1.0) / total, plan.value_dim);
-            lse[place as usize] = top + exponential::ln::<A>(total);
+            row::scale(&mut sum, A::new(1.0) / row_sum, plan.value_dim);
+            lse[stats_index as usize] = row_max + exp::ln::<A>(row_sum);
         } else {
-            lse[place as usize] = A::NEG_INFINITY;
+            lse[stats_index as usize] = A::NEG_INFINITY;
         }
         row::write(out, query, batch, head, &sum, plan.value_dim);
     }

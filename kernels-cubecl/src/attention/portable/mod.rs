@@ -1,26 +1,27 @@
 //! Flash attention for every CubeCL runtime: no shared memory, no planes, no matrix units, any sizes and strides, in
-//! f64, f32, bf16 and f16 (sums in f64 and f32). Slow: a unit works through a row on its own. Never holds the scores.
+//! f64, f32, bf16 and f16 (accumulators in f64 and f32). Slow: one unit computes a whole row. The scores are never
+//! stored.
 mod call;
 mod delta;
-pub mod draw;
-mod exponential;
+pub mod dkdv;
+pub mod dq;
+pub mod dropout;
+mod exp;
 pub mod forward;
-pub mod key_gradient;
+pub mod mask;
 pub mod mma;
-pub mod query_gradient;
 mod row;
-pub mod sight;
 
 pub use call::Element;
 
-use super::{AttentionError, AttentionShape, Extras, Gradients, Saved, Tensor4};
+use super::{AttentionError, AttentionShape, CallOptions, Gradients, Saved, Tensor4};
 use call::{Call, arg, by_element};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores, `lse` `[batch, heads,
-/// shape.padded_queries()]` in f32 (f64 for f64). A query that sees no key gets zeros and -∞. `extras.element` is not
-/// read.
+/// shape.padded_queries()]` in f32 (f64 for f64). A query without a visible key gets zeros and -∞. `options.element` is
+/// not read.
 ///
 /// # Errors
 /// If sizes do not fit each other or their buffers.
@@ -30,19 +31,19 @@ pub fn forward(
     element: Element,
     shape: &AttentionShape,
     scale: f64,
-    extras: &Extras,
+    options: &CallOptions,
     (q, k, v): (&Tensor4, &Tensor4, &Tensor4),
     out: &Tensor4,
     lse: &Handle,
 ) -> Result<(), AttentionError> {
-    let call = Call { client, element, shape, extras, scale };
+    let call = Call { client, element, shape, options, scale };
     call.check_forward([q, k, v, out], lse)?;
     let (count, dim) = call.cubes(shape.queries, shape.heads);
     let [query_starts, key_starts] = call.starts(q);
     by_element!(element, E, A => {
         // SAFETY: units past the last query do nothing; the checks above bound every access of the others.
         unsafe {
-            forward::forward::launch_unchecked::<E, A>(
+            forward::portable_forward::launch_unchecked::<E, A>(
                 client,
                 count,
                 dim,
@@ -54,7 +55,7 @@ pub fn forward(
                 query_starts,
                 key_starts,
                 call.sizes(),
-                call.draws(),
+                call.dropout(),
                 call.scale(),
                 call.plan(),
             )
@@ -63,8 +64,7 @@ pub fn forward(
     Ok(())
 }
 
-/// The gradients of `q`, `k` and `v`, given that of the output. Every sum is taken in one order. For ring attention
-/// `out` and `lse` are those of the whole ring.
+/// dQ, dK and dV from dO. Every sum has a fixed order. For ring attention `out` and `lse` are those of the whole ring.
 ///
 /// # Errors
 /// If sizes do not fit each other or their buffers.
@@ -74,13 +74,13 @@ pub fn backward(
     element: Element,
     shape: &AttentionShape,
     scale: f64,
-    extras: &Extras,
+    options: &CallOptions,
     saved: Saved,
-    out_gradient: &Tensor4,
+    dout: &Tensor4,
     gradients: Gradients,
 ) -> Result<(), AttentionError> {
-    let call = Call { client, element, shape, extras, scale };
-    call.check_backward(&saved, out_gradient, &gradients)?;
+    let call = Call { client, element, shape, options, scale };
+    call.check_backward(&saved, dout, &gradients)?;
     let Saved { q, k, v, out, lse } = saved;
     let delta = client.empty(element.statistic_size() * shape.statistics_len());
     let (count, dim) = call.cubes(shape.queries, shape.heads);
@@ -88,7 +88,7 @@ pub fn backward(
     by_element!(element, E, A => {
         // SAFETY: units past the last query do nothing; the checks above bound every access of the others.
         unsafe {
-            query_gradient::query_gradient::launch_unchecked::<E, A>(
+            dq::portable_dq::launch_unchecked::<E, A>(
                 client,
                 count,
                 dim,
@@ -96,14 +96,14 @@ pub fn backward(
                 arg(k),
                 arg(v),
                 arg(out),
-                arg(out_gradient),
+                arg(dout),
                 call.statistic_arg(lse),
                 call.statistic_arg(&delta),
-                arg(gradients.q),
+                arg(gradients.dq),
                 query_starts,
                 key_starts,
                 call.sizes(),
-                call.draws(),
+                call.dropout(),
                 call.scale(),
                 call.plan(),
             )
@@ -114,22 +114,22 @@ pub fn backward(
     by_element!(element, E, A => {
         // SAFETY: units past the last key do nothing; the checks above bound every access of the others.
         unsafe {
-            key_gradient::key_gradient::launch_unchecked::<E, A>(
+            dkdv::portable_dkdv::launch_unchecked::<E, A>(
                 client,
                 count,
                 dim,
                 arg(q),
                 arg(k),
                 arg(v),
-                arg(out_gradient),
+                arg(dout),
                 call.statistic_arg(lse),
                 call.statistic_arg(&delta),
-                arg(gradients.k),
-                arg(gradients.v),
+                arg(gradients.dk),
+                arg(gradients.dv),
                 query_starts,
                 key_starts,
                 call.sizes(),
-                call.draws(),
+                call.dropout(),
                 call.scale(),
                 call.plan(),
             )

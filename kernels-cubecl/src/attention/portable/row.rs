@@ -1,13 +1,13 @@
-//! Rows of `[seq, batch, heads, length]` tensors, in and out of a unit's own memory.
+//! Rows of `[seq, batch, heads, length]` tensors, to and from a unit's local memory.
 use cubecl::prelude::*;
 
-/// Where a row begins.
+/// Offset of a row.
 #[cube]
 pub fn at<E: Float>(x: &Tensor<E>, row: u32, batch: u32, head: u32) -> usize {
     row as usize * x.stride(0) + batch as usize * x.stride(1) + head as usize * x.stride(2)
 }
 
-/// `to` becomes the row at `from`.
+/// Reads the row at `from` into `to`.
 #[cube]
 pub fn read<E: Float, A: Float>(x: &Tensor<E>, from: usize, to: &mut Array<A>, #[comptime] length: usize) {
     for i in 0..length {
@@ -47,7 +47,7 @@ pub fn scale<A: Float>(x: &mut Array<A>, factor: A, #[comptime] length: usize) {
     }
 }
 
-/// The product of the row at `from` with `with`.
+/// The dot product of the row at `from` with `with`.
 #[cube]
 pub fn dot<E: Float, A: Float>(x: &Tensor<E>, from: usize, with: &Array<A>, #[comptime] length: usize) -> A {
     let mut sum = A::new(0.0);

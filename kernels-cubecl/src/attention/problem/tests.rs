@@ -27,23 +27,24 @@ fn what_no_kernel_computes_is_refused() {
     );
     assert_eq!(AttentionShape { batch: 0, ..shape() }.check_sizes(), Err(AttentionError::Empty("batch")));
     assert_eq!(AttentionShape { window: Some(0), ..shape() }.check_sizes(), Err(AttentionError::Empty("window")));
-    let dropout = |p| Extras { dropout: Some(Dropout::whole(p, 1, &shape())), ..Default::default() };
-    assert_eq!(shape().check_extras(&dropout(0.1)), Ok(()));
-    assert_eq!(shape().check_extras(&dropout(1.0)), Err(AttentionError::Probability(1.0)));
+    let dropout = |p| CallOptions { dropout: Some(Dropout::whole(p, 1, &shape())), ..Default::default() };
+    assert_eq!(shape().check_options(&dropout(0.1)), Ok(()));
+    assert_eq!(shape().check_options(&dropout(1.0)), Err(AttentionError::Probability(1.0)));
 }
 
 #[test]
 fn a_window_beyond_every_key_is_none() {
     let causal = |window| AttentionShape { window: Some(window), ..shape() };
-    let has_window = |shape: &AttentionShape, extras: &Extras| crate::attention::Variant::of(shape, extras).window;
-    assert!(has_window(&causal(299), &Extras::default()));
-    assert!(!has_window(&causal(300), &Extras::default()));
-    let further = Extras { first_query: Some(100), ..Default::default() };
+    let has_window =
+        |shape: &AttentionShape, options: &CallOptions| crate::attention::Variant::of(shape, options).window;
+    assert!(has_window(&causal(299), &CallOptions::default()));
+    assert!(!has_window(&causal(300), &CallOptions::default()));
+    let further = CallOptions { first_query: Some(100), ..Default::default() };
     assert!(has_window(&causal(399), &further));
     assert!(!has_window(&causal(400), &further));
     let full = |window| AttentionShape { causal: false, keys: 200, ..causal(window) };
-    assert!(has_window(&full(299), &Extras::default()));
-    assert!(!has_window(&full(300), &Extras::default()));
+    assert!(has_window(&full(299), &CallOptions::default()));
+    assert!(!has_window(&full(300), &CallOptions::default()));
 }
 
 #[test]

@@ -1,32 +1,32 @@
-//! The gradient of a table in one launch: a cube takes a bucket of ids and some columns, finds the bucket's tokens,
-//! sorts them by id and adds up their rows.
+//! The gradient of an embedding table in one launch: a cube takes a bucket of ids and some columns, finds the bucket's
+//! tokens, sorts them by id and adds up their gradients.
 //!
-//! All cubes look through all ids, which costs little next to the rows: ids stay in the L1 cache, and while some cubes
-//! of a multiprocessor search, others wait for memory. So there is no order to be written first, and nothing to be
-//! joined after. The same tokens give the same bits, however the table is split.
+//! All cubes scan all ids, which costs little compared with the gradients: ids stay in the L1 cache, and while some
+//! cubes of an SM scan, others wait for memory. So no order has to be written first, and nothing has to be merged
+//! afterwards. The same tokens give the same bits, however the table is sharded.
 use super::TableShape;
 use super::list::{collect, same_id, sort};
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Most tokens of a launch on a GPU, whose entries shared memory holds three times, and on the cpu runtime.
-const ROOM: [usize; 2] = [1 << 14, 1 << 10];
+/// Most tokens of a launch: on a GPU, whose shared memory holds three entries for each, and on the cpu runtime.
+const MAX_TOKENS: [usize; 2] = [1 << 14, 1 << 10];
 
-/// How the gradient is cut into cubes. [`Plan::of`] has the best one known.
+/// How the gradient is split among cubes. [`Plan::of`] is the best one known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
     /// Units of a cube, a power of two.
     pub units: u32,
-    /// Units side by side, of four columns each; a power of two. Those on top of each other share a bucket's tokens.
+    /// Neighbouring units, of four columns each; a power of two. Units with the same columns share a bucket's tokens.
     pub side: u32,
     /// Buckets of ids, a power of two.
     pub buckets: u32,
-    /// Rows that a unit reads at a time.
-    pub ahead: u32,
+    /// Loads of a unit in flight.
+    pub in_flight: u32,
     /// Most tokens of a launch, a power of two.
-    pub room: u32,
-    /// Rows of one id that a unit reads at a time, far from its last one.
+    pub max_tokens: u32,
+    /// Loads in flight of a unit whose next rows all have the same id.
     pub run: u32,
 }
 
@@ -38,29 +38,29 @@ impl Plan {
 
     fn on(cube: CubeShape, shape: TableShape) -> Self {
         let gpu = cube.plane > 1;
-        // Cubes of 512 look through the ids half as often as those of 256.
+        // Cubes of 512 scan the ids half as often as those of 256.
         let (units, side, buckets) = if gpu { (2 * cube.units, 128, 128) } else { (cube.units, 1, 4) };
-        let most = ROOM[usize::from(!gpu)];
-        let room = shape.ids.next_power_of_two().clamp(units as usize, most) as u32;
-        Self { units, side, buckets, ahead: 4, room, run: 8 }
+        let most = MAX_TOKENS[usize::from(!gpu)];
+        let max_tokens = shape.ids.next_power_of_two().clamp(units as usize, most) as u32;
+        Self { units, side, buckets, in_flight: 4, max_tokens, run: 8 }
     }
 
-    /// Bits of an entry that have the token.
+    /// Bits of an entry for the token.
     pub(super) fn token_bits(self) -> u32 {
-        self.room.ilog2()
+        self.max_tokens.ilog2()
     }
 
-    /// The greatest number that an entry has for an id.
+    /// The greatest value of an entry's id bits.
     pub(super) fn greatest(self) -> u32 {
         u32::MAX >> self.token_bits()
     }
 
-    /// Ids below are told apart.
+    /// Ids below this are distinguished.
     fn most_ids(self) -> usize {
         self.buckets as usize * self.greatest() as usize
     }
 
-    /// Units on top of each other.
+    /// Units with the same columns.
     fn groups(self) -> u32 {
         self.units / self.side
     }
@@ -69,13 +69,13 @@ impl Plan {
 /// Four numbers of a row.
 type Four<E> = Vector<E, Const<4>>;
 
-/// What is done about an entry: nothing, as its id is not in the table or it belongs to others.
+/// What to do with an entry. Skip it: its id is not in the table, or it belongs to other units.
 const SKIP: u32 = 0;
-/// Its gradient is added to the sum, which goes on.
+/// Add its gradient to the current sum.
 const ADD: u32 = 1;
-/// The sum ends and belongs to the table.
+/// Add it, and write the sum to the table: it is the last of its id.
 const END: u32 = 2;
-/// The sum ends, but began among the entries of units before.
+/// Add it; the sum ends here, but its id began among the entries of earlier units.
 const END_HEAD: u32 = 3;
 
 /// Adds this unit's vector of a row to a sum.
@@ -84,15 +84,14 @@ fn add<E: Float>(sum: F32x4, value: Four<E>) -> F32x4 {
     sum + F32x4::cast_from(value)
 }
 
-/// The row of the table for an entry's id; one behind the table for an id in front of it.
+/// The table row of an entry's id; past the table for an id before it.
 #[cube]
 fn row_of(entry: u32, first_row: u32, #[comptime] plan: Plan) -> u32 {
     (entry >> comptime![plan.token_bits()]) * comptime![plan.buckets] + CUBE_POS_Y - first_row
 }
 
-/// Cube `(columns, bucket)`. Units on top of each other take as many of the bucket's sorted entries each. The sum of an
-/// id that began before, and ends or goes on behind them, is left in `heads`; the units where the id began add these
-/// up.
+/// Cube `(columns, bucket)`. Units with the same columns take equally many of the bucket's sorted entries. The sum of
+/// an id that began among earlier units' entries goes to `heads`; the units where the id began add these sums up.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn sum_buckets<E: Float, T: Float, N: Size>(
@@ -107,7 +106,7 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
     #[comptime] adds: bool,
     #[comptime] plan: Plan,
 ) {
-    let mut list = Shared::<[u32]>::new_slice(comptime![plan.room as usize + 4]);
+    let mut list = Shared::<[u32]>::new_slice(comptime![plan.max_tokens as usize + 4]);
     let mut heads = Shared::<[F32x4]>::new_slice(comptime![plan.units as usize]);
     let count = collect::<N>(ids, &mut list, CUBE_POS_Y, tokens, lanes, plan);
     if count > 0 {
@@ -120,18 +119,18 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
         let end = min(begin + each, count);
         let previous = list[(max(begin, 1) - 1) as usize];
         let mut sum = F32x4::new(0.0);
-        // What a unit reads that needs nothing: no load waits for a condition.
+        // Where a unit reads when it needs nothing: no load depends on a condition.
         let anywhere = min(column, width - 1);
         let mut place = begin;
         while place < end {
             let first = list[place as usize];
             if place + plan.run <= end && same_id(first, list[(place + plan.run) as usize], plan) {
-                // Frequent ids: nothing but rows is read, so more of them at a time.
+                // Frequent ids: only rows are read, so more of them at a time.
                 if row_of(first, first_row, plan) < rows && column < width {
                     let mut held = Array::<Four<E>>::new(comptime![plan.run as usize]);
                     #[unroll]
                     for k in 0..comptime![plan.run as usize] {
-                        let token = list[place as usize + k] & comptime![plan.room - 1];
+                        let token = list[place as usize + k] & comptime![plan.max_tokens - 1];
                         held[k] = gradient[(token * width + column) as usize];
                     }
                     #[unroll]
@@ -141,12 +140,12 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
                 }
                 place += plan.run;
             } else {
-                let mut steps = Array::<u32>::new(comptime![plan.ahead as usize]);
-                let mut to = Array::<u32>::new(comptime![plan.ahead as usize]);
-                let mut held = Array::<Four<E>>::new(comptime![plan.ahead as usize]);
-                let mut before = Array::<Four<T>>::new(comptime![plan.ahead as usize]);
+                let mut steps = Array::<u32>::new(comptime![plan.in_flight as usize]);
+                let mut to = Array::<u32>::new(comptime![plan.in_flight as usize]);
+                let mut held = Array::<Four<E>>::new(comptime![plan.in_flight as usize]);
+                let mut before = Array::<Four<T>>::new(comptime![plan.in_flight as usize]);
                 #[unroll]
-                for k in 0..comptime![plan.ahead as usize] {
+                for k in 0..comptime![plan.in_flight as usize] {
                     let at = min(place + comptime![k as u32], end - 1);
                     let (entry, next) = (list[at as usize], list[at as usize + 1]);
                     let row = row_of(entry, first_row, plan);
@@ -156,14 +155,14 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
                     step = select(taken, step, SKIP);
                     to[k] = row * width + column;
                     steps[k] = step;
-                    let token = entry & comptime![plan.room - 1];
+                    let token = entry & comptime![plan.max_tokens - 1];
                     held[k] = gradient[select(step != SKIP, token * width + column, anywhere) as usize];
                     if comptime![adds] {
                         before[k] = table[select(step == END, to[k], anywhere) as usize];
                     }
                 }
                 #[unroll]
-                for k in 0..comptime![plan.ahead as usize] {
+                for k in 0..comptime![plan.in_flight as usize] {
                     let step = steps[k];
                     if step != SKIP {
                         sum = add(sum, held[k]);
@@ -181,18 +180,18 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
                         }
                     }
                 }
-                place += comptime![plan.ahead];
+                place += comptime![plan.in_flight];
             }
         }
         let last = list[(max(end, 1) - 1) as usize];
-        let goes_on = begin < end && end < count && same_id(last, list[end as usize], plan);
+        let continues = begin < end && end < count && same_id(last, list[end as usize], plan);
         let began_before = begin > 0 && same_id(last, previous, plan);
-        if goes_on && began_before {
+        if continues && began_before {
             heads[UNIT_POS as usize] = sum;
         }
         sync_cube();
         let row = row_of(last, first_row, plan);
-        if goes_on && !began_before && row < rows && column < width {
+        if continues && !began_before && row < rows && column < width {
             let mut other = group + 1;
             let mut more = true;
             while more {
@@ -210,9 +209,9 @@ pub fn sum_buckets<E: Float, T: Float, N: Size>(
     }
 }
 
-/// The gradient of the table, given that of the rows (type `E`): with `add` it is added to `table` (type `T`), else the
-/// rows that have tokens are written, and all are expected to be zero before. More tokens than a launch takes are added
-/// in several, in each of which a table that is not fp32 is rounded.
+/// The gradient of the table, given that of the rows (type `E`). With `add` it is added to `table` (type `T`);
+/// otherwise only rows with tokens are written, and all are expected to be zero before. More tokens than fit into one
+/// launch are added in several, each of which rounds a table that is not fp32.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.
@@ -227,7 +226,7 @@ pub fn backward<E: Float, T: Float>(
     backward_planned::<E, T>(client, gradient, ids, table, shape, add, Plan::of(client, shape))
 }
 
-/// [`backward`] by another plan.
+/// [`backward`] with another plan.
 ///
 /// # Errors
 /// As [`backward`].
@@ -244,8 +243,8 @@ pub fn backward_planned<E: Float, T: Float>(
     shape.check()?;
     check("first_row + rows", shape.first_row + shape.rows, 1, plan.most_ids())?;
     let (width, hidden) = (shape.hidden / 4, shape.hidden);
-    for first in (0..shape.ids).step_by(plan.room as usize) {
-        let tokens = (shape.ids - first).min(plan.room as usize);
+    for first in (0..shape.ids).step_by(plan.max_tokens as usize) {
+        let tokens = (shape.ids - first).min(plan.max_tokens as usize);
         let ids = ids.clone().offset_start(4 * first as u64);
         let rows = gradient.clone().offset_start((first * hidden * size_of::<E>()) as u64);
         let aligned = ids.offset_start.unwrap_or(0).is_multiple_of(16);
@@ -286,8 +285,11 @@ mod tests {
             let shape = TableShape { rows: 128_256, hidden: 4096, first_row: 0, ids };
             for cube in [CubeShape::GPU, CubeShape::CPU] {
                 let plan = Plan::on(cube, shape);
-                assert!(plan.room.is_power_of_two() && plan.room >= plan.units, "{plan:?}");
-                assert!(plan.room as usize >= ids || ROOM.contains(&(plan.room as usize)), "{plan:?}");
+                assert!(plan.max_tokens.is_power_of_two() && plan.max_tokens >= plan.units, "{plan:?}");
+                assert!(
+                    plan.max_tokens as usize >= ids || MAX_TOKENS.contains(&(plan.max_tokens as usize)),
+                    "{plan:?}"
+                );
                 assert!(plan.most_ids() > 1 << 23, "{plan:?}");
                 assert!(plan.side.is_power_of_two() && plan.units.is_multiple_of(plan.side), "{plan:?}");
             }

@@ -1,12 +1,11 @@
-//! The tokens of a bucket of ids in shared memory, in the order of their ids, those of an id in their own order.
-//!
-//! An entry is what the bucket leaves of an id, and behind it the token: no two are equal, so that their order as
-//! numbers does not depend on which unit finds them first.
+//! The tokens of a bucket of ids in shared memory, sorted by id, and by token for equal ids.
+//! An entry is the rest of the id (without its bucket), followed by the token. No two are equal, so their numerical
+//! order does not depend on which unit finds them first.
 use super::gradient::Plan;
 use cubecl::prelude::*;
 
-/// Vectors of ids that a unit reads at a time.
-const AHEAD: u32 = 4;
+/// Vectors of ids in flight for a unit.
+const IN_FLIGHT: u32 = 4;
 
 /// Whether two entries are of one id.
 #[cube]
@@ -14,8 +13,8 @@ pub fn same_id(a: u32, b: u32, #[comptime] plan: Plan) -> bool {
     (a ^ b) >> comptime![plan.token_bits()] == 0
 }
 
-/// The entries of all tokens whose ids are in bucket `bucket`, in any order, and their number. Ids too great for an
-/// entry all become the greatest one, which no table has.
+/// The entries of all tokens whose ids are in bucket `bucket`, in any order, and their number. Ids too large for an
+/// entry all become the greatest value, which no table has.
 #[cube]
 pub fn collect<N: Size>(
     ids: &[Vector<i32, N>],
@@ -34,14 +33,14 @@ pub fn collect<N: Size>(
     let vectors = tokens / comptime![lanes as u32];
     let mut first = UNIT_POS;
     while first < vectors {
-        let mut held = Array::<Vector<i32, N>>::new(comptime![AHEAD as usize]);
+        let mut held = Array::<Vector<i32, N>>::new(comptime![IN_FLIGHT as usize]);
         #[unroll]
-        for k in 0..comptime![AHEAD as usize] {
+        for k in 0..comptime![IN_FLIGHT as usize] {
             let at = first + comptime![k as u32 * plan.units];
             held[k] = ids[min(at, vectors - 1) as usize];
         }
         #[unroll]
-        for k in 0..comptime![AHEAD as usize] {
+        for k in 0..comptime![IN_FLIGHT as usize] {
             let at = first + comptime![k as u32 * plan.units];
             let mut nearest = mask.runtime();
             #[unroll]
@@ -61,13 +60,13 @@ pub fn collect<N: Size>(
                 }
             }
         }
-        first += comptime![AHEAD * plan.units];
+        first += comptime![IN_FLIGHT * plan.units];
     }
     sync_cube();
     found[0].load()
 }
 
-/// Sorts the first `count` entries. Behind them stands one that is of another id than any in a table.
+/// Sorts the first `count` entries. After them comes one whose id is in no table.
 #[cube]
 pub fn sort(list: &mut Shared<[u32]>, count: u32, #[comptime] plan: Plan) {
     if count <= comptime![plan.units] {
@@ -78,7 +77,7 @@ pub fn sort(list: &mut Shared<[u32]>, count: u32, #[comptime] plan: Plan) {
             behind += comptime![plan.units];
         }
         sync_cube();
-        // A unit counts the entries in front of its own.
+        // A unit counts the entries before its own.
         let mut before = 0u32;
         if UNIT_POS < count {
             let mut at = 0u32;
@@ -95,7 +94,7 @@ pub fn sort(list: &mut Shared<[u32]>, count: u32, #[comptime] plan: Plan) {
             list[before as usize] = own;
         }
     } else {
-        // Bitonic: the list is filled up to a power of two.
+        // Bitonic: the list is padded to a power of two.
         let mut size = comptime![plan.units].runtime();
         while size < count {
             size *= 2;

@@ -16,12 +16,12 @@ const TOKENS: u32 = 4;
 /// 16 bytes of anything.
 type Bits = Vector<u32, Const<4>>;
 
-/// A table of `rows` rows, the first of which has id `first_row`, and the number of ids.
+/// A table of `rows` rows, the first with id `first_row`, and the number of tokens to look up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableShape {
     /// Rows of the table.
     pub rows: usize,
-    /// Numbers in a row.
+    /// Length of a row.
     pub hidden: usize,
     /// Id of row 0.
     pub first_row: usize,
@@ -53,12 +53,12 @@ pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], tokens: u32, width:
         let mut token = Array::<u32>::new(comptime![TOKENS as usize]);
         let mut from = Array::<u32>::new(comptime![TOKENS as usize]);
         let mut held = Array::<Bits>::new(comptime![TOKENS as usize]);
-        // All rows are on their way before the first is written: no load waits for a condition. Behind the last token
-        // its row is written again, and ids outside read the last row.
+        // All rows are loaded before the first is written; no load depends on a condition. Past the last token its row
+        // is written again, and ids outside the table read the last row.
         #[unroll]
         for k in 0..comptime![TOKENS as usize] {
             token[k] = min(first + comptime![k as u32], tokens - 1);
-            // An id in front of the table wraps around to a row behind it.
+            // An id before the table wraps around to a row past it.
             from[k] = (ids[token[k] as usize] - first_row) as u32;
         }
         #[unroll]

@@ -2,27 +2,28 @@
 use super::{HeadsShape, Line, line_total};
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::norm::backward::half;
-use crate::pointwise::parts::sum_parts;
+use crate::pointwise::partial_sums::sum_partials;
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Cubes of the backward pass on a multiprocessor, as many as it holds: they leave shares to add up.
+/// Cubes of the backward pass per SM, as many as fit: they are persistent, and their partial sums have to be added up.
+/// With 72 registers three cubes of 256 units fit; a fourth meant a second round and 2.72 TB/s on an H200.
 const CUBES: u32 = 3;
-/// Heads of a unit in the backward pass that are on their way at a time.
+/// Heads of a unit in flight in the backward pass.
 const RING: usize = 2;
-/// Multiprocessors of a device that does not tell.
-const PROCESSORS: u32 = 2;
+/// SMs of a device that does not report them.
+const DEFAULT_SMS: u32 = 2;
 
-/// A unit's vectors of a head and of its gradient, to place `slot`. Behind the last head it is read again: the units of
-/// a plane add up together.
+/// Loads a unit's vectors of a head and of its gradient, to place `slot`. Past the last head it is read again: the
+/// units of a plane add up together.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn read_head<E: Float>(
     x: &[Vec8<E>],
     y_gradient: &[Vec8<E>],
     values: &mut Array<Vec8<E>>,
-    slopes: &mut Array<Vec8<E>>,
+    dys: &mut Array<Vec8<E>>,
     #[comptime] slot: usize,
     row: u32,
     rows: u32,
@@ -33,13 +34,13 @@ fn read_head<E: Float>(
     for v in 0..comptime![line.vectors] {
         let (to, place) = (comptime![slot * line.vectors as usize + v as usize], first + comptime![v * line.units]);
         values[to] = x[place as usize];
-        slopes[to] = y_gradient[place as usize];
+        dys[to] = y_gradient[place as usize];
     }
 }
 
-/// A cube takes `side` heads at a time, every so manyth, and leaves its shares of the gradients of `q`, and behind them
-/// those of `k`, in a row of `parts`. A unit that takes several heads has the same one of each token, so that one
-/// weight and one sum are enough. The heads are a ring: a place is filled again as soon as it was used.
+/// A cube takes `side` heads at a time, every n-th, and writes its partial sums of the gradients of `q`, followed by
+/// those of `k`, to a row of `partials`. A unit that takes several heads has the same one of each token, so one weight
+/// and one sum are enough. The heads are a ring: a place is filled again as soon as it was used.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn norm_heads_gradients<E: Float>(
@@ -48,7 +49,7 @@ pub fn norm_heads_gradients<E: Float>(
     k: &[Vec8<E>],
     y_gradient: &[Vec8<E>],
     x_gradient: &mut [Vec8<E>],
-    parts: &mut [F32x4],
+    partials: &mut [F32x4],
     eps: f32,
     inverse: f32,
     rows: u32,
@@ -65,10 +66,10 @@ pub fn norm_heads_gradients<E: Float>(
     let mut row = first_row + UNIT_POS / units;
     let head = min(row, rows - 1) % all_heads;
     let mut values = Array::<Vec8<E>>::new(comptime![ring * vectors as usize]);
-    let mut slopes = Array::<Vec8<E>>::new(comptime![ring * vectors as usize]);
+    let mut dys = Array::<Vec8<E>>::new(comptime![ring * vectors as usize]);
     #[unroll]
     for slot in 0..ring {
-        read_head(x, y_gradient, &mut values, &mut slopes, slot, row + comptime![slot as u32] * stride, rows, line);
+        read_head(x, y_gradient, &mut values, &mut dys, slot, row + comptime![slot as u32] * stride, rows, line);
     }
     let mut weights = Array::<Vec8<E>>::new(comptime![vectors as usize]);
     #[unroll]
@@ -85,49 +86,49 @@ pub fn norm_heads_gradients<E: Float>(
     for i in 0..comptime![vectors as usize * 8] {
         sums[i] = 0.0;
     }
-    // As many turns for all heads side by side: their units are in one plane.
+    // Equally many iterations for all heads of the cube: their units are in one plane.
     while first_row < rows {
         #[unroll]
         for slot in 0..ring {
             let own = row + comptime![slot as u32] * stride;
             let mut squares = 0.0f32;
-            let mut product = 0.0f32;
+            let mut dot = 0.0f32;
             #[unroll]
             for v in 0..comptime![vectors as usize] {
                 let at = comptime![slot * vectors as usize + v];
-                let (value, slope, weight) = (values[at], slopes[at], weights[v]);
+                let (value, dy, weight) = (values[at], dys[at], weights[v]);
                 #[unroll]
                 for i in 0..8usize {
                     let number = f32::cast_from(value.extract(i));
                     squares += number * number;
-                    product += number * (f32::cast_from(slope.extract(i)) * f32::cast_from(weight.extract(i)));
+                    dot += number * (f32::cast_from(dy.extract(i)) * f32::cast_from(weight.extract(i)));
                 }
             }
             let factor = rsqrt(line_total(squares, line) * inverse + eps);
-            let along = line_total(product, line) * factor * factor * inverse;
+            let along = line_total(dot, line) * factor * factor * inverse;
             if own < rows {
                 let first = own * comptime![units * vectors] + unit;
                 #[unroll]
                 for v in 0..comptime![vectors as usize] {
                     let at = comptime![slot * vectors as usize + v];
-                    let (value, slope, weight) = (values[at], slopes[at], weights[v]);
-                    let mut result = slope;
+                    let (value, dy, weight) = (values[at], dys[at], weights[v]);
+                    let mut result = dy;
                     if head < normed {
                         #[unroll]
                         for i in 0..8usize {
                             let c = comptime![v * 8 + i];
                             let normal = f32::cast_from(value.extract(i)) * factor;
-                            let slope = f32::cast_from(slope.extract(i));
-                            let weighted = slope * f32::cast_from(weight.extract(i));
+                            let dy = f32::cast_from(dy.extract(i));
+                            let weighted = dy * f32::cast_from(weight.extract(i));
                             result.insert(i, E::cast_from(weighted * factor - normal * along));
-                            sums[c] = sums[c] + slope * normal;
+                            sums[c] = sums[c] + dy * normal;
                         }
                     }
                     x_gradient[(first + comptime![v as u32 * units]) as usize] = result;
                 }
             }
             let next = own + comptime![ring as u32] * stride;
-            read_head(x, y_gradient, &mut values, &mut slopes, slot, next, rows, line);
+            read_head(x, y_gradient, &mut values, &mut dys, slot, next, rows, line);
         }
         row += comptime![ring as u32] * stride;
         first_row += comptime![ring as u32] * stride;
@@ -158,17 +159,18 @@ pub fn norm_heads_gradients<E: Float>(
         }
         let (kind, vector) = (h / comptime![2 * vectors], h % comptime![2 * vectors] / 2);
         let place = (CUBE_POS_X * 2 + kind) * comptime![2 * vectors * units] + (unit + vector * units) * 2 + h % 2;
-        parts[place as usize] = total;
+        partials[place as usize] = total;
         task += all;
     }
 }
 
-/// Cubes of the backward pass, about `wanted`: as many that a cube's next heads are the same ones of later tokens.
+/// Cubes of the backward pass, about `wanted`: a number with which a cube's next heads are the same ones of later
+/// tokens.
 fn cubes(wanted: u32, line: Line, shape: HeadsShape) -> u32 {
     let all_heads = shape.all_heads as u32;
     let shared = (1..=line.side).rev().find(|by| all_heads.is_multiple_of(*by) && line.side.is_multiple_of(*by));
     let period = all_heads / shared.unwrap_or(1);
-    // With fewer, none has a second turn.
+    // With fewer cubes than that, none has a second iteration.
     (wanted / period * period).max(period).min((shape.rows() as u32).div_ceil(line.side))
 }
 
@@ -189,17 +191,17 @@ pub fn backward<E: Float>(
     shape.check()?;
     let (rows, width, vector) = (shape.rows(), shape.head_dim / 8, 8 * size_of::<E>());
     let line = Line::of(CubeShape::of(client), shape.head_dim);
-    let processors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(PROCESSORS);
-    let count = cubes(CUBES * processors, line, shape);
+    let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(DEFAULT_SMS);
+    let count = cubes(CUBES * sms, line, shape);
     let (shares, sums) = (count as usize, 2 * shape.head_dim);
-    let parts = client.empty(4 * shares * sums);
+    let partials = client.empty(4 * shares * sums);
     let (x, y_gradient) =
         (buffer("x", x, rows * width, vector)?, buffer("y_gradient", y_gradient, rows * width, vector)?);
     let (q, k) = (buffer("the queries' weight", q, width, vector)?, buffer("the keys' weight", k, width, vector)?);
     let x_gradient = buffer("x_gradient", x_gradient, rows * width, vector)?;
-    let written = buffer("parts", &parts, shares * sums / 4, 16)?;
+    let written = buffer("parts", &partials, shares * sums / 4, 16)?;
     buffer("weight_gradients", weight_gradients, sums, 4)?;
-    // SAFETY: every unit stays in its heads and its row of parts, and the buffers hold all heads.
+    // SAFETY: every unit stays in its heads and its row of partial sums, and the buffers hold all heads.
     unsafe {
         norm_heads_gradients::launch_unchecked::<E>(
             client,
@@ -221,7 +223,7 @@ pub fn backward<E: Float>(
             RING,
         )
     };
-    sum_parts(client, &parts, weight_gradients, shares, sums)
+    sum_partials(client, &partials, weight_gradients, shares, sums)
 }
 
 #[cfg(test)]
@@ -237,8 +239,11 @@ mod tests {
                 let shape = HeadsShape { tokens, heads: 1, kv_heads: 1, all_heads, head_dim };
                 let line = Line::of(cube, head_dim);
                 let count = cubes(528, line, shape);
-                let turns = shape.rows().div_ceil((count * line.side) as usize);
-                assert!(turns == 1 || ((count * line.side) as usize).is_multiple_of(all_heads), "{shape:?}: {count}");
+                let iterations = shape.rows().div_ceil((count * line.side) as usize);
+                assert!(
+                    iterations == 1 || ((count * line.side) as usize).is_multiple_of(all_heads),
+                    "{shape:?}: {count}"
+                );
                 assert!(count <= 528 || count as usize <= all_heads, "{shape:?}: {count}");
             }
         }

@@ -1,7 +1,7 @@
-//! RMSNorm of the query heads and of the key heads of a packed projection, each kind with a weight of its own, where
-//! they lie; the value heads are copied. And its gradients.
+//! RMSNorm of the query heads and of the key heads of a packed projection, with a weight for queries and one for keys;
+//! the value heads are copied. And its gradients.
 //!
-//! A head's units are parts of a plane, or one unit where planes are single units, so that they add up without meeting.
+//! A head's units are part of a plane, or one unit where planes are single units, so they add up without a barrier.
 pub mod gradient;
 
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
@@ -13,8 +13,8 @@ pub use gradient::backward;
 /// Longest head: a vector for each unit of a plane.
 const LONGEST: usize = 256;
 
-/// What a call works on: `x [tokens, all_heads, head_dim]`, of whose heads the first `heads` are queries and the next
-/// `kv_heads` keys.
+/// Sizes of a call: `x [tokens, all_heads, head_dim]`; the first `heads` heads are queries and the next `kv_heads`
+/// keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadsShape {
     /// Positions of all sequences.
@@ -49,19 +49,19 @@ impl HeadsShape {
     }
 }
 
-/// How heads are shared out among a cube's units.
+/// How heads are distributed over a cube's units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Line {
     /// Units of a head.
     units: u32,
     /// Vectors of a unit.
     vectors: u32,
-    /// Heads side by side.
+    /// Heads of a cube.
     side: u32,
 }
 
 impl Line {
-    /// For heads of `head_dim` numbers.
+    /// The distribution for this `head_dim`.
     pub fn of(cube: CubeShape, head_dim: usize) -> Self {
         let width = head_dim as u32 / 8;
         let units = if cube.plane == 1 { 1 } else { width };
@@ -84,7 +84,7 @@ fn line_total(value: f32, #[comptime] line: Line) -> f32 {
     total
 }
 
-/// A unit takes its vectors of a head. `normed` are the query and key heads.
+/// A unit takes its vectors of a head. `normed` heads are queries and keys.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn norm_heads<E: Float>(
@@ -102,7 +102,7 @@ pub fn norm_heads<E: Float>(
 ) {
     let unit = UNIT_POS % comptime![line.units];
     let row = CUBE_POS_X * comptime![line.side] + UNIT_POS / comptime![line.units];
-    // Behind the last row it is read again: the units of a plane add up together.
+    // Past the last row it is read again: the units of a plane add up together.
     let at = min(row, rows - 1);
     let head = at % all_heads;
     let first = at * comptime![line.units * line.vectors] + unit;

@@ -1,10 +1,10 @@
-//! The gradients of a normalisation.
-use super::moments::{Sums, moments, scratch};
+//! The backward kernel of RMSNorm and LayerNorm.
+use super::moments::{MomentSet, moments, scratch};
 use super::{
     Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_centred, read_row,
 };
 use crate::hopper::ptx::rsqrt;
-use crate::pointwise::parts::sum_parts;
+use crate::pointwise::partial_sums::sum_partials;
 use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -20,15 +20,14 @@ pub(in crate::pointwise) fn half(sums: &mut Array<f32>, #[comptime] first: usize
     half
 }
 
-/// Adds up the sums of the rows side by side, one kind behind the other, and leaves them from place `first` of `parts`
-/// on.
+/// Adds up the sums of the cube's rows, one kind after the other, and writes them to `partials` from place `first` on.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn leave(
     w_sums: &mut Array<f32>,
     b_sums: &mut Array<f32>,
     lines: &mut Shared<[F32x4]>,
-    parts: &mut [F32x4],
+    partials: &mut [F32x4],
     first: u32,
     unit: u32,
     width: u32,
@@ -47,7 +46,7 @@ fn leave(
         if comptime![side == 1] {
             let column = unit + comptime![h % halves / 2 * units];
             if inside(column, width, plan) {
-                parts[(first + (comptime![h / halves] * width + column) * 2 + comptime![h % 2]) as usize] = own;
+                partials[(first + (comptime![h / halves] * width + column) * 2 + comptime![h % 2]) as usize] = own;
             }
         } else {
             lines[(UNIT_POS + comptime![h * side * units]) as usize] = own;
@@ -65,15 +64,15 @@ fn leave(
             }
             let column = unit + h % halves / 2 * units;
             if inside(column, width, plan) {
-                parts[(first + (h / halves * width + column) * 2 + h % 2) as usize] = total;
+                partials[(first + (h / halves * width + column) * 2 + h % 2) as usize] = total;
             }
             task += comptime![side * units];
         }
     }
 }
 
-/// A cube takes `side` rows at a time, every so manyth, and leaves its shares of the gradients of `w`, and behind them
-/// those of `b`, in a row of `parts`. With `adds` the gradients `other` are added to those of `x`.
+/// A cube takes `side` rows at a time, every n-th, and writes its partial sums of the gradients of `w`, followed by
+/// those of `b`, to a row of `partials`. With `adds` the gradients `other` are added to those of `x`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn norm_backward<E: Float>(
@@ -82,7 +81,7 @@ pub fn norm_backward<E: Float>(
     y_gradient: &[Vec8<E>],
     other: &[Vec8<E>],
     x_gradient: &mut [Vec8<E>],
-    parts: &mut [F32x4],
+    partials: &mut [F32x4],
     eps: f32,
     inverse: f32,
     rows: u32,
@@ -96,23 +95,23 @@ pub fn norm_backward<E: Float>(
     let stride = CUBE_COUNT_X * comptime![plan.side];
     let line = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];
     let mut values = Array::<Vec8<E>>::new(comptime![plan.held()]);
-    let mut slopes = Array::<Vec8<E>>::new(comptime![plan.held()]);
+    let mut dys = Array::<Vec8<E>>::new(comptime![plan.held()]);
     let mut others = Array::<Vec8<E>>::new(comptime![if adds { plan.held() } else { 1 }]);
-    let mut starts = Array::<f32>::new(comptime![plan.ahead + 1]);
+    let mut starts = Array::<f32>::new(comptime![plan.in_flight + 1]);
     #[unroll]
-    for k in 0..comptime![plan.ahead + 1] {
+    for k in 0..comptime![plan.in_flight + 1] {
         starts[k] = 0.0;
     }
     #[unroll]
-    for k in 0..comptime![plan.ahead] {
+    for k in 0..comptime![plan.in_flight] {
         let row = line + comptime![k as u32] * stride;
         read_centred(x, &mut values, &mut starts, comptime![k], row, row < rows, unit, width, centred, plan);
-        read_row(y_gradient, &mut slopes, comptime![k], row, row < rows, unit, width, plan);
+        read_row(y_gradient, &mut dys, comptime![k], row, row < rows, unit, width, plan);
         if comptime![adds] {
             read_row(other, &mut others, comptime![k], row, row < rows, unit, width, plan);
         }
     }
-    let mut weights = Weights::<E>::new_slice(comptime![plan.room()]);
+    let mut weights = Weights::<E>::new_slice(comptime![plan.row_vectors()]);
     hold_weights(w, &mut weights, unit, width, plan);
     let mut w_sums = Array::<f32>::new(comptime![plan.vectors * 8]);
     let mut b_sums = Array::<f32>::new(comptime![plan.vectors * 8]);
@@ -122,46 +121,57 @@ pub fn norm_backward<E: Float>(
         b_sums[i] = 0.0;
     }
     let mut row = line;
-    let mut turn = 0u32;
-    // As many turns for all rows side by side: their units may meet in each.
+    let mut parity = 0u32;
+    // Equally many iterations for all rows of the cube: their units may share a barrier in each.
     let mut first = CUBE_POS_X * comptime![plan.side];
     while first < rows {
-        let next = row + comptime![plan.ahead as u32] * stride;
-        read_centred(x, &mut values, &mut starts, comptime![plan.ahead], next, next < rows, unit, width, centred, plan);
-        read_row(y_gradient, &mut slopes, comptime![plan.ahead], next, next < rows, unit, width, plan);
+        let next = row + comptime![plan.in_flight as u32] * stride;
+        read_centred(
+            x,
+            &mut values,
+            &mut starts,
+            comptime![plan.in_flight],
+            next,
+            next < rows,
+            unit,
+            width,
+            centred,
+            plan,
+        );
+        read_row(y_gradient, &mut dys, comptime![plan.in_flight], next, next < rows, unit, width, plan);
         if comptime![adds] {
-            read_row(other, &mut others, comptime![plan.ahead], next, next < rows, unit, width, plan);
+            read_row(other, &mut others, comptime![plan.in_flight], next, next < rows, unit, width, plan);
         }
         let start = starts[0usize];
-        let sums = comptime![Sums { centred, slopes: true }];
+        let sums = comptime![MomentSet { centred, dys: true }];
         let of_row =
-            moments(&values, 0usize, &slopes, &weights, start, &mut shared, turn, unit, width, inverse, sums, plan);
+            moments(&values, 0usize, &dys, &weights, start, &mut shared, parity, unit, width, inverse, sums, plan);
         let factor = rsqrt(of_row.squares * inverse + eps);
         let shift = of_row.mean * factor;
-        let along = of_row.product * factor * factor * inverse;
+        let along = of_row.dot * factor * factor * inverse;
         let slope_mean = of_row.weighted * inverse * factor;
         #[unroll]
         for v in 0..comptime![plan.vectors] {
             let column = unit + comptime![v as u32 * plan.units];
             if row < rows && inside(column, width, plan) {
-                let (value, slope, weight) = (values[v], slopes[v], weights[place(comptime![v], plan)]);
+                let (value, dy, weight) = (values[v], dys[v], weights[place(comptime![v], plan)]);
                 let mut result = Vec8::<E>::empty();
                 #[unroll]
                 for i in 0..8usize {
                     let k = comptime![v * 8 + i];
                     let normal = (f32::cast_from(value.extract(i)) - start) * factor - shift;
-                    let slope = f32::cast_from(slope.extract(i));
-                    let weighted = slope * f32::cast_from(weight.extract(i));
+                    let dy = f32::cast_from(dy.extract(i));
+                    let weighted = dy * f32::cast_from(weight.extract(i));
                     let mut change = weighted * factor;
-                    w_sums[k] = w_sums[k] + slope * normal;
+                    w_sums[k] = w_sums[k] + dy * normal;
                     if comptime![centred] {
                         change -= slope_mean;
-                        b_sums[k] = b_sums[k] + slope;
+                        b_sums[k] = b_sums[k] + dy;
                     }
                     change -= normal * along;
                     let mut rounded = E::cast_from(change);
                     if comptime![adds] {
-                        // As a sum of its own would round.
+                        // Rounds like a separate addition.
                         rounded = E::cast_from(f32::cast_from(rounded) + f32::cast_from(others[v].extract(i)));
                     }
                     result.insert(i, rounded);
@@ -170,34 +180,36 @@ pub fn norm_backward<E: Float>(
             }
         }
         advance(&mut values, plan);
-        advance(&mut slopes, plan);
+        advance(&mut dys, plan);
         advance_starts(&mut starts, plan);
         if comptime![adds] {
             advance(&mut others, plan);
         }
-        turn = 1 - turn;
+        parity = 1 - parity;
         row += stride;
         first += stride;
     }
     let kinds = comptime![if centred { 2u32 } else { 1 }];
-    let mut lines =
-        Shared::<[F32x4]>::new_slice(comptime![if plan.side > 1 { 2 * kinds as usize * plan.room() } else { 1 }]);
+    let mut lines = Shared::<[F32x4]>::new_slice(comptime![if plan.side > 1 {
+        2 * kinds as usize * plan.row_vectors()
+    } else {
+        1
+    }]);
     let first = CUBE_POS_X * kinds * width * 2;
-    leave(&mut w_sums, &mut b_sums, &mut lines, parts, first, unit, width, kinds, plan);
+    leave(&mut w_sums, &mut b_sums, &mut lines, partials, first, unit, width, kinds, plan);
 }
 
-/// Where gradients are written.
+/// The outputs of [`backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct Gradients<'a> {
-    /// Those of `x`, of its type.
+    /// The gradient of `x`, of its type.
     pub x: &'a Handle,
-    /// Those of the weight, behind them those of the bias: fp32 `[columns]` or `[2, columns]`.
+    /// The gradient of the weight, followed by that of the bias: fp32 `[columns]` or `[2, columns]`.
     pub affine: &'a Handle,
 }
 
-/// The gradients of `x` (type `E`) and of the weights (fp32) in [`forward`](super::forward), given that of `y`. With
-/// `adds`, which has the size of `x`, that is added to the gradient of `x`, as a sum of the two would be rounded.
-/// Deterministic.
+/// The gradients of `x` (type `E`) and of the weights (fp32) in [`forward`](super::forward), given that of `y`. `adds`,
+/// of the size of `x`, is added to the gradient of `x`, rounded like a separate addition. Deterministic.
 ///
 /// # Errors
 /// As [`forward`](super::forward).
@@ -217,7 +229,7 @@ pub fn backward<E: Float>(
     backward_planned::<E>(client, x, affine, y_gradient, adds, targets, eps, shape, plan)
 }
 
-/// [`backward`] by a plan that fits the rows.
+/// [`backward`] with another plan, which must fit the rows.
 ///
 /// # Errors
 /// As [`forward`](super::forward).
@@ -239,15 +251,15 @@ pub fn backward_planned<E: Float>(
     let (len, sums) = (rows * width, if affine.centred() { 2 * columns } else { columns });
     let count = plan.count(shape, plan.side);
     let shares = count as usize;
-    let parts = client.empty(4 * shares * sums);
-    // What is not there is another buffer, which the kernel does not touch in this place.
+    let partials = client.empty(4 * shares * sums);
+    // A missing tensor is replaced by another buffer, which the kernel does not access in this role.
     let other = buffer("the addend", adds.unwrap_or(x), len, vector)?;
     let (x, w) = (buffer("x", x, len, vector)?, buffer("w", affine.weight(), width, vector)?);
     let y_gradient = buffer("y_gradient", y_gradient, len, vector)?;
     let x_gradient = buffer("x_gradient", targets.x, len, vector)?;
-    let written = buffer("parts", &parts, shares * sums / 4, 16)?;
+    let written = buffer("parts", &partials, shares * sums / 4, 16)?;
     buffer("affine_gradient", targets.affine, sums, 4)?;
-    // SAFETY: every unit stays in its row and its row of parts, and the buffers hold all rows.
+    // SAFETY: every unit stays in its row and its row of partial sums, and the buffers hold all rows.
     unsafe {
         norm_backward::launch_unchecked::<E>(
             client,
@@ -268,5 +280,5 @@ pub fn backward_planned<E: Float>(
             plan,
         )
     };
-    sum_parts(client, &parts, targets.affine, shares, sums)
+    sum_partials(client, &partials, targets.affine, shares, sums)
 }

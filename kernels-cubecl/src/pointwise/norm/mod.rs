@@ -1,10 +1,10 @@
 //! RMSNorm, `y = w x / √(mean(x²) + eps)`, and LayerNorm, `y = w (x − mean) / √(var + eps) + b`, over rows, and their
 //! gradients.
 //!
-//! The units of a row meet once for it; those of short rows are parts of a plane and need not. In the backward pass
-//! cubes stay for many rows: they read the next one while they sum up the one at hand, and write their share of the
-//! weights' gradients once. What is added to the residual stream in front
-//! of a norm, and the gradients that meet there, can be added on the way.
+//! The units of a row share one barrier for it; those of short rows are part of a plane and need none. In the backward
+//! pass the cubes are persistent: they load the next row while they sum the current one, and write their partial sums
+//! of the weights' gradients once. The residual addition before a norm, and the addition of the gradients that meet
+//! there, can be fused into the kernels.
 pub mod backward;
 pub mod forward;
 mod moments;
@@ -18,7 +18,7 @@ use cubecl::server::Handle;
 pub use forward::{forward, forward_planned};
 pub use plan::Plan;
 
-/// The weights of a normalisation, `[columns]` each, which say of which kind it is.
+/// The weights of a norm, `[columns]` each; they determine its kind.
 #[derive(Clone, Copy, Debug)]
 pub enum Affine<'a> {
     /// RMSNorm with its weight.
@@ -33,12 +33,12 @@ impl<'a> Affine<'a> {
         w
     }
 
-    /// Whether the mean is taken away.
+    /// Whether the mean is subtracted.
     pub fn centred(self) -> bool {
         matches!(self, Self::Layer(..))
     }
 
-    /// Longest row: what a cube's registers hold in the backward pass.
+    /// Longest row that fits into a cube's registers in the backward pass.
     fn longest(self) -> usize {
         if self.centred() { 8192 } else { 16384 }
     }
@@ -54,12 +54,12 @@ impl<'a> Affine<'a> {
     }
 }
 
-/// Rows and their length.
+/// Number and length of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormShape {
     /// Rows.
     pub rows: usize,
-    /// Numbers in a row.
+    /// Length of a row.
     pub columns: usize,
 }
 
@@ -73,7 +73,7 @@ fn inside(column: u32, width: u32, #[comptime] plan: Plan) -> bool {
     inside
 }
 
-/// This unit's vectors of a row, if it is `present`, to place `slot` of `to`.
+/// Loads this unit's vectors of a row, if it is `present`, to place `slot` of `to`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn read_row<E: Float>(
@@ -97,7 +97,7 @@ fn read_row<E: Float>(
     }
 }
 
-/// A row, and with `centred` its first number, to places `slot`, if it is `present`.
+/// Loads a row, and with `centred` its first number, to places `slot`, if it is `present`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn read_centred<E: Float>(
@@ -120,8 +120,8 @@ fn read_centred<E: Float>(
     }
 }
 
-/// A row of weights in shared memory, where each unit reads only what it has written. In registers they would stay
-/// there unpacked, and the rows would not.
+/// A row of weights in shared memory, where each unit reads only what it has written. In registers they would be
+/// unpacked, and no registers would be left for the rows.
 type Weights<E> = Shared<[Vec8<E>]>;
 
 #[cube]
@@ -140,20 +140,20 @@ fn hold_weights<E: Float>(from: &[Vec8<E>], to: &mut Weights<E>, unit: u32, widt
     }
 }
 
-/// Every number in `held` moves a place to the front.
+/// Moves every number in `held` one place to the front.
 #[cube]
 fn advance_starts(held: &mut Array<f32>, #[comptime] plan: Plan) {
     #[unroll]
-    for i in 0..comptime![plan.ahead] {
+    for i in 0..comptime![plan.in_flight] {
         held[i] = held[comptime![i + 1]];
     }
 }
 
-/// Every row in `held` moves a place to the front.
+/// Moves every row in `held` one place to the front.
 #[cube]
 fn advance<E: Float>(held: &mut Array<Vec8<E>>, #[comptime] plan: Plan) {
     #[unroll]
-    for i in 0..comptime![plan.ahead * plan.vectors] {
+    for i in 0..comptime![plan.in_flight * plan.vectors] {
         held[i] = held[comptime![i + plan.vectors]];
     }
 }

@@ -1,66 +1,65 @@
-//! The sums over a row that its units need together, at the price of one meeting.
+//! The sums over a row that all of its units need, for the price of one barrier.
 //!
-//! Sums about the mean follow from those about the row's first number: the square of its distance from the mean is at
-//! most as often the variance as there are numbers in the row, so that of fp32's digits enough are left for half
-//! precision types even if it lies far off, and all if it does not. Sums about zero would lose the digits that the mean
-//! has.
+//! Sums about the mean follow from those about the row's first number. The square of that number's distance from the
+//! mean is at most the variance times the length of the row, so enough of fp32's digits are left for half precision
+//! types even if it is an outlier, and all of them if it is not. Sums about zero would lose the digits of the mean.
 use super::{Plan, Weights, inside, place};
 use crate::hopper::ptx::named_barrier_sync;
 use crate::pointwise::cube::plane_total;
 use crate::pointwise::{F32x4, Vec8};
 use cubecl::prelude::*;
 
-/// What is summed up of a row.
+/// The sums to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Sums {
+pub struct MomentSet {
     /// About the mean instead of zero.
     pub centred: bool,
-    /// Also of the gradients times the weights.
-    pub slopes: bool,
+    /// Also the sums of gradients times weights.
+    pub dys: bool,
 }
 
 /// Sums over a row, in all its units.
 #[derive(CubeType, Clone, Copy)]
 pub struct Moments {
-    /// The mean, counted from the row's first number, if sums are about it; else 0.
+    /// The mean minus the row's first number, if sums are about the mean; else 0.
     pub mean: f32,
-    /// Of squares.
+    /// Sum of squares.
     pub squares: f32,
-    /// Of gradients times weights, if sums are about the mean.
+    /// Sum of gradients times weights, if sums are about the mean.
     pub weighted: f32,
-    /// Of gradients times weights times numbers.
-    pub product: f32,
+    /// Sum of gradients times weights times numbers.
+    pub dot: f32,
 }
 
-/// Shared vectors that [`moments`] uses.
+/// Vectors of shared memory that [`moments`] uses.
 pub fn scratch(plan: Plan) -> usize {
     2 * plan.side as usize * plan.shape().planes().max(1)
 }
 
-/// The sums of the row in place `slot` of `values` and the first of `slopes`, whose first number is `start` (0 if sums
-/// are not about the mean). `inverse` is one over its length. Calls in a row alternate `turn` between 0 and 1, so that
-/// units need to meet only once for a call, which all of the cube make.
+/// The sums of the row in place `slot` of `values` and the first of `dys`, whose first number is `start` (0 if sums
+/// are not about the mean). `inverse` is one over its length. Consecutive calls alternate `parity` between 0 and 1, so
+/// that a call needs only one barrier; all units of the cube must call it.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn moments<E: Float>(
     values: &Array<Vec8<E>>,
     #[comptime] slot: usize,
-    slopes: &Array<Vec8<E>>,
+    dys: &Array<Vec8<E>>,
     weights: &Weights<E>,
     start: f32,
     scratch: &mut Shared<[F32x4]>,
-    turn: u32,
+    parity: u32,
     unit: u32,
     width: u32,
     inverse: f32,
-    #[comptime] sums: Sums,
+    #[comptime] sums: MomentSet,
     #[comptime] plan: Plan,
 ) -> Moments {
     let cube = comptime![plan.shape()];
     let mut sum = 0.0f32;
     let mut squares = 0.0f32;
     let mut weighted = 0.0f32;
-    let mut product = 0.0f32;
+    let mut dot = 0.0f32;
     #[unroll]
     for v in 0..comptime![plan.vectors] {
         if inside(unit + comptime![v as u32 * plan.units], width, plan) {
@@ -73,13 +72,13 @@ pub fn moments<E: Float>(
                     sum += away;
                 }
             }
-            if comptime![sums.slopes] {
-                let (slope, weight) = (slopes[v], weights[place(comptime![v], plan)]);
+            if comptime![sums.dys] {
+                let (dy, weight) = (dys[v], weights[place(comptime![v], plan)]);
                 #[unroll]
                 for i in 0..8usize {
                     let away = f32::cast_from(value.extract(i)) - start;
-                    let both = f32::cast_from(slope.extract(i)) * f32::cast_from(weight.extract(i));
-                    product += away * both;
+                    let both = f32::cast_from(dy.extract(i)) * f32::cast_from(weight.extract(i));
+                    dot += away * both;
                     if comptime![sums.centred] {
                         weighted += both;
                     }
@@ -88,32 +87,32 @@ pub fn moments<E: Float>(
         }
     }
     let planes = comptime![cube.planes()];
-    if comptime![sums.centred && sums.slopes && cube.plane == 32 && planes > 1] {
-        let all = four_totals(sum, squares, weighted, product, turn, plan);
+    if comptime![sums.centred && sums.dys && cube.plane == 32 && planes > 1] {
+        let all = four_totals(sum, squares, weighted, dot, parity, plan);
         sum = plane_shuffle(all, 0u32);
         squares = plane_shuffle(all, 1u32);
         weighted = plane_shuffle(all, 2u32);
-        product = plane_shuffle(all, 3u32);
+        dot = plane_shuffle(all, 3u32);
     } else {
         squares = line_total(squares, plan);
-        if comptime![sums.slopes] {
-            product = line_total(product, plan);
+        if comptime![sums.dys] {
+            dot = line_total(dot, plan);
         }
         if comptime![sums.centred] {
             sum = line_total(sum, plan);
-            if comptime![sums.slopes] {
+            if comptime![sums.dys] {
                 weighted = line_total(weighted, plan);
             }
         }
         if comptime![planes > 1] {
             let line = UNIT_POS / comptime![plan.units];
-            let at = (turn * comptime![plan.side] + line) as usize * planes;
+            let at = (parity * comptime![plan.side] + line) as usize * planes;
             if UNIT_POS % comptime![cube.plane] == 0 {
                 let mut left = F32x4::empty();
                 left.insert(0usize, sum);
                 left.insert(1usize, squares);
                 left.insert(2usize, weighted);
-                left.insert(3usize, product);
+                left.insert(3usize, dot);
                 scratch[at + (unit / comptime![cube.plane]) as usize] = left;
             }
             meet(line, plan);
@@ -125,22 +124,22 @@ pub fn moments<E: Float>(
             sum = all.extract(0usize);
             squares = all.extract(1usize);
             weighted = all.extract(2usize);
-            product = all.extract(3usize);
+            dot = all.extract(3usize);
         }
     }
     let mean = sum * inverse;
     if comptime![sums.centred] {
         squares = max(squares - sum * mean, 0.0);
-        product -= mean * weighted;
+        dot -= mean * weighted;
     }
-    Moments { mean, squares, weighted, product }
+    Moments { mean, squares, weighted, dot }
 }
 
-/// Four sums over a row's units at once, in planes of 32: a unit has that whose number is its place's last two bits. A
-/// plane's units share the numbers out while they add them up, and each takes one of its row's planes' sums: a third of
-/// the instructions of four sums one by one.
+/// Four sums over a row's units at once, in planes of 32. A unit gets the one whose index is the last two bits of its
+/// position. The units of a plane split the sums among themselves while they add them up, and each takes one of its
+/// row's planes' sums: a third of the instructions of four separate sums.
 #[cube]
-fn four_totals(a: f32, b: f32, c: f32, d: f32, turn: u32, #[comptime] plan: Plan) -> f32 {
+fn four_totals(a: f32, b: f32, c: f32, d: f32, parity: u32, #[comptime] plan: Plan) -> f32 {
     let planes = comptime![plan.shape().planes()];
     let mut totals = Shared::<[f32]>::new_slice(comptime![8 * plan.side as usize * planes]);
     let lane = UNIT_POS % 32;
@@ -153,7 +152,7 @@ fn four_totals(a: f32, b: f32, c: f32, d: f32, turn: u32, #[comptime] plan: Plan
         total += plane_shuffle_xor(total, comptime![1u32 << i]);
     }
     let line = UNIT_POS / comptime![plan.units];
-    let at = (turn * comptime![plan.side] + line) * comptime![4 * planes as u32];
+    let at = (parity * comptime![plan.side] + line) * comptime![4 * planes as u32];
     if lane < 4 {
         totals[(at + UNIT_POS % comptime![plan.units] / 32 * 4 + lane) as usize] = total;
     }
@@ -161,9 +160,9 @@ fn four_totals(a: f32, b: f32, c: f32, d: f32, turn: u32, #[comptime] plan: Plan
     let mut all = 0.0f32;
     #[unroll]
     for i in 0..comptime![(4 * planes).div_ceil(32) as u32] {
-        let share = lane + comptime![32 * i];
-        if comptime![32 * (i + 1) <= 4 * planes as u32] || share < comptime![4 * planes as u32] {
-            all += totals[(at + share) as usize];
+        let slot_of_lane = lane + comptime![32 * i];
+        if comptime![32 * (i + 1) <= 4 * planes as u32] || slot_of_lane < comptime![4 * planes as u32] {
+            all += totals[(at + slot_of_lane) as usize];
         }
     }
     #[unroll]
@@ -188,7 +187,7 @@ fn line_total(value: f32, #[comptime] plan: Plan) -> f32 {
     total
 }
 
-/// The units of a row meet.
+/// Barrier of a row's units.
 #[cube]
 fn meet(line: u32, #[comptime] plan: Plan) {
     if comptime![plan.side == 1 || plan.plane == 1] {

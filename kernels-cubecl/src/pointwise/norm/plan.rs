@@ -1,21 +1,20 @@
-//! How rows are shared out among units and cubes.
+//! How rows are distributed over units and cubes.
 use super::NormShape;
 use crate::pointwise::CubeShape;
 use cubecl::prelude::*;
 
-/// Units of a cube at most, and as nearly as whole rows allow. With 512 the assembler keeps to 128 registers a unit,
-/// which the backward pass needs and a multiprocessor has; the forward pass needs fewer, and is better off with small
-/// cubes.
+/// Most units of a cube, as far as whole rows allow: forward, backward. With 512 ptxas stays within 128 registers per
+/// unit, which the backward pass needs and an SM has; with 256 it takes more, and half of the units fit. The forward
+/// pass needs fewer registers and is faster with small cubes.
 const UNITS: [u32; 2] = [256, 512];
-/// Units of a cube that takes the gradients of short rows: few of a row's numbers are in a unit, and 64 registers hold
-/// them.
+/// Units of a cube for the gradients of short rows: a unit has few of a row's numbers, and 64 registers hold them.
 const SHORT_UNITS: u32 = 1024;
 /// Most units of a row.
 const MOST_UNITS: usize = 512;
-/// Multiprocessors of a device that does not tell.
-const PROCESSORS: u32 = 2;
+/// SMs of a device that does not report them.
+const DEFAULT_SMS: u32 = 2;
 
-/// How a norm is cut into cubes. [`Plan::of`] has the best one known; any other gives the same numbers but for the
+/// How a norm is split among cubes. [`Plan::of`] is the best one known; any other gives the same numbers but for the
 /// rounding of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
@@ -25,25 +24,25 @@ pub struct Plan {
     pub plane: u32,
     /// Vectors of eight numbers that a unit has of a row.
     pub vectors: usize,
-    /// Rows that a cube takes side by side, at most 15 if a row's units are more than a plane.
+    /// Rows that a cube processes at the same time, at most 15 if a row has more units than a plane.
     pub side: u32,
-    /// Rows that are read ahead: in front of a loop's turn, or, by cubes that do not stay, next to the first.
-    pub ahead: usize,
-    /// Whether the units' vectors are just the row.
+    /// Rows that are loaded in advance: before each iteration of the loop, or, in cubes that are not persistent,
+    /// together with the first.
+    pub in_flight: usize,
+    /// Whether the units' vectors exactly cover the row.
     pub whole: bool,
-    /// Cubes that stay for as many rows as there are. Without, cubes of the forward pass take only what they read at
-    /// once.
+    /// Number of persistent cubes. `None`: cubes of the forward pass take only the rows that they read at once.
     pub cubes: Option<u32>,
 }
 
 impl Plan {
     /// The plan for rows of `columns` numbers on this client's device.
     pub fn of(client: &Client, columns: usize, backward: bool) -> Self {
-        let processors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(PROCESSORS);
-        Self::on(CubeShape::of(client), processors, columns / 8, backward)
+        let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(DEFAULT_SMS);
+        Self::on(CubeShape::of(client), sms, columns / 8, backward)
     }
 
-    fn on(cube: CubeShape, processors: u32, width: usize, backward: bool) -> Self {
+    fn on(cube: CubeShape, sms: u32, width: usize, backward: bool) -> Self {
         let plane = cube.plane as usize;
         let (vectors, units) = if cube.plane == 1 {
             (width.div_ceil(cube.units as usize), cube.units as usize)
@@ -59,27 +58,27 @@ impl Plan {
         let units = units as u32;
         let together = if backward && units <= cube.plane { SHORT_UNITS } else { UNITS[usize::from(backward)] };
         let side = if cube.plane == 1 { 1 } else { (together / units).max(1) };
-        let (ahead, cubes) = if backward {
-            // Cubes that stay: one a multiprocessor, as they leave shares to add up.
-            (usize::from(vectors <= 2), Some(processors * (512 / (units * side)).max(1)))
+        let (in_flight, cubes) = if backward {
+            // Persistent cubes: one per SM, as their partial sums have to be added up.
+            (usize::from(vectors <= 2), Some(sms * (512 / (units * side)).max(1)))
         } else {
-            // A cube for each row, so that none waits for a slow multiprocessor at the end.
+            // A cube for each row, so that none waits for a slow SM at the end.
             (0, None)
         };
-        Self { units, plane: cube.plane, vectors, side, ahead, whole, cubes }
+        Self { units, plane: cube.plane, vectors, side, in_flight, whole, cubes }
     }
 
-    /// Whether cubes stay for many rows.
-    pub(super) fn stays(self) -> bool {
+    /// Whether cubes are persistent.
+    pub(super) fn is_persistent(self) -> bool {
         self.cubes.is_some()
     }
 
-    /// Rows of a cube that does not stay.
-    pub(super) fn at_once(self) -> u32 {
-        self.side * (self.ahead as u32 + 1)
+    /// Rows of a cube that is not persistent.
+    pub(super) fn rows_per_cube(self) -> u32 {
+        self.side * (self.in_flight as u32 + 1)
     }
 
-    /// The units of a row as those of a cube.
+    /// The units of a row, as the shape of a cube.
     pub(super) fn shape(self) -> CubeShape {
         CubeShape { units: self.units, plane: self.plane }
     }
@@ -88,19 +87,19 @@ impl Plan {
         CubeDim::new_1d(self.units * self.side)
     }
 
-    /// Cubes for so many rows, of which one takes `each` at a time.
+    /// Cubes for these rows, if one takes `each` at a time.
     pub(super) fn count(self, shape: NormShape, each: u32) -> u32 {
         (shape.rows as u32).div_ceil(each).min(self.cubes.unwrap_or(u32::MAX))
     }
 
-    /// Vectors of the rows side by side.
-    pub(super) fn room(self) -> usize {
+    /// Vectors of the rows that are processed at the same time.
+    pub(super) fn row_vectors(self) -> usize {
         self.vectors * (self.units * self.side) as usize
     }
 
     /// Rows that are held at a time, in vectors of a unit.
     pub(super) fn held(self) -> usize {
-        (self.ahead + 1) * self.vectors
+        (self.in_flight + 1) * self.vectors
     }
 }
 
@@ -113,10 +112,10 @@ mod tests {
         for width in 1..=2048 {
             for (cube, backward) in [(CubeShape::GPU, false), (CubeShape::GPU, true), (CubeShape::CPU, true)] {
                 let plan = Plan::on(cube, 132, width, backward);
-                let room = plan.vectors * plan.units as usize;
-                assert!(room >= width && plan.whole == (room == width), "{width}: {plan:?}");
+                let row_vectors = plan.vectors * plan.units as usize;
+                assert!(row_vectors >= width && plan.whole == (row_vectors == width), "{width}: {plan:?}");
                 assert!(plan.units.is_multiple_of(plan.plane) || plan.units.is_power_of_two(), "{width}: {plan:?}");
-                assert!(plan.cubes != Some(0) && plan.stays() == backward, "{width}: {plan:?}");
+                assert!(plan.cubes != Some(0) && plan.is_persistent() == backward, "{width}: {plan:?}");
                 assert!(plan.side < 16 || plan.units <= plan.plane, "{width}: {plan:?}");
                 if cube == CubeShape::GPU {
                     assert!(plan.vectors <= 4 && plan.units * plan.side <= SHORT_UNITS, "{width}: {plan:?}");

@@ -1,5 +1,5 @@
-//! What the forward pass does with a row.
-use super::moments::{Sums, moments};
+//! One row in the forward pass.
+use super::moments::{MomentSet, moments};
 use super::{Plan, Weights, inside};
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::{F32x4, Vec8};
@@ -39,8 +39,8 @@ pub fn add_row<E: Float>(
     }
 }
 
-/// Takes part in the sums over the row in place `slot` of `values`. Gives the factor of distances from `start`, and
-/// what is taken away from them then.
+/// Takes part in the sums over the row in place `slot` of `values`. Returns the factor for distances from `start`, and
+/// what is then subtracted from them.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn scales<E: Float>(
@@ -49,7 +49,7 @@ pub fn scales<E: Float>(
     weights: &Weights<E>,
     start: f32,
     scratch: &mut Shared<[F32x4]>,
-    turn: u32,
+    parity: u32,
     unit: u32,
     width: u32,
     inverse: f32,
@@ -57,13 +57,13 @@ pub fn scales<E: Float>(
     #[comptime] centred: bool,
     #[comptime] plan: Plan,
 ) -> (f32, f32) {
-    let sums = comptime![Sums { centred, slopes: false }];
-    let of_row = moments(values, slot, values, weights, start, scratch, turn, unit, width, inverse, sums, plan);
+    let sums = comptime![MomentSet { centred, dys: false }];
+    let of_row = moments(values, slot, values, weights, start, scratch, parity, unit, width, inverse, sums, plan);
     let factor = rsqrt(of_row.squares * inverse + eps);
     (factor, of_row.mean * factor)
 }
 
-/// A vector of a normalised row; `bias` is left aside unless `centred`.
+/// A vector of a normalised row; `bias` is ignored unless `centred`.
 #[cube]
 pub fn normal<E: Float>(
     value: Vec8<E>,

@@ -5,11 +5,11 @@ use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::{gelu, swiglu};
 
 pub fn swiglu<E: Element>(client: &Client, rows: usize, half: usize) -> usize {
-    let (x, slope) = (random(rows * 2 * half, 1), random(rows * half, 2));
+    let (x, dy) = (random(rows * 2 * half, 1), random(rows * half, 2));
     let (mut out, mut gradient) = (vec![0.0; rows * half], vec![0.0; rows * 2 * half]);
     for row in 0..rows {
         for c in 0..half {
-            let (at, d) = (row * 2 * half + c, slope[row * half + c]);
+            let (at, d) = (row * 2 * half + c, dy[row * half + c]);
             let (g, u) = (x[at], x[at + half]);
             let s = 1.0 / (1.0 + (-g).exp());
             out[row * half + c] = g * s * u;
@@ -17,15 +17,15 @@ pub fn swiglu<E: Element>(client: &Client, rows: usize, half: usize) -> usize {
             gradient[at + half] = d * g * s;
         }
     }
-    let (x, slope) = (upload::<E>(client, &x), upload::<E>(client, &slope));
+    let (x, dy) = (upload::<E>(client, &x), upload::<E>(client, &dy));
     let (y, dx) = (poisoned::<E>(client, rows * half), poisoned::<E>(client, rows * half * 2));
     swiglu::forward::<E>(client, &x, &y, rows, half).expect("legal");
-    swiglu::backward::<E>(client, &x, &slope, &dx, rows, half).expect("legal");
+    swiglu::backward::<E>(client, &x, &dy, &dx, rows, half).expect("legal");
     report(&format!("swiglu {}, {rows} × {half}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
         + report("swiglu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
 }
 
-/// `Φ` and its slope; the error function by its series.
+/// `Φ` and its derivative; the error function by its series.
 fn gate(x: f64, tanh: bool) -> (f64, f64) {
     let factor = (2.0 / std::f64::consts::PI).sqrt();
     if tanh {
@@ -44,14 +44,14 @@ fn gate(x: f64, tanh: bool) -> (f64, f64) {
 }
 
 pub fn gelu<E: Element>(client: &Client, len: usize, tanh: bool) -> usize {
-    let (x, slope): (Vec<f64>, _) = (random(len, 1).iter().map(|x| 2.0 * x).collect(), random(len, 2));
+    let (x, dy): (Vec<f64>, _) = (random(len, 1).iter().map(|x| 2.0 * x).collect(), random(len, 2));
     let gates = x.iter().map(|x| gate(*x, tanh));
     let out: Vec<f64> = gates.clone().zip(&x).map(|((phi, _), x)| x * phi).collect();
-    let gradient: Vec<f64> = gates.zip(&x).zip(&slope).map(|(((phi, bell), x), d)| d * (phi + x * bell)).collect();
-    let (x, slope) = (upload::<E>(client, &x), upload::<E>(client, &slope));
+    let gradient: Vec<f64> = gates.zip(&x).zip(&dy).map(|(((phi, bell), x), d)| d * (phi + x * bell)).collect();
+    let (x, dy) = (upload::<E>(client, &x), upload::<E>(client, &dy));
     let (y, dx) = (poisoned::<E>(client, len), poisoned::<E>(client, len));
     gelu::forward::<E>(client, &x, &y, len, tanh).expect("legal");
-    gelu::backward::<E>(client, &x, &slope, &dx, len, tanh).expect("legal");
+    gelu::backward::<E>(client, &x, &dy, &dx, len, tanh).expect("legal");
     report(&format!("gelu {}, tanh {tanh}, {len}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
         + report("gelu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
 }

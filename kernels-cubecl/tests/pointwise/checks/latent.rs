@@ -1,20 +1,20 @@
-//! Keys of latent attention, and columns of rows.
+//! Keys of latent attention, and ranges of columns.
 use super::{Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
-use kernels_cubecl::pointwise::columns::{self, Columns};
+use kernels_cubecl::pointwise::columns::{self, ColumnRange};
 use kernels_cubecl::pointwise::latent::{self, LatentShape};
 
 pub fn keys<E: Element>(client: &Client, shape: LatentShape) -> usize {
-    let LatentShape { tokens, batch, heads, rotated, own, value } = shape;
-    let (half, length, both) = (rotated / 2, rotated + own, own + value);
-    let (kv, shared) = (random(tokens * heads * both, 1), random(tokens * rotated, 2));
+    let LatentShape { tokens, batch, heads, rope_dim, nope_dim, value_dim } = shape;
+    let (half, length, both) = (rope_dim / 2, rope_dim + nope_dim, nope_dim + value_dim);
+    let (kv, shared) = (random(tokens * heads * both, 1), random(tokens * rope_dim, 2));
     let [cos, sin] = [3, 4].map(|seed| random(tokens / batch * half, seed));
-    let (of_keys, of_values) = (random(tokens * heads * length, 5), random(tokens * heads * value, 6));
+    let (of_keys, of_values) = (random(tokens * heads * length, 5), random(tokens * heads * value_dim, 6));
     let (mut expected, mut of_kv, mut of_shared) = (vec![], vec![], vec![]);
     for token in 0..tokens {
-        let (shared, angles) = (&shared[token * rotated..][..rotated], token / batch * half);
-        let mut turned = vec![0.0; rotated];
-        let mut sums = vec![0.0; rotated];
+        let (shared, angles) = (&shared[token * rope_dim..][..rope_dim], token / batch * half);
+        let mut turned = vec![0.0; rope_dim];
+        let mut sums = vec![0.0; rope_dim];
         for c in 0..half {
             let (cos, sin) = (cos[angles + c], sin[angles + c]);
             turned[c] = shared[c] * cos - shared[c + half] * sin;
@@ -25,9 +25,9 @@ pub fn keys<E: Element>(client: &Client, shape: LatentShape) -> usize {
         }
         for head in token * heads..(token + 1) * heads {
             expected.extend(&turned);
-            expected.extend(&kv[head * both..][..own]);
-            of_kv.extend(&of_keys[head * length + rotated..][..own]);
-            of_kv.extend(&of_values[head * value..][..value]);
+            expected.extend(&kv[head * both..][..nope_dim]);
+            of_kv.extend(&of_keys[head * length + rope_dim..][..nope_dim]);
+            of_kv.extend(&of_values[head * value_dim..][..value_dim]);
         }
         of_shared.extend(sums);
     }
@@ -38,15 +38,15 @@ pub fn keys<E: Element>(client: &Client, shape: LatentShape) -> usize {
     latent::keys::<E>(client, &kv, &shared, (&cos, &sin), &keys_found, shape).expect("legal");
     let targets = [&kv_found, &shared_found];
     latent::gradients::<E>(client, [&of_keys, &of_values], (&cos, &sin), targets, shape).expect("legal");
-    let name = format!("latent keys {}, {tokens} × {heads} × ({rotated} + {own} | {value})", E::NAME);
+    let name = format!("latent keys {}, {tokens} × {heads} × ({rope_dim} + {nope_dim} | {value_dim})", E::NAME);
     report(&name, &download::<E>(client, &keys_found), &expected, E::LIMIT)
         + report("gradient of keys and values", &download::<E>(client, &kv_found), &of_kv, 0.0)
         + report("gradient of the shared key", &download::<E>(client, &shared_found), &of_shared, E::LIMIT)
 }
 
-/// Taken out, and put into a tensor that has other columns.
-pub fn columns<E: Element>(client: &Client, of: Columns) -> usize {
-    let Columns { rows, width, first, columns } = of;
+/// Copied out, and copied into a tensor that has other columns.
+pub fn columns<E: Element>(client: &Client, of: ColumnRange) -> usize {
+    let ColumnRange { rows, width, first, columns } = of;
     let (x, y) = (random(rows * width, 1), random(rows * width, 2));
     let (mut part, mut whole) = (vec![], y.clone());
     for row in 0..rows {
@@ -55,8 +55,8 @@ pub fn columns<E: Element>(client: &Client, of: Columns) -> usize {
         whole[place.clone()].copy_from_slice(&x[place]);
     }
     let (x, y, found) = (upload::<E>(client, &x), upload::<E>(client, &y), poisoned::<E>(client, part.len()));
-    columns::take::<E>(client, &x, &found, of).expect("legal");
-    columns::put::<E>(client, &found, &y, of).expect("legal");
+    columns::copy_out::<E>(client, &x, &found, of).expect("legal");
+    columns::copy_in::<E>(client, &found, &y, of).expect("legal");
     report(&format!("columns {}, {rows} × {columns} of {width}", E::NAME), &download::<E>(client, &found), &part, 0.0)
         + report("put back", &download::<E>(client, &y), &whole, 0.0)
 }

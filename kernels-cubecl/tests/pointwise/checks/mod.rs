@@ -1,10 +1,10 @@
 //! The pointwise kernels against their formulas in fp64: the same checks for the cpu runtime and for a GPU.
 //!
-//! A check uploads random numbers, calls the kernels on poisoned outputs and gives the number of results that are
-//! further from the formula than they may be.
+//! A check uploads random numbers, calls the kernels on poisoned outputs and returns the number of results that are
+//! further from the formula than their bounds.
 pub mod activation;
-pub mod experts;
 pub mod latent;
+pub mod moe;
 pub mod norm;
 pub mod optimizer;
 pub mod routing;
@@ -17,11 +17,11 @@ use half::{bf16, f16};
 
 pub const EPS: f64 = 1e-5;
 
-/// A type of numbers in buffers.
+/// An element type of buffers.
 pub trait Element: Float {
     const NAME: &'static str;
-    /// Greatest error of a result that is rounded to this type once: half of its last digit, and of fp32 what sums
-    /// need.
+    /// Greatest error of a result that is rounded to this type once: half of its last digit; for fp32, the rounding of
+    /// sums.
     const LIMIT: f64;
     fn write(value: f64, to: &mut Vec<u8>);
     fn read(bytes: &[u8]) -> f64;
@@ -88,7 +88,7 @@ pub fn download<E: Element>(client: &Client, handle: &Handle) -> Vec<f64> {
     client.read_one_unchecked(handle.clone()).chunks_exact(size_of::<E>()).map(E::read).collect()
 }
 
-/// Room for `len` numbers, all of them NaN.
+/// A buffer for `len` numbers, all of them NaN.
 pub fn poisoned<E: Element>(client: &Client, len: usize) -> Handle {
     client.create_from_slice(&vec![0xff; len * size_of::<E>()])
 }
@@ -116,8 +116,8 @@ pub fn round<E: Element>(value: f64) -> f64 {
     E::read(&bytes)
 }
 
-/// Compares results of fp32 that were rounded to `E`, by `rounded` of their place and of what fp32 found, an ascending
-/// function: as fp32 finds numbers close to `exact`, a result lies between what is made of the ends of that interval.
+/// Compares fp32 results that were rounded to `E`. `rounded` is an ascending function of a result's index and its fp32
+/// value. As fp32 values are close to `exact`, a result must lie between the images of the ends of that interval.
 /// Prints the greatest distance to the nearer end, in units of the expected number or of the root mean square. 1 if any
 /// lies outside or is not a number, else 0.
 pub fn report_rounded<E: Element>(

@@ -7,32 +7,32 @@ use kernels_cubecl::pointwise::norm::{
     Affine, Gradients, NormShape, Plan, backward, backward_planned, forward, forward_planned,
 };
 
-/// What fp64 makes of rows, of the gradients of their norms, and of the weights.
+/// Rows, the gradients of their norms, and those of the weights, in fp64.
 struct Formula {
     y: Vec<f64>,
     dx: Vec<f64>,
-    /// Gradients of the weight and, of a LayerNorm, of the bias behind them.
+    /// Gradients of the weight, followed by those of a LayerNorm's bias.
     affine: Vec<f64>,
 }
 
 /// LayerNorm, or RMSNorm without `b`.
-fn formula(x: &[f64], w: &[f64], b: Option<&[f64]>, slope: &[f64]) -> Formula {
+fn formula(x: &[f64], w: &[f64], b: Option<&[f64]>, dy: &[f64]) -> Formula {
     let (columns, layer) = (w.len(), b.is_some());
     let n = columns as f64;
     let (mut y, mut dx, mut affine) = (vec![], vec![], vec![0.0; if layer { 2 * columns } else { columns }]);
-    for (x, slope) in x.chunks_exact(columns).zip(slope.chunks_exact(columns)) {
+    for (x, dy) in x.chunks_exact(columns).zip(dy.chunks_exact(columns)) {
         let mean = if layer { x.iter().sum::<f64>() / n } else { 0.0 };
         let factor = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + EPS).sqrt();
         let normal: Vec<f64> = x.iter().map(|x| (x - mean) * factor).collect();
-        let weighted: Vec<f64> = slope.iter().zip(w).map(|(d, w)| d * w).collect();
+        let weighted: Vec<f64> = dy.iter().zip(w).map(|(d, w)| d * w).collect();
         let weighted_mean = if layer { weighted.iter().sum::<f64>() / n } else { 0.0 };
         let along = weighted.iter().zip(&normal).map(|(g, x)| g * x).sum::<f64>() / n;
         for c in 0..columns {
             y.push(normal[c] * w[c] + b.map_or(0.0, |b| b[c]));
             dx.push((weighted[c] - weighted_mean - normal[c] * along) * factor);
-            affine[c] += slope[c] * normal[c];
+            affine[c] += dy[c] * normal[c];
             if layer {
-                affine[columns + c] += slope[c];
+                affine[columns + c] += dy[c];
             }
         }
     }
@@ -42,15 +42,15 @@ fn formula(x: &[f64], w: &[f64], b: Option<&[f64]>, slope: &[f64]) -> Formula {
 /// Forward and backward of rows `x`.
 fn check<E: Element>(client: &Client, kind: &str, x: &[f64], columns: usize, layer: bool) -> usize {
     let (len, rows) = (x.len(), x.len() / columns);
-    let (w, b, slope) = (random(columns, 2), random(columns, 3), random(len, 4));
-    let expected = formula(x, &w, layer.then_some(b.as_slice()), &slope);
-    let [x, w, b, slope] = [x, &w, &b, &slope].map(|values| upload::<E>(client, values));
+    let (w, b, dy) = (random(columns, 2), random(columns, 3), random(len, 4));
+    let expected = formula(x, &w, layer.then_some(b.as_slice()), &dy);
+    let [x, w, b, dy] = [x, &w, &b, &dy].map(|values| upload::<E>(client, values));
     let (y, dx) = (poisoned::<E>(client, len), poisoned::<E>(client, len));
     let sums = poisoned::<f32>(client, expected.affine.len());
     let affine = if layer { Affine::Layer(&w, &b) } else { Affine::Rms(&w) };
     let (shape, targets) = (NormShape { rows, columns }, Gradients { x: &dx, affine: &sums });
     forward::<E>(client, &x, None, affine, &y, EPS as f32, shape).expect("legal");
-    backward::<E>(client, &x, affine, &slope, None, targets, EPS as f32, shape).expect("legal");
+    backward::<E>(client, &x, affine, &dy, None, targets, EPS as f32, shape).expect("legal");
     let name = format!("{kind} {}, {rows} × {columns}", E::NAME);
     report_rounded::<E>(&name, &download::<E>(client, &y), &expected.y, |_, y| round::<E>(y))
         + report_rounded::<E>("its gradient of x", &download::<E>(client, &dx), &expected.dx, |_, dx| round::<E>(dx))
@@ -62,20 +62,19 @@ pub fn rms_norm<E: Element>(client: &Client, rows: usize, columns: usize) -> usi
 }
 
 pub fn layer_norm<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
-    // A mean that a variance by the mean of squares would suffer from.
+    // A mean that would spoil a variance from the mean of squares.
     let x: Vec<f64> = random(rows * columns, 1).iter().map(|x| bf16::from_f64(x + 30.0).to_f64()).collect();
     check::<E>(client, "layer norm", &x, columns, true)
 }
 
-/// A norm of a sum, and the gradient that another one is added to.
+/// A norm of a sum, and its gradient added to another one.
 fn with_sum<E: Element>(client: &Client, rows: usize, columns: usize, layer: bool) -> usize {
     let len = rows * columns;
-    let [x, other, slope, more] = [1, 2, 3, 4].map(|seed| random(len, seed));
+    let [x, other, dy, more] = [1, 2, 3, 4].map(|seed| random(len, seed));
     let [w, b] = [5, 6].map(|seed| random(columns, seed));
     let both: Vec<f64> = x.iter().zip(&other).map(|(a, b)| round::<E>(a + b)).collect();
-    let expected = formula(&both, &w, layer.then_some(b.as_slice()), &slope);
-    let [x, other, slope, summed, more_on] =
-        [&x, &other, &slope, &both, &more].map(|values| upload::<E>(client, values));
+    let expected = formula(&both, &w, layer.then_some(b.as_slice()), &dy);
+    let [x, other, dy, summed, more_on] = [&x, &other, &dy, &both, &more].map(|values| upload::<E>(client, values));
     let [w, b] = [&w, &b].map(|values| upload::<E>(client, values));
     let affine = if layer { Affine::Layer(&w, &b) } else { Affine::Rms(&w) };
     let (eps, shape) = (EPS as f32, NormShape { rows, columns });
@@ -83,25 +82,25 @@ fn with_sum<E: Element>(client: &Client, rows: usize, columns: usize, layer: boo
     let sums = poisoned::<f32>(client, expected.affine.len());
     forward::<E>(client, &x, Some((&other, &sum)), affine, &y, eps, shape).expect("legal");
     let targets = Gradients { x: &dx, affine: &sums };
-    backward::<E>(client, &summed, affine, &slope, Some(&more_on), targets, eps, shape).expect("legal");
+    backward::<E>(client, &summed, affine, &dy, Some(&more_on), targets, eps, shape).expect("legal");
     let kind = if layer { "layer norm" } else { "rms norm" };
     report(&format!("{kind} with sum {}, {rows} × {columns}", E::NAME), &download::<E>(client, &sum), &both, 0.0)
         + report_rounded::<E>("its normal rows", &download::<E>(client, &y), &expected.y, |_, y| round::<E>(y))
-        // The gradient is rounded before the other is added, as a sum of its own would find it.
+        // The gradient is rounded before the other is added, like a separate addition.
         + report_rounded::<E>("its gradient and another", &download::<E>(client, &dx), &expected.dx, |i, dx| {
             round::<E>(f64::from(round::<E>(dx) as f32 + more[i] as f32))
         })
         + report("its gradient of weights", &download::<f32>(client, &sums), &expected.affine, 1e-5)
 }
 
-/// LayerNorm cut into cubes in other ways.
+/// LayerNorm with other plans.
 pub fn plans<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
     let chosen = Plan::of(client, columns, true);
     let len = rows * columns;
-    let [x, slope] = [1, 2].map(|seed| random(len, seed));
+    let [x, dy] = [1, 2].map(|seed| random(len, seed));
     let [w, b] = [3, 4].map(|seed| random(columns, seed));
-    let expected = formula(&x, &w, Some(&b), &slope);
-    let [x, slope, w, b] = [&x, &slope, &w, &b].map(|values| upload::<E>(client, values));
+    let expected = formula(&x, &w, Some(&b), &dy);
+    let [x, dy, w, b] = [&x, &dy, &w, &b].map(|values| upload::<E>(client, values));
     let (affine, eps, shape) = (Affine::Layer(&w, &b), EPS as f32, NormShape { rows, columns });
     let mut failures = 0;
     let forward = |plan| {
@@ -109,13 +108,13 @@ pub fn plans<E: Element>(client: &Client, rows: usize, columns: usize) -> usize 
         forward_planned::<E>(client, &x, None, affine, &y, eps, shape, plan).expect("legal");
         report_rounded::<E>(&told("norm", plan), &download::<E>(client, &y), &expected.y, |_, y| round::<E>(y))
     };
-    let at_once = Plan { cubes: None, ..chosen };
-    for plan in [Plan { ahead: 2, ..at_once }, Plan { side: 3, ahead: 1, ..at_once }] {
+    let not_persistent = Plan { cubes: None, ..chosen };
+    for plan in [Plan { in_flight: 2, ..not_persistent }, Plan { side: 3, in_flight: 1, ..not_persistent }] {
         failures += forward(plan);
     }
     let others = [
-        Plan { ahead: 0, ..chosen },
-        Plan { ahead: 2, ..chosen },
+        Plan { in_flight: 0, ..chosen },
+        Plan { in_flight: 2, ..chosen },
         Plan { side: 2, cubes: Some(2), ..chosen },
         Plan { side: 1, cubes: Some(1000), ..chosen },
     ];
@@ -123,7 +122,7 @@ pub fn plans<E: Element>(client: &Client, rows: usize, columns: usize) -> usize 
         failures += forward(plan);
         let (dx, sums) = (poisoned::<E>(client, len), poisoned::<f32>(client, 2 * columns));
         let targets = Gradients { x: &dx, affine: &sums };
-        backward_planned::<E>(client, &x, affine, &slope, None, targets, eps, shape, plan).expect("legal");
+        backward_planned::<E>(client, &x, affine, &dy, None, targets, eps, shape, plan).expect("legal");
         let (name, dx) = (told("gradient", plan), download::<E>(client, &dx));
         failures += report_rounded::<E>(&name, &dx, &expected.dx, |_, dx| round::<E>(dx))
             + report("its gradient of weights", &download::<f32>(client, &sums), &expected.affine, 1e-5);
@@ -132,8 +131,8 @@ pub fn plans<E: Element>(client: &Client, rows: usize, columns: usize) -> usize 
 }
 
 fn told(what: &str, plan: Plan) -> String {
-    let Plan { ahead, side, cubes, .. } = plan;
-    format!("{what}: {ahead} ahead, {side} side, cubes {cubes:?}")
+    let Plan { in_flight, side, cubes, .. } = plan;
+    format!("{what}: {in_flight} ahead, {side} side, cubes {cubes:?}")
 }
 
 pub fn rms_norm_with_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
@@ -144,19 +143,19 @@ pub fn layer_norm_with_sum<E: Element>(client: &Client, rows: usize, columns: us
     with_sum::<E>(client, rows, columns, true)
 }
 
-/// Norms of the heads of a packed projection, forward and backward; values stay as they are.
+/// Norms of the heads of a packed projection, forward and backward; values are copied.
 pub fn of_heads<E: Element>(client: &Client, shape: HeadsShape) -> usize {
     let HeadsShape { tokens, heads, kv_heads, all_heads, head_dim } = shape;
     let len = tokens * all_heads * head_dim;
-    let [x, slope] = [1, 2].map(|seed| random(len, seed));
+    let [x, dy] = [1, 2].map(|seed| random(len, seed));
     let weights = [3, 4].map(|seed| random(head_dim, seed));
-    let (mut y, mut dx, mut affine) = (x.clone(), slope.clone(), vec![]);
+    let (mut y, mut dx, mut affine) = (x.clone(), dy.clone(), vec![]);
     for (first, count, w) in [(0, heads, &weights[0]), (heads, kv_heads, &weights[1])] {
         let rows = || (0..tokens).flat_map(|token| (first..first + count).map(move |head| token * all_heads + head));
         let of = |from: &[f64]| -> Vec<f64> {
             rows().flat_map(|row| from[row * head_dim..(row + 1) * head_dim].to_vec()).collect()
         };
-        let expected = formula(&of(&x), w, None, &of(&slope));
+        let expected = formula(&of(&x), w, None, &of(&dy));
         for (i, row) in rows().enumerate() {
             let (to, from) = (row * head_dim..(row + 1) * head_dim, i * head_dim..(i + 1) * head_dim);
             y[to.clone()].copy_from_slice(&expected.y[from.clone()]);
@@ -164,14 +163,14 @@ pub fn of_heads<E: Element>(client: &Client, shape: HeadsShape) -> usize {
         }
         affine.extend(expected.affine);
     }
-    let [x, slope] = [&x, &slope].map(|values| upload::<E>(client, values));
+    let [x, dy] = [&x, &dy].map(|values| upload::<E>(client, values));
     let [q, k] = [&weights[0], &weights[1]].map(|values| upload::<E>(client, values));
     let [found, found_dx] = [(); 2].map(|()| poisoned::<E>(client, len));
     let sums = poisoned::<f32>(client, affine.len());
     let eps = EPS as f32;
     head_norms::forward::<E>(client, &x, [&q, &k], &found, eps, shape).expect("legal");
-    head_norms::backward::<E>(client, &x, [&q, &k], &slope, [&found_dx, &sums], eps, shape).expect("legal");
-    let name = format!("norms of heads {}, {shape:?}", E::NAME);
+    head_norms::backward::<E>(client, &x, [&q, &k], &dy, [&found_dx, &sums], eps, shape).expect("legal");
+    let name = format!("head norms {}, {shape:?}", E::NAME);
     report_rounded::<E>(&name, &download::<E>(client, &found), &y, |_, y| round::<E>(y))
         + report_rounded::<E>("its gradient of x", &download::<E>(client, &found_dx), &dx, |_, dx| round::<E>(dx))
         + report("its gradients of weights", &download::<f32>(client, &sums), &affine, 1e-5)

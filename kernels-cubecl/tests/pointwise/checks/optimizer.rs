@@ -66,7 +66,7 @@ pub fn adamw<E: Element>(client: &Client, float: FloatType) -> usize {
 pub fn momentum<E: Element>(client: &Client, rule: MomentumRule, float: FloatType) -> usize {
     let k = MomentumStep { rule, a: 0.9, b: 0.95, lr: 3e-2, keep: 1.0 - 3e-4, gradient_scale: 0.25 };
     let [p, before, g] = [1, 2, 3].map(|seed| random(LEN, seed));
-    // What decides a sign is not near zero, or its rounding would.
+    // Numbers that decide a sign are not near zero, where their rounding could.
     let before: Vec<f64> = before.iter().map(|m| m + m.signum()).collect();
     let mut m = before.clone();
     let (a, b, mut params) = (f64::from(k.a), f64::from(k.b), vec![]);
@@ -105,7 +105,7 @@ pub fn momentum<E: Element>(client: &Client, rule: MomentumRule, float: FloatTyp
         + report(&format!("its weight {}", E::NAME), &download::<E>(client, weight), &params, E::LIMIT)
 }
 
-/// `len` elements from `start` on: in whole vectors or not.
+/// `len` elements from `start` on: whole vectors or not.
 pub fn muon(client: &Client, len: usize, start: usize, nesterov: bool) -> usize {
     let [g, m, p] = [1, 2, 3].map(|seed| random(start + len, seed));
     let ([decay, scale], [keep, factor]) = ([0.95f32, 0.25], [0.999f32, 0.02]);

@@ -1,11 +1,11 @@
-//! Routing of tokens to experts: the tables of the kernels against those of plain loops.
+//! Routing of tokens to experts: the kernels' tables against those of plain loops.
 use super::{poisoned, random, upload};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use kernels_cubecl::pointwise::experts::choose::{self, Selection};
-use kernels_cubecl::pointwise::experts::count::{self, CountShape};
-use kernels_cubecl::pointwise::experts::order::{self, OrderShape};
-use kernels_cubecl::pointwise::experts::place::{self, PlaceShape, Places};
+use kernels_cubecl::pointwise::moe::count::{self, CountShape};
+use kernels_cubecl::pointwise::moe::offsets::{self, OffsetsShape};
+use kernels_cubecl::pointwise::moe::permute::{self, PermuteShape, PermuteTables};
+use kernels_cubecl::pointwise::moe::topk::{self, Selection};
 
 fn upload_i32(client: &Client, values: &[i32]) -> Handle {
     client.create_from_slice(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
@@ -24,24 +24,26 @@ fn compare(what: &str, found: &[i32], expected: &[i32]) -> usize {
     !good as usize
 }
 
-/// Places of the greatest values, the first ones of equal values.
+/// Indices of the greatest values, the first ones of equal values.
 fn best(values: &[f64], count: usize) -> Vec<usize> {
-    let mut places: Vec<usize> = (0..values.len()).collect();
-    places.sort_by(|a, b| values[*b].partial_cmp(&values[*a]).expect("a number").then(a.cmp(b)));
-    places.truncate(count);
-    places
+    let mut indices: Vec<usize> = (0..values.len()).collect();
+    indices.sort_by(|a, b| values[*b].partial_cmp(&values[*a]).expect("a number").then(a.cmp(b)));
+    indices.truncate(count);
+    indices
 }
 
-fn expected_choice(scores: &[f64], bias: &[f64], [tokens, valid]: [usize; 2], how: Selection) -> Vec<i32> {
-    let (experts, top_k, size) = (how.experts as usize, how.top_k as usize, (how.experts / how.groups) as usize);
+fn expected_choice(scores: &[f64], bias: &[f64], [tokens, valid]: [usize; 2], selection: Selection) -> Vec<i32> {
+    let (experts, top_k, size) =
+        (selection.experts as usize, selection.top_k as usize, (selection.experts / selection.groups) as usize);
     let mut choice = vec![-1; tokens * top_k];
     for token in 0..valid {
         let clean = |value: f64| if value.is_nan() { f64::NEG_INFINITY } else { value };
-        let added = |expert: usize| scores[token * experts + expert] + if how.biased { bias[expert] } else { 0.0 };
+        let added =
+            |expert: usize| scores[token * experts + expert] + if selection.biased { bias[expert] } else { 0.0 };
         let mut row: Vec<f64> = (0..experts).map(|expert| clean(added(expert))).collect();
         let total = |group: &[f64]| best(group, 2).into_iter().map(|place| group[place]).sum::<f64>();
         let totals: Vec<f64> = row.chunks(size).map(|group| clean(total(group))).collect();
-        let kept = best(&totals, how.top_groups as usize);
+        let kept = best(&totals, selection.top_groups as usize);
         (0..experts)
             .filter(|expert| !kept.contains(&(expert / size)))
             .for_each(|expert| row[expert] = f64::NEG_INFINITY);
@@ -52,24 +54,24 @@ fn expected_choice(scores: &[f64], bias: &[f64], [tokens, valid]: [usize; 2], ho
     choice
 }
 
-/// Scores with many equal ones, a NaN, and tokens that do not count.
-pub fn choice(client: &Client, [tokens, valid]: [usize; 2], how: Selection) -> usize {
-    let experts = how.experts as usize;
+/// Scores with many equal ones, a NaN, and tokens that are not valid.
+pub fn choice(client: &Client, [tokens, valid]: [usize; 2], selection: Selection) -> usize {
+    let experts = selection.experts as usize;
     let coarse = |value: f64| (value * 4.0).round() / 4.0;
     let mut scores: Vec<f64> = random(tokens * experts, 5).into_iter().map(coarse).collect();
     scores[experts / 2] = f64::NAN;
     let bias: Vec<f64> = random(experts, 6).into_iter().map(coarse).collect();
-    let expected = expected_choice(&scores, &bias, [tokens, valid], how);
+    let expected = expected_choice(&scores, &bias, [tokens, valid], selection);
     let (scores, bias) = (upload::<f32>(client, &scores), upload::<f32>(client, &bias));
-    let choice = upload_i32(client, &vec![77; tokens * how.top_k as usize]);
-    choose::choose(client, [&scores, &bias], &choice, [tokens, valid], how).expect("legal");
+    let choice = upload_i32(client, &vec![77; tokens * selection.top_k as usize]);
+    topk::select_experts(client, [&scores, &bias], &choice, [tokens, valid], selection).expect("legal");
     let mask = upload_i32(client, &vec![77; tokens * experts]);
-    choose::spread(client, &choice, &mask, tokens, [experts, how.top_k as usize]).expect("legal");
+    topk::mask(client, &choice, &mask, tokens, [experts, selection.top_k as usize]).expect("legal");
     let mut expected_mask = vec![0; tokens * experts];
     for (at, expert) in expected.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
-        expected_mask[at / how.top_k as usize * experts + *expert as usize] = 1;
+        expected_mask[at / selection.top_k as usize * experts + *expert as usize] = 1;
     }
-    compare(&format!("{how:?}"), &download_i32(client, &choice), &expected)
+    compare(&format!("{selection:?}"), &download_i32(client, &choice), &expected)
         + compare("its mask", &download_i32(client, &mask), &expected_mask)
 }
 
@@ -91,7 +93,7 @@ pub fn counts(client: &Client, shape: CountShape) -> usize {
     let CountShape { tokens, samples, experts, top_k } = shape;
     let choice = uneven(tokens, experts, top_k);
     let (mut before, mut totals) = (Vec::new(), vec![0; shape.width()]);
-    for chunk in choice.chunks(place::CHUNK as usize * samples * top_k) {
+    for chunk in choice.chunks(permute::CHUNK as usize * samples * top_k) {
         before.extend_from_slice(&totals);
         for (at, expert) in chunk.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
             totals[at / top_k % samples * experts + *expert as usize] += 1;
@@ -101,100 +103,112 @@ pub fn counts(client: &Client, shape: CountShape) -> usize {
     let (found, sums) = (poisoned::<f32>(client, before.len()), poisoned::<f32>(client, totals.len()));
     count::count(client, &choice, &found, &sums, shape).expect("legal");
     compare(&format!("{shape:?}"), &download_i32(client, &sums), &totals)
-        + compare("counts in front of chunks", &download_i32(client, &found), &before)
+        + compare("counts before chunks", &download_i32(client, &found), &before)
 }
 
-/// Rows by part, expert and token, with gaps between experts; expert 2 has none.
-pub fn places(client: &Client, tokens: usize, experts: usize, top_k: usize, parts: usize, room: usize) -> usize {
+/// Rows by shard, expert and token, with gaps between experts; expert 2 has none.
+pub fn permutation(
+    client: &Client,
+    tokens: usize,
+    experts: usize,
+    top_k: usize,
+    shards: usize,
+    capacity: usize,
+) -> usize {
     let choice = uneven(tokens, experts, top_k);
-    let each = experts / 2;
+    let experts_per_rank = experts / 2;
     let mut counts = vec![0; experts];
     choice.iter().filter(|expert| **expert >= 0).for_each(|expert| counts[*expert as usize] += 1);
-    let mut starts = vec![-1; parts * experts];
+    let mut starts = vec![-1; shards * experts];
     let mut rows = 0;
-    for (member, part) in (0..2).flat_map(|member| (0..parts).map(move |part| (member, part))) {
-        for expert in (member * each..(member + 1) * each).filter(|expert| *expert != 2) {
-            starts[part * experts + expert] = rows;
-            rows += (counts[expert] as usize).min(room) as i32 + 3;
+    for (rank_index, shard) in (0..2).flat_map(|rank_index| (0..shards).map(move |shard| (rank_index, shard))) {
+        for expert in (rank_index * experts_per_rank..(rank_index + 1) * experts_per_rank).filter(|expert| *expert != 2)
+        {
+            starts[shard * experts + expert] = rows;
+            rows += (counts[expert] as usize).min(capacity) as i32 + 3;
         }
     }
     let rows = rows as usize;
     let none = |len: usize| vec![-1; len];
-    let (mut tokens_of, mut slots_of) = (none(rows), none(rows));
-    let (mut of_tokens, mut of_slots) = (none(tokens * top_k * parts), none(tokens * experts * parts));
+    let (mut token_of_row, mut slot_of_row) = (none(rows), none(rows));
+    let (mut rows_of_token, mut rows_of_slot) = (none(tokens * top_k * shards), none(tokens * experts * shards));
     let mut ranks = vec![0; experts];
     for (token, slots) in choice.chunks(top_k).enumerate() {
         for expert in slots.iter().filter(|expert| **expert >= 0).map(|expert| *expert as usize) {
             ranks[expert] += 1;
-            for part in (0..parts).filter(|part| ranks[expert] <= room && starts[part * experts + expert] >= 0) {
-                let row = starts[part * experts + expert] as usize + ranks[expert] - 1;
-                (tokens_of[row], slots_of[row]) = (token as i32, (token * experts + expert) as i32);
-                of_slots[(token * experts + expert) * parts + part] = row as i32;
+            for shard in (0..shards).filter(|shard| ranks[expert] <= capacity && starts[shard * experts + expert] >= 0)
+            {
+                let row = starts[shard * experts + expert] as usize + ranks[expert] - 1;
+                (token_of_row[row], slot_of_row[row]) = (token as i32, (token * experts + expert) as i32);
+                rows_of_slot[(token * experts + expert) * shards + shard] = row as i32;
             }
         }
-        // The rows of a token ascend, and those that there are not are anywhere between them.
+        // The rows of a token ascend; missing ones may be anywhere between them.
         let mut found: Vec<i32> =
-            (0..rows).filter(|row| tokens_of[*row] == token as i32).map(|row| row as i32).collect();
-        found.resize(top_k * parts, -1);
-        of_tokens[token * top_k * parts..][..top_k * parts].copy_from_slice(&found);
+            (0..rows).filter(|row| token_of_row[*row] == token as i32).map(|row| row as i32).collect();
+        found.resize(top_k * shards, -1);
+        rows_of_token[token * top_k * shards..][..top_k * shards].copy_from_slice(&found);
     }
     let shape = CountShape { tokens, samples: 1, experts, top_k };
     let choice = upload_i32(client, &choice);
     let before = poisoned::<f32>(client, shape.chunks() * experts);
     count::count(client, &choice, &before, &poisoned::<f32>(client, experts), shape).expect("legal");
     // Bytes of 255 are -1.
-    let tables = [rows, rows, tokens * top_k * parts, tokens * experts * parts].map(|len| poisoned::<f32>(client, len));
+    let tables =
+        [rows, rows, tokens * top_k * shards, tokens * experts * shards].map(|len| poisoned::<f32>(client, len));
     let [a, b, c, d] = &tables;
-    let places = Places { tokens_of: a, slots_of: b, of_tokens: c, of_slots: d };
-    let sizes = PlaceShape { tokens, experts, top_k, parts, each, room, rows };
-    place::place(client, [&choice, &before, &upload_i32(client, &starts)], places, sizes).expect("legal");
+    let tables_out = PermuteTables { token_of_row: a, slot_of_row: b, rows_of_token: c, rows_of_slot: d };
+    let sizes = PermuteShape { tokens, experts, top_k, shards, experts_per_rank, capacity, rows };
+    permute::permute(client, [&choice, &before, &upload_i32(client, &starts)], tables_out, sizes).expect("legal");
     let [a, b, c, d] = tables.map(|table| download_i32(client, &table));
     let together: Vec<i32> = c
-        .chunks(top_k * parts)
+        .chunks(top_k * shards)
         .flat_map(|rows| {
             let mut there: Vec<i32> = rows.iter().filter(|row| **row >= 0).copied().collect();
-            there.resize(top_k * parts, -1);
+            there.resize(top_k * shards, -1);
             there
         })
         .collect();
-    compare(&format!("{sizes:?}"), &a, &tokens_of)
-        + compare("slots of rows", &b, &slots_of)
-        + compare("rows of tokens", &together, &of_tokens)
-        + compare("rows of slots", &d, &of_slots)
+    compare(&format!("{sizes:?}"), &a, &token_of_row)
+        + compare("slots of rows", &b, &slot_of_row)
+        + compare("rows of tokens", &together, &rows_of_token)
+        + compare("rows of slots", &d, &rows_of_slot)
 }
 
 pub fn runs(client: &Client, rows: usize) -> usize {
     let runs = [[0, 40, 1], [3, 7, 5], [8, 0, 2], [11, 99, rows as i32]];
-    let table: Vec<i32> = (0..3).flat_map(|part| runs.iter().map(move |run| run[part])).collect();
+    let table: Vec<i32> = (0..3).flat_map(|field| runs.iter().map(move |run| run[field])).collect();
     let number = |row: i32| {
         let inside = |run: &&[i32; 3]| (run[0]..run[0] + run[2]).contains(&row);
         runs.iter().find(inside).map_or(-1, |run| run[1] + row - run[0])
     };
     let expected: Vec<i32> = (0..rows as i32).map(number).collect();
     let out = upload_i32(client, &vec![77; rows]);
-    place::runs(client, &upload_i32(client, &table), &out, [runs.len(), rows]).expect("legal");
+    permute::runs(client, &upload_i32(client, &table), &out, [runs.len(), rows]).expect("legal");
     compare("runs", &download_i32(client, &out), &expected)
 }
 
-/// Experts of two members and more one behind the other; every third has no tokens.
-pub fn order(client: &Client, shape: OrderShape) -> usize {
-    let OrderShape { experts, each, parts, pieces } = shape;
+/// Experts of two and more ranks one after the other; every third expert has no tokens.
+pub fn offsets(client: &Client, shape: OffsetsShape) -> usize {
+    let OffsetsShape { experts, experts_per_rank, shards, chunks } = shape;
     let totals: Vec<i32> = (0..experts as i32).map(|expert| expert * 7 % 5 * (expert % 3)).collect();
-    let mut expected = vec![0; parts * experts];
+    let mut expected = vec![0; shards * experts];
     let mut rows = 0;
-    for (piece, member) in (0..pieces).flat_map(|piece| (0..experts / each).map(move |member| (piece, member))) {
-        let bound = |piece| member * each + each * piece / pieces;
-        for (part, expert) in (0..parts).flat_map(|part| (bound(piece)..bound(piece + 1)).map(move |e| (part, e))) {
-            expected[part * experts + expert] = rows;
+    for (chunk, rank_index) in
+        (0..chunks).flat_map(|chunk| (0..experts / experts_per_rank).map(move |rank_index| (chunk, rank_index)))
+    {
+        let bound = |chunk| rank_index * experts_per_rank + experts_per_rank * chunk / chunks;
+        for (shard, expert) in (0..shards).flat_map(|shard| (bound(chunk)..bound(chunk + 1)).map(move |e| (shard, e))) {
+            expected[shard * experts + expert] = rows;
             rows += totals[expert];
         }
     }
-    let starts = upload_i32(client, &vec![77; parts * experts]);
-    order::starts(client, &upload_i32(client, &totals), &starts, shape).expect("legal");
+    let starts = upload_i32(client, &vec![77; shards * experts]);
+    offsets::starts(client, &upload_i32(client, &totals), &starts, shape).expect("legal");
     compare(&format!("{shape:?}"), &download_i32(client, &starts), &expected)
 }
 
-/// All of the above, at sizes that need chunks, several rounds and many units.
+/// All of these, at sizes that need chunks, several rounds and many units.
 pub fn all(client: &Client) -> usize {
     let plain = |experts, top_k| Selection { experts, top_k, groups: 1, top_groups: 1, biased: false };
     let choices = [
@@ -211,17 +225,17 @@ pub fn all(client: &Client) -> usize {
         CountShape { tokens: 64 * 18, samples: 1, experts: 300, top_k: 4 },
         CountShape { tokens: 1, samples: 1, experts: 2, top_k: 1 },
     ];
-    let orders = [
-        OrderShape { experts: 8, each: 4, parts: 1, pieces: 1 },
-        OrderShape { experts: 30, each: 10, parts: 2, pieces: 3 },
-        OrderShape { experts: 300, each: 150, parts: 1, pieces: 2 },
-        OrderShape { experts: 6, each: 3, parts: 1, pieces: 3 },
+    let all_offsets = [
+        OffsetsShape { experts: 8, experts_per_rank: 4, shards: 1, chunks: 1 },
+        OffsetsShape { experts: 30, experts_per_rank: 10, shards: 2, chunks: 3 },
+        OffsetsShape { experts: 300, experts_per_rank: 150, shards: 1, chunks: 2 },
+        OffsetsShape { experts: 6, experts_per_rank: 3, shards: 1, chunks: 3 },
     ];
-    choices.into_iter().map(|(tokens, how)| choice(client, tokens, how)).sum::<usize>()
+    choices.into_iter().map(|(tokens, selection)| choice(client, tokens, selection)).sum::<usize>()
         + counted.into_iter().map(|shape| counts(client, shape)).sum::<usize>()
-        + places(client, 131, 8, 3, 1, usize::MAX)
-        + places(client, 150, 12, 4, 3, 20)
-        + places(client, 64 * 3, 300, 8, 1, 50)
+        + permutation(client, 131, 8, 3, 1, usize::MAX)
+        + permutation(client, 150, 12, 4, 3, 20)
+        + permutation(client, 64 * 3, 300, 8, 1, 50)
         + runs(client, 700)
-        + orders.into_iter().map(|shape| order(client, shape)).sum::<usize>()
+        + all_offsets.into_iter().map(|shape| offsets(client, shape)).sum::<usize>()
 }

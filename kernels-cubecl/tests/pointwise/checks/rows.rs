@@ -1,4 +1,4 @@
-//! Column sums, accumulation, flat runs and squares.
+//! Column sums, row normalisation, accumulation, flat runs and squares.
 use super::{Element, download, poisoned, random, report, upload, upload_u32};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -6,9 +6,9 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::accumulate::accumulate as add_up;
 use kernels_cubecl::pointwise::column_sum;
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
-use kernels_cubecl::pointwise::shares::{self, SharesShape};
-use kernels_cubecl::pointwise::slices;
-use kernels_cubecl::pointwise::thirds::split;
+use kernels_cubecl::pointwise::normalize::{self, NormalizeShape};
+use kernels_cubecl::pointwise::reduce_slices;
+use kernels_cubecl::pointwise::split_bf16::split;
 
 pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
     let x = random(rows * columns, 1);
@@ -18,49 +18,49 @@ pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> u
     report(&format!("column sum {}, {rows} × {columns}", E::NAME), &download::<f32>(client, &total), &expected, 1e-5)
 }
 
-/// Shares of positive numbers, and of exponentials of which one is far below the others.
-pub fn shares(client: &Client, shape: SharesShape) -> usize {
-    let SharesShape { rows, columns, softmax } = shape;
-    let (mut x, slope, least) = (random(rows * columns, 1), random(rows * columns, 2), 0.25);
+/// Positive numbers over their sum, and softmax with one number far below the others.
+pub fn normalize_rows(client: &Client, shape: NormalizeShape) -> usize {
+    let NormalizeShape { rows, columns, softmax } = shape;
+    let (mut x, dy, least) = (random(rows * columns, 1), random(rows * columns, 2), 0.25);
     match softmax {
         true => x[columns / 2] = -1e30,
         false => x.iter_mut().for_each(|x| *x = x.abs()),
     }
     let (mut y, mut totals, mut gradient) = (vec![], vec![], vec![]);
-    for (x, slope) in x.chunks_exact(columns).zip(slope.chunks_exact(columns)) {
+    for (x, dy) in x.chunks_exact(columns).zip(dy.chunks_exact(columns)) {
         let top = x.iter().copied().fold(f64::MIN, f64::max);
         let parts: Vec<f64> = x.iter().map(|x| if softmax { (x - top).exp() } else { *x }).collect();
         let total = parts.iter().sum::<f64>() + least;
-        let along: f64 = parts.iter().zip(slope).map(|(part, slope)| part / total * slope).sum();
-        for (part, slope) in parts.iter().zip(slope) {
+        let along: f64 = parts.iter().zip(dy).map(|(part, dy)| part / total * dy).sum();
+        for (part, dy) in parts.iter().zip(dy) {
             y.push(part / total);
-            gradient.push((slope - along) / total * if softmax { *part } else { 1.0 });
+            gradient.push((dy - along) / total * if softmax { *part } else { 1.0 });
         }
         totals.push(total);
     }
-    let (x, slope) = (upload::<f32>(client, &x), upload::<f32>(client, &slope));
+    let (x, dy) = (upload::<f32>(client, &x), upload::<f32>(client, &dy));
     let [found, sums, dx] = [y.len(), rows, y.len()].map(|len| poisoned::<f32>(client, len));
-    shares::forward(client, &x, [&found, &sums], least as f32, shape).expect("legal");
-    shares::backward(client, [&found, &sums], &slope, &dx, shape).expect("legal");
-    report(&format!("shares, {rows} × {columns}, softmax {softmax}"), &download::<f32>(client, &found), &y, 1e-6)
+    normalize::forward(client, &x, [&found, &sums], least as f32, shape).expect("legal");
+    normalize::backward(client, [&found, &sums], &dy, &dx, shape).expect("legal");
+    report(&format!("normalize, {rows} × {columns}, softmax {softmax}"), &download::<f32>(client, &found), &y, 1e-6)
         + report("totals", &download::<f32>(client, &sums), &totals, 1e-6)
         + report("gradient", &download::<f32>(client, &dx), &gradient, 1e-5)
 }
 
-/// The sum of a slice and of those that begin `start` elements into their buffer.
+/// The sum of a slice and of others that begin `start` elements into their buffer.
 pub fn slices<E: Element>(client: &Client, len: usize, count: usize, start: usize) -> usize {
     let (own, others) = (random(len, 1), random(start + count * len, 2));
     let of_others = |i: usize| (0..count).map(|slice| others[start + slice * len + i]).sum::<f64>();
     let expected: Vec<f64> = own.iter().enumerate().map(|(i, own)| own + of_others(i)).collect();
     let (own, others, out) = (upload::<E>(client, &own), upload::<E>(client, &others), poisoned::<E>(client, len));
     let others = others.offset_start((start * size_of::<E>()) as u64);
-    slices::sum::<E, f32>(client, [&own, &others, &out], count, len).expect("legal");
+    reduce_slices::sum::<E, f32>(client, [&own, &others, &out], count, len).expect("legal");
     let name = format!("sum of {count} slices {}, {len} from {start}", E::NAME);
     report(&name, &download::<E>(client, &out), &expected, E::LIMIT)
 }
 
-/// The three numbers of bf16 add up to that of fp32, and each is rounded from what the ones in front leave.
-pub fn thirds(client: &Client, rows: usize, columns: usize) -> usize {
+/// Three bf16 numbers that add up to the fp32 one; each is rounded from the remainder of those before.
+pub fn split_bf16(client: &Client, rows: usize, columns: usize) -> usize {
     let len = rows * columns;
     let x: Vec<f64> = random(len, 1).iter().zip(random(len, 2)).map(|(a, b)| f64::from((a * b / 3.0) as f32)).collect();
     let (on, found) = (upload::<f32>(client, &x), poisoned::<bf16>(client, 3 * len));
@@ -70,12 +70,12 @@ pub fn thirds(client: &Client, rows: usize, columns: usize) -> usize {
     let all = |of: &dyn Fn(usize) -> f64| (0..len).map(of).collect::<Vec<f64>>();
     let rounded = |value: f64| bf16::from_f64(value).to_f64();
     let middle = all(&|i| rounded(x[i] - rounded(x[i])));
-    report(&format!("thirds, {rows} × {columns}"), &all(&|i| (0..3).map(|part| third(part, i)).sum()), &x, 0.0)
+    report(&format!("bf16x3, {rows} × {columns}"), &all(&|i| (0..3).map(|part| third(part, i)).sum()), &x, 0.0)
         + report("high", &all(&|i| third(0, i)), &all(&|i| rounded(x[i])), 0.0)
         + report("middle", &all(&|i| third(1, i)), &middle, 0.0)
 }
 
-/// From the element `start` on: behind whole vectors or not.
+/// From element `start` on: at whole vectors or not.
 pub fn accumulate<E: Element>(client: &Client, len: usize, start: usize) -> usize {
     let (x, y) = (random(start + len, 1), random(len, 2));
     let expected: Vec<f64> = x[start..].iter().zip(&y).map(|(x, y)| x + y).collect();
@@ -117,7 +117,7 @@ pub fn runs(client: &Client) -> usize {
     failures
 }
 
-/// Squares of chunks: whole, of one element, and as long as a tensor's end makes them.
+/// Squares of chunks: whole ones, single elements, and the ends of tensors.
 pub fn squares(client: &Client) -> usize {
     let len = CHUNK + 4000;
     let x = random(len, 1);
@@ -132,7 +132,7 @@ pub fn squares(client: &Client) -> usize {
     report("squares", &download::<f32>(client, &sums), &expected, 1e-5)
 }
 
-/// Chunks out of an array and back into another one, one of them made of whole vectors.
+/// Chunks copied out of an array and into another one; one of them consists of whole vectors.
 pub fn copies(client: &Client) -> usize {
     let x = random(3000, 1);
     let chunks = [(1200u32, 0u32, 404u32), (7, 404, 1000), (2000, 1404, 1), (2500, 1405, 500)];

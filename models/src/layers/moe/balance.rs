@@ -31,7 +31,7 @@ struct Running {
     step: u64,
     sum: Vec<f64>,
     passes: f64,
-    /// Of passes that will be done again, with what they have found.
+    /// Of passes that will be recomputed, with their results.
     again: VecDeque<Vec<f64>>,
 }
 
@@ -45,9 +45,9 @@ impl Shares {
         self.over_micro_batch(vec![own as f64], batch)[0]
     }
 
-    /// What the sums of scores are multiplied with, `experts` numbers or, over sequences, as many for each sample.
-    /// `counted` are this rank's tokens of each expert, as many numbers; `total` is [`Shares::tokens`]; `again` says
-    /// that this pass will be done again.
+    /// The weights of the sums of scores, `experts` numbers or, over sequences, as many for each sample. `counted` are
+    /// this rank's tokens of each expert, as many numbers; `total` is [`Shares::tokens`]; `again` says that this pass
+    /// will be recomputed.
     pub fn weights(
         &self,
         over: BalanceOver,
@@ -80,8 +80,8 @@ impl Shares {
         groups.into_iter().flatten().fold(own, summed)
     }
 
-    /// Copies of a token that each expert gets, the mean over all ranks and the passes of this step. A pass that is
-    /// done again finds what it found before.
+    /// Copies of a token that each expert gets, the mean over all ranks and the passes of this step. A recomputed pass
+    /// has the same result as the first one.
     fn global(&self, own: Vec<f64>, tokens: f64, again: bool) -> Vec<f64> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.step != stats::step() {
@@ -93,7 +93,7 @@ impl Shares {
         let mut sums = summed([own, vec![tokens]].concat(), &self.stage);
         let tokens = sums.pop().expect("the tokens come last");
         running.sum.resize(sums.len(), 0.0);
-        // No rank has any where all fill a round up.
+        // No rank has any where all have padding alone.
         if tokens > 0.0 {
             running.sum.iter_mut().zip(sums).for_each(|(sum, count)| *sum += count / tokens);
             running.passes += 1.0;
@@ -115,7 +115,7 @@ fn summed(own: Vec<f64>, group: &Group) -> Vec<f64> {
     group.all_gather_host(own).into_iter().reduce(add).expect("a group has members")
 }
 
-/// `Σ_t scores[t]` for the scores `[tokens, experts]` of a rank, `[1, experts]`, or side by side for each of some
+/// `Σ_t scores[t]` for the scores `[tokens, experts]` of a rank, `[1, experts]`, or concatenated for each of some
 /// samples.
 pub(super) fn sums(scores: Tensor<2>, samples: usize) -> Tensor<2> {
     let [tokens, experts] = scores.dims();
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passes_that_are_done_again_find_what_they_found() {
+    fn recomputed_passes_have_the_same_shares() {
         let shares = Shares { tp: Group::single(), stage: Group::single(), running: Arc::default() };
         let first = shares.global(vec![1.0, 3.0], 2.0, true);
         let second = shares.global(vec![3.0, 1.0], 2.0, true);

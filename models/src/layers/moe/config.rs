@@ -1,4 +1,4 @@
-//! What a mixture-of-experts layer is made of. Plain data.
+//! What an MoE layer is made of. Plain data.
 
 use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub enum Ffn {
     Moe(MoeConfig),
 }
 
-/// Sizes of a mixture-of-experts layer. Experts are SwiGLU MLPs without biases.
+/// Sizes of an MoE layer. Experts are SwiGLU MLPs without biases.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeConfig {
     /// Features in and out.
@@ -28,9 +28,9 @@ pub struct MoeConfig {
     pub router: RouterConfig,
     /// The most tokens that an expert takes; without it nothing is dropped.
     pub capacity: Option<Capacity>,
-    /// How tokens come to the ranks of their experts.
+    /// How tokens are dispatched to the ranks of their experts.
     pub dispatcher: Dispatcher,
-    /// An MLP beside the experts that all tokens use.
+    /// Shared experts: an MLP that all tokens use.
     pub shared: Option<SharedExperts>,
     /// Distribution of the router's weight and of the first layers' weights.
     pub input: Init,
@@ -43,11 +43,11 @@ pub struct MoeConfig {
 pub struct RouterConfig {
     /// Experts of each token.
     pub top_k: usize,
-    /// What makes probabilities of the router's logits.
+    /// How the router's logits become probabilities.
     pub scores: Scores,
     /// Only experts of some groups are chosen from.
     pub groups: Option<ExpertGroups>,
-    /// What probabilities are multiplied with in the end.
+    /// The factor of the probabilities.
     pub scaling: f64,
     /// Choose by score plus a bias (auxiliary-loss-free balancing, Wang et al. 2024), which this rate moves after each
     /// step.
@@ -57,29 +57,29 @@ pub struct RouterConfig {
     /// Coefficient of the z-loss; 0 is none.
     pub z_loss: f64,
     /// Where experts are chosen.
-    pub place: RouterPlace,
+    pub device: RouterDevice,
 }
 
-/// Where experts are chosen, and the numbers of the rows that go to them are made. The results are the same.
+/// Where experts are chosen, and the order of their tokens is computed. The results are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RouterPlace {
-    /// On GPUs, which the host then reads only the number of each expert's tokens from; on the host for f64, and where
-    /// the rows depend on more than these numbers.
+pub enum RouterDevice {
+    /// On GPUs, from which the host then reads only the number of each expert's tokens; on the host for f64, and where
+    /// the order of the tokens depends on more than these numbers.
     #[default]
     Auto,
     /// On the host, which reads the router's logits.
     Host,
-    /// By the operations for GPUs on every device, where the rows depend on the number of tokens only.
+    /// By the operations for GPUs on every device, where the order of the tokens depends on their number only.
     Device,
 }
 
-/// What makes probabilities of the router's logits.
+/// How the router's logits become probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scores {
     /// Softmax over the chosen experts (Megatron's default; Mixtral).
     SoftmaxAfterTopK,
-    /// Softmax over all experts (Megatron's `--moe-router-pre-softmax`), and the chosen experts' share of it: as it is.
+    /// Softmax over all experts (Megatron's `--moe-router-pre-softmax`); the chosen experts' share of it as it is.
     SoftmaxBeforeTopK,
     /// Softmax over all experts; the chosen experts' share is brought to a sum of one (Qwen3-MoE's `norm_topk_prob`).
     NormalisedSoftmax,
@@ -104,7 +104,7 @@ pub struct ExpertGroups {
 pub struct Balance {
     /// Over which tokens experts are to be used alike.
     pub over: BalanceOver,
-    /// What the loss is multiplied with.
+    /// The factor of the loss.
     pub coefficient: f64,
 }
 
@@ -128,7 +128,7 @@ pub struct Capacity {
     pub factor: f64,
     /// Which tokens are dropped.
     pub policy: DropPolicy,
-    /// Experts with fewer tokens are filled up to the capacity, with tokens that do not count.
+    /// Experts with fewer tokens are padded to the capacity, with tokens that do not count.
     pub pad: bool,
 }
 
@@ -143,7 +143,7 @@ pub enum DropPolicy {
     Position,
 }
 
-/// How tokens come to the ranks of their experts (Megatron's `--moe-token-dispatcher-type`).
+/// How tokens are dispatched to the ranks of their experts (Megatron's `--moe-token-dispatcher-type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dispatcher {
@@ -156,7 +156,7 @@ pub enum Dispatcher {
     AllGather,
 }
 
-/// An MLP beside the experts that all tokens use.
+/// Shared experts, as one MLP that all tokens use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedExperts {
     /// Features after its activation.
@@ -177,7 +177,7 @@ impl RouterConfig {
             bias_rate: None,
             balance: None,
             z_loss: 0.0,
-            place: RouterPlace::Auto,
+            device: RouterDevice::Auto,
         }
     }
 }

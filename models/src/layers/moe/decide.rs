@@ -1,21 +1,21 @@
 //! Which experts a rank's tokens use: decided on the host, or on the device, where the choice then stays. The host
-//! knows how many tokens each expert has; the sizes of everything behind depend on that.
+//! knows how many tokens each expert has; the sizes of everything that follows depend on that.
 
 use std::ops::Range;
 
 use backend_dist::ops::moe::RowMap;
-use backend_dist::ops::moe::routing::{self, Chosen, Counted, Order, Selection, Starts};
+use backend_dist::ops::moe::routing::{self, ExpertChoice, RowOrder, RowStarts, Selection, TokenCounts};
 use burn::tensor::{Bool, Tensor, TensorData};
 
 use super::config::{BalanceOver, RouterConfig};
 use super::routing_replay::Purpose;
 use super::select::{Choice, choose, choose_freely};
-use crate::micro_batch::{MicroBatch, part_of};
+use crate::micro_batch::{MicroBatch, sub_ranges};
 
 /// A rank's own tokens, position by position and in a position sample by sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tokens {
-    /// The first ones, which count; the others fill the sequence up.
+    /// The first ones, which count; the others are padding.
     pub valid: usize,
     /// Samples of the micro-batch.
     pub samples: usize,
@@ -24,20 +24,20 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// The tokens of `samples` samples at `rows` of the `all` positions of a tensor parallel group.
-    pub fn of(rows: Range<usize>, all: usize, samples: usize, batch: &MicroBatch) -> Self {
-        let own = [rows.start, all];
+    /// The tokens of `samples` samples at some of the `all` positions of a tensor parallel group.
+    pub fn of(positions: Range<usize>, all: usize, samples: usize, batch: &MicroBatch) -> Self {
+        let own = [positions.start, all];
         let end = batch.filled_from.unwrap_or(usize::MAX);
         let counts = |place: Range<usize>| place.end.min(end).saturating_sub(place.start);
-        let valid: usize = part_of(&batch.places(all), rows).into_iter().map(counts).sum();
+        let valid: usize = sub_ranges(&batch.positions(all), positions).into_iter().map(counts).sum();
         Self { valid: valid * samples, samples, own }
     }
 
-    /// Places in the sequence of the positions that count.
-    pub fn places(self, batch: &MicroBatch) -> impl Iterator<Item = usize> {
+    /// The positions in the sequence that count.
+    pub fn positions(self, batch: &MicroBatch) -> impl Iterator<Item = usize> {
         let [first, all] = self.own;
-        let rows = first..first + self.valid / self.samples;
-        part_of(&batch.places(all), rows).into_iter().flatten()
+        let valid = first..first + self.valid / self.samples;
+        sub_ranges(&batch.positions(all), valid).into_iter().flatten()
     }
 }
 
@@ -51,8 +51,8 @@ pub(super) enum Choices {
 
 /// A choice that the host knows the counts of.
 pub(super) struct DeviceChoice {
-    pub chosen: Chosen,
-    before: Counted,
+    pub chosen: ExpertChoice,
+    before: TokenCounts,
     /// Tokens of each expert, before any was dropped.
     counts: Vec<usize>,
     /// Tokens that an expert takes, the first ones.
@@ -62,8 +62,8 @@ pub(super) struct DeviceChoice {
 /// A choice that the host does not know the counts of yet, of which every expert takes all that use it.
 #[derive(Clone, Copy)]
 pub(super) struct Uncounted<'a> {
-    chosen: &'a Chosen,
-    before: &'a Counted,
+    chosen: &'a ExpertChoice,
+    before: &'a TokenCounts,
     /// `[tokens, experts]`.
     pub probs: &'a Tensor<2>,
     /// Copies of tokens in all.
@@ -72,13 +72,13 @@ pub(super) struct Uncounted<'a> {
 
 impl<'a> Uncounted<'a> {
     /// The choice of `tokens` with their probabilities.
-    pub fn new((chosen, before): (&'a Chosen, &'a Counted), probs: &'a Tensor<2>, tokens: Tokens) -> Self {
+    pub fn new((chosen, before): (&'a ExpertChoice, &'a TokenCounts), probs: &'a Tensor<2>, tokens: Tokens) -> Self {
         let [_, top_k] = chosen.table().dims();
         Self { chosen, before, probs, copies: tokens.valid * top_k }
     }
 
     /// Copies of the tokens and of their slots, in `order`.
-    pub fn place(&self, order: &Order) -> (RowMap, RowMap) {
+    pub fn place(&self, order: &RowOrder) -> (RowMap, RowMap) {
         self.chosen.place_in_order(self.before, order)
     }
 }
@@ -135,7 +135,7 @@ pub(super) fn on_device<T>(
     config: &RouterConfig,
     bias: Option<Tensor<1>>,
     balance: Option<BalanceOver>,
-    meanwhile: impl FnOnce((&Chosen, &Counted)) -> T,
+    meanwhile: impl FnOnce((&ExpertChoice, &TokenCounts)) -> T,
 ) -> (DeviceChoice, Counts, T) {
     let is_free = is_free(config, bias.as_ref());
     let bias = bias.map(|bias| bias.without_autodiff().cast(scores.dtype()));
@@ -150,8 +150,8 @@ pub(super) fn on_device<T>(
             Some(routing::choose(scores.clone(), None, tokens.valid, how).count(samples))
         }
     });
-    let all: Vec<&Counted> = [Some(&before), counted.as_ref()].into_iter().flatten().collect();
-    let (counts, made) = Counted::read(&all, || meanwhile((&chosen, &before)));
+    let all: Vec<&TokenCounts> = [Some(&before), counted.as_ref()].into_iter().flatten().collect();
+    let (counts, made) = TokenCounts::read(&all, || meanwhile((&chosen, &before)));
     let mut counts = counts.into_iter();
     let routed = counts.next().expect("the counts of the choice");
     let counted = match balance {
@@ -173,15 +173,15 @@ impl DeviceChoice {
         self.counts.iter().map(|count| count.saturating_sub(room)).sum()
     }
 
-    /// How many rows each expert gets, or as many as it is filled up to.
+    /// How many tokens each expert gets, or as many as it is padded to.
     pub fn counts(&self, pad_to: Option<usize>) -> Vec<usize> {
         let left = self.counts.iter().map(|count| self.room.map_or(*count, |room| room.min(*count)));
         left.map(|count| pad_to.map_or(count, |room| count.max(room))).collect()
     }
 
     /// Copies of the tokens and of their slots, where `starts` puts them.
-    pub fn place(&self, starts: Starts) -> (RowMap, RowMap) {
-        self.chosen.place(&self.before, &Starts { room: self.room, ..starts })
+    pub fn place(&self, starts: RowStarts) -> (RowMap, RowMap) {
+        self.chosen.place(&self.before, &RowStarts { capacity: self.room, ..starts })
     }
 }
 
@@ -204,15 +204,15 @@ mod tests {
     #[test]
     fn what_fills_a_sequence_up_does_not_count() {
         let batch = |filled_from| MicroBatch { filled_from, ..MicroBatch::default() };
-        let of = |rows, filled_from| {
+        let of = |positions, filled_from| {
             let (batch, samples) = (batch(filled_from), 2);
-            let tokens = Tokens::of(rows, 8, samples, &batch);
-            (tokens.valid, tokens.places(&batch).collect::<Vec<_>>())
+            let tokens = Tokens::of(positions, 8, samples, &batch);
+            (tokens.valid, tokens.positions(&batch).collect::<Vec<_>>())
         };
         assert_eq!(of(0..4, None), (8, vec![0, 1, 2, 3]));
         assert_eq!(of(4..8, Some(5)), (2, vec![4]));
         assert_eq!(of(4..8, Some(3)), (0, vec![]));
-        // Rows behind the last position.
+        // Positions after the last one.
         assert_eq!(of(6..9, None), (4, vec![6, 7]));
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens to the ranks of their experts and back, after Megatron-LM's
+//! Dispatch of tokens to the ranks of their experts and back, after Megatron-LM's
 //! `megatron/core/transformer/moe/token_dispatcher.py`. Copies that several ranks have made for one token are added in
 //! a fixed order.
 
@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use backend_dist::comm::Group;
 use backend_dist::ops::conjugate::{Partial, gather_from_sequence_parallel, reduce_scatter_to_sequence_parallel};
-use backend_dist::ops::moe::routing::{Chosen, Order};
-use backend_dist::ops::moe::{Journey, Piece, RowMap, Splits, all_to_all, gather_rows, is_quicker_in_two};
+use backend_dist::ops::moe::routing::{ExpertChoice, RowOrder};
+use backend_dist::ops::moe::{
+    ExpertChunk, ExpertPipeline, RowMap, Splits, all_to_all, gather_rows, is_faster_in_two_chunks,
+};
 use burn::tensor::{Device, FloatDType, IntDType, Tensor};
 
 use super::config::Dispatcher;
@@ -18,18 +20,18 @@ use super::router::Routing;
 use super::select::Choice;
 use crate::layers::linear::pad_sequence;
 
-/// The way to the experts of a layer.
+/// The token dispatcher of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct Dispatch {
     /// The ranks that hold all experts of the layer.
     pub group: Group,
     pub members: Members,
     pub how: Dispatcher,
-    /// What an expert's number of rows is a multiple of.
+    /// What an expert's number of tokens is padded to a multiple of.
     pub multiple: usize,
-    /// All-to-alls run beside the experts' products.
+    /// All-to-alls are overlapped with the experts' GEMMs.
     pub overlap: bool,
-    /// Into how many pieces a rank's experts are cut for that. `None` leaves it to arithmetic.
+    /// Into how many chunks a rank's experts are split for that. `None` leaves it to arithmetic.
     pub pieces: Option<usize>,
 }
 
@@ -53,15 +55,15 @@ impl Sent {
 
 /// Copies that were made in an order which the counts may contradict.
 pub(super) struct Early {
-    order: Order,
+    order: RowOrder,
     sent: Sent,
 }
 
 impl Dispatch {
     /// The copies of tokens for other members, made before the host knows the counts. Their order follows from the
-    /// counts on the device, their number from the number of tokens: all that the host learns later is who gets how
-    /// many of them. Whether a piece has no rows at all for somebody it cannot know, see [`Members::order`]; then the
-    /// copies are made once more.
+    /// counts on the device, their number from the number of tokens: the host learns later which member receives how
+    /// many. It cannot know whether a chunk is empty for some member ([`Members::order`]); then the copies are made
+    /// once more.
     pub fn early(&self, x: Tensor<2>, choice: Uncounted, experts: &Experts) -> Option<Early> {
         if self.how != Dispatcher::AllToAll || self.members.count() == 1 || choice.copies == 0 {
             return None;
@@ -72,8 +74,8 @@ impl Dispatch {
         Some(Early { order, sent })
     }
 
-    /// For each of this rank's tokens `x [tokens, hidden]` the sum of what its experts make of it, of which this rank
-    /// has `experts`; `early` are copies that were [made](Self::early) before.
+    /// For each of this rank's tokens `x [tokens, hidden]` the sum of its experts' outputs; this rank has `experts`,
+    /// and `early` are copies that were [made](Self::early) before.
     pub fn through(&self, x: Tensor<2>, routing: Routing, early: Option<Early>, experts: &Experts) -> Tensor<2> {
         match self.how {
             _ if self.members.count() == 1 => self.alone(x, routing, experts),
@@ -107,9 +109,9 @@ impl Dispatch {
         };
         let counts = self.group.all_gather_host(own);
         let rows = counts.iter().flatten().sum::<usize>() * self.members.etp / self.members.count();
-        let beside = self.pieces(rows, &x, experts);
+        let overlapped = self.pieces(rows, &x, experts);
         let pieces: Vec<(Members, Splits)> =
-            self.members.pieces(beside.unwrap_or(1)).map(|members| (members, splits(&members, &counts))).collect();
+            self.members.pieces(overlapped.unwrap_or(1)).map(|members| (members, splits(&members, &counts))).collect();
         let own = &counts[self.members.rank];
         let sent = match choice {
             Choices::Host(choice) => {
@@ -130,36 +132,36 @@ impl Dispatch {
         };
         let (runs, groups): (Vec<_>, Vec<Vec<usize>>) = pieces.iter().map(sort).unzip();
         let maps = RowMap::of_runs(&runs, &device);
-        let piece = |(((members, splits), by_expert), counts): (((Members, Splits), RowMap), Vec<usize>)| Piece {
+        let piece = |(((members, splits), by_expert), counts): (((Members, Splits), RowMap), Vec<usize>)| ExpertChunk {
             splits,
             by_expert,
             experts: members.own().len(),
             counts: counts.into(),
         };
-        let mut pieces: Vec<Piece> = pieces.into_iter().zip(maps).zip(groups).map(piece).collect();
+        let mut pieces: Vec<ExpertChunk> = pieces.into_iter().zip(maps).zip(groups).map(piece).collect();
         let (group, Sent { copies, x, p }) = (self.group.clone(), sent);
-        if beside.is_some() {
-            let journey = Arc::new(Journey { group, pieces, fp8: experts.fp8() });
-            return gather_rows(experts.through(x, p, &journey), &copies.reversed());
+        if overlapped.is_some() {
+            let pipeline = Arc::new(ExpertPipeline { group, chunks: pieces, fp8: experts.fp8() });
+            return gather_rows(experts.through(x, p, &pipeline), &copies.reversed());
         }
-        let Piece { splits, by_expert, counts, .. } = pieces.remove(0);
+        let ExpertChunk { splits, by_expert, counts, .. } = pieces.remove(0);
         let there = |x: Tensor<2>| gather_rows(all_to_all(x, &splits.send, &splits.receive, &group), &by_expert);
         let (x, p) = (there(x), there(p));
         let y = gather_rows(experts.forward(x, flat(p), &counts), &by_expert.reversed());
         gather_rows(all_to_all(y, &splits.receive, &splits.send, &group), &copies.reversed())
     }
 
-    /// Into how many pieces every member's experts are cut, so that exchanges run beside them; `None` if they do not.
-    /// `sent` is the mean number of rows that a member sends: all members come to the same. Scales of experts in FP8
-    /// may be shared with ranks of other groups, which have other counts, and a piece exchanges its own: these are
-    /// always as many.
+    /// Into how many chunks every member's experts are split to overlap the all-to-alls with them; `None` if they are
+    /// not overlapped. `sent` is the mean number of copies that a member sends, so all members compute the same.
+    /// Scales of experts in FP8 may be shared with ranks of other groups, which have other counts, and each chunk
+    /// communicates its own scales: then the number of chunks is fixed.
     fn pieces(&self, sent: usize, x: &Tensor<2>, experts: &Experts) -> Option<usize> {
         let (members, features, most) = (self.members.count(), experts.features(), self.members.own().len());
         if !self.overlap || self.pieces.is_some() {
             return self.pieces.filter(|_| self.overlap).map(|pieces| pieces.min(most));
         }
         let bytes = sent * features[0] * x.dtype().size() / members * (members - 1);
-        (most > 1 && (experts.fp8().is_some() || is_quicker_in_two(bytes, features))).then_some(2)
+        (most > 1 && (experts.fp8().is_some() || is_faster_in_two_chunks(bytes, features))).then_some(2)
     }
 
     fn by_all_gather(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {
@@ -194,12 +196,12 @@ impl Dispatch {
         let list = (choice.chosen.table() + 1).cast(FloatDType::F32);
         let list = gather_from_sequence_parallel(pad_sequence(list, each), &self.group).cast(IntDType::I32) - 1;
         let Grouped { rows, counts } = picked_starts(&self.members, &counts, self.multiple);
-        let chosen = Chosen::of(list, self.members.experts);
+        let chosen = ExpertChoice::of(list, self.members.experts);
         let (copies, p) = chosen.place(&chosen.count(1), &rows);
         Gathered { each, copies, p, counts }
     }
 
-    /// From tokens to rows, and from the probabilities of tokens and experts, one below the other, to rows.
+    /// From tokens to copies, and from the probabilities of tokens and experts, one below the other, to copies.
     fn maps(&self, tokens: usize, rows: &[Copy], device: &Device) -> (RowMap, RowMap) {
         let experts = self.members.experts;
         let copies: Vec<Option<usize>> = rows.iter().map(|row| row.map(|(token, _)| token)).collect();
@@ -209,12 +211,12 @@ impl Dispatch {
     }
 }
 
-/// What a rank's experts take of the tokens of all members, each of which has room for `each`.
+/// The tokens of all members that a rank's experts take; each member has room for `each`.
 struct Gathered {
     each: usize,
     copies: RowMap,
     p: RowMap,
-    /// Rows of each expert.
+    /// Tokens of each expert, padding included.
     counts: Vec<usize>,
 }
 

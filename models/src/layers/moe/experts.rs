@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use backend_dist::ops::fp8::{self, ExpertCut, Fp8Experts};
-use backend_dist::ops::moe::{Journey, grouped_linear, grouped_swiglu_linear, through_experts};
+use backend_dist::ops::fp8::{self, ExpertSharding, Fp8Experts};
+use backend_dist::ops::moe::{ExpertPipeline, grouped_linear, grouped_swiglu_linear, through_experts};
 use backend_dist::shard::Section;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -45,9 +45,9 @@ impl Experts {
         };
         let fp8 = match [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE)) {
             true => {
-                let of = |layer: &str, cut| params.fp8_experts(&format!("{name}.{layer}"), experts, cut);
-                of("gate_up", ExpertCut::Outputs)?
-                    .zip(of("down", ExpertCut::Inputs)?)
+                let of = |layer: &str, sharding| params.fp8_experts(&format!("{name}.{layer}"), experts, sharding);
+                of("gate_up", ExpertSharding::Outputs)?
+                    .zip(of("down", ExpertSharding::Inputs)?)
                     .map(|(first, second)| [first, second])
             }
             false => None,
@@ -61,16 +61,15 @@ impl Experts {
         })
     }
 
-    /// Both layers in FP8, if they are: then rows of an expert that are tokens of different micro-batches are groups of
-    /// their own.
+    /// Both layers in FP8, if they are: then the tokens of different micro-batches are groups of their own in an
+    /// expert.
     pub fn fp8(&self) -> Option<[Fp8Experts; 2]> {
         self.fp8.clone()
     }
 
-    /// What the experts make of `x [rows, hidden]`, `counts[e]` rows for expert `e`, in FP8 as many groups for each of
-    /// them that `counts` has, times the probabilities `p [rows]`. The
-    /// probabilities are multiplied with the activation, in front of the second layer, as in Megatron-LM
-    /// (`megatron/core/transformer/moe/experts.py`).
+    /// The experts' outputs for `x [tokens, hidden]`, `counts[e]` of them for expert `e` (in FP8 several groups for
+    /// each expert), times the probabilities `p [tokens]`. The probabilities are multiplied with the activation, before
+    /// the second layer, as in Megatron-LM (`megatron/core/transformer/moe/experts.py`).
     pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>) -> Tensor<2> {
         if let Some([first, second]) = &self.fp8 {
             let x = fp8::grouped_linear(x, self.gate_up.val(), counts, first);
@@ -81,10 +80,10 @@ impl Experts {
         grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation)
     }
 
-    /// What its expert makes of each row `x [rows, hidden]`, with probabilities `p [rows, 1]`, on whichever rank.
-    /// Exchanges run beside these products.
-    pub fn through(&self, x: Tensor<2>, p: Tensor<2>, journey: &Arc<Journey>) -> Tensor<2> {
-        through_experts(x, p, [self.gate_up.val(), self.down.val()], journey, self.recompute_activation)
+    /// The output of its expert, on whichever rank, for each token of `x [tokens, hidden]`, with probabilities
+    /// `p [tokens, 1]`. All-to-alls are overlapped with the GEMMs.
+    pub fn through(&self, x: Tensor<2>, p: Tensor<2>, pipeline: &Arc<ExpertPipeline>) -> Tensor<2> {
+        through_experts(x, p, [self.gate_up.val(), self.down.val()], pipeline, self.recompute_activation)
     }
 
     /// Features outside and inside.

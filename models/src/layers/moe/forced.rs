@@ -1,4 +1,4 @@
-//! Random logits in the place of a router's, so that experts are used alike: Megatron-LM's
+//! Random logits instead of a router's, so that experts are used alike: Megatron-LM's
 //! `--moe-router-force-load-balancing` (`apply_random_logits` in `megatron/core/transformer/moe/moe_utils.py`). For
 //! measurements: nothing is learned about which experts to choose.
 
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use backend_dist::shard::Init;
 use burn::tensor::{Tensor, TensorData};
 
-/// What the logits of a layer are replaced by, the same in every pass.
+/// The values that replace the logits of a layer, the same in every pass.
 #[derive(Clone, Debug)]
 pub(super) struct Forced {
     name: String,
@@ -20,7 +20,7 @@ impl Forced {
         Self { name: format!("{name}.forced.{rank}"), kept: Arc::default() }
     }
 
-    /// Random values for the `logits [tokens, experts]`, whose gradients go on to these.
+    /// Random values for the `logits [tokens, experts]`, which receive their gradients.
     pub fn replace(&self, logits: Tensor<2>) -> Tensor<2> {
         let values = self.values(&logits.clone().without_autodiff());
         let values = if logits.is_autodiff() { Tensor::from_inner(values) } else { values };

@@ -1,4 +1,4 @@
-//! The mixture-of-experts layer.
+//! The MoE layer.
 
 use backend_dist::mesh::Nearest;
 use backend_dist::ops::Residual;
@@ -23,7 +23,7 @@ use crate::param::{BuildError, ExpertParallel, ParamBuilder, TensorParallel};
 /// `Σ_e p_e expert_e(norm(x)) + shared(norm(x))` over the experts that the router chooses for a token.
 ///
 /// Every rank routes tokens of its own: under sequence parallelism those that it has, else its part of the sequence,
-/// which is gathered again behind the experts. All ranks that together hold the layer's experts must compute it at the
+/// which is gathered again after the experts. All ranks that together hold the layer's experts must compute it at the
 /// same time, also those without tokens.
 #[derive(Module, Debug)]
 pub struct MoeLayer {
@@ -61,7 +61,7 @@ impl MoeLayer {
         let ExpertParallel { group, etp, ep, overlap, pieces, .. } = place;
         let rank = group.rank();
         let members = Members { etp: etp.size, ep: ep.size, experts: config.experts, rank, together, piece: [0, 1] };
-        // On CPU ranks nothing runs beside anything, unless pieces are asked for.
+        // On CPU ranks nothing is overlapped, unless chunks are asked for.
         let overlap = overlap && (pieces.is_some() || row_multiple(params.device()) > 1);
         let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap, pieces };
         Ok(Self { router, experts, shared, dispatch, parallel: params.parallel().clone() })
@@ -80,40 +80,40 @@ impl MoeLayer {
         routed + shared
     }
 
-    /// The routed experts, and what `meanwhile` makes before the host waits.
+    /// The routed experts, and the output of `meanwhile`, which runs before the host waits.
     fn routed<T>(&self, x: Tensor<3>, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
-        let ([rows, samples, hidden], parallel) = (x.dims(), &self.parallel);
+        let ([positions, samples, hidden], parallel) = (x.dims(), &self.parallel);
         if parallel.sequence || parallel.size() == 1 {
-            return self.own(x, rows * parallel.size(), batch, meanwhile);
+            return self.own(x, positions * parallel.size(), batch, meanwhile);
         }
-        let all = rows.next_multiple_of(parallel.size());
+        let all = positions.next_multiple_of(parallel.size());
         let own = scatter_to_sequence_parallel(pad_sequence(x, all), &parallel.group);
-        let (out, made) = self.own(own, rows, batch, meanwhile);
+        let (out, made) = self.own(own, positions, batch, meanwhile);
         let out = gather_from_sequence_parallel_replicated(out, &parallel.group);
-        (if all == rows { out } else { out.slice([0..rows, 0..samples, 0..hidden]) }, made)
+        (if all == positions { out } else { out.slice([0..positions, 0..samples, 0..hidden]) }, made)
     }
 
-    /// The routed experts for this rank's own rows; the ranks have `all` positions together.
+    /// The routed experts for this rank's own positions; the ranks have `all` positions together.
     fn own<T>(&self, x: Tensor<3>, all: usize, batch: &MicroBatch, meanwhile: impl FnOnce() -> T) -> (Tensor<3>, T) {
-        let [rows, samples, hidden] = x.dims();
-        let first = self.parallel.group.rank() * rows;
-        let x = x.reshape([rows * samples, hidden]);
-        let tokens = Tokens::of(first..first + rows, all, samples, batch);
+        let [positions, samples, hidden] = x.dims();
+        let first = self.parallel.group.rank() * positions;
+        let x = x.reshape([positions * samples, hidden]);
+        let tokens = Tokens::of(first..first + positions, all, samples, batch);
         let (routing, behind, (sent, made)) = self.router.forward(x.clone(), tokens, batch, |choice| {
             let sent = choice.and_then(|choice| self.dispatch.early(x.clone(), choice, &self.experts));
             (sent, meanwhile())
         });
         let out = self.dispatch.through(x, routing, sent, &self.experts);
-        let out = self.router.behind(out, behind, batch);
-        (out.reshape([rows, samples, hidden]), made)
+        let out = self.router.after_experts(out, behind, batch);
+        (out.reshape([positions, samples, hidden]), made)
     }
 }
 
-/// How many neighbours among the experts' ranks have tokens of one micro-batch, which alone share a scale; `on_device`
+/// How many neighbours among the experts' ranks have tokens of one micro-batch: only these share a scale; `on_device`
 /// is the dispatcher if experts are chosen on the device.
 ///
 /// # Errors
-/// If rows cannot be told apart by micro-batch.
+/// If the tokens of different micro-batches cannot be told apart.
 fn fp8_together(place: &ExpertParallel, tp: usize, on_device: Option<Dispatcher>) -> Result<usize, BuildError> {
     let members = place.group.size();
     let refused = |reason: String| Err(BuildError::Fp8Experts(reason));

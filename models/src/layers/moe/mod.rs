@@ -1,4 +1,4 @@
-//! Mixture of experts: a router, its experts on the ranks that hold them, and the exchange of tokens between them.
+//! MoE: a router, its experts on the ranks that hold them, and the dispatch of tokens between them.
 
 mod balance;
 mod capacity;
@@ -16,7 +16,7 @@ mod shared;
 pub mod stats;
 
 pub use config::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, RouterPlace,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, RouterDevice,
     Scores, SharedExperts,
 };
 pub use layer::MoeLayer;

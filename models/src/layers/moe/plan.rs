@@ -1,4 +1,4 @@
-//! Which rows go where: the arithmetic of both dispatchers, on the host.
+//! Which token goes where: the arithmetic of both dispatchers, on the host.
 //!
 //! Ranks are members of the group that holds all experts of the layer: member `p etp + j` has part `j` of the experts
 //! of expert parallel rank `p`. A copy of a token goes to all members that hold a part of its expert.
@@ -9,7 +9,7 @@ mod tests;
 use std::ops::Range;
 
 use backend_dist::ops::moe::Splits;
-use backend_dist::ops::moe::routing::{Order, Run, Starts};
+use backend_dist::ops::moe::routing::{RowOrder, RowStarts, Run};
 
 use super::select::Choice;
 
@@ -24,10 +24,10 @@ pub(super) struct Members {
     pub experts: usize,
     /// This member.
     pub rank: usize,
-    /// Neighbouring members whose tokens make one group of rows of an expert; an expert has a group for each such
+    /// Neighbouring members whose tokens make one group of an expert's tokens; an expert has a group for each such
     /// block.
     pub together: usize,
-    /// Which piece of every member's experts, and how many there are.
+    /// Which chunk of every member's experts, and how many there are.
     pub piece: [usize; 2],
 }
 
@@ -37,12 +37,12 @@ impl Members {
         self.etp * self.ep
     }
 
-    /// The members with a piece of their experts, for each of `count` pieces.
+    /// The members with a chunk of their experts, for each of `count` chunks.
     pub fn pieces(self, count: usize) -> impl Iterator<Item = Self> {
         (0..count).map(move |index| Self { piece: [index, count], ..self })
     }
 
-    /// The experts of a member, or the piece of them.
+    /// The experts of a member, or the chunk of them.
     fn experts_of(&self, member: usize) -> Range<usize> {
         let each = self.experts / self.ep;
         let [piece, pieces] = self.piece;
@@ -50,18 +50,18 @@ impl Members {
         bound(piece)..bound(piece + 1)
     }
 
-    /// The experts of this member, or the piece of them.
+    /// The experts of this member, or the chunk of them.
     pub fn own(&self) -> Range<usize> {
         self.experts_of(self.rank)
     }
 
-    /// How `copies` of tokens stand that this member sends, if experts are cut into this many pieces and every member
-    /// sends and receives something in each: [`sent_starts`] of all pieces without counts.
-    pub fn order(&self, pieces: usize, copies: usize) -> Order {
-        Order { parts: self.etp, each: self.experts / self.ep, pieces, count: copies * self.etp }
+    /// The order of the `copies` of tokens that this member sends, if experts are split into this many chunks and every
+    /// member sends and receives something in each: [`sent_starts`] of all chunks without counts.
+    pub fn order(&self, pieces: usize, copies: usize) -> RowOrder {
+        RowOrder { shards: self.etp, each: self.experts / self.ep, chunks: pieces, count: copies * self.etp }
     }
 
-    /// The groups of rows of this member: its experts, each with every block of members.
+    /// The groups of tokens of this member: its experts, each with every block of members.
     fn groups(&self) -> Vec<(usize, Range<usize>)> {
         let blocks =
             |expert| (0..self.count()).step_by(self.together).map(move |first| (expert, first..first + self.together));
@@ -69,19 +69,19 @@ impl Members {
     }
 }
 
-/// A row to be made: the token that it is a copy of and its expert; `None` is a row of zeros.
+/// A copy to be made: its token and its expert; `None` is padding, which is zero.
 pub(super) type Copy = Option<(usize, usize)>;
 
-/// Rows that the experts of a rank compute, by expert, and of one expert by block of members.
+/// Copies of tokens for the experts of a rank, by expert, and of one expert by block of members.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Grouped<R> {
     /// Where each comes from.
     pub rows: R,
-    /// Rows of each group.
+    /// Copies in each group, padding included.
     pub counts: Vec<usize>,
 }
 
-/// Rows of groups that are filled up to multiples of `multiple`, and at least one row in all.
+/// Sizes of groups that are padded to multiples of `multiple`, at least one copy in all.
 fn filled(counts: impl Iterator<Item = usize>, multiple: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = counts.map(|count| count.next_multiple_of(multiple)).collect();
     if counts.iter().all(|count| *count == 0) {
@@ -90,7 +90,7 @@ fn filled(counts: impl Iterator<Item = usize>, multiple: usize) -> Vec<usize> {
     counts
 }
 
-/// Where each of the groups begins that follow each other.
+/// Where each of the consecutive groups begins.
 fn starts(counts: &[usize]) -> Vec<usize> {
     let begin = |end: &mut usize, count: &usize| {
         *end += count;
@@ -99,12 +99,12 @@ fn starts(counts: &[usize]) -> Vec<usize> {
     counts.iter().scan(0, begin).collect()
 }
 
-/// How many rows each expert gets from a rank: its tokens there, or as many as it has room for.
+/// How many copies each expert receives from a rank: its tokens there, or as many as it is padded to.
 pub(super) fn counts(choice: &Choice, experts: usize, pad_to: Option<usize>) -> Vec<usize> {
     choice.counts(experts).into_iter().map(|count| pad_to.map_or(count, |room| count.max(room))).collect()
 }
 
-/// The tokens of each expert with rows of zeros up to its count.
+/// The tokens of each expert, padded to its count.
 fn padded(choice: &Choice, counts: &[usize]) -> Vec<Vec<Copy>> {
     let by_expert = choice.by_expert(counts.len()).into_iter().enumerate();
     by_expert
@@ -116,8 +116,8 @@ fn padded(choice: &Choice, counts: &[usize]) -> Vec<Vec<Copy>> {
         .collect()
 }
 
-/// How many rows this rank sends and receives if member `m` sends `counts[m][e]` rows for expert `e`. Nobody sends or
-/// receives nothing: a rank without rows sends itself one of zeros.
+/// How many copies this rank sends and receives if member `m` sends `counts[m][e]` of them to expert `e`. Every rank
+/// sends and receives something: one without copies sends itself padding.
 pub(super) fn splits(members: &Members, counts: &[Vec<usize>]) -> Splits {
     let of = |from: usize, to: usize| counts[from][members.experts_of(to)].iter().sum();
     let mut send: Vec<usize> = (0..members.count()).map(|to| of(members.rank, to)).collect();
@@ -140,8 +140,8 @@ pub(super) fn sent(members: &Members, choice: &Choice, counts: &[usize], splits:
     splits.send.iter().enumerate().flat_map(part).collect()
 }
 
-/// [`sent`] without the choice: where the rows of each expert begin.
-pub(super) fn sent_starts(members: &Members, counts: &[usize], splits: &Splits) -> Starts {
+/// [`sent`] without the choice: where the copies for each expert begin.
+pub(super) fn sent_starts(members: &Members, counts: &[usize], splits: &Splits) -> RowStarts {
     let (parts, experts) = (members.etp, members.experts);
     let mut rows = vec![None; parts * experts];
     for (member, start) in starts(&splits.send).into_iter().enumerate() {
@@ -150,12 +150,12 @@ pub(super) fn sent_starts(members: &Members, counts: &[usize], splits: &Splits) 
             rows[member % parts * experts + expert] = Some(start + inside);
         }
     }
-    Starts { rows, parts, each: experts / members.ep, room: None, count: splits.send.iter().sum() }
+    RowStarts { rows, shards: parts, each: experts / members.ep, capacity: None, count: splits.send.iter().sum() }
 }
 
-/// The rows of all pieces, one piece after the other.
-pub(super) fn in_turn(pieces: impl Iterator<Item = Starts>) -> Starts {
-    let add = |mut all: Starts, piece: Starts| {
+/// The copies of all chunks, one chunk after the other.
+pub(super) fn in_turn(pieces: impl Iterator<Item = RowStarts>) -> RowStarts {
+    let add = |mut all: RowStarts, piece: RowStarts| {
         let moved = piece.rows.into_iter().map(|row| row.map(|row| all.count + row)).collect::<Vec<_>>();
         all.rows.iter_mut().zip(moved).for_each(|(all, row)| *all = all.or(row));
         all.count += piece.count;
@@ -164,7 +164,7 @@ pub(super) fn in_turn(pieces: impl Iterator<Item = Starts>) -> Starts {
     pieces.reduce(add).expect("experts have a piece")
 }
 
-/// The received rows by expert, and inside an expert by sender.
+/// The received copies by expert, and inside an expert by sender.
 pub(super) fn sort(
     members: &Members,
     counts: &[Vec<usize>],
@@ -186,8 +186,8 @@ pub(super) fn sort(
     Grouped { rows: runs, counts: filled }
 }
 
-/// Rows of this rank's experts out of all members' tokens, of which each has room for `tokens`, one member after the
-/// other. With every choice comes how many rows its experts are filled up to.
+/// Copies for this rank's experts out of all members' tokens: each member has room for `tokens`, one after the other.
+/// With every choice comes the number of tokens that its experts are padded to.
 pub(super) fn pick(
     members: &Members,
     choices: &[(Choice, Option<usize>)],
@@ -213,15 +213,15 @@ pub(super) fn pick(
     Grouped { rows: groups.into_iter().zip(&counts).flat_map(fill).collect(), counts }
 }
 
-/// [`pick`] without the choices: where the rows of each of this rank's experts begin, if member `m` has `counts[m][e]`
-/// rows for expert `e`, all of them tokens but for the last member's. All members are one block.
-pub(super) fn picked_starts(members: &Members, counts: &[Vec<usize>], multiple: usize) -> Grouped<Starts> {
+/// [`pick`] without the choices: where the copies for each of this rank's experts begin, if member `m` has
+/// `counts[m][e]` for expert `e`, without padding but for the last member's. All members are one block.
+pub(super) fn picked_starts(members: &Members, counts: &[Vec<usize>], multiple: usize) -> Grouped<RowStarts> {
     let own = members.own();
     debug_assert_eq!(members.together, members.count(), "a place is counted over all members");
     let of_expert = |expert: usize| counts.iter().map(|from| from[expert]).sum();
     let filled = filled(own.clone().map(of_expert), multiple);
     let mut rows = vec![None; members.experts];
     own.zip(starts(&filled)).for_each(|(expert, start)| rows[expert] = Some(start));
-    let starts = Starts { rows, parts: 1, each: members.experts, room: None, count: filled.iter().sum() };
+    let starts = RowStarts { rows, shards: 1, each: members.experts, capacity: None, count: filled.iter().sum() };
     Grouped { rows: starts, counts: filled }
 }

@@ -1,18 +1,17 @@
-//! The router: logits, the choice of experts, their probabilities, and beside these (`aside`) auxiliary losses and
-//! counts.
+//! The router: logits, the choice of experts, their probabilities, and (in `auxiliary`) auxiliary losses and counts.
 //!
-//! On GPUs the host waits for the counts of the choice once in a layer, and the GPU must have work until it has read
-//! them, exchanged them with the other members and begun the exchange of rows. So all that does not need the counts on
-//! the host is queued behind their copy and before the wait: probabilities, shared experts, what losses and statistics
-//! need of the logits, and, by counts on the device, the copies of tokens for other members (`Dispatch::early`). What
-//! does need them but nobody waits for, weights of a load-balancing loss, comes behind the experts.
+//! On GPUs the host waits for the counts of the choice once in a layer. The GPU needs work until the host has read
+//! them, communicated them to the other members and begun the all-to-all. So everything that does not need the counts
+//! on the host is queued after their copy and before the wait: probabilities, shared experts, the logits' part of
+//! losses and statistics, and, by counts on the device, the copies of tokens for other members (`Dispatch::early`). The
+//! weights of a load-balancing loss need the counts, but nobody waits for them: they follow the experts.
 
-mod aside;
+mod auxiliary;
 
-pub(super) use aside::Behind;
+pub(super) use auxiliary::AfterExperts;
 
 use backend_dist::ops::moe::{router_logits, row_multiple};
-use backend_dist::ops::{shares, softmax};
+use backend_dist::ops::{normalize_sum, softmax};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
@@ -20,7 +19,7 @@ use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
 use super::balance::Shares;
 use super::capacity::{drop_tokens, room};
-use super::config::{Capacity, Dispatcher, DropPolicy, MoeConfig, RouterConfig, RouterPlace, Scores};
+use super::config::{Capacity, Dispatcher, DropPolicy, MoeConfig, RouterConfig, RouterDevice, Scores};
 use super::decide::{self, Choices, Tokens, Uncounted, host};
 use super::forced::Forced;
 use super::routing_replay::{self, Purpose, Routed};
@@ -55,9 +54,9 @@ pub(super) struct Router {
 pub(super) struct Routing {
     /// After dropping.
     pub choice: Choices,
-    /// `[tokens, experts]`; what it says of experts that were not chosen means nothing.
+    /// `[tokens, experts]`; meaningless for experts that were not chosen.
     pub probs: Tensor<2>,
-    /// Rows that each expert is filled up to.
+    /// The number of tokens that each expert is padded to.
     pub pad_to: Option<usize>,
 }
 
@@ -78,10 +77,10 @@ impl Router {
         let shares = Shares::new(params);
         let forced = params.experts().forced.then(|| Forced::new(name, params.experts().group.rank()));
         let (fp32, is_f64) = (params.has_fp32_norms(), params.dtype() == FloatDType::F64);
-        let on_device = match router.place {
-            RouterPlace::Host => false,
-            RouterPlace::Auto => row_multiple(params.device()) > 1 && !is_f64,
-            RouterPlace::Device => !(fp32 && is_f64),
+        let on_device = match router.device {
+            RouterDevice::Host => false,
+            RouterDevice::Auto => row_multiple(params.device()) > 1 && !is_f64,
+            RouterDevice::Device => !(fp32 && is_f64),
         };
         let on_device = on_device && is_counted(config, params.experts().group.size());
         Ok(Self { weight, expert_bias, config: router, capacity, shares, forced, layer, fp32, on_device })
@@ -92,16 +91,16 @@ impl Router {
         self.on_device
     }
 
-    /// Experts and probabilities of `x [tokens, hidden]`, what is to be done [`behind`](Self::behind) the experts, and
-    /// what `meanwhile` makes, of the choice if the host does not know its counts yet: the device can compute that
-    /// while the host learns them.
+    /// Experts and probabilities of `x [tokens, hidden]`, what is to be done [after the experts](Self::after_experts),
+    /// and the output of `meanwhile`, which gets the choice if the host does not know its counts yet: the device
+    /// computes it while the host learns them.
     pub fn forward<T>(
         &self,
         x: Tensor<2>,
         tokens: Tokens,
         batch: &MicroBatch,
         meanwhile: impl FnOnce(Option<Uncounted>) -> T,
-    ) -> (Routing, Behind, T) {
+    ) -> (Routing, AfterExperts, T) {
         let logits = router_logits(x, self.weight.val());
         let logits = match &self.forced {
             Some(forced) => forced.replace(logits),
@@ -110,18 +109,18 @@ impl Router {
         let scores = self.compared(&logits);
         let balance = self.config.balance.map(|balance| balance.over).filter(|_| self.has_losses(batch));
         let bias = self.expert_bias.as_ref().map(|bias| bias.val());
-        let (mut choice, counts, (probs, made, aside)) = if self.on_device && routing_replay::current().is_none() {
+        let (mut choice, counts, (probs, made, auxiliary)) = if self.on_device && routing_replay::current().is_none() {
             let (choice, counts, made) = decide::on_device(&scores, tokens, &self.config, bias, balance, |found| {
-                let probs = self.probabilities(&logits, || found.0.others(), None);
+                let probs = self.probabilities(&logits, || found.0.unused(), None);
                 let made = meanwhile(self.capacity.is_none().then(|| Uncounted::new(found, &probs, tokens)));
-                (probs, made, self.aside(&logits, tokens, batch))
+                (probs, made, self.auxiliary(&logits, tokens, batch))
             });
             (Choices::Device(Box::new(choice)), counts, made)
         } else {
             let follow = |what, choice| self.replayed(what, choice, tokens, batch);
             let (choice, counts) = decide::on_host(&scores, tokens, &self.config, bias, balance, follow);
             let probs = self.probabilities(&logits, || decide::others(&choice, &logits), Some(&choice));
-            (Choices::Host(choice), counts, (probs, meanwhile(None), self.aside(&logits, tokens, batch)))
+            (Choices::Host(choice), counts, (probs, meanwhile(None), self.auxiliary(&logits, tokens, batch)))
         };
         let (mut dropped, mut pad_to) = (0, None);
         if let Some(capacity) = self.capacity {
@@ -137,7 +136,7 @@ impl Router {
             };
             pad_to = capacity.pad.then_some(room);
         }
-        (Routing { choice, probs, pad_to }, Behind { aside, counts, dropped }, made)
+        (Routing { choice, probs, pad_to }, AfterExperts { auxiliary, counts, dropped }, made)
     }
 
     /// The choice, or that of the run which this one follows.
@@ -154,10 +153,11 @@ impl Router {
                 place,
             })
         };
-        replay.of(choice, tokens.places(batch).flat_map(row))
+        replay.of(choice, tokens.positions(batch).flat_map(row))
     }
 
-    /// What experts are compared by, without a graph: a softmax changes no order but that of sums over groups.
+    /// The scores that experts are compared by, without a graph: a softmax changes no order but that of sums over
+    /// groups.
     fn compared(&self, logits: &Tensor<2>) -> Tensor<2> {
         let logits = logits.clone().without_autodiff();
         match self.config.scores {
@@ -180,7 +180,9 @@ impl Router {
             // The share of the chosen experts brought to one is a softmax over them.
             Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax => softmax(logits.clone().mask_fill(others(), LEAST)),
             Scores::SoftmaxBeforeTopK => softmax(logits.clone()),
-            Scores::Sigmoid if config.top_k > 1 => shares(sigmoid(logits.clone()).mask_fill(others(), 0.0), TINY),
+            Scores::Sigmoid if config.top_k > 1 => {
+                normalize_sum(sigmoid(logits.clone()).mask_fill(others(), 0.0), TINY)
+            }
             Scores::Sigmoid | Scores::PlainSigmoid => sigmoid(logits.clone()),
         };
         let is_softmax = !matches!(config.scores, Scores::Sigmoid | Scores::PlainSigmoid);
@@ -202,8 +204,8 @@ const LEAST: f64 = -1e30;
 /// Keeps a sum of scores from zero, as in Megatron-LM and DeepSeek-V3.
 const TINY: f64 = 1e-20;
 
-/// Whether the rows of a layer depend on nothing but the number of each expert's tokens on its ranks: what is dropped
-/// by probability does, and so do rows between the tokens of two ranks.
+/// Whether the copies of a layer depend on nothing but the number of each expert's tokens on its ranks. Tokens dropped
+/// by probability depend on more, and so does padding between the tokens of two ranks.
 fn is_counted(config: &MoeConfig, members: usize) -> bool {
     let apart = members == 1 || config.dispatcher == Dispatcher::AllToAll;
     config.capacity.is_none_or(|capacity| capacity.policy == DropPolicy::Position && apart)

@@ -2,7 +2,7 @@
 //! (`megatron/core/transformer/moe/router_replay.py`).
 //!
 //! The choice of experts jumps: between two that are nearly equally good a rounding decides, and what follows differs
-//! by all that two experts differ. Runs that shall differ by rounding alone have to use the same ones.
+//! by all that two experts differ. Runs that are to differ by rounding alone have to use the same ones.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::select::Choice;
 
-/// Keeps the experts of every token of a run, or has another run use them. Clones are the same run, on other ranks.
+/// Records the experts of every token of a run, or has another run use them. Clones are the same run, on other ranks.
 #[derive(Clone, Debug)]
 pub struct RoutingReplay {
     record: Arc<Mutex<HashMap<Routed, Vec<u32>>>>,
@@ -46,17 +46,17 @@ thread_local! {
 }
 
 impl RoutingReplay {
-    /// A run that keeps its choices.
+    /// A run that records its choices.
     pub fn recording() -> Self {
         Self { record: Arc::default(), followed: None }
     }
 
-    /// A run that uses what this one has kept.
+    /// A run that uses the choices that this one has recorded.
     pub fn following(&self) -> Self {
         Self { record: self.record.clone(), followed: Some(Arc::default()) }
     }
 
-    /// Runs `f`, in which this thread's routers keep their choices or follow; passes without a
+    /// Runs `f`, in which this thread's routers record their choices or follow; passes without a
     /// [`DropoutKey`](crate::layers::DropoutKey) count as the first samples of step 0.
     ///
     /// # Panics
@@ -79,7 +79,7 @@ impl RoutingReplay {
         others as f64 / all.max(1) as f64
     }
 
-    /// What becomes of `choice`, whose first tokens are `tokens`.
+    /// Records `choice`, whose first tokens are `tokens`, or replaces it.
     pub(super) fn of(&self, mut choice: Choice, tokens: impl Iterator<Item = Routed>) -> Choice {
         let mut record = lock(&self.record);
         for (token, routed) in tokens.enumerate() {

@@ -1,4 +1,4 @@
-//! An MLP beside the experts that all tokens use, cut over the tensor parallel ranks as any MLP.
+//! Shared experts: an MLP that all tokens use, sharded over the tensor parallel ranks as any MLP.
 
 use backend_dist::ops::{expand_dim, linear};
 use burn::module::{Module, Param};

@@ -1,5 +1,5 @@
-//! What the mixture layers of a rank count while they route: how full the experts are, what was dropped, how sure the
-//! router is, auxiliary losses. By thread, as ranks are threads; the engine takes it once per step.
+//! What the MoE layers of a rank count while they route: how full the experts are, dropped tokens, how sure the router
+//! is, auxiliary losses. By thread, as ranks are threads; the engine takes it once per step.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub enum Auxiliary {
 pub struct Layer {
     /// Copies of this rank's tokens that were sent to each expert, before any was dropped.
     tokens: Vec<u64>,
-    rows: u64,
+    routed: u64,
     dropped: u64,
     /// On the device.
     entropy: Option<Tensor<1>>,
@@ -39,7 +39,7 @@ pub struct Counts {
     /// Copies of this rank's tokens that were sent to each expert, before any was dropped.
     pub tokens: Vec<u64>,
     /// Tokens that this rank has routed.
-    pub rows: u64,
+    pub routed: u64,
     /// Copies that were dropped.
     pub dropped: u64,
     /// Sum over its tokens of the entropy of the router's softmax over all experts, in nats.
@@ -51,11 +51,11 @@ pub struct Counts {
 }
 
 impl Layer {
-    /// Adds `rows` of this rank's tokens, of which `tokens[e]` copies were sent to expert `e` of all experts.
-    pub fn routed(&mut self, tokens: &[usize], rows: usize) {
+    /// Adds `count` of this rank's tokens, of which `tokens[e]` copies were sent to expert `e` of all experts.
+    pub fn routed(&mut self, tokens: &[usize], count: usize) {
         self.tokens.resize(tokens.len(), 0);
         self.tokens.iter_mut().zip(tokens).for_each(|(sum, count)| *sum += *count as u64);
-        self.rows += rows as u64;
+        self.routed += count as u64;
     }
 
     /// Adds copies that no expert had room for.
@@ -114,13 +114,13 @@ pub fn is_counting() -> bool {
     STATE.with_borrow(|state| !state.paused)
 }
 
-/// Runs `f` without counting: evaluation, and forward passes that are done again.
+/// Runs `f` without counting: evaluation, and recomputed forward passes.
 pub fn paused<T>(f: impl FnOnce() -> T) -> T {
     with_pause(true, f)
 }
 
 /// Runs `f` and counts, also inside [`paused`]: what is computed only where gradients are recorded is computed once,
-/// and perhaps in a forward pass whose other parts are done again.
+/// and perhaps in a forward pass whose other parts are recomputed.
 pub fn counted<T>(f: impl FnOnce() -> T) -> T {
     with_pause(false, f)
 }
@@ -160,7 +160,7 @@ pub fn take() -> Vec<Counts> {
     let counts = |(index, layer): (usize, Layer)| Counts {
         layer: index,
         tokens: layer.tokens,
-        rows: layer.rows,
+        routed: layer.routed,
         dropped: layer.dropped,
         entropy: layer.entropy.map_or(0.0, |_| next()),
         auxiliary: layer.auxiliary.into_iter().map(|(kind, (_, count))| (kind, (next(), count))).collect(),
@@ -202,7 +202,7 @@ mod tests {
         let second = Counts {
             layer: 3,
             tokens: vec![3, 0, 8],
-            rows: 4,
+            routed: 4,
             entropy: 1.0,
             auxiliary: [(Auxiliary::LoadBalancing, (3.0, 2)), (Auxiliary::Z, (8.0, 2))].into(),
             bias: Some((7, 0.25)),

@@ -15,7 +15,7 @@ use plain::Plain;
 
 const LAYOUTS: [&str; 6] = ["TP2", "TP4", "TP2 SP", "TP4 SP", "TP8", "TP8 SP"];
 
-/// Without experts and without further tokens; a vocabulary that no rank count divides, no two sizes of a head alike.
+/// Without experts and without multi-token prediction; a vocabulary that no rank count divides, no two sizes of a head alike.
 fn dense() -> DeepSeekV3Config {
     DeepSeekV3Config {
         vocab_size: 99,
@@ -84,7 +84,7 @@ fn multi_token_prediction() {
     assert_layouts_agree::<DeepSeekV3>(&further_tokens(), &LAYOUTS, None);
 }
 
-/// What is predicted beside the next token changes no loss that is reported, but the gradients.
+/// Multi-token prediction changes no reported loss, but the gradients.
 #[test]
 fn multi_token_prediction_only_adds_to_the_gradient() {
     let (with, without) = (run::<DeepSeekV3>(&further_tokens(), "TP1", None), run::<DeepSeekV3>(&dense(), "TP1", None));

@@ -15,17 +15,18 @@ use models::{MicroBatch, ParamBuilder, Recompute, recompute};
 use super::{Case, EPS, Found, HIDDEN, SAMPLES, Weights, element};
 use crate::harness::{Collect, Local, assemble, host};
 
-/// What the layer finds, and the number of micro-batches that the samples were: one for each data parallel rank.
+/// The layer's output and gradients, and the number of micro-batches of the samples: one for each data parallel rank.
 pub fn run(case: &Case, layout: &str) -> (Found, usize) {
     run_with(case, layout, &Recompute::default(), None)
 }
 
-/// The same with the experts' activations made again in the backward pass.
+/// The same with the experts' activations recomputed in the backward pass.
 pub fn run_again(case: &Case, layout: &str) -> (Found, usize) {
     run_with(case, layout, &Recompute::selective(&[recompute::Module::MlpActivation]), None)
 }
 
-/// The same with exchanges beside this many pieces of the experts, and activations that are kept or made again.
+/// The same with all-to-alls overlapped with this many chunks of the experts, and activations that are saved or
+/// recomputed.
 pub fn run_beside(case: &Case, layout: &str, pieces: usize, again: bool) -> (Found, usize) {
     let modules = if again { &[recompute::Module::MlpActivation][..] } else { &[] };
     run_with(case, layout, &Recompute::selective(modules), Some(pieces))
@@ -34,12 +35,12 @@ pub fn run_beside(case: &Case, layout: &str, pieces: usize, again: bool) -> (Fou
 /// Values of some samples and positions.
 type Part = (Vec<usize>, Vec<usize>, Vec<f64>);
 
-fn run_with(case: &Case, layout: &str, recompute: &Recompute, beside: Option<usize>) -> (Found, usize) {
+fn run_with(case: &Case, layout: &str, recompute: &Recompute, chunks: Option<usize>) -> (Found, usize) {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
         let (samples, positions) = (samples(&rank), positions(&rank, case.seq));
         let params = ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Weights).with_recompute(recompute);
-        let mut params = params.with_moe_comm_overlap(beside.is_some(), beside);
+        let mut params = params.with_moe_comm_overlap(chunks.is_some(), chunks);
         params.begin(Unit::Layer(0));
         let norm = Norm::new(&mut params, "norm", HIDDEN, NormKind::Rms, EPS)?;
         let layer = FeedForward::new(&mut params, "layers.0.mlp", &Ffn::Moe(case.config))?;
@@ -61,7 +62,7 @@ fn run_with(case: &Case, layout: &str, recompute: &Recompute, beside: Option<usi
             rank: &rank,
             registry: &registry,
             gradients: &grads,
-            replicas: Some(Axis::DpCp),
+            dp_ranks: Some(Axis::DpCp),
             locals: Vec::new(),
         };
         norm.visit(&mut collect);

@@ -1,4 +1,4 @@
-//! The mixture-of-experts layer in all layouts, against formulas that compute every expert for every token.
+//! The MoE layer in all layouts, against formulas that compute every expert for every token.
 
 mod layer;
 mod plain;
@@ -10,8 +10,8 @@ use backend_dist::launch::BoxError;
 use backend_dist::shard::{HostTensor, Init};
 use models::WeightSource;
 use models::layers::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, MoeConfig, RouterConfig, RouterPlace, Scores,
-    SharedExperts,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, MoeConfig, RouterConfig, RouterDevice,
+    Scores, SharedExperts,
 };
 
 use crate::harness::{assert_within, largest};
@@ -21,7 +21,7 @@ const SAMPLES: usize = 4;
 const EPS: f64 = 1e-5;
 const LIMIT: f64 = 1e-10;
 
-/// A layer and what it computes.
+/// A layer and its configuration.
 #[derive(Clone, Copy)]
 struct Case {
     config: MoeConfig,
@@ -106,7 +106,7 @@ fn assert_layouts(case: Case, layouts: &[&str]) {
             assert_same(&format!("{layout} {dispatcher:?}"), &found, &plain::run(&case, micro_batches));
         }
         let (found, micro_batches) = layer::run_beside(&case, layout, 2, false);
-        assert_same(&format!("{layout}, beside the experts"), &found, &plain::run(&case, micro_batches));
+        assert_same(&format!("{layout}, overlapped with the experts"), &found, &plain::run(&case, micro_batches));
     }
 }
 
@@ -191,7 +191,7 @@ fn recomputation_changes_no_bit() {
     assert!(kept.out == again.out && kept.x_grad == again.x_grad && kept.weights == again.weights);
 }
 
-/// An expert is in one piece, so its gradients have the bits of all experts at once.
+/// An expert is in one chunk, so its gradients have the bits of all experts at once.
 #[test]
 fn pieces_of_experts_change_no_gradient_of_theirs() {
     let case = Case { auxiliary: 0.0, ..mixtral() };
@@ -205,15 +205,15 @@ fn pieces_of_experts_change_no_gradient_of_theirs() {
     }
 }
 
-/// The operations that GPUs route with, here on tables that come to the host and go back.
+/// The operations that GPUs route with, here on tables that are read by the host and written back.
 fn assert_places(case: Case, layouts: &[&str]) {
     for layout in layouts {
         for dispatcher in [Dispatcher::AllToAll, Dispatcher::AllGather] {
             let run = |place| {
-                let router = RouterConfig { place, ..case.config.router };
+                let router = RouterConfig { device: place, ..case.config.router };
                 layer::run(&Case { config: MoeConfig { dispatcher, router, ..case.config }, ..case }, layout).0
             };
-            let (host, device) = (run(RouterPlace::Host), run(RouterPlace::Device));
+            let (host, device) = (run(RouterDevice::Host), run(RouterDevice::Device));
             let same = host.out == device.out && host.x_grad == device.x_grad && host.weights == device.weights;
             assert!(same, "{layout} {dispatcher:?}");
         }
@@ -238,7 +238,7 @@ fn routing_by_counts_changes_no_bit() {
 #[test]
 fn routing_by_counts_with_shared_experts() {
     let mut case = deepseek();
-    case.config.router.place = RouterPlace::Device;
+    case.config.router.device = RouterDevice::Device;
     assert_layouts(case, &["TP1", "DP4 EP2 ETP2", "TP2 SP EP2 ETP1", "TP2 EP2 ETP1", "CP2 EP2"]);
 }
 

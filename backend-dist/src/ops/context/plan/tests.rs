@@ -6,19 +6,19 @@ fn one(rows: Range<usize>) -> Vec<Chunk> {
     chunks([rows])
 }
 
-fn causal(window: Option<usize>) -> Sight {
-    Sight { causal: true, window }
+fn causal(window: Option<usize>) -> Mask {
+    Mask { causal: true, window }
 }
 
-/// Rows of queries and keys of each call and whether it has a causal mask.
-fn shapes(pieces: &[Piece]) -> Vec<(Range<usize>, Range<usize>, bool)> {
-    pieces.iter().map(|piece| (piece.queries.clone(), piece.keys.clone(), piece.causal)).collect()
+/// Ranges of queries and keys of each call, and whether it has a causal mask.
+fn shapes(blocks: &[ScoreBlock]) -> Vec<(Range<usize>, Range<usize>, bool)> {
+    blocks.iter().map(|block| (block.queries.clone(), block.keys.clone(), block.causal)).collect()
 }
 
 #[test]
 fn a_causal_ring_takes_one_call_a_step() {
     let of = |rank: usize| chunks(zigzag(rank, 4, 16));
-    let calls = |queries: usize, keys: usize| pieces([&of(queries), &of(keys)], causal(None), 2, None, true);
+    let calls = |queries: usize, keys: usize| blocks([&of(queries), &of(keys)], causal(None), 2, None, true);
     assert_eq!(shapes(&calls(1, 1)), [(0..16, 0..16, true)]);
     assert_eq!(shapes(&calls(1, 0)), [(0..16, 0..8, false)], "keys of a rank before: their first chunk for all");
     assert_eq!(shapes(&calls(1, 3)), [(8..16, 0..16, false)], "keys of a rank behind: all for the second chunk");
@@ -26,22 +26,22 @@ fn a_causal_ring_takes_one_call_a_step() {
 
 #[test]
 fn a_window_leaves_out_what_nobody_sees() {
-    let calls = pieces([&one(8..16), &one(0..8)], causal(Some(3)), 1, None, true);
+    let calls = blocks([&one(8..16), &one(0..8)], causal(Some(3)), 1, None, true);
     assert_eq!(shapes(&calls), [(0..0, 0..0, false)].map(|_| (0..2, 6..8, false)), "8 sees 6 and 7, 9 sees 7");
     assert_eq!(calls[0].window, Some(3));
     assert_eq!((calls[0].first, calls[0].first_query), ([8, 6], 2));
-    assert!(pieces([&one(10..16), &one(0..8)], causal(Some(3)), 1, None, true).is_empty());
+    assert!(blocks([&one(10..16), &one(0..8)], causal(Some(3)), 1, None, true).is_empty());
 }
 
 #[test]
 fn documents_of_a_chunk_are_packed() {
     let documents = Documents::new(vec![vec![0, 3, 10], vec![0, 3, 10], vec![0, 7]]);
-    let calls = pieces([&one(0..12), &one(0..12)], causal(None), 3, Some(&documents), true);
+    let calls = blocks([&one(0..12), &one(0..12)], causal(None), 3, Some(&documents), true);
     assert_eq!(calls.len(), 2);
     assert_eq!((calls[0].samples.clone(), &calls[0].documents), (0..2, &vec![[0, 0], [3, 3], [10, 10]]));
     assert_eq!(
-        calls[0].apart()[1],
-        Piece {
+        calls[0].by_document()[1],
+        ScoreBlock {
             samples: 0..2,
             queries: 3..10,
             keys: 3..10,
@@ -51,26 +51,26 @@ fn documents_of_a_chunk_are_packed() {
             ..calls[0].clone()
         }
     );
-    // One document reaches from the keys' chunk into that of the queries.
-    let calls = pieces([&one(8..16), &one(0..8)], causal(None), 1, Some(&documents), true);
+    // One document has keys in the chunk of keys and queries in the chunk of queries.
+    let calls = blocks([&one(8..16), &one(0..8)], causal(None), 1, Some(&documents), true);
     assert_eq!(shapes(&calls), [(0..2, 3..8, false)]);
-    // A part of the queries with all keys: the first document begins before them.
-    let calls = pieces([&one(8..12), &one(0..12)], causal(None), 1, Some(&documents), true);
+    // Some of the queries with all keys: the first document begins before them.
+    let calls = blocks([&one(8..12), &one(0..12)], causal(None), 1, Some(&documents), true);
     assert_eq!((shapes(&calls), &calls[0].documents), (vec![(0..4, 3..12, true)], &vec![[0, 0], [2, 7]]));
 }
 
-/// How often each query meets each key of a sample.
-fn meetings(pieces: &[Piece], [queries, keys]: [&[Chunk]; 2], sample: usize, counts: &mut [Vec<usize>]) {
+/// Counts how often each query is paired with each key of a sample.
+fn meetings(blocks: &[ScoreBlock], [queries, keys]: [&[Chunk]; 2], sample: usize, counts: &mut [Vec<usize>]) {
     let position = |chunks: &[Chunk], row: usize| {
         let chunk = chunks.iter().find(|c| (c.row..c.row + c.len).contains(&row)).expect("the row is in a chunk");
         chunk.position + row - chunk.row
     };
-    for piece in pieces.iter().flat_map(Piece::apart).filter(|piece| piece.samples.contains(&sample)) {
-        let options = AttentionOptions { scale: 1.0, causal: piece.causal, window: piece.window, dropout: None };
-        for (i, row) in piece.queries.clone().enumerate() {
-            let (low, high) = options.visible(piece.first_query + i as i64, piece.keys.len());
+    for block in blocks.iter().flat_map(ScoreBlock::by_document).filter(|block| block.samples.contains(&sample)) {
+        let options = AttentionOptions { scale: 1.0, causal: block.causal, window: block.window, dropout: None };
+        for (i, row) in block.queries.clone().enumerate() {
+            let (low, high) = options.visible(block.first_query + i as i64, block.keys.len());
             for key in low..high {
-                counts[position(queries, row)][position(keys, piece.keys.start + key)] += 1;
+                counts[position(queries, row)][position(keys, block.keys.start + key)] += 1;
             }
         }
     }
@@ -97,7 +97,7 @@ proptest! {
         joined: bool,
         gathered: bool,
     ) {
-        let (rows, sight) = (2 * half, Sight { causal, window });
+        let (rows, mask) = (2 * half, Mask { causal, window });
         let total = rows * size;
         let of_samples: Vec<Vec<usize>> =
             of_samples.into_iter().map(|starts| starts.into_iter().filter(|start| *start < total).collect()).collect();
@@ -109,8 +109,8 @@ proptest! {
                 let holders = if gathered { 1 } else { size };
                 for holder in 0..holders {
                     let keys = if gathered { one(0..total) } else { chunks(zigzag(holder, size, rows)) };
-                    let calls = pieces([&queries, &keys], sight, 2, documents.as_ref(), joined);
-                    for call in calls.iter().flat_map(Piece::apart) {
+                    let calls = blocks([&queries, &keys], mask, 2, documents.as_ref(), joined);
+                    for call in calls.iter().flat_map(ScoreBlock::by_document) {
                         prop_assert!(!call.queries.is_empty() && !call.keys.is_empty());
                         if !joined {
                             let [query, key] = call.first;

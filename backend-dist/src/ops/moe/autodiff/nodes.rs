@@ -1,4 +1,4 @@
-//! The nodes: what each keeps, and its backward pass.
+//! The nodes: what each saves for backward, and its backward pass.
 
 use burn::backend::{
     FloatDType, Scalar, Shape, TensorMetadata,
@@ -14,7 +14,7 @@ use burn::backend::{
 use super::super::kernels::MoeKernels;
 use super::super::plain::cast;
 use super::Counts;
-use crate::ops::main_grads::place;
+use crate::ops::main_grads::main_grad;
 use crate::ops::weight_grads::run_or_defer;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl<B: MoeKernels> Backward<B, 2> for RouterLogits {
         let dtype = w.dtype();
         let [dx, dw] = B::router_logits_grads(x, w, grad, [x_node.is_some(), w_node.is_some()]);
         if let Some((node, value)) = w_node.zip(dw) {
-            match place::<B>(node.id) {
+            match main_grad::<B>(node.id) {
                 Some((sum, add)) => B::accumulate(value, &sum, add),
                 None => grads.register::<B>(node.id, cast::<B>(value, dtype)),
             }
@@ -54,7 +54,7 @@ impl<B: MoeKernels> Backward<B, 2> for RouterLogits {
     }
 }
 
-/// Brings the weight's gradient to its place, now or later.
+/// Delivers the weight's gradient, now or deferred.
 fn weight_grad<B: MoeKernels>(
     (id, is_leaf): (NodeId, bool),
     grad: FloatTensor<B>,
@@ -62,7 +62,7 @@ fn weight_grad<B: MoeKernels>(
     counts: Counts,
     grads: &mut Gradients,
 ) {
-    let job = move |grads: &mut Gradients| match place::<B>(id) {
+    let job = move |grads: &mut Gradients| match main_grad::<B>(id) {
         Some((sum, add)) => B::grouped_accumulate_weight_grad(grad, x, &counts, &sum, add),
         None => grads.register::<B>(id, B::grouped_weight_grad(grad, x, &counts)),
     };
@@ -73,7 +73,7 @@ fn weight_grad<B: MoeKernels>(
 pub(super) struct GroupedLinear;
 
 impl<B: MoeKernels> Backward<B, 2> for GroupedLinear {
-    /// The input if the weight wants a gradient, the weight if the input does.
+    /// The input if the weight needs a gradient, the weight if the input does.
     type State = (Option<FloatTensor<B>>, Option<FloatTensor<B>>, Counts);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -88,12 +88,12 @@ impl<B: MoeKernels> Backward<B, 2> for GroupedLinear {
     }
 }
 
-/// What a grouped layer behind a SwiGLU keeps.
+/// Saved by a grouped layer after a SwiGLU.
 #[derive(Clone, Debug)]
-pub(super) struct SwiGluKept<B: MoeKernels> {
+pub(super) struct SavedSwiGlu<B: MoeKernels> {
     pub x: FloatTensor<B>,
     pub p: FloatTensor<B>,
-    /// The product's input if the weight wants a gradient; `None` also if it is made again.
+    /// The GEMM's input if the weight needs a gradient; `None` also if it is recomputed.
     pub input: Option<FloatTensor<B>>,
     pub w: FloatTensor<B>,
     pub counts: Counts,
@@ -103,11 +103,11 @@ pub(super) struct SwiGluKept<B: MoeKernels> {
 pub(super) struct GroupedSwiGluLinear;
 
 impl<B: MoeKernels> Backward<B, 3> for GroupedSwiGluLinear {
-    type State = SwiGluKept<B>;
+    type State = SavedSwiGlu<B>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, p_node, w_node], SwiGluKept { x, p, input, w, counts }) = (ops.parents, ops.state);
+        let ([x_node, p_node, w_node], SavedSwiGlu { x, p, input, w, counts }) = (ops.parents, ops.state);
         if let Some(node) = w_node {
             let input = input.unwrap_or_else(|| B::weighted_swiglu(x.clone(), p.clone()));
             weight_grad::<B>((node.id, node.order == 0), grad.clone(), input, counts.clone(), grads);

@@ -1,8 +1,8 @@
-//! The tables on the host, as the kernels make them.
+//! The tables computed on the host, equal to those of the kernels.
 
-use super::{Selection, Starts};
+use super::{RowStarts, Selection};
 
-/// As [`choose`](super::choose), by the rank of every expert.
+/// As [`choose`](super::choose).
 pub fn choose(
     scores: &[f64],
     [tokens, experts, valid]: [usize; 3],
@@ -30,7 +30,7 @@ pub fn choose(
     choice
 }
 
-/// Places of the `count` greatest values, the first ones of equal values.
+/// Indices of the `count` greatest values, the first ones of equal values.
 fn best(values: &[f64], count: usize) -> Vec<usize> {
     let mut places: Vec<usize> = (0..values.len()).collect();
     places.sort_by(|a, b| values[*b].partial_cmp(&values[*a]).expect("no NaN").then(a.cmp(b)));
@@ -38,7 +38,7 @@ fn best(values: &[f64], count: usize) -> Vec<usize> {
     places
 }
 
-/// The tables of [`Chosen::place`](super::Chosen::place).
+/// The tables of [`ExpertChoice::place`](super::ExpertChoice::place).
 pub struct Placed {
     pub tokens_of: Vec<i32>,
     pub slots_of: Vec<i32>,
@@ -46,31 +46,31 @@ pub struct Placed {
     pub of_slots: Vec<i32>,
 }
 
-pub fn place(choice: &[i32], [tokens, top_k, experts]: [usize; 3], starts: &Starts) -> Placed {
-    let Starts { ref rows, parts, room, count, .. } = *starts;
+pub fn place(choice: &[i32], [tokens, top_k, experts]: [usize; 3], starts: &RowStarts) -> Placed {
+    let RowStarts { ref rows, shards, capacity, count, .. } = *starts;
     let none = |len: usize| vec![-1; len];
     let (mut tokens_of, mut slots_of) = (none(count), none(count));
-    let (mut of_tokens, mut of_slots) = (none(tokens * top_k * parts), none(tokens * experts * parts));
+    let (mut of_tokens, mut of_slots) = (none(tokens * top_k * shards), none(tokens * experts * shards));
     let mut ranks = vec![0; experts];
     for (token, choice) in choice.chunks(top_k).enumerate() {
         let mut copies = Vec::new();
         for expert in choice.iter().filter(|expert| **expert >= 0).map(|expert| *expert as usize) {
             let (rank, slot) = (ranks[expert], token * experts + expert);
             ranks[expert] += 1;
-            if room.is_some_and(|room| rank >= room) {
+            if capacity.is_some_and(|capacity| rank >= capacity) {
                 continue;
             }
-            for part in 0..parts {
-                let Some(start) = rows[part * experts + expert] else { continue };
+            for shard in 0..shards {
+                let Some(start) = rows[shard * experts + expert] else { continue };
                 let row = start + rank;
                 assert!(row < count, "row {row} of {count}");
                 (tokens_of[row], slots_of[row]) = (token as i32, slot as i32);
-                of_slots[slot * parts + part] = row as i32;
+                of_slots[slot * shards + shard] = row as i32;
                 copies.push(row as i32);
             }
         }
         copies.sort_unstable();
-        of_tokens[token * top_k * parts..][..copies.len()].copy_from_slice(&copies);
+        of_tokens[token * top_k * shards..][..copies.len()].copy_from_slice(&copies);
     }
     Placed { tokens_of, slots_of, of_tokens, of_slots }
 }

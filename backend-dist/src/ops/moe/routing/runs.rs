@@ -1,11 +1,11 @@
-//! Maps of rows that copy runs of them.
+//! Row maps that copy ranges of rows.
 
 use burn::tensor::{Device, Int, Tensor};
 
-use super::super::rows::RowMap;
+use super::super::row_map::RowMap;
 use super::table;
 
-/// Rows that follow each other here and there.
+/// Consecutive rows that are copied to consecutive rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The first output row.
@@ -16,15 +16,15 @@ pub struct Run {
     pub len: usize,
 }
 
-/// What a map of rows is made of that copies runs of them: rows of its input, rows of its output, and the runs.
+/// A row map that copies ranges: rows of its input, rows of its output, and the copied ranges.
 pub type Runs = ([usize; 2], Vec<Run>);
 
 impl RowMap {
-    /// The maps that make rows of other rows: those of runs are copies, others zero. No row is in two runs of a map.
-    /// All tables are made at once.
+    /// Maps that copy ranges of rows; all other output rows are zero. The ranges of a map are disjoint. All tables are
+    /// computed at once.
     ///
     /// # Panics
-    /// If a run is outside, or the rows of runs are not apart.
+    /// If a range is outside, or ranges overlap.
     pub fn of_runs(maps: &[Runs], device: &Device) -> Vec<Self> {
         let turned = |run: &Run| Run { to: run.from, from: run.to, len: run.len };
         let both_ways = |([inputs, outputs], runs): &Runs| {
@@ -36,7 +36,7 @@ impl RowMap {
     }
 }
 
-/// `[outputs, 1]` of each: where a row comes from.
+/// `[outputs, 1]` of each: the input row of each output row.
 fn numbers(tables: impl Iterator<Item = Runs>, device: &Device) -> Vec<Tensor<2, Int>> {
     let checked = |([inputs, outputs], mut runs): Runs| {
         runs.retain(|run| run.len > 0);

@@ -1,8 +1,8 @@
 use super::*;
 
-fn chosen(choice: &[[i32; 2]], experts: usize) -> Chosen {
+fn chosen(choice: &[[i32; 2]], experts: usize) -> ExpertChoice {
     let values: Vec<i32> = choice.iter().flatten().copied().collect();
-    Chosen::of(table(values, [choice.len(), 2], &Device::flex()), experts)
+    ExpertChoice::of(table(values, [choice.len(), 2], &Device::flex()), experts)
 }
 
 #[test]
@@ -18,8 +18,11 @@ fn the_best_are_chosen_the_first_of_equal_ones() {
 #[test]
 fn counts_and_masks() {
     let chosen = chosen(&[[0, 2], [2, -1], [-1, -1], [1, 2]], 3);
-    assert_eq!(Counted::read(&[&chosen.count(1), &chosen.count(2)], || ()).0, [vec![1, 1, 3], vec![1, 0, 1, 0, 1, 2]]);
-    let others: Vec<bool> = chosen.others().into_data().iter::<bool>().collect();
+    assert_eq!(
+        TokenCounts::read(&[&chosen.count(1), &chosen.count(2)], || ()).0,
+        [vec![1, 1, 3], vec![1, 0, 1, 0, 1, 2]]
+    );
+    let others: Vec<bool> = chosen.unused().into_data().iter::<bool>().collect();
     let of = |a, b, c| [a, b, c];
     let expected = [of(false, true, false), of(true, true, false), of(true, true, true), of(true, false, false)];
     assert_eq!(others, expected.concat());
@@ -28,7 +31,7 @@ fn counts_and_masks() {
 #[test]
 fn copies_stand_by_expert_and_token() {
     let chosen = chosen(&[[0, 2], [2, -1], [-1, -1], [1, 2]], 3);
-    let starts = Starts { rows: vec![Some(0), None, Some(2)], parts: 1, each: 3, room: Some(2), count: 5 };
+    let starts = RowStarts { rows: vec![Some(0), None, Some(2)], shards: 1, each: 3, capacity: Some(2), count: 5 };
     let (copies, slots) = chosen.place(&chosen.count(1), &starts);
     let values = |map: &RowMap| {
         let (to, back) = map.tables();
@@ -52,10 +55,10 @@ fn runs_are_copied() {
 #[test]
 fn rows_in_order_stand_where_their_starts_say() {
     let chosen = chosen(&[[0, 3], [1, 3], [2, 3], [0, 1]], 4);
-    let order = Order { parts: 1, each: 2, pieces: 2, count: 8 };
+    let order = RowOrder { shards: 1, each: 2, chunks: 2, count: 8 };
     let starts = order.starts(&[2, 2, 1, 3]);
     assert_eq!(starts.rows, [Some(0), Some(3), Some(2), Some(5)]);
-    let cut = Order { parts: 2, pieces: 1, ..order }.starts(&[2, 2, 1, 3]);
+    let cut = RowOrder { shards: 2, chunks: 1, ..order }.starts(&[2, 2, 1, 3]);
     assert_eq!(cut.rows, [0, 2, 8, 9, 4, 6, 12, 13].map(Some));
     let tables = |maps: (RowMap, RowMap)| [maps.0, maps.1].map(|map| ints(&map.tables().0));
     let counted = chosen.count(1);

@@ -63,6 +63,15 @@ impl World {
         Ok((self.find(path.parent().unwrap())?, path.file_name().unwrap().to_str().unwrap().to_string()))
     }
 
+    /// Adds an empty file and returns its node.
+    pub(super) fn create_file(&mut self, path: &Path) -> io::Result<usize> {
+        let (folder, name) = self.place(path)?;
+        self.nodes.push(Node::File { now: Vec::new(), safe: Vec::new() });
+        let node = self.nodes.len() - 1;
+        self.change(folder, Change::Add(name, node));
+        Ok(node)
+    }
+
     pub(super) fn change(&mut self, folder: usize, change: Change) {
         let Node::Folder { now, pending, .. } = &mut self.nodes[folder] else { panic!("not a folder") };
         change.apply(now);

@@ -104,11 +104,11 @@ fn in_documents(scale: &Scale, name: &'static str, options: AttentionOptions) ->
 
 /// Heads of other models: lengths of queries and keys, and of values.
 const SIZES: [(&str, [usize; 2]); 5] = [
-    ("attention, heads of 80", [80, 80]),
-    ("attention, heads of 96", [96, 96]),
-    ("attention, heads of 192, values of 128", [192, 128]),
-    ("attention, heads of 256", [256, 256]),
-    ("attention, heads of 12, values of 6", [12, 6]),
+    ("attention, head_dim 80", [80, 80]),
+    ("attention, head_dim 96", [96, 96]),
+    ("attention, head_dim 192, values of 128", [192, 128]),
+    ("attention, head_dim 256", [256, 256]),
+    ("attention, head_dim 12, values of 6", [12, 6]),
 ];
 
 fn of_sizes(scale: &Scale, name: &'static str, [head_dim, value_dim]: [usize; 2]) -> Case {

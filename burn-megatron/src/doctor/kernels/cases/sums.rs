@@ -1,4 +1,4 @@
-//! Sums along dimensions, and what is made of them.
+//! Sums along dimensions, and operations that use them.
 
 use backend_dist::ops::moe::router_logits;
 use backend_dist::ops::{expand_dim, log_sum_exp, matmul, softmax, sum, sum_dim};

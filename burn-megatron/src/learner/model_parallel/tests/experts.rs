@@ -1,4 +1,4 @@
-//! A mixture of experts with a bias that balances them: any layout goes on from any other, and a run says how full its
+//! A MoE with a bias that balances them: any layout resumes from any other, and a run says how full its
 //! experts are.
 
 use std::path::Path;
@@ -30,7 +30,8 @@ fn pretraining(layout: &str, folder: &Path, every: Option<u64>) -> Pretraining<D
         Ok(DeepSeekV3::build(&config(), ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?)
     };
     let data = (data(900, 1), data(200, 2));
-    let checkpoints = CheckpointOptions { root: folder.join("checkpoints"), every, saver: SaverOptions::default() };
+    let checkpoints =
+        CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver: SaverOptions::default() };
     Pretraining::new(mesh, engine(), 5, data, config().dims(), build)
         .evaluate(3, 1)
         .directory(folder.join("run"))
@@ -42,7 +43,7 @@ fn train_lines(folder: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn any_layout_goes_on_with_the_experts_and_biases_of_any_other() {
+fn any_layout_resumes_with_the_experts_and_biases_of_any_other() {
     let whole = tempfile::tempdir().unwrap();
     let logs = LogOptions { trace: Some(whole.path().join("trace.json")), ..LogOptions::default() };
     let first = pretraining("TP2 SP DP2 EP2 ETP1 ZeRO1", whole.path(), Some(3)).logs(logs);

@@ -1,4 +1,4 @@
-//! Training in FP8, emulated: it learns what training without it learns, goes on bit for bit, and does not depend on
+//! Training in FP8, emulated: it learns what training without it learns, resumes bit for bit, and does not depend on
 //! the layout.
 
 use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Scaling};
@@ -44,7 +44,7 @@ fn run_in(layout: &str, dtype: FloatDType, fp8: Fp8Config, folder: &Path, every:
     })
     .evaluate(5, 2)
     .directory(folder.join("run"))
-    .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every, saver })
+    .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver })
 }
 
 /// Loss and norm of every step after `step`.
@@ -60,7 +60,7 @@ fn finished(run: &Pretraining<Llama>) {
 }
 
 #[test]
-fn runs_in_fp8_go_on_bit_for_bit() {
+fn runs_in_fp8_resume_bit_for_bit() {
     for (layout, dtype) in [("TP2 SP DP2", FloatDType::F32), ("PP2 DP2 ZeRO3", FloatDType::BF16)] {
         for fp8 in [tensorwise(), delayed()] {
             let whole = tempfile::tempdir().unwrap();
@@ -149,10 +149,10 @@ fn fp8_learns_what_f32_learns() {
     }
 }
 
-/// NVIDIA/TransformerEngine issues 1190 and 539: with layers computed again, and several micro-batches in a pipeline,
+/// NVIDIA/TransformerEngine issues 1190 and 539: with layers recomputed, and several micro-batches in a pipeline,
 /// magnitudes of gradients were lost, or a pass was done again with other scales.
 #[test]
-fn transformer_engine_1190_539_layers_that_are_computed_again_use_the_same_scales() {
+fn transformer_engine_1190_539_recomputed_layers_use_the_same_scales() {
     let steps = |layout: &str, fp8: &Fp8Config, recompute: Recompute| {
         let folder = tempfile::tempdir().unwrap();
         let (mesh, config) = (Mesh::new(layout.parse().unwrap()).unwrap(), config());

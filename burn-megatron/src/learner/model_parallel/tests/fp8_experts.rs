@@ -1,11 +1,11 @@
-//! Experts in FP8, emulated: training does not depend on where they are and goes on bit for bit.
+//! Experts in FP8, emulated: training does not depend on where they are, and resumes bit for bit.
 
 use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Scaling};
 use models::layers::Dispatcher;
 use models::{Fp8Config, Mixtral, MixtralConfig};
 
 use super::*;
-use crate::checkpoint::{Checkpoint, SaverOptions};
+use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 
 /// All parts of four ranks are multiples of 16, as are the 16 tokens of a micro-batch.
 fn config(dispatcher: Dispatcher) -> MixtralConfig {
@@ -49,7 +49,7 @@ fn run_in(
     })
     .evaluate(5, 2)
     .directory(folder.join("run"))
-    .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: Some(5), saver })
+    .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: SaveEvery::Steps(5), saver })
 }
 
 /// Loss and norm of every step after `step`.
@@ -81,7 +81,7 @@ fn assert_layouts(recipe: Fp8Scaling, dispatcher: Dispatcher, layouts: &[&str]) 
     }
 }
 
-/// Replicas' tokens meet at an expert, experts are cut, and a tensor parallel group's tokens go to two ranks that hold
+/// Data-parallel ranks' tokens meet at an expert, experts are sharded, and a tensor parallel group's tokens go to two ranks that hold
 /// the same experts.
 #[test]
 fn experts_in_fp8_compute_the_same_wherever_they_are() {
@@ -100,7 +100,7 @@ fn histories_of_experts_do_not_depend_on_the_layout() {
 }
 
 #[test]
-fn experts_in_fp8_go_on_bit_for_bit() {
+fn experts_in_fp8_resume_bit_for_bit() {
     let fp8 = scaled(Fp8Scaling::Delayed);
     let run = |folder: &Path| run_in("DP2 EP2", FloatDType::F32, &fp8, Dispatcher::AllToAll, folder);
     let [whole, folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());

@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::SaverOptions;
+use crate::checkpoint::{SaveEvery, SaverOptions};
 use crate::metrics::FlopsPerToken;
 
 fn logs(folder: &Path) -> LogOptions {
@@ -36,11 +36,11 @@ fn traced(file: &Path, rank: usize) -> (BTreeSet<String>, BTreeSet<u64>) {
 }
 
 #[test]
-fn a_run_that_goes_on_logs_every_step_once_and_traces_three() {
+fn a_resumed_run_logs_every_step_once_and_traces_three() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let saver = SaverOptions::default();
-    let checkpoints = CheckpointOptions { root: folder.join("checkpoints"), every: Some(4), saver };
+    let checkpoints = CheckpointOptions { root: folder.join("checkpoints"), every: SaveEvery::Steps(4), saver };
     let first = run("PP2 DP2", &folder.join("run")).checkpoints(checkpoints).logs(logs(folder));
     assert!(launch(&first).error.is_none());
 

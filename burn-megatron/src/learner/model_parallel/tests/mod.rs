@@ -5,6 +5,7 @@ mod fp8;
 mod fp8_experts;
 mod logs;
 mod resume;
+mod saving;
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Runs that go on: bit for bit in the same layout, to rounding in another, and never with other data or another model.
+//! Resumed runs: bit for bit in the same layout, to rounding in another, and never with other data or another model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,21 +11,21 @@ use models::Part;
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::{Checkpoint, SaverOptions};
+use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 use crate::data::Sample;
 use crate::optim::LossScalerConfig;
 
 type Weights = BTreeMap<String, HostTensor>;
 
 /// A run of 12 steps in epochs of 5, in `folder/run`, with checkpoints in `folder/checkpoints`.
-fn run_of(layout: &str, dtype: FloatDType, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
+pub(super) fn run_of(layout: &str, dtype: FloatDType, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
     run_with(layout, folder, every, data(900, 1), move |rank, part| {
         Ok(Llama::build(&config, ParamBuilder::new(rank, dtype, 7).with_part(part))?)
     })
 }
 
-fn run_with(
+pub(super) fn run_with(
     layout: &str,
     folder: &Path,
     every: Option<u64>,
@@ -37,7 +37,7 @@ fn run_with(
     Pretraining::new(mesh, engine(), 12, (data, super::data(200, 2)), LlamaConfig::tiny().dims(), build)
         .evaluate(5, 2)
         .directory(folder.join("run"))
-        .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every, saver })
+        .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver })
 }
 
 /// The weights at the end, and the log.
@@ -81,7 +81,7 @@ fn a_resumed_run_equals_one_that_never_stopped() {
 }
 
 #[test]
-fn any_layout_goes_on_from_any_other() {
+fn any_layout_resumes_from_any_other() {
     let whole = tempfile::tempdir().unwrap();
     let (_, steps) = finish(run_of("TP2 SP DP2", FloatDType::F64, whole.path(), Some(4)), whole.path());
     let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&4].clone();
@@ -153,7 +153,7 @@ impl TokenDataset for StopAt {
 }
 
 #[test]
-fn a_stopped_run_has_saved_its_last_step_and_goes_on_from_there() {
+fn a_stopped_run_has_saved_its_last_step_and_resumes_from_there() {
     let (whole, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (weights, _) = finish(run_of("DP2", FloatDType::F32, whole.path(), None), whole.path());
 
@@ -223,10 +223,10 @@ fn other_data_another_model_and_a_missing_checkpoint_are_refused() {
     assert!(error.contains("nothing"), "{error}");
 }
 
-/// THUDM/slime issue 1761: a run that went on had another learning rate than the one that was stopped. Steps that an
+/// THUDM/slime issue 1761: a resumed run had another learning rate than the one that was stopped. Steps that an
 /// overflow has skipped do not count, each with the rows that it had, however many a step has now.
 #[test]
-fn slime_1761_the_learning_rate_goes_on_with_batches_of_another_size() {
+fn slime_1761_the_learning_rate_continues_with_batches_of_another_size() {
     let lr = LrConfig { warmup: Span::Samples(8), decay: Span::Samples(400), ..engine().lr };
     let run = |folder: &Path, global_batch: usize, steps: usize| {
         let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
@@ -240,7 +240,7 @@ fn slime_1761_the_learning_rate_goes_on_with_batches_of_another_size() {
         Pretraining::new(mesh, engine, steps, data, LlamaConfig::tiny().dims(), build)
             .evaluate(20, 1)
             .directory(folder.join("run"))
-            .checkpoints(CheckpointOptions { root, every: None, saver })
+            .checkpoints(CheckpointOptions { root, every: SaveEvery::Never, saver })
     };
     let folder = tempfile::tempdir().unwrap();
     finish(run(folder.path(), 8, 8), folder.path());

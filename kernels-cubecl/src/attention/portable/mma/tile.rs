@@ -1,22 +1,21 @@
-//! Tiles in shared memory, and the registers of `mma.sync.m16n8k16` that come from them.
+//! Tiles in shared memory, and the registers of `mma.sync.m16n8k16` that are loaded from them.
 //!
-//! In these registers unit `4 g + t` of a plane holds of a 16 × 8 accumulator the columns `2 t, 2 t + 1` of rows `g`
-//! and `g + 8`; of a left operand (16 × 16) the same of columns `2 t ..` and `2 t + 8 ..`; of a right operand (16 × 8)
-//! rows `2 t, 2 t + 1` and `2 t + 8, 2 t + 9` of column `g`. So two accumulators side by side are a left operand once
-//! rounded.
+//! Unit `4 g + t` of a plane holds: of a 16 × 8 accumulator, columns `2 t, 2 t + 1` of rows `g` and `g + 8`; of a left
+//! operand (16 × 16), the same rows of columns `2 t ..` and `2 t + 8 ..`; of a right operand (16 × 8), rows `2 t, 2 t +
+//! 1` and `2 t + 8, 2 t + 9` of column `g`. So two neighbouring accumulators, once rounded, are a left operand.
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 /// Two adjacent numbers: a register.
 pub type Pair<E> = Vector<E, Const<2>>;
-/// Eight adjacent numbers: what is read from memory at once.
+/// Eight adjacent numbers: one access to memory.
 pub type Vec8<E> = Vector<E, Const<8>>;
 /// Two adjacent numbers of an accumulator.
-pub type Sums = Vector<f32, Const<2>>;
+pub type Acc2 = Vector<f32, Const<2>>;
 
 /// Units of a cube: four planes of 16 rows each.
 pub const UNITS: u32 = 128;
-/// Rows of a cube's own tile.
+/// Rows of a cube's tile.
 pub const ROWS: usize = 64;
 
 /// Pairs from one row of a tile to the next: 16 bytes more than a row has, so that the eight rows of a register lie in
@@ -25,9 +24,9 @@ pub fn pitch(length: usize) -> usize {
     length / 2 + 4
 }
 
-/// Where the rows of a head lie, in vectors of the buffer.
+/// Strides of a tensor, in vectors of the buffer.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub struct Place {
+pub struct Strides {
     pub by_row: u32,
     pub by_batch: u32,
     pub by_head: u32,
@@ -35,10 +34,10 @@ pub struct Place {
 
 /// Index of a row's first vector.
 #[cube]
-pub fn row_at(place: &Place, row: u32, batch: u32, head: u32) -> usize {
-    row as usize * place.by_row as usize
-        + batch as usize * place.by_batch as usize
-        + head as usize * place.by_head as usize
+pub fn row_offset(strides: &Strides, row: u32, batch: u32, head: u32) -> usize {
+    row as usize * strides.by_row as usize
+        + batch as usize * strides.by_batch as usize
+        + head as usize * strides.by_head as usize
 }
 
 /// A tile for `rows` rows of `length` numbers.
@@ -53,7 +52,7 @@ pub fn tile<E: Float>(#[comptime] rows: usize, #[comptime] length: usize) -> Sha
 pub fn fill<E: Float>(
     tile: &mut Shared<[Pair<E>]>,
     source: &[Vec8<E>],
-    place: &Place,
+    strides: &Strides,
     batch: u32,
     head: u32,
     first: u32,
@@ -75,7 +74,7 @@ pub fn fill<E: Float>(
                 numbers.insert(i, E::new(0.0));
             }
             if row < end {
-                numbers = source[row_at(place, row, batch, head) + column as usize];
+                numbers = source[row_offset(strides, row, batch, head) + column as usize];
             }
             let to = (line * comptime![pitch(length) as u32] + column * 4) as usize;
             #[unroll]
@@ -152,66 +151,66 @@ pub fn right_of_columns<E: Float>(
 
 /// Accumulators of 16 rows and `columns` columns, zero.
 #[cube]
-pub fn accumulators(#[comptime] columns: usize) -> Sequence<Array<Sums>> {
-    let mut all = Sequence::<Array<Sums>>::new();
+pub fn accumulators(#[comptime] columns: usize) -> Sequence<Array<Acc2>> {
+    let mut all = Sequence::<Array<Acc2>>::new();
     #[unroll]
     for _ in 0..comptime![columns / 8] {
-        let mut sums = Array::<Sums>::new(2usize);
-        sums[0] = zeros();
-        sums[1] = zeros();
-        all.push(sums);
+        let mut acc = Array::<Acc2>::new(2usize);
+        acc[0] = zeros();
+        acc[1] = zeros();
+        all.push(acc);
     }
     all
 }
 
 #[cube]
-fn zeros() -> Sums {
-    let mut sums = Sums::empty();
-    sums.insert(0usize, 0.0f32);
-    sums.insert(1usize, 0.0f32);
-    sums
+fn zeros() -> Acc2 {
+    let mut acc = Acc2::empty();
+    acc.insert(0usize, 0.0f32);
+    acc.insert(1usize, 0.0f32);
+    acc
 }
 
-/// `sums += a b` for one accumulator.
+/// `acc += a b` for one accumulator.
 #[cube]
-pub fn multiply<E: Float>(sums: &mut Array<Sums>, a: &Array<Pair<E>>, b: &Array<Pair<E>>) {
+pub fn multiply<E: Float>(acc: &mut Array<Acc2>, a: &Array<Pair<E>>, b: &Array<Pair<E>>) {
     let mma = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
-    let mut before = Array::<Sums>::new(2usize);
-    before[0] = sums[0];
-    before[1] = sums[1];
+    let mut before = Array::<Acc2>::new(2usize);
+    before[0] = acc[0];
+    before[1] = acc[1];
     let next = mma.execute(a, b, &before);
-    sums[0] = next[0];
-    sums[1] = next[1];
+    acc[0] = next[0];
+    acc[1] = next[1];
 }
 
 /// `own · rowsᵀ`: 16 rows of the tile `own` from `first` on with all `block` rows of the tile `rows`, both `length`
 /// long.
 #[cube]
-pub fn product_with_rows<E: Float>(
+pub fn gemm_rows<E: Float>(
     own: &Shared<[Pair<E>]>,
     first: u32,
     rows: &Shared<[Pair<E>]>,
     #[comptime] block: usize,
     #[comptime] length: usize,
-) -> Sequence<Array<Sums>> {
-    let mut sums = accumulators(block);
+) -> Sequence<Array<Acc2>> {
+    let mut acc = accumulators(block);
     #[unroll]
     for step in 0..comptime![length / 16] {
         let a = left(own, first, step, length);
         #[unroll]
         for nth in 0..comptime![block / 8] {
-            multiply(sums.index_mut(nth), &a, &right_of_rows(rows, nth, step, length));
+            multiply(acc.index_mut(nth), &a, &right_of_rows(rows, nth, step, length));
         }
     }
-    sums
+    acc
 }
 
-/// `sums += weights · rows`: `weights` are accumulators of 16 rows and `block` columns, rounded here; `rows` is a tile
-/// of `block` rows.
+/// `acc += p · rows`: `p` are accumulators of 16 rows and `block` columns, rounded here; `rows` is a tile of `block`
+/// rows.
 #[cube]
-pub fn add_product<E: Float>(
-    sums: &mut Sequence<Array<Sums>>,
-    weights: &Sequence<Array<Sums>>,
+pub fn gemm_accumulate<E: Float>(
+    acc: &mut Sequence<Array<Acc2>>,
+    p: &Sequence<Array<Acc2>>,
     rows: &Shared<[Pair<E>]>,
     #[comptime] block: usize,
     #[comptime] length: usize,
@@ -221,22 +220,22 @@ pub fn add_product<E: Float>(
         let mut a = Array::<Pair<E>>::new(4usize);
         #[unroll]
         for i in 0..4usize {
-            a[i] = Pair::<E>::cast_from(weights.index(comptime![2 * step + i / 2])[comptime![i % 2]]);
+            a[i] = Pair::<E>::cast_from(p.index(comptime![2 * step + i / 2])[comptime![i % 2]]);
         }
         #[unroll]
         for nth in 0..comptime![length / 8] {
-            multiply(sums.index_mut(nth), &a, &right_of_columns(rows, nth, step, length));
+            multiply(acc.index_mut(nth), &a, &right_of_columns(rows, nth, step, length));
         }
     }
 }
 
-/// Writes 16 rows of accumulators, each times its factor, at `row` and `row + 8` of a head, those before `end`.
+/// Writes 16 rows of accumulators, each times its factor, at `row` and `row + 8` of a head, if they are before `end`.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub fn store<E: Float>(
     target: &mut [Pair<E>],
-    place: &Place,
-    sums: &Sequence<Array<Sums>>,
+    strides: &Strides,
+    acc: &Sequence<Array<Acc2>>,
     factors: &Array<f32>,
     row: u32,
     end: u32,
@@ -248,14 +247,14 @@ pub fn store<E: Float>(
     for half in 0..2usize {
         let row = row + comptime![8 * half as u32];
         if row < end {
-            let at = row_at(place, row, batch, head) + (UNIT_POS % 4) as usize;
+            let at = row_offset(strides, row, batch, head) + (UNIT_POS % 4) as usize;
             let factor = factors[half];
             #[unroll]
             for nth in 0..comptime![length / 8] {
-                let sums = sums.index(nth)[half];
-                let mut scaled = Sums::empty();
-                scaled.insert(0usize, sums.extract(0usize) * factor);
-                scaled.insert(1usize, sums.extract(1usize) * factor);
+                let acc = acc.index(nth)[half];
+                let mut scaled = Acc2::empty();
+                scaled.insert(0usize, acc.extract(0usize) * factor);
+                scaled.insert(1usize, acc.extract(1usize) * factor);
                 target[at + comptime![4 * nth]] = Pair::<E>::cast_from(scaled);
             }
         }

@@ -76,10 +76,10 @@ fn rows_of_a_block_are_filled_up_by_themselves() {
     assert_eq!(ends, [0, 1, 4, 8, 12]);
 }
 
-/// The rows of a choice that begin where `starts` says.
-fn placed(choice: &Choice, starts: &Starts) -> Vec<Copy> {
+/// The copies of a choice that begin where `starts` says.
+fn placed(choice: &Choice, starts: &RowStarts) -> Vec<Copy> {
     let mut rows = vec![None; starts.count];
-    let experts = starts.rows.len() / starts.parts;
+    let experts = starts.rows.len() / starts.shards;
     for (place, start) in starts.rows.iter().enumerate().filter_map(|(place, start)| Some((place, (*start)?))) {
         let expert = place % experts;
         let tokens = &choice.by_expert(experts)[expert];
@@ -112,7 +112,7 @@ fn pieces_have_each_row_once_and_their_starts_say_where() {
         let rows: Vec<Copy> = pieces.iter().flat_map(|members| sent(members).0).collect();
         let starts = in_turn(pieces.iter().map(|members| sent_starts(members, own, &sent(members).1)));
         assert_eq!(placed(choice, &starts), rows, "{rank}");
-        // The third member has no tokens and sends itself a row of zeros.
+        // The third member has no tokens and sends itself padding.
         let order = members(rank).order(2, own.iter().sum());
         assert_eq!(order.starts(own) == starts, rank != 2, "{rank}");
         let sorted = |rows: Vec<Copy>| {

@@ -1,0 +1,20 @@
+//! Buffers that another stream uses independently of the compute stream.
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::server::BufferBinding;
+
+/// A buffer that is neither reused nor moved while this value lives.
+///
+/// CubeCL reuses memory, writes in place and moves allocations to other pages in the order of the compute stream,
+/// regardless of the communicator's stream. The handle in the tensor prevents reuse and writes in place; the binding
+/// prevents moves.
+pub(crate) struct PinnedBuffer {
+    pub(crate) tensor: CubeTensor,
+    _address: BufferBinding,
+}
+
+impl PinnedBuffer {
+    pub(crate) fn new(tensor: CubeTensor) -> Self {
+        Self { _address: tensor.handle.clone().binding(), tensor }
+    }
+}

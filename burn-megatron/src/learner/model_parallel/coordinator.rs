@@ -1,0 +1,110 @@
+//! What only rank 0 does: decisions for all ranks, events for burn-train, the log of the run.
+
+use std::sync::Arc;
+
+use backend_dist::launch::BoxError;
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{
+    CloneEarlyStoppingStrategy, EventProcessorError, EventProcessorTraining, Interrupter, Learner, LearnerEvent,
+    LearningCheckpointer, SupervisedTrainingEventProcessor,
+};
+
+use super::burn_train_bridge::SaveRequest;
+use super::placeholder::Megatron;
+use super::save_costs::SaveCosts;
+use crate::checkpoint::{Checkpoint, SaveReport};
+use crate::console::{self, dashboard_possible};
+use crate::metrics::{EvalStats, LoadStats, RunLog, SaveStats, StepStats};
+
+/// Everything that only rank 0 does.
+pub(super) struct Coordinator {
+    pub processor: SupervisedTrainingEventProcessor<Megatron>,
+    pub interrupter: Interrupter,
+    pub early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
+    pub store: Arc<EventStoreClient>,
+    pub log: Option<RunLog>,
+    /// burn-train's checkpointing, which decides at the end of an epoch.
+    pub checkpointer: Option<LearningCheckpointer<Megatron>>,
+    /// What burn-train takes for the trained model.
+    pub learner: Learner<Megatron>,
+    /// Whether burn-train has asked for a save.
+    pub request: SaveRequest,
+    /// Finished optimizer steps.
+    pub step: u64,
+    /// What saves cost, and when the next one is due.
+    pub costs: SaveCosts,
+}
+
+type Event<T> = LearnerEvent<T>;
+
+impl Coordinator {
+    pub fn train(&mut self, event: Event<StepStats>) {
+        let sent = self.processor.process_train(event);
+        self.check(sent);
+    }
+
+    pub fn valid(&mut self, event: Event<EvalStats>) {
+        let sent = self.processor.process_valid(event);
+        self.check(sent);
+    }
+
+    pub fn flush(&mut self) {
+        let flushed = self.processor.flush();
+        self.check(flushed);
+    }
+
+    /// A metric that fails stops the training through the interrupter.
+    fn check(&self, result: Result<(), EventProcessorError>) {
+        self.interrupter.fail_on_error(result);
+    }
+
+    /// Early stopping: whether this epoch is the last.
+    pub fn should_stop(&mut self, epoch: usize) -> bool {
+        self.interrupter.should_stop()
+            || self.early_stopping.as_mut().is_some_and(|strategy| strategy.should_stop(epoch, &self.store))
+    }
+
+    /// Whether burn-train's checkpointing strategy wants the state after this epoch.
+    pub fn should_save(&mut self, epoch: usize) -> bool {
+        if let Some(checkpointer) = &mut self.checkpointer {
+            checkpointer.checkpoint(&self.learner, epoch, &self.store);
+        }
+        self.request.take()
+    }
+
+    /// Notes which checkpoint the run resumes from.
+    pub fn resumed(&mut self, checkpoint: &Checkpoint, stats: LoadStats) -> Result<(), BoxError> {
+        self.step = stats.step;
+        if let Some(log) = &mut self.log {
+            log.resumed(&stats)?;
+        }
+        let (path, layout) = (checkpoint.path().display(), &checkpoint.state().layout);
+        let warning = checkpoint.warning().map(|warning| format!("; {warning}")).unwrap_or_default();
+        say(&format!("resuming from {path} (saved with {layout}): {stats}{warning}"));
+        Ok(())
+    }
+
+    /// Notes that saves have become complete. Returns the last one.
+    pub fn saved(&mut self, reports: Vec<SaveReport>) -> Result<Option<SaveStats>, BoxError> {
+        let mut last = None;
+        for report in reports {
+            let stats = self.costs.end(&report);
+            if let Some(log) = &mut self.log {
+                log.saved(&stats)?;
+            }
+            if let Some(error) = &report.not_deleted {
+                log::warn!("{error}");
+            }
+            last = Some(stats);
+        }
+        Ok(last)
+    }
+}
+
+/// A line of the run's log, and of the console where there is no dashboard.
+pub(super) fn say(line: &str) {
+    log::info!("{line}");
+    if !dashboard_possible() {
+        console::say(line);
+    }
+}

@@ -1,0 +1,42 @@
+//! The metrics of a run on burn-train's screen and in its log files.
+
+use burn::train::SupervisedTraining;
+
+use super::placeholder::Megatron;
+use crate::console::dashboard_possible;
+use crate::metrics::{
+    DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, Gpus, GradNorm, LearningRate, Loss, Memory,
+    Perplexity, Teraflops, Throughput, Utilisation,
+};
+
+/// Adds the metrics of every run, those that need the cost of a token, and those of models with experts and of GPUs.
+pub(super) fn with_metrics(
+    training: SupervisedTraining<Megatron>,
+    flops: Option<FlopsPerToken>,
+    experts: bool,
+    gpus: bool,
+) -> SupervisedTraining<Megatron> {
+    let mut training = training
+        .metrics((Loss::new(), Perplexity::new()))
+        .metric_train_numeric(GradNorm::new())
+        .metric_train_numeric(LearningRate::new())
+        .metric_train_numeric(Throughput::new())
+        .metric_train_numeric(Memory::new());
+    if let Some(flops) = flops {
+        training = training.metric_train_numeric(Teraflops::new());
+        if flops.peak.is_some() {
+            training = training.metric_train_numeric(Utilisation::new()).metric_train_numeric(FullUtilisation::new());
+        }
+    }
+    if experts {
+        training = training.metric_train_numeric(ExpertBalance::new()).metric_train_numeric(DroppedTokens::new());
+    }
+    if gpus {
+        training = training.metric_train_numeric(GpuIdle::new());
+        // It changes with every step, which a log would print as news.
+        if dashboard_possible() {
+            training = training.metric_train(Gpus::new());
+        }
+    }
+    training
+}

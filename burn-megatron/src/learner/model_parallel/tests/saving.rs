@@ -1,0 +1,64 @@
+//! When a run saves, and what its log says of it.
+
+use std::time::Duration;
+
+use super::resume::{run_of, run_with};
+use super::*;
+use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
+
+#[test]
+fn the_line_of_a_step_is_written_before_the_step_is_saved() {
+    for background in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, saver) = (folder.path().join("checkpoints"), SaverOptions { background, ..Default::default() });
+        let run = run_of("DP2", FloatDType::F32, folder.path(), None);
+        let run = run.checkpoints(CheckpointOptions { root, every: SaveEvery::Steps(2), saver });
+        assert!(launch(&run).error.is_none());
+        let lines = log(&folder.path().join("run"));
+        let at = |kind: &str, step: u64| lines.iter().position(|line| line["kind"] == kind && line["step"] == step);
+        for step in [2, 4, 6, 8, 10, 12] {
+            let (trained, saved) = (at("train", step).unwrap(), at("checkpoint", step).unwrap());
+            assert!(trained < saved, "step {step}, background {background}");
+            let number = |key: &str| lines[saved][key].as_f64().unwrap();
+            assert!(number("stall") > 0.0 && number("bytes") > 0.0 && (0.0..1.0).contains(&number("share")));
+        }
+    }
+}
+
+/// Training that takes as long as its data: one sample of a step comes late.
+struct Slow(Arc<dyn TokenDataset>, usize, Duration);
+
+impl TokenDataset for Slow {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn seq_length(&self) -> usize {
+        self.0.seq_length()
+    }
+
+    fn sample(&self, index: usize) -> Sample {
+        if index == self.1 {
+            std::thread::sleep(self.2);
+        }
+        self.0.sample(index)
+    }
+}
+
+#[test]
+fn a_run_that_is_not_told_when_saves_what_is_worth_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+    // Sample 40 is in the sixth batch of 8.
+    let data = Arc::new(Slow(data(900, 1), 40, Duration::from_millis(6000)));
+    let run = run_with("TP2 DP2", folder.path(), None, data, move |rank: &Rank, part| {
+        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
+    });
+    let (root, saver) = (folder.path().join("checkpoints"), SaverOptions::default());
+    let run = run.checkpoints(CheckpointOptions { root: root.clone(), every: SaveEvery::Auto, saver });
+    assert!(launch(&run).error.is_none());
+    // Rank 0 decides before a step: the sixth takes long, so the seventh is saved, and the last one always. On a machine
+    // that is busy there may be more.
+    let steps: Vec<u64> = Checkpoint::list(&root).unwrap().into_keys().collect();
+    assert!(steps.contains(&7) && steps.last() == Some(&12), "{steps:?}");
+}

@@ -1,0 +1,137 @@
+//! Ends a training so that its user learns the truth: a failure is printed after the terminal is restored and is the
+//! `error` of the result.
+//!
+//! burn-train's dashboard forgets the interrupter's state when training ends, before the result is made, so the reason
+//! of the stop is noted here.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use backend_dist::comm::RunError;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::train::WorkerFailure;
+use burn::train::{
+    Interruption, Learner, LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
+    TrainLoader, TrainingComponents, TrainingError, ValidLoader,
+};
+
+use super::signals::on_signals;
+
+/// A strategy whose fit may fail.
+pub(super) trait Fit<M: LearnerModel> {
+    /// Trains the model; on failure it still returns the event processor and some model.
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Fitted<M>;
+}
+
+/// What a fit leaves behind.
+pub(super) struct Fitted<M: LearnerModel> {
+    pub model: M,
+    pub processor: SupervisedTrainingEventProcessor<M>,
+    pub failure: Option<Failure>,
+}
+
+/// Why a fit failed.
+pub(super) struct Failure {
+    /// The rank that failed first.
+    pub rank: usize,
+    /// What to tell the user.
+    pub message: String,
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        Self { rank: error.rank, message: error.to_string() }
+    }
+}
+
+/// Adds the report of how the training ended to a [`Fit`].
+pub(super) struct Reported<S>(S);
+
+impl<S> Reported<S> {
+    pub fn new(strategy: S) -> Self {
+        Self(strategy)
+    }
+}
+
+impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
+    fn train(
+        &self,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        components: TrainingComponents<M>,
+    ) -> LearningResult<M> {
+        let _signals = on_signals(&components.interrupter);
+        let run = Run { strategy: &self.0, ending: Mutex::new(Ending::default()) };
+        let mut result = SupervisedLearningStrategy::train(&run, learner, train, valid, components);
+        let ending = run.ending.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        result.interrupted = result.interrupted.or(ending.interruption);
+        result.error = result.error.or(ending.error);
+        if let Some(failure) = ending.failure {
+            // Dropping the dashboard restores the terminal; only then can a message be seen.
+            drop(std::mem::replace(&mut result.renderer, Box::new(CliMetricsRenderer::new())));
+            // A terminal that has gone takes no words.
+            let _ = writeln!(io::stderr(), "\ntraining failed: {}", failure.message);
+            result.interrupted = None;
+            result.error = Some(Arc::new(training_error(&failure)));
+        }
+        result
+    }
+
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let fitted = self.0.fit(components, learner, train, valid, starting_epoch);
+        (fitted.model, fitted.processor)
+    }
+}
+
+#[derive(Default)]
+struct Ending {
+    failure: Option<Failure>,
+    interruption: Option<Interruption>,
+    error: Option<Arc<TrainingError>>,
+}
+
+/// burn-train's own course of a training around a fit, with how it ended.
+struct Run<'a, S> {
+    strategy: &'a S,
+    ending: Mutex<Ending>,
+}
+
+impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let interrupter = components.interrupter.clone();
+        let fitted = self.strategy.fit(components, learner, train, valid, starting_epoch);
+        let (interruption, error) = (interrupter.interruption(), interrupter.error());
+        if let Some(failure) = &fitted.failure {
+            interrupter.fail(training_error(failure));
+        }
+        *self.ending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+            Ending { failure: fitted.failure, interruption, error };
+        (fitted.model, fitted.processor)
+    }
+}
+
+fn training_error(failure: &Failure) -> TrainingError {
+    TrainingError::Workers(vec![WorkerFailure { device_id: failure.rank, message: failure.message.clone() }])
+}

@@ -1,0 +1,57 @@
+//! The folder of a run: whose it is, and what a new run finds in it.
+
+use super::*;
+
+#[test]
+fn damaged_checkpoints_are_neither_ignored_nor_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    run(&config(folder.path(), &[("checkpoint.every", "3"), ("checkpoint.keep-last", "none")])).unwrap();
+    let root = folder.path().join("run/checkpoints");
+    std::fs::remove_file(root.join("latest")).unwrap();
+    let plan = Plan::new(&config(folder.path(), &[]), &[]).unwrap().to_string();
+    assert!(plan.contains("warning      there is no ") && plan.contains("step_00000006 is taken"), "{plan}");
+
+    // As a copy that is not done yet: every checkpoint lacks something.
+    for step in [3, 6] {
+        std::fs::remove_file(root.join(format!("step_{step:08}/rank_00000.safetensors"))).unwrap();
+    }
+    let files = || walk(&folder.path().join("run"));
+    let before = files();
+    for (resume, words) in [
+        ("if-present", "step_00000003/rank_00000.safetensors: is missing"),
+        ("never", "holds step_00000003, step_00000006, checkpoints that are not complete"),
+    ] {
+        let said = run(&config(folder.path(), &[("checkpoint.resume", resume)])).unwrap_err().to_string();
+        assert!(said.starts_with(&format!("checkpoint.resume = {resume}")) && said.contains(words), "{said}");
+        assert!(said.contains("another checkpoint.directory"), "{said}");
+    }
+    assert_eq!(files(), before);
+}
+
+/// Paths and contents of all files below a folder.
+fn walk(folder: &Path) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries.map(|path| match path.is_dir() {
+        true => walk(&path),
+        false => [(path.clone(), std::fs::read(path).unwrap())].into(),
+    });
+    files.flatten().collect()
+}
+
+#[test]
+fn a_second_run_in_a_folder_is_refused_before_it_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let output = folder.path().join("run");
+    let lock = lock_output(&output).unwrap();
+    for directory in ["none", "elsewhere"] {
+        let config = config(folder.path(), &[("checkpoint.directory", directory)]);
+        let said = run(&config).unwrap_err().to_string();
+        let holder = format!("is in use by another run (process {} on ", std::process::id());
+        assert!(said.starts_with("output.directory = ") && said.contains(&holder), "{said}");
+    }
+    assert_eq!(walk(&output).into_keys().collect::<Vec<_>>(), [output.join(".run.lock")], "no text is tokenized");
+    drop(lock);
+    run(&config(folder.path(), &[("checkpoint.directory", "none")])).unwrap();
+}

@@ -1,0 +1,103 @@
+//! Every two options of a layout together, for every family: the numbers are those of one device.
+
+use backend_dist::mesh::ParallelLayout;
+use backend_dist::ops::fp8::Fp8Format;
+use burn::tensor::Device;
+use burn_megatron::engine::ContextConfig;
+use burn_megatron::plan::Decoder;
+use burn_megatron::verify::{Candidate, Line, Settings, different_in_fp8, pairwise, verify};
+use models::layers::BalanceOver;
+use models::{
+    CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, MixtralConfig, ModelConfig, WithModel,
+};
+use tests::{SETTINGS, gpt, llama, moe};
+
+struct EveryPair<'a>(&'a FamilyConfig, Settings);
+
+impl WithModel for EveryPair<'_> {
+    type Output = ();
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) {
+        let Self(family, settings) = self;
+        let (dims, decoder) = (config.dims(), Decoder::from(family));
+        let fits = |layout: &ParallelLayout, context: &ContextConfig| {
+            dims.check(layout, settings.seq).is_ok() && context.check(layout, &dims).is_ok()
+        };
+        let batch = [settings.global_batch, settings.seq];
+        let legal =
+            |candidate: &Candidate| settings.fp8.is_none() || different_in_fp8(&decoder, candidate, batch).is_none();
+        let layouts = pairwise(4, settings.global_batch, dims.layers, dims.experts.is_some(), fits, legal);
+        assert!((20..100).contains(&layouts.len()), "{}", layouts.len());
+        let lines = verify::<M>(config, &settings, &[Device::flex()], &layouts, |_| {}).unwrap();
+        let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
+        assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
+    }
+}
+
+/// One step: what the others add is in the other tests.
+fn every_pair(family: &FamilyConfig) {
+    family.visit(EveryPair(family, Settings { steps: 1, ..SETTINGS }));
+}
+
+/// Llama and GPT are in `parity.rs` in all their layouts, of which these are some.
+#[test]
+fn dense_families() {
+    let qwen3 = LlamaConfig { variant: LlamaVariant::Qwen3, num_hidden_layers: 2, ..llama() };
+    let mistral = LlamaConfig { variant: LlamaVariant::Mistral, sliding_window: Some(5), ..qwen3.clone() };
+    for config in [FamilyConfig::Llama(qwen3), FamilyConfig::Llama(mistral), FamilyConfig::Gpt(gpt())] {
+        every_pair(&config);
+    }
+}
+
+#[test]
+fn families_with_experts() {
+    let mixtral = MixtralConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 16,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        router_balance: BalanceOver::Sequence,
+        router_z_loss_coef: 0.01,
+        ..MixtralConfig::tiny()
+    };
+    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }] {
+        every_pair(&FamilyConfig::Mixtral(config));
+    }
+}
+
+/// ZeRO 3 and full recomputation with saved attention among them, with two modules of multi-token prediction.
+#[test]
+fn deepseek() {
+    let config = DeepSeekV3Config {
+        vocab_size: 101,
+        hidden_size: 32,
+        intermediate_size: 48,
+        moe_intermediate_size: 16,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_nextn_predict_layers: 2,
+        mtp_loss_scaling_factor: 0.5,
+        initializer_range: 0.1,
+        ..DeepSeekV3Config::tiny()
+    };
+    every_pair(&FamilyConfig::DeepSeekV3(config));
+}
+
+/// FP8 with every other option, where it computes what one device does.
+#[test]
+fn fp8() {
+    let config = LlamaConfig {
+        hidden_size: 64,
+        intermediate_size: 128,
+        num_hidden_layers: 2,
+        num_attention_heads: 8,
+        num_key_value_heads: 4,
+        head_dim: 8,
+        ..llama()
+    };
+    let family = FamilyConfig::Llama(config);
+    let settings = Settings { steps: 1, seq: 64, fp8: Some(Fp8Format::Hybrid), ..SETTINGS };
+    family.visit(EveryPair(&family, settings));
+}
