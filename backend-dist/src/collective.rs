@@ -64,6 +64,11 @@ pub fn broadcast<const D: usize>(x: Tensor<D>, root: usize, group: &Group) -> Te
     collective(x, Collective::Broadcast(root), group)
 }
 
+/// Member `root` gets the sum over all members; the others get their own tensor back.
+pub fn reduce<const D: usize>(x: Tensor<D>, root: usize, group: &Group) -> Tensor<D> {
+    collective(x, Collective::Reduce(root), group)
+}
+
 /// [`broadcast`] of integers.
 pub fn broadcast_int<const D: usize>(x: Tensor<D, Int>, root: usize, group: &Group) -> Tensor<D, Int> {
     collective_int(x, Collective::Broadcast(root), group)

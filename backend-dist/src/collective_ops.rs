@@ -25,6 +25,8 @@ pub enum Collective {
     Slice(usize),
     /// Every member gets the tensor of this member.
     Broadcast(usize),
+    /// This member gets the sum over all members; the others keep their tensors.
+    Reduce(usize),
     /// Rows of dimension 0 change owner.
     AllToAll {
         /// Rows for each member.
@@ -71,6 +73,7 @@ fn in_process(x: FlexTensor, collective: Collective, group: &Group) -> FlexTenso
             x.narrow(dim, group.rank() * part, part)
         }
         Collective::Broadcast(root) => group.broadcast(x, root),
+        Collective::Reduce(root) => group.reduce(x, root),
         Collective::AllToAll { send, receive } => group.all_to_all(x, &send, &receive),
     }
 }

@@ -28,6 +28,7 @@ pub mod comm;
 mod cuda;
 #[cfg(any(test, feature = "cuda"))]
 mod failed;
+pub mod fully_shard;
 pub mod gpu;
 #[cfg(feature = "cuda")]
 pub mod idle;

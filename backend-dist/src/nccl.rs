@@ -131,6 +131,22 @@ pub(crate) fn collective(x: CubeTensor, collective: Collective, group: &Group, l
                 }),
             )
         }
+        Collective::Reduce(root) => {
+            let (count, data_type) = (elements(&x), data_type(dtype));
+            let own = (group.rank() != root).then(|| x.clone());
+            let sum = run(
+                x,
+                DeviceOpKind::Reduce(root),
+                whole.clone(),
+                Box::new(move |from, to, comm, stream| {
+                    // SAFETY: both buffers hold `count` elements.
+                    unsafe {
+                        nccl::reduce(from, to, count, data_type, reduction(ReduceOp::Sum), root as i32, comm, stream)
+                    }
+                }),
+            );
+            own.unwrap_or(sum)
+        }
         Collective::AllToAll { send, receive } => all_to_all::collective(x, &Splits { send, receive }, group, link),
     }
 }

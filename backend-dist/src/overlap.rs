@@ -20,7 +20,7 @@ use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::result as driver;
 use cudarc::nccl::result as nccl;
-use cudarc::nccl::sys::{cudaStream_t, ncclComm_t};
+use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclRedOp_t};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -139,6 +139,42 @@ pub fn all_gather_into(source: &Tensor<1>, target: &Tensor<1>, group: &Group) ->
         unsafe { nccl::all_gather(from, to, count, data_type, comm, stream) }
     };
     begin(DeviceOpKind::AllGather(0), buffers, [count, group.size() * count], group, operation)
+}
+
+/// Replaces every member's `buffer` by that of member `root`.
+///
+/// # Panics
+/// Unless the buffer is contiguous on a GPU and [`has_device_link`].
+pub fn broadcast_in_place(buffer: &Tensor<1>, root: usize, group: &Group) -> Pending {
+    let buffer = flat(buffer, "broadcast", group);
+    let (count, data_type) = (elements(&buffer), data_type(buffer.dtype));
+    let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
+        // SAFETY: the buffer holds `count` elements, and NCCL allows source and target to be the same.
+        unsafe { nccl::broadcast(from, to, count, data_type, root as i32, comm, stream) }
+    };
+    begin(DeviceOpKind::Broadcast(root), [buffer.clone(), buffer], [count, count], group, operation)
+}
+
+/// Writes the mean of all members' `source`s to the `target` of member `root`; other members' targets are not written.
+/// The target may be the source.
+///
+/// # Panics
+/// Unless both are contiguous, of one type and length and on a GPU, and [`has_device_link`].
+pub fn reduce_mean_into(source: &Tensor<1>, target: &Tensor<1>, root: usize, group: &Group) -> Pending {
+    let buffers = [source, target].map(|buffer| flat(buffer, "reduce", group));
+    let (count, data_type) = (elements(&buffers[0]), data_type(buffers[0].dtype));
+    assert!(
+        elements(&buffers[1]) == count && buffers[0].dtype == buffers[1].dtype,
+        "reduce on {group:?}: a source of {count} elements of {:?} and a target of {} of {:?}",
+        buffers[0].dtype,
+        elements(&buffers[1]),
+        buffers[1].dtype
+    );
+    let operation = move |[from, to]: [*mut c_void; 2], comm, stream| {
+        // SAFETY: both buffers hold `count` elements.
+        unsafe { nccl::reduce(from, to, count, data_type, ncclRedOp_t::ncclAvg, root as i32, comm, stream) }
+    };
+    begin(DeviceOpKind::Reduce(root), buffers, [count, count], group, operation)
 }
 
 /// [`begin_chunk`] of the whole source.

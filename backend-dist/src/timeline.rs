@@ -48,7 +48,7 @@ pub enum CollectiveKind {
     Send,
     /// From a neighbour, including the wait for it.
     Receive,
-    /// Broadcasts and all-to-alls.
+    /// Broadcasts, reductions to one rank and all-to-alls.
     Other,
 }
 

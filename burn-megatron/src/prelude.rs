@@ -1,7 +1,8 @@
 //! What most programs need: `use burn_megatron::prelude::*;`
 
-pub use backend_dist::launch::{BoxError, Rank};
-pub use backend_dist::mesh::{Mesh, ParallelLayout};
+pub use backend_dist::fully_shard::{FullyShard, Units, fully_shard};
+pub use backend_dist::launch::{BoxError, Rank, launch};
+pub use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 pub use models::{CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder, Recompute};
 
 pub use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};

@@ -2,6 +2,9 @@
 //! instruction and the transposes are checked by `fp8_check`, on a GPU.
 #![cfg(feature = "cpu")]
 
+#[path = "libcalls/mod.rs"]
+mod libcalls;
+
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl_runtime::runtime::Runtime;

@@ -231,6 +231,17 @@ impl Group {
         self.own(Arc::unwrap_or_clone(self.run_collective(name, describe_tensor(&x), x, codec::TENSOR, pick)))
     }
 
+    /// The sum over all members, on member `root`; the others get `x` back.
+    pub(crate) fn reduce(&self, x: FlexTensor, root: usize) -> FlexTensor {
+        let name = format!("reduce to member {root}");
+        let lent = self.lend(&x);
+        let inputs = self.run_collective(name, describe_tensor(&x), lent, codec::TENSOR, |inputs| inputs);
+        if self.member != root {
+            return x;
+        }
+        self.own(without_rank(|| reduce(Arc::unwrap_or_clone(inputs), ReduceOp::Sum)))
+    }
+
     pub(crate) fn send(&self, x: FlexTensor, to: usize) {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("send to member {to} of {self:?}"));
         world.send_message(*id, (self.member, to), describe_tensor(&x), x, codec::TENSOR);

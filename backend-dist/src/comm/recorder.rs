@@ -32,6 +32,8 @@ pub(crate) enum DeviceOpKind {
     ReduceScatter(usize),
     /// The member that has the tensor.
     Broadcast(usize),
+    /// The member that gets the sum.
+    Reduce(usize),
     /// Rows for and from each member.
     AllToAll {
         send: Vec<usize>,
@@ -80,6 +82,7 @@ impl DeviceOp {
             DeviceOpKind::AllGather(dim) => (format!("all-gather(dim {dim})"), payload),
             DeviceOpKind::ReduceScatter(dim) => (format!("reduce-scatter(dim {dim})"), payload),
             DeviceOpKind::Broadcast(root) => (format!("broadcast from member {root}"), payload),
+            DeviceOpKind::Reduce(root) => (format!("reduce to member {root}"), payload),
             DeviceOpKind::AllToAll { send, receive } => {
                 let rows = format!("{:?} rows of {shape:?}, sends {send:?}, receives {receive:?}", self.dtype);
                 ("all-to-all".into(), rows)
@@ -250,6 +253,7 @@ mod tests {
             (DeviceOpKind::AllGather(1), "all-gather(dim 1)"),
             (DeviceOpKind::ReduceScatter(0), "reduce-scatter(dim 0)"),
             (DeviceOpKind::Broadcast(1), "broadcast from member 1"),
+            (DeviceOpKind::Reduce(0), "reduce to member 0"),
         ] {
             let expected = format!("{name} F64 [2, 3] on tp[4, 5] (operation 7 of the group)");
             assert_eq!(text(DeviceOp::new(kind, DType::F64, &[2, 3]), 0), expected);

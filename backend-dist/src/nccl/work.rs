@@ -12,6 +12,7 @@ pub(crate) fn collective_operation(op: &DeviceOp, bytes: usize, size: usize, suf
         DeviceOpKind::ReduceScatter(_) => ("reduce-scatter", bytes * (size - 1) / size),
         DeviceOpKind::AllToAll { .. } => ("all-to-all", bytes * (size - 1) / size),
         DeviceOpKind::Broadcast(_) => ("broadcast", bytes),
+        DeviceOpKind::Reduce(_) => ("reduce", bytes),
         DeviceOpKind::Message => ("message", bytes),
     };
     Operation::collective(format!("{name} over {size}{suffix}"), sent)

@@ -4,21 +4,31 @@ use std::collections::HashMap;
 
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
-use burn::module::Module;
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::flat_grads::{FlatGrad, dtypes, into_grads, split, take_used};
+use super::flat_grads::{FlatGrad, dtypes, put_back, split, take_used};
 
 /// Replaces every gradient by its mean over `group`.
 ///
 /// All ranks must hold clones of one module: parameters pair up by the order in which the module visits them. A
 /// parameter that only some ranks used counts as zero on the others, one that no rank used keeps having no gradient.
 pub(super) fn average_gradients<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> GradientsParams {
+    average_gradients_of(module, grads, group, |_| true)
+}
+
+/// [`average_gradients`] of some parameters; the gradients of the others stay as they are.
+pub(super) fn average_gradients_of<M: Module>(
+    module: &M,
+    mut grads: GradientsParams,
+    group: &Group,
+    of: impl Fn(ParamId) -> bool,
+) -> GradientsParams {
     if group.size() == 1 {
         return grads;
     }
-    let params = take_used(module, grads, group);
+    let params = take_used(module, &mut grads, group, of);
     let mut averaged = HashMap::new();
     for dtype in dtypes(params.iter().map(|param| param.dtype)) {
         let members: Vec<&FlatGrad> = params.iter().filter(|param| param.dtype == dtype).collect();
@@ -26,7 +36,7 @@ pub(super) fn average_gradients<M: Module>(module: &M, grads: GradientsParams, g
         let mean = all_reduce(bucket, ReduceOp::Sum, group).div_scalar(group.size() as f64);
         averaged.extend(split(&mean, &members));
     }
-    into_grads(module, averaged)
+    put_back(module, averaged, grads)
 }
 
 #[cfg(test)]

@@ -17,16 +17,18 @@ use super::items::Items;
 use super::rank_loop::{RankSetup, Shared};
 use super::report::{Failure, Fit, Fitted};
 use super::shares::{equal_shares, whole_shares};
-use super::zero::records::{of_owners, optimizer_record};
-use super::zero::{Owners, Zero};
+use super::zero::records::{optimizer_record, split as split_states};
+use super::zero::{Owners, Units, Zero};
 
 /// Trains clones of the learner on shares of the data and averages their gradients.
 pub(super) struct DataParallel {
     pub ranks: usize,
     /// One per rank, or none: then the ranks have devices like that of the model.
     pub devices: Vec<Device>,
-    /// ZeRO stage: 0, 1 or 2.
+    /// ZeRO stage: 0 to 3.
     pub zero: u8,
+    /// What stage 3 gathers together.
+    pub units: Units,
 }
 
 impl<M: LearnerModel> Fit<M> for DataParallel {
@@ -45,8 +47,11 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
                 return Fitted { model: learner.model(), processor: components.event_processor, failure };
             }
         };
-        // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned.
-        learner.fork(&devices[0]);
+        // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned. With
+        // ZeRO 3 the model may be too large for a device.
+        if self.zero < 3 {
+            learner.fork(&devices[0]);
+        }
         let zero = self.zero(&learner);
         let learners = match self.learner_of_each_rank(&mut learner, &zero, starting_epoch, &components.event_store) {
             Ok(learners) => learners,
@@ -57,7 +62,11 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
             }
         };
         let train = split(&train, equal_shares(train.num_items(), self.ranks), &devices);
+        // A forward pass is a collective, so a rank without a batch takes the first item and nobody looks at the result.
+        let has_filler = self.zero == 3 && valid.num_items() > 0;
+        let first = |device: &Device| valid.slice(0, 1).to_device(device);
         let inference: Vec<Device> = devices.iter().map(|device| device.clone().inner()).collect();
+        let fillers: Vec<_> = inference.iter().map(|device| has_filler.then(|| first(device))).collect();
         let valid = split(&valid, whole_shares(valid.num_items(), self.ranks), &inference);
 
         let shared = Shared {
@@ -72,13 +81,15 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
             states: Items::new(self.ranks),
         };
         let mut setups: Vec<Option<RankSetup<M>>> = Vec::new();
-        for (rank, ((learner, train), valid)) in learners.into_iter().zip(train).zip(valid).enumerate() {
+        let loaders = train.into_iter().zip(valid).zip(fillers);
+        for (rank, (learner, ((train, valid), filler))) in learners.into_iter().zip(loaders).enumerate() {
             setups.push(Some(RankSetup {
                 learner,
                 device: devices[rank].clone(),
                 zero: zero.clone(),
                 train,
                 valid,
+                filler,
                 // Rank 0's learner stands for all: they are equal after every step.
                 checkpointer: if rank == 0 { components.checkpointer.take() } else { None },
                 early_stopping: if rank == 0 { components.early_stopping.take() } else { None },
@@ -105,7 +116,12 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
 
 impl DataParallel {
     pub(super) fn zero<M: LearnerModel>(&self, learner: &Learner<M>) -> Option<Zero> {
-        (self.zero > 0).then(|| Zero { stage: self.zero, owners: Owners::of(&learner.model(), self.ranks).into() })
+        let owners = match self.zero {
+            0 => return None,
+            3 => Owners::of_units(&learner.model(), self.ranks, &self.units),
+            _ => Owners::of(&learner.model(), self.ranks),
+        };
+        Some(Zero { stage: self.zero, owners: owners.into(), units: self.units.clone() })
     }
 
     /// A learner for every rank. With ZeRO, whoever resumes from a checkpoint gets the states that it owns.
@@ -123,7 +139,7 @@ impl DataParallel {
         if starting_epoch > 1 {
             let states = optimizer_record(learner, store).into_bytes().map_err(|error| error.to_string())?;
             for (rank, learner) in learners.iter_mut().enumerate() {
-                let own = of_owners([(rank, states.clone())], &zero.owners).map_err(|error| error.to_string())?;
+                let own = split_states(states.clone(), rank, &zero.owners).map_err(|error| error.to_string())?;
                 learner.load_optim(own);
             }
             learner.load_optim(OptimizerRecord::default());
@@ -137,7 +153,11 @@ impl DataParallel {
             [] => like(learner.model().devices().first().cloned().unwrap_or_default(), self.ranks)?,
             devices => devices.to_vec(),
         };
-        let with_autodiff = |device: Device| if device.is_autodiff() { device } else { device.autodiff() };
+        let with_autodiff = |device: Device| {
+            let device = if device.is_autodiff() { device } else { device.autodiff() };
+            // Else operations that keep a view of a gathered weight keep the weight.
+            if self.zero == 3 { device.gradient_checkpointing() } else { device }
+        };
         Ok(devices.into_iter().map(with_autodiff).collect())
     }
 }

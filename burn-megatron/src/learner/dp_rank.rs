@@ -1,6 +1,7 @@
 //! One rank's model and optimizer, whole or with ZeRO.
 
 use backend_dist::comm::Group;
+use backend_dist::fully_shard::FullyShard;
 use backend_dist::launch::BoxError;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsAccumulator, GradientsParams, OptimizerRecord};
@@ -8,10 +9,10 @@ use burn::tensor::{Bytes, Device};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, TrainOutput, TrainStep};
 
-use super::average::average_gradients;
+use super::average::{average_gradients, average_gradients_of};
 use super::items::Items;
-use super::zero::records::{of_owners, optimizer_record};
-use super::zero::{Zero, reduce_to_owners, share_parameters};
+use super::zero::records::{join, optimizer_record};
+use super::zero::{Zero, reduce_to_owners, share_parameters, with_stepped};
 
 /// A model that is equal on all ranks, and the rank's share of its optimizer step.
 pub(super) struct DpRank<M: LearnerModel> {
@@ -21,11 +22,14 @@ pub(super) struct DpRank<M: LearnerModel> {
     sharded: Option<Sharded<M>>,
     accumulator: GradientsAccumulator<M>,
     group: Group,
+    device: Device,
 }
 
 struct Sharded<M> {
     zero: Zero,
+    /// Of stage 3 its parameters are on their owners.
     model: M,
+    shards: Option<FullyShard>,
 }
 
 /// Where the learner's copies of parameters that it never steps cost no accelerator memory. A parameter that it steps
@@ -38,15 +42,30 @@ impl<M: LearnerModel> DpRank<M> {
     /// The data-parallel rank of `learner` on `device`.
     pub fn new(mut learner: Learner<M>, device: &Device, zero: Option<Zero>, group: &Group) -> Self {
         // Forks have leaves of their own: graphs of different threads must not share a node.
-        let sharded = zero.map(|zero| Sharded { zero, model: learner.model().fork(device) });
+        let sharded = zero.map(|zero| match zero.stage {
+            3 => {
+                let shards = FullyShard::new(&learner.model(), group, &zero.units).on(device);
+                // Records are put together for rank 0.
+                shards.record_on(0);
+                let model = shards.shard(learner.model()).fork(device);
+                Sharded { zero, model, shards: Some(shards) }
+            }
+            _ => Sharded { zero, model: learner.model().fork(device), shards: None },
+        });
         match sharded {
             None => learner.fork(device),
             Some(_) => learner.fork(&host()),
         }
-        Self { learner, sharded, accumulator: GradientsAccumulator::new(), group: group.clone() }
+        let device = device.clone();
+        Self { learner, sharded, accumulator: GradientsAccumulator::new(), group: group.clone(), device }
     }
 
-    /// The current model.
+    /// Whether a forward pass is a collective.
+    pub fn is_fully_sharded(&self) -> bool {
+        self.sharded.as_ref().is_some_and(|sharded| sharded.shards.is_some())
+    }
+
+    /// The current model, of which this rank may hold shards.
     pub fn model(&self) -> M {
         self.sharded.as_ref().map_or_else(|| self.learner.model(), |sharded| sharded.model.clone())
     }
@@ -59,7 +78,13 @@ impl<M: LearnerModel> DpRank<M> {
     pub fn train_step(&self, batch: <M as TrainStep>::Input) -> TrainOutput<<M as TrainStep>::Output> {
         match &self.sharded {
             None => self.learner.train_step(batch),
-            Some(sharded) => TrainStep::step(&sharded.model, batch),
+            Some(Sharded { model, shards: None, .. }) => TrainStep::step(model, batch),
+            Some(Sharded { model, shards: Some(shards), .. }) => {
+                shards.begin_pass(model);
+                let output = TrainStep::step(model, batch);
+                shards.end_pass();
+                output
+            }
         }
     }
 
@@ -78,9 +103,18 @@ impl<M: LearnerModel> DpRank<M> {
         let model = self.model();
         let grads = self.accumulator.grads();
         self.learner.lr_step();
-        let Some(Sharded { zero, model: current }) = &mut self.sharded else {
+        let Some(Sharded { zero, model: current, shards }) = &mut self.sharded else {
             return self.learner.optimizer_step(average_gradients(&model, grads, &self.group));
         };
+        if let Some(shards) = shards {
+            let owners = shards.owners();
+            let grads = average_gradients_of(&model, grads, &self.group, |id| owners.owner(id).is_none());
+            self.learner.optimizer_step(grads);
+            let rank = self.group.rank();
+            let is_own = |id| owners.owner(id).is_none_or(|owner| owner == rank);
+            *current = with_stepped(model, &self.learner.model(), &self.device, is_own);
+            return;
+        }
         let own = match zero.stage {
             1 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
             _ => grads,
@@ -101,18 +135,33 @@ impl<M: LearnerModel> DpRank<M> {
         store: &EventStoreClient,
     ) -> Result<Option<Learner<M>>, BoxError> {
         let first = self.group.rank() == 0;
-        let Some(Sharded { zero, model }) = &self.sharded else {
+        let Some(Sharded { zero, model, .. }) = &self.sharded else {
             return Ok(first.then(|| self.learner.clone()));
         };
+        // Of stage 3 a collective.
+        let model = model.clone().into_record();
         states_of_ranks.push(self.group.rank(), self.states(store).into_bytes()?);
         self.group.barrier();
         if !first {
             return Ok(None);
         }
-        let states = of_owners(states_of_ranks.take().into_iter().enumerate(), &zero.owners)?;
+        let states = join(states_of_ranks.take(), &zero.owners)?;
         let mut whole = self.learner.clone();
-        whole.load_model(model.clone().into_record());
+        whole.load_model(model);
         whole.load_optim(states);
         Ok(Some(whole))
+    }
+
+    /// The trained model, whole on rank 0. Every rank must call it.
+    pub fn into_model(self) -> M {
+        if !self.is_fully_sharded() {
+            return self.model();
+        }
+        let record = self.model().into_record();
+        let model = self.learner.model();
+        let first = self.group.rank() == 0;
+        // The optimizer's states make way for the model.
+        drop((self.learner, self.sharded, self.accumulator));
+        if first { model.load_record(record).fork(&self.device) } else { model }
     }
 }

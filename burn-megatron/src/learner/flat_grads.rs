@@ -24,10 +24,15 @@ impl FlatGrad {
     }
 }
 
-/// Takes the gradients of every parameter that some rank of `group` used out of `grads`, in visiting order, the same on
-/// every rank.
-pub(super) fn take_used<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> Vec<FlatGrad> {
-    let mut local = Flatten { grads, seen: HashSet::new(), params: Vec::new() };
+/// Takes the gradients of every parameter `of` which some rank of `group` used out of `grads`, in visiting order, the
+/// same on every rank.
+pub(super) fn take_used<M: Module>(
+    module: &M,
+    grads: &mut GradientsParams,
+    group: &Group,
+    of: impl Fn(ParamId) -> bool,
+) -> Vec<FlatGrad> {
+    let mut local = Flatten { grads, of: &of, seen: HashSet::new(), params: Vec::new() };
     module.visit(&mut local);
     let used = used_anywhere(&local.params, group);
     local.params.into_iter().zip(used).filter_map(|(param, used)| used.then_some(param)).collect()
@@ -64,21 +69,31 @@ pub(super) fn split(bucket: &Tensor<1>, params: &[&FlatGrad]) -> Vec<(ParamId, T
 
 /// Flat values as gradients in the shapes of the module's parameters.
 pub(super) fn into_grads<M: Module>(module: &M, values: HashMap<ParamId, Tensor<1>>) -> GradientsParams {
-    let mut restore = Restore { values, grads: GradientsParams::new() };
+    put_back(module, values, GradientsParams::new())
+}
+
+/// Adds flat values to `grads` in the shapes of the module's parameters.
+pub(super) fn put_back<M: Module>(
+    module: &M,
+    values: HashMap<ParamId, Tensor<1>>,
+    grads: GradientsParams,
+) -> GradientsParams {
+    let mut restore = Restore { values, grads };
     module.visit(&mut restore);
     restore.grads
 }
 
-struct Flatten {
-    grads: GradientsParams,
+struct Flatten<'a> {
+    grads: &'a mut GradientsParams,
+    of: &'a dyn Fn(ParamId) -> bool,
     /// A module may hold one parameter in two fields; its gradient is one.
     seen: HashSet<ParamId>,
     params: Vec<FlatGrad>,
 }
 
-impl ModuleVisitor for Flatten {
+impl ModuleVisitor for Flatten<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.seen.insert(param.id) {
+        if !(self.of)(param.id) || !self.seen.insert(param.id) {
             return;
         }
         let value = param.val();

@@ -30,6 +30,7 @@ mod zero;
 
 use std::sync::Arc;
 
+use backend_dist::fully_shard::Units;
 use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainingStrategy};
 
@@ -94,19 +95,23 @@ impl MegatronStrategy {
     /// See [`zero_on`](Self::zero_on) for the stages.
     ///
     /// # Panics
-    /// If `ranks` is 0 or `stage` above 2.
+    /// If `ranks` is 0 or `stage` above 3.
     pub fn zero<M: LearnerModel>(stage: u8, ranks: usize) -> TrainingStrategy<M> {
         assert!(ranks > 0, "data parallelism needs at least 1 rank, not 0");
-        custom(DataParallel { ranks, devices: Vec::new(), zero: checked(stage) })
+        custom(DataParallel { ranks, devices: Vec::new(), zero: checked(stage), units: Units::auto() })
     }
 
     /// [`data_parallel_on`](Self::data_parallel_on) with ZeRO, for any Burn module and any of Burn's optimizers.
     ///
-    /// | `stage` | optimizer states | accumulated gradients | gradients are reduced |
-    /// |---|---|---|---|
-    /// | 0 | whole on every rank | whole on every rank | once per step |
-    /// | 1 | on their owner | whole on every rank | once per step |
-    /// | 2 | on their owner | on their owner | after every micro-step |
+    /// | `stage` | optimizer states | accumulated gradients | gradients are reduced | parameters |
+    /// |---|---|---|---|---|
+    /// | 0 | whole on every rank | whole on every rank | once per step | whole on every rank |
+    /// | 1 | on their owner | whole on every rank | once per step | whole on every rank |
+    /// | 2 | on their owner | on their owner | after every micro-step | whole on every rank |
+    /// | 3 | on their owner | on their owner | in the backward pass | on their owner; gathered for their use |
+    ///
+    /// Stage 3 is [`fully_shard`](backend_dist::fully_shard): see there what it asks of a model. It trains with gradient
+    /// checkpointing. Parameters with fewer than 10,000 elements stay whole on every rank.
     ///
     /// - Whole parameters are assigned to ranks, each to the rank that has the fewest elements so far; so two ranks
     ///   differ by the largest parameter at most, and a single large one is the limit of what ZeRO saves. An owner steps
@@ -121,18 +126,24 @@ impl MegatronStrategy {
     /// - A model that overrides `TrainStep::optimize` sees the gradients of its rank's parameters only.
     ///
     /// # Panics
-    /// If `devices` is empty or `stage` above 2.
+    /// If `devices` is empty or `stage` above 3.
     pub fn zero_on<M: LearnerModel>(stage: u8, devices: Vec<Device>) -> TrainingStrategy<M> {
         assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
-        custom(DataParallel { ranks: devices.len(), devices, zero: checked(stage) })
+        custom(DataParallel { ranks: devices.len(), devices, zero: checked(stage), units: Units::auto() })
+    }
+
+    /// [`zero_on`](Self::zero_on) with stage 3, and a choice of what is gathered together and what stays whole.
+    ///
+    /// # Panics
+    /// If `devices` is empty.
+    pub fn fully_shard<M: LearnerModel>(devices: Vec<Device>, units: Units) -> TrainingStrategy<M> {
+        assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
+        custom(DataParallel { ranks: devices.len(), devices, zero: 3, units })
     }
 }
 
 fn checked(stage: u8) -> u8 {
-    assert!(
-        stage <= 2,
-        "any module can have ZeRO 0, 1 or 2, not {stage}; nearest: 2. ZeRO 3 needs a model of segments, see `Pretraining`"
-    );
+    assert!(stage <= 3, "ZeRO has the stages 0, 1, 2 and 3, not {stage}; nearest: 3");
     stage
 }
 

@@ -49,6 +49,8 @@ pub(super) struct RankSetup<M: LearnerModel> {
     pub zero: Option<Zero>,
     pub train: TrainLoader<M>,
     pub valid: ValidLoader<M>,
+    /// With ZeRO 3: items for a rank that has none left while others have.
+    pub filler: Option<ValidLoader<M>>,
     pub checkpointer: Option<LearningCheckpointer<M>>,
     pub early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
 }
@@ -57,8 +59,8 @@ impl<M: LearnerModel> RankSetup<M> {
     /// Trains to the end and returns the model, which is equal on every rank.
     pub fn run(self, group: &Group, shared: &Shared<M>) -> Result<M, BoxError> {
         let dp_rank = DpRank::new(self.learner, &self.device, self.zero, group);
-        let Self { train, valid, checkpointer, early_stopping, .. } = self;
-        RankLoop { dp_rank, train, valid, checkpointer, early_stopping }.run(group, shared)
+        let Self { train, valid, filler, checkpointer, early_stopping, .. } = self;
+        RankLoop { dp_rank, train, valid, filler, checkpointer, early_stopping }.run(group, shared)
     }
 }
 
@@ -66,6 +68,7 @@ struct RankLoop<M: LearnerModel> {
     dp_rank: DpRank<M>,
     train: TrainLoader<M>,
     valid: ValidLoader<M>,
+    filler: Option<ValidLoader<M>>,
     checkpointer: Option<LearningCheckpointer<M>>,
     early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
 }
@@ -89,7 +92,7 @@ impl<M: LearnerModel> RankLoop<M> {
                 break;
             }
         }
-        Ok(self.dp_rank.model())
+        Ok(self.dp_rank.into_model())
     }
 
     fn train_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
@@ -173,10 +176,13 @@ impl<M: LearnerModel> RankLoop<M> {
             if round.stop || !round.ready.contains(&true) {
                 break;
             }
-            // Shares of the validation set may differ by a batch: there is no collective inside one.
+            // Shares of the validation set may differ by a batch: only with ZeRO 3 there are collectives inside one.
             if let Some(batch) = batch {
                 let output = InferenceStep::step(&model, batch);
                 shared.validated.push(group.rank(), TrainingItem::new(output, round.progress, Some(iteration), None));
+            } else if let Some(filler) = &self.filler {
+                let batch = filler.iter().next().transpose()?.ok_or("the validation set has no first item")?;
+                let _ = InferenceStep::step(&model, batch);
             }
         }
         if first {

@@ -4,6 +4,8 @@
 
 #[path = "checks/mod.rs"]
 mod checks;
+#[path = "../libcalls/mod.rs"]
+mod libcalls;
 
 use checks::{activation, latent, moe, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;

@@ -1,10 +1,12 @@
-//! ZeRO 1 and 2 for any module and any of Burn's optimizers.
+//! ZeRO for any module and any of Burn's optimizers.
 //!
 //! Burn's optimizers keep the states of a parameter together, so whole parameters are assigned to ranks: [`Owners`] says which
 //! rank steps which. Gradients are reduced to the owners ([`reduce_to_owners`]), the owners step, the new values go to
-//! all ranks ([`share_parameters`]). [`records`] splits and joins optimizer states for checkpoints.
+//! all ranks ([`share_parameters`]). With stage 3 the ranks keep only the values that they own ([`FullyShard`]).
+//! [`records`] splits and joins optimizer states for checkpoints.
+//!
+//! [`FullyShard`]: backend_dist::fully_shard::FullyShard
 
-mod owners;
 pub(super) mod records;
 mod reduce;
 mod share;
@@ -13,14 +15,17 @@ mod tests;
 
 use std::sync::Arc;
 
-pub(super) use owners::Owners;
+pub(super) use backend_dist::fully_shard::{Owners, Units};
 pub(super) use reduce::reduce_to_owners;
-pub(super) use share::share_parameters;
+pub(super) use share::{share_parameters, with_stepped};
 
 /// How a rank shards its optimizer.
 #[derive(Clone)]
 pub(super) struct Zero {
-    /// 1: gradients are reduced once per step; 2: after every micro-step, and only the owner keeps them.
+    /// 1: gradients are reduced once per step; 2: after every micro-step, and only the owner keeps them; 3: also the
+    /// values are on their owner only.
     pub stage: u8,
     pub owners: Arc<Owners>,
+    /// What stage 3 gathers together.
+    pub units: Units,
 }

@@ -36,18 +36,29 @@ pub(in crate::learner) fn optimizer_record<M: LearnerModel>(
     states.lock().expect("no panic under this lock").take().expect("the checkpointer saves always")
 }
 
-/// One record of the entries that come from their owner: takes one rank's states out of a whole record, joins
-/// the ranks' records to a whole one. `parts` are records with the rank each stands for.
-///
-/// States of a parameter that is not trained, which an older checkpoint may hold, stay with rank 0.
-pub(in crate::learner) fn of_owners(
-    parts: impl IntoIterator<Item = (usize, Bytes)>,
+/// The states that `rank` holds: those of the parameters that it owns, and of those that no rank owns.
+pub(in crate::learner) fn split(whole: Bytes, rank: usize, owners: &Owners) -> Result<OptimizerRecord, RecordError> {
+    entries([(rank, whole)], |name, rank| owner_of_entry(name, owners).is_none_or(|owner| owner == rank))
+}
+
+/// The states of all ranks, of records in the order of the ranks. What no rank owns is equal on all.
+pub(in crate::learner) fn join(
+    ranks: impl IntoIterator<Item = Bytes>,
     owners: &Owners,
+) -> Result<OptimizerRecord, RecordError> {
+    let parts = ranks.into_iter().enumerate();
+    entries(parts, |name, rank| owner_of_entry(name, owners).unwrap_or(0) == rank)
+}
+
+/// One record of the entries of `parts` that `is_taken` from the rank each part stands for.
+fn entries(
+    parts: impl IntoIterator<Item = (usize, Bytes)>,
+    is_taken: impl Fn(&str, usize) -> bool,
 ) -> Result<OptimizerRecord, RecordError> {
     let mut tensors = Vec::new();
     let (mut scalars, mut paths) = (Vec::new(), Vec::new());
     for (rank, bytes) in parts {
-        let owned = |name: &str| owner_of_entry(name, owners) == rank;
+        let owned = |name: &str| is_taken(name, rank);
         let reader = Reader::from_bytes(bytes)?;
         let entries = reader.scalars().iter().filter(|(name, _)| owned(name));
         scalars.extend(entries.map(|(name, value)| (name.clone(), *value)));
@@ -65,9 +76,9 @@ pub(in crate::learner) fn of_owners(
     OptimizerRecord::from_bytes(writer.into_bytes()?)
 }
 
-fn owner_of_entry(name: &str, owners: &Owners) -> usize {
+fn owner_of_entry(name: &str, owners: &Owners) -> Option<usize> {
     let id = name.split('.').next().and_then(|id| id.parse::<u64>().ok());
-    id.and_then(|id| owners.owner(ParamId::from(id))).unwrap_or(0)
+    id.and_then(|id| owners.owner(ParamId::from(id)))
 }
 
 /// Keeps what it is told to save.

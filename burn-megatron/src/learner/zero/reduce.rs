@@ -22,7 +22,7 @@ use crate::learner::flat_grads::{FlatGrad, dtypes, into_grads, split, take_used}
 /// [`average_gradients`]: crate::learner::average::average_gradients
 pub(in crate::learner) fn reduce_to_owners<M: Module>(
     module: &M,
-    grads: GradientsParams,
+    mut grads: GradientsParams,
     owners: &Owners,
     group: &Group,
 ) -> GradientsParams {
@@ -34,7 +34,7 @@ pub(in crate::learner) fn reduce_to_owners<M: Module>(
             panic!("parameter {} has a gradient but does not require one, so no rank keeps its state", param.id)
         })
     };
-    let params = take_used(module, grads, group);
+    let params = take_used(module, &mut grads, group, |_| true);
     let mut means = HashMap::new();
     for dtype in dtypes(params.iter().map(|param| param.dtype)) {
         let mut members: Vec<&FlatGrad> = params.iter().filter(|param| param.dtype == dtype).collect();

@@ -18,9 +18,7 @@ pub(in crate::learner) fn share_parameters<M: Module>(model: M, stepped: &M, own
     let mut slots = Slots { owners, seen: HashSet::new(), slots: Vec::new() };
     model.visit(&mut slots);
     let Some(Slot { device, .. }) = slots.slots.first() else { return model };
-    let mut own = Own { rank: group.rank(), owners, device: device.clone(), values: HashMap::new() };
-    stepped.visit(&mut own);
-    let own = own.values;
+    let own = own_values(stepped, device, &|id| owners.owner(id) == Some(group.rank()));
 
     let mut values = HashMap::new();
     for dtype in dtypes(slots.slots.iter().map(|slot| slot.dtype)) {
@@ -52,10 +50,30 @@ pub(in crate::learner) fn share_parameters<M: Module>(model: M, stepped: &M, own
     model.map(&mut Replace { values })
 }
 
+/// `model` with the values of `stepped` on `device` of those trained parameters that are `own`.
+pub(in crate::learner) fn with_stepped<M: Module>(
+    model: M,
+    stepped: &M,
+    device: &Device,
+    own: impl Fn(ParamId) -> bool,
+) -> M {
+    let values = own_values(stepped, &device.clone().inner(), &own);
+    model.map(&mut Replace { values })
+}
+
+fn own_values<M: Module>(
+    stepped: &M,
+    device: &Device,
+    is_own: &dyn Fn(ParamId) -> bool,
+) -> HashMap<ParamId, Tensor<1>> {
+    let mut own = Own { is_own, device: device.clone(), values: HashMap::new() };
+    stepped.visit(&mut own);
+    own.values
+}
+
 /// The owned values of a stepped model, flat.
 struct Own<'a> {
-    rank: usize,
-    owners: &'a Owners,
+    is_own: &'a dyn Fn(ParamId) -> bool,
     device: Device,
     values: HashMap<ParamId, Tensor<1>>,
 }
@@ -63,7 +81,7 @@ struct Own<'a> {
 impl ModuleVisitor for Own<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // Burn's optimizers step the first of two fields that hold one parameter, so the first counts.
-        if self.owners.owner(param.id) == Some(self.rank) && !self.values.contains_key(&param.id) {
+        if param.is_require_grad() && (self.is_own)(param.id) && !self.values.contains_key(&param.id) {
             // One that no step has used so far is where the learner keeps what it does not step.
             let value = param.val().inner().to_device(&self.device);
             let length = value.shape().num_elements();

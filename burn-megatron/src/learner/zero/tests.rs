@@ -1,4 +1,4 @@
-//! ZeRO 1 and 2 under `SupervisedTraining` against stage 0, which is tested against one device.
+//! ZeRO 1, 2 and 3 under `SupervisedTraining` against stage 0, which is tested against one device.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -21,6 +21,7 @@ use crate::learner::data_parallel::DataParallel;
 use crate::learner::dp_rank::DpRank;
 use crate::learner::report::{Fit, Fitted};
 use crate::learner::tests::{Batch, INPUTS, loader, rows, worst};
+use crate::learner::zero::Units;
 use crate::learner::zero::records::optimizer_record;
 use crate::learner::{MegatronStrategy, custom};
 
@@ -113,6 +114,18 @@ fn mixed() -> ModuleOptimizer {
     adamw().with_group(ParamGroup::from_predicate("second"), momentum().build(), None)
 }
 
+/// All but the parameter that only some batches use are sharded.
+fn units() -> Units {
+    Units::auto().keep_below(2)
+}
+
+fn zero(stage: u8, ranks: usize) -> TrainingStrategy<Net> {
+    match stage {
+        3 => MegatronStrategy::fully_shard(vec![Device::flex(); ranks], units()),
+        _ => MegatronStrategy::zero(stage, ranks),
+    }
+}
+
 #[derive(Clone)]
 struct Setup {
     epochs: usize,
@@ -161,7 +174,7 @@ impl Setup {
 }
 
 #[test]
-fn zero_1_and_2_have_the_bits_of_stage_0() {
+fn every_stage_has_the_bits_of_stage_0() {
     let start = Net::new(&Device::flex(), DType::F64).weights();
     for optimizer in [adamw, sgd] {
         // On 8 ranks two own nothing.
@@ -171,9 +184,9 @@ fn zero_1_and_2_have_the_bits_of_stage_0() {
             let whole = setup.weights(MegatronStrategy::data_parallel(ranks));
             let changed: Vec<bool> = whole.iter().zip(&start).map(|(now, start)| now != start).collect();
             assert!((0..changed.len()).all(|index| changed[index] == (index != NEVER)), "{changed:?}");
-            for stage in [1, 2] {
-                let sharded = setup.weights(MegatronStrategy::zero(stage, ranks));
-                if stage == 2 && accumulation.is_some() {
+            for stage in [1, 2, 3] {
+                let sharded = setup.weights(zero(stage, ranks));
+                if stage >= 2 && accumulation.is_some() {
                     let worst = worst(&sharded.concat(), &whole.concat());
                     assert!(worst < 1e-12, "{ranks} ranks: {worst}");
                 } else {
@@ -187,8 +200,9 @@ fn zero_1_and_2_have_the_bits_of_stage_0() {
 #[test]
 fn parameters_keep_their_gradient_checkpointing() {
     let setup = Setup { device: Device::flex().autodiff().gradient_checkpointing(), ..Setup::new(adamw) };
-    let [whole, sharded] = [0, 1].map(|stage| setup.weights(MegatronStrategy::zero(stage, 2)));
-    assert_eq!(sharded, whole);
+    let [whole, first, third] = [0, 1, 3].map(|stage| setup.weights(zero(stage, 2)));
+    assert_eq!(first, whole);
+    assert_eq!(third, whole);
 }
 
 #[test]
@@ -198,10 +212,10 @@ fn checkpoints_resume_in_any_stage() {
         Setup { epochs, dtype: DType::F32, checkpoints: Some(resume), ..Setup::new(mixed) }
     };
     let uninterrupted = setup(4, None).weights(MegatronStrategy::data_parallel(3));
-    for (before, after) in [(1, 1), (2, 2), (2, 0), (0, 1)] {
+    for (before, after) in [(1, 1), (2, 2), (2, 0), (0, 1), (3, 3), (3, 0), (0, 3), (1, 3)] {
         let directory = tempfile::tempdir().unwrap();
-        setup(2, None).run(directory.path(), MegatronStrategy::zero(before, 3));
-        let resumed = setup(4, Some(2)).run(directory.path(), MegatronStrategy::zero(after, 3));
+        setup(2, None).run(directory.path(), zero(before, 3));
+        let resumed = setup(4, Some(2)).run(directory.path(), zero(after, 3));
         assert_eq!(resumed, uninterrupted, "ZeRO {before}, then {after}");
     }
 }
@@ -223,7 +237,7 @@ impl Fit<Net> for Probe {
         _valid: ValidLoader<Net>,
         starting_epoch: usize,
     ) -> Fitted<Net> {
-        let strategy = DataParallel { ranks: self.ranks, devices: Vec::new(), zero: self.zero };
+        let strategy = DataParallel { ranks: self.ranks, devices: Vec::new(), zero: self.zero, units: units() };
         let store = &*components.event_store;
         let (zero, model) = (strategy.zero(&learner), learner.model());
         let learners = strategy.learner_of_each_rank(&mut learner, &zero, starting_epoch, store).unwrap();
@@ -235,7 +249,8 @@ impl Fit<Net> for Probe {
             let learner = learners.lock().unwrap()[rank.rank].clone();
             let before = elements(optimizer_record(&learner, store));
             let mut dp_rank = DpRank::new(learner, &device, zero.clone(), &rank.group(Axis::Dp));
-            let output = dp_rank.train_step(batch.lock().unwrap().clone());
+            let batch = batch.lock().unwrap().clone();
+            let output = dp_rank.train_step(batch);
             dp_rank.accumulate(output.grads);
             dp_rank.step();
             Ok([before, elements(dp_rank.states(store))])
@@ -261,7 +276,7 @@ fn a_state_exists_on_its_owner_only() {
     let total = 2 * (lengths.iter().sum::<usize>() - lengths[NEVER]);
     let largest = 2 * lengths.iter().max().unwrap();
     assert_eq!((lengths[NEVER], lengths[SOMETIMES], total, largest), (20, 1, 174, 96));
-    for (zero, ranks) in [(0, 2), (1, 2), (2, 3), (1, 4)] {
+    for (zero, ranks) in [(0, 2), (1, 2), (2, 3), (1, 4), (3, 2), (3, 4)] {
         let probe = Arc::new(Mutex::new(Vec::new()));
         setup(Some(1)).run(directory.path(), custom(Probe { ranks, zero, elements: probe.clone() }));
         let counts = probe.lock().unwrap().clone();
@@ -270,14 +285,16 @@ fn a_state_exists_on_its_owner_only() {
         if zero == 0 {
             assert_eq!(held, vec![total; ranks]);
         } else {
-            assert_eq!(held.iter().sum::<usize>(), total, "{held:?}");
+            // What stays whole has its states on every rank.
+            let whole = if zero == 3 { 2 * lengths[SOMETIMES] * (ranks - 1) } else { 0 };
+            assert_eq!(held.iter().sum::<usize>(), total + whole, "{held:?}");
             assert!(held.iter().all(|held| *held <= total / ranks + largest), "{held:?}");
         }
     }
 }
 
 #[test]
-#[should_panic(expected = "any module can have ZeRO 0, 1 or 2, not 3; nearest: 2")]
-fn zero_3_is_refused() {
-    let _ = MegatronStrategy::zero::<Net>(3, 2);
+#[should_panic(expected = "ZeRO has the stages 0, 1, 2 and 3, not 4; nearest: 3")]
+fn zero_4_is_refused() {
+    let _ = MegatronStrategy::zero::<Net>(4, 2);
 }

@@ -5,8 +5,10 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-/// The owner of every parameter that is trained, the same on every rank.
-pub(in crate::learner) struct Owners {
+use super::units::{Find, Units};
+
+/// The rank that owns each of some parameters, the same on every rank.
+pub struct Owners {
     owners: HashMap<ParamId, usize>,
     ranks: usize,
 }
@@ -16,9 +18,20 @@ impl Owners {
     pub fn of<M: Module>(module: &M, ranks: usize) -> Self {
         let mut trained = Trained { seen: HashSet::new(), params: Vec::new() };
         module.visit(&mut trained);
-        let lengths: Vec<usize> = trained.params.iter().map(|(_, length)| *length).collect();
-        let ids = trained.params.into_iter().map(|(id, _)| id);
-        Self { owners: ids.zip(assign(&lengths, ranks)).collect(), ranks }
+        Self::assign(trained.params, ranks)
+    }
+
+    /// Assigns the parameters of `module` that [`fully_shard`](super::fully_shard) shards to `ranks` ranks.
+    pub fn of_units<M: Module>(module: &M, ranks: usize, units: &Units) -> Self {
+        let mut found = Find::new(units);
+        module.visit(&mut found);
+        found.owners(ranks)
+    }
+
+    /// Assigns parameters of these lengths to `ranks` ranks.
+    pub(super) fn assign(params: impl IntoIterator<Item = (ParamId, usize)>, ranks: usize) -> Self {
+        let (ids, lengths): (Vec<ParamId>, Vec<usize>) = params.into_iter().unzip();
+        Self { owners: ids.into_iter().zip(assign(&lengths, ranks)).collect(), ranks }
     }
 
     /// Number of ranks that share.

@@ -1,0 +1,231 @@
+//! What travels between the owners of parameters and the ranks that use them.
+
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::Tensor;
+
+use super::sequence::Sequence;
+use crate::collective;
+use crate::comm::{Group, ReduceOp};
+#[cfg(feature = "cuda")]
+use crate::overlap::{self, Pending};
+
+/// Bytes of gradients that are reduced behind the backward pass: more would keep whole gradients alive for nothing.
+#[cfg(feature = "cuda")]
+const LEAVING: usize = 256 << 20;
+
+/// A parameter whose value is on its owner.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub path: String,
+    pub unit: usize,
+    pub length: usize,
+    pub owner: usize,
+}
+
+/// How often values were gathered, and gradients reduced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// In forward passes.
+    pub forward: usize,
+    /// Again in backward passes.
+    pub backward: usize,
+    /// Gradients reduced to their owners.
+    pub reduced: usize,
+}
+
+/// One rank's end of all gathers and reductions of a module.
+pub(super) struct Gathers {
+    params: Vec<Gathered>,
+    group: Group,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whether the caller says where a pass begins and ends.
+    in_pass: bool,
+    /// What this rank holds of every parameter in this pass.
+    bases: Vec<Option<Tensor<1>>>,
+    forward: Sequence,
+    backward: Sequence,
+    /// Values that come ahead of their use, in the order of their use, in a backward pass or a forward pass.
+    coming: VecDeque<(usize, Coming)>,
+    is_backward: bool,
+    /// Parameters whose gradient this backward pass has reduced.
+    reduced: HashSet<usize>,
+    #[cfg(feature = "cuda")]
+    leaving: VecDeque<(usize, Pending)>,
+    record_on: Option<usize>,
+    counts: Counts,
+}
+
+/// A value on its way.
+struct Coming {
+    value: Tensor<1>,
+    #[cfg(feature = "cuda")]
+    pending: Option<Pending>,
+}
+
+impl Coming {
+    fn wait(self) -> Tensor<1> {
+        #[cfg(feature = "cuda")]
+        if let Some(pending) = self.pending {
+            pending.wait();
+        }
+        self.value
+    }
+}
+
+impl fmt::Debug for Gathers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gathers({} parameters of {:?})", self.params.len(), self.group)
+    }
+}
+
+impl Gathers {
+    pub fn new(params: Vec<Gathered>, group: Group) -> Self {
+        Self { params, group, state: Mutex::default() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.params.len()
+    }
+
+    pub fn is_owner(&self, index: usize) -> bool {
+        self.params[index].owner == self.group.rank()
+    }
+
+    pub fn path(&self, index: usize) -> &str {
+        &self.params[index].path
+    }
+
+    /// Whether `into_record` gives whole values on this rank.
+    pub fn saves(&self) -> bool {
+        self.lock().record_on.is_none_or(|member| member == self.group.rank())
+    }
+
+    pub fn record_on(&self, member: usize) {
+        self.lock().record_on = Some(member);
+    }
+
+    pub fn take_counts(&self) -> Counts {
+        std::mem::take(&mut self.lock().counts)
+    }
+
+    pub fn begin_pass(&self, bases: Vec<Option<Tensor<1>>>) {
+        self.end_pass();
+        let mut state = self.lock();
+        state.in_pass = true;
+        state.bases = bases;
+        state.forward.begin();
+        state.backward.begin();
+    }
+
+    pub fn end_pass(&self) {
+        let mut state = self.lock();
+        state.in_pass = false;
+        state.is_backward = false;
+        state.bases.clear();
+        state.coming.clear();
+        state.reduced.clear();
+        #[cfg(feature = "cuda")]
+        state.leaving.clear();
+    }
+
+    /// The value of parameter `index`, flat. `base` is what this rank holds: the value, or one element of its type and
+    /// device. A collective.
+    pub fn whole(&self, index: usize, base: Tensor<1>, backward: bool) -> Tensor<1> {
+        if self.group.size() == 1 {
+            return base;
+        }
+        let mut state = self.lock();
+        *(if backward { &mut state.counts.backward } else { &mut state.counts.forward }) += 1;
+        if !state.in_pass {
+            return self.start(index, base).wait();
+        }
+        if state.is_backward != backward {
+            state.is_backward = backward;
+            state.coming.clear();
+        }
+        let sequence = if backward { &mut state.backward } else { &mut state.forward };
+        if !sequence.follow(index) {
+            state.coming.clear();
+        }
+        let value = match state.coming.pop_front() {
+            Some((came, value)) => {
+                debug_assert_eq!(came, index);
+                value.wait()
+            }
+            None => self.start(index, base).wait(),
+        };
+        let sequence = if backward { &mut state.backward } else { &mut state.forward };
+        for next in sequence.ahead(|index| self.params[index].unit) {
+            let base = state.bases[next].clone().expect("a module is sharded as long as it is trained");
+            let coming = self.start(next, base);
+            state.coming.push_back((next, coming));
+        }
+        value
+    }
+
+    /// The mean of the members' gradients of parameter `index` on its owner; of the others, something to throw away. With
+    /// `None`, of a parameter that is whole everywhere. A collective.
+    pub fn reduce(&self, index: Option<usize>, gradient: Tensor<1>) -> Tensor<1> {
+        if self.group.size() == 1 {
+            return gradient;
+        }
+        let mut state = self.lock();
+        let size = self.group.size() as f64;
+        let Some(index) = index else {
+            if state.in_pass {
+                return gradient;
+            }
+            return collective::all_reduce(gradient, ReduceOp::Sum, &self.group).div_scalar(size);
+        };
+        state.counts.reduced += 1;
+        // Burn adds up the gradients of a parameter that is used twice: both must be there.
+        let again = !state.reduced.insert(index);
+        #[cfg(feature = "cuda")]
+        if overlap::has_device_link(&self.group, &gradient.device()) {
+            let bytes = gradient.shape().num_elements() * gradient.dtype().size();
+            let target = match self.is_owner(index) {
+                true => Tensor::empty(gradient.dims(), (&gradient.device(), gradient.dtype())),
+                false => gradient.clone(),
+            };
+            let pending = overlap::reduce_mean_into(&gradient, &target, self.params[index].owner, &self.group);
+            state.leaving.push_back((bytes, pending));
+            let limit = if again || !state.in_pass { 0 } else { LEAVING };
+            while state.leaving.iter().map(|(bytes, _)| bytes).sum::<usize>() > limit {
+                state.leaving.pop_front();
+            }
+            return target;
+        }
+        let _ = again;
+        let sum = collective::reduce(gradient, self.params[index].owner, &self.group);
+        if self.is_owner(index) { sum.div_scalar(size) } else { sum }
+    }
+
+    /// Starts to bring the value of parameter `index`.
+    fn start(&self, index: usize, base: Tensor<1>) -> Coming {
+        let param = &self.params[index];
+        let own = self.is_owner(index);
+        #[cfg(feature = "cuda")]
+        if overlap::has_device_link(&self.group, &base.device()) {
+            let value = if own { base } else { Tensor::empty([param.length], (&base.device(), base.dtype())) };
+            let pending = overlap::broadcast_in_place(&value, param.owner, &self.group);
+            return Coming { value, pending: Some(pending) };
+        }
+        let value = if own { base } else { base.expand([param.length]) };
+        Coming {
+            value: collective::broadcast(value, param.owner, &self.group),
+            #[cfg(feature = "cuda")]
+            pending: None,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,253 @@
+//! ZeRO 3 (fully sharded data parallelism) for any Burn module: the value of a parameter is on one rank, its owner, and
+//! on the others only while they use it.
+//!
+//! [`fully_shard`] attaches a [`Reparameterization`] to each large parameter. `Param::val()` then gathers the value, the
+//! backward pass gathers it again and reduces its gradient to the owner. Whole parameters have owners, so any of Burn's
+//! optimizers steps them as on one device, and nothing is padded; the largest parameter is the limit of what is saved.
+//!
+//! ```
+//! use backend_dist::{fully_shard::{Units, fully_shard}, launch::launch, mesh::{Axis, Mesh}};
+//! use burn::module::Module;
+//! use burn::nn::LinearConfig;
+//! use burn::optim::{GradientsParams, SgdConfig};
+//! use burn::tensor::{Device, Tensor};
+//!
+//! let device = Device::flex().autodiff().gradient_checkpointing();
+//! let model = LinearConfig::new(4, 3).init(&device);
+//! let expected = {
+//!     let loss = model.forward(Tensor::ones([1, 4], &device)).sum();
+//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!     SgdConfig::new().init().step(0.1, model.clone(), grads).weight.val().into_data()
+//! };
+//! let ranks = launch(&Mesh::new("DP2".parse()?)?, &[Device::flex()], |rank| {
+//!     let model = fully_shard(model.clone().fork(&device), &rank.group(Axis::Dp), &Units::auto().keep_below(0));
+//!     let loss = model.forward(Tensor::ones([1, 4], &device)).sum();
+//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!     Ok(SgdConfig::new().init().step(0.1, model, grads).into_record())
+//! })?;
+//! for record in ranks {
+//!     // Records are those of the module on one device.
+//!     assert_eq!(model.clone().load_record(record).weight.val().into_data(), expected);
+//! }
+//! # Ok::<(), backend_dist::launch::BoxError>(())
+//! ```
+
+mod gathers;
+mod op;
+mod owners;
+mod sequence;
+#[cfg(test)]
+mod tests;
+mod units;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
+use burn::tensor::{Device, Tensor};
+
+use crate::comm::Group;
+pub use gathers::Counts;
+use gathers::Gathers;
+use op::{Sharding, unshard};
+pub use owners::Owners;
+pub use units::Units;
+
+/// Shards the parameters of `module` over `group`, all of whose members must call it with clones of one module.
+///
+/// - Gradients are means over the group; a gradient exists on the owner only, except of parameters that stay whole.
+/// - All ranks must use the same parameters in the same order: a forward pass, a backward pass, `into_record`,
+///   `load_record` and `materialize` are collectives.
+/// - Parameters that were not drawn yet are drawn here, on their device, one at a time.
+/// - A frozen parameter is gathered once in a forward pass and kept for the backward pass where that needs it.
+/// - Put the module on a device with `gradient_checkpointing`. Without it, operations that keep a view of a weight, as
+///   burn-nn's `Linear` does, keep the gathered weight until the backward pass.
+pub fn fully_shard<M: Module>(module: M, group: &Group, units: &Units) -> M {
+    FullyShard::new(&module, group, units).shard(module)
+}
+
+/// How a module is sharded: for programs that train many steps, values come ahead of their use and gradients are reduced
+/// while the backward pass continues.
+///
+/// ```no_run
+/// # use burn::{module::Module, optim::{GradientsParams, ModuleOptimizer}, tensor::Tensor};
+/// # use backend_dist::{comm::Group, fully_shard::{FullyShard, Units}};
+/// # fn train<M: Module>(model: M, group: &Group, optimizer: &mut ModuleOptimizer, loss: impl Fn(&M) -> Tensor<1>) {
+/// let shards = FullyShard::new(&model, group, &Units::auto());
+/// let mut model = shards.shard(model);
+/// for _ in 0..100 {
+///     shards.begin_pass(&model);
+///     let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+///     shards.end_pass();
+///     model = optimizer.step(1e-3, model, grads);
+/// }
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct FullyShard {
+    owners: Arc<Owners>,
+    /// By path: a parameter takes the id of a record that it loads.
+    indices: Arc<HashMap<String, usize>>,
+    gathers: Arc<Gathers>,
+    device: Option<Device>,
+}
+
+impl FullyShard {
+    /// Decides who owns which parameter of `module`, the same on every rank.
+    pub fn new<M: Module>(module: &M, group: &Group, units: &Units) -> Self {
+        let mut found = units::Find::new(units);
+        module.visit(&mut found);
+        let owners = found.owners(group.size());
+        let indices = found.paths;
+        let params = found.params.into_iter().map(|param| gathers::Gathered {
+            owner: owners.owner(param.id).expect("every parameter found has an owner"),
+            path: param.path,
+            unit: param.unit,
+            length: param.length,
+        });
+        let gathers = Gathers::new(params.collect(), group.clone());
+        Self { owners: owners.into(), indices: Arc::new(indices), gathers: gathers.into(), device: None }
+    }
+
+    /// Every rank's values go to `device`; of a module on the host, only those that the rank owns do.
+    pub fn on(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
+        self
+    }
+
+    /// `module` with its large parameters on their owners.
+    pub fn shard<M: Module>(&self, module: M) -> M {
+        module.apply_reparameterization(self.clone())
+    }
+
+    /// Which rank owns the parameters that are sharded.
+    pub fn owners(&self) -> &Arc<Owners> {
+        &self.owners
+    }
+
+    /// Starts a forward pass of `module`, and a backward pass if one follows: from the second pass on values come ahead
+    /// of their use, in the order of the pass before, and the gradients of parameters that stay whole are left for the
+    /// caller to average. [`end_pass`](Self::end_pass) ends it.
+    pub fn begin_pass<M: Module>(&self, module: &M) {
+        let mut bases = Bases { shards: self, path: Vec::new(), values: vec![None; self.gathers.len()] };
+        module.visit(&mut bases);
+        self.gathers.begin_pass(bases.values);
+    }
+
+    /// Makes the gradients of the pass ready to be used.
+    pub fn end_pass(&self) {
+        self.gathers.end_pass();
+    }
+
+    /// How often values were gathered and gradients reduced since the last call.
+    pub fn take_counts(&self) -> Counts {
+        self.gathers.take_counts()
+    }
+
+    /// From now on `into_record` gives whole values on member `member` only; the others' records are not to be used.
+    pub fn record_on(&self, member: usize) {
+        self.gathers.record_on(member);
+    }
+}
+
+impl Reparameterizer for FullyShard {
+    type Reparam = Sharded;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Sharded>) {
+        let sharding = Sharding { gathers: self.gathers.clone(), index: self.indices.get(path).copied() };
+        let place = |value| match &self.device {
+            Some(device) => moved(value, device),
+            None => value,
+        };
+        if sharding.index.is_none() {
+            return (param.map(place), Some(Sharded { sharding }));
+        }
+        let (id, value, mapper) = param.consume();
+        let base = match sharding.is_owner() {
+            true => place(value),
+            false => stand_in(&value, self.device.as_ref()),
+        };
+        let (load, save) = (sharding.clone(), sharding.clone());
+        let param = Param::from_mapped_value(id, base, mapper)
+            .load_mapper(move |value: Tensor<D>| if load.is_owner() { value } else { stand_in(&value, None) })
+            .save_mapper(move |base: Tensor<D>| match save.gathers.saves() {
+                true => Tensor::from_dispatch(unshard(base.without_autodiff().into_dispatch(), save.clone())),
+                false => {
+                    let base = base.without_autodiff();
+                    let _ = unshard(base.clone().into_dispatch(), save.clone());
+                    base.slice([(); D].map(|()| 0..1))
+                }
+            });
+        (param, Some(Sharded { sharding }))
+    }
+}
+
+/// What a rank holds of a value that is another's: the shape, by one element.
+fn stand_in<const D: usize>(value: &Tensor<D>, device: Option<&Device>) -> Tensor<D> {
+    let device = device.cloned().unwrap_or_else(|| value.device());
+    let zeros = Tensor::<D>::zeros([1; D], (&device, value.dtype())).expand(value.shape());
+    if value.is_require_grad() { zeros.require_grad() } else { zeros }
+}
+
+/// `value` on `device`, as a leaf with the device's gradient checkpointing.
+fn moved<const D: usize>(value: Tensor<D>, device: &Device) -> Tensor<D> {
+    let tracked = value.is_require_grad();
+    let value = value.without_autodiff();
+    if !device.is_autodiff() {
+        return value.to_device(device);
+    }
+    let strategy = Tensor::<1>::zeros([1], device).gradient_checkpointing_strategy();
+    let mut leaf = Tensor::from_inner(value.to_device(&device.clone().inner()));
+    if let Some(strategy) = strategy {
+        leaf = leaf.with_gradient_checkpointing_strategy(strategy);
+    }
+    if tracked { leaf.require_grad() } else { leaf }
+}
+
+/// Attached to a parameter: its `val()` is gathered.
+#[derive(Module, Debug)]
+pub struct Sharded {
+    #[module(skip)]
+    sharding: Sharding,
+}
+
+impl Reparameterization for Sharded {
+    const NAME: &'static str = "sharded";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        Tensor::from_dispatch(unshard(base.into_dispatch(), self.sharding.clone()))
+    }
+}
+
+/// What this rank holds of every parameter, flat: all of it, or one element.
+struct Bases<'a> {
+    shards: &'a FullyShard,
+    path: Vec<String>,
+    values: Vec<Option<Tensor<1>>>,
+}
+
+impl ModuleVisitor for Bases<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(&index) = self.shards.indices.get(&self.path.join(".")) else { return };
+        let base = param.base().without_autodiff();
+        let own = self.shards.gathers.is_owner(index);
+        self.values[index] = Some(if own { base.flatten(0, D - 1) } else { first(base) });
+    }
+}
+
+/// The first element, as a tensor of one.
+fn first<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    x.slice([(); D].map(|()| 0..1)).reshape([1])
+}

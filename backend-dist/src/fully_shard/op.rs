@@ -1,0 +1,142 @@
+//! The operation that gathers a parameter. Its output is not kept for the backward pass but gathered again.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::{
+    base::Checkpointer,
+    retro_forward::RetroForward,
+    state::BackwardStates,
+    strategy::{BalancedCheckpointing, CheckpointStrategy},
+};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, TensorMetadata, backend_extension};
+use burn::tensor::{Slice, Tensor};
+
+use super::gathers::Gathers;
+
+/// How one parameter is sharded.
+#[derive(Clone)]
+pub(super) struct Sharding {
+    pub gathers: Arc<Gathers>,
+    /// `None` for a parameter that stays whole on every rank.
+    pub index: Option<usize>,
+}
+
+impl Sharding {
+    /// Whether this rank holds the value.
+    pub fn is_owner(&self) -> bool {
+        self.index.is_none_or(|index| self.gathers.is_owner(index))
+    }
+}
+
+impl fmt::Debug for Sharding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.index.map_or("whole", |index| self.gathers.path(index)))
+    }
+}
+
+/// The whole value of a parameter of which this rank holds `base`.
+pub(super) fn unshard(base: DispatchTensor, sharding: Sharding) -> DispatchTensor {
+    Dispatch::unshard(base, sharding, false)
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+trait UnshardOps: Backend {
+    /// The whole value in the shape of `base`, which is the value or a stand-in of its shape.
+    fn unshard(base: FloatTensor<Self>, sharding: Sharding, backward: bool) -> FloatTensor<Self>;
+
+    /// The mean of all ranks' gradients on the owner.
+    fn reduce_gradient(gradient: FloatTensor<Self>, sharding: Sharding) -> FloatTensor<Self>;
+}
+
+macro_rules! unshard_ops {
+    ($backend:ty) => {
+        impl UnshardOps for $backend {
+            fn unshard(base: FloatTensor<Self>, sharding: Sharding, backward: bool) -> FloatTensor<Self> {
+                let Some(index) = sharding.index else { return base };
+                let shape = base.shape();
+                let held = if sharding.is_owner() {
+                    Self::float_reshape(base, [shape.num_elements()].into())
+                } else {
+                    let first = vec![Slice::from(0..1); shape.num_dims()];
+                    Self::float_reshape(Self::float_slice(base, &first), [1].into())
+                };
+                let whole = sharding.gathers.whole(index, Tensor::from_primitive::<$backend>(held), backward);
+                let whole = whole.try_into_primitive::<$backend>().expect("a value stays on its device");
+                Self::float_reshape(whole, shape)
+            }
+
+            fn reduce_gradient(gradient: FloatTensor<Self>, sharding: Sharding) -> FloatTensor<Self> {
+                let shape = gradient.shape();
+                let flat = Self::float_reshape(gradient, [shape.num_elements()].into());
+                let mean = sharding.gathers.reduce(sharding.index, Tensor::from_primitive::<$backend>(flat));
+                let mean = mean.try_into_primitive::<$backend>().expect("a gradient stays on its device");
+                Self::float_reshape(mean, shape)
+            }
+        }
+    };
+}
+
+unshard_ops!(Flex);
+#[cfg(feature = "cuda")]
+unshard_ops!(burn::backend::Cube);
+
+/// Gathers the value again when the backward pass needs it.
+#[derive(Debug)]
+struct GatherAgain<B> {
+    base: NodeId,
+    sharding: Sharding,
+    backend: PhantomData<B>,
+}
+
+impl<B: Backend + UnshardOps> RetroForward for GatherAgain<B> {
+    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
+        let base = states.get_state::<B::FloatTensorPrimitive>(&self.base);
+        states.save(out, B::unshard(base, self.sharding.clone(), true));
+    }
+}
+
+#[derive(Debug)]
+struct Unshard;
+
+impl<B: Backend + UnshardOps> Backward<B, 1> for Unshard {
+    type State = Sharding;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let [parent] = ops.parents;
+        let gradient = grads.consume::<B>(&ops.node);
+        let sharding = ops.state;
+        let is_owner = sharding.is_owner();
+        let mean = B::reduce_gradient(gradient, sharding);
+        if let (Some(parent), true) = (parent, is_owner) {
+            grads.register::<B>(parent.id, mean);
+        }
+    }
+}
+
+impl<B: Backend + UnshardOps, C: CheckpointStrategy> UnshardOps for Autodiff<B, C> {
+    fn unshard(base: FloatTensor<Self>, sharding: Sharding, _backward: bool) -> FloatTensor<Self> {
+        let node = base.node();
+        let again = GatherAgain::<B> { base: node.id(), sharding: sharding.clone(), backend: PhantomData };
+        // Whatever the device's strategy is, this node is computed again.
+        let prep =
+            Unshard.prepare::<BalancedCheckpointing>([node]).memory_bound().retro_forward(again).parents([&base]);
+        match prep.stateful() {
+            OpsKind::Tracked(prep) => {
+                let whole = B::unshard(base.into_primitive(), sharding.clone(), false);
+                prep.finish(sharding, whole)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::unshard(base.into_primitive(), sharding, false)),
+        }
+    }
+
+    fn reduce_gradient(_: FloatTensor<Self>, _: Sharding) -> FloatTensor<Self> {
+        unreachable!("gradients of gradients are not supported")
+    }
+}

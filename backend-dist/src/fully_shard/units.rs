@@ -1,0 +1,131 @@
+//! Which parameters are gathered together.
+
+use std::collections::HashMap;
+
+use burn::module::{ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+
+use super::Owners;
+
+/// Parameters with fewer elements stay whole on every rank unless [`Units::keep_below`] says otherwise.
+const KEEP_BELOW: usize = 10_000;
+
+/// Which parameters of a module are gathered together, and which are not sharded at all.
+///
+/// A unit is a part of the module: while one computes, the values of the next come.
+///
+/// ```
+/// use backend_dist::fully_shard::Units;
+///
+/// // `transformer.layers.0`, `transformer.layers.1`, … are units, and so is the rest.
+/// let units = Units::by_path("transformer.layers.*").keep_below(4096);
+/// assert_eq!(units.of("transformer.layers.12.mha.query.weight"), "transformer.layers.12");
+/// assert_eq!(units.of("embedding.weight"), "");
+/// // Without a pattern: every element of a list, else every field of the module.
+/// assert_eq!(Units::auto().of("transformer.layers.12.mha.query.weight"), "transformer.layers.12");
+/// assert_eq!(Units::auto().of("embedding.weight"), "embedding");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Units {
+    pattern: Option<Vec<String>>,
+    keep_below: usize,
+}
+
+impl Units {
+    /// Every element of a list of modules is a unit, and every other field of the module.
+    pub fn auto() -> Self {
+        Self { pattern: None, keep_below: KEEP_BELOW }
+    }
+
+    /// Every path that `pattern` matches is a unit; `*` stands for one name. All other parameters are one more unit.
+    pub fn by_path(pattern: &str) -> Self {
+        Self { pattern: Some(pattern.split('.').map(str::to_string).collect()), keep_below: KEEP_BELOW }
+    }
+
+    /// Parameters with fewer than `elements` elements stay whole on every rank (10,000 unless it is called).
+    pub fn keep_below(mut self, elements: usize) -> Self {
+        self.keep_below = elements;
+        self
+    }
+
+    /// The unit of the parameter at `path`.
+    pub fn of<'a>(&self, path: &'a str) -> &'a str {
+        let names: Vec<&str> = path.split('.').collect();
+        let length = match &self.pattern {
+            Some(pattern) => {
+                let matches = names.len() >= pattern.len()
+                    && pattern.iter().zip(&names).all(|(pattern, name)| pattern == "*" || pattern == name);
+                if matches { pattern.len() } else { 0 }
+            }
+            None => names.iter().position(|name| name.parse::<usize>().is_ok()).map_or(1, |index| index + 1),
+        };
+        let end = names[..length].iter().map(|name| name.len() + 1).sum::<usize>();
+        &path[..end.saturating_sub(1)]
+    }
+}
+
+impl Default for Units {
+    fn default() -> Self {
+        Self::auto()
+    }
+}
+
+/// The parameters of a module that are sharded, in the order in which the module visits them.
+pub(super) struct Find<'a> {
+    units: &'a Units,
+    path: Vec<String>,
+    names: Vec<String>,
+    pub params: Vec<Found>,
+    /// Where they are, as indices of `params`. A module may hold one parameter in several fields.
+    pub paths: HashMap<String, usize>,
+}
+
+pub(super) struct Found {
+    pub id: ParamId,
+    pub path: String,
+    /// Number of the unit, in order of first appearance.
+    pub unit: usize,
+    pub length: usize,
+}
+
+impl<'a> Find<'a> {
+    pub fn new(units: &'a Units) -> Self {
+        Self { units, path: Vec::new(), names: Vec::new(), params: Vec::new(), paths: HashMap::new() }
+    }
+
+    /// Who owns which of them, of `ranks` ranks.
+    pub fn owners(&self, ranks: usize) -> Owners {
+        Owners::assign(self.params.iter().map(|param| (param.id, param.length)), ranks)
+    }
+}
+
+impl ModuleVisitor for Find<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let length = param.lazy_shape().num_elements();
+        // A tensor without elements has nothing to share out.
+        if length < self.units.keep_below.max(1) || D == 0 {
+            return;
+        }
+        let path = self.path.join(".");
+        if let Some(index) = self.params.iter().position(|known| known.id == param.id) {
+            self.paths.insert(path, index);
+            return;
+        }
+        self.paths.insert(path.clone(), self.params.len());
+        let name = self.units.of(&path);
+        let known = self.names.iter().position(|known| known == name);
+        let unit = known.unwrap_or_else(|| {
+            self.names.push(name.to_string());
+            self.names.len() - 1
+        });
+        self.params.push(Found { id: param.id, path, unit, length });
+    }
+}
