@@ -54,7 +54,7 @@ fn main() -> Result<(), BoxError> {
 
 fn ranks<T: Send>(gpus: usize, f: impl Fn(&Rank) -> Result<T, BoxError> + Sync) -> Result<Vec<T>, BoxError> {
     let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
-    Ok(launch(&Mesh::new(ParallelLayout { dp: gpus, ..Default::default() })?, &devices, f)?)
+    Ok(launch(&Mesh::new(ParallelLayout { dp: gpus, ..Default::default() })?, &devices, |rank| f(&rank))?)
 }
 
 fn autodiff(rank: &Rank) -> Device {
@@ -127,10 +127,7 @@ fn gradients(shards: &FullyShard, way: Way, model: &TransformerEncoder, x: Tenso
     }
     let loss = model.forward(TransformerEncoderInput::new(x)).powi_scalar(2).mean();
     let grads = GradientsParams::from_grads(loss.backward(), model);
-    if way == Way::Ahead {
-        shards.end_pass();
-    }
-    grads
+    if way == Way::Ahead { shards.end_pass(model, grads) } else { grads }
 }
 
 /// Seconds of a step, and the bytes of the GPU in use at the end of one.

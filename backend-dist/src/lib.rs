@@ -30,6 +30,7 @@ mod cuda;
 mod failed;
 pub mod fully_shard;
 pub mod gpu;
+pub mod gradients;
 #[cfg(feature = "cuda")]
 pub mod idle;
 #[cfg(any(feature = "cuda", test))]

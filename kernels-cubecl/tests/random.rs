@@ -1,6 +1,9 @@
 //! Random numbers of CubeCL's cpu runtime against the host's, bit for bit. `burn-megatron doctor --kernels` does the
 //! same on a GPU.
 
+#[path = "libcalls/mod.rs"]
+mod libcalls;
+
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};

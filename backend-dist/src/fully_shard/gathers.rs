@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use burn::module::ParamId;
 use burn::tensor::Tensor;
 
 use super::sequence::Sequence;
@@ -49,6 +50,8 @@ struct State {
     in_pass: bool,
     /// What this rank holds of every parameter in this pass.
     bases: Vec<Option<Tensor<1>>>,
+    /// The parameters that are sharded, by their present ids.
+    ids: HashSet<ParamId>,
     forward: Sequence,
     backward: Sequence,
     /// Values that come ahead of their use, in the order of their use, in a backward pass or a forward pass.
@@ -90,6 +93,10 @@ impl Gathers {
         Self { params, group, state: Mutex::default() }
     }
 
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
     pub fn len(&self) -> usize {
         self.params.len()
     }
@@ -115,16 +122,17 @@ impl Gathers {
         std::mem::take(&mut self.lock().counts)
     }
 
-    pub fn begin_pass(&self, bases: Vec<Option<Tensor<1>>>) {
+    pub fn begin_pass(&self, bases: Vec<Option<Tensor<1>>>, ids: HashSet<ParamId>) {
         self.end_pass();
         let mut state = self.lock();
         state.in_pass = true;
-        state.bases = bases;
+        (state.bases, state.ids) = (bases, ids);
         state.forward.begin();
         state.backward.begin();
     }
 
-    pub fn end_pass(&self) {
+    /// Waits for all that is on its way. Returns the parameters whose gradients were reduced here.
+    pub fn end_pass(&self) -> HashSet<ParamId> {
         let mut state = self.lock();
         state.in_pass = false;
         state.is_backward = false;
@@ -133,6 +141,7 @@ impl Gathers {
         state.reduced.clear();
         #[cfg(feature = "cuda")]
         state.leaving.clear();
+        std::mem::take(&mut state.ids)
     }
 
     /// The value of parameter `index`, flat. `base` is what this rank holds: the value, or one element of its type and

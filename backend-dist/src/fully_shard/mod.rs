@@ -40,13 +40,15 @@ mod sequence;
 mod tests;
 mod units;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 
 use crate::comm::Group;
+use crate::gradients::average_gradients_of;
 pub use gathers::Counts;
 use gathers::Gathers;
 use op::{Sharding, unshard};
@@ -78,7 +80,7 @@ pub fn fully_shard<M: Module>(module: M, group: &Group, units: &Units) -> M {
 /// for _ in 0..100 {
 ///     shards.begin_pass(&model);
 ///     let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
-///     shards.end_pass();
+///     let grads = shards.end_pass(&model, grads);
 ///     model = optimizer.step(1e-3, model, grads);
 /// }
 /// # }
@@ -126,17 +128,18 @@ impl FullyShard {
     }
 
     /// Starts a forward pass of `module`, and a backward pass if one follows: from the second pass on values come ahead
-    /// of their use, in the order of the pass before, and the gradients of parameters that stay whole are left for the
-    /// caller to average. [`end_pass`](Self::end_pass) ends it.
+    /// of their use, in the order of the pass before. The gradients are not ready before [`end_pass`](Self::end_pass).
     pub fn begin_pass<M: Module>(&self, module: &M) {
-        let mut bases = Bases { shards: self, path: Vec::new(), values: vec![None; self.gathers.len()] };
+        let values = vec![None; self.gathers.len()];
+        let mut bases = Bases { shards: self, path: Vec::new(), values, ids: HashSet::new() };
         module.visit(&mut bases);
-        self.gathers.begin_pass(bases.values);
+        self.gathers.begin_pass(bases.values, bases.ids);
     }
 
-    /// Makes the gradients of the pass ready to be used.
-    pub fn end_pass(&self) {
-        self.gathers.end_pass();
+    /// Ends a pass of `module`: waits for the gradients on their way, and averages those of parameters that stay whole.
+    pub fn end_pass<M: Module>(&self, module: &M, grads: GradientsParams) -> GradientsParams {
+        let sharded = self.gathers.end_pass();
+        average_gradients_of(module, grads, self.gathers.group(), |id| !sharded.contains(&id))
     }
 
     /// How often values were gathered and gradients reduced since the last call.
@@ -228,6 +231,8 @@ struct Bases<'a> {
     shards: &'a FullyShard,
     path: Vec<String>,
     values: Vec<Option<Tensor<1>>>,
+    /// Of the parameters that are sharded.
+    ids: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Bases<'_> {
@@ -241,6 +246,7 @@ impl ModuleVisitor for Bases<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(&index) = self.shards.indices.get(&self.path.join(".")) else { return };
+        self.ids.insert(param.id);
         let base = param.base().without_autodiff();
         let own = self.shards.gathers.is_owner(index);
         self.values[index] = Some(if own { base.flatten(0, D - 1) } else { first(base) });

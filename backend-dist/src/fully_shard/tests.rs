@@ -142,9 +142,9 @@ fn sharded(
                 shards.begin_pass(&net);
             }
             let loss = net.loss(batch(step, group.rank(), size));
-            let grads = GradientsParams::from_grads(loss.backward(), &net);
+            let mut grads = GradientsParams::from_grads(loss.backward(), &net);
             if passes {
-                shards.end_pass();
+                grads = shards.end_pass(&net, grads);
             }
             net = optimizer.step(0.01, net, grads);
         }
@@ -167,6 +167,7 @@ fn a_module_trains_as_on_one_device() {
                     (Units::auto().keep_below(0), true),
                     (Units::by_path("layers.layers.*").keep_below(0), true),
                     (Units::auto().keep_below(60), false),
+                    (Units::auto().keep_below(60), true),
                 ] {
                     for found in sharded(&net, optimizer, size, &units, passes) {
                         let worst = worst(&found, &expected);
@@ -190,8 +191,8 @@ fn a_matrix_is_gathered_twice_and_its_gradient_reduced_once() {
         for step in 0..3 {
             shards.begin_pass(&net);
             let loss = net.loss(batch(step, rank.rank, 2));
-            let _grads = GradientsParams::from_grads(loss.backward(), &net);
-            shards.end_pass();
+            let grads = GradientsParams::from_grads(loss.backward(), &net);
+            let _ = shards.end_pass(&net, grads);
             counts.push(shards.take_counts());
         }
         Ok(counts)

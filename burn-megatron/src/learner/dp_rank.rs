@@ -2,6 +2,7 @@
 
 use backend_dist::comm::Group;
 use backend_dist::fully_shard::FullyShard;
+use backend_dist::gradients::average_gradients;
 use backend_dist::launch::BoxError;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsAccumulator, GradientsParams, OptimizerRecord};
@@ -9,7 +10,6 @@ use burn::tensor::{Bytes, Device};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, TrainOutput, TrainStep};
 
-use super::average::{average_gradients, average_gradients_of};
 use super::items::Items;
 use super::zero::records::{join, optimizer_record};
 use super::zero::{Zero, reduce_to_owners, share_parameters, with_stepped};
@@ -81,8 +81,8 @@ impl<M: LearnerModel> DpRank<M> {
             Some(Sharded { model, shards: None, .. }) => TrainStep::step(model, batch),
             Some(Sharded { model, shards: Some(shards), .. }) => {
                 shards.begin_pass(model);
-                let output = TrainStep::step(model, batch);
-                shards.end_pass();
+                let mut output = TrainStep::step(model, batch);
+                output.grads = shards.end_pass(model, output.grads);
                 output
             }
         }
@@ -108,7 +108,6 @@ impl<M: LearnerModel> DpRank<M> {
         };
         if let Some(shards) = shards {
             let owners = shards.owners();
-            let grads = average_gradients_of(&model, grads, &self.group, |id| owners.owner(id).is_none());
             self.learner.optimizer_step(grads);
             let rank = self.group.rank();
             let is_own = |id| owners.owner(id).is_none_or(|owner| owner == rank);

@@ -14,10 +14,8 @@
 //!
 //! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
-mod average;
 mod data_parallel;
 mod dp_rank;
-mod flat_grads;
 mod items;
 mod model_parallel;
 mod rank_loop;

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use backend_dist::collective::all_to_all;
 use backend_dist::comm::Group;
+use backend_dist::gradients::{FlatGrad, dtypes, into_grads, split, take_used};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::Owners;
-use crate::learner::flat_grads::{FlatGrad, dtypes, into_grads, split, take_used};
 
 /// The means over `group` of the gradients that this rank owns.
 ///
@@ -19,7 +19,7 @@ use crate::learner::flat_grads::{FlatGrad, dtypes, into_grads, split, take_used}
 /// # Panics
 /// If a parameter has a gradient although it does not require one.
 ///
-/// [`average_gradients`]: crate::learner::average::average_gradients
+/// [`average_gradients`]: backend_dist::gradients::average_gradients
 pub(in crate::learner) fn reduce_to_owners<M: Module>(
     module: &M,
     mut grads: GradientsParams,

@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use backend_dist::collective::broadcast;
 use backend_dist::comm::Group;
+use backend_dist::gradients::dtypes;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::Owners;
-use crate::learner::flat_grads::dtypes;
 
 /// `model` with the values that the owners' `stepped` models hold.
 ///

@@ -2,15 +2,19 @@
 
 use std::collections::{HashMap, HashSet};
 
-use backend_dist::comm::Group;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 
+use crate::comm::Group;
+
 /// One parameter's gradient on this rank, flat.
-pub(super) struct FlatGrad {
+pub struct FlatGrad {
+    /// Of the parameter.
     pub id: ParamId,
+    /// Of the gradient.
     pub dtype: DType,
+    /// Elements.
     pub length: usize,
     /// `None` when the step did not use the parameter.
     grad: Option<Tensor<1>>,
@@ -26,7 +30,7 @@ impl FlatGrad {
 
 /// Takes the gradients of every parameter `of` which some rank of `group` used out of `grads`, in visiting order, the
 /// same on every rank.
-pub(super) fn take_used<M: Module>(
+pub fn take_used<M: Module>(
     module: &M,
     grads: &mut GradientsParams,
     group: &Group,
@@ -45,7 +49,7 @@ fn used_anywhere(params: &[FlatGrad], group: &Group) -> Vec<bool> {
 }
 
 /// The number types in order of first use, the same on every rank.
-pub(super) fn dtypes(params: impl IntoIterator<Item = DType>) -> Vec<DType> {
+pub fn dtypes(params: impl IntoIterator<Item = DType>) -> Vec<DType> {
     let mut dtypes = Vec::new();
     for dtype in params {
         if !dtypes.contains(&dtype) {
@@ -56,7 +60,7 @@ pub(super) fn dtypes(params: impl IntoIterator<Item = DType>) -> Vec<DType> {
 }
 
 /// Flat values by parameter, slices of `bucket` in the order of `params`.
-pub(super) fn split(bucket: &Tensor<1>, params: &[&FlatGrad]) -> Vec<(ParamId, Tensor<1>)> {
+pub fn split(bucket: &Tensor<1>, params: &[&FlatGrad]) -> Vec<(ParamId, Tensor<1>)> {
     let mut start = 0;
     params
         .iter()
@@ -68,7 +72,7 @@ pub(super) fn split(bucket: &Tensor<1>, params: &[&FlatGrad]) -> Vec<(ParamId, T
 }
 
 /// Flat values as gradients in the shapes of the module's parameters.
-pub(super) fn into_grads<M: Module>(module: &M, values: HashMap<ParamId, Tensor<1>>) -> GradientsParams {
+pub fn into_grads<M: Module>(module: &M, values: HashMap<ParamId, Tensor<1>>) -> GradientsParams {
     put_back(module, values, GradientsParams::new())
 }
 

@@ -1,25 +1,29 @@
-//! Averages the gradients of a module over the ranks of a group, in one all-reduce per number type.
+//! Gradients of a Burn module over the ranks of a group: their mean in one all-reduce per number type, and flat values in
+//! an order that all ranks share.
+
+mod flat;
 
 use std::collections::HashMap;
 
-use backend_dist::collective::all_reduce;
-use backend_dist::comm::{Group, ReduceOp};
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::flat_grads::{FlatGrad, dtypes, put_back, split, take_used};
+use crate::collective::all_reduce;
+use crate::comm::{Group, ReduceOp};
+use flat::put_back;
+pub use flat::{FlatGrad, dtypes, into_grads, split, take_used};
 
 /// Replaces every gradient by its mean over `group`.
 ///
 /// All ranks must hold clones of one module: parameters pair up by the order in which the module visits them. A
 /// parameter that only some ranks used counts as zero on the others, one that no rank used keeps having no gradient.
-pub(super) fn average_gradients<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> GradientsParams {
+pub fn average_gradients<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> GradientsParams {
     average_gradients_of(module, grads, group, |_| true)
 }
 
 /// [`average_gradients`] of some parameters; the gradients of the others stay as they are.
-pub(super) fn average_gradients_of<M: Module>(
+pub(crate) fn average_gradients_of<M: Module>(
     module: &M,
     mut grads: GradientsParams,
     group: &Group,
@@ -41,8 +45,8 @@ pub(super) fn average_gradients_of<M: Module>(
 
 #[cfg(test)]
 mod tests {
-    use backend_dist::launch::launch;
-    use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+    use crate::launch::launch;
+    use crate::mesh::{Axis, Mesh, ParallelLayout};
     use burn::nn::{Linear, LinearConfig};
     use burn::tensor::Device;
 
