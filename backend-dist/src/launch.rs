@@ -43,18 +43,55 @@ pub struct Rank {
     /// The device this rank owns, without autodiff.
     pub device: Device,
     world: Arc<World>,
+    #[cfg(feature = "decorator")]
+    logical: Arc<crate::mesh_backend::LogicalDevices>,
 }
 
 impl Rank {
+    fn new(rank: usize, mesh: Arc<Mesh>, device: Device, world: Arc<World>) -> Self {
+        Self {
+            rank,
+            coords: mesh.coords(rank),
+            mesh,
+            device,
+            world,
+            #[cfg(feature = "decorator")]
+            logical: Arc::default(),
+        }
+    }
+
     /// The only rank of a world of one, on the calling thread.
     pub fn single(device: Device) -> Self {
         let mesh = Arc::new(Mesh::new(ParallelLayout::default()).expect("the layout of one device is legal"));
-        Self { rank: 0, coords: mesh.coords(0), mesh, device, world: World::new(vec![String::new()]) }
+        Self::new(0, mesh, device, World::new(vec![String::new()]))
     }
 
     /// This rank's handle on its group along `axis`.
     pub fn group(&self, axis: Axis) -> Group {
         Group::new(&self.world, &axis.to_string(), &self.mesh.group_of(axis, self.rank), self.rank)
+    }
+
+    /// The device whose tensors have the shapes of one device and live on the ranks along `axes`: see
+    /// [`mesh_backend`](crate::mesh_backend). All of these ranks must do the same with it, with the same data. Repeated
+    /// calls give the same device. It ends with the rank, whose results must be read before.
+    ///
+    /// Random tensors are the same on every rank and in every layout; `Device::seed` begins their stream.
+    ///
+    /// # Panics
+    /// If two of the axes have a rank in common but this one, or the rank's device has autodiff.
+    #[cfg(feature = "decorator")]
+    pub fn logical_device(&self, axes: &[Axis]) -> Device {
+        for (i, &axis) in axes.iter().enumerate() {
+            let ranks = self.mesh.group_of(axis, self.rank);
+            let shared = |other: &&Axis| {
+                let others = self.mesh.group_of(**other, self.rank);
+                others.iter().filter(|rank| ranks.contains(rank)).count() > 1
+            };
+            if let Some(other) = axes[..i].iter().find(shared) {
+                panic!("logical device: the axes {other} and {axis} share ranks; name axes that do not, as tp and dp");
+            }
+        }
+        self.logical.device(self, axes)
     }
 
     /// This rank's handle on the block of `size` neighbours that it belongs to within its group along `axis`.
@@ -149,7 +186,7 @@ pub(crate) fn launch_in<T: Send>(
             let device = device.clone();
             move |message: String| gpu::out_of_memory(&message, &device).ok_or(message)
         };
-        let context = Rank { rank, coords: mesh.coords(rank), mesh: mesh.clone(), device, world: world.clone() };
+        let context = Rank::new(rank, mesh.clone(), device, world.clone());
         enter_rank();
         memory::set_rank(Some(rank));
         #[cfg(feature = "cuda")]

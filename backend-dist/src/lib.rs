@@ -36,13 +36,19 @@ pub mod idle;
 #[cfg(any(feature = "cuda", test))]
 mod in_place;
 pub mod launch;
+#[cfg(feature = "decorator")]
+pub mod logical;
 pub mod memory;
 pub mod mesh;
+#[cfg(feature = "decorator")]
+pub mod mesh_backend;
 #[cfg(feature = "cuda")]
 mod nccl;
 pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;
+#[cfg(feature = "decorator")]
+pub mod parallelize;
 pub mod process;
 pub mod profile;
 pub mod random;

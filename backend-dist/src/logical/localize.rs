@@ -1,0 +1,46 @@
+//! Operations in the shapes that one rank holds.
+
+use super::Placement;
+use burn::tensor::Slice;
+use burn_ir::{BaseOperationIr, IrVisitorMut, OperationIr, TensorId, TensorIr};
+use std::collections::HashMap;
+
+/// Divides the sharded dimensions of all tensors of `op` by `ranks`, and makes ranges along them the whole of what is
+/// left. The placements must divide the shapes.
+pub(crate) fn localize(op: &mut OperationIr, placements: &HashMap<TensorId, Placement>, ranks: usize) {
+    let ranges = match op {
+        OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => match op {
+            BaseOperationIr::Slice(op) => Some((op.tensor.id, &mut op.ranges)),
+            BaseOperationIr::SliceAssign(op) => Some((op.tensor.id, &mut op.ranges)),
+            _ => None,
+        },
+        _ => None,
+    };
+    if let Some((id, ranges)) = ranges
+        && let Some(dim) = placements.get(&id).and_then(|at| at.dim())
+        && let Some(range) = ranges.get_mut(dim)
+    {
+        // The rule has let no other range pass.
+        *range = Slice::full();
+    }
+    op.visit_mut(&mut Shapes { placements, ranks });
+}
+
+/// Whether `range` takes all of `size` elements, in order.
+pub(crate) fn is_full(range: &Slice, size: usize) -> bool {
+    let end = range.end.unwrap_or(size as isize);
+    range.start == 0 && range.step == 1 && (end == size as isize)
+}
+
+struct Shapes<'a> {
+    placements: &'a HashMap<TensorId, Placement>,
+    ranks: usize,
+}
+
+impl IrVisitorMut for Shapes<'_> {
+    fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
+        if let Some(dim) = self.placements.get(&tensor.id).and_then(|at| at.dim()) {
+            tensor.shape[dim] /= self.ranks;
+        }
+    }
+}

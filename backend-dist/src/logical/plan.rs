@@ -1,0 +1,171 @@
+//! What an operation needs on a mesh of several axes: the rules of its axes, one after the other.
+
+use super::Placement::{self, Partial, Replicate};
+use super::localize::localize;
+use super::rules::{Decision, Operand, Policy, decide};
+use burn::tensor::{DType, Shape};
+use burn_ir::{BaseOperationIr, FloatOperationIr, OperationIr, TensorId, TensorIr};
+use std::collections::HashMap;
+
+/// One axis of the mesh, as rules see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeshAxis {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// What moves where a sharded parameter meets a sharded activation.
+    pub policy: Policy,
+}
+
+/// Where a tensor is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TensorState {
+    /// Its placement along every axis. A dimension sharded along several axes is divided by the first of them first.
+    pub at: Vec<Placement>,
+    /// Whether it is a parameter that was placed, or a view of one.
+    pub weight: bool,
+}
+
+/// The part of a plan that concerns one axis.
+#[derive(Clone, Debug, PartialEq)]
+struct AxisPlan {
+    placements: HashMap<TensorId, Placement>,
+    scale: Option<f64>,
+    /// Whether a sharded input is gathered because there is no rule, or none for these shapes.
+    pub fell_back: bool,
+}
+
+/// What every rank does for one operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpPlan {
+    /// The operation in the shapes that one rank holds.
+    pub local: OperationIr,
+    /// Where each input must be.
+    pub inputs: HashMap<TensorId, Vec<Placement>>,
+    /// Where each output is then.
+    pub outputs: Vec<(TensorId, TensorState)>,
+    /// What the float outputs are multiplied by.
+    pub scale: Option<f64>,
+    /// Whether a sharded input is gathered along some axis because there is no rule, or none for these shapes.
+    pub fell_back: bool,
+}
+
+/// Where activations are kept that were gathered for a weight, by axis and shape. Where the forward pass gathers, the
+/// backward pass reduces and scatters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Homes {
+    at: HashMap<(usize, Shape), Placement>,
+}
+
+impl Homes {
+    /// Notes the activations that `op` gathers for a weight according to `plan`.
+    pub fn note<'s>(&mut self, op: &OperationIr, state: impl Fn(TensorId) -> &'s TensorState, plan: &OpPlan) {
+        let OperationIr::Float(_, FloatOperationIr::Matmul(op)) = op else { return };
+        let activation = &op.lhs;
+        if !state(op.rhs.id).weight || state(activation.id).weight {
+            return;
+        }
+        let gathered = state(activation.id).at.iter().zip(&plan.inputs[&activation.id]).enumerate();
+        for (axis, (from, to)) in gathered {
+            // Features are gathered for the contraction, which is not for the whole forward pass.
+            let is_kept = from.dim().is_some_and(|dim| dim + 1 < activation.shape.num_dims());
+            if is_kept && *to == Replicate {
+                self.at.insert((axis, activation.shape.clone()), *from);
+            }
+        }
+    }
+
+    fn of(&self, axis: usize, shape: &Shape) -> Option<Placement> {
+        // Most programs gather no activations.
+        if self.at.is_empty() { None } else { self.at.get(&(axis, shape.clone())).copied() }
+    }
+}
+
+/// The plan of `op`, whose inputs are in the states that `state` gives.
+pub fn plan<'s>(
+    op: &OperationIr,
+    state: impl Fn(TensorId) -> &'s TensorState,
+    axes: &[MeshAxis],
+    homes: &Homes,
+) -> OpPlan {
+    let mut local = op.clone();
+    let mut inputs: HashMap<TensorId, Vec<Placement>> = op.inputs().map(|x| (x.id, Vec::new())).collect();
+    let weight = keeps_weights(op) && op.inputs().any(|x| state(x.id).weight);
+    let output = |x: &TensorIr| (x.id, TensorState { at: Vec::with_capacity(axes.len()), weight });
+    let mut outputs: Vec<_> = op.outputs().map(output).collect();
+    let (mut scale, mut fell_back) = (None, false);
+    for (i, axis) in axes.iter().enumerate() {
+        let home = |id: TensorId| op.inputs().find(|x| x.id == id).and_then(|x| homes.of(i, &x.shape));
+        let at = |id: TensorId| Known { at: state(id).at[i], weight: state(id).weight, home: home(id) };
+        let decided = along_axis(&local, at, axis);
+        for (id, placements) in &mut inputs {
+            placements.push(decided.placements[id]);
+        }
+        for (id, state) in &mut outputs {
+            state.at.push(decided.placements[id]);
+        }
+        scale = decided.scale.map(|factor| factor * scale.unwrap_or(1.0)).or(scale);
+        fell_back |= decided.fell_back;
+        localize(&mut local, &decided.placements, axis.ranks);
+    }
+    OpPlan { local, inputs, outputs, scale, fell_back }
+}
+
+/// What is known of an input along one axis.
+struct Known {
+    at: Placement,
+    weight: bool,
+    home: Option<Placement>,
+}
+
+/// The plan along one axis.
+fn along_axis(op: &OperationIr, known: impl Fn(TensorId) -> Known, axis: &MeshAxis) -> AxisPlan {
+    let whole = |fell_back| AxisPlan {
+        placements: op.inputs().chain(op.outputs()).map(|x| (x.id, Replicate)).collect(),
+        scale: None,
+        fell_back,
+    };
+    let at = |x: &TensorIr| known(x.id).at;
+    if op.inputs().all(|x| at(x) == Replicate) {
+        return whole(false);
+    }
+    let operand = |x| operand(x, &known);
+    match decide(op, &operand, axis).and_then(|decision| assigned(op, decision, axis.ranks)) {
+        Some(plan) => plan,
+        None => whole(axis.ranks > 1 && op.inputs().any(|x| at(x).is_shard())),
+    }
+}
+
+fn operand<'a>(x: &'a TensorIr, known: &impl Fn(TensorId) -> Known) -> Operand<'a> {
+    let Known { at, weight, home } = known(x.id);
+    Operand { shape: &x.shape, at, weight, home }
+}
+
+/// The decision by tensor, if it can be carried out: sizes divide, a tensor that is two inputs is wanted in one
+/// placement, and sums are of numbers.
+fn assigned(op: &OperationIr, decision: Decision, ranks: usize) -> Option<AxisPlan> {
+    let mut placements = HashMap::new();
+    let wanted = decision.inputs.into_iter().chain(decision.outputs);
+    for (x, placement) in op.inputs().chain(op.outputs()).zip(wanted) {
+        let is_possible = match placement {
+            Replicate => true,
+            Partial => !x.dtype.is_bool() && !matches!(x.dtype, DType::QFloat(_)),
+            _ => !matches!(x.dtype, DType::QFloat(_)) && placement.local_shape(&x.shape, ranks).is_some(),
+        };
+        if !is_possible || placements.insert(x.id, placement).is_some_and(|other| other != placement) {
+            return None;
+        }
+    }
+    let is_complete = op.inputs().chain(op.outputs()).all(|x| placements.contains_key(&x.id));
+    is_complete.then_some(AxisPlan { placements, scale: decision.scale, fell_back: false })
+}
+
+/// Whether the output is a view of the first input, or its values in another type.
+fn keeps_weights(op: &OperationIr) -> bool {
+    use BaseOperationIr as Op;
+    matches!(
+        op,
+        OperationIr::BaseFloat(
+            Op::Reshape(_) | Op::SwapDims(_) | Op::Permute(_) | Op::Expand(_) | Op::Cast(_) | Op::Flip(_)
+        )
+    )
+}

@@ -1,0 +1,131 @@
+//! The decorator as a backend of Burn: a router whose only client is a rank's interpreter.
+
+use super::device::MeshDevice;
+use super::interpreter::Interpret;
+use burn::backend::{DTypeUsageSet, ExecutionError};
+use burn::tensor::{DType, Shape, TensorData};
+use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
+use burn_router::{BackendRouter, MultiBackendBridge, RouterChannel, RouterClient, RouterTensor};
+use burn_std::future::{DynFut, block_on};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A complete backend of Burn.
+pub(super) type MeshBackend = BackendRouter<MeshChannel>;
+
+/// Whatever [`MeshBackend`] does goes to the client of its device.
+#[derive(Clone)]
+pub(super) struct MeshChannel;
+
+/// One rank's side of a logical device.
+#[derive(Clone)]
+pub(super) struct MeshClient {
+    pub device: MeshDevice,
+    interpreter: Arc<Mutex<dyn Interpret>>,
+}
+
+impl MeshClient {
+    pub fn new(device: MeshDevice, interpreter: impl Interpret + 'static) -> Self {
+        Self { device, interpreter: Arc::new(Mutex::new(interpreter)) }
+    }
+
+    /// A rank that stops within a collective unwinds through here and then drops its tensors.
+    pub fn interpreter(&self) -> MutexGuard<'_, dyn Interpret + 'static> {
+        self.interpreter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RouterClient for MeshClient {
+    type Device = MeshDevice;
+
+    fn register_op(&self, op: OperationIr) {
+        self.interpreter().run(op);
+    }
+
+    fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        self.interpreter().read(tensor)
+    }
+
+    fn sync(&self) -> Result<(), ExecutionError> {
+        self.interpreter().sync()
+    }
+
+    fn flush(&self) {
+        self.interpreter().flush();
+    }
+
+    fn create_empty_handle(&self) -> TensorId {
+        self.interpreter().new_id()
+    }
+
+    fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
+        let (shape, dtype) = (data.shape().clone(), data.dtype());
+        let id = self.interpreter().register_data(data);
+        RouterTensor::new(id, shape, dtype, self.clone())
+    }
+
+    fn device(&self) -> MeshDevice {
+        self.device
+    }
+
+    fn seed(&self, seed: u64) {
+        self.interpreter().seed(seed);
+    }
+
+    fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
+        self.interpreter().dtype_usage(dtype)
+    }
+
+    fn register_and_execute_graph(&self, _: GraphId, _: Vec<OperationIr>, _: GraphBindings) {
+        unreachable!("only fusion replays graphs, and the router runs without it")
+    }
+
+    fn execute_graph(&self, _: GraphId, _: GraphBindings) {
+        unreachable!("only fusion replays graphs, and the router runs without it")
+    }
+
+    fn register_alias(&self, _: TensorId, _: TensorId) {
+        unreachable!("only fusion aliases tensors, and the router runs without it")
+    }
+}
+
+impl RouterChannel for MeshChannel {
+    type Device = MeshDevice;
+    type Bridge = HostBridge;
+    type Client = MeshClient;
+
+    fn name(_: &MeshDevice) -> String {
+        "mesh".into()
+    }
+
+    fn init_client(device: &MeshDevice) -> MeshClient {
+        panic!("{device:?} ended with the rank that made it: see `Rank::logical_device`")
+    }
+
+    fn get_tensor_handle(tensor: &TensorIr, client: &MeshClient) -> TensorData {
+        block_on(client.read_tensor_async(tensor.clone())).unwrap_or_else(|error| panic!("reading a tensor: {error}"))
+    }
+
+    fn register_tensor(client: &MeshClient, data: TensorData, _: Shape, _: DType) -> RouterTensor<MeshClient> {
+        client.register_tensor_data(data)
+    }
+}
+
+/// Between logical devices tensors move through the host.
+pub(super) struct HostBridge;
+
+impl MultiBackendBridge for HostBridge {
+    type TensorHandle = TensorData;
+    type Device = MeshDevice;
+
+    fn change_backend_float(data: TensorData, _: Shape, _: &MeshDevice) -> TensorData {
+        data
+    }
+
+    fn change_backend_int(data: TensorData, _: Shape, _: &MeshDevice) -> TensorData {
+        data
+    }
+
+    fn change_backend_bool(data: TensorData, _: Shape, _: &MeshDevice) -> TensorData {
+        data
+    }
+}

@@ -1,0 +1,189 @@
+//! Logical devices: how a program gets one, and which exist.
+
+use super::channel::{MeshBackend, MeshChannel, MeshClient};
+use super::interpreter::Interpreter;
+use super::report::Report;
+use crate::launch::Rank;
+use crate::logical::MeshAxis;
+use crate::logical::rules::Policy;
+use crate::mesh::Axis;
+use burn::backend::{DeviceId, DeviceOps, DeviceSettings, DispatchDevice};
+use burn::tensor::Device;
+use burn_group::{GroupDevice, MemberDevice};
+use burn_router::{RouterClientRegistration, register_scoped_client};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The only member of the device group through which Burn reaches one rank's side of a logical device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MeshDevice(u16);
+
+impl burn_std::device::Device for MeshDevice {
+    fn from_id(id: DeviceId) -> Self {
+        Self(id.index_id)
+    }
+
+    fn to_id(&self) -> DeviceId {
+        // Any number that is no other backend's.
+        DeviceId { type_id: 200, index_id: self.0 }
+    }
+}
+
+impl DeviceOps for MeshDevice {
+    fn defaults(&self) -> DeviceSettings {
+        let settings = lock(&SLOTS).settings.get(usize::from(self.0)).copied();
+        settings.unwrap_or_else(|| Device::flex().settings())
+    }
+}
+
+/// A device group and its only member. Burn keeps groups for the life of the process, so they are used again.
+#[derive(Clone, Copy)]
+struct Slot {
+    group: GroupDevice,
+    member: MeshDevice,
+}
+
+/// Every slot that was made.
+struct Slots {
+    /// The default types of each.
+    settings: Vec<DeviceSettings>,
+    /// Those that no rank has.
+    free: Vec<Slot>,
+}
+
+static SLOTS: Mutex<Slots> = Mutex::new(Slots { settings: Vec::new(), free: Vec::new() });
+
+impl Slot {
+    /// One whose default types are those of `settings`, behind which `client` makes the client of its member.
+    fn open(settings: DeviceSettings, client: impl FnOnce(MeshDevice) -> MeshClient) -> (Self, Opened) {
+        let (member, group) = {
+            let mut slots = lock(&SLOTS);
+            let has_settings = |slot: &Slot| slots.settings[usize::from(slot.member.0)] == settings;
+            match slots.free.iter().position(has_settings) {
+                Some(free) => {
+                    let slot = slots.free.swap_remove(free);
+                    (slot.member, Some(slot.group))
+                }
+                None => {
+                    let index = u16::try_from(slots.settings.len());
+                    slots.settings.push(settings);
+                    (MeshDevice(index.expect("a process has fewer than 65536 logical devices at a time")), None)
+                }
+            }
+        };
+        let client = client(member);
+        let registration = register_scoped_client::<MeshChannel>(&member, client.clone());
+        let new_group = || {
+            let member = MemberDevice { device: member, settings };
+            let group = GroupDevice::with_member_settings::<MeshBackend>(&[member]);
+            group.unwrap_or_else(|error| panic!("a device group of one member: {error}"))
+        };
+        (Self { group: group.unwrap_or_else(new_group), member }, Opened { client, registration })
+    }
+
+    /// For another rank, unless the last one has configured other default types.
+    fn close(self) {
+        let settings = Device::new(self.group).settings();
+        let mut slots = lock(&SLOTS);
+        if slots.settings[usize::from(self.member.0)] == settings {
+            slots.free.push(self);
+        }
+    }
+}
+
+/// A slot in use.
+struct Opened {
+    client: MeshClient,
+    registration: Option<RouterClientRegistration<MeshChannel>>,
+}
+
+/// A logical device that exists.
+#[derive(Clone)]
+pub(super) struct Live {
+    pub device: Device,
+    pub client: MeshClient,
+    pub axes: Vec<Axis>,
+}
+
+static LIVE: Mutex<Vec<Live>> = Mutex::new(Vec::new());
+
+/// The logical device that is `device` or that `device` is around.
+pub(super) fn live(device: &Device) -> Option<Live> {
+    lock(&LIVE).iter().find(|live| live.device == *device).cloned()
+}
+
+/// What the logical device `device` has done on this rank, with or without autodiff: operations, collectives, and what
+/// ran whole for want of a rule.
+///
+/// # Panics
+/// If `device` is no logical device of a running rank.
+pub fn explain(device: &Device) -> Report {
+    let live = live(device).unwrap_or_else(|| panic!("{device:?} is no logical device: see `Rank::logical_device`"));
+    live.client.interpreter().report()
+}
+
+/// The logical devices of one rank. They end with it.
+#[derive(Default)]
+pub(crate) struct LogicalDevices {
+    made: Mutex<Vec<Made>>,
+}
+
+struct Made {
+    axes: Vec<Axis>,
+    device: Device,
+    slot: Slot,
+    registration: Option<RouterClientRegistration<MeshChannel>>,
+}
+
+impl LogicalDevices {
+    /// The logical device of `rank` along `axes`.
+    pub fn device(&self, rank: &Rank, axes: &[Axis]) -> Device {
+        let mut made = lock(&self.made);
+        if let Some(made) = made.iter().find(|made| made.axes == axes) {
+            return made.device.clone();
+        }
+        let (slot, opened) = Slot::open(rank.device.settings(), |member| client(rank, axes, member));
+        let device = Device::new(slot.group);
+        lock(&LIVE).push(Live { device: device.clone(), client: opened.client, axes: axes.to_vec() });
+        made.push(Made { axes: axes.to_vec(), device: device.clone(), slot, registration: opened.registration });
+        device
+    }
+}
+
+impl Drop for LogicalDevices {
+    fn drop(&mut self) {
+        for made in lock(&self.made).drain(..) {
+            lock(&LIVE).retain(|live| live.device != made.device);
+            drop(made.registration);
+            made.slot.close();
+        }
+    }
+}
+
+fn client(rank: &Rank, axes: &[Axis], member: MeshDevice) -> MeshClient {
+    let groups: Vec<_> = axes.iter().map(|&axis| rank.group(axis)).collect();
+    let mesh_axes =
+        axes.iter().zip(&groups).map(|(&axis, group)| MeshAxis { ranks: group.size(), policy: policy(axis) });
+    let mesh_axes = mesh_axes.collect();
+    match rank.device.as_dispatch() {
+        DispatchDevice::Flex(device) => {
+            MeshClient::new(member, Interpreter::<burn::backend::Flex>::new(*device, groups, mesh_axes))
+        }
+        #[cfg(feature = "cuda")]
+        DispatchDevice::Cube(device) => {
+            MeshClient::new(member, Interpreter::<burn::backend::Cube>::new(device.clone(), groups, mesh_axes))
+        }
+        other => panic!("a logical device needs ranks on CPUs or GPUs without autodiff, not on {other:?}"),
+    }
+}
+
+/// Along data-parallel axes activations are sharded by sample, and a sharded parameter is gathered for them.
+fn policy(axis: Axis) -> Policy {
+    match axis {
+        Axis::Dp | Axis::DpCp | Axis::Edp => Policy::WeightsMove,
+        _ => Policy::WeightsStay,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

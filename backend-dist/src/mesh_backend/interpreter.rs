@@ -1,0 +1,272 @@
+//! Runs operations on logical tensors: places the inputs, and lets the inner backend run the rank's share.
+
+mod inputs;
+mod views;
+
+use super::command::{self, Command};
+use super::inner::Inner;
+use super::random::Random;
+use super::report::Report;
+use super::table::{self, Table};
+use crate::comm::Group;
+use crate::logical::Placement::Replicate;
+use crate::logical::{Homes, MeshAxis, TensorState, plan};
+use burn::backend::{DTypeUsageSet, ExecutionError};
+use burn::tensor::{DType, Shape, TensorData};
+use burn_ir::{
+    FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorId, TensorIr, TensorStatus,
+};
+use burn_router::TensorInterpreter;
+use burn_std::future::DynFut;
+use inputs::{Local, Rename};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// An interpreter over any inner backend.
+pub(super) trait Interpret: Send {
+    /// Runs one operation.
+    fn run(&mut self, op: OperationIr);
+    /// The whole tensor; a collective unless it is replicated.
+    fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>>;
+    /// A new tensor of the same data on every rank.
+    fn register_data(&mut self, data: TensorData) -> TensorId;
+    /// A name for a tensor to come.
+    fn new_id(&mut self) -> TensorId;
+    /// Begins the stream of random numbers.
+    fn seed(&mut self, seed: u64);
+    /// Waits for the inner device.
+    fn sync(&self) -> Result<(), ExecutionError>;
+    /// Hands what is queued to the inner device.
+    fn flush(&self);
+    /// What the inner device can do with a type.
+    fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet;
+    /// What has happened.
+    fn report(&self) -> Report;
+    /// Number of ranks along an axis.
+    fn ranks(&self, axis: usize) -> usize;
+}
+
+/// One rank's interpreter.
+pub(super) struct Interpreter<B: Inner> {
+    inner: TensorInterpreter<B>,
+    device: B::Device,
+    groups: Vec<Group>,
+    axes: Vec<MeshAxis>,
+    table: Table,
+    next: u64,
+    random: Random,
+    homes: Homes,
+    report: Report,
+}
+
+impl<B: Inner> Interpreter<B> {
+    /// For tensors on `device`, distributed over `groups`.
+    pub fn new(device: B::Device, groups: Vec<Group>, axes: Vec<MeshAxis>) -> Self {
+        Self {
+            inner: TensorInterpreter::new(device.clone()),
+            device,
+            groups,
+            axes,
+            table: Table::default(),
+            next: 0,
+            random: Random::default(),
+            homes: Homes::default(),
+            report: Report::default(),
+        }
+    }
+
+    fn replicated(&self) -> TensorState {
+        TensorState { at: vec![Replicate; self.axes.len()], weight: false }
+    }
+
+    fn run_planned(&mut self, op: OperationIr) {
+        self.report.operations += 1;
+        let plan = plan(&op, |id| &self.table.get(id).state, &self.axes, &self.homes);
+        self.homes.note(&op, |id| &self.table.get(id).state, &plan);
+        if plan.fell_back {
+            let sharded = |x: &&TensorIr| self.table.get(x.id).state.at.iter().any(|at| at.is_shard());
+            let bytes = op.inputs().filter(sharded).map(|x| x.shape.num_elements() * x.dtype.size()).sum();
+            let shapes = |x: &TensorIr| format!("{:?}", x.shape.to_vec());
+            let inputs: Vec<_> = op.inputs().map(shapes).collect();
+            let outputs: Vec<_> = op.outputs().map(shapes).collect();
+            self.report.fallback(format!("{} {} -> {}", name(&op), inputs.join(" "), outputs.join(" ")), bytes);
+        }
+        let inputs: Vec<TensorIr> = op.inputs().cloned().collect();
+        let mut locals: HashMap<TensorId, Local> = HashMap::new();
+        for input in &inputs {
+            if let Entry::Vacant(local) = locals.entry(input.id) {
+                let is_consumed = |x: &TensorIr| x.id == input.id && x.status == TensorStatus::ReadWrite;
+                let consumed = inputs.iter().any(is_consumed);
+                local.insert(self.place(input, &plan.inputs[&input.id], consumed));
+            }
+        }
+        let mut local = plan.local;
+        local.visit_mut(&mut Rename(&locals));
+        self.inner.register_op(local);
+        for (id, state) in plan.outputs {
+            self.table.insert(id, state, id);
+        }
+        if let Some(factor) = plan.scale {
+            self.scale(&op, factor);
+        }
+        self.link_view(&op);
+        for (id, local) in locals {
+            if local.is_temporary {
+                self.drop_local(local.id);
+            }
+            if local.is_consumed
+                && let Some(entry) = self.table.remove(id)
+            {
+                self.drop_copies(entry);
+            }
+        }
+    }
+
+    fn scale(&mut self, op: &OperationIr, factor: f64) {
+        for out in op.outputs().filter(|out| out.dtype.is_float()) {
+            let id = self.new_id();
+            let entry = self.table.get_mut(out.id);
+            let lhs = TensorIr { id: entry.local, status: TensorStatus::ReadWrite, ..out.clone() };
+            entry.local = id;
+            let scaled = ScalarOpIr { lhs, rhs: ScalarIr::Float(factor), out: TensorIr { id, ..out.clone() } };
+            self.inner.register_op(OperationIr::NumericFloat(out.dtype, NumericOperationIr::MulScalar(scaled)));
+        }
+    }
+
+    /// Obeys a command about the input of `carrier`, and makes its output the input.
+    fn carry(&mut self, command: Command, carrier: OperationIr) {
+        let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
+        let outputs: Vec<TensorId> = carrier.outputs().map(|x| x.id).collect();
+        let ([x], [out]) = (&inputs[..], &outputs[..]) else {
+            panic!("{command:?} was carried by {}", name(&carrier));
+        };
+        let entry = self.table.get(x.id);
+        let (shard, mut state) = (entry.local, entry.state.clone());
+        let from = state.at.clone();
+        if let Command::Move { axis, to, weight } = command {
+            state.at[axis] = to;
+            state.weight = weight;
+        }
+        let is_consumed = x.status == TensorStatus::ReadWrite;
+        if from == state.at {
+            self.inner.register_alias(*out, shard);
+            self.table.insert(*out, state, *out);
+            if is_consumed {
+                self.drop_tensor(x.id);
+            }
+        } else {
+            let id = self.moved(x, shard, (&from, &state.at), is_consumed);
+            self.table.insert(*out, state, id);
+            if is_consumed && let Some(entry) = self.table.remove(x.id) {
+                self.drop_copies(entry);
+            }
+        }
+        command::answer(from);
+    }
+
+    fn drop_tensor(&mut self, id: TensorId) {
+        if let Some(entry) = self.table.remove(id) {
+            self.drop_local(entry.local);
+            self.drop_copies(entry);
+        }
+    }
+
+    fn drop_copies(&mut self, entry: table::Entry) {
+        for (_, copy) in entry.copies {
+            self.drop_local(copy);
+        }
+    }
+
+    fn drop_local(&mut self, id: TensorId) {
+        let shape = Shape::from(Vec::<usize>::new());
+        let tensor = TensorIr { id, shape, status: TensorStatus::ReadWrite, dtype: DType::F32 };
+        self.inner.register_op(OperationIr::Drop(tensor));
+    }
+}
+
+impl<B: Inner> Interpret for Interpreter<B> {
+    fn run(&mut self, op: OperationIr) {
+        match op {
+            // The data came with the tensor.
+            OperationIr::Init(_) => {}
+            OperationIr::Drop(tensor) => self.drop_tensor(tensor.id),
+            op => match command::take() {
+                Some(command) => self.carry(command, op),
+                None => match &op {
+                    OperationIr::Float(_, FloatOperationIr::Random(random))
+                    | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => {
+                        self.report.operations += 1;
+                        let data = self.random.draw(&random.out.shape, random.out.dtype, random.distribution);
+                        self.inner.register_tensor_data_id(random.out.id, data);
+                        let state = self.replicated();
+                        self.table.insert(random.out.id, state, random.out.id);
+                    }
+                    _ => self.run_planned(op),
+                },
+            },
+        }
+    }
+
+    fn read(&mut self, x: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        let is_consumed = x.status == TensorStatus::ReadWrite;
+        let whole = self.replicated().at;
+        let local = self.place(&x, &whole, is_consumed);
+        let status = if is_consumed { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
+        let data = self.inner.read_tensor_async(TensorIr { id: local.id, status, ..x.clone() });
+        if is_consumed && let Some(mut entry) = self.table.remove(x.id) {
+            entry.copies.retain(|(_, copy)| *copy != local.id);
+            self.drop_copies(entry);
+        } else if local.is_temporary {
+            self.drop_local(local.id);
+        }
+        data
+    }
+
+    fn register_data(&mut self, data: TensorData) -> TensorId {
+        let id = self.new_id();
+        self.inner.register_tensor_data_id(id, data);
+        let state = self.replicated();
+        self.table.insert(id, state, id);
+        id
+    }
+
+    fn new_id(&mut self) -> TensorId {
+        self.next += 1;
+        TensorId::new(self.next)
+    }
+
+    fn seed(&mut self, seed: u64) {
+        self.random.seed(seed);
+    }
+
+    fn sync(&self) -> Result<(), ExecutionError> {
+        self.inner.sync()
+    }
+
+    fn flush(&self) {
+        // What cannot be handed over now is an error of the next read.
+        let _ = B::flush(&self.device);
+    }
+
+    fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
+        self.inner.dtype_usage(dtype)
+    }
+
+    fn report(&self) -> Report {
+        Report { tensors: self.table.len(), ..self.report.clone() }
+    }
+
+    fn ranks(&self, axis: usize) -> usize {
+        self.axes[axis].ranks
+    }
+}
+
+/// The operation's name: `Reshape`, `Matmul`, `Conv2dWeightBackward`, …
+fn name(op: &OperationIr) -> String {
+    let text = format!("{op:?}");
+    let end = text.find("OpIr").or_else(|| text.find(" {")).unwrap_or(text.len());
+    let start = text[..end].rfind(['(', ' ']).map_or(0, |at| at + 1);
+    let before = &text[..start.saturating_sub(1)];
+    // `BaseFloat(Reshape(ShapeOpIr { .. }))`: the word before the structure's name.
+    before.rsplit(['(', ' ']).next().unwrap_or(&text[..end]).to_string()
+}

@@ -1,0 +1,104 @@
+//! Brings the inputs of an operation to where it needs them.
+
+use super::Interpreter;
+use crate::logical::Placement::{self, Partial, Replicate};
+use crate::mesh_backend::inner::Inner;
+use crate::mesh_backend::interpreter::Interpret;
+use crate::mesh_backend::reshard::reshard;
+use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
+use std::collections::HashMap;
+
+/// An input as the inner interpreter knows it.
+#[derive(Clone, Copy)]
+pub(super) struct Local {
+    pub id: TensorId,
+    /// Whether it is dropped after the operation.
+    pub is_temporary: bool,
+    /// Whether the logical tensor is.
+    pub is_consumed: bool,
+}
+
+/// Points inputs at what the rank holds of them.
+pub(super) struct Rename<'a>(pub &'a HashMap<TensorId, Local>);
+
+impl IrVisitorMut for Rename<'_> {
+    fn visit_tensor_mut(&mut self, x: &mut TensorIr) {
+        if x.status != TensorStatus::NotInit
+            && let Some(local) = self.0.get(&x.id)
+        {
+            x.id = local.id;
+            if local.is_temporary {
+                x.status = TensorStatus::ReadOnly;
+            }
+        }
+    }
+}
+
+impl<B: Inner> Interpreter<B> {
+    /// What the rank holds of `x` in the placements `wanted`. If the operation consumes `x`, its present shard is gone
+    /// after a move; otherwise it, or the copy, remains for others.
+    pub(super) fn place(&mut self, x: &TensorIr, wanted: &[Placement], is_consumed: bool) -> Local {
+        let entry = self.table.get(x.id);
+        if entry.state.at == wanted {
+            return Local { id: entry.local, is_temporary: false, is_consumed };
+        }
+        if let Some(id) = entry.copy_in(wanted) {
+            if is_consumed {
+                let shard = entry.local;
+                self.drop_local(shard);
+            }
+            return Local { id, is_temporary: false, is_consumed };
+        }
+        let (from, shard, is_weight) = (entry.state.at.clone(), entry.local, entry.state.weight);
+        let is_whole = wanted.iter().all(|at| *at == Replicate);
+        let id = match if is_whole { self.whole_from_source(x.id) } else { None } {
+            Some(id) => {
+                if is_consumed {
+                    self.drop_local(shard);
+                }
+                id
+            }
+            None => self.moved(x, shard, (&from, wanted), is_consumed),
+        };
+        if is_consumed {
+            return Local { id, is_temporary: true, is_consumed };
+        }
+        let changed = || from.iter().zip(wanted).filter(|(from, to)| from != to);
+        if changed().all(|(from, _)| *from == Partial) {
+            // The reduced tensor serves everybody who wanted the sum.
+            self.drop_local(shard);
+            let entry = self.table.get_mut(x.id);
+            (entry.local, entry.state.at) = (id, wanted.to_vec());
+            return Local { id, is_temporary: false, is_consumed };
+        }
+        // A weight lives long, and its copies would be the memory that sharding saves.
+        let is_kept = !is_weight && changed().any(|(from, _)| *from != Replicate);
+        if is_kept {
+            self.table.get_mut(x.id).copies.push((wanted.to_vec(), id));
+        }
+        Local { id, is_temporary: !is_kept, is_consumed }
+    }
+
+    /// Moves the shard under a new name.
+    pub(super) fn moved(
+        &mut self,
+        x: &TensorIr,
+        shard: TensorId,
+        (from, to): (&[Placement], &[Placement]),
+        is_consumed: bool,
+    ) -> TensorId {
+        let mut local = x.clone();
+        local.id = shard;
+        local.status = if is_consumed { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
+        for (at, axis) in from.iter().zip(&self.axes) {
+            if let Some(dim) = at.dim() {
+                local.shape[dim] /= axis.ranks;
+            }
+        }
+        let handle = self.inner.get_tensor(&local);
+        let handle = reshard(handle, (from, to), &self.groups, &mut self.report);
+        let id = self.new_id();
+        self.inner.register_tensor_to_device(id, handle);
+        id
+    }
+}

@@ -1,0 +1,181 @@
+//! Moves a tensor from one placement to another.
+
+use super::inner::Inner;
+use super::report::Report;
+use crate::collective_ops::Collective;
+use crate::comm::{Group, ReduceOp};
+use crate::logical::Placement::{self, Partial, Replicate, Shard, Strided};
+use burn::backend::TensorMetadata;
+use burn::tensor::{IntDType, Shape, Slice};
+use burn_ir::HandleKind;
+
+/// `x`, a rank's share of a tensor in the placements `from`, in the placements `to`, which must divide its shape. All
+/// ranks of `groups`, one for each axis, must call this alike. The collectives are added to `report`.
+pub(super) fn reshard<B: Inner>(
+    mut x: HandleKind<B>,
+    (from, to): (&[Placement], &[Placement]),
+    groups: &[Group],
+    report: &mut Report,
+) -> HandleKind<B> {
+    let changed: Vec<usize> = (0..groups.len()).filter(|&axis| from[axis] != to[axis]).collect();
+    let dims = |axis: usize| [from[axis].dim(), to[axis].dim()].into_iter().flatten();
+    let touched: Vec<usize> = changed.iter().flat_map(|&axis| dims(axis)).collect();
+    let is_touched = |at: Placement| at.dim().is_some_and(|dim| touched.contains(&dim));
+    let conflicts = |axis: usize| from[axis] != to[axis] || is_touched(from[axis]);
+    // Axes that divide a dimension which changes are undone from the last to the first, and done again from the first.
+    let undone: Vec<usize> = (0..groups.len()).filter(|&axis| conflicts(axis)).collect();
+    let parts =
+        bytes(&x) * (0..groups.len()).filter(|&a| from[a].is_shard()).map(|a| groups[a].size()).product::<usize>();
+    if let [axis] = undone[..] {
+        return step(x, (from[axis], to[axis]), &groups[axis], (parts, report));
+    }
+    for &axis in undone.iter().rev() {
+        x = step(x, (from[axis], Replicate), &groups[axis], (parts, report));
+    }
+    for &axis in &undone {
+        x = step(x, (Replicate, to[axis]), &groups[axis], (parts, report));
+    }
+    x
+}
+
+/// Along one axis.
+fn step<B: Inner>(
+    x: HandleKind<B>,
+    (from, to): (Placement, Placement),
+    group: &Group,
+    (bytes, report): (usize, &mut Report),
+) -> HandleKind<B> {
+    if let (Strided { dim, blocks }, other) | (other, Strided { dim, blocks }) = (from, to)
+        && from != to
+    {
+        if other.is_shard() {
+            let x = step(x, (from, Replicate), group, (bytes, report));
+            return step(x, (Replicate, to), group, (bytes, report));
+        }
+        // With the blocks as a dimension of their own the shard is a plain one.
+        let mut split = shape(&x);
+        split.splice(dim..=dim, [blocks, split[dim] / blocks]);
+        let plain = |at: Placement| if at == other { other } else { Shard(dim + 1) };
+        let x = step(reshape(x, split), (plain(from), plain(to)), group, (bytes, report));
+        let mut merged = shape(&x);
+        merged.splice(dim..=dim + 1, [merged[dim] * merged[dim + 1]]);
+        return reshape(x, merged);
+    }
+    let mut collective = |name, x, what| {
+        if group.size() > 1 {
+            report.collective(name, bytes);
+        }
+        run_collective(x, what, group)
+    };
+    match (from, to) {
+        _ if from == to => x,
+        (Replicate, Shard(dim)) => slice(x, dim, group),
+        (Replicate, Partial) if group.rank() == 0 => x,
+        (Replicate, Partial) => zeros(x),
+        (Shard(dim), Replicate) => collective("all-gather", x, Collective::AllGather(dim)),
+        (Partial, Replicate) => collective("all-reduce", x, Collective::AllReduce(ReduceOp::Sum)),
+        (Partial, Shard(dim)) => collective("reduce-scatter", x, Collective::ReduceScatter(dim)),
+        (Shard(from), Shard(to)) => {
+            if group.size() > 1 {
+                report.collective("all-to-all", bytes);
+            }
+            all_to_all(x, from, to, group)
+        }
+        (Shard(_), Partial) => unreachable!("no rule wants a sharded tensor as a sum"),
+        (Replicate | Partial | Strided { .. }, _) | (_, Strided { .. }) => x,
+    }
+}
+
+/// Blocks of dimension `to` change for blocks of dimension `from`: every rank sends each of the others one.
+fn all_to_all<B: Inner>(x: HandleKind<B>, from: usize, to: usize, group: &Group) -> HandleKind<B> {
+    let n = group.size();
+    let shape = shape(&x);
+    let rank = shape.len();
+    let mut split = shape.clone();
+    split[to] /= n;
+    // [.., n, to / n, ..], with the block's number first, one row each.
+    let mut numbered = shape.clone();
+    numbered.splice(to..=to, [n, shape[to] / n]);
+    let first: Vec<usize> = [to].into_iter().chain((0..=rank).filter(|&dim| dim != to)).collect();
+    let x = permute(reshape(x, numbered), &first);
+    let sizes = split.iter().product();
+    let x = reshape(x, vec![n, sizes]);
+    let x = run_collective(x, Collective::AllToAll { send: vec![1; n], receive: vec![1; n] }, group);
+    // [n, ..]: the sender's number goes in front of the dimension that it sharded.
+    let x = reshape(x, [n].into_iter().chain(split.iter().copied()).collect());
+    let back: Vec<usize> = (1..=from).chain([0]).chain(from + 1..=rank).collect();
+    split[from] *= n;
+    reshape(permute(x, &back), split)
+}
+
+fn run_collective<B: Inner>(x: HandleKind<B>, what: Collective, group: &Group) -> HandleKind<B> {
+    match x {
+        HandleKind::Float(x) => HandleKind::Float(B::collective(x, what, None, group.clone())),
+        HandleKind::Int(x) => HandleKind::Int(B::collective_int(x, what, group.clone())),
+        HandleKind::Bool(x) => {
+            let dtype = x.dtype();
+            let numbers = B::collective_int(B::bool_into_int(x, IntDType::I32), what, group.clone());
+            HandleKind::Bool(B::int_not_equal_elem(numbers, 0.into(), dtype.into()))
+        }
+        HandleKind::Quantized(_) => unreachable!("quantized tensors are whole on every rank"),
+    }
+}
+
+fn slice<B: Inner>(x: HandleKind<B>, dim: usize, group: &Group) -> HandleKind<B> {
+    let shape = shape(&x);
+    let part = shape[dim] / group.size();
+    let mut ranges = vec![Slice::full(); shape.len()];
+    ranges[dim] = Slice::from(group.rank() * part..(group.rank() + 1) * part);
+    match x {
+        HandleKind::Float(x) => HandleKind::Float(B::float_slice(x, &ranges)),
+        HandleKind::Int(x) => HandleKind::Int(B::int_slice(x, &ranges)),
+        HandleKind::Bool(x) => HandleKind::Bool(B::bool_slice(x, &ranges)),
+        HandleKind::Quantized(_) => unreachable!("quantized tensors are whole on every rank"),
+    }
+}
+
+fn zeros<B: Inner>(x: HandleKind<B>) -> HandleKind<B> {
+    match x {
+        HandleKind::Float(x) => HandleKind::Float(B::float_zeros(x.shape(), &x.device(), x.dtype().into())),
+        HandleKind::Int(x) => HandleKind::Int(B::int_zeros(x.shape(), &x.device(), x.dtype().into())),
+        HandleKind::Bool(_) | HandleKind::Quantized(_) => unreachable!("sums are of numbers"),
+    }
+}
+
+fn reshape<B: Inner>(x: HandleKind<B>, shape: Vec<usize>) -> HandleKind<B> {
+    let shape = Shape::from(shape);
+    match x {
+        HandleKind::Float(x) => HandleKind::Float(B::float_reshape(x, shape)),
+        HandleKind::Int(x) => HandleKind::Int(B::int_reshape(x, shape)),
+        HandleKind::Bool(x) => HandleKind::Bool(B::bool_reshape(x, shape)),
+        HandleKind::Quantized(_) => unreachable!("quantized tensors are whole on every rank"),
+    }
+}
+
+fn permute<B: Inner>(x: HandleKind<B>, axes: &[usize]) -> HandleKind<B> {
+    match x {
+        HandleKind::Float(x) => HandleKind::Float(B::float_permute(x, axes)),
+        HandleKind::Int(x) => HandleKind::Int(B::int_permute(x, axes)),
+        HandleKind::Bool(x) => HandleKind::Bool(B::bool_permute(x, axes)),
+        HandleKind::Quantized(_) => unreachable!("quantized tensors are whole on every rank"),
+    }
+}
+
+fn shape<B: Inner>(x: &HandleKind<B>) -> Vec<usize> {
+    match x {
+        HandleKind::Float(x) => x.shape().to_vec(),
+        HandleKind::Int(x) => x.shape().to_vec(),
+        HandleKind::Bool(x) => x.shape().to_vec(),
+        HandleKind::Quantized(x) => x.shape().to_vec(),
+    }
+}
+
+fn bytes<B: Inner>(x: &HandleKind<B>) -> usize {
+    let dtype = match x {
+        HandleKind::Float(x) => x.dtype(),
+        HandleKind::Int(x) => x.dtype(),
+        HandleKind::Bool(x) => x.dtype(),
+        HandleKind::Quantized(x) => x.dtype(),
+    };
+    shape(x).iter().product::<usize>() * dtype.size()
+}

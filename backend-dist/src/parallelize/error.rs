@@ -1,0 +1,66 @@
+//! Why a plan does not fit a module.
+
+use crate::mesh::Axis;
+
+/// Why a [plan](super::Plan) does not fit a module.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// A pattern, or an alternative of one, that no parameter's path matches.
+    #[error("plan: pattern `{pattern}` matches no parameter; the nearest is `{nearest}`")]
+    Unmatched {
+        /// The pattern.
+        pattern: String,
+        /// The path most like it.
+        nearest: String,
+    },
+    /// The ranks do not divide a parameter's dimension.
+    #[error(
+        "plan: `{path}` has {size} elements along dimension {dim}, which {ranks} ranks of axis {axis} do not divide; \
+         the nearest sizes are {below} and {above}"
+    )]
+    Size {
+        /// The parameter.
+        path: String,
+        /// The dimension.
+        dim: usize,
+        /// Its size.
+        size: usize,
+        /// Ranks along the axis.
+        ranks: usize,
+        /// The axis.
+        axis: Axis,
+        /// The next smaller size that they divide.
+        below: usize,
+        /// The next larger one.
+        above: usize,
+    },
+    /// The ranks do not divide the heads of attention.
+    #[error(
+        "plan: `{path}` has {heads} heads (`{attribute}`), which {ranks} ranks of axis {axis} do not divide; \
+         {heads} heads can be on {legal} ranks"
+    )]
+    Heads {
+        /// The attention.
+        path: String,
+        /// The attribute: `n_heads` or `n_heads_kv`.
+        attribute: String,
+        /// How many heads.
+        heads: usize,
+        /// Ranks along the axis.
+        ranks: usize,
+        /// The axis.
+        axis: Axis,
+        /// The nearest number of ranks that divides the heads.
+        legal: usize,
+    },
+    /// A parameter has no dimension to shard.
+    #[error("plan: `{path}` has shape {shape:?}, which has no dimension to shard by {style}")]
+    Rank {
+        /// The parameter.
+        path: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// `columns` or `rows`.
+        style: &'static str,
+    },
+}

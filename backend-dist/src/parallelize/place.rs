@@ -1,0 +1,47 @@
+//! Moves the parameters of a module.
+
+use super::parameters::{Field, field, join};
+use crate::launch::Rank;
+use crate::logical::Placement;
+use crate::mesh::Axis;
+use crate::mesh_backend::Redistribute;
+use burn::module::{ModuleMapper, Param};
+use burn::tensor::Tensor;
+use std::collections::HashMap;
+
+pub(super) struct Placer<'a> {
+    rank: &'a Rank,
+    axis: Axis,
+    placements: HashMap<String, Placement>,
+    fields: Vec<Field>,
+}
+
+impl<'a> Placer<'a> {
+    /// By path; parameters that are not in the map stay where they are.
+    pub fn new(rank: &'a Rank, axis: Axis, placements: HashMap<String, Placement>) -> Self {
+        Self { rank, axis, placements, fields: Vec::new() }
+    }
+}
+
+impl ModuleMapper for Placer<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.fields.push(field(name, container));
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.fields.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(&to) = self.placements.get(&join(&self.fields)) else { return param };
+        param.map(|value| {
+            let is_tracked = value.is_require_grad();
+            let is_autodiff = value.device().is_autodiff();
+            let placed = value.without_autodiff().redistribute_parameter(self.rank, self.axis, to);
+            match is_autodiff {
+                true => Tensor::from_inner(placed).set_require_grad(is_tracked),
+                false => placed,
+            }
+        })
+    }
+}

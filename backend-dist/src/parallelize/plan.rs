@@ -1,0 +1,189 @@
+//! Which parameter is sharded how.
+
+use super::attributes::Attribute;
+use super::error::PlanError;
+use super::parameters::Parameter;
+use super::pattern::{Pattern, nearest};
+use crate::logical::Placement::{self, Replicate, Shard};
+use crate::mesh::Axis;
+use std::collections::HashMap;
+
+/// How a layer's parameters are sharded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// By output: `weight [in, out]` along dimension 1, a bias with it, the filters of a convolution along dimension 0.
+    Columns,
+    /// By input: `weight [in, out]` along dimension 0, the filters of a convolution along dimension 1; a bias is whole.
+    Rows,
+    /// Not at all.
+    Replicate,
+}
+
+/// Which parameters [`parallelize`](super::parallelize) shards, and how.
+///
+/// ```
+/// use backend_dist::parallelize::Plan;
+///
+/// // burn-nn's modules by type, layers of one's own by path.
+/// let plan = Plan::auto().columns("wq|wk|wv").rows("wo").replicate("embedding");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Plan {
+    auto: bool,
+    axis: Axis,
+    patterns: Vec<(Pattern, Style)>,
+}
+
+impl Default for Plan {
+    /// Nothing is sharded.
+    fn default() -> Self {
+        Self { auto: false, axis: Axis::Tp, patterns: Vec::new() }
+    }
+}
+
+impl Plan {
+    /// Modules of burn-nn by type, as Megatron-LM shards them: `MultiHeadAttention` and `CrossAttention` (query, key and
+    /// value by columns, output by rows), `PositionWiseFeedForward` (inner by columns, outer by rows), `SwiGlu` (both by
+    /// columns) and `Embedding` (by columns, which are the features). Other modules stay whole; a `Linear` alone may be
+    /// either half of a pair, which its path has to say.
+    pub fn auto() -> Self {
+        Self { auto: true, ..Self::default() }
+    }
+
+    /// The axis along which the parameters are sharded instead of tensor parallel.
+    pub fn along(mut self, axis: Axis) -> Self {
+        self.axis = axis;
+        self
+    }
+
+    /// Shards by output all parameters whose path, such as `layers.0.mlp.gate.weight`, contains `pattern` or one of its
+    /// alternatives, which `|` separates; `*` stands for any characters. Later patterns win over earlier ones, and all
+    /// win over types.
+    pub fn columns(self, pattern: &str) -> Self {
+        self.with(pattern, Style::Columns)
+    }
+
+    /// Shards by input all parameters whose path matches.
+    pub fn rows(self, pattern: &str) -> Self {
+        self.with(pattern, Style::Rows)
+    }
+
+    /// Leaves all parameters whole whose path matches.
+    pub fn replicate(self, pattern: &str) -> Self {
+        self.with(pattern, Style::Replicate)
+    }
+
+    pub(super) fn axis(&self) -> Axis {
+        self.axis
+    }
+
+    fn with(mut self, pattern: &str, style: Style) -> Self {
+        self.patterns.push((Pattern::new(pattern), style));
+        self
+    }
+
+    /// The placement of each parameter on `ranks` ranks. Those that stay whole are not in the map.
+    pub(super) fn placements(
+        &self,
+        parameters: &[Parameter],
+        heads: &[Attribute],
+        ranks: usize,
+    ) -> Result<HashMap<String, Placement>, PlanError> {
+        self.check_patterns(parameters)?;
+        let mut placements = HashMap::new();
+        for parameter in parameters {
+            let path = parameter.path();
+            let by_path =
+                self.patterns.iter().rev().find(|(pattern, _)| pattern.matches(&path)).map(|&(_, style)| style);
+            let by_type = || if self.auto { known(parameter) } else { None };
+            let Some(style) = by_path.or_else(by_type) else { continue };
+            let at = style.placement(&parameter.shape).ok_or_else(|| PlanError::Rank {
+                path: path.clone(),
+                shape: parameter.shape.clone(),
+                style: if style == Style::Columns { "columns" } else { "rows" },
+            })?;
+            if let Shard(dim) = at {
+                self.check_size(&path, &parameter.shape, dim, ranks)?;
+                self.check_heads(parameter, heads, ranks)?;
+                placements.insert(path, at);
+            }
+        }
+        Ok(placements)
+    }
+
+    fn check_patterns(&self, parameters: &[Parameter]) -> Result<(), PlanError> {
+        let paths: Vec<String> = parameters.iter().map(Parameter::path).collect();
+        match self.patterns.iter().find_map(|(pattern, _)| pattern.unmatched(&paths)) {
+            None => Ok(()),
+            Some(unmatched) => Err(PlanError::Unmatched {
+                pattern: unmatched.into(),
+                nearest: nearest(unmatched, &paths).cloned().unwrap_or_default(),
+            }),
+        }
+    }
+
+    fn check_size(&self, path: &str, shape: &[usize], dim: usize, ranks: usize) -> Result<(), PlanError> {
+        let size = shape[dim];
+        if Shard(dim).local_shape(shape, ranks).is_some() {
+            return Ok(());
+        }
+        let below = size / ranks * ranks;
+        let (path, axis) = (path.to_string(), self.axis);
+        Err(PlanError::Size { path, dim, size, ranks, axis, below: below.max(ranks), above: below + ranks })
+    }
+
+    /// A projection of attention may only be divided between heads.
+    fn check_heads(&self, parameter: &Parameter, heads: &[Attribute], ranks: usize) -> Result<(), PlanError> {
+        let path = parameter.path();
+        let of_module =
+            |attribute: &&Attribute| path.starts_with(&format!("{}.", attribute.module)) || attribute.module.is_empty();
+        let is_projection = parameter.above(1).is_some_and(|field| is_attention(&field.container));
+        let indivisible = heads.iter().filter(of_module).find(|heads| !heads.value.is_multiple_of(ranks));
+        match indivisible.filter(|_| is_projection) {
+            None => Ok(()),
+            Some(attribute) => Err(PlanError::Heads {
+                path: attribute.module.clone(),
+                attribute: attribute.name.clone(),
+                heads: attribute.value,
+                ranks,
+                axis: self.axis,
+                legal: (1..=attribute.value)
+                    .filter(|&n| attribute.value.is_multiple_of(n))
+                    .min_by_key(|&n| n.abs_diff(ranks))
+                    .unwrap_or(1),
+            }),
+        }
+    }
+}
+
+impl Style {
+    fn placement(self, shape: &[usize]) -> Option<Placement> {
+        match (self, shape.len()) {
+            (Style::Replicate, _) | (Style::Rows, 1) => Some(Replicate),
+            (_, 0) => None,
+            (Style::Columns, 2) | (Style::Rows, 3..) => Some(Shard(1)),
+            (Style::Columns, _) | (Style::Rows, _) => Some(Shard(0)),
+        }
+    }
+}
+
+fn is_attention(container: &str) -> bool {
+    matches!(container, "MultiHeadAttention" | "CrossAttention")
+}
+
+/// How a module of burn-nn is sharded, by the types of a parameter's layer and of the module that has it.
+fn known(parameter: &Parameter) -> Option<Style> {
+    let layer = parameter.above(0)?.container.as_str();
+    if layer == "Embedding" {
+        return Some(Style::Columns);
+    }
+    let field = parameter.above(1).filter(|_| layer == "Linear")?;
+    match (field.container.as_str(), field.name.as_str()) {
+        (module, "query" | "key" | "value") if is_attention(module) => Some(Style::Columns),
+        (module, "output") if is_attention(module) => Some(Style::Rows),
+        ("PositionWiseFeedForward", "linear_inner") => Some(Style::Columns),
+        ("PositionWiseFeedForward", "linear_outer") => Some(Style::Rows),
+        ("SwiGlu", "linear_inner" | "linear_outer") => Some(Style::Columns),
+        _ => None,
+    }
+}

@@ -1,0 +1,60 @@
+//! Plans on modules that stay where they are.
+
+use super::attributes::attributes;
+use super::parameters::parameters;
+use super::{Plan, PlanError};
+use crate::logical::Placement::{self, Shard};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
+use burn::tensor::Device;
+use std::collections::HashMap;
+
+fn encoder(heads: usize) -> TransformerEncoder {
+    TransformerEncoderConfig::new(12, 24, heads, 1).init(&Device::flex())
+}
+
+fn placements(plan: &Plan, heads: usize, ranks: usize) -> Result<HashMap<String, Placement>, PlanError> {
+    let model = encoder(heads);
+    plan.placements(&parameters(&model), &attributes(&model, &["n_heads", "n_heads_kv"]), ranks)
+}
+
+#[test]
+fn types_are_sharded_as_in_megatron() {
+    let placements = placements(&Plan::auto(), 4, 2).unwrap();
+    let of = |path: &str| placements.get(&format!("layers.0.{path}")).copied();
+    assert_eq!(of("mha.query.weight"), Some(Shard(1)));
+    assert_eq!(of("mha.value.bias"), Some(Shard(0)));
+    assert_eq!((of("mha.output.weight"), of("mha.output.bias")), (Some(Shard(0)), None));
+    assert_eq!((of("pwff.linear_inner.bias"), of("pwff.linear_outer.weight")), (Some(Shard(0)), Some(Shard(0))));
+    assert_eq!(of("norm_1.gamma"), None);
+    assert_eq!(placements.len(), 10);
+}
+
+#[test]
+fn patterns_win_over_types_and_later_ones_over_earlier_ones() {
+    let plan = Plan::auto().replicate("pwff").columns("pwff.*_inner.weight").replicate("mha");
+    let placements = placements(&plan, 4, 2).unwrap();
+    assert_eq!(placements, HashMap::from([("layers.0.pwff.linear_inner.weight".to_string(), Shard(1))]));
+}
+
+#[test]
+fn an_unknown_name_is_refused_with_the_nearest_path() {
+    let error = placements(&Plan::auto().rows("linear_outer|linear_iner"), 4, 2).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("pattern `linear_iner` matches no parameter"), "{text}");
+    assert!(text.contains("nearest is `layers.0.pwff.linear_inner."), "{text}");
+}
+
+#[test]
+fn heads_and_sizes_that_do_not_divide_are_refused_with_the_nearest_legal_ones() {
+    let text = placements(&Plan::auto(), 3, 2).unwrap_err().to_string();
+    assert_eq!(
+        text,
+        "plan: `layers.0.mha` has 3 heads (`n_heads`), which 2 ranks of axis tp do not divide; 3 heads can be on 1 ranks"
+    );
+    let text = placements(&Plan::auto().replicate("mha"), 3, 5).unwrap_err().to_string();
+    assert_eq!(
+        text,
+        "plan: `layers.0.pwff.linear_inner.weight` has 24 elements along dimension 1, which 5 ranks of axis tp do not \
+         divide; the nearest sizes are 20 and 25"
+    );
+}

@@ -1,0 +1,17 @@
+//! Tensors of a logical device equal those of one device, whatever the placements.
+
+mod misuse;
+mod operations;
+mod property;
+mod random;
+
+use burn::tensor::{Device, FloatDType};
+use std::sync::Once;
+
+/// The CPU, with f64 as the default type.
+fn cpu() -> Device {
+    static CONFIGURED: Once = Once::new();
+    let mut device = Device::flex();
+    CONFIGURED.call_once(|| device.configure(FloatDType::F64).unwrap());
+    device
+}

@@ -1,0 +1,161 @@
+//! Every operation, with inputs in any placement, on 1 to 4 ranks.
+
+use crate::cpu;
+use crate::operations::{Inputs, OPERATIONS};
+use backend_dist::launch::{Rank, launch};
+use backend_dist::logical::Placement::{self, Partial, Replicate, Shard};
+use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh_backend::Redistribute;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use proptest::prelude::*;
+
+fn values(shape: [usize; 3], seed: usize) -> Vec<f64> {
+    (0..shape.iter().product::<usize>()).map(|i| ((i * 7 + seed * 13) as f64 * 0.37).sin()).collect()
+}
+
+fn float(shape: [usize; 3], seed: usize, device: &Device) -> Tensor<3> {
+    Tensor::from_data(TensorData::new(values(shape, seed), shape), (device, DType::F64))
+}
+
+/// Values below every dimension.
+fn index(shape: [usize; 3], device: &Device) -> Tensor<3, Int> {
+    let below = shape.iter().min().unwrap();
+    let n: usize = shape.iter().product();
+    let values: Vec<i64> = (0..n).map(|i| ((i * 5 + 2) % below) as i64).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+/// The tensor in a placement; where the ranks do not divide it, whole.
+fn placed(x: Tensor<3>, rank: &Rank, axis: Axis, at: Placement) -> Tensor<3> {
+    let n = rank.mesh.axis_size(axis);
+    match at {
+        Replicate => x,
+        Shard(dim) if x.dims()[dim].is_multiple_of(n) => x.redistribute(rank, axis, Shard(dim)),
+        Shard(_) | Placement::Strided { .. } => x,
+        Partial => {
+            let summand = x.clone() / n as f64;
+            let summands = Tensor::cat(vec![summand.unsqueeze::<4>(); n], 0).redistribute(rank, axis, Shard(0));
+            let sum = summands.sum_dim(0).squeeze_dim::<3>(0);
+            assert_eq!(sum.placement(axis), Partial);
+            sum
+        }
+    }
+}
+
+fn placed_int(x: Tensor<3, Int>, rank: &Rank, axis: Axis, at: Placement) -> Tensor<3, Int> {
+    match at {
+        Shard(dim) if x.dims()[dim].is_multiple_of(rank.mesh.axis_size(axis)) => x.redistribute(rank, axis, Shard(dim)),
+        _ => x,
+    }
+}
+
+fn read(x: Tensor<1>) -> Vec<f64> {
+    x.into_data().iter::<f64>().collect()
+}
+
+/// Placements of x, y and the index along every axis.
+type Places = Vec<[Placement; 3]>;
+
+fn check(operation: usize, shape: [usize; 3], dim: usize, layout: &str, axes: &[Axis], places: &Places) {
+    let (name, run) = OPERATIONS[operation];
+    let inputs = |device: &Device| Inputs {
+        x: float(shape, 1, device),
+        y: float(shape, 2, device),
+        index: index(shape, device),
+        dim,
+    };
+    let expected = read(run(inputs(&cpu())));
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let ranks = launch(&mesh, &[cpu()], |rank| {
+        let mut inputs = inputs(&rank.logical_device(axes));
+        for (&axis, [x, y, index]) in axes.iter().zip(places) {
+            // What two axes shard alike, the first has divided.
+            let fits = |tensor: [usize; 3], at: &Placement| match at {
+                Shard(dim) => tensor[*dim].is_multiple_of(rank.mesh.world_size()),
+                _ => true,
+            };
+            if fits(shape, x) {
+                inputs.x = placed(inputs.x, &rank, axis, *x);
+            }
+            if fits(shape, y) {
+                inputs.y = placed(inputs.y, &rank, axis, *y);
+            }
+            if fits(shape, index) {
+                inputs.index = placed_int(inputs.index, &rank, axis, *index);
+            }
+        }
+        // What an operation consumes, and what it leaves to others.
+        let again = inputs.clone();
+        Ok([read(run(inputs)), read(run(again))])
+    });
+    for (rank, values) in ranks.unwrap().iter().flatten().enumerate() {
+        assert_eq!(values.len(), expected.len(), "{name}");
+        let norm = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let difference = values.iter().zip(&expected).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
+        assert!(
+            difference <= 1e-10 * norm.max(1e-3),
+            "{name} of {shape:?} along {dim} on {layout} with {places:?}, result {rank}: {difference} of {norm}"
+        );
+    }
+}
+
+fn placement() -> impl Strategy<Value = Placement> {
+    prop_oneof![Just(Replicate), (0usize..3).prop_map(Shard), Just(Partial)]
+}
+
+fn places(axes: usize) -> impl Strategy<Value = Places> {
+    proptest::collection::vec([placement(), placement(), placement()], axes)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn an_operation_on_one_axis_equals_one_device(
+        operation in 0..OPERATIONS.len(),
+        a in 1usize..9,
+        b in 1usize..9,
+        c in 1usize..5,
+        dim in 0usize..3,
+        ranks in 1usize..5,
+        places in places(1),
+    ) {
+        check(operation, [a, b, 2 * c], dim, &format!("TP{ranks}"), &[Axis::Tp], &places);
+    }
+
+    #[test]
+    fn an_operation_on_two_axes_equals_one_device(
+        operation in 0..OPERATIONS.len(),
+        a in 1usize..5,
+        b in 1usize..5,
+        c in 1usize..5,
+        dim in 0usize..3,
+        places in places(2),
+    ) {
+        check(operation, [2 * a, 2 * b, 2 * c], dim, "TP2 DP2", &[Axis::Dp, Axis::Tp], &places);
+    }
+}
+
+/// A whole copy that one view has made, and the last view consumes.
+#[test]
+fn a_consumed_copy_has_no_views() {
+    let reshape = OPERATIONS.iter().position(|(name, _)| *name == "reduced after a merge").unwrap();
+    for operation in 0..OPERATIONS.len() {
+        check(operation, [1, 2, 4], 0, "TP4", &[Axis::Tp], &vec![[Replicate, Shard(2), Replicate]]);
+    }
+    check(reshape, [1, 2, 4], 0, "TP4", &[Axis::Tp], &vec![[Shard(2), Shard(2), Replicate]]);
+}
+
+/// Shapes that divide, so that every rule is met in every placement.
+#[test]
+fn every_operation_in_every_placement_of_its_first_input() {
+    for operation in 0..OPERATIONS.len() {
+        for at in [Replicate, Shard(0), Shard(1), Shard(2), Partial] {
+            for other in [Replicate, at] {
+                for dim in 0..3 {
+                    check(operation, [4, 4, 4], dim, "TP2", &[Axis::Tp], &vec![[at, other, other]]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Optimizers of Burn on a logical device.
+
+use crate::harness::{cpu, determined, tensor};
+use backend_dist::launch::launch;
+use backend_dist::logical::Placement::Shard;
+use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh_backend::Redistribute;
+use backend_dist::parallelize::{Plan, parallelize};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Tensor};
+
+type Values = Vec<Vec<f64>>;
+
+#[derive(Default)]
+struct Read(Values);
+
+impl ModuleVisitor for Read {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.val().into_data().iter::<f64>().collect());
+    }
+}
+
+/// The model after three steps.
+fn trained(mut model: TransformerEncoder, device: &Device, mut optimizer: ModuleOptimizer) -> TransformerEncoder {
+    for step in 0..3 {
+        let y = model.forward(TransformerEncoderInput::new(tensor([2, 4, 16], step, device)));
+        let loss = (y - tensor([2, 4, 16], 7, device)).powf_scalar(2.0).mean();
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(1e-2, model, gradients);
+    }
+    model
+}
+
+fn init(device: &Device) -> TransformerEncoder {
+    determined(TransformerEncoderConfig::new(16, 32, 4, 1).with_dropout(0.0).init(device))
+}
+
+fn values(model: &TransformerEncoder) -> Values {
+    let mut read = Read::default();
+    model.visit(&mut read);
+    read.0
+}
+
+fn check(optimizer: fn() -> ModuleOptimizer) {
+    let alone = cpu().autodiff();
+    let expected = values(&trained(init(&alone), &alone, optimizer()));
+    for layout in ["TP1", "TP2", "TP4"] {
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        let ranks = launch(&mesh, &[cpu()], |rank| {
+            let device = rank.logical_device(&[Axis::Tp]).autodiff();
+            let model = parallelize(init(&device), &rank, &Plan::auto())?;
+            let model = trained(model, &device, optimizer());
+            // The parameter stays where the plan has put it.
+            assert_eq!(model.layers[0].mha.query.weight.val().placement(Axis::Tp), Shard(1));
+            Ok(values(&model))
+        });
+        for (rank, values) in ranks.unwrap().iter().enumerate() {
+            for (i, (x, y)) in values.iter().zip(&expected).enumerate() {
+                let norm = y.iter().map(|y| y * y).sum::<f64>().sqrt();
+                let difference = x.iter().zip(y).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
+                assert!(difference <= 1e-10 * norm, "{layout} rank {rank} parameter {i}: {difference} of {norm}");
+            }
+        }
+    }
+}
+
+#[test]
+fn three_steps_of_adam_w() {
+    check(|| AdamWConfig::new().with_epsilon(1e-4).init());
+}
+
+#[test]
+fn three_steps_of_sgd() {
+    check(|| SgdConfig::new().init());
+}

@@ -1,0 +1,76 @@
+//! burn-nn's transformers.
+
+use crate::harness::{Case, LAYOUTS, ints, tensor};
+use backend_dist::logical::Placement::Shard;
+use backend_dist::mesh::Axis;
+use backend_dist::mesh_backend::Redistribute;
+use backend_dist::parallelize::Plan;
+use burn::nn::attention::generate_autoregressive_mask;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::tensor::Tensor;
+
+fn loss(y: Tensor<3>) -> Tensor<1> {
+    let target = tensor(y.dims(), 5, &y.device());
+    (y.clone() - target).powf_scalar(2.0).sum() + y.powf_scalar(3.0).mean()
+}
+
+fn encoder() -> Case<TransformerEncoder> {
+    Case {
+        init: |device| TransformerEncoderConfig::new(16, 32, 4, 2).with_dropout(0.0).with_norm_first(true).init(device),
+        loss: |model, device, _| loss(model.forward(TransformerEncoderInput::new(tensor([4, 8, 16], 3, device)))),
+    }
+}
+
+#[test]
+fn the_encoder_in_tensor_parallel() {
+    for layout in LAYOUTS {
+        let report = encoder().check(layout, &Plan::auto());
+        assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+        // Two layers: after attention and after the feed-forward network, forward and backward, as in Megatron-LM.
+        let expected = if layout == "TP1" { 0 } else { 8 };
+        assert_eq!(report.times("all-reduce"), expected, "{layout}: {report}");
+        assert_eq!(report.collectives.len(), expected.min(1), "{layout}: {report}");
+    }
+}
+
+#[test]
+fn the_encoder_in_sequence_parallel() {
+    let case = Case {
+        loss: |model: &TransformerEncoder, device, rank| {
+            let mut x = tensor([4, 8, 16], 3, device);
+            if let Some(rank) = rank {
+                x = x.redistribute(rank, Axis::Tp, Shard(1));
+            }
+            loss(model.forward(TransformerEncoderInput::new(x)))
+        },
+        ..encoder()
+    };
+    for layout in LAYOUTS {
+        let report = case.check(layout, &Plan::auto());
+        assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+        // Two layers of two blocks: one before and one after each, forward and backward.
+        if layout != "TP1" {
+            assert_eq!((report.times("all-gather"), report.times("reduce-scatter")), (8, 8), "{layout}: {report}");
+            assert_eq!(report.collectives.len(), 2, "{layout}: {report}");
+        }
+    }
+}
+
+#[test]
+fn the_encoder_with_norms_last_and_masks() {
+    let case = Case::<TransformerEncoder> {
+        init: |device| {
+            TransformerEncoderConfig::new(16, 32, 4, 2).with_dropout(0.0).with_quiet_softmax(true).init(device)
+        },
+        loss: |model, device, _| {
+            let padding = ints([2, 6], 5, device).equal_elem(1);
+            let mask = generate_autoregressive_mask(2, 6, device);
+            let input = TransformerEncoderInput::new(tensor([2, 6, 16], 3, device)).mask_pad(padding).mask_attn(mask);
+            loss(model.forward(input))
+        },
+    };
+    for layout in LAYOUTS {
+        let report = case.check(layout, &Plan::auto());
+        assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+    }
+}
