@@ -16,6 +16,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Any error a rank may return.
+///
+/// ```
+/// use backend_dist::{launch::{BoxError, launch}, mesh::Mesh};
+/// use burn::tensor::Device;
+///
+/// /// What `?` makes of any error, on a rank and around it.
+/// fn largest(layout: &str, values: &[i64]) -> Result<i64, BoxError> {
+///     let ranks = launch(&Mesh::new(layout.parse()?)?, &[Device::flex()], |rank| {
+///         Ok(*values.get(rank.rank).ok_or("more ranks than values")?)
+///     })?;
+///     Ok(ranks.into_iter().max().ok_or("no rank")?)
+/// }
+/// assert_eq!(largest("DP2", &[3, 5])?, 5);
+/// assert!(largest("DP3", &[3, 5]).unwrap_err().to_string().contains("more ranks than values"));
+/// assert!(largest("DP0", &[]).is_err(), "no such layout");
+/// # Ok::<(), BoxError>(())
+/// ```
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// One rank: its coordinates in the mesh, its device and its groups.

@@ -29,6 +29,18 @@ pub enum WsdDecay {
 }
 
 /// Form of a schedule after its warm-up.
+///
+/// ```
+/// use burn_megatron::{lr::WsdDecay, prelude::*};
+///
+/// // Warm up over 100 steps, stay at the maximum, fall over the last 200 of 2000 steps.
+/// let form = LrDecay::Wsd { tail: Span::Steps(200), form: WsdDecay::MinusSqrt };
+/// let lr = LrConfig { form, warmup: Span::Steps(100), decay: Span::Steps(2000), ..LrConfig::constant(1e-3) };
+/// let schedule = lr.schedule(16)?;
+/// assert_eq!(schedule.at(16 * 1800), 1e-3);
+/// assert_eq!(schedule.at(16 * 2000), 0.0);
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LrDecay {
@@ -50,6 +62,25 @@ pub enum LrDecay {
 }
 
 /// What the user writes down about the learning rate.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// let lr = LrConfig {
+///     max: 3e-4,
+///     min: 3e-5,
+///     init: 0.0,
+///     warmup: Span::Steps(100),
+///     decay: Span::Steps(2000),
+///     form: LrDecay::Cosine,
+/// };
+/// // Schedules count sequences. One step of this run consumes 16 of them.
+/// let schedule = lr.schedule(16)?;
+/// assert_eq!(schedule.at(16 * 50), 1.5e-4, "half of the warm-up");
+/// assert_eq!(schedule.at(16 * 100), 3e-4);
+/// assert_eq!(schedule.at(16 * 5000), 3e-5, "after the end of the decay");
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LrConfig {

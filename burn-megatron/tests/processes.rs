@@ -1,7 +1,7 @@
 //! `burn-megatron train` in several processes, started as torchrun starts them.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -35,8 +35,14 @@ fn all(processes: usize) -> Vec<Process> {
     (0..processes).map(|process| Process { process, processes, port }).collect()
 }
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_burn-megatron");
+
 fn command(folder: &Path, arguments: &str, process: Option<&Process>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command_of(Path::new(PROGRAM), folder, arguments, process)
+}
+
+fn command_of(program: &Path, folder: &Path, arguments: &str, process: Option<&Process>) -> Command {
+    let mut command = Command::new(program);
     command.current_dir(folder).args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
     if let Some(Process { process, processes, port }) = process {
         let [process, processes] = [process, processes].map(ToString::to_string);
@@ -223,4 +229,33 @@ fn a_timeout_beyond_its_range_ends_every_process_and_names_the_range() {
         let range = "BURN_MEGATRON_TIMEOUT = \"18446744073709551615\": expected a number of seconds, 1 to 604800";
         assert!(!status.success() && stderr.contains(range) && !stderr.contains("panicked"), "{stderr}");
     }
+}
+
+#[test]
+fn processes_of_two_builds_are_refused_and_both_are_named() {
+    let folder = folder();
+    let folder = folder.path();
+    // A build that differs in nothing but a byte.
+    let other = folder.join("burn-megatron");
+    fs::copy(PROGRAM, &other).unwrap();
+    fs::OpenOptions::new().append(true).open(&other).unwrap().write_all(b"\n").unwrap();
+    let start = |(process, program): (&Process, &Path)| {
+        command_of(program, folder, &train("builds"), Some(process)).spawn().unwrap()
+    };
+    let two = all(2);
+    let children: Vec<Child> = two.iter().zip([Path::new(PROGRAM), &other]).map(start).collect();
+    let bytes = fs::metadata(PROGRAM).unwrap().len();
+    for child in children {
+        let Ended { status, stderr, .. } = ended(child, Duration::from_secs(60));
+        assert!(!status.success(), "{stderr}");
+        for words in [
+            "process 0 on ",
+            &format!("has executable of {bytes} bytes with the checksum "),
+            "but process 1 on ",
+            &format!("has executable of {} bytes with the checksum ", bytes + 1),
+        ] {
+            assert!(stderr.contains(words), "`{words}` is missing in: {stderr}");
+        }
+    }
+    assert!(!folder.join("builds").exists(), "nothing was written");
 }

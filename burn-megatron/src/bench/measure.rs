@@ -131,7 +131,7 @@ impl Bench<'_> {
             let own = engine.sequences_of_step();
             let rows = phase(Phase::Batch, || -> Result<Vec<_>, BoxError> {
                 let batch = batches.next().filter(|_| continues).ok_or("there are fewer batches than steps")??;
-                Ok(own.into_iter().map(|rows| batch.read(rows)).collect())
+                own.into_iter().map(|rows| batch.read(rows)).collect()
             })?;
             let number = engine.steps() + 1;
             let recorder = tracer.recorder(number);

@@ -42,31 +42,45 @@ pub(super) fn intersection(a: &[Range<usize>], b: &[Range<usize>]) -> Option<Vec
         .collect()
 }
 
-/// Copies what two boxes of one tensor have in common from one's array to the other's, in the longest runs that are
-/// contiguous in both. `size` is the number of bytes of an element.
-///
-/// # Panics
-/// If an array is shorter than its box.
-pub(super) fn copy(from: &[u8], from_box: &[Range<usize>], to: &mut [u8], to_box: &[Range<usize>], size: usize) {
-    let Some(common) = intersection(from_box, to_box) else { return };
-    // Dimensions after `split` are whole in both arrays, so a contiguous run spans them and the range of `split`.
-    let whole_in_both = |&d: &usize| from_box[d] == common[d] && to_box[d] == common[d];
-    let split = (0..common.len()).rev().find(|d| !whole_in_both(d)).unwrap_or(0);
-    let run = len(common.get(split..).unwrap_or_default()) * size;
-    let (from_strides, to_strides) = (strides(from_box, size), strides(to_box, size));
-    let offset = |start: &[usize], ranges: &[Range<usize>], strides: &[usize]| -> usize {
-        start.iter().zip(ranges).zip(strides).map(|((index, range), stride)| (index - range.start) * stride).sum()
-    };
-    let mut at: Vec<usize> = common.iter().map(|range| range.start).collect();
-    loop {
-        let (source, target) = (offset(&at, from_box, &from_strides), offset(&at, to_box, &to_strides));
-        to[target..target + run].copy_from_slice(&from[source..source + run]);
-        let Some(next) = (0..split).rev().find(|&d| at[d] + 1 < common[d].end) else { return };
-        at[next] += 1;
-        for d in next + 1..split {
-            at[d] = common[d].start;
-        }
-    }
+/// Bytes that are contiguous in the arrays of two boxes of one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Where they begin in the first array.
+    pub from: usize,
+    /// Where they begin in the second array.
+    pub to: usize,
+    /// How many they are.
+    pub bytes: usize,
+}
+
+/// What two boxes of one tensor have in common, in the longest runs that are contiguous in both arrays, in ascending
+/// order in both. `size` is the number of bytes of an element.
+pub(super) fn runs(from_box: &[Range<usize>], to_box: &[Range<usize>], size: usize) -> impl Iterator<Item = Run> {
+    let common = intersection(from_box, to_box);
+    let runs = common.map(|common| {
+        // Dimensions after `split` are whole in both arrays, so a contiguous run spans them and the range of `split`.
+        let whole_in_both = |&d: &usize| from_box[d] == common[d] && to_box[d] == common[d];
+        let split = (0..common.len()).rev().find(|d| !whole_in_both(d)).unwrap_or(0);
+        let bytes = len(common.get(split..).unwrap_or_default()) * size;
+        let (from_strides, to_strides) = (strides(from_box, size), strides(to_box, size));
+        let offset = |start: &[usize], ranges: &[Range<usize>], strides: &[usize]| -> usize {
+            start.iter().zip(ranges).zip(strides).map(|((index, range), stride)| (index - range.start) * stride).sum()
+        };
+        let mut next: Option<Vec<usize>> = Some(common.iter().map(|range| range.start).collect());
+        std::iter::from_fn(move || {
+            let at = next.as_mut()?;
+            let run = Run { from: offset(at, from_box, &from_strides), to: offset(at, to_box, &to_strides), bytes };
+            match (0..split).rev().find(|&d| at[d] + 1 < common[d].end) {
+                None => next = None,
+                Some(further) => {
+                    at[further] += 1;
+                    (further + 1..split).for_each(|d| at[d] = common[d].start);
+                }
+            }
+            Some(run)
+        })
+    });
+    runs.into_iter().flatten()
 }
 
 /// Bytes between neighbours, per dimension.

@@ -9,13 +9,14 @@ use safetensors::Dtype;
 use thiserror::Error;
 
 use super::Kind;
+use crate::refusal::{Access, advice};
 
 /// Why a checkpoint cannot be written or read; nothing that is in use has been changed.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The disk refuses.
-    #[error("cannot {action} {}: {cause}{}", path.display(), advice(cause.kind()))]
+    #[error("cannot {action} {}: {cause}{}", path.display(), what_to_do(action, cause))]
     Io {
         /// What was tried.
         action: &'static str,
@@ -192,16 +193,13 @@ impl CheckpointError {
     }
 }
 
-/// What the user can do about a refusal.
-fn advice(kind: io::ErrorKind) -> &'static str {
-    match kind {
-        io::ErrorKind::PermissionDenied => "; give this user the permission to write there, or choose another folder",
-        io::ErrorKind::ReadOnlyFilesystem => "; the file system is read-only, choose another folder",
-        io::ErrorKind::NotADirectory => "; a part of the path is a file, choose another folder",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; free some space, or choose another folder",
-        io::ErrorKind::FileTooLarge => {
-            "; a limit of the size of files is reached (`ulimit -f`, or the file system's own)"
-        }
-        _ => "",
+/// What is tried where a save starts a thread.
+pub(super) const START: &str = "start a thread to write";
+
+fn what_to_do(action: &str, cause: &io::Error) -> &'static str {
+    match action {
+        START => "; allow more threads (`ulimit -u`, the job's limit), or set checkpoint.async = false",
+        "read" | "open" | "list" => advice(Access::Read, cause),
+        _ => advice(Access::Write, cause),
     }
 }

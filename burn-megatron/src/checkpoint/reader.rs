@@ -2,22 +2,25 @@
 
 mod find;
 mod resume;
+mod shards;
 mod verify;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
-use memmap2::Mmap;
 use models::WeightSource;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 
 use super::error::CheckpointError;
 use super::manifest::{Manifest, SavedFile, SavedTensor};
 use super::{Kind, RunState, boxes};
+use crate::positioned::PositionedFile;
+use crate::safetensors_header::{Header, HeaderFault};
+use shards::ShardFiles;
 
 /// An opened checkpoint. Its files are all there, have their sizes, and hold every tensor of the manifest completely;
 /// their contents are checked by [`verify`](Checkpoint::verify).
@@ -41,7 +44,7 @@ use super::{Kind, RunState, boxes};
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    maps: Vec<Mmap>,
+    shards: ShardFiles,
     tensors: HashMap<(Kind, String), Located>,
     warning: Option<String>,
 }
@@ -50,8 +53,8 @@ pub struct Checkpoint {
 struct Located {
     /// Its index in the manifest.
     index: usize,
-    /// Where every slice lies: the file's index and the bytes in it.
-    extents: Vec<(usize, Range<usize>)>,
+    /// Where every slice lies: the file's index, and where in it the slice begins.
+    starts: Vec<(usize, u64)>,
 }
 
 impl Checkpoint {
@@ -87,21 +90,22 @@ impl Checkpoint {
         if let Some(tokenizer) = &manifest.tokenizer {
             open_file(path, tokenizer)?;
         }
-        let (mut maps, mut located) = (Vec::new(), HashMap::new());
+        let (mut shards, mut located) = (ShardFiles::new(path), HashMap::new());
         for file in &manifest.files {
             let name = path.join(&file.name);
             let opened = open_file(path, file)?;
-            // SAFETY: files of a checkpoint are renamed into place whole and never changed afterwards.
-            let map = unsafe { Mmap::map(&opened) }.map_err(|cause| CheckpointError::io("map", &name, cause))?;
-            let (header, metadata) = SafeTensors::read_metadata(&map)
-                .map_err(|error| CheckpointError::file(&name, format!("is not a safetensors file: {error}")))?;
-            for (key, info) in metadata.tensors() {
-                let (start, end) = info.data_offsets;
-                // Eight bytes hold the length of the header.
-                let bytes = start + header + 8..end + header + 8;
-                located.insert((file.name.clone(), key), (maps.len(), info.dtype, info.shape.clone(), bytes));
+            let header = Header::read(&opened).map_err(|fault| match fault {
+                HeaderFault::Io(cause) => CheckpointError::io("read", &name, cause),
+                HeaderFault::Damaged { error, .. } => CheckpointError::file(
+                    &name,
+                    format!("is not a safetensors file: {error}; it is damaged, restore it"),
+                ),
+            })?;
+            let index = shards.add(file.clone(), opened);
+            for (key, info) in header.tensors.tensors() {
+                let start = header.start + info.data_offsets.0 as u64;
+                located.insert((file.name.clone(), key), (index, info.dtype, info.shape.clone(), start));
             }
-            maps.push(map);
         }
         let mut tensors = HashMap::new();
         for (index, tensor) in manifest.tensors.iter().enumerate() {
@@ -109,7 +113,7 @@ impl Checkpoint {
             for slice in &tensor.slices {
                 let name = path.join(&slice.file);
                 let fail = |what: String| CheckpointError::file(&name, what);
-                let Some((map, dtype, shape, bytes)) = located.get(&(slice.file.clone(), slice.key.clone())) else {
+                let Some((shard, dtype, shape, start)) = located.get(&(slice.file.clone(), slice.key.clone())) else {
                     return Err(fail(format!("has no tensor `{}`, which the manifest places there", slice.key)));
                 };
                 let wanted = (tensor.dtype, boxes::shape(&slice.ranges));
@@ -119,11 +123,11 @@ impl Checkpoint {
                         "tensor `{key}` is {dtype} {shape:?}, by the manifest it is {wanted} {size:?}"
                     )));
                 }
-                found.push((*map, bytes.clone()));
+                found.push((*shard, *start));
             }
-            tensors.insert((tensor.kind, tensor.name.clone()), Located { index, extents: found });
+            tensors.insert((tensor.kind, tensor.name.clone()), Located { index, starts: found });
         }
-        Ok(Self { path: path.to_path_buf(), manifest, maps, tensors, warning })
+        Ok(Self { path: path.to_path_buf(), manifest, shards, tensors, warning })
     }
 
     /// The checkpoint's folder.
@@ -165,7 +169,8 @@ impl Checkpoint {
     /// The box `ranges` of a tensor, row-major and little-endian, whatever slices it was saved in.
     ///
     /// # Errors
-    /// If the tensor is not there or has another shape than `shape`.
+    /// If the tensor is not there or has another shape than `shape`, or its files have changed since the checkpoint was
+    /// opened and no longer hold it.
     ///
     /// # Panics
     /// If `ranges` is not inside `shape`.
@@ -177,7 +182,7 @@ impl Checkpoint {
         ranges: &[Range<usize>],
     ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
         assert!(boxes::fits(ranges, shape), "{kind}/{name}: the box {} in {shape:?}", boxes::text(ranges));
-        let Some(Located { index, extents }) = self.tensors.get(&(kind, name.to_string())) else {
+        let Some(Located { index, starts }) = self.tensors.get(&(kind, name.to_string())) else {
             let (path, name) = (self.path.clone(), name.to_string());
             return Err(CheckpointError::NoTensor { path, kind, hint: self.hint(kind, &name), name });
         };
@@ -188,8 +193,8 @@ impl Checkpoint {
         }
         let size = tensor.dtype.bitsize() / 8;
         let mut values = vec![0; boxes::len(ranges) * size];
-        for (slice, (map, bytes)) in tensor.slices.iter().zip(extents) {
-            boxes::copy(&self.maps[*map][bytes.clone()], &slice.ranges, &mut values, ranges, size);
+        for (slice, &(shard, start)) in tensor.slices.iter().zip(starts) {
+            self.shards.read(shard, start, boxes::runs(&slice.ranges, ranges, size), &mut values)?;
         }
         Ok((tensor.dtype, values))
     }
@@ -221,14 +226,14 @@ impl WeightSource for Checkpoint {
 }
 
 /// Opens a file of a checkpoint if it has its size.
-fn open_file(folder: &Path, expected: &SavedFile) -> Result<File, CheckpointError> {
+fn open_file(folder: &Path, expected: &SavedFile) -> Result<PositionedFile, CheckpointError> {
     let path = folder.join(&expected.name);
     let found = size(&path)?;
     if found != expected.bytes {
         let what = format!("has {found} bytes, {} were written; it is damaged, restore it", expected.bytes);
         return Err(CheckpointError::file(&path, what));
     }
-    File::open(&path).map_err(|cause| CheckpointError::io("read", &path, cause))
+    PositionedFile::open(&path).map_err(|cause| CheckpointError::io("read", &path, cause))
 }
 
 /// Size of a file, which must be one that can be read to its end.

@@ -5,6 +5,7 @@ mod report;
 mod run;
 
 use std::collections::HashSet;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use std::thread::{self, JoinHandle};
 
 use super::clean::clean_up;
 use super::disk::{Files, RealDisk};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, START};
 use super::lock::{Lock, lock};
 use super::names;
 use super::names::Folder;
@@ -30,6 +31,14 @@ use run::{Progress, Save};
 pub struct Saver {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    spawn: Spawn,
+}
+
+/// Starts a thread of a name.
+pub(super) type Spawn = fn(String, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
+
+fn spawn(name: String, work: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name).spawn(work)
 }
 
 /// What writing threads need.
@@ -124,7 +133,14 @@ impl Saver {
             changed: Condvar::new(),
             _lock: lock,
         };
-        Ok(Self { shared: Arc::new(shared), threads: Mutex::default() })
+        Ok(Self { shared: Arc::new(shared), threads: Mutex::default(), spawn })
+    }
+
+    /// With another way to start threads, for tests.
+    #[cfg(test)]
+    pub(super) fn spawning(mut self, spawn: Spawn) -> Self {
+        self.spawn = spawn;
+        self
     }
 
     /// Folder of the checkpoints.
@@ -179,16 +195,14 @@ impl Saver {
         let (shared, its_save) = (Arc::clone(&self.shared), Arc::clone(&save));
         // `finished` returns the result.
         let write = move || drop(shared.write(&its_save, writer, slices));
-        match thread::Builder::new().name(format!("save {writer}")).spawn(write) {
+        match (self.spawn)(format!("save {writer}"), Box::new(write)) {
             Ok(thread) => {
                 let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
                 threads.retain(|thread| !thread.is_finished());
                 threads.push(thread);
                 Ok(())
             }
-            Err(cause) => {
-                self.shared.end_shard(&save, Err(CheckpointError::io("start a thread to write", self.root(), cause)))
-            }
+            Err(cause) => self.shared.end_shard(&save, Err(CheckpointError::io(START, self.root(), cause))),
         }
     }
 

@@ -18,12 +18,14 @@ use self::writer::Writer;
 use super::device::DeviceKind;
 use super::forward::Precision;
 use super::processes::alone;
+use super::refused;
 use crate::checkpoint::Checkpoint;
 use crate::data::preprocess::end_of_document;
 use crate::generate::{Ended, GenerateOptions, Generated, Sampling, generate};
 use crate::hf::{GenerationConfig, HfFolder, model_of};
 use crate::host_memory;
 use crate::plan::Decoder;
+use crate::refusal::Access;
 
 /// Arguments of `generate`.
 #[derive(Debug, clap::Args)]
@@ -192,9 +194,7 @@ fn read_prompt(args: &Args) -> Result<Prompt> {
     Ok(match (&args.tokens, &args.prompt, &args.prompt_file) {
         (Some(tokens), ..) => Prompt::Tokens(tokens.clone()),
         (_, Some(text), _) => Prompt::Text(text.clone()),
-        (.., Some(file)) => {
-            Prompt::Text(std::fs::read_to_string(file).with_context(|| format!("--prompt-file {}", file.display()))?)
-        }
+        (.., Some(file)) => Prompt::Text(std::fs::read_to_string(file).map_err(refused(Access::Read, file))?),
         _ => bail!("--prompt TEXT, --prompt-file FILE or --tokens ID,.. says what to continue"),
     })
 }

@@ -2,19 +2,21 @@
 
 mod checkpoint;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use indicatif::HumanCount;
 use tokenizers::Tokenizer;
 
-use super::print;
+use super::{print, refused};
 use crate::data::indexed::IndexedDataset;
 use crate::data::{
     Blend, DataError, EpochPlan, GptDataConfig, GptSplit, GptSplits, Sample, Split, SplitRatios, TokenDataset, npy,
 };
+use crate::refusal::Access;
 
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
@@ -202,8 +204,8 @@ fn show(args: &Args, splits: &GptSplits) -> anyhow::Result<()> {
     }
     if let Some(out) = &args.out {
         let samples = args.samples.unwrap_or(data.len());
-        npy::write_i64(out, (0..samples).map(|index| data.sample(index).tokens), data.seq_length())
-            .with_context(|| out.display().to_string())?;
+        let tokens = |index| data.try_sample(index).map(|sample| sample.tokens).map_err(io::Error::other);
+        npy::write_i64(out, (0..samples).map(tokens), data.seq_length()).map_err(refused(Access::Write, out))?;
         print(&format!("wrote {}: int64 ({samples}, {})\n", out.display(), data.seq_length()))?;
     }
     Ok(())

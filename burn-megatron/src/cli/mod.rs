@@ -22,10 +22,13 @@ mod train;
 mod verify;
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 pub use foreign::parse;
+
+use crate::refusal::{Access, advice};
 
 /// Megatron-LM in Rust on Burn.
 #[derive(Debug, Parser)]
@@ -95,7 +98,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 pub fn describe(error: &anyhow::Error) -> String {
     let text = error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
         "" => cause,
-        text if text.ends_with(&cause) => text.into(),
+        text if text.contains(&cause) => text.into(),
         text => format!("{text}: {cause}"),
     });
     let shown = |character: char| match character {
@@ -112,6 +115,15 @@ fn print(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
+}
+
+/// The error of a file that the system refuses, with what to do.
+fn refused(access: Access, path: &Path) -> impl FnOnce(io::Error) -> anyhow::Error {
+    let what = match access {
+        Access::Read => format!("cannot read {}", path.display()),
+        Access::Write => format!("cannot write {}", path.display()),
+    };
+    move |cause| anyhow::anyhow!("{what}: {cause}{}", advice(access, &cause))
 }
 
 #[cfg(test)]

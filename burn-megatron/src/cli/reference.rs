@@ -5,11 +5,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Arg, Command, CommandFactory};
 
-use super::{Cli, print};
+use super::{Cli, print, refused};
 use crate::config::{KEYS, Key, SECTIONS, SIZES, presets};
+use crate::refusal::Access;
 
 /// Arguments of `reference`.
 #[derive(Debug, clap::Args)]
@@ -21,10 +22,10 @@ pub struct Args {
 
 /// Writes the pages.
 pub fn run(args: Args) -> Result<ExitCode> {
-    fs::create_dir_all(&args.folder).with_context(|| args.folder.display().to_string())?;
+    fs::create_dir_all(&args.folder).map_err(refused(Access::Write, &args.folder))?;
     for (name, text) in pages() {
         let file = args.folder.join(name);
-        fs::write(&file, text).with_context(|| file.display().to_string())?;
+        fs::write(&file, text).map_err(refused(Access::Write, &file))?;
         print(&format!("wrote {}\n", file.display()))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -12,6 +12,7 @@ use super::keys::KEYS;
 use super::kind::{Kind, NONE};
 use super::layer::{Entry, Written};
 use super::problem::{Problem, did_you_mean};
+use crate::refusal::{Access, advice};
 
 /// The model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -170,7 +171,8 @@ fn start(base: &Base) -> Result<FamilyConfig, Problem> {
 fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
     let path = folder.join("config.json");
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let text = std::fs::read_to_string(&path).map_err(|error| named(&error))?;
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| format!("{}{}", named(&error), advice(Access::Read, &error)))?;
     let json: Value = serde_json::from_str(&text).map_err(|error| named(&error))?;
     FamilyConfig::from_hf(&json).map_err(|error| named(&error.to_string().trim_start_matches("config.json: ")))
 }

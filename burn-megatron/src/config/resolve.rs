@@ -13,6 +13,7 @@ use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Origin, Problem, did_you_mean};
 use super::run::RunConfig;
 use crate::plan::Decoder;
+use crate::refusal::{Access, advice};
 use crate::schedule::AUTO;
 
 impl RunConfig {
@@ -24,7 +25,8 @@ impl RunConfig {
         let Some(path) = file else { return Self::parse("train.toml", "", overrides) };
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
-            .map_err(|error| ConfigErrors(vec![Problem::new(format!("{name}: {error}"))]))?;
+            .map_err(|error| Problem::new(format!("{name}: {error}{}", advice(Access::Read, &error))))
+            .map_err(|problem| ConfigErrors(vec![problem]))?;
         Self::parse(&name, &text, overrides)
     }
 

@@ -14,6 +14,16 @@ pub use log_renderer::{LogRenderer, STEPS};
 /// burn-train's dashboard when stdout is a terminal that can draw it, else a [`LogRenderer`].
 ///
 /// `resumed_epoch` is the epoch of the checkpoint that the run continues, if it does.
+///
+/// ```no_run
+/// use burn::train::{Interrupter, LearnerModel, SupervisedTraining};
+/// use burn_megatron::prelude::*;
+///
+/// fn with_screen<M: LearnerModel>(training: SupervisedTraining<M>) -> SupervisedTraining<M> {
+///     let interrupter = Interrupter::new();
+///     training.with_interrupter(interrupter.clone()).renderer(renderer(interrupter, None))
+/// }
+/// ```
 pub fn renderer(interrupter: Interrupter, resumed_epoch: Option<usize>) -> Box<dyn MetricsRenderer> {
     if dashboard_possible() { default_renderer(interrupter, resumed_epoch) } else { Box::new(LogRenderer::stdout()) }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::error::DataError;
 use super::gpt::GptDataset;
 use super::indexed::IndexedError;
-use super::sample::{Sample, TokenDataset};
+use super::sample::{Sample, SampleError, TokenDataset};
 
 /// Prefixes of indexed datasets and how much of each is wanted: `"0.3 A 0.7 B"`, or `"A B"` for everything there is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -166,7 +166,11 @@ impl TokenDataset for BlendedDataset {
         self.try_sample(index).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn content(&self) -> Option<String> {
+    fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
+        Ok(BlendedDataset::try_sample(self, index)?)
+    }
+
+    fn content(&self) -> Result<Option<String>, SampleError> {
         self.datasets.iter().map(TokenDataset::content).collect()
     }
 }

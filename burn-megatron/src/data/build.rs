@@ -11,7 +11,7 @@ use super::gpt::{GptDataset, GptOptions};
 use super::indexed::IndexedDataset;
 use super::numpy;
 use super::order::check_samples;
-use super::sample::{Sample, TokenDataset};
+use super::sample::{Sample, SampleError, TokenDataset};
 use super::split::{Split, SplitRatios};
 
 /// How much more of each dataset than its share of a blend is indexed, since the blend may take a few more.
@@ -113,7 +113,11 @@ impl TokenDataset for GptSplit {
         }
     }
 
-    fn content(&self) -> Option<String> {
+    fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
+        Ok(GptSplit::try_sample(self, index)?)
+    }
+
+    fn content(&self) -> Result<Option<String>, SampleError> {
         match self {
             GptSplit::Single(data) => data.content(),
             GptSplit::Blended(data) => data.content(),

@@ -51,5 +51,5 @@ pub use error::DataError;
 pub use gpt::{EpochPlan, GptDataset, GptOptions};
 pub use memory::{RandomWindows, TokensInMemory};
 pub use order::check_samples;
-pub use sample::{Sample, TokenDataset};
+pub use sample::{Sample, SampleError, TokenDataset};
 pub use split::{Split, SplitRatios};

@@ -1,5 +1,7 @@
 //! What an engine asks of a dataset.
 
+use std::error::Error;
+
 /// One training sample of S tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
@@ -30,6 +32,9 @@ impl Sample {
     }
 }
 
+/// Why a sample cannot be read: whatever the dataset has to say.
+pub type SampleError = Box<dyn Error + Send + Sync>;
+
 /// A fixed order of samples of equal length. Access is random and takes the same time everywhere, so a resumed run
 /// continues at its index.
 pub trait TokenDataset: Send + Sync {
@@ -42,14 +47,28 @@ pub trait TokenDataset: Send + Sync {
     /// The sample at an index.
     ///
     /// # Panics
-    /// When `index` is not below [`len`](Self::len), or a file can no longer be read: the rank that asks then ends the
-    /// run with the message.
+    /// When `index` is not below [`len`](Self::len), or [`try_sample`](Self::try_sample) has an error.
     fn sample(&self, index: usize) -> Sample;
+
+    /// The sample at an index, as training asks for it: the rank that gets an error ends the run with its message. A
+    /// dataset that reads files has this of its own.
+    ///
+    /// # Errors
+    /// When a file can no longer be read.
+    ///
+    /// # Panics
+    /// When `index` is not below [`len`](Self::len).
+    fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
+        Ok(self.sample(index))
+    }
 
     /// A hash that differs where the tokens do, from which a run that resumes knows its data again; `None` where none
     /// is known.
-    fn content(&self) -> Option<String> {
-        None
+    ///
+    /// # Errors
+    /// As [`try_sample`](Self::try_sample).
+    fn content(&self) -> Result<Option<String>, SampleError> {
+        Ok(None)
     }
 
     /// Whether there is no sample.

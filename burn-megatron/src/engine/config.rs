@@ -9,6 +9,14 @@ use models::Recompute;
 use serde::{Deserialize, Serialize};
 
 /// What the gradient is the gradient of.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// // To compare curves with a run of Megatron-LM that does not set --calculate-per-token-loss.
+/// let recipe = EngineConfig { loss: LossMean::PerMicroBatch, ..EngineConfig::new(2, 16, LrConfig::constant(1e-3)) };
+/// assert_ne!(recipe.loss, LossMean::default());
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossMean {
@@ -21,6 +29,24 @@ pub enum LossMean {
 }
 
 /// Batch, optimizer and schedules of a run.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// let lr = LrConfig {
+///     max: 3e-4,
+///     min: 3e-5,
+///     warmup: Span::Steps(100),
+///     decay: Span::Steps(2000),
+///     form: LrDecay::Cosine,
+///     ..LrConfig::constant(3e-4)
+/// };
+/// // Micro-batches of 2 sequences, 64 sequences per optimizer step, gradients clipped at norm 1.
+/// let recipe = EngineConfig { clip: Some(1.0), ..EngineConfig::new(2, 64, lr) };
+/// assert_eq!(recipe.plan(4)?.accumulation, 8, "micro-batches per step on each of four data-parallel ranks");
+/// assert!(recipe.plan(3).unwrap_err().to_string().contains("60 or 66"), "the nearest that three ranks can share");
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EngineConfig {

@@ -9,6 +9,7 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors, serialize_to_file};
 use super::error::ForwardError;
 use super::run::{Input, Output};
 use crate::element::Element;
+use crate::refusal::{Access, advice};
 
 /// Reads `input_ids [sequences, seq]` and, if it is there, `labels` of the same shape; 64-bit or 32-bit integers.
 ///
@@ -16,7 +17,7 @@ use crate::element::Element;
 /// If the file cannot be read or its tensors are others.
 pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
     let refuse = |what: String| ForwardError::Input { path: path.into(), what };
-    let bytes = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+    let bytes = std::fs::read(path).map_err(|error| refuse(format!("{error}{}", advice(Access::Read, &error))))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| refuse(error.to_string()))?;
     let ids = file.tensor("input_ids").map_err(|_| refuse("tensor `input_ids` is missing".into()))?;
     let &[sequences, seq] = ids.shape() else {

@@ -12,6 +12,19 @@ use serde::{Deserialize, Serialize};
 use super::{GenerateError, Sampling};
 
 /// How much is written, and how.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// // At most 100 tokens, fewer if token 0 comes earlier.
+/// let options = GenerateOptions { stop_tokens: vec![0], ..GenerateOptions::new(100, Sampling::default()) };
+/// options.check(&LlamaConfig::tiny(), &[1, 2, 3])?;
+/// // Learned positions have an end. With a window the text may outgrow them.
+/// let gpt = GptConfig { max_position_embeddings: 64, ..GptConfig::tiny() };
+/// assert!(options.check(&gpt, &[1, 2, 3]).is_err());
+/// GenerateOptions { window: Some(64), ..options }.check(&gpt, &[1, 2, 3])?;
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// Most tokens to write.
@@ -106,6 +119,22 @@ pub struct Generated {
 ///
 /// `model` is in any layout and records no gradients: one built `without_autodiff`, or a trained one's
 /// [`valid`](burn::module::Module::valid).
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use burn::tensor::{Device, FloatDType};
+/// use burn_megatron::prelude::*;
+///
+/// let rank = Rank::single(Device::flex());
+/// let model = Llama::build(&LlamaConfig::tiny(), ParamBuilder::new(&rank, FloatDType::F32, 1).without_autodiff())?;
+/// let options = GenerateOptions::new(5, Sampling::greedy());
+/// let text = generate(&rank, &model, &[1, 2, 3], &options, |token| {
+///     println!("{token}");
+///     ControlFlow::Continue(())
+/// })?;
+/// assert_eq!(text.tokens.len(), 5);
+/// # Ok::<(), BoxError>(())
+/// ```
 ///
 /// # Errors
 /// If the options are wrong ([`GenerateOptions::check`] says so before a model is there) or a logit is not a number.

@@ -4,6 +4,17 @@
 use super::GenerateError;
 
 /// How the next token is chosen.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// let logits = [0.1, 2.0, 1.9, -3.0];
+/// assert_eq!(Sampling::greedy().choose(&logits, 0), 1);
+/// // Draws one of the two likeliest tokens.
+/// let nucleus = Sampling { temperature: 1.0, top_k: None, top_p: Some(0.8), seed: 7 };
+/// assert!((0..100).all(|index| [1, 2].contains(&nucleus.choose(&logits, index))));
+/// assert!(Sampling { top_p: Some(1.5), ..nucleus }.check().is_err());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the likeliest token, 1 draws from the model's distribution, more flattens it.

@@ -7,12 +7,13 @@ use models::hf::HfError;
 use thiserror::Error;
 
 use crate::checkpoint::CheckpointError;
+use crate::refusal::{Access, advice};
 
 /// A folder that cannot be read or written.
 #[derive(Debug, Error)]
 pub enum HfFolderError {
     /// The file system says no.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}{}", path.display(), advice(access(action), source))]
     Io {
         /// What was tried.
         action: &'static str,
@@ -80,4 +81,9 @@ impl HfFolderError {
     pub(super) fn tensor(path: &Path, tensor: &str, what: impl Into<String>) -> Self {
         Self::Tensor { path: path.into(), tensor: tensor.into(), what: what.into() }
     }
+}
+
+/// What was wanted of a file, by what was tried.
+fn access(action: &str) -> Access {
+    if ["read", "open", "list"].contains(&action) { Access::Read } else { Access::Write }
 }

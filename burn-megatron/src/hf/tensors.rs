@@ -5,20 +5,18 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError};
 use serde::Deserialize;
 
 use super::error::HfFolderError;
 use crate::positioned::PositionedFile;
+use crate::safetensors_header::{Header, HeaderFault};
 
 /// Name of the file of a checkpoint of one file.
 pub(super) const SINGLE: &str = "model.safetensors";
 /// Name of the file that says which shard holds which tensor.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-/// Most bytes of a file's header, as in the `safetensors` crate.
-const HEADER: u64 = 100_000_000;
 /// Bytes that are compared at a time.
 const BLOCK: usize = 1 << 20;
 
@@ -27,9 +25,7 @@ const BLOCK: usize = 1 << 20;
 struct TensorFile {
     path: PathBuf,
     file: PositionedFile,
-    header: Metadata,
-    /// Where the tensors begin.
-    start: u64,
+    header: Header,
 }
 
 /// One tensor of a file.
@@ -91,7 +87,7 @@ impl Tensors {
             }
             (false, true) => {
                 let file = TensorFile::open(single)?;
-                let file_of = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
+                let file_of = file.header.tensors.offset_keys().into_iter().map(|name| (name, 0)).collect();
                 Ok(Self { files: vec![file], file_of })
             }
             (false, false) => {
@@ -123,14 +119,14 @@ impl Tensors {
                     files.len() - 1
                 }
             };
-            if files[at].header.info(tensor).is_none() {
+            if files[at].header.tensors.info(tensor).is_none() {
                 let what = format!("is missing, although {INDEX} says that it is here");
                 return Err(HfFolderError::tensor(&files[at].path, tensor, what));
             }
             file_of.insert(tensor.clone(), at);
         }
         let stray = |file: &TensorFile| {
-            let name = file.header.offset_keys().into_iter().find(|name| !weight_map.contains_key(name))?;
+            let name = file.header.tensors.offset_keys().into_iter().find(|name| !weight_map.contains_key(name))?;
             Some(HfFolderError::tensor(&file.path, &name, format!("is not in {INDEX}")))
         };
         files.iter().find_map(stray).map_or(Ok(Self { files, file_of }), Err)
@@ -144,9 +140,9 @@ impl Tensors {
     /// The tensor of a name.
     pub fn get(&self, name: &str) -> Option<Stored<'_>> {
         let file = &self.files[*self.file_of.get(name)?];
-        let info = file.header.info(name)?;
+        let info = file.header.tensors.info(name)?;
         let (from, to) = info.data_offsets;
-        let (start, length) = (file.start + from as u64, to - from);
+        let (start, length) = (file.header.start + from as u64, to - from);
         Some(Stored { path: &file.path, dtype: info.dtype, shape: &info.shape, file: &file.file, start, length })
     }
 
@@ -159,38 +155,11 @@ impl Tensors {
 impl TensorFile {
     fn open(path: PathBuf) -> Result<Self, HfFolderError> {
         let file = PositionedFile::open(&path).map_err(HfFolderError::io("open", &path))?;
-        let start = match header_length(&file).map_err(HfFolderError::io("read", &path))? {
-            None => return Err(damage(&path, &file, &[], &SafeTensorError::HeaderTooSmall)),
-            Some(HEADER..) => return Err(damage(&path, &file, &[], &SafeTensorError::HeaderTooLarge)),
-            Some(length) => 8 + length,
-        };
-        if start > file.size() {
-            return Err(damage(&path, &file, &[], &SafeTensorError::InvalidHeaderLength));
+        match Header::read(&file) {
+            Ok(header) => Ok(Self { path, file, header }),
+            Err(HeaderFault::Io(cause)) => Err(HfFolderError::io("read", &path)(cause)),
+            Err(HeaderFault::Damaged { error, text }) => Err(damage(&path, &file, &text, &error)),
         }
-        let head = file.read(0, start as usize).map_err(HfFolderError::io("read", &path))?;
-        let header = parse(&head, file.size()).map_err(|error| damage(&path, &file, &head[8..], &error))?;
-        Ok(Self { path, file, header, start })
-    }
-}
-
-/// What the first bytes say of the header's length.
-fn header_length(file: &PositionedFile) -> io::Result<Option<u64>> {
-    if file.size() < 8 {
-        return Ok(None);
-    }
-    let mut bytes = [0; 8];
-    file.read_into(0, &mut bytes)?;
-    Ok(Some(u64::from_le_bytes(bytes)))
-}
-
-/// The header of a file of this size, which its tensors fill.
-fn parse(head: &[u8], size: u64) -> Result<Metadata, SafeTensorError> {
-    use SafeTensorError::{InvalidHeader, InvalidHeaderDeserialization, MetadataIncompleteBuffer};
-    let text = std::str::from_utf8(&head[8..]).map_err(InvalidHeader)?;
-    let header: Metadata = serde_json::from_str(text).map_err(InvalidHeaderDeserialization)?;
-    match header.data_len() as u64 == size - head.len() as u64 {
-        true => Ok(header),
-        false => Err(MetadataIncompleteBuffer),
     }
 }
 

@@ -6,6 +6,15 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A length of training, in optimizer steps or in samples (sequences): `100 steps`, `6400 samples`, or a number of steps.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// assert_eq!("100 steps".parse::<Span>()?, Span::Steps(100));
+/// assert_eq!("6400 samples".parse::<Span>()?, Span::Samples(6400));
+/// assert_eq!(Span::Steps(100).samples(64), Span::Samples(6400).samples(64), "the same with 64 sequences per step");
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "WrittenSpan", into = "String")]
 pub enum Span {

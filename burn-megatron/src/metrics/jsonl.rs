@@ -10,6 +10,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
+use crate::refusal::{Access, advice};
+
 /// Appends lines to a file. A line is written whole and at once, so a run that is killed leaves only complete lines.
 pub(super) struct JsonLines {
     path: PathBuf,
@@ -50,7 +52,7 @@ impl JsonLines {
 
 /// The error with the path.
 pub(super) fn named(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+    io::Error::new(error.kind(), format!("{}: {error}{}", path.display(), advice(Access::Write, error)))
 }
 
 /// Opens a file to write at its end. A pipe must have a reader: one that nobody reads would be waited for without end.

@@ -5,6 +5,15 @@ use serde::{Deserialize, Serialize};
 
 /// Constants of AdamW; the learning rate comes from a schedule. The defaults are Megatron's, with weight decay 0.01
 /// (megatron/core/optimizer/optimizer_config.py).
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// // The usual constants of large language models.
+/// let adamw = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() };
+/// let recipe = EngineConfig { optimizer: adamw.into(), clip: Some(1.0), ..EngineConfig::new(2, 16, LrConfig::constant(3e-4)) };
+/// assert_eq!(recipe.optimizer.weight_decay(), 0.1);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AdamWConfig {

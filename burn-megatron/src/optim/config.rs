@@ -11,6 +11,18 @@ use serde_json::{Map, Value};
 
 /// The optimizer of a run. In files a flat table: `kind` (`adamw` if it is missing) and the constants of that kind,
 /// each with a default.
+///
+/// ```
+/// use burn_megatron::{optim::MuonConfig, prelude::*};
+///
+/// let muon = OptimizerConfig::Muon(MuonConfig { weight_decay: 0.1, ..MuonConfig::default() });
+/// assert_eq!(muon.moments(), (1, 2), "one moment for hidden matrices, two for all other weights");
+///
+/// // The same from a configuration file.
+/// let text = "kind = \"muon\"\nweight-decay = 0.1";
+/// assert_eq!(toml::from_str::<OptimizerConfig>(text)?, muon);
+/// # Ok::<(), toml::de::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum OptimizerConfig {

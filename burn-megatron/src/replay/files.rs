@@ -5,11 +5,13 @@ use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::refusal::{Access, advice};
+
 /// A recorded run that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The file system refuses.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot read {}: {source}{}", path.display(), advice(Access::Read, source))]
     Read {
         /// The file.
         path: PathBuf,

@@ -13,7 +13,7 @@ use crate::config::RunConfig;
 use crate::data::preprocess::{
     PreprocessOptions, Progress, TextDocuments, TokenizerChoice, end_of_document, prepare, vocab_size,
 };
-use crate::data::{Blend, GptSplit, GptSplits, Sample, TokenDataset};
+use crate::data::{Blend, GptSplit, GptSplits, Sample, SampleError, TokenDataset};
 
 /// What a run trains on and is evaluated on.
 pub struct RunData {
@@ -84,13 +84,17 @@ impl RunData {
 
 impl RunData {
     /// Each part in words that differ where the data does: its sequences, and a hash of some of them.
-    pub(super) fn digest(&self) -> Vec<String> {
+    ///
+    /// # Errors
+    /// If a sequence cannot be read.
+    pub(super) fn digest(&self) -> Result<Vec<String>, TrainError> {
         let of = |name: &str, data: &Arc<dyn TokenDataset>| {
             let sequences = data.len();
-            // Sequences that were checked: reading another one may panic.
             let some = [0, sequences / 2, sequences.saturating_sub(1)];
-            let tokens: Vec<String> = some.map(|sequence| format!("{:?}", data.sample(sequence).tokens)).into();
-            format!("{sequences} {name} sequences with the hash {:016x}", stable_hash(&tokens.concat()))
+            let tokens = some.map(|sequence| Ok(format!("{:?}", data.try_sample(sequence)?.tokens)));
+            let tokens: Result<Vec<String>, SampleError> = tokens.into_iter().collect();
+            let hash = stable_hash(&tokens.map_err(TrainError::Sample)?.concat());
+            Ok(format!("{sequences} {name} sequences with the hash {hash:016x}"))
         };
         let parts = [("training", Some(&self.train)), ("validation", Some(&self.valid)), ("test", self.last.as_ref())];
         parts.into_iter().filter_map(|(name, data)| data.map(|data| of(name, data))).collect()
@@ -225,7 +229,7 @@ impl CheckedSequences {
         let every = self.sequences.div_ceil(SPOT_CHECKS).max(1);
         for sequence in (0..self.sequences).step_by(every).chain([self.sequences / 2, self.sequences.saturating_sub(1)])
         {
-            if let Some(id) = self.outside(&self.data.sample(sequence)) {
+            if let Some(id) = self.outside(&self.data.try_sample(sequence)?) {
                 return Err(TrainError::Token { part, sequence, id, vocabulary: self.vocabulary });
             }
         }
@@ -242,20 +246,29 @@ impl TokenDataset for CheckedSequences {
         self.data.seq_length()
     }
 
-    fn content(&self) -> Option<String> {
-        self.content.clone().or_else(|| self.data.content())
+    fn content(&self) -> Result<Option<String>, SampleError> {
+        match &self.content {
+            Some(content) => Ok(Some(content.clone())),
+            None => self.data.content(),
+        }
     }
 
-    /// # Panics
-    /// Also if a token is none of the model's: its embedding would silently be zero.
     fn sample(&self, index: usize) -> Sample {
-        let sample = self.data.sample(index);
+        self.try_sample(index).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// # Errors
+    /// Also if a token is none of the model's: its embedding would silently be zero.
+    fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
+        let sample = self.data.try_sample(index)?;
         if let Some(id) = self.outside(&sample) {
             let vocabulary = self.vocabulary;
-            panic!(
-                "sequence {index} of the data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
-            );
+            let what = "they do not belong together";
+            return Err(format!(
+                "sequence {index} of the data has token {id}, but model.vocab-size = {vocabulary}: {what}"
+            )
+            .into());
         }
-        sample
+        Ok(sample)
     }
 }

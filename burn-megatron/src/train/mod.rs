@@ -22,10 +22,11 @@ use thiserror::Error;
 
 use crate::checkpoint::{CheckpointError, lock_output};
 use crate::config::ConfigErrors;
-use crate::data::DataError;
 use crate::data::preprocess::{PreprocessError, Progress};
+use crate::data::{DataError, SampleError};
 use crate::hf::HfFolderError;
 use crate::learner::limit_of_files_is_an_error;
+use crate::refusal::{Access, advice};
 pub use data::RunData;
 use data::Tokens;
 pub use launch::{STOPPED, TrainReport};
@@ -48,8 +49,11 @@ pub enum TrainError {
     /// A data set cannot be opened.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The operating system refused.
-    #[error("{}: {cause}", path.display())]
+    /// A sample cannot be read.
+    #[error("{0}")]
+    Sample(SampleError),
+    /// The operating system refuses to make a folder.
+    #[error("{}: {cause}{}", path.display(), advice(Access::Write, cause))]
     Io {
         /// File or folder.
         path: PathBuf,
@@ -178,7 +182,10 @@ pub fn train_among(
         None => Some(lock()?),
         Some(processes) => processes.attempt(|| processes.is_first().then(lock).transpose())?,
     };
-    start_threads()?;
+    match processes {
+        None => start_threads()?,
+        Some(processes) => processes.attempt(start_threads)?,
+    }
     let data = match processes {
         None => RunData::open(config, progress)?,
         Some(processes) => {
@@ -195,7 +202,11 @@ pub fn train_among(
 
 /// Starts the threads that share work within the process, which would panic where the system refuses them later.
 fn start_threads() -> Result<(), TrainError> {
-    match rayon::ThreadPoolBuilder::new().build_global() {
+    threads_started(rayon::ThreadPoolBuilder::new().build_global())
+}
+
+fn threads_started(built: Result<(), rayon::ThreadPoolBuildError>) -> Result<(), TrainError> {
+    match built {
         // Somebody has started them already, or else there is a cause.
         Err(error) if error.source().is_some() => Err(TrainError::Threads(error.to_string())),
         _ => Ok(()),
@@ -215,7 +226,7 @@ fn same_start(plan: &Plan, processes: &Processes) -> Result<(), TrainError> {
 
 /// Whether all processes read the sequences that process 0 reads.
 fn same_data(data: &RunData, processes: &Processes) -> Result<(), TrainError> {
-    let all: Vec<Vec<String>> = processes.channel("what the data is").all_gather(&data.digest())?;
+    let all: Vec<Vec<String>> = processes.channel("what the data is").all_gather(&data.digest()?)?;
     for (process, lines) in all.iter().enumerate() {
         if let Some((theirs, ours)) = lines.iter().zip(&all[0]).find(|(theirs, ours)| theirs != ours) {
             return Err(TrainError::OtherData { process, theirs: theirs.clone(), ours: ours.clone() });

@@ -1,4 +1,5 @@
 mod folder;
+mod threads;
 
 use std::path::Path;
 

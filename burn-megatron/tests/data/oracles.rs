@@ -124,7 +124,7 @@ fn blended_samples_are_megatrons() {
 
     // And written as numpy writes them, byte for byte.
     let out = folder.path().join("samples.npy");
-    npy::write_i64(&out, samples.into_iter(), 64).unwrap();
+    npy::write_i64(&out, samples.into_iter().map(Ok), 64).unwrap();
     assert!(
         fs::read(out).unwrap() == fs::read(golden("blend_30_70_seq64_seed77_train_first64.npy")).unwrap(),
         "{header}"

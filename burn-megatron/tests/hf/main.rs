@@ -8,4 +8,5 @@ mod folder;
 mod forward;
 mod fuzz;
 mod round_trip;
+mod sweep;
 mod untrusted;

@@ -50,7 +50,7 @@ impl Files {
             self.remove_file(path)?;
             file = self.0.create_file(path);
         }
-        let file = file.map_err(|cause| self.write_error(path, bytes, cause))?;
+        let file = file.map_err(|cause| self.create_error(path, bytes, cause))?;
         Ok(NewFile { files: self, file, path, bytes })
     }
 
@@ -120,6 +120,15 @@ impl Files {
     /// See [`Disk::lock`].
     pub fn lock(&self, path: &Path, text: &str) -> Result<Option<Box<dyn Send + Sync>>> {
         self.0.lock(path, text).map_err(|cause| CheckpointError::io("lock", path, cause))
+    }
+
+    /// A file that cannot be made. A full disk that has room for its bytes has no inodes left, or a quota.
+    fn create_error(&self, path: &Path, needed: u64, cause: io::Error) -> CheckpointError {
+        let free = path.parent().and_then(|folder| self.0.free_space(folder).ok());
+        match free {
+            Some(free) if free >= needed => CheckpointError::io("create", path, cause),
+            _ => self.write_error(path, needed, cause),
+        }
     }
 
     /// A failed write; when the disk is full, with the numbers.

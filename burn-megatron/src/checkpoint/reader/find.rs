@@ -65,8 +65,13 @@ fn latest(root: &Path) -> Result<Result<PathBuf, String>, CheckpointError> {
         Err(cause) => return Err(CheckpointError::io("read", &latest, cause)),
     }
     let text = read(&latest, MOST_LATEST)?;
-    let Some(folder @ Folder::Step(step)) = Folder::parse(String::from_utf8_lossy(&text).trim_end()) else {
-        return Ok(Err(format!("{} does not name a checkpoint", latest.display())));
+    let flaw = |what: &str| {
+        let example = names::step_name(200);
+        Ok(Err(format!("{} {what}: write the name of one there, such as {example}, or remove it", latest.display())))
+    };
+    let Ok(text) = std::str::from_utf8(&text) else { return flaw("is not text and does not name a checkpoint") };
+    let Some(folder @ Folder::Step(step)) = Folder::parse(text.trim_end()) else {
+        return flaw("does not name a checkpoint");
     };
     // The other name: the step was being saved again when the run was stopped.
     let candidates = [folder, Folder::Replaced(step)].map(|folder| folder.path(root));

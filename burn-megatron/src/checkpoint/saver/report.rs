@@ -5,6 +5,14 @@ use std::path::PathBuf;
 use super::super::error::CheckpointError;
 
 /// How a run saves.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// // The last two checkpoints and every 10,000th stay. Training continues while one is written.
+/// let options = SaverOptions { keep_last: Some(2), keep_every: Some(10_000), background: true, tokenizer: None };
+/// assert_ne!(options, SaverOptions::default(), "which keeps all and waits for each");
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SaverOptions {
     /// Keep this many checkpoints, 1 or more; `None` keeps all.

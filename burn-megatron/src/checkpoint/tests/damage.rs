@@ -186,8 +186,9 @@ fn without_a_latest_that_leads_somewhere_the_newest_complete_one_is_taken() {
     };
     assert_eq!(open(), (expected(200, 200), String::new()));
     for (latest, words) in [
-        (Some("step_00000300\n"), "names step_00000300, which is not there"),
-        (Some("200"), "does not name"),
+        (Some(&b"step_00000300\n"[..]), "names step_00000300, which is not there"),
+        (Some(b"200"), "does not name a checkpoint: write the name of one there, such as step_00000200, or remove it"),
+        (Some(b"step_\xff"), "is not text and does not name a checkpoint: write the name of one there"),
         (None, "there is no"),
     ] {
         match latest {

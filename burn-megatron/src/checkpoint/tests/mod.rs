@@ -6,5 +6,7 @@ mod killed;
 mod links;
 mod manifests;
 mod reading;
+mod refused;
 mod round_trip;
 mod saving;
+mod truncated;

@@ -8,22 +8,22 @@ use super::super::disk::{Fault, Files, Loss, SimDisk};
 use super::super::{Checkpoint, CheckpointError, RunState, Saver, SaverOptions, Slice};
 use super::round_trip::{contents, expected, slices, state};
 
-const ROOT: &str = "/root";
+pub(super) const ROOT: &str = "/root";
 
-fn saver(disk: &SimDisk, options: SaverOptions) -> Saver {
+pub(super) fn saver(disk: &SimDisk, options: SaverOptions) -> Saver {
     Saver::on(Files::new(disk.clone()), Path::new(ROOT), 2, options).unwrap()
 }
 
-fn submit(saver: &Saver, step: u64) {
+pub(super) fn submit(saver: &Saver, step: u64) {
     (0..2).for_each(|writer| saver.submit(writer, slices(writer, step as u32), &state(step)).unwrap());
 }
 
-fn background() -> SaverOptions {
+pub(super) fn background() -> SaverOptions {
     SaverOptions { background: true, ..Default::default() }
 }
 
 /// The steps on the disk, and the contents of the latest.
-fn steps(disk: &SimDisk) -> Vec<u64> {
+pub(super) fn steps(disk: &SimDisk) -> Vec<u64> {
     let folder = tempfile::tempdir().unwrap();
     disk.export(folder.path());
     let root = folder.path().join(&ROOT[1..]);
@@ -33,7 +33,7 @@ fn steps(disk: &SimDisk) -> Vec<u64> {
     Checkpoint::list(&root).unwrap().into_keys().collect()
 }
 
-fn says(error: &CheckpointError, words: &[&str]) {
+pub(super) fn says(error: &CheckpointError, words: &[&str]) {
     let error = error.to_string();
     for word in words {
         assert!(error.contains(word), "`{word}` is missing in: {error}");
@@ -250,25 +250,6 @@ fn a_folder_belongs_to_one_run_at_a_time() {
     says(&new().err().unwrap(), &["in use by another run", &format!("process {}", std::process::id())]);
     drop(first);
     new().unwrap();
-}
-
-#[test]
-fn a_folder_that_cannot_be_written_to_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("file");
-    std::fs::write(&file, "").unwrap();
-    for root in [file.clone(), file.join("below")] {
-        let error = Saver::new(&root, 1, SaverOptions::default()).err().unwrap();
-        says(&error, &[file.to_str().unwrap(), "a part of the path is a file"]);
-    }
-    for (kind, advice) in [
-        (std::io::ErrorKind::PermissionDenied, "permission to write"),
-        (std::io::ErrorKind::ReadOnlyFilesystem, "read-only"),
-    ] {
-        let disk = SimDisk::new().fork(Some(Fault::Fail(1, kind)));
-        let error = Saver::on(Files::new(disk), Path::new(ROOT), 1, SaverOptions::default()).err().unwrap();
-        says(&error, &["cannot", ROOT, advice]);
-    }
 }
 
 #[test]

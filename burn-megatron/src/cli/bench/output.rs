@@ -9,15 +9,17 @@ use anyhow::{Context, Result};
 use backend_dist::gpu::{self, GpuInfo};
 
 use crate::bench::{Device, Record, chart, markdown};
+use crate::cli::refused;
 use crate::config::RunConfig;
 use crate::console::say;
 use crate::plan::gpus::Gpu;
+use crate::refusal::Access;
 
 /// Draws the measurements of the files into an SVG file.
 pub(super) fn draw(file: &Path, files: &[&Path]) -> Result<ExitCode> {
     let mut all = Vec::new();
     for file in files {
-        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        let text = fs::read_to_string(file).map_err(refused(Access::Read, file))?;
         let what = || format!("{} is neither a record nor a list of measurements", file.display());
         all.extend(chart::measurements(&text).with_context(what)?);
     }
@@ -58,8 +60,8 @@ pub(super) fn save(record: &Record, out: Option<PathBuf>) -> Result<PathBuf> {
 
 pub(super) fn write(path: &Path, text: &str) -> Result<()> {
     if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        fs::create_dir_all(folder).map_err(refused(Access::Write, folder))?;
     }
     let written = fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.with_context(|| path.display().to_string())
+    written.map_err(refused(Access::Write, path))
 }

@@ -12,7 +12,7 @@ use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use args::{DurationArgs, PipelineArgs, StageArgs};
 use machine::MachineArgs;
@@ -20,7 +20,8 @@ use report::Plan;
 
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
-use super::print;
+use super::{print, refused};
+use crate::refusal::Access;
 use crate::schedule::draw::{self, Colors};
 
 /// Arguments of `plan`.
@@ -74,7 +75,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     if let Some(file) = &args.svg {
         let svg = draw::svg(&plan.timeline, &plan.title(), &plan.bubble());
-        fs::write(file, svg).with_context(|| file.display().to_string())?;
+        fs::write(file, svg).map_err(refused(Access::Write, file))?;
         print(&format!("wrote {}\n", file.display()))?;
     }
     Ok(ExitCode::SUCCESS)

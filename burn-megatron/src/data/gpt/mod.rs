@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::error::DataError;
 use super::indexed::{IndexedDataset, IndexedError};
 use super::order;
-use super::sample::{Sample, TokenDataset};
+use super::sample::{Sample, SampleError, TokenDataset};
 use indices::GptIndices;
 pub use plan::EpochPlan;
 
@@ -147,8 +147,12 @@ impl TokenDataset for GptDataset {
         self.try_sample(index).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn content(&self) -> Option<String> {
-        Some(self.tokens.content().unwrap_or_else(|error| panic!("{error}")))
+    fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
+        Ok(GptDataset::try_sample(self, index)?)
+    }
+
+    fn content(&self) -> Result<Option<String>, SampleError> {
+        Ok(Some(self.tokens.content()?))
     }
 }
 

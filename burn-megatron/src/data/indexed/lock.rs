@@ -20,7 +20,7 @@ pub(super) struct PrefixLock {
 impl PrefixLock {
     /// Takes the lock that the writers of `bin` share.
     pub fn take(path: PathBuf, bin: &Path) -> Result<Self, IndexedError> {
-        let io = IndexedError::io(&path);
+        let io = IndexedError::write(&path);
         match Self::open(&path).map_err(io)? {
             Ok(file) => Ok(Self { path, file }),
             Err(owner) => Err(IndexedError::Busy { path: bin.into(), owner, lock: path }),

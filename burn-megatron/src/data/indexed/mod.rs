@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::refusal::{Access, advice};
+
 pub use dtype::Dtype;
 pub use reader::IndexedDataset;
 pub(super) use writer::partial;
@@ -22,10 +24,18 @@ pub use writer::{IndexedSummary, IndexedWriter};
 /// Why a `.bin`/`.idx` pair cannot be read or written.
 #[derive(Debug, Error)]
 pub enum IndexedError {
-    /// The operating system refused.
-    #[error("{}: {cause}", path.display())]
-    Io {
+    /// The operating system refuses to read.
+    #[error("cannot read {}: {cause}{}", path.display(), advice(Access::Read, cause))]
+    Read {
         /// File.
+        path: PathBuf,
+        /// Cause.
+        cause: io::Error,
+    },
+    /// The operating system refuses to write.
+    #[error("cannot write {}: {cause}{}", path.display(), advice(Access::Write, cause))]
+    Write {
+        /// File or folder.
         path: PathBuf,
         /// Cause.
         cause: io::Error,
@@ -83,8 +93,12 @@ pub enum IndexedError {
 }
 
 impl IndexedError {
-    pub(super) fn io(path: &Path) -> impl Fn(io::Error) -> Self {
-        move |cause| Self::Io { path: path.into(), cause }
+    pub(super) fn read(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::Read { path: path.into(), cause }
+    }
+
+    pub(super) fn write(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::Write { path: path.into(), cause }
     }
 }
 

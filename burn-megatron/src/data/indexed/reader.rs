@@ -39,9 +39,9 @@ impl IndexedDataset {
     /// at which byte.
     pub fn open(prefix: impl AsRef<Path>) -> Result<Self, IndexedError> {
         let (bin_path, idx_path) = paths(prefix.as_ref());
-        let open = |path: &Path| PositionedFile::open(path).map_err(IndexedError::io(path));
+        let open = |path: &Path| PositionedFile::open(path).map_err(IndexedError::read(path));
         let refuse = |fault| match fault {
-            IndexFault::Io(cause) => IndexedError::io(&idx_path)(cause),
+            IndexFault::Io(cause) => IndexedError::read(&idx_path)(cause),
             IndexFault::Defect { byte, what } => IndexedError::Index { path: idx_path.clone(), byte, what },
         };
         let index = open(&idx_path)?;
@@ -156,7 +156,7 @@ impl IndexedDataset {
     fn read_tokens(&self, tokens: Range<usize>, out: &mut Vec<i64>) -> Result<(), IndexedError> {
         let size = self.dtype().size();
         let bytes = self.bin.read((tokens.start * size) as u64, tokens.len() * size);
-        self.dtype().decode(&bytes.map_err(IndexedError::io(&self.bin_path))?, out);
+        self.dtype().decode(&bytes.map_err(IndexedError::read(&self.bin_path))?, out);
         Ok(())
     }
 

@@ -57,13 +57,13 @@ impl IndexedWriter {
     pub fn create(prefix: impl AsRef<Path>, dtype: Dtype) -> Result<Self, IndexedError> {
         let (bin, idx) = paths(prefix.as_ref());
         let folder = folder_of(&bin);
-        fs::create_dir_all(folder).map_err(IndexedError::io(folder))?;
+        fs::create_dir_all(folder).map_err(IndexedError::write(folder))?;
         let lock = PrefixLock::take(folder.join(hidden(&bin, ".lock")), &bin)?;
         // Only programs that were killed have left any: a living one would hold the lock.
         for path in [&bin, &idx] {
-            remove_partial(path).map_err(IndexedError::io(folder))?;
+            remove_partial(path).map_err(IndexedError::write(folder))?;
         }
-        let file = partial(&bin).map_err(IndexedError::io(&bin))?;
+        let file = partial(&bin).map_err(IndexedError::write(&bin))?;
         Ok(Self {
             bin,
             idx,
@@ -108,7 +108,7 @@ impl IndexedWriter {
         let Ok(length) = i32::try_from(length) else {
             return Err(IndexedError::TooLong { path: self.bin.clone(), length });
         };
-        self.file.write_all(tokens).map_err(IndexedError::io(&self.bin))?;
+        self.file.write_all(tokens).map_err(IndexedError::write(&self.bin))?;
         self.hash.update(tokens);
         self.bytes += tokens.len();
         self.lengths.push(length);
@@ -134,11 +134,11 @@ impl IndexedWriter {
         if self.boundaries.last() != Some(&(self.lengths.len() as i64)) {
             self.end_document();
         }
-        let index = self.write_index().map_err(IndexedError::io(&self.idx))?;
+        let index = self.write_index().map_err(IndexedError::write(&self.idx))?;
         let Self { bin, idx, dtype, file, lengths, boundaries, bytes, mut hash, lock, .. } = self;
-        let file = file.into_inner().map_err(|error| IndexedError::io(&bin)(error.into_error()))?;
+        let file = file.into_inner().map_err(|error| IndexedError::write(&bin)(error.into_error()))?;
         // After a power failure a file that has its name has its contents too.
-        file.as_file().sync_all().map_err(IndexedError::io(&bin))?;
+        file.as_file().sync_all().map_err(IndexedError::write(&bin))?;
         hash.update(bytemuck::cast_slice(&lengths));
         let summary = IndexedSummary {
             sequences: lengths.len(),
@@ -186,7 +186,7 @@ impl CompletePair {
     /// Gives both files their names.
     pub fn publish(self) -> Result<IndexedSummary, IndexedError> {
         for (path, file) in self.files {
-            file.persist(&path).map_err(|error| IndexedError::io(&path)(error.error))?;
+            file.persist(&path).map_err(|error| IndexedError::write(&path)(error.error))?;
         }
         Ok(self.summary)
     }

@@ -5,6 +5,7 @@ use tokenizers::Tokenizer;
 use super::super::indexed::{Dtype, IndexedError, paths, with_suffix};
 use super::document::{Field, fields};
 use super::fast_bpe::FastBpe;
+use super::long_texts::LongTexts;
 use super::source::Record;
 use super::tokenizer::{end_of_document, usual_end_tokens, vocab_size};
 use super::{PreprocessError, PreprocessOptions};
@@ -13,6 +14,7 @@ pub(super) struct Encoder<'a> {
     options: &'a PreprocessOptions,
     tokenizer: Option<&'a Tokenizer>,
     fast: Option<FastBpe<'a>>,
+    long: LongTexts,
     /// Entries of the vocabulary, if they are known.
     pub vocab_size: Option<usize>,
     /// Id of the end-of-document token, if there is one.
@@ -55,7 +57,8 @@ impl<'a> Encoder<'a> {
         let vocab_size = tokenizer.map(vocab_size).or(options.vocab_size);
         let fast = tokenizer.and_then(|tokenizer| FastBpe::new(tokenizer, options.workers));
         let dtype = options.dtype.unwrap_or_else(|| vocab_size.map_or(Dtype::I32, Dtype::for_vocabulary));
-        Ok(Self { options, tokenizer, fast, vocab_size, eod, dtype })
+        let long = tokenizer.filter(|_| fast.is_none()).map(LongTexts::of).unwrap_or_default();
+        Ok(Self { options, tokenizer, fast, long, vocab_size, eod, dtype })
     }
 
     /// The tokens of each key; none where the document has none.
@@ -94,8 +97,8 @@ impl<'a> Encoder<'a> {
                 match &self.fast {
                     Some(fast) => fast.encode(&text, |id| tokens.push(id.into())).map_err(named)?,
                     None => {
-                        let encoding = tokenizer.encode_fast(text, false).map_err(|error| named(error.to_string()))?;
-                        encoding.get_ids().iter().for_each(|&id| tokens.push(id.into()));
+                        let give = |id: u32| tokens.push(id.into());
+                        self.long.encode(tokenizer, &text, give).map_err(named)?;
                     }
                 }
             }

@@ -26,6 +26,7 @@
 mod document;
 mod encode;
 mod fast_bpe;
+mod long_texts;
 mod pipeline;
 mod pretokenize;
 mod source;
@@ -38,6 +39,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::indexed::{Dtype, IndexedError, IndexedSummary};
+use crate::refusal::{Access, advice};
 pub use pipeline::prepare;
 pub use source::TextDocuments;
 pub use tokenizer::{LARGEST_BPE, SMALLEST_BPE, TokenizerChoice, end_of_document, vocab_size};
@@ -172,9 +174,17 @@ impl fmt::Display for Location {
 /// Why text cannot be prepared.
 #[derive(Debug, Error)]
 pub enum PreprocessError {
-    /// The operating system refused.
-    #[error("{}: {cause}", path.display())]
-    Io {
+    /// The operating system refuses to read.
+    #[error("cannot read {}: {cause}{}", path.display(), advice(Access::Read, cause))]
+    Read {
+        /// File.
+        path: PathBuf,
+        /// Cause.
+        cause: io::Error,
+    },
+    /// The operating system refuses to write.
+    #[error("cannot write {}: {cause}{}", path.display(), advice(Access::Write, cause))]
+    Write {
         /// File.
         path: PathBuf,
         /// Cause.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use tempfile::NamedTempFile;
 use tokenizers::Tokenizer;
 
@@ -33,10 +34,8 @@ pub fn prepare(
     let total_bytes = total_bytes(&options.inputs)?;
     let tokenizer = make_tokenizer(options, total_bytes, progress)?;
     let encoder = Encoder::new(options, tokenizer.as_ref())?;
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(options.workers.max(1))
-        .build()
-        .map_err(|error| PreprocessError::Options(format!("cannot start {} workers: {error}", options.workers)))?;
+    let pool = ThreadPoolBuilder::new().num_threads(options.workers.max(1)).build();
+    let pool = workers(pool, options.workers)?;
 
     let dtype = encoder.dtype;
     let prefix_of = |key: &String| with_suffix(&options.output_prefix, &format!("_{key}_document"));
@@ -99,7 +98,7 @@ pub fn prepare(
     report.tokenizer = match (&options.tokenizer, made) {
         (TokenizerChoice::File(path), _) => Some(path.clone()),
         (_, Some((path, file))) => {
-            file.persist(&path).map_err(|error| PreprocessError::Io { path: path.clone(), cause: error.error })?;
+            file.persist(&path).map_err(|error| PreprocessError::Write { path: path.clone(), cause: error.error })?;
             Some(path)
         }
         (_, None) => None,
@@ -109,6 +108,15 @@ pub fn prepare(
     }
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// The threads that tokenize.
+fn workers(built: Result<ThreadPool, ThreadPoolBuildError>, count: usize) -> Result<ThreadPool, PreprocessError> {
+    built.map_err(|error| {
+        PreprocessError::Options(format!(
+            "cannot start {count} workers: {error}; allow more threads (`ulimit -u`, the job's limit), or ask for fewer workers"
+        ))
+    })
 }
 
 /// What is wrong with the options before a file is looked at.
@@ -138,7 +146,7 @@ fn save(tokenizer: &Tokenizer, prefix: &Path) -> Result<(PathBuf, NamedTempFile)
         file.as_file().sync_all()?;
         Ok(file)
     });
-    written.map(|file| (path.clone(), file)).map_err(|cause| PreprocessError::Io { path, cause })
+    written.map(|file| (path.clone(), file)).map_err(|cause| PreprocessError::Write { path, cause })
 }
 
 fn total_bytes(inputs: &[PathBuf]) -> Result<u64, PreprocessError> {
@@ -147,7 +155,7 @@ fn total_bytes(inputs: &[PathBuf]) -> Result<u64, PreprocessError> {
             let what = format!("{} is a folder; name its .txt or .jsonl files", path.display());
             Err(PreprocessError::Options(what))
         }
-        about => about.map(|about| about.len()).map_err(|cause| PreprocessError::Io { path: path.clone(), cause }),
+        about => about.map(|about| about.len()).map_err(|cause| PreprocessError::Read { path: path.clone(), cause }),
     };
     inputs.iter().map(size).sum()
 }
@@ -199,5 +207,19 @@ fn make_tokenizer(
     match failure {
         Some(error) => Err(error),
         None => tokenizer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn workers_that_the_system_does_not_start_are_an_error() {
+        let refusing = ThreadPoolBuilder::new().spawn_handler(|_| Err(io::ErrorKind::WouldBlock.into()));
+        let said = workers(refusing.build(), 3).unwrap_err().to_string();
+        assert!(said.starts_with("cannot start 3 workers: ") && said.contains("`ulimit -u`"), "{said}");
     }
 }

@@ -89,7 +89,7 @@ impl Iterator for Records {
 
 impl Reader {
     fn open(path: &Path, text: TextDocuments) -> Result<Self, PreprocessError> {
-        let io = |cause| PreprocessError::Io { path: path.to_path_buf(), cause };
+        let io = |cause| PreprocessError::Read { path: path.to_path_buf(), cause };
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         let mut file = BufReader::with_capacity(1 << 20, file);
@@ -110,7 +110,7 @@ impl Reader {
     }
 
     fn next(&mut self, file: &Path) -> Result<Option<Record>, PreprocessError> {
-        let io = |cause| PreprocessError::Io { path: file.to_path_buf(), cause };
+        let io = |cause| PreprocessError::Read { path: file.to_path_buf(), cause };
         match self {
             Reader::Array { values, bytes_each } => Ok(values.next().map(|(i, value)| Record {
                 location: Location { file: file.to_path_buf(), line: i as u64 + 1 },

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::console::STEPS;
-use crate::data::TokenDataset;
+use crate::data::{SampleError, TokenDataset};
 use crate::engine::TokenBatch;
 
 /// The samples of one optimizer step, or of one validation batch, over all ranks. Nothing is read before a rank asks
@@ -53,9 +53,12 @@ impl GlobalBatch {
 
     /// Reads some sequences of the batch. Samples after the last one of the data set start again at the first.
     ///
+    /// # Errors
+    /// If the data set cannot read them.
+    ///
     /// # Panics
     /// If the sequences are not in the batch or the data set is empty.
-    pub fn read(&self, range: Range<usize>) -> TokenBatch {
+    pub fn read(&self, range: Range<usize>) -> Result<TokenBatch, SampleError> {
         assert!(range.end <= self.sequences, "sequences {range:?} of a batch of {}", self.sequences);
         let count = range.len();
         let seq = self.data.seq_length();
@@ -64,7 +67,7 @@ impl GlobalBatch {
         let (mut mask, mut documents) = (Vec::new(), Vec::new());
         let (mut masked, mut divided) = (false, false);
         for index in range {
-            let sample = self.data.sample((self.first + index) % self.data.len());
+            let sample = self.data.try_sample((self.first + index) % self.data.len())?;
             batch.tokens.extend(sample.tokens);
             batch.labels.extend(sample.labels);
             masked |= sample.loss_mask.is_some();
@@ -74,7 +77,7 @@ impl GlobalBatch {
         }
         batch.mask = masked.then_some(mask);
         batch.documents = divided.then_some(documents);
-        batch
+        Ok(batch)
     }
 }
 
@@ -195,7 +198,7 @@ mod tests {
     }
 
     fn firsts(stream: &BatchStream) -> Vec<i64> {
-        stream.iter().map(|batch| batch.unwrap().read(0..1).tokens[0]).collect()
+        stream.iter().map(|batch| batch.unwrap().read(0..1).unwrap().tokens[0]).collect()
     }
 
     #[test]
@@ -233,7 +236,7 @@ mod tests {
     fn a_slice_has_its_own_batches_once_or_in_every_pass() {
         let firsts = |stream: &BatchStream| {
             let slice = stream.slice(1, 3);
-            let pass = || slice.iter().map(|batch| batch.unwrap().read(0..1).tokens[0]).collect::<Vec<i64>>();
+            let pass = || slice.iter().map(|batch| batch.unwrap().read(0..1).unwrap().tokens[0]).collect::<Vec<i64>>();
             [pass(), pass()]
         };
         assert_eq!(firsts(&BatchStream::advancing(data(), 1, 5, 5)), [vec![4, 8], vec![]]);
@@ -243,7 +246,7 @@ mod tests {
     #[test]
     fn a_rank_reads_its_own_sequences() {
         let batch = BatchStream::repeating(data(), 4, 1).iter().next().unwrap().unwrap();
-        let part = batch.read(1..3);
+        let part = batch.read(1..3).unwrap();
         assert_eq!((part.sequences, part.seq), (2, 4));
         assert_eq!(part.tokens, (4..12).collect::<Vec<i64>>());
         assert_eq!(part.labels, (5..13).collect::<Vec<i64>>());

@@ -2,27 +2,41 @@
 
 use std::sync::Arc;
 
+use backend_dist::launch::BoxError;
 use models::CausalLm;
 
 use super::batches::GlobalBatch;
 use crate::data::TokenDataset;
-use crate::engine::{EngineError, RankEngine};
+use crate::engine::RankEngine;
 use crate::metrics::TokenLoss;
 
 /// Mean loss per token over `data`, every sequence of it once in every layout: those that pad the last batch do not
 /// count. All ranks call it together and get the same number.
 ///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use burn_megatron::data::TokenDataset;
+/// # use models::CausalLm;
+/// # fn trained<M: CausalLm + 'static>(run: burn_megatron::prelude::Pretraining<M>, held_out: Arc<dyn TokenDataset>) {
+/// use burn_megatron::prelude::*;
+///
+/// let run = run.finish(move |_, engine| Ok(loss_over(engine, &held_out)?.loss));
+/// let (training, learner) = run.supervised();
+/// training.launch(learner);
+/// if let Some(loss) = run.finished() {
+///     println!("held-out text: loss {loss:.4}, perplexity {:.1}", loss.exp());
+/// }
+/// # }
+/// ```
+///
 /// # Errors
-/// As [`RankEngine::eval_step`].
-pub fn loss_over<M: CausalLm>(
-    engine: &mut RankEngine<M>,
-    data: &Arc<dyn TokenDataset>,
-) -> Result<TokenLoss, EngineError> {
+/// As [`RankEngine::eval_step`], and if the data cannot be read.
+pub fn loss_over<M: CausalLm>(engine: &mut RankEngine<M>, data: &Arc<dyn TokenDataset>) -> Result<TokenLoss, BoxError> {
     let plan = engine.plan();
     let sequences = plan.micro * plan.data_parallel;
     let mut sum = TokenLoss { loss: 0.0, tokens: 0 };
     for first in (0..data.len()).step_by(sequences) {
-        let mut batch = GlobalBatch::new(data.clone(), first, sequences).read(0..sequences);
+        let mut batch = GlobalBatch::new(data.clone(), first, sequences).read(0..sequences)?;
         batch.count_first(data.len() - first);
         let report = engine.eval_step(&batch)?;
         sum = TokenLoss { loss: sum.loss + report.loss * report.tokens as f64, tokens: sum.tokens + report.tokens };

@@ -13,10 +13,22 @@ use serde_json::{Value, json};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
 };
-use crate::data::TokenDataset;
+use crate::data::{SampleError, TokenDataset};
 use crate::engine::{EngineConfig, RankEngine};
 
 /// Where and when a run saves.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// let options = CheckpointOptions {
+///     root: "runs/example/checkpoints".into(),
+///     every: SaveEvery::Steps(500),
+///     saver: SaverOptions { keep_last: Some(2), background: true, ..SaverOptions::default() },
+/// };
+/// // For `Pretraining::checkpoints`.
+/// assert!(options.every.is_due(1000) && !options.every.is_due(1001));
+/// ```
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
     /// Folder of the checkpoints, one `step_…` folder each.
@@ -29,6 +41,17 @@ pub struct CheckpointOptions {
 }
 
 /// Where a run starts.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// /// A run continues where it stopped; with a folder it starts from the weights and the state that are there.
+/// fn start(from: Option<&str>) -> Resume {
+///     from.map_or(Resume::IfPresent, |folder| Resume::From(folder.into()))
+/// }
+/// // For `Pretraining::resume`.
+/// assert_eq!(start(Some("runs/example/checkpoints/step_00000500")), Resume::From("runs/example/checkpoints/step_00000500".into()));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
     /// At its first step.
@@ -42,6 +65,20 @@ pub enum Resume {
 }
 
 /// What a checkpoint says of the run that wrote it.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// let config = LlamaConfig::tiny();
+/// let recipe = EngineConfig::new(2, 16, LrConfig::constant(1e-3));
+/// // With the model's sizes in it, `burn-megatron generate --checkpoint` and `export` can use a checkpoint.
+/// let description = Description {
+///     model: serde_json::to_value(FamilyConfig::Llama(config))?,
+///     config: serde_json::to_value(recipe)?,
+/// };
+/// assert_eq!(description.model["family"], "llama");
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Description {
     /// The model: usually its `FamilyConfig`.
@@ -69,17 +106,17 @@ impl Resume {
 
 /// What fixes the order of a run's samples: the size of the data set, a hash of three of its samples, and one of what
 /// they are drawn from.
-pub(super) fn fingerprint(data: &dyn TokenDataset) -> Value {
-    let hash = |index: usize| stable_hash(&format!("{:?}", data.sample(index)));
+pub(super) fn fingerprint(data: &dyn TokenDataset) -> Result<Value, SampleError> {
+    let hash = |index: usize| Ok(format!("{:016x}", stable_hash(&format!("{:?}", data.try_sample(index)?))));
     let samples = [0, data.len() / 2, data.len().saturating_sub(1)];
-    let hashes: Vec<String> =
-        samples.iter().filter(|_| !data.is_empty()).map(|&index| format!("{:016x}", hash(index))).collect();
-    json!({ "samples": data.len(), "seq-length": data.seq_length(), "hashes": hashes, "content": data.content() })
+    let hashes = samples.into_iter().filter(|_| !data.is_empty()).map(hash);
+    let (hashes, content) = (hashes.collect::<Result<Vec<String>, SampleError>>()?, data.content()?);
+    Ok(json!({ "samples": data.len(), "seq-length": data.seq_length(), "hashes": hashes, "content": content }))
 }
 
 /// Whether a run over `data` reads the samples that the checkpoint's run would have read.
 pub(super) fn check_data(checkpoint: &Checkpoint, data: &dyn TokenDataset) -> Result<(), BoxError> {
-    let (saved, mut now) = (&checkpoint.state().data, fingerprint(data));
+    let (saved, mut now) = (&checkpoint.state().data, fingerprint(data)?);
     // Older checkpoints do not say it.
     if let (None, Some(now)) = (saved.get("content"), now.as_object_mut()) {
         now.remove("content");
@@ -105,19 +142,20 @@ pub(super) struct Saves {
 }
 
 impl Saves {
-    /// Takes the folder; see [`Saver::new`] and, for several processes, [`Saver::among`].
+    /// Takes the folder; see [`Saver::new`] and, for several processes, [`Saver::among`]. `data` is what the run trains
+    /// on.
     pub fn new(
         options: &CheckpointOptions,
         processes: &Processes,
         description: Description,
         data: &dyn TokenDataset,
-    ) -> Result<Arc<Self>, CheckpointError> {
+    ) -> Result<Arc<Self>, BoxError> {
         let (root, ranks, saver) = (&options.root, processes.ranks(), options.saver.clone());
         let saver = match processes.count() {
             1 => Saver::new(root, ranks.len(), saver)?,
             _ => Saver::among(Peers::new(processes.channel("saves")), root, ranks, saver)?,
         };
-        Ok(Arc::new(Self { saver, every: options.every, description, data: fingerprint(data) }))
+        Ok(Arc::new(Self { saver, every: options.every, description, data: fingerprint(data)? }))
     }
 
     /// Whether a save is due after this step.

@@ -12,6 +12,20 @@ use crate::verify::{assemble, first_copies, parameters};
 
 /// Every weight of the model under its global name, on rank 0; `None` on the others. All ranks call it together.
 ///
+/// ```no_run
+/// # use models::CausalLm;
+/// # fn trained<M: CausalLm + 'static>(run: burn_megatron::prelude::Pretraining<M>) {
+/// use burn_megatron::prelude::*;
+///
+/// let run = run.finish(|rank, engine| global_weights(rank, engine));
+/// let (training, learner) = run.supervised();
+/// training.launch(learner);
+/// for (name, tensor) in run.finished().flatten().into_iter().flatten() {
+///     println!("{name}: {:?}", tensor.shape);
+/// }
+/// # }
+/// ```
+///
 /// # Errors
 /// If the slices of the ranks do not make up whole tensors.
 pub fn global_weights<M: CausalLm>(

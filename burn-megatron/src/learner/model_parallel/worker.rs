@@ -16,7 +16,7 @@ use super::batches::{BatchRange, GlobalBatch};
 use super::coordinator::{Coordinator, say};
 use super::logs::Tracer;
 use super::saving::Saves;
-use crate::data::TokenDataset;
+use crate::data::{SampleError, TokenDataset};
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
 use crate::metrics::{EvalStats, FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
 use crate::trace::SpanKind;
@@ -86,7 +86,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     return Ok(true);
                 }
             };
-            let micro_batches = phase(Phase::Batch, || self.micro_batches(&batch));
+            let micro_batches = phase(Phase::Batch, || self.micro_batches(&batch))?;
             recorder.end(data, SpanKind::Data, None, None);
             self.engine.set_recorder(self.tracer.recorder(step));
             let report = phase(Phase::Step, || self.engine.train_micro_batches(&micro_batches))?;
@@ -168,7 +168,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     break;
                 }
             };
-            let report = self.engine.eval_step(&batch.read(0..batch.sequences()))?;
+            let report = self.engine.eval_step(&batch.read(0..batch.sequences())?)?;
             sum += report.loss * report.tokens as f64;
             tokens += report.tokens;
             if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
@@ -267,7 +267,7 @@ impl<M: CausalLm> Worker<'_, M> {
     }
 
     /// This rank's micro-batches.
-    fn micro_batches(&self, batch: &GlobalBatch) -> Vec<TokenBatch> {
+    fn micro_batches(&self, batch: &GlobalBatch) -> Result<Vec<TokenBatch>, SampleError> {
         self.engine.sequences_of_step().into_iter().map(|range| batch.read(range)).collect()
     }
 }

@@ -62,7 +62,7 @@ fn temporary_files_are_new_and_links_are_not_followed() {
     assert!(!folder.path().join(".data.bin.abcdef.partial").is_symlink());
     assert_eq!(IndexedDataset::open(prefix).unwrap().sequence(0).unwrap(), [1, 2, 3]);
     std::os::unix::fs::symlink(&precious, folder.path().join(".data.bin.lock")).unwrap();
-    assert!(matches!(IndexedWriter::create(folder.path().join("data"), Dtype::U8), Err(IndexedError::Io { .. })));
+    assert!(matches!(IndexedWriter::create(folder.path().join("data"), Dtype::U8), Err(IndexedError::Write { .. })));
     assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
 }
 

@@ -6,6 +6,7 @@ mod fp8_experts;
 mod logs;
 mod resume;
 mod saving;
+mod truncated;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -156,7 +157,7 @@ fn torchtitan_4167_megatron_lm_7207_tokens_weigh_the_same_in_every_batch_of_a_va
         .evaluate(2, 3)
         .directory(folder.path())
         .finish(move |_, engine| {
-            let at_once = engine.eval_step(&rows.read(0..24))?;
+            let at_once = engine.eval_step(&rows.read(0..24)?)?;
             Ok((at_once.loss, at_once.tokens, loss_over(engine, &held_out)?))
         });
     assert!(launch(&run).error.is_none());

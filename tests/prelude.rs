@@ -1,0 +1,75 @@
+//! Everything that the prelude has comes with an example in its documentation, which `cargo test --doc` compiles.
+
+use std::collections::BTreeMap;
+
+use syn::{Attribute, Expr, Ident, Item, Lit, Meta, UseTree};
+use tests::repository;
+
+/// What the prelude names, each with the folder and the module that it is from: `burn-megatron/src/lr` and `Span`.
+fn names() -> Vec<(String, String)> {
+    let file = syn::parse_file(&repository::read("burn-megatron/src/prelude.rs")).expect("Rust");
+    let mut found = Vec::new();
+    for item in file.items {
+        let Item::Use(item) = item else { continue };
+        flatten(&item.tree, &mut Vec::new(), &mut found);
+    }
+    found
+}
+
+fn flatten(tree: &UseTree, path: &mut Vec<String>, found: &mut Vec<(String, String)>) {
+    match tree {
+        UseTree::Path(further) => {
+            path.push(further.ident.to_string());
+            flatten(&further.tree, path, found);
+            path.pop();
+        }
+        UseTree::Group(group) => group.items.iter().for_each(|tree| flatten(tree, path, found)),
+        UseTree::Name(name) => {
+            let folder = match path[0].as_str() {
+                "crate" => "burn-megatron".to_owned(),
+                other => other.replace('_', "-"),
+            };
+            let module = path.get(1).map(|module| format!("/{module}")).unwrap_or_default();
+            found.push((format!("{folder}/src{module}"), name.ident.to_string()));
+        }
+        _ => panic!("a way to re-export that this test does not know"),
+    }
+}
+
+fn parts(item: &Item) -> Option<(&Ident, &[Attribute])> {
+    Some(match item {
+        Item::Struct(item) => (&item.ident, &item.attrs),
+        Item::Enum(item) => (&item.ident, &item.attrs),
+        Item::Trait(item) => (&item.ident, &item.attrs),
+        Item::Type(item) => (&item.ident, &item.attrs),
+        Item::Fn(item) => (&item.sig.ident, &item.attrs),
+        _ => return None,
+    })
+}
+
+/// Whether a comment has code that is compiled.
+fn has_example(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        let Meta::NameValue(meta) = &attribute.meta else { return false };
+        let Expr::Lit(line) = &meta.value else { return false };
+        let Lit::Str(line) = &line.lit else { return false };
+        meta.path.is_ident("doc") && ["```", "```no_run"].contains(&line.value().trim())
+    })
+}
+
+#[test]
+fn everything_in_the_prelude_has_an_example() {
+    let files: BTreeMap<String, syn::File> = (repository::files(".rs").into_iter())
+        .filter(|path| !path.contains("/tests"))
+        .map(|path| (path.clone(), syn::parse_file(&repository::read(&path)).expect("Rust")))
+        .collect();
+    let names = names();
+    assert!(names.len() > 30, "{names:?}");
+    for (place, name) in names {
+        let of_module = |path: &&String| path.strip_prefix(&place).is_some_and(|rest| rest.starts_with(['/', '.']));
+        let items = files.iter().filter(|(path, _)| of_module(path)).flat_map(|(_, file)| &file.items);
+        let found: Vec<_> = items.filter_map(parts).filter(|(ident, _)| **ident == name).collect();
+        assert_eq!(found.len(), 1, "{name} is in {place} once");
+        assert!(has_example(found[0].1), "{name} of {place} has no example");
+    }
+}
