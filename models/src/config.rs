@@ -108,15 +108,48 @@ pub(crate) fn not_negative(numbers: &[(&'static str, f64)]) -> Result<(), Config
     }
 }
 
+/// Factors that multiply activations must leave them finite.
+pub(crate) fn factors(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
+    const MOST: f64 = 1e6;
+    match numbers.iter().find(|(_, value)| !(0.0..=MOST).contains(value)) {
+        None => Ok(()),
+        Some((key, value)) => {
+            let (value, nearest) = (*value, if *value > MOST { MOST } else { 0.0 });
+            Err(ConfigError::OutOfRange { key, value, range: "at least 0 and at most 1e6", nearest })
+        }
+    }
+}
+
 /// Base and scaling of rotary frequencies must make waves, none of them shorter than without the scaling.
 pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>) -> Result<(), ConfigError> {
-    if !(theta > 0.0 && theta.is_finite()) {
-        return Err(ConfigError::OutOfRange { key: "rope_theta", value: theta, range: "above 0", nearest: 10_000.0 });
+    let refuse = |key, value, range, nearest| Err(ConfigError::OutOfRange { key, value, range, nearest });
+    if !(1.0..f64::INFINITY).contains(&theta) {
+        return refuse("rope_theta", theta, "at least 1", 10_000.0);
     }
-    match scaling.map(|scaling| scaling.factor()).filter(|factor| !(1.0..f64::INFINITY).contains(factor)) {
-        None => Ok(()),
-        Some(value) => {
-            Err(ConfigError::OutOfRange { key: "rope_scaling.factor", value, range: "at least 1", nearest: 1.0 })
+    let Some(scaling) = scaling else { return Ok(()) };
+    if !(1.0..f64::INFINITY).contains(&scaling.factor()) {
+        return refuse("rope_scaling.factor", scaling.factor(), "at least 1", 1.0);
+    }
+    match scaling {
+        RopeScaling::Linear(_) => Ok(()),
+        RopeScaling::Llama3(of) if !(of.low_freq_factor > 0.0 && of.low_freq_factor.is_finite()) => {
+            refuse("rope_scaling.low_freq_factor", of.low_freq_factor, "above 0", 1.0)
+        }
+        RopeScaling::Llama3(of) if !(of.high_freq_factor > of.low_freq_factor && of.high_freq_factor.is_finite()) => {
+            let nearest = 4.0 * of.low_freq_factor;
+            refuse("rope_scaling.high_freq_factor", of.high_freq_factor, "above low_freq_factor", nearest)
+        }
+        RopeScaling::Llama3(_) => Ok(()),
+        RopeScaling::Yarn(of) => {
+            let turns = [("rope_scaling.beta_fast", of.beta_fast, 32.0), ("rope_scaling.beta_slow", of.beta_slow, 1.0)];
+            if let Some((key, value, nearest)) = turns.into_iter().find(|(_, v, _)| !(*v > 0.0 && v.is_finite())) {
+                return refuse(key, value, "above 0", nearest);
+            }
+            factors(&[
+                ("rope_scaling.mscale", of.mscale.unwrap_or(0.0)),
+                ("rope_scaling.mscale_all_dim", of.mscale_all_dim.unwrap_or(0.0)),
+                ("rope_scaling.attention_factor", of.attention_factor.unwrap_or(0.0)),
+            ])
         }
     }
 }
@@ -128,6 +161,40 @@ pub(crate) fn share(key: &'static str, value: f64) -> Result<(), ConfigError> {
         false => {
             let nearest = if value >= 1.0 { 0.99 } else { 0.0 };
             Err(ConfigError::OutOfRange { key, value, range: "at least 0 and below 1", nearest })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::{Llama3Scaling, YarnScaling};
+
+    #[test]
+    fn frequencies_that_make_no_waves_are_refused_by_name() {
+        let said = |theta, scaling| rotary(theta, scaling).unwrap_err().to_string();
+        assert_eq!(said(1e-30, None).split(';').next(), Some("rope_theta = 1e-30 is not at least 1"));
+        let llama3 = Llama3Scaling {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 64,
+        };
+        rotary(1e4, Some(RopeScaling::Llama3(llama3))).unwrap();
+        let equal = Llama3Scaling { high_freq_factor: 1.0, ..llama3 };
+        assert!(
+            said(1e4, Some(RopeScaling::Llama3(equal))).contains("high_freq_factor = 1 is not above low_freq_factor")
+        );
+        let yarn = YarnScaling::new(4.0, 64);
+        rotary(1e4, Some(RopeScaling::Yarn(yarn))).unwrap();
+        for (key, yarn) in [
+            ("beta_fast = 0 is not above 0", YarnScaling { beta_fast: 0.0, ..yarn }),
+            ("beta_slow = NaN is not above 0", YarnScaling { beta_slow: f64::NAN, ..yarn }),
+            ("mscale = -1 is not at least 0 and at most 1e6", YarnScaling { mscale: Some(-1.0), ..yarn }),
+            ("attention_factor = 10000000 is not", YarnScaling { attention_factor: Some(1e7), ..yarn }),
+        ] {
+            let said = said(1e4, Some(RopeScaling::Yarn(yarn)));
+            assert!(said.contains(key), "{said}");
         }
     }
 }

@@ -3,18 +3,17 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::error::HfFolderError;
 
 /// What a generation may take from `generation_config.json`; absent keys are `None`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// First token of every text.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a text.
-    #[serde(deserialize_with = "one_or_more")]
     pub eos_token_id: Vec<u32>,
     /// Whether to draw tokens; without it the likeliest is taken.
     pub do_sample: Option<bool>,
@@ -32,30 +31,51 @@ impl GenerationConfig {
         let path = folder.join("generation_config.json");
         let json = |source| HfFolderError::Json { path: path.clone(), source };
         match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(json),
+            Ok(bytes) => Self::of(&path, &serde_json::from_slice(&bytes).map_err(json)?),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let ids = ["bos_token_id", "eos_token_id"].iter().filter_map(|key| Some((*key, config.get(key)?)));
-                let ids: serde_json::Map<_, _> = ids.map(|(key, value)| (key.to_string(), value.clone())).collect();
-                let path = folder.join("config.json");
-                serde_json::from_value(ids.into()).map_err(|source| HfFolderError::Json { path, source })
+                let ids: Map<_, _> = ids.map(|(key, value)| (key.to_string(), value.clone())).collect();
+                Self::of(&folder.join("config.json"), &ids)
             }
             Err(error) => Err(HfFolderError::io("read", &path)(error)),
         }
     }
+
+    /// From the object of a file.
+    fn of(path: &Path, keys: &Map<String, Value>) -> Result<Self, HfFolderError> {
+        let ids = value::<Ids>(path, keys, "eos_token_id", "a token id or a list of them")?;
+        Ok(Self {
+            bos_token_id: value(path, keys, "bos_token_id", "a token id")?,
+            eos_token_id: match ids {
+                None => Vec::new(),
+                Some(Ids::One(id)) => vec![id],
+                Some(Ids::More(ids)) => ids,
+            },
+            do_sample: value(path, keys, "do_sample", "true or false")?,
+            temperature: value(path, keys, "temperature", "a number")?,
+            top_k: value(path, keys, "top_k", "a number of tokens")?,
+            top_p: value(path, keys, "top_p", "a number")?,
+        })
+    }
 }
 
-fn one_or_more<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Ids {
-        One(u32),
-        More(Vec<u32>),
-    }
-    Ok(match Option::<Ids>::deserialize(deserializer)? {
-        None => Vec::new(),
-        Some(Ids::One(id)) => vec![id],
-        Some(Ids::More(ids)) => ids,
-    })
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    One(u32),
+    More(Vec<u32>),
+}
+
+/// The value of a key; `null` is the same as absent.
+fn value<T: DeserializeOwned>(
+    path: &Path,
+    keys: &Map<String, Value>,
+    key: &str,
+    expected: &str,
+) -> Result<Option<T>, HfFolderError> {
+    let Some(found) = keys.get(key) else { return Ok(None) };
+    let wrong = |_| HfFolderError::file(path, format!("{key} = {found} is not {expected}"));
+    Option::<T>::deserialize(found).map_err(wrong)
 }
 
 #[cfg(test)]

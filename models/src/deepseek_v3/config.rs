@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::block::LatentBlockConfig;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, even, not_negative, positive, rotary};
+use crate::config::{ConfigError, even, factors, not_negative, positive, rotary};
 use crate::layers::{
     Activation, Balance, BalanceOver, Capacity, Dispatcher, ExpertGroups, Ffn, LinearConfig, MlaConfig, MlpConfig,
     MoeConfig, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, YarnScaling,
@@ -231,6 +231,7 @@ impl ModelConfig for DeepSeekV3Config {
             ("rms_norm_eps", self.rms_norm_eps),
             ("initializer_range", self.initializer_range),
         ])?;
+        factors(&[("routed_scaling_factor", self.routed_scaling_factor)])?;
         match self.blocks() {
             [0, _] => Ok(()),
             _ => self.moe(self.init()).check(),

@@ -207,7 +207,7 @@ mod tests {
             refuse(LlamaConfig { make_vocab_size_divisible_by: 0, ..tiny() }),
             "make_vocab_size_divisible_by = 0 is not positive; nearest legal: 1"
         );
-        assert!(refuse(LlamaConfig { rope_theta: 0.0, ..tiny() }).starts_with("rope_theta = 0 is not above 0"));
+        assert!(refuse(LlamaConfig { rope_theta: 0.0, ..tiny() }).starts_with("rope_theta = 0 is not at least 1"));
         assert!(refuse(LlamaConfig { rms_norm_eps: -1e-6, ..tiny() }).starts_with("rms_norm_eps = -0.000001 is not"));
         assert!(refuse(LlamaConfig { initializer_range: f64::NAN, ..tiny() }).contains("nearest legal: 0"));
         assert!(refuse(LlamaConfig { hidden_dropout: 1.0, ..tiny() }).contains("hidden_dropout = 1"));
