@@ -17,7 +17,7 @@ const LEAST: f64 = 5.0;
 /// assert!(SaveEvery::Steps(500).is_due(1500));
 /// // In configuration files and command lines: a number, or nothing.
 /// assert_eq!(SaveEvery::from(Some(500)), SaveEvery::Steps(500));
-/// assert_eq!(SaveEvery::from(None), SaveEvery::Never);
+/// assert_eq!(SaveEvery::from(None::<u64>), SaveEvery::Never);
 /// assert_eq!(SaveEvery::default().to_string(), "as often as takes 5 % of the time");
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

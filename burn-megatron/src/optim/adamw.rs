@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 ///
 /// // The usual constants of large language models.
 /// let adamw = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() };
-/// let recipe = EngineConfig { optimizer: adamw.into(), clip: Some(1.0), ..EngineConfig::new(2, 16, LrConfig::constant(3e-4)) };
+/// let recipe = EngineConfig::new(2, 16, LrConfig::constant(3e-4));
+/// let recipe = EngineConfig { optimizer: adamw.into(), clip: Some(1.0), ..recipe };
 /// assert_eq!(recipe.optimizer.weight_decay(), 0.1);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

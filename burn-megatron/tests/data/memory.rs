@@ -39,7 +39,21 @@ fn a_line_of_50_megabytes_takes_at_most_four_times_its_size() {
     let line = format!("{{\"text\": \"{}\"}}\n", sentence.repeat(SIZE / sentence.len()));
     fs::write(folder.path().join("large.jsonl"), line).unwrap();
     fs::write(folder.path().join("small.jsonl"), "{\"text\": \"The quick brown fox\"}\n").unwrap();
-    for tokenizer in ["--tokenizer byte --append-eod", "--tokenizer char", "--train-tokenizer 300"] {
+    // As BERT's: not a byte-level BPE, but it sees words only.
+    let characters = ('a'..='z').chain('0'..='9').chain("\",.".chars()).flat_map(|c| [c.to_string(), format!("##{c}")]);
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        ["[UNK]".to_string()].into_iter().chain(characters).enumerate().map(|(id, piece)| (piece, id.into())).collect();
+    let words = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "post_processor": null,
+        "decoder": null, "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+        "strip_accents": null, "lowercase": true}, "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": vocab},
+    });
+    fs::write(folder.path().join("words.json"), words.to_string()).unwrap();
+    for tokenizer in
+        ["--tokenizer byte --append-eod", "--tokenizer char", "--train-tokenizer 300", "--tokenizer words.json"]
+    {
         let run =
             |input: &str| peak(folder.path(), &format!("--input {input} --output-prefix out --workers 2 {tokenizer}"));
         let (small, large) = (run("small.jsonl"), run("large.jsonl"));

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::config::GptConfig;
 use crate::hf::{ConfigReader, HfError};
+use crate::limits::limit;
 use crate::names::{Foreign, NameMap};
 
 /// Keys of a head that classifies, which a language model does not have.
@@ -86,14 +87,22 @@ impl GptConfig {
         config.expect_flag("add_cross_attention", false)?;
         // Another order of the same operations, in fp32.
         config.expect_flag("reorder_and_upcast_attn", false)?;
-        let attention_dropout = config.number("attn_pdrop")?.unwrap_or(0.1);
-        let hidden_dropout = config.number("resid_pdrop")?.unwrap_or(0.1);
-        let embedding_dropout = config.number("embd_pdrop")?.unwrap_or(0.1);
+        let dropout = |key| match config.number(key)?.unwrap_or(0.1) {
+            share if (0.0..1.0).contains(&share) => Ok(share),
+            other => Err(config.unsupported(key, &format!("{other:?}"), "at least 0 and below 1")),
+        };
+        let (attention_dropout, hidden_dropout) = (dropout("attn_pdrop")?, dropout("resid_pdrop")?);
+        let embedding_dropout = dropout("embd_pdrop")?;
         if embedding_dropout != hidden_dropout {
             let legal = format!("resid_pdrop ({hidden_dropout})");
             return Err(config.unsupported("embd_pdrop", &embedding_dropout.to_string(), &legal));
         }
         let hidden_size = config.size("n_embd")?;
+        // The width of the MLP follows from it.
+        let most = limit("intermediate_size") / 4;
+        if hidden_size as u64 > most {
+            return Err(HfError::TooLarge { key: "n_embd".into(), value: hidden_size as u64, most });
+        }
         let max_position_embeddings = config.size("n_positions")?;
         if let Some(context) = config.optional_size("n_ctx")?.filter(|context| *context != max_position_embeddings) {
             return Err(config.unsupported("n_ctx", &context.to_string(), &max_position_embeddings.to_string()));

@@ -50,7 +50,7 @@ pub struct CheckpointOptions {
 ///     from.map_or(Resume::IfPresent, |folder| Resume::From(folder.into()))
 /// }
 /// // For `Pretraining::resume`.
-/// assert_eq!(start(Some("runs/example/checkpoints/step_00000500")), Resume::From("runs/example/checkpoints/step_00000500".into()));
+/// assert_eq!(start(Some("checkpoints/step_00000500")), Resume::From("checkpoints/step_00000500".into()));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
