@@ -1,6 +1,7 @@
-//! Shared by the examples: training text, the choice of a layout, and exit codes.
+//! Shared by the examples: training text, the choice of a layout, what plain Burn models need, and exit codes.
 
 pub mod machine;
+mod plain;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use backend_dist::memory::RankAllocator;
 use backend_dist::shard::stable_hash;
 use burn_megatron::prelude::LlamaConfig;
 
+pub use plain::{Args, Dice, accuracy, loader, trained};
 pub use text::Text;
 
 /// Counts memory per CPU rank for the log.

@@ -103,9 +103,9 @@ fn every_page_is_in_the_book() {
 
 #[test]
 fn the_readmes_program_is_that_of_the_example() {
-    let (readme, example) = (repository::read("README.md"), repository::read("examples/scale_existing_model.rs"));
+    let (readme, example) = (repository::read("README.md"), repository::read("examples/text_classifier.rs"));
     let program = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a program");
-    assert!(example.contains(program), "examples/scale_existing_model.rs has no such lines:\n{program}");
+    assert!(example.contains(program), "examples/text_classifier.rs has no such lines:\n{program}");
     assert!(readme.split_whitespace().count() <= 900, "README.md is longer than 900 words");
 }
 

@@ -51,3 +51,4 @@ pub mod schedule;
 pub mod trace;
 pub mod train;
 pub mod verify;
+pub mod verify_module;

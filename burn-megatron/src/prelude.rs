@@ -17,3 +17,4 @@ pub use crate::learner::{
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};
+pub use crate::verify_module::{ModuleError, ModuleReport, verify_module};

@@ -1,5 +1,6 @@
 //! Data parallelism for any Burn module: a rank on each device, and a learner for each rank.
 
+use std::collections::HashSet;
 use std::sync::Mutex;
 
 use backend_dist::gpu;
@@ -17,6 +18,7 @@ use super::items::Items;
 use super::rank_loop::{RankSetup, Shared};
 use super::report::{Failure, Fit, Fitted};
 use super::shares::{equal_shares, whole_shares};
+use super::states::{running_states, with_own_states};
 use super::zero::records::{optimizer_record, split as split_states};
 use super::zero::{Owners, Units, Zero};
 
@@ -53,7 +55,8 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
             learner.fork(&devices[0]);
         }
         let zero = self.zero(&learner);
-        let learners = match self.learner_of_each_rank(&mut learner, &zero, starting_epoch, &components.event_store) {
+        let resumed = (starting_epoch > 1).then_some(&*components.event_store);
+        let learners = match self.learner_of_each_rank(&mut learner, &zero, resumed) {
             Ok(learners) => learners,
             Err(message) => {
                 learner.fork(&devices[0]);
@@ -61,6 +64,9 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
                 return Fitted { model: learner.model(), processor: components.event_processor, failure };
             }
         };
+        // A checkpoint writes its states into those that all learners share, and a training that fails returns its start.
+        let has_states = zero.as_ref().is_some_and(|zero| !zero.states.is_empty());
+        let start = has_states.then(|| with_own_states(&learner.model()));
         let train = split(&train, equal_shares(train.num_items(), self.ranks), &devices);
         // A forward pass is a collective, so a rank without a batch takes the first item and nobody looks at the result.
         let has_filler = self.zero == 3 && valid.num_items() > 0;
@@ -107,36 +113,39 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
         match result {
             Ok(mut models) => Fitted { model: models.swap_remove(0), processor, failure: None },
             Err(failure) => {
-                learner.fork(&devices[0]);
-                Fitted { model: learner.model(), processor, failure: Some(failure.into()) }
+                let model = start.unwrap_or_else(|| learner.model()).fork(&devices[0]);
+                Fitted { model, processor, failure: Some(failure.into()) }
             }
         }
     }
 }
 
 impl DataParallel {
+    /// How ranks step models of their own; `None` if the learners hold the models.
     pub(super) fn zero<M: LearnerModel>(&self, learner: &Learner<M>) -> Option<Zero> {
+        let model = learner.model();
+        let states = if self.ranks > 1 { running_states(&model) } else { HashSet::new() };
         let owners = match self.zero {
-            0 => return None,
-            3 => Owners::of_units(&learner.model(), self.ranks, &self.units),
-            _ => Owners::of(&learner.model(), self.ranks),
+            0 if states.is_empty() => return None,
+            0 => Owners::of(&model, 1),
+            3 => Owners::of_units(&model, self.ranks, &self.units),
+            _ => Owners::of(&model, self.ranks),
         };
-        Some(Zero { stage: self.zero, owners: owners.into(), units: self.units.clone() })
+        Some(Zero { stage: self.zero, owners: owners.into(), units: self.units.clone(), states: states.into() })
     }
 
-    /// A learner for every rank. With ZeRO, whoever resumes from a checkpoint gets the states that it owns.
+    /// A learner for every rank. With ZeRO, whoever has `resumed` from a checkpoint gets the states that it owns.
     pub(super) fn learner_of_each_rank<M: LearnerModel>(
         &self,
         learner: &mut Learner<M>,
         zero: &Option<Zero>,
-        starting_epoch: usize,
-        store: &EventStoreClient,
+        resumed: Option<&EventStoreClient>,
     ) -> Result<Vec<Learner<M>>, String> {
         let Some(zero) = zero else { return Ok(vec![learner.clone(); self.ranks]) };
         // Before the clones, so that all ranks share one copy of the values that they do not step.
         learner.fork(&host());
         let mut learners = vec![learner.clone(); self.ranks];
-        if starting_epoch > 1 {
+        if let (Some(store), true) = (resumed, zero.stage > 0) {
             let states = optimizer_record(learner, store).into_bytes().map_err(|error| error.to_string())?;
             for (rank, learner) in learners.iter_mut().enumerate() {
                 let own = split_states(states.clone(), rank, &zero.owners).map_err(|error| error.to_string())?;

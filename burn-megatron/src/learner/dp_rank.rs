@@ -11,21 +11,23 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, TrainOutput, TrainStep};
 
 use super::items::Items;
+use super::states::{average_states, with_own_states};
 use super::zero::records::{join, optimizer_record};
 use super::zero::{Zero, reduce_to_owners, share_parameters, with_stepped};
 
 /// A model that is equal on all ranks, and the rank's share of its optimizer step.
 pub(super) struct DpRank<M: LearnerModel> {
-    /// Without ZeRO it holds the model. With ZeRO it steps the owned parameters: its others keep the values that the
-    /// training began with, because burn-train lets nobody set a learner's model except from a record.
+    /// Without a model of the rank's own it holds the model. Else it steps the owned parameters: its others keep the
+    /// values that the training began with, because burn-train lets nobody set a learner's model except from a record.
     learner: Learner<M>,
-    sharded: Option<Sharded<M>>,
+    own: Option<Own<M>>,
     accumulator: GradientsAccumulator<M>,
     group: Group,
     device: Device,
 }
 
-struct Sharded<M> {
+/// A model of the rank's own: with ZeRO, and for modules with running states, which the learners' clones share.
+struct Own<M> {
     zero: Zero,
     /// Of stage 3 its parameters are on their owners.
     model: M,
@@ -42,32 +44,33 @@ impl<M: LearnerModel> DpRank<M> {
     /// The data-parallel rank of `learner` on `device`.
     pub fn new(mut learner: Learner<M>, device: &Device, zero: Option<Zero>, group: &Group) -> Self {
         // Forks have leaves of their own: graphs of different threads must not share a node.
-        let sharded = zero.map(|zero| match zero.stage {
-            3 => {
-                let shards = FullyShard::new(&learner.model(), group, &zero.units).on(device);
-                // Records are put together for rank 0.
-                shards.record_on(0);
-                let model = shards.shard(learner.model()).fork(device);
-                Sharded { zero, model, shards: Some(shards) }
+        let own = zero.map(|zero| {
+            let model = if zero.states.is_empty() { learner.model() } else { with_own_states(&learner.model()) };
+            if zero.stage < 3 {
+                return Own { zero, model: model.fork(device), shards: None };
             }
-            _ => Sharded { zero, model: learner.model().fork(device), shards: None },
+            let shards = FullyShard::new(&model, group, &zero.units).on(device);
+            // Records are put together for rank 0.
+            shards.record_on(0);
+            let model = shards.shard(model).fork(device);
+            Own { zero, model, shards: Some(shards) }
         });
-        match sharded {
+        match own {
             None => learner.fork(device),
             Some(_) => learner.fork(&host()),
         }
         let device = device.clone();
-        Self { learner, sharded, accumulator: GradientsAccumulator::new(), group: group.clone(), device }
+        Self { learner, own, accumulator: GradientsAccumulator::new(), group: group.clone(), device }
     }
 
     /// Whether a forward pass is a collective.
     pub fn is_fully_sharded(&self) -> bool {
-        self.sharded.as_ref().is_some_and(|sharded| sharded.shards.is_some())
+        self.own.as_ref().is_some_and(|own| own.shards.is_some())
     }
 
     /// The current model, of which this rank may hold shards.
     pub fn model(&self) -> M {
-        self.sharded.as_ref().map_or_else(|| self.learner.model(), |sharded| sharded.model.clone())
+        self.own.as_ref().map_or_else(|| self.learner.model(), |own| own.model.clone())
     }
 
     pub fn learning_rate(&self) -> ModuleLearningRate {
@@ -76,10 +79,10 @@ impl<M: LearnerModel> DpRank<M> {
 
     /// The model's forward and backward pass on one batch.
     pub fn train_step(&self, batch: <M as TrainStep>::Input) -> TrainOutput<<M as TrainStep>::Output> {
-        match &self.sharded {
+        match &self.own {
             None => self.learner.train_step(batch),
-            Some(Sharded { model, shards: None, .. }) => TrainStep::step(model, batch),
-            Some(Sharded { model, shards: Some(shards), .. }) => {
+            Some(Own { model, shards: None, .. }) => TrainStep::step(model, batch),
+            Some(Own { model, shards: Some(shards), .. }) => {
                 shards.begin_pass(model);
                 let mut output = TrainStep::step(model, batch);
                 output.grads = shards.end_pass(model, output.grads);
@@ -91,8 +94,8 @@ impl<M: LearnerModel> DpRank<M> {
     /// Adds the gradients of a micro-step. Every rank must call it.
     pub fn accumulate(&mut self, grads: GradientsParams) {
         let model = self.model();
-        let grads = match &self.sharded {
-            Some(Sharded { zero, .. }) if zero.stage == 2 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
+        let grads = match &self.own {
+            Some(Own { zero, .. }) if zero.stage == 2 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
             _ => grads,
         };
         self.accumulator.accumulate(&model, grads);
@@ -103,7 +106,7 @@ impl<M: LearnerModel> DpRank<M> {
         let model = self.model();
         let grads = self.accumulator.grads();
         self.learner.lr_step();
-        let Some(Sharded { zero, model: current, shards }) = &mut self.sharded else {
+        let Some(Own { zero, model: current, shards }) = &mut self.own else {
             return self.learner.optimizer_step(average_gradients(&model, grads, &self.group));
         };
         if let Some(shards) = shards {
@@ -114,12 +117,26 @@ impl<M: LearnerModel> DpRank<M> {
             *current = with_stepped(model, &self.learner.model(), &self.device, is_own);
             return;
         }
-        let own = match zero.stage {
+        let grads = match zero.stage {
+            0 => average_gradients(&model, grads, &self.group),
             1 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
             _ => grads,
         };
-        self.learner.optimizer_step(own);
-        *current = share_parameters(model, &self.learner.model(), &zero.owners, &self.group);
+        self.learner.optimizer_step(grads);
+        let stepped = self.learner.model();
+        *current = match zero.stage {
+            0 => with_stepped(model, &stepped, &self.device, |_| true),
+            _ => share_parameters(model, &stepped, &zero.owners, &self.group),
+        };
+    }
+
+    /// Gives all ranks the mean of their running states. Every rank must call it.
+    pub fn average_states(&mut self) {
+        if let Some(Own { zero, model, .. }) = &mut self.own
+            && !zero.states.is_empty()
+        {
+            *model = average_states(model.clone(), &zero.states, &self.group);
+        }
     }
 
     /// The optimizer states that this rank holds.
@@ -134,9 +151,16 @@ impl<M: LearnerModel> DpRank<M> {
         store: &EventStoreClient,
     ) -> Result<Option<Learner<M>>, BoxError> {
         let first = self.group.rank() == 0;
-        let Some(Sharded { zero, model, .. }) = &self.sharded else {
+        let Some(Own { zero, model, .. }) = &self.own else {
             return Ok(first.then(|| self.learner.clone()));
         };
+        if zero.stage == 0 {
+            let mut whole = self.learner.clone();
+            if first {
+                whole.load_model(model.clone().into_record());
+            }
+            return Ok(first.then_some(whole));
+        }
         // Of stage 3 a collective.
         let model = model.clone().into_record();
         states_of_ranks.push(self.group.rank(), self.states(store).into_bytes()?);
@@ -160,7 +184,7 @@ impl<M: LearnerModel> DpRank<M> {
         let model = self.learner.model();
         let first = self.group.rank() == 0;
         // The optimizer's states make way for the model.
-        drop((self.learner, self.sharded, self.accumulator));
+        drop((self.learner, self.own, self.accumulator));
         if first { model.load_record(record).fork(&self.device) } else { model }
     }
 }

@@ -18,10 +18,12 @@ mod data_parallel;
 mod dp_rank;
 mod items;
 mod model_parallel;
+mod module_steps;
 mod rank_loop;
 mod report;
 mod shares;
 mod signals;
+mod states;
 #[cfg(test)]
 mod tests;
 mod zero;
@@ -38,6 +40,7 @@ pub use model_parallel::{
     global_weights, loss_over,
 };
 pub(crate) use model_parallel::{Tracer, Tracing};
+pub(crate) use module_steps::{ModuleSteps, ModuleTrace, Named};
 use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
 
@@ -76,6 +79,9 @@ impl MegatronStrategy {
     ///   every rank takes the same number of equal steps. The validation set is split whole.
     /// - Gradients are averaged over the ranks in the order in which the module visits its parameters, then every
     ///   rank takes the same optimizer step. A parameter that no rank used in a step is not touched.
+    /// - Running statistics (`nn::BatchNorm`) are each rank's own, and averaged over the ranks at the end of the training
+    ///   epoch, before validation and checkpoints. Every rank normalizes by the statistics of its own batch, as under
+    ///   PyTorch's DistributedDataParallel without SyncBatchNorm.
     /// - Gradient accumulation sums micro-steps on each rank and averages once, before the optimizer step.
     /// - Checkpoints, metrics, early stopping and the interrupter work as on one device; all ranks take every
     ///   decision to stop together.

@@ -133,6 +133,8 @@ impl<M: LearnerModel> RankLoop<M> {
         if accumulated > 0 && !stop {
             self.dp_rank.step();
         }
+        // Validation, the checkpoint and whoever takes the model read them.
+        self.dp_rank.average_states();
         let mut progress = aggregate(group, batches.progress());
         if !stop {
             progress.resolve_total();

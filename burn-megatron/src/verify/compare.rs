@@ -71,7 +71,8 @@ impl Worst {
         if self.relative == 0.0 { 0.0 } else { self.relative / self.allowed }
     }
 
-    fn take(&mut self, relative: f64, allowed: f64, at: impl FnOnce() -> String) {
+    /// Takes a difference that is worse, or NaN.
+    pub(crate) fn take(&mut self, relative: f64, allowed: f64, at: impl FnOnce() -> String) {
         let new = Self { relative, allowed, at: String::new() };
         if is_worse(new.share(), self.share()) {
             *self = Self { at: at(), ..new };

@@ -13,19 +13,24 @@ mod share;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use burn::module::ParamId;
 
 pub(super) use backend_dist::fully_shard::{Owners, Units};
 pub(super) use reduce::reduce_to_owners;
-pub(super) use share::{share_parameters, with_stepped};
+pub(super) use share::{Replace, share_parameters, with_stepped};
 
-/// How a rank shards its optimizer.
+/// How a rank steps a model of its own, apart from its learner's.
 #[derive(Clone)]
 pub(super) struct Zero {
-    /// 1: gradients are reduced once per step; 2: after every micro-step, and only the owner keeps them; 3: also the
+    /// 0: every rank steps every parameter; 1: gradients are reduced once per step; 2: after every micro-step, and only the owner keeps them; 3: also the
     /// values are on their owner only.
     pub stage: u8,
     pub owners: Arc<Owners>,
     /// What stage 3 gathers together.
     pub units: Units,
+    /// The running states of the module, which the ranks average.
+    pub states: Arc<HashSet<ParamId>>,
 }

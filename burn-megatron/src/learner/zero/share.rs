@@ -116,8 +116,9 @@ impl ModuleVisitor for Slots<'_> {
     }
 }
 
-struct Replace {
-    values: HashMap<ParamId, Tensor<1>>,
+/// Gives parameters and states new values, which are flat.
+pub(in crate::learner) struct Replace {
+    pub values: HashMap<ParamId, Tensor<1>>,
 }
 
 impl ModuleMapper for Replace {

@@ -240,7 +240,8 @@ impl Fit<Net> for Probe {
         let strategy = DataParallel { ranks: self.ranks, devices: Vec::new(), zero: self.zero, units: units() };
         let store = &*components.event_store;
         let (zero, model) = (strategy.zero(&learner), learner.model());
-        let learners = strategy.learner_of_each_rank(&mut learner, &zero, starting_epoch, store).unwrap();
+        let learners =
+            strategy.learner_of_each_rank(&mut learner, &zero, (starting_epoch > 1).then_some(store)).unwrap();
         let learners = Mutex::new(learners);
         let mesh = Mesh::new(ParallelLayout { dp: self.ranks, ..Default::default() }).unwrap();
         let device = Device::flex().autodiff();

@@ -1,0 +1,210 @@
+//! A few optimizer steps of any module, with stock Burn on one device and over data-parallel ranks, and all numbers
+//! that can be compared.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+
+use backend_dist::launch::launch;
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, ExecutionError, Tensor};
+use burn::train::metric::ItemLazy;
+use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
+
+use super::data_parallel::DataParallel;
+use super::dp_rank::{DpRank, host};
+use super::states::with_own_states;
+
+/// Values by the path of their parameter.
+pub(crate) type Named = BTreeMap<String, Vec<f64>>;
+
+/// The mean loss of some items, which are numbered over all steps.
+pub(crate) type LossOf<M> = Arc<dyn Fn(&M, Range<usize>, &Device) -> Tensor<1> + Send + Sync>;
+
+/// What a rank computed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ModuleTrace {
+    /// Of every step.
+    pub losses: Vec<f64>,
+    /// That the rank's optimizer got, of every step.
+    pub gradients: Vec<Named>,
+    /// After the last step, with frozen ones and running states.
+    pub parameters: Named,
+}
+
+/// What to run.
+pub(crate) struct ModuleSteps<M> {
+    /// The loss of items.
+    pub loss: LossOf<M>,
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Items of a step, over all ranks.
+    pub items: usize,
+}
+
+impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
+    /// On one CPU device, by nothing but Burn.
+    pub fn one_device(&self, module: &M) -> ModuleTrace {
+        let mut learner = self.learner(module);
+        learner.fork(&host());
+        let mut losses = Vec::new();
+        for step in 0..self.steps {
+            let output = learner.train_step((self.items_of(step, 0, 1), host()));
+            losses.push(output.item.0);
+            learner.lr_step();
+            learner.optimizer_step(output.grads);
+        }
+        learner.model().trace(losses)
+    }
+
+    /// On `ranks` CPU ranks with a ZeRO stage, which divides nothing but what `items` is a multiple of.
+    ///
+    /// # Errors
+    /// Why a rank failed.
+    pub fn over_ranks(&self, module: &M, ranks: usize, zero: u8) -> Result<Vec<ModuleTrace>, String> {
+        let strategy = match zero {
+            0..=2 => DataParallel { ranks, devices: Vec::new(), zero },
+            _ => return Err(format!("any module can have ZeRO 0, 1 or 2, not {zero}; nearest legal: 2")),
+        };
+        let mut learner = self.learner(module);
+        learner.fork(&host());
+        let zero = strategy.zero(&learner);
+        let learners = Mutex::new(strategy.learner_of_each_rank(&mut learner, &zero, None)?);
+        let mesh = Mesh::new(ParallelLayout { dp: ranks, ..Default::default() }).map_err(|error| error.to_string())?;
+        let traces = launch(&mesh, &[Device::flex()], |rank| {
+            let learner = learners.lock().unwrap_or_else(PoisonError::into_inner)[rank.rank].clone();
+            let mut dp_rank = DpRank::new(learner, &host(), zero.clone(), &rank.group(Axis::Dp));
+            let mut losses = Vec::new();
+            for step in 0..self.steps {
+                let output = dp_rank.train_step((self.items_of(step, rank.rank, ranks), host()));
+                losses.push(output.item.0);
+                dp_rank.accumulate(output.grads);
+                dp_rank.step();
+            }
+            dp_rank.average_states();
+            Ok(dp_rank.model().trace(losses))
+        });
+        traces.map_err(|error| error.to_string())
+    }
+
+    /// A learner of the module with states and a notebook of its own.
+    fn learner(&self, module: &M) -> Learner<Probe<M>> {
+        let notes = Notes { loss: self.loss.clone(), gradients: Arc::default() };
+        let probe = Probe { module: with_own_states(module), notes };
+        Learner::new(probe, AdamWConfig::new().with_weight_decay(0.1).init(), 1e-2)
+    }
+
+    fn items_of(&self, step: usize, rank: usize, ranks: usize) -> Range<usize> {
+        let (start, share) = (step * self.items, self.items / ranks);
+        start + rank * share..start + (rank + 1) * share
+    }
+}
+
+/// The module as burn-train wants it: notes the gradients that its optimizer gets.
+#[derive(Module, Debug)]
+struct Probe<M> {
+    module: M,
+    #[module(skip)]
+    notes: Notes<M>,
+}
+
+struct Notes<M> {
+    loss: LossOf<M>,
+    /// Of the rank on each thread: clones of the probe share this.
+    gradients: Arc<Mutex<HashMap<ThreadId, Vec<Named>>>>,
+}
+
+impl<M> Clone for Notes<M> {
+    fn clone(&self) -> Self {
+        Self { loss: self.loss.clone(), gradients: self.gradients.clone() }
+    }
+}
+
+impl<M> fmt::Debug for Notes<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Notes")
+    }
+}
+
+impl<M: Module + ModuleDisplay> Probe<M> {
+    fn trace(&self, losses: Vec<f64>) -> ModuleTrace {
+        let mut gradients = self.notes.gradients.lock().unwrap_or_else(PoisonError::into_inner);
+        let gradients = gradients.remove(&thread::current().id()).unwrap_or_default();
+        ModuleTrace { losses, gradients, parameters: named(&self.module, None) }
+    }
+}
+
+/// A loss.
+struct Loss(f64);
+
+impl ItemLazy for Loss {
+    fn sync(self) -> Result<Self, ExecutionError> {
+        Ok(self)
+    }
+}
+
+impl<M: Module + ModuleDisplay> TrainStep for Probe<M> {
+    type Input = (Range<usize>, Device);
+    type Output = Loss;
+
+    fn step(&self, (items, device): Self::Input) -> TrainOutput<Loss> {
+        let loss = (self.notes.loss)(&self.module, items, &device);
+        let values: Vec<f64> = loss.to_data().iter::<f64>().collect();
+        let [value] = values[..] else { panic!("a loss is one number, the mean over the items, not {}", values.len()) };
+        TrainOutput::new(self, loss.backward(), Loss(value))
+    }
+
+    fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, grads: GradientsParams) -> Self {
+        let mut gradients = self.notes.gradients.lock().unwrap_or_else(PoisonError::into_inner);
+        gradients.entry(thread::current().id()).or_default().push(named(&self.module, Some(&grads)));
+        drop(gradients);
+        optimizer.step(rate, self, grads)
+    }
+}
+
+impl<M: Module + ModuleDisplay> InferenceStep for Probe<M> {
+    type Input = (Range<usize>, Device);
+    type Output = Loss;
+
+    fn step(&self, input: Self::Input) -> Loss {
+        TrainStep::step(self, input).item
+    }
+}
+
+/// The gradients of `module`, or its values.
+fn named<M: Module>(module: &M, grads: Option<&GradientsParams>) -> Named {
+    let mut collect = Collect { path: Vec::new(), grads, found: Named::new() };
+    module.visit(&mut collect);
+    collect.found
+}
+
+struct Collect<'a> {
+    path: Vec<String>,
+    grads: Option<&'a GradientsParams>,
+    found: Named,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn enter_module(&mut self, name: &str, _kind: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _kind: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = match self.grads {
+            Some(grads) => grads.get::<D>(param.id),
+            None => Some(param.val()),
+        };
+        if let Some(tensor) = tensor {
+            self.found.insert(self.path.join("."), tensor.into_data().iter::<f64>().collect());
+        }
+    }
+}

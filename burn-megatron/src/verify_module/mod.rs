@@ -1,0 +1,143 @@
+//! Proof that a Burn module of one's own trains over ranks as on one device, in double precision.
+
+mod compare;
+mod error;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use backend_dist::mesh::ParallelLayout;
+use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use crate::learner::ModuleSteps;
+use crate::verify::{Candidate, Line};
+use compare::compare;
+pub use error::{ModuleError, ModuleReport};
+
+/// Optimizer steps of every layout.
+const STEPS: usize = 3;
+/// The fewest items of a step, over all ranks.
+const ITEMS: usize = 8;
+/// Of the device's generator when the model is made.
+const SEED: u64 = 1234;
+
+/// Trains a module for three steps of AdamW with stock Burn on one CPU device, and from the same values in every layout
+/// on CPU ranks. Each loss, gradient and parameter must be that of the one device to 1e-10 of its norm, in `f64`.
+///
+/// - `make_model` makes the module on a device whose generator is seeded and whose floats are `f64`.
+/// - `loss` is the mean loss of some items of a data set, by number. A step of all layouts has the same items: at least
+///   8, and a multiple of the number of ranks. One device computes them at once, a rank its share of them. Three steps
+///   use as many items each, numbered from 0.
+/// - `layouts` may have data parallelism and ZeRO 0 to 2.
+///
+/// A module that mixes the items of a batch or draws random numbers (`BatchNorm`, `Dropout`) is another function on
+/// ranks, and refused as such: make it without.
+///
+/// The process must not have made a tensor on the CPU before: the first one decides that floats are `f32`. A file under
+/// `tests/` is a process of its own.
+///
+/// ```no_run
+/// use burn::nn::loss::MseLoss;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::prelude::*;
+/// use burn_megatron::prelude::*;
+///
+/// let make_model = |device: &Device| LinearConfig::new(2, 1).init(device);
+/// let loss = |model: &Linear, items: std::ops::Range<usize>, device: &Device| {
+///     let x: Vec<f64> = items.flat_map(|item| [item as f64 / 9.0, (item % 3) as f64]).collect();
+///     let x = Tensor::<1>::from_data(x.as_slice(), device).reshape([-1, 2]);
+///     MseLoss::new().forward(model.forward(x.clone()), x.sum_dim(1), burn::nn::loss::Reduction::Mean)
+/// };
+/// let report = verify_module(make_model, loss, &["DP2".parse()?, "DP4 ZeRO2".parse()?])?;
+/// println!("{report}");
+/// # Ok::<(), BoxError>(())
+/// ```
+///
+/// # Errors
+/// If a layout differs or fails, with the layout, the worst difference and the path of its parameter; if a layout is
+/// not for any module; if a parameter is not `f64`.
+///
+/// # Panics
+/// If the closures do on one device.
+pub fn verify_module<M: Module + ModuleDisplay + 'static>(
+    make_model: impl FnOnce(&Device) -> M,
+    loss: impl Fn(&M, Range<usize>, &Device) -> Tensor<1> + Send + Sync + 'static,
+    layouts: &[ParallelLayout],
+) -> Result<ModuleReport, ModuleError> {
+    layouts.iter().try_for_each(check)?;
+    let device = double_precision()?.autodiff();
+    device.seed(SEED);
+    let module = make_model(&device).fork(&device);
+    all_double(&module)?;
+    let ranks = layouts.iter().map(|layout| layout.dp).fold(1, lcm);
+    let steps = ModuleSteps { loss: Arc::new(loss), steps: STEPS, items: ITEMS.next_multiple_of(ranks) };
+    let one = steps.one_device(&module);
+    let line = |layout: &ParallelLayout| {
+        let ranks = steps.over_ranks(&module, layout.dp, layout.zero);
+        let candidate = Candidate { layout: layout.clone(), ..Candidate::default() };
+        Line { candidate, outcome: ranks.map(|ranks| compare(&one, &ranks)), rerouted: 0.0 }
+    };
+    let report = ModuleReport { lines: layouts.iter().map(line).collect() };
+    if report.lines.iter().all(Line::passes) { Ok(report) } else { Err(ModuleError::Different(report)) }
+}
+
+/// Refuses what is not for any module.
+fn check(layout: &ParallelLayout) -> Result<(), ModuleError> {
+    let zero = if layout.dp > 1 { layout.zero.min(2) } else { 0 };
+    let nearest = ParallelLayout { dp: layout.dp.max(1), zero, ..ParallelLayout::default() };
+    if *layout == nearest {
+        return Ok(());
+    }
+    Err(ModuleError::Layout { layout: layout.clone(), nearest })
+}
+
+/// The CPU, with floats that are `f64` where nothing else is said.
+fn double_precision() -> Result<Device, ModuleError> {
+    let mut device = Device::flex();
+    let configured = device.configure(FloatDType::F64);
+    match device.settings().float_dtype {
+        FloatDType::F64 => Ok(device),
+        other => Err(ModuleError::Precision { float: other, why: configured.err().map(|error| error.to_string()) }),
+    }
+}
+
+fn all_double<M: Module>(module: &M) -> Result<(), ModuleError> {
+    let mut other = Other { path: Vec::new(), found: None };
+    module.visit(&mut other);
+    other.found.map_or(Ok(()), Err)
+}
+
+/// The first parameter that is not `f64`.
+struct Other {
+    path: Vec<String>,
+    found: Option<ModuleError>,
+}
+
+impl ModuleVisitor for Other {
+    fn enter_module(&mut self, name: &str, _kind: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _kind: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let dtype = param.val().dtype();
+        if dtype != DType::F64 && self.found.is_none() {
+            self.found = Some(ModuleError::Parameter { path: self.path.join("."), dtype });
+        }
+    }
+}
+
+/// Least common multiple.
+fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}

@@ -1,0 +1,56 @@
+//! What the comparison sees. Whole proofs, in double precision, are `tests/verify_module.rs`.
+
+use super::compare::compare;
+use super::*;
+use crate::learner::{ModuleTrace, Named};
+
+fn trace_of(weight: f64) -> ModuleTrace {
+    let named = |values: &[(&str, f64)]| -> Named {
+        values.iter().map(|(path, value)| ((*path).to_owned(), vec![*value, 3.0])).collect()
+    };
+    let gradients = vec![named(&[("encoder.weight", weight), ("head.bias", 1.0)])];
+    ModuleTrace { losses: vec![2.0], gradients, parameters: named(&[("encoder.weight", 4.0)]) }
+}
+
+#[test]
+fn differences_are_relative_to_the_norm_and_say_where() {
+    let one = trace_of(4.0);
+    let found = compare(&one, &[one.clone(), trace_of(4.5)]);
+    assert!((found.gradients.relative - 0.1).abs() < 1e-15, "{found:?}");
+    assert_eq!(found.gradients.at, "gradient of encoder.weight, step 0, rank 1");
+    assert_eq!((found.loss.relative, found.parameters.relative), (0.0, 0.0));
+    assert!(compare(&one, &[trace_of(f64::NAN)]).gradients.relative.is_nan());
+}
+
+#[test]
+fn a_gradient_may_be_on_one_rank_only_but_not_on_none() {
+    let one = trace_of(4.0);
+    let without = |path: &str| {
+        let mut trace = one.clone();
+        trace.gradients[0].remove(path);
+        trace
+    };
+    assert!(compare(&one, &[without("head.bias"), without("encoder.weight")]).pass());
+    let found = compare(&one, &[without("head.bias"), without("head.bias")]);
+    assert_eq!(found.gradients.at, "gradient of head.bias, step 0, which no rank has");
+    assert!(!found.pass() && found.gradients.relative.is_infinite());
+    assert!(!compare(&without("head.bias"), &[one]).pass());
+}
+
+#[test]
+fn layouts_that_are_not_for_any_module_are_refused() {
+    for (layout, nearest) in
+        [("TP2 DP2", "DP2"), ("DP4 ZeRO3", "DP4 ZeRO2"), ("PP2", "TP1"), ("TP2 SP CP2 DP3 ZeRO1", "DP3 ZeRO1")]
+    {
+        let error = check(&layout.parse().unwrap()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("layout {layout}: ")), "{error}");
+        assert!(error.contains(&format!("nearest legal: {nearest}. ")), "{error}");
+    }
+    check(&"DP4 ZeRO2".parse().unwrap()).unwrap();
+}
+
+#[test]
+fn items_divide_over_the_ranks_of_every_layout() {
+    assert_eq!([2, 3, 4].into_iter().fold(1, lcm), 12);
+    assert_eq!((ITEMS.next_multiple_of(12), ITEMS.next_multiple_of(3), ITEMS.next_multiple_of(1)), (12, 9, 8));
+}

@@ -1,0 +1,118 @@
+//! `verify_module` of an encoder as Burn users build it, and of modules that are another function on ranks.
+
+use std::ops::Range;
+
+use burn::nn::attention::generate_padding_mask;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::prelude::*;
+use burn::tensor::Distribution;
+use burn_megatron::prelude::*;
+
+const VOCABULARY: usize = 23;
+const CLASSES: usize = 3;
+const WIDTH: usize = 16;
+const PAD: usize = 0;
+
+#[derive(Module, Debug)]
+struct Classifier {
+    tokens: Embedding,
+    encoder: TransformerEncoder,
+    head: Linear,
+}
+
+impl Classifier {
+    fn new(device: &Device, dropout: f64) -> Self {
+        let encoder = TransformerEncoderConfig::new(WIDTH, 32, 4, 2).with_norm_first(true).with_dropout(dropout);
+        Self {
+            tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
+            encoder: encoder.init(device),
+            head: LinearConfig::new(WIDTH, CLASSES).init(device),
+        }
+    }
+
+    /// Each item is a sequence of its own length.
+    fn loss(&self, items: Range<usize>, device: &Device) -> Tensor<1> {
+        let tokens = |item: usize| (0..4 + item % 5).map(|at| 1 + (item * 7 + at * at) % (VOCABULARY - 1)).collect();
+        // The same length on every rank and on one device.
+        let padded = generate_padding_mask(PAD, items.clone().map(tokens).collect(), Some(9), device);
+        let classes: Vec<i64> = items.map(|item| (item % CLASSES) as i64).collect();
+        let batch = classes.len();
+        let input = TransformerEncoderInput::new(self.tokens.forward(padded.tensor)).mask_pad(padded.mask);
+        let first = self.encoder.forward(input).slice([0..batch, 0..1]).reshape([batch, WIDTH]);
+        let classes = Tensor::<1, Int>::from_data(classes.as_slice(), device);
+        CrossEntropyLossConfig::new().init(device).forward(self.head.forward(first), classes)
+    }
+}
+
+fn layouts(list: &[&str]) -> Vec<ParallelLayout> {
+    list.iter().map(|layout| layout.parse().unwrap()).collect()
+}
+
+#[test]
+fn an_encoder_trains_over_ranks_as_on_one_device() {
+    let layouts = layouts(&["TP1", "DP2", "DP3", "DP4", "DP2 ZeRO1", "DP3 ZeRO1", "DP2 ZeRO2", "DP4 ZeRO2"]);
+    let report = verify_module(|device| Classifier::new(device, 0.0), Classifier::loss, &layouts).unwrap();
+    println!("{report}");
+    assert_eq!(report.worst().count(), layouts.len());
+    // Something was compared: sums over ranks round differently.
+    assert!(report.worst().any(|(_, worst)| worst.relative > 0.0));
+    assert!(report.worst().all(|(_, worst)| worst.relative <= 1e-10));
+}
+
+#[test]
+fn random_numbers_of_a_rank_are_found() {
+    let layouts = layouts(&["DP2", "DP2 ZeRO1"]);
+    let error = verify_module(|device| Classifier::new(device, 0.1), Classifier::loss, &layouts).unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("2 of 2 layouts do not train like one device; worst: DP2"), "{text}");
+    assert!(text.contains("allowed 1.0e-10") && text.contains("DIFFERENT"), "{text}");
+}
+
+/// A loss that one parameter of enters by a factor which differs between ranks.
+#[derive(Module, Debug)]
+struct Noisy {
+    right: Linear,
+    wrong: Linear,
+}
+
+#[test]
+fn the_parameter_that_is_wrong_is_named() {
+    let make_model = |device: &Device| Noisy {
+        right: LinearConfig::new(3, 2).init(device),
+        wrong: LinearConfig::new(3, 2).init(device),
+    };
+    let loss = |model: &Noisy, items: Range<usize>, device: &Device| {
+        let x: Vec<f64> = items.flat_map(|item| [0, 1, 2].map(|at| ((item * 3 + at) as f64).sin())).collect();
+        let x = Tensor::<1>::from_data(x.as_slice(), device).reshape([-1, 3]);
+        let noise = Tensor::<1>::random([1], Distribution::Uniform(0.5, 1.5), device);
+        let wrong = model.wrong.forward(x.clone()).powi_scalar(2).mean() * noise;
+        // Too small to show in the loss, and nothing to the gradients of the other layer.
+        model.right.forward(x).powi_scalar(2).mean() + wrong * 1e-13
+    };
+    let error = verify_module(make_model, loss, &layouts(&["DP2"])).unwrap_err();
+    assert!(error.to_string().contains("gradient of wrong."), "{error}");
+}
+
+#[test]
+fn a_rank_that_panics_is_a_layout_that_fails() {
+    let make_model = |device: &Device| LinearConfig::new(1, 1).init(device);
+    let loss = |model: &Linear, items: Range<usize>, device: &Device| {
+        assert!(items.start == 0 || items.len() > 4, "item {} is not here", items.start);
+        model.forward(Tensor::<2>::ones([items.len(), 1], device)).mean()
+    };
+    let text = verify_module(make_model, loss, &layouts(&["DP2"])).unwrap_err().to_string();
+    assert!(text.contains("item 4 is not here"), "{text}");
+}
+
+#[test]
+fn a_parameter_in_single_precision_is_refused_by_name() {
+    let make_model = |device: &Device| {
+        let mut model = Classifier::new(device, 0.0);
+        model.head.weight = model.head.weight.map(|weight| weight.detach().cast(burn::tensor::FloatDType::F32));
+        model
+    };
+    let text = verify_module(make_model, Classifier::loss, &layouts(&["DP2"])).unwrap_err().to_string();
+    assert!(text.starts_with("parameter head.weight is F32"), "{text}");
+}

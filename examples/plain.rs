@@ -1,0 +1,98 @@
+//! Shared by the examples of plain Burn models: flags, random numbers, and the score of a trained model.
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::tensor::Device;
+use burn::train::{ClassificationOutput, LearnerModel, LearningResult};
+use burn_megatron::cli::device::DeviceChoice;
+use burn_megatron::prelude::ParallelLayout;
+use clap::builder::RangedU64ValueParser;
+
+/// Trains a plain Burn model, on one device or over data-parallel ranks.
+#[derive(clap::Parser)]
+pub struct Args {
+    /// Data-parallel ranks; without it burn-train's own strategy trains on one device
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
+    pub ranks: Option<usize>,
+    /// ZeRO stage of the ranks: 1 shards the optimizer states, 2 also the accumulated gradients
+    #[arg(long, value_name = "STAGE", default_value_t = 0, requires = "ranks",
+        value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub zero: u8,
+    /// Device of the ranks; with several on GPUs, rank r is on GPU r
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub device: DeviceChoice,
+}
+
+impl Args {
+    /// The device that the model is made on, and its random numbers in a known state.
+    ///
+    /// # Errors
+    /// If the device is not there.
+    pub fn device(&self) -> Result<Device> {
+        let device = self.device.kind().devices(&ParallelLayout::default())?.remove(0);
+        device.seed(1);
+        Ok(device)
+    }
+}
+
+/// Batches of `items`, shuffled in every epoch.
+pub fn loader<I, B>(items: Vec<I>, batch: usize, batcher: impl Batcher<I, B> + 'static) -> Arc<dyn DataLoader<B>>
+where
+    I: Send + Sync + Clone + std::fmt::Debug + 'static,
+    B: Send + Clone + std::fmt::Debug + 'static,
+{
+    DataLoaderBuilder::new(batcher).batch_size(batch).shuffle(1).build(InMemDataset::new(items))
+}
+
+/// The model of a training that ended well, without autodiff.
+///
+/// # Errors
+/// Why the training failed.
+pub fn trained<M: LearnerModel>(result: LearningResult<M>) -> Result<M> {
+    match result.error {
+        None => Ok(result.model.valid()),
+        Some(error) => Err(anyhow!("{error}")),
+    }
+}
+
+/// The share of right answers, over all batches.
+///
+/// # Errors
+/// If the loader fails.
+pub fn accuracy<B>(
+    loader: &Arc<dyn DataLoader<B>>,
+    device: &Device,
+    forward: impl Fn(B) -> ClassificationOutput,
+) -> Result<f64> {
+    let (mut right, mut all) = (0, 0);
+    for batch in loader.to_device(device).iter() {
+        let ClassificationOutput { output, targets, .. } = forward(batch.map_err(|error| anyhow!("{error}"))?);
+        all += targets.dims()[0];
+        let same = output.argmax(1).reshape([-1]).equal(targets).int().sum();
+        right += same.into_scalar::<i64>() as usize;
+    }
+    Ok(right as f64 / all as f64)
+}
+
+/// A splitmix64 generator.
+pub struct Dice(pub u64);
+
+impl Dice {
+    /// A number in `[0, 1)`.
+    pub fn roll(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    /// A number from 0 to `sides` - 1.
+    pub fn below(&mut self, sides: usize) -> usize {
+        (self.roll() * sides as f32) as usize
+    }
+}
