@@ -96,3 +96,21 @@ impl Dice {
         (self.roll() * sides as f32) as usize
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+
+    #[test]
+    fn a_stage_of_zero_wants_ranks() {
+        Args::command().debug_assert();
+        let parse = |line: &str| Args::try_parse_from(line.split(' '));
+        assert_eq!(parse("lstm --ranks 4 --zero 2").unwrap().ranks, Some(4));
+        assert!(parse("lstm").unwrap().ranks.is_none());
+        for refused in ["lstm --zero 1", "lstm --ranks 0", "lstm --ranks 2 --zero 4"] {
+            assert!(parse(refused).is_err(), "{refused}");
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::nn::attention::generate_padding_mask;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn_megatron::prelude::*;
@@ -68,6 +68,18 @@ fn random_numbers_of_a_rank_are_found() {
     let text = error.to_string();
     assert!(text.starts_with("2 of 2 layouts do not train like one device; worst: DP2"), "{text}");
     assert!(text.contains("allowed 1.0e-10") && text.contains("DIFFERENT"), "{text}");
+}
+
+#[test]
+fn batch_statistics_of_a_rank_are_found() {
+    let make_model = |device: &Device| (LinearConfig::new(3, 2).init(device), BatchNormConfig::new(2).init(device));
+    let loss = |(linear, norm): &(Linear, BatchNorm), items: Range<usize>, device: &Device| {
+        let x: Vec<f64> = items.flat_map(|item| [0, 1, 2].map(|at| ((item * 3 + at) as f64).sin())).collect();
+        let x = Tensor::<1>::from_data(x.as_slice(), device).reshape([-1, 3]);
+        norm.forward(linear.forward(x)).powi_scalar(3).mean()
+    };
+    let text = verify_module(make_model, loss, &layouts(&["DP1", "DP2"])).unwrap_err().to_string();
+    assert!(text.starts_with("1 of 2 layouts do not train like one device; worst: DP2: "), "{text}");
 }
 
 /// A loss that one parameter of enters by a factor which differs between ranks.

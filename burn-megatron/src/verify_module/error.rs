@@ -42,9 +42,9 @@ pub enum ModuleError {
     )]
     Layout {
         /// The layout.
-        layout: ParallelLayout,
+        layout: Box<ParallelLayout>,
         /// One that is.
-        nearest: ParallelLayout,
+        nearest: Box<ParallelLayout>,
     },
     /// The CPU's floats are not `f64` where nothing else is said.
     #[error(

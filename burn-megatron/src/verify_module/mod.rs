@@ -91,7 +91,7 @@ fn check(layout: &ParallelLayout) -> Result<(), ModuleError> {
     if *layout == nearest {
         return Ok(());
     }
-    Err(ModuleError::Layout { layout: layout.clone(), nearest })
+    Err(ModuleError::Layout { layout: layout.clone().into(), nearest: nearest.into() })
 }
 
 /// The CPU, with floats that are `f64` where nothing else is said.
