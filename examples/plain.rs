@@ -18,9 +18,10 @@ pub struct Args {
     /// Data-parallel ranks; without it burn-train's own strategy trains on one device
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub ranks: Option<usize>,
-    /// ZeRO stage of the ranks: 1 shards the optimizer states, 2 also the accumulated gradients
+    /// ZeRO stage of the ranks: 1 shards the optimizer states, 2 also the accumulated gradients, 3 also the
+    /// parameters
     #[arg(long, value_name = "STAGE", default_value_t = 0, requires = "ranks",
-        value_parser = clap::value_parser!(u8).range(0..=2))]
+        value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero: u8,
     /// Device of the ranks; with several on GPUs, rank r is on GPU r
     #[arg(long, value_enum, default_value = "cpu")]

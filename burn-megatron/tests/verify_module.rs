@@ -52,7 +52,18 @@ fn layouts(list: &[&str]) -> Vec<ParallelLayout> {
 
 #[test]
 fn an_encoder_trains_over_ranks_as_on_one_device() {
-    let layouts = layouts(&["TP1", "DP2", "DP3", "DP4", "DP2 ZeRO1", "DP3 ZeRO1", "DP2 ZeRO2", "DP4 ZeRO2"]);
+    let layouts = layouts(&[
+        "TP1",
+        "DP2",
+        "DP3",
+        "DP4",
+        "DP2 ZeRO1",
+        "DP3 ZeRO1",
+        "DP2 ZeRO2",
+        "DP4 ZeRO2",
+        "DP2 ZeRO3",
+        "DP4 ZeRO3",
+    ]);
     let report = verify_module(|device| Classifier::new(device, 0.0), Classifier::loss, &layouts).unwrap();
     println!("{report}");
     assert_eq!(report.worst().count(), layouts.len());

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
+use backend_dist::fully_shard::Units;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -33,7 +34,7 @@ pub(crate) struct ModuleTrace {
     pub losses: Vec<f64>,
     /// That the rank's optimizer got, of every step.
     pub gradients: Vec<Named>,
-    /// After the last step, with frozen ones and running states.
+    /// After the last step, with frozen ones and running states; with ZeRO 3 on rank 0 only.
     pub parameters: Named,
 }
 
@@ -62,32 +63,34 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         learner.model().trace(losses)
     }
 
-    /// On `ranks` CPU ranks with a ZeRO stage, which divides nothing but what `items` is a multiple of.
+    /// On `ranks` CPU ranks with ZeRO stage 0 to 3. `items` is a multiple of `ranks`.
     ///
     /// # Errors
     /// Why a rank failed.
     pub fn over_ranks(&self, module: &M, ranks: usize, zero: u8) -> Result<Vec<ModuleTrace>, String> {
-        let strategy = match zero {
-            0..=2 => DataParallel { ranks, devices: Vec::new(), zero },
-            _ => return Err(format!("any module can have ZeRO 0, 1 or 2, not {zero}; nearest legal: 2")),
-        };
+        // Small modules are sharded too, or nothing would be tested.
+        let units = Units::auto().keep_below(2);
+        let strategy = DataParallel { ranks, devices: Vec::new(), zero, units };
+        let device = if zero == 3 { host().gradient_checkpointing() } else { host() };
         let mut learner = self.learner(module);
-        learner.fork(&host());
+        learner.fork(&device);
         let zero = strategy.zero(&learner);
         let learners = Mutex::new(strategy.learner_of_each_rank(&mut learner, &zero, None)?);
         let mesh = Mesh::new(ParallelLayout { dp: ranks, ..Default::default() }).map_err(|error| error.to_string())?;
         let traces = launch(&mesh, &[Device::flex()], |rank| {
             let learner = learners.lock().unwrap_or_else(PoisonError::into_inner)[rank.rank].clone();
-            let mut dp_rank = DpRank::new(learner, &host(), zero.clone(), &rank.group(Axis::Dp));
+            let mut dp_rank = DpRank::new(learner, &device, zero.clone(), &rank.group(Axis::Dp));
             let mut losses = Vec::new();
             for step in 0..self.steps {
-                let output = dp_rank.train_step((self.items_of(step, rank.rank, ranks), host()));
+                let output = dp_rank.train_step((self.items_of(step, rank.rank, ranks), device.clone()));
                 losses.push(output.item.0);
                 dp_rank.accumulate(output.grads);
                 dp_rank.step();
             }
             dp_rank.average_states();
-            Ok(dp_rank.model().trace(losses))
+            let is_whole = rank.rank == 0 || !dp_rank.is_fully_sharded();
+            let trace = dp_rank.into_model().trace(losses);
+            Ok(if is_whole { trace } else { ModuleTrace { parameters: Named::new(), ..trace } })
         });
         traces.map_err(|error| error.to_string())
     }

@@ -37,7 +37,7 @@ pub enum ModuleError {
     Different(ModuleReport),
     /// A layout that is not for any module.
     #[error(
-        "layout {layout}: any module can have data parallelism with ZeRO 0, 1 or 2; nearest legal: {nearest}. \
+        "layout {layout}: any module can have data parallelism with ZeRO 0 to 3; nearest legal: {nearest}. \
          `burn-megatron verify` proves the others for this crate's own models"
     )]
     Layout {

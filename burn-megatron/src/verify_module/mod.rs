@@ -31,7 +31,7 @@ const SEED: u64 = 1234;
 /// - `loss` is the mean loss of some items of a data set, by number. A step of all layouts has the same items: at least
 ///   8, and a multiple of the number of ranks. One device computes them at once, a rank its share of them. Three steps
 ///   use as many items each, numbered from 0.
-/// - `layouts` may have data parallelism and ZeRO 0 to 2.
+/// - `layouts` may have data parallelism and ZeRO 0 to 3.
 ///
 /// A module that mixes the items of a batch or draws random numbers (`BatchNorm`, `Dropout`) is another function on
 /// ranks, and refused as such: make it without.
@@ -86,7 +86,7 @@ pub fn verify_module<M: Module + ModuleDisplay + 'static>(
 
 /// Refuses what is not for any module.
 fn check(layout: &ParallelLayout) -> Result<(), ModuleError> {
-    let zero = if layout.dp > 1 { layout.zero.min(2) } else { 0 };
+    let zero = if layout.dp > 1 { layout.zero.min(3) } else { 0 };
     let nearest = ParallelLayout { dp: layout.dp.max(1), zero, ..ParallelLayout::default() };
     if *layout == nearest {
         return Ok(());

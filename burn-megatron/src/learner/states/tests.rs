@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use backend_dist::fully_shard::Units;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
@@ -191,14 +192,22 @@ impl Setup {
     }
 }
 
+/// ZeRO on CPU ranks; stage 3 shards small parameters too.
+fn strategy(zero: u8, ranks: usize) -> TrainingStrategy<Net> {
+    match zero {
+        3 => MegatronStrategy::fully_shard(vec![Device::flex(); ranks], Units::auto().keep_below(2)),
+        _ => MegatronStrategy::zero(zero, ranks),
+    }
+}
+
 #[test]
 fn every_run_has_the_same_bits_in_every_zero_stage() {
     for ranks in [2, 4] {
         let setup = Setup { epochs: 3, ..Setup::new(0..96) };
         let first = setup.trained(MegatronStrategy::data_parallel(ranks)).record();
         assert_ne!(first, Net::new().record());
-        for zero in [0, 0, 1, 2] {
-            let again = setup.trained(MegatronStrategy::zero(zero, ranks)).record();
+        for zero in [0, 0, 1, 2, 3] {
+            let again = setup.trained(strategy(zero, ranks)).record();
             assert_eq!(again, first, "{ranks} ranks, ZeRO {zero}");
         }
     }
@@ -218,8 +227,8 @@ fn running_statistics_are_the_mean_of_those_that_the_ranks_would_have_alone() {
         let mean = |at: usize| alone.iter().map(|statistics| statistics[at]).sum::<f64>() / ranks as f64;
         let mean: Vec<f64> = (0..alone[0].len()).map(mean).collect();
         assert!(worst(&alone[0], &mean) > 1e-3, "the ranks' images do not differ");
-        for zero in [0, 2] {
-            let together = still(0..ranks * share).trained(MegatronStrategy::zero(zero, ranks)).statistics();
+        for zero in [0, 2, 3] {
+            let together = still(0..ranks * share).trained(strategy(zero, ranks)).statistics();
             assert!(worst(&together, &mean) < 1e-10, "{ranks} ranks: {together:?} {mean:?}");
         }
     }
@@ -237,11 +246,11 @@ fn checkpoints_hold_the_mean_and_resume_to_the_same_bits() {
     // burn-train restores the optimizer's state in f32.
     let setup =
         |epochs, resume| Setup { epochs, dtype: FloatDType::F32, checkpoints: Some(resume), ..Setup::new(0..32) };
-    for (before, after) in [(0, 0), (1, 1), (2, 0), (0, 1)] {
+    for (before, after) in [(0, 0), (1, 1), (2, 0), (0, 1), (3, 3)] {
         let directory = tempfile::tempdir().unwrap();
-        let whole = setup(4, None).trained(MegatronStrategy::zero(before, 2)).record();
-        let half = setup(2, None).run(directory.path(), MegatronStrategy::zero(before, 2)).model.statistics();
-        let resumed = setup(4, Some(2)).run(directory.path(), MegatronStrategy::zero(after, 2)).model;
+        let whole = setup(4, None).trained(strategy(before, 2)).record();
+        let half = setup(2, None).run(directory.path(), strategy(before, 2)).model.statistics();
+        let resumed = setup(4, Some(2)).run(directory.path(), strategy(after, 2)).model;
         assert_ne!(resumed.statistics(), half);
         assert_eq!(resumed.record(), whole, "ZeRO {before}, then {after}");
     }
