@@ -36,6 +36,7 @@ mod gathers;
 mod op;
 mod owners;
 mod sequence;
+mod states;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -53,6 +54,7 @@ pub use gathers::Counts;
 use gathers::Gathers;
 use op::{Sharding, unshard};
 pub use owners::Owners;
+pub use states::running_states;
 pub use units::Units;
 
 /// Shards the parameters of `module` over `group`, all of whose members must call it with clones of one module.
@@ -97,8 +99,7 @@ pub struct FullyShard {
 impl FullyShard {
     /// Decides who owns which parameter of `module`, the same on every rank.
     pub fn new<M: Module>(module: &M, group: &Group, units: &Units) -> Self {
-        let mut found = units::Find::new(units);
-        module.visit(&mut found);
+        let found = units::Find::of(module, units);
         let owners = found.owners(group.size());
         let indices = found.paths;
         let params = found.params.into_iter().map(|param| gathers::Gathered {

@@ -23,9 +23,7 @@ impl Owners {
 
     /// Assigns the parameters of `module` that [`fully_shard`](super::fully_shard) shards to `ranks` ranks.
     pub fn of_units<M: Module>(module: &M, ranks: usize, units: &Units) -> Self {
-        let mut found = Find::new(units);
-        module.visit(&mut found);
-        found.owners(ranks)
+        Find::of(module, units).owners(ranks)
     }
 
     /// Assigns parameters of these lengths to `ranks` ranks.

@@ -1,11 +1,11 @@
 //! Which parameters are gathered together.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use burn::module::{ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-use super::Owners;
+use super::{Owners, running_states};
 
 /// Parameters with fewer elements stay whole on every rank unless [`Units::keep_below`] says otherwise.
 const KEEP_BELOW: usize = 10_000;
@@ -73,6 +73,8 @@ impl Default for Units {
 /// The parameters of a module that are sharded, in the order in which the module visits them.
 pub(super) struct Find<'a> {
     units: &'a Units,
+    /// Every rank has its own.
+    states: HashSet<ParamId>,
     path: Vec<String>,
     names: Vec<String>,
     pub params: Vec<Found>,
@@ -89,8 +91,13 @@ pub(super) struct Found {
 }
 
 impl<'a> Find<'a> {
-    pub fn new(units: &'a Units) -> Self {
-        Self { units, path: Vec::new(), names: Vec::new(), params: Vec::new(), paths: HashMap::new() }
+    /// What there is to shard in `module`.
+    pub fn of<M: Module>(module: &M, units: &'a Units) -> Self {
+        let states = running_states(module);
+        let (path, names, params, paths) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
+        let mut found = Self { units, states, path, names, params, paths };
+        module.visit(&mut found);
+        found
     }
 
     /// Who owns which of them, of `ranks` ranks.
@@ -111,7 +118,7 @@ impl ModuleVisitor for Find<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let length = param.lazy_shape().num_elements();
         // A tensor without elements has nothing to share out.
-        if length < self.units.keep_below.max(1) || D == 0 {
+        if length < self.units.keep_below.max(1) || D == 0 || self.states.contains(&param.id) {
             return;
         }
         let path = self.path.join(".");

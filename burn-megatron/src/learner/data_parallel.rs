@@ -18,9 +18,9 @@ use super::items::Items;
 use super::rank_loop::{RankSetup, Shared};
 use super::report::{Failure, Fit, Fitted};
 use super::shares::{equal_shares, whole_shares};
-use super::states::{running_states, with_own_states};
+use super::states::with_own_states;
 use super::zero::records::{optimizer_record, split as split_states};
-use super::zero::{Owners, Units, Zero};
+use super::zero::{Owners, Units, Zero, running_states};
 
 /// Trains clones of the learner on shares of the data and averages their gradients.
 pub(super) struct DataParallel {

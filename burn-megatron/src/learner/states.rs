@@ -10,7 +10,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::any::Any;
 use std::collections::{HashMap, HashSet};
 
 use backend_dist::collective::all_reduce;
@@ -20,21 +19,6 @@ use burn::tensor::{DType, Tensor};
 
 use super::flat_grads::dtypes;
 use super::zero::Replace;
-
-/// The ids of the running states of `module`, the same on every rank.
-pub(super) fn running_states<M: Module>(module: &M) -> HashSet<ParamId> {
-    // A visitor sees a state as a parameter that does not require gradients, but as one that is made for the visit: a
-    // parameter of the module is in the same memory every time. What the first visit saw lives until the second ends,
-    // so that no address is used twice.
-    let visit = || {
-        let mut addresses = Addresses::default();
-        module.visit(&mut addresses);
-        addresses
-    };
-    let (first, second) = (visit(), visit());
-    let differ = first.addresses.iter().zip(&second.addresses).filter(|(first, second)| first != second);
-    differ.map(|((id, _), _)| *id).collect()
-}
 
 /// `module` with the values of its states, but states of its own.
 pub(super) fn with_own_states<M: Module>(module: &M) -> M {
@@ -63,25 +47,6 @@ pub(super) fn average_states<M: Module>(module: M, states: &HashSet<ParamId>, gr
         }
     }
     module.map(&mut Replace { values: means })
-}
-
-/// Where the float parameters are that do not require gradients, in visiting order.
-#[derive(Default)]
-struct Addresses {
-    addresses: Vec<(ParamId, usize)>,
-    /// Clones, which share memory with what was visited.
-    alive: Vec<Box<dyn Any>>,
-}
-
-impl ModuleVisitor for Addresses {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_initialized() || param.is_require_grad() {
-            return;
-        }
-        let tensor: &Tensor<D> = param;
-        self.addresses.push((param.id, std::ptr::from_ref(tensor).addr()));
-        self.alive.push(Box::new(param.clone()));
-    }
 }
 
 /// The values of `states`, flat, in visiting order.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 
-pub(super) use backend_dist::fully_shard::{Owners, Units};
+pub(super) use backend_dist::fully_shard::{Owners, Units, running_states};
 pub(super) use reduce::reduce_to_owners;
 pub(super) use share::{Replace, share_parameters, with_stepped};
 
