@@ -8,6 +8,20 @@ use crate::mesh::Axis;
 use burn::tensor::{Device, Int, Tensor};
 
 /// Tensors of a [logical device](Rank::logical_device) along the axes of the mesh.
+///
+/// ```
+/// use backend_dist::{launch::launch, logical::Placement, mesh::{Axis, Mesh}, mesh_backend::Redistribute};
+/// use burn::tensor::Tensor;
+///
+/// launch(&Mesh::new("TP2".parse()?)?, &[burn::tensor::Device::flex()], |rank| {
+///     let x = Tensor::<2>::ones([4, 6], &rank.logical_device(&[Axis::Tp]));
+///     let halves = x.redistribute(&rank, Axis::Tp, Placement::Shard(1));
+///     // Every rank holds three columns, and the program sees six.
+///     assert_eq!((halves.placement(Axis::Tp), halves.dims()), (Placement::Shard(1), [4, 6]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
 pub trait Redistribute: Sized {
     /// The same tensor in another placement along `axis`. All ranks must call this alike; where it is a collective, it
     /// is in the order of the program's others. A tracked tensor stays in its graph, and its gradient comes as it is.

@@ -3,6 +3,22 @@
 use crate::mesh::Axis;
 
 /// Why a [plan](super::Plan) does not fit a module.
+///
+/// ```
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}};
+/// use backend_dist::parallelize::{Plan, PlanError, parallelize};
+/// use burn::nn::transformer::TransformerEncoderConfig;
+/// use burn::tensor::Device;
+///
+/// launch(&Mesh::new("TP2".parse()?)?, &[Device::flex()], |rank| {
+///     // Three heads cannot be on two ranks.
+///     let model = TransformerEncoderConfig::new(6, 16, 3, 1).init(&rank.logical_device(&[Axis::Tp]));
+///     let error = parallelize(model, &rank, &Plan::auto()).err();
+///     assert!(matches!(error, Some(PlanError::Heads { heads: 3, legal: 1, .. })));
+///     Ok(())
+/// })?;
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// A pattern, or an alternative of one, that no parameter's path matches.
