@@ -36,12 +36,9 @@ impl ModuleMapper for Placer<'_> {
         let Some(&to) = self.placements.get(&join(&self.fields)) else { return param };
         param.map(|value| {
             let is_tracked = value.is_require_grad();
-            let is_autodiff = value.device().is_autodiff();
-            let placed = value.without_autodiff().redistribute_parameter(self.rank, self.axis, to);
-            match is_autodiff {
-                true => Tensor::from_inner(placed).set_require_grad(is_tracked),
-                false => placed,
-            }
+            // A leaf on the same device: one with gradient checkpointing is another to Burn.
+            let placed = value.detach().redistribute_parameter(self.rank, self.axis, to);
+            placed.detach().set_require_grad(is_tracked)
         })
     }
 }

@@ -123,12 +123,19 @@ impl<M: Module + ModuleDisplay> Case<M> {
     /// Forward and backward on the ranks of `layout`; compares every rank with one device, and returns what rank 0 did
     /// before gradients were read.
     pub fn check(&self, layout: &str, plan: &Plan) -> Report {
+        self.check_on(layout, &[Axis::Tp], std::slice::from_ref(plan))
+    }
+
+    /// [`check`](Self::check) on a device with these axes, by one plan after the other.
+    pub fn check_on(&self, layout: &str, axes: &[Axis], plans: &[Plan]) -> Report {
         let expected = self.alone();
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         let mut reports = launch(&mesh, &[cpu()], |rank| {
-            let device = rank.logical_device(&[Axis::Tp]).autodiff();
-            let model = determined((self.init)(&device));
-            let model = parallelize(model, &rank, plan)?;
+            let device = rank.logical_device(axes).autodiff();
+            let mut model = determined((self.init)(&device));
+            for plan in plans {
+                model = parallelize(model, &rank, plan)?;
+            }
             let before = explain(&device);
             let loss = (self.loss)(&model, &device, Some(&rank));
             let grads = loss.backward();

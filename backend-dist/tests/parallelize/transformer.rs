@@ -74,3 +74,60 @@ fn the_encoder_with_norms_last_and_masks() {
         assert!(report.fallbacks.is_empty(), "{layout}: {report}");
     }
 }
+
+/// The encoder with its samples sharded along the data-parallel axis.
+fn samples_sharded() -> Case<TransformerEncoder> {
+    Case {
+        loss: |model, device, rank| {
+            let mut x = tensor([4, 8, 16], 3, device);
+            if let Some(rank) = rank {
+                x = x.redistribute(rank, Axis::Dp, Shard(0));
+            }
+            loss(model.forward(TransformerEncoderInput::new(x)))
+        },
+        ..encoder()
+    }
+}
+
+#[test]
+fn the_encoder_in_data_parallel_and_with_its_weights_sharded() {
+    for layout in ["DP2", "DP4"] {
+        let report = samples_sharded().check_on(layout, &[Axis::Dp], &[]);
+        // Gradients are summed when they are read.
+        assert!(report.fallbacks.is_empty() && report.times("all-gather") == 0, "{layout}: {report}");
+        let sharded = Plan::default().along(Axis::Dp).columns("weight");
+        let report = samples_sharded().check_on(layout, &[Axis::Dp], &[sharded]);
+        assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+        // Two layers of six matrices, which are gathered forward and backward.
+        assert_eq!(report.times("all-gather"), 24, "{layout}: {report}");
+    }
+}
+
+#[test]
+fn the_encoder_in_tensor_and_data_parallel() {
+    for axes in [[Axis::Dp, Axis::Tp], [Axis::Tp, Axis::Dp]] {
+        let report = samples_sharded().check_on("TP2 DP2", &axes, &[Plan::auto()]);
+        assert!(report.fallbacks.is_empty(), "{report}");
+        // The weights of tensor parallelism, sharded along another dimension for data parallelism.
+        let other = Plan::default().along(Axis::Dp).rows("query|key|value|linear_inner").columns("output|linear_outer");
+        let report = samples_sharded().check_on("TP2 DP2", &axes, &[Plan::auto(), other]);
+        assert!(report.fallbacks.is_empty(), "{report}");
+    }
+}
+
+#[test]
+fn the_encoder_with_gradient_checkpointing() {
+    let case = Case::<TransformerEncoder> {
+        init: |device| {
+            let device = device.clone().gradient_checkpointing();
+            TransformerEncoderConfig::new(16, 32, 4, 1).with_dropout(0.0).init(&device)
+        },
+        loss: |model, device, _| {
+            let device = device.clone().gradient_checkpointing();
+            loss(model.forward(TransformerEncoderInput::new(tensor([4, 8, 16], 3, &device))))
+        },
+    };
+    for layout in LAYOUTS {
+        case.check(layout, &Plan::auto());
+    }
+}
