@@ -1,0 +1,154 @@
+//! Logical devices on GPUs: burn-nn's encoder, unmodified, in tensor parallel against one GPU, and its speed.
+//!
+//! `cargo run --release --example logical_check --features cuda -- [GPUS] [WIDTH] [LAYERS] [BATCH]`; without the last
+//! three 1024, 24 and 16: an encoder of 302 million parameters and a batch of 16 × 512 tokens, in f32.
+
+use backend_dist::gpu;
+use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::logical::Placement;
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::mesh_backend::{Redistribute, explain};
+use backend_dist::parallelize::{Plan, parallelize};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::store::ModuleRecord;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use std::time::Instant;
+
+const SEQUENCE: usize = 512;
+const STEPS: usize = 5;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    /// Burn's own device.
+    Plain,
+    /// A logical device whose parameters `Plan::auto` has placed.
+    Tensor,
+    /// The same with activations sharded along the sequence between the blocks.
+    Sequence,
+}
+
+fn main() -> Result<(), BoxError> {
+    let numbers: Vec<usize> = std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
+    let number = |index: usize, default| numbers.get(index).copied().unwrap_or(default);
+    let (gpus, width, layers, batch) = (number(0, 2), number(1, 1024), number(2, 24), number(3, 16));
+    gpu::require(gpus)?;
+    let mut bad = 0;
+    for dtype in [DType::F64, DType::F32] {
+        bad += check(gpus, dtype)?;
+    }
+    println!("{:<8} {:>4} {:>12}", "way", "GPUs", "tokens/s");
+    for (way, gpus) in [(Way::Plain, 1), (Way::Tensor, 1), (Way::Tensor, gpus), (Way::Sequence, gpus)] {
+        let config = TransformerEncoderConfig::new(width, 4 * width, 16, layers).with_dropout(0.0);
+        let seconds = ranks(gpus, |rank| speed(rank, way, &config, batch))?.into_iter().fold(0.0, f64::max);
+        let tokens = (batch * SEQUENCE) as f64 / seconds;
+        println!("{:<8} {gpus:>4} {tokens:>12.0}", format!("{way:?}"));
+    }
+    if bad > 0 {
+        return Err(format!("{bad} results are wrong").into());
+    }
+    Ok(())
+}
+
+fn ranks<T: Send>(gpus: usize, f: impl Fn(&Rank) -> Result<T, BoxError> + Sync) -> Result<Vec<T>, BoxError> {
+    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
+    Ok(launch(&Mesh::new(ParallelLayout { tp: gpus, ..Default::default() })?, &devices, |rank| f(&rank))?)
+}
+
+fn device(rank: &Rank, way: Way) -> Device {
+    let device = if way == Way::Plain { rank.device.clone() } else { rank.logical_device(&[Axis::Tp]) };
+    device.autodiff()
+}
+
+fn placed(rank: &Rank, way: Way, model: TransformerEncoder) -> Result<TransformerEncoder, BoxError> {
+    Ok(if way == Way::Plain { model } else { parallelize(model, rank, &Plan::auto())? })
+}
+
+fn gradients(rank: &Rank, way: Way, model: &TransformerEncoder, x: Tensor<3>) -> GradientsParams {
+    let x = if way == Way::Sequence { x.redistribute(rank, Axis::Tp, Placement::Shard(1)) } else { x };
+    let loss = model.forward(TransformerEncoderInput::new(x)).powi_scalar(2).mean();
+    GradientsParams::from_grads(loss.backward(), model)
+}
+
+/// Trains a small encoder three steps and compares the parameters with those of one GPU.
+fn check(gpus: usize, dtype: DType) -> Result<usize, BoxError> {
+    let config = TransformerEncoderConfig::new(64, 128, 4, 3).with_dropout(0.0);
+    let record = config.init(&Device::flex()).into_record().into_bytes()?;
+    let trained = |way: Way, gpus: usize| {
+        ranks(gpus, |rank| {
+            let device = device(rank, way);
+            let record = ModuleRecord::from_bytes(record.clone())?;
+            let model = config.init(&device).load_record(record).map(&mut To(dtype));
+            let mut model = placed(rank, way, model)?;
+            let mut optimizer = AdamWConfig::new().init();
+            for step in 0..3 {
+                let values: Vec<f64> = (0..4 * 8 * 64).map(|i| ((i * 37 + step) as f64).sin()).collect();
+                let x = Tensor::<3>::from_data(TensorData::new(values, [4, 8, 64]), (&device, dtype));
+                let grads = gradients(rank, way, &model, x);
+                model = optimizer.step(1e-3, model, grads);
+            }
+            let mut values = Values(Vec::new());
+            model.visit(&mut values);
+            let report = (way != Way::Plain && rank.rank == 0).then(|| explain(&device).to_string());
+            Ok((values.0, report))
+        })
+    };
+    let expected = trained(Way::Plain, 1)?.remove(0).0;
+    let bound = if dtype == DType::F64 { 1e-10 } else { 1e-4 };
+    let mut bad = 0;
+    for (way, gpus) in [(Way::Tensor, 1), (Way::Tensor, gpus), (Way::Sequence, gpus)] {
+        for (rank, (found, report)) in trained(way, gpus)?.into_iter().enumerate() {
+            let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+            let difference = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
+            let relative = difference / norm(&mut expected.iter().copied());
+            let right = relative <= bound && found.len() == expected.len();
+            println!("{dtype:?} {way:?}, rank {rank} of {gpus}: {relative:.1e} {}", if right { "ok" } else { "WRONG" });
+            bad += usize::from(!right);
+            if let (Some(report), DType::F64) = (report, dtype) {
+                println!("{report}");
+            }
+        }
+    }
+    Ok(bad)
+}
+
+/// Seconds of a step.
+fn speed(rank: &Rank, way: Way, config: &TransformerEncoderConfig, batch: usize) -> Result<f64, BoxError> {
+    let device = device(rank, way);
+    let mut model = placed(rank, way, config.init(&device))?;
+    let mut optimizer = AdamWConfig::new().init();
+    let x = Tensor::<3>::ones([batch, SEQUENCE, config.d_model], &device);
+    let mut start = Instant::now();
+    let warm = 2;
+    for step in 0..warm + STEPS {
+        if step == warm {
+            rank.device.sync().map_err(|error| error.to_string())?;
+            start = Instant::now();
+        }
+        let grads = gradients(rank, way, &model, x.clone());
+        model = optimizer.step(1e-5, model, grads);
+    }
+    rank.device.sync().map_err(|error| error.to_string())?;
+    Ok(start.elapsed().as_secs_f64() / STEPS as f64)
+}
+
+struct To(DType);
+
+impl ModuleMapper for To {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let device = param.lazy_device();
+        param.map(|value| {
+            let cast = value.inner().cast(FloatDType::from(self.0));
+            Tensor::<D>::from_data(cast.into_data(), (&device, self.0)).require_grad()
+        })
+    }
+}
+
+struct Values(Vec<f64>);
+
+impl ModuleVisitor for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.extend(param.val().into_data().iter::<f64>());
+    }
+}
