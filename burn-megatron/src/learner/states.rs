@@ -14,10 +14,10 @@ use std::collections::{HashMap, HashSet};
 
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::gradients::dtypes;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 
-use super::flat_grads::dtypes;
 use super::zero::Replace;
 
 /// `module` with the values of its states, but states of its own.
