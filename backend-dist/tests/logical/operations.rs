@@ -111,7 +111,8 @@ pub const OPERATIONS: &[Operation] = &[
     ("indexed after a merge", |i| {
         let [a, b, c] = i.x.dims();
         let index = i.index.reshape([a * b, c]);
-        flat(i.x.reshape([a * b, c]).gather(1, index.clone().slice([0..a * b, 0..1]) * 0)) + number(index).sum()
+        flat(i.x.reshape([a * b, c]).gather(1, index.clone().slice([0..a * b, 0..1]).mul_scalar(0)))
+            + number(index).sum()
     }),
     ("a tensor and its transposition", |i| {
         let x = i.x.reshape([-1, 2]);

@@ -31,7 +31,7 @@ impl LongTexts {
         let stays_whole = added.values().all(|token| {
             // White space after it that it swallows must not begin the next chunk.
             let end = token.content.ends_with(|character: char| character.is_ascii_alphanumeric());
-            !token.content.contains(char::is_whitespace) && !(token.rstrip && end)
+            !(token.content.contains(char::is_whitespace) || token.rstrip && end)
         });
         let deterministic = model["dropout"].is_null();
         Self { splits: stays_whole && deterministic && is_local(&normalizer) && splits_words(&pre_tokenizer) }
