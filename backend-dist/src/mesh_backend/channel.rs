@@ -21,24 +21,40 @@ pub(super) struct MeshChannel;
 pub(super) struct MeshClient {
     pub device: MeshDevice,
     interpreter: Arc<Mutex<dyn Interpret>>,
+    /// Tensors that nobody has any more.
+    ///
+    /// Burn's autodiff frees what is left of *all* graphs of the process at the end of a backward pass, so a rank drops
+    /// tensors of another. It must not wait then for the other, which may wait for this one in a collective.
+    dropped: Arc<Mutex<Vec<TensorId>>>,
 }
 
 impl MeshClient {
     pub fn new(device: MeshDevice, interpreter: impl Interpret + 'static) -> Self {
-        Self { device, interpreter: Arc::new(Mutex::new(interpreter)) }
+        Self { device, interpreter: Arc::new(Mutex::new(interpreter)), dropped: Arc::default() }
     }
 
-    /// A rank that stops within a collective unwinds through here and then drops its tensors.
+    /// The interpreter, without tensors that were dropped.
     pub fn interpreter(&self) -> MutexGuard<'_, dyn Interpret + 'static> {
-        self.interpreter.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut interpreter = lock(&self.interpreter);
+        let dropped = std::mem::take(&mut *lock(&self.dropped));
+        dropped.into_iter().for_each(|id| interpreter.drop_tensor(id));
+        interpreter
     }
+}
+
+/// A rank that stops within a collective unwinds with the lock and then drops its tensors.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl RouterClient for MeshClient {
     type Device = MeshDevice;
 
     fn register_op(&self, op: OperationIr) {
-        self.interpreter().run(op);
+        match op {
+            OperationIr::Drop(tensor) => lock(&self.dropped).push(tensor.id),
+            op => self.interpreter().run(op),
+        }
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {

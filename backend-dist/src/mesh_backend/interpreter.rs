@@ -24,8 +24,10 @@ use std::collections::hash_map::Entry;
 
 /// An interpreter over any inner backend.
 pub(super) trait Interpret: Send {
-    /// Runs one operation.
+    /// Runs one operation, which is no drop.
     fn run(&mut self, op: OperationIr);
+    /// Forgets a tensor.
+    fn drop_tensor(&mut self, id: TensorId);
     /// The whole tensor; a collective unless it is replicated.
     fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>>;
     /// A new tensor of the same data on every rank.
@@ -164,13 +166,6 @@ impl<B: Inner> Interpreter<B> {
         command::answer(from);
     }
 
-    fn drop_tensor(&mut self, id: TensorId) {
-        if let Some(entry) = self.table.remove(id) {
-            self.drop_local(entry.local);
-            self.drop_copies(entry);
-        }
-    }
-
     fn drop_copies(&mut self, entry: table::Entry) {
         for (_, copy) in entry.copies {
             self.drop_local(copy);
@@ -204,6 +199,13 @@ impl<B: Inner> Interpret for Interpreter<B> {
                     _ => self.run_planned(op),
                 },
             },
+        }
+    }
+
+    fn drop_tensor(&mut self, id: TensorId) {
+        if let Some(entry) = self.table.remove(id) {
+            self.drop_local(entry.local);
+            self.drop_copies(entry);
         }
     }
 

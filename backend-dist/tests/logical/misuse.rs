@@ -92,3 +92,24 @@ fn tensors_are_dropped_and_devices_used_again() {
         assert_eq!(left.unwrap(), [0, 0]);
     }
 }
+
+/// Burn frees all graphs of the process at the end of a backward pass, whoever made them.
+#[test]
+fn a_rank_frees_the_graph_of_another_that_waits_for_it() {
+    let mesh = Mesh::new("TP2".parse().unwrap()).unwrap();
+    let sums = launch(&mesh, &[cpu()], |rank| {
+        let device = rank.logical_device(&[Axis::Tp]);
+        let shard = Tensor::<1>::ones([4], &device).redistribute(&rank, Axis::Tp, Shard(0));
+        let x = Tensor::<1>::ones([4], &device.autodiff()).require_grad();
+        match rank.rank {
+            // A graph without a backward pass.
+            0 => drop(x.clone() * x.exp()),
+            _ => {
+                std::thread::sleep(Duration::from_millis(100));
+                x.exp().sum().backward();
+            }
+        }
+        Ok(shard.into_data().iter::<f64>().sum::<f64>())
+    });
+    assert_eq!(sums.unwrap(), [4.0, 4.0]);
+}
