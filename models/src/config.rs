@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn frequencies_that_make_no_waves_are_refused_by_name() {
         let said = |theta, scaling| rotary(theta, scaling).unwrap_err().to_string();
-        assert_eq!(said(1e-30, None).split(';').next(), Some("rope_theta = 1e-30 is not at least 1"));
+        assert_eq!(said(0.5, None).split(';').next(), Some("rope_theta = 0.5 is not at least 1"));
         let llama3 = Llama3Scaling {
             factor: 8.0,
             low_freq_factor: 1.0,

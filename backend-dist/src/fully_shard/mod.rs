@@ -15,13 +15,13 @@
 //! let device = Device::flex().autodiff().gradient_checkpointing();
 //! let model = LinearConfig::new(4, 3).init(&device);
 //! let expected = {
-//!     let loss = model.forward(Tensor::ones([1, 4], &device)).sum();
+//!     let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum();
 //!     let grads = GradientsParams::from_grads(loss.backward(), &model);
 //!     SgdConfig::new().init().step(0.1, model.clone(), grads).weight.val().into_data()
 //! };
 //! let ranks = launch(&Mesh::new("DP2".parse()?)?, &[Device::flex()], |rank| {
 //!     let model = fully_shard(model.clone().fork(&device), &rank.group(Axis::Dp), &Units::auto().keep_below(0));
-//!     let loss = model.forward(Tensor::ones([1, 4], &device)).sum();
+//!     let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum();
 //!     let grads = GradientsParams::from_grads(loss.backward(), &model);
 //!     Ok(SgdConfig::new().init().step(0.1, model, grads).into_record())
 //! })?;
@@ -63,7 +63,7 @@ pub use units::Units;
 /// - All ranks must use the same parameters in the same order: a forward pass, a backward pass, `into_record`,
 ///   `load_record` and `materialize` are collectives.
 /// - Parameters that were not drawn yet are drawn here, on their device, one at a time.
-/// - A frozen parameter is gathered once in a forward pass and kept for the backward pass where that needs it.
+/// - A frozen parameter is gathered once in a forward pass and saved for backward where that needs it.
 /// - Put the module on a device with `gradient_checkpointing`. Without it, operations that keep a view of a weight, as
 ///   burn-nn's `Linear` does, keep the gathered weight until the backward pass.
 pub fn fully_shard<M: Module>(module: M, group: &Group, units: &Units) -> M {

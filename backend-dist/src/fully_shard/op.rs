@@ -1,4 +1,4 @@
-//! The operation that gathers a parameter. Its output is not kept for the backward pass but gathered again.
+//! The operation that gathers a parameter. Its output is not saved for backward but gathered again.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -198,7 +198,7 @@ fn a_matrix_is_gathered_twice_and_its_gradient_reduced_once() {
         Ok(counts)
     });
     // 2 layers of 6 matrices; the embedding, whose value no gradient needs; the frozen matrix, which has no gradient and
-    // is kept for the backward pass.
+    // is saved for backward.
     let expected = Counts { forward: 14, backward: 12, reduced: 13 };
     assert_eq!(counts.unwrap(), vec![vec![expected; 3]; 2]);
 }

@@ -25,7 +25,7 @@ pub enum CheckpointError {
         /// What the system says.
         cause: Arc<io::Error>,
     },
-    /// The disk padded during a write.
+    /// The disk was full during a write.
     #[error(
         "cannot write {}: the disk is full; the file needs {}, {} are free; delete old checkpoints, or set keep-last lower",
         path.display(), HumanBytes(*needed), HumanBytes(*free)

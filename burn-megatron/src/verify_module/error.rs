@@ -9,6 +9,15 @@ use thiserror::Error;
 use crate::verify::{Line, Worst};
 
 /// How far every layout is from one device. Displayed, it is a table.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// /// The largest relative difference of all layouts.
+/// fn largest(report: &ModuleReport) -> f64 {
+///     report.worst().map(|(_, worst)| worst.relative).fold(0.0, f64::max)
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ModuleReport {
     /// One for each layout.
@@ -30,6 +39,17 @@ impl fmt::Display for ModuleReport {
 }
 
 /// Why there is no proof.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// fn advice(error: &ModuleError) -> String {
+///     match error {
+///         ModuleError::Different(report) => format!("a layout computes something else:\n{report}"),
+///         other => other.to_string(),
+///     }
+/// }
+/// ```
 #[derive(Debug, Error)]
 pub enum ModuleError {
     /// At least one layout does not train like one device.

@@ -153,7 +153,8 @@ fn refusals_say_what_to_change() {
          its share by split 90,10,0 of 1 sequences\n"
     );
     assert!(
-        fail(folder.path(), "preprocess --input none.txt --output-prefix x").starts_with("error: none.txt: No such")
+        fail(folder.path(), "preprocess --input none.txt --output-prefix x")
+            .starts_with("error: cannot read none.txt: No such")
     );
     let idx = folder.path().join("one_text_document.idx");
     let bytes = fs::read(&idx).unwrap();
