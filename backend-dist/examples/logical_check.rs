@@ -3,17 +3,20 @@
 //! `cargo run --release --example logical_check --features cuda -- [GPUS] [WIDTH] [LAYERS] [BATCH]`; without the last
 //! three 1024, 24 and 16: an encoder of 302 million parameters and a batch of 16 × 512 tokens, in f32.
 
+mod encoder;
+
 use backend_dist::gpu;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::logical::Placement;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{Redistribute, explain};
 use backend_dist::parallelize::{Plan, parallelize};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::ModuleRecord;
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use encoder::{To, Values, differs};
 use std::time::Instant;
 
 const SEQUENCE: usize = 512;
@@ -95,16 +98,11 @@ fn check(gpus: usize, dtype: DType) -> Result<usize, BoxError> {
         })
     };
     let expected = trained(Way::Plain, 1)?.remove(0).0;
-    let bound = if dtype == DType::F64 { 1e-10 } else { 1e-4 };
     let mut bad = 0;
     for (way, gpus) in [(Way::Tensor, 1), (Way::Tensor, gpus), (Way::Sequence, gpus)] {
         for (rank, (found, report)) in trained(way, gpus)?.into_iter().enumerate() {
-            let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-            let difference = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
-            let relative = difference / norm(&mut expected.iter().copied());
-            let right = relative <= bound && found.len() == expected.len();
-            println!("{dtype:?} {way:?}, rank {rank} of {gpus}: {relative:.1e} {}", if right { "ok" } else { "WRONG" });
-            bad += usize::from(!right);
+            let what = format!("{way:?}, rank {rank} of {gpus}");
+            bad += usize::from(differs(&what, dtype, &found, &expected));
             if let (Some(report), DType::F64) = (report, dtype) {
                 println!("{report}");
             }
@@ -131,24 +129,4 @@ fn speed(rank: &Rank, way: Way, config: &TransformerEncoderConfig, batch: usize)
     }
     rank.device.sync().map_err(|error| error.to_string())?;
     Ok(start.elapsed().as_secs_f64() / STEPS as f64)
-}
-
-struct To(DType);
-
-impl ModuleMapper for To {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let device = param.lazy_device();
-        param.map(|value| {
-            let cast = value.inner().cast(FloatDType::from(self.0));
-            Tensor::<D>::from_data(cast.into_data(), (&device, self.0)).require_grad()
-        })
-    }
-}
-
-struct Values(Vec<f64>);
-
-impl ModuleVisitor for Values {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.extend(param.val().into_data().iter::<f64>());
-    }
 }

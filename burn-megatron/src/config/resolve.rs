@@ -222,11 +222,11 @@ impl Values {
     }
 
     fn default_tokenizer(&self) -> Value {
-        let beside = match &self.base {
+        let of_folder = match &self.base {
             Base::Hf(folder) => Some(folder.join("tokenizer.json")).filter(|path| path.exists()),
             _ => None,
         };
-        match beside {
+        match of_folder {
             Some(path) => path.display().to_string().into(),
             None if self.files("data.text") > 0 => "bpe".into(),
             None => Value::Null,

@@ -87,12 +87,12 @@ fn arithmetic(
     // By operation, so that its arithmetic is counted once whatever it launches; what is not noted has none.
     let mut by_operation: HashMap<Option<usize>, (u64, u64)> = HashMap::new();
     for (_, span) in spans.iter().filter(|(kind, _)| *kind == wanted) {
-        let (time, beside) = by_operation.entry(span.operation).or_default();
+        let (time, overlapped) = by_operation.entry(span.operation).or_default();
         *time += span.end - span.start;
-        *beside += shared((span.start, span.end), collectives);
+        *overlapped += shared((span.start, span.end), collectives);
     }
     let rate = |overlapped_only: bool| {
-        let some = by_operation.iter().filter(|(_, (time, beside))| !overlapped_only || 2 * beside > *time);
+        let some = by_operation.iter().filter(|(_, (time, overlapped))| !overlapped_only || 2 * overlapped > *time);
         let (mut time, mut flops) = (0, 0.0);
         for (operation, (nanoseconds, _)) in some {
             time += nanoseconds;

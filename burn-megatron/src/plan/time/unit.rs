@@ -127,17 +127,17 @@ impl CostModel<'_> {
             let takes = |collective| self.communication(&communication, collective);
             let computes = |pass: usize| self.roofline(gemm, pass, 0, false).compute;
             let others = 1.0 - 1.0 / tp as f64;
-            let mut beside = |pass: usize, seconds: f64, compute: f64| {
+            let mut overlap = |pass: usize, seconds: f64, compute: f64| {
                 let seen = (seconds / COPY_ENGINE_RATE - compute).max(0.0);
                 passes[pass].send(Over::Tensor, seen - seconds);
             };
-            beside(0, takes(communication.forward), others * computes(0));
+            overlap(0, takes(communication.forward), others * computes(0));
             if unit.recomputed {
-                beside(1, takes(communication.forward), others * computes(0));
+                overlap(1, takes(communication.forward), others * computes(0));
             }
-            beside(1, takes(communication.backward), if gathers { computes(2) } else { others * computes(1) });
+            overlap(1, takes(communication.backward), if gathers { computes(2) } else { others * computes(1) });
             if communication.again {
-                beside(2, takes(communication.forward), computes(1));
+                overlap(2, takes(communication.forward), computes(1));
             }
         }
     }
