@@ -51,6 +51,7 @@
 #![allow(clippy::manual_div_ceil, clippy::manual_is_multiple_of)]
 #![cfg_attr(feature = "cuda", allow(missing_docs, clippy::assign_op_pattern, clippy::collapsible_if))]
 
+pub mod fused;
 pub mod grouped;
 pub mod random;
 pub mod tiling;

@@ -13,7 +13,7 @@ mod moe_layers;
 mod plans;
 mod timings;
 
-use checks::{activation, latent, moe, norm, optimizer, routing, rows, tokens};
+use checks::{activation, fused, latent, moe, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -46,6 +46,22 @@ fn all_checks() -> Vec<(&'static str, Check)> {
         }),
         ("routing", routing::all),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
+        ("fused softmax", |c| {
+            let sizes = [(33, 512), (7, 64), (5, 4096), (3, 16384), (4, 1030), (2, 2047)];
+            sizes
+                .map(|(rows, columns)| fused::runs::<bf16>(c, "softmax", &fused::softmax(), rows, columns))
+                .iter()
+                .sum()
+        }),
+        ("fused norm", |c| {
+            let sizes = [(33, 1024), (7, 96), (5, 4096), (3, 8192), (4, 1030)];
+            sizes
+                .map(|(rows, columns)| fused::runs::<bf16>(c, "norm of a sum", &fused::norm(), rows, columns))
+                .iter()
+                .sum()
+        }),
+        ("fused dropout", |c| fused::runs::<bf16>(c, "dropout", &fused::dropout(), 333, 1030)),
+        ("fused functions", |c| fused::runs::<bf16>(c, "functions", &fused::functions(), 33, 1031)),
         ("dropout", |c| activation::dropout::<bf16>(c, 37, 2056)),
         ("rms norm", |c| {
             norm::rms_norm::<bf16>(c, 700, 4096)

@@ -23,7 +23,7 @@ fn tanh_gate(x: f32) -> (f32, f32) {
 /// `(Φ, Φ')` of the normal distribution. The tail is Abramowitz and Stegun 7.1.26: its absolute error is under 1e-7,
 /// its relative one at most 1 % down to x = -8.
 #[cube]
-fn normal_gate(x: f32) -> (f32, f32) {
+pub(crate) fn normal_gate(x: f32) -> (f32, f32) {
     let bell = ptx::exp2(-0.5 * LOG2_E * x * x);
     let t = ptx::reciprocal(1.0 + 0.327_591_1 * SQRT_HALF * max(x, -x));
     let tail = (((1.061_405_4 * t - 1.453_152) * t + 1.421_413_7) * t - 0.284_496_74) * t + 0.254_829_6;

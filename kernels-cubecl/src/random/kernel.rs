@@ -47,7 +47,13 @@ fn wide_product(a: u32, b: u32) -> (u32, u32) {
 
 /// Four words of Philox4x32-10.
 #[cube]
-fn words(index: u64, stream_low: u32, stream_high: u32, seed_low: u32, seed_high: u32) -> (u32, u32, u32, u32) {
+pub(crate) fn words(
+    index: u64,
+    stream_low: u32,
+    stream_high: u32,
+    seed_low: u32,
+    seed_high: u32,
+) -> (u32, u32, u32, u32) {
     let mut a = u32::cast_from(index);
     let mut b = u32::cast_from(index >> 32u64);
     let mut c = stream_low;

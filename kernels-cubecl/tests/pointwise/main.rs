@@ -7,7 +7,7 @@ mod checks;
 #[path = "../libcalls/mod.rs"]
 mod libcalls;
 
-use checks::{activation, latent, moe, norm, optimizer, routing, rows, tokens};
+use checks::{activation, fused, latent, moe, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -67,6 +67,16 @@ fn gelu() {
         both!(activation::gelu, 1000, tanh);
         both!(activation::gelu, 8, tanh);
     }
+}
+
+#[test]
+fn fused_programs() {
+    for (rows, columns) in [(3, 64), (5, 24), (1, 7), (4, 1030)] {
+        both!(fused::runs, "softmax", &fused::softmax(), rows, columns);
+        both!(fused::runs, "norm of a sum", &fused::norm(), rows, columns);
+    }
+    both!(fused::runs, "dropout", &fused::dropout(), 5, 1030);
+    both!(fused::runs, "functions", &fused::functions(), 3, 37);
 }
 
 #[test]

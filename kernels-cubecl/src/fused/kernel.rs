@@ -1,0 +1,209 @@
+//! The kernel of a program.
+use super::launch::Plan;
+use super::math::{binary, unary};
+use super::program::{Element, Extent, Program, Reduce, Step};
+use crate::pointwise::CubeShape;
+use crate::random::kernel::words;
+use cubecl::prelude::*;
+
+/// One buffer of a launch.
+#[derive(CubeType, CubeLaunch)]
+pub struct Buffer<T: CubePrimitive> {
+    values: Box<[T]>,
+}
+
+/// Buffers of vectors.
+type Buffers<E, N> = Sequence<Buffer<Vector<E, N>>>;
+/// Buffers of numbers, one for each row.
+type PerRow = Sequence<Buffer<f32>>;
+
+/// A cube takes `side` rows at once, `units` units each, and a unit every `units`-th vector of its row. `width` is the
+/// number of a row's vectors, `total` that of all rows.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub fn fused<E: Float, N: Size>(
+    wide: &Buffers<f32, N>,
+    half: &Buffers<E, N>,
+    per_row: &PerRow,
+    scalars: &Sequence<f32>,
+    draws: &Sequence<u32>,
+    wide_out: &mut Buffers<f32, N>,
+    half_out: &mut Buffers<E, N>,
+    per_row_out: &mut PerRow,
+    width: u32,
+    total: u32,
+    #[comptime] program: Program,
+    #[comptime] plan: Plan,
+) {
+    let unit = UNIT_POS % comptime![plan.units];
+    let row = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];
+    let first = row * width;
+    let mut scratch = Shared::<[f32]>::new_slice(comptime![plan.scratch(&program)]);
+    let mut registers = Sequence::<Vector<f32, N>>::new();
+    let mut reductions = comptime![0usize];
+    #[unroll]
+    for s in 0..comptime![program.steps.len()] {
+        let step = comptime![program.steps[s]];
+        match step {
+            Step::Load(input) => {
+                let place = comptime![program.place(input)];
+                let extent = comptime![program.inputs[input].extent];
+                let element = comptime![program.inputs[input].element];
+                #[unroll]
+                for v in 0..comptime![plan.vectors] {
+                    let column = unit + comptime![v as u32 * plan.units];
+                    let mut value = Vector::<f32, N>::new(0.0);
+                    if column < width && first + column < total {
+                        let at = if comptime![extent == Extent::Whole] { first + column } else { column };
+                        if comptime![extent == Extent::PerRow] {
+                            value = Vector::<f32, N>::new(per_row.index(place).values[row as usize]);
+                        } else if comptime![extent == Extent::Single] {
+                            value = Vector::<f32, N>::new(per_row.index(place).values[0usize]);
+                        } else if comptime![element == Element::F32] {
+                            value = wide.index(place).values[at as usize];
+                        } else {
+                            value = Vector::<f32, N>::cast_from(half.index(place).values[at as usize]);
+                        }
+                    }
+                    registers.push(value);
+                }
+            }
+            Step::Scalar(scalar) => {
+                let value = Vector::<f32, N>::new(scalars[scalar]);
+                #[unroll]
+                for _ in 0..comptime![plan.vectors] {
+                    registers.push(value);
+                }
+            }
+            Step::Bernoulli(draw) => {
+                let low = draws[comptime![6 * draw]];
+                let high = draws[comptime![6 * draw + 1]];
+                let seed_low = draws[comptime![6 * draw + 2]];
+                let seed_high = draws[comptime![6 * draw + 3]];
+                let most = draws[comptime![6 * draw + 4]];
+                let least = draws[comptime![6 * draw + 5]];
+                #[unroll]
+                for v in 0..comptime![plan.vectors] {
+                    let column = unit + comptime![v as u32 * plan.units];
+                    let mut value = Vector::<f32, N>::new(0.0);
+                    #[unroll]
+                    for i in 0..comptime![plan.vector] {
+                        let index = (first + column) * comptime![plan.vector as u32] + comptime![i as u32];
+                        let (a, b, _, _) = words(u64::cast_from(index), low, high, seed_low, seed_high);
+                        let is_one = a < most || (a == most && b >> 11u32 < least);
+                        value.insert(i, select(is_one, 1.0f32, 0.0f32));
+                    }
+                    registers.push(value);
+                }
+            }
+            Step::Unary(f, x) =>
+            {
+                #[unroll]
+                for v in 0..comptime![plan.vectors] {
+                    let x = registers[comptime![x * plan.vectors + v]];
+                    registers.push(unary(x, f, comptime![plan.vector]));
+                }
+            }
+            Step::Binary(f, a, b) =>
+            {
+                #[unroll]
+                for v in 0..comptime![plan.vectors] {
+                    let a = registers[comptime![a * plan.vectors + v]];
+                    let b = registers[comptime![b * plan.vectors + v]];
+                    registers.push(binary(a, b, f, comptime![plan.vector]));
+                }
+            }
+            Step::Reduce(f, x) => {
+                let mut own = start(f);
+                #[unroll]
+                for v in 0..comptime![plan.vectors] {
+                    let column = unit + comptime![v as u32 * plan.units];
+                    if column < width {
+                        let x = registers[comptime![x * plan.vectors + v]];
+                        #[unroll]
+                        for i in 0..comptime![plan.vector] {
+                            own = both(own, x.extract(i), f);
+                        }
+                    }
+                }
+                let whole = Vector::<f32, N>::new(over_row(own, &mut scratch, reductions, f, plan));
+                comptime![reductions += 1];
+                #[unroll]
+                for _ in 0..comptime![plan.vectors] {
+                    registers.push(whole);
+                }
+            }
+        }
+    }
+    #[unroll]
+    for o in 0..comptime![program.outputs.len()] {
+        let output = comptime![program.outputs[o]];
+        let place = comptime![program.output_place(o)];
+        #[unroll]
+        for v in 0..comptime![plan.vectors] {
+            let column = unit + comptime![v as u32 * plan.units];
+            let value = registers[comptime![output.register * plan.vectors + v]];
+            if column < width && first + column < total {
+                if comptime![output.extent == Extent::PerRow] {
+                    if column == 0 {
+                        per_row_out.index_mut(place).values[row as usize] = value.extract(0usize);
+                    }
+                } else if comptime![output.element == Element::F32] {
+                    wide_out.index_mut(place).values[(first + column) as usize] = value;
+                } else {
+                    half_out.index_mut(place).values[(first + column) as usize] = Vector::<E, N>::cast_from(value);
+                }
+            }
+        }
+    }
+}
+
+#[cube]
+fn start(#[comptime] f: Reduce) -> f32 {
+    match f {
+        Reduce::Sum => 0.0f32.runtime(),
+        Reduce::Max => f32::NEG_INFINITY.runtime(),
+    }
+}
+
+#[cube]
+fn both(a: f32, b: f32, #[comptime] f: Reduce) -> f32 {
+    match f {
+        Reduce::Sum => a + b,
+        Reduce::Max => max(a, b),
+    }
+}
+
+/// `own` of all units of the row. Each reduction has its own part of `scratch`, so it needs one barrier.
+#[cube]
+fn over_row(
+    own: f32,
+    scratch: &mut Shared<[f32]>,
+    #[comptime] reduction: usize,
+    #[comptime] f: Reduce,
+    #[comptime] plan: Plan,
+) -> f32 {
+    let cube = comptime![CubeShape { units: plan.units, plane: plan.plane }];
+    let mut all = own;
+    if comptime![plan.plane > 1] {
+        all = match f {
+            Reduce::Sum => plane_sum(own),
+            Reduce::Max => plane_max(own),
+        };
+    }
+    let planes = comptime![cube.planes()];
+    if comptime![planes > 1] {
+        let line = (UNIT_POS / comptime![plan.units]) as usize;
+        let at = (line + comptime![reduction * plan.side as usize]) * planes;
+        if UNIT_POS % comptime![plan.plane] == 0 {
+            scratch[at + (UNIT_POS % comptime![plan.units] / comptime![plan.plane]) as usize] = all;
+        }
+        sync_cube();
+        all = scratch[at];
+        #[unroll]
+        for i in 1..planes {
+            all = both(all, scratch[at + i], f);
+        }
+    }
+    all
+}

@@ -1,0 +1,17 @@
+//! Chains of elementwise operations and reductions over rows as one kernel, compiled for the chain.
+//!
+//! A [`Program`] is what a chain computes. Its kernel reads every input once, keeps everything between in registers, and
+//! writes the outputs once: a softmax with what comes before it, LayerNorm and its gradient, an optimizer's update.
+
+mod program;
+
+#[cfg(feature = "cuda")]
+mod kernel;
+#[cfg(feature = "cuda")]
+mod launch;
+#[cfg(feature = "cuda")]
+mod math;
+
+#[cfg(feature = "cuda")]
+pub use launch::{MOST, Plan, launch};
+pub use program::{Binary, Draw, Element, Extent, Input, Output, Program, Reduce, Register, Step, Unary, row_fits};

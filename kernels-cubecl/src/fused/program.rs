@@ -1,0 +1,288 @@
+//! What a fused kernel computes: steps on registers, of which every row of a matrix has its own.
+
+use crate::random::words;
+
+/// Units that a row may have, and vectors of each: registers hold every step's.
+pub(super) const MOST: [usize; 2] = [512, 4];
+
+/// Numbers of the widest vectors of which rows of this length consist.
+pub(super) fn vector(columns: usize) -> usize {
+    [8, 4, 2].into_iter().find(|n| columns.is_multiple_of(*n)).unwrap_or(1)
+}
+
+/// Whether a kernel can hold rows of this length in registers.
+pub fn row_fits(columns: usize) -> bool {
+    columns / vector(columns) <= MOST[0] * MOST[1]
+}
+
+/// The number of the step that made a register.
+pub type Register = usize;
+
+/// One step. It makes the register of its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// The input of this number.
+    Load(usize),
+    /// The scalar of this number, which may differ between launches of one kernel.
+    Scalar(usize),
+    /// A function of a number.
+    Unary(Unary, Register),
+    /// A function of two.
+    Binary(Binary, Register, Register),
+    /// A number over all columns of a row.
+    Reduce(Reduce, Register),
+    /// Random zeros and ones, from the draw of this number.
+    Bernoulli(usize),
+}
+
+/// Random zeros and ones: element `i` is one if the number in `[0, 1)` of element `i` of the stream is below the
+/// probability, as [`words`](crate::random::words) give it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// Seed.
+    pub seed: u64,
+    /// Number of the stream.
+    pub stream: u64,
+    /// Probability of a one.
+    pub probability: f64,
+}
+
+impl Draw {
+    /// Numbers below this, of 53 bits, are ones.
+    pub(super) fn threshold(self) -> u64 {
+        (self.probability.clamp(0.0, 1.0) * (1u64 << 53) as f64).ceil() as u64
+    }
+
+    /// Element `index`.
+    pub fn bernoulli(self, index: u64) -> f64 {
+        let [high, low, ..] = words(self.seed, self.stream, index);
+        f64::from(((u64::from(high) << 32) | u64::from(low)) >> 11 < self.threshold())
+    }
+}
+
+/// Functions of one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "named as the functions of Burn's tensors")]
+pub enum Unary {
+    Exp,
+    Log,
+    Log1p,
+    Sqrt,
+    Recip,
+    Tanh,
+    Erf,
+    Abs,
+    Neg,
+    Sin,
+    Cos,
+    Sigmoid,
+    Relu,
+    Gelu,
+}
+
+/// Functions of two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "named as the functions of Burn's tensors")]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Max,
+    Min,
+    /// The gradient of GELU's input from that input and the output's gradient.
+    GeluGrad,
+    /// The gradient of a ReLU's input from the output and its gradient.
+    ReluGrad,
+    /// The gradient of a sigmoid's input from the output and its gradient.
+    SigmoidGrad,
+}
+
+/// Functions of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "named as the functions of Burn's tensors")]
+pub enum Reduce {
+    Sum,
+    Max,
+}
+
+/// Which numbers of an `[rows, columns]` matrix a buffer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Extent {
+    /// All: `[rows, columns]`.
+    Whole,
+    /// One for each row, in f32: `[rows]`.
+    PerRow,
+    /// One for each column: `[columns]`.
+    PerColumn,
+    /// One, in f32.
+    Single,
+}
+
+impl Extent {
+    /// Whether it has no columns.
+    pub(super) fn is_narrow(self) -> bool {
+        matches!(self, Self::PerRow | Self::Single)
+    }
+}
+
+/// Number types of buffers. Registers are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// f32.
+    F32,
+    /// bf16 or f16, one of them in a program.
+    Half,
+}
+
+/// A buffer that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Input {
+    /// Which numbers it has.
+    pub extent: Extent,
+    /// Their type.
+    pub element: Element,
+}
+
+/// A buffer that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Output {
+    /// What is written to it.
+    pub register: Register,
+    /// Whether the whole register or, of one that a row shares, one number for each row.
+    pub extent: Extent,
+    /// The type of its numbers.
+    pub element: Element,
+}
+
+/// The computation of one launch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Program {
+    /// The buffers that are read.
+    pub inputs: Vec<Input>,
+    /// How many scalars there are.
+    pub scalars: usize,
+    /// How many draws of random numbers.
+    pub draws: usize,
+    /// What is done, in this order.
+    pub steps: Vec<Step>,
+    /// The buffers that are written.
+    pub outputs: Vec<Output>,
+}
+
+impl Program {
+    /// Whether a row is reduced, or an input has not all numbers, so that the kernel must know where rows end.
+    pub fn has_rows(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Reduce(..)))
+            || self.inputs.iter().any(|input| matches!(input.extent, Extent::PerRow | Extent::PerColumn))
+            || self.outputs.iter().any(|output| output.extent != Extent::Whole)
+    }
+
+    /// Number of reductions.
+    pub fn reductions(&self) -> usize {
+        self.steps.iter().filter(|step| matches!(step, Step::Reduce(..))).count()
+    }
+
+    /// Where input `input` stands among those of its extent and element type.
+    pub fn place(&self, input: usize) -> usize {
+        let list = |input: Input| (input.extent.is_narrow(), input.element);
+        self.inputs[..input].iter().filter(|other| list(**other) == list(self.inputs[input])).count()
+    }
+
+    /// Where output `output` stands among those of its extent and element type.
+    pub fn output_place(&self, output: usize) -> usize {
+        let list = |output: Output| (output.extent.is_narrow(), output.element);
+        self.outputs[..output].iter().filter(|other| list(**other) == list(self.outputs[output])).count()
+    }
+
+    /// The outputs for `rows × columns` numbers, computed on the host in f64: what the kernel must give.
+    pub fn evaluate(
+        &self,
+        inputs: &[&[f64]],
+        scalars: &[f64],
+        draws: &[Draw],
+        rows: usize,
+        columns: usize,
+    ) -> Vec<Vec<f64>> {
+        let mut outputs = vec![Vec::new(); self.outputs.len()];
+        for row in 0..rows {
+            let mut registers: Vec<Vec<f64>> = Vec::with_capacity(self.steps.len());
+            for step in &self.steps {
+                let column = |f: &dyn Fn(usize) -> f64| (0..columns).map(f).collect();
+                let register = match *step {
+                    Step::Load(input) => {
+                        let values = inputs[input];
+                        column(&|column| match self.inputs[input].extent {
+                            Extent::Whole => values[row * columns + column],
+                            Extent::PerRow => values[row],
+                            Extent::PerColumn => values[column],
+                            Extent::Single => values[0],
+                        })
+                    }
+                    Step::Scalar(scalar) => vec![scalars[scalar]; columns],
+                    Step::Bernoulli(draw) => column(&|column| draws[draw].bernoulli((row * columns + column) as u64)),
+                    Step::Unary(f, x) => registers[x].iter().map(|x| f.of(*x)).collect(),
+                    Step::Binary(f, a, b) => {
+                        registers[a].iter().zip(&registers[b]).map(|(a, b)| f.of(*a, *b)).collect()
+                    }
+                    Step::Reduce(Reduce::Sum, x) => vec![registers[x].iter().sum(); columns],
+                    Step::Reduce(Reduce::Max, x) => {
+                        vec![registers[x].iter().copied().fold(f64::NEG_INFINITY, f64::max); columns]
+                    }
+                };
+                registers.push(register);
+            }
+            for (values, output) in outputs.iter_mut().zip(&self.outputs) {
+                let register = &registers[output.register];
+                match output.extent {
+                    Extent::PerRow => values.push(register[0]),
+                    _ => values.extend(register),
+                }
+            }
+        }
+        outputs
+    }
+}
+
+impl Unary {
+    /// The function.
+    pub fn of(self, x: f64) -> f64 {
+        match self {
+            Self::Exp => x.exp(),
+            Self::Log => x.ln(),
+            Self::Log1p => x.ln_1p(),
+            Self::Sqrt => x.sqrt(),
+            Self::Recip => 1.0 / x,
+            Self::Tanh => x.tanh(),
+            Self::Erf => libm::erf(x),
+            Self::Abs => x.abs(),
+            Self::Neg => -x,
+            Self::Sin => x.sin(),
+            Self::Cos => x.cos(),
+            Self::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            Self::Relu => x.max(0.0),
+            Self::Gelu => x * normal_cdf(x),
+        }
+    }
+}
+
+impl Binary {
+    /// The function.
+    pub fn of(self, a: f64, b: f64) -> f64 {
+        match self {
+            Self::Add => a + b,
+            Self::Sub => a - b,
+            Self::Mul => a * b,
+            Self::Div => a / b,
+            Self::Max => a.max(b),
+            Self::Min => a.min(b),
+            Self::GeluGrad => b * (normal_cdf(a) + a * (-0.5 * a * a).exp() / (2.0 * std::f64::consts::PI).sqrt()),
+            Self::ReluGrad => f64::from(a > 0.0) * b,
+            Self::SigmoidGrad => b * a * (1.0 - a),
+        }
+    }
+}
+
+fn normal_cdf(x: f64) -> f64 {
+    0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))
+}
