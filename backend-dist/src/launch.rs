@@ -6,6 +6,8 @@ use crate::comm::{Aborted, FailureCause, Group, RunError, World};
 use crate::gpu;
 use crate::memory;
 use crate::mesh::{Axis, Coords, Mesh, ParallelLayout};
+#[cfg(feature = "decorator")]
+use crate::mesh_backend::LogicalOptions;
 use crate::process::Processes;
 use crate::startup;
 use burn::tensor::Device;
@@ -98,6 +100,16 @@ impl Rank {
     /// If two of the axes have a rank in common but this one, or the rank's device has autodiff.
     #[cfg(feature = "decorator")]
     pub fn logical_device(&self, axes: &[Axis]) -> Device {
+        self.logical_device_with(axes, LogicalOptions::default())
+    }
+
+    /// A [`logical_device`](Self::logical_device) with options.
+    ///
+    /// # Panics
+    /// As [`logical_device`](Self::logical_device), or if the autocast type is neither bf16 nor f16.
+    #[cfg(feature = "decorator")]
+    pub fn logical_device_with(&self, axes: &[Axis], options: LogicalOptions) -> Device {
+        options.check();
         for (i, &axis) in axes.iter().enumerate() {
             let ranks = self.mesh.group_of(axis, self.rank);
             let shared = |other: &&Axis| {
@@ -108,7 +120,7 @@ impl Rank {
                 panic!("logical device: the axes {other} and {axis} share ranks; name axes that do not, as tp and dp");
             }
         }
-        self.logical.device(self, axes)
+        self.logical.device(self, axes, options)
     }
 
     /// This rank's handle on the block of `size` neighbours that it belongs to within its group along `axis`.

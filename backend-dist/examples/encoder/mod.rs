@@ -5,7 +5,11 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 /// Prints how far `found` is from `expected`, and returns whether that is too far for `dtype`.
 pub fn differs(what: &str, dtype: DType, found: &[f64], expected: &[f64]) -> bool {
-    let bound = if dtype == DType::F64 { 1e-10 } else { 1e-4 };
+    let bound = match dtype {
+        DType::F64 => 1e-10,
+        DType::F32 => 1e-4,
+        _ => 1e-2,
+    };
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let difference = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
     let relative = difference / norm(&mut expected.iter().copied());

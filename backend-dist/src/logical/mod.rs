@@ -13,4 +13,6 @@ pub mod rules;
 mod tests;
 
 pub use placement::{ParsePlacementError, Placement};
+#[cfg(feature = "decorator")]
+pub(crate) use plan::keeps_weights;
 pub use plan::{Homes, MeshAxis, OpPlan, TensorState, plan};

@@ -160,7 +160,7 @@ fn assigned(op: &OperationIr, decision: Decision, ranks: usize) -> Option<AxisPl
 }
 
 /// Whether the output is a view of the first input, or its values in another type.
-fn keeps_weights(op: &OperationIr) -> bool {
+pub(crate) fn keeps_weights(op: &OperationIr) -> bool {
     use BaseOperationIr as Op;
     matches!(
         op,

@@ -2,6 +2,7 @@
 
 use super::channel::{MeshBackend, MeshChannel, MeshClient};
 use super::interpreter::Interpreter;
+use super::options::LogicalOptions;
 use super::report::Report;
 use crate::launch::Rank;
 use crate::logical::MeshAxis;
@@ -129,6 +130,7 @@ pub(crate) struct LogicalDevices {
 
 struct Made {
     axes: Vec<Axis>,
+    options: LogicalOptions,
     device: Device,
     slot: Slot,
     registration: Option<RouterClientRegistration<MeshChannel>>,
@@ -136,15 +138,21 @@ struct Made {
 
 impl LogicalDevices {
     /// The logical device of `rank` along `axes`.
-    pub fn device(&self, rank: &Rank, axes: &[Axis]) -> Device {
+    pub fn device(&self, rank: &Rank, axes: &[Axis], options: LogicalOptions) -> Device {
         let mut made = lock(&self.made);
-        if let Some(made) = made.iter().find(|made| made.axes == axes) {
+        if let Some(made) = made.iter().find(|made| made.axes == axes && made.options == options) {
             return made.device.clone();
         }
-        let (slot, opened) = Slot::open(rank.device.settings(), |member| client(rank, axes, member));
+        let (slot, opened) = Slot::open(rank.device.settings(), |member| client(rank, axes, options, member));
         let device = Device::new(slot.group);
         lock(&LIVE).push(Live { device: device.clone(), client: opened.client, axes: axes.to_vec() });
-        made.push(Made { axes: axes.to_vec(), device: device.clone(), slot, registration: opened.registration });
+        made.push(Made {
+            axes: axes.to_vec(),
+            options,
+            device: device.clone(),
+            slot,
+            registration: opened.registration,
+        });
         device
     }
 }
@@ -159,18 +167,18 @@ impl Drop for LogicalDevices {
     }
 }
 
-fn client(rank: &Rank, axes: &[Axis], member: MeshDevice) -> MeshClient {
+fn client(rank: &Rank, axes: &[Axis], options: LogicalOptions, member: MeshDevice) -> MeshClient {
     let groups: Vec<_> = axes.iter().map(|&axis| rank.group(axis)).collect();
     let mesh_axes =
         axes.iter().zip(&groups).map(|(&axis, group)| MeshAxis { ranks: group.size(), policy: policy(axis) });
     let mesh_axes = mesh_axes.collect();
     match rank.device.as_dispatch() {
         DispatchDevice::Flex(device) => {
-            MeshClient::new(member, Interpreter::<burn::backend::Flex>::new(*device, groups, mesh_axes))
+            MeshClient::new(member, Interpreter::<burn::backend::Flex>::new(*device, groups, mesh_axes, options))
         }
         #[cfg(feature = "cuda")]
         DispatchDevice::Cube(device) => {
-            MeshClient::new(member, Interpreter::<burn::backend::Cube>::new(device.clone(), groups, mesh_axes))
+            MeshClient::new(member, Interpreter::<burn::backend::Cube>::new(device.clone(), groups, mesh_axes, options))
         }
         other => panic!("a logical device needs ranks on CPUs or GPUs without autodiff, not on {other:?}"),
     }

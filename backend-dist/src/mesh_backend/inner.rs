@@ -1,13 +1,54 @@
 //! What the decorator needs of the backend below it.
 
+#[cfg(feature = "cuda")]
+mod cube;
+
+use super::executor::{Launch, Limits, Written};
 use crate::collective_ops::CollectiveOps;
+use crate::ops::LocalKernels;
 use burn::backend::Flex;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::{Device, FloatTensor};
+use burn::tensor::{DType, TensorData};
 use burn_ir::BackendIr;
 
 /// A backend that runs a rank's share of every operation.
-pub(super) trait Inner: BackendIr + CollectiveOps {}
+pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
+    /// Which operations may run together as one kernel.
+    fn chains(autocast: bool) -> Limits;
+    /// Whether that is quicker than one kernel each.
+    const FUSES: bool;
 
-impl Inner for Flex {}
+    /// The outputs of a chain; `half` is the half precision type.
+    fn fused(launch: Launch<FloatTensor<Self>>, half: DType, device: &Device<Self>) -> Vec<FloatTensor<Self>>;
 
-#[cfg(feature = "cuda")]
-impl Inner for burn::backend::Cube {}
+    /// `a · b` of the last two dimensions with elements of `dtype`; the others broadcast. `a` and `b` have one type.
+    fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+        Self::float_cast(Self::float_matmul(a, b), dtype.into())
+    }
+}
+
+impl Inner for Flex {
+    const FUSES: bool = false;
+
+    fn chains(autocast: bool) -> Limits {
+        Limits { dtype: if autocast { DType::F32 } else { DType::F64 }, fits: |_| true, elements: usize::MAX }
+    }
+
+    fn fused(launch: Launch<FloatTensor<Self>>, half: DType, device: &Device<Self>) -> Vec<FloatTensor<Self>> {
+        let dtype = launch.dtype;
+        let read = |x| -> Vec<f64> {
+            let data = burn_std::future::block_on(Flex::float_into_data(x));
+            data.unwrap_or_else(|error| panic!("reading a tensor: {error}")).iter().collect()
+        };
+        let inputs: Vec<Vec<f64>> = launch.inputs.into_iter().map(read).collect();
+        let inputs: Vec<&[f64]> = inputs.iter().map(Vec::as_slice).collect();
+        let values = launch.program.evaluate(&inputs, &launch.scalars, &launch.draws, launch.rows, launch.columns);
+        let outputs = values.into_iter().zip(launch.outputs);
+        let tensor = |(values, Written { shape, is_half, .. })| {
+            let dtype = if is_half { half } else { dtype };
+            Flex::float_from_data(TensorData::new(values, shape).convert_dtype(dtype), device)
+        };
+        outputs.map(tensor).collect()
+    }
+}

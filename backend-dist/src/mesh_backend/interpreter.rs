@@ -4,21 +4,22 @@ mod inputs;
 mod views;
 
 use super::command::{self, Command};
+use super::executor::Executor;
 use super::inner::Inner;
+use super::options::LogicalOptions;
 use super::random::Random;
 use super::report::Report;
 use super::table::{self, Table};
 use crate::comm::Group;
 use crate::logical::Placement::Replicate;
-use crate::logical::{Homes, MeshAxis, TensorState, plan};
+use crate::logical::{Homes, MeshAxis, TensorState, keeps_weights, plan};
 use burn::backend::{DTypeUsageSet, ExecutionError};
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{DType, Distribution, Shape, TensorData};
 use burn_ir::{
     FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorId, TensorIr, TensorStatus,
 };
-use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
-use inputs::{Local, Rename};
+use inputs::{Local, Locals, Rename};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -37,7 +38,7 @@ pub(super) trait Interpret: Send {
     /// Begins the stream of random numbers.
     fn seed(&mut self, seed: u64);
     /// Waits for the inner device.
-    fn sync(&self) -> Result<(), ExecutionError>;
+    fn sync(&mut self) -> Result<(), ExecutionError>;
     /// Hands what is queued to the inner device.
     fn flush(&self);
     /// What the inner device can do with a type.
@@ -50,7 +51,7 @@ pub(super) trait Interpret: Send {
 
 /// One rank's interpreter.
 pub(super) struct Interpreter<B: Inner> {
-    inner: TensorInterpreter<B>,
+    executor: Executor<B>,
     device: B::Device,
     groups: Vec<Group>,
     axes: Vec<MeshAxis>,
@@ -63,9 +64,9 @@ pub(super) struct Interpreter<B: Inner> {
 
 impl<B: Inner> Interpreter<B> {
     /// For tensors on `device`, distributed over `groups`.
-    pub fn new(device: B::Device, groups: Vec<Group>, axes: Vec<MeshAxis>) -> Self {
+    pub fn new(device: B::Device, groups: Vec<Group>, axes: Vec<MeshAxis>, options: LogicalOptions) -> Self {
         Self {
-            inner: TensorInterpreter::new(device.clone()),
+            executor: Executor::new(device.clone(), options.fusion.unwrap_or(B::FUSES), options.half()),
             device,
             groups,
             axes,
@@ -81,8 +82,42 @@ impl<B: Inner> Interpreter<B> {
         TensorState { at: vec![Replicate; self.axes.len()], weight: false }
     }
 
+    /// Runs an operation whose inputs are replicated: there is nothing to plan. Returns it if there is.
+    fn run_replicated(&mut self, mut op: OperationIr) -> Option<OperationIr> {
+        let (mut renames, mut from_weight, mut is_whole) = (false, false, true);
+        let mut consumed = Vec::new();
+        for x in op.inputs() {
+            let entry = self.table.get(x.id);
+            is_whole &= entry.state.at.iter().all(|at| *at == Replicate);
+            renames |= entry.local != x.id;
+            from_weight |= entry.state.weight;
+            if x.status == TensorStatus::ReadWrite {
+                consumed.push(x.id);
+            }
+        }
+        if !is_whole {
+            return Some(op);
+        }
+        let weight = from_weight && keeps_weights(&op);
+        for out in op.outputs() {
+            let state = TensorState { weight, ..self.replicated() };
+            self.table.insert(out.id, state, out.id);
+        }
+        if renames {
+            op.visit_mut(&mut Locals(&self.table));
+        }
+        self.executor.register_op(op);
+        for id in consumed {
+            if let Some(entry) = self.table.remove(id) {
+                self.drop_copies(entry);
+            }
+        }
+        None
+    }
+
     fn run_planned(&mut self, op: OperationIr) {
         self.report.operations += 1;
+        let Some(op) = self.run_replicated(op) else { return };
         let plan = plan(&op, |id| &self.table.get(id).state, &self.axes, &self.homes);
         self.homes.note(&op, |id| &self.table.get(id).state, &plan);
         if plan.fell_back {
@@ -104,7 +139,7 @@ impl<B: Inner> Interpreter<B> {
         }
         let mut local = plan.local;
         local.visit_mut(&mut Rename(&locals));
-        self.inner.register_op(local);
+        self.executor.register_op(local);
         for (id, state) in plan.outputs {
             self.table.insert(id, state, id);
         }
@@ -124,6 +159,22 @@ impl<B: Inner> Interpreter<B> {
         }
     }
 
+    /// Where random numbers decide between zero and one, as in dropout, the device draws them.
+    fn draw(&mut self, out: &TensorIr, distribution: Distribution) {
+        let data = match distribution {
+            Distribution::Bernoulli(probability) if out.dtype.is_float() => {
+                let draw = self.random.next_bernoulli(probability);
+                if self.executor.bernoulli(out, draw) {
+                    return;
+                }
+                let values = (0..out.shape.num_elements() as u64).map(|index| draw.bernoulli(index)).collect();
+                TensorData::new(values, out.shape.clone()).convert_dtype(out.dtype)
+            }
+            _ => self.random.draw(&out.shape, out.dtype, distribution),
+        };
+        self.executor.register_data(out.id, data);
+    }
+
     fn scale(&mut self, op: &OperationIr, factor: f64) {
         for out in op.outputs().filter(|out| out.dtype.is_float()) {
             let id = self.new_id();
@@ -131,7 +182,7 @@ impl<B: Inner> Interpreter<B> {
             let lhs = TensorIr { id: entry.local, status: TensorStatus::ReadWrite, ..out.clone() };
             entry.local = id;
             let scaled = ScalarOpIr { lhs, rhs: ScalarIr::Float(factor), out: TensorIr { id, ..out.clone() } };
-            self.inner.register_op(OperationIr::NumericFloat(out.dtype, NumericOperationIr::MulScalar(scaled)));
+            self.executor.register_op(OperationIr::NumericFloat(out.dtype, NumericOperationIr::MulScalar(scaled)));
         }
     }
 
@@ -151,7 +202,7 @@ impl<B: Inner> Interpreter<B> {
         }
         let is_consumed = x.status == TensorStatus::ReadWrite;
         if from == state.at {
-            self.inner.register_alias(*out, shard);
+            self.executor.register_alias(*out, shard);
             self.table.insert(*out, state, *out);
             if is_consumed {
                 self.drop_tensor(x.id);
@@ -175,7 +226,7 @@ impl<B: Inner> Interpreter<B> {
     fn drop_local(&mut self, id: TensorId) {
         let shape = Shape::from(Vec::<usize>::new());
         let tensor = TensorIr { id, shape, status: TensorStatus::ReadWrite, dtype: DType::F32 };
-        self.inner.register_op(OperationIr::Drop(tensor));
+        self.executor.register_op(OperationIr::Drop(tensor));
     }
 }
 
@@ -191,8 +242,7 @@ impl<B: Inner> Interpret for Interpreter<B> {
                     OperationIr::Float(_, FloatOperationIr::Random(random))
                     | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => {
                         self.report.operations += 1;
-                        let data = self.random.draw(&random.out.shape, random.out.dtype, random.distribution);
-                        self.inner.register_tensor_data_id(random.out.id, data);
+                        self.draw(&random.out, random.distribution);
                         let state = self.replicated();
                         self.table.insert(random.out.id, state, random.out.id);
                     }
@@ -214,7 +264,7 @@ impl<B: Inner> Interpret for Interpreter<B> {
         let whole = self.replicated().at;
         let local = self.place(&x, &whole, is_consumed);
         let status = if is_consumed { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
-        let data = self.inner.read_tensor_async(TensorIr { id: local.id, status, ..x.clone() });
+        let data = self.executor.read(TensorIr { id: local.id, status, ..x.clone() });
         if is_consumed && let Some(mut entry) = self.table.remove(x.id) {
             entry.copies.retain(|(_, copy)| *copy != local.id);
             self.drop_copies(entry);
@@ -226,7 +276,7 @@ impl<B: Inner> Interpret for Interpreter<B> {
 
     fn register_data(&mut self, data: TensorData) -> TensorId {
         let id = self.new_id();
-        self.inner.register_tensor_data_id(id, data);
+        self.executor.register_data(id, data);
         let state = self.replicated();
         self.table.insert(id, state, id);
         id
@@ -241,8 +291,8 @@ impl<B: Inner> Interpret for Interpreter<B> {
         self.random.seed(seed);
     }
 
-    fn sync(&self) -> Result<(), ExecutionError> {
-        self.inner.sync()
+    fn sync(&mut self) -> Result<(), ExecutionError> {
+        self.executor.sync()
     }
 
     fn flush(&self) {
@@ -251,11 +301,12 @@ impl<B: Inner> Interpret for Interpreter<B> {
     }
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
-        self.inner.dtype_usage(dtype)
+        self.executor.dtype_usage(dtype)
     }
 
     fn report(&self) -> Report {
-        Report { tensors: self.table.len(), ..self.report.clone() }
+        let kernels = self.executor.kernels().clone();
+        Report { tensors: self.table.len(), kernels, ..self.report.clone() }
     }
 
     fn ranks(&self, axis: usize) -> usize {

@@ -31,8 +31,11 @@
 mod channel;
 mod command;
 mod device;
+mod executor;
+mod ids;
 mod inner;
 mod interpreter;
+mod options;
 mod random;
 mod redistribute;
 mod report;
@@ -40,6 +43,7 @@ mod reshard;
 mod table;
 
 pub use device::{MeshDevice, explain};
+pub use options::LogicalOptions;
 pub use redistribute::Redistribute;
 pub use report::{Count, Report};
 

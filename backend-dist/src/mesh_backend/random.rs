@@ -2,6 +2,7 @@
 //! every layout.
 
 use burn::tensor::{DType, Distribution, Shape, TensorData};
+use kernels_cubecl::fused::Draw;
 use kernels_cubecl::random::{standard_normal, words};
 
 /// Where a rank is in its stream of random tensors.
@@ -15,6 +16,13 @@ impl Random {
     /// Begins again with `seed`.
     pub fn seed(&mut self, seed: u64) {
         *self = Self { seed, calls: 0 };
+    }
+
+    /// The next tensor, of zeros and ones.
+    pub fn next_bernoulli(&mut self, probability: f64) -> Draw {
+        let stream = self.calls;
+        self.calls += 1;
+        Draw { seed: self.seed, stream, probability }
     }
 
     /// The next tensor.

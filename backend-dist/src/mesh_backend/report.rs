@@ -28,6 +28,9 @@ pub struct Report {
     pub tensors: usize,
     /// Tensors that a collective moved, by the collective's name; bytes are those of the whole tensor.
     pub collectives: BTreeMap<&'static str, Count>,
+    /// How operations ran on the rank's device, where they are [fused](super::LogicalOptions::fusion): fused kernels, GEMMs,
+    /// and others by name.
+    pub kernels: BTreeMap<&'static str, usize>,
     /// Operations that every rank ran whole although an input was sharded, because there is no rule for them, or none
     /// for these shapes; bytes are those of the gathered inputs.
     pub fallbacks: BTreeMap<String, Count>,
@@ -61,6 +64,11 @@ impl Report {
             operations: self.operations - earlier.operations,
             tensors: self.tensors,
             collectives: left(&self.collectives, &earlier.collectives),
+            kernels: self
+                .kernels
+                .iter()
+                .map(|(&name, n)| (name, n - earlier.kernels.get(name).unwrap_or(&0)))
+                .collect(),
             fallbacks: left(&self.fallbacks, &earlier.fallbacks),
         }
     }
@@ -69,6 +77,9 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} operations", self.operations)?;
+        for (name, times) in &self.kernels {
+            writeln!(f, "{name}: {times}")?;
+        }
         for (name, Count { times, bytes }) in &self.collectives {
             writeln!(f, "{name}: {times}, {bytes} bytes")?;
         }

@@ -1,8 +1,8 @@
 //! What a rank knows of each logical tensor.
 
+use super::ids::ById;
 use crate::logical::{Placement, TensorState};
 use burn_ir::{OperationIr, TensorId};
-use std::collections::HashMap;
 
 /// One logical tensor.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Source {
 /// All logical tensors of a rank.
 #[derive(Default)]
 pub(super) struct Table {
-    entries: HashMap<TensorId, Entry>,
+    entries: ById<Entry>,
 }
 
 impl Table {

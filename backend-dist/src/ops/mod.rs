@@ -66,6 +66,8 @@ pub use api::{
 pub use chunks::is_worth_chunking;
 pub use copy_engines::copy_engines;
 pub use cross_entropy::vocab_parallel_cross_entropy;
+#[cfg(all(feature = "cuda", feature = "decorator"))]
+pub(crate) use cuda::packed;
 pub use determinism::deterministic;
 pub use dropout_mask::DropoutMask;
 pub use fused::{LinearOptions, linear_with};

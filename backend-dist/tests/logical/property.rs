@@ -5,7 +5,7 @@ use crate::operations::{Inputs, OPERATIONS};
 use backend_dist::launch::{Rank, launch};
 use backend_dist::logical::Placement::{self, Partial, Replicate, Shard};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::Redistribute;
+use backend_dist::mesh_backend::{LogicalOptions, Redistribute};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use proptest::prelude::*;
 
@@ -57,6 +57,19 @@ fn read(x: Tensor<1>) -> Vec<f64> {
 type Places = Vec<[Placement; 3]>;
 
 fn check(operation: usize, shape: [usize; 3], dim: usize, layout: &str, axes: &[Axis], places: &Places) {
+    for fusion in [false, true] {
+        let options = LogicalOptions { fusion: Some(fusion), ..Default::default() };
+        check_with(options, operation, shape, dim, (layout, axes, places));
+    }
+}
+
+fn check_with(
+    options: LogicalOptions,
+    operation: usize,
+    shape: [usize; 3],
+    dim: usize,
+    (layout, axes, places): (&str, &[Axis], &Places),
+) {
     let (name, run) = OPERATIONS[operation];
     let inputs = |device: &Device| Inputs {
         x: float(shape, 1, device),
@@ -67,7 +80,7 @@ fn check(operation: usize, shape: [usize; 3], dim: usize, layout: &str, axes: &[
     let expected = read(run(inputs(&cpu())));
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[cpu()], |rank| {
-        let mut inputs = inputs(&rank.logical_device(axes));
+        let mut inputs = inputs(&rank.logical_device_with(axes, options));
         for (&axis, [x, y, index]) in axes.iter().zip(places) {
             // What two axes shard alike, the first has divided.
             let fits = |tensor: [usize; 3], at: &Placement| match at {
@@ -94,7 +107,7 @@ fn check(operation: usize, shape: [usize; 3], dim: usize, layout: &str, axes: &[
         let difference = values.iter().zip(&expected).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
         assert!(
             difference <= 1e-10 * norm.max(1e-3),
-            "{name} of {shape:?} along {dim} on {layout} with {places:?}, result {rank}: {difference} of {norm}"
+            "{name} of {shape:?} along {dim} on {layout} with {places:?}, {options:?}, result {rank}: {difference} of {norm}"
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{Report, explain};
+use backend_dist::mesh_backend::{LogicalOptions, Report, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::{Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Int, Tensor, TensorData};
@@ -128,10 +128,16 @@ impl<M: Module + ModuleDisplay> Case<M> {
 
     /// [`check`](Self::check) on a device with these axes, by one plan after the other.
     pub fn check_on(&self, layout: &str, axes: &[Axis], plans: &[Plan]) -> Report {
+        self.check_with(layout, axes, plans, true);
+        self.check_with(layout, axes, plans, false)
+    }
+
+    fn check_with(&self, layout: &str, axes: &[Axis], plans: &[Plan], fusion: bool) -> Report {
         let expected = self.alone();
+        let options = LogicalOptions { fusion: Some(fusion), ..Default::default() };
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         let mut reports = launch(&mesh, &[cpu()], |rank| {
-            let device = rank.logical_device(axes).autodiff();
+            let device = rank.logical_device_with(axes, options).autodiff();
             let mut model = determined((self.init)(&device));
             for plan in plans {
                 model = parallelize(model, &rank, plan)?;
@@ -142,7 +148,7 @@ impl<M: Module + ModuleDisplay> Case<M> {
             let report = explain(&device).since(&before);
             let step =
                 Step { loss: loss.into_data().iter::<f64>().next().unwrap(), gradients: gradients(&model, &grads) };
-            compare(&step, &expected, &format!("{layout} rank {}", rank.rank));
+            compare(&step, &expected, &format!("{layout} rank {}, fusion {fusion}", rank.rank));
             Ok(report)
         })
         .unwrap();

@@ -4,7 +4,7 @@ use crate::harness::{cpu, determined, tensor};
 use backend_dist::launch::launch;
 use backend_dist::logical::Placement::Shard;
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::Redistribute;
+use backend_dist::mesh_backend::{LogicalOptions, Redistribute};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -46,10 +46,11 @@ fn values(model: &TransformerEncoder) -> Values {
 fn check(optimizer: fn() -> ModuleOptimizer) {
     let alone = cpu().autodiff();
     let expected = values(&trained(init(&alone), &alone, optimizer()));
-    for layout in ["TP1", "TP2", "TP4"] {
+    for (layout, fusion) in [("TP1", false), ("TP1", true), ("TP2", false), ("TP2", true), ("TP4", false)] {
+        let options = LogicalOptions { fusion: Some(fusion), ..Default::default() };
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         let ranks = launch(&mesh, &[cpu()], |rank| {
-            let device = rank.logical_device(&[Axis::Tp]).autodiff();
+            let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
             let model = parallelize(init(&device), &rank, &Plan::auto())?;
             let model = trained(model, &device, optimizer());
             // The parameter stays where the plan has put it.

@@ -5,6 +5,7 @@ use crate::logical::Placement::{self, Partial, Replicate};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::interpreter::Interpret;
 use crate::mesh_backend::reshard::reshard;
+use crate::mesh_backend::table::Table;
 use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
 use std::collections::HashMap;
 
@@ -30,6 +31,17 @@ impl IrVisitorMut for Rename<'_> {
             if local.is_temporary {
                 x.status = TensorStatus::ReadOnly;
             }
+        }
+    }
+}
+
+/// Points inputs that are replicated at what the rank holds of them.
+pub(super) struct Locals<'a>(pub &'a Table);
+
+impl IrVisitorMut for Locals<'_> {
+    fn visit_tensor_mut(&mut self, x: &mut TensorIr) {
+        if x.status != TensorStatus::NotInit {
+            x.id = self.0.get(x.id).local;
         }
     }
 }
@@ -95,10 +107,10 @@ impl<B: Inner> Interpreter<B> {
                 local.shape[dim] /= axis.ranks;
             }
         }
-        let handle = self.inner.get_tensor(&local);
+        let (handle, is_half) = self.executor.stored(&local);
         let handle = reshard(handle, (from, to), &self.groups, &mut self.report);
         let id = self.new_id();
-        self.inner.register_tensor_to_device(id, handle);
+        self.executor.register_stored(id, handle, is_half);
         id
     }
 }

@@ -253,7 +253,7 @@ fn is_aligned(x: &CubeTensor) -> bool {
 }
 
 /// `x` contiguous from an aligned address on: in place, else a copy.
-fn packed(x: CubeTensor) -> CubeTensor {
+pub(crate) fn packed(x: CubeTensor) -> CubeTensor {
     if is_aligned(&x) { into_contiguous(x) } else { copy_contiguous(x) }
 }
 

@@ -1,0 +1,433 @@
+//! A chain of operations that waits to run as one kernel: what belongs to it, and what it must write.
+
+use super::expression::Expression;
+use crate::mesh_backend::ids::{ById, Ids};
+use burn::tensor::{DType, Shape};
+use burn_ir::{TensorId, TensorIr, TensorStatus};
+use kernels_cubecl::fused::{Binary, Draw, Element, Extent, Input, Output, Program, Register, Step};
+
+/// Most steps of a chain: each holds a register.
+const MOST_STEPS: usize = 96;
+/// Most inputs of a chain.
+const MOST_INPUTS: usize = 16;
+
+/// A tensor that a chain reads.
+pub(super) struct Operand<H> {
+    /// Its buffer.
+    pub handle: H,
+    /// Whether it is stored in half precision.
+    pub is_half: bool,
+    /// Whether there is a copy in half precision.
+    pub has_copy: bool,
+}
+
+/// What is known of a register.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Fact {
+    /// `None` for numbers, which fit everywhere.
+    extent: Option<Extent>,
+    /// Whether everything it was computed from, as far as it has the whole extent, is stored in half precision.
+    is_half: bool,
+    /// Whether it is a tensor of which there is a copy in half precision, or such a one after an update.
+    has_copy: bool,
+}
+
+/// A tensor that a chain computes.
+#[derive(Clone, Debug)]
+struct Value {
+    register: Register,
+    shape: Shape,
+    /// Its place in the order of operations.
+    at: usize,
+    /// Whether a copy in half precision is wanted as well.
+    wants_half: bool,
+}
+
+/// What a chain may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The type of all tensors.
+    pub dtype: DType,
+    /// Whether rows of this length fit into registers.
+    pub fits: fn(usize) -> bool,
+    /// Most elements.
+    pub elements: usize,
+}
+
+/// One launch.
+pub struct Launch<H> {
+    /// The type of what is not in half precision.
+    pub dtype: DType,
+    pub program: Program,
+    pub rows: usize,
+    pub columns: usize,
+    pub inputs: Vec<H>,
+    pub scalars: Vec<f64>,
+    pub draws: Vec<Draw>,
+    pub outputs: Vec<Written>,
+}
+
+/// A tensor that a launch writes.
+pub struct Written {
+    pub id: TensorId,
+    pub shape: Shape,
+    pub is_half: bool,
+    /// Whether it is a copy of another output in half precision.
+    pub is_copy: bool,
+}
+
+/// Operations on the elements of an `[rows, columns]` matrix, its rows and columns, which have not run yet. Tensors have
+/// any shapes with so many elements and columns. `H` are buffers.
+pub(super) struct Chain<H> {
+    /// Rows and columns, once there is an operation.
+    size: Option<(usize, usize)>,
+    steps: Vec<Step>,
+    facts: Vec<Fact>,
+    scalars: Vec<f64>,
+    draws: Vec<Draw>,
+    inputs: Vec<(Input, H)>,
+    loaded: ById<Register>,
+    /// Consumed tensors that the present operation has loaded.
+    taken: Vec<TensorId>,
+    values: ById<Value>,
+    /// Values that are read after the chain, whether or not they are dropped before it runs.
+    pinned: Ids,
+    released: Vec<TensorId>,
+    count: usize,
+}
+
+impl<H> Default for Chain<H> {
+    fn default() -> Self {
+        Self {
+            size: None,
+            steps: Vec::new(),
+            facts: Vec::new(),
+            scalars: Vec::new(),
+            draws: Vec::new(),
+            inputs: Vec::new(),
+            loaded: ById::default(),
+            taken: Vec::new(),
+            values: ById::default(),
+            pinned: Ids::default(),
+            released: Vec::new(),
+            count: 0,
+        }
+    }
+}
+
+impl<H> Chain<H> {
+    /// Whether the chain is to compute this tensor.
+    pub fn has(&self, id: TensorId) -> bool {
+        self.values.contains_key(&id)
+    }
+
+    /// Nobody will read this tensor, unless it is pinned. Returns whether the chain was to compute it.
+    pub fn forget(&mut self, id: TensorId) -> bool {
+        if !self.has(id) {
+            return false;
+        }
+        if self.pinned.contains(&id) {
+            self.released.push(id);
+        } else {
+            self.values.remove(&id);
+        }
+        true
+    }
+
+    /// A tensor of the chain is read after it, whether or not it is dropped before.
+    pub fn pin(&mut self, id: TensorId) {
+        self.pinned.insert(id);
+    }
+
+    /// Pinned tensors that were dropped.
+    pub fn take_released(&mut self) -> Vec<TensorId> {
+        std::mem::take(&mut self.released)
+    }
+
+    /// A tensor of the chain is wanted in half precision as well.
+    pub fn want_half(&mut self, id: TensorId) {
+        if let Some(value) = self.values.get_mut(&id) {
+            value.wants_half = true;
+        }
+    }
+
+    /// Adds an operation if it belongs to the chain, or begins one if there is none. `operand` takes a tensor from where
+    /// it is.
+    pub fn join(
+        &mut self,
+        (expression, out): (&Expression, &TensorIr),
+        limits: Limits,
+        mut operand: impl FnMut(&TensorIr, Extent) -> Operand<H>,
+    ) -> bool {
+        let Some(size) = self.size_with(expression, out, limits) else { return false };
+        self.resize(size);
+        let register = self.emit(expression, &mut operand);
+        self.count += 1;
+        self.values.insert(out.id, Value { register, shape: out.shape.clone(), at: self.count, wants_half: false });
+        expression.tensors(&mut |x| {
+            if x.status == TensorStatus::ReadWrite && x.id != out.id {
+                let was_loaded = self.loaded.remove(&x.id).is_some();
+                if was_loaded && !self.taken.contains(&x.id) {
+                    // The chain has its buffer from an earlier operation; the tensor ends here.
+                    operand(x, Extent::Whole);
+                }
+                self.forget(x.id);
+            }
+        });
+        self.taken.clear();
+        true
+    }
+
+    /// Gives a tensor of the chain another shape, if its columns remain.
+    pub fn reshape(&mut self, x: &TensorIr, out: &TensorIr) -> bool {
+        let Some(value) = self.values.get(&x.id) else { return false };
+        if x.shape[..].last() != out.shape[..].last() {
+            return false;
+        }
+        self.count += 1;
+        let value = Value { shape: out.shape.clone(), at: self.count, wants_half: false, ..value.clone() };
+        self.values.insert(out.id, value);
+        if x.status == TensorStatus::ReadWrite {
+            self.forget(x.id);
+        }
+        true
+    }
+
+    /// The size of the chain with the operation, if it fits.
+    fn size_with(&self, expression: &Expression, out: &TensorIr, limits: Limits) -> Option<(usize, usize)> {
+        let mut wanted = out.shape.clone();
+        if expression.reduces() {
+            expression.tensors(&mut |x| wanted = x.shape.clone());
+        }
+        let wanted = size(&wanted);
+        let fits = |size| self.fits(expression, out, limits, size).then_some(size);
+        match self.size {
+            None => fits(wanted),
+            Some(own) => fits(own).or_else(|| {
+                // Numbers of rows alone can be those of longer rows.
+                let grows = own.1 == 1 && own.0 == wanted.0 && wanted.1 > 1;
+                let is_of_rows = |fact: &Fact| fact.extent != Some(Extent::PerColumn);
+                let can_grow = grows && self.facts.iter().all(is_of_rows) && self.inputs_may_be_rows();
+                if can_grow { fits(wanted) } else { None }
+            }),
+        }
+    }
+
+    fn inputs_may_be_rows(&self) -> bool {
+        // Numbers of rows are f32.
+        self.inputs.iter().all(|(input, _)| input.element == Element::F32)
+    }
+
+    fn resize(&mut self, size: (usize, usize)) {
+        let grows = self.size.is_some_and(|own| own != size);
+        self.size = Some(size);
+        if grows {
+            let row = |extent: Extent| if extent == Extent::Whole { Extent::PerRow } else { extent };
+            self.facts.iter_mut().for_each(|fact| fact.extent = fact.extent.map(row));
+            self.inputs.iter_mut().for_each(|(input, _)| input.extent = row(input.extent));
+        }
+    }
+
+    fn fits(&self, expression: &Expression, out: &TensorIr, limits: Limits, (rows, columns): (usize, usize)) -> bool {
+        let extent = |x: &TensorIr| extent(&x.shape, (rows, columns));
+        let reduces = expression.reduces();
+        let mut fits = out.dtype == limits.dtype && self.steps.len() + 8 < MOST_STEPS;
+        let (mut loads, mut has_rows, mut of_rows) = (0, reduces, true);
+        expression.tensors(&mut |x| {
+            let extent = extent(x);
+            fits &= x.dtype == limits.dtype && extent.is_some() && (!reduces || extent == Some(Extent::Whole));
+            has_rows |= matches!(extent, Some(Extent::PerRow | Extent::PerColumn));
+            of_rows &= matches!(extent, Some(Extent::PerRow | Extent::Single));
+            loads += usize::from(!self.has(x.id) && !self.loaded.contains_key(&x.id));
+        });
+        let out_fits = match extent(out) {
+            Some(Extent::Whole) => true,
+            // A row's number comes from numbers of rows, or from a reduction.
+            Some(Extent::PerRow) => reduces || (of_rows && !matches!(expression, Expression::Bernoulli(_))),
+            _ => false,
+        };
+        fits && out_fits
+            && loads + self.inputs.len() <= MOST_INPUTS
+            && (1..=limits.elements).contains(&(rows * columns))
+            && (!has_rows || (limits.fits)(columns))
+    }
+
+    fn emit(&mut self, expression: &Expression, operand: &mut impl FnMut(&TensorIr, Extent) -> Operand<H>) -> Register {
+        match expression {
+            Expression::Tensor(x) => self.load(x, operand),
+            Expression::Number(x) => {
+                let scalar = self.scalars.len();
+                self.scalars.push(*x);
+                self.push(Step::Scalar(scalar), Fact { extent: None, is_half: true, has_copy: false })
+            }
+            Expression::Bernoulli(draw) => {
+                self.draws.push(*draw);
+                // Zeros and ones are exact in every type.
+                let fact = Fact { extent: Some(Extent::Whole), is_half: true, has_copy: false };
+                self.push(Step::Bernoulli(self.draws.len() - 1), fact)
+            }
+            Expression::Unary(f, x) => {
+                let x = self.emit(x, operand);
+                self.push(Step::Unary(*f, x), Fact { has_copy: false, ..self.facts[x] })
+            }
+            Expression::Binary(f, a, b) => {
+                let (a, b) = (self.emit(a, operand), self.emit(b, operand));
+                let mut fact = self.facts[a].with(self.facts[b]);
+                // What an optimizer writes in place of a parameter is wanted as the parameter was.
+                let is_update =
+                    matches!(f, Binary::Add | Binary::Sub) || (*f == Binary::Mul && self.facts[b].extent.is_none());
+                fact.has_copy = is_update && self.facts[a].has_copy;
+                self.push(Step::Binary(*f, a, b), fact)
+            }
+            Expression::Reduce(f, x) => {
+                let x = self.load(x, operand);
+                self.push(Step::Reduce(*f, x), Fact { extent: Some(Extent::PerRow), is_half: false, has_copy: false })
+            }
+        }
+    }
+
+    fn load(&mut self, x: &TensorIr, operand: &mut impl FnMut(&TensorIr, Extent) -> Operand<H>) -> Register {
+        if let Some(value) = self.values.get(&x.id) {
+            return value.register;
+        }
+        if let Some(register) = self.loaded.get(&x.id) {
+            return *register;
+        }
+        let size = self.size.expect("the chain has a size");
+        let extent = extent(&x.shape, size).expect("the operation fits");
+        let Operand { handle, is_half, has_copy } = operand(x, extent);
+        let element = if is_half { Element::Half } else { Element::F32 };
+        let input = self.inputs.len();
+        self.inputs.push((Input { extent, element }, handle));
+        let register = self.push(Step::Load(input), Fact { extent: Some(extent), is_half, has_copy });
+        self.loaded.insert(x.id, register);
+        if x.status == TensorStatus::ReadWrite {
+            self.taken.push(x.id);
+        }
+        register
+    }
+
+    fn push(&mut self, step: Step, fact: Fact) -> Register {
+        self.steps.push(step);
+        self.facts.push(fact);
+        self.steps.len() - 1
+    }
+
+    /// The launch that computes what somebody may still read, and an empty chain. `keeps_half` says whether values that
+    /// come from half precision alone are stored so.
+    pub fn take(&mut self, dtype: DType, keeps_half: bool) -> Option<Launch<H>> {
+        let released = std::mem::take(&mut self.released);
+        let chain = std::mem::take(self);
+        self.released = released;
+        let (rows, columns) = chain.size?;
+        let mut values: Vec<_> = chain.values.iter().collect();
+        values.sort_by_key(|(_, value)| value.at);
+        if values.is_empty() {
+            return None;
+        }
+        let mut needed = vec![false; chain.steps.len()];
+        values.iter().for_each(|(_, value)| needed[value.register] = true);
+        for (register, step) in chain.steps.iter().enumerate().rev() {
+            if needed[register] {
+                operands(step).into_iter().flatten().for_each(|x| needed[x] = true);
+            }
+        }
+        let mut program = Program::default();
+        let mut renamed = vec![usize::MAX; chain.steps.len()];
+        let (mut inputs, mut scalars, mut draws) = (Vec::new(), Vec::new(), Vec::new());
+        let mut handles: Vec<_> = chain.inputs.into_iter().map(Some).collect();
+        for (register, step) in chain.steps.iter().enumerate().filter(|(register, _)| needed[*register]) {
+            let step = match *step {
+                Step::Load(input) => {
+                    let (input, handle) = handles[input].take().expect("an input is loaded once");
+                    program.inputs.push(input);
+                    inputs.push(handle);
+                    Step::Load(inputs.len() - 1)
+                }
+                Step::Scalar(scalar) => {
+                    scalars.push(chain.scalars[scalar]);
+                    Step::Scalar(scalars.len() - 1)
+                }
+                Step::Bernoulli(draw) => {
+                    draws.push(chain.draws[draw]);
+                    Step::Bernoulli(draws.len() - 1)
+                }
+                Step::Unary(f, x) => Step::Unary(f, renamed[x]),
+                Step::Binary(f, a, b) => Step::Binary(f, renamed[a], renamed[b]),
+                Step::Reduce(f, x) => Step::Reduce(f, renamed[x]),
+            };
+            renamed[register] = program.steps.len();
+            program.steps.push(step);
+        }
+        (program.scalars, program.draws) = (scalars.len(), draws.len());
+        let mut outputs = Vec::new();
+        for (id, value) in values {
+            let is_whole = value.shape.num_elements() == rows * columns;
+            let stored_half = keeps_half && is_whole && chain.facts[value.register].is_half;
+            let mut write = |is_half, is_copy| {
+                program.outputs.push(Output {
+                    register: renamed[value.register],
+                    extent: if is_whole { Extent::Whole } else { Extent::PerRow },
+                    element: if is_half { Element::Half } else { Element::F32 },
+                });
+                outputs.push(Written { id: *id, shape: value.shape.clone(), is_half, is_copy });
+            };
+            write(stored_half, false);
+            let wants_half = value.wants_half || chain.facts[value.register].has_copy;
+            if wants_half && is_whole && !stored_half {
+                write(true, true);
+            }
+        }
+        Some(Launch { dtype, program, rows, columns, inputs, scalars, draws, outputs })
+    }
+}
+
+impl Fact {
+    /// Of what is computed from both.
+    fn with(self, other: Self) -> Self {
+        use Extent::{PerColumn, PerRow, Single, Whole};
+        let extent = match (self.extent, other.extent) {
+            (None | Some(Single), other) | (other, None | Some(Single)) => other,
+            (Some(PerRow), Some(PerRow)) => Some(PerRow),
+            (Some(PerColumn), Some(PerColumn)) => Some(PerColumn),
+            _ => Some(Whole),
+        };
+        let whole = || [self, other].into_iter().filter(|fact| fact.extent == Some(Whole));
+        let is_half = match whole().count() {
+            0 => self.is_half && other.is_half,
+            _ => whole().all(|fact| fact.is_half),
+        };
+        Self { extent, is_half, has_copy: false }
+    }
+}
+
+/// Rows and columns.
+fn size(shape: &Shape) -> (usize, usize) {
+    let columns = shape[..].last().copied().unwrap_or(1);
+    (shape.num_elements() / columns.max(1), columns)
+}
+
+/// Which part of a matrix's elements a tensor of this shape has. In an operation whose output has as many elements as
+/// the matrix, only such a tensor can have so many.
+fn extent(shape: &Shape, (rows, columns): (usize, usize)) -> Option<Extent> {
+    let (own_rows, own_columns) = size(shape);
+    if (own_rows, own_columns) == (rows, columns) {
+        Some(Extent::Whole)
+    } else if (own_rows, own_columns) == (rows, 1) {
+        Some(Extent::PerRow)
+    } else if (own_rows, own_columns) == (1, columns) {
+        Some(Extent::PerColumn)
+    } else if own_rows * own_columns == 1 {
+        Some(Extent::Single)
+    } else {
+        None
+    }
+}
+
+fn operands(step: &Step) -> [Option<Register>; 2] {
+    match *step {
+        Step::Load(_) | Step::Scalar(_) | Step::Bernoulli(_) => [None, None],
+        Step::Unary(_, x) | Step::Reduce(_, x) => [Some(x), None],
+        Step::Binary(_, a, b) => [Some(a), Some(b)],
+    }
+}

@@ -1,0 +1,64 @@
+//! On NVIDIA GPUs: chains by our kernel, GEMMs by cuBLASLt.
+
+use super::Inner;
+use crate::cuda::empty;
+use crate::cuda::lt::{self, Operand};
+use crate::mesh_backend::executor::{Launch, Limits, Written};
+use crate::ops::packed;
+use burn::backend::tensor::{Device, FloatTensor};
+use burn::backend::{Cube, ops::FloatTensorOps};
+use burn::tensor::{DType, FloatDType, Shape};
+use kernels_cubecl::fused::{self, Plan};
+
+impl Inner for Cube {
+    const FUSES: bool = true;
+
+    fn chains(_: bool) -> Limits {
+        Limits { dtype: DType::F32, fits: fused::row_fits, elements: fused::MOST }
+    }
+
+    fn fused(launch: Launch<FloatTensor<Self>>, half: DType, device: &Device<Self>) -> Vec<FloatTensor<Self>> {
+        let Launch { program, rows, columns, inputs, scalars, draws, outputs, .. } = launch;
+        let inputs: Vec<_> = inputs.into_iter().map(packed).collect();
+        let any = || Self::float_empty(Shape::from([1]), device, FloatDType::F32);
+        let like = inputs.first().cloned().unwrap_or_else(any);
+        let client = like.client.clone();
+        let tensor = |x: Written| empty(&like, x.shape, if x.is_half { half } else { DType::F32 });
+        let outputs: Vec<_> = outputs.into_iter().map(tensor).collect();
+        let plan = Plan::of(&client, &program, rows, columns).expect("the chain's limits are the kernel's");
+        let scalars: Vec<f32> = scalars.into_iter().map(|x| x as f32).collect();
+        let read: Vec<_> = inputs.iter().map(|x| &x.handle).collect();
+        let written: Vec<_> = outputs.iter().map(|x| &x.handle).collect();
+        let done = match half {
+            DType::F16 => {
+                fused::launch::<half::f16>(&client, program, plan, &read, &scalars, &draws, &written, rows, columns)
+            }
+            _ => fused::launch::<half::bf16>(&client, program, plan, &read, &scalars, &draws, &written, rows, columns),
+        };
+        done.unwrap_or_else(|error| panic!("a fused kernel: {error}"));
+        outputs
+    }
+
+    fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+        let (left, right) = (a.meta.shape().to_vec(), b.meta.shape().to_vec());
+        let lead = left.len() - 2;
+        let is_half = |dtype| matches!(dtype, DType::BF16 | DType::F16);
+        if dtype != a.dtype && !(is_half(a.dtype) && dtype == DType::F32) {
+            return Self::float_cast(Self::gemm(a.clone(), b, a.dtype), dtype.into());
+        }
+        let shape = |lead: &[usize]| Shape::from([lead, &[left[left.len() - 2], right[right.len() - 1]]].concat());
+        if right[..lead].iter().all(|size| *size == 1) {
+            // One matrix for all: a single GEMM of all rows.
+            return lt::gemm(Operand::flat(a), Operand::batched(b), shape(&left[..lead]), dtype);
+        }
+        if left[..lead] == right[..lead] {
+            return lt::gemm(Operand::batched(a), Operand::batched(b), shape(&left[..lead]), dtype);
+        }
+        let common: Vec<usize> = left[..lead].iter().zip(&right[..lead]).map(|(a, b)| *a.max(b)).collect();
+        let whole = |x: FloatTensor<Self>, own: &[usize]| {
+            Self::float_expand(x, Shape::from([&common[..], &own[lead..]].concat()))
+        };
+        let (a, b) = (whole(a, &left), whole(b, &right));
+        lt::gemm(Operand::batched(a), Operand::batched(b), shape(&common), dtype)
+    }
+}

@@ -1,0 +1,45 @@
+//! What a program may choose about a logical device.
+
+use burn::tensor::{DType, FloatDType};
+
+/// How a [logical device](crate::launch::Rank::logical_device_with) computes.
+///
+/// ```
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::LogicalOptions};
+/// use burn::tensor::{Device, FloatDType, Tensor};
+///
+/// launch(&Mesh::new("TP2".parse()?)?, &[Device::flex()], |rank| {
+///     let mixed = LogicalOptions { autocast: Some(FloatDType::BF16), ..Default::default() };
+///     let device = rank.logical_device_with(&[Axis::Tp], mixed);
+///     // f32 for the program, whatever the GEMM reads and writes.
+///     let x = Tensor::<2>::ones([2, 2], &device);
+///     assert_eq!(x.clone().matmul(x).into_data().to_vec::<f32>()?, [2.0; 4]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogicalOptions {
+    /// Mixed precision for f32 tensors, as under PyTorch's `torch.autocast`: GEMMs read and write this type, bf16 or f16,
+    /// and what is computed from their outputs alone is stored in it. Parameters, their gradients, optimizer states and
+    /// sums over rows are f32. It needs [`fusion`](Self::fusion).
+    pub autocast: Option<FloatDType>,
+    /// Whether elementwise operations and reductions over rows run together as one kernel. `None`: on GPUs. On CPU ranks
+    /// it is slower, and there to find out what a GPU does; it covers f32 with autocast, else f64.
+    pub fusion: Option<bool>,
+}
+
+impl LogicalOptions {
+    /// # Panics
+    /// If the autocast type is neither bf16 nor f16.
+    pub(crate) fn check(self) {
+        let is_half = |half: FloatDType| matches!(half, FloatDType::BF16 | FloatDType::F16);
+        if let Some(half) = self.autocast.filter(|half| !is_half(*half)) {
+            panic!("logical device: autocast to {half:?} is not possible; to BF16 and F16 it is");
+        }
+    }
+
+    pub(super) fn half(self) -> Option<DType> {
+        self.autocast.map(DType::from)
+    }
+}

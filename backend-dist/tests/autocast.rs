@@ -1,0 +1,59 @@
+//! Mixed precision: close to f32, with f32 parameters and gradients.
+
+use backend_dist::launch::launch;
+use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh_backend::LogicalOptions;
+use backend_dist::parallelize::{Plan, parallelize};
+use burn::module::Module;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::store::ModuleRecord;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+/// The losses of some steps on the same batch.
+fn losses(model: TransformerEncoder, device: &Device, steps: usize) -> Vec<f64> {
+    let mut model = model;
+    let mut optimizer = AdamWConfig::new().init();
+    let values: Vec<f32> = (0..4 * 8 * 16).map(|i| (i as f32 * 0.37).sin()).collect();
+    let x = Tensor::<3>::from_data(TensorData::new(values, [4, 8, 16]), (device, DType::F32));
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        let loss = model.forward(TransformerEncoderInput::new(x.clone())).powi_scalar(2).mean();
+        losses.push(loss.clone().into_data().iter::<f64>().next().unwrap());
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        for layer in &model.layers {
+            let grad = grads.get::<2>(layer.mha.query.weight.id).unwrap();
+            assert_eq!(grad.dtype(), DType::F32);
+        }
+        model = optimizer.step(1e-2, model, grads);
+    }
+    losses
+}
+
+fn config() -> TransformerEncoderConfig {
+    TransformerEncoderConfig::new(16, 32, 4, 2).with_dropout(0.0)
+}
+
+#[test]
+fn autocast_trains_as_f32_does() {
+    let alone = Device::flex().autodiff();
+    let model = config().init(&alone);
+    let record = model.clone().into_record().into_bytes().unwrap();
+    let expected = losses(model, &alone, 6);
+    for layout in ["TP1", "TP2"] {
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        let ranks = launch(&mesh, &[Device::flex()], |rank| {
+            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true) };
+            let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+            let model = config().init(&device).load_record(ModuleRecord::from_bytes(record.clone())?);
+            let model = parallelize(model, &rank, &Plan::auto())?;
+            Ok(losses(model, &device, 6))
+        });
+        for losses in ranks.unwrap() {
+            let is_near = |(x, y): (&f64, &f64)| (x - y).abs() <= 2e-2 * y.abs();
+            assert!(losses.iter().zip(&expected).all(is_near), "{layout}: {losses:?} and {expected:?}");
+            assert_ne!(losses, expected, "{layout}: nothing was rounded");
+            assert!(losses[5] < 0.9 * losses[0], "{layout}: {losses:?}");
+        }
+    }
+}
