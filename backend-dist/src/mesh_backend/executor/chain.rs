@@ -1,10 +1,16 @@
 //! A chain of operations that waits to run as one kernel: what belongs to it, and what it must write.
 
+mod facts;
+mod launch;
+
+pub use launch::{Launch, Written};
+
 use super::expression::Expression;
 use crate::mesh_backend::ids::{ById, Ids};
 use burn::tensor::{DType, Shape};
 use burn_ir::{TensorId, TensorIr, TensorStatus};
-use kernels_cubecl::fused::{Binary, Draw, Element, Extent, Input, Output, Program, Register, Step};
+use facts::{Fact, extent, size};
+use kernels_cubecl::fused::{Binary, Draw, Element, Extent, Input, Register, Step};
 
 /// Most steps of a chain: each holds a register.
 const MOST_STEPS: usize = 96;
@@ -19,17 +25,6 @@ pub(super) struct Operand<H> {
     pub is_half: bool,
     /// Whether there is a copy in half precision.
     pub has_copy: bool,
-}
-
-/// What is known of a register.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Fact {
-    /// `None` for numbers, which fit everywhere.
-    extent: Option<Extent>,
-    /// Whether everything it was computed from, as far as it has the whole extent, is stored in half precision.
-    is_half: bool,
-    /// Whether it is a tensor of which there is a copy in half precision, or such a one after an update.
-    has_copy: bool,
 }
 
 /// A tensor that a chain computes.
@@ -52,28 +47,6 @@ pub struct Limits {
     pub fits: fn(usize) -> bool,
     /// Most elements.
     pub elements: usize,
-}
-
-/// One launch.
-pub struct Launch<H> {
-    /// The type of what is not in half precision.
-    pub dtype: DType,
-    pub program: Program,
-    pub rows: usize,
-    pub columns: usize,
-    pub inputs: Vec<H>,
-    pub scalars: Vec<f64>,
-    pub draws: Vec<Draw>,
-    pub outputs: Vec<Written>,
-}
-
-/// A tensor that a launch writes.
-pub struct Written {
-    pub id: TensorId,
-    pub shape: Shape,
-    pub is_half: bool,
-    /// Whether it is a copy of another output in half precision.
-    pub is_copy: bool,
 }
 
 /// Operations on the elements of an `[rows, columns]` matrix, its rows and columns, which have not run yet. Tensors have
@@ -311,123 +284,5 @@ impl<H> Chain<H> {
         self.steps.push(step);
         self.facts.push(fact);
         self.steps.len() - 1
-    }
-
-    /// The launch that computes what somebody may still read, and an empty chain. `keeps_half` says whether values that
-    /// come from half precision alone are stored so.
-    pub fn take(&mut self, dtype: DType, keeps_half: bool) -> Option<Launch<H>> {
-        let released = std::mem::take(&mut self.released);
-        let chain = std::mem::take(self);
-        self.released = released;
-        let (rows, columns) = chain.size?;
-        let mut values: Vec<_> = chain.values.iter().collect();
-        values.sort_by_key(|(_, value)| value.at);
-        if values.is_empty() {
-            return None;
-        }
-        let mut needed = vec![false; chain.steps.len()];
-        values.iter().for_each(|(_, value)| needed[value.register] = true);
-        for (register, step) in chain.steps.iter().enumerate().rev() {
-            if needed[register] {
-                operands(step).into_iter().flatten().for_each(|x| needed[x] = true);
-            }
-        }
-        let mut program = Program::default();
-        let mut renamed = vec![usize::MAX; chain.steps.len()];
-        let (mut inputs, mut scalars, mut draws) = (Vec::new(), Vec::new(), Vec::new());
-        let mut handles: Vec<_> = chain.inputs.into_iter().map(Some).collect();
-        for (register, step) in chain.steps.iter().enumerate().filter(|(register, _)| needed[*register]) {
-            let step = match *step {
-                Step::Load(input) => {
-                    let (input, handle) = handles[input].take().expect("an input is loaded once");
-                    program.inputs.push(input);
-                    inputs.push(handle);
-                    Step::Load(inputs.len() - 1)
-                }
-                Step::Scalar(scalar) => {
-                    scalars.push(chain.scalars[scalar]);
-                    Step::Scalar(scalars.len() - 1)
-                }
-                Step::Bernoulli(draw) => {
-                    draws.push(chain.draws[draw]);
-                    Step::Bernoulli(draws.len() - 1)
-                }
-                Step::Unary(f, x) => Step::Unary(f, renamed[x]),
-                Step::Binary(f, a, b) => Step::Binary(f, renamed[a], renamed[b]),
-                Step::Reduce(f, x) => Step::Reduce(f, renamed[x]),
-            };
-            renamed[register] = program.steps.len();
-            program.steps.push(step);
-        }
-        (program.scalars, program.draws) = (scalars.len(), draws.len());
-        let mut outputs = Vec::new();
-        for (id, value) in values {
-            let is_whole = value.shape.num_elements() == rows * columns;
-            let stored_half = keeps_half && is_whole && chain.facts[value.register].is_half;
-            let mut write = |is_half, is_copy| {
-                program.outputs.push(Output {
-                    register: renamed[value.register],
-                    extent: if is_whole { Extent::Whole } else { Extent::PerRow },
-                    element: if is_half { Element::Half } else { Element::F32 },
-                });
-                outputs.push(Written { id: *id, shape: value.shape.clone(), is_half, is_copy });
-            };
-            write(stored_half, false);
-            let wants_half = value.wants_half || chain.facts[value.register].has_copy;
-            if wants_half && is_whole && !stored_half {
-                write(true, true);
-            }
-        }
-        Some(Launch { dtype, program, rows, columns, inputs, scalars, draws, outputs })
-    }
-}
-
-impl Fact {
-    /// Of what is computed from both.
-    fn with(self, other: Self) -> Self {
-        use Extent::{PerColumn, PerRow, Single, Whole};
-        let extent = match (self.extent, other.extent) {
-            (None | Some(Single), other) | (other, None | Some(Single)) => other,
-            (Some(PerRow), Some(PerRow)) => Some(PerRow),
-            (Some(PerColumn), Some(PerColumn)) => Some(PerColumn),
-            _ => Some(Whole),
-        };
-        let whole = || [self, other].into_iter().filter(|fact| fact.extent == Some(Whole));
-        let is_half = match whole().count() {
-            0 => self.is_half && other.is_half,
-            _ => whole().all(|fact| fact.is_half),
-        };
-        Self { extent, is_half, has_copy: false }
-    }
-}
-
-/// Rows and columns.
-fn size(shape: &Shape) -> (usize, usize) {
-    let columns = shape[..].last().copied().unwrap_or(1);
-    (shape.num_elements() / columns.max(1), columns)
-}
-
-/// Which part of a matrix's elements a tensor of this shape has. In an operation whose output has as many elements as
-/// the matrix, only such a tensor can have so many.
-fn extent(shape: &Shape, (rows, columns): (usize, usize)) -> Option<Extent> {
-    let (own_rows, own_columns) = size(shape);
-    if (own_rows, own_columns) == (rows, columns) {
-        Some(Extent::Whole)
-    } else if (own_rows, own_columns) == (rows, 1) {
-        Some(Extent::PerRow)
-    } else if (own_rows, own_columns) == (1, columns) {
-        Some(Extent::PerColumn)
-    } else if own_rows * own_columns == 1 {
-        Some(Extent::Single)
-    } else {
-        None
-    }
-}
-
-fn operands(step: &Step) -> [Option<Register>; 2] {
-    match *step {
-        Step::Load(_) | Step::Scalar(_) | Step::Bernoulli(_) => [None, None],
-        Step::Unary(_, x) | Step::Reduce(_, x) => [Some(x), None],
-        Step::Binary(_, a, b) => [Some(a), Some(b)],
     }
 }

@@ -1,0 +1,62 @@
+//! In which type a tensor is stored, and its copies in half precision.
+
+use super::{Executor, Float, float};
+use crate::mesh_backend::inner::Inner;
+use burn::tensor::DType;
+use burn_ir::{HandleKind, TensorId, TensorIr, TensorStatus};
+
+impl<B: Inner> Executor<B> {
+    /// `x` in `dtype`, which is its own type or autocast's.
+    pub(super) fn in_type(&mut self, x: &TensorIr, dtype: DType) -> Float<B> {
+        let is_consumed = x.status == TensorStatus::ReadWrite;
+        if dtype == x.dtype || self.halves.contains(&x.id) {
+            self.widen_unless(x, dtype);
+            let handle = float(self.inner.get_tensor(x));
+            if is_consumed {
+                self.forget(x.id);
+            }
+            return handle;
+        }
+        let copy = self.copy(x.id, x, dtype);
+        if is_consumed {
+            self.drop_tensor(x.id);
+        }
+        copy
+    }
+
+    /// The copy of `id`, which is `x` or what it is a view of, in half precision.
+    fn copy(&mut self, id: TensorId, x: &TensorIr, dtype: DType) -> Float<B> {
+        if let Some(copy) = self.copies.get(&id) {
+            return copy.clone();
+        }
+        let copy = match self.views.get(&id).cloned() {
+            Some((root, views)) if self.inner.read_failure(&root).is_none() && !self.halves.contains(&root) => {
+                let whole = self.copy(root, x, dtype);
+                views.into_iter().fold(whole, |x, view| view.apply::<B>(x))
+            }
+            _ => {
+                self.count("cast");
+                let stored = TensorIr { id, status: TensorStatus::ReadOnly, ..x.clone() };
+                B::float_cast(float(self.inner.get_tensor(&stored)), dtype.into())
+            }
+        };
+        self.copies.insert(id, copy.clone());
+        copy
+    }
+
+    fn widen_unless(&mut self, x: &TensorIr, dtype: DType) {
+        if Some(dtype) != self.half {
+            self.widen(x);
+        }
+    }
+
+    /// Stores `x` in its own type.
+    pub(super) fn widen(&mut self, x: &TensorIr) {
+        if self.halves.remove(&x.id) {
+            self.count("cast");
+            let stored = TensorIr { status: TensorStatus::ReadWrite, ..x.clone() };
+            let wide = B::float_cast(float(self.inner.get_tensor(&stored)), x.dtype.into());
+            self.inner.register_tensor_to_device(x.id, HandleKind::Float(wide));
+        }
+    }
+}
