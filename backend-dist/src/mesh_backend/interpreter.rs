@@ -1,13 +1,15 @@
 //! Runs operations on logical tensors: places the inputs, and lets the inner backend run the rank's share.
 
+mod across;
 mod inputs;
 mod views;
 
-use super::command::{self, Command};
+use super::command::{self, Answer, Command};
 use super::inner::Inner;
 use super::random::Random;
 use super::report::Report;
 use super::table::{self, Table};
+use crate::collective_ops::Collective;
 use crate::comm::Group;
 use crate::logical::Placement::Replicate;
 use crate::logical::{Homes, MeshAxis, TensorState, plan};
@@ -18,22 +20,34 @@ use burn_ir::{
 };
 use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
+use across::Arrivals;
 use inputs::{Local, Rename};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 /// An interpreter over any inner backend.
 pub(super) trait Interpret: Send {
-    /// Runs one operation, which is no drop.
-    fn run(&mut self, op: OperationIr);
+    /// Runs one operation, which is no drop, or obeys the command that it carries.
+    fn run(&mut self, op: OperationIr, command: Option<Command>);
     /// Forgets a tensor.
     fn drop_tensor(&mut self, id: TensorId);
     /// The whole tensor; a collective unless it is replicated.
     fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>>;
+    /// Takes part in a read of another rank.
+    fn gather(&mut self, tensor: TensorIr);
     /// A new tensor of the same data on every rank.
-    fn register_data(&mut self, data: TensorData) -> TensorId;
-    /// A name for a tensor to come.
-    fn new_id(&mut self) -> TensorId;
+    fn register_data(&mut self, id: TensorId, data: TensorData);
+    /// A collective over the group of this name on the rank's share of `x`. The caller runs what is returned, without a
+    /// lock: ranks that it waits for may free tensors of this one. Then `out` has [arrived](Self::arrived).
+    fn collective(&mut self, x: TensorIr, out: TensorId, what: Collective, group: &str) -> Box<dyn FnOnce() + Send>;
+    /// `out` is what the collective has given, in the placements of its input.
+    fn arrived(&mut self, out: TensorId);
+    /// The tensors from `id` on that are not whole on every rank.
+    fn distributed_since(&self, id: TensorId) -> Vec<TensorIr>;
+    /// Makes the tensor whole on every rank.
+    fn make_whole(&mut self, tensor: TensorIr);
+    /// `out` is what the rank holds of `x`, as its share of a tensor in this state.
+    fn alias(&mut self, x: TensorId, out: TensorId, state: TensorState);
     /// Begins the stream of random numbers.
     fn seed(&mut self, seed: u64);
     /// Waits for the inner device.
@@ -48,11 +62,18 @@ pub(super) trait Interpret: Send {
     fn ranks(&self, axis: usize) -> usize;
 }
 
+/// The first id of tensors that only the rank knows; those of programs are below.
+const OWN_IDS: u64 = 1 << 62;
+
 /// One rank's interpreter.
 pub(super) struct Interpreter<B: Inner> {
     inner: TensorInterpreter<B>,
     device: B::Device,
     groups: Vec<Group>,
+    /// Groups whose members have tensors of their own, as those of data parallelism.
+    across: Vec<Group>,
+    /// What their collectives have given.
+    arrivals: Arrivals<B>,
     axes: Vec<MeshAxis>,
     table: Table,
     next: u64,
@@ -70,11 +91,31 @@ impl<B: Inner> Interpreter<B> {
             groups,
             axes,
             table: Table::default(),
-            next: 0,
+            across: Vec::new(),
+            arrivals: Arrivals::default(),
+            next: OWN_IDS,
             random: Random::default(),
             homes: Homes::default(),
             report: Report::default(),
         }
+    }
+
+    /// With collectives over other groups.
+    pub fn with_across(mut self, across: Vec<Group>) -> Self {
+        self.across = across;
+        self
+    }
+
+    /// With sequence parallelism along the first axis, or without.
+    pub fn with_sequence(mut self, sequence: bool) -> Self {
+        self.homes = self.homes.with_sequence(sequence);
+        self
+    }
+
+    /// A name for a tensor that only this rank knows.
+    fn new_id(&mut self) -> TensorId {
+        self.next += 1;
+        TensorId::new(self.next)
     }
 
     fn replicated(&self) -> TensorState {
@@ -108,10 +149,12 @@ impl<B: Inner> Interpreter<B> {
         for (id, state) in plan.outputs {
             self.table.insert(id, state, id);
         }
+        op.outputs().for_each(|out| self.table.describe(out));
         if let Some(factor) = plan.scale {
             self.scale(&op, factor);
         }
         self.link_view(&op);
+        self.shard_sequence(&op);
         for (id, local) in locals {
             if local.is_temporary {
                 self.drop_local(local.id);
@@ -144,7 +187,7 @@ impl<B: Inner> Interpreter<B> {
         };
         let entry = self.table.get(x.id);
         let (shard, mut state) = (entry.local, entry.state.clone());
-        let from = state.at.clone();
+        let (from, weight) = (state.at.clone(), state.weight);
         if let Command::Move { axis, to, weight } = command {
             state.at[axis] = to;
             state.weight = weight;
@@ -163,7 +206,7 @@ impl<B: Inner> Interpreter<B> {
                 self.drop_copies(entry);
             }
         }
-        command::answer(from);
+        command::answer(Answer { id: x.id, state: TensorState { at: from, weight } });
     }
 
     fn drop_copies(&mut self, entry: table::Entry) {
@@ -180,12 +223,13 @@ impl<B: Inner> Interpreter<B> {
 }
 
 impl<B: Inner> Interpret for Interpreter<B> {
-    fn run(&mut self, op: OperationIr) {
+    fn run(&mut self, op: OperationIr, command: Option<Command>) {
         match op {
             // The data came with the tensor.
             OperationIr::Init(_) => {}
             OperationIr::Drop(tensor) => self.drop_tensor(tensor.id),
-            op => match command::take() {
+            op => match command {
+                Some(Command::Adopt(id)) => self.adopt(id, &op),
                 Some(command) => self.carry(command, op),
                 None => match &op {
                     OperationIr::Float(_, FloatOperationIr::Random(random))
@@ -224,17 +268,37 @@ impl<B: Inner> Interpret for Interpreter<B> {
         data
     }
 
-    fn register_data(&mut self, data: TensorData) -> TensorId {
-        let id = self.new_id();
+    fn gather(&mut self, x: TensorIr) {
+        self.take_part(x);
+    }
+
+    fn register_data(&mut self, id: TensorId, data: TensorData) {
         self.inner.register_tensor_data_id(id, data);
         let state = self.replicated();
         self.table.insert(id, state, id);
-        id
     }
 
-    fn new_id(&mut self) -> TensorId {
-        self.next += 1;
-        TensorId::new(self.next)
+    fn collective(&mut self, x: TensorIr, out: TensorId, what: Collective, group: &str) -> Box<dyn FnOnce() + Send> {
+        self.start_across(x, out, what, group)
+    }
+
+    fn arrived(&mut self, out: TensorId) {
+        self.end_across(out);
+    }
+
+    fn distributed_since(&self, id: TensorId) -> Vec<TensorIr> {
+        self.table.since(id).collect()
+    }
+
+    fn make_whole(&mut self, x: TensorIr) {
+        let whole = self.replicated().at;
+        self.place_for_good(&x, whole);
+    }
+
+    fn alias(&mut self, x: TensorId, out: TensorId, state: TensorState) {
+        let local = self.table.get(x).local;
+        self.inner.register_alias(out, local);
+        self.table.insert(out, state, out);
     }
 
     fn seed(&mut self, seed: u64) {

@@ -31,16 +31,20 @@
 mod channel;
 mod command;
 mod device;
+mod follow;
 mod inner;
 mod interpreter;
+pub(crate) mod local;
 mod random;
 mod redistribute;
 mod report;
 mod reshard;
 mod table;
+mod team;
 
 pub use device::{MeshDevice, explain};
 pub use redistribute::Redistribute;
 pub use report::{Count, Report};
+pub use team::Teams;
 
 pub(crate) use device::LogicalDevices;

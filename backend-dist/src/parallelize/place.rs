@@ -6,7 +6,7 @@ use crate::logical::Placement;
 use crate::mesh::Axis;
 use crate::mesh_backend::Redistribute;
 use burn::module::{ModuleMapper, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use std::collections::HashMap;
 
 pub(super) struct Placer<'a> {
@@ -14,12 +14,19 @@ pub(super) struct Placer<'a> {
     axis: Axis,
     placements: HashMap<String, Placement>,
     fields: Vec<Field>,
+    device: Option<Device>,
 }
 
 impl<'a> Placer<'a> {
     /// By path; parameters that are not in the map stay where they are.
     pub fn new(rank: &'a Rank, axis: Axis, placements: HashMap<String, Placement>) -> Self {
-        Self { rank, axis, placements, fields: Vec::new() }
+        Self { rank, axis, placements, fields: Vec::new(), device: None }
+    }
+
+    /// Moves what it places to this device.
+    pub fn on(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
+        self
     }
 }
 
@@ -37,7 +44,11 @@ impl ModuleMapper for Placer<'_> {
         param.map(|value| {
             let is_tracked = value.is_require_grad();
             // A leaf on the same device: one with gradient checkpointing is another to Burn.
-            let placed = value.detach().redistribute_parameter(self.rank, self.axis, to);
+            let value = match &self.device {
+                Some(device) => value.detach().to_device(device).detach(),
+                None => value.detach(),
+            };
+            let placed = value.redistribute_parameter(self.rank, self.axis, to);
             placed.detach().set_require_grad(is_tracked)
         })
     }
