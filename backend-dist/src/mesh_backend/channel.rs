@@ -91,6 +91,8 @@ impl RouterClient for MeshClient {
     fn register_op(&self, op: OperationIr) {
         match op {
             OperationIr::Drop(tensor) => lock(&self.dropped).push(tensor.id),
+            // The data came with the tensor; a command waits for what follows.
+            OperationIr::Init(_) => {}
             op => self.everywhere(Message::Run(op, command::take())),
         }
     }

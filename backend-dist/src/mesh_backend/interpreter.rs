@@ -27,7 +27,7 @@ use std::collections::hash_map::Entry;
 
 /// An interpreter over any inner backend.
 pub(super) trait Interpret: Send {
-    /// Runs one operation, which is no drop, or obeys the command that it carries.
+    /// Runs one operation, which makes a tensor, or obeys the command that it carries.
     fn run(&mut self, op: OperationIr, command: Option<Command>);
     /// Forgets a tensor.
     fn drop_tensor(&mut self, id: TensorId);
@@ -225,8 +225,6 @@ impl<B: Inner> Interpreter<B> {
 impl<B: Inner> Interpret for Interpreter<B> {
     fn run(&mut self, op: OperationIr, command: Option<Command>) {
         match op {
-            // The data came with the tensor.
-            OperationIr::Init(_) => {}
             OperationIr::Drop(tensor) => self.drop_tensor(tensor.id),
             op => match command {
                 Some(Command::Adopt(id)) => self.adopt(id, &op),
