@@ -147,8 +147,11 @@ struct OnMesh<M> {
 impl<M: LearnerModel> OnMesh<M> {
     /// Why the training cannot start.
     fn check(&self, model: &M) -> Result<(), String> {
-        let MeshStrategy { layout, devices, micro_batches, .. } = &self.strategy;
+        let MeshStrategy { layout, devices, micro_batches, plan, .. } = &self.strategy;
         for_any_module(layout)?;
+        if plan.axis() != Axis::Tp {
+            return Err(format!("the plan shards along axis {}; nearest legal: tp, without .along(..)", plan.axis()));
+        }
         let (ranks, given) = (layout.world_size(), devices.len());
         if given > 0 && given != ranks {
             return Err(format!("layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"));

@@ -1,7 +1,7 @@
 //! A classifier of texts as Burn's users build it, its data, and a training.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::data::dataloader::batcher::Batcher;
@@ -197,6 +197,8 @@ pub struct Setup {
     pub accumulation: Option<usize>,
     pub order: Order,
     pub dropout: f64,
+    /// Of the CPU's generator.
+    pub seed: Option<u64>,
     pub trap: Trap,
     /// Keeps checkpoints, and resumes from that of an epoch.
     pub checkpoints: Option<Option<usize>>,
@@ -211,6 +213,7 @@ impl Default for Setup {
             accumulation: None,
             order: Order::default(),
             dropout: 0.0,
+            seed: None,
             trap: Trap::default(),
             checkpoints: None,
         }
@@ -240,14 +243,18 @@ impl Setup {
             if let Some(epoch) = resume {
                 training = training.checkpoint(epoch);
                 // Other weights, so that only the checkpoint can bring back the right ones.
-                model.head.weight = model.head.weight.map(|weight| weight.detach().mul_scalar(0.5).require_grad());
+                model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(0.5));
             }
         }
         (training, Learner::new(model, AdamWConfig::new().with_weight_decay(0.1).init(), 0.01))
     }
 
     pub fn run(&self, directory: &Path, strategy: TrainingStrategy<Classifier>) -> LearningResult<Classifier> {
+        // The generator is the process's.
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (training, learner) = self.training(directory, strategy);
+        self.seed.iter().for_each(|seed| cpu().seed(*seed));
         training.launch(learner)
     }
 

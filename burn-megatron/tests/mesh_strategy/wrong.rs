@@ -44,6 +44,8 @@ fn plans_that_do_not_fit_are_refused() {
     assert!(text.contains("pattern `haed` matches no parameter; the nearest is `head."), "{text}");
     let text = refused(mesh("TP2").plan(Plan::default()));
     assert!(text.contains("no parameter is sharded over the 2 ranks of axis tp"), "{text}");
+    let text = refused(mesh("TP2").plan(Plan::auto().along(Axis::Dp)));
+    assert!(text.contains("the plan shards along axis dp; nearest legal: tp"), "{text}");
     let text = refused(mesh("TP2 SP").plan(Plan::default().columns("head")));
     assert!(text.contains("sequence parallelism over the 2 ranks of axis tp begins with an embedding"), "{text}");
 }
