@@ -13,7 +13,8 @@ pub use crate::console::renderer;
 pub use crate::engine::{EngineConfig, LossMean};
 pub use crate::generate::{GenerateOptions, Sampling, generate};
 pub use crate::learner::{
-    CheckpointOptions, Description, LogOptions, MegatronStrategy, MeshStrategy, Pretraining, Resume, global_weights, loss_over,
+    CheckpointOptions, Description, LogOptions, MegatronStrategy, MeshStrategy, Pretraining, Resume, global_weights,
+    loss_over,
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};

@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
+use burn::module::ParamGroup;
 use burn::nn::attention::generate_padding_mask;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::module::ParamGroup;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, ModuleOptimizer, MuonConfig, SgdConfig};
@@ -133,9 +133,8 @@ fn sequences(items: Range<usize>, width: usize, device: &Device) -> Tensor<3> {
 #[test]
 fn an_encoder_without_an_embedding() {
     for optimizer in [adamw as fn() -> ModuleOptimizer, muon, sgd] {
-        let make_model = |device: &Device| {
-            TransformerEncoderConfig::new(WIDTH, 32, 4, 2).with_dropout(0.0).init(device)
-        };
+        let make_model =
+            |device: &Device| TransformerEncoderConfig::new(WIDTH, 32, 4, 2).with_dropout(0.0).init(device);
         let loss = |model: &TransformerEncoder, items: Range<usize>, device: &Device| {
             let y = model.forward(TransformerEncoderInput::new(sequences(items, WIDTH, device)));
             y.clone().powi_scalar(3).mean() + (y - 0.5).powi_scalar(2).mean()

@@ -24,18 +24,9 @@ pub(super) enum Message {
     /// Begin the stream of random numbers.
     Seed(u64),
     /// A collective over the group of this name.
-    Collective {
-        x: TensorIr,
-        out: TensorId,
-        what: Collective,
-        group: Arc<str>,
-    },
+    Collective { x: TensorIr, out: TensorId, what: Collective, group: Arc<str> },
     /// Another name for what the rank holds.
-    Alias {
-        x: TensorId,
-        out: TensorId,
-        state: TensorState,
-    },
+    Alias { x: TensorId, out: TensorId, state: TensorState },
     /// Make a tensor whole on every rank.
     Whole(TensorIr),
     /// The program has ended.

@@ -1,10 +1,11 @@
 //! Runs operations on logical tensors: places the inputs, and lets the inner backend run the rank's share.
 
 mod across;
+mod commands;
 mod inputs;
 mod views;
 
-use super::command::{self, Answer, Command};
+use super::command::Command;
 use super::inner::Inner;
 use super::random::Random;
 use super::report::Report;
@@ -13,6 +14,7 @@ use crate::collective_ops::Collective;
 use crate::comm::Group;
 use crate::logical::Placement::Replicate;
 use crate::logical::{Homes, MeshAxis, TensorState, plan};
+use across::Arrivals;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{
@@ -20,7 +22,6 @@ use burn_ir::{
 };
 use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
-use across::Arrivals;
 use inputs::{Local, Rename};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -176,37 +177,6 @@ impl<B: Inner> Interpreter<B> {
             let scaled = ScalarOpIr { lhs, rhs: ScalarIr::Float(factor), out: TensorIr { id, ..out.clone() } };
             self.inner.register_op(OperationIr::NumericFloat(out.dtype, NumericOperationIr::MulScalar(scaled)));
         }
-    }
-
-    /// Obeys a command about the input of `carrier`, and makes its output the input.
-    fn carry(&mut self, command: Command, carrier: OperationIr) {
-        let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
-        let outputs: Vec<TensorId> = carrier.outputs().map(|x| x.id).collect();
-        let ([x], [out]) = (&inputs[..], &outputs[..]) else {
-            panic!("{command:?} was carried by {}", name(&carrier));
-        };
-        let entry = self.table.get(x.id);
-        let (shard, mut state) = (entry.local, entry.state.clone());
-        let (from, weight) = (state.at.clone(), state.weight);
-        if let Command::Move { axis, to, weight } = command {
-            state.at[axis] = to;
-            state.weight = weight;
-        }
-        let is_consumed = x.status == TensorStatus::ReadWrite;
-        if from == state.at {
-            self.inner.register_alias(*out, shard);
-            self.table.insert(*out, state, *out);
-            if is_consumed {
-                self.drop_tensor(x.id);
-            }
-        } else {
-            let id = self.moved(x, shard, (&from, &state.at), is_consumed);
-            self.table.insert(*out, state, id);
-            if is_consumed && let Some(entry) = self.table.remove(x.id) {
-                self.drop_copies(entry);
-            }
-        }
-        command::answer(Answer { id: x.id, state: TensorState { at: from, weight } });
     }
 
     fn drop_copies(&mut self, entry: table::Entry) {

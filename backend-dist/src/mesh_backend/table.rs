@@ -49,7 +49,8 @@ impl Table {
     /// The tensors that operations made, from `id` on, that are not whole on every rank.
     pub fn since(&self, id: TensorId) -> impl Iterator<Item = TensorIr> {
         let is_distributed = |entry: &Entry| entry.state.at.iter().any(|at| at.is_shard() || *at == Partial);
-        let entries = self.entries.iter().filter(move |(other, entry)| other.value() >= id.value() && is_distributed(entry));
+        let entries =
+            self.entries.iter().filter(move |(other, entry)| other.value() >= id.value() && is_distributed(entry));
         entries.filter_map(|(&id, entry)| {
             let (shape, dtype) = entry.described.clone()?;
             Some(TensorIr { id, shape, dtype, status: TensorStatus::ReadOnly })

@@ -91,7 +91,8 @@ impl Teams {
         }
         let member = self.members.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank.rank);
         let wanted = Wanted { axes: &[self.within], across: &self.across, sequence: self.sequence };
-        match member.unwrap_or_else(|| panic!("rank {} joins its team once, in the launch it was made for", rank.rank)) {
+        match member.unwrap_or_else(|| panic!("rank {} joins its team once, in the launch it was made for", rank.rank))
+        {
             Member::Leader(followers) => {
                 let followers = Followers::new(followers);
                 let mut program_of = Program { followers: followers.clone(), ended_well: false };

@@ -15,10 +15,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, Tensor};
 use std::time::{Duration, Instant};
 
-fn led<T: Send>(
-    layout: &str,
-    program: impl Fn(&Rank, Device) -> Result<T, BoxError> + Sync,
-) -> Result<Vec<T>, String> {
+fn led<T: Send>(layout: &str, program: impl Fn(&Rank, Device) -> Result<T, BoxError> + Sync) -> Result<Vec<T>, String> {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let teams = Teams::new(&mesh, Axis::Tp).across(Axis::Dp);
     let begun = Instant::now();

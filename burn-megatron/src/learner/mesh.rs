@@ -154,7 +154,9 @@ impl<M: LearnerModel> OnMesh<M> {
         }
         let (ranks, given) = (layout.world_size(), devices.len());
         if given > 0 && given != ranks {
-            return Err(format!("layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"));
+            return Err(format!(
+                "layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"
+            ));
         }
         if *micro_batches == Some(0) {
             return Err("micro_batches 0: a step takes at least 1 batch; nearest legal: 1".into());
@@ -178,7 +180,8 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
         }
         let MeshStrategy { layout, devices, micro_batches, units, .. } = self.strategy.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
-        let inner = DataParallel { devices, tensor: self.tensor.clone(), ..DataParallel::new(layout.dp, layout.zero, units) };
+        let inner =
+            DataParallel { devices, tensor: self.tensor.clone(), ..DataParallel::new(layout.dp, layout.zero, units) };
         inner.fit(components, learner, train, valid, starting_epoch)
     }
 }

@@ -1,8 +1,8 @@
 //! A classifier of texts as Burn's users build it, its data, and a training.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -16,8 +16,8 @@ use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
-    ClassificationOutput, InferenceStep, Interrupter, Learner, LearningResult, SupervisedTraining, TrainOutput, TrainStep,
-    TrainingStrategy,
+    ClassificationOutput, InferenceStep, Interrupter, Learner, LearningResult, SupervisedTraining, TrainOutput,
+    TrainStep, TrainingStrategy,
 };
 
 use crate::cpu;

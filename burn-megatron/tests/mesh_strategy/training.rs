@@ -30,7 +30,8 @@ fn metric(directory: &Path, name: &str, epoch: usize, split: Split) -> Vec<f64> 
 
 #[test]
 fn layouts_train_as_one_device_with_the_larger_batch() {
-    let layouts = ["TP2", "TP4", "TP2 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 DP2 ZeRO3", "DP2 ZeRO1"];
+    let layouts =
+        ["TP2", "TP4", "TP2 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 DP2 ZeRO3", "DP2 ZeRO1"];
     for layout in layouts {
         let ranks = layout.parse::<ParallelLayout>().unwrap().dp;
         let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -87,9 +88,12 @@ fn shuffled_items_and_workers_are_read_once_for_all_ranks_of_a_team() {
 #[test]
 fn checkpoints_are_those_of_one_device_and_resume_in_any_layout() {
     let uninterrupted = Setup { epochs: 4, ..Setup::default() }.numbers(mesh("DP2").into());
-    for (before, after) in
-        [("TP2 DP2", "TP2 DP2"), ("TP2 DP2 ZeRO1", "DP2"), ("DP2", "TP2 SP DP2 ZeRO3"), ("TP2 DP2 ZeRO3", "TP4 DP2 ZeRO2")]
-    {
+    for (before, after) in [
+        ("TP2 DP2", "TP2 DP2"),
+        ("TP2 DP2 ZeRO1", "DP2"),
+        ("DP2", "TP2 SP DP2 ZeRO3"),
+        ("TP2 DP2 ZeRO3", "TP4 DP2 ZeRO2"),
+    ] {
         let directory = tempfile::tempdir().unwrap();
         let half = Setup { epochs: 2, checkpoints: Some(None), ..Setup::default() };
         assert!(half.run(directory.path(), mesh(before).into()).error.is_none());
@@ -114,13 +118,8 @@ fn the_trained_model_and_its_record_need_no_mesh() {
 
 #[test]
 fn dropout_is_the_same_in_every_tensor_parallel_layout_and_in_every_resumed_run() {
-    let setup = |epochs, resume| Setup {
-        epochs,
-        dropout: 0.2,
-        seed: Some(5),
-        checkpoints: Some(resume),
-        ..Setup::default()
-    };
+    let setup =
+        |epochs, resume| Setup { epochs, dropout: 0.2, seed: Some(5), checkpoints: Some(resume), ..Setup::default() };
     let run = |layout: &str| setup(3, None).numbers(mesh(layout).into());
     let two = run("TP2");
     assert!(difference(&two, &Setup { epochs: 3, ..Setup::default() }.numbers(mesh("TP2").into())) > 1e-4);

@@ -31,7 +31,9 @@ fn mesh(layout: &str) -> MeshStrategy {
 #[test]
 fn layouts_that_are_not_for_any_module_are_refused() {
     let text = refused(mesh("TP2 PP2 DP2 ZeRO1"));
-    assert!(text.contains("layout TP2 PP2 DP2 ZeRO1: any module can have") && text.contains("nearest legal: TP2 DP2 ZeRO1"));
+    assert!(
+        text.contains("layout TP2 PP2 DP2 ZeRO1: any module can have") && text.contains("nearest legal: TP2 DP2 ZeRO1")
+    );
     let text = refused(mesh("TP2 CP2"));
     assert!(text.contains("nearest legal: TP2"), "{text}");
 }

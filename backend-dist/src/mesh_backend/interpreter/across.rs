@@ -5,7 +5,6 @@ use super::Interpreter;
 use crate::collective_ops::Collective;
 use crate::logical::Placement::{self, Replicate};
 use crate::logical::TensorState;
-use crate::mesh_backend::command::{self, Answer};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::run_collective;
 use burn_ir::{HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
@@ -65,15 +64,6 @@ impl<B: Inner> Interpreter<B> {
         (entry.local, entry.state.at) = (id, at);
     }
 
-    /// The output of `carrier` is the tensor `id`.
-    pub(super) fn adopt(&mut self, id: TensorId, carrier: &OperationIr) {
-        let out = carrier.outputs().next().expect("a carrier makes a tensor").id;
-        let entry = self.table.remove(id).expect("a tensor is adopted once");
-        let state = entry.state.clone();
-        self.table.insert(out, entry.state, entry.local);
-        command::answer(Answer { id: out, state });
-    }
-
     /// What a read of another rank asks of this one.
     pub(super) fn take_part(&mut self, x: TensorIr) {
         let is_consumed = x.status == TensorStatus::ReadWrite;
@@ -100,7 +90,9 @@ impl<B: Inner> Interpreter<B> {
 
     /// Under sequence parallelism: shards what comes out of a table along the sequence, as the layers after it want it.
     pub(super) fn shard_sequence(&mut self, op: &OperationIr) {
-        let Some((out, to)) = self.axes.first().and_then(|axis| self.homes.of_embedding(op, axis.ranks)) else { return };
+        let Some((out, to)) = self.axes.first().and_then(|axis| self.homes.of_embedding(op, axis.ranks)) else {
+            return;
+        };
         let mut at = self.table.get(out.id).state.at.clone();
         at[0] = to;
         self.place_for_good(&out, at);
