@@ -69,7 +69,7 @@ fn step<B: Inner>(
     };
     match (from, to) {
         _ if from == to => x,
-        (Replicate, Shard(dim)) => slice(x, dim, group),
+        (Replicate, Shard(dim)) => B::owned(slice(x, dim, group)),
         (Replicate, Partial) if group.rank() == 0 => x,
         (Replicate, Partial) => zeros(x),
         (Shard(dim), Replicate) => collective("all-gather", x, Collective::AllGather(dim)),

@@ -11,7 +11,7 @@ use burn::data::dataloader::DataLoader;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
+use burn::train::{EventProcessorTraining, Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;
 
 use super::dp_rank::host;
@@ -114,7 +114,10 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
             Some(_) => devices.iter().map(|device| device.clone().inner()).collect(),
             None => devices.clone(),
         };
+        // Their devices live until nobody reads what they have computed.
+        let ranks = Mutex::new(Vec::new());
         let result = launch(&mesh, &launched, |rank| {
+            ranks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(rank.clone());
             let run = |device: &Device| {
                 let setup = setups.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[rank.coords.dp].take();
                 let setup = setup.expect("every data-parallel rank starts once");
@@ -126,7 +129,10 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
                 None => run(&devices[rank.rank]).map(Some),
             }
         });
-        let processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // An error of a metric has stopped the training, or it has ended.
+        let _ = processor.flush();
+        drop(ranks);
         match result {
             Ok(mut models) => {
                 let model = models.swap_remove(0).expect("rank 0 leads");

@@ -64,7 +64,7 @@ impl Classifier {
             head: LinearConfig::new(WIDTH, CLASSES).init(device),
             trap,
         };
-        model.map(&mut Known(0))
+        model.map(&mut Known::default())
     }
 
     fn forward(&self, batch: Batch) -> ClassificationOutput {
@@ -85,14 +85,26 @@ impl Classifier {
 }
 
 /// Gives parameters values that do not depend on a generator.
-struct Known(usize);
+#[derive(Default)]
+struct Known {
+    index: usize,
+    fields: Vec<String>,
+}
 
 impl ModuleMapper for Known {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.fields.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.fields.pop();
+    }
+
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.0 += 1;
-        let index = self.0;
+        self.index += 1;
+        let index = self.index;
+        let one = if self.fields.last().is_some_and(|name| name == "gamma") { 1.0 } else { 0.0 };
         param.map(|old| {
-            let one = if D == 1 && index % 2 == 0 { 1.0 } else { 0.0 };
             let value = |i: usize| one + ((i * 7 + index * 5) as f64 * 0.9).sin() / 4.0;
             let values = (0..old.shape().num_elements()).map(value).collect::<Vec<f64>>();
             Tensor::from_data(TensorData::new(values, old.dims()), &old.device()).require_grad()
@@ -246,7 +258,7 @@ impl Setup {
                 model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(0.5));
             }
         }
-        (training, Learner::new(model, AdamWConfig::new().with_weight_decay(0.1).init(), 0.01))
+        (training, Learner::new(model, AdamWConfig::new().with_weight_decay(0.1).init(), 0.003))
     }
 
     pub fn run(&self, directory: &Path, strategy: TrainingStrategy<Classifier>) -> LearningResult<Classifier> {
