@@ -93,7 +93,12 @@ impl RouterClient for MeshClient {
             OperationIr::Drop(tensor) => lock(&self.dropped).push(tensor.id),
             // The data came with the tensor; a command waits for what follows.
             OperationIr::Init(_) => {}
-            op => self.everywhere(Message::Run(op, command::take())),
+            op => {
+                let command = command::take();
+                let mut interpreter = self.interpreter();
+                self.followers.tell(|| Message::Run(Box::new(op.clone()), command.clone()));
+                interpreter.run(op, command);
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 #[derive(Clone)]
 pub(super) enum Message {
     /// Run an operation, or obey the command that it carries.
-    Run(OperationIr, Option<Command>),
+    Run(Box<OperationIr>, Option<Command>),
     /// Take part in a read.
     Gather(TensorIr),
     /// Here is a tensor.
@@ -39,7 +39,7 @@ impl Message {
     /// Does what the message says.
     pub fn obey(self, interpreter: &mut dyn Interpret) {
         match self {
-            Self::Run(op, command) => interpreter.run(op, command),
+            Self::Run(op, command) => interpreter.run(*op, command),
             Self::Gather(tensor) => interpreter.gather(tensor),
             Self::Data(id, data) => interpreter.register_data(id, data),
             Self::Drop(tensors) => tensors.into_iter().for_each(|id| interpreter.drop_tensor(id)),

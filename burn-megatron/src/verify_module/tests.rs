@@ -47,8 +47,11 @@ fn layouts_that_are_not_for_any_module_are_refused() {
         ("TP2 ZeRO1", "TP2"),
     ] {
         let layout: ParallelLayout = layout.parse().unwrap();
-        let error =
-            verify_module(|_| -> burn::nn::Linear { unreachable!() }, |_, _, _| unreachable!(), &[layout.clone()]);
+        let error = verify_module(
+            |_| -> burn::nn::Linear { unreachable!() },
+            |_, _, _| unreachable!(),
+            std::slice::from_ref(&layout),
+        );
         let error = error.unwrap_err().to_string();
         assert!(error.starts_with(&format!("layout {layout}: ")), "{error}");
         assert!(error.contains(&format!("nearest legal: {nearest}. ")), "{error}");

@@ -219,7 +219,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
-            items: (0..34).collect(),
+            items: (0..18).collect(),
             batch: 4,
             epochs: 2,
             accumulation: None,

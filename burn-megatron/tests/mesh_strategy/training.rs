@@ -36,7 +36,7 @@ fn layouts_train_as_one_device_with_the_larger_batch() {
         let ranks = layout.parse::<ParallelLayout>().unwrap().dp;
         let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let setup = Setup::default();
-        let alone = Setup { items: interleaved(34, ranks, 4), batch: 4 * ranks, ..Setup::default() };
+        let alone = Setup { items: interleaved(18, ranks, 4), batch: 4 * ranks, ..Setup::default() };
         let single = alone.run(one.path(), one_device()).model.numbers();
         let result = setup.run(many.path(), mesh(layout).into());
         assert!(result.error.is_none() && result.interrupted.is_none(), "{layout}: {:?}", result.error);

@@ -100,10 +100,12 @@ impl<B: Inner> Interpreter<B> {
 }
 
 /// What collectives have given, by the tensor to be.
-pub(super) struct Arrivals<B: Inner>(Arc<Mutex<HashMap<TensorId, (HandleKind<B>, TensorState)>>>);
+pub(super) struct Arrivals<B: Inner>(Arc<Mutex<ByTensor<B>>>);
+
+type ByTensor<B> = HashMap<TensorId, (HandleKind<B>, TensorState)>;
 
 impl<B: Inner> Arrivals<B> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<TensorId, (HandleKind<B>, TensorState)>> {
+    fn lock(&self) -> MutexGuard<'_, ByTensor<B>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
