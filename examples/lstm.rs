@@ -1,8 +1,8 @@
 //! An LSTM as one writes it with Burn for one device. It learns to remember: which symbol followed the marker, up to
-//! 16 symbols ago? One line, marked below, trains it with data parallelism and ZeRO.
+//! 16 symbols ago? One line, marked below, trains it in any layout of tensor and data parallelism with ZeRO.
 //!
 //! ```text
-//! cargo run --release --example lstm -- --ranks 4 --zero 1
+//! cargo run --release --example lstm -- --layout "TP2 DP2 ZeRO1"
 //! ```
 
 use std::process::ExitCode;
@@ -34,9 +34,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.device()?;
     let (train, valid) = (loader(sequences(8192, 1), 32, Sequences), loader(sequences(512, 2), 32, Sequences));
     let model = Memory::new(&device.clone().autodiff());
-    let strategy = match args.ranks {
+    let strategy = match args.layout() {
         None => ExecutionStrategy::single(device.clone()).into(),
-        Some(ranks) => MegatronStrategy::zero(args.zero, ranks), // <- the line that changes
+        Some(layout) => MegatronStrategy::mesh(layout).plan(Plan::auto().columns("lstm")).into(), // <- the line that changes
     };
     let result = SupervisedTraining::new("runs/lstm", train, valid.clone())
         .metrics((LossMetric::new(), AccuracyMetric::new()))

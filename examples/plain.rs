@@ -12,10 +12,14 @@ use burn_megatron::cli::device::DeviceChoice;
 use burn_megatron::prelude::ParallelLayout;
 use clap::builder::RangedU64ValueParser;
 
-/// Trains a plain Burn model, on one device or over data-parallel ranks.
+/// Trains a plain Burn model, on one device or over ranks.
 #[derive(clap::Parser)]
 pub struct Args {
-    /// Data-parallel ranks; without it burn-train's own strategy trains on one device
+    /// Tensor, sequence and data parallelism with ZeRO, such as `"TP2 SP DP2 ZeRO1"`; without it and without --ranks
+    /// burn-train's own strategy trains on one device
+    #[arg(long, value_name = "LAYOUT", conflicts_with_all = ["ranks", "zero"])]
+    pub layout: Option<ParallelLayout>,
+    /// Data-parallel ranks: short for a layout `DP<N>`
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub ranks: Option<usize>,
     /// ZeRO stage of the ranks: 1 shards the optimizer states, 2 also the accumulated gradients, 3 also the
@@ -29,6 +33,12 @@ pub struct Args {
 }
 
 impl Args {
+    /// The layout to train in, if it is not one device.
+    pub fn layout(&self) -> Option<ParallelLayout> {
+        let ranks = |dp| ParallelLayout { dp, zero: self.zero, ..ParallelLayout::default() };
+        self.layout.clone().or(self.ranks.map(ranks))
+    }
+
     /// The device that the model is made on, and its random numbers in a known state.
     ///
     /// # Errors
@@ -105,12 +115,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stage_of_zero_wants_ranks() {
+    fn ranks_are_short_for_a_layout() {
         Args::command().debug_assert();
         let parse = |line: &str| Args::try_parse_from(line.split(' '));
-        assert_eq!(parse("lstm --ranks 4 --zero 2").unwrap().ranks, Some(4));
-        assert!(parse("lstm").unwrap().ranks.is_none());
-        for refused in ["lstm --zero 1", "lstm --ranks 0", "lstm --ranks 2 --zero 4"] {
+        let layout = |line: &str| parse(line).unwrap().layout().map(|layout| layout.to_string());
+        assert_eq!(layout("lstm --ranks 4 --zero 2").as_deref(), Some("DP4 ZeRO2"));
+        assert_eq!(layout("lstm --layout tp2,sp,dp2,zero1").as_deref(), Some("TP2 SP DP2 ZeRO1"));
+        assert_eq!(layout("lstm"), None);
+        for refused in ["lstm --zero 1", "lstm --ranks 0", "lstm --ranks 2 --zero 4", "lstm --layout DP2 --ranks 2"] {
             assert!(parse(refused).is_err(), "{refused}");
         }
     }

@@ -1,10 +1,11 @@
 //! A text classifier as one writes it with Burn for one device: embeddings, `TransformerEncoder`, padding masks,
 //! cross-entropy. It learns to tell this repository's lines of Rust, Markdown and TOML. One line, marked below, trains
-//! it with data parallelism and ZeRO.
+//! it in any layout of tensor, sequence and data parallelism with ZeRO.
 //!
 //! ```text
 //! cargo run --release --example text_classifier                          # one device, burn-train's own strategy
 //! cargo run --release --example text_classifier -- --ranks 2 --zero 1    # two ranks, optimizer states sharded
+//! cargo run --release --example text_classifier -- --layout "TP2 DP2 ZeRO1"    # and the model sharded over two more
 //! cargo run --release --example text_classifier --features cuda -- --device cuda --ranks 4    # GPUs 0 to 3
 //! ```
 
@@ -43,9 +44,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let (train, valid) = lines()?;
     let (train, valid) = (loader(train, 32, Lines), loader(valid, 32, Lines));
     let model = TextClassifier::new(&device.clone().autodiff());
-    let strategy = match args.ranks {
+    let strategy = match args.layout() {
         None => ExecutionStrategy::single(device.clone()).into(),
-        Some(ranks) => MegatronStrategy::zero(args.zero, ranks), // <- the line that changes
+        Some(layout) => MegatronStrategy::mesh(layout).into(), // <- the line that changes
     };
     let result = SupervisedTraining::new("runs/text_classifier", train, valid.clone())
         .metrics((LossMetric::new(), AccuracyMetric::new()))

@@ -1,12 +1,13 @@
 //! A convolutional U-Net as one writes it with Burn for one device: convolutions with batch normalization, pooling,
 //! transposed convolutions, skip connections. It learns to find the pixels of discs among squares. One line, marked
-//! below, trains it with data parallelism and ZeRO.
+//! below, trains it in any layout of tensor and data parallelism with ZeRO.
 //!
 //! Each rank normalizes by the statistics of its own batch, as under PyTorch's DistributedDataParallel; the running
 //! statistics are averaged over the ranks after every epoch.
 //!
 //! ```text
 //! cargo run --release --example unet -- --ranks 2
+//! cargo run --release --example unet -- --layout "TP2 DP2 ZeRO1"    # filters sharded over two ranks
 //! ```
 
 use std::process::ExitCode;
@@ -39,9 +40,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.device()?;
     let (train, valid) = (loader(scenes(1536, 1), 16, Scenes), loader(scenes(128, 2), 16, Scenes));
     let model = UNet::new(&device.clone().autodiff());
-    let strategy = match args.ranks {
+    let strategy = match args.layout() {
         None => ExecutionStrategy::single(device.clone()).into(),
-        Some(ranks) => MegatronStrategy::zero(args.zero, ranks), // <- the line that changes
+        Some(layout) => MegatronStrategy::mesh(layout).plan(Plan::default().columns("first.").rows("second.")).into(), // <- the line that changes
     };
     let result = SupervisedTraining::new("runs/unet", train, valid.clone())
         .metrics((LossMetric::new(), AccuracyMetric::new()))

@@ -1,9 +1,9 @@
 //! A vision transformer as one writes it with Burn for one device: patches through a convolution, a class token,
-//! learned positions, `TransformerEncoder`. It learns to classify drawn shapes. One line, marked below, trains it with
-//! data parallelism and ZeRO.
+//! learned positions, `TransformerEncoder`. It learns to classify drawn shapes. One line, marked below, trains it in
+//! any layout of tensor and data parallelism with ZeRO.
 //!
 //! ```text
-//! cargo run --release --example vision_transformer -- --ranks 2 --zero 2
+//! cargo run --release --example vision_transformer -- --layout "TP2 DP2 ZeRO2"
 //! ```
 
 use std::process::ExitCode;
@@ -39,9 +39,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.device()?;
     let (train, valid) = (loader(drawings(6144, 1), 32, Drawings), loader(drawings(512, 2), 32, Drawings));
     let model = VisionTransformer::new(&device.clone().autodiff());
-    let strategy = match args.ranks {
+    let strategy = match args.layout() {
         None => ExecutionStrategy::single(device.clone()).into(),
-        Some(ranks) => MegatronStrategy::zero(args.zero, ranks), // <- the line that changes
+        Some(layout) => MegatronStrategy::mesh(layout).into(), // <- the line that changes
     };
     let result = SupervisedTraining::new("runs/vision_transformer", train, valid.clone())
         .metrics((LossMetric::new(), AccuracyMetric::new()))

@@ -37,7 +37,7 @@ pub enum Collective {
 }
 
 /// Collectives over a group as operations of the backend.
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Group: cfg(feature = "decorator"), Autodiff)]
 pub trait CollectiveOps: Backend {
     /// Does `forward` to `x`; its gradient undergoes `backward`. Without `backward` the operation has no gradient and
     /// panics on a tensor that needs one.

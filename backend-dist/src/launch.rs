@@ -123,6 +123,12 @@ impl Rank {
         self.logical.device(self, axes, options)
     }
 
+    /// Its logical devices.
+    #[cfg(feature = "decorator")]
+    pub(crate) fn logical_devices(&self) -> &crate::mesh_backend::LogicalDevices {
+        &self.logical
+    }
+
     /// This rank's handle on the block of `size` neighbours that it belongs to within its group along `axis`.
     ///
     /// # Panics

@@ -36,6 +36,7 @@ pub mod idle;
 #[cfg(any(feature = "cuda", test))]
 mod in_place;
 pub mod launch;
+pub mod local;
 #[cfg(feature = "decorator")]
 pub mod logical;
 pub mod memory;

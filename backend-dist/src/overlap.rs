@@ -10,6 +10,7 @@ pub(crate) mod dma;
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
+use crate::local::Placements;
 use crate::nccl::{
     Communicator, Outcome, PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of,
     reduction,
@@ -72,7 +73,12 @@ impl Drop for Pending {
 /// # Panics
 /// If NCCL is missing or refuses.
 pub fn has_device_link(group: &Group, device: &Device) -> bool {
-    let anchor = Tensor::<1>::empty([1], &device.clone().without_autodiff()).try_into_primitive::<Cube>();
+    let anchor = Tensor::<1>::empty([1], &device.clone().without_autodiff());
+    // The devices of its ranks have links, and the device itself has none.
+    if Placements::of(&anchor).is_logical() {
+        return false;
+    }
+    let anchor = anchor.try_into_primitive::<Cube>();
     let gpu = anchor.ok().and_then(|anchor| gpu_of(&anchor.device));
     match group.size() {
         1 => gpu.is_some(),

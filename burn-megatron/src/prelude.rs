@@ -4,7 +4,7 @@ pub use backend_dist::fully_shard::{FullyShard, Units, fully_shard};
 pub use backend_dist::launch::{BoxError, Rank, launch};
 pub use backend_dist::logical::Placement;
 pub use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-pub use backend_dist::mesh_backend::{Redistribute, explain};
+pub use backend_dist::mesh_backend::{Redistribute, Teams, explain};
 pub use backend_dist::parallelize::{Plan, PlanError, parallelize};
 pub use models::{CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder, Recompute};
 
@@ -13,8 +13,9 @@ pub use crate::console::renderer;
 pub use crate::engine::{EngineConfig, LossMean};
 pub use crate::generate::{GenerateOptions, Sampling, generate};
 pub use crate::learner::{
-    CheckpointOptions, Description, LogOptions, MegatronStrategy, Pretraining, Resume, global_weights, loss_over,
+    CheckpointOptions, Description, LogOptions, MegatronStrategy, MeshStrategy, Pretraining, Resume, global_weights,
+    loss_over,
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};
-pub use crate::verify_module::{ModuleError, ModuleReport, verify_module};
+pub use crate::verify_module::{ModuleError, ModuleReport, Proof, verify_module, verify_module_as};

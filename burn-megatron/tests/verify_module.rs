@@ -1,11 +1,16 @@
-//! `verify_module` of an encoder as Burn users build it, and of modules that are another function on ranks.
+//! `verify_module` of an encoder as Burn users build it, of convolutions and recurrent networks, and of modules that are
+//! another function on ranks.
 
 use std::ops::Range;
 
+use burn::module::ParamGroup;
 use burn::nn::attention::generate_padding_mask;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfig};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, ModuleOptimizer, MuonConfig, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn_megatron::prelude::*;
@@ -63,6 +68,16 @@ fn an_encoder_trains_over_ranks_as_on_one_device() {
         "DP4 ZeRO2",
         "DP2 ZeRO3",
         "DP4 ZeRO3",
+        "TP2",
+        "TP4",
+        "TP2 SP",
+        "TP4 SP",
+        "TP2 DP2",
+        "TP2 DP2 ZeRO1",
+        "TP2 DP2 ZeRO2",
+        "TP2 DP2 ZeRO3",
+        "TP2 SP DP2 ZeRO1",
+        "TP2 SP DP2 ZeRO3",
     ]);
     let report = verify_module(|device| Classifier::new(device, 0.0), Classifier::loss, &layouts).unwrap();
     println!("{report}");
@@ -70,6 +85,133 @@ fn an_encoder_trains_over_ranks_as_on_one_device() {
     // Something was compared: sums over ranks round differently.
     assert!(report.worst().any(|(_, worst)| worst.relative > 0.0));
     assert!(report.worst().all(|(_, worst)| worst.relative <= 1e-10));
+}
+
+/// Layouts of tensor, sequence and data parallelism on 2 and 4 ranks.
+const SHARDED: [&str; 8] =
+    ["TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 SP DP2 ZeRO3"];
+
+fn adamw() -> ModuleOptimizer {
+    AdamWConfig::new().with_weight_decay(0.1).init()
+}
+
+/// Muon of matrices and AdamW of the rest.
+fn muon() -> ModuleOptimizer {
+    let muon = MuonConfig::new().with_weight_decay(None).build();
+    adamw().with_group(ParamGroup::from_predicate("weight"), muon, None)
+}
+
+fn sgd() -> ModuleOptimizer {
+    let momentum = MomentumConfig { momentum: 0.9, dampening: 0.1, nesterov: true };
+    SgdConfig::new().with_momentum(Some(momentum)).init()
+}
+
+fn proven(report: Result<ModuleReport, ModuleError>, layouts: usize) {
+    let report = report.unwrap();
+    println!("{report}");
+    assert_eq!(report.worst().count(), layouts);
+    assert!(report.worst().any(|(_, worst)| worst.relative > 0.0));
+}
+
+#[test]
+fn every_optimizer_steps_shards_as_one_device() {
+    for optimizer in [muon as fn() -> ModuleOptimizer, sgd] {
+        let proof = Proof::default().optimizer(optimizer).plan(Plan::auto().rows("head.weight"));
+        let make_model = |device: &Device| Classifier::new(device, 0.0);
+        proven(verify_module_as(make_model, Classifier::loss, &layouts(&SHARDED), &proof), SHARDED.len());
+    }
+}
+
+/// `[items, 6, width]`, different for every item.
+fn sequences(items: Range<usize>, width: usize, device: &Device) -> Tensor<3> {
+    let count = items.len();
+    let value = |item: usize, at: usize| ((item * 31 + at * (item % 5 + 1)) as f64 * 0.37).sin();
+    let values: Vec<f64> = items.flat_map(|item| (0..6 * width).map(move |at| value(item, at))).collect();
+    Tensor::from_data(TensorData::new(values, [count, 6, width]), device)
+}
+
+#[test]
+fn an_encoder_without_an_embedding() {
+    for optimizer in [adamw as fn() -> ModuleOptimizer, muon, sgd] {
+        let make_model =
+            |device: &Device| TransformerEncoderConfig::new(WIDTH, 32, 4, 2).with_dropout(0.0).init(device);
+        let loss = |model: &TransformerEncoder, items: Range<usize>, device: &Device| {
+            let y = model.forward(TransformerEncoderInput::new(sequences(items, WIDTH, device)));
+            y.clone().powi_scalar(3).mean() + (y - 0.5).powi_scalar(2).mean()
+        };
+        let proof = Proof::default().optimizer(optimizer);
+        proven(verify_module_as(make_model, loss, &layouts(&SHARDED), &proof), SHARDED.len());
+    }
+}
+
+#[derive(Module, Debug)]
+struct Recurrent {
+    lstm: Lstm,
+    head: Linear,
+}
+
+#[test]
+fn a_recurrent_network() {
+    let layouts = layouts(&["TP2", "TP4", "TP2 SP", "TP2 DP2", "TP2 DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 DP2 ZeRO3"]);
+    for optimizer in [adamw as fn() -> ModuleOptimizer, muon, sgd] {
+        let make_model = |device: &Device| Recurrent {
+            lstm: LstmConfig::new(8, 8, true).init(device),
+            head: LinearConfig::new(8, 4).init(device),
+        };
+        let loss = |model: &Recurrent, items: Range<usize>, device: &Device| {
+            let (y, _) = model.lstm.forward(sequences(items, 8, device), None);
+            model.head.forward(y).powi_scalar(2).mean()
+        };
+        let plan = Plan::default().columns("lstm").rows("head.weight");
+        let proof = Proof::default().optimizer(optimizer).plan(plan);
+        proven(verify_module_as(make_model, loss, &layouts, &proof), layouts.len());
+    }
+}
+
+#[derive(Module, Debug)]
+struct Convolutional {
+    first: Conv2d,
+    norm: BatchNorm,
+    second: Conv2d,
+    head: Linear,
+}
+
+#[test]
+fn convolutions_with_batch_normalization() {
+    // Data-parallel ranks would normalize by the statistics of their own images.
+    let layouts = layouts(&["TP2", "TP4"]);
+    for optimizer in [adamw as fn() -> ModuleOptimizer, muon_of_the_head, sgd] {
+        let make_model = |device: &Device| Convolutional {
+            // A bias before a norm has no gradient but for rounding.
+            first: Conv2dConfig::new([1, 8], [3, 3]).with_bias(false).init(device),
+            norm: BatchNormConfig::new(8).init(device),
+            second: Conv2dConfig::new([8, 4], [3, 3]).init(device),
+            head: LinearConfig::new(4 * 4 * 4, 4).init(device),
+        };
+        let loss = |model: &Convolutional, items: Range<usize>, device: &Device| {
+            let count = items.len();
+            let pixels = sequences(items, 12, device).reshape([count, 72]).slice([0..count, 0..64]);
+            let x = model.norm.forward(model.first.forward(pixels.reshape([count, 1, 8, 8])));
+            let x = model.second.forward(burn::tensor::activation::relu(x));
+            model.head.forward(x.reshape([count, 4 * 4 * 4])).powi_scalar(2).mean()
+        };
+        let proof = Proof::default().optimizer(optimizer).plan(Plan::default().columns("first").rows("second"));
+        proven(verify_module_as(make_model, loss, &layouts, &proof), layouts.len());
+    }
+}
+
+/// Muon is for matrices only.
+fn muon_of_the_head() -> ModuleOptimizer {
+    let muon = MuonConfig::new().with_weight_decay(None).build();
+    adamw().with_group(ParamGroup::from_predicate("head.weight"), muon, None)
+}
+
+#[test]
+fn a_plan_that_does_not_fit_is_a_layout_that_fails() {
+    let make_model = |device: &Device| Classifier::new(device, 0.0);
+    let proof = Proof::default().plan(Plan::auto().columns("haed"));
+    let error = verify_module_as(make_model, Classifier::loss, &layouts(&["TP2"]), &proof).unwrap_err();
+    assert!(error.to_string().contains("pattern `haed` matches no parameter; the nearest is `module.head."), "{error}");
 }
 
 #[test]

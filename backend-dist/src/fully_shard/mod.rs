@@ -10,7 +10,7 @@
 //! use burn::module::Module;
 //! use burn::nn::LinearConfig;
 //! use burn::optim::{GradientsParams, SgdConfig};
-//! use burn::tensor::{Device, Tensor};
+//! use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 //!
 //! let device = Device::flex().autodiff().gradient_checkpointing();
 //! let model = LinearConfig::new(4, 3).init(&device);
@@ -33,6 +33,8 @@
 //! ```
 
 mod gathers;
+#[cfg(feature = "decorator")]
+mod logical;
 mod op;
 mod owners;
 mod sequence;
@@ -46,10 +48,11 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::comm::Group;
 use crate::gradients::average_gradients_of;
+use crate::local::{Placements, to_local};
 pub use gathers::Counts;
 use gathers::Gathers;
 use op::{Sharding, unshard};
@@ -106,7 +109,7 @@ impl FullyShard {
             owner: owners.owner(param.id).expect("every parameter found has an owner"),
             path: param.path,
             unit: param.unit,
-            length: param.length,
+            length: param.local,
         });
         let gathers = Gathers::new(params.collect(), group.clone());
         Self { owners: owners.into(), indices: Arc::new(indices), gathers: gathers.into(), device: None }
@@ -162,15 +165,18 @@ impl Reparameterizer for FullyShard {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Sharded>) {
-        let sharding = Sharding { gathers: self.gathers.clone(), index: self.indices.get(path).copied() };
+        let (gathers, index) = (self.gathers.clone(), self.indices.get(path).copied());
         let place = |value| match &self.device {
             Some(device) => moved(value, device),
             None => value,
         };
-        if sharding.index.is_none() {
-            return (param.map(place), Some(Sharded { sharding }));
+        if index.is_none() {
+            let param = param.map(place);
+            let sharding = Sharding { gathers, index, placements: Placements::of(&param.base()) };
+            return (param, Some(Sharded { sharding }));
         }
         let (id, value, mapper) = param.consume();
+        let sharding = Sharding { gathers, index, placements: Placements::of(&value) };
         let base = match sharding.is_owner() {
             true => place(value),
             false => stand_in(&value, self.device.as_ref()),
@@ -193,6 +199,13 @@ impl Reparameterizer for FullyShard {
 /// What a rank holds of a value that is another's: the shape, by one element.
 fn stand_in<const D: usize>(value: &Tensor<D>, device: Option<&Device>) -> Tensor<D> {
     let device = device.cloned().unwrap_or_else(|| value.device());
+    let placements = Placements::of(value);
+    if placements.is_logical() {
+        let share = placements.local_shape(value.shape());
+        let zeros = Tensor::<D>::zeros([1; D], (&device.inner(), value.dtype())).expand(share);
+        let zeros = as_leaf(placements.from_local(zeros), value.gradient_checkpointing_strategy());
+        return if value.is_require_grad() { zeros.require_grad() } else { zeros };
+    }
     let zeros = Tensor::<D>::zeros([1; D], (&device, value.dtype())).expand(value.shape());
     if value.is_require_grad() { zeros.require_grad() } else { zeros }
 }
@@ -205,11 +218,17 @@ fn moved<const D: usize>(value: Tensor<D>, device: &Device) -> Tensor<D> {
         return value.to_device(device);
     }
     let strategy = Tensor::<1>::zeros([1], device).gradient_checkpointing_strategy();
-    let mut leaf = Tensor::from_inner(value.to_device(&device.clone().inner()));
-    if let Some(strategy) = strategy {
-        leaf = leaf.with_gradient_checkpointing_strategy(strategy);
-    }
+    let leaf = as_leaf(value.to_device(&device.clone().inner()), strategy);
     if tracked { leaf.require_grad() } else { leaf }
+}
+
+/// `value` on its device with autodiff.
+fn as_leaf<const D: usize>(value: Tensor<D>, strategy: Option<GradientCheckpointingStrategy>) -> Tensor<D> {
+    let leaf = Tensor::from_inner(value);
+    match strategy {
+        Some(strategy) => leaf.with_gradient_checkpointing_strategy(strategy),
+        None => leaf,
+    }
 }
 
 /// Attached to a parameter: its `val()` is gathered.
@@ -248,7 +267,7 @@ impl ModuleVisitor for Bases<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(&index) = self.shards.indices.get(&self.path.join(".")) else { return };
         self.ids.insert(param.id);
-        let base = param.base().without_autodiff();
+        let base = to_local(param.base().without_autodiff());
         let own = self.shards.gathers.is_owner(index);
         self.values[index] = Some(if own { base.flatten(0, D - 1) } else { first(base) });
     }

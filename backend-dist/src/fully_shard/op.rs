@@ -19,6 +19,7 @@ use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, TensorMet
 use burn::tensor::{Slice, Tensor};
 
 use super::gathers::Gathers;
+use crate::local::Placements;
 
 /// How one parameter is sharded.
 #[derive(Clone)]
@@ -26,6 +27,8 @@ pub(super) struct Sharding {
     pub gathers: Arc<Gathers>,
     /// `None` for a parameter that stays whole on every rank.
     pub index: Option<usize>,
+    /// Where the parameter is, if it is on a logical device.
+    pub placements: Placements,
 }
 
 impl Sharding {
@@ -46,8 +49,8 @@ pub(super) fn unshard(base: DispatchTensor, sharding: Sharding) -> DispatchTenso
     Dispatch::unshard(base, sharding, false)
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait UnshardOps: Backend {
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Group: cfg(feature = "decorator"), Autodiff)]
+pub(super) trait UnshardOps: Backend {
     /// The whole value in the shape of `base`, which is the value or a stand-in of its shape.
     fn unshard(base: FloatTensor<Self>, sharding: Sharding, backward: bool) -> FloatTensor<Self>;
 

@@ -6,6 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::{Owners, running_states};
+use crate::local::Placements;
 
 /// Parameters with fewer elements stay whole on every rank unless [`Units::keep_below`] says otherwise.
 const KEEP_BELOW: usize = 10_000;
@@ -88,6 +89,8 @@ pub(super) struct Found {
     /// Number of the unit, in order of first appearance.
     pub unit: usize,
     pub length: usize,
+    /// Elements that a rank has of it when it is gathered: fewer on a logical device that shards it.
+    pub local: usize,
 }
 
 impl<'a> Find<'a> {
@@ -133,6 +136,10 @@ impl ModuleVisitor for Find<'_> {
             self.names.push(name.to_string());
             self.names.len() - 1
         });
-        self.params.push(Found { id: param.id, path, unit, length });
+        let local = match param.is_initialized() {
+            true => Placements::of(&param.base()).local_shape(param.lazy_shape()).num_elements(),
+            false => length,
+        };
+        self.params.push(Found { id: param.id, path, unit, length, local });
     }
 }

@@ -7,8 +7,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::comm::Group;
+use crate::local::{Placements, to_local};
 
-/// One parameter's gradient on this rank, flat.
+/// One parameter's gradient on this rank, flat. Of a parameter that is sharded on a logical device, each rank's share.
 pub struct FlatGrad {
     /// Of the parameter.
     pub id: ParamId,
@@ -101,8 +102,8 @@ impl ModuleVisitor for Flatten<'_> {
             return;
         }
         let value = param.val();
-        let length = value.shape().num_elements();
-        let grad = self.grads.remove::<D>(param.id).map(|grad| grad.reshape([length]));
+        let length = Placements::of(&value).local_shape(value.shape()).num_elements();
+        let grad = self.grads.remove::<D>(param.id).map(|grad| to_local(grad).reshape([length]));
         let dtype = grad.as_ref().map_or(value.dtype(), Tensor::dtype);
         self.params.push(FlatGrad { id: param.id, dtype, length, grad, device: value.device().inner() });
     }
@@ -116,7 +117,9 @@ struct Restore {
 impl ModuleVisitor for Restore {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(value) = self.values.remove(&param.id) {
-            self.grads.register::<D>(param.id, value.reshape(param.shape()));
+            let placements = Placements::of(&param.val());
+            let value = value.reshape(placements.local_shape(param.shape()));
+            self.grads.register::<D>(param.id, placements.from_local(value));
         }
     }
 }

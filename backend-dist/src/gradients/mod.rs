@@ -2,6 +2,7 @@
 //! an order that all ranks share.
 
 mod flat;
+mod placed;
 
 use std::collections::HashMap;
 
@@ -13,6 +14,7 @@ use crate::collective::all_reduce;
 use crate::comm::{Group, ReduceOp};
 use flat::put_back;
 pub use flat::{FlatGrad, dtypes, into_grads, split, take_used};
+pub use placed::place_gradients;
 
 /// Replaces every gradient by its mean over `group`.
 ///

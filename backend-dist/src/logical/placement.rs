@@ -32,6 +32,8 @@ pub enum Placement {
         /// Number of blocks.
         blocks: usize,
     },
+    /// Every rank holds a tensor of its own of this shape: see [`to_local`](crate::local::to_local).
+    Varying,
 }
 
 impl Placement {
@@ -53,7 +55,7 @@ impl Placement {
     pub fn dim(self) -> Option<usize> {
         match self {
             Self::Shard(dim) | Self::Strided { dim, .. } => Some(dim),
-            Self::Replicate | Self::Partial => None,
+            Self::Replicate | Self::Partial | Self::Varying => None,
         }
     }
 
@@ -83,6 +85,7 @@ impl fmt::Display for Placement {
             Self::Replicate => write!(f, "Replicate"),
             Self::Shard(dim) => write!(f, "Shard({dim})"),
             Self::Partial => write!(f, "Partial"),
+            Self::Varying => write!(f, "Varying"),
             Self::Strided { dim, blocks } => write!(f, "Strided({dim}, {blocks})"),
         }
     }

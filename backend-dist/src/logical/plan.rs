@@ -1,10 +1,10 @@
 //! What an operation needs on a mesh of several axes: the rules of its axes, one after the other.
 
-use super::Placement::{self, Partial, Replicate};
+use super::Placement::{self, Partial, Replicate, Varying};
 use super::localize::localize;
 use super::rules::{Decision, Operand, Policy, decide};
 use burn::tensor::{DType, Shape};
-use burn_ir::{BaseOperationIr, FloatOperationIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use std::collections::HashMap;
 
 /// One axis of the mesh, as rules see it.
@@ -54,9 +54,30 @@ pub struct OpPlan {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Homes {
     at: HashMap<(usize, Shape), Placement>,
+    sequence: bool,
 }
 
+/// Dimension of the sequence in activations `[batch, sequence, features]`.
+const SEQUENCE: usize = 1;
+
 impl Homes {
+    /// Sequence parallelism along the first axis: activations of three dimensions that are sums are scattered along the
+    /// second one, whether they have been gathered before or not.
+    pub fn with_sequence(mut self, sequence: bool) -> Self {
+        self.sequence = sequence;
+        self
+    }
+
+    /// Where sequence parallelism places the output of `op` if that is a table's rows, on an axis of `ranks` ranks.
+    pub fn of_embedding(&self, op: &OperationIr, ranks: usize) -> Option<(TensorIr, Placement)> {
+        match op {
+            OperationIr::Module(ModuleOperationIr::Embedding(op)) if self.sequence => {
+                sequence_shard(&op.out.shape, ranks).map(|at| (op.out.clone(), at))
+            }
+            _ => None,
+        }
+    }
+
     /// Notes the activations that `op` gathers for a weight according to `plan`.
     pub fn note<'s>(&mut self, op: &OperationIr, state: impl Fn(TensorId) -> &'s TensorState, plan: &OpPlan) {
         let OperationIr::Float(_, FloatOperationIr::Matmul(op)) = op else { return };
@@ -74,10 +95,17 @@ impl Homes {
         }
     }
 
-    fn of(&self, axis: usize, shape: &Shape) -> Option<Placement> {
+    fn of(&self, axis: usize, shape: &Shape, ranks: usize) -> Option<Placement> {
         // Most programs gather no activations.
-        if self.at.is_empty() { None } else { self.at.get(&(axis, shape.clone())).copied() }
+        let noted = if self.at.is_empty() { None } else { self.at.get(&(axis, shape.clone())).copied() };
+        noted.or_else(|| if self.sequence && axis == 0 { sequence_shard(shape, ranks) } else { None })
     }
+}
+
+/// `[batch, sequence, features]` sharded along the sequence, if the ranks divide it.
+fn sequence_shard(shape: &Shape, ranks: usize) -> Option<Placement> {
+    let at = Placement::Shard(SEQUENCE);
+    (ranks > 1 && shape.num_dims() == 3 && at.local_shape(shape, ranks).is_some()).then_some(at)
 }
 
 /// The plan of `op`, whose inputs are in the states that `state` gives.
@@ -94,7 +122,7 @@ pub fn plan<'s>(
     let mut outputs: Vec<_> = op.outputs().map(output).collect();
     let (mut scale, mut fell_back) = (None, false);
     for (i, axis) in axes.iter().enumerate() {
-        let home = |id: TensorId| op.inputs().find(|x| x.id == id).and_then(|x| homes.of(i, &x.shape));
+        let home = |id: TensorId| op.inputs().find(|x| x.id == id).and_then(|x| homes.of(i, &x.shape, axis.ranks));
         let at = |id: TensorId| Known { at: state(id).at[i], weight: state(id).weight, home: home(id) };
         let decided = along_axis(&local, at, axis);
         for (id, placements) in &mut inputs {
@@ -127,6 +155,13 @@ fn along_axis(op: &OperationIr, known: impl Fn(TensorId) -> Known, axis: &MeshAx
     let at = |x: &TensorIr| known(x.id).at;
     if op.inputs().all(|x| at(x) == Replicate) {
         return whole(false);
+    }
+    if op.inputs().any(|x| at(x) == Varying) {
+        // Every rank computes with its own.
+        let own = |x: &TensorIr| if at(x) == Varying { Varying } else { Replicate };
+        let inputs = op.inputs().map(|x| (x.id, own(x)));
+        let placements = inputs.chain(op.outputs().map(|x| (x.id, Varying))).collect();
+        return AxisPlan { placements, scale: None, fell_back: false };
     }
     let operand = |x| operand(x, &known);
     match decide(op, &operand, axis).and_then(|decision| assigned(op, decision, axis.ranks)) {

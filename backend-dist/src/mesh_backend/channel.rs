@@ -1,12 +1,16 @@
 //! The decorator as a backend of Burn: a router whose only client is a rank's interpreter.
 
+use super::command;
 use super::device::MeshDevice;
+use super::follow::{Followers, Message};
 use super::interpreter::Interpret;
+use crate::collective_ops::Collective;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterChannel, RouterClient, RouterTensor};
 use burn_std::future::{DynFut, block_on};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A complete backend of Burn.
@@ -20,30 +24,64 @@ pub(super) struct MeshChannel;
 #[derive(Clone)]
 pub(super) struct MeshClient {
     pub device: MeshDevice,
-    interpreter: Arc<Mutex<dyn Interpret>>,
+    interpreter: Arc<Mutex<Box<dyn Interpret>>>,
     /// Tensors that nobody has any more.
     ///
     /// Burn's autodiff frees what is left of *all* graphs of the process at the end of a backward pass, so a rank drops
     /// tensors of another. It must not wait then for the other, which may wait for this one in a collective.
     dropped: Arc<Mutex<Vec<TensorId>>>,
+    /// Ranks that do what this one does, in the order in which its interpreter does it.
+    followers: Followers,
+    /// Of the last tensor. Followers get ids with the tensors, so interpreters have others for what they make.
+    last: Arc<AtomicU64>,
 }
 
 impl MeshClient {
-    pub fn new(device: MeshDevice, interpreter: impl Interpret + 'static) -> Self {
-        Self { device, interpreter: Arc::new(Mutex::new(interpreter)), dropped: Arc::default() }
+    pub fn new(device: MeshDevice, interpreter: Box<dyn Interpret>, followers: Followers) -> Self {
+        let (interpreter, dropped) = (Arc::new(Mutex::new(interpreter)), Arc::default());
+        Self { device, interpreter, dropped, followers, last: Arc::default() }
     }
 
     /// The interpreter, without tensors that were dropped.
-    pub fn interpreter(&self) -> MutexGuard<'_, dyn Interpret + 'static> {
+    pub fn interpreter(&self) -> MutexGuard<'_, Box<dyn Interpret>> {
         let mut interpreter = lock(&self.interpreter);
         let dropped = std::mem::take(&mut *lock(&self.dropped));
-        dropped.into_iter().for_each(|id| interpreter.drop_tensor(id));
+        if !dropped.is_empty() {
+            dropped.iter().for_each(|id| interpreter.drop_tensor(*id));
+            self.followers.tell(|| Message::Drop(dropped.clone()));
+        }
         interpreter
+    }
+
+    /// What `message` says, here and on the followers, which begin first.
+    pub fn everywhere(&self, message: Message) {
+        let mut interpreter = self.interpreter();
+        self.followers.tell(|| message.clone());
+        message.obey(&mut **interpreter);
+    }
+
+    /// A collective of all ranks' shares of `x` over their groups of this name. No lock is held meanwhile.
+    pub fn collective(&self, x: TensorIr, what: Collective, group: &str) -> TensorId {
+        let out = self.new_id();
+        let run = {
+            let mut interpreter = self.interpreter();
+            let (x, what) = (&x, &what);
+            self.followers.tell(|| Message::Collective { x: x.clone(), out, what: what.clone(), group: group.into() });
+            interpreter.collective(x.clone(), out, what.clone(), group)
+        };
+        run();
+        self.interpreter().arrived(out);
+        out
+    }
+
+    /// A name for a tensor to come.
+    pub fn new_id(&self) -> TensorId {
+        TensorId::new(self.last.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
 
 /// A rank that stops within a collective unwinds with the lock and then drops its tensors.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -53,12 +91,21 @@ impl RouterClient for MeshClient {
     fn register_op(&self, op: OperationIr) {
         match op {
             OperationIr::Drop(tensor) => lock(&self.dropped).push(tensor.id),
-            op => self.interpreter().run(op),
+            // The data came with the tensor; a command waits for what follows.
+            OperationIr::Init(_) => {}
+            op => {
+                let command = command::take();
+                let mut interpreter = self.interpreter();
+                self.followers.tell(|| Message::Run(Box::new(op.clone()), command.clone()));
+                interpreter.run(op, command);
+            }
         }
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        self.interpreter().read(tensor)
+        let mut interpreter = self.interpreter();
+        self.followers.tell(|| Message::Gather(tensor.clone()));
+        interpreter.read(tensor)
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {
@@ -70,12 +117,13 @@ impl RouterClient for MeshClient {
     }
 
     fn create_empty_handle(&self) -> TensorId {
-        self.interpreter().new_id()
+        self.new_id()
     }
 
     fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
         let (shape, dtype) = (data.shape().clone(), data.dtype());
-        let id = self.interpreter().register_data(data);
+        let id = self.new_id();
+        self.everywhere(Message::Data(id, data));
         RouterTensor::new(id, shape, dtype, self.clone())
     }
 
@@ -84,7 +132,7 @@ impl RouterClient for MeshClient {
     }
 
     fn seed(&self, seed: u64) {
-        self.interpreter().seed(seed);
+        self.everywhere(Message::Seed(seed));
     }
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {

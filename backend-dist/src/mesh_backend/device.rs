@@ -1,9 +1,11 @@
 //! Logical devices: how a program gets one, and which exist.
 
 use super::channel::{MeshBackend, MeshChannel, MeshClient};
-use super::interpreter::Interpreter;
+use super::follow::Followers;
+use super::interpreter::{Interpret, Interpreter};
 use super::options::LogicalOptions;
 use super::report::Report;
+use crate::comm::Group;
 use crate::launch::Rank;
 use crate::logical::MeshAxis;
 use crate::logical::rules::Policy;
@@ -139,20 +141,20 @@ struct Made {
 impl LogicalDevices {
     /// The logical device of `rank` along `axes`.
     pub fn device(&self, rank: &Rank, axes: &[Axis], options: LogicalOptions) -> Device {
-        let mut made = lock(&self.made);
-        if let Some(made) = made.iter().find(|made| made.axes == axes && made.options == options) {
+        if let Some(made) = lock(&self.made).iter().find(|made| made.axes == axes && made.options == options) {
             return made.device.clone();
         }
-        let (slot, opened) = Slot::open(rank.device.settings(), |member| client(rank, axes, options, member));
-        let device = Device::new(slot.group);
-        lock(&LIVE).push(Live { device: device.clone(), client: opened.client, axes: axes.to_vec() });
-        made.push(Made {
-            axes: axes.to_vec(),
-            options,
-            device: device.clone(),
-            slot,
-            registration: opened.registration,
-        });
+        self.make(rank, &Wanted { axes, across: &[], sequence: false, options }, Followers::default())
+    }
+
+    /// A logical device of which `followers` are other ranks.
+    pub(super) fn make(&self, rank: &Rank, wanted: &Wanted, followers: Followers) -> Device {
+        let client = |member| MeshClient::new(member, interpreter(rank, wanted), followers);
+        let (slot, opened) = Slot::open(rank.device.settings(), client);
+        let (device, axes) = (Device::new(slot.group), wanted.axes.to_vec());
+        lock(&LIVE).push(Live { device: device.clone(), client: opened.client, axes: axes.clone() });
+        let (options, registration) = (wanted.options, opened.registration);
+        lock(&self.made).push(Made { axes, options, device: device.clone(), slot, registration });
         device
     }
 }
@@ -167,18 +169,32 @@ impl Drop for LogicalDevices {
     }
 }
 
-fn client(rank: &Rank, axes: &[Axis], options: LogicalOptions, member: MeshDevice) -> MeshClient {
-    let groups: Vec<_> = axes.iter().map(|&axis| rank.group(axis)).collect();
-    let mesh_axes =
-        axes.iter().zip(&groups).map(|(&axis, group)| MeshAxis { ranks: group.size(), policy: policy(axis) });
-    let mesh_axes = mesh_axes.collect();
+/// What a logical device is to have.
+pub(super) struct Wanted<'a> {
+    /// Along which its tensors are distributed.
+    pub axes: &'a [Axis],
+    /// Of other collectives.
+    pub across: &'a [Axis],
+    /// Sequence parallelism along the first axis.
+    pub sequence: bool,
+    pub options: LogicalOptions,
+}
+
+/// A rank's interpreter.
+pub(super) fn interpreter(rank: &Rank, wanted: &Wanted) -> Box<dyn Interpret> {
+    let groups = |axes: &[Axis]| axes.iter().map(|&axis| rank.group(axis)).collect::<Vec<Group>>();
+    let (within, across) = (groups(wanted.axes), groups(wanted.across));
+    let mesh_axis = |(&axis, group): (&Axis, &Group)| MeshAxis { ranks: group.size(), policy: policy(axis) };
+    let axes = wanted.axes.iter().zip(&within).map(mesh_axis).collect();
     match rank.device.as_dispatch() {
         DispatchDevice::Flex(device) => {
-            MeshClient::new(member, Interpreter::<burn::backend::Flex>::new(*device, groups, mesh_axes, options))
+            let interpreter = Interpreter::<burn::backend::Flex>::new(*device, within, axes, wanted.options);
+            Box::new(interpreter.with_across(across).with_sequence(wanted.sequence))
         }
         #[cfg(feature = "cuda")]
         DispatchDevice::Cube(device) => {
-            MeshClient::new(member, Interpreter::<burn::backend::Cube>::new(device.clone(), groups, mesh_axes, options))
+            let interpreter = Interpreter::<burn::backend::Cube>::new(device.clone(), within, axes, wanted.options);
+            Box::new(interpreter.with_across(across).with_sequence(wanted.sequence))
         }
         other => panic!("a logical device needs ranks on CPUs or GPUs without autodiff, not on {other:?}"),
     }

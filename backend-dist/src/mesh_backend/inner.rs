@@ -7,13 +7,19 @@ use super::executor::{Launch, Limits, Written};
 use crate::collective_ops::CollectiveOps;
 use crate::ops::LocalKernels;
 use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::tensor::{DType, TensorData};
-use burn_ir::BackendIr;
+use burn_ir::{BackendIr, HandleKind};
 
 /// A backend that runs a rank's share of every operation.
 pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
+    /// The tensor in memory of its own: a slice may be a view that keeps all of what it is a slice of.
+    fn owned(x: HandleKind<Self>) -> HandleKind<Self> {
+        x
+    }
+
     /// Which operations may run together as one kernel.
     fn chains(autocast: bool) -> Limits;
     /// Whether that is quicker than one kernel each.
@@ -29,6 +35,16 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
 }
 
 impl Inner for Flex {
+    fn owned(x: HandleKind<Self>) -> HandleKind<Self> {
+        let owned = |x: FlexTensor| FlexTensor::from_data(x.into_data());
+        match x {
+            HandleKind::Float(x) => HandleKind::Float(owned(x)),
+            HandleKind::Int(x) => HandleKind::Int(owned(x)),
+            HandleKind::Bool(x) => HandleKind::Bool(owned(x)),
+            quantized @ HandleKind::Quantized(_) => quantized,
+        }
+    }
+
     const FUSES: bool = false;
 
     fn chains(autocast: bool) -> Limits {

@@ -1,18 +1,22 @@
 //! Runs operations on logical tensors: places the inputs, and lets the inner backend run the rank's share.
 
+mod across;
+mod commands;
 mod inputs;
 mod views;
 
-use super::command::{self, Command};
+use super::command::Command;
 use super::executor::Executor;
 use super::inner::Inner;
 use super::options::LogicalOptions;
 use super::random::Random;
 use super::report::Report;
 use super::table::{self, Table};
+use crate::collective_ops::Collective;
 use crate::comm::Group;
 use crate::logical::Placement::Replicate;
 use crate::logical::{Homes, MeshAxis, TensorState, keeps_weights, plan};
+use across::Arrivals;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Distribution, Shape, TensorData};
 use burn_ir::{
@@ -25,16 +29,27 @@ use std::collections::hash_map::Entry;
 
 /// An interpreter over any inner backend.
 pub(super) trait Interpret: Send {
-    /// Runs one operation, which is no drop.
-    fn run(&mut self, op: OperationIr);
+    /// Runs one operation, which makes a tensor, or obeys the command that it carries.
+    fn run(&mut self, op: OperationIr, command: Option<Command>);
     /// Forgets a tensor.
     fn drop_tensor(&mut self, id: TensorId);
     /// The whole tensor; a collective unless it is replicated.
     fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>>;
+    /// Takes part in a read of another rank.
+    fn gather(&mut self, tensor: TensorIr);
     /// A new tensor of the same data on every rank.
-    fn register_data(&mut self, data: TensorData) -> TensorId;
-    /// A name for a tensor to come.
-    fn new_id(&mut self) -> TensorId;
+    fn register_data(&mut self, id: TensorId, data: TensorData);
+    /// A collective over the group of this name on the rank's share of `x`. The caller runs what is returned, without a
+    /// lock: ranks that it waits for may free tensors of this one. Then `out` has [arrived](Self::arrived).
+    fn collective(&mut self, x: TensorIr, out: TensorId, what: Collective, group: &str) -> Box<dyn FnOnce() + Send>;
+    /// `out` is what the collective has given, in the placements of its input.
+    fn arrived(&mut self, out: TensorId);
+    /// The tensors from `id` on that are not whole on every rank.
+    fn distributed_since(&self, id: TensorId) -> Vec<TensorIr>;
+    /// Makes the tensor whole on every rank.
+    fn make_whole(&mut self, tensor: TensorIr);
+    /// `out` is what the rank holds of `x`, as its share of a tensor in this state.
+    fn alias(&mut self, x: TensorId, out: TensorId, state: TensorState);
     /// Begins the stream of random numbers.
     fn seed(&mut self, seed: u64);
     /// Waits for the inner device.
@@ -49,11 +64,18 @@ pub(super) trait Interpret: Send {
     fn ranks(&self, axis: usize) -> usize;
 }
 
+/// The first id of tensors that only the rank knows; those of programs are below.
+const OWN_IDS: u64 = 1 << 62;
+
 /// One rank's interpreter.
 pub(super) struct Interpreter<B: Inner> {
     executor: Executor<B>,
     device: B::Device,
     groups: Vec<Group>,
+    /// Groups whose members have tensors of their own, as those of data parallelism.
+    across: Vec<Group>,
+    /// What their collectives have given.
+    arrivals: Arrivals<B>,
     axes: Vec<MeshAxis>,
     table: Table,
     next: u64,
@@ -71,11 +93,31 @@ impl<B: Inner> Interpreter<B> {
             groups,
             axes,
             table: Table::default(),
-            next: 0,
+            across: Vec::new(),
+            arrivals: Arrivals::default(),
+            next: OWN_IDS,
             random: Random::default(),
             homes: Homes::default(),
             report: Report::default(),
         }
+    }
+
+    /// With collectives over other groups.
+    pub fn with_across(mut self, across: Vec<Group>) -> Self {
+        self.across = across;
+        self
+    }
+
+    /// With sequence parallelism along the first axis, or without.
+    pub fn with_sequence(mut self, sequence: bool) -> Self {
+        self.homes = self.homes.with_sequence(sequence);
+        self
+    }
+
+    /// A name for a tensor that only this rank knows.
+    fn new_id(&mut self) -> TensorId {
+        self.next += 1;
+        TensorId::new(self.next)
     }
 
     fn replicated(&self) -> TensorState {
@@ -95,7 +137,8 @@ impl<B: Inner> Interpreter<B> {
                 consumed.push(x.id);
             }
         }
-        if !is_whole {
+        let is_embedding = self.axes.first().is_some_and(|axis| self.homes.of_embedding(&op, axis.ranks).is_some());
+        if !is_whole || is_embedding {
             return Some(op);
         }
         let weight = from_weight && keeps_weights(&op);
@@ -143,10 +186,12 @@ impl<B: Inner> Interpreter<B> {
         for (id, state) in plan.outputs {
             self.table.insert(id, state, id);
         }
+        op.outputs().for_each(|out| self.table.describe(out));
         if let Some(factor) = plan.scale {
             self.scale(&op, factor);
         }
         self.link_view(&op);
+        self.shard_sequence(&op);
         for (id, local) in locals {
             if local.is_temporary {
                 self.drop_local(local.id);
@@ -186,37 +231,6 @@ impl<B: Inner> Interpreter<B> {
         }
     }
 
-    /// Obeys a command about the input of `carrier`, and makes its output the input.
-    fn carry(&mut self, command: Command, carrier: OperationIr) {
-        let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
-        let outputs: Vec<TensorId> = carrier.outputs().map(|x| x.id).collect();
-        let ([x], [out]) = (&inputs[..], &outputs[..]) else {
-            panic!("{command:?} was carried by {}", name(&carrier));
-        };
-        let entry = self.table.get(x.id);
-        let (shard, mut state) = (entry.local, entry.state.clone());
-        let from = state.at.clone();
-        if let Command::Move { axis, to, weight } = command {
-            state.at[axis] = to;
-            state.weight = weight;
-        }
-        let is_consumed = x.status == TensorStatus::ReadWrite;
-        if from == state.at {
-            self.executor.register_alias(*out, shard);
-            self.table.insert(*out, state, *out);
-            if is_consumed {
-                self.drop_tensor(x.id);
-            }
-        } else {
-            let id = self.moved(x, shard, (&from, &state.at), is_consumed);
-            self.table.insert(*out, state, id);
-            if is_consumed && let Some(entry) = self.table.remove(x.id) {
-                self.drop_copies(entry);
-            }
-        }
-        command::answer(from);
-    }
-
     fn drop_copies(&mut self, entry: table::Entry) {
         for (_, copy) in entry.copies {
             self.drop_local(copy);
@@ -231,12 +245,11 @@ impl<B: Inner> Interpreter<B> {
 }
 
 impl<B: Inner> Interpret for Interpreter<B> {
-    fn run(&mut self, op: OperationIr) {
+    fn run(&mut self, op: OperationIr, command: Option<Command>) {
         match op {
-            // The data came with the tensor.
-            OperationIr::Init(_) => {}
             OperationIr::Drop(tensor) => self.drop_tensor(tensor.id),
-            op => match command::take() {
+            op => match command {
+                Some(Command::Adopt(id)) => self.adopt(id, &op),
                 Some(command) => self.carry(command, op),
                 None => match &op {
                     OperationIr::Float(_, FloatOperationIr::Random(random))
@@ -274,17 +287,37 @@ impl<B: Inner> Interpret for Interpreter<B> {
         data
     }
 
-    fn register_data(&mut self, data: TensorData) -> TensorId {
-        let id = self.new_id();
+    fn gather(&mut self, x: TensorIr) {
+        self.take_part(x);
+    }
+
+    fn register_data(&mut self, id: TensorId, data: TensorData) {
         self.executor.register_data(id, data);
         let state = self.replicated();
         self.table.insert(id, state, id);
-        id
     }
 
-    fn new_id(&mut self) -> TensorId {
-        self.next += 1;
-        TensorId::new(self.next)
+    fn collective(&mut self, x: TensorIr, out: TensorId, what: Collective, group: &str) -> Box<dyn FnOnce() + Send> {
+        self.start_across(x, out, what, group)
+    }
+
+    fn arrived(&mut self, out: TensorId) {
+        self.end_across(out);
+    }
+
+    fn distributed_since(&self, id: TensorId) -> Vec<TensorIr> {
+        self.table.since(id).collect()
+    }
+
+    fn make_whole(&mut self, x: TensorIr) {
+        let whole = self.replicated().at;
+        self.place_for_good(&x, whole);
+    }
+
+    fn alias(&mut self, x: TensorId, out: TensorId, state: TensorState) {
+        let local = self.table.get(x).local;
+        self.executor.register_alias(out, local);
+        self.table.insert(out, state, out);
     }
 
     fn seed(&mut self, seed: u64) {

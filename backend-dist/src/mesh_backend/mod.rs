@@ -32,19 +32,23 @@ mod channel;
 mod command;
 mod device;
 mod executor;
+mod follow;
 mod ids;
 mod inner;
 mod interpreter;
+pub(crate) mod local;
 mod options;
 mod random;
 mod redistribute;
 mod report;
 mod reshard;
 mod table;
+mod team;
 
 pub use device::{MeshDevice, explain};
 pub use options::LogicalOptions;
 pub use redistribute::Redistribute;
 pub use report::{Count, Report};
+pub use team::Teams;
 
 pub(crate) use device::LogicalDevices;

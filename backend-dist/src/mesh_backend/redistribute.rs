@@ -55,7 +55,7 @@ macro_rules! redistribute {
 
             fn placement(&self, axis: Axis) -> Placement {
                 let (_, axis) = axis_of(&self.device(), axis);
-                command::send(Command::Where, || $detached(self).mul_scalar(1)).1[axis]
+                command::send(Command::Where, || $detached(self).mul_scalar(1)).1.state.at[axis]
             }
 
             fn redistribute_parameter(self, _: &Rank, axis: Axis, to: Placement) -> Self {
@@ -95,7 +95,7 @@ fn checked(device: &Device, shape: &[usize], axis: Axis, to: Placement) -> usize
     let (live, index) = axis_of(device, axis);
     let ranks = live.client.interpreter().ranks(index);
     match to {
-        Placement::Partial | Placement::Strided { .. } => {
+        Placement::Partial | Placement::Strided { .. } | Placement::Varying => {
             panic!("axis {axis}: {to} is what operations make; ask for Replicate or Shard")
         }
         Placement::Shard(dim) if dim >= shape.len() => {

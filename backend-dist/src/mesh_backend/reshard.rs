@@ -4,7 +4,7 @@ use super::inner::Inner;
 use super::report::Report;
 use crate::collective_ops::Collective;
 use crate::comm::{Group, ReduceOp};
-use crate::logical::Placement::{self, Partial, Replicate, Shard, Strided};
+use crate::logical::Placement::{self, Partial, Replicate, Shard, Strided, Varying};
 use burn::backend::TensorMetadata;
 use burn::tensor::{IntDType, Shape, Slice};
 use burn_ir::HandleKind;
@@ -69,7 +69,7 @@ fn step<B: Inner>(
     };
     match (from, to) {
         _ if from == to => x,
-        (Replicate, Shard(dim)) => slice(x, dim, group),
+        (Replicate, Shard(dim)) => B::owned(slice(x, dim, group)),
         (Replicate, Partial) if group.rank() == 0 => x,
         (Replicate, Partial) => zeros(x),
         (Shard(dim), Replicate) => collective("all-gather", x, Collective::AllGather(dim)),
@@ -82,7 +82,8 @@ fn step<B: Inner>(
             all_to_all(x, from, to, group)
         }
         (Shard(_), Partial) => unreachable!("no rule wants a sharded tensor as a sum"),
-        (Replicate | Partial | Strided { .. }, _) | (_, Strided { .. }) => x,
+        // What varies is this rank's own, and stays so.
+        (Replicate | Partial | Strided { .. } | Varying, _) | (_, Strided { .. } | Varying) => x,
     }
 }
 
@@ -108,7 +109,8 @@ fn all_to_all<B: Inner>(x: HandleKind<B>, from: usize, to: usize, group: &Group)
     reshape(permute(x, &back), split)
 }
 
-fn run_collective<B: Inner>(x: HandleKind<B>, what: Collective, group: &Group) -> HandleKind<B> {
+/// A collective over `group`.
+pub(super) fn run_collective<B: Inner>(x: HandleKind<B>, what: Collective, group: &Group) -> HandleKind<B> {
     match x {
         HandleKind::Float(x) => HandleKind::Float(B::collective(x, what, None, group.clone())),
         HandleKind::Int(x) => HandleKind::Int(B::collective_int(x, what, group.clone())),

@@ -1,8 +1,10 @@
 //! What a rank knows of each logical tensor.
 
 use super::ids::ById;
-use crate::logical::{Placement, TensorState};
-use burn_ir::{OperationIr, TensorId};
+use crate::logical::Placement::{self, Partial};
+use crate::logical::TensorState;
+use burn::tensor::{DType, Shape};
+use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 
 /// One logical tensor.
 #[derive(Debug)]
@@ -15,6 +17,8 @@ pub(super) struct Entry {
     pub copies: Vec<(Vec<Placement>, TensorId)>,
     /// What it is a view of.
     pub source: Option<Source>,
+    /// Its shape and type, if an operation made it.
+    described: Option<(Shape, DType)>,
 }
 
 /// The tensor of which another is a view, which may have been dropped since.
@@ -34,7 +38,23 @@ pub(super) struct Table {
 
 impl Table {
     pub fn insert(&mut self, id: TensorId, state: TensorState, local: TensorId) {
-        self.entries.insert(id, Entry { state, local, copies: Vec::new(), source: None });
+        self.entries.insert(id, Entry { state, local, copies: Vec::new(), source: None, described: None });
+    }
+
+    /// Notes shape and type of a tensor.
+    pub fn describe(&mut self, x: &TensorIr) {
+        self.get_mut(x.id).described = Some((x.shape.clone(), x.dtype));
+    }
+
+    /// The tensors that operations made, from `id` on, that are not whole on every rank.
+    pub fn since(&self, id: TensorId) -> impl Iterator<Item = TensorIr> {
+        let is_distributed = |entry: &Entry| entry.state.at.iter().any(|at| at.is_shard() || *at == Partial);
+        let entries =
+            self.entries.iter().filter(move |(other, entry)| other.value() >= id.value() && is_distributed(entry));
+        entries.filter_map(|(&id, entry)| {
+            let (shape, dtype) = entry.described.clone()?;
+            Some(TensorIr { id, shape, dtype, status: TensorStatus::ReadOnly })
+        })
     }
 
     /// # Panics

@@ -79,4 +79,26 @@ pub enum PlanError {
         /// `columns` or `rows`.
         style: &'static str,
     },
+    /// Nothing is sharded.
+    #[error(
+        "plan: no parameter is sharded over the {ranks} ranks of axis {axis}: none is of a type that Plan::auto() knows; name \
+         layers with .columns(\"..\") and .rows(\"..\"), or leave the axis out"
+    )]
+    Nothing {
+        /// Ranks along the axis.
+        ranks: usize,
+        /// The axis.
+        axis: Axis,
+    },
+    /// Sequence parallelism has nothing to begin with.
+    #[error(
+        "plan: sequence parallelism over the {ranks} ranks of axis {axis} begins with an embedding, or with a matrix sharded by \
+         rows, and the plan shards none; name one with .rows(\"..\"), or leave SP out"
+    )]
+    Sequence {
+        /// Ranks along the axis.
+        ranks: usize,
+        /// The axis.
+        axis: Axis,
+    },
 }

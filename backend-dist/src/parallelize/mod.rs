@@ -33,9 +33,12 @@ pub use error::PlanError;
 pub use plan::{Plan, Style};
 
 use crate::launch::Rank;
+use crate::logical::Placement;
 use burn::module::{Module, ModuleDisplay};
-use parameters::parameters;
+use burn::tensor::Device;
+use parameters::{Parameter, parameters};
 use place::Placer;
+use std::collections::HashMap;
 
 /// The module with its parameters placed as `plan` says. They must be on a logical device of `rank` that has the plan's
 /// axis. All ranks of the axis must call this alike, with the same values.
@@ -44,9 +47,57 @@ use place::Placer;
 /// A pattern that no parameter matches, and a size that the ranks do not divide: see [`PlanError`]. Nothing has been
 /// moved then.
 pub fn parallelize<M: Module + ModuleDisplay>(module: M, rank: &Rank, plan: &Plan) -> Result<M, PlanError> {
-    let ranks = rank.mesh.axis_size(plan.axis());
-    let parameters = parameters(&module);
-    let heads = attributes::attributes(&module, &["n_heads", "n_heads_kv"]);
-    let placements = plan.placements(&parameters, &heads, ranks)?;
+    let placements = placements(&module, plan, rank.mesh.axis_size(plan.axis()))?;
     Ok(module.map(&mut Placer::new(rank, plan.axis(), placements)))
+}
+
+/// [`parallelize`] of a module on another device: its parameters move to the logical device `device`, and each of those
+/// that the plan shards is placed before the next one moves.
+///
+/// # Errors
+/// As [`parallelize`].
+pub fn parallelize_on<M: Module + ModuleDisplay>(
+    module: M,
+    device: &Device,
+    rank: &Rank,
+    plan: &Plan,
+) -> Result<M, PlanError> {
+    let placements = placements(&module, plan, rank.mesh.axis_size(plan.axis()))?;
+    Ok(module.map(&mut Placer::new(rank, plan.axis(), placements).on(device)).fork(device))
+}
+
+/// Whether `plan` fits `module` on `ranks` ranks and shards something, and with `sequence` something that sequence
+/// parallelism can begin with: an embedding, or a matrix by rows.
+///
+/// # Errors
+/// As [`parallelize`], and [`PlanError::Nothing`] or [`PlanError::Sequence`].
+pub fn check<M: Module + ModuleDisplay>(
+    module: &M,
+    plan: &Plan,
+    ranks: usize,
+    sequence: bool,
+) -> Result<(), PlanError> {
+    let (placements, axis) = (placements(module, plan, ranks)?, plan.axis());
+    if placements.is_empty() {
+        return Err(PlanError::Nothing { ranks, axis });
+    }
+    let parameters = parameters(module);
+    let begins_sequence = |parameter: &Parameter| match placements.get(&parameter.path()) {
+        Some(Placement::Shard(0)) => parameter.shape.len() == 2,
+        Some(_) => parameter.above(0).is_some_and(|field| field.container == "Embedding"),
+        None => false,
+    };
+    match !sequence || parameters.iter().any(begins_sequence) {
+        true => Ok(()),
+        false => Err(PlanError::Sequence { ranks, axis }),
+    }
+}
+
+fn placements<M: Module + ModuleDisplay>(
+    module: &M,
+    plan: &Plan,
+    ranks: usize,
+) -> Result<HashMap<String, Placement>, PlanError> {
+    let heads = attributes::attributes(module, &["n_heads", "n_heads_kv"]);
+    plan.placements(&parameters(module), &heads, ranks)
 }

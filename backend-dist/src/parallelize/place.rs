@@ -6,7 +6,7 @@ use crate::logical::Placement;
 use crate::mesh::Axis;
 use crate::mesh_backend::Redistribute;
 use burn::module::{ModuleMapper, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use std::collections::HashMap;
 
 pub(super) struct Placer<'a> {
@@ -14,12 +14,19 @@ pub(super) struct Placer<'a> {
     axis: Axis,
     placements: HashMap<String, Placement>,
     fields: Vec<Field>,
+    device: Option<Device>,
 }
 
 impl<'a> Placer<'a> {
     /// By path; parameters that are not in the map stay where they are.
     pub fn new(rank: &'a Rank, axis: Axis, placements: HashMap<String, Placement>) -> Self {
-        Self { rank, axis, placements, fields: Vec::new() }
+        Self { rank, axis, placements, fields: Vec::new(), device: None }
+    }
+
+    /// Moves all parameters to this device, as leaves with its gradient checkpointing.
+    pub fn on(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
+        self
     }
 }
 
@@ -33,12 +40,32 @@ impl ModuleMapper for Placer<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(&to) = self.placements.get(&join(&self.fields)) else { return param };
-        param.map(|value| {
-            let is_tracked = value.is_require_grad();
-            // A leaf on the same device: one with gradient checkpointing is another to Burn.
-            let placed = value.detach().redistribute_parameter(self.rank, self.axis, to);
-            placed.detach().set_require_grad(is_tracked)
-        })
+        let to = self.placements.get(&join(&self.fields)).copied();
+        match (&self.device, to) {
+            (None, None) => param,
+            (None, Some(to)) => param.map(|value| {
+                let is_tracked = value.is_require_grad();
+                // A leaf on the same device: one with gradient checkpointing is another to Burn.
+                let placed = value.detach().redistribute_parameter(self.rank, self.axis, to);
+                placed.detach().set_require_grad(is_tracked)
+            }),
+            (Some(device), to) => param.map(|value| {
+                let (is_tracked, is_autodiff) = (value.is_require_grad(), value.device().is_autodiff());
+                let moved = value.without_autodiff().to_device(&device.clone().inner());
+                let placed = match to {
+                    Some(to) => moved.redistribute_parameter(self.rank, self.axis, to),
+                    None => moved,
+                };
+                if !is_autodiff {
+                    return placed;
+                }
+                let leaf = Tensor::from_inner(placed);
+                let leaf = match device.gradient_checkpointing_strategy() {
+                    Some(strategy) => leaf.with_gradient_checkpointing_strategy(strategy),
+                    None => leaf,
+                };
+                leaf.set_require_grad(is_tracked)
+            }),
+        }
     }
 }

@@ -73,7 +73,8 @@ impl Plan {
         self.with(pattern, Style::Replicate)
     }
 
-    pub(super) fn axis(&self) -> Axis {
+    /// The axis along which parameters are sharded.
+    pub fn axis(&self) -> Axis {
         self.axis
     }
 

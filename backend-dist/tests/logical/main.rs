@@ -4,6 +4,7 @@ mod misuse;
 mod operations;
 mod property;
 mod random;
+mod teams;
 
 use burn::tensor::{Device, FloatDType};
 use std::sync::Once;

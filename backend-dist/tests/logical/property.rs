@@ -31,7 +31,7 @@ fn placed(x: Tensor<3>, rank: &Rank, axis: Axis, at: Placement) -> Tensor<3> {
     match at {
         Replicate => x,
         Shard(dim) if x.dims()[dim].is_multiple_of(n) => x.redistribute(rank, axis, Shard(dim)),
-        Shard(_) | Placement::Strided { .. } => x,
+        Shard(_) | Placement::Strided { .. } | Placement::Varying => x,
         Partial => {
             let summand = x.clone() / n as f64;
             let summands = Tensor::cat(vec![summand.unsqueeze::<4>(); n], 0).redistribute(rank, axis, Shard(0));

@@ -8,5 +8,6 @@ mod failures;
 mod harness;
 mod llama;
 mod recurrent;
+mod sequence;
 mod training;
 mod transformer;

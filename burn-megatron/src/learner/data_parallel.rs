@@ -6,15 +6,17 @@ use std::sync::Mutex;
 use backend_dist::gpu;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::mesh_backend::Teams;
 use burn::data::dataloader::DataLoader;
 use burn::optim::OptimizerRecord;
-use burn::tensor::Device;
+use burn::tensor::{Device, Distribution, Tensor};
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
+use burn::train::{EventProcessorTraining, Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;
 
 use super::dp_rank::host;
 use super::items::Items;
+use super::mesh::TensorParallel;
 use super::rank_loop::{RankSetup, Shared};
 use super::report::{Failure, Fit, Fitted};
 use super::shares::{equal_shares, whole_shares};
@@ -23,7 +25,8 @@ use super::zero::records::{optimizer_record, split as split_states};
 use super::zero::{Owners, Units, Zero, running_states};
 
 /// Trains clones of the learner on shares of the data and averages their gradients.
-pub(super) struct DataParallel {
+pub(super) struct DataParallel<M> {
+    /// Data-parallel ranks.
     pub ranks: usize,
     /// One per rank, or none: then the ranks have devices like that of the model.
     pub devices: Vec<Device>,
@@ -31,9 +34,11 @@ pub(super) struct DataParallel {
     pub zero: u8,
     /// What stage 3 gathers together.
     pub units: Units,
+    /// How each data-parallel rank is several ranks.
+    pub tensor: Option<TensorParallel<M>>,
 }
 
-impl<M: LearnerModel> Fit<M> for DataParallel {
+impl<M: LearnerModel> Fit<M> for DataParallel<M> {
     fn fit(
         &self,
         mut components: TrainingComponents<M>,
@@ -49,9 +54,10 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
                 return Fitted { model: learner.model(), processor: components.event_processor, failure };
             }
         };
+        let seed = self.tensor.as_ref().map_or(0, |_| drawn(&devices[0]));
         // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned. With
-        // ZeRO 3 the model may be too large for a device.
-        if self.zero < 3 {
+        // ZeRO 3, or sharded, the model may be too large for a device.
+        if self.zero < 3 && self.tensor.is_none() {
             learner.fork(&devices[0]);
         }
         let zero = self.zero(&learner);
@@ -67,13 +73,11 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
         // A checkpoint writes its states into those that all learners share, and a training that fails returns its start.
         let has_states = zero.as_ref().is_some_and(|zero| !zero.states.is_empty());
         let start = has_states.then(|| with_own_states(&learner.model()));
-        let train = split(&train, equal_shares(train.num_items(), self.ranks), &devices);
+        let train = split(&train, equal_shares(train.num_items(), self.ranks));
         // A forward pass is a collective, so a rank without a batch takes the first item and nobody looks at the result.
         let has_filler = self.zero == 3 && valid.num_items() > 0;
-        let first = |device: &Device| valid.slice(0, 1).to_device(device);
-        let inference: Vec<Device> = devices.iter().map(|device| device.clone().inner()).collect();
-        let fillers: Vec<_> = inference.iter().map(|device| has_filler.then(|| first(device))).collect();
-        let valid = split(&valid, whole_shares(valid.num_items(), self.ranks), &inference);
+        let fillers: Vec<_> = (0..self.ranks).map(|_| has_filler.then(|| valid.slice(0, 1))).collect();
+        let valid = split(&valid, whole_shares(valid.num_items(), self.ranks));
 
         let shared = Shared {
             epochs: starting_epoch..=components.num_epochs,
@@ -85,13 +89,13 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
             validated: Items::new(self.ranks),
             checkpoints: components.checkpointer.is_some(),
             states: Items::new(self.ranks),
+            seed,
         };
         let mut setups: Vec<Option<RankSetup<M>>> = Vec::new();
         let loaders = train.into_iter().zip(valid).zip(fillers);
         for (rank, (learner, ((train, valid), filler))) in learners.into_iter().zip(loaders).enumerate() {
             setups.push(Some(RankSetup {
                 learner,
-                device: devices[rank].clone(),
                 zero: zero.clone(),
                 train,
                 valid,
@@ -102,16 +106,38 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
             }));
         }
         let setups = Mutex::new(setups);
-        let layout = ParallelLayout { dp: self.ranks, ..Default::default() };
-        let mesh = Mesh::new(layout).expect("a layout with data parallelism alone is legal");
-        let result = launch(&mesh, &devices, |rank| {
-            let setup = setups.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[rank.rank].take();
-            let setup = setup.expect("every rank starts once");
-            setup.run(&rank.group(Axis::Dp), &shared)
+        let tp = self.tensor.as_ref().map_or(1, |tensor| tensor.ranks);
+        let layout = ParallelLayout { tp, dp: self.ranks, ..Default::default() };
+        let mesh = Mesh::new(layout).expect("a layout with tensor and data parallelism is legal");
+        let teams = self.teams(&mesh);
+        let launched: Vec<Device> = match &teams {
+            Some(_) => devices.iter().map(|device| device.clone().inner()).collect(),
+            None => devices.clone(),
+        };
+        // Their devices live until nobody reads what they have computed.
+        let ranks = Mutex::new(Vec::new());
+        let result = launch(&mesh, &launched, |rank| {
+            ranks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(rank.clone());
+            let run = |device: &Device| {
+                let setup = setups.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[rank.coords.dp].take();
+                let setup = setup.expect("every data-parallel rank starts once");
+                let placing = self.tensor.as_ref().map(|tensor| tensor.on(&rank));
+                setup.run(device, &rank.group(Axis::Dp), placing.as_ref(), &shared)
+            };
+            match &teams {
+                Some(teams) => teams.run(&rank, |device| run(&self.training_device(device))),
+                None => run(&devices[rank.rank]).map(Some),
+            }
         });
-        let processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // An error of a metric has stopped the training, or it has ended.
+        let _ = processor.flush();
+        drop(ranks);
         match result {
-            Ok(mut models) => Fitted { model: models.swap_remove(0), processor, failure: None },
+            Ok(mut models) => {
+                let model = models.swap_remove(0).expect("rank 0 leads");
+                Fitted { model, processor, failure: None }
+            }
             Err(failure) => {
                 let model = start.unwrap_or_else(|| learner.model()).fork(&devices[0]);
                 Fitted { model, processor, failure: Some(failure.into()) }
@@ -120,13 +146,33 @@ impl<M: LearnerModel> Fit<M> for DataParallel {
     }
 }
 
-impl DataParallel {
+impl<M> DataParallel<M> {
+    /// On devices like that of the model.
+    pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
+        Self { ranks, devices: Vec::new(), zero, units, tensor: None }
+    }
+
+    /// The ranks of each data-parallel rank, if they are several.
+    pub(super) fn teams(&self, mesh: &Mesh) -> Option<Teams> {
+        let tensor = self.tensor.as_ref()?;
+        Some(Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(tensor.sequence))
+    }
+
+    /// `device` with what this training asks of autodiff.
+    pub(super) fn training_device(&self, device: Device) -> Device {
+        let device = if device.is_autodiff() { device } else { device.autodiff() };
+        // Else operations that keep a view of a gathered weight keep the weight.
+        if self.zero == 3 { device.gradient_checkpointing() } else { device }
+    }
+}
+
+impl<M: LearnerModel> DataParallel<M> {
     /// How ranks step models of their own; `None` if the learners hold the models.
-    pub(super) fn zero<M: LearnerModel>(&self, learner: &Learner<M>) -> Option<Zero> {
+    pub(super) fn zero(&self, learner: &Learner<M>) -> Option<Zero> {
         let model = learner.model();
         let states = if self.ranks > 1 { running_states(&model) } else { HashSet::new() };
         let owners = match self.zero {
-            0 if states.is_empty() => return None,
+            0 if states.is_empty() && self.tensor.is_none() => return None,
             0 => Owners::of(&model, 1),
             3 => Owners::of_units(&model, self.ranks, &self.units),
             _ => Owners::of(&model, self.ranks),
@@ -135,7 +181,7 @@ impl DataParallel {
     }
 
     /// A learner for every rank. With ZeRO, whoever has `resumed` from a checkpoint gets the states that it owns.
-    pub(super) fn learner_of_each_rank<M: LearnerModel>(
+    pub(super) fn learner_of_each_rank(
         &self,
         learner: &mut Learner<M>,
         zero: &Option<Zero>,
@@ -157,18 +203,20 @@ impl DataParallel {
     }
 
     /// The device of every rank, with autodiff.
-    fn training_devices<M: LearnerModel>(&self, learner: &Learner<M>) -> Result<Vec<Device>, String> {
+    fn training_devices(&self, learner: &Learner<M>) -> Result<Vec<Device>, String> {
+        let ranks = self.ranks * self.tensor.as_ref().map_or(1, |tensor| tensor.ranks);
         let devices = match self.devices.as_slice() {
-            [] => like(learner.model().devices().first().cloned().unwrap_or_default(), self.ranks)?,
+            [] => like(learner.model().devices().first().cloned().unwrap_or_default(), ranks)?,
             devices => devices.to_vec(),
         };
-        let with_autodiff = |device: Device| {
-            let device = if device.is_autodiff() { device } else { device.autodiff() };
-            // Else operations that keep a view of a gathered weight keep the weight.
-            if self.zero == 3 { device.gradient_checkpointing() } else { device }
-        };
-        Ok(devices.into_iter().map(with_autodiff).collect())
+        Ok(devices.into_iter().map(|device| self.training_device(device)).collect())
     }
+}
+
+/// A number of the device's generator.
+fn drawn(device: &Device) -> u64 {
+    let bits = Tensor::<1>::random([2], Distribution::Uniform(0.0, (1 << 24) as f64), &device.clone().inner());
+    bits.into_data().iter::<f64>().fold(0, |seed, bits| seed << 24 | bits as u64)
 }
 
 /// A device for each rank of a model that is on `device`: GPUs from 0 on if it is a GPU, else all ranks share it.
@@ -187,8 +235,8 @@ fn enough_gpus(ranks: usize, present: usize) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "data_parallel({ranks}) of a model on a GPU takes a GPU for each rank, and this machine has {present}; nearest legal: \
-         {present}. MegatronStrategy::data_parallel_on(devices) names the device of every rank, several on one GPU too"
+        "{ranks} ranks of a model on a GPU take a GPU each, and this machine has {present}; nearest legal: {present}. \
+         MegatronStrategy::data_parallel_on(devices), zero_on and mesh_on name the device of every rank, several on one GPU too"
     ))
 }
 
@@ -202,16 +250,8 @@ fn cuda(_: usize) -> Result<Device, String> {
     Err("a GPU needs a build with --features cuda".into())
 }
 
-fn split<I>(
-    loader: &Arc<dyn DataLoader<I>>,
-    shares: Vec<std::ops::Range<usize>>,
-    devices: &[Device],
-) -> Vec<Arc<dyn DataLoader<I>>> {
-    shares
-        .into_iter()
-        .zip(devices)
-        .map(|(share, device)| loader.slice(share.start, share.end).to_device(device))
-        .collect()
+fn split<I>(loader: &Arc<dyn DataLoader<I>>, shares: Vec<std::ops::Range<usize>>) -> Vec<Arc<dyn DataLoader<I>>> {
+    shares.into_iter().map(|share| loader.slice(share.start, share.end)).collect()
 }
 
 #[cfg(test)]

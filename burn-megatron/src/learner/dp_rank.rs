@@ -2,15 +2,17 @@
 
 use backend_dist::comm::Group;
 use backend_dist::fully_shard::FullyShard;
-use backend_dist::gradients::average_gradients;
+use backend_dist::gradients::{average_gradients, place_gradients};
 use backend_dist::launch::BoxError;
+use backend_dist::local::Recent;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsAccumulator, GradientsParams, OptimizerRecord};
 use burn::tensor::{Bytes, Device};
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{Learner, LearnerModel, TrainOutput, TrainStep};
+use burn::train::{InferenceStep, Learner, LearnerModel, TrainOutput, TrainStep};
 
 use super::items::Items;
+use super::mesh::Placing;
 use super::states::{average_states, with_own_states};
 use super::zero::records::{join, optimizer_record};
 use super::zero::{Zero, reduce_to_owners, share_parameters, with_stepped};
@@ -24,6 +26,8 @@ pub(super) struct DpRank<M: LearnerModel> {
     accumulator: GradientsAccumulator<M>,
     group: Group,
     device: Device,
+    /// Of a model on a logical device: the group along whose axis its parameters are sharded.
+    within: Option<Group>,
 }
 
 /// A model of the rank's own: with ZeRO, and for modules with running states, which the learners' clones share.
@@ -41,26 +45,41 @@ pub(super) fn host() -> Device {
 }
 
 impl<M: LearnerModel> DpRank<M> {
-    /// The data-parallel rank of `learner` on `device`.
-    pub fn new(mut learner: Learner<M>, device: &Device, zero: Option<Zero>, group: &Group) -> Self {
+    /// The data-parallel rank of `learner` on `device`; with `placing` that is a logical device, and `zero` is given.
+    ///
+    /// # Errors
+    /// If the plan does not fit the model.
+    pub fn new(
+        mut learner: Learner<M>,
+        device: &Device,
+        zero: Option<Zero>,
+        group: &Group,
+        placing: Option<&Placing<M>>,
+    ) -> Result<Self, BoxError> {
         // Forks have leaves of their own: graphs of different threads must not share a node.
-        let own = zero.map(|zero| {
+        let own = |zero: Zero| {
             let model = if zero.states.is_empty() { learner.model() } else { with_own_states(&learner.model()) };
+            let model = match placing {
+                Some(placing) => placing.place(model, device)?,
+                None => model,
+            };
             if zero.stage < 3 {
-                return Own { zero, model: model.fork(device), shards: None };
+                return Ok(Own { zero, model: model.fork(device), shards: None });
             }
-            let shards = FullyShard::new(&model, group, &zero.units).on(device);
+            let shards = FullyShard::new(&model, group, &zero.units);
+            let shards = if placing.is_some() { shards } else { shards.on(device) };
             // Records are put together for rank 0.
             shards.record_on(0);
             let model = shards.shard(model).fork(device);
-            Own { zero, model, shards: Some(shards) }
-        });
+            Ok::<_, BoxError>(Own { zero, model, shards: Some(shards) })
+        };
+        let own = zero.map(own).transpose()?;
         match own {
             None => learner.fork(device),
             Some(_) => learner.fork(&host()),
         }
-        let device = device.clone();
-        Self { learner, own, accumulator: GradientsAccumulator::new(), group: group.clone(), device }
+        let (device, within) = (device.clone(), placing.map(Placing::group));
+        Ok(Self { learner, own, accumulator: GradientsAccumulator::new(), group: group.clone(), device, within })
     }
 
     /// Whether a forward pass is a collective.
@@ -77,8 +96,36 @@ impl<M: LearnerModel> DpRank<M> {
         self.learner.lr_current()
     }
 
-    /// The model's forward and backward pass on one batch.
+    /// Begins the random numbers of an epoch, which are its own on each data-parallel rank, if the model is on a logical
+    /// device. Others have the process's generator.
+    pub fn seed(&self, base: u64, epoch: usize) {
+        if self.within.is_some() {
+            let position = (epoch as u64) << 32 | self.group.rank() as u64;
+            self.device.seed(base ^ position.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        }
+    }
+
+    /// The model's forward and backward pass on one batch. What is left of it on a logical device is whole, but for the
+    /// gradients, which are where their parameters are: whoever reads it needs no other rank.
     pub fn train_step(&self, batch: <M as TrainStep>::Input) -> TrainOutput<<M as TrainStep>::Output> {
+        let Some(within) = &self.within else { return self.forward_backward(batch) };
+        let recent = Recent::on(&self.device);
+        let mut output = self.forward_backward(batch);
+        let model = self.model();
+        output.grads = place_gradients(&model, output.grads, within);
+        recent.make_whole(&model, &output.grads);
+        output
+    }
+
+    /// A validation step, whose output is whole as that of a training step.
+    pub fn valid_step(&self, model: &M, batch: <M as InferenceStep>::Input) -> <M as InferenceStep>::Output {
+        let recent = Recent::on(&self.device);
+        let output = InferenceStep::step(model, batch);
+        recent.make_whole(model, &GradientsParams::new());
+        output
+    }
+
+    fn forward_backward(&self, batch: <M as TrainStep>::Input) -> TrainOutput<<M as TrainStep>::Output> {
         match &self.own {
             None => self.learner.train_step(batch),
             Some(Own { model, shards: None, .. }) => TrainStep::step(model, batch),
@@ -154,6 +201,9 @@ impl<M: LearnerModel> DpRank<M> {
         let Some(Own { zero, model, .. }) = &self.own else {
             return Ok(first.then(|| self.learner.clone()));
         };
+        if self.within.is_some() {
+            return self.whole_of_logical(states_of_ranks, store, zero, model);
+        }
         if zero.stage == 0 {
             let mut whole = self.learner.clone();
             if first {
@@ -175,16 +225,49 @@ impl<M: LearnerModel> DpRank<M> {
         Ok(Some(whole))
     }
 
+    /// [`whole`](Self::whole) of a model on a logical device, in host memory: it is read when this rank has other things
+    /// to do.
+    fn whole_of_logical(
+        &self,
+        states_of_ranks: &Items<Bytes>,
+        store: &EventStoreClient,
+        zero: &Zero,
+        model: &M,
+    ) -> Result<Option<Learner<M>>, BoxError> {
+        let first = self.group.rank() == 0;
+        // Of stage 3 a collective.
+        let model = model.clone().into_record();
+        if zero.stage > 0 || first {
+            states_of_ranks.push(self.group.rank(), self.states(store).into_bytes()?);
+        }
+        self.group.barrier();
+        if !first {
+            return Ok(None);
+        }
+        let states = join(states_of_ranks.take(), &zero.owners)?;
+        let mut whole = self.learner.clone();
+        whole.fork(&host());
+        whole.load_model(model);
+        whole.load_optim(states);
+        Ok(Some(whole))
+    }
+
     /// The trained model, whole on rank 0. Every rank must call it.
     pub fn into_model(self) -> M {
         if !self.is_fully_sharded() {
-            return self.model();
+            // A logical device ends with its rank.
+            let is_read = self.within.is_some() && self.group.rank() == 0;
+            return if is_read { self.model().fork(&host()) } else { self.model() };
         }
         let record = self.model().into_record();
         let model = self.learner.model();
         let first = self.group.rank() == 0;
         // The optimizer's states make way for the model.
         drop((self.learner, self.own, self.accumulator));
-        if first { model.load_record(record).fork(&self.device) } else { model }
+        match self.within {
+            Some(_) if first => model.fork(&host()).load_record(record),
+            None if first => model.load_record(record).fork(&self.device),
+            _ => model,
+        }
     }
 }

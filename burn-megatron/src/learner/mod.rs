@@ -10,13 +10,15 @@
 //! # }
 //! ```
 //!
-//! [`MegatronStrategy::zero`] does the same with the states of the optimizer sharded over the ranks.
+//! [`MegatronStrategy::zero`] does the same with the states of the optimizer sharded over the ranks, and
+//! [`MegatronStrategy::mesh`] with the module itself.
 //!
 //! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
 mod data_parallel;
 mod dp_rank;
 mod items;
+mod mesh;
 mod model_parallel;
 mod module_steps;
 mod rank_loop;
@@ -31,10 +33,13 @@ mod zero;
 use std::sync::Arc;
 
 use backend_dist::fully_shard::Units;
+use backend_dist::mesh::ParallelLayout;
 use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainingStrategy};
 
 use data_parallel::DataParallel;
+pub use mesh::MeshStrategy;
+pub(crate) use mesh::for_any_module;
 pub use model_parallel::{
     BatchStream, CheckpointOptions, Description, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
     global_weights, loss_over,
@@ -102,7 +107,7 @@ impl MegatronStrategy {
     /// If `ranks` is 0 or `stage` above 3.
     pub fn zero<M: LearnerModel>(stage: u8, ranks: usize) -> TrainingStrategy<M> {
         assert!(ranks > 0, "data parallelism needs at least 1 rank, not 0");
-        custom(DataParallel { ranks, devices: Vec::new(), zero: checked(stage), units: Units::auto() })
+        custom(DataParallel::new(ranks, checked(stage), Units::auto()))
     }
 
     /// [`data_parallel_on`](Self::data_parallel_on) with ZeRO, for any Burn module and any of Burn's optimizers.
@@ -133,7 +138,8 @@ impl MegatronStrategy {
     /// If `devices` is empty or `stage` above 3.
     pub fn zero_on<M: LearnerModel>(stage: u8, devices: Vec<Device>) -> TrainingStrategy<M> {
         assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
-        custom(DataParallel { ranks: devices.len(), devices, zero: checked(stage), units: Units::auto() })
+        let ranks = devices.len();
+        custom(DataParallel { devices, ..DataParallel::new(ranks, checked(stage), Units::auto()) })
     }
 
     /// [`zero_on`](Self::zero_on) with stage 3, and a choice of what is gathered together and what stays whole.
@@ -142,7 +148,30 @@ impl MegatronStrategy {
     /// If `devices` is empty.
     pub fn fully_shard<M: LearnerModel>(devices: Vec<Device>, units: Units) -> TrainingStrategy<M> {
         assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
-        custom(DataParallel { ranks: devices.len(), devices, zero: 3, units })
+        let ranks = devices.len();
+        custom(DataParallel { devices, ..DataParallel::new(ranks, 3, units) })
+    }
+
+    /// Any layout with tensor, sequence and data parallelism and ZeRO 0 to 3, for any Burn module.
+    ///
+    /// - The tensor-parallel ranks of a data-parallel rank hold shards of the parameters that [`Plan`] names, and compute
+    ///   one model together, on the same batch. The module does not know: its tensors have the shapes of one device.
+    /// - Data-parallel ranks each have their share of the items, and ZeRO is that of [`zero_on`](Self::zero_on).
+    /// - With SP, what comes out of an embedding or of a layer sharded by rows as `[batch, sequence, features]` is sharded
+    ///   along the sequence, and so is all that is computed from it until a layer sharded by columns gathers it. A batch
+    ///   whose sequences the ranks do not divide is not sharded so. A plan without such a layer is refused.
+    /// - Random numbers, as of dropout, begin anew in every epoch: they follow from a number that is drawn from the
+    ///   generator of the model's device, from the epoch, and from the data-parallel rank.
+    /// - Checkpoints, metrics, early stopping and the interrupter work as on one device, and checkpoints are those of
+    ///   one device. The trained model is in host memory.
+    /// - A layout or plan that does not fit ends the training before it starts, with the nearest legal one.
+    pub fn mesh(layout: ParallelLayout) -> MeshStrategy {
+        MeshStrategy::new(layout)
+    }
+
+    /// [`mesh`](Self::mesh) with a device for each rank, tensor-parallel ranks next to each other.
+    pub fn mesh_on(layout: ParallelLayout, devices: Vec<Device>) -> MeshStrategy {
+        MeshStrategy::new(layout).devices(devices)
     }
 }
 

@@ -8,17 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
 use backend_dist::fully_shard::Units;
-use backend_dist::launch::launch;
+use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::parallelize::Plan;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, ExecutionError, Tensor};
 use burn::train::metric::ItemLazy;
 use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
 
 use super::data_parallel::DataParallel;
 use super::dp_rank::{DpRank, host};
+use super::mesh::TensorParallel;
 use super::states::with_own_states;
 
 /// Values by the path of their parameter.
@@ -46,6 +48,8 @@ pub(crate) struct ModuleSteps<M> {
     pub steps: usize,
     /// Items of a step, over all ranks.
     pub items: usize,
+    /// Makes the optimizer.
+    pub optimizer: fn() -> ModuleOptimizer,
 }
 
 impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
@@ -63,43 +67,55 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         learner.model().trace(losses)
     }
 
-    /// On `ranks` CPU ranks with ZeRO stage 0 to 3. `items` is a multiple of `ranks`.
+    /// On the CPU ranks of `layout`, which has tensor, sequence and data parallelism with ZeRO 0 to 3. `items` is a
+    /// multiple of the data-parallel ranks. The traces are those of data-parallel ranks.
     ///
     /// # Errors
-    /// Why a rank failed.
-    pub fn over_ranks(&self, module: &M, ranks: usize, zero: u8) -> Result<Vec<ModuleTrace>, String> {
+    /// Why a rank failed; a plan that does not fit.
+    pub fn over_ranks(&self, module: &M, layout: &ParallelLayout, plan: &Plan) -> Result<Vec<ModuleTrace>, String> {
         // Small modules are sharded too, or nothing would be tested.
         let units = Units::auto().keep_below(2);
-        let strategy = DataParallel { ranks, devices: Vec::new(), zero, units };
-        let device = if zero == 3 { host().gradient_checkpointing() } else { host() };
+        let (ranks, tensor) = (layout.dp, TensorParallel::new(layout, plan));
+        let strategy = DataParallel { tensor, ..DataParallel::new(ranks, layout.zero, units) };
+        let device = strategy.training_device(host());
         let mut learner = self.learner(module);
         learner.fork(&device);
+        if let Some(tensor) = &strategy.tensor {
+            tensor.check(&learner.model()).map_err(|error| error.to_string())?;
+        }
         let zero = strategy.zero(&learner);
         let learners = Mutex::new(strategy.learner_of_each_rank(&mut learner, &zero, None)?);
-        let mesh = Mesh::new(ParallelLayout { dp: ranks, ..Default::default() }).map_err(|error| error.to_string())?;
-        let traces = launch(&mesh, &[Device::flex()], |rank| {
-            let learner = learners.lock().unwrap_or_else(PoisonError::into_inner)[rank.rank].clone();
-            let mut dp_rank = DpRank::new(learner, &device, zero.clone(), &rank.group(Axis::Dp));
+        let mesh = Mesh::new(layout.clone()).map_err(|error| error.to_string())?;
+        let teams = strategy.teams(&mesh);
+        let train = |rank: &Rank, device: &Device| {
+            let dp = rank.group(Axis::Dp);
+            let learner = learners.lock().unwrap_or_else(PoisonError::into_inner)[dp.rank()].clone();
+            let placing = strategy.tensor.as_ref().map(|tensor| tensor.on(rank));
+            let mut dp_rank = DpRank::new(learner, device, zero.clone(), &dp, placing.as_ref())?;
             let mut losses = Vec::new();
             for step in 0..self.steps {
-                let output = dp_rank.train_step((self.items_of(step, rank.rank, ranks), device.clone()));
+                let output = dp_rank.train_step((self.items_of(step, dp.rank(), ranks), device.clone()));
                 losses.push(output.item.0);
                 dp_rank.accumulate(output.grads);
                 dp_rank.step();
             }
             dp_rank.average_states();
-            let is_whole = rank.rank == 0 || !dp_rank.is_fully_sharded();
+            let is_whole = dp.rank() == 0 || !dp_rank.is_fully_sharded();
             let trace = dp_rank.into_model().trace(losses);
             Ok(if is_whole { trace } else { ModuleTrace { parameters: Named::new(), ..trace } })
+        };
+        let traces = launch(&mesh, &[Device::flex()], |rank| match &teams {
+            Some(teams) => teams.run(&rank, |logical| train(&rank, &strategy.training_device(logical))),
+            None => train(&rank, &device).map(Some),
         });
-        traces.map_err(|error| error.to_string())
+        Ok(traces.map_err(|error| error.to_string())?.into_iter().flatten().collect())
     }
 
     /// A learner of the module with states and a notebook of its own.
     fn learner(&self, module: &M) -> Learner<Probe<M>> {
         let notes = Notes { loss: self.loss.clone(), gradients: Arc::default() };
         let probe = Probe { module: with_own_states(module), notes };
-        Learner::new(probe, AdamWConfig::new().with_weight_decay(0.1).init(), 1e-2)
+        Learner::new(probe, (self.optimizer)(), 1e-2)
     }
 
     fn items_of(&self, step: usize, rank: usize, ranks: usize) -> Range<usize> {

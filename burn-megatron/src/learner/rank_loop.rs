@@ -16,6 +16,7 @@ use burn::train::{
 
 use super::dp_rank::DpRank;
 use super::items::Items;
+use super::mesh::Placing;
 use super::zero::Zero;
 
 /// What all ranks of a training see.
@@ -32,6 +33,8 @@ pub(super) struct Shared<M: LearnerModel> {
     /// Whether rank 0 has a checkpointer, and the queues that bring it the ranks' optimizer states.
     pub checkpoints: bool,
     pub states: Items<Bytes>,
+    /// Of random numbers on logical devices.
+    pub seed: u64,
 }
 
 impl<M: LearnerModel> Shared<M> {
@@ -45,7 +48,6 @@ impl<M: LearnerModel> Shared<M> {
 /// Where a rank starts: the learner, and the rank's share of the data.
 pub(super) struct RankSetup<M: LearnerModel> {
     pub learner: Learner<M>,
-    pub device: Device,
     pub zero: Option<Zero>,
     pub train: TrainLoader<M>,
     pub valid: ValidLoader<M>,
@@ -56,10 +58,19 @@ pub(super) struct RankSetup<M: LearnerModel> {
 }
 
 impl<M: LearnerModel> RankSetup<M> {
-    /// Trains to the end and returns the model, which is equal on every rank.
-    pub fn run(self, group: &Group, shared: &Shared<M>) -> Result<M, BoxError> {
-        let dp_rank = DpRank::new(self.learner, &self.device, self.zero, group);
-        let Self { train, valid, filler, checkpointer, early_stopping, .. } = self;
+    /// Trains to the end on `device` and returns the model, which is equal on every rank of `group`.
+    pub fn run(
+        self,
+        device: &Device,
+        group: &Group,
+        placing: Option<&Placing<M>>,
+        shared: &Shared<M>,
+    ) -> Result<M, BoxError> {
+        let dp_rank = DpRank::new(self.learner, device, self.zero, group, placing)?;
+        let Self { checkpointer, early_stopping, .. } = self;
+        let inference = device.clone().inner();
+        let (train, valid) = (self.train.to_device(device), self.valid.to_device(&inference));
+        let filler = self.filler.map(|filler| filler.to_device(&inference));
         RankLoop { dp_rank, train, valid, filler, checkpointer, early_stopping }.run(group, shared)
     }
 }
@@ -97,6 +108,7 @@ impl<M: LearnerModel> RankLoop<M> {
 
     fn train_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
         let first = group.rank() == 0;
+        self.dp_rank.seed(shared.seed, epoch);
         let loader = self.train.clone();
         let mut batches = loader.iter();
         let start = aggregate(group, batches.progress());
@@ -180,11 +192,11 @@ impl<M: LearnerModel> RankLoop<M> {
             }
             // Shares of the validation set may differ by a batch: only with ZeRO 3 there are collectives inside one.
             if let Some(batch) = batch {
-                let output = InferenceStep::step(&model, batch);
+                let output = self.dp_rank.valid_step(&model, batch);
                 shared.validated.push(group.rank(), TrainingItem::new(output, round.progress, Some(iteration), None));
             } else if let Some(filler) = &self.filler {
                 let batch = filler.iter().next().transpose()?.ok_or("the validation set has no first item")?;
-                let _ = InferenceStep::step(&model, batch);
+                let _ = self.dp_rank.valid_step(&model, batch);
             }
         }
         if first {

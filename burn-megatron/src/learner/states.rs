@@ -15,6 +15,7 @@ use std::collections::{HashMap, HashSet};
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::gradients::dtypes;
+use backend_dist::local::to_local;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 
@@ -59,7 +60,7 @@ struct Values<'a> {
 impl ModuleVisitor for Values<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.states.contains(&param.id) && self.seen.insert(param.id) {
-            let value = param.val().without_autodiff();
+            let value = to_local(param.val().without_autodiff());
             let length = value.shape().num_elements();
             self.values.push((param.id, value.dtype(), value.reshape([length])));
         }

@@ -55,17 +55,9 @@ pub enum ModuleError {
     /// At least one layout does not train like one device.
     #[error("{}\n{}", different(.0), .0)]
     Different(ModuleReport),
-    /// A layout that is not for any module.
-    #[error(
-        "layout {layout}: any module can have data parallelism with ZeRO 0 to 3; nearest legal: {nearest}. \
-         `burn-megatron verify` proves the others for this crate's own models"
-    )]
-    Layout {
-        /// The layout.
-        layout: Box<ParallelLayout>,
-        /// One that is.
-        nearest: Box<ParallelLayout>,
-    },
+    /// A layout that is not for any module, with the nearest that is.
+    #[error("{0}. `burn-megatron verify` proves the others for this crate's own models")]
+    Layout(String),
     /// The CPU's floats are not `f64` where nothing else is said.
     #[error(
         "floats on the CPU are {float:?} in this process{}: verify_module must come before the first tensor; a file under \

@@ -9,10 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::parallelize::Plan;
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::learner::ModuleSteps;
+use crate::learner::{ModuleSteps, for_any_module};
 use crate::verify::{Candidate, Line};
 use compare::compare;
 pub use error::{ModuleError, ModuleReport};
@@ -31,7 +33,8 @@ const SEED: u64 = 1234;
 /// - `loss` is the mean loss of some items of a data set, by number. A step of all layouts has the same items: at least
 ///   8, and a multiple of the number of ranks. One device computes them at once, a rank its share of them. Three steps
 ///   use as many items each, numbered from 0.
-/// - `layouts` may have data parallelism and ZeRO 0 to 3.
+/// - `layouts` may have tensor, sequence and data parallelism and ZeRO 0 to 3. [`Plan::auto`] says which parameters are
+///   sharded; [`verify_module_as`] takes another plan.
 ///
 /// A module that mixes the items of a batch or draws random numbers (`BatchNorm`, `Dropout`) is another function on
 /// ranks, and refused as such: make it without.
@@ -67,31 +70,72 @@ pub fn verify_module<M: Module + ModuleDisplay + 'static>(
     loss: impl Fn(&M, Range<usize>, &Device) -> Tensor<1> + Send + Sync + 'static,
     layouts: &[ParallelLayout],
 ) -> Result<ModuleReport, ModuleError> {
-    layouts.iter().try_for_each(check)?;
+    verify_module_as(make_model, loss, layouts, &Proof::default())
+}
+
+/// How [`verify_module_as`] trains.
+///
+/// ```
+/// use burn::optim::MuonConfig;
+/// use burn_megatron::prelude::*;
+///
+/// let proof = Proof::default().plan(Plan::auto().columns("gate|up").rows("down")).optimizer(|| MuonConfig::new().init());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Proof {
+    plan: Plan,
+    optimizer: fn() -> ModuleOptimizer,
+}
+
+impl Default for Proof {
+    fn default() -> Self {
+        Self { plan: Plan::auto(), optimizer: || AdamWConfig::new().with_weight_decay(0.1).init() }
+    }
+}
+
+impl Proof {
+    /// Which parameters tensor parallelism shards.
+    pub fn plan(mut self, plan: Plan) -> Self {
+        self.plan = plan;
+        self
+    }
+
+    /// The optimizer instead of AdamW.
+    pub fn optimizer(mut self, optimizer: fn() -> ModuleOptimizer) -> Self {
+        self.optimizer = optimizer;
+        self
+    }
+}
+
+/// [`verify_module`] with a plan and an optimizer.
+///
+/// # Errors
+/// As [`verify_module`].
+///
+/// # Panics
+/// If the closures do on one device.
+pub fn verify_module_as<M: Module + ModuleDisplay + 'static>(
+    make_model: impl FnOnce(&Device) -> M,
+    loss: impl Fn(&M, Range<usize>, &Device) -> Tensor<1> + Send + Sync + 'static,
+    layouts: &[ParallelLayout],
+    proof: &Proof,
+) -> Result<ModuleReport, ModuleError> {
+    layouts.iter().try_for_each(|layout| for_any_module(layout).map_err(ModuleError::Layout))?;
     let device = double_precision()?.autodiff();
     device.seed(SEED);
     let module = make_model(&device).fork(&device);
     all_double(&module)?;
     let ranks = layouts.iter().map(|layout| layout.dp).fold(1, lcm);
-    let steps = ModuleSteps { loss: Arc::new(loss), steps: STEPS, items: ITEMS.next_multiple_of(ranks) };
+    let items = ITEMS.next_multiple_of(ranks);
+    let steps = ModuleSteps { loss: Arc::new(loss), steps: STEPS, items, optimizer: proof.optimizer };
     let one = steps.one_device(&module);
     let line = |layout: &ParallelLayout| {
-        let ranks = steps.over_ranks(&module, layout.dp, layout.zero);
+        let ranks = steps.over_ranks(&module, layout, &proof.plan);
         let candidate = Candidate { layout: layout.clone(), ..Candidate::default() };
         Line { candidate, outcome: ranks.map(|ranks| compare(&one, &ranks)), rerouted: 0.0 }
     };
     let report = ModuleReport { lines: layouts.iter().map(line).collect() };
     if report.lines.iter().all(Line::passes) { Ok(report) } else { Err(ModuleError::Different(report)) }
-}
-
-/// Refuses what is not for any module.
-fn check(layout: &ParallelLayout) -> Result<(), ModuleError> {
-    let zero = if layout.dp > 1 { layout.zero.min(3) } else { 0 };
-    let nearest = ParallelLayout { dp: layout.dp.max(1), zero, ..ParallelLayout::default() };
-    if *layout == nearest {
-        return Ok(());
-    }
-    Err(ModuleError::Layout { layout: layout.clone().into(), nearest: nearest.into() })
 }
 
 /// The CPU, with floats that are `f64` where nothing else is said.

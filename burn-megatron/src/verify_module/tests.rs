@@ -39,12 +39,24 @@ fn a_gradient_may_be_on_one_rank_only_but_not_on_none() {
 
 #[test]
 fn layouts_that_are_not_for_any_module_are_refused() {
-    for (layout, nearest) in [("TP2 DP2", "DP2"), ("PP2", "TP1"), ("TP2 SP CP2 DP3 ZeRO1", "DP3 ZeRO1")] {
-        let error = check(&layout.parse().unwrap()).unwrap_err().to_string();
+    for (layout, nearest) in [
+        ("TP2 PP2", "TP2"),
+        ("EP2 DP2", "DP2"),
+        ("TP2 SP CP2 DP3 ZeRO1", "TP2 SP DP3 ZeRO1"),
+        ("SP DP2", "DP2"),
+        ("TP2 ZeRO1", "TP2"),
+    ] {
+        let layout: ParallelLayout = layout.parse().unwrap();
+        let error = verify_module(
+            |_| -> burn::nn::Linear { unreachable!() },
+            |_, _, _| unreachable!(),
+            std::slice::from_ref(&layout),
+        );
+        let error = error.unwrap_err().to_string();
         assert!(error.starts_with(&format!("layout {layout}: ")), "{error}");
         assert!(error.contains(&format!("nearest legal: {nearest}. ")), "{error}");
     }
-    check(&"DP4 ZeRO2".parse().unwrap()).unwrap();
+    for_any_module(&"TP2 SP DP4 ZeRO2".parse().unwrap()).unwrap();
 }
 
 #[test]

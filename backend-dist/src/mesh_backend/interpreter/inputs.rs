@@ -3,7 +3,6 @@
 use super::Interpreter;
 use crate::logical::Placement::{self, Partial, Replicate};
 use crate::mesh_backend::inner::Inner;
-use crate::mesh_backend::interpreter::Interpret;
 use crate::mesh_backend::reshard::reshard;
 use crate::mesh_backend::table::Table;
 use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};

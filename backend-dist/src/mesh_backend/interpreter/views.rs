@@ -1,7 +1,7 @@
 //! Views share what was gathered: three reshapes of one tensor are gathered once, and so is a transposition for the
 //! backward pass.
 
-use super::{Interpret, Interpreter};
+use super::Interpreter;
 use crate::logical::Placement::Replicate;
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::table::Source;

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use backend_dist::collective::broadcast;
 use backend_dist::comm::Group;
 use backend_dist::gradients::dtypes;
+use backend_dist::local::{Placements, to_local};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
@@ -18,7 +19,7 @@ pub(in crate::learner) fn share_parameters<M: Module>(model: M, stepped: &M, own
     let mut slots = Slots { owners, seen: HashSet::new(), slots: Vec::new() };
     model.visit(&mut slots);
     let Some(Slot { device, .. }) = slots.slots.first() else { return model };
-    let own = own_values(stepped, device, &|id| owners.owner(id) == Some(group.rank()));
+    let own = own_values(&model, stepped, device, &|id| owners.owner(id) == Some(group.rank()));
 
     let mut values = HashMap::new();
     for dtype in dtypes(slots.slots.iter().map(|slot| slot.dtype)) {
@@ -57,23 +58,42 @@ pub(in crate::learner) fn with_stepped<M: Module>(
     device: &Device,
     own: impl Fn(ParamId) -> bool,
 ) -> M {
-    let values = own_values(stepped, &device.clone().inner(), &own);
+    let values = own_values(&model, stepped, &device.clone().inner(), &own);
     model.map(&mut Replace { values })
 }
 
+/// What this rank holds of the owned values of `stepped`, placed as those of `model`, flat.
 fn own_values<M: Module>(
+    model: &M,
     stepped: &M,
     device: &Device,
     is_own: &dyn Fn(ParamId) -> bool,
 ) -> HashMap<ParamId, Tensor<1>> {
-    let mut own = Own { is_own, device: device.clone(), values: HashMap::new() };
+    let mut places = Places { is_own, places: HashMap::new() };
+    model.visit(&mut places);
+    let mut own = Own { is_own, places: places.places, device: device.clone(), values: HashMap::new() };
     stepped.visit(&mut own);
     own.values
+}
+
+/// Where the owned parameters are.
+struct Places<'a> {
+    is_own: &'a dyn Fn(ParamId) -> bool,
+    places: HashMap<ParamId, Placements>,
+}
+
+impl ModuleVisitor for Places<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() && (self.is_own)(param.id) {
+            self.places.insert(param.id, Placements::of(&param.base()));
+        }
+    }
 }
 
 /// The owned values of a stepped model, flat.
 struct Own<'a> {
     is_own: &'a dyn Fn(ParamId) -> bool,
+    places: HashMap<ParamId, Placements>,
     device: Device,
     values: HashMap<ParamId, Tensor<1>>,
 }
@@ -84,6 +104,10 @@ impl ModuleVisitor for Own<'_> {
         if param.is_require_grad() && (self.is_own)(param.id) && !self.values.contains_key(&param.id) {
             // One that no step has used so far is where the learner keeps what it does not step.
             let value = param.val().inner().to_device(&self.device);
+            let value = match self.places.get(&param.id) {
+                Some(place) => to_local(place.moved(value)),
+                None => value,
+            };
             let length = value.shape().num_elements();
             self.values.insert(param.id, value.reshape([length]));
         }
@@ -110,13 +134,14 @@ impl ModuleVisitor for Slots<'_> {
         let Some(owner) = self.owners.owner(param.id) else { return };
         if self.seen.insert(param.id) {
             let value = param.val();
-            let (dtype, length) = (value.dtype(), value.shape().num_elements());
+            let length = Placements::of(&value).local_shape(value.shape()).num_elements();
+            let dtype = value.dtype();
             self.slots.push(Slot { id: param.id, owner, dtype, length, device: value.device().inner() });
         }
     }
 }
 
-/// Gives parameters and states new values, which are flat.
+/// Gives parameters and states new values: what the rank holds of them, flat.
 pub(in crate::learner) struct Replace {
     pub values: HashMap<ParamId, Tensor<1>>,
 }
@@ -125,7 +150,9 @@ impl ModuleMapper for Replace {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some(value) = self.values.remove(&param.id) else { return param };
         param.map(|old| {
-            let mut new = Tensor::from_inner(value.reshape(old.shape()));
+            let placements = Placements::of(&old);
+            let value = placements.from_local(value.reshape(placements.local_shape(old.shape())));
+            let mut new = Tensor::from_inner(value);
             // A new leaf under the tape of the old one, as after Burn's own optimizer step.
             if let Some(strategy) = old.gradient_checkpointing_strategy() {
                 new = new.with_gradient_checkpointing_strategy(strategy);

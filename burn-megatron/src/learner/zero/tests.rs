@@ -237,7 +237,7 @@ impl Fit<Net> for Probe {
         _valid: ValidLoader<Net>,
         starting_epoch: usize,
     ) -> Fitted<Net> {
-        let strategy = DataParallel { ranks: self.ranks, devices: Vec::new(), zero: self.zero, units: units() };
+        let strategy = DataParallel::new(self.ranks, self.zero, units());
         let store = &*components.event_store;
         let (zero, model) = (strategy.zero(&learner), learner.model());
         let learners =
@@ -249,7 +249,7 @@ impl Fit<Net> for Probe {
         let counts = launch(&mesh, std::slice::from_ref(&device), |rank| {
             let learner = learners.lock().unwrap()[rank.rank].clone();
             let before = elements(optimizer_record(&learner, store));
-            let mut dp_rank = DpRank::new(learner, &device, zero.clone(), &rank.group(Axis::Dp));
+            let mut dp_rank = DpRank::new(learner, &device, zero.clone(), &rank.group(Axis::Dp), None)?;
             let batch = batch.lock().unwrap().clone();
             let output = dp_rank.train_step(batch);
             dp_rank.accumulate(output.grads);

@@ -1,0 +1,75 @@
+//! Gradients of a module on a logical device, where its parameters are.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+
+use super::flat::dtypes;
+use crate::collective::all_reduce;
+use crate::comm::{Group, ReduceOp};
+use crate::local::{Placements, to_local};
+
+/// Brings each gradient of `module` to where its parameter is on the logical device along the axis of `group`; those
+/// that are sums over the group, of parameters that every rank holds, in one all-reduce per number type. On other
+/// devices nothing.
+pub fn place_gradients<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> GradientsParams {
+    let mut placed = Placed { grads, sums: Vec::new() };
+    module.visit(&mut placed);
+    let Placed { grads, sums } = placed;
+    let mut values = HashMap::new();
+    for dtype in dtypes(sums.iter().map(|sum| sum.dtype)) {
+        let members: Vec<&Sum> = sums.iter().filter(|sum| sum.dtype == dtype).collect();
+        let bucket = Tensor::cat(members.iter().map(|sum| sum.summand.clone()).collect(), 0);
+        let total = all_reduce(bucket, ReduceOp::Sum, group);
+        let mut start = 0;
+        for sum in members {
+            values.insert(sum.id, total.clone().narrow(0, start, sum.length));
+            start += sum.length;
+        }
+    }
+    let mut restore = Restore { grads, values };
+    module.visit(&mut restore);
+    restore.grads
+}
+
+/// This rank's part of a gradient, flat.
+struct Sum {
+    id: ParamId,
+    dtype: DType,
+    length: usize,
+    summand: Tensor<1>,
+}
+
+struct Placed {
+    grads: GradientsParams,
+    sums: Vec<Sum>,
+}
+
+impl ModuleVisitor for Placed {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(grad) = self.grads.remove::<D>(param.id) else { return };
+        let (wanted, here) = (Placements::of(&param.base()), Placements::of(&grad));
+        if wanted.is_sum_of(&here) {
+            let (dtype, length) = (grad.dtype(), grad.shape().num_elements());
+            self.sums.push(Sum { id: param.id, dtype, length, summand: to_local(grad).reshape([length]) });
+        } else {
+            self.grads.register::<D>(param.id, wanted.moved(grad));
+        }
+    }
+}
+
+struct Restore {
+    grads: GradientsParams,
+    values: HashMap<ParamId, Tensor<1>>,
+}
+
+impl ModuleVisitor for Restore {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(value) = self.values.remove(&param.id) {
+            let value = value.reshape(param.shape());
+            self.grads.register::<D>(param.id, Placements::of(&param.base()).from_local(value));
+        }
+    }
+}

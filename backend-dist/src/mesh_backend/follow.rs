@@ -1,0 +1,90 @@
+//! Ranks that do what another does. One rank, the leader, runs a program; the others get what its interpreter is told,
+//! in the same order.
+
+use super::command::Command;
+use super::interpreter::Interpret;
+use crate::collective_ops::Collective;
+use crate::logical::TensorState;
+use burn::tensor::TensorData;
+use burn_ir::{OperationIr, TensorId, TensorIr};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+
+/// What an interpreter is told.
+#[derive(Clone)]
+pub(super) enum Message {
+    /// Run an operation, or obey the command that it carries.
+    Run(Box<OperationIr>, Option<Command>),
+    /// Take part in a read.
+    Gather(TensorIr),
+    /// Here is a tensor.
+    Data(TensorId, TensorData),
+    /// Forget tensors.
+    Drop(Vec<TensorId>),
+    /// Begin the stream of random numbers.
+    Seed(u64),
+    /// A collective over the group of this name.
+    Collective { x: TensorIr, out: TensorId, what: Collective, group: Arc<str> },
+    /// Another name for what the rank holds.
+    Alias { x: TensorId, out: TensorId, state: TensorState },
+    /// Make a tensor whole on every rank.
+    Whole(TensorIr),
+    /// The program has ended.
+    End,
+    /// The program has failed.
+    Failed,
+}
+
+impl Message {
+    /// Does what the message says.
+    pub fn obey(self, interpreter: &mut dyn Interpret) {
+        match self {
+            Self::Run(op, command) => interpreter.run(*op, command),
+            Self::Gather(tensor) => interpreter.gather(tensor),
+            Self::Data(id, data) => interpreter.register_data(id, data),
+            Self::Drop(tensors) => tensors.into_iter().for_each(|id| interpreter.drop_tensor(id)),
+            Self::Seed(seed) => interpreter.seed(seed),
+            Self::Collective { x, out, what, group } => {
+                interpreter.collective(x, out, what, &group)();
+                interpreter.arrived(out);
+            }
+            Self::Whole(tensor) => interpreter.make_whole(tensor),
+            Self::Alias { x, out, state } => interpreter.alias(x, out, state),
+            Self::End | Self::Failed => unreachable!("a follower ends before it obeys"),
+        }
+    }
+}
+
+/// A leader's way to its followers.
+#[derive(Clone, Default)]
+pub(super) struct Followers(Arc<[Sender<Message>]>);
+
+impl Followers {
+    pub fn new(followers: Vec<Sender<Message>>) -> Self {
+        Self(followers.into())
+    }
+
+    pub fn tell(&self, message: impl Fn() -> Message) {
+        // One that has failed says so to the world, which the leader learns in its next collective.
+        self.0.iter().for_each(|follower| drop(follower.send(message())));
+    }
+}
+
+/// Does what the leader says until its program ends. Whether that ended well.
+pub(super) fn follow(interpreter: &mut dyn Interpret, leader: &Receiver<Message>) -> bool {
+    loop {
+        let message = match leader.try_recv() {
+            Err(TryRecvError::Empty) => {
+                // Before this rank waits: the leader may wait for what this one has queued.
+                interpreter.flush();
+                leader.recv().ok()
+            }
+            other => other.ok(),
+        };
+        match message {
+            Some(Message::End) => return true,
+            Some(Message::Failed) | None => return false,
+            Some(message) => message.obey(interpreter),
+        }
+    }
+}

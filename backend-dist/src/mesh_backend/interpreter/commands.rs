@@ -1,0 +1,50 @@
+//! Commands: what operations carry to the device instead of being run.
+
+use super::{Interpreter, name};
+use crate::logical::TensorState;
+use crate::mesh_backend::command::{self, Answer, Command};
+use crate::mesh_backend::inner::Inner;
+use crate::mesh_backend::interpreter::Interpret;
+use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
+
+impl<B: Inner> Interpreter<B> {
+    /// Obeys a command about the input of `carrier`, and makes its output the input.
+    pub(super) fn carry(&mut self, command: Command, carrier: OperationIr) {
+        let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
+        let outputs: Vec<TensorId> = carrier.outputs().map(|x| x.id).collect();
+        let ([x], [out]) = (&inputs[..], &outputs[..]) else {
+            panic!("{command:?} was carried by {}", name(&carrier));
+        };
+        let entry = self.table.get(x.id);
+        let (shard, mut state) = (entry.local, entry.state.clone());
+        let (from, weight) = (state.at.clone(), state.weight);
+        if let Command::Move { axis, to, weight } = command {
+            state.at[axis] = to;
+            state.weight = weight;
+        }
+        let is_consumed = x.status == TensorStatus::ReadWrite;
+        if from == state.at {
+            self.executor.register_alias(*out, shard);
+            self.table.insert(*out, state, *out);
+            if is_consumed {
+                self.drop_tensor(x.id);
+            }
+        } else {
+            let id = self.moved(x, shard, (&from, &state.at), is_consumed);
+            self.table.insert(*out, state, id);
+            if is_consumed && let Some(entry) = self.table.remove(x.id) {
+                self.drop_copies(entry);
+            }
+        }
+        command::answer(Answer { id: x.id, state: TensorState { at: from, weight } });
+    }
+
+    /// The output of `carrier` is the tensor `id`.
+    pub(super) fn adopt(&mut self, id: TensorId, carrier: &OperationIr) {
+        let out = carrier.outputs().next().expect("a carrier makes a tensor").id;
+        let entry = self.table.remove(id).expect("a tensor is adopted once");
+        let state = entry.state.clone();
+        self.table.insert(out, entry.state, entry.local);
+        command::answer(Answer { id: out, state });
+    }
+}

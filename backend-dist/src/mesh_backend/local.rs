@@ -1,0 +1,217 @@
+//! A rank's share of a logical tensor as a tensor, and collectives of it with ranks that have other tensors.
+
+use super::command::{self, Answer, Command};
+use super::device::{Live, live};
+use super::follow::Message;
+use crate::collective_ops::{Collective, CollectiveOps};
+use crate::comm::Group;
+use crate::logical::{Placement, TensorState};
+use burn::backend::TensorMetadata;
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, Shape, Tensor};
+use burn_group::GroupBackend;
+use burn_ir::{TensorId, TensorIr, TensorStatus};
+use std::collections::HashSet;
+
+/// A tensor of a logical device.
+pub(crate) type LogicalTensor = FloatTensor<GroupBackend>;
+
+/// Where a tensor of a logical device is, and among how many ranks along each of its axes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    state: TensorState,
+    ranks: Vec<usize>,
+}
+
+impl Known {
+    /// Of a tensor, if it is on a logical device.
+    pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+        let x = logical(x)?;
+        let live = live_of(&x);
+        let interpreter = live.client.interpreter();
+        let ranks = (0..live.axes.len()).map(|axis| interpreter.ranks(axis)).collect();
+        drop(interpreter);
+        Some(Self { state: found(&x).state, ranks })
+    }
+
+    /// What a rank holds of a tensor of this shape.
+    pub fn local_shape(&self, shape: Shape) -> Shape {
+        self.scaled(shape, |size, ranks| size / ranks)
+    }
+
+    /// Whether `other` becomes this by a sum over the ranks of an axis, and by nothing else.
+    pub fn is_sum_of(&self, other: &Self) -> bool {
+        let pairs = self.state.at.iter().zip(&other.state.at);
+        let changed = pairs.filter(|(to, from)| to != from).collect::<Vec<_>>();
+        matches!(changed[..], [(Placement::Replicate, Placement::Partial)])
+    }
+
+    /// `x` in these placements.
+    pub fn moved_to(&self, mut x: LogicalTensor) -> LogicalTensor {
+        let is_here = found(&x).state.at;
+        for (axis, (&to, from)) in self.state.at.iter().zip(is_here).enumerate() {
+            if to != from {
+                let weight = self.state.weight;
+                let carrier = || GroupBackend::float_mul_scalar(x, 1.into());
+                x = command::send(Command::Move { axis, to, weight }, carrier).0;
+            }
+        }
+        x
+    }
+
+    /// The tensor of which every rank's share is its own `local`.
+    pub fn global_of(&self, local: LogicalTensor) -> LogicalTensor {
+        let shape = self.scaled(local.shape(), |size, ranks| size * ranks);
+        renamed(&local, shape, self.state.clone())
+    }
+
+    fn scaled(&self, mut shape: Shape, scale: impl Fn(usize, usize) -> usize) -> Shape {
+        for (at, &ranks) in self.state.at.iter().zip(&self.ranks) {
+            if let Some(dim) = at.dim() {
+                shape[dim] = scale(shape[dim], ranks);
+            }
+        }
+        shape
+    }
+}
+
+/// Runs `f` on a tensor of a logical device, without autodiff; any other is returned.
+pub(crate) fn on_logical<const D: usize>(x: Tensor<D>, f: impl FnOnce(LogicalTensor) -> LogicalTensor) -> Tensor<D> {
+    match logical(&x) {
+        Some(logical) => {
+            drop(x);
+            Tensor::from_primitive::<GroupBackend>(f(logical))
+        }
+        None => x,
+    }
+}
+
+/// The rank's share of `x`.
+pub(crate) fn local_of(x: LogicalTensor) -> LogicalTensor {
+    let Answer { state, .. } = found(&x);
+    let ranks = live_of(&x);
+    let ranks = {
+        let interpreter = ranks.client.interpreter();
+        (0..ranks.axes.len()).map(|axis| interpreter.ranks(axis)).collect()
+    };
+    let known = Known { state, ranks };
+    let state = TensorState { at: vec![Placement::Varying; known.ranks.len()], weight: false };
+    let shape = known.local_shape(x.shape());
+    renamed(&x, shape, state)
+}
+
+fn logical<const D: usize>(x: &Tensor<D>) -> Option<LogicalTensor> {
+    let x = x.clone().without_autodiff().try_into_primitive::<GroupBackend>().ok()?;
+    live(&Device::new(x.device())).map(|_| x)
+}
+
+fn live_of(x: &LogicalTensor) -> Live {
+    live(&Device::new(x.device())).expect("a device group is a logical device")
+}
+
+/// What the device of `x` knows of it.
+fn found(x: &LogicalTensor) -> Answer {
+    command::send(Command::Where, || GroupBackend::float_mul_scalar(x.clone(), 1.into())).1
+}
+
+/// What every rank holds of `x` as its share of a tensor of this shape, in this state.
+fn renamed(x: &LogicalTensor, shape: Shape, state: TensorState) -> LogicalTensor {
+    let client = live_of(x).client;
+    let out = client.new_id();
+    client.everywhere(Message::Alias { x: found(x).id, out, state });
+    let (device, dtype) = (x.device(), x.dtype());
+    command::send(Command::Adopt(out), || GroupBackend::float_empty(shape, &device, dtype.into())).0
+}
+
+/// The shape of what a member of `ranks` gets of a tensor of this shape.
+fn shape_after(mut shape: Shape, what: &Collective, ranks: usize) -> Shape {
+    match what {
+        Collective::Identity | Collective::AllReduce(_) | Collective::Broadcast(_) | Collective::Reduce(_) => {}
+        Collective::AllGather(dim) => shape[*dim] *= ranks,
+        Collective::ReduceScatter(dim) | Collective::Slice(dim) => shape[*dim] /= ranks,
+        Collective::AllToAll { receive, .. } => shape[0] = receive.iter().sum(),
+    }
+    shape
+}
+
+macro_rules! across {
+    ($x:expr, $what:expr, $group:expr, $carrier:ident, $empty:ident) => {{
+        let (x, what, group) = ($x, $what, $group);
+        if group.size() == 1 {
+            return x;
+        }
+        let (device, shape, dtype): (_, Shape, DType) = (x.device(), x.shape(), x.dtype());
+        let carrier = || GroupBackend::$carrier(x.clone(), 1.into());
+        let id = command::send(Command::Where, carrier).1.id;
+        let ir = TensorIr { id, shape: shape.clone(), status: TensorStatus::ReadOnly, dtype };
+        // Not within an operation, where the device group would be locked: other ranks may free tensors of this one.
+        let client = live(&Device::new(device)).expect("a device group is a logical device").client;
+        let out = client.collective(ir, what.clone(), group.name());
+        let shape = shape_after(shape, &what, group.size());
+        command::send(Command::Adopt(out), || GroupBackend::$empty(shape, &device, dtype.into())).0
+    }};
+}
+
+impl CollectiveOps for GroupBackend {
+    fn collective(x: FloatTensor<Self>, what: Collective, _: Option<Collective>, group: Group) -> FloatTensor<Self> {
+        across!(x, what, group, float_mul_scalar, float_empty)
+    }
+
+    fn collective_int(x: IntTensor<Self>, what: Collective, group: Group) -> IntTensor<Self> {
+        across!(x, what, group, int_mul_scalar, int_empty)
+    }
+}
+
+/// The tensors of a logical device that did not exist at some time.
+pub(crate) struct Recent(Option<(Live, TensorId)>);
+
+impl Recent {
+    /// Those that come from now on.
+    pub fn on(device: &Device) -> Self {
+        Self(live(device).map(|live| {
+            let next = live.client.new_id();
+            (live, next)
+        }))
+    }
+
+    /// Makes all of them whole on every rank but those of `grads`, which are gradients of the module's parameters.
+    pub fn make_whole<M: Module>(self, module: &M, grads: &GradientsParams) {
+        let Some((live, first)) = self.0 else { return };
+        let mut gradients = Gradients { grads, ids: HashSet::new() };
+        module.visit(&mut gradients);
+        let tensors = live.client.interpreter().distributed_since(first);
+        let mut others: Vec<_> = tensors.into_iter().filter(|x| !gradients.ids.contains(&x.id)).collect();
+        others.sort_by_key(|x| x.id);
+        others.into_iter().for_each(|x| live.client.everywhere(Message::Whole(x)));
+    }
+}
+
+/// What the device calls the gradients of a module.
+struct Gradients<'a> {
+    grads: &'a GradientsParams,
+    ids: HashSet<TensorId>,
+}
+
+impl ModuleVisitor for Gradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let gradient = self.grads.get::<D>(param.id).and_then(|gradient| logical(&gradient));
+        self.ids.extend(gradient.map(|gradient| found(&gradient).id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_after_collectives() {
+        let after = |what| shape_after(Shape::from([4, 6]), &what, 2).to_vec();
+        assert_eq!(after(Collective::AllGather(1)), [4, 12]);
+        assert_eq!(after(Collective::ReduceScatter(0)), [2, 6]);
+        assert_eq!(after(Collective::AllToAll { send: vec![1, 3], receive: vec![2, 5] }), [7, 6]);
+        assert_eq!(after(Collective::Broadcast(1)), [4, 6]);
+    }
+}

@@ -1,0 +1,126 @@
+//! Logical devices of a program that runs on one rank of several.
+
+use super::device::{Wanted, interpreter};
+use super::follow::{Followers, Message, follow};
+use super::options::LogicalOptions;
+use crate::launch::{BoxError, Rank};
+use crate::mesh::{Axis, Mesh};
+use burn::tensor::Device;
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+
+/// The ranks of each group along an axis as one *team*: the first of them, the leader, runs a program on a logical
+/// device, and the others do the same operations on their shares.
+///
+/// With [`Rank::logical_device`] all ranks run the program, so all need the same data in the same order. A team's
+/// program reads its data once, and any of its threads may use the device: a data loader, metrics, a checkpointer.
+/// The ranks of a team must be threads of one process.
+///
+/// ```
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::Teams};
+/// use burn::tensor::{Device, Tensor};
+///
+/// let mesh = Mesh::new("TP2 DP2".parse()?)?;
+/// let teams = Teams::new(&mesh, Axis::Tp);
+/// let sums = launch(&mesh, &[Device::flex()], |rank| {
+///     teams.run(&rank, |device| Ok(Tensor::<1>::ones([6], &device).sum().into_scalar::<f32>() + rank.rank as f32))
+/// })?;
+/// // Ranks 0 and 2 lead.
+/// assert_eq!(sums, [Some(6.0), None, Some(8.0), None]);
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
+pub struct Teams {
+    within: Axis,
+    across: Vec<Axis>,
+    sequence: bool,
+    members: Mutex<HashMap<usize, Member>>,
+}
+
+enum Member {
+    Leader(Vec<Sender<Message>>),
+    Follower(Receiver<Message>),
+}
+
+impl Teams {
+    /// The teams of a launch of `mesh`, one for each of its groups along `within`.
+    pub fn new(mesh: &Mesh, within: Axis) -> Self {
+        let mut members = HashMap::new();
+        for ranks in mesh.groups(within) {
+            let mut senders = Vec::new();
+            for &follower in &ranks[1..] {
+                let (sender, receiver) = channel();
+                senders.push(sender);
+                members.insert(follower, Member::Follower(receiver));
+            }
+            members.insert(ranks[0], Member::Leader(senders));
+        }
+        Self { within, across: Vec::new(), sequence: false, members: Mutex::new(members) }
+    }
+
+    /// Collectives between the leaders of several teams, along another axis, are between all their ranks: each with its
+    /// share, among those that have the same share of other tensors.
+    pub fn across(mut self, axis: Axis) -> Self {
+        self.across.push(axis);
+        self
+    }
+
+    /// Sequence parallelism (Megatron-LM's `--sequence-parallel`): what comes out of an embedding, or out of a layer
+    /// sharded by rows, as `[batch, sequence, features]` is sharded along the sequence, and so is what is computed from
+    /// it until a layer sharded by columns gathers it. A sequence that the ranks do not divide stays whole.
+    pub fn sequence_parallel(mut self, on: bool) -> Self {
+        self.sequence = on;
+        self
+    }
+
+    /// Runs `program` with the team's logical device if `rank` leads its team, else does what the leader does. The value
+    /// of the program on a leader, which must have read what it wants to keep; the device ends with the program.
+    ///
+    /// # Errors
+    /// Those of the program; a team that is spread over processes.
+    ///
+    /// # Panics
+    /// If a rank joins its team twice.
+    pub fn run<T>(
+        &self,
+        rank: &Rank,
+        program: impl FnOnce(Device) -> Result<T, BoxError>,
+    ) -> Result<Option<T>, BoxError> {
+        let group = rank.group(self.within);
+        if !group.is_in_one_process() {
+            return Err(format!("the ranks of axis {} must be threads of one process", self.within).into());
+        }
+        let member = self.members.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank.rank);
+        let options = LogicalOptions::default();
+        let wanted = Wanted { axes: &[self.within], across: &self.across, sequence: self.sequence, options };
+        match member.unwrap_or_else(|| panic!("rank {} joins its team once, in the launch it was made for", rank.rank))
+        {
+            Member::Leader(followers) => {
+                let followers = Followers::new(followers);
+                let mut program_of = Program { followers: followers.clone(), ended_well: false };
+                let result = program(rank.logical_devices().make(rank, &wanted, followers));
+                program_of.ended_well = result.is_ok();
+                result.map(Some)
+            }
+            Member::Follower(leader) => {
+                if !follow(&mut *interpreter(rank, &wanted), &leader) {
+                    // Ends with the failure of the leader, who does not come.
+                    group.barrier();
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Tells the followers how the program ended, also where it panicked.
+struct Program {
+    followers: Followers,
+    ended_well: bool,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.followers.tell(|| if self.ended_well { Message::End } else { Message::Failed });
+    }
+}

@@ -1,0 +1,109 @@
+//! Sequence parallelism of a program that does not know of it: a team with [`Teams::sequence_parallel`].
+
+use crate::harness::{Step, compare, cpu, determined, gradients, ints, tensor};
+use backend_dist::launch::launch;
+use backend_dist::logical::Placement::Shard;
+use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh_backend::{Redistribute, Report, Teams, explain};
+use backend_dist::parallelize::{Plan, parallelize};
+use burn::module::{Module, ModuleDisplay};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::{Device, Tensor};
+
+/// A module, and its activations after the last layer.
+struct Case<M> {
+    init: fn(&Device) -> M,
+    encode: fn(&M, &Device) -> Tensor<3>,
+}
+
+fn loss(y: Tensor<3>) -> Tensor<1> {
+    let target = tensor(y.dims(), 5, &y.device());
+    (y.clone() - target).powf_scalar(2.0).sum() + y.powf_scalar(3.0).mean()
+}
+
+impl<M: Module + ModuleDisplay> Case<M> {
+    fn step(&self, model: &M, device: &Device) -> (Step, Tensor<3>) {
+        let y = (self.encode)(model, device);
+        let loss = loss(y.clone());
+        let grads = loss.backward();
+        let step = Step { loss: loss.into_data().iter::<f64>().next().unwrap(), gradients: gradients(model, &grads) };
+        (step, y)
+    }
+
+    /// Compares a team with one device. What the team did until gradients were read, and whether the activations were
+    /// sharded along the sequence.
+    fn check(&self, layout: &str) -> (Report, bool) {
+        let alone = cpu().autodiff();
+        let (expected, _) = self.step(&determined((self.init)(&alone)), &alone);
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        let teams = Teams::new(&mesh, Axis::Tp).sequence_parallel(mesh.layout().sequence_parallel());
+        let mut led = launch(&mesh, &[cpu()], |rank| {
+            teams.run(&rank, |device| {
+                let device = device.autodiff();
+                let model = parallelize(determined((self.init)(&device)), &rank, &Plan::auto())?;
+                let before = explain(&device);
+                let y = (self.encode)(&model, &device);
+                let is_sharded = y.placement(Axis::Tp) == Shard(1);
+                drop(loss(y).backward());
+                let report = explain(&device).since(&before);
+                compare(&self.step(&model, &device).0, &expected, layout);
+                Ok((report, is_sharded))
+            })
+        });
+        led.as_mut().unwrap().swap_remove(0).unwrap()
+    }
+}
+
+fn encoder(device: &Device) -> TransformerEncoder {
+    TransformerEncoderConfig::new(16, 32, 4, 2).with_dropout(0.0).with_norm_first(true).init(device)
+}
+
+#[test]
+fn the_residual_stream_is_sharded_from_the_first_rows_on() {
+    let case = Case {
+        init: encoder,
+        encode: |model: &TransformerEncoder, device| {
+            model.forward(TransformerEncoderInput::new(tensor([4, 8, 16], 3, device)))
+        },
+    };
+    for layout in ["TP2 SP", "TP4 SP"] {
+        let (report, is_sharded) = case.check(layout);
+        assert!(is_sharded && report.fallbacks.is_empty(), "{layout}: {report}");
+        // Two layers of two blocks, forward and backward. The first block reads what every rank has.
+        assert_eq!((report.times("all-gather"), report.times("reduce-scatter")), (7, 8), "{layout}: {report}");
+        assert_eq!(report.times("all-reduce"), 0, "{layout}: {report}");
+    }
+    let (report, is_sharded) = case.check("TP2");
+    assert!(!is_sharded && report.times("all-reduce") == 8, "{report}");
+}
+
+#[test]
+fn what_comes_out_of_an_embedding_is_sharded() {
+    let case = Case::<(Embedding, TransformerEncoder)> {
+        init: |device| (EmbeddingConfig::new(20, 16).init(device), encoder(device)),
+        encode: |(tokens, encoder), device| {
+            let embedded = tokens.forward(ints([4, 8], 20, device));
+            encoder.forward(TransformerEncoderInput::new(embedded))
+        },
+    };
+    for layout in ["TP2 SP", "TP4 SP"] {
+        let (report, is_sharded) = case.check(layout);
+        assert!(is_sharded && report.fallbacks.is_empty(), "{layout}: {report}");
+        assert_eq!((report.times("all-gather"), report.times("reduce-scatter")), (8, 8), "{layout}: {report}");
+        // From features to the sequence, and back for the gradient.
+        assert_eq!(report.times("all-to-all"), 2, "{layout}: {report}");
+    }
+}
+
+#[test]
+fn sequences_that_the_ranks_do_not_divide_stay_whole() {
+    let case = Case {
+        init: encoder,
+        encode: |model: &TransformerEncoder, device| {
+            model.forward(TransformerEncoderInput::new(tensor([4, 7, 16], 3, device)))
+        },
+    };
+    let (report, is_sharded) = case.check("TP2 SP");
+    assert!(!is_sharded && report.times("all-reduce") == 8, "{report}");
+}

@@ -1,0 +1,187 @@
+//! Tensor and sequence parallelism inside, data parallelism with ZeRO outside, for any Burn module.
+
+use backend_dist::comm::Group;
+use backend_dist::launch::{BoxError, Rank};
+use backend_dist::mesh::{Axis, ParallelLayout};
+use backend_dist::parallelize::{Plan, PlanError, check, parallelize_on};
+use burn::module::{Module, ModuleDisplay};
+use burn::tensor::Device;
+use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader};
+
+use super::custom;
+use super::data_parallel::DataParallel;
+use super::report::{Failure, Fit, Fitted};
+use super::zero::Units;
+
+/// A layout of ranks for any Burn module, as a strategy for `SupervisedTraining::with_training_strategy`:
+/// [`MegatronStrategy::mesh`](super::MegatronStrategy::mesh) makes it.
+///
+/// ```no_run
+/// use burn::module::ModuleDisplay;
+/// use burn::train::{LearnerModel, SupervisedTraining};
+/// use burn_megatron::prelude::*;
+///
+/// /// Attention and feed-forward layers of burn-nn are sharded by type, a layer of one's own by path.
+/// fn spread<M: LearnerModel + ModuleDisplay>(training: SupervisedTraining<M>) -> Result<SupervisedTraining<M>, BoxError> {
+///     let strategy = MegatronStrategy::mesh("TP2 SP DP2 ZeRO1".parse()?).plan(Plan::auto().columns("head")).micro_batches(4);
+///     Ok(training.with_training_strategy(strategy.into()))
+/// }
+/// ```
+#[derive(Clone)]
+pub struct MeshStrategy {
+    layout: ParallelLayout,
+    plan: Plan,
+    devices: Vec<Device>,
+    micro_batches: Option<usize>,
+    units: Units,
+}
+
+impl MeshStrategy {
+    pub(super) fn new(layout: ParallelLayout) -> Self {
+        let (plan, units) = (Plan::auto(), Units::auto());
+        Self { layout, plan, devices: Vec::new(), micro_batches: None, units }
+    }
+
+    /// Which parameters are sharded over the tensor-parallel ranks, and how; [`Plan::auto`] unless it is called.
+    pub fn plan(mut self, plan: Plan) -> Self {
+        self.plan = plan;
+        self
+    }
+
+    /// A device for each rank, tensor-parallel ranks next to each other. Without it GPUs from 0 on, if the learner's
+    /// model is on a GPU, else threads that share the model's device.
+    pub fn devices(mut self, devices: Vec<Device>) -> Self {
+        self.devices = devices;
+        self
+    }
+
+    /// Batches of the loader that each data-parallel rank takes for one optimizer step (gradient accumulation). Replaces
+    /// `SupervisedTraining::grads_accumulation`.
+    pub fn micro_batches(mut self, batches: usize) -> Self {
+        self.micro_batches = Some(batches);
+        self
+    }
+
+    /// What ZeRO 3 gathers together, and what stays whole.
+    pub fn units(mut self, units: Units) -> Self {
+        self.units = units;
+        self
+    }
+}
+
+impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M> {
+    fn from(strategy: MeshStrategy) -> Self {
+        custom(OnMesh { tensor: TensorParallel::new(&strategy.layout, &strategy.plan), strategy })
+    }
+}
+
+/// How a model is sharded over the tensor-parallel ranks.
+#[derive(Clone)]
+pub(crate) struct TensorParallel<M> {
+    pub ranks: usize,
+    /// Whether activations are sharded along the sequence.
+    pub sequence: bool,
+    plan: Plan,
+    check: fn(&M, &Plan, usize, bool) -> Result<(), PlanError>,
+    place: fn(M, &Device, &Rank, &Plan) -> Result<M, PlanError>,
+}
+
+impl<M: Module + ModuleDisplay> TensorParallel<M> {
+    /// Of a layout; `None` if it has no such ranks.
+    pub fn new(layout: &ParallelLayout, plan: &Plan) -> Option<Self> {
+        let (ranks, sequence) = (layout.tp, layout.sequence_parallel());
+        (ranks > 1).then(|| Self { ranks, sequence, plan: plan.clone(), check: check::<M>, place: parallelize_on::<M> })
+    }
+}
+
+impl<M> TensorParallel<M> {
+    /// Whether the plan fits the model.
+    pub fn check(&self, model: &M) -> Result<(), PlanError> {
+        (self.check)(model, &self.plan, self.ranks, self.sequence)
+    }
+
+    /// For a rank that leads the others.
+    pub fn on(&self, rank: &Rank) -> Placing<M> {
+        Placing { rank: rank.clone(), plan: self.plan.clone(), place: self.place }
+    }
+}
+
+/// How a rank places a model.
+pub(super) struct Placing<M> {
+    rank: Rank,
+    plan: Plan,
+    place: fn(M, &Device, &Rank, &Plan) -> Result<M, PlanError>,
+}
+
+impl<M> Placing<M> {
+    /// The model on the logical device `device`.
+    pub fn place(&self, model: M, device: &Device) -> Result<M, BoxError> {
+        Ok((self.place)(model, device, &self.rank, &self.plan)?)
+    }
+
+    /// The ranks among which its parameters are sharded.
+    pub fn group(&self) -> Group {
+        self.rank.group(Axis::Tp)
+    }
+}
+
+/// Refuses what is not for any module.
+pub(crate) fn for_any_module(layout: &ParallelLayout) -> Result<(), String> {
+    let dp = layout.dp.max(1);
+    let zero = if dp > 1 { layout.zero.min(3) } else { 0 };
+    let tp = layout.tp.max(1);
+    let nearest = ParallelLayout { tp, sp: layout.sp && tp > 1, dp, zero, ..ParallelLayout::default() };
+    if *layout == nearest {
+        return Ok(());
+    }
+    Err(format!(
+        "layout {layout}: any module can have tensor, sequence and data parallelism with ZeRO 0 to 3; nearest legal: {nearest}"
+    ))
+}
+
+struct OnMesh<M> {
+    strategy: MeshStrategy,
+    tensor: Option<TensorParallel<M>>,
+}
+
+impl<M: LearnerModel> OnMesh<M> {
+    /// Why the training cannot start.
+    fn check(&self, model: &M) -> Result<(), String> {
+        let MeshStrategy { layout, devices, micro_batches, plan, .. } = &self.strategy;
+        for_any_module(layout)?;
+        if plan.axis() != Axis::Tp {
+            return Err(format!("the plan shards along axis {}; nearest legal: tp, without .along(..)", plan.axis()));
+        }
+        let (ranks, given) = (layout.world_size(), devices.len());
+        if given > 0 && given != ranks {
+            return Err(format!(
+                "layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"
+            ));
+        }
+        if *micro_batches == Some(0) {
+            return Err("micro_batches 0: a step takes at least 1 batch; nearest legal: 1".into());
+        }
+        self.tensor.as_ref().map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())
+    }
+}
+
+impl<M: LearnerModel> Fit<M> for OnMesh<M> {
+    fn fit(
+        &self,
+        mut components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Fitted<M> {
+        if let Err(message) = self.check(&learner.model()) {
+            let failure = Some(Failure { rank: 0, message });
+            return Fitted { model: learner.model(), processor: components.event_processor, failure };
+        }
+        let MeshStrategy { layout, devices, micro_batches, units, .. } = self.strategy.clone();
+        components.grad_accumulation = micro_batches.or(components.grad_accumulation);
+        let inner =
+            DataParallel { devices, tensor: self.tensor.clone(), ..DataParallel::new(layout.dp, layout.zero, units) };
+        inner.fit(components, learner, train, valid, starting_epoch)
+    }
+}

@@ -1,0 +1,286 @@
+//! A classifier of texts as Burn's users build it, its data, and a training.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::optim::AdamWConfig;
+use burn::prelude::*;
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{
+    ClassificationOutput, InferenceStep, Interrupter, Learner, LearningResult, SupervisedTraining, TrainOutput,
+    TrainStep, TrainingStrategy,
+};
+
+use crate::cpu;
+
+pub const WIDTH: usize = 16;
+const LENGTH: usize = 6;
+const VOCABULARY: usize = 24;
+const CLASSES: usize = 4;
+
+#[derive(Module, Debug)]
+pub struct Classifier {
+    tokens: Embedding,
+    encoder: TransformerEncoder,
+    head: Linear,
+    #[module(skip)]
+    pub trap: Trap,
+}
+
+/// Fails or stops at a step of all ranks.
+#[derive(Clone, Debug, Default)]
+pub struct Trap {
+    pub steps: Arc<AtomicUsize>,
+    pub panic_at: Option<usize>,
+    pub stop_at: Option<usize>,
+    pub interrupter: Handle,
+}
+
+#[derive(Clone, Default)]
+pub struct Handle(pub Interrupter);
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Handle")
+    }
+}
+
+impl Classifier {
+    pub fn new(dropout: f64, trap: Trap) -> Self {
+        let device = &cpu().autodiff();
+        let encoder = TransformerEncoderConfig::new(WIDTH, 32, 4, 2).with_norm_first(true).with_dropout(dropout);
+        let model = Self {
+            tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
+            encoder: encoder.init(device),
+            head: LinearConfig::new(WIDTH, CLASSES).init(device),
+            trap,
+        };
+        model.map(&mut Known::default())
+    }
+
+    fn forward(&self, batch: Batch) -> ClassificationOutput {
+        let [count, _] = batch.tokens.dims();
+        let input = TransformerEncoderInput::new(self.tokens.forward(batch.tokens)).mask_pad(batch.padding);
+        let first = self.encoder.forward(input).slice([0..count, 0..1]).reshape([count, WIDTH]);
+        let output = self.head.forward(first);
+        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), batch.classes.clone());
+        ClassificationOutput::new(loss, output, batch.classes)
+    }
+
+    /// Every number of the record.
+    pub fn numbers(&self) -> Vec<f64> {
+        let mut all = All::default();
+        self.visit(&mut all);
+        all.0
+    }
+}
+
+/// Gives parameters values that do not depend on a generator.
+#[derive(Default)]
+struct Known {
+    index: usize,
+    fields: Vec<String>,
+}
+
+impl ModuleMapper for Known {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.fields.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.fields.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.index += 1;
+        let index = self.index;
+        let one = if self.fields.last().is_some_and(|name| name == "gamma") { 1.0 } else { 0.0 };
+        param.map(|old| {
+            let value = |i: usize| one + ((i * 7 + index * 5) as f64 * 0.9).sin() / 4.0;
+            let values = (0..old.shape().num_elements()).map(value).collect::<Vec<f64>>();
+            Tensor::from_data(TensorData::new(values, old.dims()), &old.device()).require_grad()
+        })
+    }
+}
+
+#[derive(Default)]
+struct All(Vec<f64>);
+
+impl ModuleVisitor for All {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.extend(param.val().into_data().iter::<f64>());
+    }
+}
+
+impl TrainStep for Classifier {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let step = self.trap.steps.fetch_add(1, Ordering::SeqCst) + 1;
+        assert!(self.trap.panic_at != Some(step), "the model ran into a wall");
+        if self.trap.stop_at == Some(step) {
+            self.trap.interrupter.0.stop(Some("enough"));
+        }
+        let output = self.forward(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Classifier {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        self.forward(batch)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Batch {
+    tokens: Tensor<2, Int>,
+    padding: Tensor<2, Bool>,
+    classes: Tensor<1, Int>,
+}
+
+struct Numbered;
+
+impl Batcher<usize, Batch> for Numbered {
+    fn batch(&self, items: Vec<usize>, device: &Device) -> Batch {
+        let count = items.len();
+        let token = |item: usize, at: usize| (item * 7 + at * at + item / 5) % VOCABULARY;
+        let tokens: Vec<i64> =
+            items.iter().flat_map(|&item| (0..LENGTH).map(move |at| token(item, at) as i64)).collect();
+        let classes: Vec<i64> = items.iter().map(|item| (item % CLASSES) as i64).collect();
+        let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [count, LENGTH]), device);
+        let ends = Tensor::<1, Int>::from_data(
+            items.iter().map(|item| (3 + item % 4) as i64).collect::<Vec<_>>().as_slice(),
+            device,
+        );
+        let positions = Tensor::<1, Int>::arange(0..LENGTH as i64, device).reshape([1, LENGTH]).repeat_dim(0, count);
+        let padding = positions.greater_equal(ends.reshape([count, 1]).repeat_dim(1, LENGTH));
+        Batch { tokens, padding, classes: Tensor::from_data(classes.as_slice(), device) }
+    }
+}
+
+/// How items come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Order {
+    pub shuffle: bool,
+    pub workers: usize,
+}
+
+pub fn loader(items: Vec<usize>, batch: usize, order: Order) -> Arc<dyn DataLoader<Batch>> {
+    let mut builder = DataLoaderBuilder::new(Numbered).batch_size(batch);
+    if order.shuffle {
+        builder = builder.shuffle(3);
+    }
+    if order.workers > 0 {
+        builder = builder.num_workers(order.workers);
+    }
+    builder.build(InMemDataset::new(items))
+}
+
+/// The order in which one device with the larger batch meets the items that `ranks` data-parallel ranks meet in the same
+/// step.
+pub fn interleaved(items: usize, ranks: usize, batch: usize) -> Vec<usize> {
+    let share = items / ranks;
+    let mut order = Vec::new();
+    for start in (0..share).step_by(batch) {
+        let end = (start + batch).min(share);
+        order.extend((0..ranks).flat_map(|rank| rank * share + start..rank * share + end));
+    }
+    order
+}
+
+pub struct Setup {
+    pub items: Vec<usize>,
+    pub batch: usize,
+    pub epochs: usize,
+    pub accumulation: Option<usize>,
+    pub order: Order,
+    pub dropout: f64,
+    /// Of the CPU's generator.
+    pub seed: Option<u64>,
+    pub trap: Trap,
+    /// Keeps checkpoints, and resumes from that of an epoch.
+    pub checkpoints: Option<Option<usize>>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            items: (0..18).collect(),
+            batch: 4,
+            epochs: 2,
+            accumulation: None,
+            order: Order::default(),
+            dropout: 0.0,
+            seed: None,
+            trap: Trap::default(),
+            checkpoints: None,
+        }
+    }
+}
+
+impl Setup {
+    pub fn training(
+        &self,
+        directory: &Path,
+        strategy: TrainingStrategy<Classifier>,
+    ) -> (SupervisedTraining<Classifier>, Learner<Classifier>) {
+        let train = loader(self.items.clone(), self.batch, self.order);
+        let mut training = SupervisedTraining::new(directory, train, loader((0..10).collect(), 4, Order::default()))
+            .metrics((LossMetric::new(), AccuracyMetric::new()))
+            .with_application_logger(None)
+            .renderer(Box::new(CliMetricsRenderer::new()))
+            .with_interrupter(self.trap.interrupter.0.clone())
+            .num_epochs(self.epochs)
+            .with_training_strategy(strategy);
+        if let Some(accumulation) = self.accumulation {
+            training = training.grads_accumulation(accumulation);
+        }
+        let mut model = Classifier::new(self.dropout, self.trap.clone());
+        if let Some(resume) = self.checkpoints {
+            training = training.with_default_checkpointers();
+            if let Some(epoch) = resume {
+                training = training.checkpoint(epoch);
+                // Other weights, so that only the checkpoint can bring back the right ones.
+                model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(0.5));
+            }
+        }
+        (training, Learner::new(model, AdamWConfig::new().with_weight_decay(0.1).init(), 0.003))
+    }
+
+    pub fn run(&self, directory: &Path, strategy: TrainingStrategy<Classifier>) -> LearningResult<Classifier> {
+        // The generator is the process's.
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let (training, learner) = self.training(directory, strategy);
+        self.seed.iter().for_each(|seed| cpu().seed(*seed));
+        training.launch(learner)
+    }
+
+    /// The trained numbers.
+    pub fn numbers(&self, strategy: TrainingStrategy<Classifier>) -> Vec<f64> {
+        let result = self.run(tempfile::tempdir().unwrap().path(), strategy);
+        assert!(result.error.is_none(), "{}", result.error.unwrap());
+        result.model.numbers()
+    }
+}
+
+/// Relative to the norm.
+pub fn difference(left: &[f64], right: &[f64]) -> f64 {
+    assert_eq!(left.len(), right.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    norm(&mut left.iter().zip(right).map(|(left, right)| left - right)) / norm(&mut right.iter().copied())
+}

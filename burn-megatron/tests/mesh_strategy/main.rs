@@ -1,0 +1,16 @@
+//! `MegatronStrategy::mesh` under `SupervisedTraining` against one device with the larger batch, in double precision.
+
+mod classifier;
+mod training;
+mod wrong;
+
+use burn::tensor::{Device, FloatDType};
+use std::sync::Once;
+
+/// The CPU, with f64 as the default type: masks and losses are of the default type.
+fn cpu() -> Device {
+    static CONFIGURED: Once = Once::new();
+    let mut device = Device::flex();
+    CONFIGURED.call_once(|| device.configure(FloatDType::F64).unwrap());
+    device
+}

@@ -1,0 +1,167 @@
+//! Trainings on a mesh do what they do on one device.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use burn::module::Module;
+use burn::train::logger::{FileMetricLogger, MetricLogger};
+use burn::train::metric::LossMetric;
+use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::{ExecutionStrategy, MetricEarlyStoppingStrategy, StoppingCondition, TrainingStrategy};
+use burn_megatron::prelude::*;
+
+use crate::classifier::{Classifier, Order, Setup, Trap, difference, interleaved};
+use crate::cpu;
+
+/// Small parameters are sharded too.
+fn mesh(layout: &str) -> MeshStrategy {
+    MegatronStrategy::mesh(layout.parse().unwrap()).units(Units::auto().keep_below(2))
+}
+
+fn one_device() -> TrainingStrategy<Classifier> {
+    ExecutionStrategy::single(cpu()).into()
+}
+
+fn metric(directory: &Path, name: &str, epoch: usize, split: Split) -> Vec<f64> {
+    let mut logger = FileMetricLogger::new(directory);
+    let entries = logger.read_numeric(name, epoch, &split).unwrap();
+    entries.iter().filter(|entry| !entry.serialize().ends_with("final")).map(|entry| entry.current()).collect()
+}
+
+#[test]
+fn layouts_train_as_one_device_with_the_larger_batch() {
+    let layouts =
+        ["TP2", "TP4", "TP2 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 DP2 ZeRO3", "DP2 ZeRO1"];
+    for layout in layouts {
+        let ranks = layout.parse::<ParallelLayout>().unwrap().dp;
+        let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let setup = Setup::default();
+        let alone = Setup { items: interleaved(18, ranks, 4), batch: 4 * ranks, ..Setup::default() };
+        let single = alone.run(one.path(), one_device()).model.numbers();
+        let result = setup.run(many.path(), mesh(layout).into());
+        assert!(result.error.is_none() && result.interrupted.is_none(), "{layout}: {:?}", result.error);
+        let found = result.model.numbers();
+        assert!(difference(&single, &Classifier::new(0.0, Trap::default()).numbers()) > 1e-2);
+        assert!(difference(&found, &single) < 1e-10, "{layout}: {}", difference(&found, &single));
+        for (epoch, name) in [(1, "Loss"), (2, "Loss"), (2, "Accuracy")] {
+            let single = metric(one.path(), name, epoch, Split::Train);
+            let steps = metric(many.path(), name, epoch, Split::Train);
+            let steps: Vec<f64> = steps.chunks(ranks).map(|step| step.iter().sum::<f64>() / ranks as f64).collect();
+            assert!(difference(&steps, &single) < 1e-10, "{layout}, {name} of epoch {epoch}: {steps:?} {single:?}");
+        }
+        if ranks == 1 {
+            let valid = |directory: &Path| metric(directory, "Loss", 2, Split::Valid);
+            assert!(difference(&valid(many.path()), &valid(one.path())) < 1e-10, "{layout}");
+        }
+    }
+}
+
+#[test]
+fn micro_batches_add_up_to_one_step() {
+    for layout in ["TP2", "TP2 SP DP2 ZeRO2"] {
+        let ranks = layout.parse::<ParallelLayout>().unwrap().dp;
+        let batch = 4 / ranks;
+        let alone = Setup { items: interleaved(32, ranks, batch), accumulation: Some(2), ..Setup::default() };
+        let setup = || Setup { items: (0..32).collect(), batch, ..Setup::default() };
+        let found = setup().numbers(mesh(layout).micro_batches(2).into());
+        let gap = difference(&found, &alone.numbers(one_device()));
+        assert!(gap < 1e-10, "{layout}: {gap}");
+        assert!(difference(&found, &setup().numbers(mesh(layout).into())) > 1e-4, "{layout}");
+    }
+}
+
+#[test]
+fn shuffled_items_and_workers_are_read_once_for_all_ranks_of_a_team() {
+    // With one rank for data the order is that of one device.
+    let order = Order { shuffle: true, workers: 0 };
+    let alone = Setup { order, ..Setup::default() };
+    // burn-train's single strategy does not take a share of the loader, which draws from its generator.
+    let single = alone.numbers(MegatronStrategy::data_parallel(1));
+    assert!(difference(&alone.numbers(mesh("TP2").into()), &single) < 1e-10);
+    assert!(difference(&Setup::default().numbers(mesh("TP2").into()), &single) > 1e-6);
+    // The order of batches of several workers is that of time.
+    let order = Order { shuffle: true, workers: 2 };
+    let trained = Setup { order, ..Setup::default() }.numbers(mesh("TP2 DP2 ZeRO1").into());
+    assert!(trained.iter().all(|value| value.is_finite()));
+}
+
+#[test]
+fn checkpoints_are_those_of_one_device_and_resume_in_any_layout() {
+    let uninterrupted = Setup { epochs: 4, ..Setup::default() }.numbers(mesh("DP2").into());
+    for (before, after) in [
+        ("TP2 DP2", "TP2 DP2"),
+        ("TP2 DP2 ZeRO1", "DP2"),
+        ("DP2", "TP2 SP DP2 ZeRO3"),
+        ("TP2 DP2 ZeRO3", "TP4 DP2 ZeRO2"),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let half = Setup { epochs: 2, checkpoints: Some(None), ..Setup::default() };
+        assert!(half.run(directory.path(), mesh(before).into()).error.is_none());
+        let rest = Setup { epochs: 4, checkpoints: Some(Some(2)), ..Setup::default() };
+        let resumed = rest.run(directory.path(), mesh(after).into());
+        assert!(resumed.error.is_none(), "{}", resumed.error.unwrap());
+        let found = resumed.model.numbers();
+        // burn-train restores the optimizer's state in the default type, f64 here.
+        assert!(difference(&found, &uninterrupted) < 1e-10, "{before}, then {after}");
+    }
+}
+
+#[test]
+fn the_trained_model_and_its_record_need_no_mesh() {
+    let setup = Setup::default();
+    let directory = tempfile::tempdir().unwrap();
+    let model = setup.run(directory.path(), mesh("TP2").into()).model;
+    assert_eq!(model.devices(), [cpu()]);
+    let loaded = Classifier::new(0.0, Trap::default()).load_record(model.clone().into_record());
+    assert_eq!(loaded.numbers(), model.numbers());
+}
+
+#[test]
+fn dropout_is_the_same_in_every_tensor_parallel_layout_and_in_every_resumed_run() {
+    let setup =
+        |epochs, resume| Setup { epochs, dropout: 0.2, seed: Some(5), checkpoints: Some(resume), ..Setup::default() };
+    let run = |layout: &str| setup(3, None).numbers(mesh(layout).into());
+    let two = run("TP2");
+    assert!(difference(&two, &Setup { epochs: 3, ..Setup::default() }.numbers(mesh("TP2").into())) > 1e-4);
+    for layout in ["TP4", "TP2 SP"] {
+        let gap = difference(&run(layout), &two);
+        assert!(gap < 1e-10, "{layout}: {gap}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for (epochs, resume) in [(2, None), (3, Some(2))] {
+        let found = setup(epochs, resume).run(directory.path(), mesh("TP2").into()).model.numbers();
+        if epochs == 3 {
+            assert!(difference(&found, &two) < 1e-10);
+        }
+    }
+}
+
+#[test]
+fn the_interrupter_stops_all_ranks_after_the_step() {
+    let trap = Trap { stop_at: Some(3), ..Trap::default() };
+    let steps = trap.steps.clone();
+    let directory = tempfile::tempdir().unwrap();
+    let result = Setup { trap, ..Setup::default() }.run(directory.path(), mesh("TP2 DP2").into());
+    assert_eq!(result.interrupted.unwrap().reason.as_deref(), Some("enough"));
+    assert!(result.error.is_none());
+    assert_eq!(steps.load(Ordering::SeqCst), 4, "step 2 of both data-parallel ranks is the last");
+}
+
+#[test]
+fn early_stopping_ends_all_ranks_in_the_same_epoch() {
+    let setup = Setup { epochs: 20, items: (0..8).collect(), ..Setup::default() };
+    let steps = setup.trap.steps.clone();
+    // A loss that falls counts as 'no improvement' when the highest is wanted: epoch 1 stays the best.
+    let never_better = MetricEarlyStoppingStrategy::new(
+        &LossMetric::new(),
+        Aggregate::Mean,
+        Direction::Highest,
+        Split::Train,
+        StoppingCondition::NoImprovementSince { n_epochs: 2 },
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let (training, learner) = setup.training(directory.path(), mesh("TP2").into());
+    training.early_stopping(never_better).launch(learner);
+    let epochs = steps.load(Ordering::SeqCst) / 2;
+    assert!((3..8).contains(&epochs), "{epochs} epochs");
+}

@@ -1,0 +1,79 @@
+//! What cannot run, or fails, ends with an error that says why.
+
+use std::time::Instant;
+
+use burn::tensor::Device;
+use burn_megatron::prelude::*;
+
+use crate::classifier::{Classifier, Setup, Trap};
+use crate::cpu;
+
+fn error_of(setup: &Setup, strategy: MeshStrategy) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let begun = Instant::now();
+    let result = setup.run(directory.path(), strategy.into());
+    assert!(begun.elapsed().as_secs() < 5);
+    result.error.expect("the training fails").to_string()
+}
+
+/// The error of a training that does not start.
+fn refused(strategy: MeshStrategy) -> String {
+    let setup = Setup::default();
+    let text = error_of(&setup, strategy);
+    assert_eq!(setup.trap.steps.load(std::sync::atomic::Ordering::SeqCst), 0);
+    text
+}
+
+fn mesh(layout: &str) -> MeshStrategy {
+    MegatronStrategy::mesh(layout.parse().unwrap())
+}
+
+#[test]
+fn layouts_that_are_not_for_any_module_are_refused() {
+    let text = refused(mesh("TP2 PP2 DP2 ZeRO1"));
+    assert!(
+        text.contains("layout TP2 PP2 DP2 ZeRO1: any module can have") && text.contains("nearest legal: TP2 DP2 ZeRO1")
+    );
+    let text = refused(mesh("TP2 CP2"));
+    assert!(text.contains("nearest legal: TP2"), "{text}");
+}
+
+#[test]
+fn plans_that_do_not_fit_are_refused() {
+    let text = refused(mesh("TP3"));
+    assert!(text.contains("which 3 ranks of axis tp do not divide"), "{text}");
+    let text = refused(mesh("TP2").plan(Plan::auto().columns("haed")));
+    assert!(text.contains("pattern `haed` matches no parameter; the nearest is `head."), "{text}");
+    let text = refused(mesh("TP2").plan(Plan::default()));
+    assert!(text.contains("no parameter is sharded over the 2 ranks of axis tp"), "{text}");
+    let text = refused(mesh("TP2").plan(Plan::auto().along(Axis::Dp)));
+    assert!(text.contains("the plan shards along axis dp; nearest legal: tp"), "{text}");
+    let text = refused(mesh("TP2 SP").plan(Plan::default().columns("head")));
+    assert!(text.contains("sequence parallelism over the 2 ranks of axis tp begins with an embedding"), "{text}");
+}
+
+#[test]
+fn devices_and_micro_batches_are_counted() {
+    let text = refused(MegatronStrategy::mesh_on("TP2 DP2".parse().unwrap(), vec![Device::flex(); 3]));
+    assert!(text.contains("layout TP2 DP2 has 4 ranks, and there are 3 devices; nearest legal: 4"), "{text}");
+    assert!(refused(mesh("TP2").micro_batches(0)).contains("nearest legal: 1"));
+}
+
+#[test]
+fn a_rank_that_panics_ends_the_training_with_its_error() {
+    for layout in ["TP2", "TP2 DP2 ZeRO3"] {
+        let trap = Trap { panic_at: Some(3), ..Trap::default() };
+        let text = error_of(&Setup { trap, ..Setup::default() }, mesh(layout));
+        assert!(text.contains("the model ran into a wall"), "{layout}: {text}");
+    }
+}
+
+#[test]
+fn a_training_that_fails_returns_the_model_that_it_began_with() {
+    let trap = Trap { panic_at: Some(3), ..Trap::default() };
+    let directory = tempfile::tempdir().unwrap();
+    let result = Setup { trap, ..Setup::default() }.run(directory.path(), mesh("TP2").into());
+    assert!(result.error.is_some());
+    let _ = cpu();
+    assert_eq!(result.model.numbers(), Classifier::new(0.0, Trap::default()).numbers());
+}
