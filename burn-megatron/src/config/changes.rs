@@ -11,7 +11,8 @@ use super::resolve::unknown;
 use super::run::RunConfig;
 
 /// Sections that decide what a run learns; all others may change freely.
-const GUARDED: [&str; 8] = ["model", "training", "fp8", "lr", "optimizer", "weight-decay", "loss-scale", "data"];
+const GUARDED: [&str; 9] =
+    ["model", "training", "fp8", "lr", "optimizer", "weight-decay", "loss-scale", "data", "chat"];
 
 /// Keys in these sections that do not.
 const FREE: [&str; 5] =

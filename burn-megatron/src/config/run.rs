@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
 use crate::checkpoint::SaveEvery;
+use crate::data::chat::{ChatLoss, ChatSet, TooLong};
 use crate::data::{Blend, GptDataConfig, SplitRatios};
 use crate::engine::{ContextConfig, DocumentConfig, EngineConfig, LossMean};
 use crate::lr::{LrConfig, WeightDecayConfig};
@@ -48,6 +49,9 @@ pub struct RunConfig {
     pub loss_scale: LossScalerConfig,
     /// Training data.
     pub data: DataSection,
+    /// Conversations as training data.
+    #[serde(default)]
+    pub chat: ChatSection,
     /// Speed and determinism on GPUs.
     #[serde(default)]
     pub performance: PerformanceSection,
@@ -157,6 +161,55 @@ pub struct DataSection {
     pub cache: Option<PathBuf>,
 }
 
+/// `[chat]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ChatSection {
+    /// Files of conversations to train on; empty where a run trains on other data.
+    pub train: Vec<PathBuf>,
+    /// Files of conversations to evaluate on.
+    pub validation: Vec<PathBuf>,
+    /// A chat template in place of the tokenizer's own.
+    pub template: Option<PathBuf>,
+    /// Tokens in the loss.
+    pub loss: ChatLoss,
+    /// Whether samples share sequences.
+    pub packing: Packing,
+    /// What happens to samples that are longer than a sequence.
+    pub too_long: TooLong,
+    /// Leave out rows that cannot be used.
+    pub skip_bad_rows: bool,
+}
+
+/// Whether samples share sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packing {
+    /// Several samples in a sequence.
+    #[default]
+    BestFit,
+    /// One sample in a sequence.
+    None,
+}
+
+impl ChatSection {
+    /// Whether the run trains on conversations.
+    pub fn is_used(&self) -> bool {
+        !self.train.is_empty()
+    }
+
+    /// How `files` become sequences.
+    pub fn set(&self, files: &[PathBuf]) -> ChatSet {
+        ChatSet {
+            files: files.to_vec(),
+            loss: self.loss,
+            packing: self.packing == Packing::BestFit,
+            too_long: self.too_long,
+            skip_bad_rows: self.skip_bad_rows,
+        }
+    }
+}
+
 /// `[performance]`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -242,8 +295,8 @@ impl RunConfig {
             keep_fp8_weights: self.fp8.keep_weights,
             context: self.context.clone(),
             documents: DocumentConfig {
-                reset_attention_mask: self.data.reset_attention_mask,
-                reset_position_ids: self.data.reset_position_ids,
+                reset_attention_mask: self.data.reset_attention_mask || self.chat.is_used(),
+                reset_position_ids: self.data.reset_position_ids || self.chat.is_used(),
             },
             ..EngineConfig::new(training.micro_batch, training.global_batch, self.lr.clone())
         }

@@ -44,8 +44,13 @@ impl Plan {
             Ok(line) => data.push(line),
             Err(what) => problems.push(Problem::new(what)),
         };
-        config.data.text.iter().for_each(|file| found(text_file(file)));
+        config.data.text.iter().for_each(|file| found(source_file("data.text", file)));
         config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
+        for (key, files) in [("chat.train", &config.chat.train), ("chat.validation", &config.chat.validation)] {
+            files.iter().for_each(|file| found(source_file(key, file)));
+        }
+        let template = config.chat.template.iter().filter(|template| !template.is_file());
+        problems.extend(template.map(|path| Problem::new(format!("chat.template: there is no file {}", path.display()))));
         problems.extend(missing_tokenizer(config));
         problems.extend(too_many_samples(config));
         problems.extend(config.performance.moe_router_force_load_balancing.then(|| {
@@ -73,7 +78,10 @@ impl Plan {
     /// # Errors
     /// What is wrong with it.
     pub fn check_tokenizer(&self) -> Result<(), TrainError> {
-        tokenizer_file(&self.config).map(drop)
+        match self.config.chat.is_used() {
+            true => super::chat::check_tokenizer(&self.config),
+            false => tokenizer_file(&self.config).map(drop),
+        }
     }
 
     /// The configuration.
@@ -114,16 +122,18 @@ fn initial_weights(config: &RunConfig) -> Result<Option<Arc<HfFolder>>, Problem>
     Ok(Some(Arc::new(folder)))
 }
 
-fn text_file(file: &Path) -> Result<String, String> {
-    let about = std::fs::metadata(file).map_err(|error| format!("data.text: {}: {error}", file.display()))?;
+/// A file of text or conversations.
+fn source_file(key: &str, file: &Path) -> Result<String, String> {
+    let about = std::fs::metadata(file).map_err(|error| format!("{key}: {}: {error}", file.display()))?;
     let size = about.len();
     if about.is_dir() {
-        return Err(format!("data.text: {} is a folder; name its .txt or .jsonl files", file.display()));
+        return Err(format!("{key}: {} is a folder; name its .txt or .jsonl files", file.display()));
     }
     if about.is_file() && size == 0 {
-        return Err(format!("data.text: {} is empty", file.display()));
+        return Err(format!("{key}: {} is empty", file.display()));
     }
-    Ok(format!("{}: {} bytes of text", file.display(), HumanCount(size)))
+    let what = if key == "data.text" { "text" } else { "conversations" };
+    Ok(format!("{}: {} bytes of {what}", file.display(), HumanCount(size)))
 }
 
 fn indexed(config: &RunConfig, prefix: &Path) -> Result<String, String> {
