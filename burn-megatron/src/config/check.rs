@@ -21,6 +21,9 @@ impl RunConfig {
         let decay = self.weight_decay.schedule(self.optimizer.weight_decay(), training.global_batch);
         note(decay.map(drop).map_err(|error| error.to_string()));
         self.check_ranges(&mut note);
+        if self.is_sound() {
+            note(self.lora.plan(&self.model.config).map(drop).map_err(|error| format!("lora: {error}")));
+        }
         self.check_data(&mut note);
         ConfigErrors::from_problems(problems)
     }
@@ -194,9 +197,6 @@ impl RunConfig {
     fn check_chat(&self, note: &mut impl FnMut(Result<(), String>)) {
         let (chat, data) = (&self.chat, &self.data);
         if !chat.is_used() {
-            note(demand(chat.validation.is_empty() && chat.template.is_none(), || {
-                "chat.validation and chat.template have no meaning without chat.train".into()
-            }));
             return;
         }
         let is_file = data.tokenizer.as_deref().is_some_and(|name| !["char", "byte", "bpe"].contains(&name));

@@ -71,7 +71,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 18] = [
+pub const SECTIONS: [(&str, &str); 19] = [
     ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
     ("parallel", "The parallel layout; may change when a run is resumed"),
     (
@@ -95,6 +95,7 @@ pub const SECTIONS: [(&str, &str); 18] = [
         "Supervised fine-tuning on conversations, instead of the files of [data]; data.tokenizer is the tokenizer.json in whose folder \
          the chat template is",
     ),
+    ("lora", "Low-rank adapters of linear layers: only they are trained, everything else is frozen"),
     ("performance", "Speed and determinism on GPUs; may change when a run is resumed"),
     ("evaluation", "Loss on held-out data"),
     ("checkpoint", "Saving and resuming"),
@@ -245,6 +246,12 @@ pub const KEYS: &[Key] = {
         key("chat.packing", Choice(&["best-fit", "none"]), "\"best-fit\"", "best-fit: several samples share a sequence, each with its own attention and positions; none: one sample per sequence, padded"),
         key("chat.too-long", Choice(&["refuse", "truncate", "drop"]), "\"refuse\"", "Samples longer than training.seq-length: refuse the run, truncate or drop them; the run says how many"),
         key("chat.skip-bad-rows", Flag, "false", "Leave out and count rows that cannot be used, instead of stopping at the first"),
+        key("lora.rank", Count, "\"none\"", "Rank of the adapters; none: no adapters, all weights are trained").or(&["r", "lora-rank"]).optional(),
+        key("lora.alpha", Number, "16.0", "Numerator of the adapters' scale, which is alpha / rank").or(&["lora-alpha"]),
+        key("lora.target-modules", Names, "[\"all-linear\"]", "Linear layers with an adapter: Hugging Face's names or their last parts, such as q_proj, or all-linear (all but the output layer, routers and routed experts)"),
+        key("lora.rslora", Flag, "false", "Scale alpha / √rank (rsLoRA)").or(&["use-rslora"]),
+        key("lora.dora", Flag, "false", "Train magnitude and direction of each weight apart (DoRA)").or(&["use-dora"]),
+        key("lora.adapter", Path, "\"none\"", "Folder of an adapter, as peft writes it, to start from; none: adapters that change nothing yet").optional(),
         key("performance.deterministic", Flag, "false", "GPUs: use a fixed order for every sum, so that a resumed run is bitwise identical to an uninterrupted one; the backward pass of attention is slower")
             .or(&["deterministic-mode"]),
         key("performance.tp-comm-overlap", Flag, "true", "GPUs: overlap tensor-parallel communication with GEMMs"),

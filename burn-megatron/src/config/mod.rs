@@ -42,7 +42,7 @@ pub(crate) use limits::RANKS;
 pub use model::{ModelSection, presets, size_names};
 pub use problem::{ConfigErrors, Origin, Problem};
 pub use run::{
-    CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,
-    RunConfig, TrainingSection,
+    ChatSection, CheckpointSection, DataSection, EvaluationSection, LogSection, LoraSection, OutputSection, Packing,
+    PerformanceSection, Precision, RunConfig, TrainingSection,
 };
 pub use sizes::SIZES;

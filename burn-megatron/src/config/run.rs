@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
-use models::Fp8Config;
+use models::lora::LoraError;
 use models::recompute::Recompute;
+use models::{FamilyConfig, Fp8Config, LoraConfig, LoraPlan, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
@@ -52,6 +53,9 @@ pub struct RunConfig {
     /// Conversations as training data.
     #[serde(default)]
     pub chat: ChatSection,
+    /// Adapters in place of the weights.
+    #[serde(default)]
+    pub lora: LoraSection,
     /// Speed and determinism on GPUs.
     #[serde(default)]
     pub performance: PerformanceSection,
@@ -207,6 +211,40 @@ impl ChatSection {
             too_long: self.too_long,
             skip_bad_rows: self.skip_bad_rows,
         }
+    }
+}
+
+/// `[lora]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LoraSection {
+    /// Rank; without it there are no adapters.
+    pub rank: Option<usize>,
+    /// Numerator of the scale.
+    pub alpha: f64,
+    /// Names of modules, or `all-linear`.
+    pub target_modules: Vec<String>,
+    /// rsLoRA.
+    pub rslora: bool,
+    /// DoRA.
+    pub dora: bool,
+    /// An adapter to start from.
+    pub adapter: Option<PathBuf>,
+}
+
+impl LoraSection {
+    /// The adapters, if there are any.
+    pub fn config(&self) -> Option<LoraConfig> {
+        let Self { alpha, rslora, dora, .. } = *self;
+        self.rank.map(|rank| LoraConfig { rank, alpha, target_modules: self.target_modules.clone(), rslora, dora })
+    }
+
+    /// The adapters of a model, if there are any.
+    ///
+    /// # Errors
+    /// If the model cannot have them.
+    pub fn plan(&self, model: &FamilyConfig) -> Result<Option<LoraPlan>, LoraError> {
+        self.config().map(|config| config.plan(&model.hf_names())).transpose()
     }
 }
 

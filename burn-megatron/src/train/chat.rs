@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use indicatif::HumanCount;
 
-use super::data::{RunData, fits};
 use super::TrainError;
+use super::data::{RunData, fits};
 use crate::config::RunConfig;
 use crate::data::chat::{ChatDataset, ChatReport, ChatTokenizer};
 use crate::data::preprocess::vocab_size;

@@ -141,9 +141,11 @@ impl ChatDataset {
         }
         let content: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         let lengths: Vec<usize> = samples.iter().map(Tokens::len).collect();
-        let sequences = if set.packing { pack(&lengths, seq_length) } else { (0..samples.len()).map(|i| vec![i]).collect() };
+        let sequences =
+            if set.packing { pack(&lengths, seq_length) } else { (0..samples.len()).map(|i| vec![i]).collect() };
         report.samples = samples.len();
-        report.learned = samples.iter().map(|sample| sample.learned[1..].iter().filter(|counts| **counts).count()).sum();
+        report.learned =
+            samples.iter().map(|sample| sample.learned[1..].iter().filter(|counts| **counts).count()).sum();
         let order = (0..sequences.len() as u32).collect();
         Ok((Self { seq_length, samples, sequences, order, content }, report))
     }
@@ -175,7 +177,9 @@ impl ChatDataset {
     pub fn split(self, share: f64, seed: u32) -> Result<[Self; 2], ChatError> {
         let count = self.sequences.len();
         if count < 2 {
-            let what = format!("{count} sequence of chat data cannot be divided into training and validation; name chat.validation, or set evaluation.batches = 0");
+            let what = format!(
+                "{count} sequence of chat data cannot be divided into training and validation; name chat.validation, or set evaluation.batches = 0"
+            );
             return Err(ChatError::Nothing { what });
         }
         let mut all = self.sequences.clone();

@@ -75,8 +75,8 @@ impl ChatTokenizer {
         let compiled = &self.templates[usize::from(row.tools.is_some())];
         let render = |count: usize, prompted: bool| compiled.template.render(&context(compiled, row, count, prompted));
         let all = row.messages.len();
-        let Rendered { text, assistant } =
-            render(all, row.add_generation_prompt).map_err(|error| format!("messages: the chat template fails: {error}"))?;
+        let Rendered { text, assistant } = render(all, row.add_generation_prompt)
+            .map_err(|error| format!("messages: the chat template fails: {error}"))?;
         if let Some(word) = compiled.missing.iter().find(|word| text.contains(*word)) {
             return Err(format!(
                 "the chat template writes {word}, which is no token of the tokenizer; add it to added_tokens of tokenizer.json, or \
@@ -87,13 +87,16 @@ impl ChatTokenizer {
         let mut spans = match compiled.template.marks_assistant {
             true => assistant,
             false => {
-                let is_assistant = |index: &usize| get(&row.messages[*index], "role").is_some_and(|role| role.as_str() == Some("assistant"));
+                let is_assistant = |index: &usize| {
+                    get(&row.messages[*index], "role").is_some_and(|role| role.as_str() == Some("assistant"))
+                };
                 let turns: Vec<usize> = (row.prompt..all).filter(is_assistant).collect();
                 by_prefixes(&text, &turns, |count, prompted| Ok(render(count, prompted)?.text))?
             }
         };
         if row.prompt > 0 && compiled.template.marks_assistant {
-            let prompt = render(row.prompt, true).map_err(|error| format!("prompt: the chat template fails: {error}"))?.text;
+            let prompt =
+                render(row.prompt, true).map_err(|error| format!("prompt: the chat template fails: {error}"))?.text;
             if !text.starts_with(&prompt) {
                 return Err("prompt: the chat template writes it in another way when a completion follows; write the row with `messages`".into());
             }
@@ -104,7 +107,8 @@ impl ChatTokenizer {
 
     /// Tokens of `text`; those of `spans` (bytes) are to be learned.
     fn tokens(&self, text: String, spans: &[Range<usize>]) -> Result<ChatSample, String> {
-        let encoding = self.tokenizer.encode(text.as_str(), false).map_err(|error| format!("the text has no tokens: {error}"))?;
+        let encoding =
+            self.tokenizer.encode(text.as_str(), false).map_err(|error| format!("the text has no tokens: {error}"))?;
         let ids = encoding.get_ids().to_vec();
         let offsets = encoding.get_offsets();
         let at = |byte: usize| offsets.iter().position(|(start, end)| (*start..*end).contains(&byte));
@@ -158,4 +162,3 @@ fn check_contents(rendered: &str, row: &Conversation) -> Result<(), String> {
     }
     Ok(())
 }
-

@@ -30,7 +30,8 @@ pub(super) struct Source {
 
 impl Source {
     pub fn compile(&self) -> Result<Template, ChatError> {
-        Template::new(&self.text).map_err(|error| ChatError::Template { path: self.path.clone(), what: error.to_string() })
+        Template::new(&self.text)
+            .map_err(|error| ChatError::Template { path: self.path.clone(), what: error.to_string() })
     }
 }
 
@@ -111,7 +112,12 @@ fn read_template(path: &Path) -> Result<Source, ChatError> {
         false => read(path)?,
         true => match &read_json(path)?["chat_template"] {
             Json::String(text) => text.clone(),
-            _ => return Err(ChatError::Template { path: path.into(), what: "there is no text under chat_template".into() }),
+            _ => {
+                return Err(ChatError::Template {
+                    path: path.into(),
+                    what: "there is no text under chat_template".into(),
+                });
+            }
         },
     };
     Ok(Source { path: path.into(), text })

@@ -197,7 +197,10 @@ mod tests {
         assert_eq!(of("{{ x | tojson(indent=2) }}{{ 'é' | tojson }}"), "[\n  1.0\n]\"é\"");
         assert_eq!(of("{% for i in [1,2,3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"), "1");
         assert_eq!(of("{{ none }}{{ true }}{{ missing }}"), "NoneTrue");
-        assert_eq!(of("{% set ns = namespace(n=0) %}{% for i in x %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"), "1");
+        assert_eq!(
+            of("{% set ns = namespace(n=0) %}{% for i in x %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"),
+            "1"
+        );
         let year: u32 = of("{{ strftime_now('%Y') }}").parse().unwrap();
         assert!(year >= 2025);
         let error = Template::new("\n{{ raise_exception('roles must alternate') }}").unwrap();

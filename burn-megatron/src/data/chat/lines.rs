@@ -64,9 +64,12 @@ pub fn rows(path: &Path) -> Result<Box<dyn Iterator<Item = Result<Row, ChatError
     if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
         let all: Vec<Value> = serde_json::from_reader(reader).map_err(|error| match error.is_io() {
             true => refused(error.into()),
-            false => ChatError::Row { file: path.into(), line: error.line() as u64, what: format!("not JSON: {error}") },
+            false => {
+                ChatError::Row { file: path.into(), line: error.line() as u64, what: format!("not JSON: {error}") }
+            }
         })?;
-        let row = move |(index, value)| Ok(Row { file: file.clone(), line: index as u64 + 1, body: Body::Value(value) });
+        let row =
+            move |(index, value)| Ok(Row { file: file.clone(), line: index as u64 + 1, body: Body::Value(value) });
         return Ok(Box::new(all.into_iter().enumerate().map(row)));
     }
     let lines = reader.split(b'\n').enumerate().filter_map(move |(index, line)| {

@@ -112,7 +112,11 @@ pub(super) fn encode_all(
                         skipped.rows += 1;
                         skipped.first.get_or_insert_with(|| row.refused(what).to_string());
                     }
-                    Err(what) => return Err(row.refused(format!("{what} (--skip-bad-rows, chat.skip-bad-rows: leave such rows out)"))),
+                    Err(what) => {
+                        return Err(
+                            row.refused(format!("{what} (--skip-bad-rows, chat.skip-bad-rows: leave such rows out)"))
+                        );
+                    }
                 }
             }
         }

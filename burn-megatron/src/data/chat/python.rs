@@ -56,8 +56,10 @@ impl Dumps {
                 if self.sort_keys {
                     keys.sort();
                 }
-                let values: Vec<(Value, Value)> =
-                    keys.into_iter().map(|key| Ok((key.clone(), value.get_item(&key)?))).collect::<Result<_, Error>>()?;
+                let values: Vec<(Value, Value)> = keys
+                    .into_iter()
+                    .map(|key| Ok((key.clone(), value.get_item(&key)?)))
+                    .collect::<Result<_, Error>>()?;
                 self.list(out, ('{', '}'), values, level, |out, (key, value)| {
                     self.string(out, &self.key(key)?);
                     out.push_str(self.separators().1);
@@ -131,7 +133,11 @@ impl Dumps {
 }
 
 fn number(value: &Value) -> String {
-    if value.is_integer() { value.to_string() } else { f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float) }
+    if value.is_integer() {
+        value.to_string()
+    } else {
+        f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
+    }
 }
 
 /// Python's `repr` of a float: the shortest digits, in scientific form below 1e-4 and from 1e16.
@@ -210,13 +216,17 @@ mod tests {
     /// Expected values: `json.dumps(json.loads(text), ensure_ascii=False)` of Python 3.12.
     #[test]
     fn json_is_written_as_python_writes_it() {
-        let text = r#"{"z":[1,2.50,1e16,1e-5,1e22,-0.0,123456789.125],"a":{"b":null,"c":[],"d":{}},"s":"<&\"\\\n\u0001é☃"}"#;
+        let text =
+            r#"{"z":[1,2.50,1e16,1e-5,1e22,-0.0,123456789.125],"a":{"b":null,"c":[],"d":{}},"s":"<&\"\\\n\u0001é☃"}"#;
         let expected = r#"{"z": [1, 2.5, 1e+16, 1e-05, 1e+22, -0.0, 123456789.125], "a": {"b": null, "c": [], "d": {}}, "s": "<&\"\\\n\u0001é☃"}"#;
         assert_eq!(Dumps::default().dump(&value(text)).unwrap(), expected);
         let ascii = Dumps { ensure_ascii: true, sort_keys: true, ..Dumps::default() };
         assert_eq!(ascii.dump(&value(r#"{"b":"é😀","a":true}"#)).unwrap(), r#"{"a": true, "b": "\u00e9\ud83d\ude00"}"#);
         let indented = Dumps { indent: Some("  ".into()), ..Dumps::default() };
-        assert_eq!(indented.dump(&value(r#"{"a":[1,2],"b":[]}"#)).unwrap(), "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": []\n}");
+        assert_eq!(
+            indented.dump(&value(r#"{"a":[1,2],"b":[]}"#)).unwrap(),
+            "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": []\n}"
+        );
         assert!(Dumps::default().dump(&Value::UNDEFINED).is_err());
     }
 

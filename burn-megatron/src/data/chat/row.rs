@@ -157,7 +157,8 @@ fn alpaca(row: &Value) -> Result<Vec<Value>, String> {
     }
     if get(row, "history").is_some() {
         for (index, pair) in list(row, "history")?.iter().enumerate() {
-            let both = [0, 1].map(|side| pair.get_item_by_index(side).ok().and_then(|text| text.as_str().map(String::from)));
+            let both =
+                [0, 1].map(|side| pair.get_item_by_index(side).ok().and_then(|text| text.as_str().map(String::from)));
             let [Some(question), Some(answer)] = both else {
                 return Err(format!("history[{index}]: a list of two texts, this is {}", kind(pair)));
             };
@@ -231,9 +232,13 @@ mod tests {
     #[test]
     fn all_forms_are_read() {
         let hi = ["user: Hi", "assistant: Hello"];
-        assert_eq!(turns(r#"{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}"#), hi);
+        assert_eq!(
+            turns(r#"{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}"#),
+            hi
+        );
         assert_eq!(turns(r#"{"prompt":"Hi","completion":"Hello"}"#), hi);
-        let lists = r#"{"prompt":[{"role":"user","content":"Hi"}],"completion":[{"role":"assistant","content":"Hello"}]}"#;
+        let lists =
+            r#"{"prompt":[{"role":"user","content":"Hi"}],"completion":[{"role":"assistant","content":"Hello"}]}"#;
         assert_eq!(turns(lists), hi);
         assert_eq!(turns(r#"{"instruction":"Hi","input":"","output":"Hello"}"#), hi);
         let long = r#"{"system":"S","instruction":"Add","input":"2+2","output":"4","history":[["a","b"]]}"#;
@@ -249,11 +254,20 @@ mod tests {
             (r#"{"text":"x","id":1}"#, "among text, id; there must be `messages`"),
             (r#"{"messages":"x"}"#, "messages: a list of messages, this is a string"),
             (r#"{"messages":[{"content":"x"}]}"#, "messages[0].role: missing"),
-            (r#"{"messages":[{"role":"asistant","content":"x"}]}"#, "unknown role `asistant`; did you mean `assistant`?"),
+            (
+                r#"{"messages":[{"role":"asistant","content":"x"}]}"#,
+                "unknown role `asistant`; did you mean `assistant`?",
+            ),
             (r#"{"messages":[{"role":"user"}]}"#, "messages[0].content: missing"),
             (r#"{"messages":[{"role":"user","content":"x"}]}"#, "none has the role `assistant`"),
-            (r#"{"messages":[{"role":"assistant","content":" \n"}]}"#, "messages[0].content: the assistant turn is empty"),
-            (r#"{"messages":[{"role":"user","content":3}]}"#, "messages[0].content: a text or a list of parts, this is a number"),
+            (
+                r#"{"messages":[{"role":"assistant","content":" \n"}]}"#,
+                "messages[0].content: the assistant turn is empty",
+            ),
+            (
+                r#"{"messages":[{"role":"user","content":3}]}"#,
+                "messages[0].content: a text or a list of parts, this is a number",
+            ),
             (r#"{"prompt":"x","completion":" "}"#, "completion: empty"),
             (r#"{"prompt":"x"}"#, "completion: missing"),
             (r#"{"prompt":"x","completion":[]}"#, "prompt: a list of messages, this is a string"),

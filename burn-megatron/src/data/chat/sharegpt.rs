@@ -41,8 +41,8 @@ pub(super) fn messages(row: &Value) -> Result<Vec<Value>, String> {
         let value = text(&turn, "value").map_err(at)?;
         messages.push(match from.as_str() {
             "function_call" => {
-                let function: Value =
-                    serde_json::from_str(&value).map_err(|error| at(format!("value: a call that is not JSON: {error}")))?;
+                let function: Value = serde_json::from_str(&value)
+                    .map_err(|error| at(format!("value: a call that is not JSON: {error}")))?;
                 let call = Value::from_iter([("type", Value::from("function")), ("function", function)]);
                 let calls = Value::from(vec![call]);
                 Value::from_iter([("role", (*role).into()), ("content", Value::from("")), ("tool_calls", calls)])

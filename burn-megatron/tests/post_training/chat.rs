@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use burn::tensor::Device;
 use burn_megatron::config::RunConfig;
@@ -12,8 +11,10 @@ use burn_megatron::data::chat::{ChatSample, ChatTokenizer, parse_row};
 use burn_megatron::train::{Plan, RunData, TrainReport, train};
 use serde_json::{Value, json};
 
+use super::{fail, parse, succeed};
+
 fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/chat")
+    super::golden("chat")
 }
 
 fn oracle() -> Vec<Value> {
@@ -82,17 +83,6 @@ fn without_generation_blocks_turns_are_what_each_message_adds() {
     assert!(equal == 6 && more > 0, "{equal} {more}");
 }
 
-fn run(folder: &Path, arguments: &str) -> Output {
-    let arguments = arguments.split_whitespace();
-    Command::new(env!("CARGO_BIN_EXE_burn-megatron")).current_dir(folder).args(arguments).output().unwrap()
-}
-
-fn fail(folder: &Path, arguments: &str) -> String {
-    let output = run(folder, arguments);
-    assert_eq!(output.status.code(), Some(1), "{arguments}: {}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stderr).unwrap()
-}
-
 fn row(question: &str, answer: &str) -> String {
     json!({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}).to_string()
 }
@@ -104,10 +94,12 @@ fn the_command_writes_samples_of_plain_and_compressed_files() {
     let chatml = template(folder.path(), "chatml", str::to_string);
     let lines = [row("Hi\n\nthere", "<think>\nhm\n</think>\n\nHello!"), row("2+2", "4")].join("\n");
     fs::write(at("a.jsonl"), &lines).unwrap();
-    let mut gz = flate2::write::GzEncoder::new(fs::File::create(at("a.jsonl.gz")).unwrap(), flate2::Compression::fast());
+    let mut gz =
+        flate2::write::GzEncoder::new(fs::File::create(at("a.jsonl.gz")).unwrap(), flate2::Compression::fast());
     gz.write_all(lines.as_bytes()).unwrap();
     gz.finish().unwrap();
-    let frame = |text: &str| ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest);
+    let frame =
+        |text: &str| ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest);
     let (first, second) = lines.split_once('\n').unwrap();
     // Two frames, and one between them that is to be skipped.
     let skipped = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
@@ -123,9 +115,7 @@ fn the_command_writes_samples_of_plain_and_compressed_files() {
             tokenizer.display(),
             chatml.display()
         );
-        let output = run(folder.path(), &command);
-        assert!(output.status.success(), "{input}: {}", String::from_utf8_lossy(&output.stderr));
-        let said = String::from_utf8(output.stdout).unwrap();
+        let said = succeed(folder.path(), &command);
         assert!(said.contains("out.jsonl: 2 samples"), "{said}");
         outputs.push(fs::read_to_string(at("out.jsonl")).unwrap());
     }
@@ -134,25 +124,34 @@ fn the_command_writes_samples_of_plain_and_compressed_files() {
     let same = |row: &&Value| row["template"] == "chatml" && row["text"] == sample["text"];
     let oracle = oracle();
     let expected = oracle.iter().find(same).expect("a row of the oracle");
-    assert_eq!((&sample["input_ids"], &sample["assistant_masks"]), (&expected["input_ids"], &expected["assistant_masks"]));
+    assert_eq!(
+        (&sample["input_ids"], &sample["assistant_masks"]),
+        (&expected["input_ids"], &expected["assistant_masks"])
+    );
 }
 
 #[test]
 fn bad_rows_templates_and_tokenizers_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let (gemma, llama3) = (template(folder.path(), "gemma", str::to_string), template(folder.path(), "llama3", str::to_string));
+    let (gemma, llama3) =
+        (template(folder.path(), "gemma", str::to_string), template(folder.path(), "llama3", str::to_string));
     let tokenizer = golden().join("tokenizer");
     let command = |input: &str, tokenizer: &Path, template: &Path, more: &str| {
         let [tokenizer, template] = [tokenizer, template].map(Path::display);
-        format!("preprocess --chat --input {input} --tokenizer {tokenizer} --chat-template {template} --output out.jsonl {more}")
+        format!(
+            "preprocess --chat --input {input} --tokenizer {tokenizer} --chat-template {template} --output out.jsonl {more}"
+        )
     };
     let twice = json!({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]});
     let bad = [
         ("{\"messages\": [", "not JSON"),
-        (&twice.to_string(), "the chat template fails: ") ,
+        (&twice.to_string(), "the chat template fails: "),
         (r#"{"messages":[{"role":"user","content":"a"}]}"#, "none has the role `assistant`"),
-        (r#"{"messages":[{"role":"usr","content":"a"},{"role":"assistant","content":"b"}]}"#, "messages[0].role: unknown role `usr`"),
+        (
+            r#"{"messages":[{"role":"usr","content":"a"},{"role":"assistant","content":"b"}]}"#,
+            "messages[0].role: unknown role `usr`",
+        ),
         (r#"{"prompt":"a","completion":""}"#, "completion: empty"),
     ];
     for (text, words) in bad {
@@ -163,9 +162,11 @@ fn bad_rows_templates_and_tokenizers_are_named() {
     }
     let all: Vec<&str> = bad.iter().map(|(text, _)| *text).collect();
     fs::write(at("bad.jsonl"), [&all[..], &[&row("a", "b")]].concat().join("\n")).unwrap();
-    let said = run(folder.path(), &command("bad.jsonl", &tokenizer, &gemma, "--skip-bad-rows"));
-    let said = String::from_utf8(said.stdout).unwrap();
-    assert!(said.contains("1 samples") && said.contains("left out 5 rows") && said.contains("bad.jsonl:1: not JSON"), "{said}");
+    let said = succeed(folder.path(), &command("bad.jsonl", &tokenizer, &gemma, "--skip-bad-rows"));
+    assert!(
+        said.contains("1 samples") && said.contains("left out 5 rows") && said.contains("bad.jsonl:1: not JSON"),
+        "{said}"
+    );
 
     fs::write(at("good.jsonl"), row("a", "b")).unwrap();
     // A template that writes tokens that the tokenizer does not have, one that drops a role, and wrong syntax.
@@ -174,13 +175,21 @@ fn bad_rows_templates_and_tokenizers_are_named() {
         at(name)
     };
     let foreign = write("foreign.jinja", "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}");
-    assert!(fail(folder.path(), &command("good.jsonl", &tokenizer, &foreign, "")).contains("writes <|user|>, which is no token"));
-    let deaf = write("deaf.jinja", "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}");
+    assert!(
+        fail(folder.path(), &command("good.jsonl", &tokenizer, &foreign, ""))
+            .contains("writes <|user|>, which is no token")
+    );
+    let deaf = write(
+        "deaf.jinja",
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}",
+    );
     fs::write(at("long.jsonl"), row("a question", "an answer")).unwrap();
     let said = fail(folder.path(), &command("long.jsonl", &tokenizer, &deaf, ""));
     assert!(said.contains("messages[0]: the chat template drops this message with the role `user`"), "{said}");
     let broken = write("broken.jinja", "{% for m in messages %}");
-    assert!(fail(folder.path(), &command("good.jsonl", &tokenizer, &broken, "")).contains("broken.jinja: syntax error"));
+    assert!(
+        fail(folder.path(), &command("good.jsonl", &tokenizer, &broken, "")).contains("broken.jinja: syntax error")
+    );
     // A tokenizer without the special tokens that the template takes, and one without a template.
     fs::create_dir(at("bare")).unwrap();
     fs::copy(tokenizer.join("tokenizer.json"), at("bare/tokenizer.json")).unwrap();
@@ -189,7 +198,10 @@ fn bad_rows_templates_and_tokenizers_are_named() {
     fs::write(at("bare/tokenizer_config.json"), r#"{"bos_token": "<bos>"}"#).unwrap();
     let said = fail(folder.path(), &command("good.jsonl", &at("bare"), &llama3, ""));
     assert!(said.contains("it writes bos_token = <bos>, which is no token of tokenizer.json"), "{said}");
-    let said = fail(folder.path(), &format!("preprocess --chat --input good.jsonl --tokenizer {} --output o.jsonl", at("bare").display()));
+    let said = fail(
+        folder.path(),
+        &format!("preprocess --chat --input good.jsonl --tokenizer {} --output o.jsonl", at("bare").display()),
+    );
     assert!(said.contains("there is no chat template"), "{said}");
 }
 
@@ -214,8 +226,7 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
         folder.join("chatml.jinja"),
         folder.join(name)
     );
-    let overrides: Vec<(String, String)> = overrides.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-    RunConfig::parse("run.toml", &text, &overrides).unwrap_or_else(|errors| panic!("{errors}"))
+    parse(&text, overrides)
 }
 
 fn trained(config: &RunConfig) -> TrainReport {
@@ -264,12 +275,18 @@ fn long_samples_are_refused_truncated_or_dropped_and_counted() {
     let open = |overrides: &[(&str, &str)]| RunData::open(&config(folder.path(), "run", overrides), &mut |_| ());
     let refused = |overrides: &[(&str, &str)]| open(overrides).err().expect("refused").to_string();
     let said = refused(&[]);
-    assert!(said.contains("train.jsonl:1: the sample has") && said.contains("chat.too-long = truncate or drop"), "{said}");
+    assert!(
+        said.contains("train.jsonl:1: the sample has") && said.contains("chat.too-long = truncate or drop"),
+        "{said}"
+    );
     let said = refused(&[("chat.too-long", "drop")]);
     assert!(said.contains("train.jsonl:50: no key of a conversation"), "{said}");
     let skip = ("chat.skip-bad-rows", "true");
     let dropped = open(&[("chat.too-long", "drop"), skip]).unwrap().notes[0].clone();
-    assert!(dropped.contains("48 samples") && dropped.contains("1 samples dropped") && dropped.contains("1 bad rows"), "{dropped}");
+    assert!(
+        dropped.contains("48 samples") && dropped.contains("1 samples dropped") && dropped.contains("1 bad rows"),
+        "{dropped}"
+    );
     let truncated = open(&[("chat.too-long", "truncate"), skip]).unwrap();
     assert!(truncated.notes[0].contains("49 samples") && truncated.notes[0].contains("1 samples truncated"));
     let full = (0..truncated.train.len()).map(|index| truncated.train.sample(index).counted()).max();
@@ -280,12 +297,15 @@ fn long_samples_are_refused_truncated_or_dropped_and_counted() {
 fn a_share_of_the_conversations_is_held_out_and_contradictions_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     conversations(folder.path());
-    let whole = RunData::open(&config(folder.path(), "a", &[("chat.packing", "none"), ("chat.validation", "[]"), ("data.split", "75,25")]), &mut |_| ()).unwrap();
+    let whole = RunData::open(
+        &config(folder.path(), "a", &[("chat.packing", "none"), ("chat.validation", "[]"), ("data.split", "75,25")]),
+        &mut |_| (),
+    )
+    .unwrap();
     assert_eq!(whole.valid.len(), 12);
     let refused = |overrides: &[(&str, &str)]| config(folder.path(), "b", overrides).check().unwrap_err().to_string();
     assert!(refused(&[("data.prefixes", "x")]).contains("data.prefixes and chat.train: only one can be the data"));
     assert!(refused(&[("data.tokenizer", "byte")]).contains("chat.train needs a tokenizer.json"));
-    assert!(refused(&[("chat.train", "[]"), ("data.prefixes", "x")]).contains("no meaning without chat.train"));
     let small = config(folder.path(), "c", &[("model.vocab-size", "512")]);
     let said = RunData::open(&small, &mut |_| ()).err().unwrap().to_string();
     assert!(said.contains("has 600 tokens, but model.vocab-size = 512"), "{said}");
