@@ -28,6 +28,7 @@ mod kind;
 mod layer;
 mod limits;
 mod model;
+mod post_training;
 mod problem;
 mod render;
 mod resolve;
@@ -40,9 +41,10 @@ pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
 pub use kind::Kind;
 pub(crate) use limits::RANKS;
 pub use model::{ModelSection, presets, size_names};
+pub use post_training::{ChatSection, LoraSection, Packing};
 pub use problem::{ConfigErrors, Origin, Problem};
 pub use run::{
-    ChatSection, CheckpointSection, DataSection, EvaluationSection, LogSection, LoraSection, OutputSection, Packing,
-    PerformanceSection, Precision, RunConfig, TrainingSection,
+    CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,
+    RunConfig, TrainingSection,
 };
 pub use sizes::SIZES;
