@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
-use models::recompute::Recompute;
 use models::Fp8Config;
+use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use burn_megatron::config::RunConfig;
-use burn_megatron::data::TokenDataset;
 use burn_megatron::data::chat::{ChatSample, ChatTokenizer, parse_row};
 use burn_megatron::train::{Plan, RunData, TrainReport, train};
 use serde_json::{Value, json};

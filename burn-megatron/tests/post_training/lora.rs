@@ -11,6 +11,7 @@ use burn_megatron::forward::{Settings, forward, read_input};
 use burn_megatron::hf::{HfFolder, Merged, TensorReader, read_adapter, write_adapter};
 use burn_megatron::train::{Plan, train};
 use burn_megatron::verify::{self, LoraKind, verify};
+use models::layers::BalanceOver;
 use models::{Llama, LlamaConfig, Mixtral, MixtralConfig, ModelConfig};
 use serde_json::Value;
 
@@ -105,11 +106,11 @@ fn every_layout_trains_adapters_as_one_device() {
         let lines = verify::<Llama>(&llama, &settings(kind), &[Device::flex()], &candidates, |_| ()).unwrap();
         lines.iter().for_each(|line| assert!(line.passes(), "{kind:?}: {line}"));
     }
-    // Attention of a model with experts.
+    // Attention of a model with experts, whose router is frozen too.
     let candidates = ["TP2 SP DP2".parse().unwrap(), "DP2 EP2 ZeRO2".parse().unwrap()];
-    let moe =
-        verify::<Mixtral>(&MixtralConfig::tiny(), &settings(LoraKind::Lora), &[Device::flex()], &candidates, |_| ());
-    moe.unwrap().iter().for_each(|line| assert!(line.passes(), "{line}"));
+    let moe = MixtralConfig { router_balance: BalanceOver::Sequence, ..MixtralConfig::tiny() };
+    let lines = verify::<Mixtral>(&moe, &settings(LoraKind::Lora), &[Device::flex()], &candidates, |_| ()).unwrap();
+    lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
 }
 
 #[test]
@@ -134,7 +135,7 @@ fn adapters_that_do_not_fit_are_refused() {
         (
             "r",
             serde_json::json!(5),
-            "lora_A.weight` is [4, 64], the model's configuration needs [5, 64]; the adapter belongs to another",
+            "lora_A.weight` is [4, 32], the model's configuration needs [5, 32]; the adapter belongs to another",
         ),
         ("target_modules", serde_json::json!(["q_proj"]), "is not part of the model"),
         ("target_modules", serde_json::json!(["query"]), "no linear layer `query`; it has"),
@@ -170,7 +171,7 @@ fn a_run_trains_saves_resumes_and_exports_adapters() {
     let at = |name: &str| folder.path().join(name);
     let before = trained(&config(folder.path(), "none", &[("training.steps", "1"), ("lr.max", "1e-12")]));
     let whole = trained(&config(folder.path(), "whole", &[]));
-    assert!(whole < 0.8 * before, "{before} {whole}");
+    assert!(whole < 0.9 * before, "{before} {whole}");
     // Stopped after half of the steps and resumed in another layout.
     let half = [("training.steps", "4"), ("lr.decay", "8 steps"), ("data.samples", "32")];
     trained(&config(folder.path(), "half", &half));
