@@ -43,7 +43,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         element: args.dtype,
         shard_bytes: args.max_shard_size,
     };
-    let (files, bytes) = export(&args.output, &what, &Merged { base: &base, adapter: &adapter })?;
+    let (files, bytes) = export(&args.output, &what, &Merged { base: &base, adapter: &adapter, element: args.dtype })?;
     super::print(&format!(
         "{}: {} of the model's layers with their adapters, in {files} file{} of weights, {}\n",
         args.output.display(),

@@ -186,16 +186,25 @@ pub struct Merged<'a> {
     pub base: &'a HfFolder,
     /// Its adapter.
     pub adapter: &'a Adapter,
+    /// Type that weights with an adapter are rounded to once; `None` is the base's own.
+    pub element: Option<Element>,
+}
+
+impl Merged<'_> {
+    /// Our name of the layer, if its weight has this name and it has an adapter.
+    fn layer<'n>(&self, name: &'n str) -> Option<&'n str> {
+        name.strip_suffix(".weight").filter(|layer| self.adapter.plan.has(layer))
+    }
 }
 
 impl TensorReader for Merged<'_> {
     fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError> {
-        self.base.element(name, shape)
+        let own = self.base.element(name, shape)?;
+        Ok(self.layer(name).and(self.element).unwrap_or(own))
     }
 
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
-        let layer = name.strip_suffix(".weight").filter(|layer| self.adapter.plan.has(layer));
-        let Some(layer) = layer else { return self.base.read_bytes(name, shape, ranges) };
+        let Some(layer) = self.layer(name) else { return self.base.read_bytes(name, shape, ranges) };
         let (rows, columns) = (ranges[0].clone(), ranges[1].clone());
         let base = self.base.read(name, shape, &[rows.clone(), 0..shape[1]])?;
         let part = |part: &str| -> Result<HostTensor, BoxError> {
@@ -204,7 +213,7 @@ impl TensorReader for Merged<'_> {
         };
         let merged = self.adapter.plan.merge(rows, base, part)?;
         let mut bytes = Vec::new();
-        let element = self.base.element(name, shape)?;
+        let element = self.element(name, shape)?;
         merged.chunks_exact(shape[1]).for_each(|row| element.encode(&row[columns.clone()], &mut bytes));
         Ok(bytes)
     }
