@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use indicatif::HumanBytes;
-use models::LoraPlan;
+use models::lora::LoraError;
+use models::{FamilyConfig, LoraPlan};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::LoraSection;
@@ -47,9 +48,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!("warning: {warning}");
     }
     let config = model_of(&checkpoint)?;
-    let lora: Option<LoraSection> = serde_json::from_value(checkpoint.state().config["lora"].clone()).ok();
-    let plan = lora.map_or(Ok(None), |lora| lora.plan(&config))?;
-    let hf = match (args.hf, args.adapter, plan) {
+    let hf = match (args.hf, args.adapter, adapters(&checkpoint, &config)?) {
         (Some(_), _, Some(_)) => bail!(
             "{} has adapters only: write them with --adapter DIR, then `burn-megatron merge` adds them to their base",
             checkpoint.path().display()
@@ -89,7 +88,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The adapters of a checkpoint.
+/// The adapters that a checkpoint has in place of a model's weights.
+///
+/// # Errors
+/// If its configuration says what the model cannot have.
+pub(super) fn adapters(checkpoint: &Checkpoint, model: &FamilyConfig) -> Result<Option<LoraPlan>, LoraError> {
+    let lora: Option<LoraSection> = serde_json::from_value(checkpoint.state().config["lora"].clone()).ok();
+    lora.map_or(Ok(None), |lora| lora.plan(model))
+}
+
+/// Writes the adapters of a checkpoint.
 fn write(checkpoint: &Checkpoint, folder: &Path, plan: LoraPlan) -> anyhow::Result<ExitCode> {
     checkpoint.verify(0, 1)?;
     let adapter = adapter_of(checkpoint, plan)?;

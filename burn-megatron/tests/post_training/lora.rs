@@ -15,7 +15,7 @@ use models::layers::BalanceOver;
 use models::{Llama, LlamaConfig, Mixtral, MixtralConfig, ModelConfig};
 use serde_json::Value;
 
-use super::{gap, parse, read, succeed};
+use super::{fail, gap, parse, read, succeed};
 
 const KINDS: [&str; 3] = ["lora_all", "lora_qv_rs", "dora"];
 
@@ -188,6 +188,12 @@ fn a_run_trains_saves_resumes_and_exports_adapters() {
 
     // As peft writes it, and with the base it computes what the run did.
     succeed(folder.path(), "export --checkpoint whole/checkpoints --adapter adapter");
+    for command in
+        ["export --checkpoint whole/checkpoints --hf model", "generate --checkpoint whole/checkpoints --tokens 1,2"]
+    {
+        let said = fail(folder.path(), command);
+        assert!(said.contains("has adapters only") && said.contains("merge"), "{said}");
+    }
     let base = HfFolder::open(golden().join("base")).unwrap();
     let adapter = read_adapter(&at("adapter"), base.config()).unwrap();
     assert_eq!(adapter.plan.len(), 7 * 4);
@@ -226,6 +232,8 @@ fn adapters_that_a_model_cannot_have_are_refused_before_anything_starts() {
         refused(&[("lora.target-modules", "q_prj")])
             .contains("lora: target_modules: the model has no linear layer `q_prj`")
     );
+    let said = fail(folder.path(), "plan --model.preset llama3-8b --data.text a --lora.rank 8 --gpu h200");
+    assert!(said.contains("lora.rank = 8: memory and time") && said.contains("--lora.rank none"), "{said}");
     let other = golden().join("dora/adapter").display().to_string();
     let said = refused(&[("lora.adapter", &other)]);
     assert!(said.contains("it has rank = 4, alpha = 8") && said.contains("dora = true"), "{said}");
