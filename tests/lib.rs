@@ -14,8 +14,16 @@ use models::layers::BalanceOver;
 use models::{CausalLm, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig, ParamBuilder};
 use std::collections::BTreeMap;
 
-pub const SETTINGS: Settings =
-    Settings { steps: 3, global_batch: 8, seq: 16, seed: 1234, dtype: FloatDType::F64, tolerance: None, fp8: None };
+pub const SETTINGS: Settings = Settings {
+    steps: 3,
+    global_batch: 8,
+    seq: 16,
+    seed: 1234,
+    dtype: FloatDType::F64,
+    tolerance: None,
+    fp8: None,
+    lora: None,
+};
 
 /// Fewer key-value heads than ranks, and a vocabulary that two ranks do not divide.
 pub fn llama() -> LlamaConfig {

@@ -1,9 +1,10 @@
 //! Creates a rank's parameters and records what each of them is a slice of.
 //!
-//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `values` their initial values,
+//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `adapters` those next to frozen ones, `values` their initial values,
 //! `source` where these come from when they are not random, `place` the rank's coordinates among those that share
 //! layers.
 
+mod adapters;
 mod error;
 mod kinds;
 mod place;
@@ -65,6 +66,7 @@ pub struct ParamBuilder<'a> {
     part: Option<Part>,
     unit: Unit,
     recompute: Recompute,
+    lora: Option<adapters::Adapters<'a>>,
     fp8: Option<Fp8Layers>,
     /// That share the work of drawing: of dense parameters, and of experts.
     dp_ranks: [Option<Group>; 2],
@@ -96,6 +98,7 @@ impl<'a> ParamBuilder<'a> {
             part: None,
             unit: Unit::default(),
             recompute: Recompute::default(),
+            lora: None,
             fp8: None,
             dp_ranks: [None, None],
             expert_dp_ranks: rank.group(Axis::Edp),

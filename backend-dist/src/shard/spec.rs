@@ -83,6 +83,9 @@ pub struct ParamSpec {
     /// Gradients change it; false for state that a model keeps with its weights, such as the bias of a router that
     /// balances its experts.
     pub trained: bool,
+    /// A weight that does not change because adapters are trained in its place: it has no gradient, and checkpoints do
+    /// not have it.
+    pub frozen: bool,
 }
 
 /// Rows of a parameter whose gradient is a partial sum on each of some neighbouring tensor parallel ranks.
@@ -113,6 +116,7 @@ impl ParamSpec {
             unit: Unit::default(),
             weight_decay,
             trained: true,
+            frozen: false,
         }
     }
 

@@ -91,7 +91,7 @@ impl WithModel for Bench<'_> {
 
     fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
         let mesh = Mesh::new(self.config.parallel.clone())?;
-        let build = stage_builder::<M>(sizes, self.config, None);
+        let build = stage_builder::<M>(sizes, self.config, None, None);
         let dims = sizes.dims();
         let tracing = self.config.log.trace.as_ref().map(|file| Tracing::new(file, 0, self.timing.warmup as u64));
         let tracing = tracing.transpose()?;

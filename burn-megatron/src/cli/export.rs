@@ -1,21 +1,29 @@
 //! `burn-megatron export`: from a checkpoint to a Hugging Face folder.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use indicatif::HumanBytes;
+use models::lora::LoraError;
+use models::{FamilyConfig, LoraPlan};
 
 use crate::checkpoint::Checkpoint;
+use crate::config::LoraSection;
 use crate::element::Element;
-use crate::hf::{CheckpointWeights, Companions, Export, companions_of, export, model_of, parse_size};
+use crate::hf::{
+    CheckpointWeights, Companions, Export, adapter_of, companions_of, export, model_of, parse_size, write_adapter,
+};
 
 /// Arguments of `export`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder to write; it must not exist, or be empty
-    #[arg(long, value_name = "DIR")]
-    hf: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "adapter")]
+    hf: Option<PathBuf>,
+    /// Folder to write the adapters to that the run has trained ([lora]), as peft does
+    #[arg(long, value_name = "DIR", conflicts_with = "hf")]
+    adapter: Option<PathBuf>,
     /// Checkpoint, or folder of checkpoints: then the latest
     #[arg(long, value_name = "CKPT")]
     checkpoint: PathBuf,
@@ -40,6 +48,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!("warning: {warning}");
     }
     let config = model_of(&checkpoint)?;
+    let hf = match (args.hf, args.adapter, adapters(&checkpoint, &config)?) {
+        (Some(_), _, Some(_)) => bail!(
+            "{} has adapters only: write them with --adapter DIR, then `burn-megatron merge` adds them to their base",
+            checkpoint.path().display()
+        ),
+        (None, Some(folder), Some(plan)) => return write(&checkpoint, &folder, plan),
+        (None, Some(_), None) => {
+            bail!("{} has no adapters: its run had no [lora]; give --hf", checkpoint.path().display())
+        }
+        (hf, ..) => hf.context("--hf is needed")?,
+    };
     let (mut companions, mut tokenizer) = (companions_of(&checkpoint)?, checkpoint.tokenizer());
     if let Some(like) = &args.like {
         let found = Companions::read(like).with_context(|| format!("--like {}", like.display()))?;
@@ -58,13 +77,33 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(_) => CheckpointWeights::most_precise(&checkpoint),
         None => CheckpointWeights::of(&checkpoint),
     };
-    let (files, bytes) = export(&args.hf, &what, &weights)?;
+    let (files, bytes) = export(&hf, &what, &weights)?;
     super::print(&format!(
         "{}: step {} in {files} file{} of weights, {}\n",
-        args.hf.display(),
+        hf.display(),
         checkpoint.state().step,
         if files == 1 { "" } else { "s" },
         HumanBytes(bytes)
     ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The adapters that a checkpoint has in place of a model's weights.
+///
+/// # Errors
+/// If its configuration says what the model cannot have.
+pub(super) fn adapters(checkpoint: &Checkpoint, model: &FamilyConfig) -> Result<Option<LoraPlan>, LoraError> {
+    let lora: Option<LoraSection> = serde_json::from_value(checkpoint.state().config["lora"].clone()).ok();
+    lora.map_or(Ok(None), |lora| lora.plan(model))
+}
+
+/// Writes the adapters of a checkpoint.
+fn write(checkpoint: &Checkpoint, folder: &Path, plan: LoraPlan) -> anyhow::Result<ExitCode> {
+    checkpoint.verify(0, 1)?;
+    let adapter = adapter_of(checkpoint, plan)?;
+    let base = checkpoint.state().config["model"]["hf"].as_str();
+    write_adapter(folder, &adapter, base)?;
+    let (step, layers) = (checkpoint.state().step, adapter.plan.len());
+    super::print(&format!("{}: step {step}, adapters of {layers} layers\n", folder.display()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,16 +3,18 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
+use models::ModelConfig;
 
 use super::device::DeviceKind;
 use super::layout::LayoutArgs;
 use super::processes::alone;
 use crate::element::Element;
-use crate::forward::{Settings, forward, read_input, write_output};
-use crate::hf::HfFolder;
+use crate::forward::{Settings, dpo, forward, read_input, read_preference, write_output, write_preference};
+use crate::hf::{HfFolder, read_adapter};
 
 /// What is computed in.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -32,12 +34,33 @@ impl From<Precision> for FloatDType {
     }
 }
 
+/// What the loss is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Objective {
+    /// Cross-entropy of the next token
+    NextToken,
+    /// Direct preference optimisation of pairs
+    Dpo,
+}
+
 /// Arguments of `forward`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with config.json and the weights
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
+    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them; gradients are then those of
+    /// the adapters
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// What the loss is. With dpo the input has `input_ids` and `completion_mask` [2 pairs, tokens], first the chosen
+    /// sequences, then the rejected ones, and perhaps `beta` [1]; the output `policy_logps`, `reference_logps`, `loss` and
+    /// `grad.NAME`
+    #[arg(long, value_enum, default_value = "next-token")]
+    objective: Objective,
+    /// With --objective dpo: folder of the reference model; without it the model of --hf without --adapter
+    #[arg(long, value_name = "DIR")]
+    reference: Option<PathBuf>,
     /// Safetensors file with `input_ids` [sequences, tokens] and perhaps `labels` of the same shape; -100 is ignored
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
@@ -68,17 +91,25 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     alone("forward")?;
     let layout = args.layout.over(ParallelLayout::default())?;
-    let input = read_input(&args.input)?;
+    if args.objective == Objective::NextToken && args.reference.is_some() {
+        bail!("--reference has a meaning with --objective dpo only");
+    }
     let folder = HfFolder::open(&args.hf)?;
+    let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
     let settings = Settings {
+        adapter,
         devices: args.device.devices(&layout)?,
         layout,
         dtype: args.dtype.into(),
         exact: args.exact,
         gradients: args.grads,
     };
-    let output = forward(folder.config(), &folder, &input, &settings)?;
     let element = if matches!(args.dtype, Precision::F64) { Element::F64 } else { Element::F32 };
+    if args.objective == Objective::Dpo {
+        return preference(&args, &folder, &settings, element);
+    }
+    let input = read_input(&args.input)?;
+    let output = forward(folder.config(), &folder, &input, &settings)?;
     write_output(&args.output, &input, &output, element)?;
     let loss = output.loss.map_or(String::new(), |loss| format!(", loss {loss:.9}"));
     let gradients = match output.gradients.len() {
@@ -91,6 +122,32 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         input.seq,
         settings.layout,
         args.dtype,
+        args.output.display()
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The loss of pairs of answers.
+fn preference(args: &Args, policy: &HfFolder, settings: &Settings, element: Element) -> anyhow::Result<ExitCode> {
+    let pairs = read_preference(&args.input)?;
+    let other = args.reference.as_deref().map(HfFolder::open).transpose()?;
+    if other.is_none() && settings.adapter.is_none() {
+        bail!("--objective dpo needs --reference, or --adapter: then the model without it is the reference");
+    }
+    let reference = other.as_ref().unwrap_or(policy);
+    if reference.config().vocab_size() != policy.config().vocab_size() {
+        let [theirs, ours] = [reference, policy].map(|folder| folder.config().vocab_size());
+        bail!("--reference has a vocabulary of {theirs} tokens, --hf of {ours}: they must have the same tokens");
+    }
+    let output = dpo((policy.config(), policy), (reference.config(), reference), &pairs, settings)?;
+    write_preference(&args.output, &output, element)?;
+    super::print(&format!(
+        "{} pairs in {}, {:?}: loss {:.9}, {} gradients in {}\n",
+        pairs.input.sequences / 2,
+        settings.layout,
+        args.dtype,
+        output.loss,
+        output.gradients.len(),
         args.output.display()
     ))?;
     Ok(ExitCode::SUCCESS)

@@ -16,6 +16,7 @@ use tokenizers::Tokenizer;
 
 use self::writer::Writer;
 use super::device::DeviceKind;
+use super::export::adapters;
 use super::forward::Precision;
 use super::processes::alone;
 use super::refused;
@@ -167,6 +168,13 @@ fn open(args: &Args) -> Result<Source> {
         eprintln!("{}: {warning}", checkpoint.path().display());
     }
     let config = model_of(&checkpoint)?;
+    if adapters(&checkpoint, &config)?.is_some() {
+        bail!(
+            "{} has adapters only: `burn-megatron export --adapter DIR` writes them, `merge` adds them to their base, and --hf \
+             takes the result",
+            checkpoint.path().display()
+        );
+    }
     let tokenizer = checkpoint.tokenizer().map(|path| tokenizer(&path)).transpose()?;
     let end = tokenizer.as_ref().and_then(|tokenizer| end_of_document(tokenizer, None));
     let generation = GenerationConfig {

@@ -19,6 +19,10 @@ const ORDER: u64 = 12;
 /// # Errors
 /// The bytes that are needed, those that are available, and what to change.
 pub(super) fn check_memory(config: &RunConfig, share: f64) -> Result<()> {
+    // Adapters need much less than the plan, which trains everything, says.
+    if config.lora.rank.is_some() {
+        return Ok(());
+    }
     let (Some(needed), Some(available)) = (total_memory(&config.job()?), available_memory()) else { return Ok(()) };
     let needed = (needed as f64 * share) as u64;
     if needed <= available {
@@ -55,6 +59,8 @@ pub(super) fn check_samples(config: &RunConfig) -> Result<()> {
 pub(super) fn estimate(config: &RunConfig, steps: usize) -> String {
     let shape = Decoder::from(&config.model.config).flop_shape(config.training.seq_length);
     let flops = shape.per_token(AttentionCount::Causal) * config.tokens_per_step() as f64 * steps as f64;
+    // Frozen weights have no gradient, which is a third of the GEMMs.
+    let flops = if config.lora.rank.is_some() { flops * 2.0 / 3.0 } else { flops };
     // CPU ranks widen narrow operands.
     let dtype = if config.training.dtype == Precision::F64 { DType::F64 } else { DType::F32 };
     let rate = gemm_rate(dtype);

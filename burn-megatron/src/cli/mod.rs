@@ -12,6 +12,7 @@ mod host;
 mod import;
 mod inspect;
 pub mod layout;
+mod merge;
 mod overrides;
 mod plan;
 mod preprocess;
@@ -62,6 +63,8 @@ pub enum Command {
     Import(import::Args),
     /// Convert a checkpoint to a Hugging Face folder
     Export(export::Args),
+    /// Add an adapter to the weights of a Hugging Face folder
+    Merge(merge::Args),
     /// Check driver, GPUs, libraries and disk of this machine
     Doctor(doctor::Args),
     /// Compute logits, loss and gradients of a Hugging Face folder, in any layout
@@ -87,6 +90,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => replay::run(args),
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
+        Command::Merge(args) => merge::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Forward(args) => forward::run(args),
         Command::Reference(args) => reference::run(args),

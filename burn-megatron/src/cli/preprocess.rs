@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 
 use super::print;
+use crate::data::chat::{ChatPreprocess, ChatPreprocessReport, preprocess_chat};
 use crate::data::indexed::Dtype;
 use crate::data::preprocess::{
     PreprocessOptions, PreprocessReport, Progress, Stage, TextDocuments, TokenizerChoice, prepare,
@@ -20,12 +21,26 @@ pub struct Args {
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     input: Vec<PathBuf>,
     /// Outputs are PREFIX_KEY_document.bin and .idx
-    #[arg(long, value_name = "PREFIX")]
-    output_prefix: PathBuf,
+    #[arg(long, value_name = "PREFIX", required_unless_present = "chat")]
+    output_prefix: Option<PathBuf>,
+    /// The input are conversations: write one JSON object each (text, input_ids, assistant_masks), rendered with the
+    /// chat template of --tokenizer
+    #[arg(long, requires_all = ["tokenizer", "output"])]
+    chat: bool,
+    /// With --chat: the JSON lines to write
+    #[arg(long, value_name = "FILE", requires = "chat", conflicts_with = "output_prefix")]
+    output: Option<PathBuf>,
+    /// With --chat: a Jinja template in place of the tokenizer's own
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    chat_template: Option<PathBuf>,
+    /// With --chat: leave out and count rows that cannot be used, instead of stopping at the first
+    #[arg(long, requires = "chat")]
+    skip_bad_rows: bool,
     /// Keys of the JSON documents; each becomes an output. Arrays of integers are taken as token ids
     #[arg(long, num_args = 1.., value_name = "KEY", default_value = "text")]
     json_keys: Vec<String>,
-    /// A tokenizer.json, or 'char' (the characters of the input) or 'byte', saved as PREFIX_tokenizer.json
+    /// A tokenizer.json, or 'char' (the characters of the input) or 'byte', saved as PREFIX_tokenizer.json; with --chat
+    /// its folder
     #[arg(long, alias = "tokenizer-model", value_name = "FILE", conflicts_with = "train_tokenizer")]
     tokenizer: Option<PathBuf>,
     /// Train a byte-level BPE of so many entries on the input, 257 to 1048576; saved as PREFIX_tokenizer.json
@@ -63,7 +78,7 @@ fn entries(text: &str) -> Result<usize, String> {
 }
 
 impl Args {
-    fn options(self) -> PreprocessOptions {
+    fn options(self, output_prefix: PathBuf) -> PreprocessOptions {
         let tokenizer = match (self.tokenizer, self.train_tokenizer) {
             (_, Some(size)) => TokenizerChoice::TrainBpe(size),
             (Some(name), None) if name.as_os_str() == "char" => TokenizerChoice::Characters,
@@ -71,7 +86,7 @@ impl Args {
             (Some(path), None) => TokenizerChoice::File(path),
             (None, None) => TokenizerChoice::None,
         };
-        let mut options = PreprocessOptions::new(self.input, self.output_prefix, tokenizer);
+        let mut options = PreprocessOptions::new(self.input, output_prefix, tokenizer);
         options.json_keys = self.json_keys;
         options.append_eod = self.append_eod;
         options.eod_token = self.eod_token;
@@ -87,11 +102,38 @@ impl Args {
 
 /// Runs `preprocess` and says what it wrote.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let Some(output_prefix) = args.output_prefix.clone() else { return chat(args) };
     let mut display = Display::new();
-    let report = prepare(&args.options(), &mut |progress| display.show(progress));
+    let report = prepare(&args.options(output_prefix), &mut |progress| display.show(progress));
     display.clear();
     print(&describe(&report?))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Conversations to samples.
+fn chat(args: Args) -> anyhow::Result<ExitCode> {
+    let (Some(tokenizer), Some(output)) = (args.tokenizer, args.output) else {
+        anyhow::bail!("--chat needs --tokenizer and --output");
+    };
+    let template = args.chat_template;
+    let options = ChatPreprocess { inputs: args.input, tokenizer, template, output, skip_bad_rows: args.skip_bad_rows };
+    let report = preprocess_chat(&options)?;
+    print(&describe_chat(&options, &report))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe_chat(options: &ChatPreprocess, report: &ChatPreprocessReport) -> String {
+    let mut text = format!(
+        "{}: {} samples, {} tokens, {} of them of assistants\n",
+        options.output.display(),
+        HumanCount(report.samples),
+        HumanCount(report.tokens),
+        HumanCount(report.assistant_tokens)
+    );
+    if let Some(first) = &report.skipped.first {
+        text += &format!("left out {} rows that cannot be used; the first: {first}\n", HumanCount(report.skipped.rows));
+    }
+    text
 }
 
 fn describe(report: &PreprocessReport) -> String {

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use models::{CausalLm, FamilyConfig, WithModel};
 
 use self::layouts::{Layouts, layouts};
-use self::model::{Family, Format, Size, Sizes, config};
+use self::model::{Adapters, Family, Format, Size, Sizes, config};
 use super::device::DeviceKind;
 use super::processes::alone;
 use crate::config::Precision;
@@ -34,6 +34,9 @@ pub struct Args {
     /// design (docs/fp8.md) are left out, and counted
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "curve")]
     fp8: Option<Format>,
+    /// Train adapters of rank 4 of all linear layers, everything else frozen
+    #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, default_missing_value = "lora", conflicts_with = "curve")]
+    lora: Option<Adapters>,
     /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, else
     /// `tiny`
     #[arg(long, value_enum)]
@@ -196,6 +199,7 @@ impl Args {
             dtype: self.dtype.into(),
             tolerance: self.tolerance,
             fp8: self.fp8.map(Format::of),
+            lora: self.lora.map(Adapters::of),
         })
     }
 }

@@ -11,11 +11,18 @@ use super::resolve::unknown;
 use super::run::RunConfig;
 
 /// Sections that decide what a run learns; all others may change freely.
-const GUARDED: [&str; 8] = ["model", "training", "fp8", "lr", "optimizer", "weight-decay", "loss-scale", "data"];
+const GUARDED: [&str; 10] =
+    ["model", "training", "fp8", "lr", "optimizer", "weight-decay", "loss-scale", "data", "chat", "lora"];
 
 /// Keys in these sections that do not.
-const FREE: [&str; 5] =
-    ["model.hf", "model.make-vocab-size-divisible-by", "training.steps", "training.micro-batch", "data.cache"];
+const FREE: [&str; 6] = [
+    "model.hf",
+    "model.make-vocab-size-divisible-by",
+    "training.steps",
+    "training.micro-batch",
+    "data.cache",
+    "lora.adapter",
+];
 
 impl RunConfig {
     /// Whether this run may resume from a checkpoint whose run had the configuration `saved`: no key that decides what

@@ -21,6 +21,9 @@ impl RunConfig {
         let decay = self.weight_decay.schedule(self.optimizer.weight_decay(), training.global_batch);
         note(decay.map(drop).map_err(|error| error.to_string()));
         self.check_ranges(&mut note);
+        if self.is_sound() {
+            note(self.lora.plan(&self.model.config).map(drop).map_err(|error| format!("lora: {error}")));
+        }
         self.check_data(&mut note);
         ConfigErrors::from_problems(problems)
     }
@@ -46,7 +49,8 @@ impl RunConfig {
             note(fits.map_err(|error| format!("model and parallel: {error}")));
             if divides {
                 note(self.context.check(layout, &dims).map_err(|error| format!("context: {error}")));
-                let alone = !self.context.dynamic || self.data.reset_attention_mask && self.data.reset_position_ids;
+                let documents = self.data.reset_attention_mask && self.data.reset_position_ids || self.chat.is_used();
+                let alone = !self.context.dynamic || documents;
                 note(demand(alone && !(self.context.dynamic && training.loss != LossMean::PerToken), || {
                     "context.dynamic assigns documents to ranks one by one: it needs data.reset-attention-mask and \
                      data.reset-position-ids = true, and training.loss = per-token"
@@ -136,11 +140,13 @@ impl RunConfig {
 
     fn check_data(&self, note: &mut impl FnMut(Result<(), String>)) {
         let data = &self.data;
-        match (data.prefixes.is_empty(), data.text.is_empty()) {
-            (true, true) => note(Err("data.prefixes or data.text is needed: the run has no training data".into())),
-            (false, false) => note(Err("data.prefixes and data.text: only one can be the data".into())),
-            _ => {}
-        }
+        let sources = [("data.prefixes", &data.prefixes), ("data.text", &data.text), ("chat.train", &self.chat.train)];
+        let named: Vec<&str> = sources.iter().filter(|(_, files)| !files.is_empty()).map(|(key, _)| *key).collect();
+        note(demand(!named.is_empty(), || {
+            "data.prefixes or data.text (or chat.train) is needed: the run has no training data".into()
+        }));
+        note(demand(named.len() < 2, || format!("{}: only one can be the data", named.join(" and "))));
+        self.check_chat(note);
         if let Some(weights) = &data.weights {
             let (weights, prefixes) = (weights.len(), data.prefixes.len());
             note(demand(weights == prefixes, || {
@@ -151,7 +157,8 @@ impl RunConfig {
         note(demand(positive, || "data.weights must all be above 0".into()));
         let shares = data.split.ranges(1);
         note(demand(shares[0].is_some(), || format!("data.split = {} leaves nothing to train on", data.split)));
-        note(demand(shares[1].is_some() || self.evaluation.batches == 0, || {
+        let held_out = shares[1].is_some() || !self.chat.validation.is_empty();
+        note(demand(held_out || self.evaluation.batches == 0, || {
             let split = &data.split;
             format!(
                 "data.split = {split} leaves no validation data for evaluation.batches = {}",
@@ -169,6 +176,7 @@ impl RunConfig {
             note(demand(!is_made || size <= LARGEST_BPE, || {
                 format!("data.bpe-size = {size} is too large; nearest legal: {LARGEST_BPE}")
             }));
+        } else if self.chat.is_used() {
         } else if let Some(made @ ("char" | "byte" | "bpe")) = data.tokenizer.as_deref() {
             note(Err(format!("data.tokenizer = {made} is trained on data.text, which is not given")));
         }
@@ -183,6 +191,21 @@ impl RunConfig {
         let knows_end = data.eod_id.is_some() || data.tokenizer.is_some();
         for key in data.needs_end_of_document().into_iter().filter(|_| !knows_end) {
             note(Err(format!("{key} needs data.eod-id, or a data.tokenizer that has such a token")));
+        }
+    }
+
+    fn check_chat(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let (chat, data) = (&self.chat, &self.data);
+        if !chat.is_used() {
+            return;
+        }
+        let is_file = data.tokenizer.as_deref().is_some_and(|name| !["char", "byte", "bpe"].contains(&name));
+        note(demand(is_file, || {
+            let there = data.tokenizer.as_deref().unwrap_or("none");
+            format!("chat.train needs a tokenizer.json with its chat template, but data.tokenizer = {there}")
+        }));
+        for key in data.needs_end_of_document().into_iter().filter(|key| *key == "data.eod-mask-loss") {
+            note(Err(format!("{key} has no meaning with chat.train: chat.loss says which tokens are learned")));
         }
     }
 }

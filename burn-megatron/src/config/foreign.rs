@@ -23,6 +23,8 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "recompute" => Some("recompute.granularity"),
         "loss-scale" => Some("training.dtype"),
         "fp8" => Some("fp8.format"),
+        "lora" => Some("lora.rank"),
+        "chat" => Some("chat.train"),
         _ => None,
     };
     single.or_else(of_section).filter(|decider| *decider != path)
@@ -43,6 +45,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
     let (section, name) = path.split_once('.').unwrap_or_default();
     match (section, name) {
         ("optimizer", "kind") | ("recompute", "granularity") | ("fp8", "format") => true,
+        ("lora", "rank") | ("chat", "train") => true,
         ("optimizer", name) => defaults(decided).get(name).is_some(),
         ("recompute", "modules") => decided == "selective",
         ("recompute", _) => decided == "full",
@@ -54,7 +57,9 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("weight-decay", "start" | "length") => decided != "constant",
         ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",
         ("fp8", "num-layers-at-start-in-bf16" | "num-layers-at-end-in-bf16") => decided == "true",
-        ("fp8", _) => decided != NONE,
+        ("fp8", _) | ("lora", _) => decided != NONE,
+        // A list of files.
+        ("chat", _) => !decided.is_empty(),
         _ => true,
     }
 }
@@ -72,6 +77,8 @@ pub(super) fn owners(path: &str) -> String {
         Some(Kind::Choice(words)) => words,
         Some(Kind::CommTypes) => &["a2a+p2p"],
         Some(Kind::Flag) => &["true"],
+        Some(Kind::Count) => &["a number"],
+        Some(Kind::Paths) => &["files"],
         _ => &["bpe"],
     };
     words.iter().filter(|word| belongs(path, word)).copied().collect::<Vec<_>>().join(", ")

@@ -71,7 +71,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 17] = [
+pub const SECTIONS: [(&str, &str); 19] = [
     ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
     ("parallel", "The parallel layout; may change when a run is resumed"),
     (
@@ -90,6 +90,12 @@ pub const SECTIONS: [(&str, &str); 17] = [
     ("weight-decay", "Schedule of the weight decay, which ends at optimizer.weight-decay"),
     ("loss-scale", "Dynamic loss scaling of fp16; only with training.dtype = f16"),
     ("data", "Training data: Megatron's .bin/.idx files, or text that is tokenized when the run starts"),
+    (
+        "chat",
+        "Supervised fine-tuning on conversations, instead of the files of [data]; data.tokenizer is the tokenizer.json in whose folder \
+         the chat template is",
+    ),
+    ("lora", "Low-rank adapters of linear layers: only they are trained, everything else is frozen"),
     ("performance", "Speed and determinism on GPUs; may change when a run is resumed"),
     ("evaluation", "Loss on held-out data"),
     ("checkpoint", "Saving and resuming"),
@@ -233,6 +239,19 @@ pub const KEYS: &[Key] = {
         key("data.eod-id", Whole, "\"none\"", "Token id of the end of a document; none: the tokenizer's").optional(),
         key("data.keep-partial-validation", Flag, "false", "Keep the last, partial validation sequence, padded"),
         key("data.cache", Path, "\"none\"", "Folder that caches sample orders between runs; none: no cache").or(&["data-cache-path"]).optional(),
+        key("chat.train", Paths, "[]", "Conversations to train on: JSON lines or a JSON array, also .gz and .zst; rows with messages, conversations (ShareGPT), prompt and completion, or instruction and output (Alpaca)"),
+        key("chat.validation", Paths, "[]", "Conversations to evaluate on; empty: the validation share of data.split of the packed sequences"),
+        key("chat.template", Path, "\"none\"", "Jinja chat template; none: the tokenizer's own").or(&["chat-template"]).optional(),
+        key("chat.loss", Choice(&["assistant", "last-turn", "all"]), "\"assistant\"", "Tokens in the loss: those of all assistant turns, of the last one, or all"),
+        key("chat.packing", Choice(&["best-fit", "none"]), "\"best-fit\"", "best-fit: several samples share a sequence, each with its own attention and positions; none: one sample per sequence, padded"),
+        key("chat.too-long", Choice(&["refuse", "truncate", "drop"]), "\"refuse\"", "Samples longer than training.seq-length: refuse the run, truncate or drop them; the run says how many"),
+        key("chat.skip-bad-rows", Flag, "false", "Leave out and count rows that cannot be used, instead of stopping at the first"),
+        key("lora.rank", Count, "\"none\"", "Rank of the adapters; none: no adapters, all weights are trained").or(&["r", "lora-rank"]).optional(),
+        key("lora.alpha", Number, "16.0", "Numerator of the adapters' scale, which is alpha / rank").or(&["lora-alpha"]),
+        key("lora.target-modules", Names, "[\"all-linear\"]", "Linear layers with an adapter: Hugging Face's names or their last parts, such as q_proj, or all-linear (all but the output layer, routers and routed experts)"),
+        key("lora.rslora", Flag, "false", "Scale alpha / √rank (rsLoRA)").or(&["use-rslora"]),
+        key("lora.dora", Flag, "false", "Train magnitude and direction of each weight apart (DoRA)").or(&["use-dora"]),
+        key("lora.adapter", Path, "\"none\"", "Folder of an adapter, as peft writes it, to start from; none: adapters that change nothing yet").optional(),
         key("performance.deterministic", Flag, "false", "GPUs: use a fixed order for every sum, so that a resumed run is bitwise identical to an uninterrupted one; the backward pass of attention is slower")
             .or(&["deterministic-mode"]),
         key("performance.tp-comm-overlap", Flag, "true", "GPUs: overlap tensor-parallel communication with GEMMs"),

@@ -29,6 +29,8 @@ pub enum Kind {
     Path,
     /// Several files; one may stand alone.
     Paths,
+    /// Several names; one may stand alone.
+    Names,
     /// Several numbers.
     Numbers,
     /// One of these words.
@@ -66,6 +68,7 @@ impl Kind {
             Self::Text => "a string".into(),
             Self::Path => "a path in quotes".into(),
             Self::Paths => "a list of paths in quotes".into(),
+            Self::Names => "a list of names in quotes".into(),
             Self::Numbers => "a list of numbers".into(),
             Self::Choice(words) => format!("one of {}", words.join(", ")),
             Self::Length => "a number of steps, \"100 steps\" or \"6400 samples\"".into(),
@@ -90,7 +93,7 @@ impl Kind {
             Self::Number => return value_as_number(value).map(Value::from),
             Self::Flag => json.is_boolean(),
             Self::Text | Self::Path => json.as_str().is_some_and(|text| !text.is_empty()),
-            Self::Paths => match value {
+            Self::Paths | Self::Names => match value {
                 toml::Value::Array(paths) => {
                     paths.iter().all(|path| path.as_str().is_some_and(|path| !path.is_empty()))
                 }
@@ -149,10 +152,12 @@ impl Kind {
                     string()
                 }
             }
-            Self::Paths | Self::Numbers | Self::Modules | Self::CommTypes | Self::Pair if text.starts_with('[') => {
+            Self::Paths | Self::Names | Self::Numbers | Self::Modules | Self::CommTypes | Self::Pair
+                if text.starts_with('[') =>
+            {
                 written(text)
             }
-            Self::Paths | Self::Modules | Self::CommTypes => {
+            Self::Paths | Self::Names | Self::Modules | Self::CommTypes => {
                 Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into())
             }
             Self::Numbers => written(&format!("[{text}]")),

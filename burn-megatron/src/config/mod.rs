@@ -28,6 +28,7 @@ mod kind;
 mod layer;
 mod limits;
 mod model;
+mod post_training;
 mod problem;
 mod render;
 mod resolve;
@@ -40,6 +41,7 @@ pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
 pub use kind::Kind;
 pub(crate) use limits::RANKS;
 pub use model::{ModelSection, presets, size_names};
+pub use post_training::{ChatSection, LoraSection, Packing};
 pub use problem::{ConfigErrors, Origin, Problem};
 pub use run::{
     CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,

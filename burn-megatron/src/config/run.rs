@@ -10,6 +10,7 @@ use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
+use super::post_training::{ChatSection, LoraSection};
 use crate::checkpoint::SaveEvery;
 use crate::data::{Blend, GptDataConfig, SplitRatios};
 use crate::engine::{ContextConfig, DocumentConfig, EngineConfig, LossMean};
@@ -48,6 +49,12 @@ pub struct RunConfig {
     pub loss_scale: LossScalerConfig,
     /// Training data.
     pub data: DataSection,
+    /// Conversations as training data.
+    #[serde(default)]
+    pub chat: ChatSection,
+    /// Adapters in place of the weights.
+    #[serde(default)]
+    pub lora: LoraSection,
     /// Speed and determinism on GPUs.
     #[serde(default)]
     pub performance: PerformanceSection,
@@ -242,8 +249,8 @@ impl RunConfig {
             keep_fp8_weights: self.fp8.keep_weights,
             context: self.context.clone(),
             documents: DocumentConfig {
-                reset_attention_mask: self.data.reset_attention_mask,
-                reset_position_ids: self.data.reset_position_ids,
+                reset_attention_mask: self.data.reset_attention_mask || self.chat.is_used(),
+                reset_position_ids: self.data.reset_position_ids || self.chat.is_used(),
             },
             ..EngineConfig::new(training.micro_batch, training.global_batch, self.lr.clone())
         }

@@ -2,6 +2,7 @@
 //!
 //! - [`indexed`]: Megatron's `.bin`/`.idx` files, read at their positions and written byte for byte.
 //! - [`preprocess`]: `.txt` and `.jsonl` files to `.bin`/`.idx`, with an existing tokenizer or one made on the spot.
+//! - [`chat`]: conversations to sequences with the tokenizer's chat template, and which of their tokens are learned.
 //! - [`GptSplits`]: training, validation and test samples of one dataset or a [`Blend`], in Megatron's exact order.
 //! - [`TokensInMemory`], [`RandomWindows`]: the same [`TokenDataset`] over tokens in memory.
 //!
@@ -34,6 +35,7 @@
 
 mod blend;
 mod build;
+pub mod chat;
 mod error;
 mod gpt;
 pub mod indexed;

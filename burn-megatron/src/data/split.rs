@@ -39,6 +39,12 @@ impl SplitRatios {
     /// Everything for training.
     pub const TRAIN_ONLY: SplitRatios = SplitRatios([1.0, 0.0, 0.0]);
 
+    /// The share of each split; their sum is 1.
+    pub fn shares(&self) -> [f64; 3] {
+        let shares = numpy::normalize(&self.0);
+        [0, 1, 2].map(|split| shares[split])
+    }
+
     /// The sequences of each split of `sequences`, `None` for a share of 0. As in Megatron, boundaries are rounded to
     /// the nearest sequence, halves to the even one.
     pub fn ranges(&self, sequences: usize) -> [Option<Range<usize>>; 3] {

@@ -3,7 +3,7 @@
 mod pass;
 mod passes;
 
-use super::segments::{Segment, segments};
+use super::segments::{Link, Segment, segments};
 use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
 use backend_dist::ops::{SavedAttention, Tape, weight_grads};
@@ -38,6 +38,8 @@ struct Step {
     segment: Segment,
     /// Buckets with its parameters.
     uses: Vec<usize>,
+    /// A backward pass has nothing to compute: an embedding that is not trained.
+    is_constant: bool,
     /// Those that no earlier segment uses: after the backward pass their gradients are complete.
     completes: Vec<usize>,
 }
@@ -46,7 +48,7 @@ struct Step {
 struct SavedSegment {
     /// `None` for the embedding; the leaf of the graph if there is one.
     input: Option<Tensor<3>>,
-    /// `None` where the segment is recomputed.
+    /// `None` where the segment is recomputed, or nothing in it has a gradient.
     tape: Option<Tape>,
     /// Saved attention outputs, of attention that is not recomputed.
     attention: Option<SavedAttention>,
@@ -102,7 +104,8 @@ impl<M: CausalLm> Chunk<M> {
                 .collect();
             let completes: Vec<usize> = uses.iter().filter(|bucket| !seen.contains(bucket)).copied().collect();
             seen.extend(&completes);
-            Step { segment, uses, completes }
+            let is_constant = segment.link == Link::Embedding && uses.is_empty();
+            Step { segment, uses, completes, is_constant }
         };
         let again = zero == 3 && !in_place;
         let steps: Vec<Step> = segments(model.part(), recompute, again).into_iter().map(step).collect();

@@ -1,8 +1,9 @@
 //! The safetensors files that come in and go out.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use backend_dist::shard::HostTensor;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, serialize_to_file};
 
@@ -17,7 +18,7 @@ use crate::refusal::{Access, advice};
 /// If the file cannot be read or its tensors are others.
 pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
     let refuse = |what: String| ForwardError::Input { path: path.into(), what };
-    let bytes = std::fs::read(path).map_err(|error| refuse(format!("{error}{}", advice(Access::Read, &error))))?;
+    let bytes = open(path)?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| refuse(error.to_string()))?;
     let ids = file.tensor("input_ids").map_err(|_| refuse("tensor `input_ids` is missing".into()))?;
     let &[sequences, seq] = ids.shape() else {
@@ -26,22 +27,35 @@ pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
     if sequences * seq == 0 {
         return Err(refuse(format!("tensor `input_ids` has shape [{sequences}, {seq}]: there is nothing to read")));
     }
-    let integers = |name: &str, view: &TensorView| match view.dtype() {
-        Dtype::I64 => Ok(view.data().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()),
-        Dtype::I32 => {
-            Ok(view.data().as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into()).collect())
-        }
-        other => Err(refuse(format!("tensor `{name}` has elements of type {other:?}, not I64 or I32"))),
-    };
     let labels = match file.tensor("labels") {
-        Ok(labels) if labels.shape() == ids.shape() => Some(integers("labels", &labels)?),
+        Ok(labels) if labels.shape() == ids.shape() => Some(integers(path, "labels", &labels)?),
         Ok(labels) => {
             let (found, needed) = (labels.shape(), ids.shape());
             return Err(refuse(format!("tensor `labels` has shape {found:?}, `input_ids` has {needed:?}")));
         }
         Err(_) => None,
     };
-    Ok(Input { sequences, seq, ids: integers("input_ids", &ids)?, labels })
+    Ok(Input { sequences, seq, ids: integers(path, "input_ids", &ids)?, labels })
+}
+
+/// The bytes of a file.
+pub(super) fn open(path: &Path) -> Result<Vec<u8>, ForwardError> {
+    let what = |error| format!("{error}{}", advice(Access::Read, &error));
+    std::fs::read(path).map_err(|error| ForwardError::Input { path: path.into(), what: what(error) })
+}
+
+/// A tensor of 64-bit or 32-bit integers.
+pub(super) fn integers(path: &Path, name: &str, view: &TensorView) -> Result<Vec<i64>, ForwardError> {
+    match view.dtype() {
+        Dtype::I64 => Ok(view.data().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()),
+        Dtype::I32 => {
+            Ok(view.data().as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into()).collect())
+        }
+        other => {
+            let what = format!("tensor `{name}` has elements of type {other:?}, not I64 or I32");
+            Err(ForwardError::Input { path: path.into(), what })
+        }
+    }
 }
 
 /// Writes `logits [sequences, seq, vocab]`, `loss [1]` and `grad.NAME` for every gradient.
@@ -53,7 +67,17 @@ pub fn write_output(path: &Path, input: &Input, output: &Output, element: Elemen
     if let Some(loss) = &output.loss {
         tensors.push(("loss".into(), vec![1], std::slice::from_ref(loss)));
     }
-    for (name, gradient) in &output.gradients {
+    write_tensors(path, tensors, &output.gradients, element)
+}
+
+/// Writes tensors, and gradients as `grad.NAME`.
+pub(super) fn write_tensors<'a>(
+    path: &Path,
+    mut tensors: Vec<(String, Vec<usize>, &'a [f64])>,
+    gradients: &'a BTreeMap<String, HostTensor>,
+    element: Element,
+) -> Result<(), ForwardError> {
+    for (name, gradient) in gradients {
         tensors.push((format!("grad.{name}"), gradient.shape.clone(), &gradient.data));
     }
     let encoded: Vec<(String, Vec<usize>, Vec<u8>)> = (tensors.into_iter())

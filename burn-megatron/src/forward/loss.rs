@@ -47,7 +47,7 @@ pub(super) fn fp32(logits: &[f64], targets: &[i64], vocab: usize) -> f64 {
     f64::from(sums.iter().sum::<f32>() / counted(targets) as f32)
 }
 
-fn log_sum_exp(logits: &[f64]) -> f64 {
+pub(super) fn log_sum_exp(logits: &[f64]) -> f64 {
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     largest + logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln()
 }

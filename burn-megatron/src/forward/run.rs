@@ -11,6 +11,7 @@ use backend_dist::shard::{HostTensor, Registry};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
 use models::layout::sequence_unit;
+use models::lora::Adapter;
 use models::{CausalLm, FamilyConfig, MicroBatch, ModelConfig, ParamBuilder, WeightSource, WithModel};
 
 use super::error::ForwardError;
@@ -43,8 +44,10 @@ pub struct Settings {
     /// Everything in `dtype`. Otherwise what transformers computes in fp32 in any case is fp32 here too: the RMSNorms
     /// and the loss.
     pub exact: bool,
-    /// Whether gradients of the loss are wanted.
+    /// Whether gradients of the loss are wanted; of a model with adapters, those of the adapters.
     pub gradients: bool,
+    /// Adapters of linear layers.
+    pub adapter: Option<Adapter>,
 }
 
 /// What came out.
@@ -70,7 +73,19 @@ pub fn forward(
     input: &Input,
     settings: &Settings,
 ) -> Result<Output, ForwardError> {
-    config.visit(Run { family: config, source, input, settings })
+    weighted(config, source, input, settings, None)
+}
+
+/// [`forward`] whose gradients are those of a weighted sum of the tokens' losses; `weights` has one for each of the
+/// input's tokens, for the loss of predicting the next. Without weights it is the mean.
+pub(super) fn weighted(
+    config: &FamilyConfig,
+    source: &dyn WeightSource,
+    input: &Input,
+    settings: &Settings,
+    weights: Option<&[f64]>,
+) -> Result<Output, ForwardError> {
+    config.visit(Run { family: config, source, input, settings, weights })
 }
 
 struct Run<'a> {
@@ -78,6 +93,7 @@ struct Run<'a> {
     source: &'a dyn WeightSource,
     input: &'a Input,
     settings: &'a Settings,
+    weights: Option<&'a [f64]>,
 }
 
 /// The result of a rank: logits `[sequences, positions, vocab]` of its positions, and its shard of the gradients.
@@ -112,13 +128,27 @@ impl WithModel for Run<'_> {
             _ => {}
         }
 
+        let mean = |targets: &Vec<i64>| {
+            let weight = 1.0 / counted(targets) as f64;
+            targets.iter().map(|target| if *target == IGNORED { 0.0 } else { weight }).collect::<Vec<f64>>()
+        };
+        let weights = targets.as_ref().map(|targets| self.weights.map_or_else(|| mean(targets), <[f64]>::to_vec));
+        let terms = targets.as_deref().zip(weights.as_deref()).filter(|_| settings.gradients);
+
         let mesh = Mesh::new(layout.clone())?;
         let shards = launch(&mesh, &settings.devices, |rank| {
             let params = ParamBuilder::new(&rank, settings.dtype, 0).with_source(self.source);
             let params = if settings.exact { params } else { params.with_fp32_norms() };
             let params = if settings.gradients { params } else { params.without_autodiff() };
+            let params = match &settings.adapter {
+                Some(Adapter { plan, tensors }) => params.with_lora(plan, Some(tensors)),
+                None => params,
+            };
             let model = M::build(config, params)?;
-            Ok(shard(&rank, &model, input, targets.as_deref().filter(|_| settings.gradients), padded))
+            if let Some(Adapter { plan, .. }) = &settings.adapter {
+                plan.check(model.registry())?;
+            }
+            Ok(shard(&rank, &model, input, terms, padded))
         })?;
 
         // Data-parallel ranks have the same gradients.
@@ -131,7 +161,10 @@ impl WithModel for Run<'_> {
             shards.iter().enumerate().flat_map(|(rank, shard)| shard.gradients.iter().map(move |of| (rank, of)));
         let once = locals.filter(|(rank, local)| is_first(*rank, local)).map(|(_, local)| local);
         let gradients = match settings.gradients {
-            true => self.family.hf_names().export(&assemble(once)?)?,
+            true => match &settings.adapter {
+                Some(adapter) => adapter.plan.names("").export(&assemble(once)?)?,
+                None => self.family.hf_names().export(&assemble(once)?)?,
+            },
             false => BTreeMap::new(),
         };
         let logits = all_logits(&mesh, &shards, input, padded, vocab);
@@ -180,9 +213,9 @@ fn check_ids(input: &Input, vocab: usize) -> Result<(), ForwardError> {
     check("labels", input.labels.as_deref().unwrap_or_default(), Some(IGNORED))
 }
 
-/// One rank's positions of its sequences. With `targets` for all sequences, also the gradients, summed over all ranks
-/// that have terms of them.
-fn shard<M: CausalLm>(rank: &Rank, model: &M, input: &Input, targets: Option<&[i64]>, padded: usize) -> Shard {
+/// One rank's positions of its sequences. With targets and weights for all sequences, also the gradients, summed over
+/// all ranks that have terms of them.
+fn shard<M: CausalLm>(rank: &Rank, model: &M, input: &Input, terms: Option<(&[i64], &[f64])>, padded: usize) -> Shard {
     let dp_ranks = rank.group(Axis::Dp);
     let context = ContextParallel { group: rank.group(Axis::Cp), comm: CpCommType::default() };
     let own = padded / context.group.size();
@@ -190,20 +223,18 @@ fn shard<M: CausalLm>(rank: &Rank, model: &M, input: &Input, targets: Option<&[i
     let positions: Vec<usize> = batch.positions(own).into_iter().flatten().collect();
     let sequences = input.sequences / dp_ranks.size();
     let mine = dp_ranks.rank() * sequences * input.seq..(dp_ranks.rank() + 1) * sequences * input.seq;
-    let device = if targets.is_some() { rank.device.clone().autodiff() } else { rank.device.clone() };
+    let device = if terms.is_some() { rank.device.clone().autodiff() } else { rank.device.clone() };
     let tensor = |ids: &[i64]| -> Tensor<2, Int> {
         Tensor::from_data(TensorData::new(at_positions(ids, input.seq, &positions, 0), [sequences, own]), &device)
     };
     let tokens = tensor(&input.ids[mine.clone()]);
     let logits = values(model.head_logits(model.hidden_states(tokens.clone(), &batch)));
-    let Some(targets) = targets else { return Shard { logits, gradients: Vec::new() } };
+    let Some((targets, weights)) = terms else { return Shard { logits, gradients: Vec::new() } };
 
-    let weight = 1.0 / counted(targets) as f64;
-    let targets = &targets[mine];
+    let (targets, weights) = (&targets[mine.clone()], &weights[mine]);
     let labels: Vec<i64> = targets.iter().map(|target| if *target == IGNORED { 0 } else { *target }).collect();
-    let weights: Vec<f64> = targets.iter().map(|target| if *target == IGNORED { 0.0 } else { weight }).collect();
     let losses = model.training_losses(tokens, tensor(&labels), &batch);
-    let weights = TensorData::new(at_positions(&weights, input.seq, &positions, 0.0), [sequences, own]);
+    let weights = TensorData::new(at_positions(weights, input.seq, &positions, 0.0), [sequences, own]);
     let weights = Tensor::from_data(weights, (&device, losses.dtype()));
     let gradients = (losses * weights).sum().backward();
     let mut collect = Collect { rank, registry: model.registry(), gradients: &gradients, locals: Vec::new() };
@@ -234,6 +265,9 @@ struct Collect<'a> {
 impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let spec = self.registry.get(param.id.val()).expect("every parameter is registered");
+        if spec.frozen {
+            return;
+        }
         let gradient = match spec.trained {
             true => param.val().grad(self.gradients).expect("every parameter takes part in the loss"),
             false => param.val().inner().zeros_like(),

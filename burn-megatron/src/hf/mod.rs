@@ -1,5 +1,6 @@
 //! Hugging Face folders: reading one as the source of a model's weights, and writing one.
 
+mod adapter;
 mod checkpoint;
 mod companions;
 mod error;
@@ -9,6 +10,7 @@ mod shards;
 mod tensors;
 mod writer;
 
+pub use adapter::{Merged, adapter_of, read_adapter, write_adapter};
 pub use checkpoint::{CheckpointWeights, companions_of, import, keep_companions, model_of};
 pub use companions::Companions;
 pub use error::HfFolderError;

@@ -25,6 +25,8 @@ pub struct RunData {
     pub last: Option<Arc<dyn TokenDataset>>,
     /// The `tokenizer.json` that made the tokens, if it is known.
     pub tokenizer: Option<PathBuf>,
+    /// Lines about the data for the user.
+    pub notes: Vec<String>,
 }
 
 /// Tokens on disk.
@@ -52,6 +54,9 @@ impl RunData {
     /// # Errors
     /// As [`open`](Self::open).
     pub(super) fn of(config: &RunConfig, tokens: Tokens) -> Result<Self, TrainError> {
+        if config.chat.is_used() {
+            return super::chat::open(config);
+        }
         let (training, evaluation) = (&config.training, &config.evaluation);
         // A weighted blend has no end of its own.
         let most = evaluation.batches.max(evaluation.final_batches) * training.global_batch;
@@ -78,7 +83,7 @@ impl RunData {
         let tests = parts.test.filter(|test| !test.is_empty()).or(parts.valid);
         let last = tests.filter(|tests| most > 0 && !tests.is_empty());
         let last = last.map(|last| open(Some(last), "test", most)).transpose()?;
-        Ok(Self { train, valid, last, tokenizer: tokens.tokenizer })
+        Ok(Self { train, valid, last, tokenizer: tokens.tokenizer, notes: vec![] })
     }
 }
 
@@ -104,7 +109,11 @@ impl RunData {
 impl Tokens {
     /// Those of the prepared data, or of the text, which is tokenized.
     pub fn find(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
-        if config.data.text.is_empty() { indexed(config) } else { tokenize(config, progress) }
+        match (config.chat.is_used(), config.data.text.is_empty()) {
+            (true, _) => Ok(Self { blend: config.data.blend(), tokenizer: None, eod_id: None, content: None }),
+            (false, true) => indexed(config),
+            (false, false) => tokenize(config, progress),
+        }
     }
 }
 

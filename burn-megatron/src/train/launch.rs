@@ -9,7 +9,8 @@ use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::ops::{copy_engines, deterministic};
 use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, ModelConfig, ParamBuilder, Part, WithModel};
+use models::lora::Adapter;
+use models::{CausalLm, ModelConfig, ParamBuilder, Part, WeightSource, WithModel};
 use serde_json::Value;
 
 use super::fp8::possible;
@@ -54,7 +55,7 @@ impl WithModel for Launch<'_> {
         let (config, weights, start) = (plan.config(), plan.weights(), Instant::now());
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (dims, engine) = (sizes.dims(), config.engine());
-        let build = stage_builder::<M>(sizes, config, weights);
+        let build = stage_builder::<M>(sizes, config, weights, plan.adapter().cloned());
         settle(&config.performance);
         let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
@@ -118,6 +119,7 @@ pub(crate) fn stage_builder<M: CausalLm>(
     sizes: &M::Config,
     config: &RunConfig,
     weights: Option<Arc<HfFolder>>,
+    adapter: Option<Adapter>,
 ) -> impl Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync + 'static
 where
     M::Config: 'static,
@@ -126,6 +128,7 @@ where
     let layers = sizes.dims().layers;
     let (precision, seed) = (config.training.dtype, config.training.seed);
     let performance = config.performance.clone();
+    let lora = config.lora.plan(&config.model.config).ok().flatten().map(Arc::new);
     move |rank, part| {
         let dtype = FloatDType::from(precision);
         let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };
@@ -142,7 +145,11 @@ where
             Some(weights) => params.with_source(&**weights),
             None => params,
         };
-        Ok(M::build(&sizes, params)?)
+        let Some(plan) = &lora else { return Ok(M::build(&sizes, params)?) };
+        let source = adapter.as_ref().map(|adapter| &adapter.tensors as &dyn WeightSource);
+        let model = M::build(&sizes, params.with_lora(plan, source))?;
+        plan.check(model.registry())?;
+        Ok(model)
     }
 }
 

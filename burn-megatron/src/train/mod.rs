@@ -2,6 +2,7 @@
 //!
 //! [`Plan`] checks a run and tells what it would do; [`train`] opens its data ([`RunData`]) and does it.
 
+mod chat;
 mod data;
 mod fp8;
 mod launch;
@@ -22,6 +23,8 @@ use thiserror::Error;
 
 use crate::checkpoint::{CheckpointError, lock_output};
 use crate::config::ConfigErrors;
+use crate::console::say;
+use crate::data::chat::ChatError;
 use crate::data::preprocess::{PreprocessError, Progress};
 use crate::data::{DataError, SampleError};
 use crate::hf::HfFolderError;
@@ -49,6 +52,9 @@ pub enum TrainError {
     /// A data set cannot be opened.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Conversations cannot be used.
+    #[error("[chat]: {0}")]
+    Chat(#[from] ChatError),
     /// A sample cannot be read.
     #[error("{0}")]
     Sample(SampleError),
@@ -196,6 +202,9 @@ pub fn train_among(
             data
         }
     };
+    if processes.is_none_or(Processes::is_first) {
+        data.notes.iter().for_each(|note| say(format_args!("{:<12} {note}", "chat")));
+    }
     let launch = launch::Launch { plan, processes: processes.cloned(), devices, data };
     config.model.config.visit(launch)
 }

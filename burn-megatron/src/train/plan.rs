@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use indicatif::{HumanBytes, HumanCount};
-use models::ModelConfig;
+use models::lora::Adapter;
+use models::{LoraConfig, ModelConfig};
 
 use super::TrainError;
 use super::data::{text_prefix, tokenizer_file};
@@ -14,7 +15,7 @@ use super::resume::{self, ResumePoint};
 use crate::config::{ConfigErrors, Problem, RunConfig};
 use crate::data::indexed::IndexedDataset;
 use crate::data::{Split, check_samples};
-use crate::hf::HfFolder;
+use crate::hf::{HfFolder, read_adapter};
 
 /// A run that passed all checks; `Display` describes it.
 #[derive(Clone, Debug)]
@@ -26,6 +27,7 @@ pub struct Plan {
     /// The checkpoint that the run resumes from.
     pub start: Option<ResumePoint>,
     weights: Option<Arc<HfFolder>>,
+    adapter: Option<Adapter>,
     /// One line per data file.
     data: Vec<String>,
 }
@@ -44,8 +46,14 @@ impl Plan {
             Ok(line) => data.push(line),
             Err(what) => problems.push(Problem::new(what)),
         };
-        config.data.text.iter().for_each(|file| found(text_file(file)));
+        config.data.text.iter().for_each(|file| found(source_file("data.text", file)));
         config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
+        for (key, files) in [("chat.train", &config.chat.train), ("chat.validation", &config.chat.validation)] {
+            files.iter().for_each(|file| found(source_file(key, file)));
+        }
+        let template = config.chat.template.iter().filter(|template| !template.is_file());
+        problems
+            .extend(template.map(|path| Problem::new(format!("chat.template: there is no file {}", path.display()))));
         problems.extend(missing_tokenizer(config));
         problems.extend(too_many_samples(config));
         problems.extend(config.performance.moe_router_force_load_balancing.then(|| {
@@ -60,12 +68,15 @@ impl Plan {
             None => resume::find(config, allowed),
         };
         let weights = initial_weights(config);
+        let adapter = config.lora.adapter.as_deref().filter(|_| config.lora.rank.is_some());
+        let adapter = adapter.map(|path| initial_adapter(config, path)).transpose();
         let mut keep = |more: Vec<Problem>| problems.extend(more);
         let start = start.map_err(&mut keep).unwrap_or_default();
         let weights = weights.map_err(|problem| keep(vec![problem])).unwrap_or_default();
+        let adapter = adapter.map_err(|problem| keep(vec![problem])).unwrap_or_default();
         ConfigErrors::from_problems(problems)?;
         let parameters = config.model.config.parameter_count();
-        Ok(Self { config: config.clone(), allowed: allowed.to_vec(), parameters, start, weights, data })
+        Ok(Self { config: config.clone(), allowed: allowed.to_vec(), parameters, start, weights, adapter, data })
     }
 
     /// Whether `data.tokenizer` can be read and is not too large for the model, which takes a moment.
@@ -73,7 +84,10 @@ impl Plan {
     /// # Errors
     /// What is wrong with it.
     pub fn check_tokenizer(&self) -> Result<(), TrainError> {
-        tokenizer_file(&self.config).map(drop)
+        match self.config.chat.is_used() {
+            true => super::chat::check_tokenizer(&self.config),
+            false => tokenizer_file(&self.config).map(drop),
+        }
     }
 
     /// The configuration.
@@ -86,9 +100,15 @@ impl Plan {
         self.weights.as_deref()
     }
 
-    /// The folder that the first weights come from; a checkpoint to resume from has its own.
+    /// The folder that the first weights come from; a checkpoint to resume from has its own, except those that are
+    /// frozen.
     pub(super) fn weights(&self) -> Option<Arc<HfFolder>> {
-        self.weights.clone().filter(|_| self.start.is_none())
+        self.weights.clone().filter(|_| self.start.is_none() || self.config.lora.rank.is_some())
+    }
+
+    /// The adapter that the run starts from; a checkpoint to resume from has its own.
+    pub(super) fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
     }
 
     /// Whether the run may read other samples than the one that it resumes from.
@@ -114,16 +134,38 @@ fn initial_weights(config: &RunConfig) -> Result<Option<Arc<HfFolder>>, Problem>
     Ok(Some(Arc::new(folder)))
 }
 
-fn text_file(file: &Path) -> Result<String, String> {
-    let about = std::fs::metadata(file).map_err(|error| format!("data.text: {}: {error}", file.display()))?;
+/// The adapter of `lora.adapter`, which must be one as `[lora]` says.
+fn initial_adapter(config: &RunConfig, path: &Path) -> Result<Adapter, Problem> {
+    let adapter =
+        read_adapter(path, &config.model.config).map_err(|error| Problem::new(format!("lora.adapter: {error}")))?;
+    let ours = config.lora.plan(&config.model.config).ok().flatten();
+    let same = ours.is_some_and(|ours| {
+        ours.names("") == adapter.plan.names("") && ours.config().scale() == adapter.plan.config().scale()
+    });
+    if !same {
+        let LoraConfig { rank, alpha, rslora, dora, .. } = adapter.plan.config();
+        return Err(Problem::new(format!(
+            "lora.adapter = {}: it has rank = {rank}, alpha = {alpha}, rslora = {rslora}, dora = {dora} on {} layers, [lora] says \
+             otherwise; give these values, and its target-modules",
+            path.display(),
+            adapter.plan.len()
+        )));
+    }
+    Ok(adapter)
+}
+
+/// A file of text or conversations.
+fn source_file(key: &str, file: &Path) -> Result<String, String> {
+    let about = std::fs::metadata(file).map_err(|error| format!("{key}: {}: {error}", file.display()))?;
     let size = about.len();
     if about.is_dir() {
-        return Err(format!("data.text: {} is a folder; name its .txt or .jsonl files", file.display()));
+        return Err(format!("{key}: {} is a folder; name its .txt or .jsonl files", file.display()));
     }
     if about.is_file() && size == 0 {
-        return Err(format!("data.text: {} is empty", file.display()));
+        return Err(format!("{key}: {} is empty", file.display()));
     }
-    Ok(format!("{}: {} bytes of text", file.display(), HumanCount(size)))
+    let what = if key == "data.text" { "text" } else { "conversations" };
+    Ok(format!("{}: {} bytes of {what}", file.display(), HumanCount(size)))
 }
 
 fn indexed(config: &RunConfig, prefix: &Path) -> Result<String, String> {
@@ -192,6 +234,17 @@ impl fmt::Display for Plan {
         };
         let family = config.model.config.family();
         writeln!(f, "model        {family}, {} parameters, {weights}", count(*parameters))?;
+        if let Ok(Some(plan)) = config.lora.plan(&config.model.config) {
+            let names = plan.names("");
+            let trained: usize = names.iter().map(|(_, tensor)| tensor.shape.iter().product::<usize>()).sum();
+            let rank = plan.config().rank;
+            writeln!(
+                f,
+                "adapters     rank {rank} of {} layers, {} parameters are trained",
+                plan.len(),
+                count(trained)
+            )?;
+        }
         writeln!(f, "layout       {layout} on {}", several(layout.world_size(), "rank"))?;
         let sequences = training.global_batch;
         let micro_batches = sequences / (training.micro_batch * layout.dp).max(1);

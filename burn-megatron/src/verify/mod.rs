@@ -19,6 +19,6 @@ pub use compare::{Differences, Reference, Worst, compare};
 pub use curve::{Curve, curve};
 pub use fp8::{different_in_fp8, is_any_in_fp8};
 pub use layouts::{candidates, pairwise};
-pub use run::{Settings, verify};
+pub use run::{LoraKind, Settings, verify};
 pub use table::Line;
 pub use trace::{Job, LocalTensor, RankTrace, TraceError, assemble, first_copies, parameters, trace};

@@ -6,15 +6,16 @@ use crate::element::Element;
 use crate::engine::{EngineConfig, TokenBatch};
 use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
-use backend_dist::launch::Rank;
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::ops::fp8::Fp8Format;
 use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::layers::moe::RoutingReplay;
 use models::param::ParamBuilder;
-use models::{CausalLm, Fp8Config, ModelConfig};
+use models::{CausalLm, Fp8Config, LoraConfig, LoraPlan, ModelConfig, WeightSource};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::Arc;
 
 /// What to train in every layout.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,26 @@ pub struct Settings {
     /// as many of them as a layout; [`different_in_fp8`](super::different_in_fp8) names the layouts that compute other
     /// numbers.
     pub fp8: Option<Fp8Format>,
+    /// Adapters of all linear layers are trained, everything else is frozen.
+    pub lora: Option<LoraKind>,
+}
+
+/// A kind of adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoraKind {
+    /// Scale alpha / r
+    Lora,
+    /// Scale alpha / √r
+    Rslora,
+    /// Magnitude and direction apart
+    Dora,
+}
+
+impl LoraKind {
+    /// Adapters of rank 4 of all linear layers.
+    fn config(self) -> LoraConfig {
+        LoraConfig { rank: 4, rslora: self == Self::Rslora, dora: self == Self::Dora, ..LoraConfig::default() }
+    }
 }
 
 impl Settings {
@@ -97,14 +118,17 @@ pub fn verify<M: CausalLm>(
     let routing = (settings.dtype == FloatDType::BF16).then(RoutingReplay::recording);
     let job = Job { routing: routing.clone(), ..settings.job(config.vocab_size()) };
     let dims = config.dims();
+    let lora = plan::<M>(config, settings)?;
     let initial = initial::<M>(config, settings)?;
     let (fp8, blocks) = (Fp8Config { format: settings.fp8, ..Fp8Config::default() }, dims.layers);
     let build = |dtype, candidate: &Candidate| {
         let (recompute, overlap, initial, fp8) = (candidate.recompute.clone(), candidate.moe_overlap, &initial, &fp8);
+        let lora = lora.clone();
         move |rank: &Rank, part| {
             let params = ParamBuilder::new(rank, dtype, settings.seed).with_source(initial).with_part(part);
             let params = params.with_fp8(fp8, blocks);
-            Ok(M::build(config, params.with_recompute(&recompute).with_moe_comm_overlap(overlap, Some(2)))?)
+            let params = params.with_recompute(&recompute).with_moe_comm_overlap(overlap, Some(2));
+            adapted::<M>(config, params, &lora, Some(initial))
         }
     };
     let one_device = |micro_batches: usize| {
@@ -141,8 +165,9 @@ pub fn verify<M: CausalLm>(
 /// The random initial weights of the whole model, each rounded once to the precision of `settings`.
 pub(super) fn initial<M: CausalLm>(config: &M::Config, settings: &Settings) -> Result<Tensors, TraceError> {
     let job = Job { engine: settings.engine(), batches: Vec::new(), routing: None };
+    let lora = plan::<M>(config, settings)?;
     let build = |rank: &Rank, part| {
-        Ok(M::build(config, ParamBuilder::new(rank, FloatDType::F64, settings.seed).with_part(part))?)
+        adapted::<M>(config, ParamBuilder::new(rank, FloatDType::F64, settings.seed).with_part(part), &lora, None)
     };
     let one = trace(&Candidate::default(), &job, &[Device::flex()], &config.dims(), build)?;
     let element = match settings.dtype {
@@ -155,5 +180,31 @@ pub(super) fn initial<M: CausalLm>(config: &M::Config, settings: &Settings) -> R
         element.encode(&tensor.data, &mut bytes);
         HostTensor { data: element.decode(&bytes), ..tensor }
     };
-    Ok(assemble(&one[0].parameters)?.into_iter().map(|(name, tensor)| (name, round(tensor))).collect())
+    let spread = |(name, tensor): (String, HostTensor)| {
+        // B starts at zero, and A has no gradient then.
+        let is_b = name.ends_with("lora_B.weight");
+        let value = |index: usize| Init::Normal { std: 0.05 }.value(settings.seed, &name, index as u64);
+        let data = if is_b { (0..tensor.data.len()).map(value).collect() } else { tensor.data };
+        (name, round(HostTensor { data, ..tensor }))
+    };
+    Ok(assemble(&one[0].parameters)?.into_iter().map(spread).collect())
+}
+
+/// Which layers have adapters, if there are any.
+fn plan<M: CausalLm>(config: &M::Config, settings: &Settings) -> Result<Option<Arc<LoraPlan>>, TraceError> {
+    let plan = settings.lora.map(|kind| kind.config().plan(&config.hf_names())).transpose()?;
+    Ok(plan.map(Arc::new))
+}
+
+/// A stage, with adapters where there are any.
+fn adapted<M: CausalLm>(
+    config: &M::Config,
+    params: ParamBuilder,
+    lora: &Option<Arc<LoraPlan>>,
+    source: Option<&Tensors>,
+) -> Result<M, BoxError> {
+    let Some(plan) = lora else { return Ok(M::build(config, params)?) };
+    let model = M::build(config, params.with_lora(plan, source.map(|source| source as &dyn WeightSource)))?;
+    plan.check(model.registry())?;
+    Ok(model)
 }

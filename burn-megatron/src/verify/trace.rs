@@ -9,6 +9,7 @@ use backend_dist::shard::{HostTensor, ParamSpec, Registry, RegistryError, Sectio
 use burn::tensor::Device;
 use models::layers::moe::RoutingReplay;
 use models::layout::ModelDims;
+use models::lora::LoraError;
 use models::{CausalLm, Part};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -71,6 +72,9 @@ pub enum TraceError {
     /// A rank failed.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// The model cannot have adapters.
+    #[error("--lora: {0}")]
+    Lora(#[from] LoraError),
     /// The reference does not hold whole tensors.
     #[error(transparent)]
     Registry(#[from] RegistryError),

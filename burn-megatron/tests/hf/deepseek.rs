@@ -26,6 +26,7 @@ fn forward_is_transformers() {
             dtype: FloatDType::F64,
             exact: false,
             gradients: true,
+            adapter: None,
         };
         let output = forward(folder.config(), &folder, &input, &settings).unwrap();
         let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());

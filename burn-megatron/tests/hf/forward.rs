@@ -9,7 +9,7 @@ use crate::files::{MODELS, Tensors, golden, read};
 
 fn settings(layout: &str, dtype: FloatDType) -> Settings {
     let layout: ParallelLayout = layout.parse().unwrap();
-    Settings { layout, devices: vec![Device::flex()], dtype, exact: false, gradients: false }
+    Settings { layout, devices: vec![Device::flex()], dtype, exact: false, gradients: false, adapter: None }
 }
 
 fn run(model: &str, input: &Input, settings: &Settings) -> Result<Output, ForwardError> {

@@ -8,12 +8,13 @@ use backend_dist::ops::conjugate::{
     reduce_scatter_to_sequence_parallel,
 };
 use backend_dist::ops::fp8::Fp8Linear;
-use backend_dist::ops::{InputCollective, LinearOptions, OutputCollective, Prologue, Residual, linear_with};
+use backend_dist::ops::{InputCollective, LinearOptions, OutputCollective, Prologue, Residual, add_bias, linear_with};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::norm::Norm;
+use crate::lora::{ColumnAdapters, RowAdapter, apply};
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::recompute;
 
@@ -43,6 +44,7 @@ pub struct Output<'a> {
 pub struct ColumnParallelLinear {
     weight: Param<Tensor<2>>,
     bias: Option<Param<Tensor<1>>>,
+    adapters: Option<ColumnAdapters>,
     #[module(skip)]
     parallel: TensorParallel,
     #[module(skip)]
@@ -73,23 +75,49 @@ impl ColumnParallelLinear {
             (Section::split(name, &[output.features], 0, output.parts, at), Init::ZEROS)
         });
         let bias = if config.bias { Some(params.sections(biases.collect())?) } else { None };
+        let of_adapters: Vec<_> = outputs.iter().map(|output| (output.name, output.features, output.parts)).collect();
+        let adapters = ColumnAdapters::new(params, inputs, &of_adapters, &weight)?;
         let recompute_norm = params.recompute().selects(recompute::Module::Norms);
         let fp8 = outputs.first().and_then(|output| params.fp8_linear(output.name));
-        Ok(Self { weight, bias, parallel: params.parallel().clone(), recompute_norm, fp8 })
+        Ok(Self { weight, bias, adapters, parallel: params.parallel().clone(), recompute_norm, fp8 })
     }
 
     /// The rank's outputs for the whole sequence of `norm(x)`.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
+        if let Some(adapters) = &self.adapters {
+            return self.adapted(norm.of_residual(x.into()), adapters);
+        }
         let (x, prologue) = norm.in_front_of_linear(x.into());
         self.after(x, prologue)
     }
 
     /// The rank's outputs for the whole sequence of `prologue(x)`.
     pub(super) fn after(&self, x: impl Into<Residual>, prologue: Prologue) -> Tensor<3> {
+        if let Some(adapters) = &self.adapters {
+            return self.adapted(apply(prologue, x.into().value()), adapters);
+        }
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
         let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
         let options = LinearOptions { entry, recompute, overlap, fp8, ..Default::default() };
         x.into().linear(prologue, self.weight.val(), bias, options)
+    }
+}
+
+impl ColumnParallelLinear {
+    /// The outputs with the adapters' for the layer's own input `x`, which two GEMMs read.
+    fn adapted(&self, x: Tensor<3>, adapters: &ColumnAdapters) -> Tensor<3> {
+        let (entry, overlap, fp8) = (entry(&self.parallel), self.parallel.overlap, self.fp8.clone());
+        let options = LinearOptions { entry, overlap, fp8, ..Default::default() };
+        let base = linear_with(x.clone(), Prologue::None, self.weight.val(), None, options);
+        with_bias(adapters.add(base, x, self.weight.val()), self.bias.as_ref())
+    }
+}
+
+/// Added after the adapters: DoRA scales what is without it.
+fn with_bias(y: Tensor<3>, bias: Option<&Param<Tensor<1>>>) -> Tensor<3> {
+    match bias {
+        Some(bias) => add_bias(y, bias.val()),
+        None => y,
     }
 }
 
@@ -99,6 +127,7 @@ impl ColumnParallelLinear {
 pub struct RowParallelLinear {
     weight: Param<Tensor<2>>,
     bias: Option<Param<Tensor<1>>>,
+    adapter: Option<RowAdapter>,
     #[module(skip)]
     parallel: TensorParallel,
     #[module(skip)]
@@ -124,7 +153,8 @@ impl RowParallelLinear {
             true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
             false => None,
         };
-        Ok(Self { weight, bias, parallel: params.parallel().clone(), fp8: params.fp8_linear(name) })
+        let adapter = RowAdapter::new(params, name, [inputs, outputs], &weight)?;
+        Ok(Self { weight, bias, adapter, parallel: params.parallel().clone(), fp8: params.fp8_linear(name) })
     }
 
     /// The sum over the ranks, whole or this rank's part of the sequence, for the input `prologue(x)`, which
@@ -132,6 +162,12 @@ impl RowParallelLinear {
     pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
         let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
+        if let Some(adapter) = &self.adapter {
+            let x = apply(prologue, x);
+            let options = LinearOptions { exit, overlap, fp8, ..Default::default() };
+            let base = linear_with(x.clone(), Prologue::None, self.weight.val(), None, options);
+            return with_bias(adapter.add(base, x, self.weight.val()), self.bias.as_ref());
+        }
         let options = LinearOptions { exit, recompute, overlap, fp8, ..Default::default() };
         linear_with(x, prologue, self.weight.val(), bias, options)
     }
@@ -151,7 +187,7 @@ fn exit(parallel: &TensorParallel) -> OutputCollective {
 
 /// Hands activations to a computation that each rank does for its own outputs: all of the sequence, and backward sums
 /// the ranks' gradients.
-pub(super) fn enter_tensor_parallel(x: Tensor<3>, parallel: &TensorParallel) -> Tensor<3> {
+pub(crate) fn enter_tensor_parallel(x: Tensor<3>, parallel: &TensorParallel) -> Tensor<3> {
     match parallel.sequence {
         true => gather_from_sequence_parallel(x, &parallel.group),
         false => copy_to_tensor_parallel(x, &parallel.group),
@@ -159,7 +195,7 @@ pub(super) fn enter_tensor_parallel(x: Tensor<3>, parallel: &TensorParallel) -> 
 }
 
 /// Sums the ranks' summands: all of the sequence on every rank, or each rank's part of it.
-pub(super) fn leave_tensor_parallel(x: Partial<3>, parallel: &TensorParallel) -> Tensor<3> {
+pub(crate) fn leave_tensor_parallel(x: Partial<3>, parallel: &TensorParallel) -> Tensor<3> {
     match parallel.sequence {
         true => reduce_scatter_to_sequence_parallel(x, &parallel.group),
         false => reduce_from_tensor_parallel(x, &parallel.group),

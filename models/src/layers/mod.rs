@@ -30,6 +30,7 @@ pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard}
 pub use feed_forward::FeedForward;
 pub use frequencies::{LinearScaling, Llama3Scaling, RopeConfig, RopeScaling};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+pub(crate) use linear::{enter_tensor_parallel, leave_tensor_parallel};
 pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::config::ConfigError;
 use crate::layout::ModelLayoutError;
+use crate::lora::LoraError;
 
 /// Why a model cannot be built.
 #[derive(Debug, Error)]
@@ -22,6 +23,9 @@ pub enum BuildError {
     /// Two parameters have the same name.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// A layer cannot have the adapter that it should have.
+    #[error(transparent)]
+    Lora(#[from] LoraError),
     /// A weight could not be read from its source.
     #[error("weight `{name}`: {source}")]
     Weight {

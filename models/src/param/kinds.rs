@@ -47,7 +47,7 @@ impl ParamBuilder<'_> {
     ) -> Result<Param<Tensor<D>>, BuildError> {
         let dtype = if self.dtype == FloatDType::F64 { FloatDType::F64 } else { FloatDType::F32 };
         let section = Section::replicated(name, &shape, self.place());
-        let values = self.values(&section, init, dtype)?;
+        let values = self.values(&section, init, dtype, self.source)?;
         let spec = ParamSpec { unit: self.unit, trained: false, ..ParamSpec::new(vec![section], false) };
         let values = if self.device.is_autodiff() { Tensor::from_inner(values) } else { values };
         let param = Param::initialized(ParamId::from(spec.id), values.reshape(shape).set_require_grad(false));
@@ -115,14 +115,30 @@ impl ParamBuilder<'_> {
     ) -> Result<Param<Tensor<D>>, BuildError> {
         let parts = sections
             .iter()
-            .map(|(section, init)| self.values(section, *init, self.dtype))
+            .map(|(section, init)| self.values(section, *init, self.dtype, self.source))
             .collect::<Result<Vec<_>, _>>()?;
-        let spec = ParamSpec::new(sections.into_iter().map(|(section, _)| section).collect(), partial_gradient);
-        let spec = ParamSpec { unit: self.unit, ..spec };
+        let sections = sections.into_iter().map(|(section, _)| section).collect();
+        self.assemble(sections, parts, partial_gradient, self.has_adapters())
+    }
+
+    /// A parameter of the values of its sections, each in one dimension.
+    pub(super) fn assemble<const D: usize>(
+        &mut self,
+        sections: Vec<Section>,
+        parts: Vec<Tensor<1>>,
+        partial_gradient: bool,
+        frozen: bool,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let spec = ParamSpec::new(sections, partial_gradient);
+        let spec = ParamSpec { unit: self.unit, trained: !frozen, frozen, ..spec };
         let shape: [usize; D] = spec.local_shape().try_into().expect("a parameter has the dimensions of its sections");
         let flat = if parts.len() == 1 { parts.into_iter().next() } else { Some(Tensor::cat(parts, 0)) };
         let tensor: Tensor<D> = flat.expect("a parameter has a section").reshape(shape);
-        let tensor = if self.device.is_autodiff() { Tensor::from_inner(tensor).require_grad() } else { tensor };
+        let tensor = match (self.device.is_autodiff(), frozen) {
+            (false, _) => tensor.set_require_grad(false),
+            (true, true) => Tensor::from_inner(tensor).set_require_grad(false),
+            (true, false) => Tensor::from_inner(tensor).require_grad(),
+        };
         let param = Param::initialized(ParamId::from(spec.id), tensor);
         self.registry.register(spec)?;
         Ok(param)

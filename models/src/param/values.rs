@@ -9,15 +9,21 @@ use backend_dist::random;
 use backend_dist::shard::{Init, Section};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
-use super::{BuildError, ParamBuilder};
+use super::{BuildError, ParamBuilder, WeightSource};
 
 /// Elements of a section that are worth sharing the work of drawing them.
 const SHARED: usize = 1 << 20;
 
 impl ParamBuilder<'_> {
-    /// The slice's values in one dimension, without autodiff.
-    pub(super) fn values(&self, section: &Section, init: Init, dtype: FloatDType) -> Result<Tensor<1>, BuildError> {
-        let Some(source) = self.source else { return Ok(self.drawn(section, init, dtype)) };
+    /// The slice's values in one dimension, without autodiff: those of `source`, or random ones.
+    pub(super) fn values(
+        &self,
+        section: &Section,
+        init: Init,
+        dtype: FloatDType,
+        source: Option<&dyn WeightSource>,
+    ) -> Result<Tensor<1>, BuildError> {
+        let Some(source) = source else { return Ok(self.drawn(section, init, dtype)) };
         let read = source.read(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
         Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()]), dtype))

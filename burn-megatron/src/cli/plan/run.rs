@@ -1,6 +1,6 @@
 //! Planning a run.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use backend_dist::mesh::ParallelLayout;
 use models::ModelConfig;
 
@@ -16,6 +16,12 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let mut overrides = args.overrides.clone().with_layout(&args.layout);
     overrides.0.extend(args.stages.overrides(&args.pipeline));
     let config = RunConfig::load(args.config.as_deref(), &overrides.0)?;
+    if let Some(rank) = config.lora.rank {
+        bail!(
+            "lora.rank = {rank}: memory and time of a run that trains adapters only cannot be predicted yet; nearest legal: \
+             --lora.rank none, which needs more of both"
+        );
+    }
     let job = config.job()?.on_gpus();
     let (hardware, name) = args.machine.hardware(job.element)?;
     let plan = plan::Plan::new(plan::Job { documents: args.machine.documents, ..job }, &hardware)?;

@@ -5,6 +5,8 @@ use clap::ValueEnum;
 use models::layers::BalanceOver;
 use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
 
+use crate::verify::LoraKind;
+
 /// The model families that can be verified.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Family {
@@ -45,6 +47,27 @@ pub enum Format {
     E4m3,
     /// e4m3, and e5m2 for gradients of outputs
     Hybrid,
+}
+
+/// Kinds of adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Adapters {
+    /// Scale alpha / r
+    Lora,
+    /// Scale alpha / √r
+    Rslora,
+    /// Magnitude and direction apart
+    Dora,
+}
+
+impl Adapters {
+    pub fn of(self) -> LoraKind {
+        match self {
+            Self::Lora => LoraKind::Lora,
+            Self::Rslora => LoraKind::Rslora,
+            Self::Dora => LoraKind::Dora,
+        }
+    }
 }
 
 impl Format {

@@ -42,11 +42,14 @@ pub(in crate::engine) enum Output {
 }
 
 impl Output {
-    /// The value without its graph, and the graph.
-    pub(super) fn split(self) -> (Output, Tape) {
+    /// The value without its graph, and the graph; `None` where nothing has a gradient, as with a frozen embedding.
+    pub(super) fn split(self) -> (Output, Option<Tape>) {
+        fn tape<const D: usize>(x: Tensor<D>) -> Option<Tape> {
+            x.is_tracked().then(|| Tape::of(x))
+        }
         match self {
-            Output::Activation(x) => (Output::Activation(x.clone().inner()), Tape::of(x)),
-            Output::Losses(x) => (Output::Losses(x.clone().inner()), Tape::of(x)),
+            Output::Activation(x) => (Output::Activation(x.clone().inner()), tape(x)),
+            Output::Losses(x) => (Output::Losses(x.clone().inner()), tape(x)),
         }
     }
 }

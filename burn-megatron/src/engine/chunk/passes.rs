@@ -22,7 +22,7 @@ impl<M: CausalLm> Chunk<M> {
                 true => {
                     let leaf = x.take().map(leaf);
                     let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, true).split();
-                    kept.push(SavedSegment { input: leaf, tape: Some(tape), attention: None });
+                    kept.push(SavedSegment { input: leaf, tape, attention: None });
                     value
                 }
                 false => {
@@ -62,6 +62,11 @@ impl<M: CausalLm> Chunk<M> {
         let mut kept = self.live.remove(&pass.index.1).expect("a forward pass comes before the backward pass");
         let (mut dy, mut late) = (grad, Vec::new());
         for index in (0..self.steps.len()).rev() {
+            if self.steps[index].is_constant {
+                kept.pop();
+                dy = None;
+                continue;
+            }
             self.gather(index, pass);
             self.prefetch(index, index.wrapping_sub(1), pass);
             let (leaf, tape) = match kept.pop().expect("one entry per segment") {
@@ -76,6 +81,7 @@ impl<M: CausalLm> Chunk<M> {
                         None => run(),
                     }
                     .split();
+                    let tape = tape.expect("a segment that is not constant has a gradient");
                     pass.recorder.end(mark, SpanKind::Recompute, Some(pass.index.0), Some(pass.index.1));
                     (leaf, tape)
                 }

@@ -88,7 +88,8 @@ impl<M: CausalLm> RankEngine<M> {
         })?;
         let elements = |grid: GridKind| {
             let specs = chunks.iter().flat_map(|chunk| chunk.model().registry().iter());
-            let sections = specs.filter(|spec| spec.unit.grid() == grid).flat_map(|spec| &spec.sections);
+            let sections =
+                specs.filter(|spec| spec.unit.grid() == grid && !spec.frozen).flat_map(|spec| &spec.sections);
             let once = sections.filter(|section| section.copy < section.copies);
             once.map(|section| section.global_shape.iter().product::<usize>()).sum::<usize>()
         };

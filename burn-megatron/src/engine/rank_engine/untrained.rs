@@ -12,11 +12,16 @@ use safetensors::Dtype;
 use std::collections::HashMap;
 
 impl<M: CausalLm> RankEngine<M> {
-    /// The state that this rank holds.
+    /// The state that this rank holds, and its frozen weights.
     pub(super) fn untrained(&self) -> Vec<(ParamSpec, Vec<f64>)> {
+        self.untrained_where(|_| true)
+    }
+
+    fn untrained_where(&self, which: impl Fn(&ParamSpec) -> bool) -> Vec<(ParamSpec, Vec<f64>)> {
         let mut all = Vec::new();
         for chunk in &self.chunks {
-            let specs: Vec<&ParamSpec> = chunk.model().registry().iter().filter(|spec| !spec.trained).collect();
+            let registry = chunk.model().registry().iter();
+            let specs: Vec<&ParamSpec> = registry.filter(|spec| !spec.trained && which(spec)).collect();
             if specs.is_empty() {
                 continue;
             }
@@ -45,8 +50,8 @@ impl<M: CausalLm> RankEngine<M> {
                 data: values.into_iter().flat_map(bytes).collect(),
             }
         };
-        let writes = |spec: &ParamSpec| self.dp_ranks.rank() == 0 && spec.sections[0].is_owned();
-        self.untrained().into_iter().filter(|(spec, _)| writes(spec)).map(slice).collect()
+        let writes = |spec: &ParamSpec| !spec.frozen && self.dp_ranks.rank() == 0 && spec.sections[0].is_owned();
+        self.untrained_where(writes).into_iter().map(slice).collect()
     }
 
     /// The state in a checkpoint, by parameter id.
@@ -54,7 +59,8 @@ impl<M: CausalLm> RankEngine<M> {
     /// # Errors
     /// If it is missing or has another shape.
     pub(super) fn read_untrained(&self, checkpoint: &Checkpoint) -> Result<HashMap<u64, Vec<f64>>, CheckpointError> {
-        let specs = self.chunks.iter().flat_map(|chunk| chunk.model().registry().iter()).filter(|spec| !spec.trained);
+        let all = self.chunks.iter().flat_map(|chunk| chunk.model().registry().iter());
+        let specs = all.filter(|spec| !spec.trained && !spec.frozen);
         let read = |spec: &ParamSpec| {
             let section = &spec.sections[0];
             let values = checkpoint.read_f64(Kind::Weight, &section.name, &section.global_shape, &section.ranges())?;
@@ -72,7 +78,7 @@ impl<M: CausalLm> RankEngine<M> {
 
     /// Adds to the elements of one parameter.
     pub(super) fn add_to_untrained(&mut self, param: u64, step: &[f64]) {
-        let old = self.untrained().into_iter().find(|(spec, _)| spec.id == param);
+        let old = self.untrained_where(|spec| spec.id == param).pop();
         let (_, mut values) = old.expect("a router's bias is a state of the model");
         values.iter_mut().zip(step).for_each(|(value, step)| *value += step);
         self.set_untrained(&HashMap::from([(param, values)]));

@@ -1,0 +1,92 @@
+//! `[chat]` and `[lora]`: conversations as training data, and adapters in place of the weights.
+
+use std::path::PathBuf;
+
+use models::lora::LoraError;
+use models::{FamilyConfig, LoraConfig, LoraPlan, ModelConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::data::chat::{ChatLoss, ChatSet, TooLong};
+
+/// `[chat]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ChatSection {
+    /// Files of conversations to train on; empty where a run trains on other data.
+    pub train: Vec<PathBuf>,
+    /// Files of conversations to evaluate on.
+    pub validation: Vec<PathBuf>,
+    /// A chat template in place of the tokenizer's own.
+    pub template: Option<PathBuf>,
+    /// Tokens in the loss.
+    pub loss: ChatLoss,
+    /// Whether samples share sequences.
+    pub packing: Packing,
+    /// What happens to samples that are longer than a sequence.
+    pub too_long: TooLong,
+    /// Leave out rows that cannot be used.
+    pub skip_bad_rows: bool,
+}
+
+/// Whether samples share sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packing {
+    /// Several samples in a sequence.
+    #[default]
+    BestFit,
+    /// One sample in a sequence.
+    None,
+}
+
+impl ChatSection {
+    /// Whether the run trains on conversations.
+    pub fn is_used(&self) -> bool {
+        !self.train.is_empty()
+    }
+
+    /// How `files` become sequences.
+    pub fn set(&self, files: &[PathBuf]) -> ChatSet {
+        ChatSet {
+            files: files.to_vec(),
+            loss: self.loss,
+            packing: self.packing == Packing::BestFit,
+            too_long: self.too_long,
+            skip_bad_rows: self.skip_bad_rows,
+        }
+    }
+}
+
+/// `[lora]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LoraSection {
+    /// Rank; without it there are no adapters.
+    pub rank: Option<usize>,
+    /// Numerator of the scale.
+    pub alpha: f64,
+    /// Names of modules, or `all-linear`.
+    pub target_modules: Vec<String>,
+    /// rsLoRA.
+    pub rslora: bool,
+    /// DoRA.
+    pub dora: bool,
+    /// An adapter to start from.
+    pub adapter: Option<PathBuf>,
+}
+
+impl LoraSection {
+    /// The adapters, if there are any.
+    pub fn config(&self) -> Option<LoraConfig> {
+        let Self { alpha, rslora, dora, .. } = *self;
+        self.rank.map(|rank| LoraConfig { rank, alpha, target_modules: self.target_modules.clone(), rslora, dora })
+    }
+
+    /// The adapters of a model, if there are any.
+    ///
+    /// # Errors
+    /// If the model cannot have them.
+    pub fn plan(&self, model: &FamilyConfig) -> Result<Option<LoraPlan>, LoraError> {
+        self.config().map(|config| config.plan(&model.hf_names())).transpose()
+    }
+}

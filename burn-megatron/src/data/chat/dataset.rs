@@ -1,0 +1,240 @@
+//! Conversations as sequences to train on.
+
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+use super::encode::ChatTokenizer;
+use super::error::ChatError;
+use super::learned::{ChatLoss, Fit, Tokens, TooLong, learned};
+use super::pack::pack;
+use super::preprocess::{Skipped, encode_all};
+use crate::data::numpy::RandomState;
+use crate::data::{Sample, SampleError, TokenDataset};
+
+/// How files of conversations become sequences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatSet {
+    /// Files of rows, in order.
+    pub files: Vec<PathBuf>,
+    /// Which tokens are learned.
+    pub loss: ChatLoss,
+    /// Whether several samples share a sequence.
+    pub packing: bool,
+    /// What happens to samples that are longer than a sequence.
+    pub too_long: TooLong,
+    /// Whether rows that cannot be used are left out and counted.
+    pub skip_bad_rows: bool,
+}
+
+/// What became of the rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChatReport {
+    /// Samples that are there.
+    pub samples: usize,
+    /// Rows that cannot be used.
+    pub skipped: Skipped,
+    /// Samples whose end was left out.
+    pub truncated: usize,
+    /// Samples that were left out because they are longer than a sequence, also where nothing to learn would remain.
+    pub dropped: usize,
+    /// Tokens that are learned.
+    pub learned: usize,
+}
+
+/// Sequences of conversations. Those that share a sequence are documents of it.
+#[derive(Clone, Debug)]
+pub struct ChatDataset {
+    seq_length: usize,
+    samples: Vec<Tokens>,
+    /// Samples of each sequence.
+    sequences: Vec<Vec<usize>>,
+    /// Which sequence is read at each index.
+    order: Vec<u32>,
+    content: String,
+}
+
+impl ChatDataset {
+    /// Reads, encodes and packs all rows into sequences of `seq_length` predictions, in the order of the packing.
+    ///
+    /// # Errors
+    /// See [`ChatError`].
+    pub fn open(tokenizer: &ChatTokenizer, set: &ChatSet, seq_length: usize) -> Result<(Self, ChatReport), ChatError> {
+        let (mut samples, mut report, mut hash) = (Vec::new(), ChatReport::default(), Sha256::new());
+        report.skipped = encode_all(tokenizer, &set.files, set.skip_bad_rows, |row, sample| {
+            let tokens = sample.ids.len();
+            match learned(sample, set.loss).fit(seq_length, set.too_long) {
+                Fit::Whole(sample) => samples.push(sample),
+                Fit::Truncated(sample) => {
+                    report.truncated += 1;
+                    samples.push(sample);
+                }
+                Fit::Dropped => report.dropped += 1,
+                Fit::Nothing => return Err(row.refused("the sample has no token to predict".into())),
+                Fit::Refused => {
+                    return Err(row.refused(format!(
+                        "the sample has {tokens} tokens, which predict {}, but training.seq-length = {seq_length}; nearest legal: \
+                         training.seq-length = {}, or chat.too-long = truncate or drop",
+                        tokens - 1,
+                        tokens - 1
+                    )));
+                }
+            }
+            Ok(())
+        })?;
+        if samples.is_empty() {
+            let files: Vec<String> = set.files.iter().map(|file| file.display().to_string()).collect();
+            let why = report.skipped.first.as_ref().map_or(String::new(), |first| format!("; the first: {first}"));
+            return Err(ChatError::Nothing {
+                what: format!(
+                    "no sample of {} can be used: {} rows are bad, {} samples too long{why}",
+                    files.join(", "),
+                    report.skipped.rows,
+                    report.dropped
+                ),
+            });
+        }
+        for Tokens { ids, learned } in &samples {
+            hash.update((ids.len() as u64).to_le_bytes());
+            ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
+            hash.update(Vec::from_iter(learned.iter().map(|counts| u8::from(*counts))));
+        }
+        let content: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let lengths: Vec<usize> = samples.iter().map(Tokens::len).collect();
+        let sequences =
+            if set.packing { pack(&lengths, seq_length) } else { (0..samples.len()).map(|i| vec![i]).collect() };
+        report.samples = samples.len();
+        report.learned =
+            samples.iter().map(|sample| sample.learned[1..].iter().filter(|counts| **counts).count()).sum();
+        let order = (0..sequences.len() as u32).collect();
+        Ok((Self { seq_length, samples, sequences, order, content }, report))
+    }
+
+    /// `samples` sequences: epochs, each in an order of its own that follows from the seed.
+    pub fn shuffled(mut self, samples: usize, seed: u32) -> Self {
+        let mut random = RandomState::new(seed);
+        let mut order = Vec::with_capacity(samples);
+        while order.len() < samples {
+            let mut epoch: Vec<u32> = (0..self.sequences.len() as u32).collect();
+            random.shuffle(&mut epoch);
+            order.extend(epoch);
+        }
+        order.truncate(samples);
+        self.order = order;
+        self
+    }
+
+    /// At most the first `samples` sequences.
+    pub fn first(mut self, samples: usize) -> Self {
+        self.order.truncate(samples);
+        self
+    }
+
+    /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others.
+    ///
+    /// # Errors
+    /// If there is only one sequence.
+    pub fn split(self, share: f64, seed: u32) -> Result<[Self; 2], ChatError> {
+        let count = self.sequences.len();
+        if count < 2 {
+            let what = format!(
+                "{count} sequence of chat data cannot be divided into training and validation; name chat.validation, or set evaluation.batches = 0"
+            );
+            return Err(ChatError::Nothing { what });
+        }
+        let mut all = self.sequences.clone();
+        RandomState::new(seed).shuffle(&mut all);
+        let held = ((count as f64 * share).round() as usize).clamp(1, count - 1);
+        let rest = all.split_off(count - held);
+        let part = |sequences: Vec<Vec<usize>>| {
+            let order = (0..sequences.len() as u32).collect();
+            Self { sequences, order, ..self.clone() }
+        };
+        Ok([part(all), part(rest)])
+    }
+
+    /// Sequences of an epoch.
+    pub fn sequences(&self) -> usize {
+        self.sequences.len()
+    }
+
+    /// The share of positions that hold no sample.
+    pub fn padding(&self) -> f64 {
+        let filled: usize = self.sequences.iter().flatten().map(|&sample| self.samples[sample].len()).sum();
+        1.0 - filled as f64 / (self.sequences.len() * self.seq_length) as f64
+    }
+}
+
+impl TokenDataset for ChatDataset {
+    fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    fn seq_length(&self) -> usize {
+        self.seq_length
+    }
+
+    /// Its samples one after the other, each a document, then padding that does not count.
+    fn sample(&self, index: usize) -> Sample {
+        let length = self.seq_length;
+        let (mut tokens, mut labels) = (Vec::with_capacity(length), Vec::with_capacity(length));
+        let (mut mask, mut documents) = (Vec::with_capacity(length), Vec::new());
+        for &sample in &self.sequences[self.order[index] as usize] {
+            let Tokens { ids, learned } = &self.samples[sample];
+            documents.push(tokens.len());
+            tokens.extend(ids[..ids.len() - 1].iter().map(|id| i64::from(*id)));
+            labels.extend(ids[1..].iter().map(|id| i64::from(*id)));
+            mask.extend(&learned[1..]);
+        }
+        tokens.resize(length, 0);
+        labels.resize(length, 0);
+        mask.resize(length, false);
+        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents) }
+    }
+
+    fn content(&self) -> Result<Option<String>, SampleError> {
+        Ok(Some(self.content.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::learned::tests::sample;
+    use super::*;
+
+    fn data(samples: Vec<Tokens>, seq_length: usize) -> ChatDataset {
+        let lengths: Vec<usize> = samples.iter().map(Tokens::len).collect();
+        let sequences = pack(&lengths, seq_length);
+        let order = (0..sequences.len() as u32).collect();
+        ChatDataset { seq_length, samples, sequences, order, content: String::new() }
+    }
+
+    #[test]
+    fn sequences_have_documents_labels_and_masks_of_their_samples() {
+        let samples = vec![sample(10..13, &[1..3]), sample(20..25, &[1..2, 3..5])];
+        let samples: Vec<Tokens> = samples.into_iter().map(|sample| learned(sample, ChatLoss::Assistant)).collect();
+        let sample = data(samples, 8).sample(0);
+        assert_eq!(sample.tokens, [20, 21, 22, 23, 10, 11, 0, 0]);
+        assert_eq!(sample.labels, [21, 22, 23, 24, 11, 12, 0, 0]);
+        assert_eq!(sample.loss_mask.unwrap(), [true, false, true, true, true, true, false, false]);
+        assert_eq!(sample.documents.unwrap(), [0, 4]);
+    }
+
+    #[test]
+    fn epochs_have_orders_of_their_own_and_validation_is_held_out() {
+        let samples = (0..8).map(|i| learned(sample(i..i + 4, &[1..4]), ChatLoss::All)).collect();
+        let data = data(samples, 3);
+        let firsts = |data: &ChatDataset| -> Vec<i64> { (0..data.len()).map(|i| data.sample(i).tokens[0]).collect() };
+        let two = firsts(&data.clone().shuffled(16, 1));
+        let (mut first, mut second) = (two[..8].to_vec(), two[8..].to_vec());
+        assert_ne!(first, second);
+        first.sort_unstable();
+        second.sort_unstable();
+        assert_eq!((first, second), ((0..8).collect(), (0..8).collect()));
+        assert_eq!(two, firsts(&data.clone().shuffled(16, 1)));
+        let [train, valid] = data.split(0.25, 3).unwrap();
+        let mut all = [firsts(&train), firsts(&valid)].concat();
+        all.sort_unstable();
+        assert_eq!((train.len(), valid.len(), all), (6, 2, (0..8).collect()));
+    }
+}

@@ -1,0 +1,164 @@
+//! A conversation to ids and masks.
+
+use std::ops::Range;
+use std::path::Path;
+
+use minijinja::value::Value;
+use tokenizers::Tokenizer;
+
+use super::error::ChatError;
+use super::folder::{Folder, Source};
+use super::jinja::{Rendered, Template};
+use super::row::{Conversation, get, text};
+use super::turns::by_prefixes;
+
+/// A tokenizer with its chat template.
+pub struct ChatTokenizer {
+    tokenizer: Tokenizer,
+    /// Without tools and with them.
+    templates: [Compiled; 2],
+}
+
+struct Compiled {
+    template: Template,
+    /// Special tokens by name.
+    variables: Vec<(String, Value)>,
+    /// Words such as `<|im_end|>` that it writes and that are no tokens.
+    missing: Vec<String>,
+}
+
+/// A conversation as tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatSample {
+    /// What the template made of it.
+    pub text: String,
+    /// Token ids of the text.
+    pub ids: Vec<u32>,
+    /// By token: an assistant wrote it, and it is to be learned.
+    pub mask: Vec<bool>,
+    /// The tokens of each assistant turn that is to be learned, ascending.
+    pub turns: Vec<Range<usize>>,
+}
+
+impl ChatTokenizer {
+    /// Reads a folder with a `tokenizer.json`, or names that file. Without `template` its own template is taken, from
+    /// `chat_template.jinja` or `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// If files cannot be read, there is no template, its syntax is wrong, or it writes special tokens that the folder
+    /// does not have.
+    pub fn open(path: &Path, template: Option<&Path>) -> Result<Self, ChatError> {
+        let folder = Folder::open(path, template)?;
+        let compile = |source: &Source| {
+            let template = source.compile()?;
+            let variables = folder.variables(&template, source)?;
+            let unknown = |word: &&String| folder.tokenizer.token_to_id(word).is_none();
+            let missing = template.special.iter().filter(unknown).cloned().collect();
+            Ok(Compiled { template, variables, missing })
+        };
+        let [plain, tools] = &folder.templates;
+        let templates = [compile(plain)?, compile(tools)?];
+        Ok(Self { tokenizer: folder.tokenizer, templates })
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Text, ids and masks of a conversation, as `apply_chat_template` of transformers gives them. A template without
+    /// generation blocks has turns where each adds to the text before it.
+    ///
+    /// # Errors
+    /// If the template fails, drops a message or its assistant turns, or writes special tokens that are none.
+    pub fn encode(&self, row: &Conversation) -> Result<ChatSample, String> {
+        let compiled = &self.templates[usize::from(row.tools.is_some())];
+        let render = |count: usize, prompted: bool| compiled.template.render(&context(compiled, row, count, prompted));
+        let all = row.messages.len();
+        let Rendered { text, assistant } = render(all, row.add_generation_prompt)
+            .map_err(|error| format!("messages: the chat template fails: {error}"))?;
+        if let Some(word) = compiled.missing.iter().find(|word| text.contains(*word)) {
+            return Err(format!(
+                "the chat template writes {word}, which is no token of the tokenizer; add it to added_tokens of tokenizer.json, or \
+                 give a template with --chat-template (chat.template) that fits the tokenizer"
+            ));
+        }
+        check_contents(&text, row)?;
+        let mut spans = match compiled.template.marks_assistant {
+            true => assistant,
+            false => {
+                let is_assistant = |index: &usize| {
+                    get(&row.messages[*index], "role").is_some_and(|role| role.as_str() == Some("assistant"))
+                };
+                let turns: Vec<usize> = (row.prompt..all).filter(is_assistant).collect();
+                by_prefixes(&text, &turns, |count, prompted| Ok(render(count, prompted)?.text))?
+            }
+        };
+        if row.prompt > 0 && compiled.template.marks_assistant {
+            let prompt =
+                render(row.prompt, true).map_err(|error| format!("prompt: the chat template fails: {error}"))?.text;
+            if !text.starts_with(&prompt) {
+                return Err("prompt: the chat template writes it in another way when a completion follows; write the row with `messages`".into());
+            }
+            spans.retain(|span| span.start >= prompt.len());
+        }
+        self.tokens(text, &spans)
+    }
+
+    /// Tokens of `text`; those of `spans` (bytes) are to be learned.
+    fn tokens(&self, text: String, spans: &[Range<usize>]) -> Result<ChatSample, String> {
+        let encoding =
+            self.tokenizer.encode(text.as_str(), false).map_err(|error| format!("the text has no tokens: {error}"))?;
+        let ids = encoding.get_ids().to_vec();
+        let offsets = encoding.get_offsets();
+        let at = |byte: usize| offsets.iter().position(|(start, end)| (*start..*end).contains(&byte));
+        let (mut mask, mut turns) = (vec![false; ids.len()], Vec::new());
+        for span in spans {
+            // As in transformers: a turn reaches from the token of its first character to that of its last.
+            let last = text[..span.end].char_indices().next_back().map_or(0, |(at, _)| at);
+            let Some(first) = at(span.start) else { break };
+            let end = at(last).map_or(ids.len(), |last| last + 1);
+            if first < end {
+                mask[first..end].fill(true);
+                turns.push(first..end);
+            }
+        }
+        if turns.is_empty() {
+            let what = "the chat template marks no token of an assistant; check its {% generation %} blocks";
+            return Err(what.into());
+        }
+        Ok(ChatSample { text, ids, mask, turns })
+    }
+}
+
+/// The variables of a template for the first `count` messages.
+fn context(compiled: &Compiled, row: &Conversation, count: usize, prompted: bool) -> Value {
+    let own = [
+        ("messages".to_string(), Value::from(row.messages[..count].to_vec())),
+        ("tools".into(), row.tools.clone().unwrap_or_else(|| Value::from(()))),
+        ("documents".into(), Value::from(())),
+        ("add_generation_prompt".into(), Value::from(prompted)),
+    ];
+    let special = compiled.variables.iter().cloned();
+    special.chain(own).chain(row.variables.iter().cloned()).collect()
+}
+
+/// What a user or a system said must be in the text: a template may drop roles that it does not know.
+fn check_contents(rendered: &str, row: &Conversation) -> Result<(), String> {
+    for (index, message) in row.messages.iter().enumerate() {
+        let role = text(message, "role").unwrap_or_default();
+        let Some(content) = get(message, "content") else { continue };
+        let Some(content) = content.as_str() else { continue };
+        // What the last line says is there in any case; JSON writes other quotes and newlines.
+        let says = |line: &&str| line.len() > 1 && !line.contains(['"', '\\']);
+        let line = content.lines().map(str::trim).rev().find(says);
+        if let Some(line) = line.filter(|line| role != "assistant" && !rendered.contains(line)) {
+            let start: String = line.chars().take(40).collect();
+            return Err(format!(
+                "messages[{index}]: the chat template drops this message with the role `{role}` (`{start}`); use a role that it knows, \
+                 or another template"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! Adapters as peft stores them: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use backend_dist::launch::BoxError;
+use backend_dist::shard::HostTensor;
+use models::lora::{ALL_LINEAR, Adapter, LoraConfig, LoraPlan};
+use models::{FamilyConfig, ModelConfig, WeightSource};
+use safetensors::tensor::TensorView;
+use safetensors::{SafeTensors, serialize_to_file};
+use serde_json::{Value, json};
+
+use super::error::HfFolderError;
+use super::folder::HfFolder;
+use super::writer::TensorReader;
+use crate::checkpoint::Checkpoint;
+use crate::element::Element;
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapter_model.safetensors";
+/// What peft puts before a module's name in files.
+const PREFIX: &str = "base_model.model.";
+
+/// Keys of `adapter_config.json` that must not say anything, with what they would do.
+const UNSUPPORTED: [(&str, &str); 14] = [
+    ("rank_pattern", "ranks of their own"),
+    ("alpha_pattern", "scales of their own"),
+    ("modules_to_save", "whole modules that are trained"),
+    ("exclude_modules", "exceptions from target_modules"),
+    ("layers_to_transform", "a choice of layers"),
+    ("layer_replication", "repeated layers"),
+    ("target_parameters", "adapters of parameters"),
+    ("trainable_token_indices", "trained tokens"),
+    ("fan_in_fan_out", "transposed weights"),
+    ("lora_bias", "biases of B"),
+    ("use_qalora", "QA-LoRA"),
+    ("use_bdlora", "BD-LoRA"),
+    ("alora_invocation_tokens", "activated LoRA"),
+    ("arrow_config", "Arrow"),
+];
+
+/// Reads an adapter of a model.
+///
+/// # Errors
+/// If a file is missing, a key says what is not supported, or the tensors are not those of an adapter of this model.
+pub fn read_adapter(folder: &Path, model: &FamilyConfig) -> Result<Adapter, HfFolderError> {
+    let path = folder.join(CONFIG);
+    let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
+    let json: Value =
+        serde_json::from_slice(&text).map_err(|source| HfFolderError::Json { path: path.clone(), source })?;
+    let config = config_of(&json).map_err(|what| HfFolderError::file(&path, what))?;
+    let plan = config.plan(&model.hf_names()).map_err(|error| {
+        HfFolderError::file(
+            &path,
+            format!("{error}; the adapter belongs to another model, name its base with --hf (model.hf)"),
+        )
+    })?;
+    let path = folder.join(TENSORS);
+    let bytes = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| HfFolderError::file(&path, error.to_string()))?;
+    let mut theirs = BTreeMap::new();
+    for (name, view) in file.tensors() {
+        let Some(element) = Element::of(view.dtype()) else {
+            let what = format!("has elements of type {:?}, weights can be F64, F32, BF16 or F16", view.dtype());
+            return Err(HfFolderError::tensor(&path, &name, what));
+        };
+        theirs.insert(name, HostTensor { shape: view.shape().to_vec(), data: element.decode(view.data()) });
+    }
+    let tensors = plan.names(PREFIX).import(&theirs).map_err(|error| {
+        HfFolderError::file(&path, format!("{error}; the adapter belongs to another model, or {CONFIG} is not its own"))
+    })?;
+    Ok(Adapter { plan: Arc::new(plan), tensors })
+}
+
+fn config_of(json: &Value) -> Result<LoraConfig, String> {
+    let says = |key: &str| match &json[key] {
+        Value::Null | Value::Bool(false) => false,
+        Value::Object(map) => !map.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        _ => true,
+    };
+    match json["peft_type"].as_str() {
+        Some("LORA") => {}
+        other => return Err(format!("peft_type = {} is not supported; legal: LORA", other.unwrap_or("none"))),
+    }
+    if let Some((key, what)) = UNSUPPORTED.iter().find(|(key, _)| says(key)) {
+        return Err(format!("{key} = {} ({what}) is not supported; legal: none", json[key]));
+    }
+    if let Some(bias) = json["bias"].as_str().filter(|bias| *bias != "none") {
+        return Err(format!("bias = {bias} is not supported; legal: none"));
+    }
+    let rank = json["r"].as_u64().ok_or("r is missing: the rank")? as usize;
+    let alpha = json["lora_alpha"].as_f64().ok_or("lora_alpha is missing: the numerator of the scale")?;
+    let target_modules = match &json["target_modules"] {
+        Value::String(word) if word == ALL_LINEAR => vec![word.clone()],
+        Value::String(word) => {
+            return Err(format!("target_modules = {word}: regular expressions are not supported; list the names"));
+        }
+        Value::Array(list) => list.iter().filter_map(|name| name.as_str().map(String::from)).collect(),
+        _ => return Err("target_modules is missing: the names of modules".into()),
+    };
+    let flag = |key: &str| json[key].as_bool().unwrap_or(false);
+    Ok(LoraConfig { rank, alpha, target_modules, rslora: flag("use_rslora"), dora: flag("use_dora") })
+}
+
+/// Writes an adapter in fp32 as `PeftModel.from_pretrained` reads it; `base` is the name or folder of the model.
+///
+/// # Errors
+/// If the folder has something in it, or cannot be written.
+pub fn write_adapter(folder: &Path, adapter: &Adapter, base: Option<&str>) -> Result<(), HfFolderError> {
+    let (plan, config) = (&adapter.plan, adapter.plan.config());
+    std::fs::create_dir_all(folder).map_err(HfFolderError::io("create", folder))?;
+    if std::fs::read_dir(folder).map_err(HfFolderError::io("list", folder))?.next().is_some() {
+        return Err(HfFolderError::file(folder, "is not empty; give a folder that does not exist yet"));
+    }
+    let theirs =
+        plan.names(PREFIX).export(&adapter.tensors).map_err(|error| HfFolderError::file(folder, error.to_string()))?;
+    let bytes = |tensor: &HostTensor| {
+        let mut bytes = Vec::with_capacity(tensor.data.len() * 4);
+        Element::F32.encode(&tensor.data, &mut bytes);
+        bytes
+    };
+    let encoded: Vec<(String, Vec<usize>, Vec<u8>)> =
+        theirs.into_iter().map(|(name, tensor)| (name, tensor.shape.clone(), bytes(&tensor))).collect();
+    let path = folder.join(TENSORS);
+    let refused = |error: safetensors::SafeTensorError| HfFolderError::file(&path, error.to_string());
+    let views: HashMap<&str, TensorView> = encoded
+        .iter()
+        .map(|(name, shape, bytes)| Ok((name.as_str(), TensorView::new(Element::F32.dtype(), shape.clone(), bytes)?)))
+        .collect::<Result<_, _>>()
+        .map_err(refused)?;
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    serialize_to_file(views, Some(metadata), &path).map_err(refused)?;
+    // peft has no word for our `all-linear` in files: it writes the names that it stands for.
+    let mut modules: Vec<&str> = plan.targets().map(|(_, theirs, _)| theirs).collect();
+    if !config.target_modules.iter().any(|target| target == ALL_LINEAR) {
+        modules = config.target_modules.iter().map(String::as_str).collect();
+    }
+    let alpha = if config.alpha.fract() == 0.0 { json!(config.alpha as i64) } else { json!(config.alpha) };
+    let json = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": true,
+        "r": config.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "target_modules": modules,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "init_lora_weights": true,
+        "modules_to_save": null,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "use_rslora": config.rslora,
+        "use_dora": config.dora,
+    });
+    let path = folder.join(CONFIG);
+    let text = serde_json::to_string_pretty(&json).expect("plain data") + "\n";
+    std::fs::write(&path, text).map_err(HfFolderError::io("write", &path))
+}
+
+/// The adapter that a checkpoint of `model` holds.
+///
+/// # Errors
+/// If a tensor cannot be read.
+pub fn adapter_of(checkpoint: &Checkpoint, plan: LoraPlan) -> Result<Adapter, HfFolderError> {
+    let weights = checkpoint.weights();
+    let read = |(name, foreign): (&str, &models::names::Foreign)| {
+        let shape = foreign.our_shape();
+        let whole: Vec<Range<usize>> = shape.iter().map(|size| 0..*size).collect();
+        let data = checkpoint.read_f64(weights, name, &shape, &whole)?;
+        Ok::<_, HfFolderError>((name.to_string(), HostTensor { shape, data }))
+    };
+    let names = plan.names("");
+    let tensors = names.iter().map(read).collect::<Result<_, _>>()?;
+    Ok(Adapter { plan: Arc::new(plan), tensors })
+}
+
+/// The weights of a folder with those of an adapter added.
+pub struct Merged<'a> {
+    /// The base model.
+    pub base: &'a HfFolder,
+    /// Its adapter.
+    pub adapter: &'a Adapter,
+    /// Type that weights with an adapter are rounded to once; `None` is the base's own.
+    pub element: Option<Element>,
+}
+
+impl Merged<'_> {
+    /// Our name of the layer, if its weight has this name and it has an adapter.
+    fn layer<'n>(&self, name: &'n str) -> Option<&'n str> {
+        name.strip_suffix(".weight").filter(|layer| self.adapter.plan.has(layer))
+    }
+}
+
+impl TensorReader for Merged<'_> {
+    fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError> {
+        let own = self.base.element(name, shape)?;
+        Ok(self.layer(name).and(self.element).unwrap_or(own))
+    }
+
+    fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
+        let Some(layer) = self.layer(name) else { return self.base.read_bytes(name, shape, ranges) };
+        let (rows, columns) = (ranges[0].clone(), ranges[1].clone());
+        let base = self.base.read(name, shape, &[rows.clone(), 0..shape[1]])?;
+        let part = |part: &str| -> Result<HostTensor, BoxError> {
+            let name = format!("{layer}.{part}");
+            Ok(self.adapter.tensors.get(&name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
+        };
+        let merged = self.adapter.plan.merge(rows, base, part)?;
+        let mut bytes = Vec::new();
+        let element = self.element(name, shape)?;
+        merged.chunks_exact(shape[1]).for_each(|row| element.encode(&row[columns.clone()], &mut bytes));
+        Ok(bytes)
+    }
+}

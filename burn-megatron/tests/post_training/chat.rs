@@ -1,0 +1,311 @@
+//! Conversations: ids and masks as transformers has them, the command, and training on them.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use burn_megatron::config::RunConfig;
+use burn_megatron::data::chat::{ChatSample, ChatTokenizer, parse_row};
+use burn_megatron::train::{Plan, RunData, TrainReport, train};
+use serde_json::{Value, json};
+
+use super::{fail, parse, succeed};
+
+fn golden() -> PathBuf {
+    super::golden("chat")
+}
+
+fn oracle() -> Vec<Value> {
+    let rows = fs::read_to_string(golden().join("rendered.jsonl")).unwrap();
+    rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect()
+}
+
+/// The golden template of this name, changed.
+fn template(folder: &Path, name: &str, change: impl Fn(&str) -> String) -> PathBuf {
+    let all: Value = serde_json::from_str(&fs::read_to_string(golden().join("templates.json")).unwrap()).unwrap();
+    let path = folder.join(format!("{name}.jinja"));
+    fs::write(&path, change(all[name].as_str().unwrap())).unwrap();
+    path
+}
+
+fn without_blocks(template: &str) -> String {
+    template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+}
+
+/// What we make of an oracle's row.
+fn encode(row: &Value, change: impl Fn(&str) -> String) -> ChatSample {
+    let folder = tempfile::tempdir().unwrap();
+    let template = template(folder.path(), row["template"].as_str().unwrap(), change);
+    let tokenizer = ChatTokenizer::open(&golden().join("tokenizer"), Some(&template)).unwrap();
+    tokenizer.encode(&parse_row(row.to_string().as_bytes()).unwrap()).unwrap_or_else(|error| panic!("{row}: {error}"))
+}
+
+fn masks(row: &Value) -> Vec<bool> {
+    row["assistant_masks"].as_array().unwrap().iter().map(|counts| *counts == 1).collect()
+}
+
+#[test]
+fn texts_ids_and_masks_are_those_of_transformers() {
+    let rows = oracle();
+    assert_eq!(rows.len(), 24);
+    // Keys keep their order only in the row's own text.
+    let texts = fs::read_to_string(golden().join("rendered.jsonl")).unwrap();
+    for (row, text) in rows.iter().zip(texts.lines()) {
+        let folder = tempfile::tempdir().unwrap();
+        let template = template(folder.path(), row["template"].as_str().unwrap(), str::to_string);
+        let tokenizer = ChatTokenizer::open(&golden().join("tokenizer"), Some(&template)).unwrap();
+        let sample = tokenizer.encode(&parse_row(text.as_bytes()).unwrap()).unwrap();
+        assert_eq!(sample.text, row["text"].as_str().unwrap());
+        assert_eq!(json!(sample.ids), row["input_ids"], "{}", sample.text);
+        assert_eq!(sample.mask, masks(row), "{}", sample.text);
+    }
+}
+
+#[test]
+fn without_generation_blocks_turns_are_what_each_message_adds() {
+    let (mut equal, mut more) = (0, 0);
+    for row in oracle().iter().filter(|row| row["template"] != "tools") {
+        let (sample, marked) = (encode(row, without_blocks), masks(row));
+        assert_eq!(json!(sample.ids), row["input_ids"]);
+        // Between turns, chatml and gemma write a newline after the block, which the difference has too.
+        let newline = sample.ids.last().copied();
+        for (token, (counts, marks)) in sample.mask.iter().zip(&marked).enumerate() {
+            assert!(counts == marks || *counts && Some(sample.ids[token]) == newline, "{} at {token}", sample.text);
+        }
+        if row["template"] == "llama3" {
+            assert_eq!(sample.mask, marked);
+            equal += 1;
+        }
+        more += usize::from(sample.mask != marked);
+    }
+    assert!(equal == 6 && more > 0, "{equal} {more}");
+}
+
+fn row(question: &str, answer: &str) -> String {
+    json!({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}).to_string()
+}
+
+#[test]
+fn the_command_writes_samples_of_plain_and_compressed_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let chatml = template(folder.path(), "chatml", str::to_string);
+    let lines = [row("Hi\n\nthere", "<think>\nhm\n</think>\n\nHello!"), row("2+2", "4")].join("\n");
+    fs::write(at("a.jsonl"), &lines).unwrap();
+    let mut gz =
+        flate2::write::GzEncoder::new(fs::File::create(at("a.jsonl.gz")).unwrap(), flate2::Compression::fast());
+    gz.write_all(lines.as_bytes()).unwrap();
+    gz.finish().unwrap();
+    let frame =
+        |text: &str| ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest);
+    let (first, second) = lines.split_once('\n').unwrap();
+    // Two frames, and one between them that is to be skipped.
+    let skipped = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
+    fs::write(at("a.jsonl.zst"), [frame(&format!("{first}\n")), skipped, frame(second)].concat()).unwrap();
+    let array: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    fs::write(at("a.json"), serde_json::to_string_pretty(&array).unwrap()).unwrap();
+
+    let tokenizer = golden().join("tokenizer");
+    let mut outputs = Vec::new();
+    for input in ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.json"] {
+        let command = format!(
+            "preprocess --chat --input {input} --tokenizer {} --chat-template {} --output out.jsonl",
+            tokenizer.display(),
+            chatml.display()
+        );
+        let said = succeed(folder.path(), &command);
+        assert!(said.contains("out.jsonl: 2 samples"), "{said}");
+        outputs.push(fs::read_to_string(at("out.jsonl")).unwrap());
+    }
+    assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]));
+    let sample: Value = serde_json::from_str(outputs[0].lines().next().unwrap()).unwrap();
+    let same = |row: &&Value| row["template"] == "chatml" && row["text"] == sample["text"];
+    let oracle = oracle();
+    let expected = oracle.iter().find(same).expect("a row of the oracle");
+    assert_eq!(
+        (&sample["input_ids"], &sample["assistant_masks"]),
+        (&expected["input_ids"], &expected["assistant_masks"])
+    );
+}
+
+#[test]
+fn bad_rows_templates_and_tokenizers_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let (gemma, llama3) =
+        (template(folder.path(), "gemma", str::to_string), template(folder.path(), "llama3", str::to_string));
+    let tokenizer = golden().join("tokenizer");
+    let command = |input: &str, tokenizer: &Path, template: &Path, more: &str| {
+        let [tokenizer, template] = [tokenizer, template].map(Path::display);
+        format!(
+            "preprocess --chat --input {input} --tokenizer {tokenizer} --chat-template {template} --output out.jsonl {more}"
+        )
+    };
+    let twice = json!({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]});
+    let bad = [
+        ("{\"messages\": [", "not JSON"),
+        (&twice.to_string(), "the chat template fails: "),
+        (r#"{"messages":[{"role":"user","content":"a"}]}"#, "none has the role `assistant`"),
+        (
+            r#"{"messages":[{"role":"usr","content":"a"},{"role":"assistant","content":"b"}]}"#,
+            "messages[0].role: unknown role `usr`",
+        ),
+        (r#"{"prompt":"a","completion":""}"#, "completion: empty"),
+    ];
+    for (text, words) in bad {
+        fs::write(at("bad.jsonl"), [&row("a", "b"), text].join("\n")).unwrap();
+        let said = fail(folder.path(), &command("bad.jsonl", &tokenizer, &gemma, ""));
+        assert!(said.contains("bad.jsonl:2: ") && said.contains(words) && said.contains("--skip-bad-rows"), "{said}");
+        assert!(!at("out.jsonl").exists(), "nothing half-written");
+    }
+    let all: Vec<&str> = bad.iter().map(|(text, _)| *text).collect();
+    fs::write(at("bad.jsonl"), [&all[..], &[&row("a", "b")]].concat().join("\n")).unwrap();
+    let said = succeed(folder.path(), &command("bad.jsonl", &tokenizer, &gemma, "--skip-bad-rows"));
+    assert!(
+        said.contains("1 samples") && said.contains("left out 5 rows") && said.contains("bad.jsonl:1: not JSON"),
+        "{said}"
+    );
+
+    fs::write(at("good.jsonl"), row("a", "b")).unwrap();
+    // A template that writes tokens that the tokenizer does not have, one that drops a role, and wrong syntax.
+    let write = |name: &str, text: &str| {
+        fs::write(at(name), text).unwrap();
+        at(name)
+    };
+    let foreign = write("foreign.jinja", "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}");
+    assert!(
+        fail(folder.path(), &command("good.jsonl", &tokenizer, &foreign, ""))
+            .contains("writes <|user|>, which is no token")
+    );
+    let deaf = write(
+        "deaf.jinja",
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}",
+    );
+    fs::write(at("long.jsonl"), row("a question", "an answer")).unwrap();
+    let said = fail(folder.path(), &command("long.jsonl", &tokenizer, &deaf, ""));
+    assert!(said.contains("messages[0]: the chat template drops this message with the role `user`"), "{said}");
+    let broken = write("broken.jinja", "{% for m in messages %}");
+    assert!(
+        fail(folder.path(), &command("good.jsonl", &tokenizer, &broken, "")).contains("broken.jinja: syntax error")
+    );
+    // A tokenizer without the special tokens that the template takes, and one without a template.
+    fs::create_dir(at("bare")).unwrap();
+    fs::copy(tokenizer.join("tokenizer.json"), at("bare/tokenizer.json")).unwrap();
+    let said = fail(folder.path(), &command("good.jsonl", &at("bare"), &llama3, ""));
+    assert!(said.contains("it writes bos_token, which tokenizer_config.json does not have"), "{said}");
+    fs::write(at("bare/tokenizer_config.json"), r#"{"bos_token": "<bos>"}"#).unwrap();
+    let said = fail(folder.path(), &command("good.jsonl", &at("bare"), &llama3, ""));
+    assert!(said.contains("it writes bos_token = <bos>, which is no token of tokenizer.json"), "{said}");
+    let said = fail(
+        folder.path(),
+        &format!("preprocess --chat --input good.jsonl --tokenizer {} --output o.jsonl", at("bare").display()),
+    );
+    assert!(said.contains("there is no chat template"), "{said}");
+}
+
+/// Questions about sums with one-word answers.
+fn conversations(folder: &Path) {
+    let rows: Vec<String> = (0..48)
+        .map(|i| row(&format!("What is {} and {}?", i % 7, i % 5), &format!("It is {}.", i % 7 + i % 5)))
+        .collect();
+    fs::write(folder.join("train.jsonl"), rows.join("\n")).unwrap();
+    fs::write(folder.join("valid.jsonl"), rows[..9].join("\n")).unwrap();
+    template(folder, "chatml", str::to_string);
+}
+
+fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
+    let text = format!(
+        "[model]\nvocab-size = 600\n[training]\nsteps = 12\nglobal-batch = 4\nseq-length = 64\ndtype = \"f64\"\n[lr]\nmax = 1e-2\n\
+         [data]\ntokenizer = {:?}\n[chat]\ntrain = [{:?}]\nvalidation = [{:?}]\ntemplate = {:?}\n\
+         [evaluation]\nbatches = 1\n[checkpoint]\ndirectory = \"none\"\n[output]\ndirectory = {:?}\n",
+        golden().join("tokenizer/tokenizer.json"),
+        folder.join("train.jsonl"),
+        folder.join("valid.jsonl"),
+        folder.join("chatml.jinja"),
+        folder.join(name)
+    );
+    parse(&text, overrides)
+}
+
+fn trained(config: &RunConfig) -> TrainReport {
+    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap()
+}
+
+fn losses(folder: &Path) -> Vec<f64> {
+    let log = fs::read_to_string(folder.join("steps.jsonl")).unwrap();
+    let step = |line: &str| serde_json::from_str::<Value>(line).ok()?["loss"].as_f64();
+    log.lines().filter_map(step).collect()
+}
+
+#[test]
+fn a_model_learns_answers_and_every_layout_learns_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    conversations(folder.path());
+    let one = trained(&config(folder.path(), "one", &[])).last.unwrap();
+    let losses = losses(&folder.path().join("one"));
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    assert!(first > 5.0 && last < 0.6 * first, "{losses:?}");
+    // "It is N.<|im_end|>": only answers are in the loss.
+    assert!(one.tokens > 9 * 4 && one.tokens < 9 * 10, "{one:?}");
+    for (index, layout) in [
+        &[("parallel.tp", "2"), ("parallel.sp", "true")][..],
+        &[("parallel.pp", "2"), ("parallel.dp", "2"), ("parallel.zero", "1")],
+        &[("parallel.cp", "2"), ("parallel.dp", "2"), ("parallel.zero", "3")],
+        &[("context.dynamic", "true"), ("parallel.dp", "2"), ("context.max-tokens-per-rank", "32")],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let other = trained(&config(folder.path(), &format!("layout{index}"), layout)).last.unwrap();
+        assert_eq!(other.tokens, one.tokens, "{layout:?}");
+        assert!((other.loss - one.loss).abs() < 1e-10 * one.loss, "{layout:?}: {other:?} {one:?}");
+    }
+}
+
+#[test]
+fn long_samples_are_refused_truncated_or_dropped_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    conversations(folder.path());
+    let long = row("Say it.", &"word ".repeat(80));
+    let path = folder.path().join("train.jsonl");
+    let rows = fs::read_to_string(&path).unwrap();
+    fs::write(&path, [&long, rows.as_str(), "{}"].join("\n")).unwrap();
+    let open = |overrides: &[(&str, &str)]| RunData::open(&config(folder.path(), "run", overrides), &mut |_| ());
+    let refused = |overrides: &[(&str, &str)]| open(overrides).err().expect("refused").to_string();
+    let said = refused(&[]);
+    assert!(
+        said.contains("train.jsonl:1: the sample has") && said.contains("chat.too-long = truncate or drop"),
+        "{said}"
+    );
+    let said = refused(&[("chat.too-long", "drop")]);
+    assert!(said.contains("train.jsonl:50: no key of a conversation"), "{said}");
+    let skip = ("chat.skip-bad-rows", "true");
+    let dropped = open(&[("chat.too-long", "drop"), skip]).unwrap().notes[0].clone();
+    assert!(
+        dropped.contains("48 samples") && dropped.contains("1 samples dropped") && dropped.contains("1 bad rows"),
+        "{dropped}"
+    );
+    let truncated = open(&[("chat.too-long", "truncate"), skip]).unwrap();
+    assert!(truncated.notes[0].contains("49 samples") && truncated.notes[0].contains("1 samples truncated"));
+    let full = (0..truncated.train.len()).map(|index| truncated.train.sample(index).counted()).max();
+    assert!(full > Some(40), "the truncated answer fills a sequence: {full:?}");
+}
+
+#[test]
+fn a_share_of_the_conversations_is_held_out_and_contradictions_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    conversations(folder.path());
+    let whole = RunData::open(
+        &config(folder.path(), "a", &[("chat.packing", "none"), ("chat.validation", "[]"), ("data.split", "75,25")]),
+        &mut |_| (),
+    )
+    .unwrap();
+    assert_eq!(whole.valid.len(), 12);
+    let refused = |overrides: &[(&str, &str)]| config(folder.path(), "b", overrides).check().unwrap_err().to_string();
+    assert!(refused(&[("data.prefixes", "x")]).contains("data.prefixes and chat.train: only one can be the data"));
+    assert!(refused(&[("data.tokenizer", "byte")]).contains("chat.train needs a tokenizer.json"));
+    let small = config(folder.path(), "c", &[("model.vocab-size", "512")]);
+    let said = RunData::open(&small, &mut |_| ()).err().unwrap().to_string();
+    assert!(said.contains("has 600 tokens, but model.vocab-size = 512"), "{said}");
+}

@@ -1,0 +1,240 @@
+//! Adapters: what peft computes, every layout, training, and peft's files both ways.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::config::RunConfig;
+use burn_megatron::element::Element;
+use burn_megatron::forward::{Settings, forward, read_input};
+use burn_megatron::hf::{HfFolder, Merged, TensorReader, read_adapter, write_adapter};
+use burn_megatron::train::{Plan, train};
+use burn_megatron::verify::{self, LoraKind, verify};
+use models::layers::BalanceOver;
+use models::{Llama, LlamaConfig, Mixtral, MixtralConfig, ModelConfig};
+use serde_json::Value;
+
+use super::{fail, gap, parse, read, succeed};
+
+const KINDS: [&str; 3] = ["lora_all", "lora_qv_rs", "dora"];
+
+fn golden() -> PathBuf {
+    super::golden("lora")
+}
+
+#[test]
+fn forward_and_gradients_are_those_of_peft_in_every_layout() {
+    let base = HfFolder::open(golden().join("base")).unwrap();
+    for kind in KINDS {
+        let path = golden().join(kind).join("oracle.safetensors");
+        let (input, oracle) = (read_input(&path).unwrap(), read(&path));
+        let adapter = read_adapter(&golden().join(kind).join("adapter"), base.config()).unwrap();
+        for layout in ["TP1", "TP2", "TP4 SP", "CP2", "DP2", "TP2 SP CP2"] {
+            let settings = Settings {
+                layout: layout.parse().unwrap(),
+                devices: vec![Device::flex()],
+                dtype: FloatDType::F64,
+                exact: false,
+                gradients: true,
+                adapter: Some(adapter.clone()),
+            };
+            let output = forward(base.config(), &base, &input, &settings).unwrap();
+            let logits = gap(&output.logits, &oracle["logits"].data);
+            assert!(logits < 1e-9, "{kind} {layout}: logits {logits:e}");
+            let names: Vec<&str> = oracle.keys().filter_map(|name| name.strip_prefix("grad.")).collect();
+            assert_eq!(output.gradients.len(), names.len(), "{kind}: only adapters have gradients");
+            for name in names {
+                let gradient = gap(&output.gradients[name].data, &oracle[&format!("grad.{name}")].data);
+                assert!(gradient < 1e-6, "{kind} {layout}: {name} {gradient:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn merged_weights_are_those_of_peft() {
+    let base = HfFolder::open(golden().join("base")).unwrap();
+    for kind in KINDS {
+        let adapter = read_adapter(&golden().join(kind).join("adapter"), base.config()).unwrap();
+        let merged = Merged { base: &base, adapter: &adapter, element: None };
+        let expected = read(&golden().join(kind).join("merged.safetensors"));
+        let mut changed = 0;
+        for (ours, foreign) in base.config().hf_names().iter() {
+            let Some(expected) = expected.get(&foreign.name) else { continue };
+            let [rows, columns] = [expected.shape[0], expected.shape[1]];
+            let read = |source: &dyn TensorReader| {
+                let bytes = source.read_bytes(ours, &expected.shape, &[0..rows, 0..columns]).unwrap();
+                Element::F32.decode(&bytes)
+            };
+            let difference = gap(&read(&merged), &expected.data);
+            assert!(difference < 1e-6, "{kind}: {ours} {difference:e}");
+            changed += usize::from(gap(&read(&base), &expected.data) > 1e-3);
+            // Boxes are parts of the whole.
+            let part = merged.read_bytes(ours, &expected.shape, &[3..5, 1..4]).unwrap();
+            let whole = read(&merged);
+            let rows = [3, 4].map(|row| whole[row * columns + 1..row * columns + 4].to_vec()).concat();
+            assert_eq!(Element::F32.decode(&part), rows);
+        }
+        assert_eq!(changed, [7, 2, 3][KINDS.iter().position(|known| *known == kind).unwrap()]);
+    }
+}
+
+#[test]
+fn every_layout_trains_adapters_as_one_device() {
+    let settings = |lora| verify::Settings {
+        steps: 3,
+        global_batch: 8,
+        seq: 16,
+        seed: 1234,
+        dtype: FloatDType::F64,
+        tolerance: None,
+        fp8: None,
+        lora: Some(lora),
+    };
+    let layouts = [
+        "TP2 SP DP2 ZeRO1 x2",
+        "TP8 SP",
+        "PP2 DP2 ZeRO2 x2 uniform1",
+        "CP2 DP2 ZeRO3 selective",
+        "TP2 PP2 x2 zb-h1",
+        "PP2 x4 gpipe uniform1 keep-attention",
+    ];
+    let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    let llama = LlamaConfig { num_hidden_layers: 2, attention_bias: true, ..LlamaConfig::tiny() };
+    for kind in [LoraKind::Lora, LoraKind::Rslora, LoraKind::Dora] {
+        let lines = verify::<Llama>(&llama, &settings(kind), &[Device::flex()], &candidates, |_| ()).unwrap();
+        lines.iter().for_each(|line| assert!(line.passes(), "{kind:?}: {line}"));
+    }
+    // Attention of a model with experts, whose router is frozen too.
+    let candidates = ["TP2 SP DP2".parse().unwrap(), "DP2 EP2 ZeRO2".parse().unwrap()];
+    let moe = MixtralConfig { router_balance: BalanceOver::Sequence, ..MixtralConfig::tiny() };
+    let lines = verify::<Mixtral>(&moe, &settings(LoraKind::Lora), &[Device::flex()], &candidates, |_| ()).unwrap();
+    lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused() {
+    let base = HfFolder::open(golden().join("base")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let original: Value =
+        serde_json::from_str(&fs::read_to_string(golden().join("lora_all/adapter/adapter_config.json")).unwrap())
+            .unwrap();
+    fs::copy(
+        golden().join("lora_all/adapter/adapter_model.safetensors"),
+        folder.path().join("adapter_model.safetensors"),
+    )
+    .unwrap();
+    let refused = |key: &str, value: Value| {
+        let mut config = original.clone();
+        config[key] = value;
+        fs::write(folder.path().join("adapter_config.json"), config.to_string()).unwrap();
+        read_adapter(folder.path(), base.config()).unwrap_err().to_string()
+    };
+    for (key, value, words) in [
+        (
+            "r",
+            serde_json::json!(5),
+            "lora_A.weight` is [4, 32], the model's configuration needs [5, 32]; the adapter belongs to another",
+        ),
+        ("target_modules", serde_json::json!(["q_proj"]), "is not part of the model"),
+        ("target_modules", serde_json::json!(["query"]), "no linear layer `query`; it has"),
+        ("target_modules", serde_json::json!(".*q_proj"), "regular expressions"),
+        ("peft_type", serde_json::json!("IA3"), "peft_type = IA3 is not supported; legal: LORA"),
+        ("modules_to_save", serde_json::json!(["lm_head"]), "modules_to_save"),
+        ("use_dora", serde_json::json!(true), "lora_magnitude_vector` is missing"),
+    ] {
+        let said = refused(key, value);
+        assert!(said.contains(words) && said.contains("adapter_"), "{key}: {said}");
+    }
+}
+
+fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
+    fs::write(folder.join("book.txt"), "The quick brown fox jumps over the lazy dog.\n\n".repeat(60)).unwrap();
+    let text = format!(
+        "[model]\nhf = {:?}\n[training]\nsteps = 8\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\n[lr]\nmax = 2e-2\n\
+         [lora]\nrank = 4\n[data]\ntext = [{:?}]\ntokenizer = \"char\"\n[evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
+        golden().join("base"),
+        folder.join("book.txt"),
+        folder.join(name)
+    );
+    parse(&text, overrides)
+}
+
+fn trained(config: &RunConfig) -> f64 {
+    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap().last.unwrap().loss
+}
+
+#[test]
+fn a_run_trains_saves_resumes_and_exports_adapters() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let before = trained(&config(folder.path(), "none", &[("training.steps", "1"), ("lr.max", "1e-12")]));
+    let whole = trained(&config(folder.path(), "whole", &[]));
+    assert!(whole < 0.9 * before, "{before} {whole}");
+    // Stopped after half of the steps and resumed in another layout.
+    let half = [("training.steps", "4"), ("lr.decay", "8 steps"), ("data.samples", "32")];
+    trained(&config(folder.path(), "half", &half));
+    let layout = [("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.zero", "2"), ("lr.decay", "8 steps")];
+    let resumed = trained(&config(folder.path(), "half", &layout));
+    assert!((resumed - whole).abs() < 1e-10 * whole, "{resumed} {whole}");
+
+    // Frozen weights are not in checkpoints, and nothing but adapters has moments.
+    let checkpoint = Checkpoint::open(at("whole/checkpoints")).unwrap();
+    let shape = [160, 32];
+    assert!(checkpoint.check(checkpoint.weights(), "embed_tokens.weight", &shape).is_err());
+    assert!(checkpoint.check(checkpoint.weights(), "layers.0.attention.q_proj.weight", &[32, 32]).is_err());
+    assert!(checkpoint.check(checkpoint.weights(), "layers.0.attention.q_proj.lora_A.weight", &[4, 32]).is_ok());
+
+    // As peft writes it, and with the base it computes what the run did.
+    succeed(folder.path(), "export --checkpoint whole/checkpoints --adapter adapter");
+    for command in
+        ["export --checkpoint whole/checkpoints --hf model", "generate --checkpoint whole/checkpoints --tokens 1,2"]
+    {
+        let said = fail(folder.path(), command);
+        assert!(said.contains("has adapters only") && said.contains("merge"), "{said}");
+    }
+    let base = HfFolder::open(golden().join("base")).unwrap();
+    let adapter = read_adapter(&at("adapter"), base.config()).unwrap();
+    assert_eq!(adapter.plan.len(), 7 * 4);
+    write_adapter(&at("again"), &adapter, None).unwrap();
+    assert_eq!(read_adapter(&at("again"), base.config()).unwrap().tensors, adapter.tensors);
+    let start = [("lora.adapter", at("adapter")), ("output.directory", at("start"))];
+    let start = start.map(|(key, path)| (key, path.display().to_string()));
+    let start: Vec<(&str, &str)> = start.iter().map(|(key, path)| (*key, path.as_str())).collect();
+    let still = [("training.steps", "1"), ("lr.max", "1e-12"), ("data.samples", "32")];
+    let continued = trained(&config(folder.path(), "start", &[&start[..], &still[..]].concat()));
+    assert!((continued - whole).abs() < 1e-5 * whole, "an adapter in fp32: {continued} {whole}");
+
+    let base = golden().join("base").display().to_string();
+    succeed(folder.path(), &format!("merge --hf {base} --adapter adapter --output merged --dtype f64"));
+    let input = golden().join("lora_all/oracle.safetensors").display().to_string();
+    succeed(
+        folder.path(),
+        &format!("forward --hf merged --input {input} --output merged.safetensors --dtype f64 --exact"),
+    );
+    succeed(
+        folder.path(),
+        &format!(
+            "forward --hf {base} --adapter adapter --input {input} --output apart.safetensors --dtype f64 --exact"
+        ),
+    );
+    let [merged, apart] = ["merged.safetensors", "apart.safetensors"].map(|name| read(&at(name)));
+    assert!(gap(&merged["logits"].data, &apart["logits"].data) < 1e-9);
+}
+
+#[test]
+fn adapters_that_a_model_cannot_have_are_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused =
+        |overrides: &[(&str, &str)]| Plan::new(&config(folder.path(), "run", overrides), &[]).unwrap_err().to_string();
+    assert!(
+        refused(&[("lora.target-modules", "q_prj")])
+            .contains("lora: target_modules: the model has no linear layer `q_prj`")
+    );
+    let said = fail(folder.path(), "plan --model.preset llama3-8b --data.text a --lora.rank 8 --gpu h200");
+    assert!(said.contains("lora.rank = 8: memory and time") && said.contains("--lora.rank none"), "{said}");
+    let other = golden().join("dora/adapter").display().to_string();
+    let said = refused(&[("lora.adapter", &other)]);
+    assert!(said.contains("it has rank = 4, alpha = 8") && said.contains("dora = true"), "{said}");
+}

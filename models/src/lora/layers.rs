@@ -1,0 +1,240 @@
+//! Adapters next to the linear layers of tensor parallelism.
+//!
+//! The narrow activations between A and B, not the wide ones, are communicated. A column-parallel layer has A whole on
+//! every rank, applied to the rank's positions; then the positions are gathered (or copied), and each rank has its rows
+//! of B. A row-parallel layer has its columns of A, whose outputs are summed over the ranks (and scattered), and B whole.
+
+use backend_dist::collective::all_reduce;
+use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::ops::conjugate::Partial;
+use backend_dist::ops::context::{attention_in_context, attention_over_context};
+use backend_dist::ops::{Prologue, attention_packed, gelu, layer_norm, linear, rms_norm, swiglu};
+use backend_dist::shard::{Init, Section};
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Tensor};
+
+use crate::layers::{enter_tensor_parallel, leave_tensor_parallel};
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
+
+/// The global tensors of an adapter.
+fn named(layer: &str, part: &str) -> String {
+    format!("{layer}.lora_{part}.weight")
+}
+
+/// peft's `kaiming_uniform_(a=√5)`: between `±1/√in`.
+fn init_a(inputs: usize) -> Init {
+    let bound = 1.0 / (inputs as f64).sqrt();
+    Init::Uniform { low: -bound, high: bound }
+}
+
+/// Adapters of the outputs of a fused column-parallel layer.
+#[derive(Module, Debug)]
+pub(crate) struct ColumnAdapters {
+    /// One after the other along the first dimension.
+    a: Param<Tensor<2>>,
+    b: Vec<Param<Tensor<2>>>,
+    /// DoRA's, of each adapter.
+    magnitude: Vec<Param<Tensor<1>>>,
+    /// By output: its local features, and which adapter is its own.
+    #[module(skip)]
+    outputs: Vec<(usize, Option<usize>)>,
+    #[module(skip)]
+    rank: usize,
+    #[module(skip)]
+    scale: f64,
+    #[module(skip)]
+    parallel: TensorParallel,
+}
+
+/// Name, features and shards of an output of a fused layer.
+pub(crate) type ColumnOutput<'a> = (&'a str, usize, usize);
+
+impl ColumnAdapters {
+    /// The adapters of a layer with the weight `w`; `None` if none of its outputs has one.
+    pub fn new(
+        params: &mut ParamBuilder,
+        inputs: usize,
+        outputs: &[ColumnOutput],
+        w: &Param<Tensor<2>>,
+    ) -> Result<Option<Self>, BuildError> {
+        let Some(config) = params.lora_of(outputs.iter().map(|(name, ..)| *name)) else { return Ok(None) };
+        let (at, rank) = (params.place(), config.rank);
+        let section = |name: &str, features: usize, parts: usize| {
+            Section::split(format!("{name}.weight"), &[features, inputs], 0, parts, at).local_shape()[0]
+        };
+        let mut count = 0;
+        let mut places = Vec::with_capacity(outputs.len());
+        for (name, features, parts) in outputs {
+            let own = params.has_adapter(name).then_some(count);
+            count += usize::from(own.is_some());
+            places.push((section(name, *features, *parts), own));
+        }
+        let with: Vec<&ColumnOutput> = outputs.iter().filter(|(name, ..)| params.has_adapter(name)).collect();
+        let a =
+            with.iter().map(|(name, ..)| (Section::replicated(named(name, "A"), &[rank, inputs], at), init_a(inputs)));
+        let a = params.adapter_on_sequence(a.collect())?;
+        let mut b = Vec::with_capacity(with.len());
+        for (name, features, parts) in &with {
+            let section = Section::split(named(name, "B"), &[*features, rank], 0, *parts, at);
+            b.push(params.adapter(vec![(section, Init::ZEROS)])?);
+        }
+        let mut magnitude = Vec::new();
+        if config.dora {
+            let norms = row_norms(w.val().inner(), None);
+            let mut start = 0;
+            for ((name, features, parts), (local, own)) in outputs.iter().zip(&places) {
+                if own.is_some() {
+                    let section = Section::split(named(name, "magnitude_vector"), &[*features], 0, *parts, at);
+                    magnitude.push(params.adapter_of_values(section, norms.clone().narrow(0, start, *local), false)?);
+                }
+                start += local;
+            }
+        }
+        let (scale, parallel) = (config.scale(), params.parallel().clone());
+        Ok(Some(Self { a, b, magnitude, outputs: places, rank, scale, parallel }))
+    }
+
+    /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.
+    pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: Tensor<2>) -> Tensor<3> {
+        let low = enter_tensor_parallel(linear(x, self.a.val()), &self.parallel);
+        let [seq, batch, _] = base.dims();
+        let own = |(features, adapter): &(usize, Option<usize>)| match adapter {
+            Some(index) => {
+                let low = low.clone().narrow(2, index * self.rank, self.rank);
+                linear(low, self.b[*index].val()).mul_scalar(self.scale)
+            }
+            None => Tensor::zeros([seq, batch, *features], (&base.device(), base.dtype())),
+        };
+        let all: Vec<Tensor<3>> = self.outputs.iter().map(own).collect();
+        let sum = base + if all.len() == 1 { all.into_iter().next().expect("one") } else { Tensor::cat(all, 2) };
+        match self.magnitude.is_empty() {
+            true => sum,
+            false => sum * self.factors(w).unsqueeze(),
+        }
+    }
+
+    /// `m / ‖W + s B A‖` of the rank's features, 1 where there is no adapter.
+    fn factors(&self, w: Tensor<2>) -> Tensor<1> {
+        let (mut start, device) = (0, w.device());
+        let factor = |(features, adapter): &(usize, Option<usize>)| {
+            let w = w.clone().inner().narrow(0, start, *features);
+            start += features;
+            match adapter {
+                None => Tensor::ones([*features], (&device, w.dtype())),
+                Some(index) => {
+                    let a = self.a.val().inner().narrow(0, index * self.rank, self.rank);
+                    let whole = merged(w, a, self.b[*index].val().inner(), self.scale);
+                    divided(self.magnitude[*index].val(), row_norms(whole, None))
+                }
+            }
+        };
+        let all: Vec<Tensor<1>> = self.outputs.iter().map(factor).collect();
+        if all.len() == 1 { all.into_iter().next().expect("one") } else { Tensor::cat(all, 0) }
+    }
+}
+
+/// The adapter of a row-parallel layer.
+#[derive(Module, Debug)]
+pub(crate) struct RowAdapter {
+    a: Param<Tensor<2>>,
+    b: Param<Tensor<2>>,
+    magnitude: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    scale: f64,
+    #[module(skip)]
+    parallel: TensorParallel,
+}
+
+impl RowAdapter {
+    /// The adapter of the layer `name` with the weight `w`, if it has one.
+    pub fn new(
+        params: &mut ParamBuilder,
+        name: &str,
+        [inputs, outputs]: [usize; 2],
+        w: &Param<Tensor<2>>,
+    ) -> Result<Option<Self>, BuildError> {
+        let Some(config) = params.lora_of([name].into_iter()) else { return Ok(None) };
+        let (at, rank, parallel) = (params.place(), config.rank, params.parallel().clone());
+        let a = Section::split(named(name, "A"), &[rank, inputs], 1, at.size, at);
+        let a = params.adapter(vec![(a, init_a(inputs))])?;
+        let b = Section::replicated(named(name, "B"), &[outputs, rank], at);
+        let b = params.adapter_on_sequence(vec![(b, Init::ZEROS)])?;
+        let magnitude = match config.dora {
+            true => {
+                let section = Section::replicated(named(name, "magnitude_vector"), &[outputs], at);
+                let norms = row_norms(w.val().inner(), Some(&parallel.group));
+                Some(params.adapter_of_values(section, norms, true)?)
+            }
+            false => None,
+        };
+        Ok(Some(Self { a, b, magnitude, scale: config.scale(), parallel }))
+    }
+
+    /// The layer's output from `base`, its own without bias, for the layer's input `x`.
+    pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: Tensor<2>) -> Tensor<3> {
+        let low = leave_tensor_parallel(Partial::new(linear(x, self.a.val())), &self.parallel);
+        let sum = base + linear(low, self.b.val()).mul_scalar(self.scale);
+        match &self.magnitude {
+            None => sum,
+            Some(magnitude) => {
+                let whole = merged(w.inner(), self.a.val().inner(), self.b.val().inner(), self.scale);
+                sum * divided(magnitude.val(), row_norms(whole, Some(&self.parallel.group))).unsqueeze()
+            }
+        }
+    }
+}
+
+/// `W + s B A`.
+fn merged(w: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f64) -> Tensor<2> {
+    w + b.matmul(a).mul_scalar(scale)
+}
+
+/// The norm of each matrix row, of which the ranks of `group` have some columns each; at least in fp32.
+fn row_norms(w: Tensor<2>, group: Option<&Group>) -> Tensor<1> {
+    let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
+    let rows = w.dims()[0];
+    let squares = (w.clone() * w).sum_dim(1).reshape([rows]);
+    let squares = match group.filter(|group| group.size() > 1) {
+        Some(group) => all_reduce(squares, ReduceOp::Sum, group),
+        None => squares,
+    };
+    squares.sqrt()
+}
+
+/// A magnitude divided by a norm that has no gradient.
+fn divided(magnitude: Tensor<1>, norms: Tensor<1>) -> Tensor<1> {
+    let inverse = norms.recip().cast(magnitude.dtype());
+    match magnitude.device().is_autodiff() {
+        true => magnitude * Tensor::from_inner(inverse),
+        false => magnitude * inverse,
+    }
+}
+
+/// What a linear layer with an adapter has as its input: both GEMMs read it.
+///
+/// # Panics
+/// If the prologue does not fit `x`.
+pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>) -> Tensor<3> {
+    fn shaped<const FROM: usize>(x: Tensor<FROM>) -> Tensor<3> {
+        let shape = x.dims();
+        x.reshape([shape[0], shape[1], shape[2..].iter().product()])
+    }
+    fn heads<const D: usize>(x: Tensor<D>) -> Tensor<4> {
+        let shape: [usize; 4] = x.dims().as_slice().try_into().expect("attention has a dimension of heads");
+        x.reshape(shape)
+    }
+    match prologue {
+        Prologue::None => shaped(x),
+        Prologue::RmsNorm { weight, eps } => shaped(rms_norm(x, weight, eps)),
+        Prologue::LayerNorm { weight, bias, eps } => shaped(layer_norm(x, weight, bias, eps)),
+        Prologue::SwiGlu => shaped(swiglu(x)),
+        Prologue::Gelu(kind) => shaped(gelu(x, kind)),
+        Prologue::Attention(packed, options) => shaped(attention_packed(heads(x), packed, options)),
+        Prologue::AttentionInContext(packed, options, context, documents) => {
+            shaped(attention_in_context(heads(x), packed, options, context.as_ref(), documents.as_ref()))
+        }
+        Prologue::SeparateAttention { k, v, options, context, documents } => {
+            shaped(attention_over_context(heads(x), k, v, options, context.as_ref(), documents.as_ref()))
+        }
+    }
+}

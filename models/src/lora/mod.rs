@@ -1,0 +1,235 @@
+//! Low-rank adapters of linear layers (Hu et al., "LoRA", 2021), with peft's names, scales and initial values.
+//!
+//! The weight `W [out, in]` of a linear layer stays as it is. Two small matrices, `A [r, in]` and `B [out, r]`, are
+//! trained in its place: `y = x Wᵀ + s (x Aᵀ) Bᵀ`. [`LoraConfig`] says which layers have adapters; [`LoraPlan`] is that
+//! for one model, and a [`ParamBuilder`](crate::ParamBuilder) that has one freezes everything else.
+//!
+//! | | scale `s` | output |
+//! |---|---|---|
+//! | LoRA | `alpha / r` | `x Wᵀ + s (x Aᵀ) Bᵀ` |
+//! | rsLoRA (Kalajdzievski, 2023) | `alpha / √r` | the same |
+//! | DoRA (Liu et al., 2024) | as LoRA | `m / ‖W + s B A‖ · (x Wᵀ + s (x Aᵀ) Bᵀ)`, the norm of each matrix row without gradient |
+
+mod layers;
+mod plan;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use backend_dist::shard::HostTensor;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::names::{Foreign, NameMap};
+pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
+pub use plan::LoraPlan;
+
+/// The word for all linear layers but the output layer.
+pub const ALL_LINEAR: &str = "all-linear";
+
+/// Which linear layers have adapters, and of what kind.
+///
+/// ```
+/// use models::lora::LoraConfig;
+/// use models::{LlamaConfig, ModelConfig};
+///
+/// let config = LoraConfig { target_modules: vec!["q_proj".into(), "v_proj".into()], ..LoraConfig::default() };
+/// let plan = config.plan(&LlamaConfig::tiny().hf_names())?;
+/// assert_eq!(plan.len(), 2 * LlamaConfig::tiny().num_hidden_layers);
+/// # Ok::<(), models::lora::LoraError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LoraConfig {
+    /// The rank r.
+    pub rank: usize,
+    /// Numerator of the scale.
+    pub alpha: f64,
+    /// Hugging Face's names of modules, whole or their last parts, such as `q_proj`; or [`ALL_LINEAR`].
+    pub target_modules: Vec<String>,
+    /// The scale is `alpha / √r`.
+    pub rslora: bool,
+    /// Magnitude and direction of the weight are apart.
+    pub dora: bool,
+}
+
+/// Rank 8 and a scale of 2 on all linear layers.
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { rank: 8, alpha: 16.0, target_modules: vec![ALL_LINEAR.into()], rslora: false, dora: false }
+    }
+}
+
+/// Why a model cannot have these adapters.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LoraError {
+    /// A number is not legal.
+    #[error("{key} = {value} is not {legal}")]
+    Value {
+        /// Its name.
+        key: &'static str,
+        /// The value.
+        value: String,
+        /// What it may be.
+        legal: &'static str,
+    },
+    /// No module has this name.
+    #[error("target_modules: the model has no linear layer `{target}`; it has {known}, or {ALL_LINEAR}")]
+    Target {
+        /// As given.
+        target: String,
+        /// Last parts of the names of all linear layers.
+        known: String,
+    },
+    /// A module that is stored in another form than a matrix of its own.
+    #[error("target_modules: adapters of `{module}` are not supported: {why}")]
+    Unsupported {
+        /// Hugging Face's name.
+        module: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The layers that were built have no adapter although they should.
+    #[error("target_modules: the layer `{0}` cannot have an adapter in this model")]
+    Unclaimed(
+        /// Our name.
+        String,
+    ),
+}
+
+impl LoraConfig {
+    /// The factor of the adapters' outputs.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    }
+
+    /// The adapters of a model with these names.
+    ///
+    /// # Errors
+    /// If rank or scale are not positive, or a name is none of a linear layer that can have an adapter.
+    pub fn plan(&self, names: &NameMap) -> Result<LoraPlan, LoraError> {
+        if self.rank == 0 {
+            return Err(LoraError::Value { key: "r", value: "0".into(), legal: "at least 1" });
+        }
+        if !(self.alpha.is_finite() && self.alpha > 0.0) {
+            return Err(LoraError::Value { key: "lora_alpha", value: self.alpha.to_string(), legal: "above 0" });
+        }
+        let linear = linear_layers(names);
+        let mut targets = BTreeMap::new();
+        for target in &self.target_modules {
+            let all = target == ALL_LINEAR;
+            let is_named = |theirs: &str| {
+                theirs == target || theirs.strip_suffix(target.as_str()).is_some_and(|rest| rest.ends_with('.'))
+            };
+            // A router is no linear layer to peft, and experts are one tensor in memory.
+            let in_all =
+                |theirs: &str| !theirs.contains(".experts.") && !theirs.ends_with(".gate") && theirs != "lm_head";
+            let chosen: Vec<&Linear> =
+                linear.iter().filter(|layer| if all { in_all(layer.theirs) } else { is_named(layer.theirs) }).collect();
+            if chosen.is_empty() {
+                let mut known: Vec<&str> = linear.iter().filter_map(|layer| layer.theirs.rsplit('.').next()).collect();
+                known.sort_unstable();
+                known.dedup();
+                return Err(LoraError::Target { target: target.clone(), known: known.join(", ") });
+            }
+            for layer in chosen {
+                if let Some(why) = layer.refused() {
+                    return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
+                }
+                targets.insert(layer.ours.to_string(), (layer.theirs.to_string(), layer.shape));
+            }
+        }
+        Ok(LoraPlan::new(self.clone(), targets))
+    }
+}
+
+/// A matrix that a model multiplies activations with.
+struct Linear<'a> {
+    ours: &'a str,
+    theirs: &'a str,
+    shape: [usize; 2],
+    foreign: &'a Foreign,
+}
+
+impl Linear<'_> {
+    fn refused(&self) -> Option<&'static str> {
+        match () {
+            _ if self.theirs == "lm_head" => Some("it is the output layer, whose loss is computed in chunks"),
+            _ if self.theirs.ends_with(".gate") => Some("it is a router"),
+            _ if self.theirs.contains(".experts.") => Some("routed experts have no adapters yet"),
+            _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),
+            _ if self.foreign.rows.is_some() => {
+                Some("Hugging Face stores its rows in another order, or together with another layer's")
+            }
+            _ => None,
+        }
+    }
+}
+
+fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {
+    let layer = |(ours, foreign)| -> Option<Linear<'_>> {
+        let (ours, foreign): (&str, &Foreign) = (ours, foreign);
+        let shape: [usize; 2] = foreign.our_shape().try_into().ok()?;
+        let ours =
+            ours.strip_suffix(".weight").filter(|name| !name.contains("embed") && !name.ends_with("positions"))?;
+        Some(Linear { ours, theirs: foreign.name.strip_suffix(".weight")?, shape, foreign })
+    };
+    names.iter().filter_map(layer).collect()
+}
+
+/// The adapters of a model with their values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// Which layers have one.
+    pub plan: Arc<LoraPlan>,
+    /// The tensors under our names.
+    pub tensors: BTreeMap<String, HostTensor>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, ModelConfig};
+
+    fn of(targets: &[&str], names: &NameMap) -> Result<LoraPlan, LoraError> {
+        let target_modules = targets.iter().map(|target| target.to_string()).collect();
+        LoraConfig { target_modules, ..LoraConfig::default() }.plan(names)
+    }
+
+    #[test]
+    fn layers_are_chosen_by_pefts_names() {
+        let llama = LlamaConfig::tiny();
+        let layers = llama.num_hidden_layers;
+        assert_eq!(of(&[ALL_LINEAR], &llama.hf_names()).unwrap().len(), 7 * layers);
+        assert_eq!(of(&["model.layers.1.self_attn.q_proj"], &llama.hf_names()).unwrap().len(), 1);
+        let plan = of(&["down_proj"], &llama.hf_names()).unwrap();
+        assert!(plan.has("layers.0.mlp.down_proj") && !plan.has("layers.0.mlp.up_proj"));
+        let file = plan.names("base_model.model.");
+        let a = file.get("layers.0.mlp.down_proj.lora_A.weight").unwrap();
+        assert_eq!(a.name, "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight");
+        assert_eq!(a.shape, [8, llama.intermediate_size]);
+        // Experts are not among all linear layers.
+        let mixtral = of(&[ALL_LINEAR], &MixtralConfig::tiny().hf_names()).unwrap();
+        assert!(mixtral.targets().all(|(ours, ..)| ours.contains(".attention.")));
+    }
+
+    #[test]
+    fn what_cannot_have_an_adapter_is_refused() {
+        let names = LlamaConfig::tiny().hf_names();
+        let refused = |targets: &[&str], names: &NameMap| of(targets, names).unwrap_err().to_string();
+        let said = refused(&["q_prj"], &names);
+        assert!(said.contains("no linear layer `q_prj`") && said.contains("q_proj"), "{said}");
+        assert!(refused(&["lm_head"], &names).contains("the output layer"));
+        let gpt = FamilyConfig::Gpt(GptConfig::tiny()).hf_names();
+        assert!(refused(&[ALL_LINEAR], &gpt).contains("transpose"));
+        let none = LoraConfig { rank: 0, ..LoraConfig::default() }.plan(&names).unwrap_err();
+        assert_eq!(none.to_string(), "r = 0 is not at least 1");
+    }
+
+    #[test]
+    fn scales_are_those_of_the_papers() {
+        let config = LoraConfig { rank: 16, alpha: 8.0, ..LoraConfig::default() };
+        assert_eq!((config.scale(), LoraConfig { rslora: true, ..config }.scale()), (0.5, 2.0));
+    }
+}

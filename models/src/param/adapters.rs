@@ -1,0 +1,97 @@
+//! Parameters of low-rank adapters. While there are adapters, all other parameters are frozen.
+
+use std::sync::Arc;
+
+use backend_dist::shard::{Init, Section};
+use burn::module::Param;
+use burn::tensor::{DType, Tensor};
+
+use super::{BuildError, ParamBuilder, WeightSource};
+use crate::lora::{LoraConfig, LoraPlan};
+
+/// Which layers have adapters, and where these have their values from.
+pub(super) struct Adapters<'a> {
+    plan: Arc<LoraPlan>,
+    source: Option<&'a dyn WeightSource>,
+}
+
+impl<'a> ParamBuilder<'a> {
+    /// The layers of `plan` have adapters, which are trained; everything else is frozen. Values of the adapters are
+    /// those of `source`; without one, those that peft starts with, under which the model computes what it does
+    /// without adapters.
+    pub fn with_lora(mut self, plan: &Arc<LoraPlan>, source: Option<&'a dyn WeightSource>) -> Self {
+        self.lora = Some(Adapters { plan: plan.clone(), source });
+        self
+    }
+
+    /// Whether there are adapters, so that other parameters are frozen.
+    pub(super) fn has_adapters(&self) -> bool {
+        self.lora.is_some()
+    }
+
+    /// Whether the layer of our name has an adapter.
+    pub(crate) fn has_adapter(&self, layer: &str) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.plan.has(layer))
+    }
+
+    /// What adapters are like, if one of these layers has one.
+    pub(crate) fn lora_of<'n>(&self, mut layers: impl Iterator<Item = &'n str>) -> Option<LoraConfig> {
+        layers
+            .any(|layer| self.has_adapter(layer))
+            .then(|| self.lora.as_ref().map(|lora| lora.plan.config().clone()))?
+    }
+
+    /// A parameter of an adapter, made of sections one after the other.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub(crate) fn adapter<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create_adapter(sections, false)
+    }
+
+    /// The same, applied where activations may be sharded along the sequence.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub(crate) fn adapter_on_sequence<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.create_adapter(sections, self.parallel.sequence)
+    }
+
+    /// A parameter that starts with these values of its section, unless the adapters have a source.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    pub(crate) fn adapter_of_values(
+        &mut self,
+        section: Section,
+        values: Tensor<1>,
+        on_sequence: bool,
+    ) -> Result<Param<Tensor<1>>, BuildError> {
+        let source = self.lora.as_ref().and_then(|lora| lora.source);
+        let values = match source {
+            Some(_) => self.values(&section, Init::ONES, self.dtype, source)?,
+            None => values.cast(DType::from(self.dtype)),
+        };
+        self.assemble(vec![section], vec![values], on_sequence && self.parallel.sequence, false)
+    }
+
+    fn create_adapter<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+        partial_gradient: bool,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        let source = self.lora.as_ref().and_then(|lora| lora.source);
+        let parts = sections
+            .iter()
+            .map(|(section, init)| self.values(section, *init, self.dtype, source))
+            .collect::<Result<Vec<_>, _>>()?;
+        let sections = sections.into_iter().map(|(section, _)| section).collect();
+        self.assemble(sections, parts, partial_gradient, false)
+    }
+}
