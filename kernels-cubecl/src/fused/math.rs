@@ -41,7 +41,7 @@ fn unary_of(x: f32, #[comptime] f: Unary) -> f32 {
         Unary::Sqrt => x.sqrt(),
         Unary::Recip => 1.0 / x,
         Unary::Tanh => x.tanh(),
-        Unary::Erf => x.erf(),
+        Unary::Erf => Erf::erf(x),
         Unary::Abs => max(x, -x),
         Unary::Neg => -x,
         Unary::Sin => x.sin(),
