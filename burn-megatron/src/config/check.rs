@@ -143,7 +143,7 @@ impl RunConfig {
         let sources = [("data.prefixes", &data.prefixes), ("data.text", &data.text), ("chat.train", &self.chat.train)];
         let named: Vec<&str> = sources.iter().filter(|(_, files)| !files.is_empty()).map(|(key, _)| *key).collect();
         note(demand(!named.is_empty(), || {
-            "data.prefixes or data.text (or chat.train) is needed: the run has no training data".into()
+            "data.prefixes or data.text is needed, or chat.train: the run has no training data".into()
         }));
         note(demand(named.len() < 2, || format!("{}: only one can be the data", named.join(" and "))));
         self.check_chat(note);

@@ -73,6 +73,10 @@ fn what_is_printed_reads_the_same() {
         good("[recompute]\ngranularity = \"full\"\nmethod = \"block\"\n", &[]),
         good("[weight-decay]\nincr-style = \"linear\"\nstart = 0.001\n", &[]),
         good("[model]\nrope-scaling = { rope_type = \"linear\", factor = 2.0 }\n", &[]),
+        good(
+            "[chat]\ntrain = [\"a.jsonl\"]\n[lora]\nrank = 4\ntarget-modules = \"q_proj\"\n",
+            &[("chat.too-long", "drop")],
+        ),
         good("[context]\nhierarchical-sizes = \"none\"\nmax-tokens-per-rank = \"none\"\n", &[]),
     ];
     let presets = model::presets().map(|(name, _)| good("", &[("model.preset", name)]));
@@ -86,7 +90,7 @@ fn what_is_printed_reads_the_same() {
 fn every_key_is_printed_with_its_meaning() {
     let adamw = "[training]\ndtype = \"f16\"\n[recompute]\ngranularity = \"full\"\n[context]\ncomm-type = \"a2a+p2p\"\n\
                  dynamic = true\n[fp8]\nformat = \"hybrid\"\nrecipe = \"delayed\"\nfirst-last-layers-bf16 = true\n\
-                 [weight-decay]\nincr-style = \"linear\"\n";
+                 [weight-decay]\nincr-style = \"linear\"\n[chat]\ntrain = \"a.jsonl\"\n[lora]\nrank = 4\n";
     let texts = [good(adamw, &[]), good("[recompute]\ngranularity = \"selective\"\n", &[("optimizer.kind", "muon")])];
     let texts = texts.map(|config| config.to_toml());
     for key in KEYS.iter().filter(|key| !key.is_resolved_away()) {

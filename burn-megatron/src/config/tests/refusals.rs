@@ -93,7 +93,7 @@ fn contradictions_are_found_together() {
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    assert!(contradiction("").contains("data.prefixes or data.text is needed"));
+    assert!(contradiction("").contains("data.prefixes or data.text is needed, or chat.train"));
     let removed = refusal("", &[("performance.tune-products", "true")]);
     assert!(removed.contains("performance.tune-products was removed: tuning GEMMs gained nothing"), "{removed}");
     assert!(contradiction("[parallel]\nep = 2\ndp = 2\n").contains("expert-parallel 2: the model has no experts"));
