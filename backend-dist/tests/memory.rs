@@ -5,13 +5,8 @@ use std::sync::Mutex;
 use backend_dist::collective::{all_gather, all_reduce, broadcast, recv, reduce_scatter, send};
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{Rank, launch};
-use backend_dist::logical::Placement;
 use backend_dist::memory::{self, RankAllocator};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::mesh_backend::{Redistribute, Teams};
-use backend_dist::parallelize::{Plan, parallelize_on};
-use burn::nn::LinearConfig;
-use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor};
 
 #[global_allocator]
