@@ -22,7 +22,7 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
 
     /// Which operations may run together as one kernel.
     fn chains(autocast: bool) -> Limits;
-    /// Whether that is quicker than one kernel each.
+    /// Whether that is faster than one kernel each.
     const FUSES: bool;
 
     /// The outputs of a chain; `half` is the half precision type.

@@ -154,8 +154,9 @@ impl MegatronStrategy {
 
     /// Any layout with tensor, sequence and data parallelism and ZeRO 0 to 3, for any Burn module.
     ///
-    /// - The tensor-parallel ranks of a data-parallel rank hold shards of the parameters that [`Plan`] names, and compute
-    ///   one model together, on the same batch. The module does not know: its tensors have the shapes of one device.
+    /// - The tensor-parallel ranks of a data-parallel rank hold shards of the parameters that a
+    ///   [`Plan`](crate::prelude::Plan) names, and compute one model together, on the same batch. The module does not
+    ///   know: its tensors have the shapes of one device.
     /// - Data-parallel ranks each have their share of the items, and ZeRO is that of [`zero_on`](Self::zero_on).
     /// - With SP, what comes out of an embedding or of a layer sharded by rows as `[batch, sequence, features]` is sharded
     ///   along the sequence, and so is all that is computed from it until a layer sharded by columns gathers it. A batch

@@ -232,7 +232,9 @@ fn adapters_that_a_model_cannot_have_are_refused_before_anything_starts() {
         refused(&[("lora.target-modules", "q_prj")])
             .contains("lora: target_modules: the model has no linear layer `q_prj`")
     );
-    let said = fail(folder.path(), "plan --model.preset llama3-8b --data.text a --lora.rank 8 --gpu h200");
+    let run = "[model]\npreset = \"llama3-8b\"\n[data]\ntext = \"a\"\n[lora]\nrank = 8\n";
+    std::fs::write(folder.path().join("run.toml"), run).unwrap();
+    let said = fail(folder.path(), "plan run.toml --gpu h200");
     assert!(said.contains("lora.rank = 8: memory and time") && said.contains("--lora.rank none"), "{said}");
     let other = golden().join("dora/adapter").display().to_string();
     let said = refused(&[("lora.adapter", &other)]);

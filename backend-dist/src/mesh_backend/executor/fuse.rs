@@ -84,7 +84,7 @@ impl<B: Inner> Executor<B> {
         })
     }
 
-    /// Lets a sum over leading dimensions of what the chain computes wait for the chain, which can go on meanwhile.
+    /// Lets a sum over leading dimensions of what the chain computes wait for the chain, which can continue meanwhile.
     pub(super) fn wait(&mut self, op: &OperationIr) -> bool {
         let (x, out, last) = match op {
             OperationIr::NumericFloat(_, NumericOperationIr::SumDim(op)) => (&op.input, &op.out, op.axis),

@@ -17,7 +17,7 @@
 //! # std::fs::write(folder.join("tokenizer.json"), serde_json::json!({"version": "1.0", "model": model}).to_string())?;
 //! std::fs::write(
 //!     folder.join("chat_template.jinja"),
-//!     "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}.{% endgeneration %}\n{% endfor %}",
+//!     "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}.{% endgeneration %}{{ '\\n' }}{% endfor %}",
 //! )?;
 //! let tokenizer = ChatTokenizer::open(folder, None)?;
 //! let row = parse_row(br#"{"messages": [{"role": "assistant", "content": "yes"}]}"#)?;
