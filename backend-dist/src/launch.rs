@@ -106,7 +106,7 @@ impl Rank {
     /// A [`logical_device`](Self::logical_device) with options.
     ///
     /// # Panics
-    /// As [`logical_device`](Self::logical_device), or if the autocast type is neither bf16 nor f16.
+    /// As [`logical_device`](Self::logical_device), or if the autocast type is neither bf16 nor f16, or fusion is off with it.
     #[cfg(feature = "decorator")]
     pub fn logical_device_with(&self, axes: &[Axis], options: LogicalOptions) -> Device {
         options.check();

@@ -22,7 +22,8 @@ use burn::tensor::{DType, FloatDType};
 pub struct LogicalOptions {
     /// Mixed precision for f32 tensors, as under PyTorch's `torch.autocast`: GEMMs read and write this type, bf16 or f16,
     /// and what is computed from their outputs alone is stored in it. Parameters, their gradients, optimizer states and
-    /// sums over rows are f32. It needs [`fusion`](Self::fusion).
+    /// sums over rows are f32. It is part of [`fusion`](Self::fusion): without that, as on CPU ranks by default, all
+    /// is f32.
     pub autocast: Option<FloatDType>,
     /// Whether elementwise operations and reductions over rows run together as one kernel. `None`: on GPUs. On CPU ranks
     /// it is slower, and there to find out what a GPU does; it covers f32 with autocast, else f64.
@@ -31,8 +32,10 @@ pub struct LogicalOptions {
 
 impl LogicalOptions {
     /// # Panics
-    /// If the autocast type is neither bf16 nor f16.
+    /// If the autocast type is neither bf16 nor f16, or fusion, which it needs, is off.
     pub(crate) fn check(self) {
+        let contradicts = self.autocast.is_some() && self.fusion == Some(false);
+        assert!(!contradicts, "logical device: autocast needs fusion; leave fusion at None, or choose Some(true)");
         let is_half = |half: FloatDType| matches!(half, FloatDType::BF16 | FloatDType::F16);
         if let Some(half) = self.autocast.filter(|half| !is_half(*half)) {
             panic!("logical device: autocast to {half:?} is not possible; to BF16 and F16 it is");

@@ -82,7 +82,11 @@ impl<B: Inner> Executor<B> {
         }
         match &op {
             OperationIr::Drop(x) => self.drop_tensor(x.id),
-            OperationIr::Float(dtype, FloatOperationIr::Matmul(op)) if dtype.is_float() => self.matmul(op),
+            OperationIr::Float(_, FloatOperationIr::Matmul(op))
+                if op.lhs.dtype.is_float() && op.rhs.dtype == op.lhs.dtype =>
+            {
+                self.matmul(op);
+            }
             _ if self.note_constant(&op) || self.fuse(&op) || self.sum_gemms(&op) || self.wait(&op) => {}
             _ => self.run(op),
         }
