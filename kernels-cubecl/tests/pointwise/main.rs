@@ -71,12 +71,13 @@ fn gelu() {
 
 #[test]
 fn fused_programs() {
-    for (rows, columns) in [(3, 64), (5, 24), (1, 7), (4, 1030)] {
+    // Two units unroll a whole row, so rows are short here.
+    for (rows, columns) in [(3, 64), (5, 24), (1, 7), (4, 34)] {
         both!(fused::runs, "softmax", &fused::softmax(), rows, columns);
         both!(fused::runs, "norm of a sum", &fused::norm(), rows, columns);
     }
-    both!(fused::runs, "dropout", &fused::dropout(), 5, 1030);
-    both!(fused::runs, "functions", &fused::functions(), 3, 37);
+    both!(fused::runs, "dropout", &fused::dropout(), 5, 22);
+    both!(fused::runs, "functions", &fused::functions(), 3, 5);
 }
 
 #[test]
