@@ -182,13 +182,14 @@ impl<B: Inner> Interpreter<B> {
         }
         let mut local = plan.local;
         local.visit_mut(&mut Rename(&locals));
+        let shares: Vec<TensorIr> = local.outputs().cloned().collect();
         self.executor.register_op(local);
         for (id, state) in plan.outputs {
             self.table.insert(id, state, id);
         }
         op.outputs().for_each(|out| self.table.describe(out));
         if let Some(factor) = plan.scale {
-            self.scale(&op, factor);
+            self.scale(&shares, factor);
         }
         self.link_view(&op);
         self.shard_sequence(&op);
@@ -220,8 +221,9 @@ impl<B: Inner> Interpreter<B> {
         self.executor.register_data(out.id, data);
     }
 
-    fn scale(&mut self, op: &OperationIr, factor: f64) {
-        for out in op.outputs().filter(|out| out.dtype.is_float()) {
+    /// Multiplies what the rank holds of an operation's outputs.
+    fn scale(&mut self, shares: &[TensorIr], factor: f64) {
+        for out in shares.iter().filter(|out| out.dtype.is_float()) {
             let id = self.new_id();
             let entry = self.table.get_mut(out.id);
             let lhs = TensorIr { id: entry.local, status: TensorStatus::ReadWrite, ..out.clone() };

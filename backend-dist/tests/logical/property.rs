@@ -172,3 +172,11 @@ fn every_operation_in_every_placement_of_its_first_input() {
         }
     }
 }
+
+/// The mean over a dimension that one axis shards is a scaled sum, of a tensor that the other axis shards too.
+#[test]
+fn a_mean_over_a_sharded_dimension_is_scaled_as_the_rank_holds_it() {
+    let operation = OPERATIONS.iter().position(|(name, _)| *name == "mean along").unwrap();
+    let places = vec![[Shard(1), Replicate, Replicate], [Shard(2), Replicate, Replicate]];
+    check(operation, [2, 4, 4], 1, "TP2 DP2", &[Axis::Dp, Axis::Tp], &places);
+}
