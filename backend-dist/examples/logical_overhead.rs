@@ -17,8 +17,10 @@ fn main() -> Result<(), BoxError> {
     let (layers, steps) = (number(0, 12), number(1, 20));
     let plain = micros(&Device::flex(), layers, steps);
     println!("{:<24} {plain:>10.0} µs a step", "Burn's device");
-    let fused = LogicalOptions { fusion: Some(true), autocast: Some(FloatDType::BF16) };
-    for (name, options) in [("logical", LogicalOptions::default()), ("logical, fused", fused)] {
+    let fused = LogicalOptions { fusion: Some(true), autocast: Some(FloatDType::BF16), ..Default::default() };
+    let ahead = LogicalOptions { run_ahead: Some(true), ..fused };
+    let ways = [("logical", LogicalOptions::default()), ("logical, fused", fused), ("logical, fused, ahead", ahead)];
+    for (name, options) in ways {
         launch(&Mesh::new("TP1".parse()?)?, &[Device::flex()], |rank| {
             let device = rank.logical_device_with(&[], options);
             let micros = micros(&device, layers, steps);

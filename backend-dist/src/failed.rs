@@ -48,6 +48,23 @@ impl Launch {
     }
 }
 
+/// The launch that a thread works for.
+#[cfg(all(feature = "decorator", feature = "cuda"))]
+pub(crate) struct Entered(u64);
+
+#[cfg(all(feature = "decorator", feature = "cuda"))]
+impl Entered {
+    /// The one of the calling thread.
+    pub fn of_this_thread() -> Self {
+        Self(LAUNCH.get())
+    }
+
+    /// What this thread issues from now on belongs to it.
+    pub fn enter(&self) {
+        LAUNCH.set(self.0);
+    }
+}
+
 impl Drop for Launch {
     fn drop(&mut self) {
         let mut pending = pending();

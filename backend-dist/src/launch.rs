@@ -12,6 +12,7 @@ use crate::process::Processes;
 use crate::startup;
 use burn::tensor::Device;
 use panics::{RankPanics, enter_rank, panic_message};
+use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -146,6 +147,28 @@ impl Rank {
 }
 
 impl Rank {
+    /// Runs `work` on another thread of this rank: its memory is the rank's, and if it panics, the rank has failed.
+    ///
+    /// # Panics
+    /// If the system starts no more threads.
+    #[cfg(feature = "decorator")]
+    pub(crate) fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) {
+        let (rank, device, world) = (self.rank, self.device.clone(), self.world.clone());
+        #[cfg(feature = "cuda")]
+        let under_way = crate::failed::Entered::of_this_thread();
+        let run = move || {
+            enter_rank();
+            memory::set_rank(Some(rank));
+            #[cfg(feature = "cuda")]
+            under_way.enter();
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+                fail_with(&world, rank, &device, payload.as_ref());
+            }
+        };
+        let started = std::thread::Builder::new().name(format!("rank {rank} {name}")).spawn(run);
+        started.unwrap_or_else(|error| panic!("the thread of the logical device: {}", thread_error(&error)));
+    }
+
     /// Whether this is the first rank of its process.
     pub fn leads_process(&self) -> bool {
         self.rank == 0 || self.world.process_of(self.rank) != self.world.process_of(self.rank - 1)
@@ -217,32 +240,34 @@ pub(crate) fn launch_in<T: Send>(
     let mesh = Arc::new(mesh.clone());
     let run = |rank: usize| {
         let device = devices[(rank - here.start) % devices.len()].clone();
-        let explained = {
-            let device = device.clone();
-            move |message: String| gpu::out_of_memory(&message, &device).ok_or(message)
-        };
-        let context = Rank::new(rank, mesh.clone(), device, world.clone());
+        let context = Rank::new(rank, mesh.clone(), device.clone(), world.clone());
         enter_rank();
         memory::set_rank(Some(rank));
         #[cfg(feature = "cuda")]
         under_way.enter();
         startup::begin(launched, program);
-        let result = catch_unwind(AssertUnwindSafe(|| f(context)));
+        #[cfg(feature = "decorator")]
+        let logical = context.logical.clone();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let result = f(context);
+            #[cfg(feature = "decorator")]
+            if result.is_ok() {
+                logical.finish();
+            }
+            result
+        }));
         match result {
             Ok(Ok(value)) => {
                 world.finish(rank);
                 Some(value)
             }
             Ok(Err(error)) => {
-                let message = explained(chain(error.as_ref())).unwrap_or_else(|other| other);
-                world.fail(rank, FailureCause::Error(message));
+                let message = chain(error.as_ref());
+                world.fail(rank, FailureCause::Error(gpu::out_of_memory(&message, &device).unwrap_or(message)));
                 None
             }
             Err(payload) => {
-                if !payload.is::<Aborted>() {
-                    let cause = explained(panic_message(payload.as_ref())).map(FailureCause::Error);
-                    world.fail(rank, cause.unwrap_or_else(FailureCause::Panic));
-                }
+                fail_with(world, rank, &device, payload.as_ref());
                 None
             }
         }
@@ -277,6 +302,16 @@ pub(crate) fn launch_in<T: Send>(
         Some(failure) => Err(failure),
         None => Ok(results.into_iter().map(|value| value.expect("no failure means a value from every rank")).collect()),
     }
+}
+
+/// The failure of `rank`, on `device`, whose thread has panicked with `payload`.
+fn fail_with(world: &World, rank: usize, device: &Device, payload: &(dyn Any + Send)) {
+    if payload.is::<Aborted>() {
+        return;
+    }
+    let message = panic_message(payload);
+    let explained = gpu::out_of_memory(&message, device).map(FailureCause::Error);
+    world.fail(rank, explained.unwrap_or(FailureCause::Panic(message)));
 }
 
 fn rank_thread(rank: usize) -> std::thread::Builder {

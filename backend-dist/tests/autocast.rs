@@ -43,7 +43,7 @@ fn autocast_trains_as_f32_does() {
     for layout in ["TP1", "TP2"] {
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         let ranks = launch(&mesh, &[Device::flex()], |rank| {
-            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true) };
+            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
             let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
             let model = config().init(&device).load_record(ModuleRecord::from_bytes(record.clone())?);
             let model = parallelize(model, &rank, &Plan::auto())?;

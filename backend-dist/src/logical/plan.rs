@@ -4,7 +4,7 @@ use super::Placement::{self, Partial, Replicate, Varying};
 use super::localize::localize;
 use super::rules::{Decision, Operand, Policy, decide};
 use burn::tensor::{DType, Shape};
-use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
+use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use std::collections::HashMap;
 
 /// One axis of the mesh, as rules see it.
@@ -172,7 +172,7 @@ fn along_axis(op: &OperationIr, known: impl Fn(TensorId) -> Known, axis: &MeshAx
 
 fn operand<'a>(x: &'a TensorIr, known: &impl Fn(TensorId) -> Known) -> Operand<'a> {
     let Known { at, weight, home } = known(x.id);
-    Operand { shape: &x.shape, at, weight, home }
+    Operand { shape: &x.shape, at, weight, home, ends: x.status == TensorStatus::ReadWrite }
 }
 
 /// The decision by tensor, if it can be carried out: sizes divide, a tensor that is two inputs is wanted in one

@@ -10,7 +10,7 @@ use burn::tensor::{DType, Shape, Slice};
 use burn_ir::{BaseOperationIr, MatmulOpIr, OperationIr, SliceOpIr, TensorId, TensorIr, TensorStatus};
 
 fn operand(shape: &[usize], at: Placement) -> Operand<'_> {
-    Operand { shape, at, weight: false, home: None }
+    Operand { shape, at, weight: false, home: None, ends: false }
 }
 
 fn decided(decision: Option<Decision>) -> Option<(Vec<Placement>, Placement)> {
@@ -78,6 +78,17 @@ fn a_sum_goes_where_activations_of_its_shape_were_gathered_from() {
     assert_eq!(at_home(sum), Some((vec![Replicate; 2], Replicate)));
     let home = Operand { home: Some(Shard(1)), ..sum };
     assert_eq!(at_home(home), Some((vec![Shard(1), Replicate], Shard(1))));
+}
+
+#[test]
+fn a_residual_is_added_before_a_sum_that_nobody_else_reads_is_reduced() {
+    let (sum, residual) = (operand(&[2, 6, 8], Partial), operand(&[2, 6, 8], Replicate));
+    let added = |sum: Operand| decided(elementwise(Linearity::Joint, &[sum, residual], &[2, 6, 8]));
+    assert_eq!(added(sum), Some((vec![Replicate; 2], Replicate)));
+    assert_eq!(added(Operand { ends: true, ..sum }), Some((vec![Partial; 2], Partial)));
+    // Under sequence parallelism it is scattered.
+    let at_home = Operand { ends: true, home: Some(Shard(1)), ..sum };
+    assert_eq!(added(at_home), Some((vec![Shard(1); 2], Shard(1))));
 }
 
 fn tensor(id: u64, shape: &[usize]) -> TensorIr {

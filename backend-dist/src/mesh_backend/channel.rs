@@ -3,7 +3,7 @@
 use super::command;
 use super::device::MeshDevice;
 use super::follow::{Followers, Message};
-use super::interpreter::Interpret;
+use super::worker::Worker;
 use crate::collective_ops::Collective;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape, TensorData};
@@ -24,7 +24,7 @@ pub(super) struct MeshChannel;
 #[derive(Clone)]
 pub(super) struct MeshClient {
     pub device: MeshDevice,
-    interpreter: Arc<Mutex<Box<dyn Interpret>>>,
+    worker: Arc<Mutex<Worker>>,
     /// Tensors that nobody has any more.
     ///
     /// Burn's autodiff frees what is left of *all* graphs of the process at the end of a backward pass, so a rank drops
@@ -37,40 +37,46 @@ pub(super) struct MeshClient {
 }
 
 impl MeshClient {
-    pub fn new(device: MeshDevice, interpreter: Box<dyn Interpret>, followers: Followers) -> Self {
-        let (interpreter, dropped) = (Arc::new(Mutex::new(interpreter)), Arc::default());
-        Self { device, interpreter, dropped, followers, last: Arc::default() }
+    pub fn new(device: MeshDevice, worker: Worker, followers: Followers) -> Self {
+        let (worker, dropped) = (Arc::new(Mutex::new(worker)), Arc::default());
+        Self { device, worker, dropped, followers, last: Arc::default() }
     }
 
-    /// The interpreter, without tensors that were dropped.
-    pub fn interpreter(&self) -> MutexGuard<'_, Box<dyn Interpret>> {
-        let mut interpreter = lock(&self.interpreter);
+    /// Who runs the interpreter, which knows what was dropped.
+    pub fn worker(&self) -> MutexGuard<'_, Worker> {
+        let mut worker = lock(&self.worker);
         let dropped = std::mem::take(&mut *lock(&self.dropped));
         if !dropped.is_empty() {
-            dropped.iter().for_each(|id| interpreter.drop_tensor(*id));
             self.followers.tell(|| Message::Drop(dropped.clone()));
+            worker.tell(Message::Drop(dropped));
         }
-        interpreter
+        worker
     }
 
     /// What `message` says, here and on the followers, which begin first.
     pub fn everywhere(&self, message: Message) {
-        let mut interpreter = self.interpreter();
+        let mut worker = self.worker();
         self.followers.tell(|| message.clone());
-        message.obey(&mut **interpreter);
+        worker.tell(message);
     }
 
     /// A collective of all ranks' shares of `x` over their groups of this name. No lock is held meanwhile.
     pub fn collective(&self, x: TensorIr, what: Collective, group: &str) -> TensorId {
         let out = self.new_id();
         let run = {
-            let mut interpreter = self.interpreter();
-            let (x, what) = (&x, &what);
-            self.followers.tell(|| Message::Collective { x: x.clone(), out, what: what.clone(), group: group.into() });
-            interpreter.collective(x.clone(), out, what.clone(), group)
+            let mut worker = self.worker();
+            let message = || Message::Collective { x: x.clone(), out, what: what.clone(), group: group.into() };
+            self.followers.tell(message);
+            match &mut *worker {
+                Worker::Here(interpreter) => interpreter.collective(x, out, what, group),
+                ahead => {
+                    ahead.tell(message());
+                    return out;
+                }
+            }
         };
         run();
-        self.interpreter().arrived(out);
+        self.worker().ask(move |interpreter| interpreter.arrived(out));
         out
     }
 
@@ -95,25 +101,31 @@ impl RouterClient for MeshClient {
             OperationIr::Init(_) => {}
             op => {
                 let command = command::take();
-                let mut interpreter = self.interpreter();
+                let mut worker = self.worker();
                 self.followers.tell(|| Message::Run(Box::new(op.clone()), command.clone()));
-                interpreter.run(op, command);
+                match command {
+                    None => worker.tell(Message::Run(Box::new(op), None)),
+                    Some(command) => {
+                        let answer = worker.ask(move |interpreter| interpreter.run(op, Some(command)));
+                        command::answer(answer.expect("a command is answered"));
+                    }
+                }
             }
         }
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        let mut interpreter = self.interpreter();
+        let mut worker = self.worker();
         self.followers.tell(|| Message::Gather(tensor.clone()));
-        interpreter.read(tensor)
+        worker.ask(|interpreter| interpreter.read(tensor))
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {
-        self.interpreter().sync()
+        self.worker().ask(|interpreter| interpreter.sync())
     }
 
     fn flush(&self) {
-        self.interpreter().flush();
+        self.worker().ask(|interpreter| interpreter.flush());
     }
 
     fn create_empty_handle(&self) -> TensorId {
@@ -136,7 +148,7 @@ impl RouterClient for MeshClient {
     }
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
-        self.interpreter().dtype_usage(dtype)
+        self.worker().ask(move |interpreter| interpreter.dtype_usage(dtype))
     }
 
     fn register_and_execute_graph(&self, _: GraphId, _: Vec<OperationIr>, _: GraphBindings) {

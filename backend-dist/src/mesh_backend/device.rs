@@ -5,7 +5,9 @@ use super::follow::Followers;
 use super::interpreter::{Interpret, Interpreter};
 use super::options::LogicalOptions;
 use super::report::Report;
+use super::worker::Worker;
 use crate::comm::Group;
+use crate::gpu;
 use crate::launch::Rank;
 use crate::logical::MeshAxis;
 use crate::logical::rules::Policy;
@@ -121,7 +123,7 @@ pub(super) fn live(device: &Device) -> Option<Live> {
 /// If `device` is no logical device of a running rank.
 pub fn explain(device: &Device) -> Report {
     let live = live(device).unwrap_or_else(|| panic!("{device:?} is no logical device: see `Rank::logical_device`"));
-    live.client.interpreter().report()
+    live.client.worker().ask(|interpreter| interpreter.report())
 }
 
 /// The logical devices of one rank. They end with it.
@@ -147,9 +149,20 @@ impl LogicalDevices {
         self.make(rank, &Wanted { axes, across: &[], sequence: false, options }, Followers::default())
     }
 
+    /// Waits until they have begun everything that was asked of them.
+    pub fn finish(&self) {
+        let devices: Vec<Device> = lock(&self.made).iter().map(|made| made.device.clone()).collect();
+        for live in devices.iter().filter_map(live) {
+            live.client.worker().ask(|_| ());
+        }
+    }
+
     /// A logical device of which `followers` are other ranks.
     pub(super) fn make(&self, rank: &Rank, wanted: &Wanted, followers: Followers) -> Device {
-        let client = |member| MeshClient::new(member, interpreter(rank, wanted), followers);
+        let interpreter = interpreter(rank, wanted);
+        let runs_ahead = wanted.options.run_ahead.unwrap_or_else(|| gpu::index(&rank.device).is_some());
+        let worker = if runs_ahead { Worker::ahead(rank, interpreter) } else { Worker::Here(interpreter) };
+        let client = |member| MeshClient::new(member, worker, followers);
         let (slot, opened) = Slot::open(rank.device.settings(), client);
         let (device, axes) = (Device::new(slot.group), wanted.axes.to_vec());
         lock(&LIVE).push(Live { device: device.clone(), client: opened.client, axes: axes.clone() });

@@ -9,6 +9,7 @@ use burn::tensor::TensorData;
 use burn_ir::{OperationIr, TensorId, TensorIr};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::{Duration, Instant};
 
 /// What an interpreter is told.
 #[derive(Clone)]
@@ -39,7 +40,7 @@ impl Message {
     /// Does what the message says.
     pub fn obey(self, interpreter: &mut dyn Interpret) {
         match self {
-            Self::Run(op, command) => interpreter.run(*op, command),
+            Self::Run(op, command) => drop(interpreter.run(*op, command)),
             Self::Gather(tensor) => interpreter.gather(tensor),
             Self::Data(id, data) => interpreter.register_data(id, data),
             Self::Drop(tensors) => tensors.into_iter().for_each(|id| interpreter.drop_tensor(id)),
@@ -70,18 +71,33 @@ impl Followers {
     }
 }
 
+/// How long a thread looks for work before it sleeps: the next operation of a program comes within microseconds, and
+/// waking a thread takes as long.
+const BRIEFLY: Duration = Duration::from_micros(50);
+
+/// What comes next; `None` when nobody is there to send. Before a longer wait `flush` hands over what is queued, for
+/// which others may wait.
+pub(super) fn next<T>(queue: &Receiver<T>, flush: impl FnOnce()) -> Option<T> {
+    let mut since = None;
+    loop {
+        match queue.try_recv() {
+            Ok(job) => return Some(job),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) if since.get_or_insert_with(Instant::now).elapsed() < BRIEFLY => {
+                std::thread::yield_now();
+            }
+            Err(TryRecvError::Empty) => {
+                flush();
+                return queue.recv().ok();
+            }
+        }
+    }
+}
+
 /// Does what the leader says until its program ends. Whether that ended well.
 pub(super) fn follow(interpreter: &mut dyn Interpret, leader: &Receiver<Message>) -> bool {
     loop {
-        let message = match leader.try_recv() {
-            Err(TryRecvError::Empty) => {
-                // Before this rank waits: the leader may wait for what this one has queued.
-                interpreter.flush();
-                leader.recv().ok()
-            }
-            other => other.ok(),
-        };
-        match message {
+        match next(leader, || interpreter.flush()) {
             Some(Message::End) => return true,
             Some(Message::Failed) | None => return false,
             Some(message) => message.obey(interpreter),

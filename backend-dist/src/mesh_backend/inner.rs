@@ -28,6 +28,11 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
     /// The outputs of a chain; `half` is the half precision type.
     fn fused(launch: Launch<FloatTensor<Self>>, half: DType, device: &Device<Self>) -> Vec<FloatTensor<Self>>;
 
+    /// Sums over all dimensions but the last, of half precision in `dtype`.
+    fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+        Self::bias_grad(Self::float_cast(x, dtype.into()))
+    }
+
     /// `a · b` of the last two dimensions with elements of `dtype`; the others broadcast. `a` and `b` have one type.
     fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         Self::float_cast(Self::float_matmul(a, b), dtype.into())

@@ -5,7 +5,7 @@ mod commands;
 mod inputs;
 mod views;
 
-use super::command::Command;
+use super::command::{Answer, Command};
 use super::executor::Executor;
 use super::inner::Inner;
 use super::options::LogicalOptions;
@@ -29,8 +29,8 @@ use std::collections::hash_map::Entry;
 
 /// An interpreter over any inner backend.
 pub(super) trait Interpret: Send {
-    /// Runs one operation, which makes a tensor, or obeys the command that it carries.
-    fn run(&mut self, op: OperationIr, command: Option<Command>);
+    /// Runs one operation, which makes a tensor, or obeys and answers the command that it carries.
+    fn run(&mut self, op: OperationIr, command: Option<Command>) -> Option<Answer>;
     /// Forgets a tensor.
     fn drop_tensor(&mut self, id: TensorId);
     /// The whole tensor; a collective unless it is replicated.
@@ -60,8 +60,8 @@ pub(super) trait Interpret: Send {
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet;
     /// What has happened.
     fn report(&self) -> Report;
-    /// Number of ranks along an axis.
-    fn ranks(&self, axis: usize) -> usize;
+    /// Number of ranks along each axis.
+    fn ranks(&self) -> Vec<usize>;
 }
 
 /// The first id of tensors that only the rank knows; those of programs are below.
@@ -247,24 +247,24 @@ impl<B: Inner> Interpreter<B> {
 }
 
 impl<B: Inner> Interpret for Interpreter<B> {
-    fn run(&mut self, op: OperationIr, command: Option<Command>) {
-        match op {
-            OperationIr::Drop(tensor) => self.drop_tensor(tensor.id),
-            op => match command {
-                Some(Command::Adopt(id)) => self.adopt(id, &op),
-                Some(command) => self.carry(command, op),
-                None => match &op {
-                    OperationIr::Float(_, FloatOperationIr::Random(random))
-                    | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => {
-                        self.report.operations += 1;
-                        self.draw(&random.out, random.distribution);
-                        let state = self.replicated();
-                        self.table.insert(random.out.id, state, random.out.id);
-                    }
-                    _ => self.run_planned(op),
-                },
-            },
+    fn run(&mut self, op: OperationIr, command: Option<Command>) -> Option<Answer> {
+        match (&op, command) {
+            (OperationIr::Drop(tensor), _) => self.drop_tensor(tensor.id),
+            (_, Some(Command::Adopt(id))) => return Some(self.adopt(id, &op)),
+            (_, Some(command)) => return Some(self.carry(command, op)),
+            (
+                OperationIr::Float(_, FloatOperationIr::Random(random))
+                | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)),
+                None,
+            ) => {
+                self.report.operations += 1;
+                self.draw(&random.out, random.distribution);
+                let state = self.replicated();
+                self.table.insert(random.out.id, state, random.out.id);
+            }
+            (_, None) => self.run_planned(op),
         }
+        None
     }
 
     fn drop_tensor(&mut self, id: TensorId) {
@@ -344,8 +344,8 @@ impl<B: Inner> Interpret for Interpreter<B> {
         Report { tensors: self.table.len(), kernels, ..self.report.clone() }
     }
 
-    fn ranks(&self, axis: usize) -> usize {
-        self.axes[axis].ranks
+    fn ranks(&self) -> Vec<usize> {
+        self.axes.iter().map(|axis| axis.ranks).collect()
     }
 }
 

@@ -31,10 +31,7 @@ impl Known {
     pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         let x = logical(x)?;
         let live = live_of(&x);
-        let interpreter = live.client.interpreter();
-        let ranks = (0..live.axes.len()).map(|axis| interpreter.ranks(axis)).collect();
-        drop(interpreter);
-        Some(Self { state: found(&x).state, ranks })
+        Some(Self { state: found(&x).state, ranks: ranks_of(&live) })
     }
 
     /// What a rank holds of a tensor of this shape.
@@ -92,11 +89,7 @@ pub(crate) fn on_logical<const D: usize>(x: Tensor<D>, f: impl FnOnce(LogicalTen
 /// The rank's share of `x`.
 pub(crate) fn local_of(x: LogicalTensor) -> LogicalTensor {
     let Answer { state, .. } = found(&x);
-    let ranks = live_of(&x);
-    let ranks = {
-        let interpreter = ranks.client.interpreter();
-        (0..ranks.axes.len()).map(|axis| interpreter.ranks(axis)).collect()
-    };
+    let ranks = ranks_of(&live_of(&x));
     let known = Known { state, ranks };
     let state = TensorState { at: vec![Placement::Varying; known.ranks.len()], weight: false };
     let shape = known.local_shape(x.shape());
@@ -110,6 +103,11 @@ fn logical<const D: usize>(x: &Tensor<D>) -> Option<LogicalTensor> {
 
 fn live_of(x: &LogicalTensor) -> Live {
     live(&Device::new(x.device())).expect("a device group is a logical device")
+}
+
+/// How many ranks a device has along each of its axes.
+fn ranks_of(live: &Live) -> Vec<usize> {
+    live.client.worker().ask(|interpreter| interpreter.ranks())
 }
 
 /// What the device of `x` knows of it.
@@ -182,7 +180,7 @@ impl Recent {
         let Some((live, first)) = self.0 else { return };
         let mut gradients = Gradients { grads, ids: HashSet::new() };
         module.visit(&mut gradients);
-        let tensors = live.client.interpreter().distributed_since(first);
+        let tensors = live.client.worker().ask(move |interpreter| interpreter.distributed_since(first));
         let mut others: Vec<_> = tensors.into_iter().filter(|x| !gradients.ids.contains(&x.id)).collect();
         others.sort_by_key(|x| x.id);
         others.into_iter().for_each(|x| live.client.everywhere(Message::Whole(x)));

@@ -44,6 +44,7 @@ mod report;
 mod reshard;
 mod table;
 mod team;
+mod worker;
 
 pub use device::{MeshDevice, explain};
 pub use options::LogicalOptions;

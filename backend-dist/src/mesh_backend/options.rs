@@ -28,6 +28,10 @@ pub struct LogicalOptions {
     /// Whether elementwise operations and reductions over rows run together as one kernel. `None`: on GPUs. On CPU ranks
     /// it is slower, and there to find out what a GPU does; it covers f32 with autocast, else f64.
     pub fusion: Option<bool>,
+    /// Whether operations are planned and launched by a thread of their own, while the program issues the next ones.
+    /// `None`: on GPUs, where the host is what limits small models. An error in an operation then stops the program at a
+    /// later one; with `Some(false)` at that operation, whose backtrace says where it was issued.
+    pub run_ahead: Option<bool>,
 }
 
 impl LogicalOptions {

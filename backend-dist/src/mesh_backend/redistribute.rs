@@ -93,7 +93,7 @@ fn axis_of(device: &Device, axis: Axis) -> (Live, usize) {
 /// The index of `axis`, if the tensor can be moved there.
 fn checked(device: &Device, shape: &[usize], axis: Axis, to: Placement) -> usize {
     let (live, index) = axis_of(device, axis);
-    let ranks = live.client.interpreter().ranks(index);
+    let ranks = live.client.worker().ask(|interpreter| interpreter.ranks())[index];
     match to {
         Placement::Partial | Placement::Strided { .. } | Placement::Varying => {
             panic!("axis {axis}: {to} is what operations make; ask for Replicate or Shard")

@@ -34,6 +34,7 @@ pub struct Teams {
     within: Axis,
     across: Vec<Axis>,
     sequence: bool,
+    options: LogicalOptions,
     members: Mutex<HashMap<usize, Member>>,
 }
 
@@ -55,7 +56,8 @@ impl Teams {
             }
             members.insert(ranks[0], Member::Leader(senders));
         }
-        Self { within, across: Vec::new(), sequence: false, members: Mutex::new(members) }
+        let options = LogicalOptions::default();
+        Self { within, across: Vec::new(), sequence: false, options, members: Mutex::new(members) }
     }
 
     /// Collectives between the leaders of several teams, along another axis, are between all their ranks: each with its
@@ -70,6 +72,16 @@ impl Teams {
     /// it until a layer sharded by columns gathers it. A sequence that the ranks do not divide stays whole.
     pub fn sequence_parallel(mut self, on: bool) -> Self {
         self.sequence = on;
+        self
+    }
+
+    /// How the logical devices compute.
+    ///
+    /// # Panics
+    /// As [`Rank::logical_device_with`].
+    pub fn options(mut self, options: LogicalOptions) -> Self {
+        options.check();
+        self.options = options;
         self
     }
 
@@ -91,8 +103,8 @@ impl Teams {
             return Err(format!("the ranks of axis {} must be threads of one process", self.within).into());
         }
         let member = self.members.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank.rank);
-        let options = LogicalOptions::default();
-        let wanted = Wanted { axes: &[self.within], across: &self.across, sequence: self.sequence, options };
+        let wanted =
+            Wanted { axes: &[self.within], across: &self.across, sequence: self.sequence, options: self.options };
         match member.unwrap_or_else(|| panic!("rank {} joins its team once, in the launch it was made for", rank.rank))
         {
             Member::Leader(followers) => {

@@ -4,40 +4,37 @@ use crate::cpu;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::logical::Placement::{self, Partial, Shard};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{Redistribute, explain};
+use backend_dist::mesh_backend::{LogicalOptions, Redistribute, explain};
 use burn::tensor::{Device, Tensor};
 use std::time::{Duration, Instant};
 
-fn error(run: impl Fn(&Rank, &Device) -> Result<(), BoxError> + Sync) -> String {
+/// Runs that fail within a second, with these words: on a device that does things at once, and on one that runs ahead.
+fn fails(words: &[&str], run: impl Fn(&Rank, &Device) -> Result<(), BoxError> + Sync) {
     let mesh = Mesh::new("TP2".parse().unwrap()).unwrap();
-    let begun = Instant::now();
-    let result = launch(&mesh, &[cpu()], |rank| run(&rank, &rank.logical_device(&[Axis::Tp])));
-    assert!(begun.elapsed() < Duration::from_secs(1));
-    result.unwrap_err().to_string()
-}
-
-fn moved(to: Placement) -> String {
-    error(move |rank, device| {
-        Tensor::<2>::ones([6, 3], device).redistribute(rank, Axis::Tp, to);
-        Ok(())
-    })
+    for ahead in [false, true] {
+        let options = LogicalOptions { run_ahead: Some(ahead), ..Default::default() };
+        let begun = Instant::now();
+        let result = launch(&mesh, &[cpu()], |rank| run(&rank, &rank.logical_device_with(&[Axis::Tp], options)));
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        let text = result.unwrap_err().to_string();
+        words.iter().for_each(|word| assert!(text.contains(word), "{text}"));
+    }
 }
 
 #[test]
 fn a_read_on_one_rank_only_ends_and_names_the_collective() {
-    let text = error(|rank, device| {
+    fails(&["all-gather(dim 1)", "rank 0"], |rank, device| {
         let x = Tensor::<2>::ones([4, 6], device).redistribute(rank, Axis::Tp, Shard(1));
         if rank.rank == 0 {
             x.into_data();
         }
         Ok(())
     });
-    assert!(text.contains("all-gather(dim 1)") && text.contains("rank 0"), "{text}");
 }
 
 #[test]
 fn a_branch_on_one_rank_ends_and_names_both_operations() {
-    let text = error(|rank, device| {
+    fails(&["all-gather(dim 1)", "all-reduce(sum)"], |rank, device| {
         let x = Tensor::<2>::ones([4, 6], device).redistribute(rank, Axis::Tp, Shard(1));
         match rank.rank {
             0 => x.into_data(),
@@ -45,35 +42,51 @@ fn a_branch_on_one_rank_ends_and_names_both_operations() {
         };
         Ok(())
     });
-    assert!(text.contains("all-gather(dim 1)") && text.contains("all-reduce(sum)"), "{text}");
+}
+
+#[test]
+fn an_operation_that_nobody_reads_has_failed_all_the_same() {
+    // The sum of two, which wait for nobody, is a collective: the other rank has finished.
+    fails(&["all-reduce(sum)", "rank 0"], |rank, device| {
+        let x = Tensor::<2>::ones([4, 6], device).redistribute(rank, Axis::Tp, Shard(1));
+        let sum = x.sum();
+        if rank.rank == 0 {
+            let _ = sum.exp();
+        }
+        Ok(())
+    });
 }
 
 #[test]
 fn placements_that_do_not_fit_are_refused_with_the_nearest_sizes() {
-    let text = moved(Shard(1));
-    assert!(text.contains("Shard(1) of a tensor of shape [6, 3]: 2 ranks do not divide 3"), "{text}");
-    assert!(text.contains("the nearest sizes are 2 and 4"), "{text}");
-    assert!(moved(Shard(2)).contains("the last dimension is 1"));
-    assert!(moved(Partial).contains("ask for Replicate or Shard"));
+    let moved = |to: Placement, words: &[&str]| {
+        fails(words, move |rank, device| {
+            Tensor::<2>::ones([6, 3], device).redistribute(rank, Axis::Tp, to);
+            Ok(())
+        });
+    };
+    moved(
+        Shard(1),
+        &["Shard(1) of a tensor of shape [6, 3]: 2 ranks do not divide 3", "the nearest sizes are 2 and 4"],
+    );
+    moved(Shard(2), &["the last dimension is 1"]);
+    moved(Partial, &["ask for Replicate or Shard"]);
 }
 
 #[test]
 fn tensors_of_other_devices_are_refused() {
-    let text = error(|rank, _| {
+    fails(&["on no logical device"], |rank, _| {
         Tensor::<1>::ones([4], &rank.device).redistribute(rank, Axis::Tp, Shard(0));
         Ok(())
     });
-    assert!(text.contains("on no logical device"), "{text}");
-    let text = error(|rank, device| {
+    fails(&["axis dp", "has the axes [\"tp\"]"], |rank, device| {
         Tensor::<1>::ones([4], device).redistribute(rank, Axis::Dp, Shard(0));
         Ok(())
     });
-    assert!(text.contains("axis dp") && text.contains("has the axes [\"tp\"]"), "{text}");
-    let text = error(|rank, _| {
+    fails(&["the axes tp and world share ranks"], |rank, _| {
         rank.logical_device(&[Axis::Tp, Axis::World]);
         Ok(())
     });
-    assert!(text.contains("the axes tp and world share ranks"), "{text}");
 }
 
 #[test]

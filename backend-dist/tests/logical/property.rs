@@ -58,7 +58,7 @@ type Places = Vec<[Placement; 3]>;
 
 fn check(operation: usize, shape: [usize; 3], dim: usize, layout: &str, axes: &[Axis], places: &Places) {
     for fusion in [false, true] {
-        let options = LogicalOptions { fusion: Some(fusion), ..Default::default() };
+        let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
         check_with(options, operation, shape, dim, (layout, axes, places));
     }
 }

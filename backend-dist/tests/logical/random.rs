@@ -11,7 +11,7 @@ use burn::tensor::{Distribution, Tensor};
 fn drawn(layout: &str, is_sharded: bool, fusion: bool) -> Vec<Vec<f64>> {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     launch(&mesh, &[cpu()], |rank| {
-        let options = LogicalOptions { fusion: Some(fusion), ..Default::default() };
+        let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
         let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
         device.seed(5);
         let mut x = Tensor::<2>::random([8, 6], Distribution::Normal(0.0, 1.0), &device);

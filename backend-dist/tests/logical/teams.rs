@@ -8,20 +8,33 @@ use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::local::{Placements, Recent, to_local};
 use backend_dist::logical::Placement::{Partial, Replicate, Shard, Varying};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{Redistribute, Teams, explain};
+use backend_dist::mesh_backend::{LogicalOptions, Redistribute, Teams, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::nn::LinearConfig;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, Tensor};
 use std::time::{Duration, Instant};
 
-fn led<T: Send>(layout: &str, program: impl Fn(&Rank, Device) -> Result<T, BoxError> + Sync) -> Result<Vec<T>, String> {
+/// The leaders' values, which are the same whether or not they run ahead.
+fn led<T: Send + PartialEq + std::fmt::Debug>(
+    layout: &str,
+    program: impl Fn(&Rank, Device) -> Result<T, BoxError> + Sync,
+) -> Result<Vec<T>, String> {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let teams = Teams::new(&mesh, Axis::Tp).across(Axis::Dp);
-    let begun = Instant::now();
-    let results = launch(&mesh, &[cpu()], |rank| teams.run(&rank, |device| program(&rank, device)));
-    assert!(begun.elapsed() < Duration::from_secs(2));
-    Ok(results.map_err(|error| error.to_string())?.into_iter().flatten().collect())
+    let [at_once, ahead] = [false, true].map(|ahead| {
+        let options = LogicalOptions { run_ahead: Some(ahead), ..Default::default() };
+        let teams = Teams::new(&mesh, Axis::Tp).across(Axis::Dp).options(options);
+        let begun = Instant::now();
+        let results = launch(&mesh, &[cpu()], |rank| teams.run(&rank, |device| program(&rank, device)));
+        assert!(begun.elapsed() < Duration::from_secs(2));
+        let values = results.map_err(|error| error.to_string())?;
+        Ok::<_, String>(values.into_iter().flatten().collect::<Vec<T>>())
+    });
+    if let (Ok(at_once), Ok(ahead)) = (&at_once, &ahead) {
+        assert_eq!(at_once, ahead);
+    }
+    at_once?;
+    ahead
 }
 
 fn numbers<const D: usize>(x: Tensor<D>) -> Vec<f64> {

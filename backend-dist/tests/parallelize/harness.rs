@@ -134,7 +134,7 @@ impl<M: Module + ModuleDisplay> Case<M> {
 
     fn check_with(&self, layout: &str, axes: &[Axis], plans: &[Plan], fusion: bool) -> Report {
         let expected = self.alone();
-        let options = LogicalOptions { fusion: Some(fusion), ..Default::default() };
+        let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         let mut reports = launch(&mesh, &[cpu()], |rank| {
             let device = rank.logical_device_with(axes, options).autodiff();

@@ -47,7 +47,7 @@ fn check(optimizer: fn() -> ModuleOptimizer) {
     let alone = cpu().autodiff();
     let expected = values(&trained(init(&alone), &alone, optimizer()));
     for (layout, fusion) in [("TP1", false), ("TP1", true), ("TP2", false), ("TP2", true), ("TP4", false)] {
-        let options = LogicalOptions { fusion: Some(fusion), ..Default::default() };
+        let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         let ranks = launch(&mesh, &[cpu()], |rank| {
             let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use backend_dist::gpu;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::mesh_backend::Teams;
+use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use burn::data::dataloader::DataLoader;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -155,7 +155,9 @@ impl<M> DataParallel<M> {
     /// The ranks of each data-parallel rank, if they are several.
     pub(super) fn teams(&self, mesh: &Mesh) -> Option<Teams> {
         let tensor = self.tensor.as_ref()?;
-        Some(Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(tensor.sequence))
+        let autocast = tensor.autocast;
+        let options = LogicalOptions { autocast, fusion: autocast.map(|_| true), ..Default::default() };
+        Some(Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(tensor.sequence).options(options))
     }
 
     /// `device` with what this training asks of autodiff.

@@ -5,7 +5,7 @@ use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::parallelize::{Plan, PlanError, check, parallelize_on};
 use burn::module::{Module, ModuleDisplay};
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader};
 
 use super::custom;
@@ -34,12 +34,13 @@ pub struct MeshStrategy {
     devices: Vec<Device>,
     micro_batches: Option<usize>,
     units: Units,
+    autocast: Option<FloatDType>,
 }
 
 impl MeshStrategy {
     pub(super) fn new(layout: ParallelLayout) -> Self {
         let (plan, units) = (Plan::auto(), Units::auto());
-        Self { layout, plan, devices: Vec::new(), micro_batches: None, units }
+        Self { layout, plan, devices: Vec::new(), micro_batches: None, units, autocast: None }
     }
 
     /// Which parameters are sharded over the tensor-parallel ranks, and how; [`Plan::auto`] unless it is called.
@@ -67,30 +68,42 @@ impl MeshStrategy {
         self.units = units;
         self
     }
+
+    /// Mixed precision for a model of f32 parameters, as under PyTorch's `torch.autocast`: GEMMs and what is computed
+    /// from their outputs in bf16 or f16; parameters, gradients and optimizer states in f32. See
+    /// [`LogicalOptions::autocast`].
+    pub fn autocast(mut self, half: FloatDType) -> Self {
+        self.autocast = Some(half);
+        self
+    }
 }
 
 impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M> {
     fn from(strategy: MeshStrategy) -> Self {
-        custom(OnMesh { tensor: TensorParallel::new(&strategy.layout, &strategy.plan), strategy })
+        let tensor = TensorParallel::new(&strategy.layout, &strategy.plan, strategy.autocast);
+        custom(OnMesh { tensor, strategy })
     }
 }
 
-/// How a model is sharded over the tensor-parallel ranks.
+/// How a model is sharded over the tensor-parallel ranks, and computes there.
 #[derive(Clone)]
 pub(crate) struct TensorParallel<M> {
     pub ranks: usize,
     /// Whether activations are sharded along the sequence.
     pub sequence: bool,
+    /// The half precision type of GEMMs, if they have one.
+    pub autocast: Option<FloatDType>,
     plan: Plan,
     check: fn(&M, &Plan, usize, bool) -> Result<(), PlanError>,
     place: fn(M, &Device, &Rank, &Plan) -> Result<M, PlanError>,
 }
 
 impl<M: Module + ModuleDisplay> TensorParallel<M> {
-    /// Of a layout; `None` if it has no such ranks.
-    pub fn new(layout: &ParallelLayout, plan: &Plan) -> Option<Self> {
-        let (ranks, sequence) = (layout.tp, layout.sequence_parallel());
-        (ranks > 1).then(|| Self { ranks, sequence, plan: plan.clone(), check: check::<M>, place: parallelize_on::<M> })
+    /// Of a layout; `None` if it has no such ranks, and Burn's own device does.
+    pub fn new(layout: &ParallelLayout, plan: &Plan, autocast: Option<FloatDType>) -> Option<Self> {
+        let (ranks, sequence, plan) = (layout.tp.max(1), layout.sequence_parallel(), plan.clone());
+        let is_logical = ranks > 1 || autocast.is_some();
+        is_logical.then(|| Self { ranks, sequence, autocast, plan, check: check::<M>, place: parallelize_on::<M> })
     }
 }
 
@@ -147,7 +160,7 @@ struct OnMesh<M> {
 impl<M: LearnerModel> OnMesh<M> {
     /// Why the training cannot start.
     fn check(&self, model: &M) -> Result<(), String> {
-        let MeshStrategy { layout, devices, micro_batches, plan, .. } = &self.strategy;
+        let MeshStrategy { layout, devices, micro_batches, plan, autocast, .. } = &self.strategy;
         for_any_module(layout)?;
         if plan.axis() != Axis::Tp {
             return Err(format!("the plan shards along axis {}; nearest legal: tp, without .along(..)", plan.axis()));
@@ -157,6 +170,9 @@ impl<M: LearnerModel> OnMesh<M> {
             return Err(format!(
                 "layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"
             ));
+        }
+        if let Some(half) = autocast.filter(|half| !matches!(half, FloatDType::BF16 | FloatDType::F16)) {
+            return Err(format!("autocast({half:?}): no half precision type; nearest legal: BF16, F16"));
         }
         if *micro_batches == Some(0) {
             return Err("micro_batches 0: a step takes at least 1 batch; nearest legal: 1".into());

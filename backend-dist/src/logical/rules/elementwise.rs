@@ -53,10 +53,12 @@ fn partial(linearity: Linearity, inputs: &[Operand], out: &[usize]) -> Option<Ve
         return None;
     }
     match linearity {
-        // One rank adds a bias. What is as large as the sum is a residual, which others read as well.
+        // One rank adds a bias, or another gradient of the same tensor. If others read the sum as well, it had better be
+        // reduced before what is as large as itself is added.
         Linearity::Joint => {
-            let is_small = |x: &Operand| x.at == Partial || x.len() < largest;
-            inputs.iter().all(is_small).then(|| vec![Partial; inputs.len()])
+            let ends = summands.iter().all(|x| x.ends && x.home.is_none());
+            let can_join = |x: &Operand| x.at == Partial || x.len() < largest || ends;
+            inputs.iter().all(can_join).then(|| vec![Partial; inputs.len()])
         }
         Linearity::Each if summands.len() == 1 => {
             let others = inputs.iter().filter(|x| x.at != Partial).map(Operand::len).max().unwrap_or(0);

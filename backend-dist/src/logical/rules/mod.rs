@@ -31,6 +31,8 @@ pub struct Operand<'a> {
     /// Where activations of this shape are kept, if they have been gathered for a weight: a sum of this shape is
     /// scattered there.
     pub home: Option<Placement>,
+    /// Whether nothing reads it after this operation.
+    pub ends: bool,
 }
 
 impl Operand<'_> {

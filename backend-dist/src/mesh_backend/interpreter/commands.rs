@@ -2,14 +2,14 @@
 
 use super::{Interpreter, name};
 use crate::logical::TensorState;
-use crate::mesh_backend::command::{self, Answer, Command};
+use crate::mesh_backend::command::{Answer, Command};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::interpreter::Interpret;
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 
 impl<B: Inner> Interpreter<B> {
     /// Obeys a command about the input of `carrier`, and makes its output the input.
-    pub(super) fn carry(&mut self, command: Command, carrier: OperationIr) {
+    pub(super) fn carry(&mut self, command: Command, carrier: OperationIr) -> Answer {
         let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
         let outputs: Vec<TensorId> = carrier.outputs().map(|x| x.id).collect();
         let ([x], [out]) = (&inputs[..], &outputs[..]) else {
@@ -36,15 +36,15 @@ impl<B: Inner> Interpreter<B> {
                 self.drop_copies(entry);
             }
         }
-        command::answer(Answer { id: x.id, state: TensorState { at: from, weight } });
+        Answer { id: x.id, state: TensorState { at: from, weight } }
     }
 
     /// The output of `carrier` is the tensor `id`.
-    pub(super) fn adopt(&mut self, id: TensorId, carrier: &OperationIr) {
+    pub(super) fn adopt(&mut self, id: TensorId, carrier: &OperationIr) -> Answer {
         let out = carrier.outputs().next().expect("a carrier makes a tensor").id;
         let entry = self.table.remove(id).expect("a tensor is adopted once");
         let state = entry.state.clone();
         self.table.insert(out, entry.state, entry.local);
-        command::answer(Answer { id: out, state });
+        Answer { id: out, state }
     }
 }
