@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::flops::AttentionCount;
 use burn_megatron::metrics::{FlopsPerToken, peak};
-use burn_megatron::plan::gpus::{GPUS, Gpu, Hardware};
+use burn_megatron::plan::gpus::{GPUS, GpuModel, Hardware};
 use burn_megatron::plan::{Candidate, Decoder, Job, Moments, SearchRequest, bytes, describe, ladder, search};
 use burn_megatron::prelude::*;
 use burn_megatron::schedule::PipelineConfig;
@@ -76,8 +76,8 @@ const SEQUENCES: usize = 8;
 pub fn choose(gpus: &[GpuInfo], task: &Task) -> Result<Choice> {
     let first = gpus.first().context("there is no GPU")?;
     let memory = gpus.iter().map(|gpu| gpu.total).min().unwrap_or_default();
-    let sheet = Gpu::named(&first.name).unwrap_or(&GPUS[0]);
-    let hardware = Hardware { memory: ladder::usable(memory), ..Hardware::of(sheet, 2) };
+    let sheet = GpuModel::of(first);
+    let hardware = Hardware { memory: ladder::usable(memory), ..Hardware::of(&sheet, 2) };
     let global_batch = check(task)?;
     let mut too_large = Vec::new();
     for (name, config) in &task.models {
@@ -231,6 +231,7 @@ fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
         fp8_experts: true,
         recompute: Recompute::default(),
         gpu: true,
+        gpu_model: GPUS[0],
         overlap: true,
         documents: None,
         expert_chunks: Some(1),

@@ -6,6 +6,7 @@
 mod driver;
 mod library;
 pub(crate) mod memory_use;
+pub mod model;
 #[cfg(feature = "cuda")]
 mod nvml;
 mod out_of_memory;

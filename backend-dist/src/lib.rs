@@ -45,6 +45,7 @@ pub mod mesh;
 pub mod mesh_backend;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod no_fusion;
 pub mod ops;
 #[cfg(feature = "cuda")]
 pub mod overlap;

@@ -1,8 +1,8 @@
 //! Megatron-LM in Rust on Burn: any parallel layout, equal to one device.
 //!
 //! This is the crate to depend on. [`learner`] trains, models of [`models`] in any layout and any Burn module over
-//! data-parallel ranks; [`cli`] is the `burn-megatron` program; [`plan`] says what a layout needs before anything
-//! starts.
+//! data-parallel ranks; `cli` (a feature, on by default) is the `burn-megatron` program; [`plan`] says what
+//! a layout needs before anything starts.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -25,6 +25,7 @@
 pub mod batch;
 pub mod bench;
 pub mod checkpoint;
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
 pub mod console;

@@ -59,6 +59,34 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
     /// Where every global tensor is found in a Hugging Face checkpoint.
     fn hf_names(&self) -> NameMap;
 
+    /// Known sizes by name, small ones for tests first.
+    fn presets() -> Vec<(&'static str, Self)> {
+        Vec::new()
+    }
+
+    /// The start of names that Hugging Face checkpoints of the bare model, without its output layer, leave out: the
+    /// published GPT-2 files have `wte.weight` for `transformer.wte.weight`.
+    fn hf_optional_prefix(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Whether a tensor of a Hugging Face checkpoint that is no weight is known to follow from the configuration:
+    /// tables of rotary frequencies, which old versions of transformers wrote. `name` is without the optional prefix.
+    fn hf_is_derived(&self, name: &str) -> bool {
+        name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq")
+    }
+
+    /// A copy of another tensor that some Hugging Face checkpoints hold, and that tensor: the output layer that shares
+    /// the embedding, and the embedding.
+    fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
+        None
+    }
+
+    /// The model that a Hugging Face checkpoint has weights of, by the names of its tensors.
+    fn hf_present(self, _has: impl Fn(&str) -> bool) -> Self {
+        self
+    }
+
     /// Number of parameters of the whole model, without padding.
     fn parameter_count(&self) -> usize {
         self.hf_names().iter().map(|(_, foreign)| foreign.our_shape().iter().product::<usize>()).sum()

@@ -98,4 +98,53 @@ impl ModelConfig for FamilyConfig {
     fn hf_names(&self) -> NameMap {
         ask!(self, config => config.hf_names())
     }
+
+    fn presets() -> Vec<(&'static str, Self)> {
+        let llama = LlamaConfig::presets().into_iter().map(|(name, config)| (name, Self::Llama(config)));
+        let mixtral = MixtralConfig::presets().into_iter().map(|(name, config)| (name, Self::Mixtral(config)));
+        let gpt = GptConfig::presets().into_iter().map(|(name, config)| (name, Self::Gpt(config)));
+        let deepseek = DeepSeekV3Config::presets().into_iter().map(|(name, config)| (name, Self::DeepSeekV3(config)));
+        llama.chain(mixtral).chain(gpt).chain(deepseek).collect()
+    }
+
+    fn hf_optional_prefix(&self) -> Option<&'static str> {
+        ask!(self, config => config.hf_optional_prefix())
+    }
+
+    fn hf_is_derived(&self, name: &str) -> bool {
+        ask!(self, config => config.hf_is_derived(name))
+    }
+
+    fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
+        ask!(self, config => config.hf_tied_copy())
+    }
+
+    fn hf_present(self, has: impl Fn(&str) -> bool) -> Self {
+        match self {
+            Self::Llama(config) => Self::Llama(config.hf_present(has)),
+            Self::Mixtral(config) => Self::Mixtral(config.hf_present(has)),
+            Self::Gpt(config) => Self::Gpt(config.hf_present(has)),
+            Self::DeepSeekV3(config) => Self::DeepSeekV3(config.hf_present(has)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_not_derived() {
+        let gpt = FamilyConfig::Gpt(GptConfig::tiny());
+        assert!(gpt.hf_is_derived("h.0.attn.bias") && gpt.hf_is_derived("h.11.attn.masked_bias"));
+        assert!(!gpt.hf_is_derived("h.0.attn.c_attn.bias") && !gpt.hf_is_derived("h.0.mlp.c_fc.bias"));
+        let llama = FamilyConfig::Llama(LlamaConfig::tiny());
+        assert!(llama.hf_is_derived("model.layers.3.self_attn.rotary_emb.inv_freq"));
+        assert!(!llama.hf_is_derived("model.layers.3.self_attn.q_proj.weight"));
+        for config in [gpt, llama] {
+            let names = config.hf_names();
+            let prefix = config.hf_optional_prefix().unwrap_or_default();
+            assert!(names.iter().all(|(_, f)| !config.hf_is_derived(f.name.strip_prefix(prefix).unwrap_or(&f.name))));
+        }
+    }
 }

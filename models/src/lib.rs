@@ -54,7 +54,7 @@ pub use fp8::Fp8Config;
 pub use gpt::{Gpt, GptConfig};
 pub use layers::KvCache;
 pub use limits::limit as size_limit;
-pub use llama::{Llama, LlamaConfig, LlamaVariant};
+pub use llama::{Frame, Llama, LlamaConfig, LlamaVariant};
 pub use lora::{LoraConfig, LoraPlan};
 pub use micro_batch::MicroBatch;
 pub use mixtral::{Mixtral, MixtralConfig, MixtralVariant};

@@ -5,16 +5,16 @@
 //! GEMM that leaves some SMs free is slower for its whole duration. So the overlapped chunk should take about as long
 //! as the collective; the other chunk uses all SMs.
 
-/// Bytes per second between the GPUs of a host, roughly: NCCL over NVLink 4 without overlap.
-const NVLINK_RATE: f64 = 280e9;
+use crate::gpu::model::GpuModel;
+
+/// Share of a link's bandwidth that NCCL reaches without overlap: 280 of 450 GB/s over NVLink 4.
+const NCCL_SHARE: f64 = 280.0 / 450.0;
 /// The same, overlapped with GEMMs, on two H200s.
-const OVERLAPPED_RATE: f64 = 160e9;
+const OVERLAPPED_SHARE: f64 = 160.0 / 450.0;
 /// Latency of a collective in seconds.
 const LATENCY: f64 = 10e-6;
-/// FLOP/s of 16-bit GEMMs, roughly: cuBLASLt on Hopper.
-const GEMM_RATE: f64 = 650e12;
-/// SMs of an H100 or H200.
-const SMS: usize = 132;
+/// Share of the peak that 16-bit GEMMs reach, roughly: cuBLASLt on Hopper, 650 of 989 TFLOP/s.
+const GEMM_SHARE: f64 = 650.0 / 989.4;
 /// SMs left to an overlapped collective: the most that NCCL uses within a host.
 pub(crate) const COLLECTIVE_SMS: usize = 32;
 /// Output tile of an SM.
@@ -31,22 +31,23 @@ pub(crate) struct Gemm {
     pub inner: usize,
     pub columns: usize,
     pub element: usize,
+    /// The GPU that computes it.
+    pub gpu: &'static GpuModel,
 }
 
 impl Gemm {
     /// Seconds for `rows` of the rows in `blocks` separate blocks, on all SMs but `left`.
     pub(crate) fn seconds(&self, rows: usize, shards: usize, left: usize) -> f64 {
         let tiles = shards * (rows / shards).div_ceil(TILE[0]) * self.columns.div_ceil(TILE[1]);
-        let rate = GEMM_RATE / SMS as f64 * 2.0 / self.element.max(2) as f64;
-        let tile = 2.0 * (TILE[0] * TILE[1] * self.inner) as f64 / rate;
+        let tile = tile_seconds(self.gpu, self.inner) * self.element.max(2) as f64 / 2.0;
         // cuBLASLt takes smaller tiles where these would leave SMs idle.
-        (tiles as f64 / (SMS - left) as f64).max(0.5) * tile
+        (tiles as f64 / self.gpu.sms.saturating_sub(left).max(1) as f64).max(0.5) * tile
     }
 
     /// How many of the rows are computed first, leaving SMs to an overlapped collective of `bytes`; the other rows
     /// follow. All rows if the collective takes longer, none if overlap is not worthwhile.
     pub(crate) fn overlapped_rows(&self, bytes: usize) -> usize {
-        let collective = collective_seconds(bytes, OVERLAPPED_RATE);
+        let collective = overlapped_seconds(self.gpu, bytes);
         let seconds = |first: usize| {
             let rest = self.rows - first;
             let overlapped = if first > 0 { self.seconds(first, 1, COLLECTIVE_SMS) } else { 0.0 };
@@ -61,20 +62,29 @@ impl Gemm {
     }
 }
 
-/// Whether local experts with these feature sizes are split into two chunks, to overlap collectives of `bytes` per
-/// rank. Of the four collectives of a layer's passes, the time of one and a half is hidden. In return the overlapped
+/// Whether local experts with these feature sizes are split into two chunks on this GPU, to overlap collectives of
+/// `bytes` per rank. Of the four collectives of a layer's passes, the time of one and a half is hidden. In return the overlapped
 /// GEMMs have fewer SMs, and each of the six additional GEMMs has a partial last wave.
-pub fn is_worth_chunking(bytes: usize, [hidden, intermediate]: [usize; 2]) -> bool {
-    let taken = collective_seconds(bytes, OVERLAPPED_RATE) * COLLECTIVE_SMS as f64 / SMS as f64;
+pub fn is_worth_chunking(gpu: &GpuModel, bytes: usize, [hidden, intermediate]: [usize; 2]) -> bool {
+    let taken = overlapped_seconds(gpu, bytes) * COLLECTIVE_SMS as f64 / gpu.sms as f64;
     // Forward, and input gradients, whose inner dimension is twice as long where gate and up are one GEMM.
     let inner = 2 * hidden + 3 * intermediate;
-    let tile = |inner| 2.0 * (TILE[0] * TILE[1] * inner) as f64 * SMS as f64 / GEMM_RATE;
-    1.5 * (collective_seconds(bytes, NVLINK_RATE) - taken) > 6.0 * CHUNK_OVERHEAD + tile(inner) / 2.0
+    1.5 * (collective_seconds(gpu, bytes) - taken) > 6.0 * CHUNK_OVERHEAD + tile_seconds(gpu, inner) / 2.0
 }
 
-/// Seconds of a collective of `bytes` at `rate` bytes per second.
-fn collective_seconds(bytes: usize, rate: f64) -> f64 {
-    LATENCY + bytes as f64 / rate
+/// Seconds of an SM for an output tile of a 16-bit GEMM.
+fn tile_seconds(gpu: &GpuModel, inner: usize) -> f64 {
+    2.0 * (TILE[0] * TILE[1] * inner) as f64 * gpu.sms as f64 / (GEMM_SHARE * gpu.peak(2))
+}
+
+/// Seconds of a collective of `bytes` between the GPUs of a host.
+fn collective_seconds(gpu: &GpuModel, bytes: usize) -> f64 {
+    LATENCY + bytes as f64 / (NCCL_SHARE * gpu.link * 1e9)
+}
+
+/// The same, overlapped with GEMMs.
+fn overlapped_seconds(gpu: &GpuModel, bytes: usize) -> f64 {
+    LATENCY + bytes as f64 / (OVERLAPPED_SHARE * gpu.link * 1e9)
 }
 
 /// About `step` of `STEPS` of the rows, in whole tiles where there are enough.
@@ -106,10 +116,10 @@ impl Chunks {
         let rows = |of: usize| of * shards;
         Self::fastest(gemm.rows / shards, shards, |shard, first| {
             if first == shard {
-                return collective_seconds(bytes, NVLINK_RATE) + gemm.seconds(rows(shard), 1, 0) + CHUNK_OVERHEAD;
+                return collective_seconds(gemm.gpu, bytes) + gemm.seconds(rows(shard), 1, 0) + CHUNK_OVERHEAD;
             }
-            let one = collective_seconds(bytes * first / shard, NVLINK_RATE);
-            let two = collective_seconds(bytes * (shard - first) / shard, OVERLAPPED_RATE);
+            let one = collective_seconds(gemm.gpu, bytes * first / shard);
+            let two = overlapped_seconds(gemm.gpu, bytes * (shard - first) / shard);
             let overlapped = gemm.seconds(rows(first), shards, COLLECTIVE_SMS);
             one + overlapped.max(two) + gemm.seconds(rows(shard - first), shards, 0) + 2.0 * CHUNK_OVERHEAD
         })
@@ -120,10 +130,10 @@ impl Chunks {
         let rows = |of: usize| of * shards;
         Self::fastest(gemm.rows / shards, shards, |shard, first| {
             if first == shard {
-                return gemm.seconds(rows(shard), 1, 0) + collective_seconds(bytes, NVLINK_RATE) + CHUNK_OVERHEAD;
+                return gemm.seconds(rows(shard), 1, 0) + collective_seconds(gemm.gpu, bytes) + CHUNK_OVERHEAD;
             }
-            let one = collective_seconds(bytes * first / shard, OVERLAPPED_RATE);
-            let two = collective_seconds(bytes * (shard - first) / shard, NVLINK_RATE);
+            let one = overlapped_seconds(gemm.gpu, bytes * first / shard);
+            let two = collective_seconds(gemm.gpu, bytes * (shard - first) / shard);
             let overlapped = gemm.seconds(rows(shard - first), shards, COLLECTIVE_SMS);
             gemm.seconds(rows(first), shards, 0) + overlapped.max(one) + two + 2.0 * CHUNK_OVERHEAD
         })
@@ -160,10 +170,11 @@ impl Chunks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::model::find;
 
     /// In bf16; `ranks` gather the input or reduce the output.
     fn gemm(rows: usize, inner: usize, columns: usize) -> Gemm {
-        Gemm { rows, inner, columns, element: 2 }
+        Gemm { rows, inner, columns, element: 2, gpu: find("h200").unwrap() }
     }
 
     fn bytes(rows: usize, columns: usize, ranks: usize) -> usize {
@@ -208,8 +219,22 @@ mod tests {
     /// (Qwen3-30B-A3B), and top-2 of eight large ones (Mixtral 8x7B), whose GEMMs end later than the collective.
     #[test]
     fn experts_are_chunked_where_collectives_are_long_and_tiles_are_short() {
-        assert!(is_worth_chunking(8192 * 8 * 2048 * 2 / 8 * 7, [2048, 768]));
-        assert!(!is_worth_chunking(8192 * 2 * 4096 * 2 / 8 * 7, [4096, 14336]));
+        let h200 = find("h200").unwrap();
+        assert!(is_worth_chunking(h200, 8192 * 8 * 2048 * 2 / 8 * 7, [2048, 768]));
+        assert!(!is_worth_chunking(h200, 8192 * 2 * 4096 * 2 / 8 * 7, [4096, 14336]));
+    }
+
+    /// Over a slow link a larger chunk of the same GEMM hides the same collective; a GPU of fewer SMs than NCCL takes
+    /// is no reason to fail.
+    #[test]
+    fn other_gpus_split_otherwise() {
+        let on = |name| {
+            let gemm = Gemm { gpu: find(name).unwrap(), ..gemm(8192, 4096, 14336) };
+            Chunks::gathered(2, &gemm, bytes(8192, 4096, 2))
+        };
+        assert!(on("h100-pcie").first > on("h200").first, "{:?} {:?}", on("h100-pcie"), on("h200"));
+        let small: &'static GpuModel = Box::leak(Box::new(GpuModel { sms: 16, ..*find("l40s").unwrap() }));
+        assert!(Gemm { gpu: small, ..gemm(128, 64, 64) }.seconds(128, 1, COLLECTIVE_SMS).is_finite());
     }
 
     #[test]

@@ -4,16 +4,17 @@
 //! by one. Each additional GEMM costs a partial last wave of tiles.
 
 use super::chunks::{CHUNK_OVERHEAD, Gemm};
+use crate::gpu::model::GpuModel;
 use std::ops::Range;
 
-/// Bytes per second that a GPU copies from its peers while GEMMs run, on four H200s.
-const COPY_RATE: f64 = 265e9;
+/// Share of a link's bandwidth at which a GPU copies from its peers while GEMMs run: 265 of 450 GB/s on four H200s.
+const COPY_SHARE: f64 = 265.0 / 450.0;
 /// Latency of a copy in seconds.
 const COPY_LATENCY: f64 = 10e-6;
 /// Seconds until the ranks of the group are signalled about each other's shards.
 const SIGNAL_LATENCY: f64 = 25e-6;
-/// Bytes per second of a sum of shards.
-const SUM_RATE: f64 = 3.6e12;
+/// Share of the memory bandwidth that a sum of shards reaches: 3.6 of 4.8 TB/s on an H200.
+const SUM_SHARE: f64 = 3.6 / 4.8;
 /// Minimum bytes per shard for DMA copies. NCCL has lower latency for smaller ones.
 #[cfg(feature = "cuda")]
 pub(crate) const MIN_COPY_BYTES: usize = 1 << 20;
@@ -30,7 +31,8 @@ pub(crate) fn gathered(shards: usize, gemm: &Gemm, bytes: usize) -> Vec<usize> {
             arrived += size;
             // The local shard needs no copy, but it waits for the other ones in a single GEMM.
             let copies = if arrived == 1 { 0 } else { arrived - 1 + usize::from(sizes.len() == 1) };
-            let arrival = if copies == 0 { 0.0 } else { SIGNAL_LATENCY + copies as f64 * copy_seconds(bytes) };
+            let arrival =
+                if copies == 0 { 0.0 } else { SIGNAL_LATENCY + copies as f64 * copy_seconds(gemm.gpu, bytes) };
             now = now.max(arrival) + multiply(gemm, shards, *size);
         }
         now
@@ -42,14 +44,14 @@ pub(crate) fn gathered(shards: usize, gemm: &Gemm, bytes: usize) -> Vec<usize> {
 /// The same for GEMMs whose outputs are summed over the ranks: the shards of the following ranks first, the local one
 /// last. `bytes` are those of a shard of the output. Work that does not need the sum takes `after` seconds.
 pub(crate) fn scattered(shards: usize, gemm: &Gemm, bytes: usize, after: f64) -> Vec<usize> {
-    let sum = (shards + 1) as f64 * bytes as f64 / SUM_RATE;
+    let sum = (shards + 1) as f64 * bytes as f64 / (SUM_SHARE * gemm.gpu.bandwidth * 1e9);
     let seconds = |sizes: &[usize]| {
         let (mut now, mut copied, mut arrived) = (0.0f64, 0.0f64, 0);
         for size in sizes {
             now += multiply(gemm, shards, *size);
             let others = (arrived + size).min(shards - 1) - arrived.min(shards - 1);
             if others > 0 {
-                copied = copied.max(now) + SIGNAL_LATENCY + others as f64 * copy_seconds(bytes);
+                copied = copied.max(now) + SIGNAL_LATENCY + others as f64 * copy_seconds(gemm.gpu, bytes);
             }
             arrived += size;
         }
@@ -66,8 +68,8 @@ pub(crate) fn runs(rank: usize, offsets: Range<usize>, size: usize) -> impl Iter
     [start..end, 0..start + count - end].into_iter().filter(|run| !run.is_empty())
 }
 
-fn copy_seconds(bytes: usize) -> f64 {
-    COPY_LATENCY + bytes as f64 / COPY_RATE
+fn copy_seconds(gpu: &GpuModel, bytes: usize) -> f64 {
+    COPY_LATENCY + bytes as f64 / (COPY_SHARE * gpu.link * 1e9)
 }
 
 fn multiply(gemm: &Gemm, shards: usize, count: usize) -> f64 {
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     fn gemm(rows: usize, inner: usize, columns: usize) -> Gemm {
-        Gemm { rows, inner, columns, element: 2 }
+        Gemm { rows, inner, columns, element: 2, gpu: crate::gpu::model::find("h200").unwrap() }
     }
 
     /// Llama 3 8B over four ranks, two sequences of 8,192 tokens: a shard is 4,096 by 4,096.

@@ -4,14 +4,14 @@ use backend_dist::gpu;
 
 use crate::config::{Precision, RunConfig};
 use crate::plan::Plan;
-use crate::plan::gpus::{GPUS, Gpu, Hardware};
+use crate::plan::gpus::{GPUS, GpuModel, Hardware};
 
 /// The hint for a run on this machine's GPUs, or on the first GPU that the planner knows if it has none.
 pub(super) fn of(config: &RunConfig) -> Option<String> {
     config.fp8.format?;
     let job = config.job().ok()?.on_gpus();
-    let here = gpu::gpus().ok().and_then(|gpus| Gpu::named(&gpus.first()?.name));
-    let hardware = Hardware::of(here.unwrap_or(&GPUS[0]), job.element);
+    let here = gpu::gpus().ok().and_then(|gpus| Some(GpuModel::of(gpus.first()?)));
+    let hardware = Hardware::of(&here.unwrap_or(GPUS[0]), job.element);
     slow_experts(&Plan::new(job, &hardware).ok()?, &hardware, config.training.dtype)
 }
 

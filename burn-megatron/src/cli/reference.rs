@@ -9,7 +9,9 @@ use anyhow::Result;
 use clap::{Arg, Command, CommandFactory};
 
 use super::{Cli, print, refused};
-use crate::config::{KEYS, Key, SECTIONS, SIZES, presets};
+use models::{FamilyConfig, ModelConfig};
+
+use crate::config::{KEYS, Key, SECTIONS, SIZES};
 use crate::refusal::Access;
 
 /// Arguments of `reference`.
@@ -70,7 +72,7 @@ fn key_row(key: &Key) -> String {
 
 /// The sizes of the families, which are keys of `[model]` too.
 fn sizes() -> String {
-    let names: Vec<String> = presets().map(|(name, _)| format!("`{name}`")).into();
+    let names: Vec<String> = FamilyConfig::presets().iter().map(|(name, _)| format!("`{name}`")).collect();
     let mut text = format!(
         "\nPresets: {}.\n\nThe sizes of a model are keys of `[model]` too, under Hugging Face's names with `-` or `_`. A \
          model has the sizes of its family only.\n\n| size | meaning |\n|---|---|\n",

@@ -6,6 +6,7 @@ use models::FamilyConfig;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::optim::OptimizerConfig;
+use crate::plan::gpus::GPUS;
 use crate::plan::{Decoder, Experts, Job, Latent, Moments};
 
 impl RunConfig {
@@ -41,6 +42,7 @@ impl RunConfig {
             newton_schulz,
             recompute: self.recompute.clone(),
             gpu: false,
+            gpu_model: GPUS[0],
             overlap: performance.tp_comm_overlap,
             documents: None,
             expert_chunks: if performance.moe_comm_overlap { performance.moe_comm_chunks } else { Some(1) },

@@ -40,7 +40,7 @@ mod tests;
 pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
 pub use kind::Kind;
 pub(crate) use limits::RANKS;
-pub use model::{ModelSection, presets, size_names};
+pub use model::{ModelSection, size_names};
 pub use post_training::{ChatSection, LoraSection, Packing};
 pub use problem::{ConfigErrors, Origin, Problem};
 pub use run::{

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, MixtralConfig};
+use models::{FamilyConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -25,34 +25,11 @@ pub struct ModelSection {
     pub config: FamilyConfig,
 }
 
-/// Known sizes by name.
-pub fn presets() -> [(&'static str, FamilyConfig); 14] {
-    [
-        ("tiny", FamilyConfig::Llama(LlamaConfig::tiny())),
-        ("llama3-1b", FamilyConfig::Llama(LlamaConfig::llama3_1b())),
-        ("llama3-8b", FamilyConfig::Llama(LlamaConfig::llama3_8b())),
-        ("mistral-7b", FamilyConfig::Llama(LlamaConfig::mistral_7b())),
-        ("qwen3-0.6b", FamilyConfig::Llama(LlamaConfig::qwen3_0_6b())),
-        ("mixtral-tiny", FamilyConfig::Mixtral(MixtralConfig::tiny())),
-        ("mixtral-8x7b", FamilyConfig::Mixtral(MixtralConfig::mixtral_8x7b())),
-        ("mixtral-8x7b-half", FamilyConfig::Mixtral(MixtralConfig::mixtral_8x7b_half())),
-        ("qwen3-30b-a3b", FamilyConfig::Mixtral(MixtralConfig::qwen3_30b_a3b())),
-        ("gpt-tiny", FamilyConfig::Gpt(GptConfig::tiny())),
-        ("gpt2", FamilyConfig::Gpt(GptConfig::gpt2())),
-        ("deepseek-tiny", FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny())),
-        ("deepseek-v3", FamilyConfig::DeepSeekV3(DeepSeekV3Config::deepseek_v3())),
-        ("moonlight-16b", FamilyConfig::DeepSeekV3(DeepSeekV3Config::moonlight_16b())),
-    ]
-}
-
-/// The families, with sizes for tests.
-fn families() -> [FamilyConfig; 4] {
-    [
-        FamilyConfig::Llama(LlamaConfig::tiny()),
-        FamilyConfig::Mixtral(MixtralConfig::tiny()),
-        FamilyConfig::Gpt(GptConfig::tiny()),
-        FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny()),
-    ]
+/// Every family, with the first of its presets.
+fn families() -> Vec<FamilyConfig> {
+    let mut families: Vec<FamilyConfig> = FamilyConfig::presets().into_iter().map(|(_, config)| config).collect();
+    families.dedup_by_key(|config| config.family());
+    families
 }
 
 /// The preset of a configuration that names no model.
@@ -149,13 +126,14 @@ pub(super) fn resolve(
 }
 
 fn start(base: &Base) -> Result<FamilyConfig, Problem> {
-    let preset = |name: &str| presets().into_iter().find(|(known, _)| *known == name).map(|(_, config)| config);
+    let preset =
+        |name: &str| FamilyConfig::presets().into_iter().find(|(known, _)| *known == name).map(|(_, config)| config);
     match base {
         Base::Hf(folder) => hf_config(folder).map_err(|error| Problem::new(format!("model.hf: {error}"))),
         Base::Default => Ok(preset(DEFAULT_PRESET).expect("it is in the list")),
         Base::Preset(name) => preset(name).ok_or_else(|| {
-            let names = presets().map(|(name, _)| name);
-            let guess = did_you_mean(name, names);
+            let names: Vec<&str> = FamilyConfig::presets().into_iter().map(|(name, _)| name).collect();
+            let guess = did_you_mean(name, names.iter().copied());
             Problem::new(format!("model.preset = {name} is not one of {}{guess}", names.join(", ")))
         }),
         Base::Family(name) => families().into_iter().find(|config| config.family() == name).ok_or_else(|| {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::FloatDType;
-use clap::ValueEnum;
 use models::Fp8Config;
 use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
@@ -91,7 +90,8 @@ pub struct TrainingSection {
 }
 
 /// Precision of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Single precision

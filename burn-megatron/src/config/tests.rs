@@ -7,7 +7,7 @@ mod sections;
 use std::path::Path;
 
 use backend_dist::mesh::ParallelLayout;
-use models::{FamilyConfig, LlamaConfig};
+use models::{FamilyConfig, LlamaConfig, ModelConfig};
 
 use super::*;
 use crate::checkpoint::SaveEvery;
@@ -79,7 +79,7 @@ fn what_is_printed_reads_the_same() {
         ),
         good("[context]\nhierarchical-sizes = \"none\"\nmax-tokens-per-rank = \"none\"\n", &[]),
     ];
-    let presets = model::presets().map(|(name, _)| good("", &[("model.preset", name)]));
+    let presets = FamilyConfig::presets().into_iter().map(|(name, _)| good("", &[("model.preset", name)]));
     for run in runs.into_iter().chain(presets) {
         let text = run.to_toml();
         assert_eq!(RunConfig::parse("elsewhere.toml", &text, &[]), Ok(run), "{text}");

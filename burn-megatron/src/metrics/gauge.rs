@@ -6,7 +6,7 @@ use backend_dist::memory;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::gpus::Gpu;
+use crate::plan::gpus::GpuModel;
 
 /// A reading of a rank's device. What is not known is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub fn on_gpu(device: &Device) -> bool {
 /// GPU that [`plan`](crate::plan::gpus) does not know. The GPUs of a host are taken to be of one kind.
 pub fn peak(device: &Device, element: u64) -> Option<f64> {
     let gpus = on_gpu(device).then(|| gpus().ok()).flatten()?;
-    Some(Gpu::named(&gpus.first()?.name)?.peak(element))
+    Some(GpuModel::named(&gpus.first()?.name)?.peak(element))
 }
 
 /// The mean over the ranks that have a value.

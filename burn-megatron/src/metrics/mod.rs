@@ -14,6 +14,7 @@ mod reading;
 mod run_log;
 mod running;
 mod saves;
+mod sink;
 mod stats;
 mod tensorboard;
 
@@ -29,4 +30,6 @@ pub use reading::{
 };
 pub use run_log::{LogFiles, RunLog};
 pub use saves::Checkpoints;
+pub(crate) use sink::Sinks;
+pub use sink::{LogEntry, MetricsSink};
 pub use stats::{EvalStats, FlopsPerToken, LoadStats, SaveStats, StepStats, TokenLoss};

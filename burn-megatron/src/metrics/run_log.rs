@@ -4,9 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use serde_json::Value;
 
 use super::jsonl::JsonLines;
+use super::sink::{LogEntry, MetricsSink};
 use super::stats::{EvalStats, LoadStats, SaveStats, StepStats};
 use super::tensorboard::EventFile;
 
@@ -31,8 +31,7 @@ impl LogFiles {
 ///
 /// Entries are written at once: what has happened can be read, and a run that is killed leaves only whole entries.
 pub struct RunLog {
-    lines: JsonLines,
-    board: Option<EventFile>,
+    sinks: Vec<Box<dyn MetricsSink>>,
 }
 
 #[derive(Serialize)]
@@ -58,7 +57,15 @@ impl RunLog {
     /// The path and the cause when a folder or file cannot be made.
     pub fn open(files: &LogFiles, step: u64) -> io::Result<Self> {
         let board = files.tensorboard.as_deref().map(|folder| EventFile::create(folder, step)).transpose()?;
-        Ok(Self { lines: JsonLines::open(&files.jsonl, step)?, board })
+        let mut sinks: Vec<Box<dyn MetricsSink>> = vec![Box::new(JsonLines::open(&files.jsonl, step)?)];
+        sinks.extend(board.map(|board| Box::new(board) as _));
+        Ok(Self { sinks })
+    }
+
+    /// Writes to this sink too.
+    pub fn with(mut self, sink: impl MetricsSink + 'static) -> Self {
+        self.sinks.push(Box::new(sink));
+        self
     }
 
     /// Writes a training step.
@@ -96,31 +103,31 @@ impl RunLog {
 
     fn entry(&mut self, kind: &'static str, step: u64, stats: impl Serialize) -> io::Result<()> {
         let entry = Entry { kind, stats };
-        self.lines.line(&entry)?;
-        match &mut self.board {
-            Some(board) => board.scalars(step, &scalars(kind, &serde_json::to_value(&entry)?)),
-            None => Ok(()),
-        }
+        let (value, line) = (serde_json::to_value(&entry)?, serde_json::to_string(&entry)?);
+        let entry = LogEntry { kind, step, value: &value, line: &line };
+        self.sinks.iter_mut().try_for_each(|sink| sink.entry(&entry))
     }
 }
 
-/// The numbers of an entry but for its step, each under the entry's kind. What JSON cannot say is `null` there, and
-/// NaN.
-fn scalars(kind: &str, entry: &Value) -> Vec<(String, f64)> {
-    let fields = entry.as_object().into_iter().flatten().filter(|(name, _)| *name != "step");
-    let number = |value: &Value| match value {
-        Value::Null => Some(f64::NAN),
-        Value::Bool(yes) => Some(f64::from(*yes)),
-        value => value.as_f64(),
-    };
-    fields.filter_map(|(name, value)| Some((format!("{kind}/{name}"), number(value)?))).collect()
+impl MetricsSink for JsonLines {
+    fn entry(&mut self, entry: &LogEntry) -> io::Result<()> {
+        self.line(entry.line)
+    }
+}
+
+impl MetricsSink for EventFile {
+    fn entry(&mut self, entry: &LogEntry) -> io::Result<()> {
+        self.scalars(entry.step, &entry.scalars())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::{Arc, Mutex};
 
     use models::layers::moe::stats::Auxiliary;
+    use serde_json::Value;
 
     use super::*;
     use crate::engine::ExpertLoad;
@@ -140,12 +147,27 @@ mod tests {
         }
     }
 
+    struct Memory(Arc<Mutex<Vec<String>>>);
+
+    impl MetricsSink for Memory {
+        fn entry(&mut self, entry: &LogEntry) -> io::Result<()> {
+            self.0.lock().unwrap().push(entry.line.to_string());
+            Ok(())
+        }
+    }
+
+    /// Those of a training step.
+    fn scalars(line: &Value) -> Vec<(String, f64)> {
+        LogEntry { kind: "train", step: 0, value: line, line: "" }.scalars()
+    }
+
     #[test]
     fn lines_hold_every_metric_and_tensorboard_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let files =
             LogFiles { tensorboard: Some(folder.path().join("board")), ..LogFiles::within(&folder.path().join("run")) };
-        let mut log = RunLog::open(&files, 2).unwrap();
+        let entries = Arc::new(Mutex::new(Vec::new()));
+        let mut log = RunLog::open(&files, 2).unwrap().with(Memory(entries.clone()));
         let saved = SaveStats { step: 2, bytes: 1000, stall: 0.5, seconds: 2.0, share: 0.01 };
         log.resumed(&LoadStats { step: 2, bytes: 1000, seconds: 1.0 }).unwrap();
         let flops = FlopsPerToken { causal: 2e9, full: 3e9, peak: Some(1e12) };
@@ -156,6 +178,7 @@ mod tests {
         log.valid(4, &EvalStats { loss: 2.0, tokens: 64 }).unwrap();
         log.saved(&saved).unwrap();
         let text = fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
+        assert_eq!(entries.lock().unwrap().join("\n") + "\n", text, "another sink gets the same entries");
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let expected = serde_json::json!({
             "kind": "train", "step": 3, "loss": 2.5, "tokens": 128, "grad_norm": 0.5, "lr": 1e-3, "seconds": 0.25,
@@ -171,7 +194,7 @@ mod tests {
         assert_eq!((&lines[4]["bytes"], &lines[4]["share"]), (&1000.into(), &0.01.into()));
         assert_eq!((&lines[0]["kind"], &lines[0]["step"]), (&"resumed".into(), &2.into()));
 
-        let scalars = scalars("train", &lines[1]);
+        let scalars = scalars(&lines[1]);
         assert_eq!(scalars.len(), expected.as_object().unwrap().len() - 2, "all but kind and step");
         assert!(scalars.contains(&("train/grad_norm".to_string(), 0.5)), "{scalars:?}");
         let board = fs::read_dir(folder.path().join("board")).unwrap().next().unwrap().unwrap();
@@ -198,7 +221,7 @@ mod tests {
         let line: Value = serde_json::from_slice(&fs::read(&files.jsonl).unwrap()).unwrap();
         assert_eq!(line["experts"][1]["tokens"], serde_json::json!([2, 6]));
         assert_eq!(line["experts"][0]["auxiliary"], serde_json::json!({ "load_balancing": 1.5 }));
-        let scalars = scalars("train", &line);
+        let scalars = scalars(&line);
         for (name, value) in
             [("expert_balance", 1.5), ("dropped_tokens", 0.25), ("router_entropy", 0.5), ("load_balancing_loss", 1.5)]
         {
@@ -214,7 +237,7 @@ mod tests {
         RunLog::open(&files, 0).unwrap().train(&StepStats { loss: f64::NAN, ..step(1) }).unwrap();
         let line: Value = serde_json::from_slice(&fs::read(&files.jsonl).unwrap()).unwrap();
         assert!(line["loss"].is_null());
-        let loss = scalars("train", &line).into_iter().find(|(tag, _)| tag == "train/loss").unwrap();
+        let loss = scalars(&line).into_iter().find(|(tag, _)| tag == "train/loss").unwrap();
         assert!(loss.1.is_nan());
     }
 }

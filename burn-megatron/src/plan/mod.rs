@@ -32,7 +32,7 @@ pub use traffic::{Traffic, traffic};
 
 use crate::schedule::stages::{Stage, StageLayout};
 use crate::schedule::{Costs, Schedule, ScheduleError, ScheduleSpec};
-use gpus::Hardware;
+use gpus::{GpuModel, Hardware};
 use operations::{Over, Unit};
 use state::Bucket;
 
@@ -67,6 +67,8 @@ pub struct Job {
     pub fp8_experts: bool,
     /// Ranks are GPUs: gradients are accumulated and reduced in place, and the driver takes memory of its own.
     pub gpu: bool,
+    /// Which GPUs, if they are; [`Plan::new`] takes it from the hardware.
+    pub gpu_model: GpuModel,
     /// On GPUs tensor-parallel communication overlaps with GEMMs.
     pub overlap: bool,
     /// Average length of documents that attention is restricted to, if they are shorter than a sequence.
@@ -130,7 +132,7 @@ impl Job {
         let most = local.experts.count as usize;
         let bytes = (local.experts.rows * local.hidden * self.element) as usize / members * (members - 1);
         let features = [self.decoder.hidden, experts.intermediate];
-        let own = || if most > 1 && is_worth_chunking(bytes, features) { 2 } else { 1 };
+        let own = || if most > 1 && is_worth_chunking(&self.gpu_model, bytes, features) { 2 } else { 1 };
         if members > 1 { self.expert_chunks.map_or_else(own, |chunks| chunks.min(most)) } else { 1 }
     }
 
@@ -190,6 +192,7 @@ impl Plan {
     /// # Errors
     /// A schedule that does not exist.
     pub fn new(job: Job, hardware: &Hardware) -> Result<Self, ScheduleError> {
+        let job = Job { gpu_model: hardware.model, ..job };
         let dynamic = job.with_dynamic_context();
         let schedule = Schedule::new(dynamic.schedule)?;
         let (memory, traffic) = (memory(&job.longest_sequences(), &schedule), traffic(&dynamic, &schedule));

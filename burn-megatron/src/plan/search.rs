@@ -61,7 +61,8 @@ const SHOWN: usize = 5;
 
 /// Searches for the fastest layouts that fit, and for the nearest one.
 pub fn search(request: &SearchRequest) -> SearchResult {
-    let candidates = candidates(request);
+    let job = Job { gpu_model: request.hardware.model, ..request.job.clone() };
+    let candidates = candidates(&SearchRequest { job: &job, ..*request });
     let most = request.hardware.memory;
     let mut costs = Costs::new(request.hardware);
     let mut rough: Vec<(f64, bool, &Job)> = candidates.iter().map(|job| costs.rough(job)).collect();

@@ -1,6 +1,6 @@
 //! From the order of the passes to complete lists: transfers, gradient reductions, step.
 
-use super::{Action, Costs, Input, Link, Schedule, ScheduleError, ScheduleSpec, Span, Work, orders, simulate};
+use super::{Action, Costs, Fault, Input, Link, Schedule, ScheduleError, ScheduleSpec, Span, Work, orders, simulate};
 
 impl Schedule {
     /// The lists of a wanted schedule.
@@ -13,33 +13,47 @@ impl Schedule {
     /// If there is no such schedule; see [`ScheduleSpec::check`].
     pub fn new(spec: ScheduleSpec) -> Result<Schedule, ScheduleError> {
         spec.check()?;
-        let passes = orders::passes(&spec);
-        let shape = Schedule { spec, ranks: Vec::new() };
-        let by_need = (0..passes.len()).map(|rank| shape.transfers_by_need(rank, &passes[rank])).collect();
-        let by_need = Schedule { spec, ranks: by_need };
-        let mut schedule = by_need.transfers_by_time();
-        if !spec.forward_only {
-            schedule.ranks.iter_mut().for_each(finish);
-        }
+        let by_need = Schedule::transfers_by_need(spec, &orders::passes(&spec));
+        Ok(by_need.transfers_by_time().expect("receives by need follow the layers").finished())
+    }
+
+    /// The lists of passes in any order, if they can be run.
+    pub(super) fn of_passes(spec: ScheduleSpec, passes: &[Vec<Work>]) -> Result<Schedule, Fault> {
+        let by_need = Schedule::transfers_by_need(spec, passes);
+        // What is missing or comes too early in a list says more than the deadlock that it causes.
+        by_need.clone().finished().check_ranks()?;
+        let schedule = by_need.transfers_by_time()?.finished();
+        schedule.check()?;
         Ok(schedule)
     }
 
     /// Receives right before the pass that needs the tensor, sends right after the pass that computed it.
-    fn transfers_by_need(&self, rank: usize, passes: &[Work]) -> Vec<Action> {
-        let mut list = Vec::with_capacity(3 * passes.len());
-        for &work in passes {
-            list.extend(self.input(rank, work).and_then(Input::transfer).map(Action::Recv));
-            list.push(Action::Compute(work));
-            list.extend(self.output(rank, work).map(Action::Send));
+    fn transfers_by_need(spec: ScheduleSpec, passes: &[Vec<Work>]) -> Schedule {
+        let shape = Schedule { spec, ranks: Vec::new() };
+        let list = |(rank, passes): (usize, &Vec<Work>)| {
+            let mut list = Vec::with_capacity(3 * passes.len());
+            for &work in passes {
+                list.extend(shape.input(rank, work).and_then(Input::transfer).map(Action::Recv));
+                list.push(Action::Compute(work));
+                list.extend(shape.output(rank, work).map(Action::Send));
+            }
+            list
+        };
+        Schedule { spec, ranks: passes.iter().enumerate().map(list).collect() }
+    }
+
+    /// With gradient reductions and the step.
+    fn finished(mut self) -> Schedule {
+        if !self.spec.forward_only {
+            self.ranks.iter_mut().for_each(finish);
         }
-        list
+        self
     }
 
     /// Every transfer at the time at which it is ready, in all lists.
-    fn transfers_by_time(self) -> Schedule {
+    fn transfers_by_time(self) -> Result<Schedule, Fault> {
         let placement = self.placement();
-        let timeline = simulate(&self, &Costs::uniform(placement.stages(), 1, 1, 1), Link::Overlapped)
-            .expect("receives by need follow the layers");
+        let timeline = simulate(&self, &Costs::uniform(placement.stages(), 1, 1, 1), Link::Overlapped)?;
         let mut ready = vec![0; self.tags()];
         for span in timeline.ranks.iter().flatten() {
             if let Action::Send(transfer) = span.action {
@@ -58,7 +72,7 @@ impl Schedule {
             keyed.sort_unstable_by_key(|&(key, _)| key);
             keyed.into_iter().map(|(_, action)| action).collect()
         };
-        Schedule { spec: self.spec, ranks: timeline.ranks.iter().map(by_time).collect() }
+        Ok(Schedule { spec: self.spec, ranks: timeline.ranks.iter().map(by_time).collect() })
     }
 }
 

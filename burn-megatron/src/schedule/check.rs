@@ -23,7 +23,7 @@ pub enum Fault {
     #[error("rank {from} sends to rank {to} in another order than rank {to} receives, from transfer {index} on")]
     Unmatched { from: usize, to: usize, index: usize },
     /// Every rank waits for another, if sends block.
-    #[error("deadlock: {}", waiting.iter().map(|(rank, action)| format!("rank {rank} waits to {action}"))
+    #[error("deadlock: {}", waiting.iter().map(|(rank, action)| format!("rank {rank} waits at: {action}"))
         .collect::<Vec<_>>().join("; "))]
     Deadlock { waiting: Vec<(usize, Action)> },
 }
@@ -37,9 +37,7 @@ impl Schedule {
     /// # Errors
     /// The first [`Fault`] found.
     pub fn check(&self) -> Result<(), Fault> {
-        for rank in 0..self.ranks.len() {
-            self.check_rank(rank)?;
-        }
+        self.check_ranks()?;
         self.check_order_between_ranks()?;
         let (costs, posted) = (Costs::uniform(self.placement().stages(), 1, 1, 1), self.posted());
         simulate(self, &costs, Link::Blocking)?;
@@ -47,16 +45,22 @@ impl Schedule {
         simulate(&posted, &costs, Link::Posted).map(|_| ())
     }
 
+    /// Every list by itself.
+    pub(super) fn check_ranks(&self) -> Result<(), Fault> {
+        (0..self.ranks.len()).try_for_each(|rank| self.check_rank(rank))
+    }
+
     /// One rank's list against what it must hold.
     fn check_rank(&self, rank: usize) -> Result<(), Fault> {
-        let mut expected = self.expected(rank);
+        let split = self.split_backwards(rank);
+        let mut expected = self.expected(rank, &split);
         let mut done = HashSet::new();
         for &action in &self.ranks[rank] {
             if !expected.remove(&action) {
                 return Err(Fault::Unexpected { rank, action });
             }
             let missing = match action {
-                Action::Compute(work) => self.needs(rank, work).into_iter().any(|need| !done.contains(&need)),
+                Action::Compute(work) => self.needs(rank, work, &split).into_iter().any(|need| !done.contains(&need)),
                 Action::Send(sent) => !self.computed(rank, sent, &done),
                 Action::Recv(_) => false,
                 Action::ReduceGrads { chunk } => expected.iter().any(
@@ -76,16 +80,18 @@ impl Schedule {
     }
 
     /// Everything that a rank has to do in a step.
-    fn expected(&self, rank: usize) -> HashSet<Action> {
-        let passes: &[Pass] = match (self.spec.forward_only, self.spec.kind.splits_backward()) {
-            (true, _) => &[Pass::Forward],
-            (false, false) => &[Pass::Forward, Pass::Backward],
-            (false, true) => &[Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight],
+    fn expected(&self, rank: usize, split: &HashSet<(usize, usize)>) -> HashSet<Action> {
+        let passes = |of| -> &[Pass] {
+            match (self.spec.forward_only, split.contains(&of)) {
+                (true, _) => &[Pass::Forward],
+                (false, false) => &[Pass::Forward, Pass::Backward],
+                (false, true) => &[Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight],
+            }
         };
         let mut expected = HashSet::new();
         for chunk in 0..self.placement().chunks() {
             for micro_batch in 0..self.spec.micro_batches {
-                for work in passes.iter().map(|&pass| Work { pass, chunk, micro_batch }) {
+                for work in passes((chunk, micro_batch)).iter().map(|&pass| Work { pass, chunk, micro_batch }) {
                     expected.insert(Action::Compute(work));
                     expected.extend(self.output(rank, work).map(Action::Send));
                     if let Some(Input::Remote(transfer)) = self.input(rank, work) {
@@ -104,7 +110,7 @@ impl Schedule {
     }
 
     /// What must precede a pass in the same list.
-    fn needs(&self, rank: usize, work: Work) -> Vec<Action> {
+    fn needs(&self, rank: usize, work: Work, split: &HashSet<(usize, usize)>) -> Vec<Action> {
         let own = match work.pass {
             Pass::Forward => None,
             Pass::Backward | Pass::BackwardInput => Some(Pass::Forward),
@@ -112,7 +118,11 @@ impl Schedule {
         };
         let own = own.map(|pass| Action::Compute(Work { pass, ..work }));
         let input = self.input(rank, work).map(|input| match input {
-            Input::Local(source) => Action::Compute(source),
+            Input::Local(source) if source.pass == Pass::Forward => Action::Compute(source),
+            Input::Local(source) if split.contains(&(source.chunk, source.micro_batch)) => {
+                Action::Compute(Work { pass: Pass::BackwardInput, ..source })
+            }
+            Input::Local(source) => Action::Compute(Work { pass: Pass::Backward, ..source }),
             Input::Remote(transfer) => Action::Recv(transfer),
         });
         own.into_iter().chain(input).collect()
@@ -125,6 +135,12 @@ impl Schedule {
             let work = Work { pass, chunk: sent.chunk, micro_batch: sent.micro_batch };
             self.output(rank, work) == Some(sent) && done.contains(&Action::Compute(work))
         })
+    }
+
+    /// The chunk and micro-batch of each backward pass of a rank that is two passes, input and weight gradients.
+    fn split_backwards(&self, rank: usize) -> HashSet<(usize, usize)> {
+        let inputs = self.passes(rank).filter(|work| work.pass == Pass::BackwardInput);
+        inputs.map(|work| (work.chunk, work.micro_batch)).collect()
     }
 
     fn check_order_between_ranks(&self) -> Result<(), Fault> {

@@ -2,7 +2,8 @@
 //!
 //! Nothing here computes, waits or sends: no tensors, no threads. The engine walks through its rank's list.
 //!
-//! - [`ScheduleSpec`] says which schedule is wanted, [`Schedule::new`] makes the lists.
+//! - [`ScheduleSpec`] says which schedule is wanted, [`Schedule::new`] makes the lists. A [`Schedule`] is also read from
+//!   text and written as text, one line of passes per rank.
 //! - [`Schedule::check`] proves that they are complete and ordered, that every send meets its receive, and that they
 //!   cannot deadlock even with sends that block. [`Schedule::posted`] are the lists with receives ahead of time.
 //! - [`simulate()`] plays them with given durations; [`Timeline`] has the bubble, [`Schedule::peak_activations`] the
@@ -29,6 +30,7 @@ mod spec;
 pub mod stages;
 #[cfg(test)]
 mod tests;
+mod text;
 mod timeline;
 
 pub use action::{Action, Pass, Payload, Transfer, Work};
@@ -39,6 +41,7 @@ pub use inputs::Input;
 pub use placement::Placement;
 pub use simulate::{Costs, Link, simulate};
 pub use spec::{ScheduleError, ScheduleKind, ScheduleSpec};
+pub use text::ScheduleTextError;
 pub use timeline::{Span, Ticks, Timeline};
 
 /// What every pipeline rank does in a step.

@@ -223,7 +223,13 @@ impl Play<'_> {
         }
         match self.schedule.input(rank, work) {
             None => Some(0),
-            Some(Input::Local(source)) => *self.done.end(rank, source),
+            Some(Input::Local(source)) if source.pass == Pass::Forward => *self.done.end(rank, source),
+            // Of the pass before, which may be split in two or not, the input's gradient is needed.
+            Some(Input::Local(source)) => {
+                let ends =
+                    [Pass::Backward, Pass::BackwardInput].map(|pass| *self.done.end(rank, Work { pass, ..source }));
+                ends.into_iter().flatten().next()
+            }
             Some(Input::Remote(transfer)) => self.arrival[transfer.tag],
         }
     }

@@ -49,11 +49,6 @@ impl ScheduleKind {
             ScheduleKind::ZbV => "zb-v",
         }
     }
-
-    /// Whether the backward pass is two actions, input gradient and weight gradients.
-    pub fn splits_backward(self) -> bool {
-        matches!(self, ScheduleKind::ZbH1 | ScheduleKind::ZbV)
-    }
 }
 
 impl fmt::Display for ScheduleKind {

@@ -43,6 +43,7 @@ pub fn barrier_at(words: &[u64], index: usize) -> Shared<Barrier> {
 #[allow(unused_variables)]
 fn as_barrier(word: &[u64]) -> Shared<Barrier> {
     intrinsic!(|scope| {
+        // SAFETY: the pointer was made from a reference to a value of `scope`, which is copied.
         let word = unsafe { *word.__expand_as_ptr_method(scope) }.value(scope);
         let op = BarrierAtOp::new(scope.ctx_mut(), word);
         scope.register_with_result(&op).into()

@@ -53,6 +53,7 @@ pub fn bulk_add(to: &mut [Quad], index: usize, from: u32, bytes: u32) {
 #[allow(unused_variables)]
 fn start(target: &mut [Quad], from: u32, bytes: u32) {
     intrinsic!(|scope| {
+        // SAFETY: the pointer was made from a reference to a value of `scope`, which is copied.
         let to = unsafe { *target.__expand_as_ptr_method(scope) }.value(scope);
         let [from, bytes] = [from, bytes].map(|x| x.read_value(scope));
         scope.register(&BulkAddOp::new(scope.ctx_mut(), to, from, bytes));
@@ -83,6 +84,7 @@ pub fn address<E: CubePrimitive>(tile: &[E]) -> u32 {
 #[allow(unused_variables)]
 fn descriptor<E: CubePrimitive>(tile: &[E]) -> u64 {
     intrinsic!(|scope| {
+        // SAFETY: the pointer was made from a reference to a value of `scope`, which is copied.
         let ptr = unsafe { *tile.__expand_as_ptr_method(scope) }.value(scope);
         let op = WgmmaDescriptorOp::new(scope.ctx_mut(), ptr, 16usize, 1024usize, Swizzle::B128);
         scope.register_with_result(&op).into()

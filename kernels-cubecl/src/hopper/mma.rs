@@ -62,6 +62,7 @@ pub fn advance(layout: WgmmaTileLayout, row: usize, k: usize) -> u64 {
 #[allow(unused_variables)]
 pub fn descriptor(tile: &[Pair], #[comptime] layout: WgmmaTileLayout) -> u64 {
     intrinsic!(|scope| {
+        // SAFETY: the pointer was made from a reference to a value of `scope`, which is copied.
         let ptr = unsafe { *tile.__expand_as_ptr_method(scope) }.value(scope);
         let (leading, stride) = (layout.leading_byte_offset(), layout.stride_byte_offset());
         let op = WgmmaDescriptorOp::new(scope.ctx_mut(), ptr, leading, stride, layout.swizzle);

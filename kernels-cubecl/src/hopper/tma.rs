@@ -100,6 +100,7 @@ pub fn prefetch_tile<O: Float>(of: &mut TensorMap<O, Tiled>, z: i32, y: i32, x: 
 #[allow(unused_variables)]
 pub fn store_tile<O: Float>(from: &[u32], to: &mut TensorMap<O, Tiled>, z: i32, y: i32, x: i32) {
     intrinsic!(|scope| {
+        // SAFETY: the pointer was made from a reference to a value of `scope`, which is copied.
         let from = unsafe { *from.__expand_as_ptr_method(scope) }.value(scope);
         let map = to.value(scope);
         let at = [z, y, x].map(|at| at.read_value(scope)).to_vec();

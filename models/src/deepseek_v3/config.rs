@@ -267,6 +267,26 @@ impl ModelConfig for DeepSeekV3Config {
     fn hf_names(&self) -> NameMap {
         super::hf::names(self)
     }
+
+    fn presets() -> Vec<(&'static str, Self)> {
+        vec![
+            ("deepseek-tiny", Self::tiny()),
+            ("deepseek-v3", Self::deepseek_v3()),
+            ("moonlight-16b", Self::moonlight_16b()),
+        ]
+    }
+
+    /// Copies of the model's embedding and output layer in the modules of multi-token prediction.
+    fn hf_is_derived(&self, name: &str) -> bool {
+        let ends = [".embed_tokens.weight", ".shared_head.head.weight"];
+        name.starts_with("model.layers.") && ends.iter().any(|end| name.ends_with(end))
+    }
+
+    /// transformers writes no modules of multi-token prediction, although `config.json` has their number.
+    fn hf_present(self, has: impl Fn(&str) -> bool) -> Self {
+        let first = format!("model.layers.{}.enorm.weight", self.num_hidden_layers);
+        if has(&first) { self } else { Self { num_nextn_predict_layers: 0, ..self } }
+    }
 }
 
 /// The largest number that divides both; the other one, if one is 0.

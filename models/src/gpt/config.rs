@@ -193,6 +193,23 @@ impl ModelConfig for GptConfig {
     fn hf_names(&self) -> NameMap {
         super::hf::names(self)
     }
+
+    fn presets() -> Vec<(&'static str, Self)> {
+        vec![("gpt-tiny", Self::tiny()), ("gpt2", Self::gpt2())]
+    }
+
+    fn hf_optional_prefix(&self) -> Option<&'static str> {
+        Some("transformer.")
+    }
+
+    /// Causal masks.
+    fn hf_is_derived(&self, name: &str) -> bool {
+        name.starts_with("h.") && [".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
+    }
+
+    fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
+        self.tie_word_embeddings.then_some(["lm_head.weight", "transformer.wte.weight"])
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! computes, or refused by name.
 
 pub(crate) mod decoder;
-mod extras;
 mod reader;
 pub(crate) mod rope;
 

@@ -184,6 +184,20 @@ impl ModelConfig for LlamaConfig {
     fn hf_names(&self) -> NameMap {
         super::hf::names(self)
     }
+
+    fn presets() -> Vec<(&'static str, Self)> {
+        vec![
+            ("tiny", Self::tiny()),
+            ("llama3-1b", Self::llama3_1b()),
+            ("llama3-8b", Self::llama3_8b()),
+            ("mistral-7b", Self::mistral_7b()),
+            ("qwen3-0.6b", Self::qwen3_0_6b()),
+        ]
+    }
+
+    fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
+        self.tie_word_embeddings.then_some(["lm_head.weight", "model.embed_tokens.weight"])
+    }
 }
 
 #[cfg(test)]

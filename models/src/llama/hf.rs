@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 
 use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
-use crate::hf::decoder::{self, GROUPED_QUERIES, LIKE_MLPS};
+use crate::hf::decoder::{self, GROUPED_QUERIES};
 use crate::hf::{ConfigReader, HfError, rope};
 use crate::names::NameMap;
 
 /// The names of the tensors of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen3ForCausalLM`.
 pub(super) fn names(config: &LlamaConfig) -> NameMap {
-    decoder::names(&config.frame(), |_| config.block(), LIKE_MLPS)
+    config.frame().hf_names(|_| config.block())
 }
 
 impl LlamaConfig {

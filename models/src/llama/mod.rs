@@ -8,6 +8,5 @@ mod presets;
 mod variant;
 
 pub use config::LlamaConfig;
-pub(crate) use model::Frame;
-pub use model::Llama;
+pub use model::{Frame, Llama};
 pub use variant::LlamaVariant;

@@ -8,6 +8,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::config::LlamaConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::hf::decoder::{self, LIKE_MLPS};
 use crate::layers::{
     BlockConfig, Dropout, KvCache, Norm, NormKind, OutputLayer, RopeConfig, RotaryEmbedding, TransformerBlock, Vocab,
     VocabParallelEmbedding,
@@ -103,8 +104,10 @@ impl CausalLm for Llama {
     }
 }
 
-/// A decoder without its blocks.
-pub(crate) struct Frame {
+/// A decoder of RMSNorms and rotary positions without its blocks, for families that differ from a Llama in these
+/// ([`Llama::of_blocks`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
     /// Tokens and width of the residual stream.
     pub vocab: Vocab,
     /// Number of blocks.
@@ -122,10 +125,15 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Megatron-LM's names of a decoder of such blocks.
-    pub(crate) fn megatron_names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
+    /// Megatron-LM's names of a decoder of such blocks; `block` says what each layer is.
+    pub fn megatron_names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
         let Self { vocab, layers, tied, .. } = *self;
         MegatronDecoder { vocab, layers, norm: NormKind::Rms, positions: None, tied }.names(block)
+    }
+
+    /// Hugging Face's names of a decoder of such blocks, as most of its families call them.
+    pub fn hf_names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
+        decoder::names(self, block, LIKE_MLPS)
     }
 }
 
@@ -134,7 +142,7 @@ impl Llama {
     ///
     /// # Errors
     /// See [`BuildError`].
-    pub(crate) fn of_blocks(
+    pub fn of_blocks(
         frame: &Frame,
         block: impl Fn(usize) -> BlockConfig,
         mut params: ParamBuilder,

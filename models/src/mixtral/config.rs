@@ -216,6 +216,19 @@ impl ModelConfig for MixtralConfig {
     fn hf_names(&self) -> NameMap {
         super::hf::names(self)
     }
+
+    fn presets() -> Vec<(&'static str, Self)> {
+        vec![
+            ("mixtral-tiny", Self::tiny()),
+            ("mixtral-8x7b", Self::mixtral_8x7b()),
+            ("mixtral-8x7b-half", Self::mixtral_8x7b_half()),
+            ("qwen3-30b-a3b", Self::qwen3_30b_a3b()),
+        ]
+    }
+
+    fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
+        self.tie_word_embeddings.then_some(["lm_head.weight", "model.embed_tokens.weight"])
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::blocks::{columns_of, shared, view};
 use super::{Float, columns, empty, rows};
 use crate::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias, reserving_sms};
+use crate::gpu::model::GpuModel;
 use crate::ops::chunks::Gemm;
 use crate::ops::main_grads::main_grad;
 
@@ -29,7 +30,7 @@ impl Factor {
     /// The GEMM of `rows` rows.
     pub(super) fn of(&self, rows: usize) -> Gemm {
         let inner = self.w.meta.shape()[usize::from(self.transposed)];
-        Gemm { rows, inner, columns: self.columns(), element: self.w.dtype.size() }
+        Gemm { rows, inner, columns: self.columns(), element: self.w.dtype.size(), gpu: GpuModel::here() }
     }
 
     /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`.
@@ -59,7 +60,13 @@ impl WeightGrad {
     /// Its GEMM.
     pub(super) fn gemm(&self) -> Gemm {
         let (outputs, inner) = (columns(&self.grad), rows(&self.grad));
-        Gemm { rows: outputs, inner, columns: columns(&self.input), element: self.grad.dtype.size() }
+        Gemm {
+            rows: outputs,
+            inner,
+            columns: columns(&self.input),
+            element: self.grad.dtype.size(),
+            gpu: GpuModel::here(),
+        }
     }
 
     /// Delivers it by ranges of its rows: start, number, and the SMs that each GEMM leaves to a collective.

@@ -125,7 +125,7 @@ pub fn through_experts(
 /// collective transfers `bytes` per rank, and the experts have feature sizes `[hidden, intermediate]`.
 #[cfg(feature = "cuda")]
 pub fn is_faster_in_two_chunks(bytes: usize, features: [usize; 2]) -> bool {
-    crate::ops::chunks::is_worth_chunking(bytes, features)
+    crate::ops::chunks::is_worth_chunking(crate::gpu::model::GpuModel::here(), bytes, features)
 }
 
 /// Never: CPU ranks overlap nothing.

@@ -3,7 +3,7 @@
 use backend_dist::profile::{Kind, Precision};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::gpus::Gpu;
+use crate::plan::gpus::GpuModel;
 
 /// The rates that operations are compared with; `None` if the GPU is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ const H200_COPY: f64 = 4150.0;
 impl Ceilings {
     /// Of a GPU by the name that its driver gives it.
     pub fn of(name: &str) -> Self {
-        let Some(sheet) = Gpu::named(name) else {
+        let Some(sheet) = GpuModel::named(name) else {
             return Self { source: format!("{name} is unknown"), ..Self::default() };
         };
         let (copy, measured) = match sheet.name {

@@ -12,7 +12,7 @@ use crate::bench::{Device, Record, chart, markdown};
 use crate::cli::refused;
 use crate::config::RunConfig;
 use crate::console::say;
-use crate::plan::gpus::Gpu;
+use crate::plan::gpus::GpuModel;
 use crate::refusal::Access;
 
 /// Draws the measurements of the files into an SVG file.
@@ -37,7 +37,7 @@ pub(super) fn device(gpu: Option<&GpuInfo>, config: &RunConfig) -> Device {
     }
     let libraries = [("NCCL", gpu::nccl_version()), ("cuBLASLt", gpu::cublas_lt_version())];
     versions.extend(libraries.into_iter().filter_map(|(name, version)| Some((name.into(), version.ok()?.to_string()))));
-    let sheet = Gpu::named(&gpu.name);
+    let sheet = GpuModel::named(&gpu.name);
     Device {
         peak: sheet.map(|sheet| sheet.peak(config.training.dtype.bytes())),
         source: sheet.map(|sheet| sheet.source.into()),

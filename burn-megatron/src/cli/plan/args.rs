@@ -1,10 +1,15 @@
 //! The flags of a schedule: its kind, its stages and the durations of passes.
 
+use std::fs;
+use std::path::PathBuf;
+
 use anyhow::{Result, anyhow, bail};
 
 use super::super::layout::LayoutArgs;
+use super::super::refused;
+use crate::refusal::Access;
 use crate::schedule::stages::{Expected, Split, StageLayout};
-use crate::schedule::{Costs, ScheduleKind, ScheduleSpec, Ticks};
+use crate::schedule::{Costs, Schedule, ScheduleKind, ScheduleSpec, Ticks};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Schedule")]
@@ -12,8 +17,16 @@ pub(super) struct PipelineArgs {
     /// Pipeline schedule: none, gpipe, 1f1b, interleaved, zb-h1 or zb-v [default: 1f1b, or interleaved with several chunks]
     #[arg(long, value_name = "NAME")]
     schedule: Option<ScheduleKind>,
+    /// Text file of a schedule: a line per rank, a word per pass, for example `0F0 0F1 0B0 0B1` (stage, pass, micro-batch)
+    #[arg(
+        long, value_name = "FILE",
+        conflicts_with_all = [
+            "config", "schedule", "micro_batches", "microbatch_group_size", "forward_only", "pipeline_parallel", "virtual_pipeline"
+        ]
+    )]
+    pub(super) schedule_file: Option<PathBuf>,
     /// Micro-batches per step
-    #[arg(long, value_name = "N", required_unless_present = "config", conflicts_with = "config")]
+    #[arg(long, value_name = "N", required_unless_present_any = ["config", "schedule_file"], conflicts_with = "config")]
     micro_batches: Option<usize>,
     /// Interleaved schedule: consecutive micro-batches per model chunk [default: the number of ranks]
     #[arg(long, alias = "microbatch-group-size-per-virtual-pipeline-stage", value_name = "N")]
@@ -78,7 +91,16 @@ fn limited(flag: &str, value: Option<usize>, most: usize) -> Result<()> {
 }
 
 impl PipelineArgs {
-    pub(super) fn spec(&self, layout: &LayoutArgs) -> Result<ScheduleSpec> {
+    /// The schedule that is asked for, by name or as text.
+    pub(super) fn wanted(&self, layout: &LayoutArgs) -> Result<Schedule> {
+        let Some(file) = &self.schedule_file else {
+            return Ok(Schedule::new(self.spec(layout)?)?);
+        };
+        let text = fs::read_to_string(file).map_err(refused(Access::Read, file))?;
+        text.parse().map_err(|error| anyhow!("{}: {error}", file.display()))
+    }
+
+    fn spec(&self, layout: &LayoutArgs) -> Result<ScheduleSpec> {
         let kind = self.schedule.unwrap_or(ScheduleKind::OneFOneB);
         let micro_batches = self.micro_batches.unwrap_or(1);
         limited("pipeline-parallel", layout.pipeline_parallel, MOST_PASSES)?;

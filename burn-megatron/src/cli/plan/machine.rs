@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow, bail};
 
 use crate::config::RANKS;
-use crate::plan::gpus::{self, Gpu, Hardware};
+use crate::plan::gpus::{self, GpuModel, Hardware};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Machine (with a CONFIG)")]
@@ -70,7 +70,7 @@ impl MachineArgs {
         Ok(self.gpu()?.has_fp8())
     }
 
-    fn gpu(&self) -> Result<&'static Gpu> {
+    fn gpu(&self) -> Result<&'static GpuModel> {
         gpus::find(self.gpu.as_deref().unwrap_or("h100")).map_err(|error| anyhow!(error))
     }
 

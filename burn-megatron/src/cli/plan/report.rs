@@ -2,13 +2,15 @@
 
 use std::fmt::Write;
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, bail};
 
 use super::super::layout::LayoutArgs;
 use super::Args;
 use crate::schedule::draw::{self, Colors};
 use crate::schedule::stages::{Stage, StageLayout};
-use crate::schedule::{Costs, Link, Schedule, ScheduleSpec, Timeline, bounds, simulate};
+use crate::schedule::{Costs, Link, Schedule, Timeline, bounds, simulate};
 
 /// Columns of a drawing.
 const WIDTH: usize = 120;
@@ -16,6 +18,8 @@ const WIDTH: usize = 120;
 /// A schedule with the durations of its passes and its timeline.
 pub(super) struct Plan {
     pub(super) schedule: Schedule,
+    /// Where the schedule was read from, if it is none of the built-in ones.
+    file: Option<PathBuf>,
     layout: Option<StageLayout>,
     costs: Costs,
     pub(super) timeline: Timeline,
@@ -34,18 +38,17 @@ impl Plan {
         if let Some((key, _)) = args.overrides.0.first() {
             bail!("--{key} is for a run: name its CONFIG, the TOML file");
         }
-        let spec = args.pipeline.spec(&args.layout)?;
-        let layout = args.stages.layout(&spec)?;
-        let costs = args.durations.costs(&spec, layout.as_ref())?;
-        Self::new(spec, layout, costs)
+        let schedule = args.pipeline.wanted(&args.layout)?;
+        let layout = args.stages.layout(&schedule.spec)?;
+        let costs = args.durations.costs(&schedule.spec, layout.as_ref())?;
+        Ok(Self { file: args.pipeline.schedule_file.clone(), ..Self::new(schedule, layout, costs)? })
     }
 
     /// Simulates a schedule with these durations.
-    pub(super) fn new(spec: ScheduleSpec, layout: Option<StageLayout>, costs: Costs) -> Result<Self> {
-        let schedule = Schedule::new(spec)?;
+    pub(super) fn new(schedule: Schedule, layout: Option<StageLayout>, costs: Costs) -> Result<Self> {
         schedule.check().context("a schedule that cannot run was made; this is a bug")?;
         let timeline = simulate(&schedule, &costs, Link::Overlapped)?;
-        Ok(Self { schedule, layout, costs, timeline })
+        Ok(Self { schedule, file: None, layout, costs, timeline })
     }
 
     pub(super) fn report(&self, draw: Option<Colors>) -> Result<String> {
@@ -82,7 +85,8 @@ impl Plan {
         };
         let group = spec.group_size.map_or(String::new(), |size| format!(" in groups of {size}"));
         let only = if spec.forward_only { ", forward only" } else { "" };
-        format!("{}, {ranks}, micro-batches: {}{group}{only}", spec.kind, spec.micro_batches)
+        let name = self.file.as_ref().map_or(spec.kind.to_string(), |file| file.display().to_string());
+        format!("{name}, {ranks}, micro-batches: {}{group}{only}", spec.micro_batches)
     }
 
     fn stages(&self, layout: &StageLayout) -> String {
@@ -106,7 +110,7 @@ impl Plan {
         let costs = &self.costs;
         let [forward, input, weight] =
             [&costs.forward, &costs.backward_input, &costs.backward_weight].map(|stages| stages[0]);
-        let knows = self.layout.is_none() && costs.transfer == 0;
+        let knows = self.file.is_none() && self.layout.is_none() && costs.transfer == 0;
         knows && bounds::bubble(&self.schedule.spec, forward, input, weight) == Some(self.timeline.bubble(0))
     }
 

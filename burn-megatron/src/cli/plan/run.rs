@@ -10,6 +10,7 @@ use crate::config::RunConfig;
 use crate::engine::ContextConfig;
 use crate::plan::gpus::Hardware;
 use crate::plan::{self, Job, Report, SearchRequest, SearchResult, search};
+use crate::schedule::Schedule;
 
 /// The report, and the schedule for drawing.
 pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
@@ -43,7 +44,8 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
         text += &format!("hint         {hint}\n");
     }
     let stages = plan.job.stages.clone();
-    Ok((text, Plan::new(plan.job.schedule, Some(stages), plan.costs)?))
+    let schedule = Schedule::new(plan.job.schedule)?;
+    Ok((text, Plan::new(schedule, Some(stages), plan.costs)?))
 }
 
 /// The fastest layouts for the model, batch and precision of a job.

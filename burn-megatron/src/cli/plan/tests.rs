@@ -80,6 +80,30 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
+fn a_schedule_of_ones_own_is_proven_and_simulated() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mine.txt");
+    let with = |text: &str, flags: &str| {
+        fs::write(&file, text).unwrap();
+        report(&format!("--schedule-file {} {flags}", file.display()))
+    };
+    // 1F1B whose last rank delays a weight gradient: the first rank has its gradient a pass earlier.
+    let text = with("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1", "").unwrap();
+    let expected = "\
+, 2 ranks, micro-batches: 2
+bubble: 25.0 % of the step (33.3 % of the computing time); a step takes 8
+activations in flight, maximum per rank: 2 2 micro-batches; received but not yet used: at most 1
+";
+    assert_eq!(text, format!("{}{expected}", file.display()));
+    let text = with("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", "--layers 6 --first-stage-layers 4 --draw").unwrap();
+    assert!(text.contains("rank 0: embedding, layers 0-3") && text.contains("8 2 layers"), "{text}");
+    let refused = with("0F0 0B0\n1F0", "").unwrap_err().to_string();
+    assert!(refused.contains("mine.txt: rank 1 never does: backward of micro-batch 0"), "{refused}");
+    let refused = with("", "--schedule gpipe").unwrap_err().to_string();
+    assert!(refused.contains("cannot be used with"), "{refused}");
+}
+
+#[test]
 fn transfers_that_stop_ranks_are_counted() {
     let report = report("--pipeline-parallel 4 --virtual-pipeline 2 --micro-batches 8 --transfer 1").unwrap();
     assert!(report.contains("with transfers blocking both ranks: "), "{report}");

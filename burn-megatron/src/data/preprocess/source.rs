@@ -10,7 +10,8 @@ use super::{Location, PreprocessError};
 
 /// What a document is in a text file. The documents of a file, one after the other, are the whole file: no newline is
 /// lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum TextDocuments {
     /// Everything up to the end of the next blank lines.
     Paragraph,

@@ -24,7 +24,7 @@ use super::worker::{Data, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::report::{Failure, Fit, Fitted};
-use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog};
+use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog, Sinks};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
 pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
@@ -41,6 +41,7 @@ pub(super) struct ModelParallel<M, R> {
     pub finish: Finish<M, R>,
     pub finished: Arc<Mutex<Option<R>>>,
     pub logs: LogOptions,
+    pub sinks: Sinks,
     pub files: LogFiles,
     /// Steps of the whole run.
     pub steps: usize,
@@ -174,12 +175,12 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
                 Ok(bytes)
             })?;
             if let Some(coordinator) = &mut coordinator {
-                coordinator.log = Some(RunLog::open(&self.files, engine.steps())?);
+                coordinator.log = Some(RunLog::open(&self.files, engine.steps())?.with(self.sinks.clone()));
                 let seconds = begin.elapsed().as_secs_f64();
                 coordinator.resumed(checkpoint, LoadStats { step: engine.steps(), bytes, seconds })?;
             }
         } else if let Some(coordinator) = &mut coordinator {
-            coordinator.log = Some(RunLog::open(&self.files, 0)?);
+            coordinator.log = Some(RunLog::open(&self.files, 0)?.with(self.sinks.clone()));
         }
         if let Some(coordinator) = &mut coordinator {
             let pace = start.saves.as_ref().map(|saves| saves.rehearse(&engine)).transpose()?;

@@ -25,7 +25,7 @@ use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::custom;
-use crate::metrics::{Checkpoints, on_gpu};
+use crate::metrics::{Checkpoints, MetricsSink, Sinks, on_gpu};
 
 /// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
 ///
@@ -73,6 +73,7 @@ pub struct Pretraining<M, R = ()> {
     evaluation_batches: usize,
     directory: PathBuf,
     logs: LogOptions,
+    sinks: Sinks,
     checkpoints: Option<CheckpointOptions>,
     resume: Resume,
     other_data: bool,
@@ -108,6 +109,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             evaluation_batches: 8,
             directory: PathBuf::from("runs/pretraining"),
             logs: LogOptions::default(),
+            sinks: Sinks::default(),
             checkpoints: None,
             resume: Resume::Never,
             other_data: false,
@@ -153,6 +155,12 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// What is logged, and where.
     pub fn logs(mut self, logs: LogOptions) -> Self {
         self.logs = logs;
+        self
+    }
+
+    /// Also hands every entry of the run's log to `sink`.
+    pub fn metrics_sink(self, sink: impl MetricsSink + 'static) -> Self {
+        self.sinks.add(sink);
         self
     }
 
@@ -203,6 +211,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             evaluation_batches: self.evaluation_batches,
             directory: self.directory,
             logs: self.logs,
+            sinks: self.sinks,
             checkpoints: self.checkpoints,
             resume: self.resume,
             other_data: self.other_data,
@@ -242,6 +251,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             finish: self.finish.clone(),
             finished: self.finished.clone(),
             logs: self.logs.clone(),
+            sinks: self.sinks.clone(),
             files: self.logs.files(&self.directory),
             steps: self.steps,
             data: Data { train: self.train.clone(), valid: self.valid.clone() },

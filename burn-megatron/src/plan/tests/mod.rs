@@ -94,6 +94,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         gpu: false,
         overlap: true,
         documents: None,
+        gpu_model: *gpus::find("h200").unwrap(),
         expert_chunks: None,
         dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,

@@ -55,7 +55,7 @@ fn transfers_by_need_deadlock_if_sends_block() {
         schedule.ranks[rank] = list;
     }
     let fault = schedule.check().unwrap_err().to_string();
-    let words = "deadlock: rank 0 waits to send activation of micro-batch 1 to rank 1; \
-                 rank 1 waits to send gradient of micro-batch 0 to rank 0";
+    let words = "deadlock: rank 0 waits at: send activation of micro-batch 1 to rank 1; \
+                 rank 1 waits at: send gradient of micro-batch 0 to rank 0";
     assert_eq!(fault, words);
 }

@@ -1,0 +1,171 @@
+//! A family that the crates do not know is written outside them, in the layers of `models`, and trains in every layout
+//! like on one device: attention alternates between a window and all positions, and MLPs become narrower with depth.
+
+use backend_dist::shard::{Init, Registry};
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+use burn_megatron::verify::{Candidate, Line, verify};
+use models::layers::{
+    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, RopeConfig, Vocab,
+};
+use models::layout::ModelDims;
+use models::names::NameMap;
+use models::{BuildError, CausalLm, Frame, KvCache, Llama, MicroBatch, ModelConfig, ParamBuilder, Part};
+use serde::{Deserialize, Serialize};
+use tests::SETTINGS;
+
+/// The sizes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct FunnelConfig {
+    vocab: usize,
+    hidden: usize,
+    heads: usize,
+    layers: usize,
+    window: usize,
+}
+
+const FUNNEL: FunnelConfig = FunnelConfig { vocab: 101, hidden: 32, heads: 4, layers: 4, window: 5 };
+
+impl FunnelConfig {
+    fn frame(&self) -> Frame {
+        Frame {
+            vocab: Vocab { size: self.vocab, hidden: self.hidden, divisor: 1 },
+            layers: self.layers,
+            tied: true,
+            init: Init::Normal { std: 0.02 },
+            rope: RopeConfig { head_dim: self.hidden / self.heads, theta: 10_000.0, scaling: None },
+            norm_eps: 1e-5,
+            dropout: 0.1,
+        }
+    }
+
+    fn width(&self, layer: usize) -> usize {
+        2 * self.hidden * (self.layers - layer)
+    }
+
+    fn block(&self, layer: usize) -> BlockConfig {
+        let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.02 } };
+        BlockConfig {
+            attention: AttentionConfig {
+                hidden: self.hidden,
+                heads: self.heads,
+                kv_heads: self.heads / 2,
+                head_dim: self.hidden / self.heads,
+                window: layer.is_multiple_of(2).then_some(self.window),
+                dropout: 0.0,
+                head_norm_eps: None,
+                input: linear,
+                output: linear,
+            },
+            mlp: Ffn::Dense(MlpConfig {
+                hidden: self.hidden,
+                intermediate: self.width(layer),
+                activation: Activation::SwiGlu,
+                input: linear,
+                output: linear,
+            }),
+            norm: NormKind::Rms,
+            norm_eps: 1e-5,
+            dropout: 0.1,
+        }
+    }
+}
+
+impl ModelConfig for FunnelConfig {
+    fn dims(&self) -> ModelDims {
+        ModelDims {
+            vocab: self.vocab,
+            hidden: self.hidden,
+            heads: self.heads,
+            kv_heads: self.heads / 2,
+            intermediate: self.width(self.layers - 1),
+            experts: None,
+            layers: self.layers,
+            max_positions: None,
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab
+    }
+
+    fn megatron_names(&self) -> NameMap {
+        self.frame().megatron_names(|layer| self.block(layer))
+    }
+
+    fn hf_names(&self) -> NameMap {
+        self.frame().hf_names(|layer| self.block(layer))
+    }
+}
+
+#[derive(Module, Debug)]
+struct Funnel {
+    decoder: Llama,
+}
+
+impl CausalLm for Funnel {
+    type Config = FunnelConfig;
+
+    fn build(config: &FunnelConfig, params: ParamBuilder) -> Result<Self, BuildError> {
+        config.check_for(&params)?;
+        Ok(Self { decoder: Llama::of_blocks(&config.frame(), |layer| config.block(layer), params)? })
+    }
+
+    fn part(&self) -> &Part {
+        self.decoder.part()
+    }
+
+    fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        self.decoder.embed(tokens, batch)
+    }
+
+    fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        self.decoder.layer(index, x, batch)
+    }
+
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
+        self.decoder.head_losses(x, labels, batch)
+    }
+
+    fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
+        self.decoder.head_logits(x)
+    }
+
+    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
+        self.decoder.extend(tokens, cache)
+    }
+
+    fn registry(&self) -> &Registry {
+        self.decoder.registry()
+    }
+}
+
+#[test]
+fn a_family_from_outside_trains_in_every_kind_of_layout() {
+    let layouts = [
+        "TP2",
+        "TP4 SP",
+        "DP2 ZeRO1 x2",
+        "DP4 ZeRO3",
+        "CP2",
+        "PP2 x4 1f1b",
+        "PP2 VPP2 x4 interleaved",
+        "PP2 x4 zb-h1",
+        "TP2 SP PP2 DP2 ZeRO2 x2",
+        "TP2 CP2 PP2 x2 uniform1",
+    ];
+    let candidates: Vec<Candidate> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    let lines = verify::<Funnel>(&FUNNEL, &SETTINGS, &[Device::flex()], &candidates, |_| {}).unwrap();
+    let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    assert!(lines.len() == layouts.len() && lines.iter().all(Line::passes), "{}", table.join("\n"));
+}
+
+#[test]
+fn its_names_and_limits_follow_from_its_blocks() {
+    // Embedding, norms, attention and the MLPs of widths 256, 192, 128 and 64.
+    let layer = 2 * 32 + 32 * (32 + 16 + 16) + 32 * 32;
+    assert_eq!(FUNNEL.parameter_count(), 101 * 32 + 32 + 4 * layer + 3 * 32 * (256 + 192 + 128 + 64));
+    assert_eq!(FUNNEL.megatron_names().iter().count(), FUNNEL.hf_names().iter().count());
+    let refused = FUNNEL.dims().check_tp(3).unwrap_err().to_string();
+    assert!(refused.contains("nearest legal: 2, 4"), "{refused}");
+}
