@@ -50,7 +50,15 @@ fn alone(batch: &TokenBatch) -> TokenBatch {
             mask.extend(std::iter::repeat_n(false, rest));
         }
     }
-    TokenBatch { sequences: tokens.len() / seq, seq, tokens, labels, mask: Some(mask), documents: None }
+    TokenBatch {
+        sequences: tokens.len() / seq,
+        seq,
+        tokens,
+        labels,
+        mask: Some(mask),
+        documents: None,
+        references: None,
+    }
 }
 
 fn packed_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {

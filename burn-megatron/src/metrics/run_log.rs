@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::jsonl::JsonLines;
 use super::stats::{EvalStats, LoadStats, SaveStats, StepStats};
 use super::tensorboard::EventFile;
+use crate::preference::PreferenceMeans;
 
 /// Where a run writes its numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +47,11 @@ struct Entry<T> {
 struct Valid {
     step: u64,
     loss: f64,
-    perplexity: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perplexity: Option<f64>,
     tokens: u64,
+    #[serde(flatten)]
+    preference: Option<PreferenceMeans>,
 }
 
 impl RunLog {
@@ -74,8 +78,10 @@ impl RunLog {
     /// # Errors
     /// When the disk refuses.
     pub fn valid(&mut self, step: u64, stats: &EvalStats) -> io::Result<()> {
-        let EvalStats { loss, tokens } = *stats;
-        self.entry("valid", step, Valid { step, loss, perplexity: loss.exp(), tokens })
+        let EvalStats { loss, tokens, preference } = *stats;
+        // A loss of pairs is none of tokens.
+        let perplexity = preference.is_none().then(|| loss.exp());
+        self.entry("valid", step, Valid { step, loss, perplexity, tokens, preference })
     }
 
     /// Writes that a checkpoint is complete.
@@ -153,7 +159,7 @@ mod tests {
         log.train(&stats).unwrap();
         let gpu = |idle| RankReading { idle: Some(idle), memory: Some(3 << 30), ..RankReading::default() };
         log.train(&StepStats { gpus: vec![gpu(0.25), gpu(0.75)], ..step(4) }).unwrap();
-        log.valid(4, &EvalStats { loss: 2.0, tokens: 64 }).unwrap();
+        log.valid(4, &EvalStats { loss: 2.0, tokens: 64, preference: None }).unwrap();
         log.saved(&saved).unwrap();
         let text = fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -7,6 +7,7 @@ mod data;
 mod fp8;
 mod launch;
 mod plan;
+mod preference;
 mod resume;
 #[cfg(test)]
 mod tests;

@@ -189,7 +189,7 @@ impl TokenDataset for ChatDataset {
         tokens.resize(length, 0);
         labels.resize(length, 0);
         mask.resize(length, false);
-        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents) }
+        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents), references: None }
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {

@@ -1,6 +1,7 @@
 //! Inputs of a pass, and how a segment runs in it.
 
 use crate::engine::ContextConfig;
+use crate::engine::distill::{self, DistillConfig};
 use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
 use crate::optim::Optimizer;
@@ -29,6 +30,10 @@ pub(in crate::engine) struct Pass<'a> {
     pub loss_type: DType,
     /// What the gradient of each counted loss is.
     pub loss_grad: f64,
+    /// Factors of these gradients by token, of a loss that is no mean over tokens.
+    pub factors: Option<Vec<f64>>,
+    /// The teacher's logits `[sequences, seq, vocab]`, in distillation.
+    pub taught: Option<(Tensor<3>, DistillConfig)>,
     /// Chunk and micro-batch, for the timeline.
     pub index: (usize, usize),
     /// Buckets that the pass after this one uses first.
@@ -71,7 +76,11 @@ pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pas
             Output::Activation(layers.clone().fold(input(), layer))
         }
         Link::Head => {
-            let losses = model.head_losses(input(), tokens.labels_on(&device), of);
+            let labels = tokens.labels_on(&device);
+            let losses = match &pass.taught {
+                None => model.head_losses(input(), labels, of),
+                Some((teacher, config)) => distill::losses(model.head_logits(input()), teacher.clone(), labels, config),
+            };
             Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
         }
     }

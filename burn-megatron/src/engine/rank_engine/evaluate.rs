@@ -7,6 +7,7 @@ use super::RankEngine;
 use crate::batch::BatchPlan;
 use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
+use burn::tensor::Tensor;
 use models::CausalLm;
 use models::layers::moe::stats;
 use models::layout::check_sequence;
@@ -36,8 +37,26 @@ impl<M: CausalLm> RankEngine<M> {
             local
         };
         let own: Vec<LocalBatch> = (0..plan.accumulation).map(local).collect();
-        let mut p2p = self.stage_p2p(&own);
+        if self.config.preference.is_some() {
+            let sums = self.evaluate_pairs(&own)?;
+            let loss = sums.loss / sums.pairs.max(1) as f64;
+            return Ok(EvalReport { loss, tokens: sums.pairs, preference: Some(sums.means()) });
+        }
         let mut losses = Losses::default();
+        self.forward_only(&own, |engine, micro_batch, values| {
+            losses.extend([(micro_batch, values)]);
+            if !engine.runs_ahead {
+                losses = std::mem::take(&mut losses).read_any(&own);
+            }
+        });
+        let sum = self.over_all(losses.read_any(&own), &own);
+        Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens, preference: None })
+    }
+
+    /// Forward passes of micro-batches that leave nothing behind; `each` gets the losses `[sequences, seq]` of each, on the
+    /// last stage.
+    pub(super) fn forward_only(&mut self, own: &[LocalBatch], mut each: impl FnMut(&Self, usize, Tensor<2>)) {
+        let mut p2p = self.stage_p2p(own);
         // Without backward passes there is nothing to interleave: each stage in turn takes all micro-batches.
         for chunk in 0..self.chunks.len() {
             for (micro_batch, local) in own.iter().enumerate() {
@@ -51,6 +70,8 @@ impl<M: CausalLm> RankEngine<M> {
                     keep: false,
                     last: false,
                     loss_grad: 0.0,
+                    factors: None,
+                    taught: None,
                     loss_type: self.loss_type(),
                     index: (chunk, micro_batch),
                     next: &[],
@@ -61,17 +82,12 @@ impl<M: CausalLm> RankEngine<M> {
                 };
                 match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
                     Output::Activation(activation) => p2p.put(work, activation),
-                    Output::Losses(values) => losses.extend([(micro_batch, values)]),
-                }
-                if !self.runs_ahead {
-                    losses = losses.read_any(&own);
+                    Output::Losses(values) => each(self, micro_batch, values),
                 }
                 if let Some(transfer) = self.pipeline.output(self.stages.rank(), work) {
                     p2p.send(&transfer);
                 }
             }
         }
-        let sum = self.over_all(losses.read_any(&own), &own);
-        Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens })
     }
 }

@@ -126,6 +126,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     skipped: report.skipped,
                     bubble,
                     experts: self.engine.expert_loads().to_vec(),
+                    preference: report.preference,
                     gpus,
                     saved,
                 };
@@ -157,7 +158,7 @@ impl<M: CausalLm> Worker<'_, M> {
         if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
             coordinator.valid(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
         }
-        let (mut sum, mut tokens) = (0.0, 0);
+        let (mut sum, mut tokens, mut pairs) = (0.0, 0, None);
         let mut stop = false;
         for iteration in 1.. {
             let batch = match self.next(&mut batches, coordinator.as_deref())? {
@@ -171,8 +172,9 @@ impl<M: CausalLm> Worker<'_, M> {
             let report = self.engine.eval_step(&batch.read(0..batch.sequences())?)?;
             sum += report.loss * report.tokens as f64;
             tokens += report.tokens;
+            pairs = report.preference.map(|means| means.over(pairs));
             if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
-                let stats = EvalStats { loss: report.loss, tokens: report.tokens };
+                let stats = EvalStats { loss: report.loss, tokens: report.tokens, preference: report.preference };
                 let item = TrainingItem::new(stats, batches.progress(), Some(iteration), None);
                 coordinator.valid(LearnerEvent::ProcessedItem(item));
             }
@@ -182,7 +184,8 @@ impl<M: CausalLm> Worker<'_, M> {
             coordinator.valid(LearnerEvent::EndSplit { epoch, progress: batches.progress() });
             coordinator.flush();
             if let Some(log) = coordinator.log.as_mut().filter(|_| tokens > 0 && !stop) {
-                log.valid(coordinator.step, &EvalStats { loss: sum / tokens as f64, tokens })?;
+                let stats = EvalStats { loss: sum / tokens as f64, tokens, preference: pairs };
+                log.valid(coordinator.step, &stats)?;
             }
         }
         Ok(stop)
