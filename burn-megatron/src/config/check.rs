@@ -157,6 +157,7 @@ impl RunConfig {
         self.check_chat(note);
         self.check_preference(note);
         self.check_distill(note);
+        self.check_tasks(note);
         if let Some(weights) = &data.weights {
             let (weights, prefixes) = (weights.len(), data.prefixes.len());
             note(demand(weights == prefixes, || {
@@ -205,6 +206,14 @@ impl RunConfig {
         }
     }
 
+    fn check_tasks(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let is_file = self.data.tokenizer.as_deref().is_some_and(|name| !["char", "byte", "bpe"].contains(&name));
+        note(demand(is_file || self.evaluation.tasks.is_empty(), || {
+            let there = self.data.tokenizer.as_deref().unwrap_or("none");
+            format!("evaluation.tasks needs the model's tokenizer.json, but data.tokenizer = {there}")
+        }));
+    }
+
     fn check_chat(&self, note: &mut impl FnMut(Result<(), String>)) {
         let (chat, data) = (&self.chat, &self.data);
         if !self.has_conversations() {
@@ -216,6 +225,12 @@ impl RunConfig {
             let there = data.tokenizer.as_deref().unwrap_or("none");
             format!("{key}.train needs a tokenizer.json with its chat template, but data.tokenizer = {there}")
         }));
+        if let Some(weights) = &chat.weights {
+            let (weights, files) = (weights.len(), chat.train.len());
+            note(demand(weights == files, || format!("chat.weights has {weights} numbers, chat.train {files} files")));
+        }
+        let positive = chat.weights.iter().flatten().all(|weight| *weight > 0.0);
+        note(demand(positive, || "chat.weights must all be above 0".into()));
         for masked in data.needs_end_of_document().into_iter().filter(|key| *key == "data.eod-mask-loss") {
             note(Err(format!("{masked} has no meaning with {key}.train: only what assistants say is learned")));
         }

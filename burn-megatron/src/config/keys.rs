@@ -249,6 +249,7 @@ pub const KEYS: &[Key] = {
         key("data.keep-partial-validation", Flag, "false", "Keep the last, partial validation sequence, padded"),
         key("data.cache", Path, "\"none\"", "Folder that caches sample orders between runs; none: no cache").or(&["data-cache-path"]).optional(),
         key("chat.train", Paths, "[]", "Conversations to train on: JSON lines or a JSON array, also .gz and .zst; rows with messages, conversations (ShareGPT), prompt and completion, or instruction and output (Alpaca)"),
+        key("chat.weights", Numbers, "\"none\"", "Blend weight of each file of chat.train, which is then packed by itself; none: every row of every file once per epoch").optional(),
         key("chat.validation", Paths, "[]", "Conversations to evaluate on; empty: the validation share of data.split of the packed sequences"),
         key("chat.template", Path, "\"none\"", "Jinja chat template; none: the tokenizer's own").or(&["chat-template"]).optional(),
         key("chat.loss", Choice(&["assistant", "last-turn", "all"]), "\"assistant\"", "Tokens in the loss: those of all assistant turns, of the last one, or all"),
@@ -290,6 +291,7 @@ pub const KEYS: &[Key] = {
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0: no evaluation").or(&["eval-iters"]),
         key("evaluation.final-batches", Whole, "64", "Maximum global batches of the final evaluation, which uses the test data, or the validation data if there is no test data"),
+        key("evaluation.tasks", Paths, "[]", "Tasks to score at every evaluation: JSON lines with context and continuations and answer (acc, acc_norm, acc_bytes), or with context and continuation (perplexity), as eval --task takes them; needs data.tokenizer"),
         key("checkpoint.directory", Path, "", "Folder of the checkpoints; none: save none; default: checkpoints in output.directory").or(&["save"]).optional(),
         key("checkpoint.every", Interval, "\"auto\"", "Steps between checkpoints; auto: as often as keeps saving within 5 % of the time; none: only after the last step")
             .or(&["save-interval"])

@@ -12,11 +12,13 @@ use crate::engine::DistillConfig;
 use crate::preference::{PreferenceConfig, PreferenceLoss};
 
 /// `[chat]`
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ChatSection {
     /// Files of conversations to train on; empty where a run trains on other data.
     pub train: Vec<PathBuf>,
+    /// Shares of the files in what is trained on.
+    pub weights: Option<Vec<f64>>,
     /// Files of conversations to evaluate on.
     pub validation: Vec<PathBuf>,
     /// A chat template in place of the tokenizer's own.

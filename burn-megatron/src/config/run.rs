@@ -198,6 +198,9 @@ pub struct EvaluationSection {
     pub batches: usize,
     /// Maximum global batches of the final evaluation.
     pub final_batches: usize,
+    /// Files of tasks of log-likelihoods.
+    #[serde(default)]
+    pub tasks: Vec<PathBuf>,
 }
 
 /// `[checkpoint]`
@@ -256,6 +259,7 @@ impl RunConfig {
             context: self.context.clone(),
             preference: self.preference.config(),
             distill: self.distill.config(),
+            accuracy: self.chat.is_used(),
             documents: DocumentConfig {
                 reset_attention_mask: self.data.reset_attention_mask || self.has_conversations(),
                 reset_position_ids: self.data.reset_position_ids || self.has_conversations(),

@@ -95,6 +95,10 @@ pub struct EngineConfig {
     /// Distillation from the model that [`RankEngine::with_teacher`](super::RankEngine::with_teacher) gets.
     #[serde(default)]
     pub distill: Option<DistillConfig>,
+    /// Whether evaluation says how many labels are the likeliest tokens, which takes the logits of the whole vocabulary on
+    /// every rank.
+    #[serde(default)]
+    pub accuracy: bool,
     /// Seed of dropout. Masks depend on it, the step and the position in the global batch, not on the layout.
     #[serde(default)]
     pub seed: u64,
@@ -123,6 +127,7 @@ impl EngineConfig {
             loss_scale: LossScalerConfig::default(),
             preference: None,
             distill: None,
+            accuracy: false,
             seed: 0,
         }
     }

@@ -42,6 +42,8 @@ pub struct EvalReport {
     pub loss: f64,
     /// Counted tokens; in preference tuning pairs.
     pub tokens: u64,
+    /// Share of the counted tokens that are the likeliest, where it was asked for.
+    pub accuracy: Option<f64>,
     /// Rewards, in preference tuning.
     pub preference: Option<PreferenceMeans>,
 }

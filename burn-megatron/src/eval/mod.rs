@@ -12,6 +12,7 @@ mod results;
 mod run;
 mod task;
 mod text;
+mod training;
 mod work;
 
 pub use encode::Encoder;
@@ -21,4 +22,5 @@ pub use results::{Metric, TaskResult, results, table};
 pub use run::{Answers, EvalSettings, compute};
 pub use task::{Kind, Question, Task, read_documents, read_task};
 pub use text::ExactMatch;
+pub use training::TrainingTasks;
 pub use work::{Limits, Prompt, Work};

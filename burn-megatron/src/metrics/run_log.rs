@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::jsonl::JsonLines;
 use super::stats::{EvalStats, LoadStats, SaveStats, StepStats};
 use super::tensorboard::EventFile;
+use crate::eval::TaskResult;
 use crate::preference::PreferenceMeans;
 
 /// Where a run writes its numbers.
@@ -28,7 +29,7 @@ impl LogFiles {
 }
 
 /// The log of a run. Every entry is a line like `{"kind":"train","step":3,…}` and, with the same names, a set of
-/// scalars `train/…` in TensorBoard; the other kinds are `valid`, `checkpoint` and `resumed`.
+/// scalars `train/…` in TensorBoard; the other kinds are `valid`, `tasks`, `checkpoint` and `resumed`.
 ///
 /// Entries are written at once: what has happened can be read, and a run that is killed leaves only whole entries.
 pub struct RunLog {
@@ -50,6 +51,8 @@ struct Valid {
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<f64>,
     tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_accuracy: Option<f64>,
     #[serde(flatten)]
     preference: Option<PreferenceMeans>,
 }
@@ -78,10 +81,22 @@ impl RunLog {
     /// # Errors
     /// When the disk refuses.
     pub fn valid(&mut self, step: u64, stats: &EvalStats) -> io::Result<()> {
-        let EvalStats { loss, tokens, preference } = *stats;
+        let EvalStats { loss, tokens, accuracy, preference } = *stats;
         // A loss of pairs is none of tokens.
         let perplexity = preference.is_none().then(|| loss.exp());
-        self.entry("valid", step, Valid { step, loss, perplexity, tokens, preference })
+        self.entry("valid", step, Valid { step, loss, perplexity, tokens, token_accuracy: accuracy, preference })
+    }
+
+    /// Writes the metrics of tasks after `step`, as `TASK/METRIC`.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn tasks(&mut self, step: u64, results: &[TaskResult]) -> io::Result<()> {
+        let all = results.iter().flat_map(|result| result.metrics.iter().map(move |metric| (result, metric)));
+        let values = all.map(|(result, metric)| (format!("{}/{}", result.name, metric.name), metric.value.into()));
+        let entry: serde_json::Map<String, Value> =
+            [("step".to_string(), step.into())].into_iter().chain(values).collect();
+        self.entry("tasks", step, entry)
     }
 
     /// Writes that a checkpoint is complete.
@@ -159,7 +174,7 @@ mod tests {
         log.train(&stats).unwrap();
         let gpu = |idle| RankReading { idle: Some(idle), memory: Some(3 << 30), ..RankReading::default() };
         log.train(&StepStats { gpus: vec![gpu(0.25), gpu(0.75)], ..step(4) }).unwrap();
-        log.valid(4, &EvalStats { loss: 2.0, tokens: 64, preference: None }).unwrap();
+        log.valid(4, &EvalStats { loss: 2.0, tokens: 64, accuracy: None, preference: None }).unwrap();
         log.saved(&saved).unwrap();
         let text = fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

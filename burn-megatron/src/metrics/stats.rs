@@ -226,6 +226,8 @@ pub struct EvalStats {
     pub loss: f64,
     /// Tokens that count in the loss; in preference tuning pairs.
     pub tokens: u64,
+    /// Share of these tokens that are the likeliest, in fine-tuning on conversations.
+    pub accuracy: Option<f64>,
     /// Rewards, in preference tuning.
     pub preference: Option<PreferenceMeans>,
 }

@@ -14,7 +14,7 @@ use models::{CausalLm, ModelConfig, ParamBuilder, Part, WeightSource, WithModel}
 use serde_json::Value;
 
 use super::fp8::possible;
-use super::{Plan, RunData, TrainError, resume as saving};
+use super::{Plan, RunData, TrainError, resume as saving, tasks};
 use crate::checkpoint::Checkpoint;
 use crate::config::{PerformanceSection, RunConfig};
 use crate::engine::Teacher;
@@ -85,6 +85,9 @@ impl WithModel for Launch<'_> {
             .resume(resume)
             .other_data(plan.other_data())
             .describe(description);
+        if let Some(tasks) = tasks::open(config)? {
+            run = run.tasks(tasks);
+        }
         if let Some(teacher) = plan.teacher() {
             let dtype = FloatDType::from(training.dtype);
             run = run.teacher(move |rank| teacher.config().visit(BuildTeacher { rank, dtype, weights: &teacher }));

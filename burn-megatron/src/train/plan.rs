@@ -55,6 +55,7 @@ impl Plan {
             ("chat.validation", &chat.validation),
             ("preference.train", &preference.train),
             ("preference.validation", &preference.validation),
+            ("evaluation.tasks", &config.evaluation.tasks),
         ] {
             files.iter().for_each(|file| found(source_file(key, file)));
         }
@@ -207,7 +208,11 @@ fn source_file(key: &str, file: &Path) -> Result<String, String> {
     if about.is_file() && size == 0 {
         return Err(format!("{key}: {} is empty", file.display()));
     }
-    let what = if key == "data.text" { "text" } else { "conversations" };
+    let what = match key {
+        "data.text" => "text",
+        "evaluation.tasks" => "tasks",
+        _ => "conversations",
+    };
     Ok(format!("{}: {} bytes of {what}", file.display(), HumanCount(size)))
 }
 

@@ -175,10 +175,11 @@ fn answers_are_what_generate_writes_up_to_their_end() {
     let text = String::from_utf8(generated.stdout).unwrap();
     let answer: Vec<&str> = text.strip_prefix(prompt).unwrap().split_whitespace().collect();
     assert_eq!(answer.len(), 6, "{text}");
+    let end = (1..6).find(|at| !answer[..*at].join(" ").contains(answer[*at])).unwrap();
     let rows = [
         json!({"context": prompt, "target": [answer.join(" "), "w1"], "max_new_tokens": 6}),
         json!({"context": prompt, "target": answer.join(" ").to_uppercase(), "max_new_tokens": 6}),
-        json!({"context": prompt, "target": answer[..3].join(" "), "until": [answer[3]], "max_new_tokens": 6}),
+        json!({"context": prompt, "target": answer[..end].join(" "), "until": [answer[end]], "max_new_tokens": 6}),
         json!({"context": prompt, "target": "w1", "max_new_tokens": 2}),
     ];
     write_rows(&folder.path().join("write.jsonl"), &rows);
@@ -201,7 +202,7 @@ fn what_cannot_be_evaluated_is_refused_with_file_and_line() {
         fail(folder.path(), &format!("eval --hf . --task t.jsonl {flags}"))
     };
     let good = json!({"context": "w3", "continuation": " w4"});
-    let long = json!({"context": "w3", "continuation": words(&[9; 200])});
+    let long = json!({"context": "w3", "continuation": format!(" {}", words(&[9; 200]))});
     assert!(refuse(&[good.clone(), long], "").contains("t.jsonl:2: continuation: 200 tokens, the model takes 128"));
     assert!(refuse(&[json!({"context": "w3"})], "").contains("t.jsonl:1: none of continuations, continuation, target"));
     assert!(refuse(&[good.clone()], "--pipeline-parallel 2").contains("pipeline-parallel 2 is for training only"));

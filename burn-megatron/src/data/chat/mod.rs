@@ -28,6 +28,7 @@
 //! # }
 //! ```
 
+mod blend;
 mod dataset;
 mod encode;
 mod error;
@@ -43,6 +44,7 @@ mod row;
 mod sharegpt;
 mod turns;
 
+pub use blend::ChatBlend;
 pub use dataset::{ChatDataset, ChatReport, ChatSet};
 pub use encode::{ChatSample, ChatTokenizer};
 pub use error::ChatError;

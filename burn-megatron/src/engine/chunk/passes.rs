@@ -44,7 +44,7 @@ impl<M: CausalLm> Chunk<M> {
             };
             match value {
                 Output::Activation(activation) => x = Some(activation),
-                Output::Losses(values) => losses = Some(values),
+                Output::Losses(values, hits) => losses = Some((values, hits)),
             }
             self.release(index, pass);
         }
@@ -52,7 +52,7 @@ impl<M: CausalLm> Chunk<M> {
             self.live.insert(pass.index.1, kept);
         }
         match losses {
-            Some(losses) => Output::Losses(losses),
+            Some((losses, hits)) => Output::Losses(losses, hits),
             None => Output::Activation(x.expect("a stage has a segment")),
         }
     }

@@ -126,6 +126,7 @@ impl<M: CausalLm> RankEngine<M> {
             loss_grad: self.loss_grad(local),
             factors: self.token_factors.get(&work.micro_batch).cloned(),
             taught: taught.zip(self.config.distill),
+            accuracy: false,
             loss_type: self.loss_type(),
             index: (work.chunk, work.micro_batch),
             next: &next,
@@ -139,7 +140,7 @@ impl<M: CausalLm> RankEngine<M> {
         match work.pass {
             Kind::Forward => match chunk.forward(&mut pass, input) {
                 Output::Activation(activation) => p2p.put(work, activation),
-                Output::Losses(values) => losses = Some(values),
+                Output::Losses(values, _) => losses = Some(values),
             },
             Kind::Backward | Kind::BackwardInput => {
                 if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {

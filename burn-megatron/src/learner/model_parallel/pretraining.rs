@@ -24,6 +24,7 @@ use super::worker::Data;
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine, Teacher};
+use crate::eval::TrainingTasks;
 use crate::learner::custom;
 use crate::metrics::{Checkpoints, on_gpu};
 
@@ -67,6 +68,7 @@ pub struct Pretraining<M, R = ()> {
     dims: ModelDims,
     build: Build<M>,
     teacher: Option<BuildTeacher>,
+    tasks: Option<Arc<TrainingTasks>>,
     train: Arc<dyn TokenDataset>,
     valid: Arc<dyn TokenDataset>,
     steps: usize,
@@ -103,6 +105,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             dims,
             build: Arc::new(build),
             teacher: None,
+            tasks: None,
             train,
             valid,
             steps,
@@ -143,6 +146,12 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// learns.
     pub fn teacher(mut self, build: impl Fn(&Rank) -> Result<Teacher, BoxError> + Send + Sync + 'static) -> Self {
         self.teacher = Some(Arc::new(build));
+        self
+    }
+
+    /// Tasks that are scored at every evaluation.
+    pub fn tasks(mut self, tasks: TrainingTasks) -> Self {
+        self.tasks = Some(Arc::new(tasks));
         self
     }
 
@@ -206,6 +215,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             dims: self.dims,
             build: self.build,
             teacher: self.teacher,
+            tasks: self.tasks,
             train: self.train,
             valid: self.valid,
             steps: self.steps,
@@ -255,7 +265,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             logs: self.logs.clone(),
             files: self.logs.files(&self.directory),
             steps: self.steps,
-            data: Data { train: self.train.clone(), valid: self.valid.clone() },
+            data: Data { train: self.train.clone(), valid: self.valid.clone(), tasks: self.tasks.clone() },
             other_data: self.other_data,
             train: train.clone(),
             epoch: self.evaluate_every,
