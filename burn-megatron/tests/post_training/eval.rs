@@ -214,3 +214,51 @@ fn what_cannot_be_evaluated_is_refused_with_file_and_line() {
     fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
     assert!(refuse(&[good], "").contains("tokenizer.json: there is no such file"));
 }
+
+/// Tasks during training: with a learning rate of nothing their metrics are those of the command, in layouts that the
+/// command does not have too.
+#[test]
+fn tasks_are_scored_while_a_model_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path());
+    let at = |name: &str| folder.path().join(name);
+    let (ids, _) = oracle();
+    let row = |start: usize| json!({"context": words(&ids[start..start + 5]), "continuations": [" w7", " w9 w20", " w31"], "answer": start % 3});
+    write_rows(&at("choice.jsonl"), &(0..11).map(row).collect::<Vec<_>>());
+    let rest = json!({"context": words(&ids[..4]), "continuation": format!(" {}", words(&ids[4..12]))});
+    write_rows(&at("rest.jsonl"), &[rest]);
+    fs::write(at("book.txt"), (0..40).map(|n| words(&ids[n % 20..n % 20 + 20]) + "\n\n").collect::<String>()).unwrap();
+    let table = succeed(folder.path(), "eval --hf . --task choice.jsonl rest.jsonl --dtype f64");
+    for (name, overrides) in [
+        ("one", vec![]),
+        ("pipeline", vec![("parallel.pp", "2"), ("parallel.tp", "2"), ("training.micro-batch", "2")]),
+        ("zero", vec![("parallel.dp", "2"), ("parallel.zero", "3"), ("parallel.cp", "2")]),
+    ] {
+        let text = format!(
+            "[model]\nhf = {:?}\n[training]\nsteps = 1\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\n[lr]\nmax = 1e-12\n\
+             [data]\ntext = [{:?}]\nsplit = \"80,20,0\"\neod-id = 2\n[evaluation]\nbatches = 1\ntasks = [{:?}, {:?}]\n\
+             [checkpoint]\ndirectory = \"none\"\n[output]\ndirectory = {:?}\n",
+            folder.path(),
+            at("book.txt"),
+            at("choice.jsonl"),
+            at("rest.jsonl"),
+            at(name)
+        );
+        let config = super::parse(&text, &overrides);
+        let plan = burn_megatron::train::Plan::new(&config, &[]).unwrap();
+        burn_megatron::train::train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+        let lines = lines(&at(name).join("steps.jsonl"));
+        let tasks = lines.iter().find(|line| line["kind"] == "tasks").unwrap();
+        for (task, metric) in
+            [("choice", "acc"), ("choice", "acc_norm"), ("choice", "acc_bytes"), ("rest", "perplexity")]
+        {
+            let line =
+                table.lines().find(|line| line.starts_with(task) && line.contains(&format!(" {metric} "))).unwrap();
+            let expected: f64 = line.split_whitespace().nth(4).unwrap().parse().unwrap();
+            let found = tasks[format!("{task}/{metric}")].as_f64().unwrap();
+            // The table has four digits; transformers' rounding of norms to fp32 is no part of training.
+            assert!((found - expected).abs() < 1e-4 * expected.max(1.0), "{name}: {task} {metric} {found} {expected}");
+        }
+        assert!(tasks.get("rest/acc").is_none(), "the likeliest tokens are not known");
+    }
+}

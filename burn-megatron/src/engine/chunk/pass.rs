@@ -100,7 +100,8 @@ fn scored(logits: Tensor<3>, labels: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>) {
     let wide = if dtype == DType::F64 { logits } else { logits.cast(DType::F32) };
     let dtype = wide.dtype();
     let labels: Tensor<3, Int> = labels.unsqueeze_dim(2);
-    let hits = wide.clone().argmax(2).equal(labels.clone()).float().cast(dtype);
+    let chosen = wide.clone().gather(2, labels.clone());
+    let hits = chosen.greater_equal(wide.clone().max_dim(2)).float().cast(dtype);
     let losses = log_softmax(wide, 2).gather(2, labels).neg();
     (losses.reshape([batch, seq]), hits.reshape([batch, seq]))
 }
