@@ -388,7 +388,7 @@ mod tests {
         let pairs = vec![vec![answer(10, 1, 3), answer(20, 1, 4)], vec![answer(30, 2, 5), answer(40, 1, 2)]];
         let data = PairDataset::new(pairs, 6, true);
         assert_eq!(data.sequences(), 2);
-        let first = data.sample(1);
+        let first = data.sample(0);
         assert_eq!(first.tokens, [10, 11, 20, 21, 22, 0].map(i64::from).to_vec());
         assert_eq!(first.labels[..5], [11, 12, 21, 22, 23]);
         assert_eq!(first.loss_mask.unwrap(), [true, true, true, true, true, false]);
