@@ -242,7 +242,8 @@ fn three_times(batch: &TokenBatch) -> TokenBatch {
         labels: batch.labels.repeat(3),
         mask: batch.mask.as_ref().map(|mask| mask.repeat(3)),
         documents: batch.documents.as_ref().map(|documents| vec![documents.clone(); 3].concat()),
-        ..*batch
+        references: None,
+        seq: batch.seq,
     }
 }
 

@@ -205,10 +205,13 @@ fn what_cannot_be_evaluated_is_refused_with_file_and_line() {
     let long = json!({"context": "w3", "continuation": format!(" {}", words(&[9; 200]))});
     assert!(refuse(&[good.clone(), long], "").contains("t.jsonl:2: continuation: 200 tokens, the model takes 128"));
     assert!(refuse(&[json!({"context": "w3"})], "").contains("t.jsonl:1: none of continuations, continuation, target"));
-    assert!(refuse(&[good.clone()], "--pipeline-parallel 2").contains("pipeline-parallel 2 is for training only"));
-    assert!(refuse(&[good.clone()], "--tensor-parallel 3").contains("nearest legal"));
-    assert!(refuse(&[good.clone()], "--limit 0").contains("--limit 0"));
-    assert!(refuse(&[good.clone()], "--apply-chat-template").contains("there is no chat template"));
+    assert!(
+        refuse(std::slice::from_ref(&good), "--pipeline-parallel 2")
+            .contains("pipeline-parallel 2 is for training only")
+    );
+    assert!(refuse(std::slice::from_ref(&good), "--tensor-parallel 3").contains("nearest legal"));
+    assert!(refuse(std::slice::from_ref(&good), "--limit 0").contains("--limit 0"));
+    assert!(refuse(std::slice::from_ref(&good), "--apply-chat-template").contains("there is no chat template"));
     let answer = json!({"context": "w3", "target": "w4"});
     assert!(refuse(&[answer], "").contains("max_new_tokens: 256 leave no room"));
     fs::remove_file(folder.path().join("tokenizer.json")).unwrap();

@@ -37,6 +37,7 @@ mod jinja;
 mod learned;
 mod lines;
 mod pack;
+mod pair_row;
 mod pairs;
 mod preprocess;
 mod python;

@@ -47,7 +47,7 @@ pub(in crate::engine) struct Pass<'a> {
 /// 1 where the label is the likeliest token, of the same shape.
 pub(in crate::engine) enum Output {
     Activation(Tensor<3>),
-    Losses(Tensor<2>, Option<Tensor<2>>),
+    Losses(Tensor<2>, Option<Box<Tensor<2>>>),
 }
 
 impl Output {
@@ -83,7 +83,7 @@ pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pas
             let labels = tokens.labels_on(&device);
             if pass.accuracy && !tracked {
                 let (losses, hits) = scored(model.head_logits(input()), labels);
-                return Output::Losses(losses.cast(pass.loss_type), Some(hits.cast(pass.loss_type)));
+                return Output::Losses(losses.cast(pass.loss_type), Some(Box::new(hits.cast(pass.loss_type))));
             }
             let losses = match &pass.taught {
                 None => model.head_losses(input(), labels, of),

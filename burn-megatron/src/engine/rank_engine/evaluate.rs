@@ -97,7 +97,7 @@ impl<M: CausalLm> RankEngine<M> {
                 };
                 match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
                     Output::Activation(activation) => p2p.put(work, activation),
-                    Output::Losses(values, hits) => each(self, micro_batch, values, hits),
+                    Output::Losses(values, hits) => each(self, micro_batch, values, hits.map(|hits| *hits)),
                 }
                 if let Some(transfer) = self.pipeline.output(self.stages.rank(), work) {
                     p2p.send(&transfer);
