@@ -50,7 +50,15 @@ fn alone(batch: &TokenBatch) -> TokenBatch {
             mask.extend(std::iter::repeat_n(false, rest));
         }
     }
-    TokenBatch { sequences: tokens.len() / seq, seq, tokens, labels, mask: Some(mask), documents: None }
+    TokenBatch {
+        sequences: tokens.len() / seq,
+        seq,
+        tokens,
+        labels,
+        mask: Some(mask),
+        documents: None,
+        references: None,
+    }
 }
 
 fn packed_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
@@ -234,7 +242,8 @@ fn three_times(batch: &TokenBatch) -> TokenBatch {
         labels: batch.labels.repeat(3),
         mask: batch.mask.as_ref().map(|mask| mask.repeat(3)),
         documents: batch.documents.as_ref().map(|documents| vec![documents.clone(); 3].concat()),
-        ..*batch
+        references: None,
+        seq: batch.seq,
     }
 }
 

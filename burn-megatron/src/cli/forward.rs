@@ -13,8 +13,9 @@ use super::device::DeviceKind;
 use super::layout::LayoutArgs;
 use super::processes::alone;
 use crate::element::Element;
-use crate::forward::{Settings, dpo, forward, read_input, read_preference, write_output, write_preference};
+use crate::forward::{Settings, forward, preference, read_input, read_preference, write_output, write_preference};
 use crate::hf::{HfFolder, read_adapter};
+use crate::preference::PreferenceLoss;
 
 /// What is computed in.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -41,6 +42,28 @@ enum Objective {
     NextToken,
     /// Direct preference optimisation of pairs
     Dpo,
+    /// Identity preference optimisation
+    Ipo,
+    /// Kahneman-Tversky optimisation
+    Kto,
+    /// Odds-ratio preference optimisation, without a reference model
+    Orpo,
+    /// Simple preference optimisation, without a reference model
+    Simpo,
+}
+
+impl Objective {
+    /// The loss of pairs that it is.
+    fn of_pairs(self) -> Option<PreferenceLoss> {
+        Some(match self {
+            Self::NextToken => return None,
+            Self::Dpo => PreferenceLoss::Dpo,
+            Self::Ipo => PreferenceLoss::Ipo,
+            Self::Kto => PreferenceLoss::Kto,
+            Self::Orpo => PreferenceLoss::Orpo,
+            Self::Simpo => PreferenceLoss::Simpo,
+        })
+    }
 }
 
 /// Arguments of `forward`.
@@ -53,12 +76,13 @@ pub struct Args {
     /// the adapters
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// What the loss is. With dpo the input has `input_ids` and `completion_mask` [2 pairs, tokens], first the chosen
-    /// sequences, then the rejected ones, and perhaps `beta` [1]; the output `policy_logps`, `reference_logps`, `loss` and
-    /// `grad.NAME`
+    /// What the loss is. With a loss of pairs the input has `input_ids` and `completion_mask` [2 pairs, tokens], first the
+    /// chosen sequences, then the rejected ones, and perhaps `beta`, `label_smoothing`, `gamma`, `desirable_weight` and
+    /// `undesirable_weight` [1] (kto: also `kl_input_ids` and `kl_completion_mask`); the output `policy_logps`,
+    /// `reference_logps`, `rewards`, `loss` and `grad.NAME`
     #[arg(long, value_enum, default_value = "next-token")]
     objective: Objective,
-    /// With --objective dpo: folder of the reference model; without it the model of --hf without --adapter
+    /// With --objective dpo, ipo or kto: folder of the reference model; without it the model of --hf without --adapter
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,
     /// Safetensors file with `input_ids` [sequences, tokens] and perhaps `labels` of the same shape; -100 is ignored
@@ -91,8 +115,9 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     alone("forward")?;
     let layout = args.layout.over(ParallelLayout::default())?;
-    if args.objective == Objective::NextToken && args.reference.is_some() {
-        bail!("--reference has a meaning with --objective dpo only");
+    let loss = args.objective.of_pairs();
+    if args.reference.is_some() && !loss.is_some_and(PreferenceLoss::has_reference) {
+        bail!("--reference has a meaning with --objective dpo, ipo or kto only");
     }
     let folder = HfFolder::open(&args.hf)?;
     let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
@@ -105,8 +130,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         gradients: args.grads,
     };
     let element = if matches!(args.dtype, Precision::F64) { Element::F64 } else { Element::F32 };
-    if args.objective == Objective::Dpo {
-        return preference(&args, &folder, &settings, element);
+    if let Some(loss) = loss {
+        return pairs(&args, loss, &folder, &settings, element);
     }
     let input = read_input(&args.input)?;
     let output = forward(folder.config(), &folder, &input, &settings)?;
@@ -128,18 +153,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The loss of pairs of answers.
-fn preference(args: &Args, policy: &HfFolder, settings: &Settings, element: Element) -> anyhow::Result<ExitCode> {
-    let pairs = read_preference(&args.input)?;
+fn pairs(
+    args: &Args,
+    loss: PreferenceLoss,
+    policy: &HfFolder,
+    settings: &Settings,
+    element: Element,
+) -> anyhow::Result<ExitCode> {
+    let pairs = read_preference(&args.input, loss)?;
     let other = args.reference.as_deref().map(HfFolder::open).transpose()?;
-    if other.is_none() && settings.adapter.is_none() {
-        bail!("--objective dpo needs --reference, or --adapter: then the model without it is the reference");
+    if other.is_none() && settings.adapter.is_none() && loss.has_reference() {
+        let what = "needs --reference, or --adapter: then the model without it is the reference";
+        bail!("--objective {} {what}", format!("{loss:?}").to_lowercase());
     }
     let reference = other.as_ref().unwrap_or(policy);
     if reference.config().vocab_size() != policy.config().vocab_size() {
         let [theirs, ours] = [reference, policy].map(|folder| folder.config().vocab_size());
         bail!("--reference has a vocabulary of {theirs} tokens, --hf of {ours}: they must have the same tokens");
     }
-    let output = dpo((policy.config(), policy), (reference.config(), reference), &pairs, settings)?;
+    let output = preference((policy.config(), policy), (reference.config(), reference), &pairs, settings)?;
     write_preference(&args.output, &output, element)?;
     super::print(&format!(
         "{} pairs in {}, {:?}: loss {:.9}, {} gradients in {}\n",

@@ -10,8 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Mesh, ParallelLayout};
-use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WeightSource, WithModel};
+use models::{CausalLm, FamilyConfig, ModelConfig, WeightSource, WithModel};
 use tokenizers::Tokenizer;
 
 use self::writer::Writer;
@@ -20,10 +19,12 @@ use super::export::adapters;
 use super::forward::Precision;
 use super::processes::alone;
 use super::refused;
+use super::sampling::SamplingArgs;
 use crate::checkpoint::Checkpoint;
 use crate::data::preprocess::end_of_document;
-use crate::generate::{Ended, GenerateOptions, Generated, Sampling, generate};
-use crate::hf::{GenerationConfig, HfFolder, model_of};
+use crate::forward::{Settings, build};
+use crate::generate::{Ended, GenerateOptions, Generated, generate};
+use crate::hf::{GenerationConfig, HfFolder, model_of, read_adapter};
 use crate::host_memory;
 use crate::plan::Decoder;
 use crate::refusal::Access;
@@ -34,6 +35,9 @@ pub struct Args {
     /// Hugging Face folder with the model
     #[arg(long, value_name = "DIR", required_unless_present = "checkpoint")]
     hf: Option<PathBuf>,
+    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them, of the model of --hf
+    #[arg(long, value_name = "DIR", requires = "hf")]
+    adapter: Option<PathBuf>,
     /// Checkpoint with the model, or a folder of checkpoints: the latest
     #[arg(long, value_name = "DIR", conflicts_with = "hf")]
     checkpoint: Option<PathBuf>,
@@ -49,22 +53,8 @@ pub struct Args {
     /// Most tokens to write. Default: 128, or as many as the model has positions for
     #[arg(long, alias = "max-tokens", value_name = "N")]
     max_new_tokens: Option<usize>,
-    /// Take the likeliest token each time: the default, unless a flag below or the model's generation_config.json says
-    /// to draw
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
-    greedy: bool,
-    /// Flattens the distribution above 1, sharpens it below; 0 is --greedy. Default: the model's, or 1
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    temperature: Option<f64>,
-    /// Draw among so many likeliest tokens; 0 is all. Default: the model's, or 50
-    #[arg(long, value_name = "N")]
-    top_k: Option<usize>,
-    /// Draw among the likeliest tokens that together have this probability. Default: the model's, or 1
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    top_p: Option<f64>,
-    /// Seed of the draws
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    seed: u64,
+    #[command(flatten)]
+    sampling: SamplingArgs,
     /// Token that ends the text, by id or as the tokenizer writes it; may be given several times. Default: the model's
     #[arg(long = "stop-token", value_name = "TOKEN")]
     stop_tokens: Vec<String>,
@@ -113,15 +103,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let layout = ParallelLayout { tp: args.tensor_parallel, ..ParallelLayout::default() };
     layout.check()?;
     source.config.dims().check_tp(layout.tp)?;
-    let each = cache_bytes(&source.config, &args);
+    let each = cache_bytes(&source.config, args.device, args.dtype, args.tensor_parallel);
     memory(args.device).map_or(Ok(()), |available| options.check_memory(tokens.len(), each, available))?;
     beyond_positions(&source.config, tokens.len(), &options).into_iter().for_each(|note| eprintln!("{note}"));
 
     let writer = Mutex::new(writer);
-    let job = Job {
+    let settings = Settings {
         devices: args.device.devices(&layout)?,
-        mesh: Mesh::new(layout)?,
+        layout,
         dtype: args.dtype.into(),
+        exact: false,
+        gradients: false,
+        adapter: args.adapter.as_deref().map(|path| read_adapter(path, &source.config)).transpose()?,
+    };
+    let job = Job {
+        mesh: Mesh::new(settings.layout.clone())?,
+        settings: &settings,
         weights: source.weights.as_ref(),
         prompt: &tokens,
         options: &options,
@@ -134,10 +131,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Bytes of the keys and values of a position in the memory that one rank or, on the CPU, all ranks have.
-fn cache_bytes(config: &FamilyConfig, args: &Args) -> u64 {
+pub(super) fn cache_bytes(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usize) -> u64 {
     let decoder = Decoder::from(config);
-    let ranks = if args.device == DeviceKind::Cuda { args.tensor_parallel.max(1) } else { 1 };
-    let element = match args.dtype {
+    let ranks = if device == DeviceKind::Cuda { tp.max(1) } else { 1 };
+    let element = match dtype {
         Precision::F64 => 8,
         Precision::F32 => 4,
         Precision::Bf16 => 2,
@@ -147,7 +144,7 @@ fn cache_bytes(config: &FamilyConfig, args: &Args) -> u64 {
 }
 
 /// Bytes of memory on a device, or available on the host, if they are known.
-fn memory(device: DeviceKind) -> Option<u64> {
+pub(super) fn memory(device: DeviceKind) -> Option<u64> {
     match device {
         DeviceKind::Cpu => host_memory::available(),
         DeviceKind::Cuda => gpu::gpus().ok()?.iter().map(|gpu| gpu.total).min(),
@@ -184,7 +181,7 @@ fn open(args: &Args) -> Result<Source> {
     Ok(Source { config, weights: Box::new(checkpoint), tokenizer, generation })
 }
 
-fn tokenizer(path: &Path) -> Result<Tokenizer> {
+pub(super) fn tokenizer(path: &Path) -> Result<Tokenizer> {
     let named = |error| anyhow!("{}: {error}", path.display());
     let mut tokenizer = Tokenizer::from_file(path).map_err(named)?;
     // A prompt is of any length: neither truncated nor padded.
@@ -226,24 +223,9 @@ fn options(args: &Args, source: &Source, prompt: usize) -> Result<GenerateOption
     Ok(GenerateOptions {
         max_new_tokens: args.max_new_tokens.unwrap_or(room),
         stop_tokens,
-        sampling: sampling(args, &source.generation),
+        sampling: args.sampling.over(&source.generation),
         window: args.window,
     })
-}
-
-/// The flags over the model's own defaults over transformers': a model whose `generation_config.json` does not say
-/// `do_sample` is greedy, and one that is drawn from without more words has temperature 1 and top-k 50.
-fn sampling(args: &Args, generation: &GenerationConfig) -> Sampling {
-    let asked = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
-    if args.greedy || !(asked || generation.do_sample == Some(true)) {
-        return Sampling::greedy();
-    }
-    Sampling {
-        temperature: args.temperature.or(generation.temperature).unwrap_or(1.0),
-        top_k: Some(args.top_k.or(generation.top_k).unwrap_or(50)).filter(|k| *k > 0),
-        top_p: args.top_p.or(generation.top_p),
-        seed: args.seed,
-    }
 }
 
 /// A note if the text may outgrow the positions that a model with rotary angles was trained with.
@@ -282,8 +264,7 @@ fn speed(prompt: usize, generated: &Generated) -> String {
 /// A generation, ready for the model's family.
 struct Job<'a, 'w> {
     mesh: Mesh,
-    devices: Vec<Device>,
-    dtype: FloatDType,
+    settings: &'a Settings,
     weights: &'a dyn WeightSource,
     prompt: &'a [i64],
     options: &'a GenerateOptions,
@@ -294,10 +275,8 @@ impl WithModel for Job<'_, '_> {
     type Output = Result<Generated>;
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<Generated> {
-        let ranks = launch(&self.mesh, &self.devices, |rank| {
-            let params = ParamBuilder::new(&rank, self.dtype, 0).with_source(self.weights);
-            // As `forward` does it.
-            let model = M::build(config, params.with_fp32_norms().without_autodiff())?;
+        let ranks = launch(&self.mesh, &self.settings.devices, |rank| {
+            let model = build::<M>(&rank, config, self.weights, self.settings)?;
             let on_token = |token| self.writer.lock().expect("no rank panicked").push(token);
             Ok(generate(&rank, &model, self.prompt, self.options, on_token)?)
         })?;

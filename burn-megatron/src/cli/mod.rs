@@ -1,8 +1,10 @@
 //! The `burn-megatron` command: one module per subcommand, each with its arguments and a `run`.
 
 mod bench;
+mod chat;
 pub mod device;
 mod doctor;
+mod eval;
 mod export;
 mod foreign;
 mod forward;
@@ -19,6 +21,7 @@ mod preprocess;
 mod processes;
 mod reference;
 mod replay;
+mod sampling;
 mod train;
 mod verify;
 
@@ -55,6 +58,10 @@ pub enum Command {
     Bench(Box<bench::Args>),
     /// Generate text with a trained model
     Generate(Box<generate::Args>),
+    /// Talk to a Hugging Face folder in the terminal
+    Chat(Box<chat::Args>),
+    /// Evaluate a Hugging Face folder: multiple choice, log-likelihoods, perplexity, exact match
+    Eval(Box<eval::Args>),
     /// Check that parallel layouts train like a single device, in double precision
     Verify(verify::Args),
     /// Repeat a recorded Megatron-Core run and compare every step with it
@@ -86,6 +93,8 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Train(args) => train::run(*args),
         Command::Bench(args) => bench::run(*args),
         Command::Generate(args) => generate::run(*args),
+        Command::Chat(args) => chat::run(*args),
+        Command::Eval(args) => eval::run(*args),
         Command::Verify(args) => verify::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Import(args) => import::run(args),

@@ -11,11 +11,24 @@ use super::resolve::unknown;
 use super::run::RunConfig;
 
 /// Sections that decide what a run learns; all others may change freely.
-const GUARDED: [&str; 10] =
-    ["model", "training", "fp8", "lr", "optimizer", "weight-decay", "loss-scale", "data", "chat", "lora"];
+const GUARDED: [&str; 12] = [
+    "model",
+    "training",
+    "fp8",
+    "lr",
+    "optimizer",
+    "weight-decay",
+    "loss-scale",
+    "data",
+    "chat",
+    "preference",
+    "distill",
+    "lora",
+];
 
 /// Keys in these sections that do not.
-const FREE: [&str; 6] = [
+const FREE: [&str; 7] = [
+    "distill.teacher",
     "model.hf",
     "model.make-vocab-size-divisible-by",
     "training.steps",

@@ -7,6 +7,7 @@ use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::data::preprocess::{LARGEST_BPE, SMALLEST_BPE};
 use crate::engine::LossMean;
+use crate::plan::Decoder;
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -49,7 +50,8 @@ impl RunConfig {
             note(fits.map_err(|error| format!("model and parallel: {error}")));
             if divides {
                 note(self.context.check(layout, &dims).map_err(|error| format!("context: {error}")));
-                let documents = self.data.reset_attention_mask && self.data.reset_position_ids || self.chat.is_used();
+                let documents =
+                    self.data.reset_attention_mask && self.data.reset_position_ids || self.has_conversations();
                 let alone = !self.context.dynamic || documents;
                 note(demand(alone && !(self.context.dynamic && training.loss != LossMean::PerToken), || {
                     "context.dynamic assigns documents to ranks one by one: it needs data.reset-attention-mask and \
@@ -140,13 +142,22 @@ impl RunConfig {
 
     fn check_data(&self, note: &mut impl FnMut(Result<(), String>)) {
         let data = &self.data;
-        let sources = [("data.prefixes", &data.prefixes), ("data.text", &data.text), ("chat.train", &self.chat.train)];
+        let sources = [
+            ("data.prefixes", &data.prefixes),
+            ("data.text", &data.text),
+            ("chat.train", &self.chat.train),
+            ("preference.train", &self.preference.train),
+        ];
         let named: Vec<&str> = sources.iter().filter(|(_, files)| !files.is_empty()).map(|(key, _)| *key).collect();
         note(demand(!named.is_empty(), || {
-            "data.prefixes or data.text is needed, or chat.train: the run has no training data".into()
+            "data.prefixes or data.text is needed, or chat.train or preference.train: the run has no training data"
+                .into()
         }));
         note(demand(named.len() < 2, || format!("{}: only one can be the data", named.join(" and "))));
         self.check_chat(note);
+        self.check_preference(note);
+        self.check_distill(note);
+        self.check_tasks(note);
         if let Some(weights) = &data.weights {
             let (weights, prefixes) = (weights.len(), data.prefixes.len());
             note(demand(weights == prefixes, || {
@@ -157,7 +168,8 @@ impl RunConfig {
         note(demand(positive, || "data.weights must all be above 0".into()));
         let shares = data.split.ranges(1);
         note(demand(shares[0].is_some(), || format!("data.split = {} leaves nothing to train on", data.split)));
-        let held_out = shares[1].is_some() || !self.chat.validation.is_empty();
+        let held_out =
+            shares[1].is_some() || !self.chat.validation.is_empty() || !self.preference.validation.is_empty();
         note(demand(held_out || self.evaluation.batches == 0, || {
             let split = &data.split;
             format!(
@@ -176,7 +188,7 @@ impl RunConfig {
             note(demand(!is_made || size <= LARGEST_BPE, || {
                 format!("data.bpe-size = {size} is too large; nearest legal: {LARGEST_BPE}")
             }));
-        } else if self.chat.is_used() {
+        } else if self.has_conversations() {
         } else if let Some(made @ ("char" | "byte" | "bpe")) = data.tokenizer.as_deref() {
             note(Err(format!("data.tokenizer = {made} is trained on data.text, which is not given")));
         }
@@ -194,19 +206,93 @@ impl RunConfig {
         }
     }
 
+    fn check_tasks(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let is_file = self.data.tokenizer.as_deref().is_some_and(|name| !["char", "byte", "bpe"].contains(&name));
+        note(demand(is_file || self.evaluation.tasks.is_empty(), || {
+            let there = self.data.tokenizer.as_deref().unwrap_or("none");
+            format!("evaluation.tasks needs the model's tokenizer.json, but data.tokenizer = {there}")
+        }));
+    }
+
     fn check_chat(&self, note: &mut impl FnMut(Result<(), String>)) {
         let (chat, data) = (&self.chat, &self.data);
-        if !chat.is_used() {
+        if !self.has_conversations() {
             return;
         }
+        let key = if chat.is_used() { "chat" } else { "preference" };
         let is_file = data.tokenizer.as_deref().is_some_and(|name| !["char", "byte", "bpe"].contains(&name));
         note(demand(is_file, || {
             let there = data.tokenizer.as_deref().unwrap_or("none");
-            format!("chat.train needs a tokenizer.json with its chat template, but data.tokenizer = {there}")
+            format!("{key}.train needs a tokenizer.json with its chat template, but data.tokenizer = {there}")
         }));
-        for key in data.needs_end_of_document().into_iter().filter(|key| *key == "data.eod-mask-loss") {
-            note(Err(format!("{key} has no meaning with chat.train: chat.loss says which tokens are learned")));
+        if let Some(weights) = &chat.weights {
+            let (weights, files) = (weights.len(), chat.train.len());
+            note(demand(weights == files, || format!("chat.weights has {weights} numbers, chat.train {files} files")));
         }
+        let positive = chat.weights.iter().flatten().all(|weight| *weight > 0.0);
+        note(demand(positive, || "chat.weights must all be above 0".into()));
+        for masked in data.needs_end_of_document().into_iter().filter(|key| *key == "data.eod-mask-loss") {
+            note(Err(format!("{masked} has no meaning with {key}.train: only what assistants say is learned")));
+        }
+    }
+
+    fn check_preference(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let Some(preference) = self.preference.config() else { return };
+        let positive = [
+            ("beta", preference.beta),
+            ("desirable-weight", preference.desirable_weight),
+            ("undesirable-weight", preference.undesirable_weight),
+        ];
+        for (key, value) in positive {
+            note(demand(value > 0.0 && value.is_finite(), || format!("preference.{key} = {value} is not above 0")));
+        }
+        let smoothing = preference.label_smoothing;
+        note(demand((0.0..0.5).contains(&smoothing), || {
+            format!("preference.label-smoothing = {smoothing} is not at least 0 and below 0.5")
+        }));
+        note(demand(self.training.loss == LossMean::PerToken, || {
+            "training.loss = per-micro-batch has no meaning with preference.train, whose loss is the mean over pairs; nearest \
+             legal: per-token"
+                .into()
+        }));
+        note(demand(!self.context.dynamic, || {
+            "context.dynamic = true assigns documents to ranks one by one, but the answers of a pair stay together; nearest legal: \
+             false, with parallel.context-parallel"
+                .into()
+        }));
+        self.no_multi_token_prediction("preference.train", note);
+    }
+
+    fn check_distill(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let Some(distill) = self.distill.config() else { return };
+        let (temperature, weight) = (distill.temperature, distill.weight);
+        note(demand(temperature > 0.0 && temperature.is_finite(), || {
+            format!("distill.temperature = {temperature} is not above 0")
+        }));
+        note(demand(weight > 0.0 && weight <= 1.0, || {
+            format!("distill.weight = {weight} is not above 0 and at most 1")
+        }));
+        let stages = self.parallel.pp;
+        note(demand(stages == 1, || {
+            format!(
+                "parallel.pipeline-parallel = {stages}: the teacher of distill.teacher has no stages; nearest legal: 1"
+            )
+        }));
+        note(demand(!self.preference.is_used(), || {
+            "distill.teacher and preference.train: a loss of tokens and a loss of pairs; only one can be the run's"
+                .into()
+        }));
+        self.no_multi_token_prediction("distill.teacher", note);
+    }
+
+    fn no_multi_token_prediction(&self, key: &str, note: &mut impl FnMut(Result<(), String>)) {
+        let mtp = Decoder::from(&self.model.config).mtp;
+        note(demand(mtp == 0, || {
+            format!(
+                "model.num-nextn-predict-layers = {mtp}: the losses of modules of multi-token prediction have no meaning with {key}; \
+                 nearest legal: 0"
+            )
+        }));
     }
 }
 

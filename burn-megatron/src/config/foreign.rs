@@ -14,6 +14,8 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "context.hierarchical-sizes" => Some("context.comm-type"),
         "data.bpe-size" => Some("data.tokenizer"),
         "fp8.amax-history-len" | "fp8.amax-compute-algo" => Some("fp8.recipe"),
+        "preference.label-smoothing" | "preference.gamma" => Some("preference.loss"),
+        "preference.desirable-weight" | "preference.undesirable-weight" => Some("preference.loss"),
         "weight-decay.start" | "weight-decay.length" => Some("weight-decay.incr-style"),
         "fp8.num-layers-at-start-in-bf16" | "fp8.num-layers-at-end-in-bf16" => Some("fp8.first-last-layers-bf16"),
         _ => None,
@@ -25,6 +27,8 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "fp8" => Some("fp8.format"),
         "lora" => Some("lora.rank"),
         "chat" => Some("chat.train"),
+        "preference" => Some("preference.train"),
+        "distill" => Some("distill.teacher"),
         _ => None,
     };
     single.or_else(of_section).filter(|decider| *decider != path)
@@ -45,7 +49,10 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
     let (section, name) = path.split_once('.').unwrap_or_default();
     match (section, name) {
         ("optimizer", "kind") | ("recompute", "granularity") | ("fp8", "format") => true,
-        ("lora", "rank") | ("chat", "train") => true,
+        ("lora", "rank") | ("chat" | "preference", "train") | ("distill", "teacher") => true,
+        ("preference", "label-smoothing") => ["dpo", "simpo"].contains(&decided),
+        ("preference", "gamma") => decided == "simpo",
+        ("preference", "desirable-weight" | "undesirable-weight") => decided == "kto",
         ("optimizer", name) => defaults(decided).get(name).is_some(),
         ("recompute", "modules") => decided == "selective",
         ("recompute", _) => decided == "full",
@@ -57,9 +64,9 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("weight-decay", "start" | "length") => decided != "constant",
         ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",
         ("fp8", "num-layers-at-start-in-bf16" | "num-layers-at-end-in-bf16") => decided == "true",
-        ("fp8", _) | ("lora", _) => decided != NONE,
+        ("fp8" | "lora" | "distill", _) => decided != NONE,
         // A list of files.
-        ("chat", _) => !decided.is_empty(),
+        ("chat" | "preference", _) => !decided.is_empty(),
         _ => true,
     }
 }
@@ -79,6 +86,7 @@ pub(super) fn owners(path: &str) -> String {
         Some(Kind::Flag) => &["true"],
         Some(Kind::Count) => &["a number"],
         Some(Kind::Paths) => &["files"],
+        Some(Kind::Path) => &["a folder"],
         _ => &["bpe"],
     };
     words.iter().filter(|word| belongs(path, word)).copied().collect::<Vec<_>>().join(", ")

@@ -71,7 +71,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 19] = [
+pub const SECTIONS: [(&str, &str); 21] = [
     ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
     ("parallel", "The parallel layout; may change when a run is resumed"),
     (
@@ -94,6 +94,15 @@ pub const SECTIONS: [(&str, &str); 19] = [
         "chat",
         "Supervised fine-tuning on conversations, instead of the files of [data]; data.tokenizer is the tokenizer.json in whose folder \
          the chat template is",
+    ),
+    (
+        "preference",
+        "Preference tuning on pairs of a chosen and a rejected answer, instead of the files of [data]; the model that the run starts \
+         from is the reference, and data.tokenizer is the tokenizer.json in whose folder the chat template is",
+    ),
+    (
+        "distill",
+        "Distillation: the loss is (1 - weight) times the cross-entropy plus weight times temperature² times the KL divergence from the teacher's distribution to the model's",
     ),
     ("lora", "Low-rank adapters of linear layers: only they are trained, everything else is frozen"),
     ("performance", "Speed and determinism on GPUs; may change when a run is resumed"),
@@ -240,12 +249,28 @@ pub const KEYS: &[Key] = {
         key("data.keep-partial-validation", Flag, "false", "Keep the last, partial validation sequence, padded"),
         key("data.cache", Path, "\"none\"", "Folder that caches sample orders between runs; none: no cache").or(&["data-cache-path"]).optional(),
         key("chat.train", Paths, "[]", "Conversations to train on: JSON lines or a JSON array, also .gz and .zst; rows with messages, conversations (ShareGPT), prompt and completion, or instruction and output (Alpaca)"),
+        key("chat.weights", Numbers, "\"none\"", "Blend weight of each file of chat.train, which is then packed by itself; none: every row of every file once per epoch").optional(),
         key("chat.validation", Paths, "[]", "Conversations to evaluate on; empty: the validation share of data.split of the packed sequences"),
         key("chat.template", Path, "\"none\"", "Jinja chat template; none: the tokenizer's own").or(&["chat-template"]).optional(),
         key("chat.loss", Choice(&["assistant", "last-turn", "all"]), "\"assistant\"", "Tokens in the loss: those of all assistant turns, of the last one, or all"),
         key("chat.packing", Choice(&["best-fit", "none"]), "\"best-fit\"", "best-fit: several samples share a sequence, each with its own attention and positions; none: one sample per sequence, padded"),
         key("chat.too-long", Choice(&["refuse", "truncate", "drop"]), "\"refuse\"", "Samples longer than training.seq-length: refuse the run, truncate or drop them; the run says how many"),
         key("chat.skip-bad-rows", Flag, "false", "Leave out and count rows that cannot be used, instead of stopping at the first"),
+        key("preference.train", Paths, "[]", "Pairs to train on: JSON lines or a JSON array, also .gz and .zst; rows with prompt, chosen and rejected, texts or lists of messages"),
+        key("preference.validation", Paths, "[]", "Pairs to evaluate on; empty: the validation share of data.split of the packed sequences"),
+        key("preference.loss", Choice(&["dpo", "ipo", "kto", "orpo", "simpo"]), "\"dpo\"", "Loss of a pair: dpo, ipo, kto (chosen answers are desirable, rejected ones are not), orpo and simpo (both without a reference model)"),
+        key("preference.beta", Number, "0.1", "How strongly the policy may differ from the reference model: less with a larger value; the lambda of orpo, the tau of ipo; simpo is used with 2 to 10"),
+        key("preference.label-smoothing", Number, "0.0", "With dpo or simpo: share of pairs that are taken to be the wrong way round, below 0.5 (conservative DPO)"),
+        key("preference.gamma", Number, "0.5", "With simpo: the margin of rewards that is aimed at").or(&["simpo-gamma"]),
+        key("preference.desirable-weight", Number, "1.0", "With kto: weight of chosen answers"),
+        key("preference.undesirable-weight", Number, "1.0", "With kto: weight of rejected answers"),
+        key("preference.template", Path, "\"none\"", "Jinja chat template; none: the tokenizer's own").or(&["chat-template"]).optional(),
+        key("preference.packing", Choice(&["best-fit", "none"]), "\"best-fit\"", "best-fit: several pairs share a sequence, each answer with its own attention and positions; none: one pair per sequence, padded"),
+        key("preference.too-long", Choice(&["refuse", "truncate", "drop"]), "\"refuse\"", "Pairs whose answers are longer than training.seq-length together: refuse the run, truncate both to their share of it, or drop them; the run says how many"),
+        key("preference.skip-bad-rows", Flag, "false", "Leave out and count rows that cannot be used, instead of stopping at the first"),
+        key("distill.teacher", Path, "\"none\"", "Hugging Face folder of a frozen model with the same tokens, of any size, that runs in the same layout; none: no distillation").optional(),
+        key("distill.temperature", Number, "1.0", "The logits of both models are divided by it in the KL divergence"),
+        key("distill.weight", Number, "0.5", "Share of the KL divergence in the loss; 1: no cross-entropy"),
         key("lora.rank", Count, "\"none\"", "Rank of the adapters; none: no adapters, all weights are trained").or(&["r", "lora-rank"]).optional(),
         key("lora.alpha", Number, "16.0", "Numerator of the adapters' scale, which is alpha / rank").or(&["lora-alpha"]),
         key("lora.target-modules", Names, "[\"all-linear\"]", "Linear layers with an adapter: Hugging Face's names or their last parts, such as q_proj, or all-linear (all but the output layer, routers and routed experts)"),
@@ -266,6 +291,7 @@ pub const KEYS: &[Key] = {
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0: no evaluation").or(&["eval-iters"]),
         key("evaluation.final-batches", Whole, "64", "Maximum global batches of the final evaluation, which uses the test data, or the validation data if there is no test data"),
+        key("evaluation.tasks", Paths, "[]", "Tasks to score at every evaluation: JSON lines with context and continuations and answer (acc, acc_norm, acc_bytes), or with context and continuation (perplexity), as eval --task takes them; needs data.tokenizer"),
         key("checkpoint.directory", Path, "", "Folder of the checkpoints; none: save none; default: checkpoints in output.directory").or(&["save"]).optional(),
         key("checkpoint.every", Interval, "\"auto\"", "Steps between checkpoints; auto: as often as keeps saving within 5 % of the time; none: only after the last step")
             .or(&["save-interval"])

@@ -41,7 +41,7 @@ pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
 pub use kind::Kind;
 pub(crate) use limits::RANKS;
 pub use model::{ModelSection, size_names};
-pub use post_training::{ChatSection, LoraSection, Packing};
+pub use post_training::{ChatSection, DistillSection, LoraSection, Packing, PreferenceSection};
 pub use problem::{ConfigErrors, Origin, Problem};
 pub use run::{
     CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,

@@ -1,4 +1,5 @@
-//! `[chat]` and `[lora]`: conversations as training data, and adapters in place of the weights.
+//! `[chat]`, `[preference]`, `[distill]` and `[lora]`: conversations or pairs of answers as training data, a teacher, and
+//! adapters in place of the weights.
 
 use std::path::PathBuf;
 
@@ -7,13 +8,17 @@ use models::{FamilyConfig, LoraConfig, LoraPlan, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::data::chat::{ChatLoss, ChatSet, TooLong};
+use crate::engine::DistillConfig;
+use crate::preference::{PreferenceConfig, PreferenceLoss};
 
 /// `[chat]`
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ChatSection {
     /// Files of conversations to train on; empty where a run trains on other data.
     pub train: Vec<PathBuf>,
+    /// Shares of the files in what is trained on.
+    pub weights: Option<Vec<f64>>,
     /// Files of conversations to evaluate on.
     pub validation: Vec<PathBuf>,
     /// A chat template in place of the tokenizer's own.
@@ -54,6 +59,76 @@ impl ChatSection {
             too_long: self.too_long,
             skip_bad_rows: self.skip_bad_rows,
         }
+    }
+}
+
+/// `[preference]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PreferenceSection {
+    /// Files of pairs to train on; empty where a run trains on other data.
+    pub train: Vec<PathBuf>,
+    /// Files of pairs to evaluate on.
+    pub validation: Vec<PathBuf>,
+    /// Which loss.
+    pub loss: PreferenceLoss,
+    /// β.
+    pub beta: f64,
+    /// ε of DPO and SimPO.
+    pub label_smoothing: f64,
+    /// γ of SimPO.
+    pub gamma: f64,
+    /// λ of chosen answers in KTO.
+    pub desirable_weight: f64,
+    /// λ of rejected answers in KTO.
+    pub undesirable_weight: f64,
+    /// A chat template in place of the tokenizer's own.
+    pub template: Option<PathBuf>,
+    /// Whether pairs share sequences.
+    pub packing: Packing,
+    /// What happens to pairs that are longer than a sequence.
+    pub too_long: TooLong,
+    /// Leave out rows that cannot be used.
+    pub skip_bad_rows: bool,
+}
+
+impl PreferenceSection {
+    /// Whether the run trains on pairs of answers.
+    pub fn is_used(&self) -> bool {
+        !self.train.is_empty()
+    }
+
+    /// The loss of pairs, of a run that trains on them.
+    pub fn config(&self) -> Option<PreferenceConfig> {
+        let Self { loss, beta, label_smoothing, gamma, desirable_weight, undesirable_weight, .. } = *self;
+        self.is_used().then_some(PreferenceConfig {
+            loss,
+            beta,
+            label_smoothing,
+            gamma,
+            desirable_weight,
+            undesirable_weight,
+        })
+    }
+}
+
+/// `[distill]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DistillSection {
+    /// Folder of the teacher; without it there is none.
+    pub teacher: Option<PathBuf>,
+    /// Both models' logits are divided by it.
+    pub temperature: f64,
+    /// Share of the KL divergence in the loss.
+    pub weight: f64,
+}
+
+impl DistillSection {
+    /// The constants, of a run that has a teacher.
+    pub fn config(&self) -> Option<DistillConfig> {
+        let Self { temperature, weight, .. } = *self;
+        self.teacher.as_ref().map(|_| DistillConfig { temperature, weight })
     }
 }
 

@@ -9,7 +9,7 @@ use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
-use super::post_training::{ChatSection, LoraSection};
+use super::post_training::{ChatSection, DistillSection, LoraSection, PreferenceSection};
 use crate::checkpoint::SaveEvery;
 use crate::data::{Blend, GptDataConfig, SplitRatios};
 use crate::engine::{ContextConfig, DocumentConfig, EngineConfig, LossMean};
@@ -51,6 +51,12 @@ pub struct RunConfig {
     /// Conversations as training data.
     #[serde(default)]
     pub chat: ChatSection,
+    /// Pairs of answers as training data.
+    #[serde(default)]
+    pub preference: PreferenceSection,
+    /// A model to learn from.
+    #[serde(default)]
+    pub distill: DistillSection,
     /// Adapters in place of the weights.
     #[serde(default)]
     pub lora: LoraSection,
@@ -192,6 +198,9 @@ pub struct EvaluationSection {
     pub batches: usize,
     /// Maximum global batches of the final evaluation.
     pub final_batches: usize,
+    /// Files of tasks of log-likelihoods.
+    #[serde(default)]
+    pub tasks: Vec<PathBuf>,
 }
 
 /// `[checkpoint]`
@@ -248,12 +257,25 @@ impl RunConfig {
             seed: training.seed,
             keep_fp8_weights: self.fp8.keep_weights,
             context: self.context.clone(),
+            preference: self.preference.config(),
+            distill: self.distill.config(),
+            accuracy: self.chat.is_used(),
             documents: DocumentConfig {
-                reset_attention_mask: self.data.reset_attention_mask || self.chat.is_used(),
-                reset_position_ids: self.data.reset_position_ids || self.chat.is_used(),
+                reset_attention_mask: self.data.reset_attention_mask || self.has_conversations(),
+                reset_position_ids: self.data.reset_position_ids || self.has_conversations(),
             },
             ..EngineConfig::new(training.micro_batch, training.global_batch, self.lr.clone())
         }
+    }
+
+    /// Whether the run trains on conversations, or on pairs of answers.
+    pub fn has_conversations(&self) -> bool {
+        self.chat.is_used() || self.preference.is_used()
+    }
+
+    /// Whether the model that the run starts from is needed after its first step too: it is the reference.
+    pub fn has_reference(&self) -> bool {
+        self.preference.config().is_some_and(|preference| preference.loss.has_reference())
     }
 
     /// Tokens of one optimizer step.

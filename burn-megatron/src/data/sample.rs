@@ -1,9 +1,10 @@
 //! What an engine asks of a dataset.
 
 use std::error::Error;
+use std::sync::Arc;
 
 /// One training sample of S tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// Inputs, S token ids.
     pub tokens: Vec<i64>,
@@ -13,6 +14,8 @@ pub struct Sample {
     pub loss_mask: Option<Vec<bool>>,
     /// Where documents start, ascending from 0, if they are told apart; `None` where the sample is one text.
     pub documents: Option<Vec<usize>>,
+    /// In preference tuning the log-probability of each document under the reference model, 0 as long as it is not known.
+    pub references: Option<Vec<f64>>,
 }
 
 impl Sample {
@@ -23,7 +26,7 @@ impl Sample {
     pub fn from_tokens(mut tokens: Vec<i64>) -> Self {
         let labels = tokens[1..].to_vec();
         tokens.pop();
-        Self { tokens, labels, loss_mask: None, documents: None }
+        Self { tokens, labels, loss_mask: None, documents: None, references: None }
     }
 
     /// Number of predictions that count in the loss.
@@ -70,6 +73,15 @@ pub trait TokenDataset: Send + Sync {
     fn content(&self) -> Result<Option<String>, SampleError> {
         Ok(None)
     }
+
+    /// Of a data set for preference tuning, every sequence of its samples once, in order of their first use.
+    fn distinct(&self) -> Option<Arc<dyn TokenDataset>> {
+        None
+    }
+
+    /// Takes the log-probabilities under the reference model of the documents of every [`distinct`](Self::distinct)
+    /// sequence; those that are there already stay.
+    fn set_references(&self, _references: Vec<Vec<f64>>) {}
 
     /// Whether there is no sample.
     fn is_empty(&self) -> bool {

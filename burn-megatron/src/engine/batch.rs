@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
 /// Sequences of equal length: inputs, what to predict at each, and which predictions count.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TokenBatch {
     /// Number of sequences.
     pub sequences: usize,
@@ -19,6 +19,9 @@ pub struct TokenBatch {
     pub mask: Option<Vec<bool>>,
     /// Where documents start in each sequence, ascending from 0; `None` where every sequence is one document.
     pub documents: Option<Vec<Vec<usize>>>,
+    /// In preference tuning the log-probability of each document of each sequence under the reference model; documents
+    /// are chosen and rejected answers in turn, with KTO also one to another prompt.
+    pub references: Option<Vec<Vec<f64>>>,
 }
 
 impl TokenBatch {
@@ -31,7 +34,7 @@ impl TokenBatch {
         let sequences = ids.len() / (seq + 1);
         let shifted =
             |offset| ids.chunks(seq + 1).flat_map(|sequence| sequence[offset..offset + seq].to_vec()).collect();
-        Self { sequences, seq, tokens: shifted(0), labels: shifted(1), mask: None, documents: None }
+        Self { sequences, seq, tokens: shifted(0), labels: shifted(1), mask: None, documents: None, references: None }
     }
 
     /// Some of the sequences.
@@ -43,7 +46,8 @@ impl TokenBatch {
             tokens: self.tokens[range.clone()].to_vec(),
             labels: self.labels[range.clone()].to_vec(),
             mask: self.mask.as_ref().map(|mask| mask[range].to_vec()),
-            documents: self.documents.as_ref().map(|documents| documents[sequences].to_vec()),
+            documents: self.documents.as_ref().map(|documents| documents[sequences.clone()].to_vec()),
+            references: self.references.as_ref().map(|references| references[sequences].to_vec()),
         }
     }
 
@@ -79,13 +83,14 @@ impl TokenBatch {
             labels: ids(&self.labels),
             mask: mask.contains(&false).then_some(mask),
             documents: (places.len() > 1).then(|| Vec::from([starts.collect()])),
+            references: None,
         }
     }
 
     /// These positions of every sequence, one range after the other. The caller keeps the documents.
     pub(super) fn at_positions(&self, places: &[Range<usize>]) -> Self {
         if places.len() == 1 && places[0] == (0..self.seq) {
-            return Self { documents: None, ..self.clone() };
+            return Self { documents: None, references: None, ..self.clone() };
         }
         fn select<T: Copy>(all: &[T], seq: usize, places: &[Range<usize>]) -> Vec<T> {
             all.chunks(seq)
@@ -99,6 +104,7 @@ impl TokenBatch {
             labels: select(&self.labels, self.seq, places),
             mask: self.mask.as_ref().map(|mask| select(mask, self.seq, places)),
             documents: None,
+            references: None,
         }
     }
 
@@ -164,9 +170,11 @@ impl TokenBatch {
         }
     }
 
-    /// The mask as factors `[sequences, seq]`, each `factor` or 0.
-    pub fn weights(&self, factor: f64, device: &Device, dtype: DType) -> Tensor<2> {
-        let weight = |index: usize| if self.mask.as_ref().is_none_or(|mask| mask[index]) { factor } else { 0.0 };
+    /// The mask as factors `[sequences, seq]`, each `factor` or 0; with `by_token` multiplied with those.
+    pub fn weights(&self, factor: f64, by_token: Option<&[f64]>, device: &Device, dtype: DType) -> Tensor<2> {
+        let counts = |index: usize| self.mask.as_ref().is_none_or(|mask| mask[index]);
+        let own = |index: usize| by_token.map_or(1.0, |factors| factors[index]);
+        let weight = |index: usize| if counts(index) { factor * own(index) } else { 0.0 };
         let values: Vec<f64> = (0..self.tokens.len()).map(weight).collect();
         Tensor::from_data(TensorData::new(values, [self.sequences, self.seq]), (device, dtype))
     }
@@ -209,8 +217,10 @@ mod tests {
         assert_eq!((alone.tokens.as_slice(), alone.mask, alone.documents), ([5].as_slice(), None, None));
         assert_eq!((last.tokens.as_slice(), last.mask.clone()), ([4, 5].as_slice(), Some(vec![false, true])));
         assert_eq!((batch.counted(), batch.masked_sum([1.0, 2.0, 4.0, 8.0].into_iter())), (2, 9.0));
-        let weights = |batch: &TokenBatch, factor| batch.weights(factor, &Device::flex(), DType::F64).into_data();
+        let weights = |batch: &TokenBatch, factor| batch.weights(factor, None, &Device::flex(), DType::F64).into_data();
         assert_eq!(weights(&batch, 0.5).iter::<f64>().collect::<Vec<_>>(), [0.5, 0.0, 0.0, 0.5]);
+        let own = batch.weights(0.5, Some(&[2.0, 4.0, 6.0, 8.0]), &Device::flex(), DType::F64).into_data();
+        assert_eq!(own.iter::<f64>().collect::<Vec<_>>(), [1.0, 0.0, 0.0, 4.0]);
         let second = batch.at_positions(&[1..2]);
         assert_eq!((second.tokens, second.labels, second.mask), (vec![2, 5], vec![3, 6], Some(vec![false, true])));
         let mut all = TokenBatch { mask: None, ..batch.clone() };

@@ -1,9 +1,10 @@
 //! What the engine must know of a run.
 
-use super::{ContextConfig, DocumentConfig};
+use super::{ContextConfig, DistillConfig, DocumentConfig};
 use crate::batch::{BatchError, BatchPlan};
 use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
+use crate::preference::PreferenceConfig;
 use crate::schedule::PipelineConfig;
 use models::Recompute;
 use serde::{Deserialize, Serialize};
@@ -87,6 +88,17 @@ pub struct EngineConfig {
     /// FP8 layers keep their quantised weights from update to update; never under ZeRO 3.
     #[serde(default = "yes")]
     pub keep_fp8_weights: bool,
+    /// Preference tuning: sequences have documents that are answers, and the loss is one of pairs of them. The mean is
+    /// over the pairs of the global batch, whatever `loss` says.
+    #[serde(default)]
+    pub preference: Option<PreferenceConfig>,
+    /// Distillation from the model that [`RankEngine::with_teacher`](super::RankEngine::with_teacher) gets.
+    #[serde(default)]
+    pub distill: Option<DistillConfig>,
+    /// Whether evaluation says how many labels are the likeliest tokens, which takes the logits of the whole vocabulary on
+    /// every rank.
+    #[serde(default)]
+    pub accuracy: bool,
     /// Seed of dropout. Masks depend on it, the step and the position in the global batch, not on the layout.
     #[serde(default)]
     pub seed: u64,
@@ -113,6 +125,9 @@ impl EngineConfig {
             documents: DocumentConfig::default(),
             keep_fp8_weights: true,
             loss_scale: LossScalerConfig::default(),
+            preference: None,
+            distill: None,
+            accuracy: false,
             seed: 0,
         }
     }

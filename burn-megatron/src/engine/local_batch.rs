@@ -1,6 +1,7 @@
 //! A rank's share of its micro-batches: the one place where sequences are sharded over context parallel ranks.
 
 use super::TokenBatch;
+use super::answers::Answers;
 use backend_dist::ops::context::{ContextParallel, Documents};
 use models::MicroBatch;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,8 @@ pub(super) struct LocalBatch {
     pub tokens: TokenBatch,
     /// Predictions that count in the micro-batch, over all ranks that share its sequences.
     pub counted: usize,
+    /// In preference tuning, whose tokens are whose.
+    pub answers: Option<Answers>,
     /// What layers must know.
     pub micro_batch: MicroBatch,
 }
@@ -43,6 +46,7 @@ impl LocalBatch {
             ..MicroBatch::default()
         };
         let positions = micro_batch.positions(batch.seq / micro_batch.sequence_length(1));
-        Self { tokens: batch.at_positions(&positions), counted: batch.counted(), micro_batch }
+        let answers = Answers::of(batch, &positions);
+        Self { tokens: batch.at_positions(&positions), counted: batch.counted(), answers, micro_batch }
     }
 }

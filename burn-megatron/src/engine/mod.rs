@@ -1,11 +1,13 @@
 //! One rank's training step: the passes of its stages as the schedule orders them, gradient sums, clipping, the
 //! optimizer.
 
+mod answers;
 mod batch;
 mod chunk;
 mod clock;
 mod config;
 mod context;
+mod distill;
 mod error;
 mod expert_load;
 mod local_batch;
@@ -20,6 +22,7 @@ mod tests;
 pub use batch::TokenBatch;
 pub use config::{EngineConfig, LossMean};
 pub use context::{CommWord, ContextConfig, ContextError};
+pub use distill::{DistillConfig, Teacher};
 pub use error::EngineError;
 pub use expert_load::{ExpertLoad, ExpertSummary};
 pub use local_batch::DocumentConfig;

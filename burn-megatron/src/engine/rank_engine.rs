@@ -8,13 +8,14 @@ mod experts;
 mod fp8;
 mod local_batches;
 mod passes;
+mod preference;
 mod state;
 mod step;
 mod untrained;
 
 use super::chunk::Chunk;
 use super::clock::device_clock;
-use super::{EngineConfig, ExpertLoad};
+use super::{EngineConfig, ExpertLoad, Teacher};
 use crate::batch::BatchPlan;
 use crate::lr::{LrSchedule, WeightDecaySchedule};
 use crate::optim::{LossScaler, Optimizer};
@@ -25,11 +26,12 @@ use backend_dist::launch::Rank;
 use backend_dist::mesh::GridKind;
 use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::shard::ParamSpec;
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor};
 use dynamic::DynamicGroups;
 pub use dynamic::packed_length;
 use models::CausalLm;
 pub use state::Position;
+use std::collections::HashMap;
 
 /// A rank's stages of the model, gradients, optimizer and groups. All ranks of the mesh call the same methods in the
 /// same order.
@@ -79,6 +81,12 @@ pub struct RankEngine<M> {
     /// Rows of the steps that were skipped: batches need not have been of one size.
     skipped: u64,
     grad_scale: f64,
+    /// Of preference tuning, by micro-batch: what the gradients of its tokens' losses are.
+    token_factors: HashMap<usize, Vec<f64>>,
+    /// Of distillation.
+    teacher: Option<Teacher>,
+    /// Its logits, by micro-batch, from the forward pass to the backward pass.
+    taught: HashMap<usize, Tensor<3>>,
 }
 
 impl<M: CausalLm> RankEngine<M> {
@@ -87,6 +95,12 @@ impl<M: CausalLm> RankEngine<M> {
     pub fn stages(&self) -> impl Iterator<Item = &M> {
         self.chunks.iter().flat_map(|chunk| &chunk.buckets).for_each(|(_, bucket)| self.optimizer.ready(*bucket));
         self.chunks.iter().map(Chunk::model)
+    }
+
+    /// With a teacher, of which the loss of training takes the logits; the loss of evaluation stays the cross-entropy.
+    pub fn with_teacher(mut self, teacher: Teacher) -> Self {
+        self.teacher = Some(teacher);
+        self
     }
 
     /// How the global batch is split.

@@ -1,6 +1,7 @@
 //! What a step says of itself.
 
 use super::ExpertSummary;
+use crate::preference::PreferenceMeans;
 use backend_dist::comm::Group;
 use serde::{Deserialize, Serialize};
 use std::iter::Sum;
@@ -30,15 +31,21 @@ pub struct StepReport {
     pub seconds: f64,
     /// How the experts were used, in models that have some.
     pub experts: Option<ExpertSummary>,
+    /// Rewards, in preference tuning; the loss is then the mean over pairs.
+    pub preference: Option<PreferenceMeans>,
 }
 
 /// Loss on held-out sequences; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalReport {
-    /// Mean loss over the counted tokens.
+    /// Mean loss over the counted tokens; in preference tuning over the pairs.
     pub loss: f64,
-    /// Counted tokens.
+    /// Counted tokens; in preference tuning pairs.
     pub tokens: u64,
+    /// Share of the counted tokens that are the likeliest, where it was asked for.
+    pub accuracy: Option<f64>,
+    /// Rewards, in preference tuning.
+    pub preference: Option<PreferenceMeans>,
 }
 
 /// Sums that ranks reduce to get a mean over all of them.

@@ -186,7 +186,7 @@ fn the_mean_of_micro_batch_means_is_megatrons() {
         let sequences = batch().slice(sequence..sequence + 1);
         let device = Device::flex().autodiff();
         let (tokens, labels) = (sequences.tokens_on(&device), sequences.labels_on(&device));
-        let weights = sequences.weights(0.25 / sequences.counted() as f64, &Device::flex(), DType::F64);
+        let weights = sequences.weights(0.25 / sequences.counted() as f64, None, &Device::flex(), DType::F64);
         (model.token_losses(tokens, labels) * weights).sum()
     });
     let grads = losses.reduce(|a, b| a + b).unwrap().backward();

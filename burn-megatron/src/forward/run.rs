@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
-use backend_dist::launch::{Rank, launch};
+use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::ops::context::{ContextParallel, CpCommType, zigzag};
 use backend_dist::shard::{HostTensor, Registry};
@@ -109,12 +109,7 @@ impl WithModel for Run<'_> {
         let Self { input, settings, .. } = self;
         let (layout, vocab) = (&settings.layout, config.vocab_size());
         check_ids(input, vocab)?;
-        let training = [("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)];
-        for (key, value, legal) in training {
-            if value > legal {
-                return Err(ForwardError::TrainingOnly { key, value, legal });
-            }
-        }
+        check_layout(layout)?;
         if !input.sequences.is_multiple_of(layout.dp) {
             return Err(ForwardError::Sequences { dp: layout.dp, sequences: input.sequences });
         }
@@ -137,17 +132,7 @@ impl WithModel for Run<'_> {
 
         let mesh = Mesh::new(layout.clone())?;
         let shards = launch(&mesh, &settings.devices, |rank| {
-            let params = ParamBuilder::new(&rank, settings.dtype, 0).with_source(self.source);
-            let params = if settings.exact { params } else { params.with_fp32_norms() };
-            let params = if settings.gradients { params } else { params.without_autodiff() };
-            let params = match &settings.adapter {
-                Some(Adapter { plan, tensors }) => params.with_lora(plan, Some(tensors)),
-                None => params,
-            };
-            let model = M::build(config, params)?;
-            if let Some(Adapter { plan, .. }) = &settings.adapter {
-                plan.check(model.registry())?;
-            }
+            let model = build::<M>(&rank, config, self.source, settings)?;
             Ok(shard(&rank, &model, input, terms, padded))
         })?;
 
@@ -172,6 +157,43 @@ impl WithModel for Run<'_> {
         let loss = targets.map(|targets| mean(&logits, &targets, vocab));
         Ok(Output { vocab, logits, loss, gradients })
     }
+}
+
+/// Refuses what only training has.
+///
+/// # Errors
+/// Names the size.
+pub(crate) fn check_layout(layout: &ParallelLayout) -> Result<(), ForwardError> {
+    for (key, value, legal) in [("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)] {
+        if value > legal {
+            return Err(ForwardError::TrainingOnly { key, value, legal });
+        }
+    }
+    Ok(())
+}
+
+/// One rank's model, with the adapters of `settings`.
+///
+/// # Errors
+/// If weights cannot be read, or there is an adapter of a layer that cannot have one.
+pub(crate) fn build<M: CausalLm>(
+    rank: &Rank,
+    config: &M::Config,
+    source: &dyn WeightSource,
+    settings: &Settings,
+) -> Result<M, BoxError> {
+    let params = ParamBuilder::new(rank, settings.dtype, 0).with_source(source);
+    let params = if settings.exact { params } else { params.with_fp32_norms() };
+    let params = if settings.gradients { params } else { params.without_autodiff() };
+    let params = match &settings.adapter {
+        Some(Adapter { plan, tensors }) => params.with_lora(plan, Some(tensors)),
+        None => params,
+    };
+    let model = M::build(config, params)?;
+    if let Some(Adapter { plan, .. }) = &settings.adapter {
+        plan.check(model.registry())?;
+    }
+    Ok(model)
 }
 
 /// Logits `[sequences, seq, vocab]` of the whole batch. Ranks of a tensor parallel group have the same ones,

@@ -25,8 +25,9 @@ pub use memory::{resident_bytes, step_memory};
 pub use reading::{
     DroppedTokens, DroppedTokensReading, ExpertBalance, ExpertBalanceReading, FullUtilisation, FullUtilisationReading,
     GpuIdle, GpuIdleReading, GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory,
-    MemoryReading, Perplexity, PerplexityReading, Reading, StepMetric, Teraflops, TeraflopsReading, Throughput,
-    ThroughputReading, Utilisation, UtilisationReading,
+    MemoryReading, Perplexity, PerplexityReading, Reading, RewardAccuracy, RewardAccuracyReading, RewardMargin,
+    RewardMarginReading, StepMetric, Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation,
+    UtilisationReading,
 };
 pub use run_log::{LogFiles, RunLog};
 pub use saves::Checkpoints;

@@ -9,6 +9,8 @@ use super::jsonl::JsonLines;
 use super::sink::{LogEntry, MetricsSink};
 use super::stats::{EvalStats, LoadStats, SaveStats, StepStats};
 use super::tensorboard::EventFile;
+use crate::eval::TaskResult;
+use crate::preference::PreferenceMeans;
 
 /// Where a run writes its numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +29,7 @@ impl LogFiles {
 }
 
 /// The log of a run. Every entry is a line like `{"kind":"train","step":3,…}` and, with the same names, a set of
-/// scalars `train/…` in TensorBoard; the other kinds are `valid`, `checkpoint` and `resumed`.
+/// scalars `train/…` in TensorBoard; the other kinds are `valid`, `tasks`, `checkpoint` and `resumed`.
 ///
 /// Entries are written at once: what has happened can be read, and a run that is killed leaves only whole entries.
 pub struct RunLog {
@@ -45,8 +47,13 @@ struct Entry<T> {
 struct Valid {
     step: u64,
     loss: f64,
-    perplexity: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perplexity: Option<f64>,
     tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_accuracy: Option<f64>,
+    #[serde(flatten)]
+    preference: Option<PreferenceMeans>,
 }
 
 impl RunLog {
@@ -81,8 +88,22 @@ impl RunLog {
     /// # Errors
     /// When the disk refuses.
     pub fn valid(&mut self, step: u64, stats: &EvalStats) -> io::Result<()> {
-        let EvalStats { loss, tokens } = *stats;
-        self.entry("valid", step, Valid { step, loss, perplexity: loss.exp(), tokens })
+        let EvalStats { loss, tokens, accuracy, preference } = *stats;
+        // A loss of pairs is none of tokens.
+        let perplexity = preference.is_none().then(|| loss.exp());
+        self.entry("valid", step, Valid { step, loss, perplexity, tokens, token_accuracy: accuracy, preference })
+    }
+
+    /// Writes the metrics of tasks after `step`, as `TASK/METRIC`.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn tasks(&mut self, step: u64, results: &[TaskResult]) -> io::Result<()> {
+        let all = results.iter().flat_map(|result| result.metrics.iter().map(move |metric| (result, metric)));
+        let values = all.map(|(result, metric)| (format!("{}/{}", result.name, metric.name), metric.value.into()));
+        let entry: serde_json::Map<String, Value> =
+            [("step".to_string(), step.into())].into_iter().chain(values).collect();
+        self.entry("tasks", step, entry)
     }
 
     /// Writes that a checkpoint is complete.
@@ -175,7 +196,7 @@ mod tests {
         log.train(&stats).unwrap();
         let gpu = |idle| RankReading { idle: Some(idle), memory: Some(3 << 30), ..RankReading::default() };
         log.train(&StepStats { gpus: vec![gpu(0.25), gpu(0.75)], ..step(4) }).unwrap();
-        log.valid(4, &EvalStats { loss: 2.0, tokens: 64 }).unwrap();
+        log.valid(4, &EvalStats { loss: 2.0, tokens: 64, accuracy: None, preference: None }).unwrap();
         log.saved(&saved).unwrap();
         let text = fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
         assert_eq!(entries.lock().unwrap().join("\n") + "\n", text, "another sink gets the same entries");

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gauge::{RankReading, mean};
 use crate::engine::{ExpertLoad, ExpertSummary};
+use crate::preference::PreferenceMeans;
 
 /// A mean loss and the number of tokens it is the mean of.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ pub struct FlopsPerToken {
 pub struct StepStats {
     /// Number of the step, from 1.
     pub step: u64,
-    /// Mean negative log-likelihood per token over the global batch, in nats.
+    /// Mean negative log-likelihood per token over the global batch, in nats; in preference tuning the mean over pairs.
     pub loss: f64,
     /// Tokens of the global batch that count in the loss.
     pub tokens: u64,
@@ -66,6 +67,9 @@ pub struct StepStats {
     /// How the experts were used, by layer; nothing in models without experts.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub experts: Vec<ExpertLoad>,
+    /// Rewards, in preference tuning.
+    #[serde(flatten)]
+    pub preference: Option<PreferenceMeans>,
     /// The reading of every rank's GPU in this step; nothing on CPU ranks.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gpus: Vec<RankReading>,
@@ -220,8 +224,12 @@ pub(super) struct StepLine<'a> {
 pub struct EvalStats {
     /// Mean negative log-likelihood per token, in nats.
     pub loss: f64,
-    /// Tokens that count in the loss.
+    /// Tokens that count in the loss; in preference tuning pairs.
     pub tokens: u64,
+    /// Share of these tokens that are the likeliest, in fine-tuning on conversations.
+    pub accuracy: Option<f64>,
+    /// Rewards, in preference tuning.
+    pub preference: Option<PreferenceMeans>,
 }
 
 impl ItemLazy for StepStats {
@@ -250,7 +258,8 @@ impl Adaptor<Option<SaveStats>> for StepStats {
 
 impl Adaptor<TokenLoss> for StepStats {
     fn adapt(&self) -> TokenLoss {
-        TokenLoss { loss: self.loss, tokens: self.tokens }
+        let pairs = self.preference.map(|means| means.pairs);
+        TokenLoss { loss: self.loss, tokens: pairs.unwrap_or(self.tokens) }
     }
 }
 

@@ -8,7 +8,7 @@ use indicatif::HumanCount;
 use super::TrainError;
 use super::data::{RunData, fits};
 use crate::config::RunConfig;
-use crate::data::chat::{ChatDataset, ChatReport, ChatTokenizer};
+use crate::data::chat::{ChatBlend, ChatDataset, ChatReport, ChatTokenizer};
 use crate::data::preprocess::vocab_size;
 use crate::data::{Split, TokenDataset};
 
@@ -23,24 +23,35 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     fits(config, vocab_size(tokenizer.tokenizer()), Some(&path))?;
     let read = |files: &[PathBuf]| ChatDataset::open(&tokenizer, &chat.set(files), training.seq_length);
 
-    let (train, report) = read(&chat.train)?;
-    let mut notes = vec![describe("training", &train, &report)];
+    // Files with weights are packed one by one.
+    let sets: Vec<&[PathBuf]> = match &chat.weights {
+        None => vec![&chat.train],
+        Some(_) => chat.train.chunks(1).collect(),
+    };
+    let (mut train, mut notes) = (Vec::new(), Vec::new());
+    for set in sets {
+        let (part, report) = read(set)?;
+        let name = if chat.weights.is_some() { set[0].display().to_string() } else { "training".into() };
+        notes.push(describe(&name, &part, &report));
+        train.push(part);
+    }
     let evaluates = evaluation.batches > 0 || evaluation.final_batches > 0;
     let share = data.split.shares()[Split::Valid as usize];
-    let (train, valid) = match () {
-        _ if !evaluates => (train, None),
-        _ if !chat.validation.is_empty() => {
-            let (valid, report) = read(&chat.validation)?;
-            notes.push(describe("validation", &valid, &report));
-            (train, Some(valid))
+    let mut valid = Vec::new();
+    if evaluates && !chat.validation.is_empty() {
+        let (part, report) = read(&chat.validation)?;
+        notes.push(describe("validation", &part, &report));
+        valid.push(part);
+    } else if evaluates && share > 0.0 {
+        for part in &mut train {
+            let [rest, held_out] = part.clone().split(share, data.seed)?;
+            *part = rest;
+            valid.push(held_out);
         }
-        _ if share > 0.0 => {
-            let [train, valid] = train.split(share, data.seed)?;
-            (train, Some(valid))
-        }
-        _ => (train, None),
-    };
-    let train: Arc<dyn TokenDataset> = Arc::new(train.shuffled(data.samples, data.seed));
+    }
+    let weights = chat.weights.clone().unwrap_or_else(|| vec![1.0]);
+    let train: Arc<dyn TokenDataset> = Arc::new(ChatBlend::weighted(train, &weights, data.samples, data.seed));
+    let valid = (!valid.is_empty()).then(|| ChatBlend::all(valid));
     let most = |batches: usize| batches.saturating_mul(training.global_batch);
     let last = valid.as_ref().filter(|_| evaluation.final_batches > 0).cloned();
     let last = last.map(|last| Arc::new(last.first(most(evaluation.final_batches))) as Arc<dyn TokenDataset>);

@@ -57,6 +57,9 @@ impl RunData {
         if config.chat.is_used() {
             return super::chat::open(config);
         }
+        if config.preference.is_used() {
+            return super::preference::open(config);
+        }
         let (training, evaluation) = (&config.training, &config.evaluation);
         // A weighted blend has no end of its own.
         let most = evaluation.batches.max(evaluation.final_batches) * training.global_batch;
@@ -109,7 +112,7 @@ impl RunData {
 impl Tokens {
     /// Those of the prepared data, or of the text, which is tokenized.
     pub fn find(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
-        match (config.chat.is_used(), config.data.text.is_empty()) {
+        match (config.has_conversations(), config.data.text.is_empty()) {
             (true, _) => Ok(Self { blend: config.data.blend(), tokenizer: None, eod_id: None, content: None }),
             (false, true) => indexed(config),
             (false, false) => tokenize(config, progress),

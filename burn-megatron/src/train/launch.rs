@@ -14,9 +14,10 @@ use models::{CausalLm, ModelConfig, ParamBuilder, Part, WeightSource, WithModel}
 use serde_json::Value;
 
 use super::fp8::possible;
-use super::{Plan, RunData, TrainError, resume as saving};
+use super::{Plan, RunData, TrainError, resume as saving, tasks};
 use crate::checkpoint::Checkpoint;
 use crate::config::{PerformanceSection, RunConfig};
+use crate::engine::Teacher;
 use crate::flops::AttentionCount;
 use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
@@ -84,6 +85,13 @@ impl WithModel for Launch<'_> {
             .resume(resume)
             .other_data(plan.other_data())
             .describe(description);
+        if let Some(tasks) = tasks::open(config)? {
+            run = run.tasks(tasks);
+        }
+        if let Some(teacher) = plan.teacher() {
+            let dtype = FloatDType::from(training.dtype);
+            run = run.teacher(move |rank| teacher.config().visit(BuildTeacher { rank, dtype, weights: &teacher }));
+        }
         if let Some(processes) = processes {
             run = run.processes(processes);
         }
@@ -105,6 +113,23 @@ impl WithModel for Launch<'_> {
             }
             None => Err(TrainError::Failed),
         }
+    }
+}
+
+/// A teacher, ready for its family.
+struct BuildTeacher<'a> {
+    rank: &'a Rank,
+    dtype: FloatDType,
+    weights: &'a HfFolder,
+}
+
+impl WithModel for BuildTeacher<'_> {
+    type Output = Result<Teacher, BoxError>;
+
+    fn with<T: CausalLm + 'static>(self, sizes: &T::Config) -> Self::Output {
+        let params = ParamBuilder::new(self.rank, self.dtype, 0).with_source(self.weights).without_autodiff();
+        let model = T::build(sizes, params)?;
+        Ok(Box::new(move |tokens, batch| model.head_logits(model.hidden_states(tokens, batch))))
     }
 }
 

@@ -7,7 +7,9 @@ mod data;
 mod fp8;
 mod launch;
 mod plan;
+mod preference;
 mod resume;
+mod tasks;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +29,7 @@ use crate::console::say;
 use crate::data::chat::ChatError;
 use crate::data::preprocess::{PreprocessError, Progress};
 use crate::data::{DataError, SampleError};
+use crate::eval::EvalError;
 use crate::hf::HfFolderError;
 use crate::learner::limit_of_files_is_an_error;
 use crate::refusal::{Access, advice};
@@ -55,6 +58,9 @@ pub enum TrainError {
     /// Conversations cannot be used.
     #[error("[chat]: {0}")]
     Chat(#[from] ChatError),
+    /// Tasks cannot be used.
+    #[error("evaluation.tasks: {0}")]
+    Tasks(#[from] EvalError),
     /// A sample cannot be read.
     #[error("{0}")]
     Sample(SampleError),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::{HumanBytes, HumanCount};
@@ -28,6 +28,7 @@ pub struct Plan {
     pub start: Option<ResumePoint>,
     weights: Option<Arc<HfFolder>>,
     adapter: Option<Adapter>,
+    teacher: Option<Arc<HfFolder>>,
     /// One line per data file.
     data: Vec<String>,
 }
@@ -48,12 +49,21 @@ impl Plan {
         };
         config.data.text.iter().for_each(|file| found(source_file("data.text", file)));
         config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
-        for (key, files) in [("chat.train", &config.chat.train), ("chat.validation", &config.chat.validation)] {
+        let (chat, preference) = (&config.chat, &config.preference);
+        for (key, files) in [
+            ("chat.train", &chat.train),
+            ("chat.validation", &chat.validation),
+            ("preference.train", &preference.train),
+            ("preference.validation", &preference.validation),
+            ("evaluation.tasks", &config.evaluation.tasks),
+        ] {
             files.iter().for_each(|file| found(source_file(key, file)));
         }
-        let template = config.chat.template.iter().filter(|template| !template.is_file());
-        problems
-            .extend(template.map(|path| Problem::new(format!("chat.template: there is no file {}", path.display()))));
+        for (key, template) in [("chat", &chat.template), ("preference", &preference.template)] {
+            let missing = template.iter().filter(|template| !template.is_file());
+            let what = |path: &PathBuf| Problem::new(format!("{key}.template: there is no file {}", path.display()));
+            problems.extend(missing.map(what));
+        }
         problems.extend(missing_tokenizer(config));
         problems.extend(too_many_samples(config));
         problems.extend(config.performance.moe_router_force_load_balancing.then(|| {
@@ -70,13 +80,24 @@ impl Plan {
         let weights = initial_weights(config);
         let adapter = config.lora.adapter.as_deref().filter(|_| config.lora.rank.is_some());
         let adapter = adapter.map(|path| initial_adapter(config, path)).transpose();
+        let teacher = teacher(config);
         let mut keep = |more: Vec<Problem>| problems.extend(more);
         let start = start.map_err(&mut keep).unwrap_or_default();
         let weights = weights.map_err(|problem| keep(vec![problem])).unwrap_or_default();
         let adapter = adapter.map_err(|problem| keep(vec![problem])).unwrap_or_default();
+        let teacher = teacher.map_err(|problem| keep(vec![problem])).unwrap_or_default();
         ConfigErrors::from_problems(problems)?;
         let parameters = config.model.config.parameter_count();
-        Ok(Self { config: config.clone(), allowed: allowed.to_vec(), parameters, start, weights, adapter, data })
+        Ok(Self {
+            config: config.clone(),
+            allowed: allowed.to_vec(),
+            parameters,
+            start,
+            weights,
+            adapter,
+            teacher,
+            data,
+        })
     }
 
     /// Whether `data.tokenizer` can be read and is not too large for the model, which takes a moment.
@@ -84,9 +105,10 @@ impl Plan {
     /// # Errors
     /// What is wrong with it.
     pub fn check_tokenizer(&self) -> Result<(), TrainError> {
-        match self.config.chat.is_used() {
-            true => super::chat::check_tokenizer(&self.config),
-            false => tokenizer_file(&self.config).map(drop),
+        match (self.config.chat.is_used(), self.config.preference.is_used()) {
+            (true, _) => super::chat::check_tokenizer(&self.config),
+            (_, true) => super::preference::check_tokenizer(&self.config),
+            _ => tokenizer_file(&self.config).map(drop),
         }
     }
 
@@ -103,12 +125,18 @@ impl Plan {
     /// The folder that the first weights come from; a checkpoint to resume from has its own, except those that are
     /// frozen.
     pub(super) fn weights(&self) -> Option<Arc<HfFolder>> {
-        self.weights.clone().filter(|_| self.start.is_none() || self.config.lora.rank.is_some())
+        let first = self.config.lora.rank.is_some() || self.config.has_reference();
+        self.weights.clone().filter(|_| self.start.is_none() || first)
     }
 
     /// The adapter that the run starts from; a checkpoint to resume from has its own.
     pub(super) fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref()
+    }
+
+    /// The model that the run learns from.
+    pub(super) fn teacher(&self) -> Option<Arc<HfFolder>> {
+        self.teacher.clone()
     }
 
     /// Whether the run may read other samples than the one that it resumes from.
@@ -131,6 +159,22 @@ fn initial_weights(config: &RunConfig) -> Result<Option<Arc<HfFolder>>, Problem>
             return Err(Problem::new(what));
         }
     }
+    Ok(Some(Arc::new(folder)))
+}
+
+/// The folder of `distill.teacher`, which must have the tokens of the model and run in its layout.
+fn teacher(config: &RunConfig) -> Result<Option<Arc<HfFolder>>, Problem> {
+    let Some(path) = &config.distill.teacher else { return Ok(None) };
+    let refused = |what: String| Problem::new(format!("distill.teacher = {}: {what}", path.display()));
+    let folder = HfFolder::open(path).map_err(|error| refused(error.to_string()))?;
+    let [theirs, ours] = [folder.config(), &config.model.config].map(ModelConfig::vocab_size);
+    if theirs != ours {
+        return Err(refused(format!(
+            "it has {theirs} tokens, but model.vocab-size = {ours}; both models must have the same tokenizer"
+        )));
+    }
+    let fits = folder.config().dims().check(&config.parallel, config.training.seq_length);
+    fits.map_err(|error| refused(error.to_string()))?;
     Ok(Some(Arc::new(folder)))
 }
 
@@ -164,7 +208,11 @@ fn source_file(key: &str, file: &Path) -> Result<String, String> {
     if about.is_file() && size == 0 {
         return Err(format!("{key}: {} is empty", file.display()));
     }
-    let what = if key == "data.text" { "text" } else { "conversations" };
+    let what = match key {
+        "data.text" => "text",
+        "evaluation.tasks" => "tasks",
+        _ => "conversations",
+    };
     Ok(format!("{}: {} bytes of {what}", file.display(), HumanCount(size)))
 }
 

@@ -238,6 +238,43 @@ fn losses(folder: &Path) -> Vec<f64> {
     log.lines().filter_map(step).collect()
 }
 
+/// The share of held-out answer tokens that are the likeliest, by evaluation.
+fn accuracies(folder: &Path) -> Vec<f64> {
+    let log = fs::read_to_string(folder.join("steps.jsonl")).unwrap();
+    let step = |line: &str| serde_json::from_str::<Value>(line).ok()?["token_accuracy"].as_f64();
+    log.lines().filter_map(step).collect()
+}
+
+#[test]
+fn files_are_blended_by_weight() {
+    let folder = tempfile::tempdir().unwrap();
+    conversations(folder.path());
+    let (a, b) = (folder.path().join("train.jsonl"), folder.path().join("other.jsonl"));
+    let rows: String = (0..6).map(|at| row("Say no.", &format!("No, {at} times no.")) + "\n").collect();
+    fs::write(&b, rows).unwrap();
+    let files = format!("[{:?}, {:?}]", a.display().to_string(), b.display().to_string());
+    let with = |weights: &'static str| {
+        let overrides = [
+            ("chat.train", files.as_str()),
+            ("chat.weights", weights),
+            ("data.samples", "40"),
+            ("chat.packing", "none"),
+        ];
+        config(folder.path(), "blend", &overrides)
+    };
+    let data = RunData::open(&with("[1, 3]"), &mut |_| ()).unwrap();
+    let alone =
+        RunData::open(&config(folder.path(), "one", &[("chat.packing", "none"), ("data.samples", "48")]), &mut |_| ())
+            .unwrap();
+    let of_first: Vec<_> = (0..48).map(|at| alone.train.sample(at).tokens).collect();
+    let taken = (0..40).filter(|at| of_first.contains(&data.train.sample(*at).tokens)).count();
+    assert_eq!((data.train.len(), taken), (40, 10));
+    assert!(data.notes[1].starts_with(&format!("{}: 6 samples", b.display())), "{:?}", data.notes);
+    let refused = |weights| with(weights).check().unwrap_err().to_string();
+    assert!(refused("[1]").contains("chat.weights has 1 numbers, chat.train 2 files"));
+    assert!(refused("[1, 0]").contains("chat.weights must all be above 0"));
+}
+
 #[test]
 fn a_model_learns_answers_and_every_layout_learns_the_same() {
     let folder = tempfile::tempdir().unwrap();
@@ -246,6 +283,8 @@ fn a_model_learns_answers_and_every_layout_learns_the_same() {
     let losses = losses(&folder.path().join("one"));
     let (first, last) = (losses[0], losses[losses.len() - 1]);
     assert!(first > 5.0 && last < 0.6 * first, "{losses:?}");
+    let right = accuracies(&folder.path().join("one"));
+    assert!(right[0] < 0.5 && right[right.len() - 1] > 0.5, "{right:?}");
     // "It is N.<|im_end|>": only answers are in the loss.
     assert!(one.tokens > 9 * 4 && one.tokens < 9 * 10, "{one:?}");
     for (index, layout) in [
@@ -259,6 +298,8 @@ fn a_model_learns_answers_and_every_layout_learns_the_same() {
     {
         let other = trained(&config(folder.path(), &format!("layout{index}"), layout)).last.unwrap();
         assert_eq!(other.tokens, one.tokens, "{layout:?}");
+        let others = accuracies(&folder.path().join(format!("layout{index}")));
+        assert!(others.iter().zip(&right).all(|(a, b)| (a - b).abs() < 1e-12), "{layout:?}: {others:?} {right:?}");
         assert!((other.loss - one.loss).abs() < 1e-10 * one.loss, "{layout:?}: {other:?} {one:?}");
     }
 }

@@ -1,8 +1,11 @@
 //! Fine-tuning: conversations, adapters, preferences, against transformers, peft and one device.
 
 mod chat;
-mod dpo;
+mod distill;
+mod eval;
 mod lora;
+mod preference;
+mod talk;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -39,7 +39,7 @@ pub(super) fn data(
     timing: Timing,
     documents: Option<DocumentLengths>,
 ) -> Result<(Arc<dyn TokenDataset>, String)> {
-    let is_random = config.data.text.is_empty() && config.data.prefixes.is_empty() && !config.chat.is_used();
+    let is_random = config.data.text.is_empty() && config.data.prefixes.is_empty() && !config.has_conversations();
     if documents.is_some() {
         if !is_random {
             bail!("--document-lengths divides random tokens: leave data.text and data.prefixes out");

@@ -189,7 +189,7 @@ impl TokenDataset for ChatDataset {
         tokens.resize(length, 0);
         labels.resize(length, 0);
         mask.resize(length, false);
-        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents) }
+        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents), references: None }
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {
@@ -198,22 +198,26 @@ impl TokenDataset for ChatDataset {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::learned::tests::sample;
-    use super::*;
-
-    fn data(samples: Vec<Tokens>, seq_length: usize) -> ChatDataset {
+impl ChatDataset {
+    /// Packed samples.
+    pub(super) fn of(samples: Vec<Tokens>, seq_length: usize) -> Self {
         let lengths: Vec<usize> = samples.iter().map(Tokens::len).collect();
         let sequences = pack(&lengths, seq_length);
         let order = (0..sequences.len() as u32).collect();
-        ChatDataset { seq_length, samples, sequences, order, content: String::new() }
+        Self { seq_length, samples, sequences, order, content: String::new() }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::learned::tests::sample;
+    use super::*;
 
     #[test]
     fn sequences_have_documents_labels_and_masks_of_their_samples() {
         let samples = vec![sample(10..13, &[1..3]), sample(20..25, &[1..2, 3..5])];
         let samples: Vec<Tokens> = samples.into_iter().map(|sample| learned(sample, ChatLoss::Assistant)).collect();
-        let sample = data(samples, 8).sample(0);
+        let sample = ChatDataset::of(samples, 8).sample(0);
         assert_eq!(sample.tokens, [20, 21, 22, 23, 10, 11, 0, 0]);
         assert_eq!(sample.labels, [21, 22, 23, 24, 11, 12, 0, 0]);
         assert_eq!(sample.loss_mask.unwrap(), [true, false, true, true, true, true, false, false]);
@@ -223,7 +227,7 @@ mod tests {
     #[test]
     fn epochs_have_orders_of_their_own_and_validation_is_held_out() {
         let samples = (0..8).map(|i| learned(sample(i..i + 4, &[1..4]), ChatLoss::All)).collect();
-        let data = data(samples, 3);
+        let data = ChatDataset::of(samples, 3);
         let firsts = |data: &ChatDataset| -> Vec<i64> { (0..data.len()).map(|i| data.sample(i).tokens[0]).collect() };
         let two = firsts(&data.clone().shuffled(16, 1));
         let (mut first, mut second) = (two[..8].to_vec(), two[8..].to_vec());

@@ -9,7 +9,7 @@ use tokenizers::Tokenizer;
 use super::error::ChatError;
 use super::folder::{Folder, Source};
 use super::jinja::{Rendered, Template};
-use super::row::{Conversation, get, text};
+use super::row::{Conversation, get, message, text};
 use super::turns::by_prefixes;
 
 /// A tokenizer with its chat template.
@@ -77,12 +77,7 @@ impl ChatTokenizer {
         let all = row.messages.len();
         let Rendered { text, assistant } = render(all, row.add_generation_prompt)
             .map_err(|error| format!("messages: the chat template fails: {error}"))?;
-        if let Some(word) = compiled.missing.iter().find(|word| text.contains(*word)) {
-            return Err(format!(
-                "the chat template writes {word}, which is no token of the tokenizer; add it to added_tokens of tokenizer.json, or \
-                 give a template with --chat-template (chat.template) that fits the tokenizer"
-            ));
-        }
+        no_missing(compiled, &text)?;
         check_contents(&text, row)?;
         let mut spans = match compiled.template.marks_assistant {
             true => assistant,
@@ -103,6 +98,27 @@ impl ChatTokenizer {
             spans.retain(|span| span.start >= prompt.len());
         }
         self.tokens(text, &spans)
+    }
+
+    /// The text of messages (role and content), and the beginning of the assistant's next turn: what a model is to
+    /// continue.
+    ///
+    /// # Errors
+    /// If the template fails, or writes special tokens that are none.
+    pub fn prompt(&self, messages: &[(String, String)]) -> Result<String, String> {
+        let compiled = &self.templates[0];
+        let row = Conversation {
+            messages: messages.iter().map(|(role, content)| message(role, content)).collect(),
+            prompt: 0,
+            tools: None,
+            add_generation_prompt: true,
+            variables: Vec::new(),
+        };
+        let rendered = compiled.template.render(&context(compiled, &row, messages.len(), true));
+        let text = rendered.map_err(|error| format!("the chat template fails: {error}"))?.text;
+        no_missing(compiled, &text)?;
+        check_contents(&text, &row)?;
+        Ok(text)
     }
 
     /// Tokens of `text`; those of `spans` (bytes) are to be learned.
@@ -128,6 +144,17 @@ impl ChatTokenizer {
             return Err(what.into());
         }
         Ok(ChatSample { text, ids, mask, turns })
+    }
+}
+
+/// Special tokens that a template has written are tokens.
+fn no_missing(compiled: &Compiled, text: &str) -> Result<(), String> {
+    match compiled.missing.iter().find(|word| text.contains(*word)) {
+        None => Ok(()),
+        Some(word) => Err(format!(
+            "the chat template writes {word}, which is no token of the tokenizer; add it to added_tokens of tokenizer.json, or \
+             give a template with --chat-template (chat.template) that fits the tokenizer"
+        )),
     }
 }
 

@@ -48,20 +48,8 @@ impl Folder {
         }
         let mut tokenizer = Tokenizer::from_file(&file).map_err(|error| refused(error.to_string()))?;
         tokenizer.with_truncation(None).map_err(|error| refused(error.to_string()))?.with_padding(None);
-        let configs: Vec<(PathBuf, Json)> = CONFIGS
-            .iter()
-            .map(|name| folder.join(name))
-            .filter(|path| path.is_file())
-            .map(|path| read_json(&path).map(|json| (path, json)))
-            .collect::<Result<_, _>>()?;
-        let mut special: Vec<(String, Option<String>)> = Vec::new();
-        for (key, value) in configs.iter().filter_map(|(_, json)| json.as_object()).flatten() {
-            let token = value.as_str().or_else(|| value["content"].as_str());
-            let known = special.iter().any(|(other, _)| other == key);
-            if key.ends_with("_token") && !known && (token.is_some() || value.is_null()) {
-                special.push((key.clone(), token.map(String::from)));
-            }
-        }
+        let configs = configs(&folder)?;
+        let special = special_tokens(&configs);
         let templates = match template {
             Some(path) => {
                 let source = read_template(path)?;
@@ -95,6 +83,34 @@ impl Folder {
         let known = self.special.iter().filter_map(|(key, token)| Some((key.clone(), Value::from(token.clone()?))));
         Ok(known.collect())
     }
+}
+
+/// The files of a folder that name special tokens.
+fn configs(folder: &Path) -> Result<Vec<(PathBuf, Json)>, ChatError> {
+    let paths = CONFIGS.iter().map(|name| folder.join(name)).filter(|path| path.is_file());
+    paths.map(|path| read_json(&path).map(|json| (path, json))).collect()
+}
+
+fn special_tokens(configs: &[(PathBuf, Json)]) -> Vec<(String, Option<String>)> {
+    let mut special: Vec<(String, Option<String>)> = Vec::new();
+    for (key, value) in configs.iter().filter_map(|(_, json)| json.as_object()).flatten() {
+        let token = value.as_str().or_else(|| value["content"].as_str());
+        let known = special.iter().any(|(other, _)| other == key);
+        if key.ends_with("_token") && !known && (token.is_some() || value.is_null()) {
+            special.push((key.clone(), token.map(String::from)));
+        }
+    }
+    special
+}
+
+/// The special token that a folder's `tokenizer_config.json` or `special_tokens_map.json` has under a name such as
+/// `bos_token`.
+///
+/// # Errors
+/// If one of these files cannot be read.
+pub fn special_token(folder: &Path, name: &str) -> Result<Option<String>, ChatError> {
+    let special = special_tokens(&configs(folder)?);
+    Ok(special.into_iter().find(|(key, _)| key == name).and_then(|(_, token)| token))
 }
 
 fn read(path: &Path) -> Result<String, ChatError> {

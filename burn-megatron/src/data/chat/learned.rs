@@ -54,6 +54,12 @@ pub(super) enum Fit {
 }
 
 impl Tokens {
+    /// Leaves at most so many predictions, the first.
+    pub fn truncate(&mut self, predictions: usize) {
+        self.ids.truncate(predictions + 1);
+        self.learned.truncate(predictions + 1);
+    }
+
     /// What remains of the sample in a sequence of so many predictions.
     pub fn fit(mut self, seq_length: usize, too_long: TooLong) -> Fit {
         let teaches = |tokens: &Self| tokens.learned.iter().skip(1).any(|counts| *counts);
@@ -67,8 +73,7 @@ impl Tokens {
             TooLong::Refuse => Fit::Refused,
             TooLong::Drop => Fit::Dropped,
             TooLong::Truncate => {
-                self.ids.truncate(seq_length + 1);
-                self.learned.truncate(seq_length + 1);
+                self.truncate(seq_length);
                 if teaches(&self) { Fit::Truncated(self) } else { Fit::Dropped }
             }
         }

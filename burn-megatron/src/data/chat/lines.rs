@@ -41,8 +41,31 @@ impl Row {
         }
     }
 
+    /// The row as a value of templates.
+    ///
+    /// # Errors
+    /// If it is no JSON.
+    pub(super) fn value(&self) -> Result<Value, String> {
+        match &self.body {
+            Body::Bytes(bytes) => serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}")),
+            Body::Value(value) => Ok(value.clone()),
+        }
+    }
+
+    /// The row as JSON.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn json(&self) -> Result<serde_json::Value, String> {
+        let parsed = match &self.body {
+            Body::Bytes(bytes) => serde_json::from_slice(bytes),
+            Body::Value(value) => serde_json::to_value(value),
+        };
+        parsed.map_err(|error| format!("not JSON: {error}"))
+    }
+
     /// An error of this row.
-    pub(super) fn refused(&self, what: String) -> ChatError {
+    pub fn refused(&self, what: String) -> ChatError {
         ChatError::Row { file: self.file.to_path_buf(), line: self.line, what }
     }
 }

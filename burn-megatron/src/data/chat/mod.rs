@@ -28,6 +28,7 @@
 //! # }
 //! ```
 
+mod blend;
 mod dataset;
 mod encode;
 mod error;
@@ -36,17 +37,22 @@ mod jinja;
 mod learned;
 mod lines;
 mod pack;
+mod pair_row;
+mod pairs;
 mod preprocess;
 mod python;
 mod row;
 mod sharegpt;
 mod turns;
 
+pub use blend::ChatBlend;
 pub use dataset::{ChatDataset, ChatReport, ChatSet};
 pub use encode::{ChatSample, ChatTokenizer};
 pub use error::ChatError;
+pub use folder::special_token;
 pub use learned::{ChatLoss, TooLong};
 pub use lines::{Row, rows};
 pub use pack::pack;
+pub use pairs::{PairDataset, PairSet};
 pub use preprocess::{ChatPreprocess, ChatPreprocessReport, preprocess_chat};
 pub use row::{Conversation, parse_row};

@@ -77,6 +77,23 @@ pub(super) fn from_value(row: &Value) -> Result<Conversation, String> {
     Ok(Conversation { messages, prompt, tools: tools(row)?, add_generation_prompt: flag, variables })
 }
 
+/// A conversation of these messages, of which the first `prompt` are not learned.
+///
+/// # Errors
+/// The message and what is wrong with it.
+pub(super) fn conversation(messages: Vec<Value>, prompt: usize, tools: Option<Value>) -> Result<Conversation, String> {
+    check(&messages, prompt)?;
+    Ok(Conversation { messages, prompt, tools, add_generation_prompt: false, variables: Vec::new() })
+}
+
+impl Conversation {
+    /// This prompt with the answer of another conversation.
+    pub(super) fn with_answer_of(&self, other: &Self) -> Self {
+        let messages = [&self.messages[..self.prompt], &other.messages[other.prompt..]].concat();
+        Self { messages, ..self.clone() }
+    }
+}
+
 /// The value of a key that is there and not null.
 pub(super) fn get(object: &Value, key: &str) -> Option<Value> {
     object.get_attr(key).ok().filter(|value| !value.is_undefined() && !value.is_none())
@@ -114,7 +131,7 @@ pub(super) fn message(role: &str, content: &str) -> Value {
 }
 
 /// Several data sets keep tools as text, because their columns have one type each.
-fn tools(row: &Value) -> Result<Option<Value>, String> {
+pub(super) fn tools(row: &Value) -> Result<Option<Value>, String> {
     let Some(tools) = get(row, "tools") else { return Ok(None) };
     let tools = match tools.as_str() {
         Some("") => return Ok(None),

@@ -1,13 +1,15 @@
 //! Inputs of a pass, and how a segment runs in it.
 
 use crate::engine::ContextConfig;
+use crate::engine::distill::{self, DistillConfig};
 use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
 use crate::optim::Optimizer;
 use crate::trace::Recorder;
 use backend_dist::ops::Tape;
 use backend_dist::ops::context::ContextParallel;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{DType, Device, Int, Tensor};
 use models::{CausalLm, MicroBatch};
 use std::borrow::Cow;
 
@@ -29,16 +31,23 @@ pub(in crate::engine) struct Pass<'a> {
     pub loss_type: DType,
     /// What the gradient of each counted loss is.
     pub loss_grad: f64,
+    /// Factors of these gradients by token, of a loss that is no mean over tokens.
+    pub factors: Option<Vec<f64>>,
+    /// The teacher's logits `[sequences, seq, vocab]`, in distillation.
+    pub taught: Option<(Tensor<3>, DistillConfig)>,
     /// Chunk and micro-batch, for the timeline.
     pub index: (usize, usize),
+    /// Whether it is wanted which labels are the likeliest tokens; only without a backward pass.
+    pub accuracy: bool,
     /// Buckets that the pass after this one uses first.
     pub next: &'a [usize],
 }
 
-/// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]`.
+/// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]` and, where they are wanted,
+/// 1 where the label is the likeliest token, of the same shape.
 pub(in crate::engine) enum Output {
     Activation(Tensor<3>),
-    Losses(Tensor<2>),
+    Losses(Tensor<2>, Option<Box<Tensor<2>>>),
 }
 
 impl Output {
@@ -49,7 +58,7 @@ impl Output {
         }
         match self {
             Output::Activation(x) => (Output::Activation(x.clone().inner()), tape(x)),
-            Output::Losses(x) => (Output::Losses(x.clone().inner()), tape(x)),
+            Output::Losses(x, hits) => (Output::Losses(x.clone().inner(), hits), tape(x)),
         }
     }
 }
@@ -71,10 +80,30 @@ pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pas
             Output::Activation(layers.clone().fold(input(), layer))
         }
         Link::Head => {
-            let losses = model.head_losses(input(), tokens.labels_on(&device), of);
-            Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) })
+            let labels = tokens.labels_on(&device);
+            if pass.accuracy && !tracked {
+                let (losses, hits) = scored(model.head_logits(input()), labels);
+                return Output::Losses(losses.cast(pass.loss_type), Some(Box::new(hits.cast(pass.loss_type))));
+            }
+            let losses = match &pass.taught {
+                None => model.head_losses(input(), labels, of),
+                Some((teacher, config)) => distill::losses(model.head_logits(input()), teacher.clone(), labels, config),
+            };
+            Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) }, None)
         }
     }
+}
+
+/// The losses of labels, and 1 where the label is the likeliest token.
+fn scored(logits: Tensor<3>, labels: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>) {
+    let ([batch, seq, _], dtype) = (logits.dims(), logits.dtype());
+    let wide = if dtype == DType::F64 { logits } else { logits.cast(DType::F32) };
+    let dtype = wide.dtype();
+    let labels: Tensor<3, Int> = labels.unsqueeze_dim(2);
+    let chosen = wide.clone().gather(2, labels.clone());
+    let hits = chosen.greater_equal(wide.clone().max_dim(2)).float().cast(dtype);
+    let losses = log_softmax(wide, 2).gather(2, labels).neg();
+    (losses.reshape([batch, seq]), hits.reshape([batch, seq]))
 }
 
 /// What a layer must know of a micro-batch, with its own context parallel communication type.

@@ -2,6 +2,7 @@
 
 use super::pass::{Output, Pass, leaf, run};
 use super::{Chunk, DeferredGrads, SavedSegment, Step};
+use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
 use crate::trace::SpanKind;
 use backend_dist::ops::{save_attention, weight_grads, with_saved_attention};
@@ -43,7 +44,7 @@ impl<M: CausalLm> Chunk<M> {
             };
             match value {
                 Output::Activation(activation) => x = Some(activation),
-                Output::Losses(values) => losses = Some(values),
+                Output::Losses(values, hits) => losses = Some((values, hits)),
             }
             self.release(index, pass);
         }
@@ -51,7 +52,7 @@ impl<M: CausalLm> Chunk<M> {
             self.live.insert(pass.index.1, kept);
         }
         match losses {
-            Some(losses) => Output::Losses(losses),
+            Some((losses, hits)) => Output::Losses(losses, hits),
             None => Output::Activation(x.expect("a stage has a segment")),
         }
     }
@@ -90,7 +91,11 @@ impl<M: CausalLm> Chunk<M> {
                 self.open(index, pass);
             }
             let back = || match self.steps[index].segment.link {
-                Link::Head => tape.pull_back(pass.local.tokens.weights(pass.loss_grad, pass.device, pass.loss_type)),
+                Link::Head => {
+                    let LocalBatch { tokens, .. } = pass.local;
+                    let factors = pass.factors.as_deref();
+                    tape.pull_back(tokens.weights(pass.loss_grad, factors, pass.device, pass.loss_type))
+                }
                 _ => tape.pull_back(dy.take().expect("the segment after this one made its gradient")),
             };
             let (mut grads, deferred) = match defer {

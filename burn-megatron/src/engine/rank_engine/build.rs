@@ -18,6 +18,7 @@ use backend_dist::startup::{Phase, phase};
 use burn::tensor::DType;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
+use std::collections::HashMap;
 
 impl<M: CausalLm> RankEngine<M> {
     /// An engine before its first step. `build` makes the stages that this rank holds of a model of size `dims`.
@@ -131,6 +132,9 @@ impl<M: CausalLm> RankEngine<M> {
             consumed: 0,
             skipped: 0,
             grad_scale: 1.0,
+            token_factors: HashMap::new(),
+            teacher: None,
+            taught: HashMap::new(),
         };
         engine.weights_changed();
         Ok(engine)

@@ -7,6 +7,7 @@ use super::RankEngine;
 use crate::batch::BatchPlan;
 use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
+use burn::tensor::Tensor;
 use models::CausalLm;
 use models::layers::moe::stats;
 use models::layout::check_sequence;
@@ -36,8 +37,40 @@ impl<M: CausalLm> RankEngine<M> {
             local
         };
         let own: Vec<LocalBatch> = (0..plan.accumulation).map(local).collect();
-        let mut p2p = self.stage_p2p(&own);
+        if self.config.preference.is_some() {
+            let sums = self.evaluate_pairs(&own)?;
+            let loss = sums.loss / sums.pairs.max(1) as f64;
+            return Ok(EvalReport { loss, tokens: sums.pairs, accuracy: None, preference: Some(sums.means()) });
+        }
         let mut losses = Losses::default();
+        let mut hits = Losses::default();
+        self.score_only(&own, self.config.accuracy, |engine, micro_batch, values, right| {
+            losses.extend([(micro_batch, values)]);
+            hits.extend(right.map(|right| (micro_batch, right)));
+            if !engine.runs_ahead {
+                losses = std::mem::take(&mut losses).read_any(&own);
+                hits = std::mem::take(&mut hits).read_any(&own);
+            }
+        });
+        let sum = self.over_all(losses.read_any(&own), &own);
+        let hits = self.config.accuracy.then(|| self.over_all(hits.read_any(&own), &own).mean());
+        Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens, accuracy: hits, preference: None })
+    }
+
+    /// Forward passes of micro-batches that leave nothing behind; `each` gets the losses `[sequences, seq]` of each, on the
+    /// last stage.
+    pub(super) fn forward_only(&mut self, own: &[LocalBatch], mut each: impl FnMut(&Self, usize, Tensor<2>)) {
+        self.score_only(own, false, |engine, micro_batch, losses, _| each(engine, micro_batch, losses));
+    }
+
+    /// [`RankEngine::forward_only`], with which labels are the likeliest tokens where `accuracy` is wanted.
+    fn score_only(
+        &mut self,
+        own: &[LocalBatch],
+        accuracy: bool,
+        mut each: impl FnMut(&Self, usize, Tensor<2>, Option<Tensor<2>>),
+    ) {
+        let mut p2p = self.stage_p2p(own);
         // Without backward passes there is nothing to interleave: each stage in turn takes all micro-batches.
         for chunk in 0..self.chunks.len() {
             for (micro_batch, local) in own.iter().enumerate() {
@@ -51,6 +84,9 @@ impl<M: CausalLm> RankEngine<M> {
                     keep: false,
                     last: false,
                     loss_grad: 0.0,
+                    factors: None,
+                    taught: None,
+                    accuracy,
                     loss_type: self.loss_type(),
                     index: (chunk, micro_batch),
                     next: &[],
@@ -61,17 +97,12 @@ impl<M: CausalLm> RankEngine<M> {
                 };
                 match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
                     Output::Activation(activation) => p2p.put(work, activation),
-                    Output::Losses(values) => losses.extend([(micro_batch, values)]),
-                }
-                if !self.runs_ahead {
-                    losses = losses.read_any(&own);
+                    Output::Losses(values, hits) => each(self, micro_batch, values, hits.map(|hits| *hits)),
                 }
                 if let Some(transfer) = self.pipeline.output(self.stages.rank(), work) {
                     p2p.send(&transfer);
                 }
             }
         }
-        let sum = self.over_all(losses.read_any(&own), &own);
-        Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens })
     }
 }

@@ -50,7 +50,10 @@ impl<M: CausalLm> RankEngine<M> {
     /// padding (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so
     /// so that the loss of a sequence does not depend on how the batch is split.
     pub(super) fn auxiliary_grad(&self, batch: &TokenBatch, local: &LocalBatch) -> f64 {
+        let pairs = local.answers.as_ref().zip(self.config.preference).map(|(answers, config)| answers.count(&config));
         let tokens = match self.config.loss {
+            // What is minimized is a mean over pairs.
+            LossMean::PerToken if pairs.is_some() => pairs.unwrap_or_default(),
             LossMean::PerToken => {
                 batch.sequences * local.micro_batch.filled_from.unwrap_or(batch.seq).clamp(1, batch.seq)
             }

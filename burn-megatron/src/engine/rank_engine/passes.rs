@@ -1,11 +1,13 @@
 //! The passes of a training step, in the order of the rank's list.
 
 use super::super::chunk::{Chunk, Output, Pass};
+use super::super::distill::teach;
 use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::super::stage_p2p::StageP2p;
 use super::RankEngine;
 use crate::engine::EngineError;
+use crate::preference::PreferenceSums;
 use crate::schedule::{Action, Pass as Kind, Schedule, ScheduleSpec, Work};
 use crate::trace::SpanKind;
 use backend_dist::shard::Unit;
@@ -31,9 +33,11 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// All passes of the schedule and all sums of gradients; this rank's losses.
-    pub(super) fn passes(&mut self, local_batches: &[LocalBatch]) -> Result<Losses, EngineError> {
+    pub(super) fn passes(&mut self, local_batches: &[LocalBatch]) -> Result<(Losses, PreferenceSums), EngineError> {
         let mut p2p = self.stage_p2p(local_batches);
-        let mut losses = Losses::default();
+        let kl = self.kl(local_batches)?;
+        let (mut losses, mut pairs) = (Losses::default(), PreferenceSums::default());
+        self.token_factors.clear();
         self.peak_in_flight = 0;
         let actions = self.actions.clone();
         for (index, action) in actions.iter().enumerate() {
@@ -47,7 +51,13 @@ impl<M: CausalLm> RankEngine<M> {
                     });
                     let order = (last, next.unwrap_or_default());
                     let values = self.compute(*work, order, &local_batches[work.micro_batch], &mut p2p);
-                    losses.extend(values.map(|values| (work.micro_batch, values)));
+                    match (values, self.config.preference) {
+                        (Some(values), Some(_)) => {
+                            let local = &local_batches[work.micro_batch];
+                            pairs = pairs.plus(self.score(work.micro_batch, local, values, kl)?);
+                        }
+                        (values, _) => losses.extend(values.map(|values| (work.micro_batch, values))),
+                    }
                     if !self.runs_ahead {
                         losses = self.read(losses, local_batches)?;
                     }
@@ -65,7 +75,7 @@ impl<M: CausalLm> RankEngine<M> {
         }
         debug_assert!(p2p.is_empty(), "the schedule leaves dummy behind");
         self.sum_over_model_parallel();
-        Ok(losses)
+        Ok((losses, pairs))
     }
 
     /// Between stages, for micro-batches of these local_batches.
@@ -100,11 +110,23 @@ impl<M: CausalLm> RankEngine<M> {
             Kind::BackwardInput => (self.recorder.begin(), SpanKind::BackwardInput),
             Kind::BackwardWeight => (self.recorder.begin(), SpanKind::BackwardWeight),
         };
+        // The last pass that computes the head takes them away.
+        let taught = match work.pass {
+            Kind::Forward => {
+                let logits = self.teacher.as_ref().map(|teacher| teach(teacher, local, &self.rank.device));
+                self.taught.extend(logits.clone().map(|logits| (work.micro_batch, logits)));
+                logits
+            }
+            _ => self.taught.remove(&work.micro_batch),
+        };
         let mut pass = Pass {
             context: &self.config.context,
             keep: true,
             last,
             loss_grad: self.loss_grad(local),
+            factors: self.token_factors.get(&work.micro_batch).cloned(),
+            taught: taught.zip(self.config.distill),
+            accuracy: false,
             loss_type: self.loss_type(),
             index: (work.chunk, work.micro_batch),
             next: &next,
@@ -118,7 +140,7 @@ impl<M: CausalLm> RankEngine<M> {
         match work.pass {
             Kind::Forward => match chunk.forward(&mut pass, input) {
                 Output::Activation(activation) => p2p.put(work, activation),
-                Output::Losses(values) => losses = Some(values),
+                Output::Losses(values, _) => losses = Some(values),
             },
             Kind::Backward | Kind::BackwardInput => {
                 if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {

@@ -7,6 +7,7 @@ use super::super::report::LossSum;
 use super::RankEngine;
 use crate::engine::{EngineError, ExpertSummary, LossMean, StepReport, TokenBatch};
 use crate::optim::{LossScaler, StepInfo, clip_factor};
+use crate::preference::{PreferenceMeans, PreferenceSums};
 use crate::trace::SpanKind;
 use backend_dist::gpu::release_memory;
 use models::CausalLm;
@@ -55,17 +56,18 @@ impl<M: CausalLm> RankEngine<M> {
         let local_batches: Vec<LocalBatch> = dealt.unwrap_or_else(parts);
         let local_batches = local_batches.as_slice();
         self.follow(local_batches.len())?;
-        let losses = self.passes(local_batches)?;
+        let (losses, pairs) = self.passes(local_batches)?;
         // A GPU waits for the host from the norm to the update: the other communication happens before or
         // after.
         let tokens = LossSum { loss: 0.0, tokens: counted(local_batches) }.total(&self.dp_ranks).tokens;
+        let units = self.count_pairs(local_batches).unwrap_or(tokens);
         let mark = self.recorder.begin();
         let norm = self.optimizer.norm(1.0, &self.model_parallel);
         self.recorder.end(mark, SpanKind::Norm, None, None);
         let losses = self.read(losses, local_batches)?;
         let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
         self.grad_scale = match self.config.loss {
-            LossMean::PerToken => 1.0 / tokens.max(1) as f64,
+            LossMean::PerToken => 1.0 / units.max(1) as f64,
             LossMean::PerMicroBatch => 1.0,
         } / loss_scale.unwrap_or(1.0);
         let grad_norm = norm * self.grad_scale;
@@ -73,7 +75,7 @@ impl<M: CausalLm> RankEngine<M> {
         if let Some(scaler) = &mut self.scaler {
             scaler.update(skipped);
         } else if skipped {
-            let loss = self.over_all(losses, local_batches).mean();
+            let loss = self.mean_loss(losses, &pairs, local_batches).0;
             return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
@@ -90,7 +92,7 @@ impl<M: CausalLm> RankEngine<M> {
                 self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor });
             }
         }
-        let loss = self.over_all(losses, local_batches).mean();
+        let (loss, preference) = self.mean_loss(losses, &pairs, local_batches);
         self.end_fp8_step();
         self.end_routing_step();
 
@@ -115,6 +117,7 @@ impl<M: CausalLm> RankEngine<M> {
             skipped,
             seconds,
             experts,
+            preference,
         })
     }
 
@@ -127,6 +130,17 @@ impl<M: CausalLm> RankEngine<M> {
             rank: self.rank.rank,
             coords: self.rank.coords,
         })
+    }
+
+    /// The loss of the global batch, a mean over tokens or pairs.
+    fn mean_loss(&self, losses: Losses, pairs: &PreferenceSums, own: &[LocalBatch]) -> (f64, Option<PreferenceMeans>) {
+        match self.config.preference {
+            None => (self.over_all(losses, own).mean(), None),
+            Some(_) => {
+                let sums = self.all_pairs(*pairs);
+                (sums.loss / sums.pairs.max(1) as f64, Some(sums.means()))
+            }
+        }
     }
 
     /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.

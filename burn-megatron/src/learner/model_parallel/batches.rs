@@ -63,9 +63,11 @@ impl GlobalBatch {
         let count = range.len();
         let seq = self.data.seq_length();
         let (tokens, labels) = (Vec::new(), Vec::new());
-        let mut batch = TokenBatch { sequences: count, seq, tokens, labels, mask: None, documents: None };
+        let mut batch =
+            TokenBatch { sequences: count, seq, tokens, labels, mask: None, documents: None, references: None };
         let (mut mask, mut documents) = (Vec::new(), Vec::new());
         let (mut masked, mut divided) = (false, false);
+        let mut references = Vec::new();
         for index in range {
             let sample = self.data.try_sample((self.first + index) % self.data.len())?;
             batch.tokens.extend(sample.tokens);
@@ -74,9 +76,12 @@ impl GlobalBatch {
             mask.extend(sample.loss_mask.unwrap_or_else(|| vec![true; seq]));
             divided |= sample.documents.is_some();
             documents.push(sample.documents.unwrap_or_else(|| vec![0]));
+            references.extend(sample.references);
         }
         batch.mask = masked.then_some(mask);
         batch.documents = divided.then_some(documents);
+        // All samples of a data set have some, or none has.
+        batch.references = (references.len() == count).then_some(references);
         Ok(batch)
     }
 }

@@ -43,3 +43,24 @@ pub fn loss_over<M: CausalLm>(engine: &mut RankEngine<M>, data: &Arc<dyn TokenDa
     }
     Ok(TokenLoss { loss: sum.loss / sum.tokens.max(1) as f64, ..sum })
 }
+
+/// The log-probabilities of the answers of every sequence of `data`, in its order. All ranks call it together and get all
+/// of them.
+///
+/// # Errors
+/// As [`RankEngine::log_probabilities`], and if the data cannot be read.
+pub(super) fn log_probabilities<M: CausalLm>(
+    engine: &mut RankEngine<M>,
+    data: &Arc<dyn TokenDataset>,
+) -> Result<Vec<Vec<f64>>, BoxError> {
+    let plan = engine.plan();
+    let sequences = plan.micro * plan.data_parallel;
+    let mut all = Vec::with_capacity(data.len());
+    for first in (0..data.len()).step_by(sequences) {
+        let batch = GlobalBatch::new(data.clone(), first, sequences).read(0..sequences)?;
+        all.extend(engine.log_probabilities(&batch)?);
+    }
+    // The last batch begins anew at the first sequence.
+    all.truncate(data.len());
+    Ok(all)
+}

@@ -15,18 +15,20 @@ use models::{CausalLm, Part};
 
 use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
-use super::coordinator::Coordinator;
+use super::coordinator::{Coordinator, say};
+use super::evaluate::log_probabilities;
 use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Description, Saves, check_data};
 use super::worker::{Data, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::engine::{EngineConfig, RankEngine};
+use crate::engine::{EngineConfig, RankEngine, Teacher};
 use crate::learner::report::{Failure, Fit, Fitted};
 use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog, Sinks};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
+pub(super) type BuildTeacher = Arc<dyn Fn(&Rank) -> Result<Teacher, BoxError> + Send + Sync>;
 pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
 
 /// The strategy of a [`Pretraining`](super::Pretraining).
@@ -38,6 +40,7 @@ pub(super) struct ModelParallel<M, R> {
     pub engine: EngineConfig,
     pub dims: ModelDims,
     pub build: Build<M>,
+    pub teacher: Option<BuildTeacher>,
     pub finish: Finish<M, R>,
     pub finished: Arc<Mutex<Option<R>>>,
     pub logs: LogOptions,
@@ -163,6 +166,10 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     ) -> Result<R, BoxError> {
         let world = rank.group(Axis::World);
         let mut engine = RankEngine::new(rank, &self.dims, |part| (self.build)(rank, part), self.engine.clone())?;
+        if let Some(build) = &self.teacher {
+            engine = engine.with_teacher(phase(Phase::Weights, || build(rank))?);
+        }
+        self.references(&mut engine, coordinator.is_some())?;
         let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
         if let Some(checkpoint) = start.of_epoch.as_ref().or(resumed.as_ref()) {
             let begin = Instant::now();
@@ -201,6 +208,28 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         }
         worker.end(coordinator)?;
         (self.finish)(rank, &mut worker.engine)
+    }
+}
+
+impl<M: CausalLm, R> ModelParallel<M, R> {
+    /// What the reference model of preference tuning says of all answers: it is the model that the run starts from, so
+    /// that it need not be kept.
+    fn references(&self, engine: &mut RankEngine<M>, tells: bool) -> Result<(), BoxError> {
+        if !self.engine.preference.is_some_and(|preference| preference.loss.has_reference()) {
+            return Ok(());
+        }
+        let (train, valid) = (&self.data.train, &self.data.valid);
+        let other = Some(valid).filter(|valid| !Arc::ptr_eq(train, valid));
+        for data in [Some(train), other].into_iter().flatten() {
+            let Some(distinct) = data.distinct() else { continue };
+            let start = Instant::now();
+            data.set_references(log_probabilities(engine, &distinct)?);
+            if tells {
+                let seconds = start.elapsed().as_secs_f64();
+                say(&format!("reference    log-probabilities of {} sequences in {seconds:.1} s", distinct.len()));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -15,7 +15,7 @@ use models::{CausalLm, Part};
 
 use super::batches::BatchStream;
 use super::burn_train_bridge::{BySteps, Records, SaveRequest};
-use super::fit::{Build, Finish, ModelParallel};
+use super::fit::{Build, BuildTeacher, Finish, ModelParallel};
 use super::logs::LogOptions;
 use super::placeholder::Megatron;
 use super::saving::{CheckpointOptions, Description, Resume};
@@ -23,7 +23,8 @@ use super::shown_metrics::with_metrics;
 use super::worker::Data;
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
-use crate::engine::{EngineConfig, RankEngine};
+use crate::engine::{EngineConfig, RankEngine, Teacher};
+use crate::eval::TrainingTasks;
 use crate::learner::custom;
 use crate::metrics::{Checkpoints, MetricsSink, Sinks, on_gpu};
 
@@ -66,6 +67,8 @@ pub struct Pretraining<M, R = ()> {
     engine: EngineConfig,
     dims: ModelDims,
     build: Build<M>,
+    teacher: Option<BuildTeacher>,
+    tasks: Option<Arc<TrainingTasks>>,
     train: Arc<dyn TokenDataset>,
     valid: Arc<dyn TokenDataset>,
     steps: usize,
@@ -102,6 +105,8 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             engine,
             dims,
             build: Arc::new(build),
+            teacher: None,
+            tasks: None,
             train,
             valid,
             steps,
@@ -136,6 +141,19 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// One device per rank of this process, or fewer that the ranks take in turn.
     pub fn devices(mut self, devices: Vec<Device>) -> Self {
         self.devices = devices;
+        self
+    }
+
+    /// What makes the frozen model of distillation ([`EngineConfig::distill`]) on a rank's own thread, after the model that
+    /// learns.
+    pub fn teacher(mut self, build: impl Fn(&Rank) -> Result<Teacher, BoxError> + Send + Sync + 'static) -> Self {
+        self.teacher = Some(Arc::new(build));
+        self
+    }
+
+    /// Tasks that are scored at every evaluation.
+    pub fn tasks(mut self, tasks: TrainingTasks) -> Self {
+        self.tasks = Some(Arc::new(tasks));
         self
     }
 
@@ -204,6 +222,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             engine: self.engine,
             dims: self.dims,
             build: self.build,
+            teacher: self.teacher,
+            tasks: self.tasks,
             train: self.train,
             valid: self.valid,
             steps: self.steps,
@@ -248,13 +268,14 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             engine: self.engine.clone(),
             dims: self.dims,
             build: self.build.clone(),
+            teacher: self.teacher.clone(),
             finish: self.finish.clone(),
             finished: self.finished.clone(),
             logs: self.logs.clone(),
             sinks: self.sinks.clone(),
             files: self.logs.files(&self.directory),
             steps: self.steps,
-            data: Data { train: self.train.clone(), valid: self.valid.clone() },
+            data: Data { train: self.train.clone(), valid: self.valid.clone(), tasks: self.tasks.clone() },
             other_data: self.other_data,
             train: train.clone(),
             epoch: self.evaluate_every,
@@ -273,8 +294,14 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             // Otherwise all processes would write burn-train's files over each other.
             training = training.with_metric_logger(InMemoryMetricLogger::default()).with_application_logger(None);
         }
-        training =
-            with_metrics(training, self.logs.flops, self.dims.experts.is_some(), self.devices.iter().any(on_gpu));
+        let preference = self.engine.preference.is_some();
+        training = with_metrics(
+            training,
+            self.logs.flops,
+            preference,
+            self.dims.experts.is_some(),
+            self.devices.iter().any(on_gpu),
+        );
         if let Some(records) = records {
             training = training
                 .metric_train(Checkpoints::new())

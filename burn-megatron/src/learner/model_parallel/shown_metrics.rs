@@ -6,22 +6,27 @@ use super::placeholder::Megatron;
 use crate::console::dashboard_possible;
 use crate::metrics::{
     DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, Gpus, GradNorm, LearningRate, Loss, Memory,
-    Perplexity, Teraflops, Throughput, Utilisation,
+    Perplexity, RewardAccuracy, RewardMargin, Teraflops, Throughput, Utilisation,
 };
 
 /// Adds the metrics of every run, those that need the cost of a token, and those of models with experts and of GPUs.
 pub(super) fn with_metrics(
     training: SupervisedTraining<Megatron>,
     flops: Option<FlopsPerToken>,
+    preference: bool,
     experts: bool,
     gpus: bool,
 ) -> SupervisedTraining<Megatron> {
     let mut training = training
-        .metrics((Loss::new(), Perplexity::new()))
+        .metrics((Loss::new(),))
         .metric_train_numeric(GradNorm::new())
         .metric_train_numeric(LearningRate::new())
         .metric_train_numeric(Throughput::new())
         .metric_train_numeric(Memory::new());
+    training = match preference {
+        true => training.metric_train_numeric(RewardMargin::new()).metric_train_numeric(RewardAccuracy::new()),
+        false => training.metrics((Perplexity::new(),)),
+    };
     if let Some(flops) = flops {
         training = training.metric_train_numeric(Teraflops::new());
         if flops.peak.is_some() {

@@ -18,6 +18,7 @@ use super::logs::Tracer;
 use super::saving::Saves;
 use crate::data::{SampleError, TokenDataset};
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
+use crate::eval::{TrainingTasks, table};
 use crate::metrics::{EvalStats, FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
 use crate::trace::SpanKind;
 
@@ -37,6 +38,7 @@ enum Next {
 pub(super) struct Data {
     pub train: Arc<dyn TokenDataset>,
     pub valid: Arc<dyn TokenDataset>,
+    pub tasks: Option<Arc<TrainingTasks>>,
 }
 
 /// How a process tells the others that it was asked to stop, where there are several.
@@ -126,6 +128,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     skipped: report.skipped,
                     bubble,
                     experts: self.engine.expert_loads().to_vec(),
+                    preference: report.preference,
                     gpus,
                     saved,
                 };
@@ -157,7 +160,7 @@ impl<M: CausalLm> Worker<'_, M> {
         if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
             coordinator.valid(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
         }
-        let (mut sum, mut tokens) = (0.0, 0);
+        let (mut sum, mut tokens, mut pairs, mut right) = (0.0, 0, None, None::<f64>);
         let mut stop = false;
         for iteration in 1.. {
             let batch = match self.next(&mut batches, coordinator.as_deref())? {
@@ -171,18 +174,37 @@ impl<M: CausalLm> Worker<'_, M> {
             let report = self.engine.eval_step(&batch.read(0..batch.sequences())?)?;
             sum += report.loss * report.tokens as f64;
             tokens += report.tokens;
+            right = report.accuracy.map(|share| right.unwrap_or(0.0) + share * report.tokens as f64);
+            pairs = report.preference.map(|means| means.over(pairs));
             if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
-                let stats = EvalStats { loss: report.loss, tokens: report.tokens };
+                let stats = EvalStats {
+                    loss: report.loss,
+                    tokens: report.tokens,
+                    accuracy: report.accuracy,
+                    preference: report.preference,
+                };
                 let item = TrainingItem::new(stats, batches.progress(), Some(iteration), None);
                 coordinator.valid(LearnerEvent::ProcessedItem(item));
             }
         }
+        let tasks = self.data.tasks.as_ref().filter(|_| !stop);
+        let tasks = tasks.map(|tasks| tasks.evaluate(&mut self.engine)).transpose()?;
         if let (Some(coordinator), Some(batches)) = (coordinator, &batches) {
             coordinator.flush();
             coordinator.valid(LearnerEvent::EndSplit { epoch, progress: batches.progress() });
             coordinator.flush();
             if let Some(log) = coordinator.log.as_mut().filter(|_| tokens > 0 && !stop) {
-                log.valid(coordinator.step, &EvalStats { loss: sum / tokens as f64, tokens })?;
+                let stats = EvalStats {
+                    loss: sum / tokens as f64,
+                    tokens,
+                    accuracy: right.map(|right| right / tokens as f64),
+                    preference: pairs,
+                };
+                log.valid(coordinator.step, &stats)?;
+            }
+            if let (Some(log), Some(results)) = (coordinator.log.as_mut(), &tasks) {
+                log.tasks(coordinator.step, results)?;
+                table(results).lines().for_each(say);
             }
         }
         Ok(stop)

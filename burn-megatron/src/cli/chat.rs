@@ -1,0 +1,195 @@
+//! `burn-megatron chat`: a conversation with a trained model in the terminal.
+
+mod conversation;
+mod terminal;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result, bail};
+use backend_dist::launch::{BoxError, launch};
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use models::{CausalLm, FamilyConfig, ModelConfig, WithModel};
+use tokenizers::Tokenizer;
+
+use self::conversation::Conversation;
+use self::terminal::Terminal;
+use super::device::DeviceKind;
+use super::forward::Precision;
+use super::generate::{cache_bytes, memory};
+use super::processes::alone;
+use super::sampling::SamplingArgs;
+use crate::data::chat::{ChatTokenizer, special_token};
+use crate::forward::{Settings, build};
+use crate::generate::{GenerateOptions, Generated, TextStream, generate};
+use crate::hf::{HfFolder, read_adapter};
+
+/// Arguments of `chat`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder with config.json, the weights and a tokenizer with a chat template
+    #[arg(long, value_name = "DIR")]
+    hf: PathBuf,
+    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// A Jinja template in place of the tokenizer's own
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// What the system message says
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Most tokens of an answer
+    #[arg(long, alias = "max-tokens", value_name = "N", default_value_t = 512)]
+    max_new_tokens: usize,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Precision of weights and computation
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Precision,
+    /// Where the ranks run
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: DeviceKind,
+    /// Ranks that share each layer's matrices
+    #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", default_value_t = 1)]
+    tensor_parallel: usize,
+}
+
+/// Reads messages from standard input and writes answers to standard output until the input ends or `/quit`.
+///
+/// # Errors
+/// If the model, its tokenizer or its chat template cannot be used; before the first message is read.
+pub fn run(args: Args) -> Result<ExitCode> {
+    alone("chat")?;
+    let folder = HfFolder::open(&args.hf)?;
+    let tokenizer = ChatTokenizer::open(&args.hf, args.chat_template.as_deref())?;
+    let positions = positions(folder.config());
+    if args.max_new_tokens == 0 || args.max_new_tokens >= positions {
+        let nearest = args.max_new_tokens.clamp(1, positions - 1);
+        bail!(
+            "--max-new-tokens {}: an answer and what was said before have {positions} positions; nearest legal: {nearest}",
+            args.max_new_tokens
+        );
+    }
+    let layout = ParallelLayout { tp: args.tensor_parallel, ..ParallelLayout::default() };
+    layout.check()?;
+    folder.config().dims().check_tp(layout.tp)?;
+    let mut stop_tokens: Vec<i64> = folder.generation().eos_token_id.iter().map(|id| i64::from(*id)).collect();
+    let own = special_token(&args.hf, "eos_token")?.and_then(|token| tokenizer.tokenizer().token_to_id(&token));
+    stop_tokens.extend(own.map(i64::from));
+    if stop_tokens.is_empty() {
+        eprintln!("no end-of-sequence token is known: an answer ends after {} tokens", args.max_new_tokens);
+    }
+    let options = GenerateOptions {
+        stop_tokens,
+        ..GenerateOptions::new(args.max_new_tokens, args.sampling.over(folder.generation()))
+    };
+    options.check(folder.config(), &[0])?;
+    // A conversation may need all positions, as far as there is memory for their keys and values.
+    let each = cache_bytes(folder.config(), args.device, args.dtype, args.tensor_parallel).max(1);
+    let fitting = memory(args.device).map_or(usize::MAX, |bytes| (bytes / each) as usize);
+    let room = positions.min(fitting).saturating_sub(args.max_new_tokens);
+    if room == 0 {
+        bail!("--max-new-tokens {}: there is memory for the keys and values of {fitting} tokens", args.max_new_tokens);
+    }
+    let settings = Settings {
+        adapter: args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?,
+        devices: args.device.devices(&layout)?,
+        layout,
+        dtype: args.dtype.into(),
+        exact: false,
+        gradients: false,
+    };
+
+    // Ranks that wait for a message wait in no collective, which would end after a while.
+    let (turns, ranks): (Vec<Sender<Turn>>, Vec<_>) = (0..settings.layout.world_size())
+        .map(|_| channel())
+        .map(|(send, receive)| (send, Mutex::new(Some(receive))))
+        .unzip();
+    let (answers, answered) = channel();
+    let words = tokenizer.tokenizer().clone();
+    let job = Job {
+        mesh: Mesh::new(settings.layout.clone())?,
+        folder: &folder,
+        settings: &settings,
+        tokenizer: &words,
+        options: &options,
+        turns: &ranks,
+        answers: Mutex::new(answers),
+    };
+    let conversation = Conversation::new(tokenizer, room, args.system.clone());
+    // It is in a read of standard input for most of its life, and ends with the program.
+    std::thread::spawn(move || Terminal { conversation, turns, answered }.run());
+    folder.config().visit(job)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Positions that a model is made for.
+fn positions(config: &FamilyConfig) -> usize {
+    let sizes = serde_json::to_value(config).unwrap_or_default();
+    let trained = sizes["max_position_embeddings"].as_u64().map(|positions| positions as usize);
+    trained.or(config.dims().max_positions).unwrap_or(2048).max(2)
+}
+
+/// The tokens of all that was said, to which an answer is wanted; the same for all ranks.
+pub(super) type Turn = Arc<[i64]>;
+
+/// What the first rank did with a turn.
+pub(super) struct Answer {
+    /// What it wrote.
+    pub text: String,
+    /// How long it took.
+    pub generated: Generated,
+}
+
+struct Job<'a> {
+    mesh: Mesh,
+    folder: &'a HfFolder,
+    settings: &'a Settings,
+    tokenizer: &'a Tokenizer,
+    options: &'a GenerateOptions,
+    /// By rank.
+    turns: &'a [Mutex<Option<Receiver<Turn>>>],
+    answers: Mutex<Sender<Option<Answer>>>,
+}
+
+impl WithModel for Job<'_> {
+    type Output = Result<()>;
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<()> {
+        launch(&self.mesh, &self.settings.devices, |rank| {
+            let model = build::<M>(&rank, config, self.folder, self.settings)?;
+            let turns = self.turns[rank.rank].lock().expect("no rank panicked").take().ok_or("a rank runs once")?;
+            let first = rank.group(Axis::Tp).rank() == 0;
+            let tell = |answer| self.answers.lock().expect("no rank panicked").send(answer).ok();
+            // The weights are there.
+            if first {
+                tell(None);
+            }
+            for turn in turns {
+                let (mut stream, mut text, mut closed) =
+                    (TextStream::after(self.tokenizer, &turn), String::new(), false);
+                let mut say = |new: String| {
+                    closed |= terminal::write(&new).is_err();
+                    text += &new;
+                    closed
+                };
+                let generated = generate(&rank, &model, &turn, self.options, |token| {
+                    let is_end = self.options.stop_tokens.contains(&token);
+                    let new = if is_end { String::new() } else { stream.push(token).unwrap_or_default() };
+                    if say(new) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                })?;
+                if first {
+                    say(stream.rest().unwrap_or_default());
+                    tell(Some(Answer { text, generated }));
+                }
+            }
+            Ok::<_, BoxError>(())
+        })
+        .map(drop)
+        .context("the conversation ended")
+    }
+}

@@ -1,0 +1,166 @@
+//! `burn-megatron eval`: multiple choice, log-likelihoods, perplexity and exact match of a Hugging Face folder.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use backend_dist::mesh::ParallelLayout;
+use models::layout::sequence_unit;
+use models::{FamilyConfig, ModelConfig};
+
+use super::device::DeviceKind;
+use super::forward::Precision;
+use super::layout::LayoutArgs;
+use super::processes::alone;
+use super::refused;
+use crate::eval::{
+    Encoder, EvalSettings, ExactMatch, Limits, TaskResult, Work, compute, read_documents, read_task, results, table,
+};
+use crate::forward::{Settings, check_layout};
+use crate::hf::{HfFolder, read_adapter};
+use crate::refusal::Access;
+
+/// Arguments of `eval`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder with config.json, the weights and the tokenizer
+    #[arg(long, value_name = "DIR")]
+    hf: PathBuf,
+    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// JSON lines with `context` and `continuations` and `answer` (multiple choice: acc, acc_norm by characters, acc_bytes),
+    /// or `continuation` (log-likelihood: acc, perplexity), or `target` (generation: exact_match)
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "perplexity")]
+    task: Vec<PathBuf>,
+    /// Texts, or JSON lines with `text`, whose perplexity per token, word and byte and bits per byte are wanted
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    perplexity: Vec<PathBuf>,
+    /// JSON lines to write, one for each sample
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Take the first N samples of every file only
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// Render every context with the tokenizer's chat template, as what a user says
+    #[arg(long)]
+    apply_chat_template: bool,
+    /// Sequences that a data-parallel rank computes at once
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    batch_size: usize,
+    /// Most tokens that the model sees at once; of longer samples the last ones. Default: the model's
+    /// max_position_embeddings
+    #[arg(long, value_name = "N")]
+    max_length: Option<usize>,
+    /// Most tokens of a generated answer whose row has no `max_new_tokens`
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_new_tokens: usize,
+    /// Generated answers are compared in lower case
+    #[arg(long)]
+    ignore_case: bool,
+    /// Generated answers are compared without ASCII punctuation
+    #[arg(long)]
+    ignore_punctuation: bool,
+    /// Type of weights and activations
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Precision,
+    /// Where the ranks run
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: DeviceKind,
+    #[command(flatten)]
+    layout: LayoutArgs,
+}
+
+/// Prints a table of metrics and writes the samples.
+///
+/// # Errors
+/// If a file, the model or the layout cannot be used; a wrong row before the model is loaded.
+pub fn run(args: Args) -> Result<ExitCode> {
+    alone("eval")?;
+    let layout = args.layout.over(ParallelLayout::default())?;
+    check_layout(&layout)?;
+    for (key, value) in [
+        ("--limit", args.limit.unwrap_or(1)),
+        ("--batch-size", args.batch_size),
+        ("--max-new-tokens", args.max_new_tokens),
+    ] {
+        if value == 0 {
+            bail!("{key} 0 leaves nothing to do; nearest legal: 1");
+        }
+    }
+    let limit = args.limit.unwrap_or(usize::MAX);
+    let mut tasks = Vec::new();
+    for path in &args.task {
+        tasks.push(read_task(path, limit)?);
+    }
+    for path in &args.perplexity {
+        tasks.push(read_documents(path, limit)?);
+    }
+    let folder = HfFolder::open(&args.hf)?;
+    let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
+    let generation = folder.generation();
+    let prefixes: Vec<u32> = generation.bos_token_id.into_iter().chain(generation.eos_token_id.clone()).collect();
+    let encoder = Encoder::open(&args.hf, &prefixes, args.apply_chat_template)?;
+    let limits = Limits {
+        max_length: max_length(folder.config(), &layout, args.max_length)?,
+        max_new_tokens: args.max_new_tokens,
+        vocab_size: folder.config().vocab_size(),
+    };
+    let work = Work::new(&tasks, &encoder, &limits)?;
+    let output = args.output.as_deref().map(|path| Ok::<_, anyhow::Error>((path, create(path)?))).transpose()?;
+    if work.truncated > 0 {
+        let most = limits.max_length;
+        eprintln!("{} samples are longer than {most} tokens: their first tokens are left out", work.truncated);
+    }
+    let settings = EvalSettings {
+        forward: Settings {
+            adapter,
+            devices: args.device.devices(&layout)?,
+            layout,
+            dtype: args.dtype.into(),
+            exact: false,
+            gradients: false,
+        },
+        batch_size: args.batch_size,
+        stop_tokens: generation.eos_token_id.iter().map(|id| i64::from(*id)).collect(),
+    };
+    let answers = compute((folder.config(), &folder), &work, encoder.tokenizer(), &settings)?;
+    let compare = ExactMatch { ignore_case: args.ignore_case, ignore_punctuation: args.ignore_punctuation };
+    let results = results(&tasks, &work, &answers, compare);
+    if let Some((path, file)) = output {
+        write(file, &results).map_err(refused(Access::Write, path))?;
+    }
+    super::print(&table(&results))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What `--max-length` says or the model is made for, as much of it as all ranks can share.
+fn max_length(config: &FamilyConfig, layout: &ParallelLayout, asked: Option<usize>) -> Result<usize> {
+    let trained = serde_json::to_value(config)?["max_position_embeddings"].as_u64().map(|positions| positions as usize);
+    let unit = sequence_unit(layout);
+    if let (Some(asked), Some(most)) = (asked, config.dims().max_positions)
+        && asked > most
+    {
+        bail!("--max-length {asked}: the model has {most} learned positions; nearest legal: {most}");
+    }
+    let most = asked.or(trained).unwrap_or(2048);
+    let length = most - most % unit;
+    if length < 2 {
+        bail!("--max-length {most} is too little in layout {layout}; nearest legal: {}", unit.max(2));
+    }
+    Ok(length)
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path).map_err(refused(Access::Write, path))
+}
+
+fn write(file: File, results: &[TaskResult]) -> std::io::Result<()> {
+    let mut file = BufWriter::new(file);
+    for line in results.iter().flat_map(|result| &result.lines) {
+        writeln!(file, "{line}")?;
+    }
+    file.flush()
+}

@@ -1,0 +1,74 @@
+//! Why an evaluation cannot be done.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::data::chat::ChatError;
+use crate::forward::ForwardError;
+use crate::generate::GenerateError;
+use crate::refusal::{Access, advice};
+
+/// Why an evaluation cannot be done.
+#[derive(Debug, Error)]
+pub enum EvalError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {cause}{}", path.display(), advice(Access::Read, cause))]
+    Read {
+        /// File.
+        path: PathBuf,
+        /// Cause.
+        cause: io::Error,
+    },
+    /// A row cannot be used, or the file has none.
+    #[error(transparent)]
+    Rows(#[from] ChatError),
+    /// A file has nothing in it.
+    #[error("{}: {what}", path.display())]
+    Nothing {
+        /// File.
+        path: PathBuf,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// A question cannot be asked of this model.
+    #[error("{}:{line}: {what}", file.display())]
+    Question {
+        /// Input file.
+        file: PathBuf,
+        /// Its line, from 1.
+        line: u64,
+        /// Key, value and what to do.
+        what: String,
+    },
+    /// The tokenizer cannot be used.
+    #[error("tokenizer: {0}")]
+    Tokenizer(
+        /// What is wrong.
+        String,
+    ),
+    /// A kind of parallelism that texts are not generated with.
+    #[error(
+        "expert-parallel {0}: tasks with a `target` generate texts, whose lengths differ from rank to rank; nearest legal: \
+         expert-parallel 1"
+    )]
+    ExpertParallel(
+        /// The refused size.
+        usize,
+    ),
+    /// A number that must not be 0.
+    #[error("{key} 0 is not legal; nearest legal: {nearest}")]
+    Zero {
+        /// Its flag.
+        key: &'static str,
+        /// The closest number.
+        nearest: usize,
+    },
+    /// Layout and model do not fit, or a rank fails.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// A text cannot be generated.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+}

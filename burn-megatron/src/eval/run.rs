@@ -1,0 +1,130 @@
+//! The work of an evaluation on all ranks.
+
+use std::ops::ControlFlow;
+
+use backend_dist::launch::{Rank, launch};
+use backend_dist::mesh::{Axis, Mesh};
+use models::layout::sequence_unit;
+use models::{CausalLm, FamilyConfig, ModelConfig, WeightSource, WithModel};
+use tokenizers::Tokenizer;
+
+use super::EvalError;
+use super::likelihood::{Batching, Scored, scores};
+use super::work::{Prompt, Work};
+use crate::forward::{ForwardError, Settings, build, check_layout};
+use crate::generate::{GenerateError, GenerateOptions, Sampling, TextStream, generate};
+
+/// How to compute.
+#[derive(Clone, Debug)]
+pub struct EvalSettings {
+    /// Layout, devices, precision and adapter; without gradients.
+    pub forward: Settings,
+    /// Sequences that a data-parallel rank computes at once.
+    pub batch_size: usize,
+    /// Tokens that end an answer.
+    pub stop_tokens: Vec<i64>,
+}
+
+/// What a model says to all of a [`Work`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answers {
+    /// By request.
+    pub scores: Vec<Scored>,
+    /// By prompt.
+    pub texts: Vec<String>,
+}
+
+/// Does the work with a model that has the weights of `source`; texts are written with `tokenizer`.
+///
+/// # Errors
+/// If model and layout do not fit, texts are to be generated in a layout that cannot, or a rank fails.
+pub fn compute(
+    (config, source): (&FamilyConfig, &dyn WeightSource),
+    work: &Work,
+    tokenizer: &Tokenizer,
+    settings: &EvalSettings,
+) -> Result<Answers, EvalError> {
+    if settings.batch_size == 0 {
+        return Err(EvalError::Zero { key: "--batch-size", nearest: 1 });
+    }
+    config.visit(Run { source, work, tokenizer, settings })
+}
+
+struct Run<'a> {
+    source: &'a dyn WeightSource,
+    work: &'a Work,
+    tokenizer: &'a Tokenizer,
+    settings: &'a EvalSettings,
+}
+
+/// What one rank contributes, by index of request and prompt.
+type Share = (Vec<(usize, Scored)>, Vec<(usize, String)>);
+
+impl WithModel for Run<'_> {
+    type Output = Result<Answers, EvalError>;
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output {
+        let Self { source, work, tokenizer, settings } = self;
+        let Settings { layout, devices, .. } = &settings.forward;
+        check_layout(layout)?;
+        if layout.ep > 1 && !work.prompts.is_empty() {
+            return Err(EvalError::ExpertParallel(layout.ep));
+        }
+        let unit = sequence_unit(layout);
+        config.dims().check(layout, unit).map_err(ForwardError::from)?;
+        let mesh = Mesh::new(layout.clone()).map_err(ForwardError::from)?;
+        let batching = Batching { sequences: settings.batch_size, unit, vocab: config.vocab_size() };
+        let shares: Vec<Share> = launch(&mesh, devices, |rank| {
+            let model = build::<M>(&rank, config, source, &settings.forward)?;
+            let scores = scores(&rank, &model, &work.requests, batching);
+            Ok((scores, texts(&rank, &model, &work.prompts, tokenizer, &settings.stop_tokens)?))
+        })
+        .map_err(ForwardError::from)?;
+
+        let none = Scored { log_likelihood: 0.0, is_greedy: true };
+        let mut answers =
+            Answers { scores: vec![none; work.requests.len()], texts: vec![String::new(); work.prompts.len()] };
+        for (scores, texts) in shares {
+            for (index, share) in scores {
+                let score = &mut answers.scores[index];
+                score.log_likelihood += share.log_likelihood;
+                score.is_greedy &= share.is_greedy;
+            }
+            texts.into_iter().for_each(|(index, text)| answers.texts[index] = text);
+        }
+        Ok(answers)
+    }
+}
+
+/// The continuations of this data-parallel rank's prompts, by the likeliest token each time.
+fn texts<M: CausalLm>(
+    rank: &Rank,
+    model: &M,
+    prompts: &[Prompt],
+    tokenizer: &Tokenizer,
+    stop_tokens: &[i64],
+) -> Result<Vec<(usize, String)>, GenerateError> {
+    let (dp, is_first) = (rank.group(Axis::Dp), rank.group(Axis::Tp).rank() == 0 && rank.group(Axis::Cp).rank() == 0);
+    let mut all = Vec::new();
+    for (index, prompt) in prompts.iter().enumerate().filter(|(index, _)| index % dp.size() == dp.rank()) {
+        let options = GenerateOptions {
+            stop_tokens: stop_tokens.to_vec(),
+            ..GenerateOptions::new(prompt.max_new_tokens, Sampling::greedy())
+        };
+        let (mut stream, mut text) = (TextStream::after(tokenizer, &prompt.tokens), String::new());
+        generate(rank, model, &prompt.tokens, &options, |token| {
+            if !stop_tokens.contains(&token) {
+                text += &stream.push(token).unwrap_or_default();
+            }
+            match prompt.until.iter().any(|end| !end.is_empty() && text.contains(end.as_str())) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })?;
+        text += &stream.rest().unwrap_or_default();
+        if is_first {
+            all.push((index, text));
+        }
+    }
+    Ok(all)
+}

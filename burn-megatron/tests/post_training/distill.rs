@@ -1,0 +1,119 @@
+//! Distillation: a teacher of another size, the same in every layout.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use burn::tensor::Device;
+use burn_megatron::train::{Plan, train};
+use serde_json::Value;
+
+use super::eval::model;
+use super::{golden, parse};
+
+/// The losses and gradient norms of a run of a small model whose teacher is `lora/base`.
+fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<BTreeMap<String, Value>> {
+    let config = config(folder, name, overrides);
+    train(&Plan::new(&config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap();
+    let lines = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> burn_megatron::config::RunConfig {
+    let student = "family = \"llama\"\nvocab-size = 160\nhidden-size = 16\nintermediate-size = 24\nnum-hidden-layers = 2\n\
+                   num-attention-heads = 2\nnum-key-value-heads = 2\nhead-dim = 8\n";
+    let student = if overrides.iter().any(|(key, _)| *key == "model.hf") { "" } else { student };
+    let text = format!(
+        "[model]\n{student}[training]\nsteps = 5\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\nclip = \"none\"\n\
+         [lr]\nmax = 1e-2\n[data]\ntext = [{:?}]\ntokenizer = {:?}\neod-id = 2\nsplit = \"80,20,0\"\n[evaluation]\nbatches = 1\n\
+         [checkpoint]\ndirectory = \"none\"\n[distill]\nteacher = {:?}\ntemperature = 2.0\nweight = 0.75\n\
+         [output]\ndirectory = {:?}\n",
+        folder.join("book.txt"),
+        folder.join("tokenizer.json").display().to_string(),
+        golden("lora/base"),
+        folder.join(name)
+    );
+    parse(&text, overrides)
+}
+
+fn prepared(folder: &Path) {
+    model(folder);
+    let words: Vec<String> = (0..900).map(|at| format!("w{}", 10 + (at * at + 7 * at) % 140)).collect();
+    let paragraphs: Vec<String> = words.chunks(30).map(|words| words.join(" ")).collect();
+    fs::write(folder.join("book.txt"), paragraphs.join("\n\n")).unwrap();
+}
+
+fn number(line: &BTreeMap<String, Value>, key: &str) -> f64 {
+    line[key].as_f64().unwrap()
+}
+
+#[test]
+fn every_layout_learns_from_the_teacher_as_one_device() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path());
+    let one = trained(folder.path(), "one", &[]);
+    let steps: Vec<_> = one.iter().filter(|line| line["kind"] == "train").collect();
+    assert!(number(steps[4], "loss") < number(steps[0], "loss"), "{one:?}");
+    for (index, layout) in [
+        vec![("parallel.tp", "2"), ("parallel.sp", "true")],
+        vec![("parallel.cp", "2")],
+        vec![("parallel.dp", "2"), ("parallel.zero", "3"), ("training.micro-batch", "2")],
+        vec![("parallel.tp", "2"), ("parallel.cp", "2"), ("recompute.granularity", "full")],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let other = trained(folder.path(), &format!("layout{index}"), &layout);
+        assert_eq!(other.len(), one.len());
+        for (found, expected) in other.iter().zip(&one) {
+            for key in ["loss", "grad_norm"].into_iter().filter(|key| expected.contains_key(*key)) {
+                let [a, b] = [found, expected].map(|line| number(line, key));
+                assert!((a - b).abs() <= 1e-10 * b.abs().max(1.0), "{layout:?}: {key} {a} {b}");
+            }
+        }
+    }
+}
+
+/// A model that is its own teacher has a divergence of 0 without a gradient.
+#[test]
+fn a_model_teaches_itself_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path());
+    let base = golden("lora/base").display().to_string();
+    let one = |name: &str, overrides: &[(&str, &str)]| {
+        let all = [&[("model.hf", base.as_str()), ("training.steps", "1"), ("lr.max", "1e-9")], overrides].concat();
+        trained(folder.path(), name, &all)
+    };
+    let plain = one("plain", &[("distill.teacher", "none")]);
+    let mixed = one("mixed", &[]);
+    let pure = one("pure", &[("distill.weight", "1.0")]);
+    for key in ["loss", "grad_norm"] {
+        let [plain, mixed, pure] = [&plain, &mixed, &pure].map(|lines| number(&lines[0], key));
+        assert!((mixed - 0.25 * plain).abs() < 1e-9 * plain, "{key}: {mixed} {plain}");
+        assert!(pure.abs() < 1e-9, "{key}: {pure}");
+    }
+    // Held-out loss is the cross-entropy whatever is learned.
+    let valid =
+        |lines: &[BTreeMap<String, Value>]| number(lines.iter().find(|line| line["kind"] == "valid").unwrap(), "loss");
+    assert!((valid(&plain) - valid(&pure)).abs() < 1e-6, "{plain:?} {pure:?}");
+}
+
+#[test]
+fn teachers_that_do_not_fit_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path());
+    let refused = |overrides: &[(&str, &str)]| {
+        Plan::new(&config(folder.path(), "refused", overrides), &[]).err().unwrap().to_string()
+    };
+    let other = golden("hf/llama3").display().to_string();
+    for (overrides, words) in [
+        (vec![("distill.teacher", other.as_str())], "it has 256 tokens, but model.vocab-size = 160"),
+        (vec![("parallel.pp", "2")], "parallel.pipeline-parallel = 2: the teacher of distill.teacher has no stages"),
+        (vec![("distill.weight", "1.5")], "distill.weight = 1.5 is not above 0 and at most 1"),
+        (vec![("distill.temperature", "0")], "distill.temperature = 0 is not above 0"),
+        (vec![("distill.teacher", "/nowhere")], "distill.teacher = /nowhere"),
+    ] {
+        let said = refused(&overrides);
+        assert!(said.contains(words), "{overrides:?}: {said}");
+    }
+}
