@@ -13,7 +13,16 @@ impl Schedule {
     /// If there is no such schedule; see [`ScheduleSpec::check`].
     pub fn new(spec: ScheduleSpec) -> Result<Schedule, ScheduleError> {
         spec.check()?;
-        let passes = orders::passes(&spec);
+        Ok(Self::of_passes(spec, orders::passes(&spec)))
+    }
+
+    /// All forward passes, then all backward passes, with the stages placed as in `spec`: for fewer micro-batches than its
+    /// schedule can take.
+    pub fn all_forward_all_backward(spec: ScheduleSpec) -> Schedule {
+        Self::of_passes(spec, orders::all_forward_all_backward(&spec))
+    }
+
+    fn of_passes(spec: ScheduleSpec, passes: Vec<Vec<Work>>) -> Schedule {
         let shape = Schedule { spec, ranks: Vec::new() };
         let by_need = (0..passes.len()).map(|rank| shape.transfers_by_need(rank, &passes[rank])).collect();
         let by_need = Schedule { spec, ranks: by_need };
@@ -21,7 +30,7 @@ impl Schedule {
         if !spec.forward_only {
             schedule.ranks.iter_mut().for_each(finish);
         }
-        Ok(schedule)
+        schedule
     }
 
     /// Receives right before the pass that needs the tensor, sends right after the pass that computed it.
