@@ -18,6 +18,7 @@ pub use crate::learner::{
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};
+pub use crate::schedule::ScheduleKind;
 pub use crate::verify_module::{
     ModuleError, ModuleReport, Proof, verify_module, verify_module_as, verify_stages, verify_stages_as,
 };

@@ -23,6 +23,7 @@ mod model_parallel;
 mod module_steps;
 mod rank_loop;
 mod report;
+mod rounds;
 mod shares;
 mod signals;
 mod stages;

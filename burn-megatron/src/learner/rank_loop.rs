@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use backend_dist::comm::Group;
 use backend_dist::launch::BoxError;
-use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::data::dataloader::Progress;
 use burn::tensor::{Bytes, Device};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
@@ -17,6 +17,7 @@ use burn::train::{
 use super::dp_rank::DpRank;
 use super::items::Items;
 use super::mesh::Placing;
+use super::rounds::{aggregate, next, uneven};
 use super::trained::{OneModel, Trained};
 use super::zero::Zero;
 
@@ -95,15 +96,6 @@ struct RankLoop<M: LearnerModel> {
     filler: Option<ValidLoader<M>>,
     checkpointer: Option<LearningCheckpointer<M>>,
     early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
-}
-
-/// What the ranks know of a round of batches before they work on it, the same on every rank.
-struct Round {
-    /// Which ranks have a batch.
-    ready: Vec<bool>,
-    stop: bool,
-    /// Items of all ranks, with those of this round.
-    progress: Progress,
 }
 
 impl<M: LearnerModel> RankLoop<M> {
@@ -272,50 +264,6 @@ impl<M: LearnerModel> RankLoop<M> {
     }
 }
 
-/// Takes this rank's next batch and lets the others know; no rank starts a batch that another will not join.
-fn next<B>(
-    batches: &mut dyn DataLoaderIterator<B>,
-    group: &Group,
-    interrupter: &Interrupter,
-) -> Result<(Option<B>, Round), BoxError> {
-    let batch = batches.next().transpose()?;
-    let progress = aggregate(group, batches.progress());
-    let ranks = group.all_gather_host((batch.is_some(), interrupter.should_stop()));
-    let round =
-        Round { ready: ranks.iter().map(|rank| rank.0).collect(), stop: ranks.iter().any(|rank| rank.1), progress };
-    Ok((batch, round))
-}
-
-fn aggregate(group: &Group, progress: Progress) -> Progress {
-    let plain = (progress.items_processed, progress.total, progress.unit);
-    let ranks = group.all_gather_host(plain).into_iter();
-    Progress::aggregate(ranks.map(|(done, total, unit)| Progress::new(done, total, unit)))
-}
-
 fn agree_on_stop<M: LearnerModel>(group: &Group, shared: &Shared<M>) -> bool {
     group.all_gather_host(shared.interrupter.should_stop()).contains(&true)
-}
-
-fn uneven(ready: &[bool], iteration: usize) -> String {
-    let list = |wanted: bool| {
-        let ranks = ready.iter().enumerate().filter(|(_, ready)| **ready == wanted).map(|(rank, _)| rank.to_string());
-        ranks.collect::<Vec<_>>().join(", ")
-    };
-    format!(
-        "ranks {} have no batch {iteration} while ranks {} do: every share of the training loader must yield the same number of \
-         batches",
-        list(false),
-        list(true)
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::uneven;
-
-    #[test]
-    fn an_uneven_loader_names_the_ranks() {
-        let text = uneven(&[true, false, true], 4);
-        assert!(text.starts_with("ranks 1 have no batch 4 while ranks 0, 2 do"), "{text}");
-    }
 }

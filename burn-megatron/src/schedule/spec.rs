@@ -10,6 +10,13 @@ use thiserror::Error;
 use super::Placement;
 
 /// The schedules.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// assert_eq!("gpipe".parse(), Ok(ScheduleKind::GPipe));
+/// assert!(ScheduleKind::ZbH1.splits_backward());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "&'static str")]
 pub enum ScheduleKind {

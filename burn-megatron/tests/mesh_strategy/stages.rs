@@ -6,7 +6,6 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::train::metric::store::Split;
 use burn_megatron::prelude::*;
-use burn_megatron::schedule::ScheduleKind;
 
 use crate::classifier::{Classifier, Order, Setup, Trap, difference, interleaved};
 use crate::cpu;
