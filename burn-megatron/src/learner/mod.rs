@@ -52,7 +52,7 @@ pub(crate) use model_parallel::{Tracer, Tracing};
 pub(crate) use module_steps::{ModuleSteps, ModuleTrace, Named};
 use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
-pub use stages::{Activation, Part, Stages, StagesError, StagesStrategy};
+pub use stages::{Activation, Part, Stages, StagesError, StagesStrategy, TrainBatch};
 pub(crate) use stages_steps::StagesSteps;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.

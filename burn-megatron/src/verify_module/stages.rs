@@ -6,11 +6,10 @@ use std::sync::Arc;
 use backend_dist::mesh::ParallelLayout;
 use burn::module::ModuleDisplay;
 use burn::tensor::Device;
-use burn::train::TrainStep;
 
 use super::compare::compare;
 use super::{ITEMS, ModuleError, ModuleReport, Proof, SEED, STEPS, all_double, double_precision, lcm};
-use crate::learner::{ModuleSteps, Stages, StagesSteps, for_stages};
+use crate::learner::{ModuleSteps, Stages, StagesSteps, TrainBatch, for_stages};
 use crate::schedule::PipelineConfig;
 use crate::verify::{Candidate, Line};
 
@@ -28,7 +27,7 @@ use crate::verify::{Candidate, Line};
 /// If the model does on one device.
 pub fn verify_stages<M: Stages + ModuleDisplay + 'static>(
     make_model: impl FnOnce(&Device) -> M,
-    batch: impl Fn(Range<usize>, &Device) -> <M as TrainStep>::Input + Send + Sync + 'static,
+    batch: impl Fn(Range<usize>, &Device) -> TrainBatch<M> + Send + Sync + 'static,
     layouts: &[ParallelLayout],
 ) -> Result<ModuleReport, ModuleError> {
     verify_stages_as(make_model, batch, layouts, &Proof::default())
@@ -43,7 +42,7 @@ pub fn verify_stages<M: Stages + ModuleDisplay + 'static>(
 /// If the model does on one device.
 pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(
     make_model: impl FnOnce(&Device) -> M,
-    batch: impl Fn(Range<usize>, &Device) -> <M as TrainStep>::Input + Send + Sync + 'static,
+    batch: impl Fn(Range<usize>, &Device) -> TrainBatch<M> + Send + Sync + 'static,
     layouts: &[ParallelLayout],
     proof: &Proof,
 ) -> Result<ModuleReport, ModuleError> {

@@ -29,7 +29,7 @@ pub trait Activation: Clone + Send + 'static {
     /// The gradient of this leaf; zeros if nothing depends on it.
     fn gradient(&self, gradients: &mut Gradients) -> Self;
 
-    /// The sum of the products with `gradient`, from which the backward pass begins: `gradient`, which has no graph, is
+    /// The dot product with `gradient`, from which the backward pass begins: `gradient`, which has no graph, is
     /// then the gradient of this. `None` if this has no gradient.
     fn root(self, gradient: Self) -> Option<Tensor<1>>;
 

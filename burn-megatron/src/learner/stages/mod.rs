@@ -30,8 +30,11 @@ pub(super) use pipeline::OnRank;
 pub(super) use stage_rank::StageRank;
 pub use strategy::StagesStrategy;
 
+/// A batch of a model's training.
+pub type TrainBatch<M> = <M as TrainStep>::Input;
+
 /// A model that is a chain: a first part, blocks, and a last part with the loss. What a pipeline divides over ranks,
-/// and what activation recomputation drops and computes again.
+/// and what activation recomputation drops and recomputes.
 ///
 /// A training or validation batch must be a [`Module`], so that it can go to the devices of all stages: `Module` in its
 /// `derive` list is enough. All ranks of a pipeline see the same batches.
