@@ -17,6 +17,7 @@ pub(super) struct Chunk<M: Stages> {
 }
 
 /// What a forward pass keeps of a piece.
+#[allow(clippy::large_enum_variant, reason = "an activation is a tensor too")]
 enum Saved<M: Stages> {
     /// The leaf and the end of a graph.
     Graph { leaf: Option<M::Activation>, y: M::Activation },
@@ -27,6 +28,7 @@ enum Saved<M: Stages> {
 }
 
 /// The value of a piece.
+#[allow(clippy::large_enum_variant, reason = "an activation is a tensor too")]
 pub(super) enum Value<M: Stages> {
     Activation(M::Activation),
     Loss(Tensor<1>, M::Output),
@@ -63,8 +65,8 @@ pub(super) struct Run<'a, M: Stages> {
 impl<M: Stages> Run<'_, M> {
     /// The value of a piece.
     fn piece(&self, model: &M, piece: &Piece, input: Option<M::Activation>) -> Value<M> {
+        const BEFORE: &str = "a stage begins with the first part, or with an activation";
         let mut x = input;
-        let before = || "a stage begins with the first part, or with an activation";
         for link in &piece.links {
             match link {
                 Link::Embedding => {
@@ -74,17 +76,17 @@ impl<M: Stages> Run<'_, M> {
                 Link::Layers(blocks) => {
                     for index in blocks.clone() {
                         self.seed.set(1 + index as u64, self.device);
-                        x = Some(model.block(index, x.take().expect(before()), self.batch));
+                        x = Some(model.block(index, x.take().expect(BEFORE), self.batch));
                     }
                 }
                 Link::Head => {
                     self.seed.set(1 + model.blocks() as u64, self.device);
-                    let (loss, output) = model.last(x.take().expect(before()), self.batch);
+                    let (loss, output) = model.last(x.take().expect(BEFORE), self.batch);
                     return Value::Loss(loss, output);
                 }
             }
         }
-        Value::Activation(x.expect(before()))
+        Value::Activation(x.expect(BEFORE))
     }
 }
 
