@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::prelude::*;
 use burn::train::{RegressionOutput, TrainOutput, TrainStep};
 use burn_megatron::prelude::*;
@@ -86,6 +86,8 @@ struct Chain<const OWNER: usize> {
     first: Linear,
     middle: Vec<Linear>,
     last: Linear,
+    /// Nothing uses it.
+    norm: Option<BatchNorm>,
     #[module(skip)]
     flaw: Flaw,
     #[module(skip)]
@@ -100,7 +102,14 @@ struct Points {
 impl<const OWNER: usize> Chain<OWNER> {
     fn new(device: &Device, flaw: Flaw) -> Self {
         let linear = || LinearConfig::new(3, 3).with_bias(false).init(device);
-        Self { first: linear(), middle: vec![linear(), linear()], last: linear(), flaw, runs: Default::default() }
+        Self {
+            first: linear(),
+            middle: vec![linear(), linear()],
+            last: linear(),
+            norm: None,
+            flaw,
+            runs: Default::default(),
+        }
     }
 }
 
@@ -115,7 +124,7 @@ impl<const OWNER: usize> Stages for Chain<OWNER> {
         match (OWNER, path.starts_with("middle")) {
             (1, true) => None,
             (2, true) => Some(Part::Block(7)),
-            _ => Part::by_path(path, "first", "middle", "last"),
+            _ => Part::by_path(path, "first", "middle", "last|norm"),
         }
     }
 
@@ -176,6 +185,17 @@ fn parameters_without_an_owner_or_with_a_wrong_one() {
         "{text}"
     );
     assert!(text.contains("nearest legal: the part that uses it, or Part::Tied"), "{text}");
+}
+
+#[test]
+fn recomputation_of_running_states() {
+    let make_model = |device: &Device| {
+        let norm = Some(BatchNormConfig::new(3).init(device));
+        Chain::<0> { norm, ..Chain::new(device, Flaw::None) }
+    };
+    let proof = Proof::default().recompute(Recompute::full());
+    let text = verify_stages_as(make_model, points, &layouts(&["TP1"]), &proof).unwrap_err().to_string();
+    assert!(text.contains("recompute: `norm.running_mean` is a running state"), "{text}");
 }
 
 #[test]
