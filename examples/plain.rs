@@ -15,8 +15,8 @@ use clap::builder::RangedU64ValueParser;
 /// Trains a plain Burn model, on one device or over ranks.
 #[derive(clap::Parser)]
 pub struct Args {
-    /// Tensor, sequence and data parallelism with ZeRO, such as `"TP2 SP DP2 ZeRO1"`; without it and without --ranks
-    /// burn-train's own strategy trains on one device
+    /// Tensor, sequence and data parallelism with ZeRO, such as `"TP2 SP DP2 ZeRO1"`, and pipelines (`PP2`) of a model that
+    /// says what its blocks are; without it and without --ranks burn-train's own strategy trains on one device
     #[arg(long, value_name = "LAYOUT", conflicts_with_all = ["ranks", "zero"])]
     pub layout: Option<ParallelLayout>,
     /// Data-parallel ranks: short for a layout `DP<N>`

@@ -1,11 +1,13 @@
 //! A text classifier as one writes it with Burn for one device: embeddings, `TransformerEncoder`, padding masks,
 //! cross-entropy. It learns to tell this repository's lines of Rust, Markdown and TOML. One line, marked below, trains
-//! it in any layout of tensor, sequence and data parallelism with ZeRO.
+//! it in any layout of tensor, sequence and data parallelism with ZeRO. `Stages`, by which it says what its blocks are,
+//! trains it in pipelines.
 //!
 //! ```text
 //! cargo run --release --example text_classifier                          # one device, burn-train's own strategy
 //! cargo run --release --example text_classifier -- --ranks 2 --zero 1    # two ranks, optimizer states sharded
 //! cargo run --release --example text_classifier -- --layout "TP2 DP2 ZeRO1"    # and the model sharded over two more
+//! cargo run --release --example text_classifier -- --layout "PP2 DP2"    # a pipeline of its blocks
 //! cargo run --release --example text_classifier --features cuda -- --device cuda --ranks 4    # GPUs 0 to 3
 //! ```
 
@@ -14,7 +16,7 @@ use std::process::ExitCode;
 use burn::data::dataloader::batcher::Batcher;
 use burn::nn::attention::generate_padding_mask;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
@@ -46,6 +48,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let model = TextClassifier::new(&device.clone().autodiff());
     let strategy = match args.layout() {
         None => ExecutionStrategy::single(device.clone()).into(),
+        Some(layout) if layout.pp > 1 => MegatronStrategy::mesh(layout).micro_batches(2).stages().into(),
         Some(layout) => MegatronStrategy::mesh(layout).into(), // <- the line that changes
     };
     let result = SupervisedTraining::new("runs/text_classifier", train, valid.clone())
@@ -55,7 +58,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .summary()
         .launch(Learner::new(model, AdamWConfig::new().init(), 2e-3));
     let model = trained(result)?;
-    let right = accuracy(&valid, &device, |batch| model.forward(batch))?;
+    let right = accuracy(&valid, &device, |batch| model.run(&batch).1)?;
     println!("{:.1} % of lines from files it never saw are told right; chance is 33.3 %", 100.0 * right);
     Ok(())
 }
@@ -77,16 +80,36 @@ impl TextClassifier {
             head: LinearConfig::new(WIDTH, CLASSES.len()).init(device),
         }
     }
+}
 
-    fn forward(&self, Batch { tokens, padding, classes }: Batch) -> ClassificationOutput {
-        let ([batch, length], device) = (tokens.dims(), tokens.device());
+/// The model as a chain: embeddings, the encoder's layers, the head with the loss.
+impl Stages for TextClassifier {
+    type Activation = Tensor<3>;
+
+    fn blocks(&self) -> usize {
+        self.encoder.layers.len()
+    }
+
+    fn owner(path: &str) -> Option<Part> {
+        Part::by_path(path, "tokens|positions", "encoder.layers", "head")
+    }
+
+    fn first(&self, batch: &Batch) -> Tensor<3> {
+        let ([_, length], device) = (batch.tokens.dims(), batch.tokens.device());
         let positions = Tensor::<1, Int>::arange(0..length as i64, &device).reshape([1, length]);
-        let embedded = self.tokens.forward(tokens) + self.positions.forward(positions);
-        let encoded = self.encoder.forward(TransformerEncoderInput::new(embedded).mask_pad(padding));
-        let start = encoded.slice([0..batch, 0..1]).reshape([batch, WIDTH]);
-        let output = self.head.forward(start);
-        let loss = CrossEntropyLossConfig::new().init(&device).forward(output.clone(), classes.clone());
-        ClassificationOutput::new(loss, output, classes)
+        self.tokens.forward(batch.tokens.clone()) + self.positions.forward(positions)
+    }
+
+    fn block(&self, index: usize, x: Tensor<3>, batch: &Batch) -> Tensor<3> {
+        self.encoder.layers[index].forward(x, Some(batch.padding.clone()), None)
+    }
+
+    fn last(&self, x: Tensor<3>, batch: &Batch) -> (Tensor<1>, ClassificationOutput) {
+        let [count, _, _] = x.dims();
+        let output = self.head.forward(x.slice([0..count, 0..1]).reshape([count, WIDTH]));
+        let classes = batch.classes.clone();
+        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), classes.clone());
+        (loss.clone(), ClassificationOutput::new(loss, output, classes))
     }
 }
 
@@ -95,8 +118,8 @@ impl TrainStep for TextClassifier {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let output = self.forward(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
+        let (loss, output) = self.run(&batch);
+        TrainOutput::new(self, loss.backward(), output)
     }
 }
 
@@ -105,7 +128,7 @@ impl InferenceStep for TextClassifier {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.forward(batch)
+        self.run(&batch).1
     }
 }
 
@@ -116,7 +139,7 @@ struct Line {
 }
 
 /// Tokens and padding `[batch, length]`, with the length of the longest line, and the class of each line.
-#[derive(Clone, Debug)]
+#[derive(Module, Debug)]
 struct Batch {
     tokens: Tensor<2, Int>,
     padding: Tensor<2, Bool>,

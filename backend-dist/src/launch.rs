@@ -147,12 +147,13 @@ impl Rank {
 }
 
 impl Rank {
-    /// Runs `work` on another thread of this rank: its memory is the rank's, and if it panics, the rank has failed.
+    /// Runs `work` on another thread of this rank: its memory is the rank's, and if it panics, the rank has failed before
+    /// what `work` holds is dropped.
     ///
     /// # Panics
     /// If the system starts no more threads.
     #[cfg(feature = "decorator")]
-    pub(crate) fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) {
+    pub(crate) fn spawn(&self, name: &str, mut work: impl FnMut() + Send + 'static) {
         let (rank, device, world) = (self.rank, self.device.clone(), self.world.clone());
         #[cfg(feature = "cuda")]
         let under_way = crate::failed::Entered::of_this_thread();
@@ -161,7 +162,7 @@ impl Rank {
             memory::set_rank(Some(rank));
             #[cfg(feature = "cuda")]
             under_way.enter();
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(&mut work)) {
                 fail_with(&world, rank, &device, payload.as_ref());
             }
         };

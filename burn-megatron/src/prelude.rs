@@ -13,9 +13,12 @@ pub use crate::console::renderer;
 pub use crate::engine::{EngineConfig, LossMean};
 pub use crate::generate::{GenerateOptions, Sampling, generate};
 pub use crate::learner::{
-    CheckpointOptions, Description, LogOptions, MegatronStrategy, MeshStrategy, Pretraining, Resume, global_weights,
-    loss_over,
+    Activation, CheckpointOptions, Description, LogOptions, MegatronStrategy, MeshStrategy, Part, Pretraining, Resume,
+    Stages, StagesStrategy, global_weights, loss_over,
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};
-pub use crate::verify_module::{ModuleError, ModuleReport, Proof, verify_module, verify_module_as};
+pub use crate::schedule::ScheduleKind;
+pub use crate::verify_module::{
+    ModuleError, ModuleReport, Proof, verify_module, verify_module_as, verify_stages, verify_stages_as,
+};

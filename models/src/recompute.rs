@@ -89,6 +89,11 @@ impl Default for Recompute {
 }
 
 impl Recompute {
+    /// Full recomputation of every layer.
+    pub fn full() -> Self {
+        Self { granularity: Granularity::Full, ..Self::default() }
+    }
+
     /// Selective recomputation of these modules.
     pub fn selective(modules: &[Module]) -> Self {
         Self { granularity: Granularity::Selective, modules: modules.to_vec(), ..Self::default() }

@@ -242,6 +242,30 @@ impl Group {
         self.own(without_rank(|| reduce(Arc::unwrap_or_clone(inputs), ReduceOp::Sum)))
     }
 
+    /// Sends a value to member `to`, which must call [`receive_host`](Self::receive_host) with its type. Does not wait.
+    ///
+    /// # Panics
+    /// If the group has one member.
+    pub fn send_host<T>(&self, value: T, to: usize)
+    where
+        T: Clone + Send + Sync + Serialize + DeserializeOwned + 'static,
+    {
+        let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("send to member {to} of {self:?}"));
+        world.send_message(*id, (self.member, to), std::any::type_name::<T>().into(), value, codec::host());
+    }
+
+    /// The oldest value or tensor that member `from` has sent, which must be of this type; waits for it.
+    ///
+    /// # Panics
+    /// If the group has one member.
+    pub fn receive_host<T>(&self, from: usize) -> T
+    where
+        T: Clone + Send + Sync + Serialize + DeserializeOwned + 'static,
+    {
+        let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("receive from member {from} of {self:?}"));
+        world.receive_message(*id, (from, self.member), std::any::type_name::<T>().into(), codec::host())
+    }
+
     pub(crate) fn send(&self, x: FlexTensor, to: usize) {
         let (world, id) = self.world.as_ref().unwrap_or_else(|| panic!("send to member {to} of {self:?}"));
         world.send_message(*id, (self.member, to), describe_tensor(&x), x, codec::TENSOR);

@@ -66,6 +66,23 @@ pub fn parallelize_on<M: Module + ModuleDisplay>(
     Ok(module.map(&mut Placer::new(rank, plan.axis(), placements).on(device)).fork(device))
 }
 
+/// [`parallelize_on`] of a pipeline stage: `part` is `whole` with stand-ins for the parameters of other stages. The plan is
+/// that of the whole module; only parameters whose path `is_here` are sharded.
+///
+/// # Errors
+/// As [`parallelize`].
+pub fn parallelize_part<M: Module + ModuleDisplay>(
+    (whole, part): (&M, M),
+    device: &Device,
+    rank: &Rank,
+    plan: &Plan,
+    is_here: impl Fn(&str) -> bool,
+) -> Result<M, PlanError> {
+    let mut placements = placements(whole, plan, rank.mesh.axis_size(plan.axis()))?;
+    placements.retain(|path, _| is_here(path));
+    Ok(part.map(&mut Placer::new(rank, plan.axis(), placements).on(device)).fork(device))
+}
+
 /// Whether `plan` fits `module` on `ranks` ranks and shards something, and with `sequence` something that sequence
 /// parallelism can begin with: an embedding, or a matrix by rows.
 ///

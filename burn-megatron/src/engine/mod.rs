@@ -14,7 +14,7 @@ mod local_batch;
 mod losses;
 mod rank_engine;
 mod report;
-mod segments;
+pub(crate) mod segments;
 mod stage_p2p;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use burn::data::dataloader::DataLoader;
 use burn::optim::OptimizerRecord;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{EventProcessorTraining, Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use super::mesh::TensorParallel;
 use super::rank_loop::{RankSetup, Shared};
 use super::report::{Failure, Fit, Fitted};
 use super::shares::{equal_shares, whole_shares};
+use super::stages::OnRank;
 use super::states::with_own_states;
 use super::zero::records::{optimizer_record, split as split_states};
 use super::zero::{Owners, Units, Zero, running_states};
@@ -36,6 +37,10 @@ pub(super) struct DataParallel<M> {
     pub units: Units,
     /// How each data-parallel rank is several ranks.
     pub tensor: Option<TensorParallel<M>>,
+    /// The half precision type of GEMMs, if they have one.
+    pub autocast: Option<FloatDType>,
+    /// How each of them is a pipeline, or runs block by block.
+    pub pipeline: Option<Arc<dyn OnRank<M>>>,
 }
 
 impl<M: LearnerModel> Fit<M> for DataParallel<M> {
@@ -54,13 +59,17 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
                 return Fitted { model: learner.model(), processor: components.event_processor, failure };
             }
         };
-        let seed = self.tensor.as_ref().map_or(0, |_| drawn(&devices[0]));
+        let seed = if self.is_logical() { drawn(&devices[0]) } else { 0 };
         // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned. With
         // ZeRO 3, or sharded, the model may be too large for a device.
-        if self.zero < 3 && self.tensor.is_none() {
+        if self.zero < 3 && !self.is_logical() {
             learner.fork(&devices[0]);
         }
-        let zero = self.zero(&learner);
+        // The stages of a pipeline have owners of their own.
+        let zero = if self.pipeline.is_none() { self.zero(&learner) } else { None };
+        if self.pipeline.is_some() {
+            learner.fork(&host());
+        }
         let resumed = (starting_epoch > 1).then_some(&*components.event_store);
         let learners = match self.learner_of_each_rank(&mut learner, &zero, resumed) {
             Ok(learners) => learners,
@@ -71,7 +80,7 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
             }
         };
         // A checkpoint writes its states into those that all learners share, and a training that fails returns its start.
-        let has_states = zero.as_ref().is_some_and(|zero| !zero.states.is_empty());
+        let has_states = (self.ranks > 1 || self.pipeline.is_some()) && !running_states(&learner.model()).is_empty();
         let start = has_states.then(|| with_own_states(&learner.model()));
         let train = split(&train, equal_shares(train.num_items(), self.ranks));
         // A forward pass is a collective, so a rank without a batch takes the first item and nobody looks at the result.
@@ -107,8 +116,9 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
         }
         let setups = Mutex::new(setups);
         let tp = self.tensor.as_ref().map_or(1, |tensor| tensor.ranks);
-        let layout = ParallelLayout { tp, dp: self.ranks, ..Default::default() };
-        let mesh = Mesh::new(layout).expect("a layout with tensor and data parallelism is legal");
+        let layout = ParallelLayout { tp, pp: self.pipeline_ranks(), dp: self.ranks, ..Default::default() };
+        let mesh = Mesh::new(layout).expect("a layout with tensor, pipeline and data parallelism is legal");
+        let (start_of_stages, store) = (Mutex::new(learner.clone()), shared.store.clone());
         let teams = self.teams(&mesh);
         let launched: Vec<Device> = match &teams {
             Some(_) => devices.iter().map(|device| device.clone().inner()).collect(),
@@ -119,8 +129,17 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
         let result = launch(&mesh, &launched, |rank| {
             ranks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(rank.clone());
             let run = |device: &Device| {
+                let of_stages = || start_of_stages.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+                if let Some(pipeline) = self.pipeline.as_ref().filter(|_| rank.coords.pp > 0) {
+                    return pipeline.follow(of_stages(), device, &rank, &store);
+                }
                 let setup = setups.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[rank.coords.dp].take();
                 let setup = setup.expect("every data-parallel rank starts once");
+                if let Some(pipeline) = &self.pipeline {
+                    // Batches go from the host to every stage.
+                    let lead = pipeline.lead(of_stages(), device, &rank)?;
+                    return setup.run_as(lead, &host(), &rank.group(Axis::Dp), &shared);
+                }
                 let placing = self.tensor.as_ref().map(|tensor| tensor.on(&rank));
                 setup.run(device, &rank.group(Axis::Dp), placing.as_ref(), &shared)
             };
@@ -149,15 +168,21 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
 impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
-        Self { ranks, devices: Vec::new(), zero, units, tensor: None }
+        Self { ranks, devices: Vec::new(), zero, units, tensor: None, autocast: None, pipeline: None }
+    }
+
+    /// Whether a data-parallel rank computes on logical devices.
+    fn is_logical(&self) -> bool {
+        self.tensor.is_some() || self.pipeline.is_some()
     }
 
     /// The ranks of each data-parallel rank, if they are several.
     pub(super) fn teams(&self, mesh: &Mesh) -> Option<Teams> {
-        let tensor = self.tensor.as_ref()?;
-        let autocast = tensor.autocast;
-        let options = LogicalOptions { autocast, fusion: autocast.map(|_| true), ..Default::default() };
-        Some(Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(tensor.sequence).options(options))
+        let sequence = self.tensor.as_ref().is_some_and(|tensor| tensor.sequence);
+        let fusion = self.autocast.map(|_| true);
+        let options = LogicalOptions { autocast: self.autocast, fusion, ..LogicalOptions::default() };
+        let teams = || Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(sequence).options(options);
+        self.is_logical().then(teams)
     }
 
     /// `device` with what this training asks of autodiff.
@@ -204,9 +229,13 @@ impl<M: LearnerModel> DataParallel<M> {
         Ok(learners)
     }
 
+    fn pipeline_ranks(&self) -> usize {
+        self.pipeline.as_ref().map_or(1, |pipeline| pipeline.ranks())
+    }
+
     /// The device of every rank, with autodiff.
     fn training_devices(&self, learner: &Learner<M>) -> Result<Vec<Device>, String> {
-        let ranks = self.ranks * self.tensor.as_ref().map_or(1, |tensor| tensor.ranks);
+        let ranks = self.ranks * self.pipeline_ranks() * self.tensor.as_ref().map_or(1, |tensor| tensor.ranks);
         let devices = match self.devices.as_slice() {
             [] => like(learner.model().devices().first().cloned().unwrap_or_default(), ranks)?,
             devices => devices.to_vec(),

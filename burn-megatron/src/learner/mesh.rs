@@ -11,7 +11,11 @@ use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, Traini
 use super::custom;
 use super::data_parallel::DataParallel;
 use super::report::{Failure, Fit, Fitted};
+use super::stages::StagesStrategy;
 use super::zero::Units;
+use crate::schedule::ScheduleKind;
+use models::Recompute;
+use models::recompute::Granularity;
 
 /// A layout of ranks for any Burn module, as a strategy for `SupervisedTraining::with_training_strategy`:
 /// [`MegatronStrategy::mesh`](super::MegatronStrategy::mesh) makes it.
@@ -29,18 +33,28 @@ use super::zero::Units;
 /// ```
 #[derive(Clone)]
 pub struct MeshStrategy {
-    layout: ParallelLayout,
-    plan: Plan,
-    devices: Vec<Device>,
-    micro_batches: Option<usize>,
+    pub(super) layout: ParallelLayout,
+    pub(super) plan: Plan,
+    pub(super) devices: Vec<Device>,
+    pub(super) micro_batches: Option<usize>,
     units: Units,
-    autocast: Option<FloatDType>,
+    pub(super) autocast: Option<FloatDType>,
+    pub(super) schedule: Option<ScheduleKind>,
+    pub(super) recompute: Recompute,
 }
 
 impl MeshStrategy {
     pub(super) fn new(layout: ParallelLayout) -> Self {
-        let (plan, units) = (Plan::auto(), Units::auto());
-        Self { layout, plan, devices: Vec::new(), micro_batches: None, units, autocast: None }
+        Self {
+            layout,
+            plan: Plan::auto(),
+            devices: Vec::new(),
+            micro_batches: None,
+            units: Units::auto(),
+            autocast: None,
+            schedule: None,
+            recompute: Recompute::default(),
+        }
     }
 
     /// Which parameters are sharded over the tensor-parallel ranks, and how; [`Plan::auto`] unless it is called.
@@ -76,6 +90,68 @@ impl MeshStrategy {
         self.autocast = Some(half);
         self
     }
+
+    /// The order of the passes in a pipeline. Without it 1F1B, with VPP interleaved 1F1B; GPipe is the other. For models of
+    /// [`stages`](Self::stages).
+    pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
+        self.schedule = Some(schedule);
+        self
+    }
+
+    /// Activation recomputation: blocks keep only their inputs, and run their forward pass again in the backward pass, with
+    /// the same random numbers. [`Recompute::full`] is all blocks. For models of [`stages`](Self::stages).
+    pub fn recompute(mut self, recompute: Recompute) -> Self {
+        self.recompute = recompute;
+        self
+    }
+
+    /// For a model that implements [`Stages`](super::Stages): layouts may have pipelines (PP, VPP), and
+    /// [`recompute`](Self::recompute) has blocks to recompute.
+    ///
+    /// - Batches are read once, on the first rank of each pipeline; a step takes [`micro_batches`](Self::micro_batches)
+    ///   of them at a time. The last stage's outputs are those of the metrics.
+    /// - Each rank has the parameters of its stages on its device, and steps them. The values that the training began with
+    ///   of the others are in host memory, once for all ranks.
+    /// - Random numbers, as of dropout, follow from the epoch, the data-parallel rank, the micro-batch and the block: they
+    ///   are the same in every pipeline, and with recomputation.
+    /// - ZeRO is that of [`zero_on`](super::MegatronStrategy::zero_on), 0 or 1, among the ranks with the same stages.
+    /// - The ranks are threads of one process, and activations go from rank to rank through host memory.
+    pub fn stages(self) -> StagesStrategy {
+        StagesStrategy::new(self)
+    }
+
+    /// Why no training can start with these settings, whatever the model.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Self { layout, devices, micro_batches, plan, autocast, .. } = self;
+        if let Some(half) = autocast.filter(|half| !matches!(half, FloatDType::BF16 | FloatDType::F16)) {
+            return Err(format!("autocast({half:?}): no half precision type; nearest legal: BF16, F16"));
+        }
+        if plan.axis() != Axis::Tp {
+            return Err(format!("the plan shards along axis {}; nearest legal: tp, without .along(..)", plan.axis()));
+        }
+        let (ranks, given) = (layout.world_size(), devices.len());
+        if given > 0 && given != ranks {
+            return Err(format!(
+                "layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"
+            ));
+        }
+        if *micro_batches == Some(0) {
+            return Err("micro_batches 0: a step takes at least 1 batch; nearest legal: 1".into());
+        }
+        Ok(())
+    }
+
+    /// Refuses what only a model of stages has.
+    fn check_without_stages(&self) -> Result<(), String> {
+        let end = "blocks are those of a model that implements `Stages`: end the strategy with .stages()";
+        if let Some(schedule) = self.schedule {
+            return Err(format!("schedule {schedule}: {end}; nearest legal without: none"));
+        }
+        if self.recompute.granularity != Granularity::None {
+            return Err(format!("recompute: {end}; nearest legal without: Recompute::default()"));
+        }
+        Ok(())
+    }
 }
 
 impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M> {
@@ -91,19 +167,17 @@ pub(crate) struct TensorParallel<M> {
     pub ranks: usize,
     /// Whether activations are sharded along the sequence.
     pub sequence: bool,
-    /// The half precision type of GEMMs, if they have one.
-    pub autocast: Option<FloatDType>,
     plan: Plan,
     check: fn(&M, &Plan, usize, bool) -> Result<(), PlanError>,
     place: fn(M, &Device, &Rank, &Plan) -> Result<M, PlanError>,
 }
 
 impl<M: Module + ModuleDisplay> TensorParallel<M> {
-    /// Of a layout; `None` if it has no such ranks, and Burn's own device does.
+    /// Of a layout; `None` if it has no such ranks, and Burn's own device does, without `autocast`.
     pub fn new(layout: &ParallelLayout, plan: &Plan, autocast: Option<FloatDType>) -> Option<Self> {
         let (ranks, sequence, plan) = (layout.tp.max(1), layout.sequence_parallel(), plan.clone());
         let is_logical = ranks > 1 || autocast.is_some();
-        is_logical.then(|| Self { ranks, sequence, autocast, plan, check: check::<M>, place: parallelize_on::<M> })
+        is_logical.then(|| Self { ranks, sequence, plan, check: check::<M>, place: parallelize_on::<M> })
     }
 }
 
@@ -148,7 +222,22 @@ pub(crate) fn for_any_module(layout: &ParallelLayout) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "layout {layout}: any module can have tensor, sequence and data parallelism with ZeRO 0 to 3; nearest legal: {nearest}"
+        "layout {layout}: any module can have tensor, sequence and data parallelism with ZeRO 0 to 3, and one that implements \
+         `Stages` pipelines; nearest legal: {nearest}"
+    ))
+}
+
+/// Refuses what is not for a model of stages.
+pub(crate) fn for_stages(layout: &ParallelLayout) -> Result<(), String> {
+    let zero = if layout.dp > 1 { layout.zero.min(1) } else { 0 };
+    let ParallelLayout { tp, sp, pp, vpp, dp, .. } = *layout;
+    let nearest = ParallelLayout { tp, sp: sp && tp > 1, pp, vpp, dp, zero, ..ParallelLayout::default() };
+    if *layout == nearest {
+        return Ok(());
+    }
+    Err(format!(
+        "layout {layout}: a model of stages can have pipeline, tensor, sequence and data parallelism with ZeRO 0 and 1; nearest \
+         legal: {nearest}"
     ))
 }
 
@@ -160,23 +249,9 @@ struct OnMesh<M> {
 impl<M: LearnerModel> OnMesh<M> {
     /// Why the training cannot start.
     fn check(&self, model: &M) -> Result<(), String> {
-        let MeshStrategy { layout, devices, micro_batches, plan, autocast, .. } = &self.strategy;
-        for_any_module(layout)?;
-        if plan.axis() != Axis::Tp {
-            return Err(format!("the plan shards along axis {}; nearest legal: tp, without .along(..)", plan.axis()));
-        }
-        let (ranks, given) = (layout.world_size(), devices.len());
-        if given > 0 && given != ranks {
-            return Err(format!(
-                "layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"
-            ));
-        }
-        if let Some(half) = autocast.filter(|half| !matches!(half, FloatDType::BF16 | FloatDType::F16)) {
-            return Err(format!("autocast({half:?}): no half precision type; nearest legal: BF16, F16"));
-        }
-        if *micro_batches == Some(0) {
-            return Err("micro_batches 0: a step takes at least 1 batch; nearest legal: 1".into());
-        }
+        for_any_module(&self.strategy.layout)?;
+        self.strategy.check()?;
+        self.strategy.check_without_stages()?;
         self.tensor.as_ref().map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())
     }
 }
@@ -194,10 +269,14 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             let failure = Some(Failure { rank: 0, message });
             return Fitted { model: learner.model(), processor: components.event_processor, failure };
         }
-        let MeshStrategy { layout, devices, micro_batches, units, .. } = self.strategy.clone();
+        let MeshStrategy { layout, devices, micro_batches, units, autocast, .. } = self.strategy.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
-        let inner =
-            DataParallel { devices, tensor: self.tensor.clone(), ..DataParallel::new(layout.dp, layout.zero, units) };
+        let inner = DataParallel {
+            devices,
+            tensor: self.tensor.clone(),
+            autocast,
+            ..DataParallel::new(layout.dp, layout.zero, units)
+        };
         inner.fit(components, learner, train, valid, starting_epoch)
     }
 }

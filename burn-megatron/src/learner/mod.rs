@@ -23,11 +23,15 @@ mod model_parallel;
 mod module_steps;
 mod rank_loop;
 mod report;
+mod rounds;
 mod shares;
 mod signals;
+mod stages;
+mod stages_steps;
 mod states;
 #[cfg(test)]
 mod tests;
+mod trained;
 mod zero;
 
 use std::sync::Arc;
@@ -39,7 +43,7 @@ use burn::train::{LearnerModel, TrainingStrategy};
 
 use data_parallel::DataParallel;
 pub use mesh::MeshStrategy;
-pub(crate) use mesh::for_any_module;
+pub(crate) use mesh::{for_any_module, for_stages};
 pub use model_parallel::{
     BatchStream, CheckpointOptions, Description, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
     global_weights, loss_over,
@@ -48,6 +52,8 @@ pub(crate) use model_parallel::{Tracer, Tracing};
 pub(crate) use module_steps::{ModuleSteps, ModuleTrace, Named};
 use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
+pub use stages::{Activation, Part, Stages, StagesError, StagesStrategy, TrainBatch};
+pub(crate) use stages_steps::StagesSteps;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.
 ///

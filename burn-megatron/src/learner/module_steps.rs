@@ -111,16 +111,16 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         Ok(traces.map_err(|error| error.to_string())?.into_iter().flatten().collect())
     }
 
-    /// A learner of the module with states and a notebook of its own.
-    fn learner(&self, module: &M) -> Learner<Probe<M>> {
-        let notes = Notes { loss: self.loss.clone(), gradients: Arc::default() };
-        let probe = Probe { module: with_own_states(module), notes };
-        Learner::new(probe, (self.optimizer)(), 1e-2)
-    }
-
     fn items_of(&self, step: usize, rank: usize, ranks: usize) -> Range<usize> {
         let (start, share) = (step * self.items, self.items / ranks);
         start + rank * share..start + (rank + 1) * share
+    }
+
+    /// A learner of the module with states and a notebook of its own.
+    fn learner(&self, module: &M) -> Learner<Probe<M>> {
+        let notes = Notes { loss: self.loss.clone(), notebook: Notebook::default() };
+        let probe = Probe { module: with_own_states(module), notes };
+        Learner::new(probe, (self.optimizer)(), 1e-2)
     }
 }
 
@@ -134,13 +134,29 @@ struct Probe<M> {
 
 struct Notes<M> {
     loss: LossOf<M>,
-    /// Of the rank on each thread: clones of the probe share this.
-    gradients: Arc<Mutex<HashMap<ThreadId, Vec<Named>>>>,
+    notebook: Notebook,
+}
+
+/// The gradients of each step, of the rank on each thread. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Notebook(Arc<Mutex<HashMap<ThreadId, Vec<Named>>>>);
+
+impl Notebook {
+    /// Notes the gradients of a step of this thread's rank.
+    pub fn note(&self, gradients: Named) {
+        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.entry(thread::current().id()).or_default().push(gradients);
+    }
+
+    /// Those of this thread's rank.
+    pub fn take(&self) -> Vec<Named> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread::current().id()).unwrap_or_default()
+    }
 }
 
 impl<M> Clone for Notes<M> {
     fn clone(&self) -> Self {
-        Self { loss: self.loss.clone(), gradients: self.gradients.clone() }
+        Self { loss: self.loss.clone(), notebook: self.notebook.clone() }
     }
 }
 
@@ -152,14 +168,12 @@ impl<M> fmt::Debug for Notes<M> {
 
 impl<M: Module + ModuleDisplay> Probe<M> {
     fn trace(&self, losses: Vec<f64>) -> ModuleTrace {
-        let mut gradients = self.notes.gradients.lock().unwrap_or_else(PoisonError::into_inner);
-        let gradients = gradients.remove(&thread::current().id()).unwrap_or_default();
-        ModuleTrace { losses, gradients, parameters: named(&self.module, None) }
+        ModuleTrace { losses, gradients: self.notes.notebook.take(), parameters: named(&self.module, None) }
     }
 }
 
 /// A loss.
-struct Loss(f64);
+pub(super) struct Loss(pub f64);
 
 impl ItemLazy for Loss {
     fn sync(self) -> Result<Self, ExecutionError> {
@@ -173,15 +187,12 @@ impl<M: Module + ModuleDisplay> TrainStep for Probe<M> {
 
     fn step(&self, (items, device): Self::Input) -> TrainOutput<Loss> {
         let loss = (self.notes.loss)(&self.module, items, &device);
-        let values: Vec<f64> = loss.to_data().iter::<f64>().collect();
-        let [value] = values[..] else { panic!("a loss is one number, the mean over the items, not {}", values.len()) };
+        let value = number(&loss);
         TrainOutput::new(self, loss.backward(), Loss(value))
     }
 
     fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, grads: GradientsParams) -> Self {
-        let mut gradients = self.notes.gradients.lock().unwrap_or_else(PoisonError::into_inner);
-        gradients.entry(thread::current().id()).or_default().push(named(&self.module, Some(&grads)));
-        drop(gradients);
+        self.notes.notebook.note(named(&self.module, Some(&grads)));
         optimizer.step(rate, self, grads)
     }
 }
@@ -195,8 +206,15 @@ impl<M: Module + ModuleDisplay> InferenceStep for Probe<M> {
     }
 }
 
+/// The value of a loss.
+pub(super) fn number(loss: &Tensor<1>) -> f64 {
+    let values: Vec<f64> = loss.to_data().iter::<f64>().collect();
+    let [value] = values[..] else { panic!("a loss is one number, the mean over the items, not {}", values.len()) };
+    value
+}
+
 /// The gradients of `module`, or its values.
-fn named<M: Module>(module: &M, grads: Option<&GradientsParams>) -> Named {
+pub(super) fn named<M: Module>(module: &M, grads: Option<&GradientsParams>) -> Named {
     let mut collect = Collect { path: Vec::new(), grads, found: Named::new() };
     module.visit(&mut collect);
     collect.found

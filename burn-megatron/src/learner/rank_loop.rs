@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use backend_dist::comm::Group;
 use backend_dist::launch::BoxError;
-use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::data::dataloader::Progress;
 use burn::tensor::{Bytes, Device};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
@@ -17,6 +17,8 @@ use burn::train::{
 use super::dp_rank::DpRank;
 use super::items::Items;
 use super::mesh::Placing;
+use super::rounds::{aggregate, next, uneven};
+use super::trained::{OneModel, Trained};
 use super::zero::Zero;
 
 /// What all ranks of a training see.
@@ -60,37 +62,40 @@ pub(super) struct RankSetup<M: LearnerModel> {
 impl<M: LearnerModel> RankSetup<M> {
     /// Trains to the end on `device` and returns the model, which is equal on every rank of `group`.
     pub fn run(
-        self,
+        mut self,
         device: &Device,
         group: &Group,
         placing: Option<&Placing<M>>,
         shared: &Shared<M>,
     ) -> Result<M, BoxError> {
-        let dp_rank = DpRank::new(self.learner, device, self.zero, group, placing)?;
-        let Self { checkpointer, early_stopping, .. } = self;
+        let dp_rank = DpRank::new(self.learner.clone(), device, self.zero.take(), group, placing)?;
+        self.run_as(Box::new(OneModel::new(dp_rank)), device, group, shared)
+    }
+
+    /// [`run`](Self::run) of what `trained` makes of the learner, with batches on `device`.
+    pub fn run_as(
+        self,
+        trained: Box<dyn Trained<M>>,
+        device: &Device,
+        group: &Group,
+        shared: &Shared<M>,
+    ) -> Result<M, BoxError> {
+        let Self { learner, checkpointer, early_stopping, .. } = self;
+        drop(learner);
         let inference = device.clone().inner();
         let (train, valid) = (self.train.to_device(device), self.valid.to_device(&inference));
         let filler = self.filler.map(|filler| filler.to_device(&inference));
-        RankLoop { dp_rank, train, valid, filler, checkpointer, early_stopping }.run(group, shared)
+        RankLoop { trained, train, valid, filler, checkpointer, early_stopping }.run(group, shared)
     }
 }
 
 struct RankLoop<M: LearnerModel> {
-    dp_rank: DpRank<M>,
+    trained: Box<dyn Trained<M>>,
     train: TrainLoader<M>,
     valid: ValidLoader<M>,
     filler: Option<ValidLoader<M>>,
     checkpointer: Option<LearningCheckpointer<M>>,
     early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
-}
-
-/// What the ranks know of a round of batches before they work on it, the same on every rank.
-struct Round {
-    /// Which ranks have a batch.
-    ready: Vec<bool>,
-    stop: bool,
-    /// Items of all ranks, with those of this round.
-    progress: Progress,
 }
 
 impl<M: LearnerModel> RankLoop<M> {
@@ -103,50 +108,51 @@ impl<M: LearnerModel> RankLoop<M> {
                 break;
             }
         }
-        Ok(self.dp_rank.into_model())
+        self.trained.into_model()
     }
 
     fn train_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
         let first = group.rank() == 0;
-        self.dp_rank.seed(shared.seed, epoch);
+        self.trained.seed(shared.seed, epoch);
         let loader = self.train.clone();
         let mut batches = loader.iter();
         let start = aggregate(group, batches.progress());
         if first {
             shared.send(|to| to.process_train(LearnerEvent::StartSplit { epoch_number: epoch, progress: start }));
         }
-        let mut accumulated = 0;
+        let at_once = self.trained.at_once(shared.accumulation);
+        let (mut accumulated, mut pushed, mut taken) = (0, 0, Vec::new());
         for iteration in 1.. {
             let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
-            // Every rank has pushed its output of the previous round before it came here; a faster one may have pushed
+            // Every rank has pushed its outputs of previous rounds before it came here; a faster one may have pushed
             // that of this round already.
-            if iteration > 1 {
-                self.report_train(first, shared);
-            }
+            self.report_train(std::mem::take(&mut pushed), first, shared);
             if round.ready.contains(&false) && round.ready.contains(&true) && !round.stop {
                 return Err(uneven(&round.ready, iteration).into());
             }
             let (Some(batch), false) = (batch, round.stop) else { break };
-            let output = self.dp_rank.train_step(batch);
-            self.dp_rank.accumulate(output.grads);
-            accumulated += 1;
-            if accumulated == shared.accumulation {
-                self.dp_rank.step();
-                accumulated = 0;
+            taken.push((iteration, round.progress, batch));
+            if taken.len() == at_once {
+                pushed = taken.len();
+                accumulated = self.train(std::mem::take(&mut taken), accumulated, group, shared);
             }
-            let lr = self.dp_rank.learning_rate();
-            let item = TrainingItem::new(output.item, round.progress, Some(iteration), Some(lr));
-            shared.trained.push(group.rank(), item);
         }
         if first {
             shared.send(EventProcessorTraining::flush);
         }
         let stop = agree_on_stop(group, shared);
+        if !taken.is_empty() && !stop {
+            // As many on every rank.
+            let pushed = taken.len();
+            accumulated = self.train(taken, accumulated, group, shared);
+            group.barrier();
+            self.report_train(pushed, first, shared);
+        }
         if accumulated > 0 && !stop {
-            self.dp_rank.step();
+            self.trained.step();
         }
         // Validation, the checkpoint and whoever takes the model read them.
-        self.dp_rank.average_states();
+        self.trained.average_states();
         let mut progress = aggregate(group, batches.progress());
         if !stop {
             progress.resolve_total();
@@ -158,8 +164,34 @@ impl<M: LearnerModel> RankLoop<M> {
         Ok(stop)
     }
 
-    fn report_train(&self, first: bool, shared: &Shared<M>) {
-        if first {
+    /// Trains on the batches of some iterations, and steps after as many as an optimizer step takes, of which `accumulated`
+    /// came before. How many have come since the last step.
+    fn train(
+        &mut self,
+        taken: Vec<(usize, Progress, <M as TrainStep>::Input)>,
+        accumulated: usize,
+        group: &Group,
+        shared: &Shared<M>,
+    ) -> usize {
+        let mut accumulated = accumulated + taken.len();
+        let (facts, batches): (Vec<_>, _) =
+            taken.into_iter().map(|(at, progress, batch)| ((at, progress), batch)).unzip();
+        let outputs = self.trained.train(batches);
+        if accumulated == shared.accumulation {
+            self.trained.step();
+            accumulated = 0;
+        }
+        for ((iteration, progress), output) in facts.into_iter().zip(outputs) {
+            let lr = self.trained.learning_rate();
+            let item = TrainingItem::new(output, progress, Some(iteration), Some(lr));
+            shared.trained.push(group.rank(), item);
+        }
+        accumulated
+    }
+
+    /// Hands the oldest `pushed` outputs of every rank to the metrics.
+    fn report_train(&self, pushed: usize, first: bool, shared: &Shared<M>) {
+        for _ in 0..if first { pushed } else { 0 } {
             for item in shared.trained.take() {
                 shared.send(|to| to.process_train(LearnerEvent::ProcessedItem(item)));
             }
@@ -176,7 +208,7 @@ impl<M: LearnerModel> RankLoop<M> {
 
     fn valid_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
         let first = group.rank() == 0;
-        let model = self.dp_rank.model().valid();
+        self.trained.begin_valid();
         let mut batches = self.valid.iter();
         let start = aggregate(group, batches.progress());
         if first {
@@ -192,11 +224,11 @@ impl<M: LearnerModel> RankLoop<M> {
             }
             // Shares of the validation set may differ by a batch: only with ZeRO 3 there are collectives inside one.
             if let Some(batch) = batch {
-                let output = self.dp_rank.valid_step(&model, batch);
+                let output = self.trained.valid(batch);
                 shared.validated.push(group.rank(), TrainingItem::new(output, round.progress, Some(iteration), None));
             } else if let Some(filler) = &self.filler {
                 let batch = filler.iter().next().transpose()?.ok_or("the validation set has no first item")?;
-                let _ = self.dp_rank.valid_step(&model, batch);
+                let _ = self.trained.valid(batch);
             }
         }
         if first {
@@ -216,7 +248,7 @@ impl<M: LearnerModel> RankLoop<M> {
 
     /// Checkpoint and early stopping on rank 0; the decision is everyone's.
     fn end_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
-        let learner = if shared.checkpoints { self.dp_rank.whole(&shared.states, &shared.store)? } else { None };
+        let learner = if shared.checkpoints { self.trained.whole(&shared.states, &shared.store)? } else { None };
         let decision = (group.rank() == 0).then(|| {
             shared.send(|to| to.process_train(LearnerEvent::EndEpoch(epoch)));
             shared.send(EventProcessorTraining::flush);
@@ -232,50 +264,6 @@ impl<M: LearnerModel> RankLoop<M> {
     }
 }
 
-/// Takes this rank's next batch and lets the others know; no rank starts a batch that another will not join.
-fn next<B>(
-    batches: &mut dyn DataLoaderIterator<B>,
-    group: &Group,
-    interrupter: &Interrupter,
-) -> Result<(Option<B>, Round), BoxError> {
-    let batch = batches.next().transpose()?;
-    let progress = aggregate(group, batches.progress());
-    let ranks = group.all_gather_host((batch.is_some(), interrupter.should_stop()));
-    let round =
-        Round { ready: ranks.iter().map(|rank| rank.0).collect(), stop: ranks.iter().any(|rank| rank.1), progress };
-    Ok((batch, round))
-}
-
-fn aggregate(group: &Group, progress: Progress) -> Progress {
-    let plain = (progress.items_processed, progress.total, progress.unit);
-    let ranks = group.all_gather_host(plain).into_iter();
-    Progress::aggregate(ranks.map(|(done, total, unit)| Progress::new(done, total, unit)))
-}
-
 fn agree_on_stop<M: LearnerModel>(group: &Group, shared: &Shared<M>) -> bool {
     group.all_gather_host(shared.interrupter.should_stop()).contains(&true)
-}
-
-fn uneven(ready: &[bool], iteration: usize) -> String {
-    let list = |wanted: bool| {
-        let ranks = ready.iter().enumerate().filter(|(_, ready)| **ready == wanted).map(|(rank, _)| rank.to_string());
-        ranks.collect::<Vec<_>>().join(", ")
-    };
-    format!(
-        "ranks {} have no batch {iteration} while ranks {} do: every share of the training loader must yield the same number of \
-         batches",
-        list(false),
-        list(true)
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::uneven;
-
-    #[test]
-    fn an_uneven_loader_names_the_ranks() {
-        let text = uneven(&[true, false, true], 4);
-        assert!(text.starts_with("ranks 1 have no batch 4 while ranks 0, 2 do"), "{text}");
-    }
 }

@@ -101,7 +101,7 @@ impl RunLog {
     pub fn tasks(&mut self, step: u64, results: &[TaskResult]) -> io::Result<()> {
         let all = results.iter().flat_map(|result| result.metrics.iter().map(move |metric| (result, metric)));
         let values = all.map(|(result, metric)| (format!("{}/{}", result.name, metric.name), metric.value.into()));
-        let entry: serde_json::Map<String, Value> =
+        let entry: serde_json::Map<String, serde_json::Value> =
             [("step".to_string(), step.into())].into_iter().chain(values).collect();
         self.entry("tasks", step, entry)
     }

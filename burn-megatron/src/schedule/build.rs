@@ -13,8 +13,18 @@ impl Schedule {
     /// If there is no such schedule; see [`ScheduleSpec::check`].
     pub fn new(spec: ScheduleSpec) -> Result<Schedule, ScheduleError> {
         spec.check()?;
-        let by_need = Schedule::transfers_by_need(spec, &orders::passes(&spec));
-        Ok(by_need.transfers_by_time().expect("receives by need follow the layers").finished())
+        Ok(Self::known(spec, &orders::passes(&spec)))
+    }
+
+    /// All forward passes, then all backward passes, with the stages placed as in `spec`: for fewer micro-batches than its
+    /// schedule can take.
+    pub fn all_forward_all_backward(spec: ScheduleSpec) -> Schedule {
+        Self::known(spec, &orders::all_forward_all_backward(&spec))
+    }
+
+    fn known(spec: ScheduleSpec, passes: &[Vec<Work>]) -> Schedule {
+        let by_need = Schedule::transfers_by_need(spec, passes);
+        by_need.transfers_by_time().expect("receives by need follow the layers").finished()
     }
 
     /// The lists of passes in any order, if they can be run.

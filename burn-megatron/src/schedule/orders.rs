@@ -11,6 +11,11 @@ pub(super) fn passes(spec: &ScheduleSpec) -> Vec<Vec<Work>> {
     lists
 }
 
+/// GPipe's passes over any number of chunks per rank.
+pub(super) fn all_forward_all_backward(spec: &ScheduleSpec) -> Vec<Vec<Work>> {
+    vec![one_forward_one_backward(spec, spec.micro_batches * spec.virtual_pipeline); spec.pipeline_parallel]
+}
+
 /// The numbers of warm-up passes are Megatron-LM's: `get_pp_rank_microbatches` in
 /// megatron/core/pipeline_parallel/schedules.py.
 fn rank_passes(spec: &ScheduleSpec, rank: usize) -> Vec<Work> {

@@ -10,6 +10,13 @@ use thiserror::Error;
 use super::Placement;
 
 /// The schedules.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// assert_eq!("gpipe".parse(), Ok(ScheduleKind::GPipe));
+/// assert!(ScheduleKind::ZbH1.splits_backward());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "&'static str")]
 pub enum ScheduleKind {
@@ -48,6 +55,11 @@ impl ScheduleKind {
             ScheduleKind::ZbH1 => "zb-h1",
             ScheduleKind::ZbV => "zb-v",
         }
+    }
+
+    /// Whether the backward pass is two actions, input gradient and weight gradients.
+    pub fn splits_backward(self) -> bool {
+        matches!(self, ScheduleKind::ZbH1 | ScheduleKind::ZbV)
     }
 }
 

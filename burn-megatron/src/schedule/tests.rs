@@ -37,6 +37,22 @@ fn early_forwards(schedule: &Schedule) -> Vec<usize> {
     (0..schedule.ranks.len()).map(|r| schedule.passes(r).take_while(|w| w.pass == Pass::Forward).count()).collect()
 }
 
+/// The last step of an epoch may have fewer micro-batches than the interleaved schedule can take.
+#[test]
+fn all_forward_passes_then_all_backward_passes_is_complete_for_any_number_of_micro_batches() {
+    for (ranks, chunks, micro_batches) in [(2, 2, 1), (4, 2, 3), (4, 3, 1), (3, 1, 5)] {
+        let spec = ScheduleSpec::new(ScheduleKind::OneFOneB, ranks, micro_batches).with_virtual_pipeline(chunks);
+        let schedule = Schedule::all_forward_all_backward(spec);
+        schedule.check().unwrap();
+        for rank in 0..ranks {
+            let passes: Vec<Pass> = schedule.passes(rank).map(|work| work.pass).collect();
+            let (forward, backward) = passes.split_at(micro_batches * chunks);
+            assert!(forward.iter().all(|pass| *pass == Pass::Forward));
+            assert!(backward.len() == forward.len() && backward.iter().all(|pass| *pass == Pass::Backward));
+        }
+    }
+}
+
 #[test]
 fn warm_up_as_megatron() {
     let early = |spec| early_forwards(&Schedule::new(spec).unwrap());

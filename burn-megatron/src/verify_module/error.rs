@@ -58,6 +58,9 @@ pub enum ModuleError {
     /// A layout that is not for any module, with the nearest that is.
     #[error("{0}. `burn-megatron verify` proves the others for this crate's own models")]
     Layout(String),
+    /// What only a model of stages has.
+    #[error("Proof's micro_batches, schedule and recompute need a model that implements `Stages`: verify_stages_as")]
+    Stages,
     /// The CPU's floats are not `f64` where nothing else is said.
     #[error(
         "floats on the CPU are {float:?} in this process{}: verify_module must come before the first tensor; a file under \

@@ -2,6 +2,7 @@
 
 mod compare;
 mod error;
+mod stages;
 #[cfg(test)]
 mod tests;
 
@@ -15,9 +16,12 @@ use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::learner::{ModuleSteps, for_any_module};
+use crate::schedule::ScheduleKind;
 use crate::verify::{Candidate, Line};
 use compare::compare;
 pub use error::{ModuleError, ModuleReport};
+use models::Recompute;
+pub use stages::{verify_stages, verify_stages_as};
 
 /// Optimizer steps of every layout.
 const STEPS: usize = 3;
@@ -85,11 +89,15 @@ pub fn verify_module<M: Module + ModuleDisplay + 'static>(
 pub struct Proof {
     plan: Plan,
     optimizer: fn() -> ModuleOptimizer,
+    micro_batches: Option<usize>,
+    schedule: Option<ScheduleKind>,
+    recompute: Recompute,
 }
 
 impl Default for Proof {
     fn default() -> Self {
-        Self { plan: Plan::auto(), optimizer: || AdamWConfig::new().with_weight_decay(0.1).init() }
+        let optimizer: fn() -> ModuleOptimizer = || AdamWConfig::new().with_weight_decay(0.1).init();
+        Self { plan: Plan::auto(), optimizer, micro_batches: None, schedule: None, recompute: Recompute::default() }
     }
 }
 
@@ -103,6 +111,27 @@ impl Proof {
     /// The optimizer instead of AdamW.
     pub fn optimizer(mut self, optimizer: fn() -> ModuleOptimizer) -> Self {
         self.optimizer = optimizer;
+        self
+    }
+
+    /// Of [`verify_stages_as`]: micro-batches of a step on each data-parallel rank. Without it twice the pipeline ranks,
+    /// or 1 without a pipeline.
+    pub fn micro_batches(mut self, micro_batches: usize) -> Self {
+        self.micro_batches = Some(micro_batches);
+        self
+    }
+
+    /// Of [`verify_stages_as`]: the schedule of pipelines, as [`MeshStrategy::schedule`].
+    ///
+    /// [`MeshStrategy::schedule`]: crate::learner::MeshStrategy::schedule
+    pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
+        self.schedule = Some(schedule);
+        self
+    }
+
+    /// Of [`verify_stages_as`]: which blocks run their forward pass again in the backward pass.
+    pub fn recompute(mut self, recompute: Recompute) -> Self {
+        self.recompute = recompute;
         self
     }
 }
@@ -121,6 +150,9 @@ pub fn verify_module_as<M: Module + ModuleDisplay + 'static>(
     proof: &Proof,
 ) -> Result<ModuleReport, ModuleError> {
     layouts.iter().try_for_each(|layout| for_any_module(layout).map_err(ModuleError::Layout))?;
+    if proof.micro_batches.is_some() || proof.schedule.is_some() || proof.recompute != Recompute::default() {
+        return Err(ModuleError::Stages);
+    }
     let device = double_precision()?.autodiff();
     device.seed(SEED);
     let module = make_model(&device).fork(&device);

@@ -9,7 +9,7 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
@@ -19,6 +19,8 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Interrupter, Learner, LearningResult, SupervisedTraining, TrainOutput,
     TrainStep, TrainingStrategy,
 };
+
+use burn_megatron::prelude::{Part, Stages};
 
 use crate::cpu;
 
@@ -55,9 +57,14 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Classifier {
+    /// With two layers.
     pub fn new(dropout: f64, trap: Trap) -> Self {
+        Self::deep(2, dropout, trap)
+    }
+
+    pub fn deep(layers: usize, dropout: f64, trap: Trap) -> Self {
         let device = &cpu().autodiff();
-        let encoder = TransformerEncoderConfig::new(WIDTH, 32, 4, 2).with_norm_first(true).with_dropout(dropout);
+        let encoder = TransformerEncoderConfig::new(WIDTH, 32, 4, layers).with_norm_first(true).with_dropout(dropout);
         let model = Self {
             tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
             encoder: encoder.init(device),
@@ -67,13 +74,13 @@ impl Classifier {
         model.map(&mut Known::default())
     }
 
-    fn forward(&self, batch: Batch) -> ClassificationOutput {
-        let [count, _] = batch.tokens.dims();
-        let input = TransformerEncoderInput::new(self.tokens.forward(batch.tokens)).mask_pad(batch.padding);
-        let first = self.encoder.forward(input).slice([0..count, 0..1]).reshape([count, WIDTH]);
-        let output = self.head.forward(first);
-        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), batch.classes.clone());
-        ClassificationOutput::new(loss, output, batch.classes)
+    /// Before every training step.
+    fn spring(trap: &Trap) {
+        let step = trap.steps.fetch_add(1, Ordering::SeqCst) + 1;
+        assert!(trap.panic_at != Some(step), "the model ran into a wall");
+        if trap.stop_at == Some(step) {
+            trap.interrupter.0.stop(Some("enough"));
+        }
     }
 
     /// Every number of the record.
@@ -126,13 +133,39 @@ impl TrainStep for Classifier {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let step = self.trap.steps.fetch_add(1, Ordering::SeqCst) + 1;
-        assert!(self.trap.panic_at != Some(step), "the model ran into a wall");
-        if self.trap.stop_at == Some(step) {
-            self.trap.interrupter.0.stop(Some("enough"));
+        let (loss, output) = self.run(&batch);
+        TrainOutput::new(self, loss.backward(), output)
+    }
+}
+
+impl Stages for Classifier {
+    type Activation = Tensor<3>;
+
+    fn blocks(&self) -> usize {
+        self.encoder.layers.len()
+    }
+
+    fn owner(path: &str) -> Option<Part> {
+        Part::by_path(path, "tokens", "encoder.layers", "head")
+    }
+
+    fn first(&self, batch: &Batch) -> Tensor<3> {
+        self.tokens.forward(batch.tokens.clone())
+    }
+
+    fn block(&self, index: usize, x: Tensor<3>, batch: &Batch) -> Tensor<3> {
+        self.encoder.layers[index].forward(x, Some(batch.padding.clone()), None)
+    }
+
+    fn last(&self, x: Tensor<3>, batch: &Batch) -> (Tensor<1>, ClassificationOutput) {
+        if x.device().is_autodiff() {
+            Self::spring(&self.trap);
         }
-        let output = self.forward(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
+        let [count, _, _] = x.dims();
+        let output = self.head.forward(x.slice([0..count, 0..1]).reshape([count, WIDTH]));
+        let classes = batch.classes.clone();
+        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), classes.clone());
+        (loss.clone(), ClassificationOutput::new(loss, output, classes))
     }
 }
 
@@ -141,11 +174,11 @@ impl InferenceStep for Classifier {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.forward(batch)
+        self.run(&batch).1
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Module, Debug)]
 pub struct Batch {
     tokens: Tensor<2, Int>,
     padding: Tensor<2, Bool>,
@@ -208,6 +241,7 @@ pub struct Setup {
     pub epochs: usize,
     pub accumulation: Option<usize>,
     pub order: Order,
+    pub layers: usize,
     pub dropout: f64,
     /// Of the CPU's generator.
     pub seed: Option<u64>,
@@ -224,6 +258,7 @@ impl Default for Setup {
             epochs: 2,
             accumulation: None,
             order: Order::default(),
+            layers: 2,
             dropout: 0.0,
             seed: None,
             trap: Trap::default(),
@@ -249,7 +284,7 @@ impl Setup {
         if let Some(accumulation) = self.accumulation {
             training = training.grads_accumulation(accumulation);
         }
-        let mut model = Classifier::new(self.dropout, self.trap.clone());
+        let mut model = Classifier::deep(self.layers, self.dropout, self.trap.clone());
         if let Some(resume) = self.checkpoints {
             training = training.with_default_checkpointers();
             if let Some(epoch) = resume {

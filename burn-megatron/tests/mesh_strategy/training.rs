@@ -18,11 +18,11 @@ fn mesh(layout: &str) -> MeshStrategy {
     MegatronStrategy::mesh(layout.parse().unwrap()).units(Units::auto().keep_below(2))
 }
 
-fn one_device() -> TrainingStrategy<Classifier> {
+pub fn one_device() -> TrainingStrategy<Classifier> {
     ExecutionStrategy::single(cpu()).into()
 }
 
-fn metric(directory: &Path, name: &str, epoch: usize, split: Split) -> Vec<f64> {
+pub fn metric(directory: &Path, name: &str, epoch: usize, split: Split) -> Vec<f64> {
     let mut logger = FileMetricLogger::new(directory);
     let entries = logger.read_numeric(name, epoch, &split).unwrap();
     entries.iter().filter(|entry| !entry.serialize().ends_with("final")).map(|entry| entry.current()).collect()

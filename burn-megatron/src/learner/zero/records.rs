@@ -50,6 +50,20 @@ pub(in crate::learner) fn join(
     entries(parts, |name, rank| owner_of_entry(name, owners).unwrap_or(0) == rank)
 }
 
+/// The states of the parameters that `is_taken`, and with `others` what belongs to none.
+pub(in crate::learner) fn only(
+    whole: Bytes,
+    others: bool,
+    is_taken: impl Fn(ParamId) -> bool,
+) -> Result<Bytes, RecordError> {
+    entries([(0, whole)], |name, _| id_of_entry(name).map_or(others, &is_taken))?.into_bytes()
+}
+
+/// One record of several that have different parameters.
+pub(in crate::learner) fn concat(parts: impl IntoIterator<Item = Bytes>) -> Result<OptimizerRecord, RecordError> {
+    entries(parts.into_iter().map(|part| (0, part)), |_, _| true)
+}
+
 /// One record of the entries of `parts` that `is_taken` from the rank each part stands for.
 fn entries(
     parts: impl IntoIterator<Item = (usize, Bytes)>,
@@ -77,8 +91,11 @@ fn entries(
 }
 
 fn owner_of_entry(name: &str, owners: &Owners) -> Option<usize> {
-    let id = name.split('.').next().and_then(|id| id.parse::<u64>().ok());
-    id.and_then(|id| owners.owner(ParamId::from(id)))
+    id_of_entry(name).and_then(|id| owners.owner(id))
+}
+
+fn id_of_entry(name: &str) -> Option<ParamId> {
+    name.split('.').next().and_then(|id| id.parse::<u64>().ok()).map(ParamId::from)
 }
 
 /// Keeps what it is told to save.

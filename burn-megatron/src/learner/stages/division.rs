@@ -1,0 +1,221 @@
+//! Which rank of a pipeline holds which parts of a model. Decided before anything starts, the same on every rank.
+
+use std::collections::HashMap;
+
+use backend_dist::mesh::{Nearest, ParallelLayout};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+use models::Recompute;
+use models::recompute::Granularity;
+
+use super::{Part, Stages, StagesError};
+use crate::engine::segments::{Link, segments};
+use crate::learner::zero::running_states;
+use crate::schedule::stages::{Stage, StageLayout};
+use crate::schedule::{Schedule, ScheduleKind, ScheduleSpec};
+
+/// What a user wants of a pipeline.
+#[derive(Clone, Debug, Default)]
+pub(in crate::learner) struct Wanted {
+    /// By itself none on one rank, 1F1B on several, interleaved with several chunks per rank.
+    pub schedule: Option<ScheduleKind>,
+    pub micro_batches: Option<usize>,
+    pub recompute: Recompute,
+}
+
+/// Parts that run one after the other with one autodiff graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub links: Vec<Link>,
+    /// Only the input is kept, and the backward pass runs the forward pass again.
+    pub recompute: bool,
+}
+
+/// A model divided over the ranks of a pipeline.
+#[derive(Clone, Debug)]
+pub(in crate::learner) struct Division {
+    spec: ScheduleSpec,
+    stages: Vec<Stage>,
+    recompute: Recompute,
+    owners: HashMap<ParamId, Part>,
+    paths: HashMap<String, Part>,
+}
+
+impl Division {
+    /// Divides `model` over the pipeline of `layout`.
+    ///
+    /// # Errors
+    /// See [`StagesError`].
+    pub fn of<M: Stages>(model: &M, layout: &ParallelLayout, wanted: &Wanted) -> Result<Self, StagesError> {
+        let spec = spec(layout, wanted)?;
+        let (blocks, placement) = (model.blocks(), spec.placement());
+        if blocks < placement.stages() {
+            let (ranks, chunks) = (placement.ranks(), placement.chunks());
+            let nearest = Nearest::where_legal(ranks, ranks, |ranks| ranks * chunks <= blocks);
+            return Err(StagesError::Blocks { ranks, chunks, blocks, nearest });
+        }
+        let (owners, paths) = owners(model, blocks)?;
+        match wanted.recompute.granularity {
+            Granularity::Selective => return Err(StagesError::Selective),
+            Granularity::Full => {
+                let states = running_states(model);
+                let found = Parameters::of(model).into_iter().find(|(_, id)| states.contains(id));
+                if let Some((path, _)) = found {
+                    return Err(StagesError::RunningState { path });
+                }
+            }
+            Granularity::None => {}
+        }
+        let stages = StageLayout::balanced(blocks, placement.stages()).stages().to_vec();
+        Ok(Self { spec, stages, recompute: wanted.recompute.clone(), owners, paths })
+    }
+
+    /// The schedule of so many micro-batches. The last step of an epoch may have fewer than the schedule can take; then
+    /// all forward passes come before all backward passes.
+    pub fn schedule(&self, micro_batches: usize) -> Schedule {
+        let spec = ScheduleSpec { micro_batches, ..self.spec };
+        Schedule::new(spec).unwrap_or_else(|_| Schedule::all_forward_all_backward(spec))
+    }
+
+    /// The chunks of a pipeline rank, each a list of pieces.
+    pub(super) fn chunks(&self, rank: usize) -> Vec<Vec<Piece>> {
+        let placement = self.spec.placement();
+        (0..placement.chunks()).map(|chunk| self.pieces(&self.stages[placement.stage(rank, chunk)])).collect()
+    }
+
+    fn pieces(&self, stage: &Stage) -> Vec<Piece> {
+        let part = models::Part { layers: stage.layers.clone(), embedding: stage.embedding, head: stage.loss };
+        let mut pieces: Vec<Piece> = Vec::new();
+        for segment in segments(&part, &self.recompute, false) {
+            match pieces.last_mut() {
+                Some(piece) if !piece.recompute && !segment.recompute => piece.links.push(segment.link),
+                _ => pieces.push(Piece { links: vec![segment.link], recompute: segment.recompute }),
+            }
+        }
+        pieces
+    }
+
+    /// Stages of the model.
+    pub fn stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// The rank and its chunk that hold a stage.
+    pub fn holder(&self, stage: usize) -> (usize, usize) {
+        self.spec.placement().holder(stage)
+    }
+
+    /// The ranks that hold a part, the first of them first.
+    fn ranks_of(&self, part: Part) -> Vec<usize> {
+        let last = self.stages() - 1;
+        let stages = match part {
+            Part::First => vec![0],
+            Part::Last => vec![last],
+            Part::Tied => vec![0, last],
+            Part::Block(index) => {
+                self.stages.iter().position(|stage| stage.layers.contains(&index)).into_iter().collect()
+            }
+        };
+        let mut ranks: Vec<usize> = stages.into_iter().map(|stage| self.holder(stage).0).collect();
+        ranks.dedup();
+        ranks
+    }
+
+    /// Whether a pipeline rank holds the parameter with this path.
+    pub fn is_path_on(&self, path: &str, rank: usize) -> bool {
+        self.paths.get(path).is_some_and(|part| self.ranks_of(*part).contains(&rank))
+    }
+
+    /// Whether a pipeline rank holds a parameter.
+    pub fn is_on(&self, id: ParamId, rank: usize) -> bool {
+        self.owners.get(&id).is_some_and(|part| self.ranks_of(*part).contains(&rank))
+    }
+
+    /// The pipeline rank whose value and optimizer state of a parameter are saved.
+    pub fn saver(&self, id: ParamId) -> usize {
+        self.owners.get(&id).map_or(0, |part| self.ranks_of(*part)[0])
+    }
+
+    /// The part that uses the parameter with this path.
+    pub fn part(&self, path: &str) -> Option<Part> {
+        self.paths.get(path).copied()
+    }
+
+    /// The ranks at both ends of the pipeline, if they are two and hold this parameter together.
+    pub fn ends(&self, id: ParamId) -> Option<(usize, usize)> {
+        let part = self.owners.get(&id).filter(|part| **part == Part::Tied)?;
+        match self.ranks_of(*part)[..] {
+            [first, last] => Some((first, last)),
+            _ => None,
+        }
+    }
+}
+
+/// The schedule of a layout.
+fn spec(layout: &ParallelLayout, wanted: &Wanted) -> Result<ScheduleSpec, StagesError> {
+    let by_size = if layout.pp > 1 { ScheduleKind::OneFOneB } else { ScheduleKind::NoPipeline };
+    let kind = wanted.schedule.unwrap_or(by_size);
+    if kind.splits_backward() {
+        let nearest = if kind == ScheduleKind::ZbV { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB };
+        return Err(StagesError::SplitBackward { kind, nearest });
+    }
+    let mut spec = ScheduleSpec::new(kind, layout.pp, wanted.micro_batches.unwrap_or(1));
+    if layout.vpp > 1 {
+        spec = spec.with_virtual_pipeline(layout.vpp);
+    }
+    spec.check()?;
+    Ok(spec)
+}
+
+type Owned = (HashMap<ParamId, Part>, HashMap<String, Part>);
+
+/// The part of every parameter, by id and by path.
+fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
+    let (mut owners, mut paths): Owned = Default::default();
+    let mut names: HashMap<ParamId, String> = HashMap::new();
+    let mut nearest = Part::First;
+    for (path, id) in Parameters::of(model) {
+        let Some(part) = M::owner(&path) else { return Err(StagesError::NoOwner { path, nearest }) };
+        if matches!(part, Part::Block(index) if index >= blocks) {
+            return Err(StagesError::NoBlock { path, part, blocks });
+        }
+        if let Some(other) = names.get(&id).filter(|other| paths[*other] != part) {
+            let (other, other_part) = (other.clone(), paths[other]);
+            return Err(StagesError::TwoOwners { path, part, other, other_part });
+        }
+        nearest = part;
+        names.insert(id, path.clone());
+        owners.insert(id, part);
+        paths.insert(path, part);
+    }
+    Ok((owners, paths))
+}
+
+/// The paths and ids of a module's float parameters and running states, in its order.
+#[derive(Default)]
+struct Parameters {
+    path: Vec<String>,
+    found: Vec<(String, ParamId)>,
+}
+
+impl Parameters {
+    fn of<M: Module>(module: &M) -> Vec<(String, ParamId)> {
+        let mut parameters = Self::default();
+        module.visit(&mut parameters);
+        parameters.found
+    }
+}
+
+impl ModuleVisitor for Parameters {
+    fn enter_module(&mut self, name: &str, _kind: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _kind: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.found.push((self.path.join("."), param.id));
+    }
+}

@@ -1,0 +1,185 @@
+//! A pipeline under burn-train: its first rank reads the batches and leads, the others do what it says.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use backend_dist::comm::Group;
+use backend_dist::launch::{BoxError, Rank};
+use backend_dist::mesh::ParallelLayout;
+use backend_dist::parallelize::Plan;
+use burn::module::ModuleDisplay;
+use burn::tensor::{Bytes, Device};
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{InferenceStep, Learner, LearnerModel, TrainStep};
+
+use super::lead::Lead;
+use super::values::Values;
+use super::{Division, StageRank, Stages};
+use crate::learner::trained::Trained;
+
+/// What the first rank tells another.
+pub(super) enum Order<I> {
+    Seed(u64, usize),
+    Train(Vec<I>),
+    Step,
+    AverageStates,
+    BeginEvaluation,
+    Evaluate(I),
+    /// Send what you save.
+    Save,
+    /// Send the values that you save.
+    Values,
+    End,
+}
+
+/// What another rank tells the first.
+pub(super) enum Reply<O> {
+    Outputs(Vec<O>),
+    Saved(Values, Bytes),
+    Values(Values),
+}
+
+/// The first rank's lines to another.
+pub(super) struct Line<M: TrainStep> {
+    pub orders: Sender<Order<M::Input>>,
+    pub replies: Receiver<Reply<M::Output>>,
+}
+
+/// Another rank's lines to the first.
+struct Follower<M: TrainStep> {
+    orders: Receiver<Order<M::Input>>,
+    replies: Sender<Reply<M::Output>>,
+}
+
+/// A model whose validation is that of its training: the same batches and outputs.
+pub(in crate::learner) trait StagesModel:
+    LearnerModel
+    + Stages
+    + ModuleDisplay
+    + InferenceStep<Input = <Self as TrainStep>::Input, Output = <Self as TrainStep>::Output>
+{
+}
+
+impl<M> StagesModel for M where
+    M: LearnerModel
+        + Stages
+        + ModuleDisplay
+        + InferenceStep<Input = <M as TrainStep>::Input, Output = <M as TrainStep>::Output>
+{
+}
+
+/// The part of each rank in the pipelines of one training.
+pub(in crate::learner) trait OnRank<M: LearnerModel>: Send + Sync {
+    /// Pipeline ranks.
+    fn ranks(&self) -> usize;
+
+    /// The first rank of a pipeline.
+    fn lead(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<Box<dyn Trained<M>>, BoxError>;
+
+    /// Another rank, to the end of the training.
+    fn follow(
+        &self,
+        learner: Learner<M>,
+        device: &Device,
+        rank: &Rank,
+        store: &EventStoreClient,
+    ) -> Result<M, BoxError>;
+}
+
+/// All pipelines of one training.
+pub(in crate::learner) struct Pipeline<M: TrainStep> {
+    division: Arc<Division>,
+    plan: Plan,
+    zero: u8,
+    ranks: usize,
+    /// By data-parallel rank.
+    lines: Mutex<HashMap<usize, Vec<Line<M>>>>,
+    /// By data-parallel and pipeline rank.
+    followers: Mutex<HashMap<(usize, usize), Follower<M>>>,
+}
+
+impl<M: TrainStep> Pipeline<M> {
+    pub fn new(division: Division, layout: &ParallelLayout, plan: Plan) -> Self {
+        let (mut lines, mut followers): (HashMap<usize, Vec<Line<M>>>, HashMap<_, _>) = Default::default();
+        for dp in 0..layout.dp {
+            for pp in 1..layout.pp {
+                let ((orders, to), (from, replies)) = (channel(), channel());
+                lines.entry(dp).or_default().push(Line { orders, replies });
+                followers.insert((dp, pp), Follower { orders: to, replies: from });
+            }
+        }
+        let (lines, followers) = (Mutex::new(lines), Mutex::new(followers));
+        Self { division: division.into(), plan, zero: layout.zero, ranks: layout.pp, lines, followers }
+    }
+
+    fn stage_rank(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<StageRank<M>, BoxError>
+    where
+        M: StagesModel,
+    {
+        StageRank::new(learner, device, (rank, &self.plan, self.zero), self.division.clone())
+    }
+}
+
+impl<M: StagesModel> OnRank<M> for Pipeline<M> {
+    fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn lead(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<Box<dyn Trained<M>>, BoxError> {
+        let lines = lock(&self.lines).remove(&rank.coords.dp).unwrap_or_default();
+        Ok(Box::new(Lead::new(self.stage_rank(learner, device, rank)?, lines)))
+    }
+
+    fn follow(
+        &self,
+        learner: Learner<M>,
+        device: &Device,
+        rank: &Rank,
+        store: &EventStoreClient,
+    ) -> Result<M, BoxError> {
+        let follower = lock(&self.followers).remove(&(rank.coords.dp, rank.coords.pp));
+        let Follower { orders, replies } = follower.expect("every rank of a pipeline starts once");
+        let (mut stages, mut valid) = (self.stage_rank(learner, device, rank)?, None);
+        // The first rank waits for these.
+        let reply = |reply| drop(replies.send(reply));
+        loop {
+            let Ok(order) = orders.recv() else { ended_early(&stages.groups().pp) };
+            match order {
+                Order::Seed(base, epoch) => stages.seed(base, epoch),
+                Order::Train(batches) => {
+                    let outputs = stages.train(batches);
+                    if !outputs.is_empty() {
+                        reply(Reply::Outputs(outputs));
+                    }
+                }
+                Order::Step => stages.step(),
+                Order::AverageStates => stages.average_states(),
+                Order::BeginEvaluation => valid = Some(stages.valid_model()),
+                Order::Evaluate(batch) => {
+                    let model = valid.as_ref().expect("an evaluation begins before its first batch");
+                    if let Some(output) = stages.evaluate(model, batch) {
+                        reply(Reply::Outputs(vec![output]));
+                    }
+                }
+                Order::Save => {
+                    valid = None;
+                    let (values, states) = stages.saved(store)?;
+                    reply(Reply::Saved(values, states));
+                }
+                Order::Values => reply(Reply::Values(stages.values())),
+                Order::End => return Ok(stages.learner().model()),
+            }
+        }
+    }
+}
+
+/// Ends with the failure of the rank that has gone.
+pub(super) fn ended_early(pipeline: &Group) -> ! {
+    pipeline.barrier();
+    panic!("a rank of the pipeline ended before the training");
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

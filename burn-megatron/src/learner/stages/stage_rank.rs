@@ -1,0 +1,266 @@
+//! One rank of a pipeline: its stages, its share of the optimizer step.
+
+use std::sync::Arc;
+
+use backend_dist::comm::Group;
+use backend_dist::gradients::{average_gradients, place_gradients};
+use backend_dist::launch::{BoxError, Rank};
+use backend_dist::local::Recent;
+use backend_dist::mesh::Axis;
+use backend_dist::parallelize::{Plan, parallelize_part};
+use burn::module::{Module, ModuleDisplay};
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::tensor::{Bytes, Device};
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{Learner, LearnerModel, TrainStep};
+
+use super::chunk::{Chunk, Run, Seed, Value};
+use super::mailbox::Mailbox;
+use super::stage_model::stage_model;
+use super::tied::sum_tied;
+use super::values::{Values, values};
+use super::{Activation, Division, Stages};
+use crate::learner::states::{average_states, with_own_states};
+use crate::learner::zero::records::{only, optimizer_record};
+use crate::learner::zero::{Owners, Zero, reduce_to_owners, running_states, share_parameters, with_stepped};
+use crate::schedule::{Action, Pass, Work};
+
+type Input<M> = <M as TrainStep>::Input;
+type Output<M> = <M as TrainStep>::Output;
+
+/// The ranks that a stage's rank communicates with.
+pub(in crate::learner) struct Groups {
+    /// The pipeline.
+    pub pp: Group,
+    /// Ranks with the same stages.
+    pub dp: Group,
+    /// Ranks that hold shards of the same parameters.
+    pub tp: Group,
+}
+
+impl Groups {
+    pub fn of(rank: &Rank) -> Self {
+        Self { pp: rank.group(Axis::Pp), dp: rank.group(Axis::Dp), tp: rank.group(Axis::Tp) }
+    }
+}
+
+/// A rank of a pipeline, which leads those that hold shards with it.
+pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
+    /// It steps the parameters of this rank; its others keep the values that the training began with, of which all ranks
+    /// have one copy in host memory.
+    learner: Learner<M>,
+    /// With stand-ins for the parameters of other ranks.
+    model: M,
+    /// The same without gradients, if something is recomputed.
+    frozen: Option<M>,
+    chunks: Vec<Chunk<M>>,
+    division: Arc<Division>,
+    zero: Zero,
+    groups: Groups,
+    /// Logical, with autodiff.
+    device: Device,
+    accumulator: GradientsAccumulator<M>,
+    seed: Seed,
+}
+
+impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
+    /// The rank of `learner`, whose model is in host memory, on the logical device `device`. `plan` shards it over
+    /// tensor-parallel ranks.
+    ///
+    /// # Errors
+    /// If the plan does not fit the model.
+    pub fn new(
+        learner: Learner<M>,
+        device: &Device,
+        (rank, plan, zero): (&Rank, &Plan, u8),
+        division: Arc<Division>,
+    ) -> Result<Self, BoxError> {
+        let groups = Groups::of(rank);
+        let (whole, here) = (learner.model(), groups.pp.rank());
+        let states = running_states(&whole);
+        let whole = if states.is_empty() { whole } else { with_own_states(&whole) };
+        let part = stage_model(whole.clone(), &division, here);
+        let model = match groups.tp.size() {
+            1 => part.fork(device),
+            _ => parallelize_part((&whole, part), device, rank, plan, |path| division.is_path_on(path, here))?,
+        };
+        let own_states = states.into_iter().filter(|id| division.is_on(*id, here)).collect();
+        let owners = Owners::of(&model, if zero > 0 { groups.dp.size() } else { 1 });
+        let zero = Zero { stage: zero, owners: owners.into(), units: Default::default(), states: Arc::new(own_states) };
+        let chunks = division.chunks(here);
+        let recomputes = chunks.iter().flatten().any(|piece| piece.recompute);
+        let seed = Seed { base: 0, micro_batch: 0 };
+        let mut rank = Self {
+            learner,
+            frozen: recomputes.then(|| model.clone().no_grad()),
+            model,
+            chunks: chunks.into_iter().map(Chunk::new).collect(),
+            division,
+            zero,
+            groups,
+            device: device.clone(),
+            accumulator: GradientsAccumulator::new(),
+            seed,
+        };
+        rank.seed(0, 0);
+        Ok(rank)
+    }
+}
+
+impl<M: LearnerModel + Stages> StageRank<M> {
+    pub fn learner(&self) -> &Learner<M> {
+        &self.learner
+    }
+
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    pub fn division(&self) -> &Division {
+        &self.division
+    }
+
+    /// Begins the random numbers of an epoch, which are its own on each data-parallel rank.
+    pub fn seed(&mut self, base: u64, epoch: usize) {
+        let position = (epoch as u64) << 32 | self.groups.dp.rank() as u64;
+        self.seed = Seed { base: base ^ position.wrapping_mul(0x9e37_79b9_7f4a_7c15), micro_batch: 0 };
+    }
+
+    /// Forward and backward passes of these micro-batches in the order of the schedule; their gradients are added up. The
+    /// outputs, if this rank holds the last stage: whoever reads one needs no other rank. Every rank of the pipeline
+    /// must call it, with the same batches.
+    pub fn train(&mut self, batches: Vec<Input<M>>) -> Vec<Output<M>> {
+        let recent = Recent::on(&self.device);
+        let batches: Vec<Input<M>> = batches.into_iter().map(|batch| batch.fork(&self.device)).collect();
+        let schedule = self.division.schedule(batches.len());
+        let here = self.groups.pp.rank();
+        let mut mailbox = Mailbox::new(self.groups.pp.clone(), self.device.clone());
+        let mut outputs: Vec<Option<Output<M>>> = batches.iter().map(|_| None).collect();
+        for action in &schedule.ranks[here] {
+            match action {
+                Action::Compute(work) => {
+                    let input = schedule.input(here, *work).map(|input| mailbox.take(input));
+                    let Work { pass, chunk, micro_batch } = *work;
+                    let seed = Seed { micro_batch: self.seed.micro_batch + micro_batch as u64, ..self.seed };
+                    let (model, frozen, device) = (&self.model, &self.frozen, &self.device);
+                    let run = Run { model, frozen, device, batch: &batches[micro_batch], seed };
+                    match pass {
+                        Pass::Forward => match self.chunks[chunk].forward(&run, micro_batch, input) {
+                            Value::Activation(activation) => mailbox.put(*work, activation),
+                            Value::Loss(_, output) => outputs[micro_batch] = Some(output),
+                        },
+                        _ => {
+                            let chunk = &mut self.chunks[chunk];
+                            if let Some(grad) = chunk.backward(&run, micro_batch, input, &mut self.accumulator) {
+                                mailbox.put(*work, grad);
+                            }
+                        }
+                    }
+                }
+                Action::Send(transfer) => mailbox.send(transfer),
+                Action::Recv(transfer) => mailbox.expect(*transfer),
+                Action::ReduceGrads { .. } | Action::Step => {}
+            }
+        }
+        self.seed.micro_batch += batches.len() as u64;
+        drop(batches);
+        // Gradients stay where they are until the step.
+        let grads = self.accumulator.grads();
+        recent.make_whole(&self.model, &grads);
+        self.accumulator.accumulate(&self.model, grads);
+        outputs.into_iter().flatten().collect()
+    }
+
+    /// The output of a batch without autodiff, if this rank holds the last stage. Every rank of the pipeline must call it.
+    pub fn evaluate(&self, model: &M, batch: Input<M>) -> Option<Output<M>> {
+        let device = self.device.clone().inner();
+        let recent = Recent::on(&self.device);
+        let batch = batch.fork(&device);
+        let (division, pp) = (&self.division, &self.groups.pp);
+        let run = Run { model, frozen: &None, device: &device, batch: &batch, seed: self.seed };
+        let (mut x, mut found) = (None, None);
+        for stage in 0..division.stages() {
+            let (holder, chunk) = division.holder(stage);
+            if holder != pp.rank() {
+                continue;
+            }
+            if stage > 0 && division.holder(stage - 1).0 != holder {
+                x = Some(M::Activation::receive(division.holder(stage - 1).0, &device, pp));
+            }
+            match self.chunks[chunk].evaluate(&run, x.take()) {
+                Value::Loss(_, output) => found = Some(output),
+                Value::Activation(y) if division.holder(stage + 1).0 != holder => {
+                    y.send(division.holder(stage + 1).0, pp);
+                }
+                Value::Activation(y) => x = Some(y),
+            }
+        }
+        recent.make_whole(&self.model, &GradientsParams::new());
+        found
+    }
+
+    /// The model of an evaluation.
+    pub fn valid_model(&self) -> M {
+        self.model.valid()
+    }
+
+    /// Steps the model with the gradients that were added up, their mean over data-parallel ranks. Every rank must call it.
+    pub fn step(&mut self) {
+        let Groups { pp, dp, tp } = &self.groups;
+        let (model, here) = (self.model.clone(), pp.rank());
+        let grads = place_gradients(&model, self.accumulator.grads(), tp);
+        let inner = self.device.clone().inner();
+        let grads = sum_tied(&model, grads, &self.division, (pp, &inner));
+        let grads = match self.zero.stage {
+            0 => average_gradients(&model, grads, dp),
+            _ => reduce_to_owners(&model, grads, &self.zero.owners, dp),
+        };
+        self.learner.lr_step();
+        self.learner.optimizer_step(grads);
+        let stepped = self.learner.model();
+        self.model = match self.zero.stage {
+            0 => with_stepped(model, &stepped, &self.device, |id| self.division.is_on(id, here)),
+            _ => share_parameters(model, &stepped, &self.zero.owners, dp),
+        };
+        self.refreeze();
+    }
+
+    /// Gives all ranks the mean of their running states. Every rank must call it.
+    pub fn average_states(&mut self) {
+        if !self.zero.states.is_empty() {
+            self.model = average_states(self.model.clone(), &self.zero.states, &self.groups.dp);
+            self.refreeze();
+        }
+    }
+
+    fn refreeze(&mut self) {
+        if self.frozen.is_some() {
+            self.frozen = Some(self.model.clone().no_grad());
+        }
+    }
+
+    /// What this rank saves: the values of its parameters, on the first data-parallel rank, and the states of the
+    /// optimizer that no other rank saves.
+    ///
+    /// # Errors
+    /// If the states cannot be written.
+    pub fn saved(&self, store: &EventStoreClient) -> Result<(Values, Bytes), BoxError> {
+        let (here, dp) = (self.groups.pp.rank(), self.groups.dp.rank());
+        let is_saved = |id| self.division.saver(id) == here;
+        let values = values(&self.model, |id| dp == 0 && is_saved(id));
+        let states = optimizer_record(&self.learner, store).into_bytes()?;
+        let is_own = |id| is_saved(id) && self.zero.owners.owner(id) == Some(dp);
+        Ok((values, only(states, here == 0 && dp == 0, is_own)?))
+    }
+
+    /// The values of the parameters that this rank saves.
+    pub fn values(&self) -> Values {
+        let here = self.groups.pp.rank();
+        values(&self.model, |id| self.division.saver(id) == here)
+    }
+
+    /// The model of this rank, with stand-ins.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+}

@@ -1,0 +1,95 @@
+//! The strategy of a model of stages for burn-train.
+
+use std::sync::Arc;
+
+use burn::train::{Learner, TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader};
+
+use super::division::{Division, Wanted};
+use super::pipeline::{Pipeline, StagesModel};
+use crate::learner::custom;
+use crate::learner::data_parallel::DataParallel;
+use crate::learner::mesh::{MeshStrategy, TensorParallel, for_stages};
+use crate::learner::report::{Failure, Fit, Fitted};
+use crate::learner::zero::Units;
+
+/// A layout for a model that implements [`Stages`](super::Stages), as a strategy for
+/// `SupervisedTraining::with_training_strategy`: [`MeshStrategy::stages`] makes it.
+///
+/// ```no_run
+/// use burn::module::ModuleDisplay;
+/// use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep};
+/// use burn_megatron::prelude::*;
+///
+/// fn spread<M>(training: SupervisedTraining<M>) -> Result<SupervisedTraining<M>, BoxError>
+/// where
+///     M: LearnerModel + ModuleDisplay + Stages,
+///     M: InferenceStep<Input = <M as TrainStep>::Input, Output = <M as TrainStep>::Output>,
+/// {
+///     let strategy: StagesStrategy = MegatronStrategy::mesh("PP2 DP2".parse()?).micro_batches(8).stages();
+///     Ok(training.with_training_strategy(strategy.into()))
+/// }
+/// ```
+#[derive(Clone)]
+pub struct StagesStrategy(MeshStrategy);
+
+impl StagesStrategy {
+    pub(in crate::learner) fn new(mesh: MeshStrategy) -> Self {
+        Self(mesh)
+    }
+}
+
+#[allow(private_bounds, reason = "the name of bounds that the documentation of `StagesStrategy` writes out")]
+impl<M: StagesModel> From<StagesStrategy> for TrainingStrategy<M> {
+    fn from(strategy: StagesStrategy) -> Self {
+        custom(OnStages(strategy.0))
+    }
+}
+
+struct OnStages(MeshStrategy);
+
+impl OnStages {
+    /// How the model is divided, or why the training cannot start.
+    fn divided<M: StagesModel>(&self, model: &M, accumulation: Option<usize>) -> Result<Division, String> {
+        let MeshStrategy { layout, plan, micro_batches, schedule, recompute, .. } = &self.0;
+        for_stages(layout)?;
+        self.0.check()?;
+        let micro_batches = micro_batches.or(accumulation);
+        let wanted = Wanted { schedule: *schedule, micro_batches, recompute: recompute.clone() };
+        let division = Division::of(model, layout, &wanted).map_err(|error| error.to_string())?;
+        let tensor = TensorParallel::new(layout, plan, None);
+        tensor.map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())?;
+        Ok(division)
+    }
+}
+
+impl<M: StagesModel> Fit<M> for OnStages {
+    fn fit(
+        &self,
+        mut components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Fitted<M> {
+        let MeshStrategy { layout, plan, devices, micro_batches, autocast, .. } = self.0.clone();
+        components.grad_accumulation = micro_batches.or(components.grad_accumulation);
+        match self.divided(&learner.model(), components.grad_accumulation) {
+            Ok(division) => {
+                let tensor = TensorParallel::new(&layout, &plan, None);
+                let pipeline = Some(Arc::new(Pipeline::new(division, &layout, plan)) as Arc<_>);
+                let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
+                DataParallel { devices, tensor, autocast, pipeline, ..inner }.fit(
+                    components,
+                    learner,
+                    train,
+                    valid,
+                    starting_epoch,
+                )
+            }
+            Err(message) => {
+                let failure = Some(Failure { rank: 0, message });
+                Fitted { model: learner.model(), processor: components.event_processor, failure }
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Parameters that the first and the last stage share: their gradient is the sum of both.
+
+use backend_dist::collective::{recv, send};
+use backend_dist::comm::Group;
+use backend_dist::local::Placements;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+
+use super::Division;
+
+/// `grads` with the sums over both ends of the pipeline. Both must call it, with the same model.
+pub(super) fn sum_tied<M: Module>(
+    model: &M,
+    grads: GradientsParams,
+    division: &Division,
+    (pipeline, device): (&Group, &Device),
+) -> GradientsParams {
+    let mut tied = Tied { grads, division, pipeline, device };
+    model.visit(&mut tied);
+    tied.grads
+}
+
+struct Tied<'a> {
+    grads: GradientsParams,
+    division: &'a Division,
+    pipeline: &'a Group,
+    /// Without autodiff.
+    device: &'a Device,
+}
+
+impl ModuleVisitor for Tied<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some((first, last)) = self.division.ends(param.id) else { return };
+        let here = self.pipeline.rank();
+        if !param.is_require_grad() || (here != first && here != last) {
+            return;
+        }
+        let value = param.base().without_autodiff();
+        let (shape, dtype, placements) = (value.dims(), value.dtype(), Placements::of(&value));
+        let other = |from| placements.moved(recv(shape, dtype, self.device, from, self.pipeline));
+        let own = self.grads.remove::<D>(param.id).unwrap_or_else(|| value.zeros_like());
+        // Only the first rank adds, so that both have the same bits.
+        let sum = if here == first {
+            let sum = own + other(last);
+            send(sum.clone(), last, self.pipeline);
+            sum
+        } else {
+            send(own, first, self.pipeline);
+            other(first)
+        };
+        self.grads.register(param.id, sum);
+    }
+}

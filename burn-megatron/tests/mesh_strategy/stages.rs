@@ -1,0 +1,162 @@
+//! Pipelines and recomputation under `SupervisedTraining` do what one device does.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::train::metric::store::Split;
+use burn_megatron::prelude::*;
+
+use crate::classifier::{Classifier, Order, Setup, Trap, difference, interleaved};
+use crate::cpu;
+use crate::training::{metric, one_device};
+
+fn mesh(layout: &str) -> MeshStrategy {
+    MegatronStrategy::mesh(layout.parse().unwrap())
+}
+
+#[test]
+fn pipelines_train_as_one_device_with_accumulation() {
+    // A data-parallel rank has batches of 4, 4 and 1 items in an epoch, and the last step takes the one that is left.
+    for (layout, schedule) in [
+        ("TP1", None),
+        ("PP2", None),
+        ("PP2", Some(ScheduleKind::GPipe)),
+        ("PP4", None),
+        ("PP2 VPP2", None),
+        ("PP2 DP2 ZeRO1", None),
+        ("TP2 SP PP2 VPP2 DP2", None),
+    ] {
+        let ranks = layout.parse::<ParallelLayout>().unwrap().dp;
+        let batch = 4 / ranks;
+        let setup = || Setup { items: (0..18).collect(), batch, layers: 4, ..Setup::default() };
+        let alone = Setup { items: interleaved(18, ranks, batch), batch: 4, accumulation: Some(2), ..setup() };
+        let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let single = alone.run(one.path(), one_device()).model.numbers();
+        let strategy = mesh(layout).micro_batches(2);
+        let strategy = schedule.map_or(strategy.clone(), |schedule| strategy.schedule(schedule));
+        let result = setup().run(many.path(), strategy.stages().into());
+        assert!(result.error.is_none() && result.interrupted.is_none(), "{layout}: {:?}", result.error);
+        let gap = difference(&result.model.numbers(), &single);
+        assert!(gap < 1e-10, "{layout}: {gap}");
+        assert_eq!(result.model.devices(), [cpu()], "{layout}");
+        for (epoch, name) in [(1, "Loss"), (2, "Loss"), (2, "Accuracy")] {
+            let single = metric(one.path(), name, epoch, Split::Train);
+            let steps = metric(many.path(), name, epoch, Split::Train);
+            let steps: Vec<f64> = steps.chunks(ranks).map(|step| step.iter().sum::<f64>() / ranks as f64).collect();
+            assert!(difference(&steps, &single) < 1e-10, "{layout}, {name} of epoch {epoch}: {steps:?} {single:?}");
+        }
+        if ranks == 1 {
+            let valid = |directory: &std::path::Path| metric(directory, "Loss", 2, Split::Valid);
+            assert!(difference(&valid(many.path()), &valid(one.path())) < 1e-10, "{layout}");
+        }
+    }
+}
+
+#[test]
+fn dropout_is_the_same_in_every_pipeline_and_with_recomputation() {
+    let run = |strategy: MeshStrategy| {
+        let setup = Setup { dropout: 0.2, seed: Some(5), layers: 4, ..Setup::default() };
+        setup.numbers(strategy.micro_batches(2).stages().into())
+    };
+    let one = run(mesh("TP1"));
+    let without = Setup { layers: 4, ..Setup::default() }.numbers(mesh("TP1").micro_batches(2).stages().into());
+    assert!(difference(&one, &without) > 1e-4);
+    assert_eq!(run(mesh("TP1").recompute(Recompute::full())), one);
+    for layout in ["PP2", "PP2 VPP2"] {
+        assert_eq!(run(mesh(layout)), one, "{layout}");
+        assert_eq!(run(mesh(layout).recompute(Recompute::full())), one, "{layout}, recomputed");
+    }
+    let gap = difference(&run(mesh("TP2 SP PP2").recompute(Recompute::full())), &one);
+    assert!(gap < 1e-10, "{gap}");
+}
+
+#[test]
+fn batches_of_several_workers_are_read_once_for_all_stages() {
+    // Their order is that of time; a last stage with other batches would compare outputs with other items' classes.
+    let order = Order { shuffle: true, workers: 2 };
+    let setup = Setup { order, items: (0..64).collect(), epochs: 12, ..Setup::default() };
+    let directory = tempfile::tempdir().unwrap();
+    assert!(setup.run(directory.path(), mesh("PP2").stages().into()).error.is_none());
+    let mean = |epoch| {
+        let losses = metric(directory.path(), "Loss", epoch, Split::Train);
+        losses.iter().sum::<f64>() / losses.len() as f64
+    };
+    assert!(mean(12) < 0.9 * mean(1), "{} after {}", mean(12), mean(1));
+}
+
+#[test]
+fn checkpoints_are_those_of_one_device_and_resume_in_any_pipeline() {
+    let setup = |epochs, resume| Setup { epochs, checkpoints: Some(resume), ..Setup::default() };
+    let uninterrupted = Setup { epochs: 4, ..Setup::default() }.numbers(mesh("DP2").into());
+    let strategy = |layout: &str| match layout.contains("PP") {
+        true => mesh(layout).stages().into(),
+        false => mesh(layout).into(),
+    };
+    for (before, after) in [("PP2 DP2", "PP2 DP2"), ("PP2 DP2 ZeRO1", "DP2"), ("TP2 DP2 ZeRO1", "TP2 PP2 DP2 ZeRO1")] {
+        let directory = tempfile::tempdir().unwrap();
+        let half = setup(2, None).run(directory.path(), strategy(before));
+        assert!(half.error.is_none(), "{}", half.error.unwrap());
+        let resumed = setup(4, Some(2)).run(directory.path(), strategy(after));
+        assert!(resumed.error.is_none(), "{}", resumed.error.unwrap());
+        let gap = difference(&resumed.model.numbers(), &uninterrupted);
+        assert!(gap < 1e-10, "{before}, then {after}: {gap}");
+    }
+}
+
+#[test]
+fn the_interrupter_stops_all_stages_after_the_step() {
+    let trap = Trap { stop_at: Some(3), ..Trap::default() };
+    let steps = trap.steps.clone();
+    let directory = tempfile::tempdir().unwrap();
+    let strategy = mesh("PP2 DP2").stages();
+    let result = Setup { trap, ..Setup::default() }.run(directory.path(), strategy.into());
+    assert_eq!(result.interrupted.unwrap().reason.as_deref(), Some("enough"));
+    assert!(result.error.is_none());
+    assert_eq!(steps.load(Ordering::SeqCst), 4, "step 2 of both data-parallel ranks is the last");
+}
+
+/// The error of a training, and the steps that it took.
+fn error_of(setup: Setup, strategy: StagesStrategy) -> (String, usize) {
+    let (directory, begun) = (tempfile::tempdir().unwrap(), Instant::now());
+    let result = setup.run(directory.path(), strategy.into());
+    assert!(begun.elapsed().as_secs() < 10);
+    assert_eq!(result.model.numbers(), Classifier::deep(setup.layers, 0.0, Trap::default()).numbers());
+    (result.error.expect("the training fails").to_string(), setup.trap.steps.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_stage_that_panics_ends_the_training_with_its_error() {
+    for layout in ["PP2", "TP2 PP2 DP2 ZeRO1"] {
+        let trap = Trap { panic_at: Some(3), ..Trap::default() };
+        let (text, _) = error_of(Setup { trap, ..Setup::default() }, mesh(layout).stages());
+        assert!(text.contains("the model ran into a wall"), "{layout}: {text}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_starts() {
+    for (strategy, expected) in [
+        (mesh("PP4"), "4 stages of a model with 2 blocks; nearest legal: pipeline-parallel 2"),
+        (mesh("PP2 DP2 ZeRO2"), "nearest legal: PP2 DP2 ZeRO1"),
+        (mesh("PP2").schedule(ScheduleKind::ZbH1), "nearest legal: 1f1b"),
+        (mesh("PP2").micro_batches(0), "micro_batches 0: a step takes at least 1 batch; nearest legal: 1"),
+        (MegatronStrategy::mesh_on("PP2".parse().unwrap(), vec![cpu(); 3]), "nearest legal: 2"),
+        (mesh("TP3 PP2"), "which 3 ranks of axis tp do not divide"),
+    ] {
+        let (text, steps) = error_of(Setup::default(), strategy.stages());
+        assert!(text.contains(expected) && steps == 0, "{text}");
+    }
+    let deep = || Setup { layers: 4, ..Setup::default() };
+    let (text, steps) = error_of(deep(), mesh("PP2 VPP2").micro_batches(3).stages());
+    assert!(text.contains("with 3 micro-batches") && steps == 0, "{text}");
+    for (strategy, expected) in [
+        (mesh("TP1").recompute(Recompute::full()), "recompute: blocks are those of a model that implements `Stages`"),
+        (mesh("TP1").schedule(ScheduleKind::GPipe), "schedule gpipe: blocks are those of a model"),
+        (mesh("PP2"), "one that implements `Stages` pipelines; nearest legal: TP1"),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let text = Setup::default().run(directory.path(), strategy.into()).error.unwrap().to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+}

@@ -1,0 +1,218 @@
+//! Models, layouts and schedules that do not fit are refused before a rank starts, and a stage that fails ends all.
+
+use std::time::{Duration, Instant};
+
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::prelude::*;
+use burn::train::{RegressionOutput, TrainOutput, TrainStep};
+use burn_megatron::prelude::*;
+
+use crate::encoder::{Classifier, batch};
+use crate::layouts;
+
+/// Why a classifier of `blocks` layers does not train in `layout`.
+fn refused(blocks: usize, layout: &str, proof: &Proof) -> String {
+    let make_model = |device: &Device| Classifier::new(device, blocks);
+    let batch = |items: std::ops::Range<usize>, device: &Device| {
+        // One device has all items.
+        assert!(items.len() >= 8, "a rank has started");
+        batch(items, device)
+    };
+    verify_stages_as(make_model, batch, &layouts(&[layout]), proof).unwrap_err().to_string()
+}
+
+#[test]
+fn more_stages_than_blocks() {
+    let proof = Proof::default();
+    let text = refused(3, "PP4", &proof);
+    let expected = "pipeline-parallel 4 with virtual-pipeline 1 makes 4 stages of a model with 3 blocks; nearest legal: \
+                    pipeline-parallel 3";
+    assert!(text.contains(expected), "{text}");
+    let text = refused(5, "PP3 VPP2", &proof);
+    assert!(text.contains("6 stages of a model with 5 blocks; nearest legal: pipeline-parallel 2"), "{text}");
+}
+
+#[test]
+fn schedules_and_micro_batches_that_do_not_fit() {
+    let text = refused(4, "PP2 VPP2", &Proof::default().micro_batches(3));
+    assert!(text.contains("with 3 micro-batches") && text.contains("nearest legal: microbatch-group-size"), "{text}");
+    let text = refused(4, "PP2", &Proof::default().schedule(ScheduleKind::ZbH1));
+    assert!(
+        text.contains("schedule zb-h1 computes gradients of inputs") && text.contains("nearest legal: 1f1b"),
+        "{text}"
+    );
+    let text = refused(4, "PP2", &Proof::default().schedule(ScheduleKind::ZbV));
+    assert!(text.contains("schedule zb-v") && text.contains("nearest legal: interleaved"), "{text}");
+    let text = refused(4, "PP2", &Proof::default().schedule(ScheduleKind::NoPipeline));
+    assert!(text.contains("pipeline-parallel 2 does not fit schedule none; nearest legal: 1"), "{text}");
+    let text = refused(4, "PP2 VPP2", &Proof::default().schedule(ScheduleKind::GPipe));
+    assert!(text.contains("virtual-pipeline 2 does not fit schedule gpipe; nearest legal: 1"), "{text}");
+    let selective = Recompute::selective(&[models::recompute::Module::Norms]);
+    let text = refused(4, "PP2", &Proof::default().recompute(selective));
+    assert!(text.contains("recompute-granularity selective") && text.contains("Recompute::full()"), "{text}");
+}
+
+#[test]
+fn layouts_that_are_not_for_a_model_of_stages() {
+    for (layout, nearest) in [("PP2 DP2 ZeRO3", "PP2 DP2 ZeRO1"), ("CP2 PP2", "PP2"), ("PP2 ZeRO1", "PP2")] {
+        let text = refused(4, layout, &Proof::default());
+        assert!(text.starts_with(&format!("layout {layout}: a model of stages can have")), "{text}");
+        assert!(text.contains(&format!("nearest legal: {nearest}. ")), "{text}");
+    }
+    let make_model = |device: &Device| LinearConfig::new(1, 1).init(device);
+    let loss = |model: &Linear, items: std::ops::Range<usize>, device: &Device| {
+        model.forward(Tensor::<2>::ones([items.len(), 1], device)).mean()
+    };
+    let text = verify_module(make_model, loss, &layouts(&["PP2"])).unwrap_err().to_string();
+    assert!(text.contains("one that implements `Stages` pipelines; nearest legal: TP1. "), "{text}");
+    let proof = Proof::default().micro_batches(2);
+    let text = verify_module_as(make_model, loss, &layouts(&["TP1"]), &proof).unwrap_err().to_string();
+    assert!(text.contains("verify_stages_as"), "{text}");
+}
+
+/// How a chain of three linear layers goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Flaw {
+    None,
+    /// The last part uses the parameter of the first.
+    UsesFirst,
+    /// A block panics in its second micro-batch.
+    Panics,
+}
+
+/// With the owner of the block's parameters.
+#[derive(Module, Debug)]
+struct Chain<const OWNER: usize> {
+    first: Linear,
+    middle: Vec<Linear>,
+    last: Linear,
+    /// Nothing uses it.
+    norm: Option<BatchNorm>,
+    #[module(skip)]
+    flaw: Flaw,
+    #[module(skip)]
+    runs: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+#[derive(Module, Debug)]
+struct Points {
+    x: Tensor<2>,
+}
+
+impl<const OWNER: usize> Chain<OWNER> {
+    fn new(device: &Device, flaw: Flaw) -> Self {
+        let linear = || LinearConfig::new(3, 3).with_bias(false).init(device);
+        Self {
+            first: linear(),
+            middle: vec![linear(), linear()],
+            last: linear(),
+            norm: None,
+            flaw,
+            runs: Default::default(),
+        }
+    }
+}
+
+impl<const OWNER: usize> Stages for Chain<OWNER> {
+    type Activation = Tensor<2>;
+
+    fn blocks(&self) -> usize {
+        2
+    }
+
+    fn owner(path: &str) -> Option<Part> {
+        match (OWNER, path.starts_with("middle")) {
+            (1, true) => None,
+            (2, true) => Some(Part::Block(7)),
+            _ => Part::by_path(path, "first", "middle", "last|norm"),
+        }
+    }
+
+    fn first(&self, batch: &Points) -> Tensor<2> {
+        self.first.forward(batch.x.clone())
+    }
+
+    fn block(&self, index: usize, x: Tensor<2>, batch: &Points) -> Tensor<2> {
+        // One device has all items at once.
+        if self.flaw == Flaw::Panics && index == 1 && batch.x.dims()[0] < 8 {
+            let runs = self.runs.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            assert!(runs < 1, "the block ran into a wall");
+        }
+        self.middle[index].forward(x)
+    }
+
+    fn last(&self, x: Tensor<2>, _: &Points) -> (Tensor<1>, RegressionOutput) {
+        let y = match self.flaw {
+            Flaw::UsesFirst => self.first.forward(x),
+            _ => self.last.forward(x),
+        };
+        let loss = y.clone().powi_scalar(2).mean();
+        (loss.clone(), RegressionOutput::new(loss, y.clone(), y))
+    }
+}
+
+impl<const OWNER: usize> TrainStep for Chain<OWNER> {
+    type Input = Points;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
+        let (loss, output) = self.run(&batch);
+        TrainOutput::new(self, loss.backward(), output)
+    }
+}
+
+fn points(items: std::ops::Range<usize>, device: &Device) -> Points {
+    let x: Vec<f64> = items.clone().flat_map(|item| [0, 1, 2].map(|at| ((item * 3 + at) as f64).sin())).collect();
+    Points { x: Tensor::<1>::from_data(x.as_slice(), device).reshape([items.len(), 3]) }
+}
+
+fn chain<const OWNER: usize>(flaw: Flaw) -> Result<ModuleReport, ModuleError> {
+    verify_stages(|device| Chain::<OWNER>::new(device, flaw), points, &layouts(&["PP2"]))
+}
+
+#[test]
+fn parameters_without_an_owner_or_with_a_wrong_one() {
+    chain::<0>(Flaw::None).unwrap();
+    let text = chain::<1>(Flaw::None).unwrap_err().to_string();
+    let expected = "parameter `middle.0.weight` has no owner: `Stages::owner` returns None for its path; nearest legal: \
+                    Part::First";
+    assert!(text.contains(expected), "{text}");
+    let text = chain::<2>(Flaw::None).unwrap_err().to_string();
+    assert!(text.contains("owned by Part::Block(7) of a model with 2 blocks; nearest legal: Part::Block(1)"), "{text}");
+    let text = chain::<0>(Flaw::UsesFirst).unwrap_err().to_string();
+    assert!(
+        text.contains("a stage uses parameter `module.first.weight`, which `Stages::owner` gives to Part::First"),
+        "{text}"
+    );
+    assert!(text.contains("nearest legal: the part that uses it, or Part::Tied"), "{text}");
+}
+
+#[test]
+fn recomputation_of_running_states() {
+    let make_model = |device: &Device| {
+        let norm = Some(BatchNormConfig::new(3).init(device));
+        Chain::<0> { norm, ..Chain::new(device, Flaw::None) }
+    };
+    let proof = Proof::default().recompute(Recompute::full());
+    let text = verify_stages_as(make_model, points, &layouts(&["TP1"]), &proof).unwrap_err().to_string();
+    assert!(text.contains("recompute: `norm.running_mean` is a running state"), "{text}");
+}
+
+#[test]
+fn one_parameter_in_two_parts() {
+    let make_model = |device: &Device| {
+        let mut chain = Chain::<0>::new(device, Flaw::None);
+        chain.last.weight = chain.first.weight.clone();
+        chain
+    };
+    let text = verify_stages(make_model, points, &layouts(&["PP2"])).unwrap_err().to_string();
+    assert!(text.contains("`last.weight` (Part::Last) is `first.weight` (Part::First)"), "{text}");
+}
+
+#[test]
+fn a_stage_that_fails_ends_all() {
+    let begun = Instant::now();
+    let text = chain::<0>(Flaw::Panics).unwrap_err().to_string();
+    assert!(text.contains("the block ran into a wall"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
