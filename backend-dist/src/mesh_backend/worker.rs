@@ -26,8 +26,10 @@ pub(super) enum Worker {
 /// What waits for the thread.
 pub(super) enum Job {
     Obey(Message),
-    Answer(Box<dyn FnOnce(&mut dyn Interpret) + Send>),
+    Answer(Question),
 }
+
+type Question = Box<dyn FnOnce(&mut dyn Interpret) + Send>;
 
 impl Worker {
     /// On a thread of `rank`.

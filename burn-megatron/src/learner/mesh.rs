@@ -177,7 +177,7 @@ impl<M: Module + ModuleDisplay> TensorParallel<M> {
     pub fn new(layout: &ParallelLayout, plan: &Plan, autocast: Option<FloatDType>) -> Option<Self> {
         let (ranks, sequence, plan) = (layout.tp.max(1), layout.sequence_parallel(), plan.clone());
         let is_logical = ranks > 1 || autocast.is_some();
-        is_logical.then(|| Self { ranks, sequence, plan, check: check::<M>, place: parallelize_on::<M> })
+        is_logical.then_some(Self { ranks, sequence, plan, check: check::<M>, place: parallelize_on::<M> })
     }
 }
 
