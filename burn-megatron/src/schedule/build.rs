@@ -31,6 +31,7 @@ impl Schedule {
     pub(super) fn of_passes(spec: ScheduleSpec, passes: &[Vec<Work>]) -> Result<Schedule, Fault> {
         let by_need = Schedule::transfers_by_need(spec, passes);
         // What is missing or comes too early in a list says more than the deadlock that it causes.
+        by_need.missing_pass()?;
         by_need.clone().finished().check_ranks()?;
         let schedule = by_need.transfers_by_time()?.finished();
         schedule.check()?;

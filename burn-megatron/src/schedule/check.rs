@@ -50,6 +50,22 @@ impl Schedule {
         (0..self.ranks.len()).try_for_each(|rank| self.check_rank(rank))
     }
 
+    /// The first pass that a rank must do and never does.
+    pub(super) fn missing_pass(&self) -> Result<(), Fault> {
+        for (rank, list) in self.ranks.iter().enumerate() {
+            let listed: HashSet<Action> = list.iter().copied().collect();
+            let expected = self.expected(rank, &self.split_backwards(rank));
+            let passes = expected.difference(&listed).filter_map(|action| match action {
+                Action::Compute(work) => Some(*work),
+                _ => None,
+            });
+            if let Some(work) = passes.min_by_key(|work| (work.micro_batch, work.chunk, work.pass)) {
+                return Err(Fault::Missing { rank, action: Action::Compute(work) });
+            }
+        }
+        Ok(())
+    }
+
     /// One rank's list against what it must hold.
     fn check_rank(&self, rank: usize) -> Result<(), Fault> {
         let split = self.split_backwards(rank);
