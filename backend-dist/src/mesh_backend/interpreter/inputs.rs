@@ -5,7 +5,7 @@ use crate::logical::Placement::{self, Partial, Replicate};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::reshard;
 use crate::mesh_backend::table::Table;
-use burn_ir::{BaseOperationIr, CreationOpIr, IrVisitorMut, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
 use std::collections::HashMap;
 
 /// An input as the inner interpreter knows it.
@@ -106,30 +106,10 @@ impl<B: Inner> Interpreter<B> {
                 local.shape[dim] /= axis.ranks;
             }
         }
-        let id = self.new_id();
-        if self.is_empty_summand((from, to)) {
-            // Which an operation that waits can take for a number.
-            let out = TensorIr { id, status: TensorStatus::NotInit, ..local.clone() };
-            let zeros = BaseOperationIr::Zeros(CreationOpIr { out });
-            self.executor.register_op(match x.dtype.is_float() {
-                true => OperationIr::BaseFloat(zeros),
-                false => OperationIr::BaseInt(zeros),
-            });
-            if is_consumed {
-                self.drop_local(shard);
-            }
-            return id;
-        }
         let (handle, is_half) = self.executor.stored(&local);
         let handle = reshard(handle, (from, to), &self.groups, &mut self.report);
+        let id = self.new_id();
         self.executor.register_stored(id, handle, is_half);
         id
-    }
-
-    /// Whether all that changes is that a whole tensor becomes a sum, to which this rank adds nothing.
-    fn is_empty_summand(&self, (from, to): (&[Placement], &[Placement])) -> bool {
-        let changed = || (0..from.len()).filter(|&axis| from[axis] != to[axis]);
-        changed().all(|axis| (from[axis], to[axis]) == (Replicate, Partial))
-            && changed().any(|axis| self.groups[axis].rank() != 0)
     }
 }
