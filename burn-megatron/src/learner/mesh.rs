@@ -85,7 +85,7 @@ impl MeshStrategy {
 
     /// Mixed precision for a model of f32 parameters, as under PyTorch's `torch.autocast`: GEMMs and what is computed
     /// from their outputs in bf16 or f16; parameters, gradients and optimizer states in f32. See
-    /// [`LogicalOptions::autocast`].
+    /// [`LogicalOptions::autocast`](backend_dist::mesh_backend::LogicalOptions::autocast).
     pub fn autocast(mut self, half: FloatDType) -> Self {
         self.autocast = Some(half);
         self
