@@ -1,5 +1,5 @@
 //! Where a rank's interpreter runs: on the thread that tells it what to do, or on one of its own, so that the program
-//! goes on while operations are planned and launched.
+//! continues while operations are planned and launched.
 
 use super::follow::{Message, next};
 use super::interpreter::Interpret;
