@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn unknown_gpus_are_like_the_nearest_of_their_architecture() {
         // Half of an H100, by SMs; its links are those of the card that it is nearest to.
-        let half = GpuModel::of(&info("NVIDIA GH100 slice", (9, 0), 66));
+        let half = GpuModel::of(&info("NVIDIA Hopper slice", (9, 0), 66));
         assert_eq!((half.name, half.sms, half.memory), ("unknown", 66, 96.0));
         assert!((half.bf16 / 756.0 - 66.0 / 114.0).abs() < 1e-9 && half.link == 64.0, "{half:?}");
         // Later than all that are known, and earlier.
