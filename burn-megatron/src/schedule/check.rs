@@ -1,6 +1,6 @@
 //! Proves that the lists of a schedule can be run, and only once.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use thiserror::Error;
 
@@ -43,25 +43,6 @@ impl Schedule {
         simulate(self, &costs, Link::Blocking)?;
         posted.check_order_between_ranks()?;
         simulate(&posted, &costs, Link::Posted).map(|_| ())
-    }
-
-    /// Whether every pass is there, and once.
-    pub(super) fn check_passes(&self) -> Result<(), Fault> {
-        for rank in 0..self.ranks.len() {
-            let all = self.expected(rank, &self.split_backwards(rank));
-            let passes = all.into_iter().filter_map(|action| match action {
-                Action::Compute(work) => Some(work),
-                _ => None,
-            });
-            let mut expected: BTreeSet<Work> = passes.collect();
-            if let Some(work) = self.passes(rank).find(|work| !expected.remove(work)) {
-                return Err(Fault::Unexpected { rank, action: Action::Compute(work) });
-            }
-            if let Some(&work) = expected.first() {
-                return Err(Fault::Missing { rank, action: Action::Compute(work) });
-            }
-        }
-        Ok(())
     }
 
     /// Every list by itself.

@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::{Action, Fault, Pass, Placement, Schedule, ScheduleKind, ScheduleSpec, Work};
+use super::{Fault, Pass, Placement, Schedule, ScheduleKind, ScheduleSpec, Work};
 
 /// Why a text is no schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -141,9 +141,6 @@ impl FromStr for Schedule {
             micro_batch: word.micro_batch,
         };
         let passes: Vec<Vec<Work>> = ranks.iter().map(|words| words.iter().map(work).collect()).collect();
-        // What the author has left out says more than the reduction or the step that then comes too early.
-        let only = |passes: &Vec<Work>| passes.iter().copied().map(Action::Compute).collect();
-        Schedule { spec, ranks: passes.iter().map(only).collect() }.check_passes()?;
         Ok(Schedule::of_passes(spec, &passes)?)
     }
 }
@@ -165,6 +162,7 @@ impl fmt::Display for Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::Action;
 
     fn error(text: &str) -> String {
         text.parse::<Schedule>().unwrap_err().to_string()

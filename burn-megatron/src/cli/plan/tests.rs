@@ -91,7 +91,7 @@ fn a_schedule_of_ones_own_is_proven_and_simulated() {
     let text = with("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1", "").unwrap();
     let expected = "\
 , 2 ranks, micro-batches: 2
-bubble: 14.3 % of the step (16.7 % of the computing time); a step takes 7
+bubble: 25.0 % of the step (33.3 % of the computing time); a step takes 8
 activations in flight, maximum per rank: 2 2 micro-batches; received but not yet used: at most 1
 ";
     assert_eq!(text, format!("{}{expected}", file.display()));
