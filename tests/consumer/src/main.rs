@@ -33,7 +33,7 @@ impl MetricsSink for Losses {
 fn llama(folder: &Path) -> Result<Vec<f64>, Box<dyn Error>> {
     let config = LlamaConfig::tiny();
     // Each token follows from the one before it.
-    let tokens = (0..20_000i64).scan(1, |token, _| Some(std::mem::replace(token, *token * 5 % 97))).collect();
+    let tokens: Vec<i64> = (0..20_000).scan(1, |token, _| Some(std::mem::replace(token, *token * 5 % 97))).collect();
     let data = Arc::new(TokensInMemory::new(tokens, 64));
     let (mesh, losses) = (Mesh::new("TP2".parse()?)?, Losses::default());
     let (recipe, dims) = (EngineConfig::new(2, 8, LrConfig::constant(1e-2)), config.dims());
