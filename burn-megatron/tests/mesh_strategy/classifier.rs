@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -63,6 +63,7 @@ impl Classifier {
     }
 
     pub fn deep(layers: usize, dropout: f64, trap: Trap) -> Self {
+        let _generator = generator();
         let device = &cpu().autodiff();
         let encoder = TransformerEncoderConfig::new(WIDTH, 32, 4, layers).with_norm_first(true).with_dropout(dropout);
         let model = Self {
@@ -297,10 +298,8 @@ impl Setup {
     }
 
     pub fn run(&self, directory: &Path, strategy: TrainingStrategy<Classifier>) -> LearningResult<Classifier> {
-        // The generator is the process's.
-        static ALONE: Mutex<()> = Mutex::new(());
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (training, learner) = self.training(directory, strategy);
+        let _generator = generator();
         self.seed.iter().for_each(|seed| cpu().seed(*seed));
         training.launch(learner)
     }
@@ -311,6 +310,12 @@ impl Setup {
         assert!(result.error.is_none(), "{}", result.error.unwrap());
         result.model.numbers()
     }
+}
+
+/// The process has one generator, from which new models and trainings draw: one at a time.
+pub fn generator() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Relative to the norm.

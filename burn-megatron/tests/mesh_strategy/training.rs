@@ -10,7 +10,7 @@ use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::{ExecutionStrategy, MetricEarlyStoppingStrategy, StoppingCondition, TrainingStrategy};
 use burn_megatron::prelude::*;
 
-use crate::classifier::{Classifier, Order, Setup, Trap, difference, interleaved};
+use crate::classifier::{Classifier, Order, Setup, Trap, difference, generator, interleaved};
 use crate::cpu;
 
 /// Small parameters are sharded too.
@@ -161,6 +161,7 @@ fn early_stopping_ends_all_ranks_in_the_same_epoch() {
     );
     let directory = tempfile::tempdir().unwrap();
     let (training, learner) = setup.training(directory.path(), mesh("TP2").into());
+    let _generator = generator();
     training.early_stopping(never_better).launch(learner);
     let epochs = steps.load(Ordering::SeqCst) / 2;
     assert!((3..8).contains(&epochs), "{epochs} epochs");

@@ -2,14 +2,11 @@
 
 use std::path::PathBuf;
 
-use sha2::{Digest, Sha256};
-
 use super::encode::ChatTokenizer;
 use super::error::ChatError;
-use super::learned::{ChatLoss, Fit, Tokens, TooLong, learned};
-use super::pack::pack;
+use super::learned::{ChatLoss, Fit, TooLong, learned};
+use super::packed::Packed;
 use super::preprocess::{Skipped, encode_all};
-use crate::data::numpy::RandomState;
 use crate::data::{Sample, SampleError, TokenDataset};
 
 /// How files of conversations become sequences.
@@ -44,15 +41,7 @@ pub struct ChatReport {
 
 /// Sequences of conversations. Those that share a sequence are documents of it.
 #[derive(Clone, Debug)]
-pub struct ChatDataset {
-    seq_length: usize,
-    samples: Vec<Tokens>,
-    /// Samples of each sequence.
-    sequences: Vec<Vec<usize>>,
-    /// Which sequence is read at each index.
-    order: Vec<u32>,
-    content: String,
-}
+pub struct ChatDataset(Packed);
 
 impl ChatDataset {
     /// Reads, encodes and packs all rows into sequences of `seq_length` predictions, in the order of the packing.
@@ -60,14 +49,14 @@ impl ChatDataset {
     /// # Errors
     /// See [`ChatError`].
     pub fn open(tokenizer: &ChatTokenizer, set: &ChatSet, seq_length: usize) -> Result<(Self, ChatReport), ChatError> {
-        let (mut samples, mut report, mut hash) = (Vec::new(), ChatReport::default(), Sha256::new());
+        let (mut samples, mut report) = (Vec::new(), ChatReport::default());
         report.skipped = encode_all(tokenizer, &set.files, set.skip_bad_rows, |row, sample| {
             let tokens = sample.ids.len();
             match learned(sample, set.loss).fit(seq_length, set.too_long) {
-                Fit::Whole(sample) => samples.push(sample),
+                Fit::Whole(sample) => samples.push(vec![sample]),
                 Fit::Truncated(sample) => {
                     report.truncated += 1;
-                    samples.push(sample);
+                    samples.push(vec![sample]);
                 }
                 Fit::Dropped => report.dropped += 1,
                 Fit::Nothing => return Err(row.refused("the sample has no token to predict".into())),
@@ -94,122 +83,72 @@ impl ChatDataset {
                 ),
             });
         }
-        for Tokens { ids, learned } in &samples {
-            hash.update((ids.len() as u64).to_le_bytes());
-            ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
-            hash.update(Vec::from_iter(learned.iter().map(|counts| u8::from(*counts))));
-        }
-        let content: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        let lengths: Vec<usize> = samples.iter().map(Tokens::len).collect();
-        let sequences =
-            if set.packing { pack(&lengths, seq_length) } else { (0..samples.len()).map(|i| vec![i]).collect() };
-        report.samples = samples.len();
-        report.learned =
-            samples.iter().map(|sample| sample.learned[1..].iter().filter(|counts| **counts).count()).sum();
-        let order = (0..sequences.len() as u32).collect();
-        Ok((Self { seq_length, samples, sequences, order, content }, report))
+        let packed = Packed::new(samples, seq_length, set.packing);
+        (report.samples, report.learned) = (packed.groups.len(), packed.learned());
+        Ok((Self(packed), report))
     }
 
     /// `samples` sequences: epochs, each in an order of its own that follows from the seed.
     pub fn shuffled(mut self, samples: usize, seed: u32) -> Self {
-        let mut random = RandomState::new(seed);
-        let mut order = Vec::with_capacity(samples);
-        while order.len() < samples {
-            let mut epoch: Vec<u32> = (0..self.sequences.len() as u32).collect();
-            random.shuffle(&mut epoch);
-            order.extend(epoch);
-        }
-        order.truncate(samples);
-        self.order = order;
+        self.0.shuffle(samples, seed);
         self
     }
 
     /// At most the first `samples` sequences.
     pub fn first(mut self, samples: usize) -> Self {
-        self.order.truncate(samples);
+        self.0.order.truncate(samples);
         self
     }
 
-    /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others.
+    /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others
+    /// before them.
     ///
     /// # Errors
     /// If there is only one sequence.
     pub fn split(self, share: f64, seed: u32) -> Result<[Self; 2], ChatError> {
-        let count = self.sequences.len();
-        if count < 2 {
-            let what = format!(
-                "{count} sequence of chat data cannot be divided into training and validation; name chat.validation, or set evaluation.batches = 0"
-            );
-            return Err(ChatError::Nothing { what });
-        }
-        let mut all = self.sequences.clone();
-        RandomState::new(seed).shuffle(&mut all);
-        let held = ((count as f64 * share).round() as usize).clamp(1, count - 1);
-        let rest = all.split_off(count - held);
-        let part = |sequences: Vec<Vec<usize>>| {
-            let order = (0..sequences.len() as u32).collect();
-            Self { sequences, order, ..self.clone() }
-        };
-        Ok([part(all), part(rest)])
+        Ok(self.0.split(share, seed, "chat")?.map(Self))
     }
 
     /// Sequences of an epoch.
     pub fn sequences(&self) -> usize {
-        self.sequences.len()
+        self.0.sequences.len()
     }
 
     /// The share of positions that hold no sample.
     pub fn padding(&self) -> f64 {
-        let filled: usize = self.sequences.iter().flatten().map(|&sample| self.samples[sample].len()).sum();
-        1.0 - filled as f64 / (self.sequences.len() * self.seq_length) as f64
+        self.0.padding()
     }
 }
 
 impl TokenDataset for ChatDataset {
     fn len(&self) -> usize {
-        self.order.len()
+        self.0.order.len()
     }
 
     fn seq_length(&self) -> usize {
-        self.seq_length
+        self.0.seq_length
     }
 
-    /// Its samples one after the other, each a document, then padding that does not count.
     fn sample(&self, index: usize) -> Sample {
-        let length = self.seq_length;
-        let (mut tokens, mut labels) = (Vec::with_capacity(length), Vec::with_capacity(length));
-        let (mut mask, mut documents) = (Vec::with_capacity(length), Vec::new());
-        for &sample in &self.sequences[self.order[index] as usize] {
-            let Tokens { ids, learned } = &self.samples[sample];
-            documents.push(tokens.len());
-            tokens.extend(ids[..ids.len() - 1].iter().map(|id| i64::from(*id)));
-            labels.extend(ids[1..].iter().map(|id| i64::from(*id)));
-            mask.extend(&learned[1..]);
-        }
-        tokens.resize(length, 0);
-        labels.resize(length, 0);
-        mask.resize(length, false);
-        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents), references: None }
+        self.0.sample(index)
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {
-        Ok(Some(self.content.clone()))
+        Ok(Some(self.0.content.clone()))
     }
 }
 
 #[cfg(test)]
 impl ChatDataset {
     /// Packed samples.
-    pub(super) fn of(samples: Vec<Tokens>, seq_length: usize) -> Self {
-        let lengths: Vec<usize> = samples.iter().map(Tokens::len).collect();
-        let sequences = pack(&lengths, seq_length);
-        let order = (0..sequences.len() as u32).collect();
-        Self { seq_length, samples, sequences, order, content: String::new() }
+    pub(super) fn of(samples: Vec<super::learned::Tokens>, seq_length: usize) -> Self {
+        Self(Packed::new(samples.into_iter().map(|sample| vec![sample]).collect(), seq_length, true))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::learned::Tokens;
     use super::super::learned::tests::sample;
     use super::*;
 

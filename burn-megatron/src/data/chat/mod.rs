@@ -37,6 +37,7 @@ mod jinja;
 mod learned;
 mod lines;
 mod pack;
+mod packed;
 mod pair_row;
 mod pairs;
 mod preprocess;

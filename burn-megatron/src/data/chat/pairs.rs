@@ -4,17 +4,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
-use sha2::{Digest, Sha256};
 
 use super::dataset::ChatReport;
 use super::encode::ChatTokenizer;
 use super::error::ChatError;
 use super::learned::{ChatLoss, Tokens, TooLong, learned};
 use super::lines::{Row, rows};
-use super::pack::pack;
+use super::packed::Packed;
 use super::pair_row::pair;
 use super::row::Conversation;
-use crate::data::numpy::RandomState;
 use crate::data::{Sample, SampleError, TokenDataset};
 
 /// How files of pairs become sequences.
@@ -36,14 +34,8 @@ pub struct PairSet {
 /// Sequences of pairs. Each answer, with its prompt, is a document; chosen and rejected answers follow each other.
 #[derive(Clone, Debug)]
 pub struct PairDataset {
-    seq_length: usize,
-    /// Answers of a pair: two, or three.
-    pairs: Vec<Vec<Tokens>>,
-    /// Pairs of each sequence.
-    sequences: Vec<Vec<usize>>,
-    /// Which sequence is read at each index.
-    order: Vec<u32>,
-    content: String,
+    /// A group is the answers of a pair: two, or three.
+    packed: Packed,
     /// Log-probabilities of the answers of each sequence under the reference model.
     references: Arc<OnceLock<Vec<Vec<f64>>>>,
 }
@@ -147,128 +139,87 @@ impl PairDataset {
                 ),
             });
         }
-        report.samples = pairs.len();
-        report.learned =
-            pairs.iter().flatten().map(|answer| answer.learned[1..].iter().filter(|counts| **counts).count()).sum();
-        Ok((Self::new(pairs, seq_length, set.packing), report))
+        let data = Self::new(pairs, seq_length, set.packing);
+        (report.samples, report.learned) = (data.packed.groups.len(), data.packed.learned());
+        Ok((data, report))
     }
 
     fn new(pairs: Vec<Vec<Tokens>>, seq_length: usize, packing: bool) -> Self {
-        let mut hash = Sha256::new();
-        for Tokens { ids, learned } in pairs.iter().flatten() {
-            hash.update((ids.len() as u64).to_le_bytes());
-            ids.iter().for_each(|id| hash.update(id.to_le_bytes()));
-            hash.update(Vec::from_iter(learned.iter().map(|counts| u8::from(*counts))));
-        }
-        let content = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        let lengths: Vec<usize> = pairs.iter().map(|pair| pair.iter().map(Tokens::len).sum()).collect();
-        let sequences = if packing { pack(&lengths, seq_length) } else { (0..pairs.len()).map(|i| vec![i]).collect() };
-        let order = (0..sequences.len() as u32).collect();
-        Self { seq_length, pairs, sequences, order, content, references: Arc::default() }
+        Self::of(Packed::new(pairs, seq_length, packing))
+    }
+
+    fn of(packed: Packed) -> Self {
+        Self { packed, references: Arc::default() }
     }
 
     /// `samples` sequences: epochs, each in an order of its own that follows from the seed.
     pub fn shuffled(mut self, samples: usize, seed: u32) -> Self {
-        let mut random = RandomState::new(seed);
-        let mut order = Vec::with_capacity(samples);
-        while order.len() < samples {
-            let mut epoch: Vec<u32> = (0..self.sequences.len() as u32).collect();
-            random.shuffle(&mut epoch);
-            order.extend(epoch);
-        }
-        order.truncate(samples);
-        self.order = order;
+        self.packed.shuffle(samples, seed);
         self
     }
 
     /// At most the first `samples` sequences.
     pub fn first(mut self, samples: usize) -> Self {
-        self.order.truncate(samples);
+        self.packed.order.truncate(samples);
         self
     }
 
-    /// The others, and the last `share` (0 to 1) of the sequences in an order that follows from the seed.
+    /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others
+    /// before them.
     ///
     /// # Errors
     /// If there is only one sequence.
     pub fn split(self, share: f64, seed: u32) -> Result<[Self; 2], ChatError> {
-        let count = self.sequences.len();
-        if count < 2 {
-            let what = format!(
-                "{count} sequence of pairs cannot be divided into training and validation; name preference.validation, or set \
-                 evaluation.batches = 0"
-            );
-            return Err(ChatError::Nothing { what });
-        }
-        let mut all = self.sequences.clone();
-        RandomState::new(seed).shuffle(&mut all);
-        let held = ((count as f64 * share).round() as usize).clamp(1, count - 1);
-        let rest = all.split_off(count - held);
-        let part = |sequences: Vec<Vec<usize>>| {
-            let order = (0..sequences.len() as u32).collect();
-            Self { sequences, order, references: Arc::default(), ..self.clone() }
-        };
-        Ok([part(all), part(rest)])
+        Ok(self.packed.split(share, seed, "preference")?.map(Self::of))
     }
 
     /// Sequences of an epoch.
     pub fn sequences(&self) -> usize {
-        self.sequences.len()
+        self.packed.sequences.len()
     }
 
     /// The share of positions that hold no answer.
     pub fn padding(&self) -> f64 {
-        let length = |pair: &usize| self.pairs[*pair].iter().map(Tokens::len).sum::<usize>();
-        let filled: usize = self.sequences.iter().flatten().map(length).sum();
-        1.0 - filled as f64 / (self.sequences.len() * self.seq_length) as f64
+        self.packed.padding()
     }
 
     /// The sequences that are read, in order of their first use.
     fn used(&self) -> Vec<u32> {
-        let mut seen = vec![false; self.sequences.len()];
+        let mut seen = vec![false; self.sequences()];
         let new = |sequence: &u32| !std::mem::replace(&mut seen[*sequence as usize], true);
-        self.order.iter().copied().filter(new).collect()
+        self.packed.order.iter().copied().filter(new).collect()
     }
 }
 
 impl TokenDataset for PairDataset {
     fn len(&self) -> usize {
-        self.order.len()
+        self.packed.order.len()
     }
 
     fn seq_length(&self) -> usize {
-        self.seq_length
+        self.packed.seq_length
     }
 
-    /// Its answers one after the other, each a document, then padding that does not count.
     fn sample(&self, index: usize) -> Sample {
-        let (length, sequence) = (self.seq_length, self.order[index] as usize);
-        let (mut tokens, mut labels) = (Vec::with_capacity(length), Vec::with_capacity(length));
-        let (mut mask, mut documents) = (Vec::with_capacity(length), Vec::new());
-        for Tokens { ids, learned } in self.sequences[sequence].iter().flat_map(|pair| &self.pairs[*pair]) {
-            documents.push(tokens.len());
-            tokens.extend(ids[..ids.len() - 1].iter().map(|id| i64::from(*id)));
-            labels.extend(ids[1..].iter().map(|id| i64::from(*id)));
-            mask.extend(&learned[1..]);
-        }
-        tokens.resize(length, 0);
-        labels.resize(length, 0);
-        mask.resize(length, false);
+        let mut sample = self.packed.sample(index);
+        let sequence = self.packed.order[index] as usize;
         let known = self.references.get().map(|references| references[sequence].clone());
-        let references = known.filter(|known| !known.is_empty()).unwrap_or_else(|| vec![0.0; documents.len()]);
-        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents), references: Some(references) }
+        let answers = sample.documents.as_ref().map_or(0, Vec::len);
+        sample.references = Some(known.filter(|known| !known.is_empty()).unwrap_or_else(|| vec![0.0; answers]));
+        sample
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {
-        Ok(Some(self.content.clone()))
+        Ok(Some(self.packed.content.clone()))
     }
 
     fn distinct(&self) -> Option<Arc<dyn TokenDataset>> {
-        Some(Arc::new(Self { order: self.used(), ..self.clone() }))
+        let packed = Packed { order: self.used(), ..self.packed.clone() };
+        Some(Arc::new(Self { packed, references: self.references.clone() }))
     }
 
     fn set_references(&self, found: Vec<Vec<f64>>) {
-        let mut all = vec![Vec::new(); self.sequences.len()];
+        let mut all = vec![Vec::new(); self.sequences()];
         self.used().into_iter().zip(found).for_each(|(sequence, values)| all[sequence as usize] = values);
         self.references.set(all).ok();
     }
