@@ -7,7 +7,7 @@ use backend_dist::collective::broadcast;
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
-use backend_dist::ops::fp8::{Fp8Format, Fp8Linear, Fp8Recipe, Sharing, with_sharing};
+use backend_dist::ops::fp8::{Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, Sharing, with_sharing};
 use backend_dist::ops::{LinearOptions, Prologue, linear_with, pull_back};
 use burn::tensor::{DType, Distribution, Tensor};
 
@@ -73,7 +73,7 @@ fn compare(rank: &Rank) -> Errors {
 
 /// Output and gradient of the input.
 fn layer([x, upstream]: [Tensor<3>; 2], w: &Tensor<2>, sharing: Sharing) -> [Tensor<3>; 2] {
-    let layer = Fp8Linear::new("layer", Fp8Recipe::tensorwise(Fp8Format::Hybrid), Group::single());
+    let layer = Fp8Linear::new(&Fp8Layers::default(), "layer", Fp8Recipe::tensorwise(Fp8Format::Hybrid), Group::single());
     let options = LinearOptions { fp8: Some(layer), ..Default::default() };
     let (x, w) = (Tensor::from_inner(x).require_grad(), Tensor::from_inner(w.clone()));
     let y = with_sharing(sharing, || linear_with(x.clone(), Prologue::None, w, None, options));

@@ -23,10 +23,11 @@ use burn::tensor::Shape;
 use super::delayed::{self, AmaxSlots, Operand};
 use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Scales, Sides};
+use super::layers::Fp8Layers;
 use super::linear::Purpose;
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::Sharing;
-use super::weights::{self, Cached};
+use super::weights::Cached;
 use crate::comm::Group;
 use crate::ops::kernels::LocalKernels;
 use crate::ops::main_grads::main_grad;
@@ -90,11 +91,17 @@ impl fmt::Debug for Fp8Experts {
 }
 
 impl Fp8Experts {
-    /// A layer whose delayed-scaling histories are named by `name` and the index of the expert;
+    /// One of the `layers` of a model, whose delayed-scaling histories are named by `name` and the index of the expert;
     /// [`DelayedScaling`](super::DelayedScaling) updates them.
-    pub fn new(name: &str, recipe: Fp8Recipe, sharding: ExpertSharding, ranks: ExpertRanks) -> Self {
-        let slots = delayed::slots(name, recipe, Some(ranks.experts));
-        Self { recipe, sharding, ranks, weight: Cached::default(), slots }
+    pub fn new(
+        layers: &Fp8Layers,
+        name: &str,
+        recipe: Fp8Recipe,
+        sharding: ExpertSharding,
+        ranks: ExpertRanks,
+    ) -> Self {
+        let slots = delayed::slots(layers, name, recipe, Some(ranks.experts));
+        Self { recipe, sharding, ranks, weight: Cached::new(&layers.weights), slots }
     }
 
     /// Number of experts that this rank holds.
@@ -116,7 +123,7 @@ impl Fp8Experts {
         }
         let counts = self.rows(&w.shape());
         let scales = self.scales::<B>(w.clone(), &counts, Operand::Weight, &Sharing::default(), true);
-        let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
+        let sides = Sides { by_rows: true, by_columns: self.weight.is_on() };
         let matrices = B::fp8_groups_cast(w, &scales, self.recipe.forward(), &counts, sides);
         let found = QuantizedExperts { scales, matrices };
         self.weight.set(&found);

@@ -20,9 +20,10 @@ use burn::tensor::Shape;
 
 use super::delayed::{self, AmaxSlots, Operand};
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
+use super::layers::Fp8Layers;
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::{Sharing, largest};
-use super::weights::{self, Cached};
+use super::weights::Cached;
 use crate::comm::Group;
 use crate::ops::gemm::{InputCollective, LinearCollectives, OutputCollective};
 use crate::ops::kernels::LocalKernels;
@@ -57,10 +58,12 @@ impl fmt::Debug for Fp8Linear {
 }
 
 impl Fp8Linear {
-    /// A layer whose weight is sharded over the ranks of `group`, or whole if that is one rank. Its delayed-scaling
-    /// histories are named by `name`, the same in every layout; [`DelayedScaling`](super::DelayedScaling) updates them.
-    pub fn new(name: &str, recipe: Fp8Recipe, group: Group) -> Self {
-        Self { recipe, group, weight: Cached::default(), slots: delayed::slots(name, recipe, None) }
+    /// One of the `layers` of a model, whose weight is sharded over the ranks of `group`, or whole if that is one rank.
+    /// Its delayed-scaling histories are named by `name`, the same in every layout;
+    /// [`DelayedScaling`](super::DelayedScaling) updates them.
+    pub fn new(layers: &Fp8Layers, name: &str, recipe: Fp8Recipe, group: Group) -> Self {
+        let (weight, slots) = (Cached::new(&layers.weights), delayed::slots(layers, name, recipe, None));
+        Self { recipe, group, weight, slots }
     }
 
     /// Scales for `x`, whose other shards are described by `scope`. With `note` the amax is recorded in the history.
@@ -95,7 +98,7 @@ impl Fp8Linear {
         let number = self.recipe.forward();
         let scope = ScaleScope { is_sharded: true, sharing: Sharing::default() };
         let scales = self.scales::<B>(w.clone(), Operand::Weight, &scope, true);
-        let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
+        let sides = Sides { by_rows: true, by_columns: self.weight.is_on() };
         let found = QuantizedWeight { matrix: B::fp8_cast(w, &scales, number, sides), scales };
         self.weight.set(&found);
         found

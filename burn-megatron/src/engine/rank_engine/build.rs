@@ -48,8 +48,6 @@ impl<M: CausalLm> RankEngine<M> {
         connect(&stages, &rank.device);
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
-        // What was built before is not of this engine.
-        drop(DelayedScaling::of_new_layers());
         for chunk in 0..placement.chunks() {
             let stage = &division.stages()[placement.stage(stages.rank(), chunk)];
             let part = Part { layers: stage.layers.clone(), embedding: stage.embedding, head: stage.loss };
@@ -61,7 +59,7 @@ impl<M: CausalLm> RankEngine<M> {
             let zero = model.registry().iter().map(|spec| shards(spec.unit)).max().unwrap_or(0);
             chunks.push(Chunk::new(model, dims.layers, &config.recompute, (zero, in_place), &mut buckets));
         }
-        let fp8 = DelayedScaling::of_new_layers();
+        let fp8 = DelayedScaling::new(chunks.iter().map(|chunk| chunk.model().registry().fp8()));
         // A stage without parameters learns the type from the others.
         let own = chunks.iter().find_map(|chunk: &Chunk<M>| dtype_of(chunk.model()));
         let dtype = stages.all_gather_host(own).into_iter().flatten().next().unwrap_or(DType::F32);
