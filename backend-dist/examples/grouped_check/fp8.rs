@@ -4,7 +4,7 @@ use crate::time::{counts, median};
 use backend_dist::comm::Group;
 use backend_dist::ops::fp8::{self, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Recipe};
 use backend_dist::ops::main_grads::{self, MainGrad};
-use backend_dist::ops::{moe, pull_back};
+use backend_dist::ops::{PassContext, moe, pull_back};
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use std::sync::Arc;
 
@@ -29,7 +29,14 @@ pub fn check(device: &Device) -> usize {
         for (dtype, format) in [(DType::BF16, Fp8Format::Hybrid), (DType::F16, Fp8Format::E4m3)] {
             let counts: Arc<[usize]> = counts.into();
             let run = |device: &Device, dtype, sums| {
-                results(device, dtype, &layer(&Fp8Layers::default(), experts, format), (&counts, experts), [features, inner], sums)
+                results(
+                    device,
+                    dtype,
+                    &layer(&Fp8Layers::default(), experts, format),
+                    (&counts, experts),
+                    [features, inner],
+                    sums,
+                )
             };
             let expected = run(&Device::flex(), DType::F64, false);
             for sums in [false, true] {
@@ -109,7 +116,7 @@ pub fn time(device: &Device) {
             let quantised = layer(&layers, 4, Fp8Format::Hybrid);
             let whole: Arc<[usize]> = counts.chunks(each).map(|counts| counts.iter().sum()).collect();
             let in_fp8 = || fp8::grouped_linear(x.clone(), w.clone(), &counts, &quantised);
-            let in_bf16 = || moe::grouped_linear(x.clone(), w.clone(), &whole);
+            let in_bf16 = || moe::grouped_linear(x.clone(), w.clone(), &whole, &PassContext::default());
             let near = gradient.clone().inner();
             let flops = 2.0 * 16_384.0 * (features * inner) as f64 / 1e12;
             let rate = |gemms: f64, seconds: f64| gemms * flops / seconds;

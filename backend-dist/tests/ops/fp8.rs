@@ -5,8 +5,8 @@ use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::fp8::{
-    AmaxAlgorithm, DelayedScaling, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Linear,
-    Fp8Recipe, Fp8Scaling, Number, grouped_linear, grouped_swiglu_linear,
+    AmaxAlgorithm, DelayedScaling, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe,
+    Fp8Scaling, Number, grouped_linear, grouped_swiglu_linear,
 };
 use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, swiglu};
 use burn::tensor::{DType, Device, Tensor};

@@ -4,9 +4,10 @@
 use crate::compare::{leaf, numbers, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
-    InputCollective, LinearOptions, OutputCollective, Prologue, Residual, layer_norm, linear_with, pull_back, rms_norm,
-    weight_grads,
+    InputCollective, LinearOptions, OutputCollective, PassContext, Prologue, Residual, layer_norm, linear_with,
+    pull_back, rms_norm,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -122,7 +123,9 @@ fn run(
             down: matrix([HIDDEN, WIDE], 60 + at + 2 * rank, at + 3),
         }
     });
-    let options = LinearOptions { recompute: block.recompute, overlap: true, ..Default::default() };
+    let deferral = Deferral::possible();
+    let pass = PassContext { weight_grads: deferral.clone(), ..PassContext::default() };
+    let options = LinearOptions { recompute: block.recompute, overlap: true, pass, ..Default::default() };
     let both =
         [LinearOptions { entry: ends.0.clone(), ..options.clone() }, LinearOptions { exit: ends.1.clone(), ..options }];
     let norms = sublayers.each_ref().map(|sublayer| sublayer.norm.clone());
@@ -136,7 +139,7 @@ fn run(
     let mut late = None;
     let grads = match block.deferred {
         true => {
-            let (grads, deferred) = weight_grads::deferred(|| pull_back(y, upstream));
+            let (grads, deferred) = deferral.deferred(|| pull_back(y, upstream));
             late = Some(deferred.run());
             grads
         }

@@ -43,7 +43,7 @@ impl LatentBlock {
 
     /// The block's output; see [`LatentAttention::forward`].
     pub fn forward(&self, x: Tensor<3>, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
-        batch.in_whole(|| self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch)))
+        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
     }
 
     /// The same for positions that follow those in the cache; see [`LatentAttention::extend`].

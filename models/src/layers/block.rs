@@ -67,7 +67,7 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`] for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
-        batch.in_whole(|| self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch)))
+        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
     }
 
     /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].

@@ -26,4 +26,4 @@ pub use linear::{Fp8Linear, MULTIPLE};
 pub(super) use linear::{Fp8Weight, Purpose, SavedFp8, backward, forward};
 pub use node::{grouped_linear, grouped_swiglu_linear};
 pub use recipe::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling, Number};
-pub use sharing::{Sharing, with_sharing};
+pub use sharing::Sharing;

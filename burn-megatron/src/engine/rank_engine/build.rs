@@ -3,6 +3,7 @@
 use super::super::chunk::{Chunk, dtype_of};
 use super::RankEngine;
 use super::dynamic::DynamicGroups;
+use super::experts::records;
 use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{BucketSpec, LossScaler, Optimizer};
 use crate::schedule::Schedule;
@@ -33,6 +34,7 @@ impl<M: CausalLm> RankEngine<M> {
         config: EngineConfig,
     ) -> Result<Self, EngineError> {
         let layout = rank.mesh.layout();
+        rank.use_copy_engines(config.copy_engines);
         // A device's work is waited for where a phase ends, or the next one would be blamed for it.
         let ready = || rank.device.sync().map_err(|error| EngineError::Model(error.to_string().into()));
         phase(Phase::Device, ready)?;
@@ -107,10 +109,11 @@ impl<M: CausalLm> RankEngine<M> {
             lr,
             weight_decay,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
-            config,
             plan,
             dp_ranks,
             model_parallel,
+            routers: records(config.router_statistics),
+            config,
             loads: Vec::new(),
             elements: stages.all_gather_host(elements).into_iter().sum(),
             stages,
@@ -127,6 +130,7 @@ impl<M: CausalLm> RankEngine<M> {
             peak_in_flight: 0,
             warm: false,
             step: 0,
+            attempts: 0,
             consumed: 0,
             skipped: 0,
             grad_scale: 1.0,
