@@ -53,6 +53,7 @@ mod saved_attention;
 mod secondary_outputs;
 mod softmax;
 mod split;
+mod stash;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -81,4 +82,5 @@ pub use residual::Residual;
 pub use saved_attention::{CoreAttention, SavedAttention};
 pub use softmax::{normalize_sum, softmax};
 pub use split::split;
+pub use stash::HandOvers;
 pub use tape::{Tape, pull_back};

@@ -3,6 +3,7 @@
 
 use super::fp8::Sharing;
 use super::saved_attention::CoreAttention;
+use super::stash::HandOvers;
 use super::weight_grads::Deferral;
 
 /// A forward pass of a micro-batch, and the backward pass of its graph. Clones are the same pass. The default is a pass
@@ -21,6 +22,8 @@ pub struct PassContext {
     pub attention: CoreAttention,
     /// The ranks whose tokens have one scale in FP8.
     pub sharing: Sharing,
+    /// Counts what operations have not handed each other.
+    pub hand_overs: HandOvers,
     /// Where weight gradients wait if the backward pass defers them.
     pub weight_grads: Deferral,
 }

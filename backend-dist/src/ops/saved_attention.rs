@@ -1,15 +1,10 @@
 //! Attention outputs that outlive their graph, so that a pass is recomputed without its attention.
 
-use std::any::Any;
-use std::collections::VecDeque;
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-type Outputs = VecDeque<Box<dyn Any + Send>>;
+use super::stash::Stash;
 
 /// The attention outputs and log-sum-exps of a pass, in order. Clones share them.
-#[derive(Clone, Default)]
-pub struct SavedAttention(Arc<Mutex<Outputs>>);
+#[derive(Clone, Debug, Default)]
+pub struct SavedAttention(Stash);
 
 /// What the attention of a pass does.
 #[derive(Clone, Debug, Default)]
@@ -30,18 +25,8 @@ impl SavedAttention {
     /// # Panics
     /// If it had fewer attentions than the pass that saved.
     pub fn finish(&self) {
-        let left = self.lock().len();
+        let left = self.0.len();
         assert_eq!(left, 0, "{left} saved attention outputs were not used by the recomputed pass");
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Outputs> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for SavedAttention {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "SavedAttention({})", self.lock().len())
     }
 }
 
@@ -55,14 +40,12 @@ impl CoreAttention {
             Self::Compute => compute(),
             Self::Save(saved) => {
                 let computed = compute();
-                saved.lock().push_back(Box::new(computed.clone()));
+                saved.0.put(computed.clone());
                 computed
             }
             Self::Replay(saved) => {
-                let output = saved.lock().pop_front();
-                let output =
-                    output.expect("the forward pass saved an output for each attention of the recomputed pass");
-                *output.downcast().expect("the recomputed pass runs the attentions of the forward pass in its order")
+                let output = saved.0.take();
+                output.expect("the recomputed pass runs the attentions of the forward pass in its order, and no other")
             }
         }
     }
@@ -100,7 +83,7 @@ mod tests {
         };
         let saved = SavedAttention::default();
         let first = run(qkv.clone(), &that(CoreAttention::Save(saved.clone())));
-        assert_eq!(format!("{saved:?}"), "SavedAttention(2)");
+        assert_eq!(format!("{saved:?}"), "SavedAttention(Stash(2))");
         // With other queries, so a recomputed attention would have another output.
         let other = Tensor::from_inner(random([6, 2, heads.total(), 4])).require_grad();
         let again = run(other.clone(), &that(CoreAttention::Replay(saved.clone())));

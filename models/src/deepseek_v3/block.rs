@@ -57,7 +57,7 @@ impl LatentBlock {
         batch: &MicroBatch,
         attention: impl FnOnce(Residual, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
-        let x = Residual::enter(x);
+        let x = Residual::enter(x, &batch.pass);
         let attention = attention(x.clone(), &self.input_layernorm);
         let x = self.post_attention_layernorm.of_sum(x, attention);
         let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);

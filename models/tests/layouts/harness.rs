@@ -7,6 +7,7 @@ use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, GridKind, Mesh};
+use backend_dist::ops::{HandOvers, PassContext};
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Registry, Section};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
@@ -88,12 +89,18 @@ pub fn run_on<M: CausalLm>(
         let device = rank.device.clone().autodiff();
         let (tokens, labels) = (batch.ids(&batch.tokens, &device), batch.ids(&batch.labels, &device));
         let routers = RouterRecords { replay: batch.routing.clone(), ..RouterRecords::default() };
-        let of = |dropout| MicroBatch { routers: routers.clone(), ..MicroBatch::with_dropout(dropout) };
+        let hand_overs = HandOvers::counted();
+        let pass = PassContext { hand_overs: hand_overs.clone(), ..PassContext::default() };
+        let of = |dropout| {
+            let (pass, routers) = (pass.clone(), routers.clone());
+            MicroBatch { pass, routers, ..MicroBatch::with_dropout(dropout) }
+        };
         let logits = host(model.head_logits(model.hidden_states(tokens.clone(), &of(None))));
         let losses = model.training_losses(tokens, labels, &of(dropout));
         let weights = TensorData::new(batch.weights.clone(), losses.dims());
         let weights = Tensor::from_data(weights, (&device, losses.dtype()));
         let gradients = (losses.clone() * weights).sum().backward();
+        assert_eq!(hand_overs.missed(), 0, "operations on the residual stream have not found each other's values");
         let mut collect = Collect {
             rank: &rank,
             registry: model.registry(),

@@ -249,7 +249,7 @@ fn residual_streams(scale: &Scale) -> Vec<Case> {
     let inputs = [("x", tokens * hidden), ("a", tokens * hidden), ("weight", hidden), ("bias", hidden)];
     let stream = move |x: &[Tensor<1>], norm: Prologue| {
         let [x, a] = [0, 1].map(|i: usize| x[i].clone().reshape([seq, batch, hidden]));
-        Residual::enter(x).plus(a, norm)
+        Residual::enter(x, &PassContext::default()).plus(a, norm)
     };
     let rms = |x: &[Tensor<1>]| Prologue::RmsNorm { weight: x[2].clone(), eps: EPS };
     let layer = |x: &[Tensor<1>]| Prologue::LayerNorm { weight: x[2].clone(), bias: x[3].clone(), eps: EPS };
