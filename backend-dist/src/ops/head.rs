@@ -71,7 +71,7 @@ impl Head {
 /// `[s, b]`. Only the logits of `head.positions` positions exist at a time, in the forward and in the backward pass.
 ///
 /// The weight's gradient is computed together with that of the hidden states, also within
-/// [`deferred`](super::weight_grads::deferred): deferring it would need all logits, or their GEMM a third time.
+/// [`deferred`](super::weight_grads::Deferral::deferred): deferring it would need all logits, or their GEMM a third time.
 ///
 /// # Panics
 ///

@@ -22,12 +22,15 @@ pub struct AttentionOptions {
     pub window: Option<usize>,
     /// Dropout of the weights after the softmax.
     pub dropout: Option<AttentionDropout>,
+    /// On GPUs sums of gradients have one order. Without it the gradient of the queries in attention with a head_dim of
+    /// 128 is accumulated in arbitrary order, which is faster; nothing else is without an order.
+    pub deterministic: bool,
 }
 
 impl AttentionOptions {
     /// Causal attention with the usual scale `1/√head_dim`, no window and no dropout.
     pub fn causal(head_dim: usize) -> Self {
-        Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None, dropout: None }
+        Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None, dropout: None, deterministic: false }
     }
 
     /// The half-open range of `keys` keys that the query at position `i` may see, empty if it sees none. Both ends grow

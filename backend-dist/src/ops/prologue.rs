@@ -9,7 +9,7 @@ use super::{
     options::{AttentionOptions, GeluKind, PackedHeads},
     plain::attention::unpack,
     residual::ResidualKernels,
-    saved_attention::saved_or_computed,
+    saved_attention::CoreAttention,
 };
 
 /// Applied to the input of [`linear_with`](super::linear_with) before the GEMM.
@@ -185,7 +185,12 @@ impl Step {
         matches!(self, Self::RmsNorm(_) | Self::LayerNorm(_))
     }
 
-    pub fn forward<B: LocalKernels>(self, x: FloatTensor<B>, params: &[FloatTensor<B>]) -> PrologueOutput<B> {
+    pub fn forward<B: LocalKernels>(
+        self,
+        x: FloatTensor<B>,
+        params: &[FloatTensor<B>],
+        attention: &CoreAttention,
+    ) -> PrologueOutput<B> {
         let out = match self {
             Self::None => x,
             Self::RmsNorm(eps) => B::rms_norm_forward(x, params[0].clone(), eps),
@@ -193,12 +198,12 @@ impl Step {
             Self::SwiGlu => B::swiglu_forward(x),
             Self::Gelu(kind) => B::gelu_forward(x, kind),
             Self::Attention(heads, options) => {
-                let (out, lse) = saved_or_computed(|| B::attention_packed_forward(x, heads, options));
+                let (out, lse) = attention.run(|| B::attention_packed_forward(x, heads, options));
                 return PrologueOutput { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
             }
             Self::SeparateAttention { options, .. } => {
                 let [k, v] = [params[0].clone(), params[1].clone()];
-                let (out, lse) = saved_or_computed(|| B::attention_forward(x, k, v, options));
+                let (out, lse) = attention.run(|| B::attention_forward(x, k, v, options));
                 return PrologueOutput { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
             }
         };

@@ -260,6 +260,8 @@ impl RunConfig {
             preference: self.preference.config(),
             distill: self.distill.config(),
             accuracy: self.chat.is_used(),
+            deterministic: self.performance.deterministic,
+            copy_engines: self.performance.copy_engines,
             documents: DocumentConfig {
                 reset_attention_mask: self.data.reset_attention_mask || self.has_conversations(),
                 reset_position_ids: self.data.reset_position_ids || self.has_conversations(),

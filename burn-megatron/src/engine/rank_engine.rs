@@ -30,6 +30,7 @@ use burn::tensor::{DType, Tensor};
 use dynamic::DynamicGroups;
 pub use dynamic::packed_length;
 use models::CausalLm;
+use models::layers::moe::RouterRecords;
 pub use state::Position;
 use std::collections::HashMap;
 
@@ -53,6 +54,7 @@ pub struct RankEngine<M> {
     dp_ranks: Group,
     /// By grid on which the model has parameters, the ranks that together hold these.
     model_parallel: Vec<(GridKind, Group)>,
+    routers: RouterRecords,
     /// Of the last step.
     loads: Vec<ExpertLoad>,
     stages: Group,
@@ -77,6 +79,8 @@ pub struct RankEngine<M> {
     /// A step has been done.
     warm: bool,
     step: u64,
+    /// Steps that were begun.
+    attempts: u64,
     consumed: u64,
     /// Rows of the steps that were skipped: batches need not have been of one size.
     skipped: u64,

@@ -35,8 +35,8 @@ use crate::learner::limit_of_files_is_an_error;
 use crate::refusal::{Access, advice};
 pub use data::RunData;
 use data::Tokens;
+pub(crate) use launch::stage_builder;
 pub use launch::{STOPPED, TrainReport};
-pub(crate) use launch::{settle, stage_builder};
 pub use plan::Plan;
 pub use resume::ResumePoint;
 

@@ -124,19 +124,21 @@ impl SelfAttention {
         angles: Option<&Angles>,
         batch: &MicroBatch,
     ) -> Tensor<3> {
-        let qkv = self.heads(self.qkv.forward(x, norm), angles);
-        let options = AttentionOptions { dropout: self.dropout.with(batch.dropout.as_ref()), ..self.options };
+        let qkv = self.heads(self.qkv.forward(x, norm, batch), angles);
+        let (dropout, deterministic) = (self.dropout.with(batch.dropout.as_ref()), batch.pass.deterministic);
+        let options = AttentionOptions { dropout, deterministic, ..self.options };
         if batch.context.is_none() && batch.documents.is_none() {
-            return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core);
+            return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core, batch);
         }
         if self.recompute_core {
             let (context, documents) = (batch.context.clone(), batch.documents.clone());
             let attention = Prologue::AttentionInContext(self.heads, options, context, documents);
-            return self.out.forward(qkv, attention, true);
+            return self.out.forward(qkv, attention, true, batch);
         }
-        let of = attention_in_context(qkv, self.heads, options, batch.context.as_ref(), batch.documents.as_ref());
+        let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
+        let of = attention_in_context(qkv, self.heads, options, context, documents, &batch.pass);
         let [seq, samples, heads, head_dim] = of.dims();
-        self.out.forward(of.reshape([seq, samples, heads * head_dim]), Prologue::None, false)
+        self.out.forward(of.reshape([seq, samples, heads * head_dim]), Prologue::None, false, batch)
     }
 
     /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` pad
@@ -149,7 +151,8 @@ impl SelfAttention {
         angles: Option<&Angles>,
         cache: &mut LayerCache,
     ) -> Tensor<3> {
-        let qkv = self.qkv.forward(x, norm);
+        let batch = &MicroBatch::default();
+        let qkv = self.qkv.forward(x, norm, batch);
         let positions = qkv.dims()[0];
         let qkv = self.heads(qkv.narrow(0, 0, at.len()), angles);
         let PackedHeads { heads, kv_heads } = self.heads;
@@ -157,8 +160,8 @@ impl SelfAttention {
         let new = [qkv.clone().narrow(2, heads, kv_heads), qkv.narrow(2, heads + kv_heads, kv_heads)];
         let [k, v] = cache.append(at, new);
         let context = pad_sequence(attention(q, k, v, self.options), positions);
-        let [seq, batch, heads, head_dim] = context.dims();
-        self.out.forward(context.reshape([seq, batch, heads * head_dim]), Prologue::None, false)
+        let [seq, samples, heads, head_dim] = context.dims();
+        self.out.forward(context.reshape([seq, samples, heads * head_dim]), Prologue::None, false, batch)
     }
 
     /// The projection's `[s, b, features]` as normalised and rotated heads `[s, b, heads + 2 kv_heads, d]`.

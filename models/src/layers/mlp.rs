@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 use super::norm::Norm;
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
 
@@ -71,20 +72,20 @@ impl Mlp {
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
-    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
-        self.down(self.up.forward(x, norm))
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+        self.down(self.up.forward(x, norm, batch), batch)
     }
 
     /// The same without the norm.
-    pub(super) fn of_normed(&self, x: Tensor<3>) -> Tensor<3> {
-        self.down(self.up.after(x, Prologue::None))
+    pub(super) fn of_normed(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        self.down(self.up.after(x, Prologue::None, batch), batch)
     }
 
-    fn down(&self, x: Tensor<3>) -> Tensor<3> {
+    fn down(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         let activation = match self.activation {
             Activation::SwiGlu => Prologue::SwiGlu,
             Activation::Gelu(kind) => Prologue::Gelu(kind),
         };
-        self.down.forward(x, activation, self.recompute_activation)
+        self.down.forward(x, activation, self.recompute_activation, batch)
     }
 }

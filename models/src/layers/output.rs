@@ -11,6 +11,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::embedding::{Vocab, VocabParallelEmbedding, VocabShard};
 use super::linear::{enter_tensor_parallel, entry};
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
 /// The output projection; each rank computes the logits of its shard of the vocabulary. Without an own weight it uses
@@ -66,12 +67,13 @@ impl OutputLayer {
         x: Tensor<3>,
         labels: Tensor<2, Int>,
         embedding: Option<&VocabParallelEmbedding>,
+        batch: &MicroBatch,
     ) -> Tensor<2> {
         let (VocabShard { first, vocab_size, .. }, group) = (self.shard, &self.parallel.group);
-        let (w, [seq, batch]) = (self.weight(embedding), labels.dims());
-        let positions = positions_at_once(seq, batch * w.dims()[0], self.parallel.logits_at_once);
+        let (w, [seq, samples]) = (self.weight(embedding), labels.dims());
+        let positions = positions_at_once(seq, samples * w.dims()[0], self.parallel.logits_at_once);
         if positions >= seq {
-            let logits = self.local_logits(x, embedding);
+            let logits = self.local_logits(x, embedding, batch);
             return vocab_parallel_cross_entropy(logits, labels, first, vocab_size, group);
         }
         let (entry, group) = (entry(&self.parallel), group.clone());
@@ -83,7 +85,7 @@ impl OutputLayer {
     /// # Panics
     /// As [`token_losses`](Self::token_losses).
     pub fn logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
-        self.gather(self.local_logits(x, embedding))
+        self.gather(self.local_logits(x, embedding, &MicroBatch::default()))
     }
 
     /// [`logits`](Self::logits) of one position of the whole sequence, `[b, vocab]`.
@@ -99,9 +101,9 @@ impl OutputLayer {
         gather_from_tensor_parallel(local, &self.parallel.group).narrow(2, 0, self.shard.vocab_size)
     }
 
-    fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
+    fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>, batch: &MicroBatch) -> Tensor<3> {
         let (entry, overlap) = (entry(&self.parallel), self.parallel.overlap);
-        let options = LinearOptions { entry, overlap, ..Default::default() };
+        let options = LinearOptions { entry, overlap, pass: batch.pass_context(), ..Default::default() };
         linear_with(x, Prologue::None, self.weight(embedding), None, options)
     }
 

@@ -79,9 +79,9 @@ impl CausalLm for Llama {
         self.layers[index - self.part.layers.start].forward(x, Some(&angles), batch)
     }
 
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, _batch: &MicroBatch) -> Tensor<2> {
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
         let Head { norm, lm_head } = self.head();
-        lm_head.token_losses(norm.forward(x), labels.transpose(), self.embed_tokens.as_ref()).transpose()
+        lm_head.token_losses(norm.forward(x), labels.transpose(), self.embed_tokens.as_ref(), batch).transpose()
     }
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {

@@ -164,7 +164,9 @@ fn call([q, k, v]: &Qkv<Cube>, block: &ScoreBlock, sequence: &SequenceOptions) -
         });
     let starts = (!block.documents.is_empty()).then(|| starts(q, block));
     let first_query = starts.is_none().then_some(block.first_query);
-    Call::with(q, shape, sequence.options.scale, CallOptions { dropout, first_query, ..Default::default() }, starts)
+    let extras =
+        CallOptions { dropout, first_query, deterministic: sequence.options.deterministic, ..Default::default() };
+    Call::with(q, shape, sequence.options.scale, extras, starts)
 }
 
 /// The starts of a block's documents, on the device.

@@ -6,10 +6,12 @@ use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
 use crate::optim::Optimizer;
 use crate::trace::Recorder;
-use backend_dist::ops::Tape;
 use backend_dist::ops::context::ContextParallel;
+use backend_dist::ops::weight_grads::Deferral;
+use backend_dist::ops::{PassContext, PassKind, Tape};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor};
+use models::layers::moe::RouterRecords;
 use models::{CausalLm, MicroBatch};
 use std::borrow::Cow;
 
@@ -22,7 +24,13 @@ pub(in crate::engine) struct Pass<'a> {
     /// This rank's share of the micro-batch.
     pub local: &'a LocalBatch,
     /// How layers communicate across context parallel ranks.
-    pub context: &'a ContextConfig,
+    pub sharing: &'a ContextConfig,
+    /// What routers record, and whose experts they use.
+    pub routers: &'a RouterRecords,
+    /// Another number for every training step.
+    pub step: u64,
+    /// Sums on GPUs have one order.
+    pub deterministic: bool,
     /// A backward pass will follow.
     pub keep: bool,
     /// No other pass of the step adds to this stage's gradients.
@@ -41,6 +49,20 @@ pub(in crate::engine) struct Pass<'a> {
     pub accuracy: bool,
     /// Buckets that the pass after this one uses first.
     pub next: &'a [usize],
+}
+
+impl Pass<'_> {
+    /// What the operations of a segment must know of this pass.
+    pub(super) fn context(&self, kind: PassKind) -> PassContext {
+        PassContext {
+            kind,
+            step: self.step,
+            micro_batch: self.index.1,
+            deterministic: self.deterministic,
+            weight_grads: Deferral::possible(),
+            ..PassContext::default()
+        }
+    }
 }
 
 /// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]` and, where they are wanted,
@@ -68,15 +90,22 @@ pub(super) fn leaf(x: Tensor<3>) -> Tensor<3> {
     Tensor::from_inner(x).require_grad()
 }
 
-/// A segment's value, with a graph if `tracked`.
-pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Output {
+/// A segment's value in a pass, with a graph if `tracked`.
+pub(super) fn run<M: CausalLm>(
+    model: &M,
+    link: &Link,
+    x: Option<Tensor<3>>,
+    pass: &Pass,
+    (context, tracked): (PassContext, bool),
+) -> Output {
     let input = || x.expect("only the embedding has no input");
     let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
-    let LocalBatch { tokens, micro_batch: of, .. } = pass.local;
+    let LocalBatch { tokens, micro_batch, .. } = pass.local;
+    let of = &MicroBatch { pass: context, routers: pass.routers.clone(), ..micro_batch.clone() };
     match link {
         Link::Embedding => Output::Activation(model.embed(tokens.tokens_on(&device), of)),
         Link::Layers(layers) => {
-            let layer = |x, layer| model.layer(layer, x, &for_layer(of, pass.context, layer));
+            let layer = |x, layer| model.layer(layer, x, &for_layer(of, pass.sharing, layer));
             Output::Activation(layers.clone().fold(input(), layer))
         }
         Link::Head => {

@@ -9,7 +9,6 @@ use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
 use burn::tensor::Tensor;
 use models::CausalLm;
-use models::layers::moe::stats;
 use models::layout::check_sequence;
 
 impl<M: CausalLm> RankEngine<M> {
@@ -80,7 +79,10 @@ impl<M: CausalLm> RankEngine<M> {
                     p2p.take(input)
                 });
                 let mut pass = Pass {
-                    context: &self.config.context,
+                    sharing: &self.config.context,
+                    routers: &self.routers,
+                    step: self.attempts,
+                    deterministic: self.config.deterministic,
                     keep: false,
                     last: false,
                     loss_grad: 0.0,
@@ -95,7 +97,7 @@ impl<M: CausalLm> RankEngine<M> {
                     device: &self.rank.device,
                     local,
                 };
-                match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
+                match self.chunks[chunk].forward(&mut pass, input) {
                     Output::Activation(activation) => p2p.put(work, activation),
                     Output::Losses(values, hits) => each(self, micro_batch, values, hits.map(|hits| *hits)),
                 }

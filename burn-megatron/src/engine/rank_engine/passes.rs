@@ -120,7 +120,10 @@ impl<M: CausalLm> RankEngine<M> {
             _ => self.taught.remove(&work.micro_batch),
         };
         let mut pass = Pass {
-            context: &self.config.context,
+            sharing: &self.config.context,
+            routers: &self.routers,
+            step: self.attempts,
+            deterministic: self.config.deterministic,
             keep: true,
             last,
             loss_grad: self.loss_grad(local),

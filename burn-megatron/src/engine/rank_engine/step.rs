@@ -11,7 +11,6 @@ use crate::preference::{PreferenceMeans, PreferenceSums};
 use crate::trace::SpanKind;
 use backend_dist::gpu::release_memory;
 use models::CausalLm;
-use models::layers::moe::stats;
 use models::layout::check_sequence;
 use std::time::Instant;
 
@@ -49,7 +48,8 @@ impl<M: CausalLm> RankEngine<M> {
         // What a step that failed has left.
         self.optimizer.skip();
         self.chunks.iter_mut().for_each(Chunk::forget);
-        stats::take();
+        self.forget_routing();
+        self.attempts += 1;
         let dealt = self.dynamic.as_ref().map(|groups| self.assign(groups, &micro_batches[0])).transpose()?;
         let parts =
             || micro_batches.iter().enumerate().map(|(index, batch)| self.training_batch(index, batch)).collect();
