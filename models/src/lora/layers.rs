@@ -8,7 +8,7 @@ use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
-use backend_dist::ops::{Prologue, attention_packed, gelu, layer_norm, linear, rms_norm, swiglu};
+use backend_dist::ops::{Prologue, attention_packed, geglu, gelu, layer_norm, linear, rms_norm, swiglu};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
@@ -229,6 +229,7 @@ pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>) -> Tensor<
         Prologue::LayerNorm { weight, bias, eps } => shaped(layer_norm(x, weight, bias, eps)),
         Prologue::SwiGlu => shaped(swiglu(x)),
         Prologue::Gelu(kind) => shaped(gelu(x, kind)),
+        Prologue::GeGlu(kind) => shaped(geglu(x, kind)),
         Prologue::Attention(packed, options) => shaped(attention_packed(heads(x), packed, options)),
         Prologue::AttentionInContext(packed, options, context, documents) => {
             shaped(attention_in_context(heads(x), packed, options, context.as_ref(), documents.as_ref()))
