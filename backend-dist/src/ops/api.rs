@@ -113,6 +113,23 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_gelu(x.into_dispatch(), kind))
 }
 
+/// `gelu(gate) up` of `x [.., 2f] = [gate | up]`; output `[.., f]`.
+///
+/// # Panics
+///
+/// If the last dimension is odd.
+pub fn geglu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
+    let size = x.dims()[D - 1];
+    assert!(size.is_multiple_of(2), "geglu: last dimension {size} is not [gate | up]");
+    let half = size / 2;
+    gelu(x.clone().narrow(D - 1, 0, half), kind) * x.narrow(D - 1, half, half)
+}
+
+/// `cap tanh(x / cap)`, element by element.
+pub fn softcap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
+    x.div_scalar(cap).tanh().mul_scalar(cap)
+}
+
 /// Softmax attention of `q [s, b, hq, d]` over `k [t, b, hkv, d]` and `v [t, b, hkv, dv]`; output `[s, b, hq, dv]`.
 /// Query head `h` uses key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
 ///

@@ -60,8 +60,8 @@ mod tests;
 pub mod weight_grads;
 
 pub use api::{
-    add_bias, attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed,
-    swiglu,
+    add_bias, attention, attention_packed, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope,
+    rope_packed, softcap, swiglu,
 };
 pub use chunks::is_worth_chunking;
 pub use cross_entropy::vocab_parallel_cross_entropy;

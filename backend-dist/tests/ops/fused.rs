@@ -20,7 +20,7 @@ const SEQ: usize = 6;
 const BATCH: usize = 2;
 const HEADS: PackedHeads = PackedHeads { heads: 4, kv_heads: 2 };
 const OPTIONS: AttentionOptions =
-    AttentionOptions { scale: 0.7, causal: true, window: None, dropout: None, deterministic: false };
+    AttentionOptions { scale: 0.7, causal: true, window: None, softcap: None, dropout: None, deterministic: false };
 const OUT: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -15,11 +15,23 @@ use crate::recompute;
 pub enum Activation {
     /// `silu(gate) up`, with twice as many outputs of the first layer.
     SwiGlu,
+    /// `gelu(gate) up`, with twice as many outputs of the first layer (Gemma).
+    GeGlu(
+        /// Exact, or the tanh approximation.
+        GeluKind,
+    ),
     /// GELU.
     Gelu(
         /// Exact, or GPT-2's approximation.
         GeluKind,
     ),
+}
+
+impl Activation {
+    /// Whether the first layer gives `[gate | up]`.
+    pub fn is_gated(self) -> bool {
+        !matches!(self, Self::Gelu(_))
+    }
 }
 
 /// Sizes of an MLP.
@@ -58,9 +70,9 @@ impl Mlp {
         let parts = params.place().size;
         let (gate, up) = (format!("{name}.gate_proj"), format!("{name}.up_proj"));
         let output = |name| Output { name, features: config.intermediate, parts };
-        let outputs = match config.activation {
-            Activation::SwiGlu => vec![output(&gate), output(&up)],
-            Activation::Gelu(_) => vec![output(&up)],
+        let outputs = match config.activation.is_gated() {
+            true => vec![output(&gate), output(&up)],
+            false => vec![output(&up)],
         };
         let down = format!("{name}.down_proj");
         Ok(Self {
@@ -84,6 +96,7 @@ impl Mlp {
     fn down(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         let activation = match self.activation {
             Activation::SwiGlu => Prologue::SwiGlu,
+            Activation::GeGlu(kind) => Prologue::GeGlu(kind),
             Activation::Gelu(kind) => Prologue::Gelu(kind),
         };
         self.down.forward(x, activation, self.recompute_activation, batch)

@@ -2,7 +2,7 @@
 
 use backend_dist::ops::conjugate::gather_from_tensor_parallel;
 use backend_dist::ops::{
-    Head, LinearOptions, Prologue, linear, linear_cross_entropy, linear_with, positions_at_once,
+    Head, LinearOptions, Prologue, linear, linear_cross_entropy, linear_with, positions_at_once, softcap,
     vocab_parallel_cross_entropy,
 };
 use backend_dist::shard::{Init, Unit};
@@ -22,6 +22,8 @@ pub struct OutputLayer {
     #[module(skip)]
     shard: VocabShard,
     #[module(skip)]
+    softcap: Option<f64>,
+    #[module(skip)]
     parallel: TensorParallel,
 }
 
@@ -33,7 +35,7 @@ impl OutputLayer {
     pub fn untied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = params.sections(vec![(shard.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
-        Ok(Self { weight: Some(weight), shard, parallel: params.parallel().clone() })
+        Ok(Self { weight: Some(weight), shard, softcap: None, parallel: params.parallel().clone() })
     }
 
     /// A projection that shares the weight of the embedding `name`. Where the embedding is on another pipeline stage it
@@ -53,7 +55,12 @@ impl OutputLayer {
             }
             false => None,
         };
-        Ok(Self { weight, shard, parallel: params.parallel().clone() })
+        Ok(Self { weight, shard, softcap: None, parallel: params.parallel().clone() })
+    }
+
+    /// A logit `z` becomes `c tanh(z/c)`, if there is a `c` (Gemma 2).
+    pub fn with_softcap(self, softcap: Option<f64>) -> Self {
+        Self { softcap, ..self }
     }
 
     /// `-log p(label)` of every token: hidden states `[s, b, hidden]` (or the rank's part of the sequence) and
@@ -76,8 +83,8 @@ impl OutputLayer {
             let logits = self.local_logits(x, embedding, batch);
             return vocab_parallel_cross_entropy(logits, labels, first, vocab_size, group);
         }
-        let (entry, group) = (entry(&self.parallel), group.clone());
-        linear_cross_entropy(x, w, labels, Head { entry, group, first_row: first, vocab_size, positions })
+        let (entry, group, softcap) = (entry(&self.parallel), group.clone(), self.softcap);
+        linear_cross_entropy(x, w, labels, Head { entry, group, first_row: first, vocab_size, softcap, positions })
     }
 
     /// All logits on every rank, without padding: `[s, b, vocab]`.
@@ -94,7 +101,7 @@ impl OutputLayer {
     /// As [`token_losses`](Self::token_losses).
     pub fn logits_at(&self, x: Tensor<3>, position: usize, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {
         let x = enter_tensor_parallel(x, &self.parallel).narrow(0, position, 1);
-        self.gather(linear(x, self.weight(embedding))).squeeze_dim(0)
+        self.gather(self.capped(linear(x, self.weight(embedding)))).squeeze_dim(0)
     }
 
     fn gather(&self, local: Tensor<3>) -> Tensor<3> {
@@ -104,7 +111,14 @@ impl OutputLayer {
     fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>, batch: &MicroBatch) -> Tensor<3> {
         let (entry, overlap) = (entry(&self.parallel), self.parallel.overlap);
         let options = LinearOptions { entry, overlap, pass: batch.pass_context(), ..Default::default() };
-        linear_with(x, Prologue::None, self.weight(embedding), None, options)
+        self.capped(linear_with(x, Prologue::None, self.weight(embedding), None, options))
+    }
+
+    fn capped(&self, logits: Tensor<3>) -> Tensor<3> {
+        match self.softcap {
+            Some(cap) => softcap(logits, cap),
+            None => logits,
+        }
     }
 
     fn weight(&self, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {

@@ -8,7 +8,7 @@ use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
-use backend_dist::ops::{Prologue, gelu, layer_norm, linear, rms_norm, swiglu};
+use backend_dist::ops::{Prologue, geglu, gelu, layer_norm, linear, rms_norm, swiglu};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
@@ -230,6 +230,7 @@ pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>, batch: &Mi
         Prologue::LayerNorm { weight, bias, eps } => shaped(layer_norm(x, weight, bias, eps)),
         Prologue::SwiGlu => shaped(swiglu(x)),
         Prologue::Gelu(kind) => shaped(gelu(x, kind)),
+        Prologue::GeGlu(kind) => shaped(geglu(x, kind)),
         Prologue::Attention(packed, options) => {
             shaped(attention_in_context(heads(x), packed, options, None, None, &batch.pass))
         }

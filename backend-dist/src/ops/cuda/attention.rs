@@ -67,7 +67,7 @@ pub fn packed_grad(
     gradient
 }
 
-/// The kernel of a call. Without any of these (f64), the formulas of `plain` materialise all scores.
+/// The kernel of a call. Without any of these (f64, a softcap), the formulas of `plain` materialise all scores.
 #[derive(Clone, Copy, Debug)]
 enum Kernel {
     /// Warpgroup MMA.
@@ -125,7 +125,9 @@ impl Call {
         [head_dim, value_dim]: [usize; 2],
         options: AttentionOptions,
     ) -> Option<Self> {
-        let AttentionOptions { scale, causal, window, dropout, deterministic } = options;
+        let AttentionOptions { scale, causal, window, softcap: None, dropout, deterministic } = options else {
+            return None;
+        };
         let batch = x.meta.shape()[1];
         let shape = AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window };
         let of_whole = |AttentionDropout { p, seed, first_sample, first_head, heads }| Dropout {

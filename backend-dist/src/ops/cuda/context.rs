@@ -139,7 +139,7 @@ impl ContextKernels for Cube {
 
 /// The kernel call for a block, if there is a kernel.
 fn call([q, k, v]: &Qkv<Cube>, block: &ScoreBlock, sequence: &SequenceOptions) -> Option<Call> {
-    if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
+    if k.dtype() != q.dtype() || v.dtype() != q.dtype() || sequence.options.softcap.is_some() {
         return None;
     }
     let ([_, _, heads, head_dim], [_, _, kv_heads, value_dim]) = (whole(q).shape, whole(v).shape);
