@@ -2,6 +2,7 @@
 
 use super::{ContextConfig, DistillConfig, DocumentConfig};
 use crate::batch::{BatchError, BatchPlan};
+use crate::grpo::GrpoConfig;
 use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::preference::PreferenceConfig;
@@ -92,6 +93,10 @@ pub struct EngineConfig {
     /// over the pairs of the global batch, whatever `loss` says.
     #[serde(default)]
     pub preference: Option<PreferenceConfig>,
+    /// GRPO: sequences are prompts with completions, which [`RankEngine::train_rollouts`](super::RankEngine::train_rollouts)
+    /// gets; the mean is over what the configuration says, whatever `loss` says.
+    #[serde(default)]
+    pub grpo: Option<GrpoConfig>,
     /// Distillation from the model that [`RankEngine::with_teacher`](super::RankEngine::with_teacher) gets.
     #[serde(default)]
     pub distill: Option<DistillConfig>,
@@ -137,6 +142,7 @@ impl EngineConfig {
             keep_fp8_weights: true,
             loss_scale: LossScalerConfig::default(),
             preference: None,
+            grpo: None,
             distill: None,
             accuracy: false,
             deterministic: false,

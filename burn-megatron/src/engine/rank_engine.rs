@@ -9,6 +9,7 @@ mod fp8;
 mod local_batches;
 mod passes;
 mod preference;
+mod rollouts;
 mod state;
 mod step;
 mod untrained;
@@ -31,6 +32,7 @@ use dynamic::DynamicGroups;
 pub use dynamic::packed_length;
 use models::CausalLm;
 use models::layers::moe::RouterRecords;
+pub use rollouts::Reference;
 pub use state::Position;
 use std::collections::HashMap;
 
@@ -85,8 +87,10 @@ pub struct RankEngine<M> {
     /// Rows of the steps that were skipped: batches need not have been of one size.
     skipped: u64,
     grad_scale: f64,
-    /// Of preference tuning, by micro-batch: what the gradients of its tokens' losses are.
+    /// Of preference tuning and GRPO, by micro-batch: what the gradients of its tokens' losses are.
     token_factors: HashMap<usize, Vec<f64>>,
+    /// Of GRPO.
+    reference: Option<Reference<M>>,
     /// Of distillation.
     teacher: Option<Teacher>,
     /// Its logits, by micro-batch, from the forward pass to the backward pass.

@@ -90,6 +90,13 @@ impl WithModel for Launch<'_> {
             let dtype = FloatDType::from(training.dtype);
             run = run.teacher(move |rank| teacher.config().visit(BuildTeacher { rank, dtype, weights: &teacher }));
         }
+        if let Some(grpo) = data.grpo {
+            run = run.grpo(grpo);
+        }
+        // Without adapters there is nothing to switch off, and those of DoRA cannot be.
+        if config.grpo.is_used() && (config.lora.rank.is_none() || config.lora.dora) {
+            run = run.reference(stage_builder::<M>(sizes, &config.without_adapters(), plan.weights(), None));
+        }
         if let Some(processes) = processes {
             run = run.processes(processes);
         }

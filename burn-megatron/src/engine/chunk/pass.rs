@@ -41,6 +41,8 @@ pub(in crate::engine) struct Pass<'a> {
     pub loss_grad: f64,
     /// Factors of these gradients by token, of a loss that is no mean over tokens.
     pub factors: Option<Vec<f64>>,
+    /// The logits are divided by it.
+    pub temperature: f64,
     /// The teacher's logits `[sequences, seq, vocab]`, in distillation.
     pub taught: Option<(Tensor<3>, DistillConfig)>,
     /// Chunk and micro-batch, for the timeline.
@@ -111,11 +113,12 @@ pub(super) fn run<M: CausalLm>(
         Link::Head => {
             let labels = tokens.labels_on(&device);
             if pass.accuracy && !tracked {
-                let (losses, hits) = scored(model.head_logits(input()), labels);
+                let (losses, hits) = hits(model.head_logits(input()), labels);
                 return Output::Losses(losses.cast(pass.loss_type), Some(Box::new(hits.cast(pass.loss_type))));
             }
             let losses = match &pass.taught {
-                None => model.head_losses(input(), labels, of),
+                None if pass.temperature == 1.0 => model.head_losses(input(), labels, of),
+                None => cross_entropies(wide(model.head_logits(input())).div_scalar(pass.temperature), labels),
                 Some((teacher, config)) => distill::losses(model.head_logits(input()), teacher.clone(), labels, config),
             };
             Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) }, None)
@@ -123,16 +126,24 @@ pub(super) fn run<M: CausalLm>(
     }
 }
 
+/// In fp32 at least.
+fn wide(logits: Tensor<3>) -> Tensor<3> {
+    if logits.dtype() == DType::F64 { logits } else { logits.cast(DType::F32) }
+}
+
+/// The losses of labels.
+fn cross_entropies(logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+    let shape = labels.dims();
+    log_softmax(logits, 2).gather(2, labels.unsqueeze_dim(2)).neg().reshape(shape)
+}
+
 /// The losses of labels, and 1 where the label is the likeliest token.
-fn scored(logits: Tensor<3>, labels: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>) {
-    let ([batch, seq, _], dtype) = (logits.dims(), logits.dtype());
-    let wide = if dtype == DType::F64 { logits } else { logits.cast(DType::F32) };
-    let dtype = wide.dtype();
-    let labels: Tensor<3, Int> = labels.unsqueeze_dim(2);
-    let chosen = wide.clone().gather(2, labels.clone());
-    let hits = chosen.greater_equal(wide.clone().max_dim(2)).float().cast(dtype);
-    let losses = log_softmax(wide, 2).gather(2, labels).neg();
-    (losses.reshape([batch, seq]), hits.reshape([batch, seq]))
+fn hits(logits: Tensor<3>, labels: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>) {
+    let wide = wide(logits);
+    let chosen = wide.clone().gather(2, labels.clone().unsqueeze_dim(2));
+    let hits = chosen.greater_equal(wide.clone().max_dim(2)).float().cast(wide.dtype());
+    let shape = labels.dims();
+    (cross_entropies(wide, labels), hits.reshape(shape))
 }
 
 /// What a layer must know of a micro-batch, with its own context parallel communication type.

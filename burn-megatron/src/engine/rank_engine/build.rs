@@ -135,6 +135,7 @@ impl<M: CausalLm> RankEngine<M> {
             skipped: 0,
             grad_scale: 1.0,
             token_factors: HashMap::new(),
+            reference: None,
             teacher: None,
             taught: HashMap::new(),
         };
