@@ -7,12 +7,12 @@ use backend_dist::launch::BoxError;
 use backend_dist::local::Recent;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsAccumulator, GradientsParams, OptimizerRecord};
-use burn::tensor::{Bytes, Device};
+use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{InferenceStep, Learner, LearnerModel, TrainOutput, TrainStep};
 
-use super::items::Items;
 use super::mesh::Placing;
+use super::processes::gather_to_first;
 use super::states::{average_states, with_own_states};
 use super::zero::records::{join, optimizer_record};
 use super::zero::{Zero, reduce_to_owners, share_parameters, with_stepped};
@@ -192,17 +192,13 @@ impl<M: LearnerModel> DpRank<M> {
     }
 
     /// The learner with the whole model and the optimizer states of all ranks, on rank 0. Every rank must call it.
-    pub fn whole(
-        &self,
-        states_of_ranks: &Items<Bytes>,
-        store: &EventStoreClient,
-    ) -> Result<Option<Learner<M>>, BoxError> {
+    pub fn whole(&self, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
         let first = self.group.rank() == 0;
         let Some(Own { zero, model, .. }) = &self.own else {
             return Ok(first.then(|| self.learner.clone()));
         };
         if self.within.is_some() {
-            return self.whole_of_logical(states_of_ranks, store, zero, model);
+            return self.whole_of_logical(store, zero, model);
         }
         if zero.stage == 0 {
             let mut whole = self.learner.clone();
@@ -213,12 +209,8 @@ impl<M: LearnerModel> DpRank<M> {
         }
         // Of stage 3 a collective.
         let model = model.clone().into_record();
-        states_of_ranks.push(self.group.rank(), self.states(store).into_bytes()?);
-        self.group.barrier();
-        if !first {
-            return Ok(None);
-        }
-        let states = join(states_of_ranks.take(), &zero.owners)?;
+        let Some(states) = gather_to_first(self.states(store).into_bytes()?, &self.group) else { return Ok(None) };
+        let states = join(states, &zero.owners)?;
         let mut whole = self.learner.clone();
         whole.load_model(model);
         whole.load_optim(states);
@@ -229,7 +221,6 @@ impl<M: LearnerModel> DpRank<M> {
     /// to do.
     fn whole_of_logical(
         &self,
-        states_of_ranks: &Items<Bytes>,
         store: &EventStoreClient,
         zero: &Zero,
         model: &M,
@@ -237,14 +228,9 @@ impl<M: LearnerModel> DpRank<M> {
         let first = self.group.rank() == 0;
         // Of stage 3 a collective.
         let model = model.clone().into_record();
-        if zero.stage > 0 || first {
-            states_of_ranks.push(self.group.rank(), self.states(store).into_bytes()?);
-        }
-        self.group.barrier();
-        if !first {
-            return Ok(None);
-        }
-        let states = join(states_of_ranks.take(), &zero.owners)?;
+        let own = if zero.stage > 0 || first { Some(self.states(store).into_bytes()?) } else { None };
+        let Some(states) = gather_to_first(own, &self.group) else { return Ok(None) };
+        let states = join(states.into_iter().flatten(), &zero.owners)?;
         let mut whole = self.learner.clone();
         whole.fork(&host());
         whole.load_model(model);

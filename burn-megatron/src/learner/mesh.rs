@@ -8,11 +8,11 @@ use burn::module::{Module, ModuleDisplay};
 use burn::tensor::{Device, FloatDType};
 use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader};
 
-use super::custom;
 use super::data_parallel::DataParallel;
 use super::report::{Failure, Fit, Fitted};
 use super::stages::StagesStrategy;
 use super::zero::Units;
+use super::{custom, processes};
 use crate::schedule::ScheduleKind;
 use models::Recompute;
 use models::recompute::Granularity;
@@ -63,7 +63,7 @@ impl MeshStrategy {
         self
     }
 
-    /// A device for each rank, tensor-parallel ranks next to each other. Without it GPUs from 0 on, if the learner's
+    /// A device for each rank of this process, tensor-parallel ranks next to each other. Without it GPUs from 0 on, if the learner's
     /// model is on a GPU, else threads that share the model's device.
     pub fn devices(mut self, devices: Vec<Device>) -> Self {
         self.devices = devices;
@@ -115,7 +115,8 @@ impl MeshStrategy {
     /// - Random numbers, as of dropout, follow from the epoch, the data-parallel rank, the micro-batch and the block: they
     ///   are the same in every pipeline, and with recomputation.
     /// - ZeRO is that of [`zero_on`](super::MegatronStrategy::zero_on), 0 or 1, among the ranks with the same stages.
-    /// - The ranks are threads of one process, and activations go from rank to rank through host memory.
+    /// - The ranks of a pipeline are threads of one process, next to each other (Megatron-LM's
+    ///   `--use-tp-pp-dp-mapping`), and activations go from rank to rank through host memory.
     pub fn stages(self) -> StagesStrategy {
         StagesStrategy::new(self)
     }
@@ -129,10 +130,12 @@ impl MeshStrategy {
         if plan.axis() != Axis::Tp {
             return Err(format!("the plan shards along axis {}; nearest legal: tp, without .along(..)", plan.axis()));
         }
-        let (ranks, given) = (layout.world_size(), devices.len());
-        if given > 0 && given != ranks {
+        let (ranks, given, processes) = (layout.world_size(), devices.len(), processes::count());
+        let here = ranks / processes;
+        if given > 0 && given != here && ranks.is_multiple_of(processes) {
+            let each = if processes > 1 { format!(", {here} in each of {processes} processes") } else { String::new() };
             return Err(format!(
-                "layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"
+                "layout {layout} has {ranks} ranks{each}, and there are {given} devices; nearest legal: {here}"
             ));
         }
         if *micro_batches == Some(0) {

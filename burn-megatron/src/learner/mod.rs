@@ -16,11 +16,13 @@
 //! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
 mod data_parallel;
+mod devices;
 mod dp_rank;
 mod items;
 mod mesh;
 mod model_parallel;
 mod module_steps;
+mod processes;
 mod rank_loop;
 mod report;
 mod rounds;
@@ -56,6 +58,16 @@ pub use stages::{Activation, Part, Stages, StagesError, StagesStrategy, TrainBat
 pub(crate) use stages_steps::StagesSteps;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.
+///
+/// Under torchrun, srun or mpirun ([`ProcessWorld::from_variables`](backend_dist::process::ProcessWorld::from_variables))
+/// the ranks are those of all processes, which share them out evenly:
+///
+/// - All processes run the same program. They begin with the first one's parameters, and end with the trained ones; the
+///   devices that a strategy names are those of the ranks of one process.
+/// - The first process alone feeds metrics, writes checkpoints, and decides on early stopping. Outputs cannot leave their
+///   process, so training metrics are those of its ranks; they read the whole validation set.
+/// - A process that fails or dies ends the training in all of them, with its message.
+/// - The ranks of a pipeline must be in one process.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
@@ -144,7 +156,7 @@ impl MegatronStrategy {
     /// If `devices` is empty or `stage` above 3.
     pub fn zero_on<M: LearnerModel>(stage: u8, devices: Vec<Device>) -> TrainingStrategy<M> {
         assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
-        let ranks = devices.len();
+        let ranks = devices.len() * processes::count();
         custom(DataParallel { devices, ..DataParallel::new(ranks, checked(stage), Units::auto()) })
     }
 
@@ -154,7 +166,7 @@ impl MegatronStrategy {
     /// If `devices` is empty.
     pub fn fully_shard<M: LearnerModel>(devices: Vec<Device>, units: Units) -> TrainingStrategy<M> {
         assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
-        let ranks = devices.len();
+        let ranks = devices.len() * processes::count();
         custom(DataParallel { devices, ..DataParallel::new(ranks, 3, units) })
     }
 

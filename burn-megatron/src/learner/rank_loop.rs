@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use backend_dist::comm::Group;
 use backend_dist::launch::BoxError;
 use burn::data::dataloader::Progress;
-use burn::tensor::{Bytes, Device};
+use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     CloneEarlyStoppingStrategy, EventProcessorError, EventProcessorTraining, InferenceStep, Interrupter, Learner,
@@ -32,9 +32,10 @@ pub(super) struct Shared<M: LearnerModel> {
     pub processor: Mutex<SupervisedTrainingEventProcessor<M>>,
     pub trained: Items<TrainingItem<<M as TrainStep>::Output>>,
     pub validated: Items<TrainingItem<<M as InferenceStep>::Output>>,
-    /// Whether rank 0 has a checkpointer, and the queues that bring it the ranks' optimizer states.
+    /// Whether rank 0 has a checkpointer.
     pub checkpoints: bool,
-    pub states: Items<Bytes>,
+    /// Whether rank 0 is in this process, where it takes outputs.
+    pub reports: bool,
     /// Of random numbers on logical devices.
     pub seed: u64,
 }
@@ -184,7 +185,9 @@ impl<M: LearnerModel> RankLoop<M> {
         for ((iteration, progress), output) in facts.into_iter().zip(outputs) {
             let lr = self.trained.learning_rate();
             let item = TrainingItem::new(output, progress, Some(iteration), Some(lr));
-            shared.trained.push(group.rank(), item);
+            if shared.reports {
+                shared.trained.push(group.rank(), item);
+            }
         }
         accumulated
     }
@@ -225,7 +228,10 @@ impl<M: LearnerModel> RankLoop<M> {
             // Shares of the validation set may differ by a batch: only with ZeRO 3 there are collectives inside one.
             if let Some(batch) = batch {
                 let output = self.trained.valid(batch);
-                shared.validated.push(group.rank(), TrainingItem::new(output, round.progress, Some(iteration), None));
+                let item = TrainingItem::new(output, round.progress, Some(iteration), None);
+                if shared.reports {
+                    shared.validated.push(group.rank(), item);
+                }
             } else if let Some(filler) = &self.filler {
                 let batch = filler.iter().next().transpose()?.ok_or("the validation set has no first item")?;
                 let _ = self.trained.valid(batch);
@@ -248,7 +254,7 @@ impl<M: LearnerModel> RankLoop<M> {
 
     /// Checkpoint and early stopping on rank 0; the decision is everyone's.
     fn end_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
-        let learner = if shared.checkpoints { self.trained.whole(&shared.states, &shared.store)? } else { None };
+        let learner = if shared.checkpoints { self.trained.whole(&shared.store)? } else { None };
         let decision = (group.rank() == 0).then(|| {
             shared.send(|to| to.process_train(LearnerEvent::EndEpoch(epoch)));
             shared.send(EventProcessorTraining::flush);

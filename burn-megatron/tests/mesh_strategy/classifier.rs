@@ -44,6 +44,8 @@ pub struct Trap {
     pub steps: Arc<AtomicUsize>,
     pub panic_at: Option<usize>,
     pub stop_at: Option<usize>,
+    /// Ends the process, as if it had been killed.
+    pub exit_at: Option<usize>,
     pub interrupter: Handle,
 }
 
@@ -78,6 +80,9 @@ impl Classifier {
     fn spring(trap: &Trap) {
         let step = trap.steps.fetch_add(1, Ordering::SeqCst) + 1;
         assert!(trap.panic_at != Some(step), "the model ran into a wall");
+        if trap.exit_at == Some(step) {
+            std::process::abort();
+        }
         if trap.stop_at == Some(step) {
             trap.interrupter.0.stop(Some("enough"));
         }
@@ -273,6 +278,16 @@ impl Setup {
         directory: &Path,
         strategy: TrainingStrategy<Classifier>,
     ) -> (SupervisedTraining<Classifier>, Learner<Classifier>) {
+        self.training_from(directory, strategy, 1.0)
+    }
+
+    /// With initial values of the output layer that are `factor` times as large.
+    fn training_from(
+        &self,
+        directory: &Path,
+        strategy: TrainingStrategy<Classifier>,
+        factor: f64,
+    ) -> (SupervisedTraining<Classifier>, Learner<Classifier>) {
         let train = loader(self.items.clone(), self.batch, self.order);
         let mut training = SupervisedTraining::new(directory, train, loader((0..10).collect(), 4, Order::default()))
             .metrics((LossMetric::new(), AccuracyMetric::new()))
@@ -285,6 +300,7 @@ impl Setup {
             training = training.grads_accumulation(accumulation);
         }
         let mut model = Classifier::deep(self.layers, self.dropout, self.trap.clone());
+        model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(factor).detach().require_grad());
         if let Some(resume) = self.checkpoints {
             training = training.with_default_checkpointers();
             if let Some(epoch) = resume {
@@ -297,10 +313,20 @@ impl Setup {
     }
 
     pub fn run(&self, directory: &Path, strategy: TrainingStrategy<Classifier>) -> LearningResult<Classifier> {
+        self.run_with(directory, strategy, 1.0)
+    }
+
+    /// With initial values of the output layer that are `factor` times as large.
+    pub fn run_with(
+        &self,
+        directory: &Path,
+        strategy: TrainingStrategy<Classifier>,
+        factor: f64,
+    ) -> LearningResult<Classifier> {
         // The generator is the process's.
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let (training, learner) = self.training(directory, strategy);
+        let (training, learner) = self.training_from(directory, strategy, factor);
         self.seed.iter().for_each(|seed| cpu().seed(*seed));
         training.launch(learner)
     }
