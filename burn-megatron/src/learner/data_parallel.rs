@@ -41,6 +41,8 @@ pub(super) struct DataParallel<M> {
     pub tensor: Option<TensorParallel<M>>,
     /// The half precision type of GEMMs, if they have one.
     pub autocast: Option<FloatDType>,
+    /// To which gradients are clipped.
+    pub max_grad_norm: Option<f64>,
     /// How each of them is a pipeline, or runs block by block.
     pub pipeline: Option<Arc<dyn OnRank<M>>>,
 }
@@ -128,6 +130,7 @@ impl<M: LearnerModel> DataParallel<M> {
             reports: together.processes().is_first(),
             checkpoints: components.checkpointer.is_some(),
             seed,
+            max_grad_norm: self.max_grad_norm,
         };
         let mut setups: Vec<Option<RankSetup<M>>> = Vec::new();
         let loaders = train.into_iter().zip(valid).zip(fillers);
@@ -204,7 +207,8 @@ fn leads(mesh: &Mesh, rank: usize) -> bool {
 impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
-        Self { ranks, devices: Vec::new(), zero, units, tensor: None, autocast: None, pipeline: None }
+        let (devices, tensor, autocast, max_grad_norm, pipeline) = (Vec::new(), None, None, None, None);
+        Self { ranks, devices, zero, units, tensor, autocast, max_grad_norm, pipeline }
     }
 
     /// Whether a data-parallel rank computes on logical devices.

@@ -39,6 +39,7 @@ pub struct MeshStrategy {
     pub(super) micro_batches: Option<usize>,
     units: Units,
     pub(super) autocast: Option<FloatDType>,
+    pub(super) max_grad_norm: Option<f64>,
     pub(super) schedule: Option<ScheduleKind>,
     pub(super) recompute: Recompute,
 }
@@ -52,6 +53,7 @@ impl MeshStrategy {
             micro_batches: None,
             units: Units::auto(),
             autocast: None,
+            max_grad_norm: None,
             schedule: None,
             recompute: Recompute::default(),
         }
@@ -91,6 +93,15 @@ impl MeshStrategy {
         self
     }
 
+    /// Clips gradients by the norm of all of them together, each parameter counted once, as PyTorch's `clip_grad_norm_`:
+    /// after accumulation and the mean over data-parallel ranks, by `norm / (total + 1e-6)` if that is below 1.
+    /// `GradientClippingConfig::Norm` of Burn's optimizers clips each parameter by its own norm; that works in every layout
+    /// too.
+    pub fn max_grad_norm(mut self, norm: f64) -> Self {
+        self.max_grad_norm = Some(norm);
+        self
+    }
+
     /// The order of the passes in a pipeline. Without it 1F1B, with VPP interleaved 1F1B; GPipe is the other. For models of
     /// [`stages`](Self::stages).
     pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
@@ -126,6 +137,9 @@ impl MeshStrategy {
         let Self { layout, devices, micro_batches, plan, autocast, .. } = self;
         if let Some(half) = autocast.filter(|half| !matches!(half, FloatDType::BF16 | FloatDType::F16)) {
             return Err(format!("autocast({half:?}): no half precision type; nearest legal: BF16, F16"));
+        }
+        if let Some(norm) = self.max_grad_norm.filter(|norm| !norm.is_finite() || *norm <= 0.0) {
+            return Err(format!("max_grad_norm {norm} is not above 0; nearest legal: none, or a norm such as 1.0"));
         }
         if plan.axis() != Axis::Tp {
             return Err(format!("the plan shards along axis {}; nearest legal: tp, without .along(..)", plan.axis()));
@@ -272,12 +286,13 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             let failure = Some(Failure { rank: 0, message });
             return Fitted { model: learner.model(), processor: components.event_processor, failure };
         }
-        let MeshStrategy { layout, devices, micro_batches, units, autocast, .. } = self.strategy.clone();
+        let MeshStrategy { layout, devices, micro_batches, units, autocast, max_grad_norm, .. } = self.strategy.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),
             autocast,
+            max_grad_norm,
             ..DataParallel::new(layout.dp, layout.zero, units)
         };
         inner.fit(components, learner, train, valid, starting_epoch)

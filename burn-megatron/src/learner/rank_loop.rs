@@ -38,6 +38,7 @@ pub(super) struct Shared<M: LearnerModel> {
     pub reports: bool,
     /// Of random numbers on logical devices.
     pub seed: u64,
+    pub max_grad_norm: Option<f64>,
 }
 
 impl<M: LearnerModel> Shared<M> {
@@ -70,6 +71,7 @@ impl<M: LearnerModel> RankSetup<M> {
         shared: &Shared<M>,
     ) -> Result<M, BoxError> {
         let dp_rank = DpRank::new(self.learner.clone(), device, self.zero.take(), group, placing)?;
+        let dp_rank = dp_rank.clipping(shared.max_grad_norm);
         self.run_as(Box::new(OneModel::new(dp_rank)), device, group, shared)
     }
 

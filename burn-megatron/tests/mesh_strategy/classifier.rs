@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::optim::AdamWConfig;
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
@@ -22,6 +24,7 @@ use burn::train::{
 
 use burn_megatron::prelude::{Part, Stages};
 
+use crate::clipping::clip;
 use crate::cpu;
 
 pub const WIDTH: usize = 16;
@@ -44,6 +47,8 @@ pub struct Trap {
     pub steps: Arc<AtomicUsize>,
     pub panic_at: Option<usize>,
     pub stop_at: Option<usize>,
+    /// Clips the gradients of one device.
+    pub max_grad_norm: Option<f64>,
     /// Ends the process, as if it had been killed.
     pub exit_at: Option<usize>,
     pub interrupter: Handle,
@@ -140,6 +145,14 @@ impl TrainStep for Classifier {
     fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
         let (loss, output) = self.run(&batch);
         TrainOutput::new(self, loss.backward(), output)
+    }
+
+    fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, grads: GradientsParams) -> Self {
+        let grads = match self.trap.max_grad_norm {
+            Some(norm) => clip(&self, grads, norm),
+            None => grads,
+        };
+        optimizer.step(rate, self, grads)
     }
 }
 
@@ -251,6 +264,8 @@ pub struct Setup {
     /// Of the CPU's generator.
     pub seed: Option<u64>,
     pub trap: Trap,
+    /// Of the optimizer.
+    pub clipping: Option<GradientClippingConfig>,
     /// Keeps checkpoints, and resumes from that of an epoch.
     pub checkpoints: Option<Option<usize>>,
 }
@@ -267,6 +282,7 @@ impl Default for Setup {
             dropout: 0.0,
             seed: None,
             trap: Trap::default(),
+            clipping: None,
             checkpoints: None,
         }
     }
@@ -309,7 +325,8 @@ impl Setup {
                 model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(0.5));
             }
         }
-        (training, Learner::new(model, AdamWConfig::new().with_weight_decay(0.1).init(), 0.003))
+        let optimizer = AdamWConfig::new().with_weight_decay(0.1).with_grad_clipping(self.clipping.clone());
+        (training, Learner::new(model, optimizer.init(), 0.003))
     }
 
     pub fn run(&self, directory: &Path, strategy: TrainingStrategy<Classifier>) -> LearningResult<Classifier> {

@@ -1,6 +1,7 @@
 //! `MegatronStrategy::mesh` under `SupervisedTraining` against one device with the larger batch, in double precision.
 
 mod classifier;
+mod clipping;
 mod processes;
 mod stages;
 mod training;

@@ -71,12 +71,13 @@ impl<M: StagesModel> Fit<M> for OnStages {
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> Fitted<M> {
-        let MeshStrategy { layout, plan, devices, micro_batches, autocast, .. } = self.0.clone();
+        let MeshStrategy { layout, plan, devices, micro_batches, autocast, max_grad_norm, .. } = self.0.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         match self.divided(&learner.model(), components.grad_accumulation) {
             Ok(division) => {
                 let tensor = TensorParallel::new(&layout, &plan, None);
-                let pipeline = Some(Arc::new(Pipeline::new(division, &layout, plan)) as Arc<_>);
+                let pipeline = Pipeline::new(division, &layout, plan).clipping(max_grad_norm);
+                let pipeline = Some(Arc::new(pipeline) as Arc<_>);
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
                 DataParallel { devices, tensor, autocast, pipeline, ..inner }.fit(
                     components,
