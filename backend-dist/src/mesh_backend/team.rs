@@ -35,6 +35,7 @@ pub struct Teams {
     within: Axis,
     across: Vec<Axis>,
     sequence: bool,
+    sync_batch_norm: bool,
     options: LogicalOptions,
     members: Mutex<HashMap<usize, Member>>,
 }
@@ -59,7 +60,8 @@ impl Teams {
             members.insert(ranks[0], Member::Leader(senders));
         }
         let options = LogicalOptions::default();
-        Self { within, across: Vec::new(), sequence: false, options, members: Mutex::new(members) }
+        let (across, members) = (Vec::new(), Mutex::new(members));
+        Self { within, across, sequence: false, sync_batch_norm: false, options, members }
     }
 
     /// Collectives between the leaders of several teams, along another axis, are between all their ranks: each with its
@@ -74,6 +76,16 @@ impl Teams {
     /// it until a layer sharded by columns gathers it. A sequence that the ranks do not divide stays whole.
     pub fn sequence_parallel(mut self, on: bool) -> Self {
         self.sequence = on;
+        self
+    }
+
+    /// Batch normalization with the statistics of all ranks of the axes [`across`](Self::across), as PyTorch's
+    /// `SyncBatchNorm`: in training, and so in running statistics. All of them must have as many samples.
+    ///
+    /// A program must have at most one backward pass between two collectives of its own: at its end Burn frees what is
+    /// left of all graphs of the process, and waits for ranks that wait within a batch normalization.
+    pub fn sync_batch_norm(mut self, on: bool) -> Self {
+        self.sync_batch_norm = on;
         self
     }
 
@@ -102,8 +114,13 @@ impl Teams {
     ) -> Result<Option<T>, BoxError> {
         let group = rank.group(self.within);
         let member = self.member(rank.rank);
-        let wanted =
-            Wanted { axes: &[self.within], across: &self.across, sequence: self.sequence, options: self.options };
+        let wanted = Wanted {
+            axes: &[self.within],
+            across: &self.across,
+            sequence: self.sequence,
+            sync_batch_norm: self.sync_batch_norm,
+            options: self.options,
+        };
         match member.unwrap_or_else(|| panic!("rank {} joins its team once, in the launch it was made for", rank.rank))
         {
             Member::Leader(followers) => {

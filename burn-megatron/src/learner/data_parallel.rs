@@ -41,6 +41,8 @@ pub(super) struct DataParallel<M> {
     pub tensor: Option<TensorParallel<M>>,
     /// The half precision type of GEMMs, if they have one.
     pub autocast: Option<FloatDType>,
+    /// Whether batch normalization is over all data-parallel ranks.
+    pub sync_batch_norm: bool,
     /// To which gradients are clipped.
     pub max_grad_norm: Option<f64>,
     /// How each of them is a pipeline, or runs block by block.
@@ -131,6 +133,7 @@ impl<M: LearnerModel> DataParallel<M> {
             checkpoints: components.checkpointer.is_some(),
             seed,
             max_grad_norm: self.max_grad_norm,
+            waits_in_operations: self.sync_batch_norm,
         };
         let mut setups: Vec<Option<RankSetup<M>>> = Vec::new();
         let loaders = train.into_iter().zip(valid).zip(fillers);
@@ -208,7 +211,7 @@ impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
         let (devices, tensor, autocast, max_grad_norm, pipeline) = (Vec::new(), None, None, None, None);
-        Self { ranks, devices, zero, units, tensor, autocast, max_grad_norm, pipeline }
+        Self { ranks, devices, zero, units, tensor, autocast, sync_batch_norm: false, max_grad_norm, pipeline }
     }
 
     /// Whether a data-parallel rank computes on logical devices.
@@ -222,7 +225,7 @@ impl<M> DataParallel<M> {
         let fusion = self.autocast.map(|_| true);
         let options = LogicalOptions { autocast: self.autocast, fusion, ..LogicalOptions::default() };
         let teams = || Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(sequence).options(options);
-        self.is_logical().then(teams)
+        self.is_logical().then(|| teams().sync_batch_norm(self.sync_batch_norm))
     }
 
     /// `device` with what this training asks of autodiff.

@@ -11,7 +11,7 @@ use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, Traini
 use super::data_parallel::DataParallel;
 use super::report::{Failure, Fit, Fitted};
 use super::stages::StagesStrategy;
-use super::zero::Units;
+use super::zero::{Units, running_states};
 use super::{custom, processes};
 use crate::schedule::ScheduleKind;
 use models::Recompute;
@@ -40,6 +40,7 @@ pub struct MeshStrategy {
     units: Units,
     pub(super) autocast: Option<FloatDType>,
     pub(super) max_grad_norm: Option<f64>,
+    pub(super) sync_batch_norm: bool,
     pub(super) schedule: Option<ScheduleKind>,
     pub(super) recompute: Recompute,
 }
@@ -54,6 +55,7 @@ impl MeshStrategy {
             units: Units::auto(),
             autocast: None,
             max_grad_norm: None,
+            sync_batch_norm: false,
             schedule: None,
             recompute: Recompute::default(),
         }
@@ -99,6 +101,14 @@ impl MeshStrategy {
     /// too.
     pub fn max_grad_norm(mut self, norm: f64) -> Self {
         self.max_grad_norm = Some(norm);
+        self
+    }
+
+    /// Normalizes batches of `nn::BatchNorm` by the statistics of all data-parallel ranks in training, as PyTorch's
+    /// `SyncBatchNorm`: ranks compute what one device does with all their samples. Running statistics are equal on all
+    /// ranks. A step must have one backward pass.
+    pub fn sync_batch_norm(mut self) -> Self {
+        self.sync_batch_norm = true;
         self
     }
 
@@ -173,7 +183,8 @@ impl MeshStrategy {
 
 impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M> {
     fn from(strategy: MeshStrategy) -> Self {
-        let tensor = TensorParallel::new(&strategy.layout, &strategy.plan, strategy.autocast);
+        let is_logical = strategy.autocast.is_some() || strategy.sync_batch_norm;
+        let tensor = TensorParallel::new(&strategy.layout, &strategy.plan, is_logical);
         custom(OnMesh { tensor, strategy })
     }
 }
@@ -190,11 +201,16 @@ pub(crate) struct TensorParallel<M> {
 }
 
 impl<M: Module + ModuleDisplay> TensorParallel<M> {
-    /// Of a layout; `None` if it has no such ranks, and Burn's own device does, without `autocast`.
-    pub fn new(layout: &ParallelLayout, plan: &Plan, autocast: Option<FloatDType>) -> Option<Self> {
+    /// Of a layout; `None` if it has no such ranks, and Burn's own device does.
+    pub fn new(layout: &ParallelLayout, plan: &Plan, is_logical: bool) -> Option<Self> {
         let (ranks, sequence, plan) = (layout.tp.max(1), layout.sequence_parallel(), plan.clone());
-        let is_logical = ranks > 1 || autocast.is_some();
-        is_logical.then_some(Self { ranks, sequence, plan, check: check::<M>, place: parallelize_on::<M> })
+        (is_logical || ranks > 1).then_some(Self {
+            ranks,
+            sequence,
+            plan,
+            check: check::<M>,
+            place: parallelize_on::<M>,
+        })
     }
 }
 
@@ -269,6 +285,12 @@ impl<M: LearnerModel> OnMesh<M> {
         for_any_module(&self.strategy.layout)?;
         self.strategy.check()?;
         self.strategy.check_without_stages()?;
+        if self.strategy.sync_batch_norm && running_states(model).is_empty() {
+            return Err(
+                "sync_batch_norm: the model has no running statistics, so no `nn::BatchNorm`; nearest legal: none"
+                    .into(),
+            );
+        }
         self.tensor.as_ref().map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())
     }
 }
@@ -286,12 +308,14 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             let failure = Some(Failure { rank: 0, message });
             return Fitted { model: learner.model(), processor: components.event_processor, failure };
         }
-        let MeshStrategy { layout, devices, micro_batches, units, autocast, max_grad_norm, .. } = self.strategy.clone();
+        let MeshStrategy { layout, devices, micro_batches, units, autocast, sync_batch_norm, max_grad_norm, .. } =
+            self.strategy.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),
             autocast,
+            sync_batch_norm,
             max_grad_norm,
             ..DataParallel::new(layout.dp, layout.zero, units)
         };

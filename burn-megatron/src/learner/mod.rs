@@ -104,7 +104,7 @@ impl MegatronStrategy {
     ///   rank takes the same optimizer step. A parameter that no rank used in a step is not touched.
     /// - Running statistics (`nn::BatchNorm`) are each rank's own, and averaged over the ranks at the end of the training
     ///   epoch, before validation and checkpoints. Every rank normalizes by the statistics of its own batch, as under
-    ///   PyTorch's DistributedDataParallel without SyncBatchNorm.
+    ///   PyTorch's DistributedDataParallel without SyncBatchNorm; [`MeshStrategy::sync_batch_norm`] is with it.
     /// - Gradient accumulation sums micro-steps on each rank and averages once, before the optimizer step.
     /// - Checkpoints, metrics, early stopping and the interrupter work as on one device; all ranks take every
     ///   decision to stop together.

@@ -39,6 +39,9 @@ pub(super) struct Shared<M: LearnerModel> {
     /// Of random numbers on logical devices.
     pub seed: u64,
     pub max_grad_norm: Option<f64>,
+    /// Whether ranks wait for each other within operations. Nobody may read outputs meanwhile: who does waits for the
+    /// rank that computed them, and the first rank for the metrics.
+    pub waits_in_operations: bool,
 }
 
 impl<M: LearnerModel> Shared<M> {
@@ -130,6 +133,12 @@ impl<M: LearnerModel> RankLoop<M> {
             // Every rank has pushed its outputs of previous rounds before it came here; a faster one may have pushed
             // that of this round already.
             self.report_train(std::mem::take(&mut pushed), first, shared);
+            if shared.waits_in_operations {
+                if first {
+                    shared.send(EventProcessorTraining::flush);
+                }
+                group.barrier();
+            }
             if round.ready.contains(&false) && round.ready.contains(&true) && !round.stop {
                 return Err(uneven(&round.ready, iteration).into());
             }

@@ -103,7 +103,7 @@ impl Classifier {
 
 /// Gives parameters values that do not depend on a generator.
 #[derive(Default)]
-struct Known {
+pub struct Known {
     index: usize,
     fields: Vec<String>,
 }
@@ -118,6 +118,9 @@ impl ModuleMapper for Known {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !param.is_require_grad() {
+            return param;
+        }
         self.index += 1;
         let index = self.index;
         let one = if self.fields.last().is_some_and(|name| name == "gamma") { 1.0 } else { 0.0 };
@@ -129,8 +132,9 @@ impl ModuleMapper for Known {
     }
 }
 
+/// Every number of a module.
 #[derive(Default)]
-struct All(Vec<f64>);
+pub struct All(pub Vec<f64>);
 
 impl ModuleVisitor for All {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

@@ -1,5 +1,6 @@
 //! `MegatronStrategy::mesh` under `SupervisedTraining` against one device with the larger batch, in double precision.
 
+mod batch_norm;
 mod classifier;
 mod clipping;
 mod processes;
