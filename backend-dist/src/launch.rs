@@ -179,6 +179,12 @@ impl Rank {
         started.unwrap_or_else(|error| panic!("the thread of the logical device: {}", thread_error(&error)));
     }
 
+    /// Whether one process hosts this rank and `other`.
+    #[cfg(feature = "decorator")]
+    pub(crate) fn is_in_same_process(&self, other: usize) -> bool {
+        self.world.process_of(self.rank) == self.world.process_of(other)
+    }
+
     /// Whether this is the first rank of its process.
     pub fn leads_process(&self) -> bool {
         self.rank == 0 || self.world.process_of(self.rank) != self.world.process_of(self.rank - 1)
