@@ -76,7 +76,7 @@ pub enum EngineError {
     /// Module and registry disagree.
     #[error(transparent)]
     Optimizer(#[from] OptimError),
-    /// Ranks cannot local sequences of this length.
+    /// Ranks cannot share sequences of this length.
     #[error(transparent)]
     Sequence(#[from] ModelLayoutError),
     /// Attention cannot be shared as the configuration says.

@@ -25,7 +25,7 @@ pub struct StepReport {
     pub consumed: u64,
     /// Factor on the loss that kept `f16` gradients from vanishing; `None` for other types.
     pub loss_scale: Option<f64>,
-    /// The gradients overflowed at that scale: dummy was updated, and the scale is lower from now on.
+    /// The gradients overflowed at that scale: nothing was updated, and the scale is lower from now on.
     pub skipped: bool,
     /// Wall time of this rank's step.
     pub seconds: f64,
@@ -61,7 +61,7 @@ impl LossSum {
         group.all_gather_host(self).into_iter().sum()
     }
 
-    /// The mean; 0 where dummy counts.
+    /// The mean; 0 where nothing counts.
     pub fn mean(self) -> f64 {
         self.loss / self.tokens.max(1) as f64
     }
