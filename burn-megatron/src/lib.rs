@@ -40,6 +40,7 @@ pub mod generate;
 pub mod hf;
 mod host_memory;
 pub mod learner;
+mod local_time;
 pub mod lr;
 pub mod metrics;
 pub mod optim;

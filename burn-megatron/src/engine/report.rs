@@ -1,6 +1,6 @@
 //! What a step says of itself.
 
-use super::ExpertSummary;
+use super::{Anomaly, ExpertSummary};
 use crate::preference::PreferenceMeans;
 use backend_dist::comm::Group;
 use serde::{Deserialize, Serialize};
@@ -25,8 +25,10 @@ pub struct StepReport {
     pub consumed: u64,
     /// Factor on the loss that kept `f16` gradients from vanishing; `None` for other types.
     pub loss_scale: Option<f64>,
-    /// The gradients overflowed at that scale: nothing was updated, and the scale is lower from now on.
+    /// Nothing was updated: the gradients overflowed at that scale, which is lower from now on, or for `anomaly`.
     pub skipped: bool,
+    /// Why the step's samples were left out.
+    pub anomaly: Option<Anomaly>,
     /// Wall time of this rank's step.
     pub seconds: f64,
     /// How the experts were used, in models that have some.

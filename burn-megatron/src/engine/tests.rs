@@ -1,5 +1,6 @@
 //! The engine on a bigram table: how batches are split, masks, both loss means, errors.
 
+mod anomalies;
 mod filled;
 
 use super::*;

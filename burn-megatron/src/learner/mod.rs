@@ -45,7 +45,7 @@ use data_parallel::DataParallel;
 pub use mesh::MeshStrategy;
 pub(crate) use mesh::{for_any_module, for_stages};
 pub use model_parallel::{
-    BatchStream, CheckpointOptions, Description, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
+    BatchStream, CheckpointOptions, Description, Faults, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
     global_weights, loss_over,
 };
 pub(crate) use model_parallel::{Tracer, Tracing};

@@ -10,6 +10,8 @@ mod gpu_watch;
 mod gpus;
 mod jsonl;
 mod memory;
+mod mlflow;
+mod protobuf;
 mod reading;
 mod run_log;
 mod running;
@@ -17,6 +19,7 @@ mod saves;
 mod sink;
 mod stats;
 mod tensorboard;
+mod wandb;
 
 pub use expert_map::expert_map;
 pub use gauge::{Gauge, RankReading, mean, on_gpu, peak};
@@ -29,7 +32,7 @@ pub use reading::{
     RewardMarginReading, StepMetric, Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation,
     UtilisationReading,
 };
-pub use run_log::{LogFiles, RunLog};
+pub use run_log::{LogFiles, RunInfo, RunLog};
 pub use saves::Checkpoints;
 pub(crate) use sink::Sinks;
 pub use sink::{LogEntry, MetricsSink};

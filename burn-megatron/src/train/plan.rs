@@ -16,6 +16,7 @@ use crate::config::{ConfigErrors, Problem, RunConfig};
 use crate::data::indexed::IndexedDataset;
 use crate::data::{Split, check_samples};
 use crate::hf::{HfFolder, read_adapter};
+use crate::learner::Faults;
 
 /// A run that passed all checks; `Display` describes it.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub struct Plan {
     pub parameters: usize,
     /// The checkpoint that the run resumes from.
     pub start: Option<ResumePoint>,
+    /// What is to go wrong.
+    pub faults: Faults,
     weights: Option<Arc<HfFolder>>,
     adapter: Option<Adapter>,
     teacher: Option<Arc<HfFolder>>,
@@ -93,6 +96,7 @@ impl Plan {
             allowed: allowed.to_vec(),
             parameters,
             start,
+            faults: Faults::default(),
             weights,
             adapter,
             teacher,

@@ -3,6 +3,7 @@
 use super::super::chunk::{Chunk, dtype_of};
 use super::RankEngine;
 use super::dynamic::DynamicGroups;
+use crate::engine::anomaly::AnomalyWatch;
 use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{BucketSpec, LossScaler, Optimizer};
 use crate::schedule::Schedule;
@@ -109,6 +110,7 @@ impl<M: CausalLm> RankEngine<M> {
             lr,
             weight_decay,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
+            anomalies: AnomalyWatch::default(),
             config,
             plan,
             dp_ranks,
@@ -132,6 +134,7 @@ impl<M: CausalLm> RankEngine<M> {
             consumed: 0,
             skipped: 0,
             grad_scale: 1.0,
+            poisoned: false,
             token_factors: HashMap::new(),
             teacher: None,
             taught: HashMap::new(),

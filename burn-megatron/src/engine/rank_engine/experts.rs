@@ -17,8 +17,9 @@ impl<M: CausalLm> RankEngine<M> {
         &self.loads
     }
 
-    /// Adds the counts of all ranks up, and moves the biases that balance experts. All ranks call it together.
-    pub(super) fn end_routing_step(&mut self) {
+    /// Adds the counts of all ranks up, and with `update` moves the biases that balance experts. All ranks call it
+    /// together.
+    pub(super) fn end_routing_step(&mut self, update: bool) {
         // The model has experts or not on all ranks alike.
         if !self.has_experts() {
             return;
@@ -32,7 +33,7 @@ impl<M: CausalLm> RankEngine<M> {
         };
         let own: Vec<_> = ranks[0].iter().map(layer).collect();
         for (load, bias) in &own {
-            if let Some((param, rate)) = bias {
+            if let (true, Some((param, rate))) = (update, bias) {
                 self.add_to_untrained(*param, &load.bias_steps(*rate));
             }
         }

@@ -7,7 +7,7 @@ use super::super::local_batch::LocalBatch;
 use super::super::report::LossSum;
 use super::RankEngine;
 use crate::batch::BatchPlan;
-use crate::engine::{EngineError, TokenBatch};
+use crate::engine::{AnomalyAction, EngineError, TokenBatch};
 use crate::preference::{Answer, PreferenceLoss, PreferenceSums};
 use burn::tensor::Tensor;
 use models::CausalLm;
@@ -76,7 +76,7 @@ impl<M: CausalLm> RankEngine<M> {
     ) -> Result<PreferenceSums, EngineError> {
         let policy = self.sums(local, losses);
         let (sums, factors) = self.pair_losses(local, &policy, kl);
-        if !sums.loss.is_finite() {
+        if !sums.loss.is_finite() && self.config.anomaly.non_finite == AnomalyAction::Stop {
             return Err(EngineError::NonFiniteLoss {
                 loss: sums.loss / sums.pairs.max(1) as f64,
                 step: self.step + 1,
