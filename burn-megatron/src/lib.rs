@@ -41,6 +41,7 @@ pub mod grpo;
 pub mod hf;
 mod host_memory;
 pub mod learner;
+mod local_time;
 pub mod lr;
 pub mod metrics;
 pub mod optim;

@@ -10,11 +10,11 @@ pub use models::{CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, Mod
 
 pub use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 pub use crate::console::renderer;
-pub use crate::engine::{EngineConfig, LossMean};
+pub use crate::engine::{AnomalyAction, AnomalyConfig, EngineConfig, LossMean};
 pub use crate::generate::{GenerateOptions, Sampling, generate};
 pub use crate::learner::{
-    Activation, CheckpointOptions, Description, LogOptions, MegatronStrategy, MeshStrategy, Part, Pretraining, Resume,
-    Stages, StagesStrategy, global_weights, loss_over,
+    Activation, CheckpointOptions, Description, Faults, LogOptions, MegatronStrategy, MeshStrategy, Part, Pretraining,
+    Resume, Stages, StagesStrategy, global_weights, loss_over,
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};

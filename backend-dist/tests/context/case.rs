@@ -28,7 +28,14 @@ impl Case {
     pub fn options(&self) -> AttentionOptions {
         let dropout = AttentionDropout { p: 0.0, seed: 5, first_sample: 3, first_head: 0, heads: self.heads.heads };
         let dropout = self.dropout.map(|p| AttentionDropout { p, ..dropout });
-        AttentionOptions { scale: 0.6, causal: self.causal, window: self.window, softcap: None, dropout, deterministic: false }
+        AttentionOptions {
+            scale: 0.6,
+            causal: self.causal,
+            window: self.window,
+            softcap: None,
+            dropout,
+            deterministic: false,
+        }
     }
 
     pub fn documents(&self) -> Option<Documents> {

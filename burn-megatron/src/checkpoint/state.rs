@@ -40,6 +40,9 @@ pub struct RunState {
     /// Histories of delayed FP8 scaling; null for other runs.
     #[serde(default)]
     pub fp8: Value,
+    /// Losses and gradient norms that spikes are measured by; null if an older program saved.
+    #[serde(default)]
+    pub anomalies: Value,
 }
 
 impl RunState {
@@ -59,6 +62,7 @@ impl RunState {
             ("rng", self.rng == other.rng),
             ("loss_scale", self.loss_scale == other.loss_scale),
             ("fp8", self.fp8 == other.fp8),
+            ("anomalies", self.anomalies == other.anomalies),
         ];
         fields.into_iter().find(|(_, equal)| !equal).map(|(field, _)| field)
     }

@@ -16,6 +16,7 @@ use super::processes::join;
 use crate::config::RunConfig;
 use crate::console::format::duration;
 use crate::console::say;
+use crate::learner::Faults;
 use crate::train::{Plan, STOPPED, TrainError, train_among};
 
 /// Arguments of `train`.
@@ -42,6 +43,9 @@ pub struct Args {
     /// Allow this key to differ from the checkpoint that the run resumes from; may be given several times
     #[arg(long, value_name = "SECTION.KEY")]
     allow_change: Vec<String>,
+    /// Let things go wrong, to try out what becomes of the run: kill:rank3@step20,hang:rank0@step5,nan@30,slow:rank1:2x
+    #[arg(long, value_name = "FAULTS")]
+    inject: Option<Faults>,
     #[command(flatten)]
     layout: LayoutArgs,
     #[command(flatten)]
@@ -64,7 +68,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let processes = if args.dry_run { None } else { join(&config, device)? };
     let speaks = processes.as_ref().is_none_or(Processes::is_first);
     let prepare = || -> anyhow::Result<_> {
-        let plan = Plan::new(&config, &args.allow_change)?;
+        let mut plan = Plan::new(&config, &args.allow_change)?;
+        plan.faults = args.inject.unwrap_or_default();
         if speaks {
             say(&plan);
             if device == DeviceKind::Cpu {

@@ -105,6 +105,8 @@ impl RunConfig {
         note(demand(down > 0.0 && down <= 1.0, || {
             format!("loss-scale.backoff-factor = {down} is not above 0 and at most 1")
         }));
+        let sigmas = self.anomaly.sigma_factor;
+        note(demand(sigmas > 0.0, || format!("anomaly.sigma-factor = {sigmas} is not above 0; nearest legal: 6")));
         let nothing = self.recompute.granularity == Granularity::Selective && self.recompute.modules.is_empty();
         note(demand(!nothing, || {
             "recompute.modules is empty: name core-attention, mlp-activation or norms, or recompute.granularity = none"

@@ -71,7 +71,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 22] = [
+pub const SECTIONS: [(&str, &str); 23] = [
     ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
     ("parallel", "The parallel layout; may change when a run is resumed"),
     (
@@ -89,6 +89,10 @@ pub const SECTIONS: [(&str, &str); 22] = [
     ("optimizer", "The optimizer; each kind has keys of its own"),
     ("weight-decay", "Schedule of the weight decay, which ends at optimizer.weight-decay"),
     ("loss-scale", "Dynamic loss scaling of fp16; only with training.dtype = f16"),
+    (
+        "anomaly",
+        "Steps with a bad loss or gradient: stop the run, or leave their samples out; may change when a run is resumed",
+    ),
     ("data", "Training data: Megatron's .bin/.idx files, or text that is tokenized when the run starts"),
     (
         "chat",
@@ -238,6 +242,12 @@ pub const KEYS: &[Key] = {
         key("loss-scale.backoff-factor", Number, "0.5", "Factor by which the loss scale shrinks"),
         key("loss-scale.growth-interval", Count, "1000", "Consecutive steps without overflow before the loss scale grows").or(&["loss-scale-window"]),
         key("loss-scale.hysteresis", Count, "2", "Overflows before the loss scale shrinks"),
+        key("anomaly.non-finite", Choice(&["stop", "skip"]), "\"stop\"", "If the loss or the gradient norm is NaN or infinite: stop with an error, or skip the step, so that weights, optimizer and learning rate are as if its samples had not been read"),
+        key("anomaly.spike", Choice(&["stop", "skip"]), "\"none\"", "The same if one of them is far above those of the last steps (OLMo's skip-step); none: not looked for").optional(),
+        key("anomaly.sigma-factor", Number, "6.0", "Standard deviations above the mean that make a spike"),
+        key("anomaly.window", Count, "128", "Steps of which mean and standard deviation are taken; a spike is found after half as many at the earliest")
+            .or(&["rolling-interval-length"]),
+        key("anomaly.max-consecutive", Count, "16", "Consecutive skipped steps after which the run stops with an error"),
         key("data.prefixes", Paths, "[]", "Path prefixes of Megatron's .bin/.idx file pairs").or(&["data-path"]),
         key("data.weights", Numbers, "\"none\"", "Blend weight of each prefix; none: every prefix whole, once").optional(),
         key("data.text", Paths, "[]", "Text files (.txt or .jsonl) that are tokenized when the run starts, instead of data.prefixes"),
@@ -322,6 +332,8 @@ pub const KEYS: &[Key] = {
         key("output.directory", Path, "", "Folder of logs, metrics and prepared text; default: runs/ and the name of the configuration file"),
         key("log.jsonl", Path, "\"none\"", "JSON-lines file of the metrics of every step; none: only steps.jsonl in output.directory").optional(),
         key("log.tensorboard", Path, "\"none\"", "Folder for TensorBoard events of the metrics of every step; none: no events").or(&["tensorboard-dir"]).optional(),
+        key("log.wandb", Path, "\"none\"", "Folder for an offline run of Weights & Biases with the metrics of every step, which wandb sync uploads; none: no such run").or(&["wandb-save-dir"]).optional(),
+        key("log.mlflow", Path, "\"none\"", "MLflow file store (mlruns) for the metrics of every step, which mlflow ui --backend-store-uri shows; none: no such run").optional(),
         key("log.trace", Path, "\"none\"", "File for a timeline of a few steps on every rank, for Perfetto or chrome://tracing; none: no timeline").optional(),
     ]
 };

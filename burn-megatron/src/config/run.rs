@@ -12,7 +12,7 @@ use super::model::ModelSection;
 use super::post_training::{ChatSection, DistillSection, GrpoSection, LoraSection, PreferenceSection};
 use crate::checkpoint::SaveEvery;
 use crate::data::{Blend, GptDataConfig, SplitRatios};
-use crate::engine::{ContextConfig, DocumentConfig, EngineConfig, LossMean};
+use crate::engine::{AnomalyConfig, ContextConfig, DocumentConfig, EngineConfig, LossMean};
 use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::schedule::PipelineConfig;
@@ -46,6 +46,9 @@ pub struct RunConfig {
     /// Loss scaling of fp16.
     #[serde(rename = "loss-scale")]
     pub loss_scale: LossScalerConfig,
+    /// Steps with a bad loss or gradient.
+    #[serde(default)]
+    pub anomaly: AnomalyConfig,
     /// Training data.
     pub data: DataSection,
     /// Conversations as training data.
@@ -241,6 +244,12 @@ pub struct LogSection {
     pub jsonl: Option<PathBuf>,
     /// TensorBoard's event files.
     pub tensorboard: Option<PathBuf>,
+    /// Weights & Biases' offline runs.
+    #[serde(default)]
+    pub wandb: Option<PathBuf>,
+    /// MLflow's file store.
+    #[serde(default)]
+    pub mlflow: Option<PathBuf>,
     /// Timeline of a few steps on every rank.
     pub trace: Option<PathBuf>,
 }
@@ -255,6 +264,7 @@ impl RunConfig {
             pipeline: self.pipeline.clone(),
             recompute: self.recompute.clone(),
             loss_scale: self.loss_scale,
+            anomaly: self.anomaly,
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,

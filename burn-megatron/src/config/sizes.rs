@@ -23,7 +23,7 @@ pub const SIZES: &[(&str, &str)] = &[
     ("bias", "Use biases in the linear layers"),
     ("attention-bias", "Use biases in the query, key, value and output projections"),
     ("mlp-bias", "Use biases in the MLP"),
-    ("tie-word-embeddings", "LocalSizes the weight of the embedding with the output layer"),
+    ("tie-word-embeddings", "Share the weight of the embedding with the output layer"),
     ("initializer-range", "Standard deviation of the random initial weights"),
     ("hidden-dropout", "Dropout after the embedding and before each residual addition"),
     ("attention-dropout", "Dropout of the attention probabilities"),

@@ -1,6 +1,6 @@
 //! What the engine must know of a run.
 
-use super::{ContextConfig, DistillConfig, DocumentConfig};
+use super::{AnomalyConfig, ContextConfig, DistillConfig, DocumentConfig};
 use crate::batch::{BatchError, BatchPlan};
 use crate::grpo::GrpoConfig;
 use crate::lr::{LrConfig, WeightDecayConfig};
@@ -86,6 +86,9 @@ pub struct EngineConfig {
     /// Of `f16` parameters.
     #[serde(default)]
     pub loss_scale: LossScalerConfig,
+    /// What is done about steps with a bad loss or gradient.
+    #[serde(default)]
+    pub anomaly: AnomalyConfig,
     /// FP8 layers keep their quantised weights from update to update; never under ZeRO 3.
     #[serde(default = "yes")]
     pub keep_fp8_weights: bool,
@@ -141,6 +144,7 @@ impl EngineConfig {
             documents: DocumentConfig::default(),
             keep_fp8_weights: true,
             loss_scale: LossScalerConfig::default(),
+            anomaly: AnomalyConfig::default(),
             preference: None,
             grpo: None,
             distill: None,

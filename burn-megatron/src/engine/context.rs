@@ -108,7 +108,7 @@ pub enum ContextError {
         /// Number of such blocks.
         outer: usize,
     },
-    /// The size of groups is chosen by length, but dummy says how long is too long.
+    /// The size of groups is chosen by length, but nothing says how long is too long.
     #[error(
         "hybrid-context-parallel needs max-seqlen-per-dp-cp-rank, the most tokens of a document that a rank may have"
     )]
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(check("CP8", &[P2p], None), Ok(()));
         assert_eq!(check("CP4", &[P2p, A2a, AllGather], None), Ok(()));
         assert_eq!(check("CP8", &[A2aP2p], Some([4, 2])), Ok(()));
-        assert_eq!(check("TP2", &[A2aP2p], None), Ok(()), "nobody to local with");
+        assert_eq!(check("TP2", &[A2aP2p], None), Ok(()), "nobody to share with");
         assert!(check("CP2", &[P2p, A2a], None).unwrap_err().contains("2 entries for 3 layers; nearest legal: 1"));
         let heads = check("TP4 CP4", &[A2a], None).unwrap_err();
         assert!(heads.contains("has 2 query heads; nearest legal: heads over 2 ranks"), "{heads}");

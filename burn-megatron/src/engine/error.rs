@@ -1,6 +1,6 @@
 //! Why a step could not be done.
 
-use super::ContextError;
+use super::{Anomaly, ContextError};
 use crate::batch::BatchError;
 use crate::lr::{LrError, WeightDecayError};
 use crate::optim::OptimError;
@@ -36,6 +36,14 @@ pub enum EngineError {
         norm: f64,
         /// The step's loss.
         loss: f64,
+        /// The step that failed, counted from 1 as in the log.
+        step: u64,
+    },
+    /// A step that [`AnomalyConfig`](super::AnomalyConfig) does not let pass.
+    #[error("step {step}: {anomaly}; parameters are those of the last finished step")]
+    Anomaly {
+        /// What is wrong.
+        anomaly: Anomaly,
         /// The step that failed, counted from 1 as in the log.
         step: u64,
     },
@@ -76,7 +84,7 @@ pub enum EngineError {
     /// Module and registry disagree.
     #[error(transparent)]
     Optimizer(#[from] OptimError),
-    /// Ranks cannot local sequences of this length.
+    /// Ranks cannot share sequences of this length.
     #[error(transparent)]
     Sequence(#[from] ModelLayoutError),
     /// Attention cannot be shared as the configuration says.

@@ -7,7 +7,7 @@ use backend_dist::ops::context::{ContextParallel, Documents};
 use models::MicroBatch;
 use serde::{Deserialize, Serialize};
 
-/// What documents inside a sequence mean; without documents dummy.
+/// What documents inside a sequence mean; without documents nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct DocumentConfig {

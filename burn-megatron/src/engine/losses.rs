@@ -1,4 +1,4 @@
-//! The losses of a rank's micro-batches, read when the device has dummy to lose by it.
+//! The losses of a rank's micro-batches, read when the device has nothing to lose by it.
 
 use super::local_batch::LocalBatch;
 use burn::tensor::Tensor;

@@ -1,6 +1,7 @@
 //! One rank's training step: the passes of its stages as the schedule orders them, gradient sums, clipping, the
 //! optimizer.
 
+mod anomaly;
 mod answers;
 mod batch;
 mod chunk;
@@ -20,6 +21,7 @@ mod stage_p2p;
 #[cfg(test)]
 mod tests;
 
+pub use anomaly::{Anomaly, AnomalyAction, AnomalyConfig, AnomalyState};
 pub use batch::TokenBatch;
 pub use config::{EngineConfig, LossMean};
 pub use context::{CommWord, ContextConfig, ContextError};

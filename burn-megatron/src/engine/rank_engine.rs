@@ -14,6 +14,7 @@ mod state;
 mod step;
 mod untrained;
 
+use super::anomaly::AnomalyWatch;
 use super::chunk::Chunk;
 use super::clock::device_clock;
 use super::{EngineConfig, ExpertLoad, Teacher};
@@ -49,6 +50,7 @@ pub struct RankEngine<M> {
     lr: LrSchedule,
     weight_decay: WeightDecaySchedule,
     scaler: Option<LossScaler>,
+    anomalies: AnomalyWatch,
     config: EngineConfig,
     plan: BatchPlan,
     rank: Rank,
@@ -87,6 +89,8 @@ pub struct RankEngine<M> {
     /// Rows of the steps that were skipped: batches need not have been of one size.
     skipped: u64,
     grad_scale: f64,
+    /// The gradients of the next step are NaN.
+    poisoned: bool,
     /// Of preference tuning and GRPO, by micro-batch: what the gradients of its tokens' losses are.
     token_factors: HashMap<usize, Vec<f64>>,
     /// Of GRPO.
@@ -103,6 +107,11 @@ impl<M: CausalLm> RankEngine<M> {
     pub fn stages(&self) -> impl Iterator<Item = &M> {
         self.chunks.iter().flat_map(|chunk| &chunk.buckets).for_each(|(_, bucket)| self.optimizer.ready(*bucket));
         self.chunks.iter().map(Chunk::model)
+    }
+
+    /// Makes the gradients of the next step NaN, as a broken GPU would.
+    pub(crate) fn poison(&mut self) {
+        self.poisoned = true;
     }
 
     /// With a teacher, of which the loss of training takes the logits; the loss of evaluation stays the cross-entropy.

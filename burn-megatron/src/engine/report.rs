@@ -1,6 +1,6 @@
 //! What a step says of itself.
 
-use super::ExpertSummary;
+use super::{Anomaly, ExpertSummary};
 use crate::grpo::GrpoSums;
 use crate::preference::PreferenceMeans;
 use backend_dist::comm::Group;
@@ -26,8 +26,10 @@ pub struct StepReport {
     pub consumed: u64,
     /// Factor on the loss that kept `f16` gradients from vanishing; `None` for other types.
     pub loss_scale: Option<f64>,
-    /// The gradients overflowed at that scale: dummy was updated, and the scale is lower from now on.
+    /// Nothing was updated: the gradients overflowed at that scale, which is lower from now on, or for `anomaly`.
     pub skipped: bool,
+    /// Why the step's samples were left out.
+    pub anomaly: Option<Anomaly>,
     /// Wall time of this rank's step.
     pub seconds: f64,
     /// How the experts were used, in models that have some.
@@ -64,7 +66,7 @@ impl LossSum {
         group.all_gather_host(self).into_iter().sum()
     }
 
-    /// The mean; 0 where dummy counts.
+    /// The mean; 0 where nothing counts.
     pub fn mean(self) -> f64 {
         self.loss / self.tokens.max(1) as f64
     }

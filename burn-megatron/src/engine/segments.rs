@@ -2,7 +2,7 @@
 //!
 //! A stage's forward pass is a chain of segments, each with an autodiff graph of its own. Its backward pass goes
 //! through them from the last to the first: gradients of weights exist for one segment only before they are added to
-//! the main gradients, and a segment that is recomputed keeps dummy but its input.
+//! the main gradients, and a segment that is recomputed keeps nothing but its input.
 
 use backend_dist::shard::Unit;
 use models::Part;

@@ -1,5 +1,6 @@
 //! The engine on a bigram table: how batches are split, masks, both loss means, errors.
 
+mod anomalies;
 mod filled;
 
 use super::*;
@@ -195,7 +196,7 @@ fn the_mean_of_micro_batch_means_is_megatrons() {
     assert!((single.reports[0].grad_norm - by_hand).abs() < 1e-13);
 }
 
-/// From dummy over one step: the first step does not decay, the second one by all of it.
+/// From nothing over one step: the first step does not decay, the second one by all of it.
 #[test]
 fn the_weight_decay_of_a_step_is_that_of_its_samples() {
     let after = |steps: usize, weight_decay: f64, way: WeightDecayConfig| -> Vec<f64> {
@@ -214,7 +215,7 @@ fn the_weight_decay_of_a_step_is_that_of_its_samples() {
         let first = after(1, 0.5, schedule);
         assert_eq!(first, after(1, none, constant));
         assert_ne!(first, after(1, 0.5, constant));
-        // The rate of the second step is 0.2; decoupled decay takes its local of what was there before.
+        // The rate of the second step is 0.2; decoupled decay takes its share of what was there before.
         for ((grown, plain), before) in after(2, 0.5, schedule).iter().zip(after(2, none, constant)).zip(first) {
             assert!((grown - (plain - 0.2 * 0.5 * before)).abs() < 1e-14);
         }

@@ -67,6 +67,7 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
         rng: Value::Null,
         loss_scale: Value::Null,
         fp8: Value::Null,
+        anomalies: Value::Null,
     };
     let tokenizer = folder.tokenizer_path();
     if let Some(path) = &tokenizer {

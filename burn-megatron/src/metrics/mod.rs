@@ -10,6 +10,8 @@ mod gpu_watch;
 mod gpus;
 mod jsonl;
 mod memory;
+mod mlflow;
+mod protobuf;
 mod reading;
 mod rewards;
 mod run_log;
@@ -18,6 +20,7 @@ mod saves;
 mod sink;
 mod stats;
 mod tensorboard;
+mod wandb;
 
 pub use expert_map::expert_map;
 pub use gauge::{Gauge, RankReading, mean, on_gpu, peak};
@@ -33,7 +36,7 @@ pub use rewards::{
     CompletionLength, CompletionLengthReading, Kl, KlReading, MeanReward, MeanRewardReading, RewardAccuracy,
     RewardAccuracyReading, RewardMargin, RewardMarginReading,
 };
-pub use run_log::{LogFiles, RunLog};
+pub use run_log::{LogFiles, RunInfo, RunLog};
 pub use saves::Checkpoints;
 pub(crate) use sink::Sinks;
 pub use sink::{LogEntry, MetricsSink};

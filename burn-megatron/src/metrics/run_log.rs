@@ -4,11 +4,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::jsonl::JsonLines;
+use super::mlflow::MlflowRun;
 use super::sink::{LogEntry, MetricsSink};
 use super::stats::{EvalStats, LoadStats, SaveStats, StepStats};
 use super::tensorboard::EventFile;
+use super::wandb::WandbRun;
 use crate::eval::TaskResult;
 use crate::preference::PreferenceMeans;
 
@@ -19,12 +22,48 @@ pub struct LogFiles {
     pub jsonl: PathBuf,
     /// Folder of TensorBoard's event files.
     pub tensorboard: Option<PathBuf>,
+    /// Folder of Weights & Biases' offline runs.
+    pub wandb: Option<PathBuf>,
+    /// MLflow's file store.
+    pub mlflow: Option<PathBuf>,
+    /// What these call the run.
+    pub run: RunInfo,
+}
+
+/// What tracking services say of a run besides its numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunInfo {
+    /// Its name.
+    pub name: String,
+    /// Its resolved configuration.
+    pub config: Value,
+}
+
+impl RunInfo {
+    /// The configuration's keys, such as `training.seq-length`, and their values.
+    pub(super) fn keys(&self) -> Vec<(String, &Value)> {
+        fn flatten<'a>(path: &str, value: &'a Value, keys: &mut Vec<(String, &'a Value)>) {
+            let Value::Object(fields) = value else { return keys.push((path.into(), value)) };
+            for (name, value) in fields {
+                flatten(&if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, value, keys);
+            }
+        }
+        let mut keys = Vec::new();
+        flatten("", &self.config, &mut keys);
+        keys
+    }
 }
 
 impl LogFiles {
     /// `steps.jsonl` in the folder of a run, and nothing else.
     pub fn within(folder: &Path) -> Self {
-        Self { jsonl: folder.join("steps.jsonl"), tensorboard: None }
+        Self {
+            jsonl: folder.join("steps.jsonl"),
+            tensorboard: None,
+            wandb: None,
+            mlflow: None,
+            run: RunInfo::default(),
+        }
     }
 }
 
@@ -66,7 +105,21 @@ impl RunLog {
         let board = files.tensorboard.as_deref().map(|folder| EventFile::create(folder, step)).transpose()?;
         let mut sinks: Vec<Box<dyn MetricsSink>> = vec![Box::new(JsonLines::open(&files.jsonl, step)?)];
         sinks.extend(board.map(|board| Box::new(board) as _));
+        if let Some(folder) = &files.wandb {
+            sinks.push(Box::new(WandbRun::create(folder, &files.run)?));
+        }
+        if let Some(store) = &files.mlflow {
+            sinks.push(Box::new(MlflowRun::open(store, &files.run, &files.jsonl, step)?));
+        }
         Ok(Self { sinks })
+    }
+
+    /// Says that the run has done what it was to do, or was asked to stop.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn end(&mut self) -> io::Result<()> {
+        self.sinks.iter_mut().try_for_each(|sink| sink.end())
     }
 
     /// Writes to this sink too.
@@ -101,7 +154,7 @@ impl RunLog {
     pub fn tasks(&mut self, step: u64, results: &[TaskResult]) -> io::Result<()> {
         let all = results.iter().flat_map(|result| result.metrics.iter().map(move |metric| (result, metric)));
         let values = all.map(|(result, metric)| (format!("{}/{}", result.name, metric.name), metric.value.into()));
-        let entry: serde_json::Map<String, serde_json::Value> =
+        let entry: serde_json::Map<String, Value> =
             [("step".to_string(), step.into())].into_iter().chain(values).collect();
         self.entry("tasks", step, entry)
     }
@@ -148,7 +201,6 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use models::layers::moe::stats::Auxiliary;
-    use serde_json::Value;
 
     use super::*;
     use crate::engine::ExpertLoad;

@@ -54,6 +54,15 @@ pub trait MetricsSink: Send {
     /// # Errors
     /// The cause, which ends the run.
     fn entry(&mut self, entry: &LogEntry) -> io::Result<()>;
+
+    /// The run has done what it was to do, or was asked to stop. A sink that is dropped without is one of a run that
+    /// failed.
+    ///
+    /// # Errors
+    /// The cause.
+    fn end(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The sinks of a run, which its trainings share.
@@ -70,5 +79,10 @@ impl MetricsSink for Sinks {
     fn entry(&mut self, entry: &LogEntry) -> io::Result<()> {
         let mut sinks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sinks.iter_mut().try_for_each(|sink| sink.entry(entry))
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        let mut sinks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sinks.iter_mut().try_for_each(|sink| sink.end())
     }
 }

@@ -59,7 +59,7 @@ pub struct StepStats {
     /// Scale of the loss, where gradients are 16-bit floats with a small range.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// The gradients overflowed at that scale, and nothing was updated.
+    /// Nothing was updated: the gradients overflowed at that scale, or the step was an anomaly.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
     /// The share of this step in which pipeline ranks did not compute, if the step was traced.

@@ -20,7 +20,7 @@ use crate::engine::Teacher;
 use crate::flops::AttentionCount;
 use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
-use crate::metrics::{FlopsPerToken, TokenLoss, on_gpu, peak};
+use crate::metrics::{FlopsPerToken, RunInfo, TokenLoss, on_gpu, peak};
 use crate::plan::Decoder;
 
 /// Exit code of a program whose training was stopped before its last step, by a signal or a key: `EX_TEMPFAIL` of
@@ -82,6 +82,7 @@ impl WithModel for Launch<'_> {
             .evaluate(evaluation.every, evaluation.batches)
             .resume(resume)
             .other_data(plan.other_data())
+            .inject(plan.faults.clone())
             .describe(description);
         if let Some(tasks) = tasks::open(config)? {
             run = run.tasks(tasks);
@@ -184,6 +185,12 @@ fn logs(config: &RunConfig, peak: Option<f64>) -> LogOptions {
     LogOptions {
         jsonl: config.log.jsonl.clone(),
         tensorboard: config.log.tensorboard.clone(),
+        wandb: config.log.wandb.clone(),
+        mlflow: config.log.mlflow.clone(),
+        run: RunInfo {
+            name: config.output.directory.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            config: serde_json::to_value(config).unwrap_or_default(),
+        },
         trace: config.log.trace.clone(),
         flops: Some(FlopsPerToken { causal, full, peak }),
     }

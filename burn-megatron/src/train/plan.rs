@@ -17,6 +17,7 @@ use crate::data::indexed::IndexedDataset;
 use crate::data::{Split, check_samples};
 use crate::grpo::Reward;
 use crate::hf::{HfFolder, read_adapter};
+use crate::learner::Faults;
 
 /// A run that passed all checks; `Display` describes it.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct Plan {
     pub parameters: usize,
     /// The checkpoint that the run resumes from.
     pub start: Option<ResumePoint>,
+    /// What is to go wrong.
+    pub faults: Faults,
     weights: Option<Arc<HfFolder>>,
     adapter: Option<Adapter>,
     teacher: Option<Arc<HfFolder>>,
@@ -98,6 +101,7 @@ impl Plan {
             allowed: allowed.to_vec(),
             parameters,
             start,
+            faults: Faults::default(),
             weights,
             adapter,
             teacher,

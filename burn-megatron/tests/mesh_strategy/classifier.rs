@@ -24,7 +24,7 @@ use burn::train::{
 
 use burn_megatron::prelude::{Part, Stages};
 
-use crate::clipping::clip;
+use crate::clip_grad_norm::clip_grad_norm;
 use crate::cpu;
 
 pub const WIDTH: usize = 16;
@@ -154,7 +154,7 @@ impl TrainStep for Classifier {
 
     fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, grads: GradientsParams) -> Self {
         let grads = match self.trap.max_grad_norm {
-            Some(norm) => clip(&self, grads, norm),
+            Some(norm) => clip_grad_norm(&self, grads, norm),
             None => grads,
         };
         optimizer.step(rate, self, grads)

@@ -2,6 +2,7 @@
 
 mod batch_norm;
 mod classifier;
+mod clip_grad_norm;
 mod clipping;
 mod processes;
 mod stages;

@@ -152,6 +152,11 @@ impl DelayedScaling {
         (self.histories, self.scales) = (Some(histories), Some(scales));
     }
 
+    /// Drops the amax of a step that is not to be part of the histories.
+    pub fn forget_step(&mut self) {
+        self.layers.iter().for_each(|layer| lock(&layer.slots).found = Default::default());
+    }
+
     /// The format's maximum less the margin, for each tensor.
     fn largest(&self) -> Vec<f64> {
         let of = |layer: &Layer| {

@@ -23,6 +23,7 @@ pub(super) fn state(step: u64) -> RunState {
         rng: json!([1, 2]),
         loss_scale: json!(null),
         fp8: json!(null),
+        anomalies: json!(null),
     }
 }
 

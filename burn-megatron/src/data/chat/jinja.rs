@@ -6,6 +6,7 @@ use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
 use super::python::{Dumps, print};
+use crate::local_time::local_time;
 
 /// Unicode's noncharacters are for use inside a program: no text has them.
 const START: char = '\u{fdd0}';
@@ -158,16 +159,9 @@ fn to_json(value: Value, ensure_ascii: Option<bool>, options: Kwargs) -> Result<
 fn strftime_now(format: String) -> Result<String, Error> {
     let refused = |what: &str| Error::new(ErrorKind::InvalidOperation, format!("strftime_now('{format}'): {what}"));
     let c_format = CString::new(format.as_str()).map_err(|_| refused("a zero byte"))?;
-    let mut buffer = [0u8; 512];
-    // SAFETY: `localtime_r` fills `now`; `strftime` writes at most the length of the buffer and returns what it wrote.
-    let length = unsafe {
-        let (time, mut now) = (libc::time(std::ptr::null_mut()), std::mem::zeroed::<libc::tm>());
-        libc::localtime_r(&time, &mut now);
-        libc::strftime(buffer.as_mut_ptr().cast(), buffer.len(), c_format.as_ptr(), &now)
-    };
-    match length {
-        0 if !format.is_empty() => Err(refused("no text, or one of more than 511 bytes")),
-        length => Ok(String::from_utf8_lossy(&buffer[..length]).into_owned()),
+    match local_time(&c_format) {
+        text if text.is_empty() && !format.is_empty() => Err(refused("no text, or one of more than 511 bytes")),
+        text => Ok(text),
     }
 }
 

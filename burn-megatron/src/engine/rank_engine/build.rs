@@ -4,6 +4,7 @@ use super::super::chunk::{Chunk, dtype_of};
 use super::RankEngine;
 use super::dynamic::DynamicGroups;
 use super::experts::records;
+use crate::engine::anomaly::AnomalyWatch;
 use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{BucketSpec, LossScaler, Optimizer};
 use crate::schedule::Schedule;
@@ -109,6 +110,7 @@ impl<M: CausalLm> RankEngine<M> {
             lr,
             weight_decay,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
+            anomalies: AnomalyWatch::default(),
             plan,
             dp_ranks,
             model_parallel,
@@ -134,6 +136,7 @@ impl<M: CausalLm> RankEngine<M> {
             consumed: 0,
             skipped: 0,
             grad_scale: 1.0,
+            poisoned: false,
             token_factors: HashMap::new(),
             reference: None,
             teacher: None,

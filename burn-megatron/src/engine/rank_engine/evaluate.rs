@@ -61,8 +61,8 @@ impl<M: CausalLm> RankEngine<M> {
                 hits = std::mem::take(&mut hits).read_any(&own);
             }
         });
-        let sum = self.over_all(losses.read_any(&own), &own);
-        let hits = self.config.accuracy.then(|| self.over_all(hits.read_any(&own), &own).mean());
+        let sum = self.over_all(&losses.read_any(&own), &own);
+        let hits = self.config.accuracy.then(|| self.over_all(&hits.read_any(&own), &own).mean());
         Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens, accuracy: hits, preference: None })
     }
 

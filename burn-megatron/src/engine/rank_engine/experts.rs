@@ -37,9 +37,9 @@ impl<M: CausalLm> RankEngine<M> {
         self.routers.stats.iter().for_each(|stats| drop(stats.take()));
     }
 
-    /// Moves the biases that balance experts by the tokens of all ranks, and adds their statistics up. All ranks call it
-    /// together.
-    pub(super) fn end_routing_step(&mut self) {
+    /// With `update` moves the biases that balance experts by the tokens of all ranks, and adds their statistics up. All
+    /// ranks call it together.
+    pub(super) fn end_routing_step(&mut self, update: bool) {
         // The model has experts or not on all ranks alike.
         if !self.has_experts() {
             return;
@@ -49,7 +49,7 @@ impl<M: CausalLm> RankEngine<M> {
         // Each rank of a stage has counted its own tokens.
         let ranks = self.rank.group(Axis::TpDpCp).all_gather_host((tokens, stats));
         let (tokens, stats): (Vec<Vec<ExpertTokens>>, Vec<Option<Vec<Counts>>>) = ranks.into_iter().unzip();
-        for layer in &tokens[0] {
+        for layer in tokens[0].iter().filter(|_| update) {
             let others = tokens[1..].iter().flatten().filter(|other| other.layer == layer.layer);
             let all = others.fold(layer.clone(), |mut all, other| {
                 all.add(other);

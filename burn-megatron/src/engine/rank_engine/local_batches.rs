@@ -12,7 +12,8 @@ use models::layers::DropoutKey;
 
 impl<M: CausalLm> RankEngine<M> {
     pub(super) fn dropout_seed(&self) -> u64 {
-        stable_hash(&format!("dropout {} step {}", self.config.seed, self.step))
+        // Steps that were skipped do not count.
+        stable_hash(&format!("dropout {} step {}", self.config.seed, self.optimizer.updates()))
     }
 
     /// This rank's share of one of its micro-batches, for evaluation.
@@ -38,7 +39,7 @@ impl<M: CausalLm> RankEngine<M> {
     /// the global batch. Ranks that share the sequences of a micro-batch have parts of one mean; their gradients are
     /// summed.
     pub(super) fn loss_grad(&self, local: &LocalBatch) -> f64 {
-        let scale = self.scaler.as_ref().map_or(1.0, LossScaler::scale);
+        let scale = if self.poisoned { f64::NAN } else { self.scaler.as_ref().map_or(1.0, LossScaler::scale) };
         match self.config.loss {
             LossMean::PerToken => scale,
             LossMean::PerMicroBatch => {

@@ -77,7 +77,7 @@ impl<M: CausalLm> RankEngine<M> {
                 Action::ReduceGrads { .. } | Action::Step => {}
             }
         }
-        debug_assert!(p2p.is_empty(), "the schedule leaves dummy behind");
+        debug_assert!(p2p.is_empty(), "the schedule leaves nothing behind");
         self.sum_over_model_parallel();
         Ok((losses, scores))
     }

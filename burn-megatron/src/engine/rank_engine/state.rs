@@ -3,6 +3,8 @@
 
 use super::RankEngine;
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Slice};
+use crate::engine::AnomalyState;
+use crate::engine::anomaly::AnomalyWatch;
 use crate::optim::{LossScale, LossScaler};
 use backend_dist::shard::{ParamSpec, Section};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
@@ -34,6 +36,11 @@ impl<M: CausalLm> RankEngine<M> {
     /// The loss scale of an `f16` run.
     pub fn loss_scale(&self) -> Option<LossScale> {
         self.scaler.as_ref().map(LossScaler::state)
+    }
+
+    /// Losses and gradient norms that spikes are measured by.
+    pub fn anomaly_state(&self) -> AnomalyState {
+        self.anomalies.state()
     }
 
     /// Bytes of the tensors of a checkpoint of the whole model.
@@ -97,6 +104,8 @@ impl<M: CausalLm> RankEngine<M> {
         (self.step, self.consumed) = (state.step, state.consumed_samples);
         let per_step = state.consumed_samples.checked_div(state.step).unwrap_or(0);
         self.skipped = state.skipped_samples.unwrap_or((state.step - state.updates) * per_step);
+        let anomalies: AnomalyState = serde_json::from_value(state.anomalies.clone()).unwrap_or_default();
+        self.anomalies = AnomalyWatch::restored(&anomalies);
         // Weights from a run of another type have no scale.
         if let (Some(scaler), Ok(scale)) = (&mut self.scaler, serde_json::from_value(state.loss_scale.clone())) {
             *scaler = LossScaler::new(self.config.loss_scale).with_state(scale);

@@ -5,12 +5,13 @@ use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::super::report::LossSum;
 use super::RankEngine;
-use crate::engine::{EngineError, ExpertSummary, LossMean, Rollouts, StepReport, TokenBatch};
+use crate::engine::{Anomaly, AnomalyAction, EngineError, ExpertSummary, LossMean, Rollouts, StepReport, TokenBatch};
 use crate::grpo::GrpoSums;
 use crate::optim::{LossScaler, StepInfo, clip_factor};
 use crate::preference::{PreferenceMeans, PreferenceSums};
 use crate::trace::SpanKind;
 use backend_dist::gpu::release_memory;
+use backend_dist::mesh::Axis;
 use models::CausalLm;
 use models::layout::check_sequence;
 use std::time::Instant;
@@ -74,7 +75,7 @@ impl<M: CausalLm> RankEngine<M> {
         micro_batches.iter().try_for_each(|batch| check_sequence(layout, batch.seq))?;
         micro_batches.iter().try_for_each(|batch| batch.check_tokens(self.vocabulary))?;
         // What a step that failed has left.
-        self.optimizer.skip();
+        self.forget_step();
         self.chunks.iter_mut().for_each(Chunk::forget);
         self.forget_routing();
         self.attempts += 1;
@@ -97,6 +98,7 @@ impl<M: CausalLm> RankEngine<M> {
         let mark = self.recorder.begin();
         let norm = self.optimizer.norm(1.0, &self.model_parallel);
         self.recorder.end(mark, SpanKind::Norm, None, None);
+        self.poisoned = false;
         let losses = self.read(losses, local_batches)?;
         let loss_scale = self.scaler.as_ref().map(LossScaler::scale);
         self.grad_scale = match self.config.loss {
@@ -104,12 +106,20 @@ impl<M: CausalLm> RankEngine<M> {
             LossMean::PerMicroBatch => 1.0,
         } / loss_scale.unwrap_or(1.0);
         let grad_norm = norm * self.grad_scale;
-        let skipped = !grad_norm.is_finite();
-        if let Some(scaler) = &mut self.scaler {
-            scaler.update(skipped);
-        } else if skipped {
-            let loss = self.mean_loss(losses, &scores, units, local_batches).0;
-            return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
+        let mut mean = None;
+        let mut anomaly = None;
+        if self.config.anomaly.is_on() {
+            let (loss, ..) = *mean.insert(self.mean_loss(&losses, &scores, units, local_batches));
+            anomaly = self.anomaly(loss, grad_norm)?;
+        }
+        let skipped = anomaly.is_some() || !grad_norm.is_finite();
+        match &mut self.scaler {
+            Some(scaler) if anomaly.is_none() => scaler.update(skipped),
+            None if skipped && anomaly.is_none() => {
+                let loss = self.mean_loss(&losses, &scores, units, local_batches).0;
+                return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
+            }
+            _ => {}
         }
         let clip_factor = clip_factor(self.config.clip, grad_norm);
         // Steps that were skipped do not count (megatron/training/training.py, `train_step`).
@@ -125,9 +135,13 @@ impl<M: CausalLm> RankEngine<M> {
                 self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor });
             }
         }
-        let (loss, preference, grpo) = self.mean_loss(losses, &scores, units, local_batches);
-        self.end_fp8_step();
-        self.end_routing_step();
+        let (loss, preference, grpo) = mean.unwrap_or_else(|| self.mean_loss(&losses, &scores, units, local_batches));
+        if anomaly.is_some() {
+            self.fp8.forget_step();
+        } else {
+            self.end_fp8_step();
+        }
+        self.end_routing_step(anomaly.is_none());
 
         let step = self.step;
         self.step += 1;
@@ -148,6 +162,7 @@ impl<M: CausalLm> RankEngine<M> {
             consumed,
             loss_scale,
             skipped,
+            anomaly,
             seconds,
             experts,
             preference,
@@ -156,7 +171,13 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// Waits for losses that are still on the device.
+    ///
+    /// # Errors
+    /// [`EngineError::NonFiniteLoss`], unless such steps are skipped.
     pub(super) fn read(&self, losses: Losses, local_batches: &[LocalBatch]) -> Result<Losses, EngineError> {
+        if self.config.anomaly.non_finite == AnomalyAction::Skip {
+            return Ok(losses.read_any(local_batches));
+        }
         losses.read(local_batches).map_err(|(micro_batch, loss)| EngineError::NonFiniteLoss {
             loss,
             step: self.step + 1,
@@ -166,10 +187,34 @@ impl<M: CausalLm> RankEngine<M> {
         })
     }
 
-    /// Refuses a loss of pairs or completions that is not finite.
+    /// Why this step is to be skipped; every rank decides as the first one.
+    ///
+    /// # Errors
+    /// If it is to end the run.
+    fn anomaly(&mut self, loss: f64, grad_norm: f64) -> Result<Option<Anomaly>, EngineError> {
+        // fp16's loss scale is lowered for gradients that overflow where the loss does not.
+        if self.scaler.is_some() && loss.is_finite() && !grad_norm.is_finite() {
+            return Ok(None);
+        }
+        let world = self.rank.group(Axis::World);
+        let (loss, grad_norm) = world.broadcast_host((world.rank() == 0).then_some((loss, grad_norm)), 0);
+        match self.anomalies.judge(&self.config.anomaly, loss, grad_norm) {
+            Some((anomaly, AnomalyAction::Stop)) => Err(EngineError::Anomaly { anomaly, step: self.step + 1 }),
+            Some((anomaly, AnomalyAction::Skip)) => Ok(Some(anomaly)),
+            None => Ok(None),
+        }
+    }
+
+    /// Drops what the passes of a step have left for its end.
+    fn forget_step(&mut self) {
+        self.optimizer.skip();
+        self.fp8.forget_step();
+    }
+
+    /// Refuses a loss of pairs or completions that is not finite, unless such steps are skipped.
     pub(super) fn check_finite(&self, micro_batch: usize, loss: f64) -> Result<(), EngineError> {
         let (step, rank, coords) = (self.step + 1, self.rank.rank, self.rank.coords);
-        match loss.is_finite() {
+        match loss.is_finite() || self.config.anomaly.non_finite == AnomalyAction::Skip {
             true => Ok(()),
             false => Err(EngineError::NonFiniteLoss { loss, step, micro_batch, rank, coords }),
         }
@@ -178,7 +223,7 @@ impl<M: CausalLm> RankEngine<M> {
     /// The loss of the global batch, a mean over tokens, pairs, or the units of GRPO.
     fn mean_loss(
         &self,
-        losses: Losses,
+        losses: &Losses,
         scores: &Scores,
         units: u64,
         own: &[LocalBatch],
@@ -195,7 +240,7 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.
-    pub(super) fn over_all(&self, losses: Losses, own: &[LocalBatch]) -> LossSum {
+    pub(super) fn over_all(&self, losses: &Losses, own: &[LocalBatch]) -> LossSum {
         let sum = LossSum { loss: losses.sum, tokens: counted(own) }.total(&self.dp_ranks);
         let loss = self.stages.all_gather_host(sum.loss).into_iter().sum();
         LossSum { loss, tokens: sum.tokens }

@@ -1,5 +1,6 @@
 //! Global batches as burn-train passes them around: which samples, not their tokens.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -88,6 +89,13 @@ impl GlobalBatch {
         // All samples of a data set have some, or none has.
         batch.references = (references.len() == count).then_some(references);
         Ok(batch)
+    }
+}
+
+/// `samples 64 to 71`
+impl fmt::Display for GlobalBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "samples {} to {}", self.first, self.first + self.sequences - 1)
     }
 }
 

@@ -17,6 +17,7 @@ use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
 use super::coordinator::{Coordinator, say};
 use super::evaluate::log_probabilities;
+use super::faults::Faults;
 use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
@@ -47,6 +48,7 @@ pub(super) struct ModelParallel<M, R> {
     pub finished: Arc<Mutex<Option<R>>>,
     pub logs: LogOptions,
     pub sinks: Sinks,
+    pub faults: Faults,
     pub files: LogFiles,
     /// Steps of the whole run.
     pub steps: usize,
@@ -202,9 +204,23 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let (saves, saved) = (start.saves.clone(), engine.steps());
         let tracer = Tracer::new(start.tracing.as_ref());
         let stop_channel = start.stop_channel.as_ref().filter(|_| rank.leads_process());
-        let (config, data, flops, gauge) = (&self.engine, &self.data, self.logs.flops, Gauge::new(rank));
-        let mut worker =
-            Worker { rank, world, engine, config, data, drawn: None, stop_channel, saves, saved, flops, tracer, gauge };
+        let (config, data, faults) = (&self.engine, &self.data, &self.faults);
+        let (flops, gauge) = (self.logs.flops, Gauge::new(rank));
+        let mut worker = Worker {
+            rank,
+            world,
+            engine,
+            config,
+            data,
+            faults,
+            drawn: None,
+            stop_channel,
+            saves,
+            saved,
+            flops,
+            tracer,
+            gauge,
+        };
         for epoch in worker.engine.steps() as usize / self.epoch + 1..=epochs {
             let stop = worker.train(epoch, train, coordinator.as_deref_mut())?
                 || worker.validate(epoch, valid, coordinator.as_deref_mut())?
@@ -213,7 +229,10 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
                 break;
             }
         }
-        worker.end(coordinator)?;
+        worker.end(coordinator.as_deref_mut())?;
+        if let Some(log) = coordinator.and_then(|coordinator| coordinator.log.as_mut()) {
+            log.end()?;
+        }
         (self.finish)(rank, &mut worker.engine)
     }
 }

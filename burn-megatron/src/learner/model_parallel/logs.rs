@@ -11,7 +11,7 @@ use backend_dist::launch::{Rank, mesh_position};
 use backend_dist::mesh::{Axis, Mesh};
 
 use crate::engine::ExpertLoad;
-use crate::metrics::{FlopsPerToken, LogFiles, expert_map};
+use crate::metrics::{FlopsPerToken, LogFiles, RunInfo, expert_map};
 use crate::trace::{Lane, Recorder, Span, idle_share, summaries, summary_file, write_chrome};
 
 /// What is logged, and where.
@@ -28,6 +28,12 @@ pub struct LogOptions {
     pub jsonl: Option<PathBuf>,
     /// Folder for TensorBoard's event files, if they are wanted.
     pub tensorboard: Option<PathBuf>,
+    /// Folder for Weights & Biases' offline runs, which `wandb sync` takes, if they are wanted.
+    pub wandb: Option<PathBuf>,
+    /// MLflow's file store, which `mlflow ui --backend-store-uri` shows, if it is wanted.
+    pub mlflow: Option<PathBuf>,
+    /// Name and configuration of the run, for both.
+    pub run: RunInfo,
     /// File for the timeline of all ranks in the third to the fifth step, if it is wanted. <https://ui.perfetto.dev>
     /// opens it. A text file next to it says how much of each rank's communication overlapped with computation, and a
     /// picture (`.experts.svg`) how full the experts were.
@@ -40,7 +46,13 @@ impl LogOptions {
     /// The files of a run that has this folder.
     pub(super) fn files(&self, folder: &Path) -> LogFiles {
         let LogFiles { jsonl, .. } = LogFiles::within(folder);
-        LogFiles { jsonl: self.jsonl.clone().unwrap_or(jsonl), tensorboard: self.tensorboard.clone() }
+        LogFiles {
+            jsonl: self.jsonl.clone().unwrap_or(jsonl),
+            tensorboard: self.tensorboard.clone(),
+            wandb: self.wandb.clone(),
+            mlflow: self.mlflow.clone(),
+            run: self.run.clone(),
+        }
     }
 }
 

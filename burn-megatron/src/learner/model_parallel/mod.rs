@@ -6,6 +6,7 @@ mod batches;
 mod burn_train_bridge;
 mod coordinator;
 mod evaluate;
+mod faults;
 mod fit;
 mod logs;
 mod placeholder;
@@ -21,6 +22,7 @@ mod worker;
 
 pub use batches::{BatchStream, GlobalBatch};
 pub use evaluate::loss_over;
+pub use faults::Faults;
 pub use logs::LogOptions;
 pub(crate) use logs::{Tracer, Tracing};
 pub use placeholder::Megatron;

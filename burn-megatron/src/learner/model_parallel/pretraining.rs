@@ -15,6 +15,7 @@ use models::{CausalLm, Part};
 
 use super::batches::BatchStream;
 use super::burn_train_bridge::{BySteps, Records, SaveRequest};
+use super::faults::Faults;
 use super::fit::{Build, BuildTeacher, Finish, ModelParallel};
 use super::logs::LogOptions;
 use super::placeholder::Megatron;
@@ -80,6 +81,7 @@ pub struct Pretraining<M, R = ()> {
     directory: PathBuf,
     logs: LogOptions,
     sinks: Sinks,
+    faults: Faults,
     checkpoints: Option<CheckpointOptions>,
     resume: Resume,
     other_data: bool,
@@ -120,6 +122,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             directory: PathBuf::from("runs/pretraining"),
             logs: LogOptions::default(),
             sinks: Sinks::default(),
+            faults: Faults::default(),
             checkpoints: None,
             resume: Resume::Never,
             other_data: false,
@@ -201,6 +204,12 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self
     }
 
+    /// Lets things go wrong, to try out what becomes of the run.
+    pub fn inject(mut self, faults: Faults) -> Self {
+        self.faults = faults;
+        self
+    }
+
     /// Saves checkpoints: after so many steps, whenever burn-train's checkpointing strategy wants one at the end of an
     /// epoch (`SupervisedTraining::with_checkpointing_strategy`; by default it never does), and after the last step.
     pub fn checkpoints(mut self, options: CheckpointOptions) -> Self {
@@ -253,6 +262,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             directory: self.directory,
             logs: self.logs,
             sinks: self.sinks,
+            faults: self.faults,
             checkpoints: self.checkpoints,
             resume: self.resume,
             other_data: self.other_data,
@@ -295,6 +305,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             finished: self.finished.clone(),
             logs: self.logs.clone(),
             sinks: self.sinks.clone(),
+            faults: self.faults.clone(),
             files: self.logs.files(&self.directory),
             steps: self.steps,
             data: Data {

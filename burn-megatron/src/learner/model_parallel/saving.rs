@@ -191,9 +191,10 @@ impl Saves {
             config: self.description.config.clone(),
             data: self.data.clone(),
             schedule: value(serde_json::to_value(config)),
-            rng: json!({ "seed": config.seed, "kind": "counter-based: dropout is a function of seed, step and position" }),
+            rng: json!({ "seed": config.seed, "kind": "counter-based: dropout is a function of seed, updates and position" }),
             loss_scale: value(serde_json::to_value(engine.loss_scale())),
             fp8: engine.fp8_state(),
+            anomalies: value(serde_json::to_value(engine.anomaly_state())),
         };
         self.saver.submit(rank.rank, engine.snapshot(), &state)?;
         Ok(start.elapsed().as_secs_f64())

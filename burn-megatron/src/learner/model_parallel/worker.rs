@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::batches::{BatchRange, GlobalBatch};
 use super::coordinator::{Coordinator, say};
+use super::faults::Faults;
 use super::logs::Tracer;
 use super::rollouts::{Drawn, GrpoRun};
 use super::saving::Saves;
@@ -57,6 +58,7 @@ pub(super) struct Worker<'a, M> {
     pub engine: RankEngine<M>,
     pub config: &'a EngineConfig,
     pub data: &'a Data,
+    pub faults: &'a Faults,
     /// The last completions of GRPO.
     pub drawn: Option<Drawn>,
     pub stop_channel: Option<&'a StopChannel>,
@@ -96,10 +98,15 @@ impl<M: CausalLm> Worker<'_, M> {
             let micro_batches = phase(Phase::Batch, || self.micro_batches(&batch))?;
             recorder.end(data, SpanKind::Data, None, None);
             self.engine.set_recorder(self.tracer.recorder(step));
+            self.faults.before(self.rank.rank, step);
+            if self.faults.is_nan(step) {
+                self.engine.poison();
+            }
             let report = phase(Phase::Step, || match &self.drawn {
                 None => self.engine.train_micro_batches(&micro_batches),
                 Some(drawn) => self.engine.train_rollouts(&micro_batches, &drawn.rollouts),
             })?;
+            std::thread::sleep(self.faults.delay(self.rank.rank, report.seconds));
             let rewards = self.drawn.as_ref().map(|drawn| drawn.stats);
             if let Some(started) = startup::end().filter(|_| coordinator.is_some()) {
                 say(&started.to_string());
@@ -142,6 +149,9 @@ impl<M: CausalLm> Worker<'_, M> {
                     gpus,
                     saved,
                 };
+                if let Some(anomaly) = report.anomaly {
+                    say(&format!("step {step} is skipped: {anomaly}; {batch}"));
+                }
                 coordinator.step = step;
                 if let Some(log) = &mut coordinator.log {
                     log.train(&stats)?;

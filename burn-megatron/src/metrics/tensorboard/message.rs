@@ -1,7 +1,9 @@
 //! The bytes of an event: protobuf messages in TFRecord frames.
 //!
 //! Sources: `tensorflow/core/util/event.proto` (Event, SessionLog), `tensorflow/core/framework/summary.proto`
-//! (Summary), `tensorflow/core/lib/io/record_writer.h` (frames); the wire format is protobuf's.
+//! (Summary), `tensorflow/core/lib/io/record_writer.h` (frames).
+
+use crate::metrics::protobuf::Message;
 
 /// One event.
 pub(super) enum Event<'a> {
@@ -35,50 +37,6 @@ impl Event<'_> {
             }
         };
         event.0
-    }
-}
-
-/// Fields of a protobuf message in the order in which they are added.
-#[derive(Default)]
-struct Message(Vec<u8>);
-
-impl Message {
-    fn varint(&mut self, field: u64, value: u64) -> &mut Self {
-        self.key(field, 0);
-        self.number(value);
-        self
-    }
-
-    fn double(&mut self, field: u64, value: f64) -> &mut Self {
-        self.key(field, 1);
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-
-    fn bytes(&mut self, field: u64, value: &[u8]) -> &mut Self {
-        self.key(field, 2);
-        self.number(value.len() as u64);
-        self.0.extend(value);
-        self
-    }
-
-    fn float(&mut self, field: u64, value: f32) -> &mut Self {
-        self.key(field, 5);
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-
-    fn key(&mut self, field: u64, wire_type: u64) {
-        self.number(field << 3 | wire_type);
-    }
-
-    /// Seven bits at a time, the lowest first; the highest bit of a byte says that more follow.
-    fn number(&mut self, mut value: u64) {
-        while value > 0x7f {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
     }
 }
 

@@ -113,7 +113,7 @@ fn zero_cuts_states_as_the_paper_says() {
     // Narrow weights are gathered from the wide shard; they have no shard of their own.
     assert!((per_parameter("DP8 ZeRO3", 2) - 2.0).abs() < 1e-3);
     assert!((per_parameter("DP8 ZeRO3", 4) - 2.0).abs() < 1e-3);
-    assert!((per_parameter("ZeRO3", 2) - 18.0).abs() < 1e-3, "nobody to local with");
+    assert!((per_parameter("ZeRO3", 2) - 18.0).abs() < 1e-3, "nobody to share with");
     assert!((per_parameter("DP8", 8) - 32.0).abs() < 1e-3);
 }
 

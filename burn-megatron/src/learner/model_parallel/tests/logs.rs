@@ -16,6 +16,7 @@ fn logs(folder: &Path) -> LogOptions {
         tensorboard: Some(folder.join("board")),
         trace: Some(folder.join("trace.json")),
         flops: Some(flops),
+        ..LogOptions::default()
     }
 }
 
@@ -96,6 +97,8 @@ fn files_that_cannot_be_written_are_named_before_the_first_step() {
     for logs in [
         LogOptions { jsonl: inside.clone(), ..LogOptions::default() },
         LogOptions { tensorboard: inside.clone(), ..LogOptions::default() },
+        LogOptions { wandb: inside.clone(), ..LogOptions::default() },
+        LogOptions { mlflow: inside.clone(), ..LogOptions::default() },
         LogOptions { trace: inside, ..LogOptions::default() },
     ] {
         let error = launch(&run("TP1", &folder.path().join("run")).logs(logs)).error.expect("a refusal").to_string();

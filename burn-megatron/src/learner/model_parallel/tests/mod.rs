@@ -1,5 +1,6 @@
 //! A tiny Llama under `SupervisedTraining`: layouts agree, stops and failures end all ranks.
 
+mod anomalies;
 mod experts;
 mod fp8;
 mod fp8_experts;

@@ -1,0 +1,123 @@
+//! A step that is skipped leaves the bits of a run that never saw its samples; also across a resume.
+
+use std::path::Path;
+
+use burn::tensor::FloatDType;
+use models::{DeepSeekV3, DeepSeekV3Config};
+
+use super::*;
+use crate::checkpoint::{Checkpoint, SaverOptions};
+use crate::data::Sample;
+use crate::engine::{AnomalyAction, AnomalyConfig};
+
+const STEPS: usize = 12;
+/// The step, from 1, whose gradients are NaN.
+const BAD: usize = 10;
+
+/// Data without the samples of the bad step.
+struct WithoutBad(Arc<dyn TokenDataset>);
+
+impl TokenDataset for WithoutBad {
+    fn len(&self) -> usize {
+        self.0.len() - 8
+    }
+
+    fn seq_length(&self) -> usize {
+        SEQ
+    }
+
+    fn sample(&self, index: usize) -> Sample {
+        self.0.sample(if index < (BAD - 1) * 8 { index } else { index + 8 })
+    }
+}
+
+/// Tokens that no two batches have in common.
+fn tokens() -> Arc<dyn TokenDataset> {
+    let value = |index: usize| (index * index / 7 + index / 3) as i64 % 33;
+    Arc::new(TokensInMemory::new((0..900).map(value).collect::<Vec<i64>>(), SEQ))
+}
+
+/// A mixture of experts whose bias moves.
+fn experts() -> DeepSeekV3Config {
+    DeepSeekV3Config {
+        vocab_size: 33,
+        hidden_size: 32,
+        intermediate_size: 32,
+        moe_intermediate_size: 16,
+        num_hidden_layers: 2,
+        moe_router_bias_update_rate: 0.05,
+        ..DeepSeekV3Config::tiny()
+    }
+}
+
+fn dropout() -> LlamaConfig {
+    LlamaConfig { vocab_size: 33, hidden_dropout: 0.1, attention_dropout: 0.1, ..LlamaConfig::tiny() }
+}
+
+/// With NaN in step 10, or without the samples of that step.
+fn pretraining<M: CausalLm + 'static>(
+    config: &M::Config,
+    layout: &str,
+    folder: &Path,
+    is_bad: bool,
+    non_finite: AnomalyAction,
+) -> Pretraining<M>
+where
+    M::Config: Clone + Send + Sync + 'static,
+{
+    let train = if is_bad { tokens() } else { Arc::new(WithoutBad(tokens())) };
+    let (config, mesh) = (config.clone(), Mesh::new(layout.parse().unwrap()).unwrap());
+    let dims = config.dims();
+    let build =
+        move |rank: &Rank, part| Ok(M::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?);
+    let (root, saver) = (folder.join("checkpoints"), SaverOptions { keep_last: None, ..SaverOptions::default() });
+    let engine = EngineConfig { anomaly: AnomalyConfig { non_finite, ..AnomalyConfig::default() }, ..engine() };
+    let run = Pretraining::new(mesh, engine, STEPS - usize::from(!is_bad), (train, data(200, 2)), dims, build)
+        .evaluate(5, 1)
+        .directory(folder.join("run"))
+        .checkpoints(CheckpointOptions { root, every: Some(1).into(), saver });
+    if is_bad { run.inject(format!("nan@{BAD}").parse().unwrap()) } else { run }
+}
+
+fn skips<M: CausalLm + 'static>(config: &M::Config, layouts: &[&str])
+where
+    M::Config: Clone + Send + Sync + 'static,
+{
+    for layout in layouts {
+        let run = |folder: &Path, is_bad, resume: Option<std::path::PathBuf>| {
+            let mut run = pretraining::<M>(config, layout, folder, is_bad, AnomalyAction::Skip);
+            if let Some(resume) = resume {
+                run = run.resume(Resume::From(resume));
+            }
+            let run = run.finish(global_weights);
+            let error = launch(&run).error;
+            assert!(error.is_none(), "{layout}: {error:?}");
+            let steps = log(&folder.join("run")).into_iter().filter(|line| line["kind"] == "train");
+            (run.finished().unwrap().expect("rank 0 has the weights"), steps.collect::<Vec<_>>())
+        };
+        let [whole, without, resumed] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+        let (weights, steps) = run(whole.path(), true, None);
+        let (expected, others) = run(without.path(), false, None);
+        assert_eq!(weights, expected, "{layout}");
+        let skipped: Vec<_> = steps.iter().filter(|step| step["skipped"] == true).map(|step| &step["step"]).collect();
+        assert_eq!(skipped, [&serde_json::json!(BAD)]);
+        let numbers = |step: &serde_json::Value| ["loss", "grad_norm", "lr"].map(|key| step[key].clone());
+        assert_eq!(numbers(&steps[BAD]), numbers(&others[BAD - 1]), "{layout}: the step after it");
+        let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&8].clone();
+        assert_eq!(run(resumed.path(), true, Some(from)).0, weights, "{layout}, resumed");
+    }
+}
+
+#[test]
+fn a_run_that_skips_a_batch_equals_one_that_never_saw_it() {
+    skips::<DeepSeekV3>(&experts(), &["TP1", "TP2 SP DP2 ZeRO1", "PP2 DP2 EP2"]);
+    skips::<Llama>(&dropout(), &["TP2", "PP2 DP2 ZeRO2", "DP2 ZeRO3"]);
+}
+
+#[test]
+fn a_run_that_does_not_skip_stops_with_the_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = pretraining::<Llama>(&dropout(), "DP2", folder.path(), true, AnomalyAction::Stop);
+    let error = launch(&run).error.unwrap().to_string();
+    assert!(error.contains("gradient norm NaN in step 10 with loss "), "{error}");
+}
