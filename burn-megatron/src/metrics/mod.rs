@@ -10,6 +10,7 @@ mod gpu_watch;
 mod gpus;
 mod jsonl;
 mod memory;
+mod rank_reading;
 mod reading;
 mod run_log;
 mod running;
@@ -19,9 +20,10 @@ mod stats;
 mod tensorboard;
 
 pub use expert_map::expert_map;
-pub use gauge::{Gauge, RankReading, mean, on_gpu, peak};
+pub use gauge::{Gauge, mean, on_gpu, peak};
 pub use gpus::Gpus;
 pub use memory::{resident_bytes, step_memory};
+pub use rank_reading::RankReading;
 pub use reading::{
     DroppedTokens, DroppedTokensReading, ExpertBalance, ExpertBalanceReading, FullUtilisation, FullUtilisationReading,
     GpuIdle, GpuIdleReading, GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use indicatif::HumanCount;
 
 use super::TrainError;
-use super::data::{RunData, fits};
+use super::run_data::{RunData, fits};
 use crate::config::RunConfig;
 use crate::data::chat::{ChatBlend, ChatDataset, ChatReport, ChatTokenizer};
 use crate::data::preprocess::vocab_size;
