@@ -1,6 +1,7 @@
 //! The extension operation of all collectives: one collective forward, and the one that its gradient needs backward.
 
-use crate::comm::{Group, ReduceOp};
+pub use crate::comm::Collective;
+use crate::comm::Group;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -9,33 +10,6 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Autodiff, Backend, Flex, backend_extension};
-use serde::{Deserialize, Serialize};
-
-/// What a group does with a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Collective {
-    /// Nothing.
-    Identity,
-    /// Every member gets the reduction over all members.
-    AllReduce(ReduceOp),
-    /// Every member gets all members' tensors, concatenated along the dimension in group order.
-    AllGather(usize),
-    /// Every member gets its shard, along the dimension, of the sum over all members.
-    ReduceScatter(usize),
-    /// Every member takes its shard along the dimension; nothing is sent.
-    Slice(usize),
-    /// Every member gets the tensor of this member.
-    Broadcast(usize),
-    /// This member gets the sum over all members; the others keep their tensors.
-    Reduce(usize),
-    /// Rows of dimension 0 change owner.
-    AllToAll {
-        /// Rows for each member.
-        send: Vec<usize>,
-        /// Rows from each member.
-        receive: Vec<usize>,
-    },
-}
 
 /// Collectives over a group as operations of the backend.
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Group: cfg(feature = "decorator"), Autodiff)]

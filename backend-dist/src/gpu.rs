@@ -3,6 +3,8 @@
 //! Built without the feature `cuda`, every function that queries the driver returns [`GpuError::NotBuilt`].
 
 #[cfg(feature = "cuda")]
+pub(crate) mod allocator;
+#[cfg(feature = "cuda")]
 mod driver;
 mod library;
 pub(crate) mod memory_use;
@@ -14,11 +16,25 @@ mod out_of_memory;
 #[cfg(feature = "cuda")]
 pub(crate) use library::folders as library_folders;
 pub use library::{Library, libdevice};
-pub use memory_use::{MemoryUse, PoolUse, StreamUse, memory_use};
+pub use memory_use::{MemoryUse, StreamUse, memory_use};
 #[cfg(feature = "cuda")]
 pub(crate) use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};
+use serde::{Deserialize, Serialize};
 use std::fmt;
+
+/// CUDA's stream-ordered pool, which allocates CubeCL's pages, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolUse {
+    /// Allocated from the GPU.
+    pub reserved: u64,
+    /// The bytes of `reserved` that CubeCL has not freed.
+    pub used: u64,
+    /// Peak of `reserved` since the last [`release_memory`](release_memory).
+    pub most_reserved: u64,
+    /// Peak of `used`.
+    pub most_used: u64,
+}
 
 /// Why GPUs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -242,7 +242,7 @@ pub(crate) fn launch_in<T: Send>(
     assert!(!devices.is_empty(), "a launch needs at least one device");
     #[cfg(feature = "cuda")]
     if devices.iter().any(|device| *device != Device::flex()) {
-        crate::cuda::allocator::choose();
+        crate::gpu::allocator::choose();
         crate::cuda::watch::begin();
         let is_taken = |(i, device): (usize, &Device)| devices[..i].contains(device);
         if here.len() > devices.len() || devices.iter().enumerate().any(is_taken) {

@@ -10,21 +10,17 @@ pub(crate) mod copies;
 mod events;
 mod join;
 mod library;
-mod links;
 pub(crate) mod p2p;
 mod pinned;
 mod work;
 
 pub(crate) use communicator::Communicator;
 pub(crate) use library::{finished, grouped};
-pub(crate) use links::Links;
 pub(crate) use pinned::PinnedBuffer;
 pub(crate) use work::collective_operation;
 
-use crate::collective_ops::Collective;
-use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
+use crate::comm::{Collective, DeviceOp, DeviceOpKind, Group, ReduceOp, Splits};
 use crate::cuda::{dense, empty};
-use crate::ops::moe::Splits;
 use crate::profile;
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;

@@ -141,7 +141,8 @@ pub fn end() -> Option<Startup> {
     let mut clock = CLOCK.take()?;
     clock.enter(Phase::Other);
     #[cfg(feature = "cuda")]
-    let (kernels, gemms) = (crate::cuda::watch::kernels(), crate::cuda::watch::gemms());
+    let [kernels, gemms] = [crate::cuda::watch::kernels(), crate::cuda::watch::gemms()]
+        .map(|(count, cached, seconds)| BuildStats { count, cached, seconds });
     #[cfg(not(feature = "cuda"))]
     let (kernels, gemms) = Default::default();
     Some(Startup { phases: clock.seconds, kernels, gemms })

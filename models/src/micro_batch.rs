@@ -7,7 +7,6 @@ use backend_dist::ops::context::{ContextParallel, Documents};
 use backend_dist::ops::fp8::Sharing;
 use backend_dist::ops::{CoreAttention, PassContext, PassKind};
 
-use crate::layers::DropoutKey;
 use crate::layers::moe::stats::RouterStats;
 use crate::layers::moe::{BiasCounts, RouterRecords};
 
@@ -36,6 +35,15 @@ pub struct MicroBatch {
     /// counts them (Megatron-LM's `padding_mask`). At 0 the whole pass is padding: it runs because other ranks wait for
     /// this one.
     pub filled_from: Option<usize>,
+}
+
+/// The key of one forward pass's masks. Two passes with equal keys drop the same elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropoutKey {
+    /// Seed of the training step: another one for every step, the same on all ranks.
+    pub seed: u64,
+    /// Index of the micro-batch's first sample in the global batch.
+    pub first_sample: usize,
 }
 
 impl MicroBatch {

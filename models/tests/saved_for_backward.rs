@@ -57,8 +57,8 @@ struct Sizes {
 const BATCH: usize = 2;
 const SMALL: Sizes = Sizes { seq: 64, hidden: 32, ffn: 88, heads: 4, kv_heads: 2, head_dim: 8 };
 const LARGE: Sizes = Sizes { seq: 128, hidden: 64, ffn: 176, heads: 8, kv_heads: 4, head_dim: 8 };
-/// Nodes of the graph, shapes and the like, per block.
-const BOOKKEEPING: isize = 20_480;
+/// Nodes of the graph, what they know of the pass, shapes and the like, per block.
+const BOOKKEEPING: isize = 24_576;
 /// The same of a block with latent attention, which has more nodes.
 const LATENT_BOOKKEEPING: isize = 32_768;
 /// By how much these differ from pass to pass: ranks do not allocate at the same time. The smallest tensor, a number

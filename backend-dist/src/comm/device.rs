@@ -1,10 +1,9 @@
 //! What a group does on its members' GPUs.
 
 use super::local_all_gather::LocalAllGather;
-use super::world::{GroupId, World};
+use super::world::{DeviceLink, GroupId, World};
 use super::{DeviceOp, FailureCause, Group};
-use crate::nccl::Communicator;
-use crate::nccl::copies::SharedSource;
+use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -78,24 +77,21 @@ impl Group {
 
     /// This rank's end of the group's device communicator, made by `join` on first use; `None` where the host carries
     /// the data.
-    pub(crate) fn device_link(
-        &self,
-        join: impl FnOnce(&Self) -> Option<Arc<Communicator>>,
-    ) -> Option<Arc<Communicator>> {
+    pub(crate) fn device_link<L: DeviceLink>(&self, join: impl FnOnce(&Self) -> Option<Arc<L>>) -> Option<Arc<L>> {
         let (world, id) = self.world.as_ref()?;
         let key = (*id, self.member);
         if let Some(link) = world.links.get(key) {
-            return link;
+            return link.map(transport);
         }
         let link = join(self);
-        world.links.insert(world, key, link.clone());
+        world.links.insert(world, key, link.clone().map(|link| link as _));
         link
     }
 
     /// The device communicator of [`device_link`](Self::device_link), if it was made.
-    pub(crate) fn existing_link(&self) -> Option<Arc<Communicator>> {
+    pub(crate) fn existing_link<L: DeviceLink>(&self) -> Option<Arc<L>> {
         let (world, id) = self.world.as_ref()?;
-        world.links.get((*id, self.member)).flatten()
+        world.links.get((*id, self.member)).flatten().map(transport)
     }
 
     /// Whether [`device_link`](Self::device_link) has made a communicator, or found that there is none.
@@ -114,7 +110,7 @@ impl Group {
     }
 
     /// The all-gather by which the members in this process tell each other about buffers on their GPUs.
-    pub(crate) fn local_all_gather(&self) -> Arc<LocalAllGather<SharedSource>> {
+    pub(crate) fn local_all_gather<T: Send + Sync + 'static>(&self) -> Arc<LocalAllGather<T>> {
         let (world, id) = self.world_and_id();
         world.links.board(*id, self.size())
     }
@@ -125,4 +121,10 @@ impl Group {
         let ranks = [self.ranks[from], self.ranks[to]];
         Self::new(world, &format!("{}/{from}>{to}", self.name), &ranks, self.ranks[self.member])
     }
+}
+
+/// The link of the run's only transport.
+fn transport<L: DeviceLink>(link: Arc<dyn DeviceLink>) -> Arc<L> {
+    let link: Arc<dyn Any + Send + Sync> = link;
+    link.downcast().expect("a run has one transport between its devices")
 }

@@ -6,6 +6,7 @@
 //! failure.
 
 mod codec;
+mod collective;
 #[cfg(feature = "cuda")]
 mod device;
 mod failure;
@@ -15,6 +16,7 @@ pub(crate) mod local_all_gather;
 mod recorder;
 mod reduce;
 pub(crate) mod remote;
+mod splits;
 mod world;
 
 #[cfg(feature = "cuda")]
@@ -24,8 +26,11 @@ pub use failure::{FailureCause, LostProcess, OpRecord, RunError};
 #[cfg(feature = "cuda")]
 pub(crate) use recorder::{DeviceOp, DeviceOpKind};
 #[cfg(feature = "cuda")]
-pub(crate) use world::PATIENCE;
+pub(crate) use world::{DeviceLink, PATIENCE};
 pub(crate) use world::{GroupId, World};
+
+pub use collective::{Collective, ReduceOp};
+pub use splits::Splits;
 
 use crate::memory::{self, without_rank};
 use burn::backend::flex::{FlexTensor, Layout};
@@ -34,30 +39,9 @@ use codec::Codec;
 pub(crate) use codec::{from_bytes, to_bytes};
 use reduce::{concat, reduce};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
-
-/// How values of several ranks are reduced to one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ReduceOp {
-    /// Sum over the group.
-    Sum,
-    /// Maximum over the group.
-    Max,
-    /// Minimum over the group.
-    Min,
-}
-
-impl ReduceOp {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Max => "max",
-            Self::Min => "min",
-        }
-    }
-}
 
 /// One rank's handle on one group of ranks. Cheap to clone.
 ///

@@ -1,6 +1,5 @@
 //! Raw pointers and the CUDA stream of the calling thread for CubeCL's tensors.
 
-pub(crate) mod allocator;
 pub(crate) mod lt;
 pub(crate) mod lt_fp8;
 mod lt_plan;

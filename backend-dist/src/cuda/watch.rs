@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use cubecl_runtime::execution::{ProcessMode, ProcessModeOverride, StatisticsCollector};
 
-use crate::startup::BuildStats;
-
 /// The polling interval.
 const EVERY: Duration = Duration::from_millis(1);
 
@@ -57,15 +55,18 @@ pub(crate) fn begin() {
     *open = Some(Watch { collector, shared, _counts: counts });
 }
 
+/// What was made so far: newly, from disk, and in how many seconds.
+pub(crate) type Made = (usize, usize, f64);
+
 /// The compilations so far. The first rank to ask ends the counting for all.
-pub(crate) fn kernels() -> BuildStats {
-    static LAST: Mutex<Option<BuildStats>> = Mutex::new(None);
+pub(crate) fn kernels() -> Made {
+    static LAST: Mutex<Option<Made>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(watch) = OPEN.lock().unwrap_or_else(PoisonError::into_inner).take() {
         watch.shared.stop.store(true, Relaxed);
         let kernels = watch.collector.statistics().compilation;
         let seconds = watch.shared.micros.load(Relaxed) as f64 / 1e6;
-        *last = Some(BuildStats { count: kernels.compiled, cached: kernels.loaded, seconds });
+        *last = Some((kernels.compiled, kernels.loaded, seconds));
     }
     last.unwrap_or_default()
 }
@@ -83,6 +84,6 @@ pub(super) fn planning<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// The GEMMs planned so far, and the seconds of all threads.
-pub(crate) fn gemms() -> BuildStats {
-    BuildStats { count: PLANNED.load(Relaxed), cached: 0, seconds: PLANNING.load(Relaxed) as f64 / 1e6 }
+pub(crate) fn gemms() -> Made {
+    (PLANNED.load(Relaxed), 0, PLANNING.load(Relaxed) as f64 / 1e6)
 }

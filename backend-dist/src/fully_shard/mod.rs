@@ -103,7 +103,7 @@ impl FullyShard {
     /// Decides who owns which parameter of `module`, the same on every rank.
     pub fn new<M: Module>(module: &M, group: &Group, units: &Units) -> Self {
         let found = units::Find::of(module, units);
-        let owners = found.owners(group.size());
+        let owners = Owners::of_found(&found, group.size());
         let indices = found.paths;
         let params = found.params.into_iter().map(|param| gathers::Gathered {
             owner: owners.owner(param.id).expect("every parameter found has an owner"),

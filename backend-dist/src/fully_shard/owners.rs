@@ -23,7 +23,12 @@ impl Owners {
 
     /// Assigns the parameters of `module` that [`fully_shard`](super::fully_shard) shards to `ranks` ranks.
     pub fn of_units<M: Module>(module: &M, ranks: usize, units: &Units) -> Self {
-        Find::of(module, units).owners(ranks)
+        Self::of_found(&Find::of(module, units), ranks)
+    }
+
+    /// Assigns the parameters that were found to `ranks` ranks.
+    pub(super) fn of_found(found: &Find, ranks: usize) -> Self {
+        Self::assign(found.params.iter().map(|param| (param.id, param.length)), ranks)
     }
 
     /// Assigns parameters of these lengths to `ranks` ranks.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-use super::{Owners, running_states};
+use super::running_states;
 use crate::local::Placements;
 
 /// Parameters with fewer elements stay whole on every rank unless [`Units::keep_below`] says otherwise.
@@ -101,11 +101,6 @@ impl<'a> Find<'a> {
         let mut found = Self { units, states, path, names, params, paths };
         module.visit(&mut found);
         found
-    }
-
-    /// Who owns which of them, of `ranks` ranks.
-    pub fn owners(&self, ranks: usize) -> Owners {
-        Owners::assign(self.params.iter().map(|param| (param.id, param.length)), ranks)
     }
 }
 

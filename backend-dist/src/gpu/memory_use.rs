@@ -5,6 +5,8 @@ use std::fmt;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
+use super::PoolUse;
+
 /// CubeCL's memory for one thread's stream, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamUse {
@@ -18,19 +20,6 @@ pub struct StreamUse {
     pub page: u64,
     /// In pages of earlier, smaller sizes with live tensors.
     pub outdated: u64,
-}
-
-/// CUDA's stream-ordered pool, which allocates CubeCL's pages, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PoolUse {
-    /// Allocated from the GPU.
-    pub reserved: u64,
-    /// The bytes of `reserved` that CubeCL has not freed.
-    pub used: u64,
-    /// Peak of `reserved` since the last [`release_memory`](super::release_memory).
-    pub most_reserved: u64,
-    /// Peak of `used`.
-    pub most_used: u64,
 }
 
 /// The memory of a GPU by owner at one moment, in bytes.
@@ -100,7 +89,7 @@ pub fn memory_use(device: &Device) -> Option<MemoryUse> {
     let gpu = super::gpus().ok()?.into_iter().nth(index)?;
     Some(MemoryUse {
         streams: asked::streams(device)?,
-        pool: crate::cuda::allocator::pool_use(index).unwrap_or_default(),
+        pool: super::allocator::pool_use(index).unwrap_or_default(),
         used: gpu.memory().ok()?.used(),
         communicators: ledger::sum(ledger::Kind::Communicator, index),
         workspaces: ledger::sum(ledger::Kind::Workspace, index),

@@ -43,7 +43,7 @@ pub fn release_memory(device: &Device) {
         device.memory_cleanup();
         // A GPU that has failed reports it at its next operation.
         let _ = device.sync();
-        crate::cuda::allocator::trim(gpu);
+        super::allocator::trim(gpu);
     }
 }
 

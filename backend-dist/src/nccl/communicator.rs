@@ -18,7 +18,7 @@ use call::stamp;
 use super::copies::DmaCopies;
 use super::events::Events;
 use super::join;
-use crate::comm::{DeviceOp, Group, Member};
+use crate::comm::{DeviceLink, DeviceOp, Group, Member};
 use crate::cuda;
 use crate::gpu::memory_use::ledger;
 use crate::startup::{Phase, phase};
@@ -79,6 +79,13 @@ impl Queued {
 impl Drop for Queued {
     fn drop(&mut self) {
         self.0.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Call<'_> {
+    /// This member's state of collectives by DMA copy engines, if it was set up.
+    pub(crate) fn copies(&self) -> Option<&DmaCopies> {
+        self.link.copies.get()?.as_ref()
     }
 }
 

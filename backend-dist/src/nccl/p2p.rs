@@ -99,7 +99,7 @@ pub(crate) fn connect_once(group: &Group, like: &CubeTensor) {
     }
     let (client, device) = (like.client.clone(), like.device.clone());
     join(group, Some(empty_device_contiguous_dtype(client, device, Shape::from([1]), DType::F32)));
-    ahead.device_link(|_| None);
+    ahead.device_link::<Communicator>(|_| None);
 }
 
 /// `anchor` is a small tensor on the rank's GPU, if it has one.
@@ -119,7 +119,7 @@ fn join(group: &Group, anchor: Option<CubeTensor>) {
                 continue;
             }
             let pair = group.pair(from, to);
-            if pair.existing_link().is_some() {
+            if pair.existing_link::<Communicator>().is_some() {
                 continue;
             }
             let link = Communicator::join(&pair, index, Some(BLOCKS))
@@ -136,7 +136,7 @@ fn join(group: &Group, anchor: Option<CubeTensor>) {
 /// The communicator from one member to another, if [`connect`] has created it.
 pub(crate) fn link(group: &Group, from: usize, to: usize) -> Option<(Group, Arc<Communicator>)> {
     let pair = group.pair(from, to);
-    let link = pair.existing_link()?;
+    let link = pair.existing_link::<Communicator>()?;
     Some((pair, link))
 }
 

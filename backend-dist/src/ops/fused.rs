@@ -15,8 +15,9 @@ use super::{
     fp8::{self, Fp8Linear, Purpose, SavedFp8},
     gemm::{Gemms, InputCollective, LinearCollectives, OutputCollective},
     pass::PassContext,
-    prologue::{Prologue, PrologueOutput, Step},
+    prologue::Prologue,
     residual::Joint,
+    step::{PrologueOutput, Step},
 };
 
 /// Options of a linear layer.

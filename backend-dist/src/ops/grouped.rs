@@ -5,16 +5,9 @@ use burn::backend::Cube;
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::cuda::grouped as gemms;
+pub use super::cuda::grouped::Method;
 
-/// The implementation of a grouped GEMM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// One kernel launch for all groups; on Hopper, 16-bit numbers, groups of multiples of 128 tokens.
-    Kernel,
-    /// A cuBLASLt GEMM for each group.
-    Loop,
-}
+use super::cuda::grouped as gemms;
 
 /// `x_g · w_gᵀ` for the `counts[g]` tokens of each group `g` of `x [tokens, in]`; `w [groups · out, in]`.
 ///

@@ -12,6 +12,7 @@
 //! `[sequence, batch, heads, head_dim]`. f32 and f64 are computed in their own precision, bf16 and f16 through f32.
 
 mod api;
+mod attention;
 mod autodiff;
 #[cfg_attr(
     not(any(feature = "cuda", test)),
@@ -54,15 +55,16 @@ mod secondary_outputs;
 mod softmax;
 mod split;
 mod stash;
+mod step;
 mod tape;
 #[cfg(test)]
 mod tests;
 pub mod weight_grads;
 
 pub use api::{
-    add_bias, attention, attention_packed, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope,
-    rope_packed, softcap, swiglu,
+    add_bias, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope, rope_packed, softcap, swiglu,
 };
+pub use attention::{attention, attention_packed};
 pub use chunks::is_worth_chunking;
 pub use cross_entropy::vocab_parallel_cross_entropy;
 #[cfg(all(feature = "cuda", feature = "decorator"))]

@@ -1,10 +1,10 @@
 //! All-to-alls of matrix rows that overlap the computation.
 
 use super::{InFlight, Pending, dma};
+use crate::comm::Splits;
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::nccl::all_to_all::{RowSpan, queue_copies};
 use crate::nccl::{PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of, grouped};
-use crate::ops::moe::Splits;
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
 

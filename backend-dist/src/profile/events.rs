@@ -1,8 +1,7 @@
 //! Times of operations from events on the compute stream, if CUPTI is missing.
 
 use super::intervals::{union, without};
-use super::note::Note;
-use super::{Profile, Source, Span};
+use super::{Note, Profile, Source, Span};
 use crate::timeline::enter;
 use cudarc::driver::sys::{CUevent_flags, CUstream};
 use cudarc::driver::{DriverError, result as driver};

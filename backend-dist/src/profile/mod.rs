@@ -31,6 +31,15 @@ pub use session::Session;
 pub use kernel_name::readable;
 use std::borrow::Cow;
 
+/// A launched operation.
+#[cfg(feature = "cuda")]
+struct Note {
+    id: u64,
+    /// The operation that contains it.
+    parent: Option<u64>,
+    noted: Noted,
+}
+
 /// The limiting resource of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {

@@ -1,6 +1,6 @@
 //! Records of operations at their launch: only a check of a flag while no session runs.
 
-use super::{Noted, Operation, cupti, events};
+use super::{Note, Noted, Operation, cupti, events};
 use crate::cuda;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl_common::device::DeviceId;
@@ -26,14 +26,6 @@ static NOTES: Mutex<Vec<Note>> = Mutex::new(Vec::new());
 thread_local! {
     /// Operations of this thread that have not ended.
     static OPEN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-}
-
-/// A launched operation.
-pub(super) struct Note {
-    pub id: u64,
-    /// The operation that contains it.
-    pub parent: Option<u64>,
-    pub noted: Noted,
 }
 
 /// Sets the kind of marks from now on. No rank may be launching work.

@@ -146,7 +146,9 @@ fn run(
         }
         false => pull_back(y, upstream),
     };
-    assert_eq!(hand_overs.missed(), 0, "{block:?} {tracked:?}");
+    // The second reader of a norm computes it again.
+    let again = usize::from(block.readers[1] == Reader::Twice);
+    assert_eq!(hand_overs.missed(), again, "{block:?} {tracked:?}");
     let of_weight = |w: &Tensor<2>| w.grad(&grads).or_else(|| w.grad(late.as_ref()?)).map(values);
     let mut found = vec![x.grad(&grads).map(values)];
     for (norm, weights) in norms.iter().zip(&weights) {

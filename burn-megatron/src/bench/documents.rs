@@ -6,7 +6,7 @@ use std::str::FromStr;
 use models::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-use super::synthetic::uniform;
+use super::random::uniform;
 use crate::config::RunConfig;
 use crate::data::TokenDataset;
 use crate::engine::packed_length;

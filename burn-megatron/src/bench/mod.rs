@@ -9,6 +9,7 @@ mod documents;
 mod measure;
 mod origin;
 pub mod profile;
+mod random;
 pub mod recipe;
 mod record;
 mod synthetic;

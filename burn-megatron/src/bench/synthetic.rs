@@ -1,6 +1,7 @@
 //! Random tokens for measuring speed.
 
 use super::DocumentLengths;
+use super::random::{mix, uniform};
 use crate::data::{Sample, TokenDataset};
 
 /// Sequences of random tokens, the same in every run. Small ids are frequent and large ones rare, about as in a
@@ -35,19 +36,6 @@ impl SyntheticTokens {
     fn token(&self, index: u64) -> i64 {
         (uniform(index).powi(4) * self.vocabulary as f64) as i64
     }
-}
-
-/// From 0 to below 1.
-pub(super) fn uniform(index: u64) -> f64 {
-    (mix(index) >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// splitmix64's output function.
-fn mix(index: u64) -> u64 {
-    let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 impl TokenDataset for SyntheticTokens {

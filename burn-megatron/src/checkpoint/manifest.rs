@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use super::boxes::{self, Flaw};
 use super::error::CheckpointError;
-use super::shard::Shard;
 use super::{Kind, RunState, names};
 
 /// More than the largest run counts, and far from where sums overflow.
@@ -30,6 +29,15 @@ pub struct SavedFile {
     pub bytes: u64,
     /// Hash of the contents, as `sha256sum` prints it.
     pub sha256: String,
+}
+
+/// What a writer has written, for the manifest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Shard {
+    /// The file; `None` if there was nothing to write.
+    pub file: Option<SavedFile>,
+    /// The tensors of which the file holds a slice.
+    pub tensors: Vec<SavedTensor>,
 }
 
 /// A global tensor of a checkpoint.

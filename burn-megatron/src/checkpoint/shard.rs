@@ -6,25 +6,15 @@ use std::path::Path;
 use std::thread;
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::disk::Files;
 use super::error::CheckpointError;
-use super::manifest::{SavedFile, SavedSlice, SavedTensor};
+use super::manifest::{SavedFile, SavedSlice, SavedTensor, Shard};
 use super::{Slice, boxes, names};
 
 /// Bytes that are written at a time.
 const PIECE: usize = 4 << 20;
-
-/// What a writer has written, for the manifest.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Shard {
-    /// The file; `None` if there was nothing to write.
-    pub file: Option<SavedFile>,
-    /// The tensors of which the file holds a slice.
-    pub tensors: Vec<SavedTensor>,
-}
 
 /// Writes the file of a writer into `folder` and makes its contents durable. The data is not copied.
 pub(super) fn write(

@@ -12,6 +12,7 @@ mod jsonl;
 mod memory;
 mod mlflow;
 mod protobuf;
+mod rank_reading;
 mod reading;
 mod rewards;
 mod run_log;
@@ -23,9 +24,10 @@ mod tensorboard;
 mod wandb;
 
 pub use expert_map::expert_map;
-pub use gauge::{Gauge, RankReading, mean, on_gpu, peak};
+pub use gauge::{Gauge, mean, on_gpu, peak};
 pub use gpus::Gpus;
 pub use memory::{resident_bytes, step_memory};
+pub use rank_reading::RankReading;
 pub use reading::{
     DroppedTokens, DroppedTokensReading, ExpertBalance, ExpertBalanceReading, FullUtilisation, FullUtilisationReading,
     GpuIdle, GpuIdleReading, GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory,

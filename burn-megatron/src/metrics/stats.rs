@@ -6,7 +6,8 @@ use burn::tensor::ExecutionError;
 use burn::train::metric::{Adaptor, ItemLazy};
 use serde::{Deserialize, Serialize};
 
-use super::gauge::{RankReading, mean};
+use super::RankReading;
+use super::gauge::mean;
 use crate::engine::{ExpertLoad, ExpertSummary};
 use crate::grpo::GrpoMeans;
 use crate::preference::PreferenceMeans;

@@ -22,6 +22,7 @@ mod rule;
 mod saving;
 mod scaler;
 mod sgd;
+mod step_info;
 #[cfg(test)]
 mod tests;
 mod weight_buffers;
@@ -33,7 +34,8 @@ pub use config::OptimizerConfig;
 pub use layout::BucketSpec;
 pub use lion::LionConfig;
 pub use muon::{MuonConfig, MuonScale};
-pub use optimizer::{Memory, Optimizer, StepInfo};
+pub use optimizer::{Memory, Optimizer};
 pub use saving::ReadBox;
 pub use scaler::{LossScale, LossScaler, LossScalerConfig};
 pub use sgd::SgdConfig;
+pub use step_info::StepInfo;

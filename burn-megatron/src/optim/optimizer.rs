@@ -13,6 +13,7 @@ use super::config::OptimizerConfig;
 use super::flat::Flat;
 use super::layout::BucketSpec;
 use super::muon::matrix_steps;
+use super::step_info::StepInfo;
 use super::weight_buffers::WeightBuffers;
 use backend_dist::buffer::{self, Buffer};
 use backend_dist::comm::Group;
@@ -23,15 +24,6 @@ use burn::tensor::{DType, Device};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use weights::share_weights;
-
-/// What is the same for all parameters of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepInfo {
-    /// The learning rate.
-    pub lr: f64,
-    /// Multiplies the gradient sums: division by tokens and loss scale, and clipping, in one factor.
-    pub grad_scale: f64,
-}
 
 /// Bytes that an optimizer holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Predicts memory, communication and time of a run's step before it starts, and finds the fastest layouts.
 //! Arithmetic on sizes: no tensors, no GPU. docs/planning.md explains the numbers.
 
+mod collective;
 mod decoder;
 mod dynamic;
 pub mod gpus;

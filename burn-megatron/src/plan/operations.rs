@@ -13,8 +13,8 @@ use backend_dist::mesh::ParallelLayout;
 use models::recompute::{Granularity, Method, Module, Recompute};
 
 use super::Job;
+use super::collective::Collective;
 use super::decoder::{Decoder, LocalSizes};
-use super::traffic::Collective;
 use crate::schedule::stages::Stage;
 use chain::Chain;
 

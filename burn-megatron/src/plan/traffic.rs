@@ -1,35 +1,10 @@
 //! Communication volume: bytes that a rank sends in a step, per axis of the layout.
 
 use super::Job;
+use super::collective::Collective;
 use super::operations::{Over, Unit};
 use super::state::{Bucket, buckets};
 use crate::schedule::{Action, Schedule};
-
-/// A collective over a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Collective {
-    /// Every member gets the sum.
-    AllReduce,
-    /// Every member gets all shards.
-    AllGather,
-    /// Every member gets its shard of the sum.
-    ReduceScatter,
-    /// Every member sends a different chunk to each other.
-    AllToAll,
-}
-
-impl Collective {
-    /// Bytes that each of `ranks` members sends for a tensor of `bytes`: the minimum, which rings reach (NCCL's
-    /// "bus bandwidth" counts the same bytes, nccl-tests doc/PERFORMANCE.md).
-    pub fn sent(self, bytes: u64, ranks: usize) -> u64 {
-        let ranks = ranks as u64;
-        let part = bytes * (ranks - 1) / ranks;
-        match self {
-            Collective::AllReduce => 2 * part,
-            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => part,
-        }
-    }
-}
 
 /// Bytes that one rank sends in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -21,6 +21,7 @@ mod config;
 pub mod draw;
 pub mod dynamic_context;
 mod effort;
+mod fault;
 mod inputs;
 mod orders;
 mod placement;
@@ -34,9 +35,9 @@ mod text;
 mod timeline;
 
 pub use action::{Action, Pass, Payload, Transfer, Work};
-pub use check::Fault;
 pub use config::{AUTO, PipelineConfig, PipelineError};
 pub use effort::Effort;
+pub use fault::Fault;
 pub use inputs::Input;
 pub use placement::Placement;
 pub use simulate::{Costs, Link, simulate};

@@ -1,7 +1,6 @@
 //! Plays a schedule with given durations.
 
-use super::check::Fault;
-use super::{Action, Input, Pass, Schedule, Span, Ticks, Timeline, Transfer, Work};
+use super::{Action, Fault, Input, Pass, Schedule, Span, Ticks, Timeline, Transfer, Work};
 use std::collections::{HashMap, VecDeque};
 
 /// How long things take. Reductions and the step take no time here.

@@ -7,7 +7,7 @@ use indicatif::HumanCount;
 use tokenizers::Tokenizer;
 
 use super::TrainError;
-use super::data::{RunData, fits};
+use super::run_data::{RunData, fits};
 use crate::config::RunConfig;
 use crate::data::preprocess::{end_of_document, vocab_size};
 use crate::data::{PromptDataset, PromptSet};

@@ -10,6 +10,7 @@ mod launch;
 mod plan;
 mod preference;
 mod resume;
+mod run_data;
 mod tasks;
 mod templated;
 #[cfg(test)]
@@ -35,12 +36,12 @@ use crate::eval::EvalError;
 use crate::hf::HfFolderError;
 use crate::learner::limit_of_files_is_an_error;
 use crate::refusal::{Access, advice};
-pub use data::RunData;
 use data::Tokens;
 pub(crate) use launch::stage_builder;
 pub use launch::{STOPPED, TrainReport};
 pub use plan::Plan;
 pub use resume::ResumePoint;
+pub use run_data::RunData;
 
 /// Why a run did not start, or did not end well.
 #[derive(Debug, Error)]

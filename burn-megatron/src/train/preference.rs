@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::TrainError;
-use super::data::RunData;
+use super::run_data::RunData;
 use super::templated::{Rows, describe, tokenizer};
 use crate::config::{Packing, RunConfig};
 use crate::data::chat::{ChatReport, PairDataset, PairSet};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use indicatif::HumanCount;
 
 use super::TrainError;
-use super::data::fits;
+use super::run_data::fits;
 use crate::config::RunConfig;
 use crate::data::chat::{ChatReport, ChatTokenizer};
 use crate::data::preprocess::vocab_size;

@@ -131,8 +131,8 @@ fn a_tokenizer_that_is_too_large_for_a_folder_gets_advice_that_can_be_followed()
     let said = |overrides: &[(&str, &str)], tokenizer: &Path| {
         let overrides = [&[("model.hf", hf_text.as_str())][..], overrides].concat();
         let config = config(folder.path(), &overrides);
-        assert!(data::fits(&config, 256, None).is_ok());
-        data::fits(&config, 300, Some(tokenizer)).unwrap_err().to_string()
+        assert!(run_data::fits(&config, 256, None).is_ok());
+        run_data::fits(&config, 300, Some(tokenizer)).unwrap_err().to_string()
     };
     let other = folder.path().join("other.json");
     std::fs::write(&other, "{}").unwrap();

@@ -1,14 +1,12 @@
 //! Casts to FP8 with a scale on the device: row-major, and in the same pass the transpose.
 use super::transpose::{BLOCK_COLUMNS, BLOCK_ROWS, TILE, Words, check_matrix, put, tiles, write_columns};
-use super::{Codec, Format, UNITS, Vec8, pack};
+use super::{Codec, Eight, Format, UNITS, Vec8, pack};
 use crate::pointwise::{CubeShape, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// Sixteen eight-bit numbers: the output of a unit of the plain cast.
 pub type Sixteen = Vector<u32, Const<4>>;
-/// Eight eight-bit numbers: a line of a block.
-pub type Eight = Vector<u32, Const<2>>;
 /// Words per line of tiles of groups: its first row, and the group's first row, rows and index.
 pub(super) const WORDS: usize = 4;
 

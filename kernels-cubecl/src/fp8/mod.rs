@@ -15,6 +15,9 @@ pub mod transpose;
 use crate::pointwise::UNITS;
 use cubecl::prelude::*;
 
+/// Eight eight-bit numbers: a line of a block.
+pub type Eight = Vector<u32, Const<2>>;
+
 /// Eight numbers of 16 bits.
 type Vec8<E> = Vector<E, Const<8>>;
 

@@ -1,6 +1,5 @@
 //! Transposes of matrices of bytes by tiles in shared memory.
-use super::UNITS;
-use super::cast::Eight;
+use super::{Eight, UNITS};
 use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;

@@ -1,6 +1,6 @@
 //! The kernel of a program.
-use super::launch::Plan;
 use super::math::{binary, unary};
+use super::plan::Plan;
 use super::program::{Element, Extent, Program, Reduce, Step};
 use crate::pointwise::CubeShape;
 use crate::random::kernel::words;

@@ -11,7 +11,11 @@ mod kernel;
 mod launch;
 #[cfg(feature = "cuda")]
 mod math;
+#[cfg(feature = "cuda")]
+mod plan;
 
 #[cfg(feature = "cuda")]
-pub use launch::{MOST, Plan, launch};
+pub use launch::launch;
+#[cfg(feature = "cuda")]
+pub use plan::{MOST, Plan};
 pub use program::{Binary, Draw, Element, Extent, Input, Output, Program, Reduce, Register, Step, Unary, row_fits};

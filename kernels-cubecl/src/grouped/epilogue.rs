@@ -1,7 +1,6 @@
 //! The epilogue: each plane stages its 16 rows in shared memory, 128 bytes of each at a time, and stores them by TMA.
-use super::kernel::Tile;
 use super::plan::{Epilogue, GroupedPlan};
-use super::tiles::ROWS;
+use super::tiles::{ROWS, Tile};
 use crate::hopper::{bulk, mma, tma};
 use cubecl::prelude::*;
 

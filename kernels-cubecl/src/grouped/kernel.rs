@@ -2,7 +2,7 @@
 use super::epilogue;
 use super::operand_ring::{self, CONSUMER_PLANES, OperandRing};
 use super::plan::{Gemm, GroupedPlan};
-use super::tiles::{DEPTH, TilePosition, WORDS};
+use super::tiles::{DEPTH, Tile, TilePosition, WORDS};
 use crate::hopper::barrier::barrier_at;
 use crate::hopper::mma::{self, STEP};
 use cubecl::prelude::*;
@@ -23,20 +23,6 @@ pub struct Sizes {
     /// Rows of a group's matrix.
     pub features: u32,
     /// Steps along the inner dimension; not for the weight gradient, whose groups have their own.
-    pub steps: u32,
-}
-
-/// A tile of a result.
-#[derive(CubeType)]
-pub struct Tile {
-    pub group: u32,
-    /// Row of tiles: of all rows, or of the group's matrix.
-    pub row: u32,
-    /// Column of tiles.
-    pub column: u32,
-    /// First row of the group's matrix, or of the group.
-    pub first: u32,
-    /// Steps along the inner dimension, at least one.
     pub steps: u32,
 }
 

@@ -1,7 +1,6 @@
 //! The ring of operand tiles in shared memory, which TMA fills.
-use super::kernel::Tile;
 use super::plan::{Gemm, GroupedPlan};
-use super::tiles::{DEPTH, ROWS};
+use super::tiles::{DEPTH, ROWS, Tile};
 use crate::hopper::barrier::barrier_at;
 use crate::hopper::mma::{self, PANEL, Pair};
 use cubecl::prelude::*;

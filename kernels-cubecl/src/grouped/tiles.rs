@@ -16,6 +16,21 @@ pub const BAND: u32 = 16;
 /// Words of an entry of a table.
 pub const WORDS: usize = 3;
 
+/// A tile of a result.
+#[cfg(feature = "cuda")]
+#[derive(CubeType)]
+pub struct Tile {
+    pub group: u32,
+    /// Row of tiles: of all rows, or of the group's matrix.
+    pub row: u32,
+    /// Column of tiles.
+    pub column: u32,
+    /// First row of the group's matrix, or of the group.
+    pub first: u32,
+    /// Steps along the inner dimension, at least one.
+    pub steps: u32,
+}
+
 /// Position of a tile, counted in tiles.
 #[cfg_attr(feature = "cuda", derive(CubeType))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

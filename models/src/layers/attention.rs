@@ -9,12 +9,12 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::cache::LayerCache;
-use super::dropout::DropoutKey;
 use super::frequencies::RopeConfig;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::Norm;
 use super::query_key_norm::{QueryKeyNorm, QueryKeyNorms};
 use super::rope::{Angles, rotate};
+use crate::micro_batch::DropoutKey;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;

@@ -7,15 +7,6 @@ use burn::tensor::Tensor;
 use crate::micro_batch::{MicroBatch, sub_ranges};
 use crate::param::TensorParallel;
 
-/// The key of one forward pass's masks. Two passes with equal keys drop the same elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DropoutKey {
-    /// Seed of the training step: another one for every step, the same on all ranks.
-    pub seed: u64,
-    /// Index of the micro-batch's first sample in the global batch.
-    pub first_sample: usize,
-}
-
 /// Zeroes a share of the elements of activations between tensor parallel regions, and scales the others up.
 #[derive(Clone, Debug)]
 pub struct Dropout {

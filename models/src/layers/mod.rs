@@ -23,10 +23,11 @@ mod rope;
 mod trigonometry;
 mod yarn;
 
+pub use crate::micro_batch::DropoutKey;
 pub use attention::{AttentionConfig, SelfAttention};
 pub use block::{BlockConfig, NormPlacement, TransformerBlock};
 pub use cache::{KvCache, LayerCache};
-pub use dropout::{Dropout, DropoutKey};
+pub use dropout::Dropout;
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard};
 pub use feed_forward::FeedForward;
 pub use frequencies::{LinearScaling, Llama3Scaling, RopeConfig, RopeScaling};

@@ -1,7 +1,6 @@
 //! Connections to process 0 before it knows who is at their other end.
 
-use super::introduction::{Greeting, LIMIT, MAGIC, RunToken, Stranger};
-use super::rendezvous::{Answer, MANNERS, say};
+use super::introduction::{Answer, Greeting, LIMIT, MAGIC, MANNERS, RunToken, Stranger, say};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;

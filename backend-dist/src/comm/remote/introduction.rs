@@ -4,6 +4,9 @@ use crate::comm::codec;
 use crate::process::ProcessWorld;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::io::{self, Write};
+use std::net::TcpStream;
+use std::time::Duration;
 
 /// Begins every connection; the last bytes are the version of what follows.
 pub(super) const MAGIC: &[u8; 16] = b"burn-megatron 02";
@@ -13,6 +16,12 @@ pub(super) const NAME: usize = 14;
 pub(super) const LIMIT: usize = 256 << 10;
 /// Most letters of a host's name.
 pub(super) const HOST: usize = 64;
+
+/// How long a caller may take to say who it is, in all.
+pub(super) const MANNERS: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+
+/// What process 0 answers: the hosts of all, or why there is no run.
+pub(super) type Answer = Result<Vec<String>, String>;
 
 /// Who a process is, and what all must agree on: names with values, in one order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,4 +162,10 @@ pub(super) fn disagreement(first: &Introduction, other: &Introduction) -> Option
         says(first, what, &ours),
         says(other, what, &theirs)
     ))
+}
+
+/// Sends `value` with its length.
+pub(super) fn say(stream: &mut TcpStream, value: &impl Serialize) -> io::Result<()> {
+    let bytes = codec::to_bytes(value);
+    stream.write_all(&[&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat())
 }

@@ -6,18 +6,15 @@
 use super::caller::{Caller, Strangers};
 use super::frame::read_bytes;
 use super::introduction::{
-    Greeting, HOST, Introduction, LIMIT, MAGIC, NAME, RunToken, Stranger, disagreement, printable,
+    Answer, Greeting, HOST, Introduction, LIMIT, MAGIC, MANNERS, NAME, RunToken, Stranger, disagreement, printable, say,
 };
 use crate::comm::codec;
 use crate::process::{JoinError, ProcessWorld};
-use serde::Serialize;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a caller may take to say who it is, in all.
-pub(super) const MANNERS: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// How long those who have not called yet may still hear why the start has failed.
 const GRACE: Duration = Duration::from_secs(5);
 /// Between two attempts to reach process 0.
@@ -28,9 +25,6 @@ const LOOK: Duration = Duration::from_millis(10);
 const CROWD: usize = 32;
 /// Most bytes of an answer: it has the hosts of all processes.
 const ANSWER: usize = 1 << 24;
-
-/// What process 0 answers: the hosts of all, or why there is no run.
-pub(super) type Answer = Result<Vec<String>, String>;
 
 /// The connections by process, and the hosts.
 type Joined = (Vec<Option<TcpStream>>, Vec<String>);
@@ -246,9 +240,4 @@ fn refuse<'a>(streams: impl Iterator<Item = &'a mut TcpStream>, reason: &str) {
         // One that is gone need not hear it.
         let _ = say(stream, &Answer::Err(reason.to_string()));
     }
-}
-
-pub(super) fn say(stream: &mut TcpStream, value: &impl Serialize) -> io::Result<()> {
-    let bytes = codec::to_bytes(value);
-    stream.write_all(&[&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat())
 }

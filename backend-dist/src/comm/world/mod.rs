@@ -7,12 +7,19 @@
 
 #[cfg(any(feature = "cuda", test))]
 mod device;
+#[cfg(feature = "cuda")]
+mod device_links;
 mod failing;
 mod host_collective;
 mod p2p;
 mod processes;
 #[cfg(test)]
 mod tests;
+
+#[cfg(feature = "cuda")]
+pub(crate) use device_links::DeviceLink;
+#[cfg(feature = "cuda")]
+use device_links::DeviceLinks;
 
 use super::codec::Codec;
 use super::failure::{OpRecord, RunError};
@@ -41,7 +48,7 @@ pub(crate) struct World {
     remote: Option<Remote>,
     /// The device communicators of its groups.
     #[cfg(feature = "cuda")]
-    pub(crate) links: crate::nccl::Links,
+    pub(crate) links: DeviceLinks,
 }
 
 struct State {
@@ -138,7 +145,7 @@ impl World {
             over: Condvar::new(),
             remote,
             #[cfg(feature = "cuda")]
-            links: crate::nccl::Links::default(),
+            links: DeviceLinks::default(),
         })
     }
 

@@ -1,7 +1,6 @@
 //! The context of an operation: both streams, and the events that order them.
 
 use super::Communicator;
-use crate::nccl::copies::DmaCopies;
 use crate::nccl::events::Events;
 use crate::timeline;
 use cudarc::driver::{result as driver, sys as cuda_sys};
@@ -30,11 +29,6 @@ impl Call<'_> {
     /// The communicator's pool of events.
     pub(crate) fn events(&self) -> &Events {
         &self.link.events
-    }
-
-    /// This member's state of collectives by DMA copy engines, if it was set up.
-    pub(crate) fn copies(&self) -> Option<&DmaCopies> {
-        self.link.copies.get()?.as_ref()
     }
 
     /// Whether the run has failed, so that peers may never arrive.

@@ -1,7 +1,7 @@
 //! The watchdog of a communicator, and its end: in order, or by force if a peer is gone.
 
 use super::{Communicator, Mark};
-use crate::comm::PATIENCE;
+use crate::comm::{DeviceLink, PATIENCE};
 use crate::gpu::memory_use::ledger;
 use crate::nccl::library::text;
 use cudarc::driver::{result as driver, sys as cuda_sys};
@@ -19,9 +19,9 @@ impl Mark {
     }
 }
 
-impl Communicator {
+impl DeviceLink for Communicator {
     /// Fails the run if NCCL has an error or an operation takes too long. Does not wait.
-    pub(crate) fn check(&self) {
+    fn check(&self) {
         let mut mark = match self.calls.try_lock() {
             Ok(mark) => mark,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
@@ -61,7 +61,7 @@ impl Communicator {
     }
 
     /// Ends the communicator: its kernels stop immediately. May wait for as long as NCCL needs.
-    pub(crate) fn abort(&self) {
+    fn abort(&self) {
         self.end(nccl::comm_abort);
         if let Some(Some(copies)) = self.copies.get() {
             copies.abandon();
@@ -69,7 +69,7 @@ impl Communicator {
     }
 
     /// Ends the communicator once its operations have ended. Waits for the other members to do the same.
-    pub(crate) fn destroy(&self) {
+    fn destroy(&self) {
         // The rank may have ended before the device's thread has run its queued calls, which the peers wait for.
         while self.queued.load(Ordering::Acquire) > 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -84,15 +84,17 @@ impl Communicator {
     }
 
     /// Whether it has not ended yet.
-    pub(crate) fn is_live(&self) -> bool {
+    fn is_live(&self) -> bool {
         !self.has_ended.load(Ordering::Acquire)
     }
 
     /// Whether its end is complete.
-    pub(crate) fn is_gone(&self) -> bool {
+    fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
+}
 
+impl Communicator {
     fn end(&self, how: unsafe fn(nccl_sys::ncclComm_t) -> Result<nccl::NcclStatus, nccl::NcclError>) {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return;

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use super::algorithms::ContextOptions;
 use super::node::ContextOps;
 use super::{ContextParallel, Documents};
-use crate::ops::api::{attention_of_pass, attention_packed_of_pass, check_heads};
+use crate::ops::attention::{attention_of_pass, attention_packed_of_pass, check_heads};
 use crate::ops::options::{AttentionOptions, PackedHeads};
 use crate::ops::pass::PassContext;
 

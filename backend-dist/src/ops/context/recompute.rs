@@ -6,8 +6,8 @@ use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use super::algorithms::{ContextOptions, Saved, backward, forward};
 use super::kernels::{ContextKernels, Qkv};
 use super::p2p::PointToPoint;
-use crate::ops::prologue::side_by_side;
 use crate::ops::saved_attention::CoreAttention;
+use crate::ops::step::side_by_side;
 
 /// Recomputed state that the gradient needs.
 pub(in crate::ops) struct Recomputed<B: ContextKernels> {

@@ -11,12 +11,20 @@ use super::blocks::view;
 use super::{Float, are_half, columns, empty, launched, rows};
 use crate::cuda::lt::{Onto, Operand, multiply};
 use crate::cuda::{clear, dense};
-use crate::ops::grouped::Method;
 use crate::ops::moe::groups;
 use crate::profile::{Kind, Operation, Precision, operation};
 
 /// Alignment in bytes of tensors that the kernels access by TMA.
 const START: u64 = 16;
+
+/// The implementation of a grouped GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// One kernel launch for all groups; on Hopper, 16-bit numbers, groups of multiples of 128 tokens.
+    Kernel,
+    /// A cuBLASLt GEMM for each group.
+    Loop,
+}
 
 /// The requested method, else one launch for all groups if there is a kernel: in `grouped_check` it is as fast as one
 /// GEMM per group for a few large groups, and nearly four times as fast for many small ones.

@@ -10,8 +10,8 @@ use super::{Float, are_half, columns, empty, launched, packed, rows, work};
 use crate::ops::{
     kernels::{NormGrads, NormNeeds},
     plain,
-    prologue::Step,
     residual::kernels::{ResidualKernels, norm_grads_plus, norm_of_sum},
+    step::Step,
 };
 
 pub fn rms_forward(x: Float, w: Float, eps: f64) -> Float {

@@ -11,50 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::layers::Fp8Layers;
+use super::layers::{AmaxSlots, Fp8Layers, Layer, OPERANDS, Operand};
 use super::recipe::{AmaxAlgorithm, Fp8Recipe, Fp8Scaling, Number};
 use crate::collective::all_reduce;
 use crate::comm::{Group, ReduceOp};
-
-/// The quantised tensors of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operand {
-    Input,
-    Weight,
-    Gradient,
-}
-
-const OPERANDS: usize = 3;
-
-/// The amax of this step and the scales in use of one layer: `[1]`, or `[experts]` for a layer of experts, where 0
-/// means none.
-#[derive(Debug, Default)]
-pub(super) struct AmaxSlots {
-    found: [Option<Tensor<1>>; OPERANDS],
-    scales: [Option<[Tensor<1>; 2]>; OPERANDS],
-}
-
-/// The layer's name, its recipe and its amax slots.
-#[derive(Clone, Debug)]
-pub(super) struct Layer {
-    name: String,
-    recipe: Fp8Recipe,
-    /// Experts of an MoE layer. All ranks have the histories of all of its experts.
-    experts: Option<usize>,
-    slots: Arc<Mutex<AmaxSlots>>,
-}
-
-impl Layer {
-    /// Elements of a slot.
-    fn width(&self) -> usize {
-        self.experts.unwrap_or(1)
-    }
-
-    /// `[1]` for each element of all slots.
-    fn columns(&self) -> usize {
-        OPERANDS * self.width()
-    }
-}
 
 /// New amax slots among `layers` if the recipe has delayed scaling: of one layer, or of all experts of an MoE layer.
 pub(super) fn slots(

@@ -20,10 +20,10 @@ use burn::backend::{
 };
 use burn::tensor::Shape;
 
-use super::delayed::{self, AmaxSlots, Operand};
+use super::delayed;
 use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Scales, Sides};
-use super::layers::Fp8Layers;
+use super::layers::{AmaxSlots, Fp8Layers, Operand};
 use super::linear::Purpose;
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::Sharing;

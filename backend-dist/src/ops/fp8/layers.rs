@@ -3,7 +3,49 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::delayed::Layer;
+use burn::tensor::Tensor;
+
+use super::recipe::Fp8Recipe;
+
+/// The quantised tensors of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operand {
+    Input,
+    Weight,
+    Gradient,
+}
+
+pub(super) const OPERANDS: usize = 3;
+
+/// The amax of this step and the scales in use of one layer: `[1]`, or `[experts]` for a layer of experts, where 0
+/// means none.
+#[derive(Debug, Default)]
+pub(super) struct AmaxSlots {
+    pub found: [Option<Tensor<1>>; OPERANDS],
+    pub scales: [Option<[Tensor<1>; 2]>; OPERANDS],
+}
+
+/// The layer's name, its recipe and its amax slots.
+#[derive(Clone, Debug)]
+pub(super) struct Layer {
+    pub name: String,
+    pub recipe: Fp8Recipe,
+    /// Experts of an MoE layer. All ranks have the histories of all of its experts.
+    pub experts: Option<usize>,
+    pub slots: Arc<Mutex<AmaxSlots>>,
+}
+
+impl Layer {
+    /// Elements of a slot.
+    pub fn width(&self) -> usize {
+        self.experts.unwrap_or(1)
+    }
+
+    /// `[1]` for each element of all slots.
+    pub fn columns(&self) -> usize {
+        OPERANDS * self.width()
+    }
+}
 
 /// The FP8 layers that were built for one model, in the order in which they were built. Clones are the same layers.
 ///

@@ -18,9 +18,9 @@ use burn::backend::{
 };
 use burn::tensor::Shape;
 
-use super::delayed::{self, AmaxSlots, Operand};
+use super::delayed;
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
-use super::layers::Fp8Layers;
+use super::layers::{AmaxSlots, Fp8Layers, Operand};
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::{Sharing, largest};
 use super::weights::Cached;

@@ -18,8 +18,9 @@ use crate::ops::{
     gemm::{Gemms, Weight},
     kernels::LocalKernels,
     main_grads::deliver,
-    prologue::{Step, side_by_side},
+    prologue::step_grads,
     saved_attention::CoreAttention,
+    step::{Step, side_by_side},
 };
 
 /// Saved for the backward pass of a linear layer.
@@ -91,7 +92,9 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
             (Some(grad), None) => {
                 let needed: [bool; N] = std::array::from_fn(|i| inputs.get(i).is_some_and(Option::is_some));
                 let x = x.unwrap_or_else(|| grad.clone());
-                for (node, grad) in inputs.iter().zip(step.grads::<B, N>(x, &params, statistics, grad, other, needed)) {
+                for (node, grad) in
+                    inputs.iter().zip(step_grads::<B, N>(step, x, &params, statistics, grad, other, needed))
+                {
                     if let (Some(node), Some(grad)) = (node, grad) {
                         deliver::<B>(grads, node.id, grad);
                     }

@@ -26,8 +26,7 @@ use burn::backend::{
 use super::expert_gemms::{ExpertGemms, ExpertRange};
 use super::kernels::MoeKernels;
 use super::row_map::RowMap;
-use super::token_all_to_all::Splits;
-use crate::comm::Group;
+use crate::comm::{Group, Splits};
 use crate::ops::fp8::{Fp8Experts, Purpose};
 use crate::ops::main_grads::main_grad;
 use crate::ops::pass::PassContext;

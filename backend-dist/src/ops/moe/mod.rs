@@ -14,6 +14,7 @@ pub mod routing;
 mod row_map;
 mod token_all_to_all;
 
+pub use crate::comm::Splits;
 pub use api::{
     all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_faster_in_two_chunks, router_logits,
     row_multiple, through_experts,
@@ -24,6 +25,5 @@ pub(in crate::ops) use kernels::MoeKernels;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) use plain::{groups, router_logits_grads, sum_rows, weighted_swiglu, weighted_swiglu_grads};
 pub use row_map::RowMap;
-pub use token_all_to_all::Splits;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) use token_all_to_all::{TokenAllToAll, all_to_all_matrices, append_chunk, concat_chunks};

@@ -4,26 +4,21 @@
 
 mod on_host;
 mod runs;
+pub(in crate::ops) mod tables;
 #[cfg(test)]
 mod tests;
 
-pub use runs::{Run, Runs};
+pub use runs::Runs;
+pub use tables::{RowOrder, RowStarts, Run, Selection, TokenCounts};
 
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use tables::table;
+
+use burn::tensor::{Bool, Int, Tensor, TensorData};
 
 use super::row_map::RowMap;
 
 /// Tokens that are counted together.
 const CHUNK: usize = 64;
-
-/// How a token selects experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Selection {
-    /// Experts of a token.
-    pub top_k: usize,
-    /// Number of groups of neighbouring experts, and of the groups that a token may use.
-    pub groups: Option<[usize; 2]>,
-}
 
 /// The selected experts of each token.
 #[derive(Clone, Debug)]
@@ -32,65 +27,6 @@ pub struct ExpertChoice {
     pub(in crate::ops) choice: Tensor<2, Int>,
     /// Number of experts.
     pub(in crate::ops) experts: usize,
-}
-
-/// The number of tokens of each expert.
-#[derive(Clone, Debug)]
-pub struct TokenCounts {
-    /// `[chunks, samples · experts]`: tokens of a sample before each chunk of 64 tokens.
-    pub(in crate::ops) before: Tensor<2, Int>,
-    /// `[samples · experts]`.
-    pub(in crate::ops) totals: Tensor<1, Int>,
-}
-
-/// The destinations of permuted tokens: where the rows of each expert begin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RowStarts {
-    /// `[shards, experts]`: the first row of an expert for each of the members that share it, ascending with the shard;
-    /// `None` if it has no rows.
-    pub rows: Vec<Option<usize>>,
-    /// Members that share an expert.
-    pub shards: usize,
-    /// Neighbouring experts that the same members share.
-    pub each: usize,
-    /// Capacity of an expert, which takes its first tokens; `None` is unlimited.
-    pub capacity: Option<usize>,
-    /// Number of rows.
-    pub count: usize,
-}
-
-/// An order of permuted tokens without gaps: by chunk of every member's experts, member, shard, and expert. It can be
-/// applied before the host knows the counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowOrder {
-    /// Members that share an expert.
-    pub shards: usize,
-    /// Neighbouring experts that the same members share.
-    pub each: usize,
-    /// Chunks of a member's experts: chunk `i` is the experts from `each i / chunks` to `each (i + 1) / chunks` of
-    /// them.
-    pub chunks: usize,
-    /// Number of rows.
-    pub count: usize,
-}
-
-impl RowOrder {
-    /// The first row of each expert if `counts[e]` tokens use it.
-    pub fn starts(&self, counts: &[usize]) -> RowStarts {
-        let (Self { shards, each, chunks, count }, experts) = (*self, counts.len());
-        let mut rows = vec![None; shards * experts];
-        let mut start = 0;
-        for (chunk, member) in (0..chunks).flat_map(|chunk| (0..experts / each).map(move |member| (chunk, member))) {
-            let bound = |chunk| member * each + each * chunk / chunks;
-            for shard in 0..shards {
-                for expert in bound(chunk)..bound(chunk + 1) {
-                    rows[shard * experts + expert] = Some(start);
-                    start += counts[expert];
-                }
-            }
-        }
-        RowStarts { rows, shards, each, capacity: None, count }
-    }
 }
 
 /// Selects experts for the first `valid` tokens by `scores [tokens, experts]` plus `bias [experts]`: those with the
@@ -250,11 +186,6 @@ impl TokenCounts {
         let made = meanwhile();
         (sizes(all.iter().map(|counted| ints(&counted.totals)).collect()), made)
     }
-}
-
-pub(in crate::ops) fn table(values: Vec<i32>, shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
-    let device = device.clone().without_autodiff();
-    Tensor::from_data(TensorData::new(values, shape), (&device, DType::I32))
 }
 
 fn ints<const D: usize>(x: &Tensor<D, Int>) -> Vec<i32> {

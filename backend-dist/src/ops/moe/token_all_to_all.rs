@@ -6,33 +6,7 @@ use std::ops::Range;
 use burn::backend::{Backend, Flex, Slice, TensorMetadata, tensor::FloatTensor};
 
 use crate::collective_ops::{Collective, CollectiveOps};
-use crate::comm::Group;
-
-/// The number of tokens that a member sends to, and receives from, each member of a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Splits {
-    /// To each member.
-    pub send: Vec<usize>,
-    /// From each member.
-    pub receive: Vec<usize>,
-}
-
-impl Splits {
-    /// The splits of the reverse all-to-all.
-    pub fn reversed(&self) -> Self {
-        Self { send: self.receive.clone(), receive: self.send.clone() }
-    }
-
-    /// Number of tokens sent.
-    pub fn sent(&self) -> usize {
-        self.send.iter().sum()
-    }
-
-    /// Number of tokens received.
-    pub fn received(&self) -> usize {
-        self.receive.iter().sum()
-    }
-}
+use crate::comm::{Group, Splits};
 
 /// All-to-alls that may overlap the computation. Members start them in the same order. Matrices that are sent together
 /// have the same number of rows, and go in one operation where possible.

@@ -10,8 +10,8 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
-use crate::ops::prologue::Step;
 use crate::ops::stash::{HandOvers, Stash};
+use crate::ops::step::Step;
 
 /// The state at one point of the residual stream. Clones share it.
 #[derive(Clone, Default)]

@@ -4,8 +4,8 @@ use burn::backend::{Flex, tensor::FloatTensor};
 
 use crate::ops::{
     kernels::{LocalKernels, NormGrads, NormNeeds},
-    prologue::Step,
     saved_attention::CoreAttention,
+    step::Step,
 };
 
 /// Additions that a backend may fuse with a norm; the default bodies run one after the other. `norm` is RMSNorm or

@@ -18,7 +18,8 @@ use super::{
     extras::Extras,
     fused::{LinearOptions, linear_of},
     pass::PassContext,
-    prologue::{Prologue, Step},
+    prologue::Prologue,
+    step::Step,
 };
 use joint::ResidualAdd;
 use node::ResidualOps;

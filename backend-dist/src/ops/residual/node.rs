@@ -15,7 +15,9 @@ use super::{
     joint::{Joint, ResidualAdd},
     kernels::ResidualKernels,
 };
-use crate::ops::{extras::Extras, main_grads::deliver, prologue::Step, saved_attention::CoreAttention};
+use crate::ops::{
+    extras::Extras, main_grads::deliver, prologue::step_grads, saved_attention::CoreAttention, step::Step,
+};
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait ResidualOps: Backend {
@@ -138,7 +140,8 @@ impl<B: ResidualKernels, const N: usize> Backward<B, N> for Norm {
         let other = ops.state.joint.take_gradient::<B, _, N>(&ops, grads);
         let Saved { x, params, step, joint: _ } = ops.state;
         let needed = ops.parents.each_ref().map(Option::is_some);
-        for (node, grad) in ops.parents.into_iter().zip(step.grads::<B, N>(x, &params, None, grad, other, needed)) {
+        for (node, grad) in ops.parents.into_iter().zip(step_grads::<B, N>(step, x, &params, None, grad, other, needed))
+        {
             if let (Some(node), Some(grad)) = (node, grad) {
                 deliver::<B>(grads, node.id, grad);
             }

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::super::disk::Files;
 use super::super::error::CheckpointError;
+use super::super::manifest::Shard;
 use super::super::names::Folder;
-use super::super::shard::Shard;
 use super::SaveReport;
 
 /// How long a folder that another host has made may take to be visible here; NFS caches directories for up to a

@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use super::super::clean::clean_up;
 use super::super::error::CheckpointError;
-use super::super::shard::{self, Shard};
+use super::super::manifest::Shard;
+use super::super::shard;
 use super::super::{RunState, Slice, commit, retention};
 use super::{SaveReport, Shared};
 

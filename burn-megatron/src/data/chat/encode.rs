@@ -9,8 +9,9 @@ use tokenizers::Tokenizer;
 use super::error::ChatError;
 use super::folder::{Folder, Source};
 use super::jinja::{Rendered, Template};
-use super::row::{Conversation, get, message, text};
+use super::row::Conversation;
 use super::turns::by_prefixes;
+use super::values::{get, message, text};
 
 /// A tokenizer with its chat template.
 pub struct ChatTokenizer {

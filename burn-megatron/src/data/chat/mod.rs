@@ -45,6 +45,7 @@ mod python;
 mod row;
 mod sharegpt;
 mod turns;
+mod values;
 
 pub use blend::ChatBlend;
 pub use dataset::{ChatDataset, ChatReport, ChatSet};

@@ -2,7 +2,8 @@
 
 use minijinja::value::{Value, ValueKind};
 
-use super::row::{Conversation, conversation, get, kind, list, message, tools};
+use super::row::{Conversation, conversation, tools};
+use super::values::{get, kind, list, message};
 
 /// The conversations of a row: `chosen` and `rejected`, texts or lists of messages, after a `prompt`, or with one
 /// prompt in both.

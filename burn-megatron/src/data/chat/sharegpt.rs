@@ -2,7 +2,7 @@
 
 use minijinja::value::Value;
 
-use super::row::{get, kind, list, message, text};
+use super::values::{get, kind, list, message, text};
 
 /// Speakers and their roles.
 const SPEAKERS: [(&str, &str); 12] = [

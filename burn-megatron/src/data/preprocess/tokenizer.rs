@@ -9,7 +9,7 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer, Trainer};
 
 use super::PreprocessError;
-use super::pretokenize::{PreTokenizer, chunks};
+use super::pretokenize::{PreTokenizer, byte_symbol, chunks};
 
 /// The end-of-document token of tokenizers that are made here.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -164,18 +164,6 @@ fn from_symbols(
         },
     });
     Tokenizer::from_bytes(tokenizer.to_string()).map_err(failed)
-}
-
-/// GPT-2's printable stand-in for a byte: itself where it is printable Latin-1, else the next free code point from 256.
-pub(super) fn byte_symbol(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    match printable(byte) {
-        true => char::from(byte),
-        false => {
-            let before = (0..byte).filter(|&other| !printable(other)).count() as u32;
-            char::from_u32(256 + before).expect("a Latin character")
-        }
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::super::bucket::{Bucket, MatrixSteps};
 use super::super::flat::{Flat, wide};
 use super::super::layout::Part;
-use super::super::optimizer::StepInfo;
+use super::super::step_info::StepInfo;
 use super::MuonConfig;
 use super::orthogonal::{gather, local, newton_schulz};
 use backend_dist::buffer::{Buffer, muon_mix};

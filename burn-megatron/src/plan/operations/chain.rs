@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use models::recompute::Module;
 
-use super::super::traffic::Collective;
+use super::super::collective::Collective;
 use super::{Activation, Communication, Fp8Bytes, Op, Over, Unit, UnitBuilder};
 
 /// Consecutive operations.

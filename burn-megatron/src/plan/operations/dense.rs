@@ -5,7 +5,7 @@ use std::ops::Range;
 use models::layers::NormOver;
 use models::recompute::Module;
 
-use super::super::traffic::Collective;
+use super::super::collective::Collective;
 use super::{Chain, Communication, ID, Over, Unit, UnitBuilder};
 use crate::schedule::stages::Stage;
 

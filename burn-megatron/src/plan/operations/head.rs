@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use backend_dist::ops::positions_at_once;
 
-use super::super::traffic::Collective;
+use super::super::collective::Collective;
 use super::{Chain, Communication, ID, Over, Unit, UnitBuilder};
 
 impl UnitBuilder<'_> {

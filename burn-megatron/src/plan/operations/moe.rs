@@ -2,8 +2,8 @@
 
 use models::recompute::Module;
 
+use super::super::collective::Collective;
 use super::super::decoder::Experts;
-use super::super::traffic::Collective;
 use super::{Activation, Chain, Communication, ID, Over, UnitBuilder};
 
 impl UnitBuilder<'_> {

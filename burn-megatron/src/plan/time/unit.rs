@@ -1,12 +1,12 @@
 //! Time of a unit's passes, operation by operation.
 
 use super::super::Job;
+use super::super::collective::Collective;
 use super::super::gpus::{
     ALL_TO_ALL_RATE, COPY_ENGINE_RATE, EXPERT_COUNTS_WAIT, EXPERT_GEMM_OVERHEAD, FP8, Hardware, LATENCY,
     OVERLAPPED_GEMM_RATE,
 };
 use super::super::operations::{Communication, Op, Over, Unit};
-use super::super::traffic::Collective;
 
 /// Seconds of one pass of a stage.
 #[derive(Clone, Copy, Debug, Default)]

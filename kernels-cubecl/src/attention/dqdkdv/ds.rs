@@ -1,6 +1,6 @@
 //! dS in shared memory, which both warpgroups write, and the GEMMs that read it there.
+use super::buffers::SharedBuffers;
 use super::plan::{BLOCK, D, DS_STAGES, DS_TILE, K_TILE};
-use super::step::SharedBuffers;
 use crate::hopper::barrier::barrier_at;
 use crate::hopper::bulk;
 use crate::hopper::mma::{self, Half, Pair};

@@ -3,6 +3,7 @@
 //!
 //! Like [`dkdv`](super::dkdv), a cube has 128 keys of one key head. The dQ of a query gets contributions from many
 //! cubes, which add them in memory in no fixed order: two calls differ in the last bits.
+mod buffers;
 mod ds;
 mod mask;
 mod plan;
@@ -18,12 +19,13 @@ use crate::hopper::barrier::barrier_at;
 use crate::hopper::bulk::{self, Quad};
 use crate::hopper::mma::{self, Pair};
 use crate::tiling::{CUBE_KEYS, QBlocks};
+use buffers::SharedBuffers;
 use cubecl::prelude::*;
 use ds::{ds_offset, issue_dq, wait_for_ds};
 use half::bf16;
 use mask::visible_queries;
 use plan::{DS_STAGES, DS_TILE, K_TILE};
-use step::{Descriptors, DqDkDvState, SharedBuffers, advance, load};
+use step::{Descriptors, DqDkDvState, advance, load};
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
 

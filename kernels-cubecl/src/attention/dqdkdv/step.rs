@@ -1,4 +1,5 @@
 //! One step of the loop: a q block against the cube's keys.
+use super::buffers::SharedBuffers;
 use super::ds::{ds_offset, issue_dk, issue_dq, store_ds, wait_for_ds};
 use super::mask::{VisibleQueries, apply_mask};
 use super::plan::{BLOCK, D, DS_STAGES, DS_TILE, DqDkDvPlan};
@@ -7,23 +8,10 @@ use crate::attention::q_blocks::{self, QLoop};
 use crate::attention::tile::{self, Ring};
 use crate::hopper::barrier::barrier_at;
 use crate::hopper::bulk::{self, Quad};
-use crate::hopper::mma::{self, Pair};
+use crate::hopper::mma;
 use crate::hopper::ptx;
 use cubecl::prelude::*;
 use half::bf16;
-
-/// Shared memory besides the rings of tiles.
-#[derive(CubeType)]
-pub struct SharedBuffers {
-    /// Statistics of the queries in the ring. Of each stage: `-lse · log₂ e` of every query, then `delta`.
-    pub lse_delta: Shared<[f32]>,
-    /// dS of the last steps.
-    pub ds: Shared<[Pair]>,
-    /// dQ on its way to the accumulator; each warpgroup stages half of the columns.
-    pub dq_stage: Shared<[Quad]>,
-    /// Barriers: both warpgroups have written dS.
-    pub ds_full: Shared<[u64]>,
-}
 
 /// Shared-memory descriptors of the warpgroup's K and V tile and of the first Q and dO tile, some also transposed.
 #[derive(CubeType)]

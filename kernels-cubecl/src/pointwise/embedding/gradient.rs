@@ -6,65 +6,10 @@
 //! afterwards. The same tokens give the same bits, however the table is sharded.
 use super::TableShape;
 use super::list::{collect, same_id, sort};
+use super::plan::Plan;
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-
-/// Most tokens of a launch: on a GPU, whose shared memory holds three entries for each, and on the cpu runtime.
-const MAX_TOKENS: [usize; 2] = [1 << 14, 1 << 10];
-
-/// How the gradient is split among cubes. [`Plan::of`] is the best one known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Plan {
-    /// Units of a cube, a power of two.
-    pub units: u32,
-    /// Neighbouring units, of four columns each; a power of two. Units with the same columns share a bucket's tokens.
-    pub side: u32,
-    /// Buckets of ids, a power of two.
-    pub buckets: u32,
-    /// Loads of a unit in flight.
-    pub in_flight: u32,
-    /// Most tokens of a launch, a power of two.
-    pub max_tokens: u32,
-    /// Loads in flight of a unit whose next rows all have the same id.
-    pub run: u32,
-}
-
-impl Plan {
-    /// The plan on this client's device.
-    pub fn of(client: &Client, shape: TableShape) -> Self {
-        Self::on(CubeShape::of(client), shape)
-    }
-
-    fn on(cube: CubeShape, shape: TableShape) -> Self {
-        let gpu = cube.plane > 1;
-        // Cubes of 512 scan the ids half as often as those of 256.
-        let (units, side, buckets) = if gpu { (2 * cube.units, 128, 128) } else { (cube.units, 1, 4) };
-        let most = MAX_TOKENS[usize::from(!gpu)];
-        let max_tokens = shape.ids.next_power_of_two().clamp(units as usize, most) as u32;
-        Self { units, side, buckets, in_flight: 4, max_tokens, run: 8 }
-    }
-
-    /// Bits of an entry for the token.
-    pub(super) fn token_bits(self) -> u32 {
-        self.max_tokens.ilog2()
-    }
-
-    /// The greatest value of an entry's id bits.
-    pub(super) fn greatest(self) -> u32 {
-        u32::MAX >> self.token_bits()
-    }
-
-    /// Ids below this are distinguished.
-    fn most_ids(self) -> usize {
-        self.buckets as usize * self.greatest() as usize
-    }
-
-    /// Units with the same columns.
-    fn groups(self) -> u32 {
-        self.units / self.side
-    }
-}
 
 /// Four numbers of a row.
 type Four<E> = Vector<E, Const<4>>;

@@ -1,7 +1,7 @@
 //! The tokens of a bucket of ids in shared memory, sorted by id, and by token for equal ids.
 //! An entry is the rest of the id (without its bucket), followed by the token. No two are equal, so their numerical
 //! order does not depend on which unit finds them first.
-use super::gradient::Plan;
+use super::plan::Plan;
 use cubecl::prelude::*;
 
 /// Vectors of ids in flight for a unit.

@@ -1,11 +1,13 @@
 //! Rows of a table by id, and their gradient.
 pub mod gradient;
 mod list;
+mod plan;
 
 use super::{CubeShape, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-pub use gradient::{Plan, backward, backward_planned};
+pub use gradient::{backward, backward_planned};
+pub use plan::Plan;
 
 /// Longest row of a table, in vectors.
 const LONGEST: usize = 1 << 20;

@@ -1,8 +1,10 @@
 //! Tokens of each expert, in total and before each chunk of tokens.
-use super::permute::CHUNK;
 use crate::pointwise::{CubeShape, MOST, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
+
+/// Tokens of a cube.
+pub const CHUNK: u32 = 64;
 
 /// Chunks whose counts are in flight at a time.
 const IN_FLIGHT: u32 = 16;

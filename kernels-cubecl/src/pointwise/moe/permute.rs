@@ -1,12 +1,10 @@
 //! The permutation of tokens to experts: where the copies of each token lie in the dispatch buffer, or in the input of
 //! the experts. Without atomics: the position is the start of the expert plus the number of earlier tokens that use it.
-use super::count::read_chunk;
+use super::count::{CHUNK, read_chunk};
 use crate::pointwise::{CubeShape, MOST, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Tokens of a cube.
-pub const CHUNK: u32 = 64;
 /// Words with a bit for each token of a cube.
 const WORDS: u32 = CHUNK / 32;
 /// Most experts: shared memory holds a bit for each token and expert.

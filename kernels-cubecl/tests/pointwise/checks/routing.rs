@@ -93,7 +93,7 @@ pub fn counts(client: &Client, shape: CountShape) -> usize {
     let CountShape { tokens, samples, experts, top_k } = shape;
     let choice = uneven(tokens, experts, top_k);
     let (mut before, mut totals) = (Vec::new(), vec![0; shape.width()]);
-    for chunk in choice.chunks(permute::CHUNK as usize * samples * top_k) {
+    for chunk in choice.chunks(count::CHUNK as usize * samples * top_k) {
         before.extend_from_slice(&totals);
         for (at, expert) in chunk.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
             totals[at / top_k % samples * experts + *expert as usize] += 1;

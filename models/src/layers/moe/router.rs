@@ -140,7 +140,7 @@ impl Router {
     }
 
     /// The choice, or that of the run which this one follows.
-    fn replayed(&self, purpose: Purpose, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
+    fn replayed(&self, purpose: Purpose, mut choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
         let Some(replay) = &batch.routers.replay else { return choice };
         let key = batch.dropout.unwrap_or(DropoutKey { seed: 0, first_sample: 0 });
         let (layer, step) = (self.layer, key.seed);
@@ -153,7 +153,11 @@ impl Router {
                 place,
             })
         };
-        replay.of(choice, tokens.positions(batch).flat_map(row))
+        for (token, routed) in tokens.positions(batch).flat_map(row).enumerate() {
+            let experts = replay.experts(routed, choice.of(token).map(|expert| expert as u32).collect());
+            choice.set(token, experts.into_iter().map(|expert| expert as usize));
+        }
+        choice
     }
 
     /// The scores that experts are compared by, without a graph: a softmax changes no order but that of sums over

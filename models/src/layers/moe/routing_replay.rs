@@ -7,8 +7,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::select::Choice;
-
 /// Records the experts of every token of a run, or has another run use them. Clones are the same run, on other ranks.
 #[derive(Clone, Debug)]
 pub struct RoutingReplay {
@@ -59,23 +57,18 @@ impl RoutingReplay {
         others as f64 / all.max(1) as f64
     }
 
-    /// Records `choice`, whose first tokens are `tokens`, or replaces it.
-    pub(super) fn of(&self, mut choice: Choice, tokens: impl Iterator<Item = Routed>) -> Choice {
+    /// The experts of a token that would use its `own`: these, recorded, or those of the other run.
+    pub(super) fn experts(&self, token: Routed, own: Vec<u32>) -> Vec<u32> {
         let mut record = lock(&self.record);
-        for (token, routed) in tokens.enumerate() {
-            let own = || choice.of(token).map(|expert| expert as u32).collect::<Vec<_>>();
-            let Some(counts) = &self.followed else {
-                let own = own();
-                record.insert(routed, own);
-                continue;
-            };
-            let experts = record.get(&routed).unwrap_or_else(|| panic!("{routed:?} is not in the run to follow"));
-            let mut counts = lock(counts);
-            counts[0] += 1;
-            counts[1] += u64::from(*experts != own());
-            choice.set(token, experts.iter().map(|expert| *expert as usize));
-        }
-        choice
+        let Some(counts) = &self.followed else {
+            record.insert(token, own.clone());
+            return own;
+        };
+        let experts = record.get(&token).unwrap_or_else(|| panic!("{token:?} is not in the run to follow")).clone();
+        let mut counts = lock(counts);
+        counts[0] += 1;
+        counts[1] += u64::from(experts != own);
+        experts
     }
 }
 
@@ -87,22 +80,19 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn choice(experts: [[usize; 2]; 2]) -> Choice {
-        let mut choice = Choice::none(2, 2);
-        experts.into_iter().enumerate().for_each(|(token, experts)| choice.set(token, experts));
-        choice
-    }
-
-    fn tokens(step: u64) -> impl Iterator<Item = Routed> {
-        (0..2).map(move |place| Routed { layer: 1, purpose: Purpose::Used, step, sample: 0, place })
+    fn token(step: u64, place: usize) -> Routed {
+        Routed { layer: 1, purpose: Purpose::Used, step, sample: 0, place }
     }
 
     #[test]
     fn a_run_follows_another() {
         let first = RoutingReplay::recording();
-        assert_eq!(first.of(choice([[3, 1], [0, 2]]), tokens(5)), choice([[1, 3], [0, 2]]));
+        let of = |run: &RoutingReplay, own: [[u32; 2]; 2]| {
+            [0, 1].map(|place| run.experts(token(5, place), own[place].into()))
+        };
+        assert_eq!(of(&first, [[1, 3], [0, 2]]), [[1, 3], [0, 2]]);
         let second = first.following();
-        assert_eq!(second.of(choice([[3, 1], [0, 1]]), tokens(5)), choice([[1, 3], [0, 2]]));
+        assert_eq!(of(&second, [[1, 3], [0, 1]]), [[1, 3], [0, 2]]);
         assert_eq!((first.rerouted(), second.rerouted()), (0.0, 0.5));
     }
 
@@ -110,7 +100,7 @@ mod tests {
     #[should_panic(expected = "step: 6, sample: 0, place: 0 } is not in the run to follow")]
     fn what_was_not_recorded_is_not_followed() {
         let first = RoutingReplay::recording();
-        first.of(choice([[3, 1], [0, 2]]), tokens(5));
-        first.following().of(choice([[3, 1], [0, 2]]), tokens(6));
+        first.experts(token(5, 0), vec![1, 3]);
+        first.following().experts(token(6, 0), vec![1, 3]);
     }
 }

@@ -3,18 +3,7 @@
 use burn::tensor::{Device, Int, Tensor};
 
 use super::super::row_map::RowMap;
-use super::table;
-
-/// Consecutive rows that are copied to consecutive rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// The first output row.
-    pub to: usize,
-    /// The input row that it is a copy of.
-    pub from: usize,
-    /// Number of rows.
-    pub len: usize,
-}
+use super::tables::{Run, table};
 
 /// A row map that copies ranges: rows of its input, rows of its output, and the copied ranges.
 pub type Runs = ([usize; 2], Vec<Run>);

@@ -1,4 +1,5 @@
 use super::*;
+use burn::tensor::Device;
 
 fn chosen(choice: &[[i32; 2]], experts: usize) -> ExpertChoice {
     let values: Vec<i32> = choice.iter().flatten().copied().collect();

@@ -1,13 +1,13 @@
-//! All communicators of a world, and the watchdog thread.
+//! All device communicators of a world, and the watchdog thread.
 //!
 //! A collective on a GPU cannot be cancelled: its kernel spins until every peer has arrived. When the run has failed,
 //! the watchdog aborts every communicator, so that kernels end, reads of devices return, and ranks see the failure at
 //! their next operation.
 
-use super::communicator::Communicator;
-use super::copies::SharedSource;
+use super::{GroupId, World};
+use crate::comm::failure::RunError;
 use crate::comm::local_all_gather::LocalAllGather;
-use crate::comm::{GroupId, RunError, World};
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,14 +22,32 @@ const GRACE: Duration = Duration::from_secs(30);
 /// How long the end of a run waits for NCCL.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-type Map = HashMap<(GroupId, usize), Option<Arc<Communicator>>>;
+/// A member's end of a group's communicator on a device, as its world knows it.
+pub(crate) trait DeviceLink: Any + Send + Sync {
+    /// Reports an error of the communicator, and an operation that takes too long.
+    fn check(&self);
+
+    /// Ends the communicator without its peers.
+    fn abort(&self);
+
+    /// Ends the communicator with its peers.
+    fn destroy(&self);
+
+    /// Whether it has not ended.
+    fn is_live(&self) -> bool;
+
+    /// Whether its end is over.
+    fn is_gone(&self) -> bool;
+}
+
+type Map = HashMap<(GroupId, usize), Option<Arc<dyn DeviceLink>>>;
 
 /// The communicator of each group and member, or `None` if the host transfers the data.
 #[derive(Default)]
-pub(crate) struct Links {
+pub(crate) struct DeviceLinks {
     map: Mutex<Map>,
     /// Per group.
-    boards: Mutex<HashMap<GroupId, Arc<LocalAllGather<SharedSource>>>>,
+    boards: Mutex<HashMap<GroupId, Arc<dyn Any + Send + Sync>>>,
     are_gpus_shared: AtomicBool,
     /// Data goes through NCCL's kernels alone.
     are_copy_engines_off: AtomicBool,
@@ -37,9 +55,9 @@ pub(crate) struct Links {
     is_closed: AtomicBool,
 }
 
-impl Links {
+impl DeviceLinks {
     /// This member's communicator, if it has been decided yet.
-    pub(crate) fn get(&self, key: (GroupId, usize)) -> Option<Option<Arc<Communicator>>> {
+    pub(crate) fn get(&self, key: (GroupId, usize)) -> Option<Option<Arc<dyn DeviceLink>>> {
         self.lock().get(&key).cloned()
     }
 
@@ -64,13 +82,14 @@ impl Links {
     }
 
     /// The board of a group with this many members.
-    pub(crate) fn board(&self, group: GroupId, members: usize) -> Arc<LocalAllGather<SharedSource>> {
+    pub(crate) fn board<T: Send + Sync + 'static>(&self, group: GroupId, members: usize) -> Arc<LocalAllGather<T>> {
         let mut boards = self.boards.lock().unwrap_or_else(PoisonError::into_inner);
-        boards.entry(group).or_insert_with(|| Arc::new(LocalAllGather::new(members))).clone()
+        let board = boards.entry(group).or_insert_with(|| Arc::new(LocalAllGather::<T>::new(members))).clone();
+        board.downcast().expect("the members of a group tell each other values of one type")
     }
 
     /// Stores `link` for `key` and starts the watchdog with the first link.
-    pub(crate) fn insert(&self, world: &Arc<World>, key: (GroupId, usize), link: Option<Arc<Communicator>>) {
+    pub(crate) fn insert(&self, world: &Arc<World>, key: (GroupId, usize), link: Option<Arc<dyn DeviceLink>>) {
         let is_first = link.is_some() && !self.is_watched.swap(true, Ordering::AcqRel);
         self.lock().insert(key, link);
         if is_first {
@@ -99,7 +118,7 @@ impl Links {
         }
     }
 
-    fn made(&self) -> Vec<Arc<Communicator>> {
+    fn made(&self) -> Vec<Arc<dyn DeviceLink>> {
         self.lock().values().flatten().cloned().collect()
     }
 

@@ -1,7 +1,7 @@
 //! CubeCL's memory comes from CUDA's stream-ordered allocator: a pool that grows does not wait for the work of other
 //! streams, such as collectives.
 
-use crate::gpu::PoolUse;
+use super::PoolUse;
 use cubecl_environment::config::RuntimeConfig;
 use cubecl_runtime::config::CubeClRuntimeConfig;
 use cubecl_runtime::config::memory::CudaAllocator;

@@ -1,0 +1,66 @@
+//! How a program is split among cubes.
+use super::program::{self, Program, row_fits};
+use crate::pointwise::CubeShape;
+use cubecl::prelude::*;
+
+/// Units of a cube, as far as a row does not need more.
+const UNITS: usize = 256;
+/// Most numbers, for 32-bit positions.
+pub const MOST: usize = i32::MAX as usize;
+
+/// How rows are distributed over units and cubes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Numbers of a vector.
+    pub vector: usize,
+    /// Units of a row: whole planes.
+    pub units: u32,
+    /// Units of a plane.
+    pub plane: u32,
+    /// Vectors of a row that a unit has.
+    pub vectors: usize,
+    /// Rows that a cube takes at once.
+    pub side: u32,
+    /// Vectors of a row.
+    width: usize,
+}
+
+impl Plan {
+    /// The plan for `rows × columns` numbers, unless a row is too long to be held in registers.
+    pub fn of(client: &Client, program: &Program, rows: usize, columns: usize) -> Option<Self> {
+        Self::on(CubeShape::of(client), program, rows, columns)
+    }
+
+    fn on(cube: CubeShape, program: &Program, rows: usize, columns: usize) -> Option<Self> {
+        if rows * columns == 0 || rows * columns > MOST {
+            return None;
+        }
+        let plane = cube.plane as usize;
+        if !program.has_rows() {
+            // Rows mean nothing: every unit has one vector.
+            let units = if plane == 1 { cube.units as usize } else { UNITS };
+            let vector = program::vector(rows * columns);
+            let (units, plane) = (units as u32, cube.plane);
+            return Some(Self { vector, units, plane, vectors: 1, side: 1, width: units as usize });
+        }
+        let vector = program::vector(columns);
+        let width = columns / vector;
+        let (units, side) = if plane == 1 {
+            (cube.units as usize, 1)
+        } else {
+            // One vector a unit for short rows; for longer ones as few as fill the row.
+            let vectors = width.div_ceil(program::MOST[0]).max(if width > UNITS { 2 } else { 1 });
+            let units = width.div_ceil(vectors).next_multiple_of(plane);
+            (units, (UNITS / units).max(1))
+        };
+        let vectors = width.div_ceil(units);
+        let plan = Self { vector, units: units as u32, plane: cube.plane, vectors, side: side as u32, width };
+        (row_fits(columns) || plane == 1).then_some(plan)
+    }
+
+    /// Numbers of shared memory.
+    pub(super) fn scratch(self, program: &Program) -> usize {
+        let planes = (self.units / self.plane) as usize;
+        (program.reductions() * planes * self.side as usize).max(1)
+    }
+}
