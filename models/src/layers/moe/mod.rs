@@ -16,8 +16,8 @@ mod shared;
 pub mod stats;
 
 pub use config::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, RouterDevice,
-    Scores, SharedExperts,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, ExpertKind, Ffn, MoeConfig, RouterConfig,
+    RouterDevice, Scores, SharedExperts,
 };
 pub use layer::MoeLayer;
 pub use routing_replay::RoutingReplay;
