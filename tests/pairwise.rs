@@ -8,7 +8,8 @@ use burn_megatron::plan::Decoder;
 use burn_megatron::verify::{Candidate, Line, Settings, different_in_fp8, pairwise, verify};
 use models::layers::BalanceOver;
 use models::{
-    CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, MixtralConfig, ModelConfig, WithModel,
+    CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig,
+    WithModel,
 };
 use tests::{SETTINGS, gpt, llama, moe};
 
@@ -49,6 +50,33 @@ fn dense_families() {
     }
 }
 
+/// Together they have every mechanism of Llama's relatives.
+#[test]
+fn relatives_of_llama() {
+    let of = |variant| LlamaConfig { variant, num_hidden_layers: 2, ..llama() };
+    let gemma2 = LlamaConfig {
+        sliding_window: Some(5),
+        sliding_window_pattern: Some(2),
+        query_pre_attn_scalar: Some(10.0),
+        attn_logit_softcapping: Some(2.0),
+        final_logit_softcapping: Some(1.0),
+        tie_word_embeddings: true,
+        ..of(LlamaVariant::Gemma2)
+    };
+    let gemma3 = LlamaConfig {
+        variant: LlamaVariant::Gemma3,
+        rope_local_base_freq: Some(100.0),
+        attn_logit_softcapping: None,
+        final_logit_softcapping: None,
+        ..gemma2.clone()
+    };
+    let glm4 = LlamaConfig { partial_rotary_factor: Some(0.5), attention_bias: true, ..of(LlamaVariant::Glm4) };
+    let smollm3 = LlamaConfig { no_rope_layer_interval: Some(2), ..of(LlamaVariant::SmolLm3) };
+    for config in [of(LlamaVariant::Olmo2), smollm3, gemma2, gemma3, glm4] {
+        every_pair(&FamilyConfig::Llama(config));
+    }
+}
+
 #[test]
 fn families_with_experts() {
     let mixtral = MixtralConfig {
@@ -62,7 +90,16 @@ fn families_with_experts() {
         router_z_loss_coef: 0.01,
         ..MixtralConfig::tiny()
     };
-    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }] {
+    let gpt_oss = MixtralConfig {
+        variant: MixtralVariant::GptOss,
+        attention_bias: true,
+        sliding_window: Some(5),
+        sliding_window_pattern: Some(2),
+        swiglu_limit: Some(0.1),
+        initializer_range: 0.2,
+        ..mixtral.clone()
+    };
+    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, gpt_oss] {
         every_pair(&FamilyConfig::Mixtral(config));
     }
 }

@@ -108,12 +108,25 @@ pub(crate) fn not_negative(numbers: &[(&'static str, f64)]) -> Result<(), Config
     }
 }
 
-/// A number must be finite and at least `least`.
-pub(crate) fn above(key: &'static str, value: f64, least: f64) -> Result<(), ConfigError> {
-    match (least..f64::INFINITY).contains(&value) {
+/// A base of rotary frequencies must make waves.
+pub(crate) fn base(key: &'static str, value: f64) -> Result<(), ConfigError> {
+    match (1.0..f64::INFINITY).contains(&value) {
         true => Ok(()),
-        false if least == 1.0 => Err(ConfigError::OutOfRange { key, value, range: "at least 1", nearest: least }),
-        false => Err(ConfigError::OutOfRange { key, value, range: "above 0", nearest: least }),
+        false => Err(ConfigError::OutOfRange { key, value, range: "at least 1", nearest: 10_000.0 }),
+    }
+}
+
+/// Numbers that activations are divided by must leave them finite.
+pub(crate) fn divisors(numbers: &[(&'static str, Option<f64>)]) -> Result<(), ConfigError> {
+    const LEAST: f64 = 1e-3;
+    const MOST: f64 = 1e6;
+    let mut given = numbers.iter().filter_map(|(key, value)| Some((*key, (*value)?)));
+    match given.find(|(_, value)| !(LEAST..=MOST).contains(value)) {
+        None => Ok(()),
+        Some((key, value)) => {
+            let nearest = if value > MOST { MOST } else { LEAST };
+            Err(ConfigError::OutOfRange { key, value, range: "at least 0.001 and at most 1e6", nearest })
+        }
     }
 }
 
@@ -132,9 +145,7 @@ pub(crate) fn factors(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError
 /// Base and scaling of rotary frequencies must make waves, none of them shorter than without the scaling.
 pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>) -> Result<(), ConfigError> {
     let refuse = |key, value, range, nearest| Err(ConfigError::OutOfRange { key, value, range, nearest });
-    if !(1.0..f64::INFINITY).contains(&theta) {
-        return refuse("rope_theta", theta, "at least 1", 10_000.0);
-    }
+    base("rope_theta", theta)?;
     let Some(scaling) = scaling else { return Ok(()) };
     if !(1.0..f64::INFINITY).contains(&scaling.factor()) {
         return refuse("rope_scaling.factor", scaling.factor(), "at least 1", 1.0);

@@ -59,6 +59,9 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
             map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), &[features]);
         }
     }
+    if config.sinks {
+        map.same(format!("{ours}.sinks"), format!("{theirs}.core_attention.softmax_offset"), &[heads]);
+    }
     let (ours, theirs) = (format!("{ours}.o_proj"), format!("{theirs}.linear_proj"));
     map.linear(&ours, &theirs, [hidden, heads * head_dim], config.output.bias);
 }
@@ -86,13 +89,14 @@ pub(crate) fn feed_forward(map: &mut NameMap, ffn: &Ffn, ours: &str, theirs: &st
 
 /// `megatron/core/transformer/moe/{router,experts,shared_experts}.py`, with one module per expert.
 fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str) {
-    let MoeConfig { experts, hidden, intermediate, .. } = *config;
-    map.same(format!("{ours}.router.weight"), format!("{theirs}.router.weight"), &[experts, hidden]);
+    let MoeConfig { experts, hidden, intermediate, kind, .. } = *config;
+    let bias = kind.has_biases();
+    map.linear(&format!("{ours}.router"), &format!("{theirs}.router"), [experts, hidden], bias);
     if config.router.bias_rate.is_some() {
         map.same(format!("{ours}.router.expert_bias"), format!("{theirs}.router.expert_bias"), &[experts]);
     }
     let mut gated = |width, ours: String, theirs: String| {
-        mlp(map, [hidden, width], Activation::SwiGlu, false, &ours, &theirs);
+        mlp(map, [hidden, width], Activation::SwiGlu, bias, &ours, &theirs);
     };
     for expert in 0..experts {
         gated(intermediate, format!("{ours}.experts.{expert}"), format!("{theirs}.experts.local_experts.{expert}"));

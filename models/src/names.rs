@@ -15,8 +15,21 @@ pub struct Foreign {
     pub transposed: bool,
     /// Which matrix rows (after transposing) are ours, in order; `None` is all of them.
     pub rows: Option<Vec<Range<usize>>>,
+    /// The other system's tensor is a stack, of which ours is a part; then `rows` are `None`.
+    pub stack: Option<StackPart>,
     /// Shape of the other system's tensor.
     pub shape: Vec<usize>,
+}
+
+/// Some rows of one matrix of a stack: all of them, or every second as where gate and up alternate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackPart {
+    /// Which matrix, or vector, of the stack.
+    pub index: usize,
+    /// Its first row (after transposing) that is ours.
+    pub first: usize,
+    /// From which on every so many rows are.
+    pub every: usize,
 }
 
 /// One matrix row of ours in the other system's tensor: flat positions at equal distances.
@@ -73,7 +86,10 @@ pub struct NameMap {
 impl NameMap {
     /// Adds a tensor that is the same under another name.
     pub fn same(&mut self, ours: impl Into<String>, theirs: impl Into<String>, shape: &[usize]) {
-        self.add(ours, Foreign { name: theirs.into(), transposed: false, rows: None, shape: shape.to_vec() });
+        self.add(
+            ours,
+            Foreign { name: theirs.into(), transposed: false, rows: None, stack: None, shape: shape.to_vec() },
+        );
     }
 
     /// Adds a linear layer of shape `[out, in]` that is the same under another name, with its bias if it has one.
@@ -88,12 +104,18 @@ impl NameMap {
     pub fn linear_rows(&mut self, ours: &str, theirs: &str, rows: Vec<Range<usize>>, shape: [usize; 2], bias: bool) {
         let foreign = |what: &str, shape: &[usize]| {
             let (name, rows) = (format!("{theirs}.{what}"), Some(rows.clone()));
-            Foreign { name, transposed: false, rows, shape: shape.to_vec() }
+            Foreign { name, transposed: false, rows, stack: None, shape: shape.to_vec() }
         };
         self.add(format!("{ours}.weight"), foreign("weight", &shape));
         if bias {
             self.add(format!("{ours}.bias"), foreign("bias", &shape[..1]));
         }
+    }
+
+    /// Adds a vector or matrix that is a part of a stack of this shape. Of matrices the stack has the transposes.
+    pub fn stacked(&mut self, ours: impl Into<String>, theirs: &str, part: StackPart, shape: &[usize]) {
+        let (name, transposed) = (theirs.to_string(), shape.len() == 3);
+        self.add(ours, Foreign { name, transposed, rows: None, stack: Some(part), shape: shape.to_vec() });
     }
 
     /// Adds a tensor.
@@ -162,14 +184,22 @@ fn check_shape(name: &str, tensor: &HostTensor, expected: &[usize]) -> Result<()
 impl Foreign {
     /// Shape of our tensor.
     pub fn our_shape(&self) -> Vec<usize> {
-        let mut shape = self.shape.clone();
+        let mut shape = self.matrix().to_vec();
         if self.transposed {
             shape.reverse();
+        }
+        if let Some(StackPart { every, .. }) = self.stack {
+            shape[0] /= every;
         }
         if let Some(rows) = &self.rows {
             shape[0] = rows.iter().map(ExactSizeIterator::len).sum();
         }
         shape
+    }
+
+    /// Shape of the other system's tensor, or of one of the stack.
+    fn matrix(&self) -> &[usize] {
+        if self.stack.is_some() { &self.shape[1..] } else { &self.shape }
     }
 
     fn read(&self, theirs: &HostTensor) -> HostTensor {
@@ -198,12 +228,14 @@ impl Foreign {
         let fits = ranges.len() == shape.len() && ranges.iter().zip(&shape).all(|(range, size)| range.end <= *size);
         assert!(fits && (1..=2).contains(&shape.len()), "{ranges:?} is no box of {shape:?}");
         let columns = ranges.get(1).cloned().unwrap_or(0..1);
+        let matrix = self.matrix();
+        let before = self.stack.map_or(0, |part| part.index * matrix.iter().product::<usize>());
         let (row_step, column_step) = match self.transposed {
-            true => (1, self.shape[1]),
-            false => (self.shape.get(1).copied().unwrap_or(1), 1),
+            true => (1, matrix[1]),
+            false => (matrix.get(1).copied().unwrap_or(1), 1),
         };
         let row = |row: usize| Run {
-            start: self.their_row(row) * row_step + columns.start * column_step,
+            start: before + self.their_row(row) * row_step + columns.start * column_step,
             step: column_step,
             len: columns.len(),
         };
@@ -212,6 +244,9 @@ impl Foreign {
 
     /// The matrix row of the other system's tensor, after transposing, that is our matrix row `row`.
     fn their_row(&self, row: usize) -> usize {
+        if let Some(StackPart { first, every, .. }) = self.stack {
+            return first + row * every;
+        }
         let Some(rows) = &self.rows else { return row };
         let mut left = row;
         for range in rows {
@@ -238,7 +273,7 @@ mod tests {
         let mut map = NameMap::default();
         for (part, start) in [("q", 0), ("k", 2), ("v", 4)] {
             let rows = Some(vec![start..start + 1, start + 1..start + 2]);
-            map.add(part, Foreign { name: "qkv".into(), transposed: true, rows, shape: vec![3, 6] });
+            map.add(part, Foreign { name: "qkv".into(), transposed: true, rows, stack: None, shape: vec![3, 6] });
         }
         map.same("norm", "ln", &[3]);
         map
@@ -257,10 +292,36 @@ mod tests {
     fn a_box_is_found_row_by_row() {
         let k = map().get("k").unwrap().clone();
         assert_eq!(k.runs(&[1..2, 1..3]), [Run { start: 3 + 6, step: 6, len: 2 }]);
-        let plain = Foreign { name: "w".into(), transposed: false, rows: Some(vec![4..6, 0..1]), shape: vec![6, 3] };
+        let plain = Foreign {
+            name: "w".into(),
+            transposed: false,
+            rows: Some(vec![4..6, 0..1]),
+            stack: None,
+            shape: vec![6, 3],
+        };
         let runs = [Run { start: 16, step: 1, len: 2 }, Run { start: 1, step: 1, len: 2 }];
         assert_eq!(plain.runs(&[1..3, 1..3]), runs);
         assert!(plain.runs(&[1..1, 0..3]).is_empty());
+    }
+
+    /// Gate and up of each expert are every second column of one matrix of a stack.
+    #[test]
+    fn a_stack_is_taken_apart() {
+        let mut map = NameMap::default();
+        for (ours, first) in [("gate", 0), ("up", 1)] {
+            for index in 0..2 {
+                let part = StackPart { index, first, every: 2 };
+                map.stacked(format!("{ours}.{index}"), "gate_up", part, &[2, 3, 4]);
+                map.stacked(format!("{ours}_bias.{index}"), "gate_up_bias", part, &[2, 4]);
+            }
+        }
+        let theirs =
+            BTreeMap::from([("gate_up".to_string(), tensor(&[2, 3, 4])), ("gate_up_bias".into(), tensor(&[2, 4]))]);
+        let ours = map.import(&theirs).unwrap();
+        let up = HostTensor { shape: vec![2, 3], data: vec![13.0, 17.0, 21.0, 15.0, 19.0, 23.0] };
+        assert_eq!(ours["up.1"], up);
+        assert_eq!(ours["gate_bias.1"], HostTensor { shape: vec![2], data: vec![4.0, 6.0] });
+        assert_eq!(map.export(&ours).unwrap(), theirs);
     }
 
     #[test]

@@ -48,7 +48,24 @@ macro_rules! hf {
     };
 }
 
-const FILES: [&str; 8] = hf!("llama2", "llama3", "mistral", "qwen3", "mixtral", "qwen3_moe", "gpt2", "deepseek_v3");
+const FILES: [&str; 16] = hf!(
+    "llama2",
+    "llama3",
+    "mistral",
+    "qwen3",
+    "mixtral",
+    "qwen3_moe",
+    "gpt2",
+    "deepseek_v3",
+    "qwen2",
+    "smollm3",
+    "olmo2",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "glm4",
+    "gpt_oss"
+);
 
 fn values() -> Vec<Value> {
     let numbers = [0, 1, 2, 3, 1 << 12, 1 << 16, 1 << 20, 1 << 31, 1 << 32, (1 << 63) - 1, u64::MAX];

@@ -38,8 +38,8 @@ use burn::tensor::DType;
 use codec::Codec;
 pub(crate) use codec::{from_bytes, to_bytes};
 use reduce::{concat, reduce};
-use serde::de::DeserializeOwned;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fmt;
 use std::sync::Arc;
 

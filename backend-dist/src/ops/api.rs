@@ -120,13 +120,12 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
 pub fn geglu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
     let size = x.dims()[D - 1];
     assert!(size.is_multiple_of(2), "geglu: last dimension {size} is not [gate | up]");
-    let half = size / 2;
-    gelu(x.clone().narrow(D - 1, 0, half), kind) * x.narrow(D - 1, half, half)
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_geglu(x.into_dispatch(), kind))
 }
 
 /// `cap tanh(x / cap)`, element by element.
 pub fn softcap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
-    x.div_scalar(cap).tanh().mul_scalar(cap)
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_softcap(x.into_dispatch(), cap))
 }
 
 /// Rows of the embedding matrix `w [rows, hidden]` by id; output `[a, b, hidden]` for `ids [a, b]`. Row 0 of `w` has id

@@ -81,6 +81,19 @@ node!(Gelu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
     }
 });
 
+node!(GeGlu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
+    if let ([Some(node)], (x, kind)) = (ops.parents, ops.state) {
+        grads.register::<B>(node.id, B::geglu_grad(x, grad, kind));
+    }
+});
+
+// The state is the output.
+node!(Softcap, 1, (FloatTensor<B>, f64), |ops, grad, grads| {
+    if let ([Some(node)], (capped, cap)) = (ops.parents, ops.state) {
+        grads.register::<B>(node.id, plain::activation::softcap_grad::<B>(capped, grad, cap));
+    }
+});
+
 node!(Attention, 3, ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions), |ops, grad, grads| {
     let (qkv, result, options) = ops.state;
     for (node, value) in ops.parents.into_iter().zip(B::attention_grads(qkv, result, grad, options)) {
@@ -170,6 +183,23 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         match Gelu.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((x.clone(), kind), B::gelu_forward(x, kind)),
             OpsKind::UnTracked(prep) => prep.finish(B::gelu_forward(x, kind)),
+        }
+    }
+
+    fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match GeGlu.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((x.clone(), kind), B::geglu_forward(x, kind)),
+            OpsKind::UnTracked(prep) => prep.finish(B::geglu_forward(x, kind)),
+        }
+    }
+
+    fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        let capped = plain::activation::softcap::<B>(x, cap);
+        match Softcap.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((capped.clone(), cap), capped),
+            OpsKind::UnTracked(prep) => prep.finish(capped),
         }
     }
 

@@ -37,6 +37,8 @@ pub(super) trait LocalOps: Backend {
         options: AttentionOptions,
         attention: CoreAttention,
     ) -> FloatTensor<Self>;
+    fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self>;
+    fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self>;
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
     fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self>;
     fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -73,6 +75,14 @@ macro_rules! local_ops_by_kernels {
 
             fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
                 Self::gelu_forward(x, kind)
+            }
+
+            fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
+                Self::geglu_forward(x, kind)
+            }
+
+            fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self> {
+                plain::activation::softcap::<Self>(x, cap)
             }
 
             fn op_attention(

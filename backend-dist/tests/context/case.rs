@@ -3,7 +3,7 @@
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::context::{
-    ContextParallel, CpCommType, Documents, attention_in_context, attention_over_context,
+    ContextParallel, CpCommType, Documents, attention_in_context, attention_over_context, attention_with_sinks,
 };
 use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, PassContext};
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData, activation::softmax};
@@ -19,6 +19,9 @@ pub struct Case {
     pub window: Option<usize>,
     /// Starts by sample.
     pub documents: Option<Vec<Vec<usize>>>,
+    pub softcap: Option<f64>,
+    /// Each head has a sink.
+    pub sinks: bool,
     pub dropout: Option<f64>,
 }
 
@@ -32,7 +35,7 @@ impl Case {
             scale: 0.6,
             causal: self.causal,
             window: self.window,
-            softcap: None,
+            softcap: self.softcap,
             dropout,
             deterministic: false,
         }
@@ -76,18 +79,21 @@ fn tensor(values: Vec<f64>, [heads, length]: [usize; 2]) -> Tensor<4> {
     Tensor::from_data(data, (&Device::flex().autodiff(), DType::F64))
 }
 
-/// Output and gradients of q, k and v, `[positions, b, heads, features]`.
-pub type Results = [Vec<f64>; 4];
+/// Output and gradients of q, k and v, `[positions, b, heads, features]`, and of the sinks.
+pub type Results = [Vec<f64>; 5];
 
 /// The output of `f` and the gradients of its weighted sum.
-fn run(parts: [Vec<f64>; 4], case: &Case, f: impl Fn([Tensor<4>; 3]) -> Tensor<4>) -> Results {
+fn run(parts: [Vec<f64>; 4], case: &Case, f: impl Fn([Tensor<4>; 3], Option<Tensor<1>>) -> Tensor<4>) -> Results {
     let mut shapes = case.shapes().into_iter();
     let [q, k, v, weights] = parts.map(|values| tensor(values, shapes.next().expect("four shapes")));
     let inputs = [q, k, v].map(Tensor::require_grad);
-    let out = f(inputs.clone());
+    let sinks = TensorData::new(numbers(case.heads.heads, 9), [case.heads.heads]);
+    let sinks = Tensor::<1>::from_data(sinks, (&Device::flex().autodiff(), DType::F64)).require_grad();
+    let out = f(inputs.clone(), case.sinks.then(|| sinks.clone()));
     let grads = (out.clone() * weights).sum().backward();
     let [q, k, v] = inputs.map(|x| values(x.grad(&grads).expect("every input has a gradient")));
-    [values(out), q, k, v]
+    let of_sinks = if case.sinks { values(sinks.grad(&grads).expect("sinks have a gradient")) } else { Vec::new() };
+    [values(out), q, k, v, of_sinks]
 }
 
 /// `[s, b, h, d]` to `[b, h, s, d]`, every head repeated `times` times.
@@ -111,17 +117,38 @@ pub fn formula(case: &Case) -> Results {
     };
     let hidden: Vec<bool> = (0..BATCH * n * n).map(|i| hides(i / (n * n), i / n % n, i % n)).collect();
     let hidden = Tensor::<4, Bool>::from_data(TensorData::new(hidden, [BATCH, 1, n, n]), &Device::flex().autodiff());
-    run(case.inputs(), case, |[q, k, v]| {
+    run(case.inputs(), case, |[q, k, v], sinks| {
         let scores = by_head(q, 1).matmul(by_head(k, heads / kv_heads).swap_dims(2, 3)) * case.options().scale;
+        let scores = match case.softcap {
+            Some(cap) => (scores * cap.recip()).tanh() * cap,
+            None => scores,
+        };
         let scores = scores.mask_fill(hidden.clone().expand([BATCH, heads, n, n]), -1e30);
-        softmax(scores, 3).matmul(by_head(v, heads / kv_heads)).permute([2, 0, 1, 3])
+        let weights = match sinks {
+            Some(sinks) => {
+                let sinks: Tensor<4> = sinks.reshape([1, heads, 1, 1]);
+                softmax(Tensor::cat(vec![scores, sinks.expand([BATCH, heads, n, 1])], 3), 3).narrow(3, 0, n)
+            }
+            None => softmax(scores, 3),
+        };
+        weights.matmul(by_head(v, heads / kv_heads)).permute([2, 0, 1, 3])
     })
 }
 
 /// The operation on one rank.
 pub fn alone(case: &Case) -> Results {
-    run(case.inputs(), case, |[q, k, v]| {
-        attention_over_context(q, k, v, case.options(), None, case.documents().as_ref(), &PassContext::default())
+    run(case.inputs(), case, |[q, k, v], sinks| match sinks {
+        Some(sinks) => attention_with_sinks(
+            [q, k, v],
+            sinks,
+            case.options(),
+            None,
+            case.documents().as_ref(),
+            &PassContext::default(),
+        ),
+        None => {
+            attention_over_context(q, k, v, case.options(), None, case.documents().as_ref(), &PassContext::default())
+        }
     })
 }
 
@@ -138,8 +165,16 @@ pub fn together(case: &Case, size: usize, comm: CpCommType, packed: bool) -> Res
             positions.iter().flat_map(|&position| whole[position * row..(position + 1) * row].to_vec()).collect()
         });
         let (options, documents) = (case.options(), case.documents());
-        let results = run(parts, case, |[q, k, v]| match packed {
-            true => {
+        let results = run(parts, case, |[q, k, v], sinks| match (sinks, packed) {
+            (Some(sinks), _) => attention_with_sinks(
+                [q, k, v],
+                sinks,
+                options,
+                Some(&context),
+                documents.as_ref(),
+                &PassContext::default(),
+            ),
+            (None, true) => {
                 let qkv = Tensor::cat(vec![q, k, v], 2);
                 attention_in_context(
                     qkv,
@@ -150,7 +185,7 @@ pub fn together(case: &Case, size: usize, comm: CpCommType, packed: bool) -> Res
                     &PassContext::default(),
                 )
             }
-            false => {
+            (None, false) => {
                 attention_over_context(q, k, v, options, Some(&context), documents.as_ref(), &PassContext::default())
             }
         });
@@ -158,6 +193,11 @@ pub fn together(case: &Case, size: usize, comm: CpCommType, packed: bool) -> Res
     };
     let ranks = launch(&mesh, &[Device::flex()], one).expect("no rank fails");
     std::array::from_fn(|i| {
+        if i == 4 {
+            // Every rank has the sinks' gradient of its positions, or of its heads.
+            let heads = 0..ranks[0].1[i].len();
+            return heads.map(|head| ranks.iter().map(|(_, results)| results[i][head]).sum()).collect();
+        }
         let row = ranks[0].1[i].len() / rows;
         let mut whole = vec![f64::NAN; case.positions * row];
         for (positions, results) in &ranks {
@@ -171,7 +211,8 @@ pub fn together(case: &Case, size: usize, comm: CpCommType, packed: bool) -> Res
 
 /// Asserts that outputs and gradients agree to 1e-12 of the largest element.
 pub fn same(name: &str, found: &Results, expected: &Results) {
-    for (what, (found, expected)) in ["output", "dq", "dk", "dv"].into_iter().zip(found.iter().zip(expected)) {
+    for (what, (found, expected)) in ["output", "dq", "dk", "dv", "dsinks"].into_iter().zip(found.iter().zip(expected))
+    {
         assert_eq!(found.len(), expected.len(), "{name}: {what}");
         let scale = expected.iter().fold(0.0f64, |top, x| top.max(x.abs()));
         let off = found.iter().zip(expected).fold(0.0f64, |worst, (a, b)| {

@@ -11,13 +11,18 @@ use case::{BATCH, Case, alone, formula, same, together};
 fn masks(positions: usize, heads: PackedHeads, lengths: [usize; 2]) -> Vec<Case> {
     let starts = vec![vec![0, positions / 4, positions / 2 - 1], vec![0, 1, 2, positions - 3]];
     assert_eq!(starts.len(), BATCH);
-    let plain = Case { positions, heads, lengths, causal: true, window: None, documents: None, dropout: None };
+    let (softcap, sinks, dropout) = (None, false, None);
+    let plain =
+        Case { positions, heads, lengths, causal: true, window: None, documents: None, softcap, sinks, dropout };
     let documents = Some(starts);
     vec![
         plain.clone(),
         Case { window: Some(5), ..plain.clone() },
         Case { documents: documents.clone(), ..plain.clone() },
         Case { window: Some(3), documents: documents.clone(), ..plain.clone() },
+        Case { softcap: Some(0.5), ..plain.clone() },
+        Case { sinks: true, ..plain.clone() },
+        Case { sinks: true, window: Some(3), documents: documents.clone(), ..plain.clone() },
         Case { causal: false, ..plain.clone() },
         Case { causal: false, window: Some(4), documents, ..plain },
     ]

@@ -27,6 +27,10 @@ fn plain_times(
     let [t, _, hkv, _] = k.dims();
     let group = hq / hkv;
     let scores = heads(q, 1).matmul(heads(k, group).swap_dims(2, 3)) * options.scale;
+    let scores = match options.softcap {
+        Some(cap) => (scores * cap.recip()).tanh() * cap,
+        None => scores,
+    };
     let hidden: Vec<bool> = (0..s * t)
         .map(|i| (t - s + i / t, i % t))
         .map(|(i, j)| options.causal && j > i || options.window.is_some_and(|w| i.abs_diff(j) >= w))
@@ -58,9 +62,16 @@ fn all_masks_and_groupings() {
         [131, 140, 1, 2, 1, 3],
     ];
     for [s, t, b, hq, hkv, d] in shapes {
-        for (causal, window) in [(true, None), (false, None), (true, Some(3)), (false, Some(2)), (true, Some(140))] {
-            let options =
-                AttentionOptions { scale: 0.7, causal, window, softcap: None, dropout: None, deterministic: false };
+        for (causal, window, softcap) in [
+            (true, None, None),
+            (false, None, None),
+            (true, Some(3), None),
+            (false, Some(2), None),
+            (true, Some(140), None),
+            (true, Some(3), Some(0.3)),
+            (false, None, Some(2.0)),
+        ] {
+            let options = AttentionOptions { scale: 0.7, causal, window, softcap, dropout: None, deterministic: false };
             let (nq, nkv) = (s * b * hq * d, t * b * hkv * d);
             let parts = |x: &[Tensor<1>]| -> [Tensor<4>; 3] {
                 [

@@ -12,7 +12,7 @@ use backend_dist::ops::conjugate::{
 use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
     AttentionOptions, GeluKind, InputCollective, LinearOptions, OutputCollective, PackedHeads, PassContext, Prologue,
-    attention_packed, gelu, layer_norm, linear, linear_with, pull_back, rms_norm, swiglu,
+    attention_packed, geglu, gelu, layer_norm, linear, linear_with, pull_back, rms_norm, swiglu,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -29,6 +29,7 @@ enum Kind {
     Rms,
     Layer,
     SwiGlu,
+    GeGlu,
     Gelu,
     Attention,
 }
@@ -37,7 +38,7 @@ impl Kind {
     /// Elements of each position of the input, features that enter the GEMM.
     fn sizes(self) -> (usize, usize) {
         match self {
-            Self::SwiGlu => (14, 7),
+            Self::SwiGlu | Self::GeGlu => (14, 7),
             Self::Attention => (24, 12),
             _ => (8, 8),
         }
@@ -49,6 +50,7 @@ impl Kind {
             Self::Rms => rms_norm(x, a, 0.1),
             Self::Layer => layer_norm(x, a, b, 0.1),
             Self::SwiGlu => swiglu(x),
+            Self::GeGlu => geglu(x, GeluKind::Tanh),
             Self::Gelu => gelu(x, GeluKind::Tanh),
             Self::Attention => {
                 let y = attention_packed(x.reshape([SEQ, BATCH, 8, 3]), HEADS, OPTIONS);
@@ -63,6 +65,7 @@ impl Kind {
             Self::Rms => Prologue::RmsNorm { weight: a, eps: 0.1 },
             Self::Layer => Prologue::LayerNorm { weight: a, bias: b, eps: 0.1 },
             Self::SwiGlu => Prologue::SwiGlu,
+            Self::GeGlu => Prologue::GeGlu(GeluKind::Tanh),
             Self::Gelu => Prologue::Gelu(GeluKind::Tanh),
             Self::Attention => {
                 let x: Tensor<4> = x.reshape([SEQ, BATCH, 8, 3]);
@@ -170,7 +173,7 @@ fn leaf_free(values: &[f64], dtype: DType) -> Tensor<1> {
 
 fn all_kinds(entry: InputCollective, exit: OutputCollective, rank: usize) {
     let ends = (entry, exit);
-    for kind in [Kind::None, Kind::Rms, Kind::Layer, Kind::SwiGlu, Kind::Gelu, Kind::Attention] {
+    for kind in [Kind::None, Kind::Rms, Kind::Layer, Kind::SwiGlu, Kind::GeGlu, Kind::Gelu, Kind::Attention] {
         for choice in 0..16 {
             let tracked: [bool; 4] = std::array::from_fn(|i| choice >> i & 1 == 1);
             for dtype in [DType::F64, DType::F32, DType::BF16] {

@@ -2,7 +2,10 @@
 
 /// The meaning of a model's sizes. Which of them a model has, and of which kind they are, its family decides.
 pub const SIZES: &[(&str, &str)] = &[
-    ("variant", "Variant of the family: llama, mistral or qwen3; mixtral or qwen3_moe"),
+    (
+        "variant",
+        "Variant of the family: llama, mistral, qwen2, qwen3, smollm3, olmo2, gemma2, gemma3, phi3 or glm4; mixtral, qwen3_moe or gpt_oss",
+    ),
     ("vocab-size", "Vocabulary size; default with a tokenizer that is made from the text: its size"),
     ("hidden-size", "Hidden size"),
     ("intermediate-size", "Intermediate size of the MLP; of each expert in mixtral"),
@@ -13,8 +16,22 @@ pub const SIZES: &[(&str, &str)] = &[
     ("max-position-embeddings", "Maximum sequence length; default of a family: training.seq-length"),
     (
         "sliding-window",
-        "Size of the sliding attention window, the current position included (mistral); none: full causal attention",
+        "Size of the sliding attention window, the current position included (mistral, gemma2, gemma3, phi3, gpt_oss); none: full causal attention",
     ),
+    (
+        "sliding-window-pattern",
+        "Every so many layers, one layer has full attention instead of the window (gemma2, gemma3, gpt_oss)",
+    ),
+    ("no-rope-layer-interval", "Every so many layers, one layer has no RoPE (smollm3)"),
+    ("partial-rotary-factor", "Fraction of the head dimension that has RoPE (phi3, glm4)"),
+    ("rope-local-base-freq", "RoPE base of the layers with a sliding window (gemma3)"),
+    ("swiglu-limit", "Limit of the clamped SwiGLU of experts (gpt_oss); none: 7"),
+    ("query-pre-attn-scalar", "Attention scores are divided by its square root (gemma2, gemma3); none: head-dim"),
+    (
+        "attn-logit-softcapping",
+        "Softcap of the attention scores (gemma2); no GPU kernel has it, so attention is slower there",
+    ),
+    ("final-logit-softcapping", "Softcap of the output logits (gemma2)"),
     ("rope-theta", "RoPE base"),
     ("rope-scaling", "RoPE scaling of Llama 3.1 or YaRN: { factor, low-freq-factor, ... }"),
     ("rms-norm-eps", "Epsilon of RMSNorm"),

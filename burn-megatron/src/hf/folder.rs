@@ -1,6 +1,6 @@
 //! A Hugging Face folder as the source of a model's weights.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::companions::Companions;
 use super::error::HfFolderError;
 use super::generation::GenerationConfig;
+use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
 use super::writer::TensorReader;
 use crate::element::Element;
@@ -26,8 +27,8 @@ pub struct HfFolder {
     generation: GenerationConfig,
     companions: Companions,
     tensors: Tensors,
-    /// By our name: which elements of a tensor of Hugging Face's it is, and the name of that tensor in this folder.
-    sources: HashMap<String, (Foreign, String)>,
+    /// By our name: which elements of a tensor of Hugging Face's it is, and how that tensor is stored in this folder.
+    sources: HashMap<String, (Foreign, Storage)>,
 }
 
 impl HfFolder {
@@ -74,27 +75,35 @@ impl HfFolder {
         Some(self.folder.join("tokenizer.json")).filter(|path| path.exists())
     }
 
-    /// The stored tensor, which of its elements are ours, and their type.
-    fn find(&self, name: &str, shape: &[usize]) -> Result<(Stored<'_>, &Foreign, Element), BoxError> {
-        let (foreign, stored) = self.sources.get(name).ok_or("the model of this folder has no tensor of this name")?;
+    /// The stored tensor, which of its elements are ours, how they are stored, and the type in which they are read.
+    fn find(&self, name: &str, shape: &[usize]) -> Result<([Stored<'_>; 2], &Foreign, &Storage, Element), BoxError> {
+        let (foreign, storage) = self.sources.get(name).ok_or("the model of this folder has no tensor of this name")?;
         if foreign.our_shape() != shape {
             return Err(format!("its shape is {:?}, the model needs {shape:?}", foreign.our_shape()).into());
         }
-        let found = self.tensors.get(stored).and_then(|found| Some((found, Element::of(found.dtype)?)));
+        let element = |found: &[Stored; 2]| match storage {
+            Storage::Plain(_) => Element::of(found[0].dtype),
+            Storage::Mxfp4(_) | Storage::Fp8(_) => Some(Element::Bf16),
+        };
+        let found = storage.stored(&self.tensors).and_then(|found| Some((found, element(&found)?)));
         let (found, element) = found.ok_or("the folder was changed while it was open")?;
-        Ok((found, foreign, element))
+        Ok((found, foreign, storage, element))
     }
 }
 
 impl TensorReader for HfFolder {
     fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError> {
-        Ok(self.find(name, shape)?.2)
+        Ok(self.find(name, shape)?.3)
     }
 
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
-        let (found, foreign, element) = self.find(name, shape)?;
-        let read = read_runs(&found, &foreign.runs(ranges), element.size());
-        read.map_err(|error| format!("{}: {error}", found.path.display()).into())
+        let (found, foreign, storage, element) = self.find(name, shape)?;
+        let read = match storage {
+            Storage::Plain(_) => read_runs(&found[0], &foreign.runs(ranges), element.size()),
+            Storage::Mxfp4(_) => read_mxfp4(found, foreign, ranges),
+            Storage::Fp8(_) => read_fp8(found, foreign, ranges),
+        };
+        read.map_err(|error| format!("{}: {error}", found[0].path.display()).into())
     }
 }
 
@@ -131,9 +140,14 @@ fn sources(
     folder: &Path,
     config: &FamilyConfig,
     tensors: &Tensors,
-) -> Result<HashMap<String, (Foreign, String)>, HfFolderError> {
+) -> Result<HashMap<String, (Foreign, Storage)>, HfFolderError> {
     let prefix = config.hf_optional_prefix();
     let source = |(ours, foreign): (&str, &Foreign)| {
+        let quantised = Storage::find(&foreign.name, foreign, tensors);
+        let wrong = |what| HfFolderError::tensor(&tensors.any_path(folder), &foreign.name, what);
+        if let Some(storage) = quantised.map_err(wrong)? {
+            return Ok((ours.to_string(), (foreign.clone(), storage)));
+        }
         let short = prefix.and_then(|prefix| foreign.name.strip_prefix(prefix));
         let names = [Some(foreign.name.as_str()), short];
         let Some((name, found)) = names.into_iter().flatten().find_map(|name| Some((name, tensors.get(name)?))) else {
@@ -148,7 +162,7 @@ fn sources(
             let what = format!("has elements of type {:?}, weights can be F64, F32, BF16 or F16", found.dtype);
             return Err(HfFolderError::tensor(found.path, name, what));
         }
-        Ok((ours.to_string(), (foreign.clone(), name.to_string())))
+        Ok((ours.to_string(), (foreign.clone(), Storage::Plain(name.to_string()))))
     };
     config.hf_names().iter().map(source).collect()
 }
@@ -157,11 +171,11 @@ fn sources(
 fn unexpected(
     config: &FamilyConfig,
     tensors: &Tensors,
-    sources: &HashMap<String, (Foreign, String)>,
+    sources: &HashMap<String, (Foreign, Storage)>,
 ) -> Result<(), HfFolderError> {
-    let used: std::collections::HashSet<&str> = sources.values().map(|(_, stored)| stored.as_str()).collect();
+    let used: HashSet<String> = sources.values().flat_map(|(_, storage)| storage.names()).collect();
     let prefix = config.hf_optional_prefix().unwrap_or_default();
-    for name in tensors.names().filter(|name| !used.contains(name)) {
+    for name in tensors.names().filter(|name| !used.contains(*name)) {
         if config.hf_is_derived(name.strip_prefix(prefix).unwrap_or(name)) {
             continue;
         }

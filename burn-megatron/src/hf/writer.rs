@@ -220,6 +220,7 @@ fn write_tensor(
     if let [(ours, foreign)] = output.parts.as_slice()
         && !foreign.transposed
         && foreign.rows.is_none()
+        && foreign.stack.is_none()
     {
         let row = output.shape[1..].iter().product::<usize>() * output.element.size();
         let rows = (CHUNK / row.max(1)).max(1);

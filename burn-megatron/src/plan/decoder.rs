@@ -13,7 +13,9 @@ pub struct Experts {
     pub count: usize,
     /// Experts per token (top-k).
     pub top_k: usize,
-    /// Intermediate size of an expert. Experts are gated and have no biases.
+    /// Experts and router have biases.
+    pub biases: bool,
+    /// Intermediate size of an expert. Experts are gated.
     pub intermediate: usize,
     /// Intermediate size of the shared experts, which all tokens use; 0 without any.
     pub shared: usize,
@@ -73,6 +75,10 @@ pub struct Decoder {
     pub norms: NormPlacement,
     /// Norms have a bias.
     pub norm_bias: bool,
+    /// Attention scores have a soft cap, which no GPU kernel has.
+    pub softcap: bool,
+    /// Each query head has an attention sink.
+    pub sinks: bool,
     /// The projection of queries, keys and values has biases, and the output projection.
     pub attention_bias: [bool; 2],
     /// The MLP's linear layers have biases.

@@ -136,6 +136,11 @@ impl fmt::Display for Report<'_> {
         let ranks = job.layout.world_size();
         writeln!(f, "layout       {} on {ranks} x {}", describe(job), self.name)?;
         self.memory(f)?;
+        if job.gpu && job.decoder.softcap {
+            let what =
+                "no GPU kernel has the soft cap of the scores: all scores of a layer are in memory, which this plan";
+            writeln!(f, "attention    {what} does not count")?;
+        }
         let bubble = percent(time.idle_share, 1.0);
         let micro_batches = job.schedule.micro_batches;
         writeln!(f, "bubble       {bubble:.1} % ({}, micro-batches: {micro_batches})", job.schedule.kind)?;

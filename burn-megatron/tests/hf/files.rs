@@ -8,7 +8,23 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 7] = ["llama2", "llama3", "mistral", "qwen3", "mixtral", "qwen3_moe", "gpt2"];
+pub const MODELS: [&str; 15] = [
+    "llama2",
+    "llama3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "olmo2",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "glm4",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+    "gpt2",
+];
 
 pub fn golden(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf").join(model)

@@ -41,14 +41,18 @@ fn in_double_precision() {
     for model in MODELS {
         let (input, oracle) = input(model);
         let experts = ["DP2 EP2", "TP2 EP2 ETP1", "TP2 SP DP2 EP2", "TP2 SP DP2 EP4 ETP1", "CP2 DP2 EP4"];
-        let experts = experts.iter().filter(|_| ["mixtral", "qwen3_moe"].contains(&model));
+        let experts = experts.iter().filter(|_| ["mixtral", "qwen3_moe", "gpt_oss"].contains(&model));
         let dense = ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 SP DP2", "CP2", "TP2 SP CP2 DP2", "CP4"];
         for layout in dense.iter().chain(experts) {
             let output =
                 run(model, &input, &Settings { gradients: true, ..settings(layout, FloatDType::F64) }).unwrap();
             let logits = difference(&last(&output, &input), &oracle["logits_last8"].values());
-            assert!(logits < 1e-13, "{model} {layout}: logits {logits:e}");
-            assert_eq!(output.loss.as_slice(), oracle["loss"].values(), "{model} {layout}: loss");
+            // Gemma 2's softmax is fp32 in transformers.
+            let limit = if model == "gemma2" { 1e-6 } else { 1e-13 };
+            assert!(logits < limit, "{model} {layout}: logits {logits:e}");
+            // A mean in fp32, of which the last bit depends on the logits' last ones.
+            let gap = difference(output.loss.as_slice(), &oracle["loss"].values());
+            assert!(gap < 1.2e-7, "{model} {layout}: loss {gap:e}");
             let mut compared = 0;
             for (name, expected) in &oracle {
                 let Some(name) = name.strip_prefix("grad.") else { continue };
@@ -85,7 +89,7 @@ fn in_lower_precision() {
         // In bf16 a token may use the other one of two experts that are almost equally good: Qwen3-MoE is 0.014 away on
         // one rank and 0.052 in this layout. With the experts of fp64 both are within 0.03
         // (`models/tests/layouts/hf.rs`).
-        let half = if ["mixtral", "qwen3_moe"].contains(&model) { 0.1 } else { 0.05 };
+        let half = if ["mixtral", "qwen3_moe", "gpt_oss"].contains(&model) { 0.1 } else { 0.05 };
         for (dtype, limit) in [(FloatDType::F32, 2e-6), (FloatDType::BF16, half)] {
             let output = run(model, &input, &settings("TP2 SP", dtype)).unwrap();
             let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());

@@ -7,6 +7,7 @@ mod files;
 mod folder;
 mod forward;
 mod fuzz;
+mod quantised;
 mod round_trip;
 mod sweep;
 mod untrusted;

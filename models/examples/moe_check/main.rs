@@ -20,7 +20,8 @@ use backend_dist::shard::{Init, ParamSpec, Registry, Unit};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData};
 use models::layers::{
-    Balance, BalanceOver, Dispatcher, FeedForward, Ffn, MoeConfig, Norm, NormKind, RouterConfig, SharedExperts,
+    Balance, BalanceOver, Dispatcher, ExpertKind, FeedForward, Ffn, MoeConfig, Norm, NormKind, RouterConfig,
+    SharedExperts,
 };
 use models::{MicroBatch, ParamBuilder, WeightSource};
 
@@ -34,6 +35,7 @@ fn config(hidden: usize, intermediate: usize, dispatcher: Dispatcher, shared: bo
         hidden,
         intermediate,
         experts: 8,
+        kind: ExpertKind::SwiGlu,
         router: RouterConfig { balance, z_loss: 1e-3, ..RouterConfig::new(2) },
         capacity: None,
         dispatcher,

@@ -7,7 +7,8 @@ use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::WeightSource;
 use models::layers::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, MoeConfig, RouterConfig, RouterDevice, Scores,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, ExpertKind, MoeConfig, RouterConfig,
+    RouterDevice, Scores,
 };
 
 use super::{Found, distance, mesh, run_with, time};
@@ -45,6 +46,7 @@ fn config(experts: usize, router: RouterConfig, dispatcher: Dispatcher) -> MoeCo
         hidden: 64,
         intermediate: 32,
         experts,
+        kind: ExpertKind::SwiGlu,
         router,
         capacity: None,
         dispatcher,

@@ -7,8 +7,8 @@ use super::block::LatentBlockConfig;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, even, factors, not_negative, positive, rotary};
 use crate::layers::{
-    Activation, Balance, BalanceOver, Capacity, Dispatcher, ExpertGroups, Ffn, LinearConfig, MlaConfig, MlpConfig,
-    MoeConfig, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, YarnScaling,
+    Activation, Balance, BalanceOver, Capacity, Dispatcher, ExpertGroups, ExpertKind, Ffn, LinearConfig, MlaConfig,
+    MlpConfig, MoeConfig, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, YarnScaling,
 };
 use crate::layout::{ExpertDims, ModelDims};
 use crate::limits;
@@ -183,6 +183,7 @@ impl DeepSeekV3Config {
             hidden: self.hidden_size,
             intermediate: self.moe_intermediate_size,
             experts: self.n_routed_experts,
+            kind: ExpertKind::SwiGlu,
             router: RouterConfig {
                 scores: if self.norm_topk_prob { Scores::Sigmoid } else { Scores::PlainSigmoid },
                 groups: (self.n_group > 1).then_some(ExpertGroups { groups: self.n_group, top_k: self.topk_group }),

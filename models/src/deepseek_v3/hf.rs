@@ -38,7 +38,7 @@ fn attention(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &
     let (queries, latent) = (config.query_width(), config.kv_lora_rank + config.qk_rope_head_dim);
     let mut add = |part: &str, shape: &[usize], rows| {
         let (name, shape) = (format!("{theirs}.{part}.weight"), shape.to_vec());
-        map.add(format!("{ours}.{part}.weight"), Foreign { name, transposed: false, rows, shape });
+        map.add(format!("{ours}.{part}.weight"), Foreign { name, transposed: false, rows, stack: None, shape });
     };
     match config.q_lora_rank {
         Some(rank) => {
@@ -93,6 +93,7 @@ impl DeepSeekV3Config {
         let config = ConfigReader::new(config)?;
         config.expect_model("deepseek_v3")?;
         config.expect_or_absent("hidden_act", "silu")?;
+        config.quantisation("fp8")?;
         config.expect_or_absent("scoring_func", "sigmoid")?;
         config.expect_or_absent("topk_method", "noaux_tc")?;
         config.expect_number("moe_layer_freq", 1.0, 1.0)?;

@@ -44,7 +44,7 @@ fn attention(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &
     let (queries, latent) = (config.query_width(), config.kv_lora_rank + config.qk_rope_head_dim);
     let mut add = |our: &str, their: &str, shape: &[usize], rows: Option<Vec<Range<usize>>>| {
         let (name, shape) = (format!("{theirs}.{their}.weight"), shape.to_vec());
-        map.add(format!("{ours}.{our}.weight"), Foreign { name, transposed: false, rows, shape });
+        map.add(format!("{ours}.{our}.weight"), Foreign { name, transposed: false, rows, stack: None, shape });
     };
     match config.q_lora_rank {
         Some(rank) => {

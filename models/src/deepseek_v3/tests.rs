@@ -15,14 +15,16 @@ use crate::names::NameMap;
 const CONFIG: &str = include_str!("../../../tests/golden/hf/deepseek_v3/config.json");
 const MODEL: &[u8] = include_bytes!("../../../tests/golden/hf/deepseek_v3/model.safetensors");
 
-/// As DeepSeek published it, but for `quantization_config`, which is refused.
+/// As DeepSeek published it.
 const PUBLISHED: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
     "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "bos_token_id": 0, "eos_token_id": 1,
     "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02,
     "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
     "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
     "norm_topk_prob": true, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
-    "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+    "weight_block_size": [128, 128]}, "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
     "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"},
     "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false,
@@ -122,8 +124,8 @@ fn what_the_model_lacks_is_refused() {
     assert!(refuse("tie_word_embeddings", json!(true)).contains("`tie_word_embeddings` is true"));
     assert!(refuse("qk_head_dim", json!(128)).contains("nearest legal: 192"));
     assert!(refuse("first_k_dense_replace", json!(-1)).contains("`first_k_dense_replace` is -1"));
-    let quantised = refuse("quantization_config", json!({"quant_method": "fp8"}));
-    assert!(quantised.contains("stored in fp8") && quantised.contains("Dequantise them to bf16 first"), "{quantised}");
+    let quantised = refuse("quantization_config", json!({"quant_method": "awq"}));
+    assert!(quantised.contains("stored in awq") && quantised.contains("Dequantise them to bf16 first"), "{quantised}");
     assert!(refuse("n_routed_experts", json!(1u64 << 31)).contains("`n_routed_experts` is 2147483648, more than"));
     assert!(refuse("rope_scaling", json!({"type": "dynamic"})).contains("`rope_type` is dynamic"));
     let llama3 = json!({"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,

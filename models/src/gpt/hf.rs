@@ -59,11 +59,16 @@ fn linear(
     rows: Option<std::ops::Range<usize>>,
 ) {
     let rows = rows.map(|rows| vec![rows]);
-    let weight =
-        Foreign { name: format!("{theirs}.weight"), transposed: true, rows: rows.clone(), shape: vec![input, out] };
+    let weight = Foreign {
+        name: format!("{theirs}.weight"),
+        transposed: true,
+        rows: rows.clone(),
+        stack: None,
+        shape: vec![input, out],
+    };
     map.add(format!("{ours}.weight"), weight);
     if config.bias {
-        let bias = Foreign { name: format!("{theirs}.bias"), transposed: false, rows, shape: vec![out] };
+        let bias = Foreign { name: format!("{theirs}.bias"), transposed: false, rows, stack: None, shape: vec![out] };
         map.add(format!("{ours}.bias"), bias);
     }
 }

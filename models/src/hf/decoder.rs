@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::class_of;
 use crate::layers::{AttentionConfig, BlockConfig, Ffn, MlpConfig, MoeConfig, NormOver};
 use crate::llama::Frame;
-use crate::names::NameMap;
+use crate::names::{NameMap, StackPart};
 
 /// What a family calls a layer's feed-forward part when it has experts.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,8 @@ pub(crate) struct LayerNames {
     /// The norms before attention, after it, before the MLP, after it; as many as the family has count.
     pub norms: [&'static str; 4],
     pub experts: ExpertNames,
+    /// Experts are stacks of transposed matrices, gate and up alternating, next to a `router`.
+    pub stacked_experts: bool,
     /// `qkv_proj` is `[q; k; v]`.
     pub fused_qkv: bool,
     /// `gate_up_proj` is `[gate; up]`.
@@ -42,6 +44,7 @@ pub(crate) struct LayerNames {
 pub(crate) const USUAL: LayerNames = LayerNames {
     norms: ["input_layernorm", "", "post_attention_layernorm", ""],
     experts: LIKE_MLPS,
+    stacked_experts: false,
     fused_qkv: false,
     fused_gate_up: false,
     interleaved: false,
@@ -61,6 +64,9 @@ pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, called:
         match &block.mlp {
             Ffn::Dense(mlp) if called.fused_gate_up => {
                 gate_up(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
+            }
+            Ffn::Moe(moe) if called.stacked_experts => {
+                stacked_experts(&mut map, moe, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
             }
             mlp => feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &theirs, called.experts),
         }
@@ -107,10 +113,33 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
         first += out;
     }
     map.linear(&format!("{ours}.o_proj"), &format!("{theirs}.o_proj"), [hidden, queries], config.output.bias);
+    if config.sinks {
+        map.same(format!("{ours}.sinks"), format!("{theirs}.sinks"), &[heads]);
+    }
     if let Some(norm) = config.query_key_norm {
         for (part, heads) in [("q_norm", heads), ("k_norm", kv_heads)] {
             let features = if norm.over == NormOver::Head { head_dim } else { heads * head_dim };
             map.same(format!("{ours}.{part}.weight"), format!("{theirs}.{part}.weight"), &[features]);
+        }
+    }
+}
+
+/// `modeling_gpt_oss.py`, `GptOssExperts`: `gate_up_proj [experts, hidden, 2 width]`, gate and up alternating, and
+/// `down_proj [experts, width, hidden]`, each with a bias.
+fn stacked_experts(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str) {
+    let MoeConfig { hidden, experts, intermediate: width, .. } = *config;
+    map.linear(&format!("{ours}.router"), &format!("{theirs}.router"), [experts, hidden], true);
+    for (name, inputs, outputs, parts) in [
+        ("gate_up_proj", hidden, 2 * width, &["gate_proj", "up_proj"][..]),
+        ("down_proj", width, hidden, &["down_proj"]),
+    ] {
+        let (matrices, biases) = (format!("{theirs}.experts.{name}"), format!("{theirs}.experts.{name}_bias"));
+        for (index, (first, part)) in (0..experts).flat_map(|expert| parts.iter().enumerate().map(move |p| (expert, p)))
+        {
+            let (ours, part) =
+                (format!("{ours}.experts.{index}.{part}"), StackPart { index, first, every: parts.len() });
+            map.stacked(format!("{ours}.weight"), &matrices, part, &[experts, inputs, outputs]);
+            map.stacked(format!("{ours}.bias"), &biases, part, &[experts, outputs]);
         }
     }
 }

@@ -2,6 +2,7 @@
 //! computes, or refused by name.
 
 pub(crate) mod decoder;
+pub(crate) mod layers;
 mod reader;
 pub(crate) mod rope;
 
@@ -90,7 +91,7 @@ pub enum HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 14] = [
+const ARCHITECTURES: [(&str, &str); 15] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
@@ -103,6 +104,7 @@ const ARCHITECTURES: [(&str, &str); 14] = [
     ("glm4", "Glm4ForCausalLM"),
     ("mixtral", "MixtralForCausalLM"),
     ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    ("gpt_oss", "GptOssForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
     ("deepseek_v3", "DeepseekV3ForCausalLM"),
 ];
@@ -174,6 +176,7 @@ impl FamilyConfig {
         let read = match kind {
             "mixtral" => MixtralConfig::from_hf(config, MixtralVariant::Mixtral).map(Self::Mixtral),
             "qwen3_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Moe).map(Self::Mixtral),
+            "gpt_oss" => MixtralConfig::from_hf(config, MixtralVariant::GptOss).map(Self::Mixtral),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
             "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
@@ -203,7 +206,10 @@ impl FamilyConfig {
     pub fn to_hf_like(&self, original: &Value) -> Result<Value, HfError> {
         let mut written = self.to_hf()?;
         if Self::from_hf(original).is_ok_and(|config| config.to_hf().is_ok_and(|same| same == written)) {
-            return Ok(original.clone());
+            let mut original = original.clone();
+            // Weights are written in types of their own.
+            original.as_object_mut().map(|keys| keys.remove("quantization_config"));
+            return Ok(original);
         }
         let (Some(written_keys), Some(keys)) = (written.as_object_mut(), original.as_object()) else {
             return Ok(written);

@@ -36,11 +36,12 @@ impl<'a> ConfigReader<'a> {
 
     /// Refuses keys that nobody asked for and that are not harmless, here or everywhere.
     pub fn finish(&self, harmless: &[&str]) -> Result<(), HfError> {
-        if let Some(method) = self.object.get("quantization_config").filter(|config| !config.is_null()) {
+        let asked = self.asked.borrow();
+        let quantised = self.object.get("quantization_config").filter(|config| !config.is_null());
+        if let Some(method) = quantised.filter(|_| !asked.contains("quantization_config")) {
             let method = method.get("quant_method").and_then(Value::as_str).unwrap_or("some other type");
             return Err(HfError::Quantised { method: method.into() });
         }
-        let asked = self.asked.borrow();
         let passed_over = |key: &str| harmless.contains(&key) || HARMLESS.contains(&key);
         match self.object.keys().find(|key| !asked.contains(*key) && !passed_over(key)) {
             None => Ok(()),
@@ -49,6 +50,22 @@ impl<'a> ConfigReader<'a> {
                 let harmless = [harmless, &HARMLESS].concat().join(", ");
                 Err(HfError::Unknown { key: key.clone(), known, harmless })
             }
+        }
+    }
+
+    /// Weights may be stored by this method too, which is known to whoever reads them.
+    pub fn quantisation(&self, legal: &str) -> Result<(), HfError> {
+        let Some(quantised) = self.object("quantization_config")? else { return Ok(()) };
+        let method = quantised.text("quant_method")?.unwrap_or("some other type");
+        if method != legal {
+            return Err(HfError::Quantised { method: method.into() });
+        }
+        // Blocks of FP8 are those of DeepSeek-V3; the other keys do not say how weights are stored.
+        match quantised.indices("weight_block_size")? {
+            Some(block) if block != [128, 128] => {
+                Err(quantised.unsupported("weight_block_size", &format!("{block:?}"), "[128, 128]"))
+            }
+            _ => quantised.expect_or_absent("fmt", "e4m3"),
         }
     }
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use backend_dist::ops::context::attention_in_context;
+use backend_dist::ops::context::{attention_in_context, attention_with_sinks};
 use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, Residual, attention};
-use backend_dist::shard::stable_hash;
-use burn::module::Module;
+use backend_dist::shard::{Init, Section, stable_hash};
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::cache::LayerCache;
@@ -38,6 +38,8 @@ pub struct AttentionConfig {
     pub scale: Option<f64>,
     /// A scaled score `s` becomes `c tanh(s/c)` (Gemma 2).
     pub softcap: Option<f64>,
+    /// The softmax of each query head has one more score, a learned one whose value is zero (gpt-oss).
+    pub sinks: bool,
     /// Share of the attention weights dropped after the softmax.
     pub dropout: f64,
     /// Norms of queries and keys.
@@ -62,6 +64,7 @@ impl AttentionConfig {
             window,
             scale,
             softcap,
+            sinks: false,
             dropout: 0.0,
             query_key_norm,
             input,
@@ -82,6 +85,8 @@ impl AttentionConfig {
 pub struct SelfAttention {
     qkv: ColumnParallelLinear,
     norms: Option<QueryKeyNorms>,
+    /// Of the rank's query heads.
+    sinks: Option<Param<Tensor<1>>>,
     out: RowParallelLinear,
     #[module(skip)]
     heads: PackedHeads,
@@ -128,9 +133,17 @@ impl SelfAttention {
         let inner = config.heads * config.head_dim;
         let qkv = ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?;
         let norms = config.query_key_norm.map(|norm| QueryKeyNorms::new(params, name, config, norm)).transpose()?;
+        let sinks = match config.sinks {
+            true => {
+                let section = Section::split(format!("{name}.sinks"), &[config.heads], 0, ranks, params.place());
+                Some(params.sections(vec![(section, Init::ZEROS)])?)
+            }
+            false => None,
+        };
         Ok(Self {
             qkv,
             norms,
+            sinks,
             out: RowParallelLinear::new(params, &format!("{name}.o_proj"), inner, config.hidden, config.output)?,
             heads: PackedHeads { heads: config.heads / ranks, kv_heads: config.kv_heads / kv_parts },
             options: config.options(),
@@ -156,6 +169,11 @@ impl SelfAttention {
         let qkv = self.heads(self.qkv.forward(x, norm, batch), angles);
         let (dropout, deterministic) = (self.dropout.with(batch.dropout.as_ref()), batch.pass.deterministic);
         let options = AttentionOptions { dropout, deterministic, ..self.options };
+        if let Some(sinks) = &self.sinks {
+            let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
+            let of = attention_with_sinks(self.split(qkv), sinks.val(), options, context, documents, &batch.pass);
+            return self.out.forward(side_by_side(of), Prologue::None, false, batch);
+        }
         if batch.context.is_none() && batch.documents.is_none() {
             return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core, batch);
         }
@@ -166,8 +184,7 @@ impl SelfAttention {
         }
         let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
         let of = attention_in_context(qkv, self.heads, options, context, documents, &batch.pass);
-        let [seq, samples, heads, head_dim] = of.dims();
-        self.out.forward(of.reshape([seq, samples, heads * head_dim]), Prologue::None, false, batch)
+        self.out.forward(side_by_side(of), Prologue::None, false, batch)
     }
 
     /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` pad
@@ -184,13 +201,20 @@ impl SelfAttention {
         let qkv = self.qkv.forward(x, norm, batch);
         let positions = qkv.dims()[0];
         let qkv = self.heads(qkv.narrow(0, 0, at.len()), angles);
+        let [q, k, v] = self.split(qkv);
+        let [k, v] = cache.append(at, [k, v]);
+        let of = match &self.sinks {
+            Some(sinks) => attention_with_sinks([q, k, v], sinks.val(), self.options, None, None, &batch.pass),
+            None => attention(q, k, v, self.options),
+        };
+        self.out.forward(side_by_side(pad_sequence(of, positions)), Prologue::None, false, batch)
+    }
+
+    /// Queries, keys and values of packed heads.
+    fn split(&self, qkv: Tensor<4>) -> [Tensor<4>; 3] {
         let PackedHeads { heads, kv_heads } = self.heads;
-        let q = qkv.clone().narrow(2, 0, heads);
-        let new = [qkv.clone().narrow(2, heads, kv_heads), qkv.narrow(2, heads + kv_heads, kv_heads)];
-        let [k, v] = cache.append(at, new);
-        let context = pad_sequence(attention(q, k, v, self.options), positions);
-        let [seq, samples, heads, head_dim] = context.dims();
-        self.out.forward(context.reshape([seq, samples, heads * head_dim]), Prologue::None, false, batch)
+        [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
+            .map(|(first, count)| qkv.clone().narrow(2, first, count))
     }
 
     /// The projection's `[s, b, features]` as normalised and rotated heads `[s, b, heads + 2 kv_heads, d]`.
@@ -213,4 +237,10 @@ impl SelfAttention {
             None => qkv,
         }
     }
+}
+
+/// `[s, b, heads, d]` as `[s, b, heads d]`.
+fn side_by_side(x: Tensor<4>) -> Tensor<3> {
+    let [seq, batch, heads, head_dim] = x.dims();
+    x.reshape([seq, batch, heads * head_dim])
 }

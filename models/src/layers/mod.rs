@@ -36,8 +36,8 @@ pub(crate) use linear::{enter_tensor_parallel, leave_tensor_parallel};
 pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, MoeLayer, RouterConfig,
-    RouterDevice, Scores, SharedExperts,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, ExpertKind, Ffn, MoeConfig, MoeLayer,
+    RouterConfig, RouterDevice, Scores, SharedExperts,
 };
 pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};

@@ -101,7 +101,7 @@ impl ProjectionNorm {
         let squares = (x.clone() * x.clone()).sum_dim(2);
         let all = reduce_from_tensor_parallel(Partial::new(squares), &self.parallel.group);
         let all = copy_to_tensor_parallel(all, &self.parallel.group);
-        let mean = all.div_scalar((self.features * self.copies) as f64);
+        let mean = all.mul_scalar(((self.features * self.copies) as f64).recip());
         let normed = x.clone() * mean.add_scalar(self.eps).sqrt().recip();
         let normed = match self.fp32 && dtype == DType::F64 {
             true => normed.clone() + (self.rounded(x) - normed.detach()),

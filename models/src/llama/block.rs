@@ -100,6 +100,6 @@ impl LlamaConfig {
 }
 
 /// Whether a layer is the last of a group of so many.
-fn is_last_of(group: Option<usize>, layer: usize) -> bool {
+pub(crate) fn is_last_of(group: Option<usize>, layer: usize) -> bool {
     group.is_some_and(|group| (layer + 1).is_multiple_of(group))
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, above, divides, even, not_negative, positive, rotary, share};
+use crate::config::{ConfigError, base, divides, divisors, even, not_negative, positive, rotary, share};
 use crate::layers::RopeScaling;
 use crate::layout::ModelDims;
 use crate::limits;
@@ -151,14 +151,12 @@ impl ModelConfig for LlamaConfig {
         even("head_dim", self.head_dim)?;
         self.check_rotated()?;
         rotary(self.rope_theta, self.rope_scaling)?;
-        above("rope_local_base_freq", self.rope_local_base_freq.unwrap_or(1.0), 1.0)?;
-        for (key, value) in [
+        base("rope_local_base_freq", self.rope_local_base_freq.unwrap_or(1.0))?;
+        divisors(&[
             ("query_pre_attn_scalar", self.query_pre_attn_scalar),
             ("attn_logit_softcapping", self.attn_logit_softcapping),
             ("final_logit_softcapping", self.final_logit_softcapping),
-        ] {
-            above(key, value.unwrap_or(1.0), 1e-3)?;
-        }
+        ])?;
         not_negative(&[("rms_norm_eps", self.rms_norm_eps), ("initializer_range", self.initializer_range)])?;
         share("hidden_dropout", self.hidden_dropout)?;
         share("attention_dropout", self.attention_dropout)
@@ -190,7 +188,7 @@ impl ModelConfig for LlamaConfig {
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        super::presets::presets()
+        super::published::presets()
     }
 
     fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {

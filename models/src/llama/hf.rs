@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
 use crate::hf::decoder::{self, GROUPED_QUERIES};
-use crate::hf::{ConfigReader, HfError, rope};
+use crate::hf::{ConfigReader, HfError, layers, rope};
 use crate::layers::Activation;
 use crate::names::NameMap;
 
@@ -86,9 +86,12 @@ impl LlamaConfig {
         for dropout in ["embd_pdrop", "resid_pdrop"].into_iter().filter(|_| variant == LlamaVariant::Phi3) {
             config.expect_number(dropout, 0.0, 0.0)?;
         }
-        read.sliding_window_pattern = window_pattern(&config, &read)?;
+        if variant.has("sliding_window_pattern") {
+            let default = if variant == LlamaVariant::Gemma2 { 2 } else { 6 };
+            read.sliding_window_pattern = layers::window_pattern(&config, read.num_hidden_layers, default)?;
+        }
         read.no_rope_layer_interval = no_rope_interval(&config, &read)?;
-        layer_types(&config, &read)?;
+        layers::expect_kinds(&config, &read.layer_types())?;
         config.finish(of.harmless)?;
         Ok(read)
     }
@@ -124,8 +127,7 @@ impl LlamaConfig {
 
     /// Hugging Face's word for the attention of each layer.
     fn layer_types(&self) -> Vec<&'static str> {
-        let kind = |layer| if self.window(layer).is_some() { "sliding_attention" } else { "full_attention" };
-        (0..self.num_hidden_layers).map(kind).collect()
+        layers::kinds(|layer| self.window(layer).is_some(), self.num_hidden_layers)
     }
 
     /// 1 for each layer that rotates, 0 for each that does not, as transformers has it.
@@ -164,21 +166,6 @@ fn window(config: &ConfigReader, variant: LlamaVariant) -> Result<Option<usize>,
     }
 }
 
-/// Which layers have no window: by the list of all layers, else by the relative's key or its default.
-fn window_pattern(config: &ConfigReader, read: &LlamaConfig) -> Result<Option<usize>, HfError> {
-    if !read.variant.has("sliding_window_pattern") {
-        return Ok(None);
-    }
-    let default = if read.variant == LlamaVariant::Gemma2 { 2 } else { 6 };
-    // transformers 5 writes the second next to a list that need not follow it.
-    let [pattern, before_list] =
-        ["sliding_window_pattern", "_sliding_window_pattern"].map(|key| config.optional_size(key));
-    let of_key = pattern?.or(before_list?).unwrap_or(default);
-    let of_list = config.texts("layer_types")?.map(|types| types.iter().position(|kind| *kind == "full_attention"));
-    let pattern = of_list.map_or(Some(of_key), |first| first.map(|first| first + 1));
-    Ok(pattern.filter(|pattern| *pattern <= read.num_hidden_layers))
-}
-
 /// Every so many layers one does not rotate; transformers has a list too, in which 0 is such a layer.
 fn no_rope_interval(config: &ConfigReader, read: &LlamaConfig) -> Result<Option<usize>, HfError> {
     if !read.variant.has("no_rope_layer_interval") {
@@ -194,18 +181,5 @@ fn no_rope_interval(config: &ConfigReader, read: &LlamaConfig) -> Result<Option<
             Err(config.unsupported("no_rope_layers", &format!("{list:?}"), &format!("{legal:?}")))
         }
         _ => Ok(interval),
-    }
-}
-
-/// The attention of each layer, if the file lists it, is what the other keys say.
-fn layer_types(config: &ConfigReader, read: &LlamaConfig) -> Result<(), HfError> {
-    let (types, legal) = (config.texts("layer_types")?, read.layer_types());
-    match types {
-        Some(types) if types != legal => {
-            let alike = legal.iter().all(|kind| *kind == legal[0]);
-            let legal = if alike { format!("{} x {}", legal.len(), legal[0]) } else { legal.join(", ") };
-            Err(config.unsupported("layer_types", &types.join(", "), &legal))
-        }
-        _ => Ok(()),
     }
 }

@@ -5,8 +5,10 @@ mod config;
 mod hf;
 mod model;
 mod presets;
+mod published;
 mod variant;
 
+pub(crate) use block::is_last_of;
 pub use config::LlamaConfig;
 pub use model::{Frame, Llama};
 pub use variant::LlamaVariant;

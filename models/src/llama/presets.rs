@@ -4,17 +4,6 @@ use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
 use crate::layers::{Llama3Scaling, RopeScaling};
 
-/// All of them by name, small ones for tests first.
-pub(super) fn presets() -> Vec<(&'static str, LlamaConfig)> {
-    vec![
-        ("tiny", LlamaConfig::tiny()),
-        ("llama3-1b", LlamaConfig::llama3_1b()),
-        ("llama3-8b", LlamaConfig::llama3_8b()),
-        ("mistral-7b", LlamaConfig::mistral_7b()),
-        ("qwen3-0.6b", LlamaConfig::qwen3_0_6b()),
-    ]
-}
-
 /// [`LlamaConfig::tiny`].
 impl Default for LlamaConfig {
     fn default() -> Self {
@@ -124,21 +113,5 @@ impl LlamaConfig {
             tie_word_embeddings: true,
             ..Self::llama3_8b()
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::causal_lm::ModelConfig;
-
-    /// The model cards' 8.03, 1.24, 7.24 and 0.6 billion parameters, to the last one (`num_parameters()`).
-    #[test]
-    fn presets_have_the_published_sizes() {
-        assert_eq!(LlamaConfig::mistral_7b().parameter_count(), 7_241_732_096);
-        assert_eq!(LlamaConfig::qwen3_0_6b().parameter_count(), 596_049_920);
-        assert_eq!(LlamaConfig::llama3_8b().parameter_count(), 8_030_261_248);
-        assert_eq!(LlamaConfig::llama3_1b().parameter_count(), 1_235_814_400);
-        assert_eq!(LlamaConfig::llama3_3b().parameter_count(), 3_212_749_824);
     }
 }

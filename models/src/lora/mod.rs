@@ -125,8 +125,7 @@ impl LoraConfig {
                 theirs == target || theirs.strip_suffix(target.as_str()).is_some_and(|rest| rest.ends_with('.'))
             };
             // A router is no linear layer to peft, and experts are one tensor in memory.
-            let in_all =
-                |theirs: &str| !theirs.contains(".experts.") && !theirs.ends_with(".gate") && theirs != "lm_head";
+            let in_all = |theirs: &str| !theirs.contains(".experts.") && !is_router(theirs) && theirs != "lm_head";
             let chosen: Vec<&Linear> =
                 linear.iter().filter(|layer| if all { in_all(layer.theirs) } else { is_named(layer.theirs) }).collect();
             if chosen.is_empty() {
@@ -158,7 +157,7 @@ impl Linear<'_> {
     fn refused(&self) -> Option<&'static str> {
         match () {
             _ if self.theirs == "lm_head" => Some("it is the output layer, whose loss is computed in chunks"),
-            _ if self.theirs.ends_with(".gate") => Some("it is a router"),
+            _ if is_router(self.theirs) => Some("it is a router"),
             _ if self.theirs.contains(".experts.") => Some("routed experts have no adapters yet"),
             _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),
             _ if self.foreign.rows.is_some() => {
@@ -167,6 +166,10 @@ impl Linear<'_> {
             _ => None,
         }
     }
+}
+
+fn is_router(theirs: &str) -> bool {
+    theirs.ends_with(".gate") || theirs.ends_with(".mlp.router")
 }
 
 fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {

@@ -4,13 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::variant::MixtralVariant;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, positive};
+use crate::config::{ConfigError, divisors, positive};
 use crate::layers::{
-    Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, Ffn, MoeConfig, RopeScaling, RouterConfig, Scores,
+    Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, ExpertKind, Ffn, MoeConfig, RopeScaling, RouterConfig,
+    Scores,
 };
 use crate::layout::{ExpertDims, ModelDims};
 use crate::limits;
-use crate::llama::{Frame, LlamaConfig, LlamaVariant};
+use crate::llama::{Frame, LlamaConfig, LlamaVariant, is_last_of};
 use crate::names::NameMap;
 
 /// The sizes of a Mixtral or one of its relatives.
@@ -55,6 +56,12 @@ pub struct MixtralConfig {
     pub moe_capacity: Option<Capacity>,
     /// How tokens are dispatched to the ranks of their experts (`--moe-token-dispatcher-type`).
     pub moe_dispatcher: Dispatcher,
+    /// A position sees itself and this many minus one before it (gpt-oss only); `None` is all of them.
+    pub sliding_window: Option<usize>,
+    /// Every this many layers one has no window, the last of them (gpt-oss only).
+    pub sliding_window_pattern: Option<usize>,
+    /// Largest gate of an expert, and largest magnitude of what it multiplies (gpt-oss, which always has one).
+    pub swiglu_limit: Option<f64>,
     /// Longest sequence that the model was made for. Rotary positions continue beyond it.
     pub max_position_embeddings: usize,
     /// Base of the rotary frequencies.
@@ -65,7 +72,7 @@ pub struct MixtralConfig {
     pub rms_norm_eps: f64,
     /// The output layer shares the embedding's weight.
     pub tie_word_embeddings: bool,
-    /// Query, key, value and output projections have biases (Qwen3-MoE only).
+    /// Query, key, value and output projections have biases (Qwen3-MoE and gpt-oss).
     pub attention_bias: bool,
     /// Standard deviation of the initial weights; projections onto the residual stream get `std / √(2 layers)`, as in
     /// Megatron-LM.
@@ -77,6 +84,9 @@ pub struct MixtralConfig {
     /// The size of every rank's shard of the vocabulary is a multiple of this.
     pub make_vocab_size_divisible_by: usize,
 }
+
+/// transformers' default.
+pub(super) const SWIGLU_LIMIT: f64 = 7.0;
 
 impl MixtralConfig {
     /// Width of an expert.
@@ -136,10 +146,27 @@ impl MixtralConfig {
     }
 
     pub(super) fn block(&self, layer: usize) -> BlockConfig {
-        let block = self.llama().block(layer);
+        let mut block = self.llama().block(layer);
+        block.attention.window = self.window(layer);
+        block.attention.sinks = self.variant == MixtralVariant::GptOss;
         match self.is_dense(layer) {
             true => block,
             false => BlockConfig { mlp: Ffn::Moe(self.experts()), ..block },
+        }
+    }
+
+    /// The window of a layer, if it has one.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| !is_last_of(self.sliding_window_pattern, layer))
+    }
+
+    fn expert_kind(&self) -> ExpertKind {
+        match self.variant {
+            // `alpha` is no key of transformers'.
+            MixtralVariant::GptOss => {
+                ExpertKind::Clamped { alpha: 1.702, limit: self.swiglu_limit.unwrap_or(SWIGLU_LIMIT) }
+            }
+            MixtralVariant::Mixtral | MixtralVariant::Qwen3Moe => ExpertKind::SwiGlu,
         }
     }
 
@@ -149,6 +176,7 @@ impl MixtralConfig {
             hidden: self.hidden_size,
             intermediate: self.expert_size(),
             experts: self.num_experts,
+            kind: self.expert_kind(),
             router: RouterConfig {
                 scores: if self.norm_topk_prob { Scores::NormalisedSoftmax } else { Scores::SoftmaxBeforeTopK },
                 balance: (self.router_aux_loss_coef != 0.0).then_some(balance),
@@ -163,21 +191,30 @@ impl MixtralConfig {
         }
     }
 
-    /// Keys that only a Qwen3-MoE has.
+    /// Keys that only some variants have.
     fn check_variant(&self) -> Result<(), ConfigError> {
-        let foreign = [
-            ("moe_intermediate_size", self.moe_intermediate_size),
-            ("decoder_sparse_step", Some(self.decoder_sparse_step).filter(|step| *step != 1)),
-            ("mlp_only_layers", self.mlp_only_layers.first().copied()),
-            ("attention_bias", self.attention_bias.then_some(1)),
-            ("norm_topk_prob", (!self.norm_topk_prob).then_some(0)),
+        use MixtralVariant::{GptOss, Qwen3Moe};
+        let size = |size: Option<usize>| size.map(|size| size.to_string());
+        let foreign: [(_, Option<String>, &[MixtralVariant]); 8] = [
+            ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen3Moe]),
+            ("decoder_sparse_step", size(Some(self.decoder_sparse_step).filter(|step| *step != 1)), &[Qwen3Moe]),
+            ("mlp_only_layers", size(self.mlp_only_layers.first().copied()), &[Qwen3Moe]),
+            ("attention_bias", size(self.attention_bias.then_some(1)), &[Qwen3Moe, GptOss]),
+            ("norm_topk_prob", size((!self.norm_topk_prob).then_some(0)), &[Qwen3Moe]),
+            ("sliding_window", size(self.sliding_window), &[GptOss]),
+            ("sliding_window_pattern", size(self.sliding_window_pattern), &[GptOss]),
+            ("swiglu_limit", self.swiglu_limit.map(|limit| limit.to_string()), &[GptOss]),
         ];
-        let given = foreign.into_iter().find_map(|(key, value)| Some((key, value?)));
-        match given.filter(|_| self.variant == MixtralVariant::Mixtral) {
+        let given = |(key, value, owners): (&'static str, Option<String>, &'static [MixtralVariant])| {
+            Some((key, value?, owners)).filter(|_| !owners.contains(&self.variant))
+        };
+        match foreign.into_iter().find_map(given) {
             None => Ok(()),
-            Some((key, value)) => {
-                let (owner, variant) = ("models with `variant = \"qwen3_moe\"`".into(), self.variant.to_string());
-                Err(ConfigError::Foreign { key, value: value.to_string(), owner, variant })
+            Some((key, value, owners)) => {
+                let owners: Vec<String> = owners.iter().map(|owner| format!("\"{owner}\"")).collect();
+                let (owner, variant) =
+                    (format!("models with `variant = {}`", owners.join("` or `")), self.variant.to_string());
+                Err(ConfigError::Foreign { key, value, owner, variant })
             }
         }
     }
@@ -190,7 +227,12 @@ impl ModelConfig for MixtralConfig {
         let width = [("hidden_size", self.hidden_size), ("moe_intermediate_size", self.expert_size())];
         limits::experts(&experts)?;
         limits::elements(&[experts, width].concat())?;
-        positive(&[("decoder_sparse_step", self.decoder_sparse_step)])?;
+        positive(&[
+            ("decoder_sparse_step", self.decoder_sparse_step),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
+            ("sliding_window_pattern", self.sliding_window_pattern.unwrap_or(1)),
+        ])?;
+        divisors(&[("swiglu_limit", self.swiglu_limit)])?;
         self.check_variant()?;
         self.llama().check()?;
         self.experts().check()
@@ -223,6 +265,8 @@ impl ModelConfig for MixtralConfig {
             ("mixtral-8x7b", Self::mixtral_8x7b()),
             ("mixtral-8x7b-half", Self::mixtral_8x7b_half()),
             ("qwen3-30b-a3b", Self::qwen3_30b_a3b()),
+            ("gpt-oss-20b", Self::gpt_oss_20b()),
+            ("gpt-oss-120b", Self::gpt_oss_120b()),
         ]
     }
 

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::config::MixtralConfig;
+use super::config::{MixtralConfig, SWIGLU_LIMIT};
 use super::variant::MixtralVariant;
 use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LayerNames, USUAL};
-use crate::hf::{ConfigReader, HfError, rope};
+use crate::hf::{ConfigReader, HfError, layers, rope};
 use crate::names::NameMap;
 
 /// The names of the tensors of `MixtralForCausalLM` and `Qwen3MoeForCausalLM`.
@@ -15,6 +15,7 @@ pub(super) fn names(config: &MixtralConfig) -> NameMap {
             let experts = ExpertNames { module: "block_sparse_moe", matrices: ["w1", "w3", "w2"] };
             LayerNames { experts, ..USUAL }
         }
+        MixtralVariant::GptOss => LayerNames { stacked_experts: true, ..USUAL },
         MixtralVariant::Qwen3Moe => USUAL,
     };
     decoder::names(&config.frame(), |layer| config.block(layer), called)
@@ -31,8 +32,7 @@ impl MixtralConfig {
         config.expect_model(variant.model_type())?;
         config.expect_or_absent("hidden_act", "silu")?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
-        let (rope_theta, rope_scaling) =
-            rope::read(&config, if variant == MixtralVariant::Mixtral { 1e6 } else { 1e4 })?;
+        let (rope_theta, rope_scaling) = rope::read(&config, variant.rope_base())?;
         let common = Self {
             variant,
             vocab_size: config.size("vocab_size")?,
@@ -42,7 +42,7 @@ impl MixtralConfig {
             num_attention_heads: heads,
             num_key_value_heads: config.size("num_key_value_heads")?,
             num_experts: experts_of(&config)?,
-            num_experts_per_tok: config.size("num_experts_per_tok")?,
+            num_experts_per_tok: top_k(&config, variant)?,
             router_aux_loss_coef: config.number("router_aux_loss_coef")?.unwrap_or(0.001),
             max_position_embeddings: config.size("max_position_embeddings")?,
             rope_theta,
@@ -60,6 +60,19 @@ impl MixtralConfig {
                     return Err(config.unsupported("sliding_window", &window.to_string(), "null"));
                 }
                 Self { head_dim: config.size_or("head_dim", hidden_size / heads)?, ..common }
+            }
+            MixtralVariant::GptOss => {
+                config.quantisation("mxfp4")?;
+                let read = Self {
+                    head_dim: config.size("head_dim")?,
+                    sliding_window: Some(config.size("sliding_window")?),
+                    sliding_window_pattern: layers::window_pattern(&config, common.num_hidden_layers, 2)?,
+                    swiglu_limit: config.number("swiglu_limit")?.filter(|limit| *limit != SWIGLU_LIMIT),
+                    attention_bias: config.flag_or("attention_bias", true)?,
+                    ..common
+                };
+                layers::expect_kinds(&config, &read.layer_types())?;
+                read
             }
             MixtralVariant::Qwen3Moe => {
                 config.expect_flag("use_sliding_window", false)?;
@@ -87,6 +100,12 @@ impl MixtralConfig {
         config["num_local_experts"] = json!(self.num_experts);
         match self.variant {
             MixtralVariant::Mixtral => config["sliding_window"] = Value::Null,
+            MixtralVariant::GptOss => {
+                config["sliding_window"] = json!(self.sliding_window);
+                config["layer_types"] = json!(self.layer_types());
+                config["swiglu_limit"] = json!(self.swiglu_limit.unwrap_or(SWIGLU_LIMIT));
+                config["attention_bias"] = json!(self.attention_bias);
+            }
             MixtralVariant::Qwen3Moe => {
                 config["moe_intermediate_size"] = json!(self.expert_size());
                 config["norm_topk_prob"] = json!(self.norm_topk_prob);
@@ -97,6 +116,21 @@ impl MixtralConfig {
             }
         }
         config
+    }
+}
+
+impl MixtralConfig {
+    fn layer_types(&self) -> Vec<&'static str> {
+        layers::kinds(|layer| self.window(layer).is_some(), self.num_hidden_layers)
+    }
+}
+
+/// The published gpt-oss names it twice.
+fn top_k(config: &ConfigReader, variant: MixtralVariant) -> Result<usize, HfError> {
+    let top_k = config.size("num_experts_per_tok")?;
+    match variant {
+        MixtralVariant::GptOss => config.expect_number("experts_per_token", top_k as f64, top_k as f64).map(|()| top_k),
+        MixtralVariant::Mixtral | MixtralVariant::Qwen3Moe => Ok(top_k),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
-use crate::layers::{BalanceOver, Dispatcher};
+use crate::layers::{BalanceOver, Dispatcher, RopeScaling, YarnScaling};
 
 /// [`MixtralConfig::tiny`].
 impl Default for MixtralConfig {
@@ -34,6 +34,9 @@ impl MixtralConfig {
             router_z_loss_coef: 0.0,
             moe_capacity: None,
             moe_dispatcher: Dispatcher::AllToAll,
+            sliding_window: None,
+            sliding_window_pattern: None,
+            swiglu_limit: None,
             max_position_embeddings: 2048,
             rope_theta: 10_000.0,
             rope_scaling: None,
@@ -45,6 +48,36 @@ impl MixtralConfig {
             attention_dropout: 0.0,
             make_vocab_size_divisible_by: 1,
         }
+    }
+
+    /// gpt-oss of 21 billion parameters.
+    pub fn gpt_oss_20b() -> Self {
+        Self {
+            variant: MixtralVariant::GptOss,
+            vocab_size: 201_088,
+            hidden_size: 2880,
+            intermediate_size: 2880,
+            num_hidden_layers: 24,
+            num_attention_heads: 64,
+            num_key_value_heads: 8,
+            head_dim: 64,
+            num_experts: 32,
+            num_experts_per_tok: 4,
+            router_aux_loss_coef: 0.9,
+            sliding_window: Some(128),
+            sliding_window_pattern: Some(2),
+            max_position_embeddings: 131_072,
+            rope_theta: 150_000.0,
+            rope_scaling: Some(RopeScaling::Yarn(YarnScaling { truncate: false, ..YarnScaling::new(32.0, 4096) })),
+            attention_bias: true,
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
+        }
+    }
+
+    /// gpt-oss of 117 billion parameters.
+    pub fn gpt_oss_120b() -> Self {
+        Self { num_hidden_layers: 36, num_experts: 128, ..Self::gpt_oss_20b() }
     }
 
     /// Mixtral 8x7B, version 0.1.

@@ -12,6 +12,8 @@ pub enum MixtralVariant {
     /// Mixtral: every layer has experts.
     #[default]
     Mixtral,
+    /// gpt-oss: attention sinks, a window in every other layer, biases everywhere, clamped SwiGLU.
+    GptOss,
     /// Qwen3-MoE: every query and key head is normalised before rotation, and some layers may have an MLP instead of
     /// experts.
     Qwen3Moe,
@@ -29,7 +31,17 @@ impl MixtralVariant {
     pub(super) fn model_type(self) -> &'static str {
         match self {
             Self::Mixtral => "mixtral",
+            Self::GptOss => "gpt_oss",
             Self::Qwen3Moe => "qwen3_moe",
+        }
+    }
+
+    /// transformers' base of the rotary frequencies.
+    pub(super) fn rope_base(self) -> f64 {
+        match self {
+            Self::Mixtral => 1e6,
+            Self::GptOss => 150_000.0,
+            Self::Qwen3Moe => 1e4,
         }
     }
 
@@ -38,6 +50,7 @@ impl MixtralVariant {
         match self {
             // Whether the loss that the library reports includes the load-balancing loss.
             Self::Mixtral => &["output_router_logits"],
+            Self::GptOss => &["output_router_logits", "initial_context_length"],
             // The last two count only where `use_sliding_window` is true.
             Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
         }

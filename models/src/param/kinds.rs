@@ -27,9 +27,32 @@ impl ParamBuilder<'_> {
         &mut self,
         sections: Vec<(Section, Init)>,
     ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.of_experts(sections, false)
+    }
+
+    /// A parameter of sections of routed experts that are whole on each of the ranks that share an expert, of which
+    /// each has a part of the gradient.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    ///
+    /// # Panics
+    /// Outside layers.
+    pub fn expert_shares<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.of_experts(sections, true)
+    }
+
+    fn of_experts<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+        partial_gradient: bool,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
         let unit = self.unit;
         self.unit = Unit::Experts(unit.layer().expect("experts are in a layer"));
-        let param = self.create(sections, false);
+        let param = self.create(sections, partial_gradient);
         self.unit = unit;
         param
     }

@@ -9,7 +9,7 @@ use models::{
 };
 
 use crate::harness::{BATCH, Batch, Noise, SEQ, assert_close, host};
-use crate::{gpt, llama};
+use crate::{gpt, llama, relatives};
 
 /// The prompt, single tokens and a few at once; together [`SEQ`].
 const STEPS: [usize; 6] = [5, 1, 1, 3, 1, 5];
@@ -53,6 +53,9 @@ fn relatives_with_a_cache() {
     assert_cache_changes_nothing::<Llama>(&mistral, &["TP1", "TP4 SP"]);
     let qwen3 = LlamaConfig { variant: LlamaVariant::Qwen3, ..llama() };
     assert_cache_changes_nothing::<Llama>(&qwen3, &["TP1", "TP4 SP"]);
+    for config in relatives() {
+        assert_cache_changes_nothing::<Llama>(&config, &["TP1", "TP4", "TP2 SP"]);
+    }
 }
 
 /// Fewer new tokens than ranks: some have none to send to their experts.
@@ -68,7 +71,18 @@ fn moe_with_a_cache() {
         mlp_only_layers: vec![1],
         ..MixtralConfig::tiny()
     };
-    assert_cache_changes_nothing::<Mixtral>(&config, &["TP1", "TP2", "TP4 SP", "TP4 EP4 ETP1", "TP4 SP EP2 ETP2"]);
+    let gpt_oss = MixtralConfig {
+        variant: MixtralVariant::GptOss,
+        moe_intermediate_size: None,
+        mlp_only_layers: Vec::new(),
+        sliding_window: Some(4),
+        sliding_window_pattern: Some(2),
+        attention_bias: true,
+        ..config.clone()
+    };
+    for config in [config, gpt_oss] {
+        assert_cache_changes_nothing::<Mixtral>(&config, &["TP1", "TP2", "TP4 SP", "TP4 EP4 ETP1", "TP4 SP EP2 ETP2"]);
+    }
 }
 
 /// The last step ends at the last learned position; under sequence parallelism its padding lies beyond.

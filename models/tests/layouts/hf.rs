@@ -17,6 +17,8 @@ const LOGITS: f64 = 1e-12;
 /// transformers computes DeepSeek-V3's router in fp32, its GEMM included, in an order of MKL's own. With the
 /// router in fp64 (`router_fp64.safetensors`) there is nothing between us but [`LOGITS`].
 const LOGITS_OF_DEEPSEEK: f64 = 2e-7;
+/// Gemma 2's eager attention, the only one of transformers' with a soft cap, has its softmax in fp32.
+const LOGITS_OF_GEMMA2: f64 = 1e-6;
 /// In bf16, with the experts of fp64.
 const HALF: f64 = 0.03;
 /// The oracle keeps gradients in fp32, and its backward pass goes through fp32 norms.
@@ -120,7 +122,11 @@ macro_rules! is_transformers {
             let (config, names) = (FamilyConfig::from_hf(&config).unwrap(), tensors(&weights));
             let config = config.hf_present(|name| names.contains_key(name));
             let is_deepseek = $folder == "deepseek_v3";
-            let logits = if is_deepseek { LOGITS_OF_DEEPSEEK } else { LOGITS };
+            let logits = match $folder {
+                "deepseek_v3" => LOGITS_OF_DEEPSEEK,
+                "gemma2" => LOGITS_OF_GEMMA2,
+                _ => LOGITS,
+            };
             let unrounded = is_deepseek.then(|| file("router_fp64.safetensors"));
             let unrounded = unrounded.as_deref();
             config.visit(Transformers { weights: &weights, oracle: &oracle, logits, unrounded });
@@ -140,6 +146,7 @@ is_transformers! {
     gemma3_is_transformers: "gemma3",
     phi3_is_transformers: "phi3",
     glm4_is_transformers: "glm4",
+    gpt_oss_is_transformers: "gpt_oss",
     mixtral_is_transformers: "mixtral",
     qwen3_moe_is_transformers: "qwen3_moe",
     deepseek_v3_is_transformers: "deepseek_v3",

@@ -93,6 +93,9 @@ fn heads_in_chunks() {
     }
     same::<Llama>(&llama(), &["TP1", "TP2", "TP4 SP"]);
     same::<Llama>(&LlamaConfig { tie_word_embeddings: true, make_vocab_size_divisible_by: 64, ..llama() }, &["TP2 SP"]);
+    for capped in relatives().into_iter().filter(|config| config.final_logit_softcapping.is_some()) {
+        same::<Llama>(&capped, &["TP1", "TP2 SP"]);
+    }
     same::<Gpt>(&gpt(), &["TP1", "TP2"]);
     same::<DeepSeekV3>(&DeepSeekV3Config::tiny(), &["TP1", "TP2 SP"]);
 }
@@ -120,6 +123,66 @@ fn qwen3_with_head_norms() {
     assert_layouts_agree::<Llama>(&config, &["TP2", "TP4", "TP2 SP", "TP4 SP", "TP8", "TP8 SP"], None);
     let gradients = run::<Llama>(&config, "TP2", None).gradients;
     assert!(largest(&gradients["layers.1.attention.k_norm.weight"].data) > 1e-4);
+}
+
+/// Every mechanism of the relatives: four query heads a key-value head, so that TP4 and TP8 copy keys; norms of
+/// whole queries and keys add up squares over ranks, of which some have the same.
+fn relatives() -> Vec<LlamaConfig> {
+    let of = |variant| LlamaConfig { variant, num_hidden_layers: 3, ..llama() };
+    let gemma2 = LlamaConfig {
+        sliding_window: Some(5),
+        sliding_window_pattern: Some(2),
+        query_pre_attn_scalar: Some(10.0),
+        attn_logit_softcapping: Some(2.0),
+        final_logit_softcapping: Some(3.0),
+        tie_word_embeddings: true,
+        ..of(LlamaVariant::Gemma2)
+    };
+    let gemma3 = LlamaConfig {
+        variant: LlamaVariant::Gemma3,
+        rope_local_base_freq: Some(100.0),
+        attn_logit_softcapping: None,
+        final_logit_softcapping: None,
+        ..gemma2.clone()
+    };
+    vec![
+        of(LlamaVariant::Qwen2),
+        LlamaConfig { no_rope_layer_interval: Some(2), ..of(LlamaVariant::SmolLm3) },
+        of(LlamaVariant::Olmo2),
+        gemma2,
+        gemma3,
+        LlamaConfig { sliding_window: Some(7), partial_rotary_factor: Some(0.75), ..of(LlamaVariant::Phi3) },
+        LlamaConfig { partial_rotary_factor: Some(0.4), attention_bias: true, ..of(LlamaVariant::Glm4) },
+    ]
+}
+
+#[test]
+fn relatives_of_llama() {
+    for config in relatives() {
+        assert_eq!(config.check(), Ok(()));
+        assert_layouts_agree::<Llama>(&config, &["TP2", "TP4", "TP2 SP", "TP4 SP", "TP8", "TP8 SP"], None);
+    }
+}
+
+/// No key of a relative is without effect.
+#[test]
+fn what_relatives_add_counts() {
+    let logits = |config: &LlamaConfig| run::<Llama>(config, "TP1", None).logits;
+    let relatives = relatives();
+    let with = |variant| relatives.iter().find(|config| config.variant == variant).unwrap().clone();
+    let (gemma2, gemma3) = (with(LlamaVariant::Gemma2), with(LlamaVariant::Gemma3));
+    let smollm3 = with(LlamaVariant::SmolLm3);
+    for (with, without) in [
+        (&gemma2, LlamaConfig { sliding_window_pattern: None, ..gemma2.clone() }),
+        (&gemma2, LlamaConfig { query_pre_attn_scalar: None, ..gemma2.clone() }),
+        (&gemma2, LlamaConfig { attn_logit_softcapping: None, ..gemma2.clone() }),
+        (&gemma2, LlamaConfig { final_logit_softcapping: None, ..gemma2.clone() }),
+        (&gemma3, LlamaConfig { rope_local_base_freq: None, ..gemma3.clone() }),
+        (&smollm3, LlamaConfig { no_rope_layer_interval: None, ..smollm3.clone() }),
+        (&relatives[5], LlamaConfig { partial_rotary_factor: None, ..relatives[5].clone() }),
+    ] {
+        assert_ne!(logits(with), logits(&without), "{without:?}");
+    }
 }
 
 #[test]

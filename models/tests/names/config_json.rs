@@ -4,7 +4,10 @@ use models::layers::RopeScaling;
 use models::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
 use serde_json::{Value, json};
 
-use crate::{GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, QWEN3, QWEN3_MOE, parse};
+use crate::{
+    GEMMA2, GEMMA3, GLM4, GPT_OSS, GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3, QWEN3_MOE,
+    SMOLLM3, parse,
+};
 
 fn llama(text: &str) -> LlamaConfig {
     match FamilyConfig::from_hf(&parse(text)).unwrap() {
@@ -38,7 +41,8 @@ fn what_config_json_says() {
 /// is read.
 #[test]
 fn config_json_round_trip() {
-    for text in [LLAMA2, LLAMA3, MISTRAL, QWEN3, MIXTRAL, QWEN3_MOE, GPT2] {
+    let relatives = [QWEN2, SMOLLM3, OLMO2, GEMMA2, GEMMA3, PHI3, GLM4, GPT_OSS];
+    for text in [LLAMA2, LLAMA3, MISTRAL, QWEN3, MIXTRAL, QWEN3_MOE, GPT2].into_iter().chain(relatives) {
         let original = parse(text);
         let config = FamilyConfig::from_hf(&original).unwrap();
         assert_eq!(config.to_hf_like(&original).unwrap(), original);
@@ -177,11 +181,65 @@ fn an_architecture_that_is_not_here_is_refused() {
     assert_eq!(
         message,
         "config.json: there is no model for `model_type` mamba; supported: llama (LlamaForCausalLM), \
-         mistral (MistralForCausalLM), qwen3 (Qwen3ForCausalLM), mixtral (MixtralForCausalLM), \
-         qwen3_moe (Qwen3MoeForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
+         mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), \
+         smollm3 (SmolLM3ForCausalLM), olmo2 (Olmo2ForCausalLM), gemma2 (Gemma2ForCausalLM), \
+         gemma3_text (Gemma3ForCausalLM), phi3 (Phi3ForCausalLM), glm4 (Glm4ForCausalLM), mixtral (MixtralForCausalLM), \
+         qwen3_moe (Qwen3MoeForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
     );
     let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");
+}
+
+/// Patterns of layers as lists, as keys and by default; whatever is no pattern is refused.
+#[test]
+fn layers_that_differ() {
+    let gemma = llama(GEMMA3);
+    assert_eq!((gemma.sliding_window, gemma.sliding_window_pattern), (Some(8), Some(4)));
+    assert_eq!((gemma.rope_theta, gemma.rope_local_base_freq), (1e6, Some(1e4)));
+    assert_eq!((0..4).map(|layer| gemma.window(layer).is_some()).collect::<Vec<_>>(), [true, true, true, false]);
+    // As transformers 4 wrote it.
+    let mut old = parse(GEMMA3);
+    let keys = old.as_object_mut().unwrap();
+    keys.retain(|key, _| !["layer_types", "rope_parameters", "_sliding_window_pattern"].contains(&key.as_str()));
+    keys.extend([("sliding_window_pattern", json!(4)), ("rope_theta", json!(1e6))].map(|(k, v)| (k.to_string(), v)));
+    keys.insert("rope_local_base_freq".into(), json!(1e4));
+    assert_eq!(llama(&old.to_string()), gemma);
+    let mixed = json!(["full_attention", "sliding_attention", "sliding_attention", "full_attention"]);
+    assert!(refuse(GEMMA2, "layer_types", mixed).contains("`layer_types` is full_attention, sliding"));
+    let smollm3 = llama(SMOLLM3);
+    assert_eq!(smollm3.no_rope_layer_interval, Some(4));
+    assert!(refuse(SMOLLM3, "no_rope_layers", json!([1, 0, 1, 1])).contains("nearest legal: [1, 0, 1, 0]"));
+    let all = FamilyConfig::from_hf(&{
+        let mut config = parse(SMOLLM3);
+        config["no_rope_layers"] = json!([1, 1, 1, 1]);
+        config
+    });
+    let Ok(FamilyConfig::Llama(all)) = all else { panic!("{all:?}") };
+    assert_eq!(all.no_rope_layer_interval, None);
+    assert_eq!(llama(GLM4).partial_rotary_factor, Some(0.5));
+}
+
+/// What a relative does not have is refused by name.
+#[test]
+fn keys_of_other_relatives_are_refused() {
+    assert!(refuse(QWEN2, "attention_bias", json!(true)).contains("`attention_bias` is true"));
+    assert!(refuse(QWEN2, "use_sliding_window", json!(true)).contains("`use_sliding_window` is true"));
+    assert!(refuse(GEMMA2, "hidden_activation", json!("gelu")).contains("nearest legal: gelu_pytorch_tanh"));
+    assert!(refuse(GEMMA2, "sliding_window", Value::Null).contains("`sliding_window` is missing"));
+    assert!(
+        refuse(GEMMA2, "attn_logit_softcapping", json!(-1.0))
+            .contains("attn_logit_softcapping = -1 is not at least 0.001")
+    );
+    assert!(refuse(OLMO2, "clip_qkv", json!(8.0)).contains("`clip_qkv` is not a key"));
+    assert!(refuse(PHI3, "resid_pdrop", json!(0.1)).contains("`resid_pdrop` is 0.1"));
+    let rope = json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
+    assert!(refuse(PHI3, "rope_parameters", rope).contains("`rope_type` is longrope"));
+    let rope = json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.2});
+    assert!(refuse(GLM4, "rope_parameters", rope.clone()).contains("partial_rotary_factor"));
+    assert!(refuse(LLAMA3, "rope_parameters", rope).contains("`partial_rotary_factor` is not a key"));
+    let tiny = LlamaConfig { no_rope_layer_interval: Some(4), ..LlamaConfig::tiny() };
+    let said = tiny.check().unwrap_err().to_string();
+    assert_eq!(said, "no_rope_layer_interval = 4: models of smollm3 have it, this model is llama; nearest legal: none");
 }
 
 #[test]

@@ -16,7 +16,15 @@ macro_rules! hf {
 const LLAMA2: &str = hf!("llama2");
 const LLAMA3: &str = hf!("llama3");
 const MISTRAL: &str = hf!("mistral");
+const QWEN2: &str = hf!("qwen2");
 const QWEN3: &str = hf!("qwen3");
+const SMOLLM3: &str = hf!("smollm3");
+const OLMO2: &str = hf!("olmo2");
+const GEMMA2: &str = hf!("gemma2");
+const GEMMA3: &str = hf!("gemma3");
+const PHI3: &str = hf!("phi3");
+const GPT_OSS: &str = hf!("gpt_oss");
+const GLM4: &str = hf!("glm4");
 const MIXTRAL: &str = hf!("mixtral");
 const QWEN3_MOE: &str = hf!("qwen3_moe");
 const GPT2: &str = hf!("gpt2");

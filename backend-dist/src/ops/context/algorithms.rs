@@ -10,6 +10,7 @@ use super::kernels::{ContextKernels, OutputLse, Qkv, SequenceOptions, cast, wide
 use super::online_softmax::{BackwardInputs, OnlineSoftmax, zero_sum};
 use super::p2p::{PointToPoint, Ring, received};
 use super::plan::{Chunk, Mask, ScoreBlock, blocks, chunks};
+use super::sinks::{own_sinks, with_sinks};
 use super::{ContextParallel, CpCommType, Documents, zigzag};
 use crate::collective_ops::Collective;
 use crate::comm::Group;
@@ -99,9 +100,26 @@ impl Call {
     }
 }
 
+impl<B: ContextKernels> Saved<B> {
+    /// Output and log-sum-exp of the rank's heads.
+    pub(super) fn out_lse(&self) -> &OutputLse<B> {
+        &self.out_lse
+    }
+}
+
 /// The output at the rank's positions, and the state saved for backward.
 pub(super) fn forward<B: ContextKernels + PointToPoint>(
+    qkv: Qkv<B>,
+    context_options: &ContextOptions,
+    attention: &CoreAttention,
+) -> (FloatTensor<B>, Saved<B>) {
+    forward_with::<B>(qkv, None, context_options, attention)
+}
+
+/// The same with the sinks of all query heads, if there are any.
+pub(super) fn forward_with<B: ContextKernels + PointToPoint>(
     [q, k, v]: Qkv<B>,
+    sinks: Option<&FloatTensor<B>>,
     context_options: &ContextOptions,
     attention: &CoreAttention,
 ) -> (FloatTensor<B>, Saved<B>) {
@@ -114,10 +132,16 @@ pub(super) fn forward<B: ContextKernels + PointToPoint>(
         }
     };
     let call = Call::new(&qkv[0], context_options, &groups);
-    let out_lse = attention.run(|| match (groups.outer.size(), groups.is_gathered) {
-        (1, _) => local::<B>(&qkv, &call),
-        (_, true) => gathered::<B>(&qkv, &call),
-        (_, false) => ring::<B>(&qkv, &call),
+    let out_lse = attention.run(|| {
+        let of_keys = match (groups.outer.size(), groups.is_gathered) {
+            (1, _) => local::<B>(&qkv, &call),
+            (_, true) => gathered::<B>(&qkv, &call),
+            (_, false) => ring::<B>(&qkv, &call),
+        };
+        match sinks {
+            Some(sinks) => with_sinks::<B>(of_keys, own_sinks::<B>(sinks, &groups.inner)),
+            None => of_keys,
+        }
     });
     let out = match groups.inner.size() {
         1 => out_lse[0].clone(),
@@ -128,16 +152,29 @@ pub(super) fn forward<B: ContextKernels + PointToPoint>(
 
 /// Gradients of q, k and v; `kv_heads` are those of the rank's keys.
 pub(super) fn backward<B: ContextKernels + PointToPoint>(
-    Saved { qkv, out_lse }: Saved<B>,
+    saved: Saved<B>,
     grad: FloatTensor<B>,
     kv_heads: usize,
     context_options: &ContextOptions,
 ) -> Qkv<B> {
-    let (groups, dtype) = (CommGroups::of(context_options.context.as_ref()), qkv[0].dtype());
+    backward_with::<B>(saved, grad, kv_heads, None, context_options).0
+}
+
+/// The same, and the gradient of the sinks if there are any.
+pub(super) fn backward_with<B: ContextKernels + PointToPoint>(
+    saved: Saved<B>,
+    grad: FloatTensor<B>,
+    kv_heads: usize,
+    sinks: Option<FloatTensor<B>>,
+    context_options: &ContextOptions,
+) -> (Qkv<B>, Option<FloatTensor<B>>) {
+    let (groups, dtype) = (CommGroups::of(context_options.context.as_ref()), saved.qkv[0].dtype());
     let grad = match groups.inner.size() {
         1 => grad,
         _ => to_sequence::<B>(grad, &groups.inner),
     };
+    let of_sinks = sinks.map(|sinks| saved.sinks_grad(&grad, sinks, &groups.inner));
+    let Saved { qkv, out_lse } = saved;
     let call = Call::new(&qkv[0], context_options, &groups);
     let inputs = BackwardInputs { out_lse: &out_lse, grad: &grad, sequence: &call.sequence };
     let sums = match (groups.outer.size(), groups.is_gathered) {
@@ -156,7 +193,7 @@ pub(super) fn backward<B: ContextKernels + PointToPoint>(
             [back(dq, dtype), summed::<B>(back(dk, on_wire), times), summed::<B>(back(dv, on_wire), times)]
         }
     };
-    [dq, dk, dv].map(|x| cast::<B>(x, dtype))
+    ([dq, dk, dv].map(|x| cast::<B>(x, dtype)), of_sinks)
 }
 
 fn local<B: ContextKernels>(qkv: &Qkv<B>, call: &Call) -> OutputLse<B> {

@@ -13,11 +13,13 @@ mod online_softmax;
 pub(crate) mod p2p;
 pub(crate) mod plan;
 mod recompute;
+mod sinks;
 
 pub(in crate::ops) use algorithms::ContextOptions;
 pub(in crate::ops) use api::context_options;
 pub use api::{attention_in_context, attention_over_context};
 pub(in crate::ops) use recompute::attend;
+pub use sinks::attention_with_sinks;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -14,12 +14,30 @@ pub enum Family {
     Llama,
     /// Llama with a sliding window of a quarter of the sequence
     Mistral,
+    /// Llama with biases of queries, keys and values
+    Qwen2,
     /// Llama with norms of every query and key head
     Qwen3,
+    /// Llama with a second layer, and every second, without rotary positions
+    #[value(name = "smollm3")]
+    SmolLm3,
+    /// Norms after attention and MLP, norms of whole queries and keys
+    Olmo2,
+    /// Norms of 1 + weight before and after, GeGLU, soft caps, a window in every other layer, scaled embeddings
+    Gemma2,
+    /// The same without soft caps, with norms of every query and key head, and other frequencies in windowed layers
+    Gemma3,
+    /// Llama with rotary positions of half of the features, and a window
+    Phi3,
+    /// Norms before and after, rotary positions of half of the features, biases of queries, keys and values
+    Glm4,
     /// Four experts in the place of each MLP, balance of every sequence, z-loss
     Mixtral,
     /// The same with norms of every query and key head, and an MLP in the first layer
     Qwen3Moe,
+    /// Four experts with biases and clamped SwiGLU in the place of each MLP, attention sinks, a window in every other
+    /// layer
+    GptOss,
     /// Latent attention with YaRN, an MLP in the first layer, then eight experts in four groups, chosen by sigmoid
     /// scores and a bias, and a shared one; two modules of multi-token prediction
     #[value(name = "deepseek-v3", alias = "deepseek_v3")]
@@ -95,19 +113,37 @@ pub fn config(family: Family, sizes: &Sizes, dropout: f64) -> FamilyConfig {
     match family {
         Family::Llama => FamilyConfig::Llama(llama(sizes, LlamaVariant::Llama)),
         Family::Mistral => FamilyConfig::Llama(llama(sizes, LlamaVariant::Mistral)),
+        Family::Qwen2 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Qwen2)),
+        Family::SmolLm3 => FamilyConfig::Llama(llama(sizes, LlamaVariant::SmolLm3)),
+        Family::Olmo2 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Olmo2)),
+        Family::Gemma2 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Gemma2)),
+        Family::Gemma3 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Gemma3)),
+        Family::Phi3 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Phi3)),
+        Family::Glm4 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Glm4)),
         Family::Qwen3 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Qwen3)),
         Family::Mixtral => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Mixtral)),
         Family::Qwen3Moe => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Qwen3Moe)),
+        Family::GptOss => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::GptOss)),
         Family::DeepSeekV3 => FamilyConfig::DeepSeekV3(deepseek_v3(sizes)),
         Family::Gpt => FamilyConfig::Gpt(gpt(sizes, dropout)),
     }
 }
 
 fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
-    let window = (sizes.seq / 4).max(1);
+    use LlamaVariant::{Gemma2, Gemma3, Glm4, Mistral, Phi3, SmolLm3};
+    let gemma = matches!(variant, Gemma2 | Gemma3);
     LlamaConfig {
         variant,
-        sliding_window: (variant == LlamaVariant::Mistral).then_some(window),
+        sliding_window: matches!(variant, Mistral | Gemma2 | Gemma3 | Phi3).then_some((sizes.seq / 4).max(1)),
+        sliding_window_pattern: gemma.then_some(2),
+        no_rope_layer_interval: (variant == SmolLm3).then_some(2),
+        partial_rotary_factor: matches!(variant, Phi3 | Glm4).then_some(0.5),
+        rope_local_base_freq: (variant == Gemma3).then_some(1000.0),
+        query_pre_attn_scalar: gemma.then_some(24.0),
+        attn_logit_softcapping: (variant == Gemma2).then_some(2.0),
+        final_logit_softcapping: (variant == Gemma2).then_some(1.0),
+        attention_bias: variant == Glm4,
+        tie_word_embeddings: gemma,
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
         intermediate_size: sizes.ffn,
@@ -121,7 +157,7 @@ fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
 
 /// The balance over a sequence is the same in every layout; that over a micro-batch depends on its sequences.
 fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
-    let is_qwen3 = variant == MixtralVariant::Qwen3Moe;
+    let (is_qwen3, is_gpt_oss) = (variant == MixtralVariant::Qwen3Moe, variant == MixtralVariant::GptOss);
     MixtralConfig {
         variant,
         vocab_size: sizes.vocab,
@@ -129,6 +165,10 @@ fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
         intermediate_size: sizes.ffn,
         moe_intermediate_size: is_qwen3.then_some(sizes.ffn / 2),
         mlp_only_layers: if is_qwen3 { vec![0] } else { Vec::new() },
+        sliding_window: is_gpt_oss.then_some((sizes.seq / 4).max(1)),
+        sliding_window_pattern: is_gpt_oss.then_some(2),
+        swiglu_limit: is_gpt_oss.then_some(0.1),
+        attention_bias: is_gpt_oss,
         router_balance: BalanceOver::Sequence,
         router_z_loss_coef: 0.001,
         num_hidden_layers: sizes.layers,

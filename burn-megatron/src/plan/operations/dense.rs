@@ -80,6 +80,7 @@ impl UnitBuilder<'_> {
             op.saves = vec![qkv, op.output, lse];
             op.flops = [flops, 2.5 * flops, 0.0];
             op.attention = true;
+            op.weight = if decoder.sinks { local.heads } else { 0 };
             op.again = again;
             op.communication = communication;
         });

@@ -32,12 +32,12 @@ impl UnitBuilder<'_> {
         let places = chain.tensor(local.copies * ID, None);
         chain.op(local.copies * hidden * element, |op| {
             op.saves = vec![input, probabilities, places];
-            op.weight = experts.count as u64 * hidden;
-            op.matrix = op.weight;
+            op.matrix = experts.count as u64 * hidden;
+            op.weight = op.matrix + if experts.biases { experts.count as u64 } else { 0 };
         });
         self.to_experts(chain, local.rows);
         let input = chain.at;
-        self.grouped(chain, 2 * local.intermediate, hidden, input);
+        self.grouped(chain, 2 * local.intermediate, hidden, experts.biases, input);
         let input = chain.at;
         let again = self.recompute.selects(Module::MlpActivation);
         chain.op_of(local.rows * local.intermediate * element, Some(Module::MlpActivation), |op| {
@@ -45,7 +45,7 @@ impl UnitBuilder<'_> {
             op.again = again;
         });
         let input = chain.at;
-        self.grouped(chain, hidden, local.intermediate, input);
+        self.grouped(chain, hidden, local.intermediate, experts.biases, input);
         self.to_experts(chain, local.copies);
         // Probabilities are applied before the second GEMM, so its output is not saved.
         chain.op(local.tokens * hidden * element, |op| op.saves = vec![places]);
@@ -70,7 +70,7 @@ impl UnitBuilder<'_> {
     }
 
     /// The same GEMM for every expert.
-    fn grouped(&self, chain: &mut Chain, outputs: u64, inputs: u64, input: Activation) {
+    fn grouped(&self, chain: &mut Chain, outputs: u64, inputs: u64, biases: bool, input: Activation) {
         let local = self.local.experts;
         let gemm = 2.0 * local.rows as f64 * outputs as f64 * inputs as f64;
         let weight = local.count * outputs * inputs;
@@ -79,8 +79,8 @@ impl UnitBuilder<'_> {
         chain.op(local.rows * outputs * self.element, |op| {
             op.saves = saves;
             op.fp8 = fp8;
-            op.weight = weight;
-            op.matrix = op.weight;
+            op.matrix = weight;
+            op.weight = weight + if biases { local.count * outputs } else { 0 };
             op.expert = true;
             op.linear = true;
             op.flops = [gemm; 3];

@@ -39,6 +39,8 @@ fn llama3_8b() -> Decoder {
         query_key_norm: None,
         norms: NormPlacement::Before,
         norm_bias: false,
+        softcap: false,
+        sinks: false,
         attention_bias: [false; 2],
         mlp_bias: false,
         positions: None,
@@ -48,7 +50,8 @@ fn llama3_8b() -> Decoder {
 
 /// Mixtral 8x7B.
 fn mixtral() -> Decoder {
-    let experts = Experts { count: 8, top_k: 2, intermediate: 14_336, shared: 0, dense_layers: Vec::new() };
+    let experts =
+        Experts { count: 8, top_k: 2, intermediate: 14_336, shared: 0, biases: false, dense_layers: Vec::new() };
     Decoder { vocab: 32_000, experts: Some(experts), ..llama3_8b() }
 }
 

@@ -243,5 +243,12 @@ fn a_report_says_what_fits() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    assert!(!text.contains("soft cap"));
+    let capped = Job { decoder: Decoder { softcap: true, ..asked.decoder.clone() }, ..asked.clone().on_gpus() };
+    let plan = Plan::new(capped, &hardware).unwrap();
+    let text =
+        Report { plan: &plan, hardware: &hardware, name: "h200", all_ranks: true, gpus: 8, found: &found, other: None }
+            .to_string();
+    assert!(text.contains("attention    no GPU kernel has the soft cap of the scores"), "{text}");
     assert_eq!((bytes(1023), bytes(1536), bytes(3 << 30)), ("1023 B".into(), "1.5 KiB".into(), "3.0 GiB".into()));
 }

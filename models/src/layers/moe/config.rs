@@ -15,7 +15,30 @@ pub enum Ffn {
     Moe(MoeConfig),
 }
 
-/// Sizes of an MoE layer. Experts are SwiGLU MLPs without biases.
+/// What experts compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum ExpertKind {
+    /// SwiGLU MLPs without biases.
+    #[default]
+    SwiGlu,
+    /// `(up + 1) gate σ(alpha gate)` of a gate of at most `limit` and an up within `±limit`; all linear layers and the
+    /// router have biases (gpt-oss).
+    Clamped {
+        /// Slope of the gate.
+        alpha: f64,
+        /// Largest gate, and largest magnitude of up.
+        limit: f64,
+    },
+}
+
+impl ExpertKind {
+    /// Whether experts and router have biases.
+    pub fn has_biases(self) -> bool {
+        matches!(self, Self::Clamped { .. })
+    }
+}
+
+/// Sizes of an MoE layer.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeConfig {
     /// Features in and out.
@@ -24,6 +47,8 @@ pub struct MoeConfig {
     pub intermediate: usize,
     /// Number of experts.
     pub experts: usize,
+    /// What they compute.
+    pub kind: ExpertKind,
     /// Which experts a token uses, and how much.
     pub router: RouterConfig,
     /// The most tokens that an expert takes; without it nothing is dropped.
@@ -233,6 +258,7 @@ mod tests {
             hidden: 8,
             intermediate: 16,
             experts: 8,
+            kind: ExpertKind::SwiGlu,
             router: RouterConfig::new(2),
             capacity: None,
             dispatcher: Dispatcher::AllToAll,

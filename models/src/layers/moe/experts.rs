@@ -2,16 +2,73 @@
 
 use std::sync::Arc;
 
+use backend_dist::ops::embedding;
 use backend_dist::ops::fp8::{self, ExpertSharding, Fp8Experts};
 use backend_dist::ops::moe::{ExpertPipeline, grouped_linear, grouped_swiglu_linear, through_experts};
-use backend_dist::shard::Section;
+use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
+use burn::tensor::{DType, Tensor, TensorData};
 
-use super::config::MoeConfig;
+use super::config::{ExpertKind, MoeConfig};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
+
+/// What experts with biases have beyond their matrices.
+#[derive(Module, Debug)]
+struct Biases {
+    /// `[experts · 2 intermediate]`: of gate and up of an expert, then of the next.
+    gate_up: Param<Tensor<1>>,
+    /// `[experts · hidden]`, whole on each of the ranks that share an expert.
+    down: Param<Tensor<1>>,
+    alpha: f64,
+    limit: f64,
+    /// How many ranks share an expert.
+    ranks: usize,
+}
+
+impl Biases {
+    fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Option<Self>, BuildError> {
+        let MoeConfig { hidden, intermediate, experts, kind, .. } = *config;
+        let ExpertKind::Clamped { alpha, limit } = kind else { return Ok(None) };
+        let (etp, own) = (params.experts().etp, params.experts().local(experts));
+        let first = |expert: usize, part: &str| {
+            let name = format!("{name}.{expert}.{part}_proj.bias");
+            (Section::split(name, &[intermediate], 0, etp.size, etp), Init::ZEROS)
+        };
+        let second = |expert: usize| {
+            (Section::replicated(format!("{name}.{expert}.down_proj.bias"), &[hidden], etp), Init::ZEROS)
+        };
+        let gate_up = own.clone().flat_map(|expert| [first(expert, "gate"), first(expert, "up")]).collect();
+        Ok(Some(Self {
+            gate_up: params.expert_sections(gate_up)?,
+            down: params.expert_shares(own.map(second).collect())?,
+            alpha,
+            limit,
+            ranks: etp.size,
+        }))
+    }
+
+    /// The bias of its expert for each token.
+    fn of_tokens(bias: &Param<Tensor<1>>, counts: &[usize]) -> Tensor<2> {
+        let bias = bias.val();
+        let (features, tokens) = (bias.dims()[0] / counts.len(), counts.iter().sum::<usize>());
+        let of_each = |(expert, count): (usize, &usize)| std::iter::repeat_n(expert as i64, *count);
+        let experts: Vec<i64> = counts.iter().enumerate().flat_map(of_each).collect();
+        let experts = Tensor::from_data(TensorData::new(experts, [tokens, 1]), (&bias.device(), DType::I64));
+        embedding(bias.reshape([counts.len(), features]), experts, 0).reshape([tokens, features])
+    }
+
+    /// The activation of `x [tokens, 2 intermediate] = [gate | up]`, times the probabilities `p [tokens, 1]`.
+    fn activation(&self, x: Tensor<2>, p: Tensor<2>) -> Tensor<2> {
+        let (dtype, half) = (x.dtype(), x.dims()[1] / 2);
+        let x = x.cast(p.dtype());
+        let gate = x.clone().narrow(1, 0, half).clamp_max(self.limit);
+        let up = x.narrow(1, half, half).clamp(-self.limit, self.limit);
+        (up.add_scalar(1.0) * gate.clone() * sigmoid(gate.mul_scalar(self.alpha)) * p).cast(dtype)
+    }
+}
 
 /// `down_e(silu(gate_e x) up_e x)` for each of the rank's experts `e`, of which this rank may hold some of the
 /// features.
@@ -21,6 +78,7 @@ pub(super) struct Experts {
     gate_up: Param<Tensor<2>>,
     /// `[experts · hidden, intermediate]`.
     down: Param<Tensor<2>>,
+    biases: Option<Biases>,
     #[module(skip)]
     recompute_activation: bool,
     /// Of both layers.
@@ -44,7 +102,10 @@ impl Experts {
             let name = format!("{name}.{expert}.down_proj.weight");
             (Section::split(name, &[hidden, intermediate], 1, etp.size, etp), output)
         };
-        let fp8 = match [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE)) {
+        // Biased experts have no FP8 kernels.
+        let fp8 = match !config.kind.has_biases()
+            && [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE))
+        {
             true => {
                 let of = |layer: &str, sharding| params.fp8_experts(&format!("{name}.{layer}"), experts, sharding);
                 of("gate_up", ExpertSharding::Outputs)?
@@ -57,6 +118,7 @@ impl Experts {
         Ok(Self {
             gate_up: params.expert_sections(gate_up)?,
             down: params.expert_sections(own.map(second).collect())?,
+            biases: Biases::new(params, name, config)?,
             recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
             fp8,
         })
@@ -77,6 +139,17 @@ impl Experts {
     /// each expert), times the probabilities `p [tokens]`. The probabilities are multiplied with the activation, before
     /// the second layer, as in Megatron-LM (`megatron/core/transformer/moe/experts.py`).
     pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>, batch: &MicroBatch) -> Tensor<2> {
+        if let Some(biases) = &self.biases {
+            let p = p.reshape([x.dims()[0], 1]);
+            let h =
+                grouped_linear(x, self.gate_up.val(), counts, &batch.pass) + Biases::of_tokens(&biases.gate_up, counts);
+            let y = grouped_linear(biases.activation(h, p.clone()), self.down.val(), counts, &batch.pass);
+            // The ranks that share an expert are added up.
+            let bias =
+                Biases::of_tokens(&biases.down, counts).cast(p.dtype()) * p.mul_scalar((biases.ranks as f64).recip());
+            let bias = bias.cast(y.dtype());
+            return y + bias;
+        }
         if let Some([first, second]) = &self.fp8(batch) {
             let x = fp8::grouped_linear(x, self.gate_up.val(), counts, first);
             let (down, again) = (self.down.val(), self.recompute_activation);
@@ -90,6 +163,11 @@ impl Experts {
     /// `p [tokens, 1]`. All-to-alls are overlapped with the GEMMs.
     pub fn through(&self, x: Tensor<2>, p: Tensor<2>, pipeline: &Arc<ExpertPipeline>) -> Tensor<2> {
         through_experts(x, p, [self.gate_up.val(), self.down.val()], pipeline, self.recompute_activation)
+    }
+
+    /// Whether all-to-alls can be overlapped with the experts' GEMMs.
+    pub fn can_overlap(&self) -> bool {
+        self.biases.is_none()
     }
 
     /// Features outside and inside.

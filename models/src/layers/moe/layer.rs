@@ -62,7 +62,7 @@ impl MoeLayer {
         let rank = group.rank();
         let members = Members { etp: etp.size, ep: ep.size, experts: config.experts, rank, together, piece: [0, 1] };
         // On CPU ranks nothing is overlapped, unless chunks are asked for.
-        let overlap = overlap && (pieces.is_some() || row_multiple(params.device()) > 1);
+        let overlap = overlap && experts.can_overlap() && (pieces.is_some() || row_multiple(params.device()) > 1);
         let dispatch = Dispatch { group, members, how: config.dispatcher, multiple, overlap, pieces };
         Ok(Self { router, experts, shared, dispatch, parallel: params.parallel().clone() })
     }

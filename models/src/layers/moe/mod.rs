@@ -19,8 +19,8 @@ pub mod stats;
 
 pub use bias::{BiasCounts, ExpertTokens};
 pub use config::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, Ffn, MoeConfig, RouterConfig, RouterDevice,
-    Scores, SharedExperts,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, ExpertKind, Ffn, MoeConfig, RouterConfig,
+    RouterDevice, Scores, SharedExperts,
 };
 pub use layer::MoeLayer;
 pub use records::RouterRecords;

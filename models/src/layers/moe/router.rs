@@ -11,7 +11,7 @@ mod auxiliary;
 pub(super) use auxiliary::AfterExperts;
 
 use backend_dist::ops::moe::{router_logits, row_multiple};
-use backend_dist::ops::{normalize_sum, softmax};
+use backend_dist::ops::{add_bias, normalize_sum, softmax};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
@@ -32,6 +32,8 @@ use crate::param::{BuildError, ParamBuilder};
 #[derive(Module, Debug)]
 pub(super) struct Router {
     weight: Param<Tensor<2>>,
+    /// Added to the logits.
+    bias: Option<Param<Tensor<1>>>,
     expert_bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     config: RouterConfig,
@@ -66,9 +68,13 @@ impl Router {
     /// # Errors
     /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
-        let MoeConfig { hidden, experts, router, capacity, input, .. } = *config;
+        let MoeConfig { hidden, experts, kind, router, capacity, input, .. } = *config;
         // Every rank of a tensor parallel group routes other tokens.
         let weight = params.on_heads(&format!("{name}.weight"), [experts, hidden], input)?;
+        let bias = match kind.has_biases() {
+            true => Some(params.on_heads(&format!("{name}.bias"), [experts], Init::ZEROS)?),
+            false => None,
+        };
         let expert_bias = match router.bias_rate {
             Some(_) => Some(params.state(&format!("{name}.expert_bias"), [experts], Init::ZEROS)?),
             None => None,
@@ -76,14 +82,15 @@ impl Router {
         let layer = params.unit().layer().expect("a router is in a layer");
         let shares = Shares::new(params);
         let forced = params.experts().forced.then(|| Forced::new(name, params.experts().group.rank()));
-        let (fp32, is_f64) = (params.has_fp32_norms(), params.dtype() == FloatDType::F64);
+        // transformers has the softmax of gpt-oss, whose router has a bias, in the model's type.
+        let (fp32, is_f64) = (params.has_fp32_norms() && bias.is_none(), params.dtype() == FloatDType::F64);
         let on_device = match router.device {
             RouterDevice::Host => false,
             RouterDevice::Auto => row_multiple(params.device()) > 1 && !is_f64,
             RouterDevice::Device => !(fp32 && is_f64),
         };
         let on_device = on_device && is_counted(config, params.experts().group.size());
-        Ok(Self { weight, expert_bias, config: router, capacity, shares, forced, layer, fp32, on_device })
+        Ok(Self { weight, bias, expert_bias, config: router, capacity, shares, forced, layer, fp32, on_device })
     }
 
     /// Whether experts are chosen on the device.
@@ -102,6 +109,13 @@ impl Router {
         meanwhile: impl FnOnce(Option<Uncounted>) -> T,
     ) -> (Routing, AfterExperts, T) {
         let logits = router_logits(x, self.weight.val());
+        let logits = match &self.bias {
+            Some(bias) => {
+                let bias = bias.val().cast(logits.dtype());
+                add_bias(logits, bias)
+            }
+            None => logits,
+        };
         let logits = match &self.forced {
             Some(forced) => forced.replace(logits),
             None => logits,

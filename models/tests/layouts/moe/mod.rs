@@ -10,8 +10,8 @@ use backend_dist::launch::BoxError;
 use backend_dist::shard::{HostTensor, Init};
 use models::WeightSource;
 use models::layers::{
-    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, MoeConfig, RouterConfig, RouterDevice,
-    Scores, SharedExperts,
+    Balance, BalanceOver, Capacity, Dispatcher, DropPolicy, ExpertGroups, ExpertKind, MoeConfig, RouterConfig,
+    RouterDevice, Scores, SharedExperts,
 };
 
 use crate::harness::{assert_within, largest};
@@ -64,6 +64,7 @@ fn case(router: RouterConfig) -> Case {
         hidden: HIDDEN,
         intermediate: 4,
         experts: 8,
+        kind: ExpertKind::SwiGlu,
         router,
         capacity: None,
         dispatcher: Dispatcher::AllToAll,

@@ -1,0 +1,305 @@
+//! Sizes of published models of the relatives, after their `config.json`.
+
+use super::config::LlamaConfig;
+use super::variant::LlamaVariant;
+use crate::layers::{LinearScaling, RopeScaling};
+
+/// All presets by name, small ones for tests first.
+pub(super) fn presets() -> Vec<(&'static str, LlamaConfig)> {
+    vec![
+        ("tiny", LlamaConfig::tiny()),
+        ("smollm2-135m", smollm2_135m()),
+        ("llama3-1b", LlamaConfig::llama3_1b()),
+        ("llama3-3b", LlamaConfig::llama3_3b()),
+        ("llama3-8b", LlamaConfig::llama3_8b()),
+        ("llama3-70b", llama3_70b()),
+        ("mistral-7b", LlamaConfig::mistral_7b()),
+        ("qwen2.5-0.5b", qwen2_5_0_5b()),
+        ("qwen2.5-7b", qwen2_5_7b()),
+        ("qwen2.5-72b", qwen2_5_72b()),
+        ("qwen3-0.6b", LlamaConfig::qwen3_0_6b()),
+        ("smollm3-3b", smollm3_3b()),
+        ("olmo2-1b", olmo2_1b()),
+        ("olmo2-7b", olmo2_7b()),
+        ("gemma2-2b", gemma2_2b()),
+        ("gemma2-9b", gemma2_9b()),
+        ("gemma3-270m", gemma3_270m()),
+        ("gemma3-1b", gemma3_1b()),
+        ("gemma3-4b", gemma3_4b()),
+        ("phi3-mini", phi3_mini()),
+        ("phi4", phi4()),
+        ("glm4-9b", glm4_9b()),
+    ]
+}
+
+fn smollm2_135m() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 49_152,
+        hidden_size: 576,
+        intermediate_size: 1536,
+        num_hidden_layers: 30,
+        num_attention_heads: 9,
+        num_key_value_heads: 3,
+        head_dim: 64,
+        max_position_embeddings: 8192,
+        rope_theta: 100_000.0,
+        tie_word_embeddings: true,
+        initializer_range: 1.0 / 24.0,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+/// Llama 3.
+fn llama3_70b() -> LlamaConfig {
+    LlamaConfig {
+        hidden_size: 8192,
+        intermediate_size: 28_672,
+        num_hidden_layers: 80,
+        num_attention_heads: 64,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+fn qwen2_5_0_5b() -> LlamaConfig {
+    LlamaConfig {
+        variant: LlamaVariant::Qwen2,
+        vocab_size: 151_936,
+        hidden_size: 896,
+        intermediate_size: 4864,
+        num_hidden_layers: 24,
+        num_attention_heads: 14,
+        num_key_value_heads: 2,
+        head_dim: 64,
+        max_position_embeddings: 32_768,
+        rope_theta: 1_000_000.0,
+        rms_norm_eps: 1e-6,
+        tie_word_embeddings: true,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+fn qwen2_5_7b() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 152_064,
+        hidden_size: 3584,
+        intermediate_size: 18_944,
+        num_hidden_layers: 28,
+        num_attention_heads: 28,
+        num_key_value_heads: 4,
+        head_dim: 128,
+        max_position_embeddings: 131_072,
+        tie_word_embeddings: false,
+        ..qwen2_5_0_5b()
+    }
+}
+
+fn qwen2_5_72b() -> LlamaConfig {
+    LlamaConfig {
+        hidden_size: 8192,
+        intermediate_size: 29_568,
+        num_hidden_layers: 80,
+        num_attention_heads: 64,
+        num_key_value_heads: 8,
+        rms_norm_eps: 1e-5,
+        ..qwen2_5_7b()
+    }
+}
+
+fn smollm3_3b() -> LlamaConfig {
+    LlamaConfig {
+        variant: LlamaVariant::SmolLm3,
+        hidden_size: 2048,
+        intermediate_size: 11_008,
+        num_hidden_layers: 36,
+        num_attention_heads: 16,
+        num_key_value_heads: 4,
+        max_position_embeddings: 65_536,
+        no_rope_layer_interval: Some(4),
+        rope_theta: 5_000_000.0,
+        rms_norm_eps: 1e-6,
+        tie_word_embeddings: true,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+fn olmo2_7b() -> LlamaConfig {
+    LlamaConfig {
+        variant: LlamaVariant::Olmo2,
+        vocab_size: 100_352,
+        intermediate_size: 11_008,
+        num_key_value_heads: 32,
+        max_position_embeddings: 4096,
+        rms_norm_eps: 1e-6,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+fn olmo2_1b() -> LlamaConfig {
+    LlamaConfig {
+        hidden_size: 2048,
+        intermediate_size: 8192,
+        num_hidden_layers: 16,
+        num_attention_heads: 16,
+        num_key_value_heads: 16,
+        ..olmo2_7b()
+    }
+}
+
+fn gemma2_2b() -> LlamaConfig {
+    LlamaConfig {
+        variant: LlamaVariant::Gemma2,
+        vocab_size: 256_000,
+        hidden_size: 2304,
+        intermediate_size: 9216,
+        num_hidden_layers: 26,
+        num_attention_heads: 8,
+        num_key_value_heads: 4,
+        head_dim: 256,
+        sliding_window: Some(4096),
+        sliding_window_pattern: Some(2),
+        query_pre_attn_scalar: Some(256.0),
+        attn_logit_softcapping: Some(50.0),
+        final_logit_softcapping: Some(30.0),
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-6,
+        tie_word_embeddings: true,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+fn gemma2_9b() -> LlamaConfig {
+    LlamaConfig {
+        hidden_size: 3584,
+        intermediate_size: 14_336,
+        num_hidden_layers: 42,
+        num_attention_heads: 16,
+        num_key_value_heads: 8,
+        ..gemma2_2b()
+    }
+}
+
+fn gemma3_1b() -> LlamaConfig {
+    LlamaConfig {
+        variant: LlamaVariant::Gemma3,
+        vocab_size: 262_144,
+        hidden_size: 1152,
+        intermediate_size: 6912,
+        num_attention_heads: 4,
+        num_key_value_heads: 1,
+        max_position_embeddings: 32_768,
+        sliding_window: Some(512),
+        sliding_window_pattern: Some(6),
+        rope_theta: 1_000_000.0,
+        rope_local_base_freq: Some(10_000.0),
+        attn_logit_softcapping: None,
+        final_logit_softcapping: None,
+        ..gemma2_2b()
+    }
+}
+
+fn gemma3_270m() -> LlamaConfig {
+    LlamaConfig { hidden_size: 640, intermediate_size: 2048, num_hidden_layers: 18, ..gemma3_1b() }
+}
+
+/// The language model of the 4 billion parameters, without its images.
+fn gemma3_4b() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 262_208,
+        hidden_size: 2560,
+        intermediate_size: 10_240,
+        num_hidden_layers: 34,
+        num_attention_heads: 8,
+        num_key_value_heads: 4,
+        max_position_embeddings: 131_072,
+        sliding_window: Some(1024),
+        rope_scaling: Some(RopeScaling::Linear(LinearScaling { factor: 8.0 })),
+        ..gemma3_1b()
+    }
+}
+
+/// Phi-3-mini with a context of 4096.
+fn phi3_mini() -> LlamaConfig {
+    LlamaConfig {
+        variant: LlamaVariant::Phi3,
+        vocab_size: 32_064,
+        hidden_size: 3072,
+        intermediate_size: 8192,
+        num_key_value_heads: 32,
+        head_dim: 96,
+        max_position_embeddings: 4096,
+        sliding_window: Some(2047),
+        rope_theta: 10_000.0,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+fn phi4() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 100_352,
+        hidden_size: 5120,
+        intermediate_size: 17_920,
+        num_hidden_layers: 40,
+        num_attention_heads: 40,
+        num_key_value_heads: 10,
+        head_dim: 128,
+        max_position_embeddings: 16_384,
+        sliding_window: None,
+        rope_theta: 250_000.0,
+        ..phi3_mini()
+    }
+}
+
+/// GLM-4-9B-0414.
+fn glm4_9b() -> LlamaConfig {
+    LlamaConfig {
+        variant: LlamaVariant::Glm4,
+        vocab_size: 151_552,
+        intermediate_size: 13_696,
+        num_hidden_layers: 40,
+        num_key_value_heads: 2,
+        max_position_embeddings: 32_768,
+        partial_rotary_factor: Some(0.5),
+        rope_theta: 10_000.0,
+        ..LlamaConfig::llama3_8b()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::causal_lm::ModelConfig;
+
+    /// The parameters of the published weights.
+    #[test]
+    fn presets_have_the_published_sizes() {
+        for (name, config) in presets() {
+            let published: usize = match name {
+                "tiny" => continue,
+                "smollm2-135m" => 134_515_008,
+                "llama3-1b" => 1_235_814_400,
+                "llama3-3b" => 3_212_749_824,
+                "llama3-8b" => 8_030_261_248,
+                "llama3-70b" => 70_553_706_496,
+                "mistral-7b" => 7_241_732_096,
+                "qwen2.5-0.5b" => 494_032_768,
+                "qwen2.5-7b" => 7_615_616_512,
+                "qwen2.5-72b" => 72_706_203_648,
+                "qwen3-0.6b" => 596_049_920,
+                "smollm3-3b" => 3_075_098_624,
+                "olmo2-1b" => 1_484_916_736,
+                "olmo2-7b" => 7_298_617_344,
+                "gemma2-2b" => 2_614_341_888,
+                "gemma2-9b" => 9_241_705_984,
+                "gemma3-270m" => 268_098_176,
+                "gemma3-1b" => 999_885_952,
+                "gemma3-4b" => 3_880_263_168,
+                "phi3-mini" => 3_821_079_552,
+                "phi4" => 14_659_507_200,
+                "glm4-9b" => 9_400_279_040,
+                other => panic!("{other} has no published size here"),
+            };
+            assert_eq!(config.check(), Ok(()), "{name}");
+            assert_eq!(config.parameter_count(), published, "{name}");
+        }
+    }
+}
