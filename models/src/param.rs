@@ -26,6 +26,7 @@ use backend_dist::shard::{GroupPosition, Registry, Unit};
 use burn::tensor::{Device, FloatDType};
 
 use crate::fp8::Fp8Config;
+use crate::lora::BaseFormat;
 use crate::part::Part;
 use crate::recompute::Recompute;
 
@@ -67,6 +68,7 @@ pub struct ParamBuilder<'a> {
     unit: Unit,
     recompute: Recompute,
     lora: Option<adapters::Adapters<'a>>,
+    base: Option<BaseFormat>,
     fp8: Option<Fp8Layers>,
     /// That share the work of drawing: of dense parameters, and of experts.
     dp_ranks: [Option<Group>; 2],
@@ -99,6 +101,7 @@ impl<'a> ParamBuilder<'a> {
             unit: Unit::default(),
             recompute: Recompute::default(),
             lora: None,
+            base: None,
             fp8: None,
             dp_ranks: [None, None],
             expert_dp_ranks: rank.group(Axis::Edp),

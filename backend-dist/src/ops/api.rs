@@ -22,8 +22,16 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
     let (step, collectives) = (Step::None, LinearCollectives::default());
-    let config =
-        LinearConfig { step, context: None, collectives, fp8: None, recompute: false, bias: false, joint: None };
+    let config = LinearConfig {
+        step,
+        context: None,
+        collectives,
+        fp8: None,
+        stored: None,
+        recompute: false,
+        bias: false,
+        joint: None,
+    };
     Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), Extras::None, w.into_dispatch(), config))
 }
 
