@@ -23,6 +23,7 @@ pub const SETTINGS: Settings = Settings {
     tolerance: None,
     fp8: None,
     lora: None,
+    base: None,
 };
 
 /// Fewer key-value heads than ranks, and a vocabulary that two ranks do not divide.

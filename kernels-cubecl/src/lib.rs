@@ -51,6 +51,8 @@
 #![allow(clippy::manual_div_ceil, clippy::manual_is_multiple_of)]
 #![cfg_attr(feature = "cuda", allow(missing_docs, clippy::assign_op_pattern, clippy::collapsible_if))]
 
+pub mod blockwise;
+pub mod fp8;
 pub mod fused;
 pub mod grouped;
 pub mod random;
@@ -58,8 +60,6 @@ pub mod tiling;
 
 #[cfg(feature = "cuda")]
 pub mod attention;
-#[cfg(feature = "cuda")]
-pub mod fp8;
 #[cfg(feature = "cuda")]
 pub mod hopper;
 #[cfg(feature = "cuda")]

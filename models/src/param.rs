@@ -26,6 +26,7 @@ use backend_dist::shard::{GroupPosition, Registry, Unit};
 use burn::tensor::{Device, FloatDType};
 
 use crate::fp8::Fp8Config;
+use crate::lora::BaseFormat;
 use crate::part::Part;
 use crate::recompute::Recompute;
 
@@ -67,6 +68,7 @@ pub struct ParamBuilder<'a> {
     unit: Unit,
     recompute: Recompute,
     lora: Option<adapters::Adapters<'a>>,
+    base: Option<BaseFormat>,
     fp8: Option<Fp8Selection>,
     /// Those that were built.
     fp8_layers: Fp8Layers,
@@ -101,6 +103,7 @@ impl<'a> ParamBuilder<'a> {
             unit: Unit::default(),
             recompute: Recompute::default(),
             lora: None,
+            base: None,
             fp8: None,
             fp8_layers: Fp8Layers::default(),
             dp_ranks: [None, None],

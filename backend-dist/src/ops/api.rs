@@ -28,6 +28,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
         context: None,
         collectives,
         fp8: None,
+        stored: None,
         recompute: false,
         bias: false,
         joint: None,

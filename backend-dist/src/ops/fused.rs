@@ -10,6 +10,7 @@ use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTen
 use burn::tensor::Tensor;
 
 use super::{
+    blockwise::QuantizedWeight,
     context,
     extras::Extras,
     fp8::{self, Fp8Linear, Purpose, SavedFp8},
@@ -29,6 +30,8 @@ pub struct LinearOptions {
     pub exit: OutputCollective,
     /// Run the GEMMs in FP8 if all sizes are multiples of 16.
     pub fp8: Option<Fp8Linear>,
+    /// The weight is this one's value: the backward pass computes it again instead of saving it.
+    pub stored: Option<QuantizedWeight>,
     /// Recompute the GEMM's input in the backward pass instead of saving it; for attention also its log-sum-exp.
     pub recompute: bool,
     /// On GPUs with an NCCL link, overlap the collectives with the GEMMs, in two chunks where that is faster.
@@ -76,7 +79,7 @@ pub(super) fn linear_of<const D: usize>(
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
     }
-    let LinearOptions { entry, exit, fp8, recompute, overlap, pass } = options;
+    let LinearOptions { entry, exit, fp8, stored, recompute, overlap, pass } = options;
     let joint = joint.filter(|_| step.is_norm());
     let recompute = recompute || context.is_some();
     let config = LinearConfig {
@@ -84,6 +87,7 @@ pub(super) fn linear_of<const D: usize>(
         context,
         collectives: LinearCollectives { entry, exit, overlap },
         fp8,
+        stored,
         recompute,
         bias: bias.is_some(),
         joint,
@@ -102,6 +106,8 @@ pub(super) struct LinearConfig {
     pub context: Option<context::ContextOptions>,
     pub collectives: LinearCollectives,
     pub fp8: Option<Fp8Linear>,
+    /// What the weight is computed from, if it is not saved for backward.
+    pub stored: Option<QuantizedWeight>,
     pub recompute: bool,
     /// Whether the last of `extras` is the bias.
     pub bias: bool,

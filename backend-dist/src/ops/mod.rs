@@ -14,6 +14,7 @@
 mod api;
 mod attention;
 mod autodiff;
+pub mod blockwise;
 #[cfg_attr(
     not(any(feature = "cuda", test)),
     expect(dead_code, reason = "CPU ranks do not overlap communication with GEMMs")

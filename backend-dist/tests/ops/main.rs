@@ -2,6 +2,7 @@
 
 mod attention;
 mod bias;
+mod blockwise;
 mod compare;
 mod cross_entropy;
 mod finite;

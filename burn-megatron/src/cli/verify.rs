@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use models::{CausalLm, FamilyConfig, WithModel};
 
 use self::layouts::{Layouts, layouts};
-use self::model::{Adapters, Family, Format, Size, Sizes, config};
+use self::model::{Adapters, Base, Family, Format, Size, Sizes, config};
 use super::device::DeviceKind;
 use super::processes::alone;
 use crate::config::Precision;
@@ -37,6 +37,9 @@ pub struct Args {
     /// Train adapters of rank 4 of all linear layers, everything else frozen
     #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, default_missing_value = "lora", conflicts_with = "curve")]
     lora: Option<Adapters>,
+    /// Store the frozen weights of linear layers in few bits, on the one device too
+    #[arg(long, value_enum, value_name = "FORMAT", requires = "lora")]
+    lora_base: Option<Base>,
     /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, else
     /// `tiny`
     #[arg(long, value_enum)]
@@ -200,6 +203,7 @@ impl Args {
             tolerance: self.tolerance,
             fp8: self.fp8.map(Format::of),
             lora: self.lora.map(Adapters::of),
+            base: self.lora_base.map(Base::of),
         })
     }
 }

@@ -24,6 +24,14 @@ impl RunConfig {
         self.check_ranges(&mut note);
         if self.is_sound() {
             note(self.lora.plan(&self.model.config).map(drop).map_err(|error| format!("lora: {error}")));
+            let base = self.lora.base.filter(|_| self.lora.rank.is_some());
+            let names = self.model.config.hf_names();
+            let fits = base.map_or(Ok(()), |base| base.check(&names, self.parallel.tp));
+            note(fits.map_err(|error| format!("lora.{error}")));
+            note(demand(base.is_none() || self.fp8.format.is_none(), || {
+                "lora.base and fp8.format: weights in few bits are multiplied in training.dtype; nearest legal: fp8.format = none"
+                    .into()
+            }));
         }
         self.check_data(&mut note);
         ConfigErrors::from_problems(problems)

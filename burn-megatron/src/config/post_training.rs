@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use models::lora::LoraError;
+use models::lora::{BaseFormat, LoraError};
 use models::{FamilyConfig, LoraConfig, LoraPlan, ModelConfig};
 use serde::{Deserialize, Serialize};
 
@@ -201,6 +201,9 @@ pub struct LoraSection {
     pub rslora: bool,
     /// DoRA.
     pub dora: bool,
+    /// How frozen weights are stored, if not as all weights.
+    #[serde(default)]
+    pub base: Option<BaseFormat>,
     /// An adapter to start from.
     pub adapter: Option<PathBuf>,
 }

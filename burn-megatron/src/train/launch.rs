@@ -154,6 +154,7 @@ where
     let (precision, seed) = (config.training.dtype, config.training.seed);
     let performance = config.performance.clone();
     let lora = config.lora.plan(&config.model.config).ok().flatten().map(Arc::new);
+    let base = config.lora.base;
     move |rank, part| {
         let dtype = FloatDType::from(precision);
         let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };
@@ -172,7 +173,7 @@ where
         };
         let Some(plan) = &lora else { return Ok(M::build(&sizes, params)?) };
         let source = adapter.as_ref().map(|adapter| &adapter.tensors as &dyn WeightSource);
-        let model = M::build(&sizes, params.with_lora(plan, source))?;
+        let model = M::build(&sizes, params.with_lora(plan, source).with_base(base))?;
         plan.check(model.registry())?;
         Ok(model)
     }

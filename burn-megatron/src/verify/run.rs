@@ -11,6 +11,7 @@ use backend_dist::ops::fp8::Fp8Format;
 use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::layers::moe::RoutingReplay;
+use models::lora::BaseFormat;
 use models::param::ParamBuilder;
 use models::{CausalLm, Fp8Config, LoraConfig, LoraPlan, ModelConfig, WeightSource};
 use std::collections::BTreeMap;
@@ -39,6 +40,8 @@ pub struct Settings {
     pub fp8: Option<Fp8Format>,
     /// Adapters of all linear layers are trained, everything else is frozen.
     pub lora: Option<LoraKind>,
+    /// How frozen weights are stored, in the layouts and on the one device, if not as all weights.
+    pub base: Option<BaseFormat>,
 }
 
 /// A kind of adapters.
@@ -128,7 +131,7 @@ pub fn verify<M: CausalLm>(
             let params = ParamBuilder::new(rank, dtype, settings.seed).with_source(initial).with_part(part);
             let params = params.with_fp8(fp8, blocks);
             let params = params.with_recompute(&recompute).with_moe_comm_overlap(overlap, Some(2));
-            adapted::<M>(config, params, &lora, Some(initial))
+            adapted::<M>(config, params.with_base(settings.base), &lora, Some(initial))
         }
     };
     let one_device = |micro_batches: usize| {
@@ -192,7 +195,9 @@ pub(super) fn initial<M: CausalLm>(config: &M::Config, settings: &Settings) -> R
 
 /// Which layers have adapters, if there are any.
 fn plan<M: CausalLm>(config: &M::Config, settings: &Settings) -> Result<Option<Arc<LoraPlan>>, TraceError> {
-    let plan = settings.lora.map(|kind| kind.config().plan(&config.hf_names())).transpose()?;
+    let names = config.hf_names();
+    settings.base.map(|base| base.check(&names, 1)).transpose()?;
+    let plan = settings.lora.map(|kind| kind.config().plan(&names)).transpose()?;
     Ok(plan.map(Arc::new))
 }
 

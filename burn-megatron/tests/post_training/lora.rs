@@ -91,6 +91,7 @@ fn every_layout_trains_adapters_as_one_device() {
         tolerance: None,
         fp8: None,
         lora: Some(lora),
+        base: None,
     };
     let layouts = [
         "TP2 SP DP2 ZeRO1 x2",

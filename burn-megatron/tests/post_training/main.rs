@@ -6,6 +6,7 @@ mod eval;
 mod grpo;
 mod lora;
 mod preference;
+mod qlora;
 mod talk;
 
 use std::collections::BTreeMap;

@@ -13,7 +13,7 @@ mod moe_layers;
 mod plans;
 mod timings;
 
-use checks::{activation, fused, latent, moe, norm, optimizer, routing, rows, tokens};
+use checks::{activation, blockwise, fused, latent, moe, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
@@ -45,6 +45,9 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + moe::sum_rows::<f32>(c, shape(1, 2))
         }),
         ("routing", routing::all),
+        ("NF4 and FP8 in blocks", |c| {
+            blockwise::dequantize::<bf16>(c, Format::Nf4) + blockwise::dequantize::<f32>(c, Format::Fp8)
+        }),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
         ("fused softmax", |c| {
             let sizes = [(33, 512), (7, 64), (5, 4096), (3, 16384), (4, 1030), (2, 2047)];

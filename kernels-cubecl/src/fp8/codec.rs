@@ -1,5 +1,6 @@
 //! The FP8 formats in plain arithmetic, for kernels and for the host.
 use super::Format;
+#[cfg(feature = "cuda")]
 use cubecl::prelude::*;
 
 /// Fields of a format.
@@ -38,6 +39,7 @@ fn anchor(format: Format) -> f32 {
 }
 
 /// The eight bits of `x`.
+#[cfg(feature = "cuda")]
 #[cube]
 pub fn encode(x: f32, #[comptime] format: Format) -> u32 {
     let drop = comptime![dropped(format)];

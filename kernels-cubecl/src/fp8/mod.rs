@@ -5,20 +5,29 @@
 //! NaN stays.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
+#[cfg(feature = "cuda")]
 pub mod amax;
+#[cfg(feature = "cuda")]
 pub mod cast;
 pub mod codec;
+#[cfg(feature = "cuda")]
 pub mod groups;
+#[cfg(feature = "cuda")]
 pub mod ptx;
+#[cfg(feature = "cuda")]
 pub mod transpose;
 
+#[cfg(feature = "cuda")]
 use crate::pointwise::UNITS;
+#[cfg(feature = "cuda")]
 use cubecl::prelude::*;
 
 /// Eight eight-bit numbers: a line of a block.
+#[cfg(feature = "cuda")]
 pub type Eight = Vector<u32, Const<2>>;
 
 /// Eight numbers of 16 bits.
+#[cfg(feature = "cuda")]
 type Vec8<E> = Vector<E, Const<8>>;
 
 /// The two formats of the OCP's 8-bit floating point specification (2023).
@@ -50,6 +59,7 @@ pub enum Codec {
 }
 
 /// The bits of four numbers, which are already scaled.
+#[cfg(feature = "cuda")]
 #[cube]
 pub fn pack(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Format, #[comptime] codec: Codec) -> u32 {
     if comptime![matches!(codec, Codec::Instruction)] {

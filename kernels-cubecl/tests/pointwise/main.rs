@@ -7,10 +7,11 @@ mod checks;
 #[path = "../libcalls/mod.rs"]
 mod libcalls;
 
-use checks::{activation, fused, latent, moe, norm, optimizer, routing, rows, tokens};
+use checks::{activation, blockwise, fused, latent, moe, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
+use kernels_cubecl::blockwise::Format;
 use kernels_cubecl::pointwise::columns::ColumnRange;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
@@ -39,6 +40,12 @@ macro_rules! both {
 fn swiglu() {
     both!(activation::swiglu, 5, 8);
     both!(activation::swiglu, 3, 1032);
+}
+
+#[test]
+fn matrices_in_few_bits() {
+    both!(blockwise::dequantize, Format::Nf4);
+    both!(blockwise::dequantize, Format::Fp8);
 }
 
 #[test]

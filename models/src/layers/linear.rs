@@ -13,6 +13,7 @@ use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::linear_weight::LinearWeight;
 use super::norm::Norm;
 use crate::lora::{ColumnAdapters, RowAdapter, apply};
 use crate::micro_batch::MicroBatch;
@@ -43,7 +44,7 @@ pub struct Output<'a> {
 /// fused: a rank's output is its shard of the first one, then of the second one, and so on.
 #[derive(Module, Debug)]
 pub struct ColumnParallelLinear {
-    weight: Param<Tensor<2>>,
+    weight: LinearWeight,
     bias: Option<Param<Tensor<1>>>,
     adapters: Option<ColumnAdapters>,
     #[module(skip)]
@@ -70,7 +71,7 @@ impl ColumnParallelLinear {
             let name = format!("{}.weight", output.name);
             (Section::split(name, &[output.features, inputs], 0, output.parts, at), config.init)
         });
-        let weight = params.sections(weights.collect())?;
+        let weight = params.linear_weight(weights.collect())?;
         let biases = outputs.iter().map(|output| {
             let name = format!("{}.bias", output.name);
             (Section::split(name, &[output.features], 0, output.parts, at), Init::ZEROS)
@@ -99,9 +100,12 @@ impl ColumnParallelLinear {
         }
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
         let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
+        let stored = self.weight.stored();
         let options =
-            LinearOptions { entry, recompute, overlap, fp8, pass: batch.pass_context(), ..Default::default() };
-        x.into().linear(prologue, self.weight.val(), bias, options)
+            LinearOptions { entry, recompute, overlap, fp8, stored, pass: batch.pass_context(), ..Default::default() };
+        let x = x.into();
+        let weight = self.weight.value(x.is_autodiff());
+        x.linear(prologue, weight, bias, options)
     }
 }
 
@@ -109,9 +113,17 @@ impl ColumnParallelLinear {
     /// The outputs with the adapters' for the layer's own input `x`, which two GEMMs read.
     fn adapted(&self, x: Tensor<3>, adapters: &ColumnAdapters, batch: &MicroBatch) -> Tensor<3> {
         let (entry, overlap, fp8) = (entry(&self.parallel), self.parallel.overlap, self.fp8.clone());
-        let options = LinearOptions { entry, overlap, fp8, pass: batch.pass_context(), ..Default::default() };
-        let base = linear_with(x.clone(), Prologue::None, self.weight.val(), None, options);
-        with_bias(adapters.add(base, x, self.weight.val()), self.bias.as_ref())
+        let options = LinearOptions {
+            entry,
+            overlap,
+            fp8,
+            stored: self.weight.stored(),
+            pass: batch.pass_context(),
+            ..Default::default()
+        };
+        let weight = self.weight.value(x.device().is_autodiff());
+        let base = linear_with(x.clone(), Prologue::None, weight, None, options);
+        with_bias(adapters.add(base, x, &self.weight), self.bias.as_ref())
     }
 }
 
@@ -127,7 +139,7 @@ fn with_bias(y: Tensor<3>, bias: Option<&Param<Tensor<1>>>) -> Tensor<3> {
 /// the sum over the ranks.
 #[derive(Module, Debug)]
 pub struct RowParallelLinear {
-    weight: Param<Tensor<2>>,
+    weight: LinearWeight,
     bias: Option<Param<Tensor<1>>>,
     adapter: Option<RowAdapter>,
     #[module(skip)]
@@ -150,7 +162,7 @@ impl RowParallelLinear {
     ) -> Result<Self, BuildError> {
         let at = params.place();
         let section = Section::split(format!("{name}.weight"), &[outputs, inputs], 1, at.size, at);
-        let weight = params.sections(vec![(section, config.init)])?;
+        let weight = params.linear_weight(vec![(section, config.init)])?;
         let bias = match config.bias {
             true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
             false => None,
@@ -170,14 +182,16 @@ impl RowParallelLinear {
     ) -> Tensor<3> {
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
         let (overlap, fp8, pass) = (self.parallel.overlap, self.fp8.clone(), batch.pass_context());
+        let stored = self.weight.stored();
+        let weight = self.weight.value(x.device().is_autodiff());
         if let Some(adapter) = &self.adapter {
             let x = apply(prologue, x, batch);
-            let options = LinearOptions { exit, overlap, fp8, pass, ..Default::default() };
-            let base = linear_with(x.clone(), Prologue::None, self.weight.val(), None, options);
-            return with_bias(adapter.add(base, x, self.weight.val()), self.bias.as_ref());
+            let options = LinearOptions { exit, overlap, fp8, stored, pass, ..Default::default() };
+            let base = linear_with(x.clone(), Prologue::None, weight, None, options);
+            return with_bias(adapter.add(base, x, &self.weight), self.bias.as_ref());
         }
-        let options = LinearOptions { exit, recompute, overlap, fp8, pass, ..Default::default() };
-        linear_with(x, prologue, self.weight.val(), bias, options)
+        let options = LinearOptions { exit, recompute, overlap, fp8, stored, pass, ..Default::default() };
+        linear_with(x, prologue, weight, bias, options)
     }
 }
 

@@ -11,6 +11,7 @@ mod fp32_norm;
 mod fp32_softmax;
 mod frequencies;
 mod linear;
+mod linear_weight;
 mod mla;
 mod mlp;
 pub mod moe;
@@ -33,6 +34,7 @@ pub use feed_forward::FeedForward;
 pub use frequencies::{LinearScaling, Llama3Scaling, RopeConfig, RopeScaling};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 pub(crate) use linear::{enter_tensor_parallel, leave_tensor_parallel};
+pub(crate) use linear_weight::LinearWeight;
 pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{

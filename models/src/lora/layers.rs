@@ -13,7 +13,7 @@ use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 
-use crate::layers::{enter_tensor_parallel, leave_tensor_parallel};
+use crate::layers::{LinearWeight, enter_tensor_parallel, leave_tensor_parallel};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
@@ -56,7 +56,7 @@ impl ColumnAdapters {
         params: &mut ParamBuilder,
         inputs: usize,
         outputs: &[ColumnOutput],
-        w: &Param<Tensor<2>>,
+        w: &LinearWeight,
     ) -> Result<Option<Self>, BuildError> {
         let Some(config) = params.lora_of(outputs.iter().map(|(name, ..)| *name)) else { return Ok(None) };
         let (at, rank) = (params.place(), config.rank);
@@ -81,7 +81,7 @@ impl ColumnAdapters {
         }
         let mut magnitude = Vec::new();
         if config.dora {
-            let norms = row_norms(w.val().inner(), None);
+            let norms = row_norms(w.plain(), None);
             let mut start = 0;
             for ((name, features, parts), (local, own)) in outputs.iter().zip(&places) {
                 if own.is_some() {
@@ -96,7 +96,7 @@ impl ColumnAdapters {
     }
 
     /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.
-    pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: Tensor<2>) -> Tensor<3> {
+    pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: &LinearWeight) -> Tensor<3> {
         let low = enter_tensor_parallel(linear(x, self.a.val()), &self.parallel);
         let [seq, batch, _] = base.dims();
         let own = |(features, adapter): &(usize, Option<usize>)| match adapter {
@@ -115,10 +115,11 @@ impl ColumnAdapters {
     }
 
     /// `m / ‖W + s B A‖` of the rank's features, 1 where there is no adapter.
-    fn factors(&self, w: Tensor<2>) -> Tensor<1> {
-        let (mut start, device) = (0, w.device());
+    fn factors(&self, w: &LinearWeight) -> Tensor<1> {
+        let w = w.plain();
+        let (mut start, device) = (0, self.b[0].val().device());
         let factor = |(features, adapter): &(usize, Option<usize>)| {
-            let w = w.clone().inner().narrow(0, start, *features);
+            let w = w.clone().narrow(0, start, *features);
             start += features;
             match adapter {
                 None => Tensor::ones([*features], (&device, w.dtype())),
@@ -152,7 +153,7 @@ impl RowAdapter {
         params: &mut ParamBuilder,
         name: &str,
         [inputs, outputs]: [usize; 2],
-        w: &Param<Tensor<2>>,
+        w: &LinearWeight,
     ) -> Result<Option<Self>, BuildError> {
         let Some(config) = params.lora_of([name].into_iter()) else { return Ok(None) };
         let (at, rank, parallel) = (params.place(), config.rank, params.parallel().clone());
@@ -163,7 +164,7 @@ impl RowAdapter {
         let magnitude = match config.dora {
             true => {
                 let section = Section::replicated(named(name, "magnitude_vector"), &[outputs], at);
-                let norms = row_norms(w.val().inner(), Some(&parallel.group));
+                let norms = row_norms(w.plain(), Some(&parallel.group));
                 Some(params.adapter_of_values(section, norms, true)?)
             }
             false => None,
@@ -172,13 +173,13 @@ impl RowAdapter {
     }
 
     /// The layer's output from `base`, its own without bias, for the layer's input `x`.
-    pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: Tensor<2>) -> Tensor<3> {
+    pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: &LinearWeight) -> Tensor<3> {
         let low = leave_tensor_parallel(Partial::new(linear(x, self.a.val())), &self.parallel);
         let sum = base + linear(low, self.b.val()).mul_scalar(self.scale);
         match &self.magnitude {
             None => sum,
             Some(magnitude) => {
-                let whole = merged(w.inner(), self.a.val().inner(), self.b.val().inner(), self.scale);
+                let whole = merged(w.plain(), self.a.val().inner(), self.b.val().inner(), self.scale);
                 sum * divided(magnitude.val(), row_norms(whole, Some(&self.parallel.group))).unsqueeze()
             }
         }

@@ -10,6 +10,7 @@
 //! | rsLoRA (Kalajdzievski, 2023) | `alpha / √r` | the same |
 //! | DoRA (Liu et al., 2024) | as LoRA | `m / ‖W + s B A‖ · (x Wᵀ + s (x Aᵀ) Bᵀ)`, the norm of each matrix row without gradient |
 
+mod base;
 mod layers;
 mod off;
 mod plan;
@@ -22,6 +23,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::names::{Foreign, NameMap};
+pub use base::BaseFormat;
+pub(crate) use base::Quantizer;
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
 pub use off::without_adapters;
 pub use plan::LoraPlan;
@@ -90,6 +93,14 @@ pub enum LoraError {
         module: String,
         /// Why not.
         why: &'static str,
+    },
+    /// A frozen weight cannot be stored in few bits.
+    #[error("base: `{layer}`: {what}")]
+    Base {
+        /// Our name.
+        layer: String,
+        /// Why not.
+        what: String,
     },
     /// The layers that were built have no adapter although they should.
     #[error("target_modules: the layer `{0}` cannot have an adapter in this model")]

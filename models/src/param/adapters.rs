@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use backend_dist::shard::{Init, Section};
 use burn::module::Param;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::{BuildError, ParamBuilder, WeightSource};
-use crate::lora::{LoraConfig, LoraPlan};
+use crate::layers::LinearWeight;
+use crate::lora::{BaseFormat, LoraConfig, LoraPlan, Quantizer};
 
 /// Which layers have adapters, and where these have their values from.
 pub(super) struct Adapters<'a> {
@@ -22,6 +23,27 @@ impl<'a> ParamBuilder<'a> {
     pub fn with_lora(mut self, plan: &Arc<LoraPlan>, source: Option<&'a dyn WeightSource>) -> Self {
         self.lora = Some(Adapters { plan: plan.clone(), source });
         self
+    }
+
+    /// The frozen weights of linear layers are stored in few bits, while there are adapters; `None` stores them as all
+    /// parameters.
+    pub fn with_base(mut self, base: Option<BaseFormat>) -> Self {
+        self.base = base;
+        self
+    }
+
+    /// The weight of a linear layer, made of sections one after the other.
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`], and if sections in few bits are not whole blocks.
+    pub(crate) fn linear_weight(&mut self, sections: Vec<(Section, Init)>) -> Result<LinearWeight, BuildError> {
+        let Some(base) = self.base.filter(|_| self.has_adapters()) else { return Ok(self.sections(sections)?.into()) };
+        let mut quantizer = Quantizer::new(base, &self.parallel.group);
+        for (section, init) in &sections {
+            let values = self.values(section, *init, FloatDType::F32, self.source)?;
+            quantizer.add(section, &values.into_data().iter().collect::<Vec<f32>>())?;
+        }
+        Ok(quantizer.finish(DType::from(self.dtype), &self.device).into())
     }
 
     /// Whether there are adapters, so that other parameters are frozen.

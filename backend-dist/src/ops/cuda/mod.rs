@@ -18,6 +18,7 @@ mod accumulate;
 mod activation;
 mod attention;
 mod blocks;
+mod blockwise;
 mod context;
 mod cross_entropy;
 mod dma_overlap;

@@ -19,6 +19,7 @@ macro_rules! by_real {
 
 mod activation;
 mod attention;
+mod blockwise;
 mod context;
 mod cross_entropy;
 mod dropout;

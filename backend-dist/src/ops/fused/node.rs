@@ -34,8 +34,10 @@ struct Saved<B: LocalKernels> {
     out: Option<FloatTensor<B>>,
     /// Of attention, unless recomputed.
     statistics: Option<[FloatTensor<B>; 2]>,
-    /// If something before the GEMM needs a gradient.
+    /// If something before the GEMM needs a gradient, unless it is stored in few bits.
     w: Option<FloatTensor<B>>,
+    /// If something before the GEMM needs a gradient.
+    needs_w: bool,
     /// Of a GEMM in FP8, which saves its own form of `out`.
     fp8: Option<SavedFp8<B>>,
 }
@@ -50,8 +52,9 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
     fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let other = ops.state.config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
-        let Saved { config, x, params, out, mut statistics, w, fp8 } = ops.state;
-        let LinearConfig { step, context, collectives, fp8: layer, recompute, bias, pass, joint: _ } = config;
+        let Saved { config, x, params, out, mut statistics, w, needs_w, fp8 } = ops.state;
+        let LinearConfig { step, context, collectives, fp8: layer, stored, recompute, bias, pass, joint: _ } = config;
+        let w = w.or_else(|| stored.filter(|_| needs_w).map(|stored| stored.primitive::<B>()));
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
         if let [Some(node)] = biases {
@@ -136,7 +139,8 @@ fn record<B: Gemms, C: CheckpointStrategy, const N: usize>(
                 params: tensors,
                 out: (keep && fp8.is_none()).then_some(prologue.out),
                 statistics: prologue.statistics.filter(|_| !recompute),
-                w: others.then_some(w),
+                w: (others && config.stored.is_none()).then_some(w),
+                needs_w: others,
                 fp8,
                 config: LinearConfig { recompute: recompute && !plain, ..config },
             };

@@ -66,6 +66,11 @@ impl Residual {
         self.x.clone()
     }
 
+    /// Whether operations on the stream are recorded.
+    pub fn is_autodiff(&self) -> bool {
+        self.x.device().is_autodiff()
+    }
+
     /// The type of the stream's elements.
     pub fn dtype(&self) -> DType {
         self.x.dtype()

@@ -3,6 +3,7 @@
 use backend_dist::ops::fp8::Fp8Format;
 use clap::ValueEnum;
 use models::layers::BalanceOver;
+use models::lora::BaseFormat;
 use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
 
 use crate::verify::LoraKind;
@@ -76,6 +77,24 @@ pub enum Adapters {
     Rslora,
     /// Magnitude and direction apart
     Dora,
+}
+
+/// Kinds of frozen weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Base {
+    /// 4 bits in blocks of 64, with double quantization
+    Nf4,
+    /// E4M3 in blocks of 128 x 128
+    Fp8Block,
+}
+
+impl Base {
+    pub fn of(self) -> BaseFormat {
+        match self {
+            Self::Nf4 => BaseFormat::Nf4,
+            Self::Fp8Block => BaseFormat::Fp8Block,
+        }
+    }
 }
 
 impl Adapters {

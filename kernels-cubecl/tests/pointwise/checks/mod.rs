@@ -3,6 +3,7 @@
 //! A check uploads random numbers, calls the kernels on poisoned outputs and returns the number of results that are
 //! further from the formula than their bounds.
 pub mod activation;
+pub mod blockwise;
 pub mod fused;
 pub mod latent;
 pub mod moe;

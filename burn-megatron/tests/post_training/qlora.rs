@@ -1,0 +1,104 @@
+//! Adapters next to frozen weights in few bits.
+
+use std::fs;
+use std::path::Path;
+
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::config::RunConfig;
+use burn_megatron::train::{Plan, train};
+use burn_megatron::verify::{LoraKind, Settings, verify};
+use models::lora::BaseFormat;
+use models::{Llama, LlamaConfig};
+
+use super::{fail, parse};
+
+/// Blocks of 64 and of 128 elements divide what two and four ranks have of it.
+fn llama() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 96,
+        hidden_size: 256,
+        intermediate_size: 512,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 4,
+        head_dim: 128,
+        ..LlamaConfig::tiny()
+    }
+}
+
+#[test]
+fn every_layout_trains_adapters_of_weights_in_few_bits_as_one_device() {
+    let settings = |base, lora| Settings {
+        steps: 2,
+        global_batch: 4,
+        seq: 8,
+        seed: 77,
+        dtype: FloatDType::F64,
+        tolerance: None,
+        fp8: None,
+        lora: Some(lora),
+        base: Some(base),
+    };
+    let layouts = ["TP2 SP", "TP4", "PP2 DP2 x2 uniform1", "CP2 DP2 ZeRO3", "TP2 DP2 ZeRO2 selective"];
+    let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    for (base, lora) in
+        [(BaseFormat::Nf4, LoraKind::Lora), (BaseFormat::Fp8Block, LoraKind::Lora), (BaseFormat::Nf4, LoraKind::Dora)]
+    {
+        // 512 columns are 4 blocks of 128: no more than 4 ranks.
+        let lines = verify::<Llama>(&llama(), &settings(base, lora), &[Device::flex()], &candidates, |_| ()).unwrap();
+        lines.iter().for_each(|line| assert!(line.passes(), "{base:?}: {line}"));
+    }
+}
+
+fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
+    fs::write(folder.join("book.txt"), "The quick brown fox jumps over the lazy dog.\n\n".repeat(60)).unwrap();
+    let text = format!(
+        "[model]\nfamily = \"llama\"\nvocab-size = 64\nhidden-size = 64\nintermediate-size = 128\nnum-hidden-layers = 2\n\
+         num-attention-heads = 4\nnum-key-value-heads = 2\nhead-dim = 32\ninitializer-range = 0.1\n\
+         [training]\nsteps = 10\nglobal-batch = 4\nseq-length = 16\n[lr]\nmax = 3e-2\n[lora]\nrank = 4\n\
+         [data]\ntext = [{:?}]\ntokenizer = \"char\"\n[evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
+        folder.join("book.txt"),
+        folder.join(name)
+    );
+    parse(&text, overrides)
+}
+
+fn trained(config: &RunConfig) -> f64 {
+    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap().last.unwrap().loss
+}
+
+#[test]
+fn a_run_learns_resumes_and_exports_as_with_whole_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let loss = |name: &str, overrides: &[(&str, &str)]| trained(&config(folder.path(), name, overrides));
+    let still = [("training.steps", "1"), ("lr.max", "1e-12"), ("data.samples", "40")];
+    let nf4 = ("lora.base", "nf4");
+    let [whole, few] = [loss("whole", &still), loss("few", &[&still[..], &[nf4]].concat())];
+    assert!((few - whole).abs() > 1e-6 && (few - whole).abs() < 0.1 * whole, "rounded, and not much: {few} {whole}");
+    let learned = loss("run", &[nf4]);
+    assert!(learned < 0.9 * few, "{learned} {few}");
+    // Stopped after half of the steps and resumed in another layout.
+    let half = [nf4, ("lr.decay", "10 steps"), ("data.samples", "40")];
+    loss("half", &[&half[..], &[("training.steps", "5")]].concat());
+    let resumed = loss("half", &[&half[..], &[("parallel.tp", "2"), ("parallel.dp", "2")]].concat());
+    assert!((resumed - learned).abs() < 1e-4 * learned, "{resumed} {learned}");
+    super::succeed(folder.path(), "export --checkpoint run/checkpoints --adapter adapter");
+}
+
+#[test]
+fn weights_that_are_not_whole_blocks_are_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused =
+        |overrides: &[(&str, &str)]| Plan::new(&config(folder.path(), "run", overrides), &[]).unwrap_err().to_string();
+    for (overrides, words) in [
+        (vec![("lora.base", "nf4"), ("parallel.tp", "4")], "lora.base: `layers.0.attention.o_proj`"),
+        (vec![("lora.base", "nf4"), ("model.hidden-size", "96")], "its 96 inputs are not a multiple of 64"),
+        (vec![("lora.base", "fp8-block"), ("parallel.tp", "2")], "nearest legal: 1"),
+        (vec![("lora.base", "nf4"), ("fp8.format", "e4m3")], "nearest legal: fp8.format = none"),
+    ] {
+        let said = refused(&overrides);
+        assert!(said.contains(words), "{overrides:?}: {said}");
+    }
+    let said = fail(folder.path(), "verify --lora --lora-base nf4 --layout TP2 --hidden 96");
+    assert!(said.contains("its 96 inputs"), "{said}");
+}

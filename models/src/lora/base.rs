@@ -1,0 +1,220 @@
+//! Frozen weights in few bits (QLoRA): which layouts their blocks allow, and a rank's part of them.
+//!
+//! A rank has the codes and scales of the whole matrix, so every layout computes what one device does. For that its part
+//! is whole blocks; the mean and the 8-bit scales of NF4 are those of all blocks, which tensor-parallel ranks gather.
+
+use backend_dist::comm::Group;
+use backend_dist::mesh::Nearest;
+use backend_dist::ops::blockwise::{Format, QuantizedWeight, Section as Part, Sizes, fp8, nf4, tables};
+use backend_dist::shard::Section;
+use burn::tensor::{DType, Device};
+use serde::{Deserialize, Serialize};
+
+use super::{LoraError, linear_layers};
+use crate::names::NameMap;
+
+/// How the frozen weights of linear layers are stored, under an adapter or not. Embeddings, the output layer, norms,
+/// routers and routed experts stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BaseFormat {
+    /// NF4 with double quantisation, in blocks of 64 elements of a matrix row, as bitsandbytes.
+    Nf4,
+    /// E4M3 in blocks of 128 × 128 elements, as DeepSeek-V3.
+    Fp8Block,
+}
+
+impl BaseFormat {
+    fn format(self) -> Format {
+        match self {
+            Self::Nf4 => Format::Nf4,
+            Self::Fp8Block => Format::Fp8,
+        }
+    }
+
+    /// Elements of a row, and rows, that a rank's part of a sharded dimension must be a multiple of.
+    fn blocks(self) -> [usize; 2] {
+        match self {
+            Self::Nf4 => [nf4::BLOCK, 1],
+            Self::Fp8Block => [fp8::BLOCK, fp8::BLOCK],
+        }
+    }
+
+    /// What every row's number of elements is a multiple of, sharded or not.
+    fn columns(self) -> usize {
+        match self {
+            Self::Nf4 => nf4::BLOCK,
+            Self::Fp8Block => 8,
+        }
+    }
+
+    /// Bytes of a matrix `[rows, columns]`, less than 0.1 % for scales of scales aside.
+    pub fn bytes(self, rows: usize, columns: usize) -> usize {
+        match self {
+            Self::Nf4 => {
+                rows * columns / 2 + rows * columns / nf4::BLOCK + rows * columns / nf4::BLOCK / nf4::NESTED * 4
+            }
+            Self::Fp8Block => rows * columns + rows.div_ceil(fp8::BLOCK) * columns.div_ceil(fp8::BLOCK) * 4,
+        }
+    }
+
+    /// Whether all layers of a model with these names can be shared by `tp` tensor-parallel ranks.
+    ///
+    /// # Errors
+    /// The first that cannot, with the nearest legal numbers of ranks.
+    pub fn check(self, names: &NameMap, tp: usize) -> Result<(), LoraError> {
+        for layer in linear_layers(names) {
+            let kept =
+                layer.theirs == "lm_head" || layer.theirs.ends_with(".gate") || layer.theirs.contains(".experts.");
+            if kept {
+                continue;
+            }
+            let [rows, columns] = layer.shape;
+            let inputs_are_shared = layer.ours.ends_with("o_proj") || layer.ours.ends_with("down_proj");
+            // Ranks may share heads of keys and values; what they then have is checked when they are built.
+            let is_shared = !layer.ours.ends_with("k_proj") && !layer.ours.ends_with("v_proj");
+            let ([block, row_block], legal_columns) = (self.blocks(), columns.is_multiple_of(self.columns()));
+            let legal = |tp: usize| match inputs_are_shared {
+                true => tp == 1 || columns.is_multiple_of(tp * block),
+                false => tp == 1 || !is_shared || rows.is_multiple_of(tp * row_block),
+            };
+            if !legal_columns {
+                let what = format!("its {columns} inputs are not a multiple of {}", self.columns());
+                return Err(LoraError::Base { layer: layer.ours.into(), what });
+            }
+            if !legal(tp) {
+                let what = format!(
+                    "a rank's part of {rows} × {columns} is not whole blocks with tensor-parallel = {tp}; nearest legal: {}",
+                    Nearest::where_legal(tp, 1024, legal)
+                );
+                return Err(LoraError::Base { layer: layer.ours.into(), what });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A rank's sections of matrices, one after the other along the first dimension, while they are quantised.
+pub(crate) struct Quantizer<'a> {
+    base: BaseFormat,
+    group: &'a Group,
+    bytes: Vec<u8>,
+    scales: Vec<f32>,
+    parts: Vec<Part>,
+}
+
+impl<'a> Quantizer<'a> {
+    /// None yet; `group` are the ranks that share layers.
+    pub fn new(base: BaseFormat, group: &'a Group) -> Self {
+        let scales = if base == BaseFormat::Nf4 { tables() } else { Vec::new() };
+        Self { base, group, bytes: Vec::new(), scales, parts: Vec::new() }
+    }
+
+    /// Adds a section with its values. All ranks of the group call it together.
+    ///
+    /// # Errors
+    /// If it is not whole blocks.
+    pub fn add(&mut self, section: &Section, values: &[f32]) -> Result<(), LoraError> {
+        let (local, refused) =
+            (section.local_shape(), |what: String| LoraError::Base { layer: section.name.clone(), what });
+        let (rows, columns) = (local[0], local[1]);
+        let [block, row_block] = self.base.blocks();
+        let whole = match section.split.map(|split| split.dim) {
+            Some(0) => rows.is_multiple_of(row_block),
+            Some(_) => columns.is_multiple_of(block),
+            None => true,
+        };
+        if !whole || !columns.is_multiple_of(self.base.columns()) {
+            return Err(refused(format!(
+                "this rank's part, {rows} × {columns}, is not whole blocks of {block} elements"
+            )));
+        }
+        let sizes = Sizes { rows, columns };
+        let mut part = Part { codes: self.bytes.len(), scales: self.scales.len(), ..Part::whole(sizes) };
+        match self.base {
+            BaseFormat::Nf4 => {
+                let (codes, amax) = nf4::quantize_blocks(values);
+                let (first, stride) = place(section);
+                let scales = nf4::quantize_scales(&self.of_all_ranks(section, amax));
+                let own = (0..rows).flat_map(|row| first + row * stride..first + row * stride + columns / nf4::BLOCK);
+                self.bytes.extend(codes);
+                part = Part {
+                    amax: self.bytes.len(),
+                    offset: scales.offset,
+                    first_block: first,
+                    row_blocks: stride,
+                    ..part
+                };
+                self.bytes.extend(own.map(|block| scales.amax[block]));
+                self.scales.extend(scales.nested);
+            }
+            BaseFormat::Fp8Block => {
+                let (codes, scales) = fp8::quantize(values, sizes);
+                self.bytes.extend(codes);
+                self.scales.extend(scales);
+            }
+        }
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        self.parts.push(part);
+        Ok(())
+    }
+
+    /// The amax of all blocks of the matrix, of which this rank has some.
+    fn of_all_ranks(&self, section: &Section, own: Vec<f32>) -> Vec<f32> {
+        let Some(split) = section.split.filter(|split| split.parts > 1) else { return own };
+        let of_ranks = self.group.all_gather_host(own);
+        let parts: Vec<&Vec<f32>> = of_ranks.iter().step_by(section.copies).collect();
+        match split.dim {
+            0 => parts.into_iter().flatten().copied().collect(),
+            _ => {
+                let width = section.local_shape()[1] / nf4::BLOCK;
+                let row = |row: usize| parts.iter().flat_map(move |part| &part[row * width..(row + 1) * width]);
+                (0..section.local_shape()[0]).flat_map(row).copied().collect()
+            }
+        }
+    }
+
+    /// The sections on a device, as `dtype` where they are used.
+    pub fn finish(self, dtype: DType, device: &Device) -> QuantizedWeight {
+        QuantizedWeight::new(self.base.format(), (self.bytes, self.scales), self.parts, dtype, device)
+    }
+}
+
+/// The number of a section's first NF4 block in its matrix, and the blocks of a row of that.
+fn place(section: &Section) -> (usize, usize) {
+    let (ranges, stride) = (section.ranges(), section.global_shape[1] / nf4::BLOCK);
+    (ranges[0].start * stride + ranges[1].start / nf4::BLOCK, stride)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LlamaConfig, ModelConfig};
+
+    #[test]
+    fn layouts_that_cut_blocks_are_refused_with_the_nearest() {
+        let config = LlamaConfig {
+            hidden_size: 256,
+            intermediate_size: 384,
+            num_attention_heads: 8,
+            num_key_value_heads: 2,
+            head_dim: 32,
+            ..LlamaConfig::tiny()
+        };
+        let names = config.hf_names();
+        assert_eq!([1, 2].map(|tp| BaseFormat::Nf4.check(&names, tp)), [Ok(()), Ok(())]);
+        let refused = BaseFormat::Nf4.check(&names, 4).unwrap_err().to_string();
+        assert!(refused.contains("down_proj") && refused.contains("nearest legal: 3 or 6"), "{refused}");
+        let refused = BaseFormat::Fp8Block.check(&names, 2).unwrap_err().to_string();
+        assert!(refused.contains("384") && refused.contains("nearest legal: 1 or 3"), "{refused}");
+        let odd = LlamaConfig { hidden_size: 96, ..config };
+        let refused = BaseFormat::Nf4.check(&odd.hf_names(), 1).unwrap_err().to_string();
+        assert!(refused.contains("its 96 inputs are not a multiple of 64"), "{refused}");
+    }
+
+    #[test]
+    fn bytes_of_an_element() {
+        let each = |base: BaseFormat| base.bytes(4096, 4096) as f64 / (4096.0 * 4096.0);
+        assert!((each(BaseFormat::Nf4) - 0.5159).abs() < 1e-4 && (each(BaseFormat::Fp8Block) - 1.0002).abs() < 1e-4);
+    }
+}
