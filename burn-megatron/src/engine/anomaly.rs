@@ -83,7 +83,7 @@ pub enum Anomaly {
 impl fmt::Display for Anomaly {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NonFinite { loss, grad_norm } => write!(f, "loss {loss}, gradient norm {grad_norm}"),
+            Self::NonFinite { loss, grad_norm } => write!(f, "loss {loss:.4}, gradient norm {grad_norm:.4}"),
             Self::Spike { what, value, mean, std } => {
                 let sigmas = (value - mean) / std;
                 write!(
