@@ -1,9 +1,13 @@
 //! Experts over the same ranks in layouts of their own: the numbers are those of one device.
 
-use burn::tensor::Device;
-use burn_megatron::verify::{Candidate, Line, verify};
-use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, Mixtral, MixtralConfig};
-use tests::{SETTINGS, moe};
+use backend_dist::launch::launch;
+use backend_dist::mesh::Mesh;
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::engine::{EngineConfig, RankEngine};
+use burn_megatron::verify::{Candidate, Job, Line, verify};
+use models::layers::BalanceOver;
+use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, Mixtral, MixtralConfig, ModelConfig, ParamBuilder};
+use tests::{SETTINGS, moe, train_on, weights};
 
 fn mixtral() -> MixtralConfig {
     MixtralConfig { num_experts: 4, router_aux_loss_coef: 0.5, router_z_loss_coef: 0.1, ..moe() }
@@ -105,4 +109,41 @@ fn biases_that_balance_experts() {
         "DP2 EP2 uniform1",
     ];
     equal_one_device::<DeepSeekV3>(&config, &layouts);
+}
+
+/// With a loss that balances the tokens of a whole step, of which recomputed passes must have the same shares, a bias
+/// that moves with the tokens, and modules of multi-token prediction that a recomputed head computes for the first time.
+#[test]
+fn statistics_of_routers_do_not_change_training() {
+    let config = DeepSeekV3Config {
+        vocab_size: 101,
+        moe_router_bias_update_rate: 0.05,
+        router_aux_loss_coef: 0.5,
+        router_balance: BalanceOver::Global,
+        ..DeepSeekV3Config::tiny()
+    };
+    let job = |router_statistics: bool| {
+        let job = SETTINGS.job(config.vocab_size);
+        Job { engine: EngineConfig { router_statistics, ..job.engine }, ..job }
+    };
+    for layout in ["x2", "x2 uniform1", "x2 selective", "DP2 EP2 x2 uniform2", "PP2 x2 uniform1 Ett|tL"] {
+        let [with, without] = [true, false].map(|statistics| train_on::<DeepSeekV3>(&config, layout, &job(statistics)));
+        assert_eq!(with[0].losses, without[0].losses, "{layout}: losses");
+        let [with, without] = [with, without].map(|ranks| weights(layout, &ranks));
+        assert!(with == without, "{layout}: weights");
+        let biases = with.iter().filter(|(name, _)| name.ends_with(".expert_bias"));
+        assert!(biases.flat_map(|(_, bias)| &bias.data).any(|value| *value != 0.0), "{layout}: no bias moved");
+    }
+    let mesh = Mesh::new("TP1".parse().unwrap()).unwrap();
+    for (statistics, layers) in [(true, true), (false, false)] {
+        let Job { engine, batches, .. } = job(statistics);
+        let counted = launch(&mesh, &[Device::flex()], |rank| {
+            let params = |part| ParamBuilder::new(&rank, FloatDType::F64, SETTINGS.seed).with_part(part);
+            let build = |part| Ok(DeepSeekV3::build(&config, params(part))?);
+            let mut engine = RankEngine::new(&rank, &config.dims(), build, engine.clone())?;
+            let report = engine.train_step(&batches[0])?;
+            Ok((!engine.expert_loads().is_empty(), report.experts.is_some()))
+        });
+        assert_eq!(counted.unwrap(), [(layers, layers)]);
+    }
 }

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::verify::{Candidate, Line, verify};
 use models::layers::{
-    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, RopeConfig, Vocab,
+    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, NormPlacement, RopeConfig, Vocab,
 };
 use models::layout::ModelDims;
 use models::names::NameMap;
@@ -33,9 +33,11 @@ impl FunnelConfig {
             layers: self.layers,
             tied: true,
             init: Init::Normal { std: 0.02 },
-            rope: RopeConfig { head_dim: self.hidden / self.heads, theta: 10_000.0, scaling: None },
+            norm: NormKind::Rms,
             norm_eps: 1e-5,
             dropout: 0.1,
+            embedding_scale: None,
+            logit_softcap: None,
         }
     }
 
@@ -45,17 +47,12 @@ impl FunnelConfig {
 
     fn block(&self, layer: usize) -> BlockConfig {
         let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.02 } };
+        let head_dim = self.hidden / self.heads;
         BlockConfig {
             attention: AttentionConfig {
-                hidden: self.hidden,
-                heads: self.heads,
-                kv_heads: self.heads / 2,
-                head_dim: self.hidden / self.heads,
+                rope: Some(RopeConfig { head_dim, theta: 10_000.0, scaling: None }),
                 window: layer.is_multiple_of(2).then_some(self.window),
-                dropout: 0.0,
-                head_norm_eps: None,
-                input: linear,
-                output: linear,
+                ..AttentionConfig::new(self.hidden, [self.heads, self.heads / 2], head_dim, [linear; 2])
             },
             mlp: Ffn::Dense(MlpConfig {
                 hidden: self.hidden,
@@ -65,6 +62,7 @@ impl FunnelConfig {
                 output: linear,
             }),
             norm: NormKind::Rms,
+            placement: NormPlacement::Before,
             norm_eps: 1e-5,
             dropout: 0.1,
         }

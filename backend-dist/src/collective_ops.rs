@@ -9,9 +9,10 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Autodiff, Backend, Flex, backend_extension};
+use serde::{Deserialize, Serialize};
 
 /// What a group does with a tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Collective {
     /// Nothing.
     Identity,

@@ -86,6 +86,15 @@ impl Rank {
         Self::new(0, mesh, device, World::new(vec![String::new()]))
     }
 
+    /// Whether DMA copy engines transfer the activations of tensor parallelism and the tokens of expert parallelism
+    /// between GPUs of this process with peer access, which is the default. Overlapped GEMMs then keep all SMs. Otherwise
+    /// NCCL's kernels transfer them. It holds for all ranks of the run, from before their first collective on a GPU.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "CPU ranks have shared memory"))]
+    pub fn use_copy_engines(&self, on: bool) {
+        #[cfg(feature = "cuda")]
+        self.world.links.use_copy_engines(on);
+    }
+
     /// This rank's handle on its group along `axis`.
     pub fn group(&self, axis: Axis) -> Group {
         Group::new(&self.world, &axis.to_string(), &self.mesh.group_of(axis, self.rank), self.rank)
@@ -168,6 +177,12 @@ impl Rank {
         };
         let started = std::thread::Builder::new().name(format!("rank {rank} {name}")).spawn(run);
         started.unwrap_or_else(|error| panic!("the thread of the logical device: {}", thread_error(&error)));
+    }
+
+    /// Whether one process hosts this rank and `other`.
+    #[cfg(feature = "decorator")]
+    pub(crate) fn is_in_same_process(&self, other: usize) -> bool {
+        self.world.process_of(self.rank) == self.world.process_of(other)
     }
 
     /// Whether this is the first rank of its process.

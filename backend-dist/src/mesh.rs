@@ -175,10 +175,19 @@ impl Mesh {
         let etp = layout.expert_tp();
         let edp = per_stage / (etp * layout.ep);
         Ok(Mesh {
-            dense: Grid { sizes: [layout.tp, layout.cp, layout.dp, layout.pp] },
-            expert: Grid { sizes: [etp, layout.ep, edp, layout.pp] },
+            dense: Grid { sizes: [layout.tp, layout.cp, layout.dp, layout.pp], order: [0, 1, 2, 3] },
+            expert: Grid { sizes: [etp, layout.ep, edp, layout.pp], order: [0, 1, 2, 3] },
             layout,
         })
+    }
+
+    /// The same with pipeline stages before data-parallel ranks, as Megatron-LM's `--use-tp-pp-dp-mapping`: the ranks of
+    /// a pipeline are next to each other.
+    pub fn with_tp_pp_dp_mapping(mut self) -> Self {
+        for grid in [&mut self.dense, &mut self.expert] {
+            grid.order = [0, 1, 3, 2];
+        }
+        self
     }
 
     /// The layout the mesh was made from.

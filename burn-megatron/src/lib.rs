@@ -37,6 +37,7 @@ pub mod eval;
 pub mod flops;
 pub mod forward;
 pub mod generate;
+pub mod grpo;
 pub mod hf;
 mod host_memory;
 pub mod learner;

@@ -176,6 +176,7 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
         rng: serde_json::Value::Null,
         loss_scale: serde_json::Value::Null,
         fp8: serde_json::Value::Null,
+        anomalies: serde_json::Value::Null,
     };
     let half = |rank: usize| Slice {
         kind: Kind::Weight,

@@ -170,6 +170,7 @@ fn save(folder: &HfFolder, root: &Path, tokenizer: Option<PathBuf>) {
         rng: json!(null),
         loss_scale: json!(null),
         fp8: json!(null),
+        anomalies: json!(null),
     };
     saver.submit(0, slices.collect(), &state).unwrap();
     saver.wait().unwrap();

@@ -3,6 +3,8 @@
 #[expect(dead_code, reason = "the tests in double precision use more of it")]
 #[path = "mesh_strategy/classifier.rs"]
 mod classifier;
+#[path = "mesh_strategy/clip_grad_norm.rs"]
+mod clip_grad_norm;
 
 use burn::tensor::{Device, FloatDType};
 use burn::train::ExecutionStrategy;

@@ -28,9 +28,9 @@ pub enum ConfigError {
         /// The key.
         key: &'static str,
         /// Its value.
-        value: usize,
+        value: String,
         /// Which models have it.
-        owner: &'static str,
+        owner: String,
         /// The model.
         variant: String,
     },
@@ -105,6 +105,15 @@ pub(crate) fn not_negative(numbers: &[(&'static str, f64)]) -> Result<(), Config
     match numbers.iter().find(|(_, value)| !(0.0..f64::INFINITY).contains(value)) {
         None => Ok(()),
         Some((key, value)) => Err(ConfigError::OutOfRange { key, value: *value, range: "at least 0", nearest: 0.0 }),
+    }
+}
+
+/// A number must be finite and at least `least`.
+pub(crate) fn above(key: &'static str, value: f64, least: f64) -> Result<(), ConfigError> {
+    match (least..f64::INFINITY).contains(&value) {
+        true => Ok(()),
+        false if least == 1.0 => Err(ConfigError::OutOfRange { key, value, range: "at least 1", nearest: least }),
+        false => Err(ConfigError::OutOfRange { key, value, range: "above 0", nearest: least }),
     }
 }
 

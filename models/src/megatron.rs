@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, MlpConfig, MoeConfig, NormKind, Vocab};
-use crate::names::{Foreign, NameMap};
+use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, MlpConfig, MoeConfig, NormKind, NormOver, Vocab};
+use crate::names::NameMap;
 
 /// A decoder without its blocks.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,9 @@ pub(crate) struct MegatronDecoder {
     pub tied: bool,
 }
 
+/// Before attention, after it, before the MLP, after it. Megatron-Core itself has the first and the third.
+const NORMS: [&str; 4] = ["input_layernorm", "post_self_attn_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"];
+
 impl MegatronDecoder {
     /// All of the decoder's parameters; `block` says what each layer is.
     pub fn names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
@@ -28,11 +31,11 @@ impl MegatronDecoder {
         }
         for layer in 0..self.layers {
             let (ours, theirs, block) = (format!("layers.{layer}"), format!("decoder.layers.{layer}"), block(layer));
-            norm(&mut map, &format!("{ours}.input_layernorm"), &format!("{theirs}.input_layernorm"), hidden, self.norm);
+            for (place, name) in block.placement.names() {
+                let (ours, theirs) = (format!("{ours}.{name}"), format!("{theirs}.{}", NORMS[place]));
+                norm(&mut map, &ours, &theirs, hidden, self.norm);
+            }
             attention(&mut map, &block.attention, &format!("{ours}.attention"), &format!("{theirs}.self_attention"));
-            let (our_norm, their_norm) =
-                (format!("{ours}.post_attention_layernorm"), format!("{theirs}.pre_mlp_layernorm"));
-            norm(&mut map, &our_norm, &their_norm, hidden, self.norm);
             feed_forward(&mut map, &block.mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
         }
         norm(&mut map, "norm", "decoder.final_layernorm", hidden, self.norm);
@@ -48,11 +51,12 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
     let height = (heads + 2 * kv_heads) * head_dim;
     for (part, part_rows) in ["q", "k", "v"].iter().zip(qkv_rows(config)) {
         let (ours, theirs) = (format!("{ours}.{part}_proj"), format!("{theirs}.linear_qkv"));
-        rows(map, &ours, &theirs, part_rows, [height, hidden], config.input.bias);
+        map.linear_rows(&ours, &theirs, part_rows, [height, hidden], config.input.bias);
     }
-    if config.head_norm_eps.is_some() {
-        for (our, their) in [("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")] {
-            map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), &[head_dim]);
+    if let Some(norm) = config.query_key_norm {
+        for (our, their, heads) in [("q_norm", "q_layernorm", heads), ("k_norm", "k_layernorm", kv_heads)] {
+            let features = if norm.over == NormOver::Head { head_dim } else { heads * head_dim };
+            map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), &[features]);
         }
     }
     let (ours, theirs) = (format!("{ours}.o_proj"), format!("{theirs}.linear_proj"));
@@ -102,29 +106,17 @@ fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str) {
 fn mlp(map: &mut NameMap, [hidden, width]: [usize; 2], activation: Activation, bias: bool, ours: &str, theirs: &str) {
     let fc1 = format!("{theirs}.linear_fc1");
     let up = format!("{ours}.up_proj");
-    match activation {
-        Activation::SwiGlu => {
+    match activation.is_gated() {
+        true => {
             let gate = format!("{ours}.gate_proj");
             for (part, start) in [(gate, 0), (up, width)] {
-                let part_rows = std::iter::once(start..start + width).collect();
-                rows(map, &part, &fc1, part_rows, [2 * width, hidden], bias);
+                let rows = std::iter::once(start..start + width).collect();
+                map.linear_rows(&part, &fc1, rows, [2 * width, hidden], bias);
             }
         }
-        Activation::Gelu(_) => map.linear(&up, &fc1, [width, hidden], bias),
+        false => map.linear(&up, &fc1, [width, hidden], bias),
     }
     map.linear(&format!("{ours}.down_proj"), &format!("{theirs}.linear_fc2"), [hidden, width], bias);
-}
-
-/// Some matrix rows of a fused linear layer of this shape, and of its bias.
-fn rows(map: &mut NameMap, ours: &str, theirs: &str, rows: Vec<Range<usize>>, shape: [usize; 2], bias: bool) {
-    let foreign = |what: &str, shape: &[usize]| {
-        let (name, rows) = (format!("{theirs}.{what}"), Some(rows.clone()));
-        Foreign { name, transposed: false, rows, shape: shape.to_vec() }
-    };
-    map.add(format!("{ours}.weight"), foreign("weight", &shape));
-    if bias {
-        map.add(format!("{ours}.bias"), foreign("bias", &shape[..1]));
-    }
 }
 
 fn norm(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize, kind: NormKind) {

@@ -4,14 +4,21 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use backend_dist::ops::context::{ContextParallel, Documents};
-use backend_dist::ops::fp8::{Sharing, with_sharing};
+use backend_dist::ops::fp8::Sharing;
+use backend_dist::ops::{CoreAttention, PassContext, PassKind};
 
 use crate::layers::DropoutKey;
+use crate::layers::moe::stats::RouterStats;
+use crate::layers::moe::{BiasCounts, RouterRecords};
 
 /// Everything that layers need to know of a micro-batch but its activations. The default is a whole sequence on each
 /// rank, of one document, without dropout.
 #[derive(Clone, Debug, Default)]
 pub struct MicroBatch {
+    /// The pass over it.
+    pub pass: PassContext,
+    /// What routers record, and whose experts they use.
+    pub routers: RouterRecords,
     /// With a key, dropout is applied.
     pub dropout: Option<DropoutKey>,
     /// The ranks that share the sequences, each with some of the positions.
@@ -45,11 +52,29 @@ impl MicroBatch {
         }
     }
 
-    /// Runs layers whose FP8 scales are those of all tokens of the micro-batch, on whichever ranks they are.
-    pub(crate) fn in_whole<T>(&self, layers: impl FnOnce() -> T) -> T {
+    /// What operations on activations of these tokens must know: FP8 scales are those of all tokens of the micro-batch,
+    /// on whichever ranks they are.
+    pub fn pass_context(&self) -> PassContext {
         let ranks = self.context.as_ref().map(|context| context.group.clone());
-        let is_dummy = self.filled_from == Some(0);
-        with_sharing(Sharing { ranks, blocks: self.blocks.clone(), is_dummy }, layers)
+        let sharing = Sharing { ranks, blocks: self.blocks.clone(), is_dummy: self.filled_from == Some(0) };
+        PassContext { sharing, ..self.pass.clone() }
+    }
+
+    /// The counts that move biases of experts, in a pass that counts.
+    pub(crate) fn bias_counts(&self) -> Option<&BiasCounts> {
+        self.routers.bias.as_ref().filter(|_| self.pass.kind == PassKind::Training)
+    }
+
+    /// The statistics of routers, in a pass that counts.
+    pub(crate) fn router_stats(&self) -> Option<&RouterStats> {
+        self.routers.stats.as_ref().filter(|_| self.pass.kind == PassKind::Training)
+    }
+
+    /// The micro-batch for what no earlier pass has computed: only where gradients are recorded, and perhaps in a pass
+    /// that recomputes all else.
+    pub(crate) fn as_first_pass(&self) -> Self {
+        let pass = PassContext { kind: PassKind::Training, attention: CoreAttention::Compute, ..self.pass.clone() };
+        Self { pass, ..self.clone() }
     }
 
     /// Length of the whole sequence of which this rank has `positions`.

@@ -84,6 +84,18 @@ impl NameMap {
         }
     }
 
+    /// Adds a linear layer that is `rows` of a layer of `shape`, `[out, in]`, and of its bias if it has one.
+    pub fn linear_rows(&mut self, ours: &str, theirs: &str, rows: Vec<Range<usize>>, shape: [usize; 2], bias: bool) {
+        let foreign = |what: &str, shape: &[usize]| {
+            let (name, rows) = (format!("{theirs}.{what}"), Some(rows.clone()));
+            Foreign { name, transposed: false, rows, shape: shape.to_vec() }
+        };
+        self.add(format!("{ours}.weight"), foreign("weight", &shape));
+        if bias {
+            self.add(format!("{ours}.bias"), foreign("bias", &shape[..1]));
+        }
+    }
+
     /// Adds a tensor.
     pub fn add(&mut self, ours: impl Into<String>, theirs: Foreign) {
         self.entries.push((ours.into(), theirs));

@@ -21,7 +21,7 @@ use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::{Axis, Nearest};
 use backend_dist::ops::LOGITS_AT_ONCE;
-use backend_dist::ops::fp8::{ExpertRanks, ExpertSharding, Fp8Experts, Fp8Linear, Fp8Recipe};
+use backend_dist::ops::fp8::{ExpertRanks, ExpertSharding, Fp8Experts, Fp8Layers, Fp8Linear, Fp8Recipe};
 use backend_dist::shard::{GroupPosition, Registry, Unit};
 use burn::tensor::{Device, FloatDType};
 
@@ -29,8 +29,8 @@ use crate::fp8::Fp8Config;
 use crate::part::Part;
 use crate::recompute::Recompute;
 
-/// Layers that multiply in FP8.
-struct Fp8Layers {
+/// Which layers multiply in FP8.
+struct Fp8Selection {
     recipe: Fp8Recipe,
     layers: Range<usize>,
     /// With their routed experts.
@@ -67,7 +67,9 @@ pub struct ParamBuilder<'a> {
     unit: Unit,
     recompute: Recompute,
     lora: Option<adapters::Adapters<'a>>,
-    fp8: Option<Fp8Layers>,
+    fp8: Option<Fp8Selection>,
+    /// Those that were built.
+    fp8_layers: Fp8Layers,
     /// That share the work of drawing: of dense parameters, and of experts.
     dp_ranks: [Option<Group>; 2],
     expert_dp_ranks: Group,
@@ -100,6 +102,7 @@ impl<'a> ParamBuilder<'a> {
             recompute: Recompute::default(),
             lora: None,
             fp8: None,
+            fp8_layers: Fp8Layers::default(),
             dp_ranks: [None, None],
             expert_dp_ranks: rank.group(Axis::Edp),
             context_parallel: rank.mesh.axis_size(Axis::Cp),
@@ -211,14 +214,14 @@ impl<'a> ParamBuilder<'a> {
 
     /// Linear layers of the blocks multiply in FP8, in a model of `layers` blocks.
     pub fn with_fp8(mut self, fp8: &Fp8Config, layers: usize) -> Self {
-        let of = |recipe| Fp8Layers { recipe, layers: fp8.layers(layers), experts: fp8.experts };
+        let of = |recipe| Fp8Selection { recipe, layers: fp8.layers(layers), experts: fp8.experts };
         self.fp8 = fp8.recipe().map(of);
         self
     }
 
     /// The FP8 side of the linear layer `name` of what [`ParamBuilder::begin`] began.
     pub fn fp8_linear(&self, name: &str) -> Option<Fp8Linear> {
-        Some(Fp8Linear::new(name, self.fp8_recipe()?, self.parallel.group.clone()))
+        Some(Fp8Linear::new(&self.fp8_layers, name, self.fp8_recipe()?, self.parallel.group.clone()))
     }
 
     /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began, if experts have
@@ -246,7 +249,7 @@ impl<'a> ParamBuilder<'a> {
         let tokens = (self.parallel.size() > self.experts.group.size()).then(|| self.parallel.group.clone());
         let (own, parts) = (self.experts.local(experts), self.experts.parts.clone());
         let ranks = ExpertRanks { experts, local: own, shards: parts, tokens, dp_ranks: self.expert_senders() };
-        Ok(Some(Fp8Experts::new(name, recipe, sharding, ranks)))
+        Ok(Some(Fp8Experts::new(&self.fp8_layers, name, recipe, sharding, ranks)))
     }
 
     /// The data-parallel ranks of the stage whose tokens are dispatched to this rank's experts.
@@ -259,7 +262,7 @@ impl<'a> ParamBuilder<'a> {
 
     /// The recipe of the layer that [`ParamBuilder::begin`] began, if it has one.
     fn fp8_recipe(&self) -> Option<Fp8Recipe> {
-        let Fp8Layers { recipe, layers, .. } = self.fp8.as_ref()?;
+        let Fp8Selection { recipe, layers, .. } = self.fp8.as_ref()?;
         matches!(self.unit, Unit::Layer(layer) if layers.contains(&layer)).then_some(*recipe)
     }
 
@@ -293,8 +296,8 @@ impl<'a> ParamBuilder<'a> {
         self.dtype
     }
 
-    /// Everything that was created so far, in order; the builder starts again with nothing.
+    /// Everything that was created so far, in order, with the FP8 layers; the builder starts again with nothing.
     pub fn take_registry(&mut self) -> Registry {
-        std::mem::take(&mut self.registry)
+        std::mem::take(&mut self.registry).with_fp8(std::mem::take(&mut self.fp8_layers))
     }
 }

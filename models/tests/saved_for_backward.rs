@@ -12,8 +12,8 @@ use backend_dist::shard::Init;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use models::MicroBatch;
 use models::layers::{
-    Activation, AttentionConfig, BlockConfig, DropoutKey, Ffn, LinearConfig, MlpConfig, NormKind, RopeConfig,
-    RotaryEmbedding, TransformerBlock,
+    Activation, AttentionConfig, BlockConfig, DropoutKey, Ffn, LinearConfig, MlpConfig, NormKind, NormPlacement,
+    RopeConfig, RotaryEmbedding, TransformerBlock,
 };
 use models::recompute::Module::{self, CoreAttention, MlpActivation, Norms};
 use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, ParamBuilder, Part, Recompute};
@@ -68,17 +68,7 @@ const JITTER: isize = 128;
 fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
     let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.1 } };
     BlockConfig {
-        attention: AttentionConfig {
-            hidden: sizes.hidden,
-            heads: sizes.heads,
-            kv_heads: sizes.kv_heads,
-            head_dim: sizes.head_dim,
-            window: None,
-            dropout: 0.0,
-            head_norm_eps: None,
-            input: linear,
-            output: linear,
-        },
+        attention: AttentionConfig::new(sizes.hidden, [sizes.heads, sizes.kv_heads], sizes.head_dim, [linear; 2]),
         mlp: Ffn::Dense(MlpConfig {
             hidden: sizes.hidden,
             intermediate: sizes.ffn,
@@ -87,6 +77,7 @@ fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
             output: linear,
         }),
         norm,
+        placement: NormPlacement::Before,
         norm_eps: 1e-5,
         dropout: 0.1,
     }

@@ -5,7 +5,7 @@ use backend_dist::collective::broadcast;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::context::{ContextParallel, CpCommType, Documents, attention_in_context};
-use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads};
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, PassContext};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ struct Case {
 
 impl Case {
     fn attention(&self, qkv: Tensor<4>, context: Option<&ContextParallel>) -> Tensor<4> {
-        attention_in_context(qkv, self.heads, self.options, context, self.documents.as_ref())
+        attention_in_context(qkv, self.heads, self.options, context, self.documents.as_ref(), &PassContext::default())
     }
 }
 

@@ -7,8 +7,8 @@ use backend_dist::collective::broadcast;
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
-use backend_dist::ops::fp8::{Fp8Format, Fp8Linear, Fp8Recipe, Sharing, with_sharing};
-use backend_dist::ops::{LinearOptions, Prologue, linear_with, pull_back};
+use backend_dist::ops::fp8::{Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, Sharing};
+use backend_dist::ops::{LinearOptions, PassContext, Prologue, linear_with, pull_back};
 use burn::tensor::{DType, Distribution, Tensor};
 
 /// Tokens of a GPU, input and output features.
@@ -73,10 +73,12 @@ fn compare(rank: &Rank) -> Errors {
 
 /// Output and gradient of the input.
 fn layer([x, upstream]: [Tensor<3>; 2], w: &Tensor<2>, sharing: Sharing) -> [Tensor<3>; 2] {
-    let layer = Fp8Linear::new("layer", Fp8Recipe::tensorwise(Fp8Format::Hybrid), Group::single());
-    let options = LinearOptions { fp8: Some(layer), ..Default::default() };
+    let layer =
+        Fp8Linear::new(&Fp8Layers::default(), "layer", Fp8Recipe::tensorwise(Fp8Format::Hybrid), Group::single());
+    let options =
+        LinearOptions { fp8: Some(layer), pass: PassContext { sharing, ..Default::default() }, ..Default::default() };
     let (x, w) = (Tensor::from_inner(x).require_grad(), Tensor::from_inner(w.clone()));
-    let y = with_sharing(sharing, || linear_with(x.clone(), Prologue::None, w, None, options));
+    let y = linear_with(x.clone(), Prologue::None, w, None, options);
     let grads = pull_back(y.clone(), upstream);
     [y.inner(), x.grad(&grads).expect("the input has a gradient")]
 }

@@ -4,8 +4,9 @@ use crate::{half, on_gpus_over, verdict};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
+use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
-    InputCollective, LinearOptions, OutputCollective, Prologue, copy_engines, linear_with, pull_back, weight_grads,
+    InputCollective, LinearOptions, OutputCollective, PassContext, Prologue, linear_with, pull_back,
 };
 use burn::tensor::{DType, Distribution, Tensor};
 use std::collections::BTreeSet;
@@ -64,15 +65,19 @@ pub fn check(gpus: usize) -> usize {
     let mut wrong = 0;
     for tp in [half(gpus), gpus].into_iter().collect::<BTreeSet<_>>() {
         for copies in [false, true] {
-            copy_engines(copies);
-            wrong += check_over(gpus, tp, if copies { "copied" } else { "NCCL" });
+            wrong += check_over(gpus, tp, copies);
         }
     }
     wrong
 }
 
-fn check_over(gpus: usize, tp: usize, method: &str) -> usize {
-    let found = match on_gpus_over(gpus, tp, |rank| Ok(layers(rank))) {
+fn check_over(gpus: usize, tp: usize, copies: bool) -> usize {
+    let method = if copies { "copied" } else { "NCCL" };
+    let on_rank = |rank: &Rank| {
+        rank.use_copy_engines(copies);
+        Ok(layers(rank))
+    };
+    let found = match on_gpus_over(gpus, tp, on_rank) {
         Ok(found) => found,
         Err(error) => return verdict("layers with overlapped collectives", Err(error.to_string())),
     };
@@ -122,12 +127,14 @@ impl Layer {
     /// Output, gradients of input, weight and bias. With `late` the weight's gradient is deferred until after the
     /// others.
     fn run(&self, group: &Group, overlap: bool, late: bool) -> Vec<Tensor<1>> {
-        let options = self.kind.options(group, overlap);
+        let deferral = Deferral::possible();
+        let pass = PassContext { weight_grads: deferral.clone(), ..PassContext::default() };
+        let options = LinearOptions { pass, ..self.kind.options(group, overlap) };
         let y = linear_with(self.x.clone(), Prologue::None, self.w.clone(), self.bias.clone(), options);
         let mut found = vec![y.clone().inner().flatten(0, 2)];
         let back = || pull_back(y, self.upstream.clone());
         let (grads, of_weight) = if late {
-            let (grads, jobs) = weight_grads::deferred(back);
+            let (grads, jobs) = deferral.deferred(back);
             let late = jobs.run();
             let of_weight = self.w.grad(&late);
             (grads, of_weight)
@@ -170,8 +177,8 @@ fn compare(rank: &Rank, kind: Kind, sizes: [usize; 4], dtype: DType) -> Option<S
 pub fn report(gpus: usize) -> usize {
     let mut columns = Vec::new();
     for (overlap, copies) in [(false, false), (true, false), (true, true)] {
-        copy_engines(copies);
         let times = on_gpus_over(gpus, gpus, |rank| {
+            rank.use_copy_engines(copies);
             let size = rank.group(Axis::Tp).size();
             Ok(LLAMA.map(|(_, kind, [inputs, outputs])| {
                 let sizes = match kind {

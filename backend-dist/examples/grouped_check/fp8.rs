@@ -2,18 +2,18 @@
 use crate::reference::numbers;
 use crate::time::{counts, median};
 use backend_dist::comm::Group;
-use backend_dist::ops::fp8::{self, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Recipe};
+use backend_dist::ops::fp8::{self, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Recipe};
 use backend_dist::ops::main_grads::{self, MainGrad};
-use backend_dist::ops::{moe, pull_back};
+use backend_dist::ops::{PassContext, moe, pull_back};
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use std::sync::Arc;
 
 /// Bound of `‖found - expected‖ / ‖expected‖`: results rounded to 16 bits, and accumulators that keep about 14 bits.
 const LIMIT: f64 = 1.5e-2;
 
-fn layer(experts: usize, format: Fp8Format) -> Fp8Experts {
+fn layer(layers: &Fp8Layers, experts: usize, format: Fp8Format) -> Fp8Experts {
     let ranks = ExpertRanks { experts, local: 0..experts, shards: Group::single(), tokens: None, dp_ranks: 0..1 };
-    Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertSharding::Outputs, ranks)
+    Fp8Experts::new(layers, "layer", Fp8Recipe::tensorwise(format), ExpertSharding::Outputs, ranks)
 }
 
 pub fn check(device: &Device) -> usize {
@@ -29,7 +29,14 @@ pub fn check(device: &Device) -> usize {
         for (dtype, format) in [(DType::BF16, Fp8Format::Hybrid), (DType::F16, Fp8Format::E4m3)] {
             let counts: Arc<[usize]> = counts.into();
             let run = |device: &Device, dtype, sums| {
-                results(device, dtype, &layer(experts, format), (&counts, experts), [features, inner], sums)
+                results(
+                    device,
+                    dtype,
+                    &layer(&Fp8Layers::default(), experts, format),
+                    (&counts, experts),
+                    [features, inner],
+                    sums,
+                )
             };
             let expected = run(&Device::flex(), DType::F64, false);
             for sums in [false, true] {
@@ -91,7 +98,8 @@ fn error(found: &[f64], expected: &[f64]) -> f64 {
 /// Four experts of a Mixtral 8x7B, of one micro-batch and of two together, forward and with both gradients; casts
 /// included, except those of the matrices, which are cached.
 pub fn time(device: &Device) {
-    fp8::weights_changed();
+    let layers = Fp8Layers::default();
+    layers.weights_changed();
     for (name, features, inner) in [("in", 28_672, 4096), ("out", 4096, 14_336)] {
         for each in [1, 2] {
             let counts: Arc<[usize]> = counts(4 * each, 16_384).into();
@@ -105,10 +113,10 @@ pub fn time(device: &Device) {
             let gradient = random([16_384, features]);
             let sum = Tensor::<1>::zeros([4 * features * inner], (device, DType::F32));
             main_grads::attach(&w, MainGrad::new(sum));
-            let quantised = layer(4, Fp8Format::Hybrid);
+            let quantised = layer(&layers, 4, Fp8Format::Hybrid);
             let whole: Arc<[usize]> = counts.chunks(each).map(|counts| counts.iter().sum()).collect();
             let in_fp8 = || fp8::grouped_linear(x.clone(), w.clone(), &counts, &quantised);
-            let in_bf16 = || moe::grouped_linear(x.clone(), w.clone(), &whole);
+            let in_bf16 = || moe::grouped_linear(x.clone(), w.clone(), &whole, &PassContext::default());
             let near = gradient.clone().inner();
             let flops = 2.0 * 16_384.0 * (features * inner) as f64 / 1e12;
             let rate = |gemms: f64, seconds: f64| gemms * flops / seconds;
@@ -123,5 +131,4 @@ pub fn time(device: &Device) {
             main_grads::detach_all();
         }
     }
-    fp8::weights_may_change();
 }

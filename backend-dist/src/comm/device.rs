@@ -108,6 +108,11 @@ impl Group {
         self.world_and_id().0.links.are_gpus_shared()
     }
 
+    /// Whether DMA copy engines transfer this run's activations and tokens where they can.
+    pub(crate) fn uses_copy_engines(&self) -> bool {
+        self.world_and_id().0.links.are_copy_engines_on()
+    }
+
     /// The all-gather by which the members in this process tell each other about buffers on their GPUs.
     pub(crate) fn local_all_gather(&self) -> Arc<LocalAllGather<SharedSource>> {
         let (world, id) = self.world_and_id();

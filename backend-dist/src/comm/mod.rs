@@ -33,13 +33,13 @@ use burn::tensor::DType;
 use codec::Codec;
 pub(crate) use codec::{from_bytes, to_bytes};
 use reduce::{concat, reduce};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
 /// How values of several ranks are reduced to one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// Sum over the group.
     Sum,

@@ -51,7 +51,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::comm::Group;
-use crate::gradients::average_gradients_of;
+use crate::gradients::{average_gradients_of, clip_grad_norm};
 use crate::local::{Placements, to_local};
 pub use gathers::Counts;
 use gathers::Gathers;
@@ -144,6 +144,20 @@ impl FullyShard {
     pub fn end_pass<M: Module>(&self, module: &M, grads: GradientsParams) -> GradientsParams {
         let sharded = self.gathers.end_pass();
         average_gradients_of(module, grads, self.gathers.group(), |id| !sharded.contains(&id))
+    }
+
+    /// Clips the gradients that [`end_pass`](Self::end_pass) gave by the norm of those of all ranks, as FSDP's
+    /// `clip_grad_norm_`. Returns the norm too. Every rank must call it.
+    pub fn clip_grad_norm<M: Module>(
+        &self,
+        module: &M,
+        grads: GradientsParams,
+        max_norm: f64,
+    ) -> (GradientsParams, f64) {
+        let group = self.gathers.group();
+        // Those of parameters that stay whole are equal on all ranks.
+        let counts = |id| self.owners.owner(id).unwrap_or(0) == group.rank();
+        clip_grad_norm(module, grads, max_norm, counts, &[group])
     }
 
     /// How often values were gathered and gradients reduced since the last call.

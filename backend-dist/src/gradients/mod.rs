@@ -1,6 +1,7 @@
 //! Gradients of a Burn module over the ranks of a group: their mean in one all-reduce per number type, and flat values in
 //! an order that all ranks share.
 
+mod clip;
 mod flat;
 mod placed;
 
@@ -12,6 +13,7 @@ use burn::tensor::Tensor;
 
 use crate::collective::all_reduce;
 use crate::comm::{Group, ReduceOp};
+pub use clip::clip_grad_norm;
 use flat::put_back;
 pub use flat::{FlatGrad, dtypes, into_grads, split, take_used};
 pub use placed::place_gradients;

@@ -1,5 +1,6 @@
 //! Where a tensor is along one axis of the mesh.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -12,7 +13,7 @@ use std::str::FromStr;
 /// assert_eq!(Placement::Shard(1).local_shape(&[4, 6], 2), Some(vec![4, 3]));
 /// assert_eq!(Placement::Shard(1).local_shape(&[4, 6], 4), None);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Placement {
     /// Every rank of the axis holds the whole tensor.
     #[default]

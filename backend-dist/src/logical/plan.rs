@@ -5,6 +5,7 @@ use super::localize::localize;
 use super::rules::{Decision, Operand, Policy, decide};
 use burn::tensor::{DType, Shape};
 use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// One axis of the mesh, as rules see it.
@@ -17,7 +18,7 @@ pub struct MeshAxis {
 }
 
 /// Where a tensor is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorState {
     /// Its placement along every axis. A dimension sharded along several axes is divided by the first of them first.
     pub at: Vec<Placement>,

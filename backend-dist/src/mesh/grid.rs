@@ -1,23 +1,25 @@
 //! Ranks as points of a grid.
 
-/// Four dimensions, the first one fastest.
+/// Four dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Grid {
     pub sizes: [usize; 4],
+    /// Its dimensions, the fastest first.
+    pub order: [usize; 4],
 }
 
 impl Grid {
     pub fn position(&self, rank: usize) -> [usize; 4] {
-        let mut left = rank;
-        self.sizes.map(|size| {
-            let index = left % size;
-            left /= size;
-            index
-        })
+        let (mut left, mut position) = (rank, [0; 4]);
+        for dim in self.order {
+            position[dim] = left % self.sizes[dim];
+            left /= self.sizes[dim];
+        }
+        position
     }
 
     pub fn rank(&self, position: [usize; 4]) -> usize {
-        position.iter().zip(self.sizes).rev().fold(0, |rank, (index, size)| rank * size + index)
+        self.order.iter().rev().fold(0, |rank, &dim| rank * self.sizes[dim] + position[dim])
     }
 
     /// The ranks that agree with `rank` in every dimension that does not vary.
@@ -28,7 +30,7 @@ impl Grid {
             sizes[dim] = self.sizes[dim];
             origin[dim] = 0;
         }
-        let inner = Grid { sizes };
+        let inner = Grid { sizes, order: self.order };
         let members = 0..sizes.iter().product();
         members
             .map(|member| {

@@ -22,6 +22,15 @@ fn dense_groups_are_megatrons() {
     starts(Axis::TpDpCp, &[&[0, 1, 2, 3, 4, 5, 6, 7]]);
 }
 
+/// Megatron-LM's `--use-tp-pp-dp-mapping` has the order tp, cp, ep, pp, dp.
+#[test]
+fn pipeline_ranks_are_neighbours_with_the_tp_pp_dp_mapping() {
+    let mesh = mesh("TP2 DP2 PP2").with_tp_pp_dp_mapping();
+    assert_eq!(mesh.groups(Axis::Pp), [[0, 2], [1, 3], [4, 6], [5, 7]]);
+    assert_eq!(mesh.groups(Axis::Dp), [[0, 4], [1, 5], [2, 6], [3, 7]]);
+    assert!((0..8).all(|rank| mesh.rank_of(mesh.coords(rank)) == rank));
+}
+
 /// The same machine with ETP1 EP4: EDP is 2 and the expert groups span tp and cp ("parallel folding").
 #[test]
 fn expert_groups_are_megatrons() {

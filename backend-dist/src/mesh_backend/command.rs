@@ -5,10 +5,11 @@
 
 use crate::logical::{Placement, TensorState};
 use burn_ir::TensorId;
+use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 
 /// What the device shall do with the input of the carrier instead of running it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Command {
     /// The output is the input, moved to `to` along the mesh's axis `axis`.
     Move {

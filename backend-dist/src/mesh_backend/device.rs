@@ -146,7 +146,11 @@ impl LogicalDevices {
         if let Some(made) = lock(&self.made).iter().find(|made| made.axes == axes && made.options == options) {
             return made.device.clone();
         }
-        self.make(rank, &Wanted { axes, across: &[], sequence: false, options }, Followers::default())
+        self.make(
+            rank,
+            &Wanted { axes, across: &[], sequence: false, sync_batch_norm: false, options },
+            Followers::default(),
+        )
     }
 
     /// Waits until they have begun everything that was asked of them.
@@ -190,6 +194,8 @@ pub(super) struct Wanted<'a> {
     pub across: &'a [Axis],
     /// Sequence parallelism along the first axis.
     pub sequence: bool,
+    /// Batch normalization over the ranks of `across` too.
+    pub sync_batch_norm: bool,
     pub options: LogicalOptions,
 }
 
@@ -202,12 +208,14 @@ pub(super) fn interpreter(rank: &Rank, wanted: &Wanted) -> Box<dyn Interpret> {
     match rank.device.as_dispatch() {
         DispatchDevice::Flex(device) => {
             let interpreter = Interpreter::<burn::backend::Flex>::new(*device, within, axes, wanted.options);
-            Box::new(interpreter.with_across(across).with_sequence(wanted.sequence))
+            let interpreter = interpreter.with_across(across).with_sequence(wanted.sequence);
+            Box::new(interpreter.with_sync_batch_norm(wanted.sync_batch_norm))
         }
         #[cfg(feature = "cuda")]
         DispatchDevice::Cube(device) => {
             let interpreter = Interpreter::<burn::backend::Cube>::new(device.clone(), within, axes, wanted.options);
-            Box::new(interpreter.with_across(across).with_sequence(wanted.sequence))
+            let interpreter = interpreter.with_across(across).with_sequence(wanted.sequence);
+            Box::new(interpreter.with_sync_batch_norm(wanted.sync_batch_norm))
         }
         other => panic!("a logical device needs ranks on CPUs or GPUs without autodiff, not on {other:?}"),
     }

@@ -1,18 +1,21 @@
 //! Ranks that do what another does. One rank, the leader, runs a program; the others get what its interpreter is told,
-//! in the same order.
+//! in the same order, from a channel or from another process.
 
 use super::command::Command;
 use super::interpreter::Interpret;
 use crate::collective_ops::Collective;
+use crate::comm::Group;
 use crate::logical::TensorState;
 use burn::tensor::TensorData;
 use burn_ir::{OperationIr, TensorId, TensorIr};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
 /// What an interpreter is told.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(super) enum Message {
     /// Run an operation, or obey the command that it carries.
     Run(Box<OperationIr>, Option<Command>),
@@ -25,7 +28,7 @@ pub(super) enum Message {
     /// Begin the stream of random numbers.
     Seed(u64),
     /// A collective over the group of this name.
-    Collective { x: TensorIr, out: TensorId, what: Collective, group: Arc<str> },
+    Collective { x: TensorIr, out: TensorId, what: Collective, group: String },
     /// Another name for what the rank holds.
     Alias { x: TensorId, out: TensorId, state: TensorState },
     /// Make a tensor whole on every rank.
@@ -94,10 +97,46 @@ pub(super) fn next<T>(queue: &Receiver<T>, flush: impl FnOnce()) -> Option<T> {
     }
 }
 
+/// From where a follower hears its leader.
+pub(super) enum Leader {
+    /// A thread of this process.
+    Here(Receiver<Message>),
+    /// The first rank of the group, in another process, and what has come of its messages.
+    Elsewhere(Group, VecDeque<Message>),
+}
+
+impl Leader {
+    fn next(&mut self, flush: impl FnOnce()) -> Option<Message> {
+        match self {
+            Self::Here(queue) => next(queue, flush),
+            Self::Elsewhere(group, arrived) => {
+                if arrived.is_empty() {
+                    flush();
+                    *arrived = group.receive_host::<Vec<Message>>(0).into();
+                }
+                arrived.pop_front()
+            }
+        }
+    }
+}
+
+/// Sends what comes from the queue to member `to`, in another process, until the program has ended: all that waits at
+/// once, because an operation of its own message would take longer to send than to run.
+pub(super) fn forward(queue: &Receiver<Message>, to: usize, group: &Group) {
+    while let Ok(first) = queue.recv() {
+        let messages: Vec<Message> = std::iter::once(first).chain(queue.try_iter()).collect();
+        let is_last = matches!(messages.last(), Some(Message::End | Message::Failed));
+        group.send_host(messages, to);
+        if is_last {
+            return;
+        }
+    }
+}
+
 /// Does what the leader says until its program ends. Whether that ended well.
-pub(super) fn follow(interpreter: &mut dyn Interpret, leader: &Receiver<Message>) -> bool {
+pub(super) fn follow(interpreter: &mut dyn Interpret, mut leader: Leader) -> bool {
     loop {
-        match next(leader, || interpreter.flush()) {
+        match leader.next(|| interpreter.flush()) {
             Some(Message::End) => return true,
             Some(Message::Failed) | None => return false,
             Some(message) => message.obey(interpreter),

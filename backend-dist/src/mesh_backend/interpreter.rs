@@ -1,6 +1,7 @@
 //! Runs operations on logical tensors: places the inputs, and lets the inner backend run the rank's share.
 
 mod across;
+mod batch_norm;
 mod commands;
 mod inputs;
 mod views;
@@ -17,6 +18,7 @@ use crate::comm::Group;
 use crate::logical::Placement::Replicate;
 use crate::logical::{Homes, MeshAxis, TensorState, keeps_weights, plan};
 use across::Arrivals;
+use batch_norm::BatchMeans;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Distribution, Shape, TensorData};
 use burn_ir::{
@@ -76,6 +78,8 @@ pub(super) struct Interpreter<B: Inner> {
     across: Vec<Group>,
     /// What their collectives have given.
     arrivals: Arrivals<B>,
+    /// With batch normalization over the ranks of these groups.
+    batch_means: Option<BatchMeans>,
     axes: Vec<MeshAxis>,
     table: Table,
     next: u64,
@@ -94,6 +98,7 @@ impl<B: Inner> Interpreter<B> {
             axes,
             table: Table::default(),
             across: Vec::new(),
+            batch_means: None,
             arrivals: Arrivals::default(),
             next: OWN_IDS,
             random: Random::default(),
@@ -105,6 +110,12 @@ impl<B: Inner> Interpreter<B> {
     /// With collectives over other groups.
     pub fn with_across(mut self, across: Vec<Group>) -> Self {
         self.across = across;
+        self
+    }
+
+    /// With batch normalization over the ranks of the other groups too.
+    pub fn with_sync_batch_norm(mut self, sync: bool) -> Self {
+        self.batch_means = sync.then(BatchMeans::default);
         self
     }
 
@@ -262,7 +273,11 @@ impl<B: Inner> Interpret for Interpreter<B> {
                 let state = self.replicated();
                 self.table.insert(random.out.id, state, random.out.id);
             }
-            (_, None) => self.run_planned(op),
+            (_, None) => {
+                let mean = self.batch_means.as_mut().and_then(|means| means.of(&op));
+                self.run_planned(op);
+                mean.iter().for_each(|mean| self.mean_across(mean));
+            }
         }
         None
     }

@@ -1,12 +1,13 @@
 //! Logical devices of a program that runs on one rank of several.
 
 use super::device::{Wanted, interpreter};
-use super::follow::{Followers, Message, follow};
+use super::follow::{Followers, Leader, Message, follow, forward};
 use super::options::LogicalOptions;
+use crate::comm::Group;
 use crate::launch::{BoxError, Rank};
 use crate::mesh::{Axis, Mesh};
 use burn::tensor::Device;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 ///
 /// With [`Rank::logical_device`] all ranks run the program, so all need the same data in the same order. A team's
 /// program reads its data once, and any of its threads may use the device: a data loader, metrics, a checkpointer.
-/// The ranks of a team must be threads of one process.
+/// Ranks of a team in other processes get their operations over the network.
 ///
 /// ```
 /// use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::Teams};
@@ -34,12 +35,14 @@ pub struct Teams {
     within: Axis,
     across: Vec<Axis>,
     sequence: bool,
+    sync_batch_norm: bool,
     options: LogicalOptions,
     members: Mutex<HashMap<usize, Member>>,
 }
 
 enum Member {
-    Leader(Vec<Sender<Message>>),
+    /// By follower.
+    Leader(Vec<(usize, Sender<Message>)>),
     Follower(Receiver<Message>),
 }
 
@@ -51,13 +54,14 @@ impl Teams {
             let mut senders = Vec::new();
             for &follower in &ranks[1..] {
                 let (sender, receiver) = channel();
-                senders.push(sender);
+                senders.push((follower, sender));
                 members.insert(follower, Member::Follower(receiver));
             }
             members.insert(ranks[0], Member::Leader(senders));
         }
         let options = LogicalOptions::default();
-        Self { within, across: Vec::new(), sequence: false, options, members: Mutex::new(members) }
+        let (across, members) = (Vec::new(), Mutex::new(members));
+        Self { within, across, sequence: false, sync_batch_norm: false, options, members }
     }
 
     /// Collectives between the leaders of several teams, along another axis, are between all their ranks: each with its
@@ -75,6 +79,16 @@ impl Teams {
         self
     }
 
+    /// Batch normalization with the statistics of all ranks of the axes [`across`](Self::across), as PyTorch's
+    /// `SyncBatchNorm`: in training, and so in running statistics. All of them must have as many samples.
+    ///
+    /// A program must have at most one backward pass between two collectives of its own: at its end Burn frees what is
+    /// left of all graphs of the process, and waits for ranks that wait within a batch normalization.
+    pub fn sync_batch_norm(mut self, on: bool) -> Self {
+        self.sync_batch_norm = on;
+        self
+    }
+
     /// How the logical devices compute.
     ///
     /// # Panics
@@ -89,7 +103,7 @@ impl Teams {
     /// of the program on a leader, which must have read what it wants to keep; the device ends with the program.
     ///
     /// # Errors
-    /// Those of the program; a team that is spread over processes.
+    /// Those of the program.
     ///
     /// # Panics
     /// If a rank joins its team twice.
@@ -99,23 +113,31 @@ impl Teams {
         program: impl FnOnce(Device) -> Result<T, BoxError>,
     ) -> Result<Option<T>, BoxError> {
         let group = rank.group(self.within);
-        if !group.is_in_one_process() {
-            return Err(format!("the ranks of axis {} must be threads of one process", self.within).into());
-        }
-        let member = self.members.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank.rank);
-        let wanted =
-            Wanted { axes: &[self.within], across: &self.across, sequence: self.sequence, options: self.options };
+        let member = self.member(rank.rank);
+        let wanted = Wanted {
+            axes: &[self.within],
+            across: &self.across,
+            sequence: self.sequence,
+            sync_batch_norm: self.sync_batch_norm,
+            options: self.options,
+        };
         match member.unwrap_or_else(|| panic!("rank {} joins its team once, in the launch it was made for", rank.rank))
         {
             Member::Leader(followers) => {
-                let followers = Followers::new(followers);
-                let mut program_of = Program { followers: followers.clone(), ended_well: false };
+                let lines = followers.iter().filter(|(follower, _)| !rank.is_in_same_process(*follower));
+                let lines = lines.map(|(follower, _)| self.line(rank, *follower, &group)).collect();
+                let followers = Followers::new(followers.into_iter().map(|(_, sender)| sender).collect());
+                let mut program_of = Program { followers: followers.clone(), ended_well: false, lines };
                 let result = program(rank.logical_devices().make(rank, &wanted, followers));
                 program_of.ended_well = result.is_ok();
                 result.map(Some)
             }
-            Member::Follower(leader) => {
-                if !follow(&mut *interpreter(rank, &wanted), &leader) {
+            Member::Follower(queue) => {
+                let leader = match rank.is_in_same_process(group.ranks()[0]) {
+                    true => Leader::Here(queue),
+                    false => Leader::Elsewhere(group.clone(), VecDeque::new()),
+                };
+                if !follow(&mut *interpreter(rank, &wanted), leader) {
                     // Ends with the failure of the leader, who does not come.
                     group.barrier();
                 }
@@ -125,14 +147,43 @@ impl Teams {
     }
 }
 
+impl Teams {
+    fn member(&self, rank: usize) -> Option<Member> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank)
+    }
+
+    /// A thread that sends the messages for `follower`, a rank of another process, until the program has ended. What it
+    /// returns is closed then.
+    fn line(&self, rank: &Rank, follower: usize, group: &Group) -> Receiver<()> {
+        let Some(Member::Follower(queue)) = self.member(follower) else {
+            unreachable!("who is not a thread of this process takes no place here")
+        };
+        let to = group.ranks().iter().position(|member| *member == follower).expect("a follower is of the group");
+        let ((open, closed), group) = (channel(), group.clone());
+        let mut line = Some((queue, open));
+        rank.spawn(&format!("line to rank {follower}"), move || {
+            if let Some((queue, _open)) = line.take() {
+                forward(&queue, to, &group);
+            }
+        });
+        closed
+    }
+}
+
 /// Tells the followers how the program ended, also where it panicked.
 struct Program {
     followers: Followers,
     ended_well: bool,
+    /// Each is closed when everything has been sent to a follower in another process.
+    lines: Vec<Receiver<()>>,
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
         self.followers.tell(|| if self.ended_well { Message::End } else { Message::Failed });
+        // A process that ends sends nothing any more.
+        for line in &self.lines {
+            let _ = line.recv();
+        }
     }
 }

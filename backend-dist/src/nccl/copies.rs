@@ -16,7 +16,6 @@ use super::PinnedBuffer;
 use super::communicator::Call;
 use crate::comm::Group;
 use crate::comm::local_all_gather::LocalAllGather;
-use crate::ops::copy_engines::are_copy_engines_on;
 use cudarc::driver::{result as driver, sys};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,7 +72,7 @@ impl DmaCopies {
         if !group.is_in_one_process() {
             return None;
         }
-        let wanted = are_copy_engines_on().then_some(gpu);
+        let wanted = group.uses_copy_engines().then_some(gpu);
         let gpus: Vec<usize> = group.all_gather_host(wanted).into_iter().collect::<Option<_>>()?;
         let reaches = |[from, to]: [usize; 2]| {
             let mut reaches = 0;

@@ -31,6 +31,8 @@ pub(crate) struct Links {
     /// Per group.
     boards: Mutex<HashMap<GroupId, Arc<LocalAllGather<SharedSource>>>>,
     are_gpus_shared: AtomicBool,
+    /// Data goes through NCCL's kernels alone.
+    are_copy_engines_off: AtomicBool,
     is_watched: AtomicBool,
     is_closed: AtomicBool,
 }
@@ -49,6 +51,16 @@ impl Links {
     /// Whether they do.
     pub(crate) fn are_gpus_shared(&self) -> bool {
         self.are_gpus_shared.load(Ordering::Acquire)
+    }
+
+    /// Whether DMA copy engines transfer activations and tokens where they can.
+    pub(crate) fn use_copy_engines(&self, on: bool) {
+        self.are_copy_engines_off.store(!on, Ordering::Release);
+    }
+
+    /// Whether they do.
+    pub(crate) fn are_copy_engines_on(&self) -> bool {
+        !self.are_copy_engines_off.load(Ordering::Acquire)
     }
 
     /// The board of a group with this many members.

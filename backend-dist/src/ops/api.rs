@@ -10,7 +10,9 @@ use super::{
     gemm::LinearCollectives,
     local::LocalOps,
     options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads},
+    pass::PassContext,
     prologue::Step,
+    saved_attention::CoreAttention,
 };
 
 /// `x · wᵀ` for `x [.., in]` and `w [out, in]`; output `[.., out]`.
@@ -22,8 +24,16 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
     let (step, collectives) = (Step::None, LinearCollectives::default());
-    let config =
-        LinearConfig { step, context: None, collectives, fp8: None, recompute: false, bias: false, joint: None };
+    let config = LinearConfig {
+        step,
+        context: None,
+        collectives,
+        fp8: None,
+        recompute: false,
+        bias: false,
+        joint: None,
+        pass: PassContext::default(),
+    };
     Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), Extras::None, w.into_dispatch(), config))
 }
 
@@ -103,6 +113,23 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_gelu(x.into_dispatch(), kind))
 }
 
+/// `gelu(gate) up` of `x [.., 2f] = [gate | up]`; output `[.., f]`.
+///
+/// # Panics
+///
+/// If the last dimension is odd.
+pub fn geglu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
+    let size = x.dims()[D - 1];
+    assert!(size.is_multiple_of(2), "geglu: last dimension {size} is not [gate | up]");
+    let half = size / 2;
+    gelu(x.clone().narrow(D - 1, 0, half), kind) * x.narrow(D - 1, half, half)
+}
+
+/// `cap tanh(x / cap)`, element by element.
+pub fn softcap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
+    x.div_scalar(cap).tanh().mul_scalar(cap)
+}
+
 /// Softmax attention of `q [s, b, hq, d]` over `k [t, b, hkv, d]` and `v [t, b, hkv, dv]`; output `[s, b, hq, dv]`.
 /// Query head `h` uses key/value head `h / (hq/hkv)`. The score matrix is never held for all heads at once.
 ///
@@ -113,12 +140,23 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
 ///
 /// If the shapes do not fit, `hq` is not a multiple of `hkv`, the window is empty, or the dropout has fewer heads.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
+    attention_of_pass(q, k, v, options, CoreAttention::Compute)
+}
+
+/// [`attention`] in a pass that may save or replay it.
+pub(super) fn attention_of_pass(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    options: AttentionOptions,
+    attention: CoreAttention,
+) -> Tensor<4> {
     let ([s, b, hq, d], keys, values) = (q.dims(), k.dims(), v.dims());
     assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
     assert!(s <= keys[0] && [b, d] == [keys[1], keys[3]], "attention: q is {:?}, k is {keys:?}", q.dims());
     check_heads(hq, keys[2], options);
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention(q, k, v, options))
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention(q, k, v, options, attention))
 }
 
 /// [`attention`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`: q, k and v are read in place, and
@@ -128,9 +166,20 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 ///
 /// If `heads` does not fit `qkv`, `hq` is not a multiple of `hkv`, the window is empty, or the dropout has fewer heads.
 pub fn attention_packed(qkv: Tensor<4>, heads: PackedHeads, options: AttentionOptions) -> Tensor<4> {
+    attention_packed_of_pass(qkv, heads, options, CoreAttention::Compute)
+}
+
+/// [`attention_packed`] in a pass that may save or replay it.
+pub(super) fn attention_packed_of_pass(
+    qkv: Tensor<4>,
+    heads: PackedHeads,
+    options: AttentionOptions,
+    attention: CoreAttention,
+) -> Tensor<4> {
     assert_eq!(qkv.dims()[2], heads.total(), "attention_packed: {heads:?} do not make up the input's heads");
     check_heads(heads.heads, heads.kv_heads, options);
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention_packed(qkv.into_dispatch(), heads, options))
+    let qkv = qkv.into_dispatch();
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention_packed(qkv, heads, options, attention))
 }
 
 /// Rows of the embedding matrix `w [rows, hidden]` by id; output `[a, b, hidden]` for `ids [a, b]`. Row 0 of `w` has id

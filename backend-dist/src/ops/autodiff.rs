@@ -20,7 +20,7 @@ use super::{
     main_grads::{deliver, main_grad},
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
     plain,
-    saved_attention::saved_or_computed,
+    saved_attention::CoreAttention,
 };
 
 /// Declares one node: its kind, number of parents, saved state and backward body.
@@ -178,26 +178,32 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
         options: AttentionOptions,
+        attention: CoreAttention,
     ) -> FloatTensor<Self> {
         let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
         match Attention.prepare::<C>([q_node, k_node, v_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, lse) = saved_or_computed(|| B::attention_forward(q.clone(), k.clone(), v.clone(), options));
+                let (out, lse) = attention.run(|| B::attention_forward(q.clone(), k.clone(), v.clone(), options));
                 prep.finish(([q, k, v], [out.clone(), lse], options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(saved_or_computed(|| B::attention_forward(q, k, v, options)).0),
+            OpsKind::UnTracked(prep) => prep.finish(attention.run(|| B::attention_forward(q, k, v, options)).0),
         }
     }
 
-    fn op_attention_packed(qkv: FloatTensor<Self>, heads: PackedHeads, options: AttentionOptions) -> FloatTensor<Self> {
+    fn op_attention_packed(
+        qkv: FloatTensor<Self>,
+        heads: PackedHeads,
+        options: AttentionOptions,
+        attention: CoreAttention,
+    ) -> FloatTensor<Self> {
         let (qkv, node) = qkv.into_parts();
         match AttentionPacked.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, lse) = saved_or_computed(|| B::attention_packed_forward(qkv.clone(), heads, options));
+                let (out, lse) = attention.run(|| B::attention_packed_forward(qkv.clone(), heads, options));
                 prep.finish((qkv, [out.clone(), lse], heads, options), out)
             }
             OpsKind::UnTracked(prep) => {
-                prep.finish(saved_or_computed(|| B::attention_packed_forward(qkv, heads, options)).0)
+                prep.finish(attention.run(|| B::attention_packed_forward(qkv, heads, options)).0)
             }
         }
     }

@@ -14,6 +14,7 @@ use super::{
     extras::Extras,
     fp8::{self, Fp8Linear, Purpose, SavedFp8},
     gemm::{Gemms, InputCollective, LinearCollectives, OutputCollective},
+    pass::PassContext,
     prologue::{Prologue, PrologueOutput, Step},
     residual::Joint,
 };
@@ -31,6 +32,8 @@ pub struct LinearOptions {
     pub recompute: bool,
     /// On GPUs with an NCCL link, overlap the collectives with the GEMMs, in two chunks where that is faster.
     pub overlap: bool,
+    /// The pass that the layer is part of.
+    pub pass: PassContext,
 }
 
 /// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`. Values and gradients are, bit for bit, those of the
@@ -38,7 +41,7 @@ pub struct LinearOptions {
 /// [`add_bias`](super::add_bias). One exception: on CUDA a GEMM without output collective adds the bias before
 /// rounding.
 ///
-/// The weight's gradient can be [deferred](super::weight_grads::deferred).
+/// The weight's gradient can be [deferred](super::weight_grads::Deferral) by the pass.
 ///
 /// # Panics
 ///
@@ -72,7 +75,7 @@ pub(super) fn linear_of<const D: usize>(
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
     }
-    let LinearOptions { entry, exit, fp8, recompute, overlap } = options;
+    let LinearOptions { entry, exit, fp8, recompute, overlap, pass } = options;
     let joint = joint.filter(|_| step.is_norm());
     let recompute = recompute || context.is_some();
     let config = LinearConfig {
@@ -83,6 +86,7 @@ pub(super) fn linear_of<const D: usize>(
         recompute,
         bias: bias.is_some(),
         joint,
+        pass,
     };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
     let extras = Extras::of(params.into_iter().chain(bias.map(Tensor::into_dispatch)));
@@ -102,6 +106,7 @@ pub(super) struct LinearConfig {
     pub bias: bool,
     /// Residual joint of a norm's input.
     pub joint: Option<Joint>,
+    pub pass: PassContext,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
@@ -135,14 +140,16 @@ fn forward<B: Gemms>(
     let prologue = match (config.joint.as_ref().and_then(Joint::take_normed::<B>), config.step, &config.context) {
         (Some(out), ..) => PrologueOutput { out, statistics: None },
         (None, step, Some(context)) if step.is_attention() => {
-            PrologueOutput { out: context::attend::<B>(step.heads::<B>(x, extras), context).0, statistics: None }
+            let heads = step.heads::<B>(x, extras);
+            PrologueOutput { out: context::attend::<B>(heads, context, &config.pass.attention).0, statistics: None }
         }
-        _ => config.step.forward::<B>(x, extras),
+        _ => config.step.forward::<B>(x, extras, &config.pass.attention),
     };
     let bias = extras.last().filter(|_| config.bias).cloned();
     let fp8 = config.fp8.as_ref();
     let in_fp8 = fp8.and_then(|fp8| {
-        fp8::forward::<B>(fp8, prologue.out.clone(), w.clone(), bias.clone(), &config.collectives, purpose)
+        let operands = (prologue.out.clone(), w.clone(), bias.clone());
+        fp8::forward::<B>(fp8, operands, &config.collectives, (purpose, &config.pass.sharing))
     });
     let (y, fp8) = match in_fp8 {
         Some((y, saved)) => (y, Some(saved)),

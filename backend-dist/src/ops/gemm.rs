@@ -13,7 +13,7 @@ use super::{
     main_grads::main_grad,
     plain,
     residual::ResidualKernels,
-    weight_grads::run_or_defer,
+    weight_grads::Deferral,
 };
 use crate::collective_ops::{Collective, CollectiveOps};
 use crate::comm::{Group, ReduceOp};
@@ -55,8 +55,8 @@ pub(super) struct LinearCollectives {
 /// A weight that needs a gradient.
 pub(super) struct Weight<B: Backend> {
     pub id: NodeId,
-    /// Nothing waits for its gradient, so a zero-bubble schedule may defer it.
-    pub is_leaf: bool,
+    /// Whether its gradient is deferred, as a zero-bubble schedule may where nothing waits for it.
+    pub deferral: Deferral,
     /// The layer's input, before the input collective.
     pub input: FloatTensor<B>,
 }
@@ -169,10 +169,9 @@ pub(super) fn weight_grad<B: LocalKernels + CollectiveOps>(
     entry: &InputCollective,
     grads: &mut Gradients,
 ) {
-    let Some(Weight { id, is_leaf, input }) = weight else { return };
+    let Some(Weight { id, deferral, input }) = weight else { return };
     let entry = entry.clone();
-    let job = move |grads: &mut Gradients| deliver_weight_grad::<B>(grads, id, grad, entry.forward::<B>(input));
-    if is_leaf { run_or_defer(grads, job) } else { job(grads) }
+    deferral.run(grads, move |grads| deliver_weight_grad::<B>(grads, id, grad, entry.forward::<B>(input)));
 }
 
 /// Delivers `gradᵀ · x` to the leaf or inner node `id`.

@@ -22,6 +22,7 @@ use super::cross_entropy::{self, VocabShard};
 use super::gemm::InputCollective;
 use super::kernels::LocalKernels;
 use super::main_grads::main_grad;
+use super::plain;
 use crate::collective_ops::CollectiveOps;
 use crate::comm::Group;
 
@@ -50,6 +51,8 @@ pub struct Head {
     pub first_row: usize,
     /// Number of token ids; rows of the weight with ids from here on are padding.
     pub vocab_size: usize,
+    /// Logits are capped, see [`softcap`](super::softcap).
+    pub softcap: Option<f64>,
     /// Positions of the whole sequence whose logits are computed at a time.
     pub positions: usize,
 }
@@ -57,6 +60,14 @@ pub struct Head {
 impl Head {
     fn shard(&self, rows: usize) -> VocabShard {
         VocabShard { first_row: self.first_row, valid: self.vocab_size.saturating_sub(self.first_row).min(rows) }
+    }
+
+    fn logits<B: LocalKernels>(&self, x: FloatTensor<B>, w: FloatTensor<B>) -> FloatTensor<B> {
+        let logits = B::linear_forward(x, w);
+        match self.softcap {
+            Some(cap) => plain::activation::softcap::<B>(logits, cap),
+            None => logits,
+        }
     }
 
     fn chunks(&self, positions: usize) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -71,7 +82,7 @@ impl Head {
 /// `[s, b]`. Only the logits of `head.positions` positions exist at a time, in the forward and in the backward pass.
 ///
 /// The weight's gradient is computed together with that of the hidden states, also within
-/// [`deferred`](super::weight_grads::deferred): deferring it would need all logits, or their GEMM a third time.
+/// [`deferred`](super::weight_grads::Deferral::deferred): deferring it would need all logits, or their GEMM a third time.
 ///
 /// # Panics
 ///
@@ -137,7 +148,7 @@ fn forward<B: LocalKernels + CollectiveOps>(
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let (x, shard) = (head.entry.forward::<B>(x), head.shard(w.shape()[0]));
     let chunks = head.chunks(x.shape()[0]).map(|range| {
-        let logits = B::linear_forward(chunk::<B>(&x, &range), w.clone());
+        let logits = head.logits::<B>(chunk::<B>(&x, &range), w.clone());
         cross_entropy::forward::<B>(logits, labels_of::<B>(&labels, &range), shard, head.group.clone())
     });
     let (losses, lse) = chunks.unzip();
@@ -161,10 +172,14 @@ impl<B: LocalKernels + CollectiveOps> Backward<B, 2> for LinearCrossEntropy {
         let mut inputs = Vec::new();
         for range in head.chunks(x.shape()[0]) {
             let x = chunk::<B>(&x, &range);
-            let logits = B::linear_forward(x.clone(), w.clone());
+            let logits = head.logits::<B>(x.clone(), w.clone());
             let [lse, grad] = [&lse, &grad].map(|rows| chunk::<B>(rows, &range));
             let labels = labels_of::<B>(&labels, &range);
-            let grad = B::vocab_logits_grad(logits, lse, labels, grad, shard.first_row, shard.valid);
+            let grad = B::vocab_logits_grad(logits.clone(), lse, labels, grad, shard.first_row, shard.valid);
+            let grad = match head.softcap {
+                Some(cap) => plain::activation::softcap_grad::<B>(logits, grad, cap),
+                None => grad,
+            };
             if x_node.is_some() {
                 inputs.push(B::linear_input_grad(grad.clone(), w.clone()));
             }

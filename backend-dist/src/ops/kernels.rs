@@ -181,6 +181,16 @@ pub trait LocalKernels: Backend {
         plain::activation::gelu_grad::<Self>(x, grad, kind)
     }
 
+    /// `gelu(gate) up` of `x = [gate | up]` in the last dimension.
+    fn geglu_forward(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
+        plain::activation::geglu::<Self>(x, kind)
+    }
+
+    /// Gradient of [`geglu_forward`](Self::geglu_forward).
+    fn geglu_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
+        plain::activation::geglu_grad::<Self>(x, grad, kind)
+    }
+
     /// Softmax attention: the output `[s, b, hq, d]` and the log-sum-exp of the scaled scores, `[b, hq, s]` or as the
     /// backend's own gradient kernels read it.
     fn attention_forward(

@@ -38,7 +38,7 @@ pub fn latent_keys(kv: Tensor<4>, shared: Tensor<3>, [cos, sin]: [Tensor<2>; 2],
     assert_eq!(cos.dims(), sin.dims(), "latent_keys: cos and sin differ in shape");
     assert!(rows == s || rows == s * b, "latent_keys: {rows} rows of angles for {s} positions of {b} samples");
     assert!(heads > 0, "latent_keys: no heads");
-    let secondary = SecondaryOutputs::default();
+    let secondary = SecondaryOutputs::new(1);
     let (kv, shared, cos, sin) = (kv.into_dispatch(), shared.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
     let keys = <Dispatch as LatentOps>::op_latent_keys(kv, shared, cos, sin, nope, secondary.clone());
     let keys = Tensor::from_dispatch(keys);

@@ -12,7 +12,7 @@ use super::{
     kernels::LocalKernels,
     options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
     plain,
-    saved_attention::saved_or_computed,
+    saved_attention::CoreAttention,
 };
 
 /// One method per public operation; see the functions of [`ops`](super) for what they do.
@@ -29,8 +29,14 @@ pub(super) trait LocalOps: Backend {
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
         options: AttentionOptions,
+        attention: CoreAttention,
     ) -> FloatTensor<Self>;
-    fn op_attention_packed(qkv: FloatTensor<Self>, heads: PackedHeads, options: AttentionOptions) -> FloatTensor<Self>;
+    fn op_attention_packed(
+        qkv: FloatTensor<Self>,
+        heads: PackedHeads,
+        options: AttentionOptions,
+        attention: CoreAttention,
+    ) -> FloatTensor<Self>;
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
     fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self>;
     fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -74,16 +80,18 @@ macro_rules! local_ops_by_kernels {
                 k: FloatTensor<Self>,
                 v: FloatTensor<Self>,
                 options: AttentionOptions,
+                attention: CoreAttention,
             ) -> FloatTensor<Self> {
-                saved_or_computed(|| Self::attention_forward(q, k, v, options)).0
+                attention.run(|| Self::attention_forward(q, k, v, options)).0
             }
 
             fn op_attention_packed(
                 qkv: FloatTensor<Self>,
                 heads: PackedHeads,
                 options: AttentionOptions,
+                attention: CoreAttention,
             ) -> FloatTensor<Self> {
-                saved_or_computed(|| Self::attention_packed_forward(qkv, heads, options)).0
+                attention.run(|| Self::attention_packed_forward(qkv, heads, options)).0
             }
 
             fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {

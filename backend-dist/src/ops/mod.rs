@@ -20,11 +20,9 @@ mod autodiff;
 pub(crate) mod chunks;
 pub mod conjugate;
 pub mod context;
-pub(crate) mod copy_engines;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod determinism;
 mod dropout_mask;
 mod extras;
 mod flex;
@@ -46,6 +44,7 @@ mod options;
     expect(dead_code, reason = "CPU ranks do not overlap communication with GEMMs")
 )]
 pub(crate) mod overlap_schedule;
+mod pass;
 mod plain;
 mod prologue;
 mod reductions;
@@ -54,21 +53,20 @@ mod saved_attention;
 mod secondary_outputs;
 mod softmax;
 mod split;
+mod stash;
 mod tape;
 #[cfg(test)]
 mod tests;
 pub mod weight_grads;
 
 pub use api::{
-    add_bias, attention, attention_packed, dropout, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed,
-    swiglu,
+    add_bias, attention, attention_packed, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope,
+    rope_packed, softcap, swiglu,
 };
 pub use chunks::is_worth_chunking;
-pub use copy_engines::copy_engines;
 pub use cross_entropy::vocab_parallel_cross_entropy;
 #[cfg(all(feature = "cuda", feature = "decorator"))]
 pub(crate) use cuda::packed;
-pub use determinism::deterministic;
 pub use dropout_mask::DropoutMask;
 pub use fused::{LinearOptions, linear_with};
 pub use gemm::{InputCollective, OutputCollective};
@@ -77,10 +75,12 @@ pub use head_norms::norm_heads;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use latent::latent_keys;
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use pass::{PassContext, PassKind};
 pub use prologue::Prologue;
 pub use reductions::{expand_dim, log_sum_exp, matmul, sum, sum_dim};
 pub use residual::Residual;
-pub use saved_attention::{SavedAttention, save_attention, with_saved_attention};
+pub use saved_attention::{CoreAttention, SavedAttention};
 pub use softmax::{normalize_sum, softmax};
 pub use split::split;
+pub use stash::HandOvers;
 pub use tape::{Tape, pull_back};

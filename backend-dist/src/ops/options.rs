@@ -11,7 +11,7 @@ pub enum GeluKind {
     Tanh,
 }
 
-/// Mask, scale and dropout of attention.
+/// Mask, scale, softcap and dropout of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOptions {
     /// Factor of `q·k`, usually `1/√head_dim`.
@@ -20,14 +20,21 @@ pub struct AttentionOptions {
     pub causal: bool,
     /// Sliding window: query `i` sees only keys with `|i - j| < window` (itself included), as in Mistral.
     pub window: Option<usize>,
+    /// A scaled score `s` becomes `c tanh(s/c)` before mask and softmax, as in Gemma 2. No CUDA kernel has this: the
+    /// formulas of `plain` compute it there, with all scores in memory.
+    pub softcap: Option<f64>,
     /// Dropout of the weights after the softmax.
     pub dropout: Option<AttentionDropout>,
+    /// On GPUs sums of gradients have one order. Without it the gradient of the queries in attention with a head_dim of
+    /// 128 is accumulated in arbitrary order, which is faster; nothing else is without an order.
+    pub deterministic: bool,
 }
 
 impl AttentionOptions {
-    /// Causal attention with the usual scale `1/√head_dim`, no window and no dropout.
+    /// Causal attention with the usual scale `1/√head_dim`, no window, softcap or dropout.
     pub fn causal(head_dim: usize) -> Self {
-        Self { scale: 1.0 / (head_dim as f64).sqrt(), causal: true, window: None, dropout: None }
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        Self { scale, causal: true, window: None, softcap: None, dropout: None, deterministic: false }
     }
 
     /// The half-open range of `keys` keys that the query at position `i` may see, empty if it sees none. Both ends grow

@@ -9,7 +9,7 @@ use super::{
     options::{AttentionOptions, GeluKind, PackedHeads},
     plain::attention::unpack,
     residual::ResidualKernels,
-    saved_attention::saved_or_computed,
+    saved_attention::CoreAttention,
 };
 
 /// Applied to the input of [`linear_with`](super::linear_with) before the GEMM.
@@ -37,6 +37,8 @@ pub enum Prologue {
     SwiGlu,
     /// [`gelu`](super::gelu).
     Gelu(GeluKind),
+    /// [`geglu`](super::geglu).
+    GeGlu(GeluKind),
     /// [`attention_packed`](super::attention_packed) of `[s, b, heads + 2 kv_heads, d]`, its heads side by side.
     Attention(PackedHeads, AttentionOptions),
     /// [`attention_in_context`](super::context::attention_in_context) of `[s, b, heads + 2 kv_heads, d]`, its heads
@@ -98,6 +100,7 @@ impl Prologue {
             Self::LayerNorm { weight, bias, eps } => (Step::LayerNorm(eps), vec![weight, bias]),
             Self::SwiGlu => (Step::SwiGlu, vec![]),
             Self::Gelu(kind) => (Step::Gelu(kind), vec![]),
+            Self::GeGlu(kind) => (Step::GeGlu(kind), vec![]),
             Self::Attention(heads, options) | Self::AttentionInContext(heads, options, ..) => {
                 let found = x[x.len() - 2];
                 assert_eq!(found, heads.total(), "attention: {heads:?} do not make up the input's heads");
@@ -130,6 +133,7 @@ pub(super) enum Step {
     LayerNorm(f64),
     SwiGlu,
     Gelu(GeluKind),
+    GeGlu(GeluKind),
     Attention(PackedHeads, AttentionOptions),
     /// Its parameters are keys and values; `value` features of a value head.
     SeparateAttention {
@@ -152,7 +156,7 @@ impl Step {
         let last = x[x.len() - 1];
         match self {
             Self::None | Self::RmsNorm(_) | Self::LayerNorm(_) | Self::Gelu(_) => last,
-            Self::SwiGlu => last / 2,
+            Self::SwiGlu | Self::GeGlu(_) => last / 2,
             Self::Attention(heads, _) => heads.heads * last,
             Self::SeparateAttention { value, .. } => x[x.len() - 2] * value,
         }
@@ -185,20 +189,26 @@ impl Step {
         matches!(self, Self::RmsNorm(_) | Self::LayerNorm(_))
     }
 
-    pub fn forward<B: LocalKernels>(self, x: FloatTensor<B>, params: &[FloatTensor<B>]) -> PrologueOutput<B> {
+    pub fn forward<B: LocalKernels>(
+        self,
+        x: FloatTensor<B>,
+        params: &[FloatTensor<B>],
+        attention: &CoreAttention,
+    ) -> PrologueOutput<B> {
         let out = match self {
             Self::None => x,
             Self::RmsNorm(eps) => B::rms_norm_forward(x, params[0].clone(), eps),
             Self::LayerNorm(eps) => B::layer_norm_forward(x, params[0].clone(), params[1].clone(), eps),
             Self::SwiGlu => B::swiglu_forward(x),
             Self::Gelu(kind) => B::gelu_forward(x, kind),
+            Self::GeGlu(kind) => B::geglu_forward(x, kind),
             Self::Attention(heads, options) => {
-                let (out, lse) = saved_or_computed(|| B::attention_packed_forward(x, heads, options));
+                let (out, lse) = attention.run(|| B::attention_packed_forward(x, heads, options));
                 return PrologueOutput { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
             }
             Self::SeparateAttention { options, .. } => {
                 let [k, v] = [params[0].clone(), params[1].clone()];
-                let (out, lse) = saved_or_computed(|| B::attention_forward(x, k, v, options));
+                let (out, lse) = attention.run(|| B::attention_forward(x, k, v, options));
                 return PrologueOutput { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };
             }
         };
@@ -241,6 +251,7 @@ impl Step {
             Self::None => only(grad),
             Self::SwiGlu => only(B::swiglu_grad(x, grad)),
             Self::Gelu(kind) => only(B::gelu_grad(x, grad, kind)),
+            Self::GeGlu(kind) => only(B::geglu_grad(x, grad, kind)),
             Self::Attention(heads, options) => {
                 let statistics = statistics.expect("attention leaves statistics");
                 let grad = B::float_reshape(grad, statistics[0].shape());

@@ -2,10 +2,6 @@
 //! their values from a shared slot and store their gradients in it. Nodes run from the last to the first, so the
 //! primary node finds all gradients there.
 
-use std::any::Any;
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex,
     autodiff::{
@@ -18,18 +14,21 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
-/// A tensor whose backend is known to both the writer and the reader.
-type Slot = Option<Box<dyn Any + Send>>;
+use super::stash::Stash;
 
 /// The secondary outputs of an operation: forward their values, backward their gradients. Clones share them.
-#[derive(Clone, Default)]
-pub(super) struct SecondaryOutputs(Arc<Mutex<Vec<Slot>>>);
+#[derive(Clone, Debug)]
+pub(super) struct SecondaryOutputs(Vec<Stash>);
 
 impl SecondaryOutputs {
+    /// So many, without values.
+    pub fn new(count: usize) -> Self {
+        Self(std::iter::repeat_with(Stash::default).take(count).collect())
+    }
+
     /// Stores the values.
     pub fn put<B: Backend>(&self, values: impl IntoIterator<Item = FloatTensor<B>>) {
-        let boxed = |value| -> Slot { Some(Box::new(value)) };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = values.into_iter().map(boxed).collect();
+        self.0.iter().zip(values).for_each(|(stash, value)| stash.put(value));
     }
 
     /// Takes the gradients.
@@ -38,24 +37,12 @@ impl SecondaryOutputs {
     ///
     /// If an output has no gradient.
     pub fn gradients<B: Backend>(&self) -> Vec<FloatTensor<B>> {
-        let count = self.0.lock().unwrap_or_else(PoisonError::into_inner).len();
-        (0..count).map(|index| self.take::<B>(index)).collect()
+        (0..self.0.len()).map(|index| self.take::<B>(index)).collect()
     }
 
     fn take<B: Backend>(&self, index: usize) -> FloatTensor<B> {
-        let found = self.0.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
-        let found = found.and_then(|found| found.downcast().ok());
-        *found.unwrap_or_else(|| panic!("output {} of an operation has no value, or no gradient", index + 1))
-    }
-
-    fn put_gradient<B: Backend>(&self, index: usize, gradient: FloatTensor<B>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(Box::new(gradient));
-    }
-}
-
-impl fmt::Debug for SecondaryOutputs {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("SecondaryOutputs")
+        let found = self.0[index].take();
+        found.unwrap_or_else(|| panic!("output {} of an operation has no value, or no gradient", index + 1))
     }
 }
 
@@ -98,7 +85,7 @@ impl<B: Backend> Backward<B, 1> for SecondaryNode {
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (grad, (secondary, index)) = (grads.consume::<B>(&ops.node), ops.state);
-        secondary.put_gradient::<B>(index, grad);
+        secondary.0[index].put(grad);
     }
 }
 

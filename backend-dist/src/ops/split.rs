@@ -24,7 +24,7 @@ pub fn split<const N: usize>(x: Tensor<3>, sizes: [usize; N]) -> [Tensor<3>; N] 
     let features = x.dims()[2];
     let fits = sizes.iter().sum::<usize>() == features && !sizes.contains(&0);
     assert!(fits, "split: parts of {sizes:?} features do not make up {features}");
-    let secondary = SecondaryOutputs::default();
+    let secondary = SecondaryOutputs::new(sizes.len() - 1);
     let first = <Dispatch as SplitOps>::op_split(x.into_dispatch(), sizes.to_vec(), secondary.clone());
     let first = Tensor::from_dispatch(first);
     std::array::from_fn(|i| if i == 0 { first.clone() } else { secondary_output(&first, &secondary, i - 1) })

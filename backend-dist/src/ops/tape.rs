@@ -1,8 +1,5 @@
 //! Backward from an output whose gradient is received from elsewhere, as between pipeline stages.
 
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use burn::backend::{
     Autodiff, Backend, Dispatch, Flex, TensorMetadata,
     autodiff::{
@@ -15,6 +12,8 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use burn::tensor::{Gradients, Tensor};
+
+use super::stash::Stash;
 
 /// The recorded graph of an output, without the output's elements.
 #[derive(Debug)]
@@ -42,7 +41,7 @@ impl Tape {
     /// If `grad` does not have the shape of the output.
     pub fn pull_back<const D: usize>(self, grad: Tensor<D>) -> Gradients {
         assert_eq!(grad.dims().as_slice(), self.shape, "the gradient does not have the output's shape");
-        self.seed.set(<Dispatch as TapeOps>::op_start(grad.into_dispatch()));
+        self.seed.put::<Start>(<Dispatch as TapeOps>::op_start(grad.into_dispatch()));
         self.root.backward()
     }
 }
@@ -59,31 +58,14 @@ pub fn pull_back<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Gradients {
 pub(super) fn collect(fill: impl FnOnce(&mut AutodiffGradients) + Send + 'static) -> Gradients {
     let device = burn::tensor::Device::flex().autodiff();
     let tape = Tape::of(Tensor::<1>::zeros([1], &device).require_grad());
-    tape.seed.set(Box::new(move |grads, _| fill(grads)));
+    tape.seed.put::<Start>(Box::new(move |grads, _| fill(grads)));
     tape.root.backward()
 }
 
 type Start = Box<dyn FnOnce(&mut AutodiffGradients, NodeId) + Send>;
 
-/// Starts backward; set when the output's gradient is known.
-#[derive(Clone, Default)]
-struct Seed(Arc<Mutex<Option<Start>>>);
-
-impl Seed {
-    fn set(&self, start: Start) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
-    }
-
-    fn take(&self) -> Option<Start> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-impl fmt::Debug for Seed {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("Seed")
-    }
-}
+/// Starts backward; left here when the output's gradient is known.
+type Seed = Stash;
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 trait TapeOps: Backend {
@@ -120,7 +102,7 @@ impl<B: Backend> Backward<B, 1> for Root {
 
     fn backward(self, ops: Ops<Seed, 1>, grads: &mut AutodiffGradients, _: &mut Checkpointer) {
         grads.consume::<B>(&ops.node);
-        let start = ops.state.take().expect("the seed is set before backward");
+        let start = ops.state.take::<Start>().expect("the seed is set before backward");
         if let [Some(node)] = ops.parents {
             start(grads, node.id);
         }

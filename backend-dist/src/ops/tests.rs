@@ -114,7 +114,7 @@ fn attention_kernels() {
     let drop = Some(AttentionDropout { p: 0.3, seed: 5, first_sample: 2, first_head: 4, heads: 8 });
     let cases = [(true, None, None), (false, None, drop), (true, Some(3), drop), (false, Some(4), None)];
     for (causal, window, dropout) in cases {
-        let options = AttentionOptions { scale: 0.6, causal, window, dropout };
+        let options = AttentionOptions { scale: 0.6, causal, window, softcap: None, dropout, deterministic: false };
         // All queries, and the last two of them.
         for queries in [9, 2] {
             let last = |x: FlexTensor| Flex::float_slice(x, &[Slice::from(9 - queries..9)]);

@@ -1,8 +1,8 @@
 //! Weight gradients after the gradients of inputs: the two-part backward pass of a zero-bubble pipeline schedule (Qi et
 //! al., "Zero Bubble Pipeline Parallelism", 2023).
 
-use std::cell::RefCell;
 use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::autodiff::grads::Gradients as AutodiffGradients;
 use burn::tensor::Gradients;
@@ -11,31 +11,70 @@ use super::tape;
 
 type Job = Box<dyn FnOnce(&mut AutodiffGradients) + Send>;
 
-thread_local! {
-    /// The weight gradients that the backward pass on this thread defers, within [`deferred`].
-    static QUEUE: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
+/// Where the weight gradients of a pass wait while its backward pass defers them. Clones share it; by default nothing
+/// can be deferred.
+#[derive(Clone, Default)]
+pub struct Deferral(Option<Arc<Mutex<Option<Vec<Job>>>>>);
+
+impl Deferral {
+    /// Of a pass whose weight gradients can be deferred.
+    pub fn possible() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// Runs `backward` without the weight gradients of the layers of this pass, and returns them as deferred work. All
+    /// other gradients are complete in the result of `backward`.
+    ///
+    /// The deferred work holds each layer's input and output gradient. Weights that are not leaves of the graph are not
+    /// deferred, since other nodes wait for their gradients.
+    pub fn deferred<T>(&self, backward: impl FnOnce() -> T) -> (T, Deferred) {
+        let restore = Restore(self, self.replace(Some(Vec::new())));
+        let result = backward();
+        let jobs = self.replace(None).unwrap_or_default();
+        drop(restore);
+        (result, Deferred { jobs })
+    }
+
+    /// For the gradient of a node of this order: of a leaf it can be deferred, for others nodes wait.
+    pub(super) fn of(&self, order: usize) -> Self {
+        if order == 0 { self.clone() } else { Self::default() }
+    }
+
+    /// Whether this is within [`deferred`](Self::deferred).
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_deferring(&self) -> bool {
+        self.0.as_ref().is_some_and(|queue| lock(queue).is_some())
+    }
+
+    /// Runs `job` now, or later within [`deferred`](Self::deferred).
+    pub(super) fn run(&self, grads: &mut AutodiffGradients, job: impl FnOnce(&mut AutodiffGradients) + Send + 'static) {
+        if let Some(jobs) = self.0.as_ref().map(lock).as_deref_mut().and_then(Option::as_mut) {
+            return jobs.push(Box::new(job));
+        }
+        job(grads);
+    }
+
+    fn replace(&self, jobs: Option<Vec<Job>>) -> Option<Vec<Job>> {
+        self.0.as_ref().and_then(|queue| std::mem::replace(&mut *lock(queue), jobs))
+    }
 }
 
-/// Runs `backward` without the weight gradients of [`linear`](super::linear) and [`linear_with`](super::linear_with),
-/// and returns them as deferred work. All other gradients are complete in the result of `backward`.
-///
-/// The deferred work holds each layer's input and output gradient. Weights that are not leaves of the graph are not
-/// deferred, since other nodes wait for their gradients.
-pub fn deferred<T>(backward: impl FnOnce() -> T) -> (T, Deferred) {
-    let outer = QUEUE.replace(Some(Vec::new()));
-    let restore = Restore(outer);
-    let result = backward();
-    let jobs = QUEUE.take().unwrap_or_default();
-    drop(restore);
-    (result, Deferred { jobs })
+fn lock(queue: &Arc<Mutex<Option<Vec<Job>>>>) -> MutexGuard<'_, Option<Vec<Job>>> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Deferral {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("Deferral")
+    }
 }
 
 /// Restores the queue of the surrounding call, also when `backward` panics.
-struct Restore(Option<Vec<Job>>);
+struct Restore<'a>(&'a Deferral, Option<Vec<Job>>);
 
-impl Drop for Restore {
+impl Drop for Restore<'_> {
     fn drop(&mut self) {
-        QUEUE.set(self.0.take());
+        self.0.replace(self.1.take());
     }
 }
 
@@ -68,25 +107,5 @@ impl Deferred {
 impl fmt::Debug for Deferred {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "Deferred({} weight gradients)", self.jobs.len())
-    }
-}
-
-/// Whether this is within [`deferred`].
-#[cfg(feature = "cuda")]
-pub(super) fn is_deferring() -> bool {
-    QUEUE.with_borrow(Option::is_some)
-}
-
-/// Runs `job` now, or later within [`deferred`].
-pub(super) fn run_or_defer(grads: &mut AutodiffGradients, job: impl FnOnce(&mut AutodiffGradients) + Send + 'static) {
-    let now = QUEUE.with_borrow_mut(|queue| match queue {
-        Some(jobs) => {
-            jobs.push(Box::new(job));
-            None
-        }
-        None => Some(job),
-    });
-    if let Some(job) = now {
-        job(grads);
     }
 }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use thiserror::Error;
 
+use crate::ops::fp8::Fp8Layers;
+
 use super::{HostTensor, ParamSpec, Section};
 
 /// The parameters of one rank, in the order in which the model created them; the same order on all ranks of a stage.
@@ -11,6 +13,7 @@ use super::{HostTensor, ParamSpec, Section};
 pub struct Registry {
     specs: Vec<ParamSpec>,
     by_id: HashMap<u64, usize>,
+    fp8: Fp8Layers,
 }
 
 /// Why parameters cannot be registered or put together.
@@ -46,6 +49,16 @@ impl Registry {
         self.by_id.insert(spec.id, self.specs.len());
         self.specs.push(spec);
         Ok(())
+    }
+
+    /// With the layers that multiply in FP8.
+    pub fn with_fp8(self, fp8: Fp8Layers) -> Self {
+        Self { fp8, ..self }
+    }
+
+    /// The layers that multiply in FP8.
+    pub fn fp8(&self) -> &Fp8Layers {
+        &self.fp8
     }
 
     /// The parameter with this id.

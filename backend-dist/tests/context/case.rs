@@ -5,7 +5,7 @@ use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::context::{
     ContextParallel, CpCommType, Documents, attention_in_context, attention_over_context,
 };
-use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads};
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, PassContext};
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData, activation::softmax};
 
 /// Sizes and masks of an attention over whole sequences.
@@ -28,7 +28,14 @@ impl Case {
     pub fn options(&self) -> AttentionOptions {
         let dropout = AttentionDropout { p: 0.0, seed: 5, first_sample: 3, first_head: 0, heads: self.heads.heads };
         let dropout = self.dropout.map(|p| AttentionDropout { p, ..dropout });
-        AttentionOptions { scale: 0.6, causal: self.causal, window: self.window, dropout }
+        AttentionOptions {
+            scale: 0.6,
+            causal: self.causal,
+            window: self.window,
+            softcap: None,
+            dropout,
+            deterministic: false,
+        }
     }
 
     pub fn documents(&self) -> Option<Documents> {
@@ -114,7 +121,7 @@ pub fn formula(case: &Case) -> Results {
 /// The operation on one rank.
 pub fn alone(case: &Case) -> Results {
     run(case.inputs(), case, |[q, k, v]| {
-        attention_over_context(q, k, v, case.options(), None, case.documents().as_ref())
+        attention_over_context(q, k, v, case.options(), None, case.documents().as_ref(), &PassContext::default())
     })
 }
 
@@ -134,9 +141,18 @@ pub fn together(case: &Case, size: usize, comm: CpCommType, packed: bool) -> Res
         let results = run(parts, case, |[q, k, v]| match packed {
             true => {
                 let qkv = Tensor::cat(vec![q, k, v], 2);
-                attention_in_context(qkv, case.heads, options, Some(&context), documents.as_ref())
+                attention_in_context(
+                    qkv,
+                    case.heads,
+                    options,
+                    Some(&context),
+                    documents.as_ref(),
+                    &PassContext::default(),
+                )
             }
-            false => attention_over_context(q, k, v, options, Some(&context), documents.as_ref()),
+            false => {
+                attention_over_context(q, k, v, options, Some(&context), documents.as_ref(), &PassContext::default())
+            }
         });
         Ok((positions, results))
     };

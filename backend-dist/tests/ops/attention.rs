@@ -59,7 +59,8 @@ fn all_masks_and_groupings() {
     ];
     for [s, t, b, hq, hkv, d] in shapes {
         for (causal, window) in [(true, None), (false, None), (true, Some(3)), (false, Some(2)), (true, Some(140))] {
-            let options = AttentionOptions { scale: 0.7, causal, window, dropout: None };
+            let options =
+                AttentionOptions { scale: 0.7, causal, window, softcap: None, dropout: None, deterministic: false };
             let (nq, nkv) = (s * b * hq * d, t * b * hkv * d);
             let parts = |x: &[Tensor<1>]| -> [Tensor<4>; 3] {
                 [

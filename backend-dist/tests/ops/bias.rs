@@ -3,8 +3,9 @@
 use crate::compare::{leaf, numbers, run, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
-    InputCollective, LinearOptions, OutputCollective, Prologue, add_bias, linear_with, pull_back, weight_grads,
+    InputCollective, LinearOptions, OutputCollective, PassContext, Prologue, add_bias, linear_with, pull_back,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -101,9 +102,12 @@ fn a_bias_is_not_deferred_with_its_weight() {
     let [x, bias] = [SEQ * BATCH * IN, OUT].map(|n| leaf(&numbers(n, n), DType::F32, true));
     let w: Tensor<2> = leaf(&numbers(OUT * IN, 3), DType::F32, false).reshape([OUT, IN]).detach().require_grad();
     let input = x.clone().reshape([SEQ, BATCH, IN]);
-    let y = linear_with(input, Prologue::None, w.clone(), Some(bias.clone()), LinearOptions::default());
+    let deferral = Deferral::possible();
+    let pass = PassContext { weight_grads: deferral.clone(), ..PassContext::default() };
+    let options = LinearOptions { pass, ..LinearOptions::default() };
+    let y = linear_with(input, Prologue::None, w.clone(), Some(bias.clone()), options);
     let upstream = Tensor::ones(y.dims(), (&y.device(), y.dtype()));
-    let (grads, late) = weight_grads::deferred(|| pull_back(y, upstream));
+    let (grads, late) = deferral.deferred(|| pull_back(y, upstream));
     assert_eq!(late.len(), 1);
     assert_eq!(values(bias.grad(&grads).unwrap()), [(SEQ * BATCH) as f64; OUT]);
     assert!(x.grad(&grads).is_some() && w.grad(&grads).is_none());

@@ -93,7 +93,7 @@ fn a_head_in_chunks() {
         let chunks = |x: Vec<Tensor<1>>| {
             let (x, w) = inputs(&x);
             let (entry, group) = (InputCollective::None, Group::single());
-            let head = Head { entry, group, first_row: 0, vocab_size: vocab, positions };
+            let head = Head { entry, group, first_row: 0, vocab_size: vocab, softcap: None, positions };
             linear_cross_entropy(x, w, labels(vocab), head).reshape([S * B])
         };
         same(&format!("head, {positions} positions at once"), &[S * B * hidden, columns * hidden], chunks, whole);
@@ -108,7 +108,7 @@ fn a_head_in_chunks_sums_in_f32() {
     let values = [half(S * B * hidden, 0), half(vocab * hidden, 1)];
     let head = |x: Vec<Tensor<1>>, positions: usize, dtype| {
         let (entry, group) = (InputCollective::None, Group::single());
-        let head = Head { entry, group, first_row: 0, vocab_size: vocab, positions };
+        let head = Head { entry, group, first_row: 0, vocab_size: vocab, softcap: None, positions };
         let (x, w) = (x[0].clone().reshape([S, B, hidden]), x[1].clone().reshape([vocab, hidden]));
         linear_cross_entropy(x, w, labels(vocab), head).reshape([S * B]).cast(dtype)
     };

@@ -5,8 +5,8 @@ use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::fp8::{
-    AmaxAlgorithm, DelayedScaling, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Linear, Fp8Recipe,
-    Fp8Scaling, Number, grouped_linear, grouped_swiglu_linear, weights_changed, weights_may_change,
+    AmaxAlgorithm, DelayedScaling, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe,
+    Fp8Scaling, Number, grouped_linear, grouped_swiglu_linear,
 };
 use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, swiglu};
 use burn::tensor::{DType, Device, Tensor};
@@ -56,7 +56,11 @@ fn gemm([m, n, k]: [usize; 3], a: &[f64], at: [usize; 2], b: &[f64], bt: [usize;
 }
 
 fn layer(recipe: Fp8Recipe) -> Fp8Linear {
-    Fp8Linear::new("layer", recipe, Group::single())
+    layer_of(&Fp8Layers::default(), recipe)
+}
+
+fn layer_of(layers: &Fp8Layers, recipe: Fp8Recipe) -> Fp8Linear {
+    Fp8Linear::new(layers, "layer", recipe, Group::single())
 }
 
 fn options(layer: &Fp8Linear) -> LinearOptions {
@@ -106,17 +110,20 @@ fn sizes_that_fp8_has_not_are_multiplied_as_ever() {
 #[test]
 fn weights_are_quantised_once_until_they_change() {
     let (x, w, _) = operands();
-    let layer = layer(Fp8Recipe::tensorwise(Fp8Format::Hybrid));
+    let layers = Fp8Layers::default();
+    let layer = layer_of(&layers, Fp8Recipe::tensorwise(Fp8Format::Hybrid));
     let run = |w: Tensor<2>| values(linear_with(x.clone(), Prologue::None, w, None, options(&layer)));
     let doubled = w.clone() * 2.0;
     let [once, twice] = [run(w.clone()), run(doubled.clone())];
     assert_ne!(once, twice, "nobody reports changes: every use quantises");
-    weights_changed();
+    layers.weights_changed();
     assert_eq!([run(w.clone()), run(doubled.clone())], [once.clone(), once.clone()], "kept");
-    weights_changed();
+    layers.weights_changed();
     assert_eq!(run(doubled.clone()), twice);
-    weights_may_change();
-    assert_eq!([run(w), run(doubled)], [once, twice]);
+    layers.weights_may_change();
+    assert_eq!([run(w.clone()), run(doubled)], [once.clone(), twice]);
+    layers.weights_changed();
+    assert_eq!(run(w), once, "nothing is left of the weights before");
 }
 
 /// One step of a delayed layer with `x` scaled by `size`; the output.
@@ -137,9 +144,9 @@ fn delayed_scales_are_those_of_the_steps_before() {
             amax_compute_algo: algorithm,
             ..Fp8Recipe::tensorwise(Fp8Format::Hybrid)
         };
-        drop(DelayedScaling::of_new_layers());
-        let layer = layer(recipe);
-        let mut scaling = DelayedScaling::of_new_layers();
+        let layers = Fp8Layers::default();
+        let layer = layer_of(&layers, recipe);
+        let mut scaling = DelayedScaling::new([&layers]);
         let w = values(operands().1);
         let qw = quantised(&w, Number::E4m3, amax(&w));
         let expect = |x: &[f64], size: f64| {
@@ -155,8 +162,9 @@ fn delayed_scales_are_those_of_the_steps_before() {
         let state = scaling.state();
         assert_eq!(state["layer"].amax[0].len(), 2);
 
-        let again = Fp8Linear::new("layer", recipe, Group::single());
-        let mut restored = DelayedScaling::of_new_layers();
+        let others = Fp8Layers::default();
+        let again = layer_of(&others, recipe);
+        let mut restored = DelayedScaling::new([&others]);
         restored.restore(&state, &Device::flex(), DType::F64);
         assert_eq!(restored.state(), state);
         assert_eq!(step(&again, 2.0), step(&layer, 2.0));
@@ -172,8 +180,9 @@ fn a_rank_that_had_no_rows_takes_the_scales_of_those_that_had_some() {
     let recipe = Fp8Recipe { scaling: Fp8Scaling::Delayed, ..Fp8Recipe::tensorwise(Fp8Format::Hybrid) };
     let mesh = Mesh::new(ParallelLayout { dp: 2, ..Default::default() }).unwrap();
     let states = launch(&mesh, &[Device::flex()], |rank| {
-        let layer = layer(recipe);
-        let mut scaling = DelayedScaling::of_new_layers();
+        let layers = Fp8Layers::default();
+        let layer = layer_of(&layers, recipe);
+        let mut scaling = DelayedScaling::new([&layers]);
         if rank.rank == 0 {
             step(&layer, 4.0);
         }
@@ -190,7 +199,7 @@ const COUNTS: [usize; 4] = [16, 32, 0, 16];
 
 fn experts(cut: ExpertSharding) -> Fp8Experts {
     let ranks = ExpertRanks { experts: 2, local: 0..2, shards: Group::single(), tokens: None, dp_ranks: 0..1 };
-    Fp8Experts::new("experts", Fp8Recipe::tensorwise(Fp8Format::Hybrid), cut, ranks)
+    Fp8Experts::new(&Fp8Layers::default(), "experts", Fp8Recipe::tensorwise(Fp8Format::Hybrid), cut, ranks)
 }
 
 /// `COUNTS` matrix rows of `columns` numbers.

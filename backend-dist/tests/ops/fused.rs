@@ -9,16 +9,18 @@ use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };
+use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
-    AttentionOptions, GeluKind, InputCollective, LinearOptions, OutputCollective, PackedHeads, Prologue,
-    attention_packed, gelu, layer_norm, linear, linear_with, pull_back, rms_norm, swiglu, weight_grads,
+    AttentionOptions, GeluKind, InputCollective, LinearOptions, OutputCollective, PackedHeads, PassContext, Prologue,
+    attention_packed, gelu, layer_norm, linear, linear_with, pull_back, rms_norm, swiglu,
 };
 use burn::tensor::{DType, Device, Tensor};
 
 const SEQ: usize = 6;
 const BATCH: usize = 2;
 const HEADS: PackedHeads = PackedHeads { heads: 4, kv_heads: 2 };
-const OPTIONS: AttentionOptions = AttentionOptions { scale: 0.7, causal: true, window: None, dropout: None };
+const OPTIONS: AttentionOptions =
+    AttentionOptions { scale: 0.7, causal: true, window: None, softcap: None, dropout: None, deterministic: false };
 const OUT: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,7 +107,7 @@ fn run(
     let (x, w) = (x.reshape([SEQ, BATCH, per_position]), w.reshape([OUT, inner]));
     // The weight must be a leaf to be deferred, but here is a view of one.
     let w = if method == Method::RecomputedDeferred { leaf_matrix(&w, tracked[3]) } else { w };
-    let matrix = w.clone();
+    let (matrix, deferral) = (w.clone(), Deferral::possible());
     let y = match method {
         Method::Separate => {
             let x = kind.apart(x, [a, b]);
@@ -132,6 +134,7 @@ fn run(
                     exit: exit.clone(),
                     recompute,
                     overlap: true,
+                    pass: PassContext { weight_grads: deferral.clone(), ..PassContext::default() },
                     ..Default::default()
                 },
             )
@@ -144,7 +147,7 @@ fn run(
     let shape = y.dims();
     let upstream = leaf_free(&numbers(out.len(), 50 + rank), dtype).reshape(shape);
     if method == Method::RecomputedDeferred {
-        let (grads, deferred) = weight_grads::deferred(|| pull_back(y, upstream));
+        let (grads, deferred) = deferral.deferred(|| pull_back(y, upstream));
         assert_eq!(deferred.len(), usize::from(tracked[3]), "{kind:?} {tracked:?}");
         assert!(matrix.grad(&grads).is_none());
         let late = deferred.run();

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use backend_dist::ops::moe::{RowMap, gather_rows, grouped_linear, grouped_swiglu_linear, inject, router_logits};
-use backend_dist::ops::{linear, swiglu, weight_grads};
+use backend_dist::ops::weight_grads::Deferral;
+use backend_dist::ops::{PassContext, linear, swiglu};
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::compare::{leaf, numbers, same, values};
@@ -54,7 +55,7 @@ fn each_group_has_its_matrix() {
     let shaped = |x: &[Tensor<1>]| (x[0].clone().reshape([5, 3]), x[1].clone().reshape([16, 3]));
     let fused = |x: Vec<Tensor<1>>| {
         let (x, w) = shaped(&x);
-        grouped_linear(x, w, &counts).reshape([20])
+        grouped_linear(x, w, &counts, &PassContext::default()).reshape([20])
     };
     same("grouped_linear", &[15, 48], fused, |x| {
         let (x, w) = shaped(&x);
@@ -68,7 +69,8 @@ fn factors_stand_in_front_of_the_second_matrix() {
     for recompute in [false, true] {
         let fused = |x: Vec<Tensor<1>>| {
             let (w, p) = (x[2].clone().reshape([16, 3]), x[1].clone());
-            grouped_swiglu_linear(x[0].clone().reshape([5, 6]), p, w, &counts, recompute).reshape([20])
+            grouped_swiglu_linear(x[0].clone().reshape([5, 6]), p, w, &counts, recompute, &PassContext::default())
+                .reshape([20])
         };
         same("grouped_swiglu_linear", &[30, 5, 48], fused, |x| {
             let h = swiglu(x[0].clone().reshape([5, 6])) * x[1].clone().reshape([5, 1]);
@@ -113,9 +115,10 @@ fn grouped_weight_gradients_can_wait() {
     let x = leaf(&numbers(15, 1), DType::F64, false).reshape([5, 3]);
     let w = leaf(&numbers(48, 2), DType::F64, false).reshape([16, 3]).inner();
     let w = Tensor::<2>::from_inner(w).require_grad();
-    let loss = || grouped_linear(x.clone(), w.clone(), &counts).powi_scalar(2).sum();
+    let pass = PassContext { weight_grads: Deferral::possible(), ..PassContext::default() };
+    let loss = || grouped_linear(x.clone(), w.clone(), &counts, &pass).powi_scalar(2).sum();
     let at_once = w.grad(&loss().backward()).unwrap();
-    let (grads, late) = weight_grads::deferred(|| loss().backward());
+    let (grads, late) = pass.weight_grads.deferred(|| loss().backward());
     assert!(w.grad(&grads).is_none() && late.len() == 1);
     assert_eq!(values(w.grad(&late.run()).unwrap()), values(at_once));
 }

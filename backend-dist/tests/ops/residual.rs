@@ -4,9 +4,10 @@
 use crate::compare::{leaf, numbers, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
-    InputCollective, LinearOptions, OutputCollective, Prologue, Residual, layer_norm, linear_with, pull_back, rms_norm,
-    weight_grads,
+    HandOvers, InputCollective, LinearOptions, OutputCollective, PassContext, Prologue, Residual, layer_norm,
+    linear_with, pull_back, rms_norm,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -90,7 +91,7 @@ fn together(Inputs { x, sublayers }: Inputs, block: Block, options: &[LinearOpti
         let up = |options| x.clone().linear(sublayer.prologue(block.centred), sublayer.up.clone(), None, options);
         sublayer.made(block.readers[i], options, up, || x.clone().norm(sublayer.prologue(block.centred)))
     };
-    let x = Residual::enter(x);
+    let x = Residual::enter(x, &options[0].pass);
     let first = made(&x, 0);
     let x = x.plus(first, sublayers[1].prologue(block.centred));
     let second = made(&x, 1);
@@ -122,7 +123,10 @@ fn run(
             down: matrix([HIDDEN, WIDE], 60 + at + 2 * rank, at + 3),
         }
     });
-    let options = LinearOptions { recompute: block.recompute, overlap: true, ..Default::default() };
+    let deferral = Deferral::possible();
+    let hand_overs = HandOvers::counted();
+    let pass = PassContext { weight_grads: deferral.clone(), hand_overs: hand_overs.clone(), ..PassContext::default() };
+    let options = LinearOptions { recompute: block.recompute, overlap: true, pass, ..Default::default() };
     let both =
         [LinearOptions { entry: ends.0.clone(), ..options.clone() }, LinearOptions { exit: ends.1.clone(), ..options }];
     let norms = sublayers.each_ref().map(|sublayer| sublayer.norm.clone());
@@ -136,12 +140,13 @@ fn run(
     let mut late = None;
     let grads = match block.deferred {
         true => {
-            let (grads, deferred) = weight_grads::deferred(|| pull_back(y, upstream));
+            let (grads, deferred) = deferral.deferred(|| pull_back(y, upstream));
             late = Some(deferred.run());
             grads
         }
         false => pull_back(y, upstream),
     };
+    assert_eq!(hand_overs.missed(), 0, "{block:?} {tracked:?}");
     let of_weight = |w: &Tensor<2>| w.grad(&grads).or_else(|| w.grad(late.as_ref()?)).map(values);
     let mut found = vec![x.grad(&grads).map(values)];
     for (norm, weights) in norms.iter().zip(&weights) {
@@ -214,13 +219,13 @@ fn a_path_that_is_not_used_takes_no_gradient_away() {
         [x, other].map(|x| values(x.grad(&grads).unwrap()))
     };
     let only_past = gradients(&|x, other| {
-        let x = Residual::enter(x).plus(other, norm());
+        let x = Residual::enter(x, &PassContext::default()).plus(other, norm());
         let unused = x.clone().norm(norm());
         x.leave(unused.detach())
     });
     assert_eq!(only_past, gradients(&|x, other| x + other));
     let only_through = gradients(&|x, other| {
-        let x = Residual::enter(x).plus(other, norm());
+        let x = Residual::enter(x, &PassContext::default()).plus(other, norm());
         let made = x.clone().norm(norm());
         x.leave(made.clone());
         made
@@ -231,12 +236,25 @@ fn a_path_that_is_not_used_takes_no_gradient_away() {
 #[test]
 #[should_panic(expected = "residual: the stream is [6, 2, 8], what is added [6, 2, 4]")]
 fn an_addend_of_another_shape_is_refused() {
-    Residual::enter(tracked([SEQ, BATCH, 8], 1)).leave(tracked([SEQ, BATCH, 4], 2));
+    Residual::enter(tracked([SEQ, BATCH, 8], 1), &PassContext::default()).leave(tracked([SEQ, BATCH, 4], 2));
 }
 
 #[test]
 #[should_panic(expected = "residual: SwiGlu is no norm")]
 fn what_is_no_norm_is_refused() {
     let x = || tracked([SEQ, BATCH, 8], 1);
-    Residual::enter(x()).plus(x(), Prologue::SwiGlu);
+    Residual::enter(x(), &PassContext::default()).plus(x(), Prologue::SwiGlu);
+}
+
+#[test]
+fn a_second_reader_of_a_norm_is_a_missed_hand_over() {
+    let hand_overs = HandOvers::counted();
+    let pass = PassContext { hand_overs: hand_overs.clone(), ..PassContext::default() };
+    let x = || leaf(&numbers(SEQ * BATCH * HIDDEN, 1), DType::F64, false).reshape([SEQ, BATCH, HIDDEN]);
+    let norm = || Prologue::RmsNorm { weight: leaf(&numbers(HIDDEN, 2), DType::F64, false), eps: EPS };
+    let stream = Residual::enter(x(), &pass).plus(x(), norm());
+    let first = values(stream.clone().norm(norm()));
+    assert_eq!(hand_overs.missed(), 0);
+    assert_eq!(values(stream.norm(norm())), first);
+    assert_eq!(hand_overs.missed(), 1);
 }

@@ -3,11 +3,19 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::compare::{leaf, numbers, values};
-use backend_dist::ops::{Tape, linear, pull_back, weight_grads};
+use backend_dist::ops::weight_grads::Deferral;
+use backend_dist::ops::{LinearOptions, PassContext, Prologue, Tape, linear, linear_with, pull_back};
 use burn::tensor::{DType, Gradients, Tensor};
 
 fn matrix(seed: usize, dtype: DType) -> Tensor<2> {
     leaf(&numbers(16, seed), dtype, false).reshape([4, 4]).detach().require_grad()
+}
+
+/// A linear layer of a pass whose weight gradients can be deferred.
+fn layer(x: Tensor<2>, w: Tensor<2>, deferral: &Deferral) -> Tensor<2> {
+    let pass = PassContext { weight_grads: deferral.clone(), ..PassContext::default() };
+    let options = LinearOptions { pass, ..LinearOptions::default() };
+    linear_with(x.reshape([4, 1, 4]), Prologue::None, w, None, options).reshape([4, 4])
 }
 
 fn grad(x: &Tensor<2>, grads: &Gradients) -> Vec<f64> {
@@ -53,12 +61,13 @@ fn a_gradient_of_another_shape_is_refused() {
 fn deferred_gradients_are_those_of_backward() {
     let (x, v, w) = (matrix(1, DType::F64), matrix(2, DType::F64), matrix(3, DType::F64));
     // `w` is used twice, and a function of `v` is a weight whose gradient other nodes wait for.
+    let deferral = Deferral::possible();
     let forward = || {
-        let y = linear(linear(x.clone(), w.clone()).tanh(), w.clone());
-        linear(y, v.clone().tanh())
+        let y = layer(layer(x.clone(), w.clone(), &deferral).tanh(), w.clone(), &deferral);
+        layer(y, v.clone().tanh(), &deferral)
     };
     let whole = forward().backward();
-    let (grads, deferred) = weight_grads::deferred(|| forward().backward());
+    let (grads, deferred) = deferral.deferred(|| forward().backward());
     assert_eq!(deferred.len(), 2);
     assert_eq!([grad(&x, &grads), grad(&v, &grads)], [grad(&x, &whole), grad(&v, &whole)]);
     assert!(w.grad(&grads).is_none());
@@ -66,14 +75,15 @@ fn deferred_gradients_are_those_of_backward() {
 }
 
 #[test]
-fn the_queue_of_a_thread_is_clean_after_nesting_and_panics() {
+fn the_queue_of_a_pass_is_clean_after_nesting_and_panics() {
     let (x, w) = (matrix(1, DType::F64), matrix(3, DType::F64));
-    let run = || linear(x.clone(), w.clone()).backward();
-    let (outer, deferred) = weight_grads::deferred(|| {
-        let (_, inner) = weight_grads::deferred(run);
+    let deferral = Deferral::possible();
+    let run = || layer(x.clone(), w.clone(), &deferral).backward();
+    let (outer, deferred) = deferral.deferred(|| {
+        let (_, inner) = deferral.deferred(run);
         assert_eq!(inner.len(), 1);
         let failed = catch_unwind(AssertUnwindSafe(|| {
-            let _ = weight_grads::deferred(|| {
+            let _ = deferral.deferred(|| {
                 run();
                 panic!("within")
             });
@@ -83,7 +93,9 @@ fn the_queue_of_a_thread_is_clean_after_nesting_and_panics() {
     });
     assert!(w.grad(&outer).is_none());
     assert_eq!(deferred.len(), 1);
-    let failed = catch_unwind(AssertUnwindSafe(|| weight_grads::deferred(|| panic!("within"))));
+    let failed = catch_unwind(AssertUnwindSafe(|| deferral.deferred(|| panic!("within"))));
     assert!(failed.is_err());
     assert!(w.grad(&run()).is_some());
+    let other = Deferral::possible();
+    assert!(w.grad(&other.deferred(run).0).is_some(), "a pass defers its own layers alone");
 }

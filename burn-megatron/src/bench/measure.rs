@@ -18,7 +18,7 @@ use crate::data::TokenDataset;
 use crate::engine::RankEngine;
 use crate::learner::{BatchStream, Tracer, Tracing};
 use crate::metrics::{Gauge, RankReading};
-use crate::train::{settle, stage_builder};
+use crate::train::stage_builder;
 
 /// The extent of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,7 +95,6 @@ impl WithModel for Bench<'_> {
         let dims = sizes.dims();
         let tracing = self.config.log.trace.as_ref().map(|file| Tracing::new(file, 0, self.timing.warmup as u64));
         let tracing = tracing.transpose()?;
-        settle(&self.config.performance);
         let start = Instant::now();
         let seen = launch(&mesh, &self.devices, |rank| {
             let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;

@@ -11,7 +11,7 @@ use super::resolve::unknown;
 use super::run::RunConfig;
 
 /// Sections that decide what a run learns; all others may change freely.
-const GUARDED: [&str; 12] = [
+const GUARDED: [&str; 13] = [
     "model",
     "training",
     "fp8",
@@ -22,6 +22,7 @@ const GUARDED: [&str; 12] = [
     "data",
     "chat",
     "preference",
+    "grpo",
     "distill",
     "lora",
 ];

@@ -149,15 +149,17 @@ impl RunConfig {
             ("data.text", &data.text),
             ("chat.train", &self.chat.train),
             ("preference.train", &self.preference.train),
+            ("grpo.train", &self.grpo.train),
         ];
         let named: Vec<&str> = sources.iter().filter(|(_, files)| !files.is_empty()).map(|(key, _)| *key).collect();
         note(demand(!named.is_empty(), || {
-            "data.prefixes or data.text is needed, or chat.train or preference.train: the run has no training data"
+            "data.prefixes or data.text is needed, or chat.train, preference.train or grpo.train: the run has no training data"
                 .into()
         }));
         note(demand(named.len() < 2, || format!("{}: only one can be the data", named.join(" and "))));
         self.check_chat(note);
         self.check_preference(note);
+        self.check_grpo(note);
         self.check_distill(note);
         self.check_tasks(note);
         if let Some(weights) = &data.weights {
@@ -221,11 +223,15 @@ impl RunConfig {
         if !self.has_conversations() {
             return;
         }
-        let key = if chat.is_used() { "chat" } else { "preference" };
+        let (key, template) = match (chat.is_used(), self.preference.is_used()) {
+            (true, _) => ("chat", " with its chat template"),
+            (_, true) => ("preference", " with its chat template"),
+            _ => ("grpo", ""),
+        };
         let is_file = data.tokenizer.as_deref().is_some_and(|name| !["char", "byte", "bpe"].contains(&name));
         note(demand(is_file, || {
             let there = data.tokenizer.as_deref().unwrap_or("none");
-            format!("{key}.train needs a tokenizer.json with its chat template, but data.tokenizer = {there}")
+            format!("{key}.train needs a tokenizer.json{template}, but data.tokenizer = {there}")
         }));
         if let Some(weights) = &chat.weights {
             let (weights, files) = (weights.len(), chat.train.len());
@@ -234,7 +240,7 @@ impl RunConfig {
         let positive = chat.weights.iter().flatten().all(|weight| *weight > 0.0);
         note(demand(positive, || "chat.weights must all be above 0".into()));
         for masked in data.needs_end_of_document().into_iter().filter(|key| *key == "data.eod-mask-loss") {
-            note(Err(format!("{masked} has no meaning with {key}.train: only what assistants say is learned")));
+            note(Err(format!("{masked} has no meaning with {key}.train: only what assistants write is learned")));
         }
     }
 
@@ -287,7 +293,7 @@ impl RunConfig {
         self.no_multi_token_prediction("distill.teacher", note);
     }
 
-    fn no_multi_token_prediction(&self, key: &str, note: &mut impl FnMut(Result<(), String>)) {
+    pub(super) fn no_multi_token_prediction(&self, key: &str, note: &mut impl FnMut(Result<(), String>)) {
         let mtp = Decoder::from(&self.model.config).mtp;
         note(demand(mtp == 0, || {
             format!(
@@ -298,6 +304,6 @@ impl RunConfig {
     }
 }
 
-fn demand(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+pub(super) fn demand(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(otherwise()) }
 }

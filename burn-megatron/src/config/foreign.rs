@@ -29,6 +29,7 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "lora" => Some("lora.rank"),
         "chat" => Some("chat.train"),
         "preference" => Some("preference.train"),
+        "grpo" => Some("grpo.train"),
         "distill" => Some("distill.teacher"),
         _ => None,
     };
@@ -50,7 +51,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
     let (section, name) = path.split_once('.').unwrap_or_default();
     match (section, name) {
         ("optimizer", "kind") | ("recompute", "granularity") | ("fp8", "format") => true,
-        ("lora", "rank") | ("chat" | "preference", "train") | ("distill", "teacher") => true,
+        ("lora", "rank") | ("chat" | "preference" | "grpo", "train") | ("distill", "teacher") => true,
         ("preference", "label-smoothing") => ["dpo", "simpo"].contains(&decided),
         ("preference", "gamma") => decided == "simpo",
         ("preference", "desirable-weight" | "undesirable-weight") => decided == "kto",
@@ -68,7 +69,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("anomaly", "sigma-factor" | "window") => decided != NONE,
         ("fp8" | "lora" | "distill", _) => decided != NONE,
         // A list of files.
-        ("chat" | "preference", _) => !decided.is_empty(),
+        ("chat" | "preference" | "grpo", _) => !decided.is_empty(),
         _ => true,
     }
 }

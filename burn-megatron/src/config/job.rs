@@ -1,7 +1,8 @@
 //! A run as the planner sees it.
 
 use backend_dist::ops::LOGITS_AT_ONCE;
-use models::FamilyConfig;
+use models::layers::{NormOver, NormPlacement};
+use models::{FamilyConfig, LlamaConfig};
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
@@ -52,30 +53,39 @@ impl RunConfig {
     }
 }
 
+impl From<&LlamaConfig> for Decoder {
+    fn from(config: &LlamaConfig) -> Self {
+        let block = config.block(0);
+        Self {
+            vocab: config.vocab_size,
+            vocab_multiple: config.make_vocab_size_divisible_by,
+            hidden: config.hidden_size,
+            intermediate: config.intermediate_size,
+            experts: None,
+            layers: config.num_hidden_layers,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            latent: None,
+            mtp: 0,
+            window: config.sliding_window,
+            windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
+            gated: true,
+            query_key_norm: block.attention.query_key_norm.map(|norm| norm.over),
+            norms: block.placement,
+            norm_bias: false,
+            attention_bias: [block.attention.input.bias, block.attention.output.bias],
+            mlp_bias: config.mlp_bias,
+            positions: None,
+            tied: config.tie_word_embeddings,
+        }
+    }
+}
+
 impl From<&FamilyConfig> for Decoder {
     fn from(config: &FamilyConfig) -> Self {
         match config {
-            FamilyConfig::Llama(config) => Self {
-                vocab: config.vocab_size,
-                vocab_multiple: config.make_vocab_size_divisible_by,
-                hidden: config.hidden_size,
-                intermediate: config.intermediate_size,
-                experts: None,
-                layers: config.num_hidden_layers,
-                heads: config.num_attention_heads,
-                kv_heads: config.num_key_value_heads,
-                head_dim: config.head_dim,
-                latent: None,
-                mtp: 0,
-                window: config.sliding_window,
-                gated: true,
-                head_norms: config.variant == models::LlamaVariant::Qwen3,
-                norm_bias: false,
-                attention_bias: config.attention_bias,
-                mlp_bias: config.mlp_bias,
-                positions: None,
-                tied: config.tie_word_embeddings,
-            },
+            FamilyConfig::Llama(config) => Self::from(config),
             FamilyConfig::Mixtral(config) => Self {
                 vocab: config.vocab_size,
                 vocab_multiple: config.make_vocab_size_divisible_by,
@@ -95,10 +105,12 @@ impl From<&FamilyConfig> for Decoder {
                 latent: None,
                 mtp: 0,
                 window: None,
+                windowed_layers: 0,
                 gated: true,
-                head_norms: config.has_head_norms(),
+                query_key_norm: config.has_head_norms().then_some(NormOver::Head),
+                norms: NormPlacement::Before,
                 norm_bias: false,
-                attention_bias: config.attention_bias,
+                attention_bias: [config.attention_bias; 2],
                 mlp_bias: false,
                 positions: None,
                 tied: config.tie_word_embeddings,
@@ -128,10 +140,12 @@ impl From<&FamilyConfig> for Decoder {
                 }),
                 mtp: config.num_nextn_predict_layers,
                 window: None,
+                windowed_layers: 0,
                 gated: true,
-                head_norms: false,
+                query_key_norm: None,
+                norms: NormPlacement::Before,
                 norm_bias: false,
-                attention_bias: false,
+                attention_bias: [false; 2],
                 mlp_bias: false,
                 positions: None,
                 tied: false,
@@ -149,10 +163,12 @@ impl From<&FamilyConfig> for Decoder {
                 latent: None,
                 mtp: 0,
                 window: None,
+                windowed_layers: 0,
                 gated: false,
-                head_norms: false,
+                query_key_norm: None,
+                norms: NormPlacement::Before,
                 norm_bias: true,
-                attention_bias: config.bias,
+                attention_bias: [config.bias; 2],
                 mlp_bias: config.bias,
                 positions: Some(config.max_position_embeddings),
                 tied: config.tie_word_embeddings,

@@ -71,7 +71,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 22] = [
+pub const SECTIONS: [(&str, &str); 23] = [
     ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
     ("parallel", "The parallel layout; may change when a run is resumed"),
     (
@@ -103,6 +103,12 @@ pub const SECTIONS: [(&str, &str); 22] = [
         "preference",
         "Preference tuning on pairs of a chosen and a rejected answer, instead of the files of [data]; the model that the run starts \
          from is the reference, and data.tokenizer is the tokenizer.json in whose folder the chat template is",
+    ),
+    (
+        "grpo",
+        "Group relative policy optimization: the run draws completions of prompts and learns from their rewards, instead of the files of \
+         [data]; the model that the run starts from, with [lora] the model without adapters, is the reference, and data.tokenizer is the \
+         tokenizer.json",
     ),
     (
         "distill",
@@ -278,6 +284,19 @@ pub const KEYS: &[Key] = {
         key("preference.packing", Choice(&["best-fit", "none"]), "\"best-fit\"", "best-fit: several pairs share a sequence, each answer with its own attention and positions; none: one pair per sequence, padded"),
         key("preference.too-long", Choice(&["refuse", "truncate", "drop"]), "\"refuse\"", "Pairs whose answers are longer than training.seq-length together: refuse the run, truncate both to their share of it, or drop them; the run says how many"),
         key("preference.skip-bad-rows", Flag, "false", "Leave out and count rows that cannot be used, instead of stopping at the first"),
+        key("grpo.train", Paths, "[]", "Prompts to complete: JSON lines or a JSON array, also .gz and .zst; rows with prompt, a text or a list of messages, and answer, which a completion is compared with"),
+        key("grpo.answer-pattern", Text, "\"none\"", "Regular expression that finds the answer in a completion: the first group of its last match; none: the whole completion is the answer. The reward is 1 where it is the answer of the row, else 0").optional(),
+        key("grpo.num-generations", Count, "8", "Completions of each prompt, a group; training.global-batch counts completions").or(&["num-generations-per-prompt"]),
+        key("grpo.max-completion-length", Count, "256", "Maximum tokens of a completion; with its prompt it must fit into training.seq-length"),
+        key("grpo.temperature", Number, "1.0", "Temperature of the distribution that completions are drawn from, which is the one that is trained"),
+        key("grpo.num-iterations", Count, "1", "Optimizer steps on the same completions; the importance ratio is 1 in the first of them"),
+        key("grpo.beta", Number, "0.04", "Weight of the KL divergence from the reference model; 0: no reference model").or(&["reference-policy-kl-penalty"]),
+        key("grpo.epsilon", Number, "0.2", "The importance ratio is clipped to 1 - epsilon and 1 + epsilon").or(&["ratio-clip-min"]),
+        key("grpo.epsilon-high", Number, "\"none\"", "The upper bound is 1 + epsilon-high; none: 1 + epsilon").or(&["ratio-clip-max"]).optional(),
+        key("grpo.loss-type", Choice(&["grpo", "dapo", "dr-grpo"]), "\"grpo\"", "grpo: mean over completions of the means over their tokens; dapo: mean over all tokens of the global batch; dr-grpo: sum over tokens divided by completions times grpo.max-completion-length"),
+        key("grpo.scale-rewards", Flag, "true", "Divide advantages by the standard deviation of the rewards of the group"),
+        key("grpo.template", Path, "\"none\"", "Jinja chat template for prompts that are lists of messages; none: the tokenizer's own").or(&["chat-template"]).optional(),
+        key("grpo.skip-bad-rows", Flag, "false", "Leave out and count rows that cannot be used, instead of stopping at the first"),
         key("distill.teacher", Path, "\"none\"", "Hugging Face folder of a frozen model with the same tokens, of any size, that runs in the same layout; none: no distillation").optional(),
         key("distill.temperature", Number, "1.0", "The logits of both models are divided by it in the KL divergence"),
         key("distill.weight", Number, "0.5", "Share of the KL divergence in the loss; 1: no cross-entropy"),

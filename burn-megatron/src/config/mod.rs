@@ -21,6 +21,7 @@
 
 mod changes;
 mod check;
+mod check_grpo;
 mod foreign;
 mod job;
 mod keys;

@@ -1,5 +1,5 @@
-//! `[chat]`, `[preference]`, `[distill]` and `[lora]`: conversations or pairs of answers as training data, a teacher, and
-//! adapters in place of the weights.
+//! `[chat]`, `[preference]`, `[grpo]`, `[distill]` and `[lora]`: conversations, pairs of answers or prompts as training data,
+//! a teacher, and adapters in place of the weights.
 
 use std::path::PathBuf;
 
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::chat::{ChatLoss, ChatSet, TooLong};
 use crate::engine::DistillConfig;
+use crate::grpo::{GrpoConfig, GrpoLoss};
 use crate::preference::{PreferenceConfig, PreferenceLoss};
 
 /// `[chat]`
@@ -108,6 +109,60 @@ impl PreferenceSection {
             gamma,
             desirable_weight,
             undesirable_weight,
+        })
+    }
+}
+
+/// `[grpo]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct GrpoSection {
+    /// Files of prompts to complete; empty where a run trains on other data.
+    pub train: Vec<PathBuf>,
+    /// What finds the answer in a completion.
+    pub answer_pattern: Option<String>,
+    /// Completions of a prompt.
+    pub num_generations: usize,
+    /// Most tokens of a completion.
+    pub max_completion_length: usize,
+    /// Of the draws.
+    pub temperature: f64,
+    /// Optimizer steps on the same completions.
+    pub num_iterations: usize,
+    /// Weight of the KL divergence.
+    pub beta: f64,
+    /// ε.
+    pub epsilon: f64,
+    /// ε_high.
+    pub epsilon_high: Option<f64>,
+    /// How tokens' losses become one.
+    pub loss_type: GrpoLoss,
+    /// Divide advantages by the standard deviation of their group.
+    pub scale_rewards: bool,
+    /// A chat template in place of the tokenizer's own.
+    pub template: Option<PathBuf>,
+    /// Leave out rows that cannot be used.
+    pub skip_bad_rows: bool,
+}
+
+impl GrpoSection {
+    /// Whether the run trains on completions of prompts.
+    pub fn is_used(&self) -> bool {
+        !self.train.is_empty()
+    }
+
+    /// The loss, of a run that trains on completions.
+    pub fn config(&self) -> Option<GrpoConfig> {
+        self.is_used().then_some(GrpoConfig {
+            num_generations: self.num_generations,
+            max_completion_length: self.max_completion_length,
+            temperature: self.temperature,
+            num_iterations: self.num_iterations,
+            beta: self.beta,
+            epsilon: self.epsilon,
+            epsilon_high: self.epsilon_high,
+            loss_type: self.loss_type,
+            scale_rewards: self.scale_rewards,
         })
     }
 }

@@ -132,6 +132,14 @@ impl Values {
     fn derive(&mut self, directory: &Path) {
         self.fill("data.tokenizer", self.default_tokenizer());
         self.settle_length();
+        if self.files("grpo.train") > 0 {
+            // Its numbers are those of every step.
+            for key in ["evaluation.batches", "evaluation.final-batches"] {
+                if !self.given.contains_key(key) {
+                    self.values.insert(key, 0.into());
+                }
+            }
+        }
         self.sort_out();
         let steps = self.number("training.steps");
         // TOML's integers have 63 bits.

@@ -9,7 +9,7 @@ use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
-use super::post_training::{ChatSection, DistillSection, LoraSection, PreferenceSection};
+use super::post_training::{ChatSection, DistillSection, GrpoSection, LoraSection, PreferenceSection};
 use crate::checkpoint::SaveEvery;
 use crate::data::{Blend, GptDataConfig, SplitRatios};
 use crate::engine::{AnomalyConfig, ContextConfig, DocumentConfig, EngineConfig, LossMean};
@@ -57,6 +57,9 @@ pub struct RunConfig {
     /// Pairs of answers as training data.
     #[serde(default)]
     pub preference: PreferenceSection,
+    /// Prompts to complete, and rewards.
+    #[serde(default)]
+    pub grpo: GrpoSection,
     /// A model to learn from.
     #[serde(default)]
     pub distill: DistillSection,
@@ -268,8 +271,11 @@ impl RunConfig {
             keep_fp8_weights: self.fp8.keep_weights,
             context: self.context.clone(),
             preference: self.preference.config(),
+            grpo: self.grpo.config(),
             distill: self.distill.config(),
             accuracy: self.chat.is_used(),
+            deterministic: self.performance.deterministic,
+            copy_engines: self.performance.copy_engines,
             documents: DocumentConfig {
                 reset_attention_mask: self.data.reset_attention_mask || self.has_conversations(),
                 reset_position_ids: self.data.reset_position_ids || self.has_conversations(),
@@ -278,14 +284,20 @@ impl RunConfig {
         }
     }
 
-    /// Whether the run trains on conversations, or on pairs of answers.
+    /// Whether the run trains on conversations, pairs of answers, or prompts.
     pub fn has_conversations(&self) -> bool {
-        self.chat.is_used() || self.preference.is_used()
+        self.chat.is_used() || self.preference.is_used() || self.grpo.is_used()
     }
 
     /// Whether the model that the run starts from is needed after its first step too: it is the reference.
     pub fn has_reference(&self) -> bool {
-        self.preference.config().is_some_and(|preference| preference.loss.has_reference())
+        let of_pairs = self.preference.config().is_some_and(|preference| preference.loss.has_reference());
+        of_pairs || self.grpo.config().is_some_and(|grpo| grpo.beta > 0.0)
+    }
+
+    /// The same run with all weights in place of adapters.
+    pub(crate) fn without_adapters(&self) -> Self {
+        Self { lora: LoraSection::default(), ..self.clone() }
     }
 
     /// Tokens of one optimizer step.

@@ -77,6 +77,10 @@ fn what_is_printed_reads_the_same() {
             "[chat]\ntrain = [\"a.jsonl\"]\n[lora]\nrank = 4\ntarget-modules = \"q_proj\"\n",
             &[("chat.too-long", "drop")],
         ),
+        good(
+            "[grpo]\ntrain = [\"a.jsonl\"]\nepsilon-high = 0.28\nloss-type = \"dapo\"\n",
+            &[("grpo.num-generations", "4")],
+        ),
         good("[context]\nhierarchical-sizes = \"none\"\nmax-tokens-per-rank = \"none\"\n", &[]),
     ];
     let presets = FamilyConfig::presets().into_iter().map(|(name, _)| good("", &[("model.preset", name)]));
@@ -93,7 +97,8 @@ fn every_key_is_printed_with_its_meaning() {
                  [weight-decay]\nincr-style = \"linear\"\n[chat]\ntrain = \"a.jsonl\"\n[lora]\nrank = 4\n[distill]\nteacher = \"t\"\n";
     let pairs = |loss: &str| good(&format!("[preference]\ntrain = \"p.jsonl\"\nloss = \"{loss}\"\n"), &[]);
     let selective = good("[recompute]\ngranularity = \"selective\"\n", &[("optimizer.kind", "muon")]);
-    let texts = [good(adamw, &[]), selective, pairs("simpo"), pairs("kto")];
+    let rewards = good("[grpo]\ntrain = \"q.jsonl\"\n", &[]);
+    let texts = [good(adamw, &[]), selective, pairs("simpo"), pairs("kto"), rewards];
     let texts = texts.map(|config| config.to_toml());
     for key in KEYS.iter().filter(|key| !key.is_resolved_away()) {
         let mut lines = texts.iter().flat_map(|text| text.lines());

@@ -44,6 +44,7 @@ pub mod npy;
 pub mod numpy;
 mod order;
 pub mod preprocess;
+mod prompts;
 mod sample;
 mod split;
 
@@ -53,5 +54,6 @@ pub use error::DataError;
 pub use gpt::{EpochPlan, GptDataset, GptOptions};
 pub use memory::{RandomWindows, TokensInMemory};
 pub use order::check_samples;
+pub use prompts::{Prompt, PromptDataset, PromptSet, SkippedPrompts};
 pub use sample::{Sample, SampleError, TokenDataset};
 pub use split::{Split, SplitRatios};

@@ -6,7 +6,8 @@ mod passes;
 use super::segments::{Link, Segment, segments};
 use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
-use backend_dist::ops::{SavedAttention, Tape, weight_grads};
+use backend_dist::ops::weight_grads::{Deferral, Deferred};
+use backend_dist::ops::{SavedAttention, Tape};
 use backend_dist::shard::Unit;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
@@ -48,8 +49,8 @@ struct Step {
 struct SavedSegment {
     /// `None` for the embedding; the leaf of the graph if there is one.
     input: Option<Tensor<3>>,
-    /// `None` where the segment is recomputed, or nothing in it has a gradient.
-    tape: Option<Tape>,
+    /// With what defers its weight gradients; `None` where the segment is recomputed, or nothing in it has a gradient.
+    tape: Option<(Tape, Deferral)>,
     /// Saved attention outputs, of attention that is not recomputed.
     attention: Option<SavedAttention>,
 }
@@ -57,7 +58,7 @@ struct SavedSegment {
 struct DeferredGrads<M> {
     step: usize,
     rest: Gradients,
-    deferred: weight_grads::Deferred,
+    deferred: Deferred,
     /// With the parameters of these gradients, where they have left the stage's model by then.
     model: Option<M>,
 }

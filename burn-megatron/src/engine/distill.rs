@@ -3,6 +3,7 @@
 //! the KL divergence the forward one.
 
 use super::local_batch::LocalBatch;
+use backend_dist::ops::{PassContext, PassKind};
 use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,8 @@ pub type Teacher = Box<dyn Fn(Tensor<2, Int>, &models::MicroBatch) -> Tensor<3>>
 /// The teacher's logits for a micro-batch.
 pub(super) fn teach(teacher: &Teacher, local: &LocalBatch, device: &burn::tensor::Device) -> Tensor<3> {
     // It has no dropout and no auxiliary losses.
-    let batch = models::MicroBatch { dropout: None, auxiliary: 0.0, ..local.micro_batch.clone() };
+    let pass = PassContext { kind: PassKind::Evaluation, ..PassContext::default() };
+    let batch = models::MicroBatch { pass, dropout: None, auxiliary: 0.0, ..local.micro_batch.clone() };
     teacher(local.tokens.tokens_on(device), &batch)
 }
 

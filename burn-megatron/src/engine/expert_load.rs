@@ -68,19 +68,6 @@ impl ExpertLoad {
         let (most, all) = (self.tokens.iter().max().copied().unwrap_or(0), self.tokens.iter().sum::<u64>());
         if all == 0 { 1.0 } else { most as f64 * self.tokens.len() as f64 / all as f64 }
     }
-
-    /// By expert, what balances: `rate` for one with less tokens than the mean, `-rate` for one with more
-    /// (<https://arxiv.org/abs/2408.15664>, algorithm 1).
-    pub fn bias_steps(&self, rate: f64) -> Vec<f64> {
-        let (count, all) = (self.tokens.len() as u64, self.tokens.iter().sum::<u64>());
-        // Without division, so that an expert that has the mean stays where it is.
-        let step = |tokens: &u64| match (tokens * count).cmp(&all) {
-            std::cmp::Ordering::Less => rate,
-            std::cmp::Ordering::Equal => 0.0,
-            std::cmp::Ordering::Greater => -rate,
-        };
-        self.tokens.iter().map(step).collect()
-    }
 }
 
 impl ExpertSummary {
@@ -115,7 +102,6 @@ mod tests {
             dropped: 1,
             entropy,
             auxiliary: [(Auxiliary::LoadBalancing, (loss, 2))].into(),
-            bias: None,
         }
     }
 
@@ -134,13 +120,5 @@ mod tests {
         assert_eq!((summary.balance, summary.entropy), (1.875, 1.0));
         assert_eq!((summary.dropped, summary.load_balancing, summary.z), (4.0 / 32.0, Some(1.5), None));
         assert_eq!(ExpertSummary::of(&[]), None);
-    }
-
-    #[test]
-    fn the_bias_moves_towards_the_mean() {
-        let load = ExpertLoad { tokens: vec![4, 1, 0, 3], ..ExpertLoad::default() };
-        assert_eq!(load.bias_steps(0.5), [-0.5, 0.5, 0.5, -0.5]);
-        let third = ExpertLoad { tokens: vec![1, 1, 1, 0, 2], ..ExpertLoad::default() };
-        assert_eq!(third.bias_steps(1.0), [0.0, 0.0, 0.0, 1.0, -1.0]);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::TokenBatch;
 use super::answers::Answers;
+use super::rollouts::Completions;
 use backend_dist::ops::context::{ContextParallel, Documents};
 use models::MicroBatch;
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ pub(super) struct LocalBatch {
     pub counted: usize,
     /// In preference tuning, whose tokens are whose.
     pub answers: Option<Answers>,
+    /// In GRPO, how they have come about.
+    pub completions: Option<Completions>,
     /// What layers must know.
     pub micro_batch: MicroBatch,
 }
@@ -47,6 +50,7 @@ impl LocalBatch {
         };
         let positions = micro_batch.positions(batch.seq / micro_batch.sequence_length(1));
         let answers = Answers::of(batch, &positions);
-        Self { tokens: batch.at_positions(&positions), counted: batch.counted(), answers, micro_batch }
+        let tokens = batch.at_positions(&positions);
+        Self { tokens, counted: batch.counted(), answers, completions: None, micro_batch }
     }
 }

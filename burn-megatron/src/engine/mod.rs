@@ -15,6 +15,7 @@ mod local_batch;
 mod losses;
 mod rank_engine;
 mod report;
+mod rollouts;
 pub(crate) mod segments;
 mod stage_p2p;
 #[cfg(test)]
@@ -28,5 +29,6 @@ pub use distill::{DistillConfig, Teacher};
 pub use error::EngineError;
 pub use expert_load::{ExpertLoad, ExpertSummary};
 pub use local_batch::DocumentConfig;
-pub use rank_engine::{Position, RankEngine, packed_length};
+pub use rank_engine::{Position, RankEngine, Reference, packed_length};
 pub use report::{EvalReport, StepReport};
+pub use rollouts::Rollouts;

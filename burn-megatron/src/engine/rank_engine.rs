@@ -9,6 +9,7 @@ mod fp8;
 mod local_batches;
 mod passes;
 mod preference;
+mod rollouts;
 mod state;
 mod step;
 mod untrained;
@@ -31,6 +32,8 @@ use burn::tensor::{DType, Tensor};
 use dynamic::DynamicGroups;
 pub use dynamic::packed_length;
 use models::CausalLm;
+use models::layers::moe::RouterRecords;
+pub use rollouts::Reference;
 pub use state::Position;
 use std::collections::HashMap;
 
@@ -55,6 +58,7 @@ pub struct RankEngine<M> {
     dp_ranks: Group,
     /// By grid on which the model has parameters, the ranks that together hold these.
     model_parallel: Vec<(GridKind, Group)>,
+    routers: RouterRecords,
     /// Of the last step.
     loads: Vec<ExpertLoad>,
     stages: Group,
@@ -79,14 +83,18 @@ pub struct RankEngine<M> {
     /// A step has been done.
     warm: bool,
     step: u64,
+    /// Steps that were begun.
+    attempts: u64,
     consumed: u64,
     /// Rows of the steps that were skipped: batches need not have been of one size.
     skipped: u64,
     grad_scale: f64,
     /// The gradients of the next step are NaN.
     poisoned: bool,
-    /// Of preference tuning, by micro-batch: what the gradients of its tokens' losses are.
+    /// Of preference tuning and GRPO, by micro-batch: what the gradients of its tokens' losses are.
     token_factors: HashMap<usize, Vec<f64>>,
+    /// Of GRPO.
+    reference: Option<Reference<M>>,
     /// Of distillation.
     teacher: Option<Teacher>,
     /// Its logits, by micro-batch, from the forward pass to the backward pass.

@@ -1,6 +1,7 @@
 //! What a step says of itself.
 
 use super::{Anomaly, ExpertSummary};
+use crate::grpo::GrpoSums;
 use crate::preference::PreferenceMeans;
 use backend_dist::comm::Group;
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,8 @@ pub struct StepReport {
     pub experts: Option<ExpertSummary>,
     /// Rewards, in preference tuning; the loss is then the mean over pairs.
     pub preference: Option<PreferenceMeans>,
+    /// Sums over the tokens of completions, in GRPO.
+    pub grpo: Option<GrpoSums>,
 }
 
 /// Loss on held-out sequences; equal on all ranks.

@@ -9,6 +9,6 @@ mod tests;
 mod text;
 
 pub use error::GenerateError;
-pub use run::{Ended, GenerateOptions, Generated, generate};
+pub use run::{Ended, GenerateOptions, Generated, generate, generate_batch};
 pub use sampling::Sampling;
 pub use text::TextStream;

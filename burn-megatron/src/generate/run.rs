@@ -145,64 +145,109 @@ pub fn generate<M: CausalLm>(
     options: &GenerateOptions,
     mut on_token: impl FnMut(i64) -> ControlFlow<()>,
 ) -> Result<Generated, GenerateError> {
+    let prompts = [(prompt, options.sampling.seed)];
+    let mut all = generate_batch(rank, model, &prompts, options, |_, token| on_token(token))?;
+    all.pop().ok_or(GenerateError::EmptyPrompt)
+}
+
+/// [`generate`] for several prompts of one length at once, each with the seed of its own draws in place of that of the
+/// options: what is written does not depend on the other prompts. `on_token` is called with the index of the prompt too.
+///
+/// # Errors
+/// As [`generate`], and if the prompts are not of one length.
+pub fn generate_batch<M: CausalLm>(
+    rank: &Rank,
+    model: &M,
+    prompts: &[(&[i64], u64)],
+    options: &GenerateOptions,
+    mut on_token: impl FnMut(usize, i64) -> ControlFlow<()>,
+) -> Result<Vec<Generated>, GenerateError> {
     options.sampling.check()?;
-    if prompt.is_empty() {
+    let length = prompts.first().map_or(0, |(prompt, _)| prompt.len());
+    if prompts.iter().any(|(prompt, _)| prompt.is_empty()) {
         return Err(GenerateError::EmptyPrompt);
+    }
+    if let Some((other, _)) = prompts.iter().find(|(prompt, _)| prompt.len() != length) {
+        return Err(GenerateError::Lengths { lengths: [length, other.len()] });
     }
     let group = rank.group(Axis::Tp);
     let window = options.window.unwrap_or(usize::MAX);
-    let mut text = prompt.to_vec();
-    let mut unread = prompt.len().min(window);
-    let mut cache = KvCache::new(options.positions(prompt.len()));
+    let mut texts: Vec<Vec<i64>> = prompts.iter().map(|(prompt, _)| prompt.to_vec()).collect();
+    let mut unread = length.min(window);
+    let mut cache = KvCache::new(options.positions(length));
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
-    let mut ended = Ended::Length;
+    let mut ended = vec![None; prompts.len()];
     for index in 0..options.max_new_tokens {
+        if ended.iter().all(Option::is_some) {
+            break;
+        }
         if cache.len() + unread > cache.capacity() {
             cache.clear();
             unread = (window / 2).max(1);
         }
-        let logits = model.extend(ids(rank, &text[text.len() - unread..]), &mut cache);
-        let choice = match group.rank() {
-            0 => Some(choose(logits, &cache, options, index, &mut on_token)?),
+        let logits = model.extend(ids(rank, &texts, unread), &mut cache);
+        let choices = match group.rank() {
+            0 => Some(choose(logits, &cache, options, (index, prompts), &ended, &mut on_token)?),
             _ => None,
         };
-        let (token, stop) = group.broadcast_host(choice, 0);
-        text.push(token);
+        for (at, (token, stop)) in group.broadcast_host(choices, 0).into_iter().enumerate() {
+            // What comes after the end is read with the others' tokens, and taken back below.
+            texts[at].push(token);
+            if ended[at].is_none() {
+                ended[at] = stop.map(|reason| (reason, index + 1));
+            }
+        }
         unread = 1;
         if index == 0 {
             prompt_seconds = clock.elapsed().as_secs_f64();
             clock = Instant::now();
         }
-        if let Some(reason) = stop {
-            ended = reason;
-            break;
-        }
     }
     let decode_seconds = clock.elapsed().as_secs_f64();
-    Ok(Generated { tokens: text.split_off(prompt.len()), ended, prompt_seconds, decode_seconds })
+    let generated = |(mut text, ended): (Vec<i64>, Option<(Ended, usize)>)| {
+        let mut tokens = text.split_off(length);
+        let (ended, count) = ended.unwrap_or((Ended::Length, tokens.len()));
+        tokens.truncate(count);
+        Generated { tokens, ended, prompt_seconds, decode_seconds }
+    };
+    Ok(texts.into_iter().zip(ended).map(generated).collect())
 }
 
-/// The next token, told to the reader, and whether it is the last.
+/// The next token of every text, told to the reader, and whether it is the text's last. Texts that have ended get
+/// token 0.
 fn choose(
     logits: Tensor<2>,
     cache: &KvCache,
     options: &GenerateOptions,
-    index: usize,
-    on_token: &mut impl FnMut(i64) -> ControlFlow<()>,
-) -> Result<(i64, Option<Ended>), GenerateError> {
+    (index, prompts): (usize, &[(&[i64], u64)]),
+    ended: &[Option<(Ended, usize)>],
+    on_token: &mut impl FnMut(usize, i64) -> ControlFlow<()>,
+) -> Result<Vec<(i64, Option<Ended>)>, GenerateError> {
+    let [_, vocabulary] = logits.dims();
     let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();
-    if let Some(&value) = logits.iter().find(|logit| !logit.is_finite()) {
-        return Err(GenerateError::NotFinite { position: cache.len(), value });
+    let mut all = Vec::with_capacity(prompts.len());
+    for (at, logits) in logits.chunks_exact(vocabulary).enumerate() {
+        if ended[at].is_some() {
+            all.push((0, None));
+            continue;
+        }
+        if let Some(&value) = logits.iter().find(|logit| !logit.is_finite()) {
+            return Err(GenerateError::NotFinite { position: cache.len(), value });
+        }
+        let sampling = Sampling { seed: prompts[at].1, ..options.sampling };
+        let token = sampling.choose(logits, index as u64) as i64;
+        let reader = on_token(at, token);
+        let end = match options.stop_tokens.contains(&token) {
+            true => Some(Ended::StopToken),
+            false => reader.is_break().then_some(Ended::Reader),
+        };
+        all.push((token, end));
     }
-    let token = options.sampling.choose(&logits, index as u64) as i64;
-    let reader = on_token(token);
-    let ended = match options.stop_tokens.contains(&token) {
-        true => Some(Ended::StopToken),
-        false => reader.is_break().then_some(Ended::Reader),
-    };
-    Ok((token, ended))
+    Ok(all)
 }
 
-fn ids(rank: &Rank, tokens: &[i64]) -> Tensor<2, Int> {
-    Tensor::from_data(TensorData::new(tokens.to_vec(), [1, tokens.len()]), (&rank.device, DType::I64))
+/// The last `unread` tokens of each text.
+fn ids(rank: &Rank, texts: &[Vec<i64>], unread: usize) -> Tensor<2, Int> {
+    let tokens: Vec<i64> = texts.iter().flat_map(|text| &text[text.len() - unread..]).copied().collect();
+    Tensor::from_data(TensorData::new(tokens, [texts.len(), unread]), (&rank.device, DType::I64))
 }

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-use backend_dist::gpu;
-use backend_dist::launch::launch;
-use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::launch::BoxError;
+use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
+use backend_dist::process::Processes;
 use burn::data::dataloader::DataLoader;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
@@ -14,12 +14,14 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{EventProcessorTraining, Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;
 
+use super::devices::like;
 use super::dp_rank::host;
 use super::items::Items;
 use super::mesh::TensorParallel;
+use super::processes::Together;
 use super::rank_loop::{RankSetup, Shared};
 use super::report::{Failure, Fit, Fitted};
-use super::shares::{equal_shares, whole_shares};
+use super::shares::{equal_shares, shares_of_first};
 use super::stages::OnRank;
 use super::states::with_own_states;
 use super::zero::records::{optimizer_record, split as split_states};
@@ -27,9 +29,9 @@ use super::zero::{Owners, Units, Zero, running_states};
 
 /// Trains clones of the learner on shares of the data and averages their gradients.
 pub(super) struct DataParallel<M> {
-    /// Data-parallel ranks.
+    /// Data-parallel ranks, of all processes.
     pub ranks: usize,
-    /// One per rank, or none: then the ranks have devices like that of the model.
+    /// One per rank of this process, or none: then the ranks have devices like that of the model.
     pub devices: Vec<Device>,
     /// ZeRO stage: 0 to 3.
     pub zero: u8,
@@ -39,6 +41,10 @@ pub(super) struct DataParallel<M> {
     pub tensor: Option<TensorParallel<M>>,
     /// The half precision type of GEMMs, if they have one.
     pub autocast: Option<FloatDType>,
+    /// Whether batch normalization is over all data-parallel ranks.
+    pub sync_batch_norm: bool,
+    /// To which gradients are clipped.
+    pub max_grad_norm: Option<f64>,
     /// How each of them is a pipeline, or runs block by block.
     pub pipeline: Option<Arc<dyn OnRank<M>>>,
 }
@@ -46,25 +52,52 @@ pub(super) struct DataParallel<M> {
 impl<M: LearnerModel> Fit<M> for DataParallel<M> {
     fn fit(
         &self,
-        mut components: TrainingComponents<M>,
-        mut learner: Learner<M>,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
         train: TrainLoader<M>,
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> Fitted<M> {
-        let devices = match self.training_devices(&learner) {
-            Ok(devices) => devices,
-            Err(message) => {
-                let failure = Some(Failure { rank: 0, message });
-                return Fitted { model: learner.model(), processor: components.event_processor, failure };
+        let together = Together::join(&self.mesh(), &components, (&train, &valid)).and_then(|together| {
+            together.check_pipelines()?;
+            let devices = self.training_devices(&learner, together.processes());
+            let devices = together.processes().attempt(|| devices)?;
+            Ok((together, devices))
+        });
+        match together {
+            Ok((together, devices)) => {
+                self.fit_together(components, learner, (train, valid), starting_epoch, (&together, devices))
             }
-        };
+            Err(error) => failed(components, learner.model(), error),
+        }
+    }
+}
+
+/// A training that has not started.
+fn failed<M: LearnerModel>(components: TrainingComponents<M>, model: M, error: BoxError) -> Fitted<M> {
+    let failure = Some(Failure { rank: 0, message: error.to_string() });
+    Fitted { model, processor: components.event_processor, failure }
+}
+
+impl<M: LearnerModel> DataParallel<M> {
+    fn fit_together(
+        &self,
+        mut components: TrainingComponents<M>,
+        mut learner: Learner<M>,
+        (train, valid): (TrainLoader<M>, ValidLoader<M>),
+        starting_epoch: usize,
+        (together, devices): (&Together, Vec<Device>),
+    ) -> Fitted<M> {
         let seed = if self.is_logical() { drawn(&devices[0]) } else { 0 };
         // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned. With
         // ZeRO 3, or sharded, the model may be too large for a device.
         if self.zero < 3 && !self.is_logical() {
             learner.fork(&devices[0]);
         }
+        let seed = match together.share(&mut learner, seed) {
+            Ok(seed) => seed,
+            Err(error) => return failed(components, learner.model().fork(&devices[0]), error),
+        };
         // The stages of a pipeline have owners of their own.
         let zero = if self.pipeline.is_none() { self.zero(&learner) } else { None };
         if self.pipeline.is_some() {
@@ -73,20 +106,20 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
         let resumed = (starting_epoch > 1).then_some(&*components.event_store);
         let learners = match self.learner_of_each_rank(&mut learner, &zero, resumed) {
             Ok(learners) => learners,
-            Err(message) => {
-                learner.fork(&devices[0]);
-                let failure = Some(Failure { rank: 0, message });
-                return Fitted { model: learner.model(), processor: components.event_processor, failure };
-            }
+            Err(message) => return failed(components, learner.model().fork(&devices[0]), message.into()),
         };
         // A checkpoint writes its states into those that all learners share, and a training that fails returns its start.
         let has_states = (self.ranks > 1 || self.pipeline.is_some()) && !running_states(&learner.model()).is_empty();
         let start = has_states.then(|| with_own_states(&learner.model()));
         let train = split(&train, equal_shares(train.num_items(), self.ranks));
+        let mesh = self.mesh();
+        // Outputs cannot leave their process, and all of the validation set is to be in the metrics.
+        let reporting =
+            (0..mesh.world_size() / together.processes().count()).filter(|rank| leads(&mesh, *rank)).count();
         // A forward pass is a collective, so a rank without a batch takes the first item and nobody looks at the result.
         let has_filler = self.zero == 3 && valid.num_items() > 0;
         let fillers: Vec<_> = (0..self.ranks).map(|_| has_filler.then(|| valid.slice(0, 1))).collect();
-        let valid = split(&valid, whole_shares(valid.num_items(), self.ranks));
+        let valid = split(&valid, shares_of_first(valid.num_items(), reporting, self.ranks));
 
         let shared = Shared {
             epochs: starting_epoch..=components.num_epochs,
@@ -96,9 +129,11 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
             processor: Mutex::new(components.event_processor),
             trained: Items::new(self.ranks),
             validated: Items::new(self.ranks),
+            reports: together.processes().is_first(),
             checkpoints: components.checkpointer.is_some(),
-            states: Items::new(self.ranks),
             seed,
+            max_grad_norm: self.max_grad_norm,
+            waits_in_operations: self.sync_batch_norm,
         };
         let mut setups: Vec<Option<RankSetup<M>>> = Vec::new();
         let loaders = train.into_iter().zip(valid).zip(fillers);
@@ -115,9 +150,6 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
             }));
         }
         let setups = Mutex::new(setups);
-        let tp = self.tensor.as_ref().map_or(1, |tensor| tensor.ranks);
-        let layout = ParallelLayout { tp, pp: self.pipeline_ranks(), dp: self.ranks, ..Default::default() };
-        let mesh = Mesh::new(layout).expect("a layout with tensor, pipeline and data parallelism is legal");
         let (start_of_stages, store) = (Mutex::new(learner.clone()), shared.store.clone());
         let teams = self.teams(&mesh);
         let launched: Vec<Device> = match &teams {
@@ -126,7 +158,7 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
         };
         // Their devices live until nobody reads what they have computed.
         let ranks = Mutex::new(Vec::new());
-        let result = launch(&mesh, &launched, |rank| {
+        let result = together.processes().launch(&launched, |rank| {
             ranks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(rank.clone());
             let run = |device: &Device| {
                 let of_stages = || start_of_stages.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
@@ -143,32 +175,43 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
                 let placing = self.tensor.as_ref().map(|tensor| tensor.on(&rank));
                 setup.run(device, &rank.group(Axis::Dp), placing.as_ref(), &shared)
             };
-            match &teams {
-                Some(teams) => teams.run(&rank, |device| run(&self.training_device(device))),
-                None => run(&devices[rank.rank]).map(Some),
-            }
+            let model = match &teams {
+                Some(teams) => teams.run(&rank, |device| run(&self.training_device(device)))?,
+                None => Some(run(&devices[rank.rank - together.processes().ranks().start])?),
+            };
+            together.end(&rank, &model)?;
+            Ok(model)
         });
         let mut processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         // An error of a metric has stopped the training, or it has ended.
         let _ = processor.flush();
         drop(ranks);
-        match result {
-            Ok(mut models) => {
-                let model = models.swap_remove(0).expect("rank 0 leads");
-                Fitted { model, processor, failure: None }
-            }
+        let trained = result.map_err(Failure::from).and_then(|models| match together.received(&learner) {
+            Ok(Some(model)) => Ok(model),
+            Ok(None) => Ok(models.into_iter().next().flatten().expect("rank 0 leads")),
+            Err(error) => Err(Failure { rank: together.processes().ranks().start, message: error.to_string() }),
+        });
+        match trained {
+            Ok(model) => Fitted { model, processor, failure: None },
             Err(failure) => {
                 let model = start.unwrap_or_else(|| learner.model()).fork(&devices[0]);
-                Fitted { model, processor, failure: Some(failure.into()) }
+                Fitted { model, processor, failure: Some(failure) }
             }
         }
     }
 }
 
+/// Whether `rank` has a program of its own: the first of a team and of a pipeline.
+fn leads(mesh: &Mesh, rank: usize) -> bool {
+    let Coords { tp, pp, .. } = mesh.coords(rank);
+    tp == 0 && pp == 0
+}
+
 impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
-        Self { ranks, devices: Vec::new(), zero, units, tensor: None, autocast: None, pipeline: None }
+        let (devices, tensor, autocast, max_grad_norm, pipeline) = (Vec::new(), None, None, None, None);
+        Self { ranks, devices, zero, units, tensor, autocast, sync_batch_norm: false, max_grad_norm, pipeline }
     }
 
     /// Whether a data-parallel rank computes on logical devices.
@@ -182,7 +225,7 @@ impl<M> DataParallel<M> {
         let fusion = self.autocast.map(|_| true);
         let options = LogicalOptions { autocast: self.autocast, fusion, ..LogicalOptions::default() };
         let teams = || Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(sequence).options(options);
-        self.is_logical().then(teams)
+        self.is_logical().then(|| teams().sync_batch_norm(self.sync_batch_norm))
     }
 
     /// `device` with what this training asks of autodiff.
@@ -229,15 +272,18 @@ impl<M: LearnerModel> DataParallel<M> {
         Ok(learners)
     }
 
-    fn pipeline_ranks(&self) -> usize {
-        self.pipeline.as_ref().map_or(1, |pipeline| pipeline.ranks())
+    /// The ranks. Those of a pipeline are next to each other, so that processes have whole pipelines.
+    fn mesh(&self) -> Mesh {
+        let tp = self.tensor.as_ref().map_or(1, |tensor| tensor.ranks);
+        let pp = self.pipeline.as_ref().map_or(1, |pipeline| pipeline.ranks());
+        let layout = ParallelLayout { tp, pp, dp: self.ranks, ..Default::default() };
+        Mesh::new(layout).expect("a layout with tensor, pipeline and data parallelism is legal").with_tp_pp_dp_mapping()
     }
 
-    /// The device of every rank, with autodiff.
-    fn training_devices(&self, learner: &Learner<M>) -> Result<Vec<Device>, String> {
-        let ranks = self.ranks * self.pipeline_ranks() * self.tensor.as_ref().map_or(1, |tensor| tensor.ranks);
+    /// The device of every rank of this process, with autodiff.
+    fn training_devices(&self, learner: &Learner<M>, processes: &Processes) -> Result<Vec<Device>, String> {
         let devices = match self.devices.as_slice() {
-            [] => like(learner.model().devices().first().cloned().unwrap_or_default(), ranks)?,
+            [] => like(learner.model().devices().first().cloned().unwrap_or_default(), processes.local_devices())?,
             devices => devices.to_vec(),
         };
         Ok(devices.into_iter().map(|device| self.training_device(device)).collect())
@@ -250,50 +296,6 @@ fn drawn(device: &Device) -> u64 {
     bits.into_data().iter::<f64>().fold(0, |seed, bits| seed << 24 | bits as u64)
 }
 
-/// A device for each rank of a model that is on `device`: GPUs from 0 on if it is a GPU, else all ranks share it.
-fn like(device: Device, ranks: usize) -> Result<Vec<Device>, String> {
-    let is_gpu = gpu::index(&device.clone().inner()).is_some();
-    if !is_gpu {
-        return Ok(vec![device; ranks]);
-    }
-    enough_gpus(ranks, gpu::gpus().map_or(1, |gpus| gpus.len()))?;
-    (0..ranks).map(cuda).collect()
-}
-
-/// Refuses more ranks than there are GPUs.
-fn enough_gpus(ranks: usize, present: usize) -> Result<(), String> {
-    if ranks <= present {
-        return Ok(());
-    }
-    Err(format!(
-        "{ranks} ranks of a model on a GPU take a GPU each, and this machine has {present}; nearest legal: {present}. \
-         MegatronStrategy::data_parallel_on(devices), zero_on and mesh_on name the device of every rank, several on one GPU too"
-    ))
-}
-
-#[cfg(feature = "cuda")]
-fn cuda(index: usize) -> Result<Device, String> {
-    Ok(Device::cuda(index))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: usize) -> Result<Device, String> {
-    Err("a GPU needs a build with --features cuda".into())
-}
-
 fn split<I>(loader: &Arc<dyn DataLoader<I>>, shares: Vec<std::ops::Range<usize>>) -> Vec<Arc<dyn DataLoader<I>>> {
     shares.into_iter().map(|share| loader.slice(share.start, share.end)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpu_ranks_share_the_models_device_and_gpu_ranks_need_one_each() {
-        assert_eq!(like(Device::flex(), 3).unwrap(), vec![Device::flex(); 3]);
-        assert_eq!(enough_gpus(4, 4), Ok(()));
-        let refused = enough_gpus(4, 2).unwrap_err();
-        assert!(refused.contains("nearest legal: 2") && refused.contains("data_parallel_on(devices)"), "{refused}");
-    }
 }

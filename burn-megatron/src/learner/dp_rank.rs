@@ -2,17 +2,17 @@
 
 use backend_dist::comm::Group;
 use backend_dist::fully_shard::FullyShard;
-use backend_dist::gradients::{average_gradients, place_gradients};
+use backend_dist::gradients::{average_gradients, clip_grad_norm, place_gradients};
 use backend_dist::launch::BoxError;
 use backend_dist::local::Recent;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsAccumulator, GradientsParams, OptimizerRecord};
-use burn::tensor::{Bytes, Device};
+use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{InferenceStep, Learner, LearnerModel, TrainOutput, TrainStep};
 
-use super::items::Items;
 use super::mesh::Placing;
+use super::processes::gather_to_first;
 use super::states::{average_states, with_own_states};
 use super::zero::records::{join, optimizer_record};
 use super::zero::{Zero, reduce_to_owners, share_parameters, with_stepped};
@@ -26,6 +26,8 @@ pub(super) struct DpRank<M: LearnerModel> {
     accumulator: GradientsAccumulator<M>,
     group: Group,
     device: Device,
+    /// Of all gradients together.
+    max_grad_norm: Option<f64>,
     /// Of a model on a logical device: the group along whose axis its parameters are sharded.
     within: Option<Group>,
 }
@@ -79,7 +81,28 @@ impl<M: LearnerModel> DpRank<M> {
             Some(_) => learner.fork(&host()),
         }
         let (device, within) = (device.clone(), placing.map(Placing::group));
-        Ok(Self { learner, own, accumulator: GradientsAccumulator::new(), group: group.clone(), device, within })
+        let (accumulator, group) = (GradientsAccumulator::new(), group.clone());
+        Ok(Self { learner, own, accumulator, group, device, max_grad_norm: None, within })
+    }
+
+    /// Clips gradients by the norm of all of them together.
+    pub fn clipping(mut self, max_grad_norm: Option<f64>) -> Self {
+        self.max_grad_norm = max_grad_norm;
+        self
+    }
+
+    /// The gradients of a step that this rank has, clipped if they are to be.
+    fn clipped(&self, model: &M, grads: GradientsParams) -> GradientsParams {
+        let Some(max_norm) = self.max_grad_norm else { return grads };
+        match &self.own {
+            Some(Own { shards: Some(shards), .. }) => shards.clip_grad_norm(model, grads, max_norm).0,
+            Some(Own { zero, .. }) if zero.stage > 0 => {
+                let counts = |id| zero.owners.owner(id) == Some(self.group.rank());
+                clip_grad_norm(model, grads, max_norm, counts, &[&self.group]).0
+            }
+            // All ranks have all gradients.
+            _ => clip_grad_norm(model, grads, max_norm, |_| true, &[]).0,
+        }
     }
 
     /// Whether a forward pass is a collective.
@@ -153,23 +176,24 @@ impl<M: LearnerModel> DpRank<M> {
         let model = self.model();
         let grads = self.accumulator.grads();
         self.learner.lr_step();
-        let Some(Own { zero, model: current, shards }) = &mut self.own else {
-            return self.learner.optimizer_step(average_gradients(&model, grads, &self.group));
+        let grads = match self.own.as_ref().map(|own| &own.zero) {
+            None => average_gradients(&model, grads, &self.group),
+            Some(zero) => match zero.stage {
+                0 => average_gradients(&model, grads, &self.group),
+                1 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
+                _ => grads,
+            },
         };
+        let grads = self.clipped(&model, grads);
+        self.learner.optimizer_step(grads);
+        let Some(Own { zero, model: current, shards }) = &mut self.own else { return };
         if let Some(shards) = shards {
             let owners = shards.owners();
-            self.learner.optimizer_step(grads);
             let rank = self.group.rank();
             let is_own = |id| owners.owner(id).is_none_or(|owner| owner == rank);
             *current = with_stepped(model, &self.learner.model(), &self.device, is_own);
             return;
         }
-        let grads = match zero.stage {
-            0 => average_gradients(&model, grads, &self.group),
-            1 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
-            _ => grads,
-        };
-        self.learner.optimizer_step(grads);
         let stepped = self.learner.model();
         *current = match zero.stage {
             0 => with_stepped(model, &stepped, &self.device, |_| true),
@@ -192,17 +216,13 @@ impl<M: LearnerModel> DpRank<M> {
     }
 
     /// The learner with the whole model and the optimizer states of all ranks, on rank 0. Every rank must call it.
-    pub fn whole(
-        &self,
-        states_of_ranks: &Items<Bytes>,
-        store: &EventStoreClient,
-    ) -> Result<Option<Learner<M>>, BoxError> {
+    pub fn whole(&self, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
         let first = self.group.rank() == 0;
         let Some(Own { zero, model, .. }) = &self.own else {
             return Ok(first.then(|| self.learner.clone()));
         };
         if self.within.is_some() {
-            return self.whole_of_logical(states_of_ranks, store, zero, model);
+            return self.whole_of_logical(store, zero, model);
         }
         if zero.stage == 0 {
             let mut whole = self.learner.clone();
@@ -213,12 +233,8 @@ impl<M: LearnerModel> DpRank<M> {
         }
         // Of stage 3 a collective.
         let model = model.clone().into_record();
-        states_of_ranks.push(self.group.rank(), self.states(store).into_bytes()?);
-        self.group.barrier();
-        if !first {
-            return Ok(None);
-        }
-        let states = join(states_of_ranks.take(), &zero.owners)?;
+        let Some(states) = gather_to_first(self.states(store).into_bytes()?, &self.group) else { return Ok(None) };
+        let states = join(states, &zero.owners)?;
         let mut whole = self.learner.clone();
         whole.load_model(model);
         whole.load_optim(states);
@@ -229,7 +245,6 @@ impl<M: LearnerModel> DpRank<M> {
     /// to do.
     fn whole_of_logical(
         &self,
-        states_of_ranks: &Items<Bytes>,
         store: &EventStoreClient,
         zero: &Zero,
         model: &M,
@@ -237,14 +252,9 @@ impl<M: LearnerModel> DpRank<M> {
         let first = self.group.rank() == 0;
         // Of stage 3 a collective.
         let model = model.clone().into_record();
-        if zero.stage > 0 || first {
-            states_of_ranks.push(self.group.rank(), self.states(store).into_bytes()?);
-        }
-        self.group.barrier();
-        if !first {
-            return Ok(None);
-        }
-        let states = join(states_of_ranks.take(), &zero.owners)?;
+        let own = if zero.stage > 0 || first { Some(self.states(store).into_bytes()?) } else { None };
+        let Some(states) = gather_to_first(own, &self.group) else { return Ok(None) };
+        let states = join(states.into_iter().flatten(), &zero.owners)?;
         let mut whole = self.learner.clone();
         whole.fork(&host());
         whole.load_model(model);

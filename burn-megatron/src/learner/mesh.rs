@@ -8,11 +8,11 @@ use burn::module::{Module, ModuleDisplay};
 use burn::tensor::{Device, FloatDType};
 use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader};
 
-use super::custom;
 use super::data_parallel::DataParallel;
 use super::report::{Failure, Fit, Fitted};
 use super::stages::StagesStrategy;
-use super::zero::Units;
+use super::zero::{Units, running_states};
+use super::{custom, processes};
 use crate::schedule::ScheduleKind;
 use models::Recompute;
 use models::recompute::Granularity;
@@ -39,6 +39,8 @@ pub struct MeshStrategy {
     pub(super) micro_batches: Option<usize>,
     units: Units,
     pub(super) autocast: Option<FloatDType>,
+    pub(super) max_grad_norm: Option<f64>,
+    pub(super) sync_batch_norm: bool,
     pub(super) schedule: Option<ScheduleKind>,
     pub(super) recompute: Recompute,
 }
@@ -52,6 +54,8 @@ impl MeshStrategy {
             micro_batches: None,
             units: Units::auto(),
             autocast: None,
+            max_grad_norm: None,
+            sync_batch_norm: false,
             schedule: None,
             recompute: Recompute::default(),
         }
@@ -63,7 +67,7 @@ impl MeshStrategy {
         self
     }
 
-    /// A device for each rank, tensor-parallel ranks next to each other. Without it GPUs from 0 on, if the learner's
+    /// A device for each rank of this process, tensor-parallel ranks next to each other. Without it GPUs from 0 on, if the learner's
     /// model is on a GPU, else threads that share the model's device.
     pub fn devices(mut self, devices: Vec<Device>) -> Self {
         self.devices = devices;
@@ -91,6 +95,23 @@ impl MeshStrategy {
         self
     }
 
+    /// Clips gradients by the norm of all of them together, each parameter counted once, as PyTorch's `clip_grad_norm_`:
+    /// after accumulation and the mean over data-parallel ranks, by `norm / (total + 1e-6)` if that is below 1.
+    /// `GradientClippingConfig::Norm` of Burn's optimizers clips each parameter by its own norm; that works in every layout
+    /// too.
+    pub fn max_grad_norm(mut self, norm: f64) -> Self {
+        self.max_grad_norm = Some(norm);
+        self
+    }
+
+    /// Normalizes batches of `nn::BatchNorm` by the statistics of all data-parallel ranks in training, as PyTorch's
+    /// `SyncBatchNorm`: ranks compute what one device does with all their samples. Running statistics are equal on all
+    /// ranks. A step must have one backward pass.
+    pub fn sync_batch_norm(mut self) -> Self {
+        self.sync_batch_norm = true;
+        self
+    }
+
     /// The order of the passes in a pipeline. Without it 1F1B, with VPP interleaved 1F1B; GPipe is the other. For models of
     /// [`stages`](Self::stages).
     pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
@@ -115,7 +136,8 @@ impl MeshStrategy {
     /// - Random numbers, as of dropout, follow from the epoch, the data-parallel rank, the micro-batch and the block: they
     ///   are the same in every pipeline, and with recomputation.
     /// - ZeRO is that of [`zero_on`](super::MegatronStrategy::zero_on), 0 or 1, among the ranks with the same stages.
-    /// - The ranks are threads of one process, and activations go from rank to rank through host memory.
+    /// - The ranks of a pipeline are threads of one process, next to each other (Megatron-LM's
+    ///   `--use-tp-pp-dp-mapping`), and activations go from rank to rank through host memory.
     pub fn stages(self) -> StagesStrategy {
         StagesStrategy::new(self)
     }
@@ -126,13 +148,18 @@ impl MeshStrategy {
         if let Some(half) = autocast.filter(|half| !matches!(half, FloatDType::BF16 | FloatDType::F16)) {
             return Err(format!("autocast({half:?}): no half precision type; nearest legal: BF16, F16"));
         }
+        if let Some(norm) = self.max_grad_norm.filter(|norm| !norm.is_finite() || *norm <= 0.0) {
+            return Err(format!("max_grad_norm {norm} is not above 0; nearest legal: none, or a norm such as 1.0"));
+        }
         if plan.axis() != Axis::Tp {
             return Err(format!("the plan shards along axis {}; nearest legal: tp, without .along(..)", plan.axis()));
         }
-        let (ranks, given) = (layout.world_size(), devices.len());
-        if given > 0 && given != ranks {
+        let (ranks, given, processes) = (layout.world_size(), devices.len(), processes::count());
+        let here = ranks / processes;
+        if given > 0 && given != here && ranks.is_multiple_of(processes) {
+            let each = if processes > 1 { format!(", {here} in each of {processes} processes") } else { String::new() };
             return Err(format!(
-                "layout {layout} has {ranks} ranks, and there are {given} devices; nearest legal: {ranks}"
+                "layout {layout} has {ranks} ranks{each}, and there are {given} devices; nearest legal: {here}"
             ));
         }
         if *micro_batches == Some(0) {
@@ -156,7 +183,8 @@ impl MeshStrategy {
 
 impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M> {
     fn from(strategy: MeshStrategy) -> Self {
-        let tensor = TensorParallel::new(&strategy.layout, &strategy.plan, strategy.autocast);
+        let is_logical = strategy.autocast.is_some() || strategy.sync_batch_norm;
+        let tensor = TensorParallel::new(&strategy.layout, &strategy.plan, is_logical);
         custom(OnMesh { tensor, strategy })
     }
 }
@@ -173,11 +201,16 @@ pub(crate) struct TensorParallel<M> {
 }
 
 impl<M: Module + ModuleDisplay> TensorParallel<M> {
-    /// Of a layout; `None` if it has no such ranks, and Burn's own device does, without `autocast`.
-    pub fn new(layout: &ParallelLayout, plan: &Plan, autocast: Option<FloatDType>) -> Option<Self> {
+    /// Of a layout; `None` if it has no such ranks, and Burn's own device does.
+    pub fn new(layout: &ParallelLayout, plan: &Plan, is_logical: bool) -> Option<Self> {
         let (ranks, sequence, plan) = (layout.tp.max(1), layout.sequence_parallel(), plan.clone());
-        let is_logical = ranks > 1 || autocast.is_some();
-        is_logical.then_some(Self { ranks, sequence, plan, check: check::<M>, place: parallelize_on::<M> })
+        (is_logical || ranks > 1).then_some(Self {
+            ranks,
+            sequence,
+            plan,
+            check: check::<M>,
+            place: parallelize_on::<M>,
+        })
     }
 }
 
@@ -252,6 +285,12 @@ impl<M: LearnerModel> OnMesh<M> {
         for_any_module(&self.strategy.layout)?;
         self.strategy.check()?;
         self.strategy.check_without_stages()?;
+        if self.strategy.sync_batch_norm && running_states(model).is_empty() {
+            return Err(
+                "sync_batch_norm: the model has no running statistics, so no `nn::BatchNorm`; nearest legal: none"
+                    .into(),
+            );
+        }
         self.tensor.as_ref().map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())
     }
 }
@@ -269,12 +308,15 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             let failure = Some(Failure { rank: 0, message });
             return Fitted { model: learner.model(), processor: components.event_processor, failure };
         }
-        let MeshStrategy { layout, devices, micro_batches, units, autocast, .. } = self.strategy.clone();
+        let MeshStrategy { layout, devices, micro_batches, units, autocast, sync_batch_norm, max_grad_norm, .. } =
+            self.strategy.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),
             autocast,
+            sync_batch_norm,
+            max_grad_norm,
             ..DataParallel::new(layout.dp, layout.zero, units)
         };
         inner.fit(components, learner, train, valid, starting_epoch)

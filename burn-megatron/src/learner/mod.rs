@@ -16,11 +16,13 @@
 //! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
 mod data_parallel;
+mod devices;
 mod dp_rank;
 mod items;
 mod mesh;
 mod model_parallel;
 mod module_steps;
+mod processes;
 mod rank_loop;
 mod report;
 mod rounds;
@@ -45,8 +47,8 @@ use data_parallel::DataParallel;
 pub use mesh::MeshStrategy;
 pub(crate) use mesh::{for_any_module, for_stages};
 pub use model_parallel::{
-    BatchStream, CheckpointOptions, Description, Faults, GlobalBatch, LogOptions, Megatron, Pretraining, Resume,
-    global_weights, loss_over,
+    BatchStream, CheckpointOptions, Description, Faults, GlobalBatch, GrpoRun, LogOptions, Megatron, Pretraining,
+    Resume, global_weights, loss_over,
 };
 pub(crate) use model_parallel::{Tracer, Tracing};
 pub(crate) use module_steps::{ModuleSteps, ModuleTrace, Named};
@@ -56,6 +58,16 @@ pub use stages::{Activation, Part, Stages, StagesError, StagesStrategy, TrainBat
 pub(crate) use stages_steps::StagesSteps;
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.
+///
+/// Under torchrun, srun or mpirun ([`ProcessWorld::from_variables`](backend_dist::process::ProcessWorld::from_variables))
+/// the ranks are those of all processes, which share them out evenly:
+///
+/// - All processes run the same program. They begin with the first one's parameters, and end with the trained ones; the
+///   devices that a strategy names are those of the ranks of one process.
+/// - The first process alone feeds metrics, writes checkpoints, and decides on early stopping. Outputs cannot leave their
+///   process, so training metrics are those of its ranks; they read the whole validation set.
+/// - A process that fails or dies ends the training in all of them, with its message.
+/// - The ranks of a pipeline must be in one process.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
@@ -92,7 +104,7 @@ impl MegatronStrategy {
     ///   rank takes the same optimizer step. A parameter that no rank used in a step is not touched.
     /// - Running statistics (`nn::BatchNorm`) are each rank's own, and averaged over the ranks at the end of the training
     ///   epoch, before validation and checkpoints. Every rank normalizes by the statistics of its own batch, as under
-    ///   PyTorch's DistributedDataParallel without SyncBatchNorm.
+    ///   PyTorch's DistributedDataParallel without SyncBatchNorm; [`MeshStrategy::sync_batch_norm`] is with it.
     /// - Gradient accumulation sums micro-steps on each rank and averages once, before the optimizer step.
     /// - Checkpoints, metrics, early stopping and the interrupter work as on one device; all ranks take every
     ///   decision to stop together.
@@ -144,7 +156,7 @@ impl MegatronStrategy {
     /// If `devices` is empty or `stage` above 3.
     pub fn zero_on<M: LearnerModel>(stage: u8, devices: Vec<Device>) -> TrainingStrategy<M> {
         assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
-        let ranks = devices.len();
+        let ranks = devices.len() * processes::count();
         custom(DataParallel { devices, ..DataParallel::new(ranks, checked(stage), Units::auto()) })
     }
 
@@ -154,7 +166,7 @@ impl MegatronStrategy {
     /// If `devices` is empty.
     pub fn fully_shard<M: LearnerModel>(devices: Vec<Device>, units: Units) -> TrainingStrategy<M> {
         assert!(!devices.is_empty(), "data parallelism needs at least 1 device");
-        let ranks = devices.len();
+        let ranks = devices.len() * processes::count();
         custom(DataParallel { devices, ..DataParallel::new(ranks, 3, units) })
     }
 

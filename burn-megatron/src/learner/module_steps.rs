@@ -75,7 +75,7 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
     pub fn over_ranks(&self, module: &M, layout: &ParallelLayout, plan: &Plan) -> Result<Vec<ModuleTrace>, String> {
         // Small modules are sharded too, or nothing would be tested.
         let units = Units::auto().keep_below(2);
-        let (ranks, tensor) = (layout.dp, TensorParallel::new(layout, plan, None));
+        let (ranks, tensor) = (layout.dp, TensorParallel::new(layout, plan, false));
         let strategy = DataParallel { tensor, ..DataParallel::new(ranks, layout.zero, units) };
         let device = strategy.training_device(host());
         let mut learner = self.learner(module);

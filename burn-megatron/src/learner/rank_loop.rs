@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use backend_dist::comm::Group;
 use backend_dist::launch::BoxError;
 use burn::data::dataloader::Progress;
-use burn::tensor::{Bytes, Device};
+use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     CloneEarlyStoppingStrategy, EventProcessorError, EventProcessorTraining, InferenceStep, Interrupter, Learner,
@@ -32,11 +32,16 @@ pub(super) struct Shared<M: LearnerModel> {
     pub processor: Mutex<SupervisedTrainingEventProcessor<M>>,
     pub trained: Items<TrainingItem<<M as TrainStep>::Output>>,
     pub validated: Items<TrainingItem<<M as InferenceStep>::Output>>,
-    /// Whether rank 0 has a checkpointer, and the queues that bring it the ranks' optimizer states.
+    /// Whether rank 0 has a checkpointer.
     pub checkpoints: bool,
-    pub states: Items<Bytes>,
+    /// Whether rank 0 is in this process, where it takes outputs.
+    pub reports: bool,
     /// Of random numbers on logical devices.
     pub seed: u64,
+    pub max_grad_norm: Option<f64>,
+    /// Whether ranks wait for each other within operations. Nobody may read outputs meanwhile: who does waits for the
+    /// rank that computed them, and the first rank for the metrics.
+    pub waits_in_operations: bool,
 }
 
 impl<M: LearnerModel> Shared<M> {
@@ -69,6 +74,7 @@ impl<M: LearnerModel> RankSetup<M> {
         shared: &Shared<M>,
     ) -> Result<M, BoxError> {
         let dp_rank = DpRank::new(self.learner.clone(), device, self.zero.take(), group, placing)?;
+        let dp_rank = dp_rank.clipping(shared.max_grad_norm);
         self.run_as(Box::new(OneModel::new(dp_rank)), device, group, shared)
     }
 
@@ -127,6 +133,12 @@ impl<M: LearnerModel> RankLoop<M> {
             // Every rank has pushed its outputs of previous rounds before it came here; a faster one may have pushed
             // that of this round already.
             self.report_train(std::mem::take(&mut pushed), first, shared);
+            if shared.waits_in_operations {
+                if first {
+                    shared.send(EventProcessorTraining::flush);
+                }
+                group.barrier();
+            }
             if round.ready.contains(&false) && round.ready.contains(&true) && !round.stop {
                 return Err(uneven(&round.ready, iteration).into());
             }
@@ -184,7 +196,9 @@ impl<M: LearnerModel> RankLoop<M> {
         for ((iteration, progress), output) in facts.into_iter().zip(outputs) {
             let lr = self.trained.learning_rate();
             let item = TrainingItem::new(output, progress, Some(iteration), Some(lr));
-            shared.trained.push(group.rank(), item);
+            if shared.reports {
+                shared.trained.push(group.rank(), item);
+            }
         }
         accumulated
     }
@@ -225,7 +239,10 @@ impl<M: LearnerModel> RankLoop<M> {
             // Shares of the validation set may differ by a batch: only with ZeRO 3 there are collectives inside one.
             if let Some(batch) = batch {
                 let output = self.trained.valid(batch);
-                shared.validated.push(group.rank(), TrainingItem::new(output, round.progress, Some(iteration), None));
+                let item = TrainingItem::new(output, round.progress, Some(iteration), None);
+                if shared.reports {
+                    shared.validated.push(group.rank(), item);
+                }
             } else if let Some(filler) = &self.filler {
                 let batch = filler.iter().next().transpose()?.ok_or("the validation set has no first item")?;
                 let _ = self.trained.valid(batch);
@@ -248,7 +265,7 @@ impl<M: LearnerModel> RankLoop<M> {
 
     /// Checkpoint and early stopping on rank 0; the decision is everyone's.
     fn end_epoch(&mut self, epoch: usize, group: &Group, shared: &Shared<M>) -> Result<bool, BoxError> {
-        let learner = if shared.checkpoints { self.trained.whole(&shared.states, &shared.store)? } else { None };
+        let learner = if shared.checkpoints { self.trained.whole(&shared.store)? } else { None };
         let decision = (group.rank() == 0).then(|| {
             shared.send(|to| to.process_train(LearnerEvent::EndEpoch(epoch)));
             shared.send(EventProcessorTraining::flush);

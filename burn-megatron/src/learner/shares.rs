@@ -13,6 +13,12 @@ pub(super) fn whole_shares(items: usize, ranks: usize) -> Vec<Range<usize>> {
     (0..ranks).map(|rank| rank * items / ranks..(rank + 1) * items / ranks).collect()
 }
 
+/// [`whole_shares`] for the first `of` of `ranks` ranks, and nothing for the others.
+pub(super) fn shares_of_first(items: usize, of: usize, ranks: usize) -> Vec<Range<usize>> {
+    let nothing = std::iter::repeat_n(items..items, ranks - of);
+    whole_shares(items, of).into_iter().chain(nothing).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

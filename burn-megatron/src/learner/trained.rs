@@ -1,14 +1,12 @@
 //! One data-parallel rank as the loop over batches sees it: one model, or the first stage of a pipeline.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::tensor::Bytes;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{InferenceStep, Learner, LearnerModel, TrainStep};
 
 use backend_dist::launch::BoxError;
 
 use super::dp_rank::DpRank;
-use super::items::Items;
 
 /// A rank's model and optimizer. Every data-parallel rank must call the same methods in the same order.
 pub(super) trait Trained<M: LearnerModel> {
@@ -35,7 +33,7 @@ pub(super) trait Trained<M: LearnerModel> {
     fn valid(&mut self, batch: <M as InferenceStep>::Input) -> <M as InferenceStep>::Output;
 
     /// The learner with the whole model and the optimizer states of all ranks, on rank 0.
-    fn whole(&mut self, states: &Items<Bytes>, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError>;
+    fn whole(&mut self, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError>;
 
     /// The trained model, whole on rank 0.
     fn into_model(self: Box<Self>) -> Result<M, BoxError>;
@@ -92,9 +90,9 @@ impl<M: LearnerModel> Trained<M> for OneModel<M> {
         self.rank.valid_step(model, batch)
     }
 
-    fn whole(&mut self, states: &Items<Bytes>, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
+    fn whole(&mut self, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
         self.valid = None;
-        self.rank.whole(states, store)
+        self.rank.whole(store)
     }
 
     fn into_model(self: Box<Self>) -> Result<M, BoxError> {

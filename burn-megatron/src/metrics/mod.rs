@@ -13,6 +13,7 @@ mod memory;
 mod mlflow;
 mod protobuf;
 mod reading;
+mod rewards;
 mod run_log;
 mod running;
 mod saves;
@@ -28,9 +29,12 @@ pub use memory::{resident_bytes, step_memory};
 pub use reading::{
     DroppedTokens, DroppedTokensReading, ExpertBalance, ExpertBalanceReading, FullUtilisation, FullUtilisationReading,
     GpuIdle, GpuIdleReading, GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory,
-    MemoryReading, Perplexity, PerplexityReading, Reading, RewardAccuracy, RewardAccuracyReading, RewardMargin,
-    RewardMarginReading, StepMetric, Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation,
-    UtilisationReading,
+    MemoryReading, Perplexity, PerplexityReading, Reading, StepMetric, Teraflops, TeraflopsReading, Throughput,
+    ThroughputReading, Utilisation, UtilisationReading,
+};
+pub use rewards::{
+    CompletionLength, CompletionLengthReading, Kl, KlReading, MeanReward, MeanRewardReading, RewardAccuracy,
+    RewardAccuracyReading, RewardMargin, RewardMarginReading,
 };
 pub use run_log::{LogFiles, RunInfo, RunLog};
 pub use saves::Checkpoints;

@@ -164,40 +164,6 @@ impl Reading for GradNormReading {
     }
 }
 
-/// Mean reward of chosen answers less that of rejected ones, in preference tuning.
-#[derive(Clone)]
-pub struct RewardMarginReading;
-/// [`RewardMarginReading`] as a metric.
-pub type RewardMargin = StepMetric<RewardMarginReading>;
-
-impl Reading for RewardMarginReading {
-    type Input = StepStats;
-    const NAME: &'static str = "Reward margin";
-    const HIGHER_IS_BETTER: bool = true;
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        let means = input.preference.unwrap_or_default();
-        (means.rewards_margin, means.pairs)
-    }
-}
-
-/// Share of pairs whose chosen answer has the higher reward, in preference tuning.
-#[derive(Clone)]
-pub struct RewardAccuracyReading;
-/// [`RewardAccuracyReading`] as a metric.
-pub type RewardAccuracy = StepMetric<RewardAccuracyReading>;
-
-impl Reading for RewardAccuracyReading {
-    type Input = StepStats;
-    const NAME: &'static str = "Reward accuracy";
-    const HIGHER_IS_BETTER: bool = true;
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        let means = input.preference.unwrap_or_default();
-        (means.rewards_accuracy, means.pairs)
-    }
-}
-
 /// Learning rate of the step.
 #[derive(Clone)]
 pub struct LearningRateReading;

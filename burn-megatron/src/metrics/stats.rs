@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gauge::{RankReading, mean};
 use crate::engine::{ExpertLoad, ExpertSummary};
+use crate::grpo::GrpoMeans;
 use crate::preference::PreferenceMeans;
 
 /// A mean loss and the number of tokens it is the mean of.
@@ -70,6 +71,9 @@ pub struct StepStats {
     /// Rewards, in preference tuning.
     #[serde(flatten)]
     pub preference: Option<PreferenceMeans>,
+    /// Rewards and completions, in GRPO.
+    #[serde(flatten)]
+    pub grpo: Option<GrpoMeans>,
     /// The reading of every rank's GPU in this step; nothing on CPU ranks.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gpus: Vec<RankReading>,

@@ -1,6 +1,7 @@
 //! The sizes of a decoder, and those of one rank.
 
 use backend_dist::mesh::ParallelLayout;
+use models::layers::{NormOver, NormPlacement};
 
 use crate::flops::{AttentionCount, FlopShape, LatentFlops};
 use crate::schedule::stages::PartCosts;
@@ -62,14 +63,18 @@ pub struct Decoder {
     pub mtp: usize,
     /// Size of the sliding attention window, if the model has one.
     pub window: Option<usize>,
+    /// Layers with the window; without one nothing.
+    pub windowed_layers: usize,
     /// The MLP is `down(silu(gate) up)`, with three matrices instead of two.
     pub gated: bool,
-    /// Queries and keys are normalised per head.
-    pub head_norms: bool,
+    /// Over what queries and keys are normalised, if they are.
+    pub query_key_norm: Option<NormOver>,
+    /// Where the norms of a layer are.
+    pub norms: NormPlacement,
     /// Norms have a bias.
     pub norm_bias: bool,
-    /// The attention's linear layers have biases.
-    pub attention_bias: bool,
+    /// The projection of queries, keys and values has biases, and the output projection.
+    pub attention_bias: [bool; 2],
     /// The MLP's linear layers have biases.
     pub mlp_bias: bool,
     /// Number of learned position embeddings; without them the model uses RoPE.
@@ -195,7 +200,9 @@ impl Decoder {
     pub fn local(&self, layout: &ParallelLayout, sequences: usize, seq: usize, documents: usize) -> LocalSizes {
         let tp = layout.tp;
         let tokens = (sequences * seq).div_ceil(layout.cp);
-        let seen = self.window.unwrap_or(documents).min(documents) as f64;
+        let visible = |seen: usize| seen as f64 - (seen * seen) as f64 / (2 * documents.max(1)) as f64;
+        let (window, layers) = (self.window.unwrap_or(documents).min(documents), self.layers.max(1) as f64);
+        let share = self.windowed_layers as f64 / layers;
         let experts = self.experts.as_ref().map_or(LocalExperts::default(), |experts| {
             let (own, etp) = (tokens.div_ceil(tp) as u64, layout.expert_tp());
             let copies = own * experts.top_k as u64;
@@ -217,7 +224,7 @@ impl Decoder {
             heads: (self.heads / tp) as u64,
             intermediate: (self.intermediate / tp) as u64,
             vocab: (self.vocab.next_multiple_of(self.vocab_multiple.max(1) * tp) / tp) as u64,
-            visible: seen - seen * seen / (2 * documents.max(1)) as f64,
+            visible: share * visible(window) + (1.0 - share) * visible(documents),
             experts,
         }
     }

@@ -1,15 +1,13 @@
 //! Conversations as the data of a run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use indicatif::HumanCount;
-
 use super::TrainError;
-use super::data::{RunData, fits};
+use super::data::RunData;
+use super::templated::{Rows, describe, tokenizer};
 use crate::config::RunConfig;
-use crate::data::chat::{ChatBlend, ChatDataset, ChatReport, ChatTokenizer};
-use crate::data::preprocess::vocab_size;
+use crate::data::chat::{ChatBlend, ChatDataset, ChatReport};
 use crate::data::{Split, TokenDataset};
 
 /// Reads, renders and packs the conversations of `[chat]`.
@@ -18,9 +16,7 @@ use crate::data::{Split, TokenDataset};
 /// If a row cannot be used, or there is nothing to learn or to evaluate on.
 pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     let (chat, data, training, evaluation) = (&config.chat, &config.data, &config.training, &config.evaluation);
-    let path = PathBuf::from(data.tokenizer.as_deref().expect("the configuration was checked"));
-    let tokenizer = ChatTokenizer::open(&path, chat.template.as_deref())?;
-    fits(config, vocab_size(tokenizer.tokenizer()), Some(&path))?;
+    let (path, tokenizer) = tokenizer(config)?;
     let read = |files: &[PathBuf]| ChatDataset::open(&tokenizer, &chat.set(files), training.seq_length);
 
     // Files with weights are packed one by one.
@@ -32,7 +28,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     for set in sets {
         let (part, report) = read(set)?;
         let name = if chat.weights.is_some() { set[0].display().to_string() } else { "training".into() };
-        notes.push(describe(&name, &part, &report));
+        notes.push(note(&name, &part, &report));
         train.push(part);
     }
     let evaluates = evaluation.batches > 0 || evaluation.final_batches > 0;
@@ -40,7 +36,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     let mut valid = Vec::new();
     if evaluates && !chat.validation.is_empty() {
         let (part, report) = read(&chat.validation)?;
-        notes.push(describe("validation", &part, &report));
+        notes.push(note("validation", &part, &report));
         valid.push(part);
     } else if evaluates && share > 0.0 {
         for part in &mut train {
@@ -56,36 +52,9 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     let last = valid.as_ref().filter(|_| evaluation.final_batches > 0).cloned();
     let last = last.map(|last| Arc::new(last.first(most(evaluation.final_batches))) as Arc<dyn TokenDataset>);
     let valid = valid.filter(|_| evaluation.batches > 0).map(|valid| Arc::new(valid) as Arc<dyn TokenDataset>);
-    Ok(RunData { valid: valid.unwrap_or_else(|| train.clone()), train, last, tokenizer: Some(path), notes })
+    Ok(RunData { valid: valid.unwrap_or_else(|| train.clone()), train, last, tokenizer: Some(path), notes, grpo: None })
 }
 
-/// What became of the rows, in a line.
-fn describe(part: &str, data: &ChatDataset, report: &ChatReport) -> String {
-    let count = |number: usize| HumanCount(number as u64);
-    let mut line = format!(
-        "{part}: {} samples in {} sequences, {} tokens in the loss, {:.1} % padding",
-        count(report.samples),
-        count(data.sequences()),
-        count(report.learned),
-        100.0 * data.padding()
-    );
-    for (number, what) in [(report.truncated, "samples truncated"), (report.dropped, "samples dropped as too long")] {
-        if number > 0 {
-            line += &format!("; {} {what}", count(number));
-        }
-    }
-    if let Some(first) = &report.skipped.first {
-        line += &format!("; {} bad rows left out, the first: {first}", HumanCount(report.skipped.rows));
-    }
-    line
-}
-
-/// Whether the tokenizer and its template can be used with the model.
-///
-/// # Errors
-/// Why not.
-pub(super) fn check_tokenizer(config: &RunConfig) -> Result<(), TrainError> {
-    let path = Path::new(config.data.tokenizer.as_deref().unwrap_or_default());
-    let tokenizer = ChatTokenizer::open(path, config.chat.template.as_deref())?;
-    fits(config, vocab_size(tokenizer.tokenizer()), Some(path))
+fn note(part: &str, data: &ChatDataset, report: &ChatReport) -> String {
+    describe(part, &Rows { what: "samples", learned: "in the loss" }, (data.sequences(), data.padding()), report)
 }

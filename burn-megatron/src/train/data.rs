@@ -14,6 +14,8 @@ use crate::data::preprocess::{
     PreprocessOptions, Progress, TextDocuments, TokenizerChoice, end_of_document, prepare, vocab_size,
 };
 use crate::data::{Blend, GptSplit, GptSplits, Sample, SampleError, TokenDataset};
+use crate::grpo::Reward;
+use crate::learner::GrpoRun;
 
 /// What a run trains on and is evaluated on.
 pub struct RunData {
@@ -27,6 +29,8 @@ pub struct RunData {
     pub tokenizer: Option<PathBuf>,
     /// Lines about the data for the user.
     pub notes: Vec<String>,
+    /// What is completed, and who judges it, in a run of GRPO.
+    pub grpo: Option<GrpoRun>,
 }
 
 /// Tokens on disk.
@@ -46,19 +50,22 @@ impl RunData {
     /// # Errors
     /// If files cannot be read, hold too little, or speak of tokens that the model does not have.
     pub fn open(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
-        Self::of(config, Tokens::find(config, progress)?)
+        Self::of(config, None, Tokens::find(config, progress)?)
     }
 
-    /// Opens the data of a run whose tokens are on disk.
+    /// Opens the data of a run whose tokens are on disk; `reward` judges completions in place of the configuration's.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(super) fn of(config: &RunConfig, tokens: Tokens) -> Result<Self, TrainError> {
+    pub(super) fn of(config: &RunConfig, reward: Option<Arc<dyn Reward>>, tokens: Tokens) -> Result<Self, TrainError> {
         if config.chat.is_used() {
             return super::chat::open(config);
         }
         if config.preference.is_used() {
             return super::preference::open(config);
+        }
+        if config.grpo.is_used() {
+            return super::grpo::open(config, reward);
         }
         let (training, evaluation) = (&config.training, &config.evaluation);
         // A weighted blend has no end of its own.
@@ -86,7 +93,7 @@ impl RunData {
         let tests = parts.test.filter(|test| !test.is_empty()).or(parts.valid);
         let last = tests.filter(|tests| most > 0 && !tests.is_empty());
         let last = last.map(|last| open(Some(last), "test", most)).transpose()?;
-        Ok(Self { train, valid, last, tokenizer: tokens.tokenizer, notes: vec![] })
+        Ok(Self { train, valid, last, tokenizer: tokens.tokenizer, notes: vec![], grpo: None })
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::Instant;
 use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::ops::{copy_engines, deterministic};
 use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
 use models::lora::Adapter;
@@ -16,7 +15,7 @@ use serde_json::Value;
 use super::fp8::possible;
 use super::{Plan, RunData, TrainError, resume as saving, tasks};
 use crate::checkpoint::Checkpoint;
-use crate::config::{PerformanceSection, RunConfig};
+use crate::config::RunConfig;
 use crate::engine::Teacher;
 use crate::flops::AttentionCount;
 use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
@@ -57,7 +56,6 @@ impl WithModel for Launch<'_> {
         let (training, evaluation) = (&config.training, &config.evaluation);
         let (dims, engine) = (sizes.dims(), config.engine());
         let build = stage_builder::<M>(sizes, config, weights, plan.adapter().cloned());
-        settle(&config.performance);
         let peak = devices.first().and_then(|device| peak(device, training.dtype.bytes()));
         let mesh = Mesh::new(config.parallel.clone())?;
         let json = |part: Result<Value, serde_json::Error>| part.expect("configurations are plain data");
@@ -92,6 +90,13 @@ impl WithModel for Launch<'_> {
         if let Some(teacher) = plan.teacher() {
             let dtype = FloatDType::from(training.dtype);
             run = run.teacher(move |rank| teacher.config().visit(BuildTeacher { rank, dtype, weights: &teacher }));
+        }
+        if let Some(grpo) = data.grpo {
+            run = run.grpo(grpo);
+        }
+        // Without adapters there is nothing to switch off, and those of DoRA cannot be.
+        if config.grpo.is_used() && (config.lora.rank.is_none() || config.lora.dora) {
+            run = run.reference(stage_builder::<M>(sizes, &config.without_adapters(), plan.weights(), None));
         }
         if let Some(processes) = processes {
             run = run.processes(processes);
@@ -132,12 +137,6 @@ impl WithModel for BuildTeacher<'_> {
         let model = T::build(sizes, params)?;
         Ok(Box::new(move |tokens, batch| model.head_logits(model.hidden_states(tokens, batch))))
     }
-}
-
-/// Applies settings that hold for all operations of the process.
-pub(crate) fn settle(performance: &PerformanceSection) {
-    deterministic(performance.deterministic);
-    copy_engines(performance.copy_engines);
 }
 
 /// What makes a rank's stages of a model: random, or read from a folder.

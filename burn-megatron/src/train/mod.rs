@@ -5,11 +5,13 @@
 mod chat;
 mod data;
 mod fp8;
+mod grpo;
 mod launch;
 mod plan;
 mod preference;
 mod resume;
 mod tasks;
+mod templated;
 #[cfg(test)]
 mod tests;
 
@@ -35,8 +37,8 @@ use crate::learner::limit_of_files_is_an_error;
 use crate::refusal::{Access, advice};
 pub use data::RunData;
 use data::Tokens;
+pub(crate) use launch::stage_builder;
 pub use launch::{STOPPED, TrainReport};
-pub(crate) use launch::{settle, stage_builder};
 pub use plan::Plan;
 pub use resume::ResumePoint;
 
@@ -58,6 +60,12 @@ pub enum TrainError {
     /// Conversations cannot be used.
     #[error("[chat]: {0}")]
     Chat(#[from] ChatError),
+    /// Prompts cannot be used.
+    #[error("[grpo]: {0}")]
+    Grpo(ChatError),
+    /// The pattern of answers is none.
+    #[error("grpo.answer-pattern: {0}")]
+    Reward(String),
     /// Tasks cannot be used.
     #[error("evaluation.tasks: {0}")]
     Tasks(#[from] EvalError),
@@ -199,17 +207,18 @@ pub fn train_among(
         Some(processes) => processes.attempt(start_threads)?,
     }
     let data = match processes {
-        None => RunData::open(config, progress)?,
+        None => RunData::of(config, plan.reward(), Tokens::find(config, progress)?)?,
         Some(processes) => {
             same_start(plan, processes)?;
             let tokens: Tokens = processes.from_first("tokens", || Tokens::find(config, progress))?;
-            let data = processes.first_then_others("data", || RunData::of(config, tokens))?;
+            let data = processes.first_then_others("data", || RunData::of(config, plan.reward(), tokens))?;
             same_data(&data, processes)?;
             data
         }
     };
     if processes.is_none_or(Processes::is_first) {
-        data.notes.iter().for_each(|note| say(format_args!("{:<12} {note}", "chat")));
+        let label = if config.grpo.is_used() { "grpo" } else { "chat" };
+        data.notes.iter().for_each(|note| say(format_args!("{label:<12} {note}")));
     }
     let launch = launch::Launch { plan, processes: processes.cloned(), devices, data };
     config.model.config.visit(launch)

@@ -15,6 +15,7 @@ use super::resume::{self, ResumePoint};
 use crate::config::{ConfigErrors, Problem, RunConfig};
 use crate::data::indexed::IndexedDataset;
 use crate::data::{Split, check_samples};
+use crate::grpo::Reward;
 use crate::hf::{HfFolder, read_adapter};
 use crate::learner::Faults;
 
@@ -32,6 +33,7 @@ pub struct Plan {
     weights: Option<Arc<HfFolder>>,
     adapter: Option<Adapter>,
     teacher: Option<Arc<HfFolder>>,
+    reward: Option<Arc<dyn Reward>>,
     /// One line per data file.
     data: Vec<String>,
 }
@@ -58,11 +60,14 @@ impl Plan {
             ("chat.validation", &chat.validation),
             ("preference.train", &preference.train),
             ("preference.validation", &preference.validation),
+            ("grpo.train", &config.grpo.train),
             ("evaluation.tasks", &config.evaluation.tasks),
         ] {
             files.iter().for_each(|file| found(source_file(key, file)));
         }
-        for (key, template) in [("chat", &chat.template), ("preference", &preference.template)] {
+        for (key, template) in
+            [("chat", &chat.template), ("preference", &preference.template), ("grpo", &config.grpo.template)]
+        {
             let missing = template.iter().filter(|template| !template.is_file());
             let what = |path: &PathBuf| Problem::new(format!("{key}.template: there is no file {}", path.display()));
             problems.extend(missing.map(what));
@@ -100,6 +105,7 @@ impl Plan {
             weights,
             adapter,
             teacher,
+            reward: None,
             data,
         })
     }
@@ -109,11 +115,24 @@ impl Plan {
     /// # Errors
     /// What is wrong with it.
     pub fn check_tokenizer(&self) -> Result<(), TrainError> {
-        match (self.config.chat.is_used(), self.config.preference.is_used()) {
-            (true, _) => super::chat::check_tokenizer(&self.config),
-            (_, true) => super::preference::check_tokenizer(&self.config),
-            _ => tokenizer_file(&self.config).map(drop),
+        if self.config.grpo.is_used() {
+            return super::grpo::check_tokenizer(&self.config).map(drop);
         }
+        match self.config.has_conversations() {
+            true => super::templated::tokenizer(&self.config).map(drop),
+            false => tokenizer_file(&self.config).map(drop),
+        }
+    }
+
+    /// Completions of `[grpo]` are judged by this, in place of the configuration's exact match.
+    pub fn with_reward(mut self, reward: impl Reward + 'static) -> Self {
+        self.reward = Some(Arc::new(reward));
+        self
+    }
+
+    /// What [`with_reward`](Self::with_reward) has named.
+    pub(super) fn reward(&self) -> Option<Arc<dyn Reward>> {
+        self.reward.clone()
     }
 
     /// The configuration.
@@ -215,6 +234,7 @@ fn source_file(key: &str, file: &Path) -> Result<String, String> {
     let what = match key {
         "data.text" => "text",
         "evaluation.tasks" => "tasks",
+        "grpo.train" => "prompts",
         _ => "conversations",
     };
     Ok(format!("{}: {} bytes of {what}", file.display(), HumanCount(size)))

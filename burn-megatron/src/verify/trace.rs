@@ -96,6 +96,9 @@ pub fn trace<M: CausalLm>(
     let config = job.engine_in(candidate);
     let train = |rank: Rank| {
         let mut engine = RankEngine::new(&rank, dims, |part| build(&rank, part), config.clone())?;
+        if let Some(routing) = &job.routing {
+            engine = engine.with_routing(routing.clone());
+        }
         let steps = job.batches.len();
         let mut trace = RankTrace {
             losses: Vec::with_capacity(steps),
@@ -112,11 +115,7 @@ pub fn trace<M: CausalLm>(
         trace.parameters = parameters(&mut engine);
         Ok(trace)
     };
-    let traces = launch(&mesh, devices, |rank| match &job.routing {
-        Some(routing) => routing.run(|| train(rank)),
-        None => train(rank),
-    })?;
-    Ok(traces)
+    Ok(launch(&mesh, devices, train)?)
 }
 
 /// The sections of some parameters with their parts of the values.

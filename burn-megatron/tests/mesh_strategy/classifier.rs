@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::optim::AdamWConfig;
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
@@ -22,6 +24,7 @@ use burn::train::{
 
 use burn_megatron::prelude::{Part, Stages};
 
+use crate::clip_grad_norm::clip_grad_norm;
 use crate::cpu;
 
 pub const WIDTH: usize = 16;
@@ -44,6 +47,10 @@ pub struct Trap {
     pub steps: Arc<AtomicUsize>,
     pub panic_at: Option<usize>,
     pub stop_at: Option<usize>,
+    /// Clips the gradients of one device.
+    pub max_grad_norm: Option<f64>,
+    /// Ends the process, as if it had been killed.
+    pub exit_at: Option<usize>,
     pub interrupter: Handle,
 }
 
@@ -79,6 +86,9 @@ impl Classifier {
     fn spring(trap: &Trap) {
         let step = trap.steps.fetch_add(1, Ordering::SeqCst) + 1;
         assert!(trap.panic_at != Some(step), "the model ran into a wall");
+        if trap.exit_at == Some(step) {
+            std::process::abort();
+        }
         if trap.stop_at == Some(step) {
             trap.interrupter.0.stop(Some("enough"));
         }
@@ -94,7 +104,7 @@ impl Classifier {
 
 /// Gives parameters values that do not depend on a generator.
 #[derive(Default)]
-struct Known {
+pub struct Known {
     index: usize,
     fields: Vec<String>,
 }
@@ -109,6 +119,9 @@ impl ModuleMapper for Known {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !param.is_require_grad() {
+            return param;
+        }
         self.index += 1;
         let index = self.index;
         let one = if self.fields.last().is_some_and(|name| name == "gamma") { 1.0 } else { 0.0 };
@@ -120,8 +133,9 @@ impl ModuleMapper for Known {
     }
 }
 
+/// Every number of a module.
 #[derive(Default)]
-struct All(Vec<f64>);
+pub struct All(pub Vec<f64>);
 
 impl ModuleVisitor for All {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -136,6 +150,14 @@ impl TrainStep for Classifier {
     fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
         let (loss, output) = self.run(&batch);
         TrainOutput::new(self, loss.backward(), output)
+    }
+
+    fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, grads: GradientsParams) -> Self {
+        let grads = match self.trap.max_grad_norm {
+            Some(norm) => clip_grad_norm(&self, grads, norm),
+            None => grads,
+        };
+        optimizer.step(rate, self, grads)
     }
 }
 
@@ -247,6 +269,8 @@ pub struct Setup {
     /// Of the CPU's generator.
     pub seed: Option<u64>,
     pub trap: Trap,
+    /// Of the optimizer.
+    pub clipping: Option<GradientClippingConfig>,
     /// Keeps checkpoints, and resumes from that of an epoch.
     pub checkpoints: Option<Option<usize>>,
 }
@@ -263,6 +287,7 @@ impl Default for Setup {
             dropout: 0.0,
             seed: None,
             trap: Trap::default(),
+            clipping: None,
             checkpoints: None,
         }
     }
@@ -273,6 +298,16 @@ impl Setup {
         &self,
         directory: &Path,
         strategy: TrainingStrategy<Classifier>,
+    ) -> (SupervisedTraining<Classifier>, Learner<Classifier>) {
+        self.training_from(directory, strategy, 1.0)
+    }
+
+    /// With initial values of the output layer that are `factor` times as large.
+    fn training_from(
+        &self,
+        directory: &Path,
+        strategy: TrainingStrategy<Classifier>,
+        factor: f64,
     ) -> (SupervisedTraining<Classifier>, Learner<Classifier>) {
         let train = loader(self.items.clone(), self.batch, self.order);
         let mut training = SupervisedTraining::new(directory, train, loader((0..10).collect(), 4, Order::default()))
@@ -286,6 +321,7 @@ impl Setup {
             training = training.grads_accumulation(accumulation);
         }
         let mut model = Classifier::deep(self.layers, self.dropout, self.trap.clone());
+        model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(factor).detach().require_grad());
         if let Some(resume) = self.checkpoints {
             training = training.with_default_checkpointers();
             if let Some(epoch) = resume {
@@ -294,11 +330,22 @@ impl Setup {
                 model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(0.5));
             }
         }
-        (training, Learner::new(model, AdamWConfig::new().with_weight_decay(0.1).init(), 0.003))
+        let optimizer = AdamWConfig::new().with_weight_decay(0.1).with_grad_clipping(self.clipping.clone());
+        (training, Learner::new(model, optimizer.init(), 0.003))
     }
 
     pub fn run(&self, directory: &Path, strategy: TrainingStrategy<Classifier>) -> LearningResult<Classifier> {
-        let (training, learner) = self.training(directory, strategy);
+        self.run_with(directory, strategy, 1.0)
+    }
+
+    /// With initial values of the output layer that are `factor` times as large.
+    pub fn run_with(
+        &self,
+        directory: &Path,
+        strategy: TrainingStrategy<Classifier>,
+        factor: f64,
+    ) -> LearningResult<Classifier> {
+        let (training, learner) = self.training_from(directory, strategy, factor);
         let _generator = generator();
         self.seed.iter().for_each(|seed| cpu().seed(*seed));
         training.launch(learner)

@@ -1,6 +1,10 @@
 //! `MegatronStrategy::mesh` under `SupervisedTraining` against one device with the larger batch, in double precision.
 
+mod batch_norm;
 mod classifier;
+mod clip_grad_norm;
+mod clipping;
+mod processes;
 mod stages;
 mod training;
 mod wrong;

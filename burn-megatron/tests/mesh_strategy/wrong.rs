@@ -57,6 +57,10 @@ fn devices_and_micro_batches_are_counted() {
     let text = refused(MegatronStrategy::mesh_on("TP2 DP2".parse().unwrap(), vec![Device::flex(); 3]));
     assert!(text.contains("layout TP2 DP2 has 4 ranks, and there are 3 devices; nearest legal: 4"), "{text}");
     assert!(refused(mesh("TP2").micro_batches(0)).contains("nearest legal: 1"));
+    let text = refused(mesh("DP2").sync_batch_norm());
+    assert!(text.contains("the model has no running statistics"), "{text}");
+    let text = refused(mesh("TP2").max_grad_norm(0.0));
+    assert!(text.contains("max_grad_norm 0 is not above 0; nearest legal: none"), "{text}");
 }
 
 #[test]

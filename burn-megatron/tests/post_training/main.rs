@@ -3,6 +3,7 @@
 mod chat;
 mod distill;
 mod eval;
+mod grpo;
 mod lora;
 mod preference;
 mod talk;

@@ -43,7 +43,7 @@ impl LatentBlock {
 
     /// The block's output; see [`LatentAttention::forward`].
     pub fn forward(&self, x: Tensor<3>, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
-        batch.in_whole(|| self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch)))
+        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
     }
 
     /// The same for positions that follow those in the cache; see [`LatentAttention::extend`].
@@ -57,7 +57,7 @@ impl LatentBlock {
         batch: &MicroBatch,
         attention: impl FnOnce(Residual, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
-        let x = Residual::enter(x);
+        let x = Residual::enter(x, &batch.pass);
         let attention = attention(x.clone(), &self.input_layernorm);
         let x = self.post_attention_layernorm.of_sum(x, attention);
         let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);

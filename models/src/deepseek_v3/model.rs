@@ -10,7 +10,6 @@ use super::block::LatentBlock;
 use super::config::DeepSeekV3Config;
 use super::mtp::Predictors;
 use crate::causal_lm::{CausalLm, ModelConfig};
-use crate::layers::moe::stats;
 use crate::layers::{
     Angles, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, Vocab, VocabParallelEmbedding, with_mtp_losses,
 };
@@ -102,10 +101,10 @@ impl CausalLm for DeepSeekV3 {
     fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
         let Head { norm, lm_head, .. } = self.head();
         let x = norm.forward(x);
-        let losses = lm_head.token_losses(x.clone(), labels.clone().transpose(), None).transpose();
+        let losses = lm_head.token_losses(x.clone(), labels.clone().transpose(), None, batch).transpose();
         match x.is_autodiff() {
             true => {
-                let modules = stats::counted(|| self.further_losses(x, &labels, batch));
+                let modules = self.further_losses(x, &labels, &batch.as_first_pass());
                 with_mtp_losses(losses, modules, self.mtp_weight, batch)
             }
             false => losses,

@@ -74,10 +74,10 @@ impl Predictors {
         let mut x = x;
         let module = |(index, module): (usize, &Predictor)| {
             let embedded = embed_tokens.forward(ahead(labels.clone(), index, batch.context.as_ref()).transpose());
-            let hidden = module.block.forward(module.input.forward(embedded, x.clone()), angles, batch);
+            let hidden = module.block.forward(module.input.forward(embedded, x.clone(), batch), angles, batch);
             x = module.norm.forward(hidden);
             let targets = ahead(labels.clone(), index + 1, batch.context.as_ref());
-            lm_head.token_losses(x.clone(), targets.transpose(), None).transpose()
+            lm_head.token_losses(x.clone(), targets.transpose(), None, batch).transpose()
         };
         self.modules.iter().enumerate().map(module).collect()
     }

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, not_negative, positive, share};
-use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, Vocab};
+use crate::layers::{
+    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, NormPlacement, Vocab,
+};
 use crate::layout::ModelDims;
 use crate::limits;
 use crate::megatron::MegatronDecoder;
@@ -115,15 +117,13 @@ impl GptConfig {
         let linear = |init| LinearConfig { bias: self.bias, init };
         BlockConfig {
             attention: AttentionConfig {
-                hidden: self.hidden_size,
-                heads: self.num_attention_heads,
-                kv_heads: self.num_attention_heads,
-                head_dim: self.head_dim(),
-                window: None,
                 dropout: self.attention_dropout,
-                head_norm_eps: None,
-                input: linear(self.init()),
-                output: linear(residual),
+                ..AttentionConfig::new(
+                    self.hidden_size,
+                    [self.num_attention_heads; 2],
+                    self.head_dim(),
+                    [linear(self.init()), linear(residual)],
+                )
             },
             mlp: Ffn::Dense(MlpConfig {
                 hidden: self.hidden_size,
@@ -133,6 +133,7 @@ impl GptConfig {
                 output: linear(residual),
             }),
             norm: NormKind::Layer,
+            placement: NormPlacement::Before,
             norm_eps: self.layer_norm_epsilon,
             dropout: self.hidden_dropout,
         }

@@ -113,9 +113,9 @@ impl CausalLm for Gpt {
         self.layers[index - self.part.layers.start].forward(x, None, batch)
     }
 
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, _batch: &MicroBatch) -> Tensor<2> {
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
         let Head { norm, lm_head } = self.head();
-        lm_head.token_losses(norm.forward(x), labels.transpose(), self.table()).transpose()
+        lm_head.token_losses(norm.forward(x), labels.transpose(), self.table(), batch).transpose()
     }
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {

@@ -1,10 +1,12 @@
 //! Names that most families of Hugging Face share, and keys of `config.json` that are called as ours.
 
+use std::ops::Range;
+
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::class_of;
-use crate::layers::{AttentionConfig, BlockConfig, Ffn, MlpConfig, MoeConfig};
+use crate::layers::{AttentionConfig, BlockConfig, Ffn, MlpConfig, MoeConfig, NormOver};
 use crate::llama::Frame;
 use crate::names::NameMap;
 
@@ -21,15 +23,47 @@ pub(crate) const LIKE_MLPS: ExpertNames = ExpertNames { module: "mlp", matrices:
 
 const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
+/// How a family calls the tensors of a layer, and which of them it stores together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerNames {
+    /// The norms before attention, after it, before the MLP, after it; as many as the family has count.
+    pub norms: [&'static str; 4],
+    pub experts: ExpertNames,
+    /// `qkv_proj` is `[q; k; v]`.
+    pub fused_qkv: bool,
+    /// `gate_up_proj` is `[gate; up]`.
+    pub fused_gate_up: bool,
+    /// Neighbouring features are rotated with each other. Here the first half of the rotated ones is rotated with the
+    /// second: the matrix rows have another order.
+    pub interleaved: bool,
+}
+
+/// The names of most families.
+pub(crate) const USUAL: LayerNames = LayerNames {
+    norms: ["input_layernorm", "", "post_attention_layernorm", ""],
+    experts: LIKE_MLPS,
+    fused_qkv: false,
+    fused_gate_up: false,
+    interleaved: false,
+};
+
 /// A decoder of RMSNorms, grouped queries and gated MLPs or experts; `block` says what each layer is.
-pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, experts: ExpertNames) -> NameMap {
+pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, called: LayerNames) -> NameMap {
     let mut map = NameMap::default();
     embedding(&mut map, frame.vocab.size, frame.vocab.hidden);
     for layer in 0..frame.layers {
         let (ours, theirs, block) = (format!("layers.{layer}"), format!("model.layers.{layer}"), block(layer));
-        norms(&mut map, &ours, &theirs, frame.vocab.hidden);
-        attention(&mut map, &block.attention, &format!("{ours}.attention"), &format!("{theirs}.self_attn"));
-        feed_forward(&mut map, &block.mlp, &format!("{ours}.mlp"), &theirs, experts);
+        for (place, norm) in block.placement.names() {
+            let (ours, theirs) = (format!("{ours}.{norm}.weight"), format!("{theirs}.{}.weight", called.norms[place]));
+            map.same(ours, theirs, &[frame.vocab.hidden]);
+        }
+        attention(&mut map, &block.attention, &format!("{ours}.attention"), &format!("{theirs}.self_attn"), called);
+        match &block.mlp {
+            Ffn::Dense(mlp) if called.fused_gate_up => {
+                gate_up(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
+            }
+            mlp => feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &theirs, called.experts),
+        }
     }
     head(&mut map, frame.vocab.size, frame.vocab.hidden, frame.tied);
     map
@@ -53,16 +87,58 @@ pub(crate) fn norms(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize) 
     }
 }
 
-fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &str) {
+fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &str, called: LayerNames) {
     let AttentionConfig { hidden, heads, kv_heads, head_dim, .. } = *config;
-    let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
-    for (part, out) in [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)] {
-        map.linear(&format!("{ours}.{part}"), &format!("{theirs}.{part}"), [out, hidden], config.input.bias);
+    let bias = config.input.bias;
+    let rotated = config.rope.filter(|_| called.interleaved).map_or(0, |rope| rope.head_dim);
+    let (queries, total) = (heads * head_dim, (heads + 2 * kv_heads) * head_dim);
+    let mut first = 0;
+    for (part, heads, rotated) in [("q_proj", heads, rotated), ("k_proj", kv_heads, rotated), ("v_proj", kv_heads, 0)] {
+        let (ours, out) = (format!("{ours}.{part}"), heads * head_dim);
+        let apart = format!("{theirs}.{part}");
+        match (called.fused_qkv, rotated) {
+            (true, _) => {
+                let rows = head_rows(first, heads, head_dim, rotated);
+                map.linear_rows(&ours, &format!("{theirs}.qkv_proj"), rows, [total, hidden], bias);
+            }
+            (false, 0) => map.linear(&ours, &apart, [out, hidden], bias),
+            (false, _) => map.linear_rows(&ours, &apart, head_rows(0, heads, head_dim, rotated), [out, hidden], bias),
+        }
+        first += out;
     }
     map.linear(&format!("{ours}.o_proj"), &format!("{theirs}.o_proj"), [hidden, queries], config.output.bias);
-    for part in ["q_norm", "k_norm"].iter().filter(|_| config.head_norm_eps.is_some()) {
-        map.same(format!("{ours}.{part}.weight"), format!("{theirs}.{part}.weight"), &[head_dim]);
+    if let Some(norm) = config.query_key_norm {
+        for (part, heads) in [("q_norm", heads), ("k_norm", kv_heads)] {
+            let features = if norm.over == NormOver::Head { head_dim } else { heads * head_dim };
+            map.same(format!("{ours}.{part}.weight"), format!("{theirs}.{part}.weight"), &[features]);
+        }
     }
+}
+
+/// Where the matrix rows of heads are whose first `rotated` features are pairs of neighbours: of each head the first
+/// of every pair, then the second, then the others.
+fn head_rows(first: usize, heads: usize, head_dim: usize, rotated: usize) -> Vec<Range<usize>> {
+    if rotated == 0 {
+        return std::iter::once(first..first + heads * head_dim).collect();
+    }
+    let head = |head: usize| {
+        let start = first + head * head_dim;
+        let pairs = start..start + rotated;
+        let halves = pairs.clone().step_by(2).chain(pairs.skip(1).step_by(2)).map(|row| row..row + 1);
+        halves.chain(std::iter::once(start + rotated..start + head_dim)).filter(|rows| !rows.is_empty())
+    };
+    (0..heads).flat_map(head).collect()
+}
+
+/// A gated MLP whose first layer is stored as one matrix.
+fn gate_up(map: &mut NameMap, config: &MlpConfig, ours: &str, theirs: &str) {
+    let MlpConfig { hidden, intermediate: width, input, .. } = *config;
+    for (part, first) in [("gate_proj", 0), ("up_proj", width)] {
+        let rows = std::iter::once(first..first + width).collect();
+        let theirs = format!("{theirs}.gate_up_proj");
+        map.linear_rows(&format!("{ours}.{part}"), &theirs, rows, [2 * width, hidden], input.bias);
+    }
+    map.linear(&format!("{ours}.down_proj"), &format!("{theirs}.down_proj"), [hidden, width], config.output.bias);
 }
 
 /// An MLP or MoE of the layer `theirs`.

@@ -90,10 +90,17 @@ pub enum HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 7] = [
+const ARCHITECTURES: [(&str, &str); 14] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
+    ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
+    ("smollm3", "SmolLM3ForCausalLM"),
+    ("olmo2", "Olmo2ForCausalLM"),
+    ("gemma2", "Gemma2ForCausalLM"),
+    ("gemma3_text", "Gemma3ForCausalLM"),
+    ("phi3", "Phi3ForCausalLM"),
+    ("glm4", "Glm4ForCausalLM"),
     ("mixtral", "MixtralForCausalLM"),
     ("qwen3_moe", "Qwen3MoeForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
@@ -159,10 +166,12 @@ impl FamilyConfig {
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let reader = ConfigReader::new(config)?;
         let kind = reader.text("model_type")?.ok_or_else(|| HfError::Missing { key: "model_type".into() })?;
+        if let Some(variant) = LlamaVariant::of_model_type(kind) {
+            let read = Self::Llama(LlamaConfig::from_hf(config, variant)?);
+            read.check()?;
+            return Ok(read);
+        }
         let read = match kind {
-            "llama" => LlamaConfig::from_hf(config, LlamaVariant::Llama).map(Self::Llama),
-            "mistral" => LlamaConfig::from_hf(config, LlamaVariant::Mistral).map(Self::Llama),
-            "qwen3" => LlamaConfig::from_hf(config, LlamaVariant::Qwen3).map(Self::Llama),
             "mixtral" => MixtralConfig::from_hf(config, MixtralVariant::Mixtral).map(Self::Mixtral),
             "qwen3_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Moe).map(Self::Mixtral),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),

@@ -5,20 +5,73 @@ use serde_json::{Map, Value, json};
 use super::{ConfigReader, HfError};
 use crate::layers::{LinearScaling, Llama3Scaling, RopeScaling, YarnScaling};
 
+/// What a configuration says of rotation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    pub scaling: Option<RopeScaling>,
+    /// Share of a head's features that are rotated, in models that have the key.
+    pub partial: Option<f64>,
+    /// Base of the frequencies of layers with a window, in models that have another one there.
+    pub local: Option<f64>,
+}
+
 /// Base and scaling of the rotary frequencies; `base` is that of a configuration that names none.
 pub(crate) fn read(config: &ConfigReader, base: f64) -> Result<(f64, Option<RopeScaling>), HfError> {
+    read_of(config, base, None).map(|rope| (rope.theta, rope.scaling))
+}
+
+/// The same of a model that rotates some of a head's features: transformers 5 has their share among the rotary
+/// parameters.
+pub(crate) fn read_partial(config: &ConfigReader, base: f64) -> Result<Rope, HfError> {
+    read_of(config, base, Some("partial_rotary_factor"))
+}
+
+/// The same of a model with other frequencies in layers with a window (Gemma 3). There is no scaling in these.
+pub(crate) fn read_by_kind(config: &ConfigReader, [base, local]: [f64; 2]) -> Result<Rope, HfError> {
+    let by_kind = match config.object("rope_parameters")? {
+        Some(kinds) if kinds.has("full_attention") || kinds.has("sliding_attention") => kinds,
+        _ => {
+            let local = config.number("rope_local_base_freq")?.unwrap_or(local);
+            return Ok(Rope { local: Some(local), ..read_of(config, base, None)? });
+        }
+    };
+    let of = |kind: &str| by_kind.object(kind)?.ok_or_else(|| HfError::Missing { key: kind.into() });
+    let (full, sliding) = (of("full_attention")?, of("sliding_attention")?);
+    by_kind.finish(&[])?;
+    let (theta, scaling, _) = parameters(&full, None)?;
+    let (local_theta, none, _) = parameters(&sliding, None)?;
+    if none.is_some() {
+        return Err(sliding.unsupported("rope_type", "scaled in sliding_attention", "default"));
+    }
+    Ok(Rope { theta: theta.unwrap_or(base), scaling, partial: None, local: Some(local_theta.unwrap_or(local)) })
+}
+
+fn read_of(config: &ConfigReader, base: f64, partial: Option<&str>) -> Result<Rope, HfError> {
+    let share = partial.map(|key| config.number(key)).transpose()?.flatten();
     let theta = config.number("rope_theta")?;
     let rope = match (config.object("rope_parameters")?, config.object("rope_scaling")?) {
         (Some(_), Some(_)) => return Err(config.unsupported("rope_scaling", "given twice", "`rope_parameters` alone")),
         (new, old) => new.or(old),
     };
-    let Some(rope) = rope else { return Ok((theta.unwrap_or(base), None)) };
-    let nested = rope.number("rope_theta")?;
+    let Some(rope) = rope else {
+        return Ok(Rope { theta: theta.unwrap_or(base), partial: share, ..Rope::default() });
+    };
+    let (nested, scaling, nested_share) = parameters(&rope, partial)?;
     if let (Some(theta), Some(nested)) = (theta, nested)
         && theta != nested
     {
         return Err(config.unsupported("rope_theta", &theta.to_string(), &nested.to_string()));
     }
+    Ok(Rope { theta: nested.or(theta).unwrap_or(base), scaling, partial: nested_share.or(share), local: None })
+}
+
+/// Base, scaling, and the number of a further key of an object of rotary parameters.
+fn parameters(
+    rope: &ConfigReader,
+    further: Option<&str>,
+) -> Result<(Option<f64>, Option<RopeScaling>, Option<f64>), HfError> {
     let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
         None | Some("default") => None,
         Some("linear") => Some(RopeScaling::Linear(LinearScaling { factor: rope.required_number("factor")? })),
@@ -28,11 +81,12 @@ pub(crate) fn read(config: &ConfigReader, base: f64) -> Result<(f64, Option<Rope
             high_freq_factor: rope.required_number("high_freq_factor")?,
             original_max_position_embeddings: rope.size("original_max_position_embeddings")?,
         })),
-        Some("yarn") => Some(RopeScaling::Yarn(YarnScaling::read_hf(&rope)?)),
+        Some("yarn") => Some(RopeScaling::Yarn(YarnScaling::read_hf(rope)?)),
         Some(other) => return Err(rope.unsupported("rope_type", other, "default, linear, llama3, yarn")),
     };
+    let (theta, number) = (rope.number("rope_theta")?, further.map(|key| rope.number(key)).transpose()?.flatten());
     rope.finish(&[])?;
-    Ok((nested.or(theta).unwrap_or(base), scaling))
+    Ok((theta, scaling, number))
 }
 
 /// `rope_parameters`.

@@ -10,8 +10,10 @@ use burn::tensor::Tensor;
 
 use super::cache::LayerCache;
 use super::dropout::DropoutKey;
+use super::frequencies::RopeConfig;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::Norm;
+use super::query_key_norm::{QueryKeyNorm, QueryKeyNorms};
 use super::rope::{Angles, rotate};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
@@ -28,16 +30,50 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
+    /// Rotation of queries and keys; without it positions must be in the layer's input, or nowhere (SmolLM3).
+    pub rope: Option<RopeConfig>,
     /// A position sees itself and this many minus one before it; `None` is all of them.
     pub window: Option<usize>,
+    /// Factor of the scores; `None` is `1/√head_dim`.
+    pub scale: Option<f64>,
+    /// A scaled score `s` becomes `c tanh(s/c)` (Gemma 2).
+    pub softcap: Option<f64>,
     /// Share of the attention weights dropped after the softmax.
     pub dropout: f64,
-    /// Epsilon of the RMSNorms over the features of each query and key head, if there are any (Qwen3).
-    pub head_norm_eps: Option<f64>,
+    /// Norms of queries and keys.
+    pub query_key_norm: Option<QueryKeyNorm>,
     /// The query, key and value projection.
     pub input: LinearConfig,
     /// The projection that is added to the residual stream.
     pub output: LinearConfig,
+}
+
+impl AttentionConfig {
+    /// Full causal attention of `heads` query and key-value heads, without rotation, norms and dropout.
+    pub fn new(hidden: usize, heads: [usize; 2], head_dim: usize, [input, output]: [LinearConfig; 2]) -> Self {
+        let [heads, kv_heads] = heads;
+        let (rope, window, scale, softcap, query_key_norm) = (None, None, None, None, None);
+        Self {
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            rope,
+            window,
+            scale,
+            softcap,
+            dropout: 0.0,
+            query_key_norm,
+            input,
+            output,
+        }
+    }
+
+    fn options(&self) -> AttentionOptions {
+        let causal = AttentionOptions::causal(self.head_dim);
+        let scale = self.scale.unwrap_or(causal.scale);
+        AttentionOptions { scale, window: self.window, softcap: self.softcap, ..causal }
+    }
 }
 
 /// Self-attention. A rank holds its query heads and the key-value heads they use; with fewer key-value
@@ -45,8 +81,7 @@ pub struct AttentionConfig {
 #[derive(Module, Debug)]
 pub struct SelfAttention {
     qkv: ColumnParallelLinear,
-    /// Of the queries and of the keys.
-    head_norms: Option<[Norm; 2]>,
+    norms: Option<QueryKeyNorms>,
     out: RowParallelLinear,
     #[module(skip)]
     heads: PackedHeads,
@@ -92,19 +127,13 @@ impl SelfAttention {
         ];
         let inner = config.heads * config.head_dim;
         let qkv = ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?;
-        let head_norms = match config.head_norm_eps {
-            Some(eps) => Some([
-                Norm::of_heads(params, &format!("{name}.q_norm"), config.head_dim, eps)?,
-                Norm::of_heads(params, &format!("{name}.k_norm"), config.head_dim, eps)?,
-            ]),
-            None => None,
-        };
+        let norms = config.query_key_norm.map(|norm| QueryKeyNorms::new(params, name, config, norm)).transpose()?;
         Ok(Self {
             qkv,
-            head_norms,
+            norms,
             out: RowParallelLinear::new(params, &format!("{name}.o_proj"), inner, config.hidden, config.output)?,
             heads: PackedHeads { heads: config.heads / ranks, kv_heads: config.kv_heads / kv_parts },
-            options: AttentionOptions { window: config.window, ..AttentionOptions::causal(config.head_dim) },
+            options: config.options(),
             dropout: WeightDropout {
                 share: config.dropout,
                 stream: stable_hash(&format!("{name}.weights")),
@@ -124,19 +153,21 @@ impl SelfAttention {
         angles: Option<&Angles>,
         batch: &MicroBatch,
     ) -> Tensor<3> {
-        let qkv = self.heads(self.qkv.forward(x, norm), angles);
-        let options = AttentionOptions { dropout: self.dropout.with(batch.dropout.as_ref()), ..self.options };
+        let qkv = self.heads(self.qkv.forward(x, norm, batch), angles);
+        let (dropout, deterministic) = (self.dropout.with(batch.dropout.as_ref()), batch.pass.deterministic);
+        let options = AttentionOptions { dropout, deterministic, ..self.options };
         if batch.context.is_none() && batch.documents.is_none() {
-            return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core);
+            return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core, batch);
         }
         if self.recompute_core {
             let (context, documents) = (batch.context.clone(), batch.documents.clone());
             let attention = Prologue::AttentionInContext(self.heads, options, context, documents);
-            return self.out.forward(qkv, attention, true);
+            return self.out.forward(qkv, attention, true, batch);
         }
-        let of = attention_in_context(qkv, self.heads, options, batch.context.as_ref(), batch.documents.as_ref());
+        let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
+        let of = attention_in_context(qkv, self.heads, options, context, documents, &batch.pass);
         let [seq, samples, heads, head_dim] = of.dims();
-        self.out.forward(of.reshape([seq, samples, heads * head_dim]), Prologue::None, false)
+        self.out.forward(of.reshape([seq, samples, heads * head_dim]), Prologue::None, false, batch)
     }
 
     /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` pad
@@ -149,7 +180,8 @@ impl SelfAttention {
         angles: Option<&Angles>,
         cache: &mut LayerCache,
     ) -> Tensor<3> {
-        let qkv = self.qkv.forward(x, norm);
+        let batch = &MicroBatch::default();
+        let qkv = self.qkv.forward(x, norm, batch);
         let positions = qkv.dims()[0];
         let qkv = self.heads(qkv.narrow(0, 0, at.len()), angles);
         let PackedHeads { heads, kv_heads } = self.heads;
@@ -157,21 +189,27 @@ impl SelfAttention {
         let new = [qkv.clone().narrow(2, heads, kv_heads), qkv.narrow(2, heads + kv_heads, kv_heads)];
         let [k, v] = cache.append(at, new);
         let context = pad_sequence(attention(q, k, v, self.options), positions);
-        let [seq, batch, heads, head_dim] = context.dims();
-        self.out.forward(context.reshape([seq, batch, heads * head_dim]), Prologue::None, false)
+        let [seq, samples, heads, head_dim] = context.dims();
+        self.out.forward(context.reshape([seq, samples, heads * head_dim]), Prologue::None, false, batch)
     }
 
     /// The projection's `[s, b, features]` as normalised and rotated heads `[s, b, heads + 2 kv_heads, d]`.
     fn heads(&self, qkv: Tensor<3>, angles: Option<&Angles>) -> Tensor<4> {
         let [seq, batch, features] = qkv.dims();
+        let PackedHeads { heads, kv_heads } = self.heads;
         let head_dim = features / self.heads.total();
-        let qkv = qkv.reshape([seq, batch, self.heads.total(), head_dim]);
-        let qkv = match &self.head_norms {
-            Some(norms) => Norm::heads(norms, qkv, self.heads),
-            None => qkv,
+        let shape = [seq, batch, self.heads.total(), head_dim];
+        let qkv = match &self.norms {
+            Some(QueryKeyNorms::Heads(norms)) => Norm::heads(norms, qkv.reshape(shape), self.heads),
+            Some(QueryKeyNorms::Projections([of_queries, of_keys])) => {
+                let part = |first: usize, heads: usize| qkv.clone().narrow(2, first * head_dim, heads * head_dim);
+                let (q, k) = (of_queries.forward(part(0, heads)), of_keys.forward(part(heads, kv_heads)));
+                Tensor::cat(vec![q, k, part(heads + kv_heads, kv_heads)], 2).reshape(shape)
+            }
+            None => qkv.reshape(shape),
         };
         match angles {
-            Some(angles) => rotate(qkv, self.heads.heads + self.heads.kv_heads, angles),
+            Some(angles) => rotate(qkv, heads + kv_heads, angles),
             None => qkv,
         }
     }

@@ -1,4 +1,4 @@
-//! A transformer block: norm, attention, residual; norm, MLP, residual.
+//! A transformer block: norm, attention, norm, residual; norm, MLP, norm, residual. Not every block has all norms.
 
 use std::ops::Range;
 
@@ -16,15 +16,52 @@ use super::rope::Angles;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
-/// Everything a pre-norm block is made of.
+/// Where a block's norms are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// Before attention and MLP (Llama).
+    #[default]
+    Before,
+    /// After attention and MLP, before their outputs are added to the residual stream (OLMo 2).
+    After,
+    /// Before and after both (Gemma 2, GLM-4).
+    Both,
+}
+
+impl NormPlacement {
+    /// Whether attention and MLP read normalised activations.
+    pub fn is_before(self) -> bool {
+        self != Self::After
+    }
+
+    /// Whether the outputs of attention and MLP are normalised.
+    pub fn is_after(self) -> bool {
+        self != Self::Before
+    }
+
+    /// Our names of the norms that a block has, in the order in which it computes them, each with its place among all
+    /// four.
+    pub fn names(self) -> impl Iterator<Item = (usize, &'static str)> {
+        let has = move |place: usize| if place.is_multiple_of(2) { self.is_before() } else { self.is_after() };
+        NORMS.into_iter().enumerate().filter(move |(place, _)| has(*place))
+    }
+}
+
+/// Before attention, after it, before the MLP, after it.
+const NORMS: [&str; 4] =
+    ["input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"];
+
+/// Everything a block is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockConfig {
     /// Attention.
     pub attention: AttentionConfig,
     /// MLP or MoE.
     pub mlp: Ffn,
-    /// Which norm stands before both.
+    /// Which norms.
     pub norm: NormKind,
+    /// Where they are.
+    pub placement: NormPlacement,
     /// Epsilon of the norms.
     pub norm_eps: f64,
     /// Share of the elements that are dropped before each residual addition.
@@ -37,8 +74,10 @@ pub struct BlockConfig {
 pub struct TransformerBlock {
     input_layernorm: Norm,
     attention: SelfAttention,
+    post_self_attn_layernorm: Norm,
     post_attention_layernorm: Norm,
     mlp: FeedForward,
+    post_mlp_layernorm: Norm,
     #[module(skip)]
     attention_dropout: Dropout,
     #[module(skip)]
@@ -52,14 +91,20 @@ impl TransformerBlock {
     /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &BlockConfig) -> Result<Self, BuildError> {
         let hidden = config.attention.hidden;
-        let (input, post) = (format!("{name}.input_layernorm"), format!("{name}.post_attention_layernorm"));
         let (attention, mlp) = (format!("{name}.attention"), format!("{name}.mlp"));
         let parallel = params.parallel().clone();
+        let norm = |params: &mut ParamBuilder, place: usize| match config.placement.names().find(|(at, _)| *at == place)
+        {
+            Some((_, norm)) => Norm::new(params, &format!("{name}.{norm}"), hidden, config.norm, config.norm_eps),
+            None => Ok(Norm::none()),
+        };
         Ok(Self {
-            input_layernorm: Norm::new(params, &input, hidden, config.norm, config.norm_eps)?,
+            input_layernorm: norm(params, 0)?,
             attention: SelfAttention::new(params, &attention, &config.attention)?,
-            post_attention_layernorm: Norm::new(params, &post, hidden, config.norm, config.norm_eps)?,
+            post_self_attn_layernorm: norm(params, 1)?,
+            post_attention_layernorm: norm(params, 2)?,
             mlp: FeedForward::new(params, &mlp, &config.mlp)?,
+            post_mlp_layernorm: norm(params, 3)?,
             attention_dropout: Dropout::new(&parallel, &attention, config.dropout),
             mlp_dropout: Dropout::new(&parallel, &mlp, config.dropout),
         })
@@ -67,7 +112,7 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`] for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
-        batch.in_whole(|| self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch)))
+        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
     }
 
     /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].
@@ -87,10 +132,11 @@ impl TransformerBlock {
         batch: &MicroBatch,
         attention: impl FnOnce(Residual, &Norm) -> Tensor<3>,
     ) -> Tensor<3> {
-        let x = Residual::enter(x);
-        let attention = attention(x.clone(), &self.input_layernorm);
+        let x = Residual::enter(x, &batch.pass);
+        let attention = self.post_self_attn_layernorm.forward(attention(x.clone(), &self.input_layernorm));
         let x = self.post_attention_layernorm.of_sum(x, self.attention_dropout.forward(attention, batch));
         let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
+        let mlp = self.post_mlp_layernorm.forward(mlp);
         x.leave(self.mlp_dropout.forward(mlp, batch))
     }
 }

@@ -35,7 +35,7 @@ impl FeedForward {
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same, after the block's norm.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
         match self {
-            Self::Dense(mlp) => mlp.forward(x, norm),
+            Self::Dense(mlp) => mlp.forward(x, norm, batch),
             Self::Moe(layer) => layer.forward(x, norm, batch),
         }
     }

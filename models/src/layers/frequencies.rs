@@ -108,7 +108,7 @@ impl From<Llama3Scaling> for RopeScaling {
 /// Which angles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Features of a head; all of them are rotated.
+    /// Features of a head that are rotated, the first ones.
     pub head_dim: usize,
     /// Base of the frequencies.
     pub theta: f64,

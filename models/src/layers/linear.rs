@@ -15,6 +15,7 @@ use burn::tensor::Tensor;
 
 use super::norm::Norm;
 use crate::lora::{ColumnAdapters, RowAdapter, apply};
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::recompute;
 
@@ -83,31 +84,32 @@ impl ColumnParallelLinear {
     }
 
     /// The rank's outputs for the whole sequence of `norm(x)`.
-    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
         if let Some(adapters) = &self.adapters {
-            return self.adapted(norm.of_residual(x.into()), adapters);
+            return self.adapted(norm.of_residual(x.into()), adapters, batch);
         }
         let (x, prologue) = norm.in_front_of_linear(x.into());
-        self.after(x, prologue)
+        self.after(x, prologue, batch)
     }
 
     /// The rank's outputs for the whole sequence of `prologue(x)`.
-    pub(super) fn after(&self, x: impl Into<Residual>, prologue: Prologue) -> Tensor<3> {
+    pub(super) fn after(&self, x: impl Into<Residual>, prologue: Prologue, batch: &MicroBatch) -> Tensor<3> {
         if let Some(adapters) = &self.adapters {
-            return self.adapted(apply(prologue, x.into().value()), adapters);
+            return self.adapted(apply(prologue, x.into().value(), batch), adapters, batch);
         }
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
         let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
-        let options = LinearOptions { entry, recompute, overlap, fp8, ..Default::default() };
+        let options =
+            LinearOptions { entry, recompute, overlap, fp8, pass: batch.pass_context(), ..Default::default() };
         x.into().linear(prologue, self.weight.val(), bias, options)
     }
 }
 
 impl ColumnParallelLinear {
     /// The outputs with the adapters' for the layer's own input `x`, which two GEMMs read.
-    fn adapted(&self, x: Tensor<3>, adapters: &ColumnAdapters) -> Tensor<3> {
+    fn adapted(&self, x: Tensor<3>, adapters: &ColumnAdapters, batch: &MicroBatch) -> Tensor<3> {
         let (entry, overlap, fp8) = (entry(&self.parallel), self.parallel.overlap, self.fp8.clone());
-        let options = LinearOptions { entry, overlap, fp8, ..Default::default() };
+        let options = LinearOptions { entry, overlap, fp8, pass: batch.pass_context(), ..Default::default() };
         let base = linear_with(x.clone(), Prologue::None, self.weight.val(), None, options);
         with_bias(adapters.add(base, x, self.weight.val()), self.bias.as_ref())
     }
@@ -159,16 +161,22 @@ impl RowParallelLinear {
 
     /// The sum over the ranks, whole or this rank's part of the sequence, for the input `prologue(x)`, which
     /// with `recompute` is recomputed in the backward pass.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>, prologue: Prologue, recompute: bool) -> Tensor<3> {
+    pub fn forward<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        prologue: Prologue,
+        recompute: bool,
+        batch: &MicroBatch,
+    ) -> Tensor<3> {
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
-        let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
+        let (overlap, fp8, pass) = (self.parallel.overlap, self.fp8.clone(), batch.pass_context());
         if let Some(adapter) = &self.adapter {
-            let x = apply(prologue, x);
-            let options = LinearOptions { exit, overlap, fp8, ..Default::default() };
+            let x = apply(prologue, x, batch);
+            let options = LinearOptions { exit, overlap, fp8, pass, ..Default::default() };
             let base = linear_with(x.clone(), Prologue::None, self.weight.val(), None, options);
             return with_bias(adapter.add(base, x, self.weight.val()), self.bias.as_ref());
         }
-        let options = LinearOptions { exit, recompute, overlap, fp8, ..Default::default() };
+        let options = LinearOptions { exit, recompute, overlap, fp8, pass, ..Default::default() };
         linear_with(x, prologue, self.weight.val(), bias, options)
     }
 }

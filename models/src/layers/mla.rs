@@ -135,17 +135,15 @@ impl LatentAttention {
     /// Attention of `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same. `angles`
     /// rotate queries and the shared key.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
-        let [q, k, v] = self.heads(self.projected(x.into(), norm), angles);
+        let [q, k, v] = self.heads(self.projected(x.into(), norm, batch), angles);
+        let options = AttentionOptions { deterministic: batch.pass.deterministic, ..self.options };
         if self.recompute_core {
             let (context, documents) = (batch.context.clone(), batch.documents.clone());
-            let attention = Prologue::SeparateAttention { k, v, options: self.options, context, documents };
-            return self.out.forward(q, attention, true);
+            let attention = Prologue::SeparateAttention { k, v, options, context, documents };
+            return self.out.forward(q, attention, true, batch);
         }
         let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
-        self.finish(match context.is_none() && documents.is_none() {
-            true => attention(q, k, v, self.options),
-            false => attention_over_context(q, k, v, self.options, context, documents),
-        })
+        self.finish(attention_over_context(q, k, v, options, context, documents, &batch.pass), batch)
     }
 
     /// The same for positions that follow those in the cache, which keeps whole heads; `angles` are theirs. Positions
@@ -159,26 +157,27 @@ impl LatentAttention {
         angles: &Angles,
         cache: &mut LayerCache,
     ) -> Tensor<3> {
-        let projected = self.projected(x.into(), norm);
+        let batch = &MicroBatch::default();
+        let projected = self.projected(x.into(), norm, batch);
         let positions = projected[0].dims()[0];
         let [q, k, v] = self.heads(projected.map(|features| features.narrow(0, 0, at.len())), angles);
         let [k, v] = cache.append(at, [k, v]);
-        self.finish(pad_sequence(attention(q, k, v, self.options), positions))
+        self.finish(pad_sequence(attention(q, k, v, self.options), positions), batch)
     }
 
     /// The rank's query heads, its key and value heads, and the shared key, each `[s, b, features]`, before rotation.
-    fn projected(&self, x: Residual, norm: &Norm) -> [Tensor<3>; 3] {
+    fn projected(&self, x: Residual, norm: &Norm, batch: &MicroBatch) -> [Tensor<3>; 3] {
         let Sizes { q_latent, kv_latent, rotated, .. } = self.sizes;
-        let latents = self.down.forward(x.clone(), norm);
+        let latents = self.down.forward(x.clone(), norm, batch);
         let (q, [kv, shared]) = match &self.q_norm {
             Some(q_norm) => {
                 let [q, kv, shared] = split(latents, [q_latent, kv_latent, rotated]);
-                (self.q.forward(q, q_norm), [kv, shared])
+                (self.q.forward(q, q_norm, batch), [kv, shared])
             }
-            None => (self.q.forward(x, norm), split(latents, [kv_latent, rotated])),
+            None => (self.q.forward(x, norm, batch), split(latents, [kv_latent, rotated])),
         };
         // Every rank uses the shared key for its own heads: its gradient is a sum over the ranks.
-        [q, self.kv.forward(kv, &self.kv_norm), enter_tensor_parallel(shared, &self.parallel)]
+        [q, self.kv.forward(kv, &self.kv_norm, batch), enter_tensor_parallel(shared, &self.parallel)]
     }
 
     /// Rotated queries and keys `[s, b, heads, rotated + unrotated]`, and values `[s, b, heads, value]`.
@@ -191,8 +190,8 @@ impl LatentAttention {
         [q, k, v]
     }
 
-    fn finish(&self, context: Tensor<4>) -> Tensor<3> {
-        let [seq, batch, heads, value] = context.dims();
-        self.out.forward(context.reshape([seq, batch, heads * value]), Prologue::None, false)
+    fn finish(&self, context: Tensor<4>, batch: &MicroBatch) -> Tensor<3> {
+        let [seq, samples, heads, value] = context.dims();
+        self.out.forward(context.reshape([seq, samples, heads * value]), Prologue::None, false, batch)
     }
 }

@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 use super::norm::Norm;
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
 
@@ -14,11 +15,23 @@ use crate::recompute;
 pub enum Activation {
     /// `silu(gate) up`, with twice as many outputs of the first layer.
     SwiGlu,
+    /// `gelu(gate) up`, with twice as many outputs of the first layer (Gemma).
+    GeGlu(
+        /// Exact, or the tanh approximation.
+        GeluKind,
+    ),
     /// GELU.
     Gelu(
         /// Exact, or GPT-2's approximation.
         GeluKind,
     ),
+}
+
+impl Activation {
+    /// Whether the first layer gives `[gate | up]`.
+    pub fn is_gated(self) -> bool {
+        !matches!(self, Self::Gelu(_))
+    }
 }
 
 /// Sizes of an MLP.
@@ -57,9 +70,9 @@ impl Mlp {
         let parts = params.place().size;
         let (gate, up) = (format!("{name}.gate_proj"), format!("{name}.up_proj"));
         let output = |name| Output { name, features: config.intermediate, parts };
-        let outputs = match config.activation {
-            Activation::SwiGlu => vec![output(&gate), output(&up)],
-            Activation::Gelu(_) => vec![output(&up)],
+        let outputs = match config.activation.is_gated() {
+            true => vec![output(&gate), output(&up)],
+            false => vec![output(&up)],
         };
         let down = format!("{name}.down_proj");
         Ok(Self {
@@ -71,20 +84,21 @@ impl Mlp {
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
-    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
-        self.down(self.up.forward(x, norm))
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+        self.down(self.up.forward(x, norm, batch), batch)
     }
 
     /// The same without the norm.
-    pub(super) fn of_normed(&self, x: Tensor<3>) -> Tensor<3> {
-        self.down(self.up.after(x, Prologue::None))
+    pub(super) fn of_normed(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        self.down(self.up.after(x, Prologue::None, batch), batch)
     }
 
-    fn down(&self, x: Tensor<3>) -> Tensor<3> {
+    fn down(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         let activation = match self.activation {
             Activation::SwiGlu => Prologue::SwiGlu,
+            Activation::GeGlu(kind) => Prologue::GeGlu(kind),
             Activation::Gelu(kind) => Prologue::Gelu(kind),
         };
-        self.down.forward(x, activation, self.recompute_activation)
+        self.down.forward(x, activation, self.recompute_activation, batch)
     }
 }

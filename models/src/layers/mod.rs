@@ -17,13 +17,14 @@ pub mod moe;
 mod mtp;
 mod norm;
 mod output;
+mod query_key_norm;
 mod replicated;
 mod rope;
 mod trigonometry;
 mod yarn;
 
 pub use attention::{AttentionConfig, SelfAttention};
-pub use block::{BlockConfig, TransformerBlock};
+pub use block::{BlockConfig, NormPlacement, TransformerBlock};
 pub use cache::{KvCache, LayerCache};
 pub use dropout::{Dropout, DropoutKey};
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard};
@@ -40,6 +41,7 @@ pub use moe::{
 pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
+pub use query_key_norm::{NormOver, QueryKeyNorm};
 pub use replicated::ReplicatedLinear;
-pub use rope::{Angles, RotaryEmbedding, rotate};
+pub use rope::{Angles, LayerRopes, RotaryEmbedding, rotate};
 pub use yarn::YarnScaling;

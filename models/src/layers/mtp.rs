@@ -47,9 +47,9 @@ impl MtpProjection {
 
     /// `eh_proj [enorm(embedded) | hnorm(hidden)]`, all `[s, b, hidden]` or the rank's parts of the sequence. The
     /// embedding comes first, as in the published weights (the report has it second).
-    pub fn forward(&self, embedded: Tensor<3>, hidden: Tensor<3>) -> Tensor<3> {
+    pub fn forward(&self, embedded: Tensor<3>, hidden: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         let both = vec![self.enorm.forward(embedded), self.hnorm.forward(hidden)];
-        self.eh_proj.apply(Tensor::cat(both, 2))
+        self.eh_proj.apply(Tensor::cat(both, 2), batch)
     }
 }
 

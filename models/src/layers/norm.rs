@@ -15,22 +15,26 @@ use crate::param::{BuildError, ParamBuilder};
 pub enum NormKind {
     /// `w x / √(mean(x²) + eps)`.
     Rms,
+    /// `(1 + w) x / √(mean(x²) + eps)`; the weight starts at zero (Gemma, Megatron's `--apply-layernorm-1p`).
+    RmsPlusOne,
     /// `w (x - mean(x)) / √(var(x) + eps) + b`.
     Layer,
 }
 
-/// A norm with its weight, and a bias if it is a layer norm.
+/// A norm with its weight, and a bias if it is a layer norm; or nothing, where a block has no norm.
 #[derive(Module, Debug)]
 pub struct Norm {
-    weight: Param<Tensor<1>>,
+    weight: Option<Param<Tensor<1>>>,
     bias: Option<Param<Tensor<1>>>,
     eps: f64,
+    #[module(skip)]
+    kind: NormKind,
     #[module(skip)]
     fp32: bool,
 }
 
 impl Norm {
-    /// A norm of `hidden` features under the global name `name`; the weight starts at one, the bias at zero.
+    /// A norm of `hidden` features under the global name `name`, which starts as the plain normalisation.
     ///
     /// # Errors
     /// See [`BuildError`].
@@ -41,27 +45,38 @@ impl Norm {
         kind: NormKind,
         eps: f64,
     ) -> Result<Self, BuildError> {
-        let weight = params.on_sequence(&format!("{name}.weight"), [hidden], Init::ONES)?;
+        let weight = params.on_sequence(&format!("{name}.weight"), [hidden], kind.init())?;
         let bias = match kind {
-            NormKind::Rms => None,
+            NormKind::Rms | NormKind::RmsPlusOne => None,
             NormKind::Layer => Some(params.on_sequence(&format!("{name}.bias"), [hidden], Init::ZEROS)?),
         };
-        Ok(Self { weight, bias, eps, fp32: params.has_fp32_norms() })
+        Ok(Self { weight: Some(weight), bias, eps, kind, fp32: params.has_fp32_norms() })
+    }
+
+    /// Nothing: what reads this norm reads its input.
+    pub fn none() -> Self {
+        Self { weight: None, bias: None, eps: 0.0, kind: NormKind::Rms, fp32: false }
     }
 
     /// An RMSNorm over the features of each of the rank's own heads: one weight for all heads.
     ///
     /// # Errors
     /// See [`BuildError`].
-    pub fn of_heads(params: &mut ParamBuilder, name: &str, head_dim: usize, eps: f64) -> Result<Self, BuildError> {
-        let weight = params.on_heads(&format!("{name}.weight"), [head_dim], Init::ONES)?;
-        Ok(Self { weight, bias: None, eps, fp32: params.has_fp32_norms() })
+    pub fn of_heads(
+        params: &mut ParamBuilder,
+        name: &str,
+        head_dim: usize,
+        kind: NormKind,
+        eps: f64,
+    ) -> Result<Self, BuildError> {
+        let weight = params.on_heads(&format!("{name}.weight"), [head_dim], kind.init())?;
+        Ok(Self { weight: Some(weight), bias: None, eps, kind, fp32: params.has_fp32_norms() })
     }
 
     /// The input and the prologue of a linear layer whose input is this norm of `x`.
     pub(super) fn in_front_of_linear(&self, x: Residual) -> (Residual, Prologue) {
         match self.prologue(x.dtype()) {
-            Prologue::None => (self.rms_in_fp32(x.value()).into(), Prologue::None),
+            Prologue::None if self.weight.is_some() => (self.rms_in_fp32(x.value()).into(), Prologue::None),
             norm => (x, norm),
         }
     }
@@ -75,19 +90,25 @@ impl Norm {
     /// Normalises the residual stream.
     pub(super) fn of_residual(&self, x: Residual) -> Tensor<3> {
         match self.prologue(x.dtype()) {
-            Prologue::None => self.rms_in_fp32(x.value()),
+            Prologue::None => self.forward(x.value()),
             norm => x.norm(norm),
         }
     }
 
     /// The norm as an operation's, or none if it is computed in another way.
     fn prologue(&self, dtype: DType) -> Prologue {
-        let (weight, eps) = (self.weight.val(), self.eps);
+        let (Some(weight), eps) = (self.weight(), self.eps) else { return Prologue::None };
         match &self.bias {
             None if self.is_rounded(dtype) => Prologue::None,
             None => Prologue::RmsNorm { weight, eps },
             Some(bias) => Prologue::LayerNorm { weight, bias: bias.val(), eps },
         }
+    }
+
+    /// What the normalised features are multiplied with.
+    fn weight(&self) -> Option<Tensor<1>> {
+        let weight = self.weight.as_ref()?.val();
+        Some(if self.kind == NormKind::RmsPlusOne { weight.add_scalar(1.0) } else { weight })
     }
 
     fn is_rounded(&self, dtype: DType) -> bool {
@@ -96,18 +117,21 @@ impl Norm {
 
     /// Normalises the last dimension.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let Some(weight) = self.weight() else { return x };
         match &self.bias {
             None if self.is_rounded(x.dtype()) => self.rms_in_fp32(x),
-            None => rms_norm(x, self.weight.val(), self.eps),
-            Some(bias) => layer_norm(x, self.weight.val(), bias.val(), self.eps),
+            None => rms_norm(x, weight, self.eps),
+            Some(bias) => layer_norm(x, weight, bias.val(), self.eps),
         }
     }
 
     /// Normalises the features of each query head with `queries` and of each key head with `keys`, RMSNorms of one
     /// epsilon; `[s, b, heads + 2 kv_heads, d]` to the same.
     pub(super) fn heads([queries, keys]: &[Self; 2], qkv: Tensor<4>, packed: PackedHeads) -> Tensor<4> {
-        if !queries.is_rounded(qkv.dtype()) {
-            return norm_heads(qkv, [queries.weight.val(), keys.weight.val()], queries.eps, packed);
+        if let (false, Some(of_queries), Some(of_keys)) =
+            (queries.is_rounded(qkv.dtype()), queries.weight(), keys.weight())
+        {
+            return norm_heads(qkv, [of_queries, of_keys], queries.eps, packed);
         }
         let PackedHeads { heads, kv_heads } = packed;
         let normed =
@@ -115,14 +139,32 @@ impl Norm {
         Tensor::cat(normed.into_iter().chain([qkv.narrow(2, heads + kv_heads, kv_heads)]).collect(), 2)
     }
 
-    /// The value of [`normalised`], with the gradient of the exact norm.
+    /// The value of [`normalised`], with the gradient of the exact norm. transformers multiplies with `1 + w` in fp32,
+    /// with other weights in fp64.
     fn rms_in_fp32<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let (shape, n, device) = (x.dims(), x.dims()[D - 1], x.device());
-        let values = x.to_data().try_to_vec::<f64>().expect("the tensor is f64");
-        let rounded = TensorData::new(normalised(&values, n, self.eps), shape);
-        let weight = self.weight.val();
-        let rounded = Tensor::<D>::from_data(rounded, (&device, DType::F64)) * weight.clone().detach().unsqueeze();
+        let weight = self.weight().expect("a norm that is rounded is there");
+        let rounded = in_fp32(&x, self.eps);
+        let rounded = match self.kind {
+            NormKind::RmsPlusOne => {
+                (rounded.cast(DType::F32) * weight.clone().detach().cast(DType::F32).unsqueeze()).cast(DType::F64)
+            }
+            _ => rounded * weight.clone().detach().unsqueeze(),
+        };
         let exact = rms_norm(x, weight, self.eps);
         exact.clone() + (rounded - exact.detach())
     }
+}
+
+impl NormKind {
+    /// The weight of the plain normalisation.
+    fn init(self) -> Init {
+        if self == Self::RmsPlusOne { Init::ZEROS } else { Init::ONES }
+    }
+}
+
+/// [`normalised`] values of the last dimension of an f64 tensor, without gradients.
+pub(super) fn in_fp32<const D: usize>(x: &Tensor<D>, eps: f64) -> Tensor<D> {
+    let (shape, n, device) = (x.dims(), x.dims()[D - 1], x.device());
+    let values = x.to_data().try_to_vec::<f64>().expect("the tensor is f64");
+    Tensor::from_data(TensorData::new(normalised(&values, n, eps), shape), (&device, DType::F64))
 }

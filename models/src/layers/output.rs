@@ -2,7 +2,7 @@
 
 use backend_dist::ops::conjugate::gather_from_tensor_parallel;
 use backend_dist::ops::{
-    Head, LinearOptions, Prologue, linear, linear_cross_entropy, linear_with, positions_at_once,
+    Head, LinearOptions, Prologue, linear, linear_cross_entropy, linear_with, positions_at_once, softcap,
     vocab_parallel_cross_entropy,
 };
 use backend_dist::shard::{Init, Unit};
@@ -11,6 +11,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::embedding::{Vocab, VocabParallelEmbedding, VocabShard};
 use super::linear::{enter_tensor_parallel, entry};
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
 /// The output projection; each rank computes the logits of its shard of the vocabulary. Without an own weight it uses
@@ -20,6 +21,8 @@ pub struct OutputLayer {
     weight: Option<Param<Tensor<2>>>,
     #[module(skip)]
     shard: VocabShard,
+    #[module(skip)]
+    softcap: Option<f64>,
     #[module(skip)]
     parallel: TensorParallel,
 }
@@ -32,7 +35,7 @@ impl OutputLayer {
     pub fn untied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = params.sections(vec![(shard.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
-        Ok(Self { weight: Some(weight), shard, parallel: params.parallel().clone() })
+        Ok(Self { weight: Some(weight), shard, softcap: None, parallel: params.parallel().clone() })
     }
 
     /// A projection that shares the weight of the embedding `name`. Where the embedding is on another pipeline stage it
@@ -52,7 +55,12 @@ impl OutputLayer {
             }
             false => None,
         };
-        Ok(Self { weight, shard, parallel: params.parallel().clone() })
+        Ok(Self { weight, shard, softcap: None, parallel: params.parallel().clone() })
+    }
+
+    /// A logit `z` becomes `c tanh(z/c)`, if there is a `c` (Gemma 2).
+    pub fn with_softcap(self, softcap: Option<f64>) -> Self {
+        Self { softcap, ..self }
     }
 
     /// `-log p(label)` of every token: hidden states `[s, b, hidden]` (or the rank's part of the sequence) and
@@ -66,16 +74,17 @@ impl OutputLayer {
         x: Tensor<3>,
         labels: Tensor<2, Int>,
         embedding: Option<&VocabParallelEmbedding>,
+        batch: &MicroBatch,
     ) -> Tensor<2> {
         let (VocabShard { first, vocab_size, .. }, group) = (self.shard, &self.parallel.group);
-        let (w, [seq, batch]) = (self.weight(embedding), labels.dims());
-        let positions = positions_at_once(seq, batch * w.dims()[0], self.parallel.logits_at_once);
+        let (w, [seq, samples]) = (self.weight(embedding), labels.dims());
+        let positions = positions_at_once(seq, samples * w.dims()[0], self.parallel.logits_at_once);
         if positions >= seq {
-            let logits = self.local_logits(x, embedding);
+            let logits = self.local_logits(x, embedding, batch);
             return vocab_parallel_cross_entropy(logits, labels, first, vocab_size, group);
         }
-        let (entry, group) = (entry(&self.parallel), group.clone());
-        linear_cross_entropy(x, w, labels, Head { entry, group, first_row: first, vocab_size, positions })
+        let (entry, group, softcap) = (entry(&self.parallel), group.clone(), self.softcap);
+        linear_cross_entropy(x, w, labels, Head { entry, group, first_row: first, vocab_size, softcap, positions })
     }
 
     /// All logits on every rank, without padding: `[s, b, vocab]`.
@@ -83,7 +92,7 @@ impl OutputLayer {
     /// # Panics
     /// As [`token_losses`](Self::token_losses).
     pub fn logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
-        self.gather(self.local_logits(x, embedding))
+        self.gather(self.local_logits(x, embedding, &MicroBatch::default()))
     }
 
     /// [`logits`](Self::logits) of one position of the whole sequence, `[b, vocab]`.
@@ -92,17 +101,24 @@ impl OutputLayer {
     /// As [`token_losses`](Self::token_losses).
     pub fn logits_at(&self, x: Tensor<3>, position: usize, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {
         let x = enter_tensor_parallel(x, &self.parallel).narrow(0, position, 1);
-        self.gather(linear(x, self.weight(embedding))).squeeze_dim(0)
+        self.gather(self.capped(linear(x, self.weight(embedding)))).squeeze_dim(0)
     }
 
     fn gather(&self, local: Tensor<3>) -> Tensor<3> {
         gather_from_tensor_parallel(local, &self.parallel.group).narrow(2, 0, self.shard.vocab_size)
     }
 
-    fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
+    fn local_logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>, batch: &MicroBatch) -> Tensor<3> {
         let (entry, overlap) = (entry(&self.parallel), self.parallel.overlap);
-        let options = LinearOptions { entry, overlap, ..Default::default() };
-        linear_with(x, Prologue::None, self.weight(embedding), None, options)
+        let options = LinearOptions { entry, overlap, pass: batch.pass_context(), ..Default::default() };
+        self.capped(linear_with(x, Prologue::None, self.weight(embedding), None, options))
+    }
+
+    fn capped(&self, logits: Tensor<3>) -> Tensor<3> {
+        match self.softcap {
+            Some(cap) => softcap(logits, cap),
+            None => logits,
+        }
     }
 
     fn weight(&self, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {

@@ -7,6 +7,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::norm::Norm;
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::recompute;
 
@@ -48,19 +49,19 @@ impl ReplicatedLinear {
     }
 
     /// The layer's outputs for `norm(x)`, side by side.
-    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
         let (x, prologue) = norm.in_front_of_linear(x.into());
-        self.after(x, prologue, self.recompute_norm)
+        self.after(x, prologue, self.recompute_norm, batch)
     }
 
     /// The layer's outputs for `x`, side by side.
-    pub fn apply(&self, x: Tensor<3>) -> Tensor<3> {
-        self.after(x.into(), Prologue::None, false)
+    pub fn apply(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        self.after(x.into(), Prologue::None, false, batch)
     }
 
-    fn after(&self, x: Residual, prologue: Prologue, recompute: bool) -> Tensor<3> {
+    fn after(&self, x: Residual, prologue: Prologue, recompute: bool, batch: &MicroBatch) -> Tensor<3> {
         let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
-        let options = LinearOptions { recompute, overlap, fp8, ..Default::default() };
+        let options = LinearOptions { recompute, overlap, fp8, pass: batch.pass_context(), ..Default::default() };
         x.linear(prologue, self.weight.val(), None, options)
     }
 }

@@ -118,6 +118,33 @@ impl RotaryEmbedding {
     }
 }
 
+/// The rotations of a decoder's layers. Layers of equal frequencies share their angles; some may have none.
+#[derive(Clone, Debug)]
+pub struct LayerRopes {
+    rotations: Vec<RotaryEmbedding>,
+    /// Of each layer.
+    indices: Vec<Option<usize>>,
+}
+
+impl LayerRopes {
+    /// The rotation of each layer, in order.
+    pub fn new(layers: impl IntoIterator<Item = Option<RopeConfig>>) -> Self {
+        let (mut known, mut indices): (Vec<RopeConfig>, Vec<_>) = (Vec::new(), Vec::new());
+        for config in layers {
+            let find = |config| known.iter().position(|other| *other == config);
+            let index = config.map(|config| find(config).unwrap_or(known.len()));
+            known.extend(config.filter(|_| index == Some(known.len())));
+            indices.push(index);
+        }
+        Self { rotations: known.iter().map(RotaryEmbedding::new).collect(), indices }
+    }
+
+    /// The rotation of a layer, counted from the first of these.
+    pub fn of(&self, layer: usize) -> Option<&RotaryEmbedding> {
+        self.indices[layer].map(|index| &self.rotations[index])
+    }
+}
+
 impl Key {
     fn new(ranges: Vec<Range<usize>>, dtype: DType, device: &Device) -> Self {
         Self { ranges, dtype, device: device.clone(), autodiff: device.is_autodiff() }

@@ -1,15 +1,11 @@
 //! The sizes of a Llama and of its relatives. Field names are Hugging Face's.
 
-use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
-use super::model::Frame;
 use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, even, not_negative, positive, rotary, share};
-use crate::layers::{
-    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, RopeConfig, RopeScaling, Vocab,
-};
+use crate::config::{ConfigError, above, divides, even, not_negative, positive, rotary, share};
+use crate::layers::RopeScaling;
 use crate::layout::ModelDims;
 use crate::limits;
 use crate::names::NameMap;
@@ -44,8 +40,22 @@ pub struct LlamaConfig {
     pub head_dim: usize,
     /// Longest sequence that the model was made for. Rotary positions continue beyond it.
     pub max_position_embeddings: usize,
-    /// A position sees itself and this many minus one before it (Mistral only); `None` is all of them.
+    /// A position sees itself and this many minus one before it (Mistral, Gemma, Phi-3); `None` is all of them.
     pub sliding_window: Option<usize>,
+    /// Every this many layers one has no window, the last of them (Gemma); `None` is no such layer.
+    pub sliding_window_pattern: Option<usize>,
+    /// Every this many layers one does not rotate queries and keys, the last of them (SmolLM3).
+    pub no_rope_layer_interval: Option<usize>,
+    /// Share of a head's features that are rotated, the first ones (Phi-3, GLM-4).
+    pub partial_rotary_factor: Option<f64>,
+    /// Base of the rotary frequencies of layers with a window, which have no scaling (Gemma 3).
+    pub rope_local_base_freq: Option<f64>,
+    /// Scores are divided by the root of this (Gemma); `None` is by that of `head_dim`.
+    pub query_pre_attn_scalar: Option<f64>,
+    /// A score `s` becomes `c tanh(s/c)` before the softmax (Gemma 2).
+    pub attn_logit_softcapping: Option<f64>,
+    /// A logit `z` becomes `c tanh(z/c)` (Gemma 2).
+    pub final_logit_softcapping: Option<f64>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Llama 3.1's scaling of the rotary frequencies, or YaRN.
@@ -54,7 +64,7 @@ pub struct LlamaConfig {
     pub rms_norm_eps: f64,
     /// The output layer shares the embedding's weight.
     pub tie_word_embeddings: bool,
-    /// Query, key, value and output projections have biases.
+    /// Query, key and value projections have biases, and in most relatives the output projection. Qwen2's always have.
     pub attention_bias: bool,
     /// The MLP's linear layers have biases.
     pub mlp_bias: bool,
@@ -70,65 +80,51 @@ pub struct LlamaConfig {
 }
 
 impl LlamaConfig {
-    /// Whether every query and key head is normalised.
-    pub(super) fn has_head_norms(&self) -> bool {
-        self.variant == LlamaVariant::Qwen3
-    }
-
-    /// Distribution of embeddings and of projections inside a block.
-    pub(crate) fn init(&self) -> Init {
-        Init::Normal { std: self.initializer_range }
-    }
-
-    /// Distribution of projections onto the residual stream.
-    pub(crate) fn residual_init(&self) -> Init {
-        Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() }
-    }
-
-    pub(crate) fn frame(&self) -> Frame {
-        Frame {
-            vocab: Vocab {
-                size: self.vocab_size,
-                hidden: self.hidden_size,
-                divisor: self.make_vocab_size_divisible_by,
-            },
-            layers: self.num_hidden_layers,
-            tied: self.tie_word_embeddings,
-            init: self.init(),
-            rope: RopeConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling },
-            norm_eps: self.rms_norm_eps,
-            dropout: self.hidden_dropout,
+    /// Keys that only some relatives have are set in these alone.
+    fn check_owned(&self) -> Result<(), ConfigError> {
+        let fields = serde_json::to_value(self).unwrap_or_default();
+        let foreign = |key: &&&'static str| !self.variant.has(key) && fields[**key].is_number();
+        match OWNED.iter().find(foreign) {
+            None => Ok(()),
+            Some(key) => {
+                let value = fields[*key].to_string();
+                Err(ConfigError::Foreign {
+                    key,
+                    value,
+                    owner: LlamaVariant::owners(key),
+                    variant: self.variant.to_string(),
+                })
+            }
         }
     }
 
-    pub(crate) fn block(&self) -> BlockConfig {
-        let residual = self.residual_init();
-        let linear = |bias, init| LinearConfig { bias, init };
-        BlockConfig {
-            attention: AttentionConfig {
-                hidden: self.hidden_size,
-                heads: self.num_attention_heads,
-                kv_heads: self.num_key_value_heads,
-                head_dim: self.head_dim,
-                window: self.sliding_window,
-                dropout: self.attention_dropout,
-                head_norm_eps: self.has_head_norms().then_some(self.rms_norm_eps),
-                input: linear(self.attention_bias, self.init()),
-                output: linear(self.attention_bias, residual),
-            },
-            mlp: Ffn::Dense(MlpConfig {
-                hidden: self.hidden_size,
-                intermediate: self.intermediate_size,
-                activation: Activation::SwiGlu,
-                input: linear(self.mlp_bias, self.init()),
-                output: linear(self.mlp_bias, residual),
-            }),
-            norm: NormKind::Rms,
-            norm_eps: self.rms_norm_eps,
-            dropout: self.hidden_dropout,
+    /// Some features of a head are rotated, in pairs.
+    fn check_rotated(&self) -> Result<(), ConfigError> {
+        let key = "partial_rotary_factor";
+        let share = self.partial_rotary_factor.unwrap_or(1.0);
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(ConfigError::OutOfRange { key, value: share, range: "above 0 and at most 1", nearest: 1.0 });
         }
+        let (rotated, pairs) = (self.rotated(), self.head_dim / 2);
+        if rotated == 0 || !rotated.is_multiple_of(2) {
+            let nearest = (rotated / 2 + 1).min(pairs) as f64 / pairs as f64;
+            return Err(ConfigError::OutOfRange { key, value: share, range: "an even number of head_dim", nearest });
+        }
+        Ok(())
     }
 }
+
+/// Keys that not all relatives have, and that change nothing where they are not set.
+const OWNED: [&str; 8] = [
+    "sliding_window",
+    "sliding_window_pattern",
+    "no_rope_layer_interval",
+    "partial_rotary_factor",
+    "rope_local_base_freq",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+];
 
 impl ModelConfig for LlamaConfig {
     fn check(&self) -> Result<(), ConfigError> {
@@ -147,14 +143,22 @@ impl ModelConfig for LlamaConfig {
             ("num_attention_heads", self.num_attention_heads),
             ("max_position_embeddings", self.max_position_embeddings),
             ("sliding_window", self.sliding_window.unwrap_or(1)),
+            ("sliding_window_pattern", self.sliding_window_pattern.unwrap_or(1)),
+            ("no_rope_layer_interval", self.no_rope_layer_interval.unwrap_or(1)),
         ])?;
-        if let Some(value) = self.sliding_window.filter(|_| self.variant != LlamaVariant::Mistral) {
-            let (owner, variant) = ("models with `variant = \"mistral\"`", self.variant.to_string());
-            return Err(ConfigError::Foreign { key: "sliding_window", value, owner, variant });
-        }
+        self.check_owned()?;
         divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)?;
         even("head_dim", self.head_dim)?;
+        self.check_rotated()?;
         rotary(self.rope_theta, self.rope_scaling)?;
+        above("rope_local_base_freq", self.rope_local_base_freq.unwrap_or(1.0), 1.0)?;
+        for (key, value) in [
+            ("query_pre_attn_scalar", self.query_pre_attn_scalar),
+            ("attn_logit_softcapping", self.attn_logit_softcapping),
+            ("final_logit_softcapping", self.final_logit_softcapping),
+        ] {
+            above(key, value.unwrap_or(1.0), 1e-3)?;
+        }
         not_negative(&[("rms_norm_eps", self.rms_norm_eps), ("initializer_range", self.initializer_range)])?;
         share("hidden_dropout", self.hidden_dropout)?;
         share("attention_dropout", self.attention_dropout)
@@ -178,7 +182,7 @@ impl ModelConfig for LlamaConfig {
     }
 
     fn megatron_names(&self) -> NameMap {
-        self.frame().megatron_names(|_| self.block())
+        self.frame().megatron_names(|layer| self.block(layer))
     }
 
     fn hf_names(&self) -> NameMap {
@@ -186,13 +190,7 @@ impl ModelConfig for LlamaConfig {
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        vec![
-            ("tiny", Self::tiny()),
-            ("llama3-1b", Self::llama3_1b()),
-            ("llama3-8b", Self::llama3_8b()),
-            ("mistral-7b", Self::mistral_7b()),
-            ("qwen3-0.6b", Self::qwen3_0_6b()),
-        ]
+        super::presets::presets()
     }
 
     fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
@@ -227,7 +225,7 @@ mod tests {
         assert!(refuse(LlamaConfig { hidden_dropout: 1.0, ..tiny() }).contains("hidden_dropout = 1"));
         assert_eq!(
             refuse(LlamaConfig { sliding_window: Some(16), ..tiny() }),
-            "sliding_window = 16: models with `variant = \"mistral\"` have it, this model is llama; nearest legal: none"
+            "sliding_window = 16: mistral, gemma2, gemma3_text and phi3 have it, this model is llama; nearest legal: none"
         );
         let mistral = || LlamaConfig { variant: LlamaVariant::Mistral, ..tiny() };
         assert!(

@@ -6,12 +6,16 @@ use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
 use crate::hf::decoder::{self, GROUPED_QUERIES};
 use crate::hf::{ConfigReader, HfError, rope};
+use crate::layers::Activation;
 use crate::names::NameMap;
 
-/// The names of the tensors of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen3ForCausalLM`.
+/// The names of the tensors of `LlamaForCausalLM` and its relatives.
 pub(super) fn names(config: &LlamaConfig) -> NameMap {
-    config.frame().hf_names(|_| config.block())
+    decoder::names(&config.frame(), |layer| config.block(layer), config.variant.architecture().names)
 }
+
+/// GeGLU, in the words of `config.json`.
+const GELU_TANH: &str = "gelu_pytorch_tanh";
 
 impl LlamaConfig {
     /// Reads the `config.json` of a relative, with rotary parameters in the form of transformers 5 (`rope_parameters`)
@@ -21,34 +25,54 @@ impl LlamaConfig {
     /// # Errors
     /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value, variant: LlamaVariant) -> Result<Self, HfError> {
-        let config = ConfigReader::new(config)?;
-        config.expect_model(variant.model_type())?;
-        config.expect_or_absent("hidden_act", "silu")?;
-        config.expect_number("pretraining_tp", 1.0, 1.0)?;
+        let (config, of) = (ConfigReader::new(config)?, variant.architecture());
+        config.expect_model(of.model_type)?;
+        let gated = of.activation != Activation::SwiGlu;
+        config.expect_or_absent("hidden_act", if gated { GELU_TANH } else { "silu" })?;
+        if gated {
+            config.expect_or_absent("hidden_activation", GELU_TANH)?;
+        }
+        if !of.harmless.contains(&"pretraining_tp") {
+            config.expect_number("pretraining_tp", 1.0, 1.0)?;
+        }
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
-        let (rope_theta, rope_scaling) = rope::read(&config, 10_000.0)?;
-        let llama = variant == LlamaVariant::Llama;
-        let read = Self {
+        let rope = read_rope(&config, variant)?;
+        let number = |key: &str| if variant.has(key) { config.number(key) } else { Ok(None) };
+        let mut read = Self {
             variant,
             vocab_size: config.size("vocab_size")?,
             hidden_size,
             intermediate_size: config.size("intermediate_size")?,
             num_hidden_layers: config.size("num_hidden_layers")?,
             num_attention_heads: heads,
-            num_key_value_heads: match llama {
-                true => config.size_or("num_key_value_heads", heads)?,
-                false => config.size("num_key_value_heads")?,
+            num_key_value_heads: match variant {
+                LlamaVariant::Llama => config.size_or("num_key_value_heads", heads)?,
+                _ => config.size("num_key_value_heads")?,
             },
             head_dim: match variant {
-                LlamaVariant::Qwen3 => config.size("head_dim")?,
+                LlamaVariant::Qwen3 | LlamaVariant::Gemma2 | LlamaVariant::Gemma3 | LlamaVariant::Glm4 => {
+                    config.size("head_dim")?
+                }
                 _ => config.size_or("head_dim", hidden_size / heads)?,
             },
             max_position_embeddings: config.size("max_position_embeddings")?,
             sliding_window: window(&config, variant)?,
-            rope_theta,
-            rope_scaling,
-            rms_norm_eps: config.number("rms_norm_eps")?.unwrap_or(1e-6),
-            tie_word_embeddings: config.flag("tie_word_embeddings")?,
+            sliding_window_pattern: None,
+            no_rope_layer_interval: None,
+            partial_rotary_factor: rope.partial.filter(|share| *share != 1.0),
+            rope_local_base_freq: rope.local,
+            query_pre_attn_scalar: number("query_pre_attn_scalar")?,
+            attn_logit_softcapping: number("attn_logit_softcapping")?,
+            final_logit_softcapping: number("final_logit_softcapping")?,
+            rope_theta: rope.theta,
+            rope_scaling: rope.scaling,
+            rms_norm_eps: match variant {
+                LlamaVariant::Olmo2 | LlamaVariant::Phi3 | LlamaVariant::Glm4 => {
+                    config.required_number("rms_norm_eps")?
+                }
+                _ => config.number("rms_norm_eps")?.unwrap_or(1e-6),
+            },
+            tie_word_embeddings: config.flag_or("tie_word_embeddings", of.tied)?,
             attention_bias: config.flag("attention_bias")?,
             mlp_bias: config.flag("mlp_bias")?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
@@ -56,56 +80,132 @@ impl LlamaConfig {
             attention_dropout: config.number("attention_dropout")?.unwrap_or(0.0),
             make_vocab_size_divisible_by: 1,
         };
-        if variant == LlamaVariant::Mistral {
-            config.expect_flag("attention_bias", false)?;
+        for bias in ["attention_bias", "mlp_bias"].into_iter().filter(|key| !variant.has(key)) {
+            config.expect_flag(bias, false)?;
         }
-        if !llama {
-            config.expect_flag("mlp_bias", false)?;
+        for dropout in ["embd_pdrop", "resid_pdrop"].into_iter().filter(|_| variant == LlamaVariant::Phi3) {
+            config.expect_number(dropout, 0.0, 0.0)?;
         }
+        read.sliding_window_pattern = window_pattern(&config, &read)?;
+        read.no_rope_layer_interval = no_rope_interval(&config, &read)?;
         layer_types(&config, &read)?;
-        config.finish(variant.harmless())?;
+        config.finish(of.harmless)?;
         Ok(read)
     }
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        let kind = self.variant.model_type();
-        let rope = rope::written(self.rope_theta, self.rope_scaling);
-        let mut config = decoder::written(kind, self, &GROUPED_QUERIES, rope);
-        match self.variant {
-            LlamaVariant::Llama => {
-                config["attention_bias"] = json!(self.attention_bias);
-                config["mlp_bias"] = json!(self.mlp_bias);
-            }
-            LlamaVariant::Mistral => config["sliding_window"] = json!(self.sliding_window),
-            LlamaVariant::Qwen3 => {
-                config["attention_bias"] = json!(self.attention_bias);
-                config["use_sliding_window"] = json!(false);
+        let (of, ours) = (self.variant.architecture(), serde_json::to_value(self).expect("plain data"));
+        let mut rope = rope::written(self.rope_theta, self.rope_scaling);
+        let share = self.partial_rotary_factor.unwrap_or(1.0);
+        if self.variant.has("partial_rotary_factor") {
+            rope["partial_rotary_factor"] = json!(share);
+        }
+        if let Some(local) = self.rope_local_base_freq {
+            rope = json!({"full_attention": rope, "sliding_attention": rope::written(local, None)});
+        }
+        let mut config = decoder::written(of.model_type, self, &GROUPED_QUERIES, rope);
+        if of.activation != Activation::SwiGlu {
+            config.as_object_mut().map(|keys| keys.remove("hidden_act"));
+            config["hidden_activation"] = json!(GELU_TANH);
+        }
+        for key in of.keys {
+            match *key {
+                "use_sliding_window" => config[*key] = json!(false),
+                "sliding_window_pattern" => config["layer_types"] = json!(self.layer_types()),
+                "no_rope_layer_interval" => config["no_rope_layers"] = json!(self.no_rope_layers()),
+                "partial_rotary_factor" => config[*key] = json!(share),
+                "rope_local_base_freq" => {}
+                key => config[key] = ours[key].clone(),
             }
         }
         config
+    }
+
+    /// Hugging Face's word for the attention of each layer.
+    fn layer_types(&self) -> Vec<&'static str> {
+        let kind = |layer| if self.window(layer).is_some() { "sliding_attention" } else { "full_attention" };
+        (0..self.num_hidden_layers).map(kind).collect()
+    }
+
+    /// 1 for each layer that rotates, 0 for each that does not, as transformers has it.
+    fn no_rope_layers(&self) -> Vec<usize> {
+        (0..self.num_hidden_layers).map(|layer| usize::from(self.block(layer).attention.rope.is_some())).collect()
+    }
+}
+
+/// What the file says of rotation, with the relative's own defaults.
+fn read_rope(config: &ConfigReader, variant: LlamaVariant) -> Result<rope::Rope, HfError> {
+    match variant {
+        LlamaVariant::Gemma3 => rope::read_by_kind(config, [1e6, 1e4]),
+        LlamaVariant::Phi3 => rope::read_partial(config, 1e4),
+        LlamaVariant::Glm4 => {
+            let rope = rope::read_partial(config, 1e4)?;
+            Ok(rope::Rope { partial: rope.partial.or(Some(0.5)), ..rope })
+        }
+        _ => {
+            let base = if variant == LlamaVariant::SmolLm3 { 2e6 } else { 1e4 };
+            let (theta, scaling) = rope::read(config, base)?;
+            Ok(rope::Rope { theta, scaling, ..rope::Rope::default() })
+        }
     }
 }
 
 /// The sliding window, which transformers gives to Mistral unless the key says `null`.
 fn window(config: &ConfigReader, variant: LlamaVariant) -> Result<Option<usize>, HfError> {
     match variant {
-        LlamaVariant::Llama => Ok(None),
         LlamaVariant::Mistral if !config.has("sliding_window") => {
             Err(HfError::Missing { key: "sliding_window".into() })
         }
-        LlamaVariant::Mistral => config.optional_size("sliding_window"),
-        LlamaVariant::Qwen3 => config.expect_flag("use_sliding_window", false).map(|()| None),
+        LlamaVariant::Gemma2 | LlamaVariant::Gemma3 => config.size("sliding_window").map(Some),
+        _ if variant.has("use_sliding_window") => config.expect_flag("use_sliding_window", false).map(|()| None),
+        _ if variant.has("sliding_window") => config.optional_size("sliding_window"),
+        _ => Ok(None),
     }
 }
 
-/// Every layer has the same kind of attention, if the file lists them.
-fn layer_types(config: &ConfigReader, read: &LlamaConfig) -> Result<(), HfError> {
-    let Some(types) = config.texts("layer_types")? else { return Ok(()) };
-    let legal = if read.sliding_window.is_some() { "sliding_attention" } else { "full_attention" };
-    if types.len() != read.num_hidden_layers || types.iter().any(|kind| *kind != legal) {
-        let legal = format!("{} x {legal}", read.num_hidden_layers);
-        return Err(config.unsupported("layer_types", &types.join(", "), &legal));
+/// Which layers have no window: by the list of all layers, else by the relative's key or its default.
+fn window_pattern(config: &ConfigReader, read: &LlamaConfig) -> Result<Option<usize>, HfError> {
+    if !read.variant.has("sliding_window_pattern") {
+        return Ok(None);
     }
-    Ok(())
+    let default = if read.variant == LlamaVariant::Gemma2 { 2 } else { 6 };
+    // transformers 5 writes the second next to a list that need not follow it.
+    let [pattern, before_list] =
+        ["sliding_window_pattern", "_sliding_window_pattern"].map(|key| config.optional_size(key));
+    let of_key = pattern?.or(before_list?).unwrap_or(default);
+    let of_list = config.texts("layer_types")?.map(|types| types.iter().position(|kind| *kind == "full_attention"));
+    let pattern = of_list.map_or(Some(of_key), |first| first.map(|first| first + 1));
+    Ok(pattern.filter(|pattern| *pattern <= read.num_hidden_layers))
+}
+
+/// Every so many layers one does not rotate; transformers has a list too, in which 0 is such a layer.
+fn no_rope_interval(config: &ConfigReader, read: &LlamaConfig) -> Result<Option<usize>, HfError> {
+    if !read.variant.has("no_rope_layer_interval") {
+        return Ok(None);
+    }
+    let of_key = config.size_or("no_rope_layer_interval", 4)?;
+    let list = config.indices("no_rope_layers")?;
+    let first = list.as_ref().map(|list| list.iter().position(|rotates| *rotates == 0).map(|first| first + 1));
+    let interval = first.unwrap_or(Some(of_key)).filter(|interval| *interval <= read.num_hidden_layers);
+    let legal = LlamaConfig { no_rope_layer_interval: interval, ..read.clone() }.no_rope_layers();
+    match list {
+        Some(list) if list != legal => {
+            Err(config.unsupported("no_rope_layers", &format!("{list:?}"), &format!("{legal:?}")))
+        }
+        _ => Ok(interval),
+    }
+}
+
+/// The attention of each layer, if the file lists it, is what the other keys say.
+fn layer_types(config: &ConfigReader, read: &LlamaConfig) -> Result<(), HfError> {
+    let (types, legal) = (config.texts("layer_types")?, read.layer_types());
+    match types {
+        Some(types) if types != legal => {
+            let alike = legal.iter().all(|kind| *kind == legal[0]);
+            let legal = if alike { format!("{} x {}", legal.len(), legal[0]) } else { legal.join(", ") };
+            Err(config.unsupported("layer_types", &types.join(", "), &legal))
+        }
+        _ => Ok(()),
+    }
 }

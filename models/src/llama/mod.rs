@@ -1,6 +1,6 @@
-//! Llama: RMSNorm, rotary positions, grouped queries, SwiGLU, no biases. Mistral adds a sliding window, Qwen3 norms of
-//! every query and key head.
+//! Llama: RMSNorm, rotary positions, grouped queries, SwiGLU, no biases; and its relatives, which `variant` tells apart.
 
+mod block;
 mod config;
 mod hf;
 mod model;

@@ -8,9 +8,9 @@ use burn::tensor::{Int, Tensor};
 
 use super::config::LlamaConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
-use crate::hf::decoder::{self, LIKE_MLPS};
+use crate::hf::decoder::{self, USUAL};
 use crate::layers::{
-    BlockConfig, Dropout, KvCache, Norm, NormKind, OutputLayer, RopeConfig, RotaryEmbedding, TransformerBlock, Vocab,
+    Angles, BlockConfig, Dropout, KvCache, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
     VocabParallelEmbedding,
 };
 use crate::megatron::MegatronDecoder;
@@ -19,7 +19,7 @@ use crate::names::NameMap;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::part::Part;
 
-/// A rank's part of a Llama, a Mistral or a Qwen3.
+/// A rank's part of a Llama or one of its relatives.
 ///
 /// ```
 /// use backend_dist::launch::{BoxError, Rank};
@@ -40,7 +40,9 @@ pub struct Llama {
     #[module(skip)]
     dropout: Dropout,
     #[module(skip)]
-    rope: RotaryEmbedding,
+    embedding_scale: Option<f64>,
+    #[module(skip)]
+    ropes: LayerRopes,
     #[module(skip)]
     parallel: TensorParallel,
     #[module(skip)]
@@ -60,8 +62,7 @@ impl CausalLm for Llama {
 
     fn build(config: &LlamaConfig, params: ParamBuilder) -> Result<Self, BuildError> {
         config.check_for(&params)?;
-        let block = config.block();
-        Self::of_blocks(&config.frame(), |_| block, params)
+        Self::of_blocks(&config.frame(), |layer| config.block(layer), params)
     }
 
     fn part(&self) -> &Part {
@@ -69,19 +70,21 @@ impl CausalLm for Llama {
     }
 
     fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
-        self.dropout.forward(self.embedding().forward(tokens.transpose()), batch)
+        self.dropout.forward(self.scaled(self.embedding().forward(tokens.transpose())), batch)
     }
 
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         let [positions, samples, _] = x.dims();
         let positions = self.parallel.sequence_length(positions);
-        let angles = self.rope.of_positions(batch, [positions, samples], x.dtype(), &x.device());
-        self.layers[index - self.part.layers.start].forward(x, Some(&angles), batch)
+        let index = index - self.part.layers.start;
+        let angles =
+            self.ropes.of(index).map(|rope| rope.of_positions(batch, [positions, samples], x.dtype(), &x.device()));
+        self.layers[index].forward(x, angles.as_ref(), batch)
     }
 
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, _batch: &MicroBatch) -> Tensor<2> {
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
         let Head { norm, lm_head } = self.head();
-        lm_head.token_losses(norm.forward(x), labels.transpose(), self.embed_tokens.as_ref()).transpose()
+        lm_head.token_losses(norm.forward(x), labels.transpose(), self.embed_tokens.as_ref(), batch).transpose()
     }
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
@@ -91,10 +94,14 @@ impl CausalLm for Llama {
 
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
         let at = cache.advance(tokens.dims()[1]);
-        let x = self.embedding().extend(tokens.transpose());
-        let angles = self.rope.angles(at.clone(), x.dtype(), &x.device());
-        let x = (self.layers.iter().enumerate())
-            .fold(x, |x, (index, layer)| layer.extend(x, &at, Some(&angles), cache.layer(index)));
+        let x = self.scaled(self.embedding().extend(tokens.transpose()));
+        let angles = |index, x: &Tensor<3>| -> Option<Angles> {
+            self.ropes.of(index).map(|rope| rope.angles(at.clone(), x.dtype(), &x.device()))
+        };
+        let x = (self.layers.iter().enumerate()).fold(x, |x, (index, layer)| {
+            let angles = angles(index, &x);
+            layer.extend(x, &at, angles.as_ref(), cache.layer(index))
+        });
         let Head { norm, lm_head } = self.head();
         lm_head.logits_at(norm.forward(x), at.len() - 1, self.embed_tokens.as_ref())
     }
@@ -116,24 +123,28 @@ pub struct Frame {
     pub tied: bool,
     /// Distribution of embedding and output layer.
     pub init: Init,
-    /// Rotation of queries and keys.
-    pub rope: RopeConfig,
+    /// The last norm.
+    pub norm: NormKind,
     /// Epsilon of the last norm.
     pub norm_eps: f64,
     /// Share of the elements dropped after the embedding.
     pub dropout: f64,
+    /// Embeddings are multiplied with this (Gemma).
+    pub embedding_scale: Option<f64>,
+    /// A logit `z` becomes `c tanh(z/c)` (Gemma 2).
+    pub logit_softcap: Option<f64>,
 }
 
 impl Frame {
     /// Megatron-LM's names of a decoder of such blocks; `block` says what each layer is.
     pub fn megatron_names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
-        let Self { vocab, layers, tied, .. } = *self;
-        MegatronDecoder { vocab, layers, norm: NormKind::Rms, positions: None, tied }.names(block)
+        let Self { vocab, layers, tied, norm, .. } = *self;
+        MegatronDecoder { vocab, layers, norm, positions: None, tied }.names(block)
     }
 
     /// Hugging Face's names of a decoder of such blocks, as most of its families call them.
     pub fn hf_names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
-        decoder::names(self, block, LIKE_MLPS)
+        decoder::names(self, block, USUAL)
     }
 }
 
@@ -149,6 +160,7 @@ impl Llama {
     ) -> Result<Self, BuildError> {
         let params = &mut params;
         let (Frame { vocab, init, .. }, part) = (frame, params.part_of(frame.layers));
+        let ropes = LayerRopes::new(part.layers.clone().map(|layer| block(layer).attention.rope));
         params.begin(if frame.tied { Unit::Tied } else { Unit::Embedding });
         let embed_tokens = match part.embedding {
             true => Some(VocabParallelEmbedding::new(params, "embed_tokens", vocab, *init)?),
@@ -162,11 +174,12 @@ impl Llama {
         params.begin(Unit::Head);
         let head = match part.head {
             true => Some(Head {
-                norm: Norm::new(params, "norm", vocab.hidden, NormKind::Rms, frame.norm_eps)?,
+                norm: Norm::new(params, "norm", vocab.hidden, frame.norm, frame.norm_eps)?,
                 lm_head: match frame.tied {
                     true => OutputLayer::tied(params, "embed_tokens", vocab, *init)?,
                     false => OutputLayer::untied(params, "lm_head", vocab, *init)?,
-                },
+                }
+                .with_softcap(frame.logit_softcap),
             }),
             false => None,
         };
@@ -175,7 +188,8 @@ impl Llama {
             layers,
             head,
             dropout: Dropout::new(params.parallel(), "embed_tokens", frame.dropout),
-            rope: RotaryEmbedding::new(&frame.rope),
+            embedding_scale: frame.embedding_scale,
+            ropes,
             parallel: params.parallel().clone(),
             part,
             registry: Arc::new(params.take_registry()),
@@ -184,6 +198,13 @@ impl Llama {
 
     fn embedding(&self) -> &VocabParallelEmbedding {
         self.embed_tokens.as_ref().expect("only the first stage embeds tokens")
+    }
+
+    fn scaled(&self, x: Tensor<3>) -> Tensor<3> {
+        match self.embedding_scale {
+            Some(scale) => x.mul_scalar(scale),
+            None => x,
+        }
     }
 
     fn head(&self) -> &Head {

@@ -4,6 +4,17 @@ use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
 use crate::layers::{Llama3Scaling, RopeScaling};
 
+/// All of them by name, small ones for tests first.
+pub(super) fn presets() -> Vec<(&'static str, LlamaConfig)> {
+    vec![
+        ("tiny", LlamaConfig::tiny()),
+        ("llama3-1b", LlamaConfig::llama3_1b()),
+        ("llama3-8b", LlamaConfig::llama3_8b()),
+        ("mistral-7b", LlamaConfig::mistral_7b()),
+        ("qwen3-0.6b", LlamaConfig::qwen3_0_6b()),
+    ]
+}
+
 /// [`LlamaConfig::tiny`].
 impl Default for LlamaConfig {
     fn default() -> Self {
@@ -25,6 +36,13 @@ impl LlamaConfig {
             head_dim: 8,
             max_position_embeddings: 2048,
             sliding_window: None,
+            sliding_window_pattern: None,
+            no_rope_layer_interval: None,
+            partial_rotary_factor: None,
+            rope_local_base_freq: None,
+            query_pre_attn_scalar: None,
+            attn_logit_softcapping: None,
+            final_logit_softcapping: None,
             rope_theta: 10_000.0,
             rope_scaling: None,
             rms_norm_eps: 1e-5,

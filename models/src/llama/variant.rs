@@ -1,10 +1,14 @@
-//! Which of Llama's relatives a model is.
+//! Which of Llama's relatives a model is, and what tells them apart.
 
 use std::fmt;
 
+use backend_dist::ops::GeluKind;
 use serde::{Deserialize, Serialize};
 
-/// Which of the relatives. They share the blocks and differ in what is named here, and in how Hugging Face calls them.
+use crate::hf::decoder::{LayerNames, USUAL};
+use crate::layers::{Activation, NormKind, NormOver, NormPlacement};
+
+/// Which of the relatives. They share the blocks and differ in what [`Architecture`] names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LlamaVariant {
@@ -13,33 +17,227 @@ pub enum LlamaVariant {
     Llama,
     /// Mistral: attention may have a sliding window.
     Mistral,
+    /// Qwen2 and 2.5, dense: biases of queries, keys and values.
+    Qwen2,
     /// Qwen3, dense: every query and key head is normalised before rotation.
     Qwen3,
+    /// SmolLM3: some layers do not rotate.
+    SmolLm3,
+    /// OLMo 2: norms after attention and MLP, and of whole queries and keys.
+    Olmo2,
+    /// Gemma 2: norms before and after, GeGLU, soft caps, a window in every other layer.
+    Gemma2,
+    /// Gemma 3, text: norms of query and key heads, other rotary frequencies in layers with a window.
+    Gemma3,
+    /// Phi-3 and 4: some features may not be rotated; files have fused projections.
+    Phi3,
+    /// GLM-4: norms before and after, half of the features rotated, those of neighbours with each other.
+    Glm4,
 }
+
+/// All of them.
+const VARIANTS: [LlamaVariant; 10] = [
+    LlamaVariant::Llama,
+    LlamaVariant::Mistral,
+    LlamaVariant::Qwen2,
+    LlamaVariant::Qwen3,
+    LlamaVariant::SmolLm3,
+    LlamaVariant::Olmo2,
+    LlamaVariant::Gemma2,
+    LlamaVariant::Gemma3,
+    LlamaVariant::Phi3,
+    LlamaVariant::Glm4,
+];
+
+/// Whether a projection has a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bias {
+    Always,
+    Never,
+    /// `attention_bias` says so.
+    Key,
+}
+
+/// What a relative is, apart from its sizes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Architecture {
+    /// Hugging Face's name.
+    pub model_type: &'static str,
+    /// Keys that it has and not all others have, here and in `config.json`.
+    pub keys: &'static [&'static str],
+    /// Keys of `config.json` that it has and that change nothing.
+    pub harmless: &'static [&'static str],
+    pub norm: NormKind,
+    pub placement: NormPlacement,
+    pub query_key_norm: Option<NormOver>,
+    pub activation: Activation,
+    /// Of queries, keys and values, and of the output projection.
+    pub attention_biases: [Bias; 2],
+    /// Embeddings are multiplied with `√hidden_size`.
+    pub scaled_embedding: bool,
+    /// Whether the output layer shares the embedding's weight if `config.json` does not say it.
+    pub tied: bool,
+    pub names: LayerNames,
+}
+
+const LLAMA: Architecture = Architecture {
+    model_type: "llama",
+    keys: &["attention_bias", "mlp_bias"],
+    harmless: &[],
+    norm: NormKind::Rms,
+    placement: NormPlacement::Before,
+    query_key_norm: None,
+    activation: Activation::SwiGlu,
+    attention_biases: [Bias::Key, Bias::Key],
+    scaled_embedding: false,
+    tied: false,
+    names: USUAL,
+};
+
+const MISTRAL: Architecture = Architecture { model_type: "mistral", keys: &["sliding_window"], ..LLAMA };
+
+/// Both count only where `use_sliding_window` is true.
+const UNUSED_WINDOW: &[&str] = &["max_window_layers", "sliding_window"];
+
+const QWEN2: Architecture = Architecture {
+    model_type: "qwen2",
+    keys: &["use_sliding_window"],
+    harmless: UNUSED_WINDOW,
+    attention_biases: [Bias::Always, Bias::Never],
+    ..LLAMA
+};
+
+const QWEN3: Architecture = Architecture {
+    model_type: "qwen3",
+    keys: &["attention_bias", "use_sliding_window"],
+    harmless: UNUSED_WINDOW,
+    query_key_norm: Some(NormOver::Head),
+    ..LLAMA
+};
+
+const SMOLLM3: Architecture = Architecture {
+    model_type: "smollm3",
+    keys: &["attention_bias", "mlp_bias", "use_sliding_window", "no_rope_layer_interval"],
+    harmless: &["max_window_layers", "sliding_window", "pretraining_tp"],
+    tied: true,
+    ..LLAMA
+};
+
+const OLMO2: Architecture = Architecture {
+    model_type: "olmo2",
+    keys: &["attention_bias"],
+    placement: NormPlacement::After,
+    query_key_norm: Some(NormOver::Projection),
+    names: LayerNames { norms: ["", "post_attention_layernorm", "", "post_feedforward_layernorm"], ..USUAL },
+    ..LLAMA
+};
+
+const GEMMA2: Architecture = Architecture {
+    model_type: "gemma2",
+    keys: &[
+        "attention_bias",
+        "sliding_window",
+        "sliding_window_pattern",
+        "query_pre_attn_scalar",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    ],
+    harmless: &["cache_implementation", "use_bidirectional_attention"],
+    norm: NormKind::RmsPlusOne,
+    placement: NormPlacement::Both,
+    activation: Activation::GeGlu(GeluKind::Tanh),
+    scaled_embedding: true,
+    tied: true,
+    names: LayerNames {
+        norms: [
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ],
+        ..USUAL
+    },
+    ..LLAMA
+};
+
+const GEMMA3: Architecture = Architecture {
+    model_type: "gemma3_text",
+    keys: &[
+        "attention_bias",
+        "sliding_window",
+        "sliding_window_pattern",
+        "query_pre_attn_scalar",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "rope_local_base_freq",
+    ],
+    query_key_norm: Some(NormOver::Head),
+    ..GEMMA2
+};
+
+const PHI3: Architecture = Architecture {
+    model_type: "phi3",
+    keys: &["sliding_window", "partial_rotary_factor"],
+    harmless: &["auto_map", "full_attn_mod", "interpolate_factor", "original_max_position_embeddings"],
+    names: LayerNames { fused_qkv: true, fused_gate_up: true, ..USUAL },
+    ..LLAMA
+};
+
+const GLM4: Architecture = Architecture {
+    model_type: "glm4",
+    keys: &["attention_bias", "partial_rotary_factor"],
+    placement: NormPlacement::Both,
+    attention_biases: [Bias::Key, Bias::Never],
+    names: LayerNames {
+        norms: ["input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"],
+        fused_gate_up: true,
+        interleaved: true,
+        ..USUAL
+    },
+    ..LLAMA
+};
 
 /// Hugging Face's `model_type`.
 impl fmt::Display for LlamaVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.model_type())
+        f.write_str(self.architecture().model_type)
     }
 }
 
 impl LlamaVariant {
-    /// Hugging Face's name.
-    pub(super) fn model_type(self) -> &'static str {
+    pub(crate) fn architecture(self) -> &'static Architecture {
         match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen3 => "qwen3",
+            Self::Llama => &LLAMA,
+            Self::Mistral => &MISTRAL,
+            Self::Qwen2 => &QWEN2,
+            Self::Qwen3 => &QWEN3,
+            Self::SmolLm3 => &SMOLLM3,
+            Self::Olmo2 => &OLMO2,
+            Self::Gemma2 => &GEMMA2,
+            Self::Gemma3 => &GEMMA3,
+            Self::Phi3 => &PHI3,
+            Self::Glm4 => &GLM4,
         }
     }
 
-    /// Keys of `config.json` that this relative has and that change nothing.
-    pub(super) fn harmless(self) -> &'static [&'static str] {
-        match self {
-            Self::Llama | Self::Mistral => &[],
-            // Both count only where `use_sliding_window` is true.
-            Self::Qwen3 => &["max_window_layers", "sliding_window"],
+    /// The relative of Hugging Face's name.
+    pub(crate) fn of_model_type(kind: &str) -> Option<Self> {
+        VARIANTS.into_iter().find(|variant| variant.architecture().model_type == kind)
+    }
+
+    /// Whether the relative has a key that not all have.
+    pub(super) fn has(self, key: &str) -> bool {
+        self.architecture().keys.contains(&key)
+    }
+
+    /// The relatives that have a key, in words.
+    pub(super) fn owners(key: &str) -> String {
+        let mut owners: Vec<String> =
+            VARIANTS.into_iter().filter(|variant| variant.has(key)).map(|variant| variant.to_string()).collect();
+        match owners.pop() {
+            Some(last) if owners.is_empty() => format!("models of {last}"),
+            Some(last) => format!("{} and {last}", owners.join(", ")),
+            None => "no models".into(),
         }
     }
 }

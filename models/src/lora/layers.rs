@@ -8,12 +8,13 @@ use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
-use backend_dist::ops::{Prologue, attention_packed, gelu, layer_norm, linear, rms_norm, swiglu};
+use backend_dist::ops::{Prologue, geglu, gelu, layer_norm, linear, rms_norm, swiglu};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 
 use crate::layers::{enter_tensor_parallel, leave_tensor_parallel};
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
 /// The global tensors of an adapter.
@@ -214,7 +215,7 @@ fn divided(magnitude: Tensor<1>, norms: Tensor<1>) -> Tensor<1> {
 ///
 /// # Panics
 /// If the prologue does not fit `x`.
-pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>) -> Tensor<3> {
+pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>, batch: &MicroBatch) -> Tensor<3> {
     fn shaped<const FROM: usize>(x: Tensor<FROM>) -> Tensor<3> {
         let shape = x.dims();
         x.reshape([shape[0], shape[1], shape[2..].iter().product()])
@@ -229,12 +230,15 @@ pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>) -> Tensor<
         Prologue::LayerNorm { weight, bias, eps } => shaped(layer_norm(x, weight, bias, eps)),
         Prologue::SwiGlu => shaped(swiglu(x)),
         Prologue::Gelu(kind) => shaped(gelu(x, kind)),
-        Prologue::Attention(packed, options) => shaped(attention_packed(heads(x), packed, options)),
+        Prologue::GeGlu(kind) => shaped(geglu(x, kind)),
+        Prologue::Attention(packed, options) => {
+            shaped(attention_in_context(heads(x), packed, options, None, None, &batch.pass))
+        }
         Prologue::AttentionInContext(packed, options, context, documents) => {
-            shaped(attention_in_context(heads(x), packed, options, context.as_ref(), documents.as_ref()))
+            shaped(attention_in_context(heads(x), packed, options, context.as_ref(), documents.as_ref(), &batch.pass))
         }
         Prologue::SeparateAttention { k, v, options, context, documents } => {
-            shaped(attention_over_context(heads(x), k, v, options, context.as_ref(), documents.as_ref()))
+            shaped(attention_over_context(heads(x), k, v, options, context.as_ref(), documents.as_ref(), &batch.pass))
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | DoRA (Liu et al., 2024) | as LoRA | `m / ‖W + s B A‖ · (x Wᵀ + s (x Aᵀ) Bᵀ)`, the norm of each matrix row without gradient |
 
 mod layers;
+mod off;
 mod plan;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use thiserror::Error;
 
 use crate::names::{Foreign, NameMap};
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
+pub use off::without_adapters;
 pub use plan::LoraPlan;
 
 /// The word for all linear layers but the output layer.

@@ -117,7 +117,6 @@ impl MixtralConfig {
             num_key_value_heads: self.num_key_value_heads,
             head_dim: self.head_dim,
             max_position_embeddings: self.max_position_embeddings,
-            sliding_window: None,
             rope_theta: self.rope_theta,
             rope_scaling: self.rope_scaling,
             rms_norm_eps: self.rms_norm_eps,
@@ -128,6 +127,7 @@ impl MixtralConfig {
             hidden_dropout: self.hidden_dropout,
             attention_dropout: self.attention_dropout,
             make_vocab_size_divisible_by: self.make_vocab_size_divisible_by,
+            ..LlamaConfig::tiny()
         }
     }
 
@@ -136,7 +136,7 @@ impl MixtralConfig {
     }
 
     pub(super) fn block(&self, layer: usize) -> BlockConfig {
-        let block = self.llama().block();
+        let block = self.llama().block(layer);
         match self.is_dense(layer) {
             true => block,
             false => BlockConfig { mlp: Ffn::Moe(self.experts()), ..block },
@@ -176,8 +176,8 @@ impl MixtralConfig {
         match given.filter(|_| self.variant == MixtralVariant::Mixtral) {
             None => Ok(()),
             Some((key, value)) => {
-                let (owner, variant) = ("models with `variant = \"qwen3_moe\"`", self.variant.to_string());
-                Err(ConfigError::Foreign { key, value, owner, variant })
+                let (owner, variant) = ("models with `variant = \"qwen3_moe\"`".into(), self.variant.to_string());
+                Err(ConfigError::Foreign { key, value: value.to_string(), owner, variant })
             }
         }
     }

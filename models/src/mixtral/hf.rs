@@ -4,17 +4,20 @@ use serde_json::{Value, json};
 
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
-use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LIKE_MLPS};
+use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LayerNames, USUAL};
 use crate::hf::{ConfigReader, HfError, rope};
 use crate::names::NameMap;
 
 /// The names of the tensors of `MixtralForCausalLM` and `Qwen3MoeForCausalLM`.
 pub(super) fn names(config: &MixtralConfig) -> NameMap {
-    let experts = match config.variant {
-        MixtralVariant::Mixtral => ExpertNames { module: "block_sparse_moe", matrices: ["w1", "w3", "w2"] },
-        MixtralVariant::Qwen3Moe => LIKE_MLPS,
+    let called = match config.variant {
+        MixtralVariant::Mixtral => {
+            let experts = ExpertNames { module: "block_sparse_moe", matrices: ["w1", "w3", "w2"] };
+            LayerNames { experts, ..USUAL }
+        }
+        MixtralVariant::Qwen3Moe => USUAL,
     };
-    decoder::names(&config.frame(), |layer| config.block(layer), experts)
+    decoder::names(&config.frame(), |layer| config.block(layer), called)
 }
 
 impl MixtralConfig {

@@ -7,12 +7,13 @@ use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, GridKind, Mesh};
+use backend_dist::ops::{HandOvers, PassContext};
 use backend_dist::shard::{HostTensor, Init, ParamSpec, Registry, Section};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
 use models::MicroBatch;
 use models::layers::DropoutKey;
-use models::layers::moe::RoutingReplay;
+use models::layers::moe::{RouterRecords, RoutingReplay};
 use models::{CausalLm, ModelConfig, ParamBuilder, WeightSource};
 
 pub const BATCH: usize = 3;
@@ -87,11 +88,19 @@ pub fn run_on<M: CausalLm>(
         let model = M::build(config, how(ParamBuilder::new(&rank, dtype, 0).with_source(source)))?;
         let device = rank.device.clone().autodiff();
         let (tokens, labels) = (batch.ids(&batch.tokens, &device), batch.ids(&batch.labels, &device));
-        let logits = host(model.logits(tokens.clone()));
-        let losses = model.training_losses(tokens, labels, &MicroBatch::with_dropout(dropout));
+        let routers = RouterRecords { replay: batch.routing.clone(), ..RouterRecords::default() };
+        let hand_overs = HandOvers::counted();
+        let pass = PassContext { hand_overs: hand_overs.clone(), ..PassContext::default() };
+        let of = |dropout| {
+            let (pass, routers) = (pass.clone(), routers.clone());
+            MicroBatch { pass, routers, ..MicroBatch::with_dropout(dropout) }
+        };
+        let logits = host(model.head_logits(model.hidden_states(tokens.clone(), &of(None))));
+        let losses = model.training_losses(tokens, labels, &of(dropout));
         let weights = TensorData::new(batch.weights.clone(), losses.dims());
         let weights = Tensor::from_data(weights, (&device, losses.dtype()));
         let gradients = (losses.clone() * weights).sum().backward();
+        assert_eq!(hand_overs.missed(), 0, "operations on the residual stream have not found each other's values");
         let mut collect = Collect {
             rank: &rank,
             registry: model.registry(),
@@ -102,11 +111,7 @@ pub fn run_on<M: CausalLm>(
         model.visit(&mut collect);
         Ok((host(losses), logits, collect.locals))
     };
-    let ranks = launch(&mesh, &[Device::flex()], |rank| match &batch.routing {
-        Some(routing) => routing.run(|| on_rank(rank)),
-        None => on_rank(rank),
-    })
-    .unwrap_or_else(|error| panic!("{layout}: {error}"));
+    let ranks = launch(&mesh, &[Device::flex()], on_rank).unwrap_or_else(|error| panic!("{layout}: {error}"));
     for (losses, logits, _) in &ranks {
         assert_eq!((losses, logits), (&ranks[0].0, &ranks[0].1), "{layout}: all ranks have the same losses and logits");
     }

@@ -11,9 +11,6 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::harness::{Batch, assert_close, assert_within, run_on};
 
-const SAMPLES: usize = 2;
-const SEQ: usize = 40;
-const VOCAB: usize = 256;
 const POSITIONS: usize = 8;
 
 const LOGITS: f64 = 1e-12;
@@ -58,14 +55,16 @@ impl WithModel for Transformers<'_> {
         let (oracle, unrounded) = (tensors(self.oracle), self.unrounded.map(tensors));
         let weights = config.hf_names().import(&tensors(self.weights)).unwrap();
         let ids: Vec<i64> = oracle["input_ids"].data.iter().map(|id| *id as i64).collect();
+        let [samples, seq] = oracle["input_ids"].shape[..] else { panic!("input_ids is no matrix") };
+        let vocab = config.vocab_size();
         // The last position predicts nothing: its weight is zero.
-        let next = |index: usize| if index % SEQ == SEQ - 1 { 0 } else { ids[index + 1] };
-        let weight = |index: usize| if index % SEQ == SEQ - 1 { 0.0 } else { 1.0 / (SAMPLES * (SEQ - 1)) as f64 };
+        let next = |index: usize| if index % seq == seq - 1 { 0 } else { ids[index + 1] };
+        let weight = |index: usize| if index % seq == seq - 1 { 0.0 } else { 1.0 / (samples * (seq - 1)) as f64 };
         let batch = Batch {
-            samples: SAMPLES,
+            samples,
             tokens: ids.clone(),
-            labels: (0..SAMPLES * SEQ).map(next).collect(),
-            weights: (0..SAMPLES * SEQ).map(weight).collect(),
+            labels: (0..samples * seq).map(next).collect(),
+            weights: (0..samples * seq).map(weight).collect(),
             routing: Some(RoutingReplay::recording()),
         };
         let experts = ["TP2 EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 SP EP4 ETP1"];
@@ -75,7 +74,7 @@ impl WithModel for Transformers<'_> {
             let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| params.with_fp32_norms());
             let loss: f64 = outcome.losses.iter().zip(&batch.weights).map(|(loss, weight)| loss * weight).sum();
             assert_close(&format!("{layout}: loss"), &[loss], &oracle["loss"].data, LOSS);
-            let (logits, expected) = (last(&outcome.logits), &oracle["logits_last8"].data);
+            let (logits, expected) = (last(&outcome.logits, [seq, vocab]), &oracle["logits_last8"].data);
             assert_close(&format!("{layout}: logits"), &logits, expected, self.logits);
             if let Some(unrounded) = &unrounded {
                 assert_close(&format!("{layout}: logits"), &logits, &unrounded["logits_last8"].data, LOGITS);
@@ -100,13 +99,13 @@ impl WithModel for Transformers<'_> {
         // Rounding alone: where a token chooses other experts for it, more is different.
         let half = Batch { routing: batch.routing.as_ref().map(RoutingReplay::following), ..batch };
         let outcome = run_on::<M>(config, "TP2 SP", FloatDType::BF16, &weights, &half, None, |params| params);
-        assert_close("bf16: logits", &last(&outcome.logits), &oracle["logits_last8"].data, HALF);
+        assert_close("bf16: logits", &last(&outcome.logits, [seq, vocab]), &oracle["logits_last8"].data, HALF);
     }
 }
 
 /// Those of the last positions of each sample.
-fn last(logits: &[f64]) -> Vec<f64> {
-    logits.chunks_exact(SEQ * VOCAB).flat_map(|sample| &sample[(SEQ - POSITIONS) * VOCAB..]).copied().collect()
+fn last(logits: &[f64], [seq, vocab]: [usize; 2]) -> Vec<f64> {
+    logits.chunks_exact(seq * vocab).flat_map(|sample| &sample[(seq - POSITIONS) * vocab..]).copied().collect()
 }
 
 macro_rules! is_transformers {
@@ -133,7 +132,14 @@ is_transformers! {
     llama2_is_transformers: "llama2",
     llama3_is_transformers: "llama3",
     mistral_is_transformers: "mistral",
+    qwen2_is_transformers: "qwen2",
     qwen3_is_transformers: "qwen3",
+    smollm3_is_transformers: "smollm3",
+    olmo2_is_transformers: "olmo2",
+    gemma2_is_transformers: "gemma2",
+    gemma3_is_transformers: "gemma3",
+    phi3_is_transformers: "phi3",
+    glm4_is_transformers: "glm4",
     mixtral_is_transformers: "mixtral",
     qwen3_moe_is_transformers: "qwen3_moe",
     deepseek_v3_is_transformers: "deepseek_v3",

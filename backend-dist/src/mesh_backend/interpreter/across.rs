@@ -41,7 +41,7 @@ impl<B: Inner> Interpreter<B> {
     }
 
     /// What the rank holds of `x`, and whether that is in half precision.
-    fn share(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
+    pub(super) fn share(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
         let entry = self.table.get(x.id);
         let mut shape = x.shape.clone();
         for (at, axis) in entry.state.at.iter().zip(&self.axes) {

@@ -14,7 +14,7 @@ use super::{ContextParallel, CpCommType, Documents, zigzag};
 use crate::collective_ops::Collective;
 use crate::comm::Group;
 use crate::ops::options::AttentionOptions;
-use crate::ops::saved_attention::saved_or_computed;
+use crate::ops::saved_attention::CoreAttention;
 
 /// Everything about a call but its tensors.
 #[derive(Clone, Debug)]
@@ -103,6 +103,7 @@ impl Call {
 pub(super) fn forward<B: ContextKernels + PointToPoint>(
     [q, k, v]: Qkv<B>,
     context_options: &ContextOptions,
+    attention: &CoreAttention,
 ) -> (FloatTensor<B>, Saved<B>) {
     let groups = CommGroups::of(context_options.context.as_ref());
     let qkv = match groups.inner.size() {
@@ -113,7 +114,7 @@ pub(super) fn forward<B: ContextKernels + PointToPoint>(
         }
     };
     let call = Call::new(&qkv[0], context_options, &groups);
-    let out_lse = saved_or_computed(|| match (groups.outer.size(), groups.is_gathered) {
+    let out_lse = attention.run(|| match (groups.outer.size(), groups.is_gathered) {
         (1, _) => local::<B>(&qkv, &call),
         (_, true) => gathered::<B>(&qkv, &call),
         (_, false) => ring::<B>(&qkv, &call),

@@ -6,10 +6,11 @@ use burn::tensor::Tensor;
 use super::algorithms::ContextOptions;
 use super::node::ContextOps;
 use super::{ContextParallel, Documents};
-use crate::ops::api::{attention, attention_packed, check_heads};
+use crate::ops::api::{attention_of_pass, attention_packed_of_pass, check_heads};
 use crate::ops::options::{AttentionOptions, PackedHeads};
+use crate::ops::pass::PassContext;
 
-/// [`attention`] over the ranks of `context` and within `documents`. `q [s, b, hq, d]`, `k [s, b, hkv, d]` and `v [s,
+/// [`attention`](crate::ops::attention) over the ranks of `context` and within `documents`. `q [s, b, hq, d]`, `k [s, b, hkv, d]` and `v [s,
 /// b, hkv, dv]` are those of this rank's [positions](ContextParallel::positions), and so is the output `[s, b, hq,
 /// dv]`. All ranks of the group call it in the same order, also for the gradients.
 ///
@@ -28,17 +29,18 @@ pub fn attention_over_context(
     options: AttentionOptions,
     context: Option<&ContextParallel>,
     documents: Option<&Documents>,
+    pass: &PassContext,
 ) -> Tensor<4> {
     let context = context.filter(|context| context.group.size() > 1);
     if context.is_none() && documents.is_none() {
-        return attention(q, k, v, options);
+        return attention_of_pass(q, k, v, options, pass.attention.clone());
     }
     let ([s, b, hq, d], keys, values) = (q.dims(), k.dims(), v.dims());
     assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
     assert_eq!([s, b, d], [keys[0], keys[1], keys[3]], "attention in a context: q is {:?}, k is {keys:?}", q.dims());
     let context_options = context_options([s, b], [hq, keys[2]], options, context, documents);
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_over(q, k, v, context_options))
+    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_over(q, k, v, context_options, pass.attention.clone()))
 }
 
 /// [`attention_over_context`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`; its gradient is packed
@@ -53,15 +55,17 @@ pub fn attention_in_context(
     options: AttentionOptions,
     context: Option<&ContextParallel>,
     documents: Option<&Documents>,
+    pass: &PassContext,
 ) -> Tensor<4> {
     let context = context.filter(|context| context.group.size() > 1);
     if context.is_none() && documents.is_none() {
-        return attention_packed(qkv, heads, options);
+        return attention_packed_of_pass(qkv, heads, options, pass.attention.clone());
     }
     let [s, b, all, _] = qkv.dims();
     assert_eq!(all, heads.total(), "attention in a context: {heads:?} do not make up the input's heads");
     let context_options = context_options([s, b], [heads.heads, heads.kv_heads], options, context, documents);
-    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_in(qkv.into_dispatch(), heads, context_options))
+    let (qkv, attention) = (qkv.into_dispatch(), pass.attention.clone());
+    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_in(qkv, heads, context_options, attention))
 }
 
 /// The checked options of a call for `positions` of `samples` sequences on a rank.

@@ -18,6 +18,7 @@ use super::kernels::ContextKernels;
 use super::p2p::PointToPoint;
 use crate::ops::options::PackedHeads;
 use crate::ops::plain::attention::unpack;
+use crate::ops::saved_attention::CoreAttention;
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait ContextOps: Backend {
@@ -26,12 +27,14 @@ pub(super) trait ContextOps: Backend {
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
         context_options: ContextOptions,
+        attention: CoreAttention,
     ) -> FloatTensor<Self>;
 
     fn op_attention_in(
         qkv: FloatTensor<Self>,
         heads: PackedHeads,
         context_options: ContextOptions,
+        attention: CoreAttention,
     ) -> FloatTensor<Self>;
 }
 
@@ -43,16 +46,18 @@ macro_rules! context_ops {
                 k: FloatTensor<Self>,
                 v: FloatTensor<Self>,
                 context_options: ContextOptions,
+                attention: CoreAttention,
             ) -> FloatTensor<Self> {
-                forward::<Self>([q, k, v], &context_options).0
+                forward::<Self>([q, k, v], &context_options, &attention).0
             }
 
             fn op_attention_in(
                 qkv: FloatTensor<Self>,
                 heads: PackedHeads,
                 context_options: ContextOptions,
+                attention: CoreAttention,
             ) -> FloatTensor<Self> {
-                forward::<Self>(unpack::<Self>(qkv, heads), &context_options).0
+                forward::<Self>(unpack::<Self>(qkv, heads), &context_options, &attention).0
             }
         }
     };
@@ -103,15 +108,16 @@ impl<B: ContextKernels + PointToPoint, C: CheckpointStrategy> ContextOps for Aut
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
         context_options: ContextOptions,
+        attention: CoreAttention,
     ) -> FloatTensor<Self> {
         let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
         let kv_heads = k.shape()[2];
         match AttentionOver.prepare::<C>([q_node, k_node, v_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, saved) = forward::<B>([q, k, v], &context_options);
+                let (out, saved) = forward::<B>([q, k, v], &context_options, &attention);
                 prep.finish((saved, kv_heads, context_options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(forward::<B>([q, k, v], &context_options).0),
+            OpsKind::UnTracked(prep) => prep.finish(forward::<B>([q, k, v], &context_options, &attention).0),
         }
     }
 
@@ -119,14 +125,17 @@ impl<B: ContextKernels + PointToPoint, C: CheckpointStrategy> ContextOps for Aut
         qkv: FloatTensor<Self>,
         heads: PackedHeads,
         context_options: ContextOptions,
+        attention: CoreAttention,
     ) -> FloatTensor<Self> {
         let (qkv, node) = qkv.into_parts();
         match AttentionIn.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (out, saved) = forward::<B>(unpack::<B>(qkv, heads), &context_options);
+                let (out, saved) = forward::<B>(unpack::<B>(qkv, heads), &context_options, &attention);
                 prep.finish((saved, heads.kv_heads, context_options), out)
             }
-            OpsKind::UnTracked(prep) => prep.finish(forward::<B>(unpack::<B>(qkv, heads), &context_options).0),
+            OpsKind::UnTracked(prep) => {
+                prep.finish(forward::<B>(unpack::<B>(qkv, heads), &context_options, &attention).0)
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ use super::algorithms::{ContextOptions, Saved, backward, forward};
 use super::kernels::{ContextKernels, Qkv};
 use super::p2p::PointToPoint;
 use crate::ops::prologue::side_by_side;
+use crate::ops::saved_attention::CoreAttention;
 
 /// Recomputed state that the gradient needs.
 pub(in crate::ops) struct Recomputed<B: ContextKernels> {
@@ -19,9 +20,10 @@ pub(in crate::ops) struct Recomputed<B: ContextKernels> {
 pub(in crate::ops) fn attend<B: ContextKernels + PointToPoint>(
     qkv: Qkv<B>,
     context_options: &ContextOptions,
+    attention: &CoreAttention,
 ) -> (FloatTensor<B>, Recomputed<B>) {
     let kv_heads = qkv[1].shape()[2];
-    let (out, saved) = forward::<B>(qkv, context_options);
+    let (out, saved) = forward::<B>(qkv, context_options, attention);
     let shape = out.shape();
     (side_by_side::<B>(out), Recomputed { saved, shape, kv_heads })
 }

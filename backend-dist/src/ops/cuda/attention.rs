@@ -14,7 +14,6 @@ use kernels_cubecl::attention::{
 };
 
 use super::{Float, empty, is_aligned, is_here, launched};
-use crate::ops::determinism::is_deterministic;
 use crate::ops::{
     options::{AttentionDropout, AttentionOptions, PackedHeads},
     plain,
@@ -68,7 +67,7 @@ pub fn packed_grad(
     gradient
 }
 
-/// The kernel of a call. Without any of these (f64), the formulas of `plain` materialise all scores.
+/// The kernel of a call. Without any of these (f64, a softcap), the formulas of `plain` materialise all scores.
 #[derive(Clone, Copy, Debug)]
 enum Kernel {
     /// Warpgroup MMA.
@@ -126,7 +125,9 @@ impl Call {
         [head_dim, value_dim]: [usize; 2],
         options: AttentionOptions,
     ) -> Option<Self> {
-        let AttentionOptions { scale, causal, window, dropout } = options;
+        let AttentionOptions { scale, causal, window, softcap: None, dropout, deterministic } = options else {
+            return None;
+        };
         let batch = x.meta.shape()[1];
         let shape = AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window };
         let of_whole = |AttentionDropout { p, seed, first_sample, first_head, heads }| Dropout {
@@ -136,7 +137,8 @@ impl Call {
             heads,
             queries,
         };
-        Self::with(x, shape, scale, CallOptions { dropout: dropout.map(of_whole), ..Default::default() }, None)
+        let extras = CallOptions { dropout: dropout.map(of_whole), deterministic, ..Default::default() };
+        Self::with(x, shape, scale, extras, None)
     }
 
     /// A call on tensors of the type and device of `x`.
@@ -154,7 +156,7 @@ impl Call {
             DType::F16 => (Element::F16, Some(Half::F16)),
             _ => return None,
         };
-        let extras = CallOptions { element: half.unwrap_or_default(), deterministic: is_deterministic(), ..extras };
+        let extras = CallOptions { element: half.unwrap_or_default(), ..extras };
         let mut call = Self { kernel: Kernel::Portable(element), shape, scale, extras, starts, dtype };
         call.kernel = match half {
             Some(_) if scale > 0.0 && shape.check(&x.client, &call.extras()).is_ok() => Kernel::Hopper,

@@ -139,7 +139,7 @@ impl ContextKernels for Cube {
 
 /// The kernel call for a block, if there is a kernel.
 fn call([q, k, v]: &Qkv<Cube>, block: &ScoreBlock, sequence: &SequenceOptions) -> Option<Call> {
-    if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
+    if k.dtype() != q.dtype() || v.dtype() != q.dtype() || sequence.options.softcap.is_some() {
         return None;
     }
     let ([_, _, heads, head_dim], [_, _, kv_heads, value_dim]) = (whole(q).shape, whole(v).shape);
@@ -164,7 +164,9 @@ fn call([q, k, v]: &Qkv<Cube>, block: &ScoreBlock, sequence: &SequenceOptions) -
         });
     let starts = (!block.documents.is_empty()).then(|| starts(q, block));
     let first_query = starts.is_none().then_some(block.first_query);
-    Call::with(q, shape, sequence.options.scale, CallOptions { dropout, first_query, ..Default::default() }, starts)
+    let extras =
+        CallOptions { dropout, first_query, deterministic: sequence.options.deterministic, ..Default::default() };
+    Call::with(q, shape, sequence.options.scale, extras, starts)
 }
 
 /// The starts of a block's documents, on the device.

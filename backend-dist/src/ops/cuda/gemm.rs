@@ -111,7 +111,7 @@ fn column_grads(
 ) -> Float {
     let gathers = matches!(collectives.entry, InputCollective::AllGather(_));
     let (now, late) = match weight {
-        Some(weight) if weight.is_leaf && weight_grads::is_deferring() => (None, Some(weight)),
+        Some(weight) if weight.deferral.is_deferring() => (None, Some(weight)),
         weight => (weight, None),
     };
     let by_dma = gathers && uses_dma(factor.bytes(rows(&grad)) / group.size(), &grad, group);

@@ -10,7 +10,7 @@ use super::{
     output::{Output, filled},
     parallel::{for_parts, parts},
     real::Real,
-    softmax::{drop_rows, probability_rows, row_dots, score_grad_rows, softmax_rows},
+    softmax::{cap_grad_rows, cap_rows, drop_rows, probability_rows, row_dots, score_grad_rows, softmax_rows},
 };
 use crate::ops::{
     dropout_mask::RowKey,
@@ -122,6 +122,7 @@ pub(super) fn forward<E: Real>(
                         let block = Matrix::rows(scores.as_mut_ptr(), keys as isize);
                         let (q, k) = (q.matrix(q0, batch, head), k.matrix(k0, batch, kv).transposed());
                         gemm([rows, keys, d], block, q, k, E::of(options.scale), Onto::Overwrite);
+                        cap_rows(scores, &options);
                         let lse = lse.slice(first + q0..first + q1);
                         let totals = &mut totals[..rows];
                         softmax_rows(scores, sizes.position(q0), [k0, k1, sizes.keys], &options, totals, lse);
@@ -200,6 +201,7 @@ fn write_grads<E: Real>(
     sizes.for_kv_heads(5, |batch, kv| {
         let mut p = vec![E::ZERO; sizes.scratch()];
         let mut ds = vec![E::ZERO; sizes.scratch()];
+        let mut capped = vec![E::ZERO; if options.softcap.is_some() { sizes.scratch() } else { 0 }];
         let mut delta = [E::ZERO; BLOCK];
         // Several blocks or query heads add to the same keys and values; a single one that sees all of them overwrites.
         let sees_all = |[_, _, k0, k1]: [usize; 4]| k0 == 0 && k1 == sizes.keys;
@@ -233,6 +235,8 @@ fn write_grads<E: Real>(
                     let (q, grad) = (q.matrix(q0, batch, head), grad.matrix(q0, batch, head));
                     let (k, v) = (k.matrix(k0, batch, kv), v.matrix(k0, batch, kv));
                     gemm([rows, keys, d], block(p), q, k.transposed(), scale, Onto::Overwrite);
+                    cap_rows(p, &options);
+                    capped.iter_mut().zip(&*p).for_each(|(capped, score)| *capped = *score);
                     probability_rows(
                         p,
                         sizes.position(q0),
@@ -251,6 +255,7 @@ fn write_grads<E: Real>(
                     gemm([rows, keys, sizes.dv], block(ds), grad, v.transposed(), E::ONE, Onto::Overwrite);
                     sizes.drop(ds, [batch, head], [q0, q1, k0], options);
                     score_grad_rows(ds, p, &delta[..rows], keys);
+                    cap_grad_rows(ds, &capped, &options);
                     gemm([rows, d, keys], dq.matrix(q0, batch, head), read(ds), k, scale, Onto::Overwrite);
                     gemm([keys, d, rows], dk.matrix(k0, batch, kv), read(ds).transposed(), q, scale, onto);
                 }

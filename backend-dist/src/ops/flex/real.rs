@@ -28,6 +28,7 @@ pub(super) trait Real:
     fn of(value: f64) -> Self;
     fn sqrt(self) -> Self;
     fn ln(self) -> Self;
+    fn tanh(self) -> Self;
     /// `eˣ`. The f32 version is accurate to rounding and saturates below -87.3 and above 88.3 instead of reaching 0 and
     /// infinity; NaN stays NaN.
     fn exp(self) -> Self;
@@ -51,6 +52,10 @@ macro_rules! real_storage {
         #[inline(always)]
         fn sqrt(self) -> Self {
             self.sqrt()
+        }
+
+        fn tanh(self) -> Self {
+            self.tanh()
         }
 
         fn ln(self) -> Self {

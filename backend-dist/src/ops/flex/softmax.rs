@@ -84,6 +84,23 @@ vectorized! {
     }
 }
 
+/// Scores `s` become `c tanh(s/c)`, if there is a softcap `c`.
+pub(super) fn cap_rows<E: Real>(scores: &mut [E], options: &AttentionOptions) {
+    if let Some(cap) = options.softcap.map(E::of) {
+        scores.iter_mut().for_each(|score| *score = (*score / cap).tanh() * cap);
+    }
+}
+
+/// Gradients of capped scores become those of the scores: times `1 - (capped/c)²`.
+pub(super) fn cap_grad_rows<E: Real>(grads: &mut [E], capped: &[E], options: &AttentionOptions) {
+    if let Some(cap) = options.softcap.map(E::of) {
+        for (grad, capped) in grads.iter_mut().zip(capped) {
+            let share = *capped / cap;
+            *grad = *grad * (E::ONE - share * share);
+        }
+    }
+}
+
 vectorized! {
     /// `weights` with the dropped ones zero and the others times `scale`, as rows of `keys` columns; `first` is the
     /// index of the first column.

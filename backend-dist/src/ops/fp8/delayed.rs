@@ -5,13 +5,13 @@
 //! of a pipeline stage, so that they do not depend on how the batch is split. A tensor without a history is scaled by
 //! its present amax, where Transformer Engine would start with 1.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
+use super::layers::Fp8Layers;
 use super::recipe::{AmaxAlgorithm, Fp8Recipe, Fp8Scaling, Number};
 use crate::collective::all_reduce;
 use crate::comm::{Group, ReduceOp};
@@ -36,7 +36,7 @@ pub(super) struct AmaxSlots {
 
 /// The layer's name, its recipe and its amax slots.
 #[derive(Clone, Debug)]
-struct Layer {
+pub(super) struct Layer {
     name: String,
     recipe: Fp8Recipe,
     /// Experts of an MoE layer. All ranks have the histories of all of its experts.
@@ -56,17 +56,17 @@ impl Layer {
     }
 }
 
-thread_local! {
-    /// Layers built on this thread that no [`DelayedScaling`] has taken yet.
-    static BUILT: RefCell<Vec<Layer>> = const { RefCell::new(Vec::new()) };
-}
-
-/// New amax slots if the recipe has delayed scaling: of one layer, or of all experts of an MoE layer.
-pub(super) fn slots(name: &str, recipe: Fp8Recipe, experts: Option<usize>) -> Option<Arc<Mutex<AmaxSlots>>> {
+/// New amax slots among `layers` if the recipe has delayed scaling: of one layer, or of all experts of an MoE layer.
+pub(super) fn slots(
+    layers: &Fp8Layers,
+    name: &str,
+    recipe: Fp8Recipe,
+    experts: Option<usize>,
+) -> Option<Arc<Mutex<AmaxSlots>>> {
     (recipe.scaling == Fp8Scaling::Delayed).then(|| {
         let slots = Arc::default();
         let layer = Layer { name: name.into(), recipe, experts, slots: Arc::clone(&slots) };
-        BUILT.with_borrow_mut(|built| built.push(layer));
+        layers.delayed.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
         slots
     })
 }
@@ -109,9 +109,10 @@ pub struct LayerHistory {
 }
 
 impl DelayedScaling {
-    /// The layers with delayed scaling that were built on this thread since the last call.
-    pub fn of_new_layers() -> Self {
-        Self { layers: BUILT.take(), ..Self::default() }
+    /// Of the layers with delayed scaling of a rank's stages.
+    pub fn new<'a>(stages: impl IntoIterator<Item = &'a Fp8Layers>) -> Self {
+        let of = |stage: &Fp8Layers| stage.delayed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Self { layers: stages.into_iter().flat_map(of).collect(), ..Self::default() }
     }
 
     /// Ends a step: adds the amax of the layers in this step to the histories, after a maximum over each of the groups

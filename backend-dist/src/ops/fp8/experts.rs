@@ -23,14 +23,16 @@ use burn::tensor::Shape;
 use super::delayed::{self, AmaxSlots, Operand};
 use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Scales, Sides};
+use super::layers::Fp8Layers;
 use super::linear::Purpose;
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::Sharing;
-use super::weights::{self, Cached};
+use super::weights::Cached;
 use crate::comm::Group;
 use crate::ops::kernels::LocalKernels;
 use crate::ops::main_grads::main_grad;
-use crate::ops::weight_grads::run_or_defer;
+use crate::ops::pass::PassContext;
+use crate::ops::weight_grads::Deferral;
 
 /// How the features of an expert's layer are sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub struct Fp8Experts {
     weight: Cached,
     /// Of delayed scaling.
     slots: Option<Arc<Mutex<AmaxSlots>>>,
+    /// The pass that it is used in.
+    pub(super) pass: PassContext,
 }
 
 /// The weights of a rank's experts.
@@ -90,11 +94,22 @@ impl fmt::Debug for Fp8Experts {
 }
 
 impl Fp8Experts {
-    /// A layer whose delayed-scaling histories are named by `name` and the index of the expert;
+    /// One of the `layers` of a model, whose delayed-scaling histories are named by `name` and the index of the expert;
     /// [`DelayedScaling`](super::DelayedScaling) updates them.
-    pub fn new(name: &str, recipe: Fp8Recipe, sharding: ExpertSharding, ranks: ExpertRanks) -> Self {
-        let slots = delayed::slots(name, recipe, Some(ranks.experts));
-        Self { recipe, sharding, ranks, weight: Cached::default(), slots }
+    pub fn new(
+        layers: &Fp8Layers,
+        name: &str,
+        recipe: Fp8Recipe,
+        sharding: ExpertSharding,
+        ranks: ExpertRanks,
+    ) -> Self {
+        let slots = delayed::slots(layers, name, recipe, Some(ranks.experts));
+        Self { recipe, sharding, ranks, weight: Cached::new(&layers.weights), slots, pass: PassContext::default() }
+    }
+
+    /// The layer in a pass.
+    pub fn in_pass(&self, pass: PassContext) -> Self {
+        Self { pass, ..self.clone() }
     }
 
     /// Number of experts that this rank holds.
@@ -116,7 +131,7 @@ impl Fp8Experts {
         }
         let counts = self.rows(&w.shape());
         let scales = self.scales::<B>(w.clone(), &counts, Operand::Weight, &Sharing::default(), true);
-        let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
+        let sides = Sides { by_rows: true, by_columns: self.weight.is_on() };
         let matrices = B::fp8_groups_cast(w, &scales, self.recipe.forward(), &counts, sides);
         let found = QuantizedExperts { scales, matrices };
         self.weight.set(&found);
@@ -177,7 +192,7 @@ pub(super) fn gemm<B: Fp8GroupKernels>(
 ) -> (FloatTensor<B>, SavedExperts<B>) {
     let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
     let dtype = x.dtype();
-    let sharing = Sharing::current();
+    let sharing = layer.pass.sharing.clone();
     let input_scales = layer.scales::<B>(x.clone(), counts, Operand::Input, &sharing, training);
     let sides = Sides { by_rows: true, by_columns: keep };
     let QuantizedGroups { by_rows, by_columns } =
@@ -191,8 +206,8 @@ pub(super) fn gemm<B: Fp8GroupKernels>(
 /// Experts' weights that need a gradient.
 pub(super) struct Weight<B: LocalKernels> {
     pub id: NodeId,
-    /// Nothing waits for the gradient, so a zero-bubble schedule may defer it.
-    pub is_leaf: bool,
+    /// As [`Weight::deferral`](crate::ops::gemm::Weight::deferral).
+    pub deferral: Deferral,
     /// The layer's input, if the forward pass did not save it quantised.
     pub input: Option<FloatTensor<B>>,
 }
@@ -210,12 +225,11 @@ pub(super) fn backward<B: Fp8GroupKernels>(
 ) -> Option<FloatTensor<B>> {
     let (dtype, experts, weight_scales) = (grad.dtype(), layer.count(), saved.weight_scales.clone());
     let sides = Sides { by_rows: w.is_some(), by_columns: weight.is_some() };
-    let (node, input) = weight.map(|Weight { id, is_leaf, input }| ((id, is_leaf), input)).unzip();
+    let (node, input) = weight.map(|Weight { id, deferral, input }| ((id, deferral), input)).unzip();
     let recompute = || input.flatten().expect("the input is saved or recomputed");
     let (by_rows, pair) = gradient::<B>(layer, saved, grad, recompute, counts, sides);
-    if let (Some((id, is_leaf)), Some([grad, x])) = (node, pair) {
-        let job = move |grads: &mut Gradients| deliver::<B>(grads, id, &grad, &x, experts, dtype);
-        if is_leaf { run_or_defer(grads, job) } else { job(grads) }
+    if let (Some((id, deferral)), Some([grad, x])) = (node, pair) {
+        deferral.run(grads, move |grads| deliver::<B>(grads, id, &grad, &x, experts, dtype));
     }
     let w = layer.weight_columns::<B>(w?, &weight_scales);
     Some(B::fp8_groups_gemm(&by_rows.expect("rows were asked for"), &w, dtype, Precision::Full))

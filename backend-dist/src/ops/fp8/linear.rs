@@ -20,15 +20,16 @@ use burn::tensor::Shape;
 
 use super::delayed::{self, AmaxSlots, Operand};
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
+use super::layers::Fp8Layers;
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::{Sharing, largest};
-use super::weights::{self, Cached};
+use super::weights::Cached;
 use crate::comm::Group;
 use crate::ops::gemm::{InputCollective, LinearCollectives, OutputCollective};
 use crate::ops::kernels::LocalKernels;
 use crate::ops::main_grads::main_grad;
 use crate::ops::plain;
-use crate::ops::weight_grads::run_or_defer;
+use crate::ops::weight_grads::Deferral;
 
 /// All sizes of an FP8 GEMM must be multiples of this.
 pub const MULTIPLE: usize = 16;
@@ -57,10 +58,12 @@ impl fmt::Debug for Fp8Linear {
 }
 
 impl Fp8Linear {
-    /// A layer whose weight is sharded over the ranks of `group`, or whole if that is one rank. Its delayed-scaling
-    /// histories are named by `name`, the same in every layout; [`DelayedScaling`](super::DelayedScaling) updates them.
-    pub fn new(name: &str, recipe: Fp8Recipe, group: Group) -> Self {
-        Self { recipe, group, weight: Cached::default(), slots: delayed::slots(name, recipe, None) }
+    /// One of the `layers` of a model, whose weight is sharded over the ranks of `group`, or whole if that is one rank.
+    /// Its delayed-scaling histories are named by `name`, the same in every layout;
+    /// [`DelayedScaling`](super::DelayedScaling) updates them.
+    pub fn new(layers: &Fp8Layers, name: &str, recipe: Fp8Recipe, group: Group) -> Self {
+        let (weight, slots) = (Cached::new(&layers.weights), delayed::slots(layers, name, recipe, None));
+        Self { recipe, group, weight, slots }
     }
 
     /// Scales for `x`, whose other shards are described by `scope`. With `note` the amax is recorded in the history.
@@ -95,7 +98,7 @@ impl Fp8Linear {
         let number = self.recipe.forward();
         let scope = ScaleScope { is_sharded: true, sharing: Sharing::default() };
         let scales = self.scales::<B>(w.clone(), Operand::Weight, &scope, true);
-        let sides = Sides { by_rows: true, by_columns: weights::are_kept() };
+        let sides = Sides { by_rows: true, by_columns: self.weight.is_on() };
         let found = QuantizedWeight { matrix: B::fp8_cast(w, &scales, number, sides), scales };
         self.weight.set(&found);
         found
@@ -142,11 +145,9 @@ pub(in crate::ops) enum Purpose {
 /// As [`Gemms::gemm`](crate::ops::gemm::Gemms::gemm); `None` if the sizes do not allow FP8.
 pub(in crate::ops) fn forward<B: Fp8Kernels>(
     layer: &Fp8Linear,
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
+    (x, w, bias): (FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>),
     collectives: &LinearCollectives,
-    purpose: Purpose,
+    (purpose, sharing): (Purpose, &Sharing),
 ) -> Option<(FloatTensor<B>, SavedFp8<B>)> {
     let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
     let (mut shape, [out, inner], dtype) = (x.shape().to_vec(), w.shape().dims::<2>(), x.dtype());
@@ -160,8 +161,8 @@ pub(in crate::ops) fn forward<B: Fp8Kernels>(
     }
     let number = layer.recipe.forward();
     let weight = layer.weight::<B>(w);
-    let scope =
-        ScaleScope { is_sharded: !matches!(collectives.entry, InputCollective::Copy(_)), sharing: Sharing::current() };
+    let is_sharded = !matches!(collectives.entry, InputCollective::Copy(_));
+    let scope = ScaleScope { is_sharded, sharing: sharing.clone() };
     let input_scales = layer.scales::<B>(x.clone(), Operand::Input, &scope, training);
     let gathering = gathering(&collectives.entry);
     let sides = Sides { by_rows: true, by_columns: keep && gathering.is_none() };
@@ -193,8 +194,8 @@ fn gathering(entry: &InputCollective) -> Option<&Group> {
 /// A weight that needs a gradient.
 pub(in crate::ops) struct Fp8Weight<B: LocalKernels> {
     pub id: NodeId,
-    /// As [`Weight::is_leaf`](crate::ops::gemm::Weight::is_leaf).
-    pub is_leaf: bool,
+    /// As [`Weight::deferral`](crate::ops::gemm::Weight::deferral).
+    pub deferral: Deferral,
     /// The layer's input before its collective, if the forward pass did not save it quantised.
     pub input: Option<FloatTensor<B>>,
 }
@@ -222,7 +223,7 @@ pub(in crate::ops) fn backward<B: Fp8Kernels>(
     let is_sharded = scattered.is_some() || !matches!(collectives.entry, InputCollective::None);
     let scope = ScaleScope { is_sharded, sharing: saved.sharing };
     let mut grad = quantized_gradient::<B>(layer, grad, &scope, scattered, sides);
-    if let Some(Fp8Weight { id, is_leaf, input }) = weight {
+    if let Some(Fp8Weight { id, deferral, input }) = weight {
         let (grad, entry) = (grad.by_columns.take().expect("columns were asked for"), collectives.entry.clone());
         let (scales, number) = (saved.input_scales, layer.recipe.forward());
         let x = match (saved.input, input) {
@@ -233,11 +234,10 @@ pub(in crate::ops) fn backward<B: Fp8Kernels>(
             }
             (None, None) => panic!("the input of an FP8 layer was neither saved nor recomputed"),
         };
-        let job = move |grads: &mut Gradients| {
+        deferral.run(grads, move |grads| {
             let x = input_columns::<B>(x, &entry);
             deliver::<B>(grads, id, grad, x, saved.dtype);
-        };
-        if is_leaf { run_or_defer(grads, job) } else { job(grads) }
+        });
     }
     let w = w?;
     *shape.last_mut().expect("an output has features") = w.shape()[1];

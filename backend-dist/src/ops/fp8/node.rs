@@ -156,7 +156,8 @@ impl<B: MoeKernels + Fp8GroupKernels> Backward<B, 2> for GroupedLinear {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let ([x_node, w_node], State { layer, counts, saved, w, .. }) = (ops.parents, ops.state);
-        let weight = w_node.map(|node| Weight { id: node.id, is_leaf: node.order == 0, input: None });
+        let weight =
+            w_node.map(|node| Weight { id: node.id, deferral: layer.pass.weight_grads.of(node.order), input: None });
         let w = x_node.is_some().then_some(w);
         let x_grad = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads);
         if let (Some(node), Some(value)) = (x_node, x_grad) {
@@ -177,7 +178,7 @@ impl<B: MoeKernels + Fp8GroupKernels> Backward<B, 3> for GroupedSwiGluLinear {
         let SwiGlu { x, p, recompute } = swiglu;
         let weight = w_node.map(|node| {
             let input = recompute.then(|| B::weighted_swiglu(x.clone(), p.clone()));
-            Weight { id: node.id, is_leaf: node.order == 0, input }
+            Weight { id: node.id, deferral: layer.pass.weight_grads.of(node.order), input }
         });
         let w = (x_node.is_some() || p_node.is_some()).then_some(w);
         let Some(grad) = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads) else { return };

@@ -1,7 +1,6 @@
 //! The ranks that share the tokens of a micro-batch: with context parallelism, an operand's scale is that of all of its
 //! tokens.
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,32 +21,7 @@ pub struct Sharing {
     pub is_dummy: bool,
 }
 
-thread_local! {
-    static SHARING: RefCell<Sharing> = RefCell::default();
-}
-
-/// Runs `layers`. The scales of their inputs, and of the gradients in their backward passes at any later time, are
-/// those of the tokens of all ranks of `sharing`. All of these ranks must call it with the same layers.
-pub fn with_sharing<T>(sharing: Sharing, layers: impl FnOnce() -> T) -> T {
-    let _restore = Restore(SHARING.replace(sharing));
-    layers()
-}
-
-/// Restores the value before, also after a panic.
-struct Restore(Sharing);
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        SHARING.set(std::mem::take(&mut self.0));
-    }
-}
-
 impl Sharing {
-    /// The value for the layers that run now.
-    pub(super) fn current() -> Self {
-        SHARING.with_borrow(Clone::clone)
-    }
-
     /// The blocks that contain some of `dp_ranks`.
     ///
     /// # Panics
@@ -108,11 +82,5 @@ mod tests {
     #[should_panic(expected = "data-parallel ranks 2..4 divide the experts of a layer, but blocks [0..3, 3..6]")]
     fn blocks_that_cross_dp_ranks_are_refused() {
         sharing(&[0..3, 3..6]).blocks_of(&(2..4));
-    }
-
-    #[test]
-    fn layers_share_what_their_block_says() {
-        let inside = with_sharing(Sharing { is_dummy: true, ..Sharing::default() }, || Sharing::current().is_dummy);
-        assert!(inside && !Sharing::current().is_dummy);
     }
 }

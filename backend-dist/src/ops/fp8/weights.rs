@@ -1,36 +1,16 @@
 //! Quantised weights, cached while the weights do not change.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-thread_local! {
-    /// Counts the changes of this rank's weights, once they are reported.
-    static VERSION: Cell<Option<u64>> = const { Cell::new(None) };
-}
-
-/// Reports a change of the weights of this thread's rank. From now on every change must be reported: until the next
-/// call a weight is quantised once and the result, two bytes for each element, is cached.
-///
-/// Without a call weights are quantised whenever they are used, which suits weights that are gathered and released
-/// (ZeRO 3).
-pub fn weights_changed() {
-    VERSION.set(Some(VERSION.get().map_or(0, |version| version + 1)));
-}
-
-/// Ends the caching that [`weights_changed`] began.
-pub fn weights_may_change() {
-    VERSION.set(None);
-}
-
-/// Whether quantised weights are cached.
-pub(super) fn are_kept() -> bool {
-    VERSION.get().is_some()
-}
+use super::layers::WeightVersion;
 
 /// A value computed from a weight. Clones share it.
-#[derive(Clone, Default)]
-pub(super) struct Cached(Arc<Mutex<Option<Version>>>);
+#[derive(Clone)]
+pub(super) struct Cached {
+    version: WeightVersion,
+    value: Arc<Mutex<Option<Version>>>,
+}
 
 /// A value computed from a version of the weights.
 struct Version {
@@ -39,19 +19,29 @@ struct Version {
 }
 
 impl Cached {
+    /// Nothing yet, of a weight of the model whose versions these are.
+    pub fn new(version: &WeightVersion) -> Self {
+        Self { version: version.clone(), value: Arc::default() }
+    }
+
+    /// Whether values are cached.
+    pub fn is_on(&self) -> bool {
+        self.version.get().is_some()
+    }
+
     /// The value of the present weights.
     pub fn get<T: Clone + 'static>(&self) -> Option<T> {
         let kept = self.lock();
-        let kept = kept.as_ref().filter(|kept| Some(kept.version) == VERSION.get())?;
+        let kept = kept.as_ref().filter(|kept| Some(kept.version) == self.version.get())?;
         kept.value.downcast_ref::<T>().cloned()
     }
 
     /// Caches the value of the present weights, if caching is on.
     pub fn set<T: Clone + Send + 'static>(&self, value: &T) {
-        *self.lock() = VERSION.get().map(|version| Version { version, value: Box::new(value.clone()) });
+        *self.lock() = self.version.get().map(|version| Version { version, value: Box::new(value.clone()) });
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Version>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -19,6 +19,7 @@ use crate::ops::{
     kernels::LocalKernels,
     main_grads::deliver,
     prologue::{Step, side_by_side},
+    saved_attention::CoreAttention,
 };
 
 /// Saved for the backward pass of a linear layer.
@@ -49,7 +50,7 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
         let grad = grads.consume::<B>(&ops.node);
         let other = ops.state.config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
         let Saved { config, x, params, out, mut statistics, w, fp8 } = ops.state;
-        let LinearConfig { step, context, collectives, fp8: layer, recompute, bias, joint: _ } = config;
+        let LinearConfig { step, context, collectives, fp8: layer, recompute, bias, pass, joint: _ } = config;
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
         if let [Some(node)] = biases {
@@ -60,21 +61,22 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
         let mut recomputed = None;
         if let (true, Some(x)) = (recompute && used, &x) {
             if let (true, Some(context)) = (step.is_attention(), &context) {
-                let (attention, saved) = attend::<B>(step.heads::<B>(x.clone(), &params), context);
+                let (attention, saved) =
+                    attend::<B>(step.heads::<B>(x.clone(), &params), context, &CoreAttention::Compute);
                 (out, recomputed) = (Some(attention), Some((saved, context)));
             } else {
-                let prologue = step.forward::<B>(x.clone(), &params);
+                let prologue = step.forward::<B>(x.clone(), &params, &CoreAttention::Compute);
                 (out, statistics) = (Some(prologue.out), prologue.statistics);
             }
         }
-        let weight = weight.as_ref().map(|node| (node.id, node.order == 0));
+        let weight = weight.as_ref().map(|node| (node.id, pass.weight_grads.of(node.order)));
         let grad = match layer.zip(fp8) {
             Some((layer, saved)) => {
-                let weight = weight.map(|(id, is_leaf)| Fp8Weight { id, is_leaf, input: out });
+                let weight = weight.map(|(id, deferral)| Fp8Weight { id, deferral, input: out });
                 fp8::backward::<B>(&layer, saved, grad, w, weight, &collectives, grads)
             }
             None => {
-                let weight = weight.zip(out).map(|((id, is_leaf), input)| Weight { id, is_leaf, input });
+                let weight = weight.zip(out).map(|((id, deferral), input)| Weight { id, deferral, input });
                 B::gemm_grads(grad, w, weight, &collectives, grads)
             }
         };

@@ -11,6 +11,7 @@ use super::row_map::RowMap;
 use crate::collective_ops::{Collective, CollectiveOps};
 use crate::comm::Group;
 use crate::ops::fp8;
+use crate::ops::pass::PassContext;
 
 /// Gathers rows of `x [rows, n]` by `map`: an output row is a sum of rows of `x`, or a copy of one for a map that
 /// picks.
@@ -52,14 +53,15 @@ pub fn router_logits(x: Tensor<2>, w: Tensor<2>) -> Tensor<2> {
 /// Grouped GEMM: `x · w_gᵀ` for the `counts[g]` consecutive tokens of group `g` of `x [tokens, in]`. `w [groups · out,
 /// in]` has the groups' matrices one after the other; the output is `[tokens, out]`.
 ///
-/// The weight's gradient can be [deferred](crate::ops::weight_grads::deferred), and goes to its
+/// The weight's gradient can be [deferred](crate::ops::weight_grads::Deferral) by `pass`, and goes to its
 /// [main gradient](crate::ops::main_grads) if it has one.
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>) -> Tensor<2> {
+pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>, pass: &PassContext) -> Tensor<2> {
     check_groups(x.dims(), x.dims()[1], w.dims(), counts);
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(x.into_dispatch(), w.into_dispatch(), counts.clone()))
+    let (x, w) = (x.into_dispatch(), w.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(x, w, counts.clone(), pass.weight_grads.clone()))
 }
 
 /// [`grouped_linear`] of `silu(gate) up p` for `x [tokens, 2 in] = [gate | up]` and a probability `p [tokens]`, in f32
@@ -74,6 +76,7 @@ pub fn grouped_swiglu_linear(
     w: Tensor<2>,
     counts: &Arc<[usize]>,
     recompute: bool,
+    pass: &PassContext,
 ) -> Tensor<2> {
     let [rows, double] = x.dims();
     assert!(double.is_multiple_of(2), "grouped_swiglu_linear: {double} features are not [gate | up]");
@@ -82,7 +85,8 @@ pub fn grouped_swiglu_linear(
     assert_eq!(p.dtype(), wide, "grouped_swiglu_linear: the type of the factors of {:?}", x.dtype());
     check_groups([rows, double], double / 2, w.dims(), counts);
     let (x, p, w) = (x.into_dispatch(), p.into_dispatch(), w.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, counts.clone(), recompute))
+    let (counts, deferral) = (counts.clone(), pass.weight_grads.clone());
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, counts, recompute, deferral))
 }
 
 /// The output of its expert, on whichever rank, for each of the tokens `x [tokens, hidden]` that `pipeline` dispatches:

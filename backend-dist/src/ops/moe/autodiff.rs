@@ -19,6 +19,7 @@ use super::expert_gemms::{ExpertGemms, Plain};
 use super::expert_pipeline::{self, ExpertPipeline, SavedPipeline, ThroughExperts};
 use super::kernels::MoeKernels;
 use crate::ops::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
+use crate::ops::weight_grads::Deferral;
 use nodes::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits, SavedSwiGlu};
 
 /// Tokens of each group.
@@ -29,13 +30,19 @@ type Counts = Arc<[usize]>;
 pub(super) trait MoeOps: Backend {
     fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, back: IntTensor<Self>) -> FloatTensor<Self>;
     fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
-    fn op_grouped_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: Counts) -> FloatTensor<Self>;
+    fn op_grouped_linear(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        counts: Counts,
+        deferral: Deferral,
+    ) -> FloatTensor<Self>;
     fn op_grouped_swiglu_linear(
         x: FloatTensor<Self>,
         p: FloatTensor<Self>,
         w: FloatTensor<Self>,
         counts: Counts,
         recompute: bool,
+        deferral: Deferral,
     ) -> FloatTensor<Self>;
     fn op_through_experts(
         x: FloatTensor<Self>,
@@ -59,7 +66,12 @@ macro_rules! moe_ops {
                 Self::router_logits(x, w)
             }
 
-            fn op_grouped_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: Counts) -> FloatTensor<Self> {
+            fn op_grouped_linear(
+                x: FloatTensor<Self>,
+                w: FloatTensor<Self>,
+                counts: Counts,
+                _: Deferral,
+            ) -> FloatTensor<Self> {
                 Self::grouped_forward(x, w, &counts)
             }
 
@@ -69,6 +81,7 @@ macro_rules! moe_ops {
                 w: FloatTensor<Self>,
                 counts: Counts,
                 _: bool,
+                _: Deferral,
             ) -> FloatTensor<Self> {
                 Self::grouped_forward(Self::weighted_swiglu(x, p), w, &counts)
             }
@@ -135,12 +148,17 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
         }
     }
 
-    fn op_grouped_linear(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: Counts) -> FloatTensor<Self> {
+    fn op_grouped_linear(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        counts: Counts,
+        deferral: Deferral,
+    ) -> FloatTensor<Self> {
         let tracked = [x.is_tracked(), w.is_tracked()];
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
         match GroupedLinear.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let saved = (tracked[1].then(|| x.clone()), tracked[0].then(|| w.clone()), counts.clone());
+                let saved = (tracked[1].then(|| x.clone()), tracked[0].then(|| w.clone()), counts.clone(), deferral);
                 prep.finish(saved, B::grouped_forward(x, w, &counts))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(x, w, &counts)),
@@ -153,14 +171,15 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
         w: FloatTensor<Self>,
         counts: Counts,
         recompute: bool,
+        deferral: Deferral,
     ) -> FloatTensor<Self> {
         let keep = w.is_tracked() && !recompute;
         let ((x, x_node), (p, p_node), (w, w_node)) = (x.into_parts(), p.into_parts(), w.into_parts());
         match GroupedSwiGluLinear.prepare::<C>([x_node, p_node, w_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 let input = B::weighted_swiglu(x.clone(), p.clone());
-                let saved =
-                    SavedSwiGlu { x, p, input: keep.then(|| input.clone()), w: w.clone(), counts: counts.clone() };
+                let kept = keep.then(|| input.clone());
+                let saved = SavedSwiGlu { x, p, input: kept, w: w.clone(), counts: counts.clone(), deferral };
                 prep.finish(saved, B::grouped_forward(input, w, &counts))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(B::weighted_swiglu(x, p), w, &counts)),

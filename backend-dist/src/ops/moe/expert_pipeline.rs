@@ -30,7 +30,8 @@ use super::token_all_to_all::Splits;
 use crate::comm::Group;
 use crate::ops::fp8::{Fp8Experts, Purpose};
 use crate::ops::main_grads::main_grad;
-use crate::ops::weight_grads::run_or_defer;
+use crate::ops::pass::PassContext;
+use crate::ops::weight_grads::Deferral;
 
 /// The dispatch of tokens through the experts of all members of a group.
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub struct ExpertPipeline {
     pub chunks: Vec<ExpertChunk>,
     /// Both layers of the rank's experts, if their GEMMs run in FP8.
     pub fp8: Option<[Fp8Experts; 2]>,
+    /// The pass that the tokens are of.
+    pub pass: PassContext,
 }
 
 /// Some of a rank's experts, and the tokens of every rank for them.
@@ -133,7 +136,7 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
     saved: Vec<SavedChunk<B, P>>,
     layers: &[P; 2],
     weights: [&FloatTensor<B>; 2],
-    nodes: [Option<Matrices>; 2],
+    [first_node, mut second_node]: [Option<Matrices>; 2],
     pipeline: &Arc<ExpertPipeline>,
     grads: &mut Gradients,
 ) -> [FloatTensor<B>; 2] {
@@ -142,6 +145,7 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
         pipeline.chunks_with_ranges().map(|(chunk, row, _)| B::start(&sent, row, &chunk.splits, group)).collect();
     let mut results = B::empty(pipeline.rows());
     let shared = B::uses_sms(&sent[0], group);
+    let wanted = [first_node.is_some(), second_node.is_some()];
     drop(sent);
     let matrices = [first.transposed(weights[0], &saved[0].x), second.transposed(weights[1], &saved[0].input)];
     let [mut of_first, mut of_second] = [Vec::new(), Vec::new()];
@@ -151,25 +155,24 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
         let [grad] = B::received(pending).try_into().expect("output gradients");
         let grad = B::sum_rows(grad, B::table(&to));
         let recompute = || B::weighted_swiglu(hidden.clone(), p.clone());
-        let (grad, pair) = second.gradient(grad, input, recompute, &range, nodes[1].is_some());
+        let (grad, pair) = second.gradient(grad, input, recompute, &range, wanted[1]);
         of_second.push(pair);
         let is_last = of_second.len() == chunks.len();
         let [x_grad, p_grad] = B::sharing(shared && chunks.len() > 1, || {
             // Before the last chunk's other gradients: this frees its operands before the largest gradients are
             // allocated.
             if is_last {
-                weight_grads::<B, P>(nodes[1], std::mem::take(&mut of_second), pipeline, grads);
+                weight_grads::<B, P>(second_node.take(), std::mem::take(&mut of_second), pipeline, grads);
             }
             let [grad, p_grad] = B::weighted_swiglu_grads(hidden, p, second.input_grad(grad, &matrices[1], &range));
-            let (grad, pair) =
-                first.gradient(grad, x, || panic!("tokens of experts are saved"), &range, nodes[0].is_some());
+            let (grad, pair) = first.gradient(grad, x, || panic!("tokens of experts are saved"), &range, wanted[0]);
             of_first.push(pair);
             [first.input_grad(grad, &matrices[0], &range), column::<B>(p_grad)]
         });
         let back = [x_grad, p_grad].map(|grad| B::sum_rows(grad, B::table(&back)));
         B::append(back.into(), &chunk.splits.reversed(), group, &mut results);
     }
-    B::sharing(shared, || weight_grads::<B, P>(nodes[0], of_first, pipeline, grads));
+    B::sharing(shared, || weight_grads::<B, P>(first_node, of_first, pipeline, grads));
     B::concat(results).try_into().expect("gradients of tokens and probabilities")
 }
 
@@ -191,7 +194,8 @@ impl<B: MoeKernels, P: ExpertGemms<B>> Backward<B, 4> for ThroughExperts<P> {
     fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let ([x, p, gate_up, down], SavedPipeline { chunks, layers, weights, pipeline }) = (ops.parents, ops.state);
-        let matrices = [gate_up, down].map(|node| node.map(|node| Matrices { id: node.id, is_leaf: node.order == 0 }));
+        let matrices = [gate_up, down]
+            .map(|node| node.map(|node| Matrices { id: node.id, deferral: pipeline.pass.weight_grads.of(node.order) }));
         let values = backward::<B, P>(grad, chunks, &layers, weights.each_ref(), matrices, &pipeline, grads);
         for (node, value) in [x, p].into_iter().zip(values) {
             if let Some(node) = node {
@@ -202,11 +206,11 @@ impl<B: MoeKernels, P: ExpertGemms<B>> Backward<B, 4> for ThroughExperts<P> {
 }
 
 /// The node of a layer's weights.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Matrices {
     id: NodeId,
-    /// Nothing waits for their gradient, so a zero-bubble schedule may defer it.
-    is_leaf: bool,
+    /// As [`Weight::deferral`](crate::ops::gemm::Weight::deferral).
+    deferral: Deferral,
 }
 
 /// Delivers the gradients of a layer's weights, now or deferred, from the operands of each chunk.
@@ -216,9 +220,9 @@ fn weight_grads<B: MoeKernels, P: ExpertGemms<B>>(
     pipeline: &Arc<ExpertPipeline>,
     grads: &mut Gradients,
 ) {
-    let Some(Matrices { id, is_leaf }) = node else { return };
+    let Some(Matrices { id, deferral }) = node else { return };
     let pipeline = pipeline.clone();
-    let job = move |grads: &mut Gradients| {
+    deferral.run(grads, move |grads| {
         let of_chunks = pipeline.chunks_with_ranges().zip(of_chunks.into_iter().flatten());
         let Some((sum, add)) = main_grad::<B>(id) else {
             let grads_of_chunks = of_chunks.map(|((_, _, range), pair)| P::weight_grad(pair, &range));
@@ -229,8 +233,7 @@ fn weight_grads<B: MoeKernels, P: ExpertGemms<B>>(
             let experts = B::rows_in_place(&sum, range.experts.clone(), each);
             P::accumulate_weight_grad(pair, &range, &experts, add);
         }
-    };
-    if is_leaf { run_or_defer(grads, job) } else { job(grads) }
+    });
 }
 
 /// `[n, 1]` as `[n]`.

@@ -1,8 +1,9 @@
-//! SwiGLU and GELU.
+//! SwiGLU, GELU and GeGLU, and the soft cap of scores and logits.
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
 use super::{add, dims, last, narrow, scale, to_dtype, widen};
+use crate::ops::kernels::LocalKernels;
 use crate::ops::options::GeluKind;
 
 /// `√(2/π)`.
@@ -76,4 +77,34 @@ pub fn gelu_grad<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>, kind: Gelu
     };
     let total = B::float_add(phi, B::float_mul(x, slope));
     to_dtype::<B>(B::float_mul(grad, total), dtype)
+}
+
+/// `gelu(gate) up`.
+pub fn geglu<B: LocalKernels>(x: FloatTensor<B>, kind: GeluKind) -> FloatTensor<B> {
+    let (x, dtype) = widen::<B>(x);
+    let [gate, up] = halves::<B>(x);
+    to_dtype::<B>(B::float_mul(B::gelu_forward(gate, kind), up), dtype)
+}
+
+/// Gradient of [`geglu`].
+pub fn geglu_grad<B: LocalKernels>(x: FloatTensor<B>, grad: FloatTensor<B>, kind: GeluKind) -> FloatTensor<B> {
+    let dim = dims(&x).len() - 1;
+    let (x, dtype) = widen::<B>(x);
+    let grad = widen::<B>(grad).0;
+    let [gate, up] = halves::<B>(x);
+    let d_gate = B::gelu_grad(gate.clone(), B::float_mul(grad.clone(), up), kind);
+    let d_up = B::float_mul(grad, B::gelu_forward(gate, kind));
+    to_dtype::<B>(B::float_cat(vec![d_gate, d_up], dim), dtype)
+}
+
+/// `cap tanh(x / cap)`.
+pub fn softcap<B: Backend>(x: FloatTensor<B>, cap: f64) -> FloatTensor<B> {
+    scale::<B>(B::float_tanh(scale::<B>(x, cap.recip())), cap)
+}
+
+/// Gradient of [`softcap`] from its output: `grad (1 - (capped / cap)²)`.
+pub fn softcap_grad<B: Backend>(capped: FloatTensor<B>, grad: FloatTensor<B>, cap: f64) -> FloatTensor<B> {
+    let share = scale::<B>(capped, cap.recip());
+    let slope = add::<B>(B::float_neg(B::float_mul(share.clone(), share)), 1.0);
+    B::float_mul(grad, slope)
 }

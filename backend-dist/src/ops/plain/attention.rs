@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorData, TensorMetadata, tensor::FloatTensor};
 
+use super::activation::{softcap, softcap_grad};
 use super::{dims, last, narrow, reshape, scale, to_dtype, widen};
 use crate::ops::kernels::LocalKernels;
 use crate::ops::options::{AttentionOptions, PackedHeads, ScoreOffset};
@@ -47,7 +48,7 @@ impl Sizes {
         B::float_permute(widen::<B>(x).0, &[1, 2, 0, 3])
     }
 
-    /// Scaled scores `[b, kv, group·s, keys]`, masked ones far below all others.
+    /// Scaled and capped scores `[b, kv, group·s, keys]`, not masked.
     fn scores<B: LocalKernels>(
         &self,
         q: FloatTensor<B>,
@@ -55,6 +56,14 @@ impl Sizes {
         options: AttentionOptions,
     ) -> FloatTensor<B> {
         let scores = scale::<B>(B::matmul(q, B::float_swap_dims(k, 2, 3)), options.scale);
+        match options.softcap {
+            Some(cap) => softcap::<B>(scores, cap),
+            None => scores,
+        }
+    }
+
+    /// The scores with masked ones far below all others.
+    fn masked<B: Backend>(&self, scores: FloatTensor<B>, options: AttentionOptions) -> FloatTensor<B> {
         if !options.causal && options.window.is_none() {
             return scores;
         }
@@ -125,6 +134,7 @@ pub fn forward_at<B: LocalKernels>(
     let dtype = q.dtype();
     let sizes = Sizes::new::<B>(&q, &k, place);
     let scores = sizes.scores::<B>(sizes.queries::<B>(q), Sizes::keys::<B>(k), options);
+    let scores = sizes.masked::<B>(scores, options);
     let max = B::float_max_dim(scores.clone(), 3);
     let p = B::float_exp(B::float_sub(scores, max.clone()));
     let sum = B::sum_dim(p.clone(), 3);
@@ -159,11 +169,17 @@ pub fn grads_at<B: LocalKernels>(
     let (q, out, grad) = (sizes.queries::<B>(q), sizes.queries::<B>(out), sizes.queries::<B>(grad));
     let (k, v) = (Sizes::keys::<B>(k), Sizes::keys::<B>(v));
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv, sizes.group * sizes.s, 1]);
-    let p = B::float_exp(B::float_sub(sizes.scores::<B>(q.clone(), k.clone(), options), lse));
+    let scores = sizes.scores::<B>(q.clone(), k.clone(), options);
+    let p = B::float_exp(B::float_sub(sizes.masked::<B>(scores.clone(), options), lse));
     let dv = B::matmul(B::float_swap_dims(sizes.drop::<B>(p.clone(), options), 2, 3), grad.clone());
     let delta = B::sum_dim(B::float_mul(grad.clone(), out), 3);
     let dp = sizes.drop::<B>(B::matmul(grad, B::float_swap_dims(v, 2, 3)), options);
-    let ds = scale::<B>(B::float_mul(p, B::float_sub(dp, delta)), options.scale);
+    let ds = B::float_mul(p, B::float_sub(dp, delta));
+    let ds = match options.softcap {
+        Some(cap) => softcap_grad::<B>(scores, ds, cap),
+        None => ds,
+    };
+    let ds = scale::<B>(ds, options.scale);
     let dq = B::matmul(ds.clone(), k);
     let dk = B::matmul(B::float_swap_dims(ds, 2, 3), q);
     let [dk, dv] = [dk, dv].map(|x| to_dtype::<B>(B::float_permute(x, &[2, 0, 1, 3]), dtype));

@@ -5,6 +5,7 @@ use burn::backend::{Flex, tensor::FloatTensor};
 use crate::ops::{
     kernels::{LocalKernels, NormGrads, NormNeeds},
     prologue::Step,
+    saved_attention::CoreAttention,
 };
 
 /// Additions that a backend may fuse with a norm; the default bodies run one after the other. `norm` is RMSNorm or
@@ -43,7 +44,7 @@ pub fn norm_of_sum<B: LocalKernels>(
     params: &[FloatTensor<B>],
 ) -> [FloatTensor<B>; 2] {
     let sum = B::float_add(x, other);
-    [sum.clone(), norm.forward::<B>(sum, params).out]
+    [sum.clone(), norm.forward::<B>(sum, params, &CoreAttention::Compute).out]
 }
 
 /// [`ResidualKernels::norm_grads_plus`], one after the other.

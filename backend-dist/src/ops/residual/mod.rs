@@ -17,6 +17,7 @@ pub(super) use kernels::ResidualKernels;
 use super::{
     extras::Extras,
     fused::{LinearOptions, linear_of},
+    pass::PassContext,
     prologue::{Prologue, Step},
 };
 use joint::ResidualAdd;
@@ -28,12 +29,12 @@ use node::ResidualOps;
 /// them. Any tensor becomes a residual stream by `into`.
 ///
 /// ```
-/// use backend_dist::ops::{Prologue, Residual};
+/// use backend_dist::ops::{PassContext, Prologue, Residual};
 /// use burn::tensor::{Device, Tensor};
 ///
 /// let ones = |shape| Tensor::<3>::ones(shape, &Device::flex());
 /// let norm = || Prologue::RmsNorm { weight: Tensor::ones([4], &Device::flex()), eps: 0.0 };
-/// let stream = Residual::enter(ones([2, 1, 4]));
+/// let stream = Residual::enter(ones([2, 1, 4]), &PassContext::default());
 /// let attention = stream.clone().norm(norm()) * 2.0;
 /// let stream = stream.plus(attention, norm());
 /// let y = stream.clone().leave(stream.norm(norm()));
@@ -52,10 +53,11 @@ impl From<Tensor<3>> for Residual {
 }
 
 impl Residual {
-    /// The stream at the entry of a block. The gradients of the block's operations are summed here and not at `x`,
+    /// The stream at the entry of a block in a pass. The gradients of the block's operations are summed here and not at `x`,
     /// because a gradient cannot be taken back out of a leaf.
-    pub fn enter(x: Tensor<3>) -> Self {
-        Tensor::from_dispatch(<Dispatch as ResidualOps>::op_enter(x.into_dispatch())).into()
+    pub fn enter(x: Tensor<3>, pass: &PassContext) -> Self {
+        let x = Tensor::from_dispatch(<Dispatch as ResidualOps>::op_enter(x.into_dispatch()));
+        Self { x, joint: Joint::new(&pass.hand_overs) }
     }
 
     /// The stream's value, for everything but norms and additions.
@@ -78,7 +80,7 @@ impl Residual {
         assert_eq!(shape, other.dims(), "residual: the stream is {shape:?}, what is added {:?}", other.dims());
         let (step, params) = norm.split("residual", &shape);
         assert!(step.is_norm() || matches!(step, Step::None), "residual: {step:?} is no norm");
-        let joint = Joint::default();
+        let joint = self.joint.next(step);
         let sum = ResidualAdd { input: self.joint, step, output: joint.clone() };
         let (x, other) = (self.x.into_dispatch(), other.into_dispatch());
         let x = <Dispatch as ResidualOps>::op_sum(x, other, Extras::of(params), sum);

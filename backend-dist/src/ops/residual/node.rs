@@ -15,7 +15,7 @@ use super::{
     joint::{Joint, ResidualAdd},
     kernels::ResidualKernels,
 };
-use crate::ops::{extras::Extras, main_grads::deliver, prologue::Step};
+use crate::ops::{extras::Extras, main_grads::deliver, prologue::Step, saved_attention::CoreAttention};
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait ResidualOps: Backend {
@@ -54,7 +54,7 @@ fn sum<B: ResidualKernels>(
 }
 
 fn norm<B: ResidualKernels>(x: FloatTensor<B>, params: &[FloatTensor<B>], norm: Step, joint: &Joint) -> FloatTensor<B> {
-    joint.take_normed::<B>().unwrap_or_else(|| norm.forward::<B>(x, params).out)
+    joint.take_normed::<B>().unwrap_or_else(|| norm.forward::<B>(x, params, &CoreAttention::Compute).out)
 }
 
 macro_rules! residual_ops {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use backend_dist::comm::Group;
 use backend_dist::ops::moe::grouped_linear;
 use backend_dist::ops::{
-    AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, Prologue, Residual, add_bias, dropout,
-    embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu, vocab_parallel_cross_entropy,
+    AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, PassContext, Prologue, Residual, add_bias,
+    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu,
+    vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
 
@@ -194,7 +195,7 @@ fn gemms(scale: &Scale) -> Vec<Case> {
         let shape = format!("{counts:?} tokens of {hidden} · 4 [{ffn}, {hidden}]ᵀ");
         found.push(case(name, shape, 1, &inputs, move |_, x| {
             let (input, w) = (x[0].clone().reshape([rows, hidden]), x[1].clone().reshape([4 * ffn, hidden]));
-            flat(grouped_linear(input, w, &counts))
+            flat(grouped_linear(input, w, &counts, &PassContext::default()))
         }));
     }
     found
@@ -248,7 +249,7 @@ fn residual_streams(scale: &Scale) -> Vec<Case> {
     let inputs = [("x", tokens * hidden), ("a", tokens * hidden), ("weight", hidden), ("bias", hidden)];
     let stream = move |x: &[Tensor<1>], norm: Prologue| {
         let [x, a] = [0, 1].map(|i: usize| x[i].clone().reshape([seq, batch, hidden]));
-        Residual::enter(x).plus(a, norm)
+        Residual::enter(x, &PassContext::default()).plus(a, norm)
     };
     let rms = |x: &[Tensor<1>]| Prologue::RmsNorm { weight: x[2].clone(), eps: EPS };
     let layer = |x: &[Tensor<1>]| Prologue::LayerNorm { weight: x[2].clone(), bias: x[3].clone(), eps: EPS };

@@ -2,7 +2,7 @@
 //! what is left is the rounding of sums and results.
 
 use backend_dist::comm::Group;
-use backend_dist::ops::fp8::{Fp8Format, Fp8Linear, Fp8Recipe, MULTIPLE};
+use backend_dist::ops::fp8::{Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, MULTIPLE};
 use backend_dist::ops::main_grads::{self, MainGrad};
 use backend_dist::ops::{LinearOptions, Prologue, linear_with, pull_back};
 use burn::tensor::{DType, Device, Tensor};
@@ -61,7 +61,7 @@ fn run(side: &Side, scale: &Scale, format: Fp8Format, sums: bool) -> [Vec<f64>; 
         main_grads::attach(&w, of_weight.clone());
         main_grads::attach(&bias, of_bias.clone());
     }
-    let layer = Fp8Linear::new("layer", Fp8Recipe::tensorwise(format), Group::single());
+    let layer = Fp8Linear::new(&Fp8Layers::default(), "layer", Fp8Recipe::tensorwise(format), Group::single());
     let mut out = vec![];
     let mut gradients = [vec![], vec![], vec![]];
     for pass in 0..2 {

@@ -1,7 +1,9 @@
 //! Experts in FP8 against their emulation on the CPU in f64.
 
 use backend_dist::comm::Group;
-use backend_dist::ops::fp8::{ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Recipe, MULTIPLE, grouped_linear};
+use backend_dist::ops::fp8::{
+    ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Recipe, MULTIPLE, grouped_linear,
+};
 use backend_dist::ops::main_grads::{self, MainGrad};
 use backend_dist::ops::pull_back;
 use burn::tensor::{DType, Device, Tensor};
@@ -64,7 +66,8 @@ fn run(side: &Side, counts: &Arc<[usize]>, hidden: usize, format: Fp8Format, sum
     });
     let ranks =
         ExpertRanks { experts: EXPERTS, local: 0..EXPERTS, shards: Group::single(), tokens: None, dp_ranks: 0..1 };
-    let layer = Fp8Experts::new("layer", Fp8Recipe::tensorwise(format), ExpertSharding::Outputs, ranks);
+    let layer =
+        Fp8Experts::new(&Fp8Layers::default(), "layer", Fp8Recipe::tensorwise(format), ExpertSharding::Outputs, ranks);
     let (mut out, mut gradients) = (vec![], [vec![], vec![]]);
     for pass in 0..2 {
         let y = grouped_linear(x.clone(), w.clone(), counts, &layer);

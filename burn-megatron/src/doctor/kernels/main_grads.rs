@@ -2,7 +2,8 @@
 //! added by itself, and of an embedding.
 
 use backend_dist::ops::main_grads::{self, MainGrad};
-use backend_dist::ops::{LinearOptions, Prologue, add_bias, embedding, linear_with, pull_back, weight_grads};
+use backend_dist::ops::weight_grads::Deferral;
+use backend_dist::ops::{LinearOptions, PassContext, Prologue, add_bias, embedding, linear_with, pull_back};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -52,14 +53,16 @@ impl Leaves {
     }
 
     /// The gradients of a micro-batch; what the operations register.
-    fn contribution(&self, side: &Side, scale: &Scale, seed: u64) -> Gradients {
+    fn contribution(&self, side: &Side, scale: &Scale, seed: u64, deferral: &Deferral) -> Gradients {
         let Scale { seq, batch, hidden, ffn, .. } = *scale;
         let tokens = scale.tokens();
         let prologue = Prologue::RmsNorm { weight: self.norm.clone(), eps: EPS };
         let x = side.tensor(numbers(tokens * hidden, seed), [seq, batch, hidden]);
         let ids = side.ids(scale.ids(0), [seq, batch]);
         let [inside, behind] = self.biases.clone();
-        let y = linear_with(x, prologue, self.w.clone(), Some(inside), LinearOptions::default());
+        let pass = PassContext { weight_grads: deferral.clone(), ..PassContext::default() };
+        let options = LinearOptions { pass, ..LinearOptions::default() };
+        let y = linear_with(x, prologue, self.w.clone(), Some(inside), options);
         let y = add_bias(y, behind);
         let rows = embedding(self.table.clone(), ids, 0);
         let upstream = side.tensor(numbers(tokens * (ffn + hidden), seed + 1), [seq, batch, ffn + hidden]);
@@ -70,7 +73,7 @@ impl Leaves {
 /// The sums of what two micro-batches register.
 fn registered(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     let leaves = Leaves::new(side, scale);
-    let [first, second] = [10, 20].map(|seed| leaves.contribution(side, scale, seed));
+    let [first, second] = [10, 20].map(|seed| leaves.contribution(side, scale, seed, &Deferral::default()));
     let sum = |a: Option<Vec<f64>>, b: Option<Vec<f64>>| -> Vec<f64> {
         let (a, b) = (a.expect("has a gradient"), b.expect("has a gradient"));
         a.iter().zip(&b).map(|(a, b)| a + b).collect()
@@ -101,8 +104,9 @@ fn in_place(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     for (bias, place) in leaves.biases.iter().zip(&places[3..]) {
         main_grads::attach(bias, place.clone());
     }
-    let first = leaves.contribution(side, scale, 10);
-    let (second, late) = weight_grads::deferred(|| leaves.contribution(side, scale, 20));
+    let deferral = Deferral::possible();
+    let first = leaves.contribution(side, scale, 10, &deferral);
+    let (second, late) = deferral.deferred(|| leaves.contribution(side, scale, 20, &deferral));
     for grads in [first, second, late.run()] {
         let registered = [leaves.w.grad(&grads).is_some(), leaves.table.grad(&grads).is_some()];
         assert_eq!(registered, [false; 2], "a gradient with a main-gradient slot was registered");

@@ -6,10 +6,12 @@ use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
 use crate::optim::Optimizer;
 use crate::trace::Recorder;
-use backend_dist::ops::Tape;
 use backend_dist::ops::context::ContextParallel;
+use backend_dist::ops::weight_grads::Deferral;
+use backend_dist::ops::{PassContext, PassKind, Tape};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor};
+use models::layers::moe::RouterRecords;
 use models::{CausalLm, MicroBatch};
 use std::borrow::Cow;
 
@@ -22,7 +24,13 @@ pub(in crate::engine) struct Pass<'a> {
     /// This rank's share of the micro-batch.
     pub local: &'a LocalBatch,
     /// How layers communicate across context parallel ranks.
-    pub context: &'a ContextConfig,
+    pub sharing: &'a ContextConfig,
+    /// What routers record, and whose experts they use.
+    pub routers: &'a RouterRecords,
+    /// Another number for every training step.
+    pub step: u64,
+    /// Sums on GPUs have one order.
+    pub deterministic: bool,
     /// A backward pass will follow.
     pub keep: bool,
     /// No other pass of the step adds to this stage's gradients.
@@ -33,6 +41,8 @@ pub(in crate::engine) struct Pass<'a> {
     pub loss_grad: f64,
     /// Factors of these gradients by token, of a loss that is no mean over tokens.
     pub factors: Option<Vec<f64>>,
+    /// The logits are divided by it.
+    pub temperature: f64,
     /// The teacher's logits `[sequences, seq, vocab]`, in distillation.
     pub taught: Option<(Tensor<3>, DistillConfig)>,
     /// Chunk and micro-batch, for the timeline.
@@ -41,6 +51,20 @@ pub(in crate::engine) struct Pass<'a> {
     pub accuracy: bool,
     /// Buckets that the pass after this one uses first.
     pub next: &'a [usize],
+}
+
+impl Pass<'_> {
+    /// What the operations of a segment must know of this pass.
+    pub(super) fn context(&self, kind: PassKind) -> PassContext {
+        PassContext {
+            kind,
+            step: self.step,
+            micro_batch: self.index.1,
+            deterministic: self.deterministic,
+            weight_grads: Deferral::possible(),
+            ..PassContext::default()
+        }
+    }
 }
 
 /// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]` and, where they are wanted,
@@ -68,25 +92,33 @@ pub(super) fn leaf(x: Tensor<3>) -> Tensor<3> {
     Tensor::from_inner(x).require_grad()
 }
 
-/// A segment's value, with a graph if `tracked`.
-pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pass: &Pass, tracked: bool) -> Output {
+/// A segment's value in a pass, with a graph if `tracked`.
+pub(super) fn run<M: CausalLm>(
+    model: &M,
+    link: &Link,
+    x: Option<Tensor<3>>,
+    pass: &Pass,
+    (context, tracked): (PassContext, bool),
+) -> Output {
     let input = || x.expect("only the embedding has no input");
     let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
-    let LocalBatch { tokens, micro_batch: of, .. } = pass.local;
+    let LocalBatch { tokens, micro_batch, .. } = pass.local;
+    let of = &MicroBatch { pass: context, routers: pass.routers.clone(), ..micro_batch.clone() };
     match link {
         Link::Embedding => Output::Activation(model.embed(tokens.tokens_on(&device), of)),
         Link::Layers(layers) => {
-            let layer = |x, layer| model.layer(layer, x, &for_layer(of, pass.context, layer));
+            let layer = |x, layer| model.layer(layer, x, &for_layer(of, pass.sharing, layer));
             Output::Activation(layers.clone().fold(input(), layer))
         }
         Link::Head => {
             let labels = tokens.labels_on(&device);
             if pass.accuracy && !tracked {
-                let (losses, hits) = scored(model.head_logits(input()), labels);
+                let (losses, hits) = hits(model.head_logits(input()), labels);
                 return Output::Losses(losses.cast(pass.loss_type), Some(Box::new(hits.cast(pass.loss_type))));
             }
             let losses = match &pass.taught {
-                None => model.head_losses(input(), labels, of),
+                None if pass.temperature == 1.0 => model.head_losses(input(), labels, of),
+                None => cross_entropies(wide(model.head_logits(input())).div_scalar(pass.temperature), labels),
                 Some((teacher, config)) => distill::losses(model.head_logits(input()), teacher.clone(), labels, config),
             };
             Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) }, None)
@@ -94,16 +126,24 @@ pub(super) fn run<M: CausalLm>(model: &M, link: &Link, x: Option<Tensor<3>>, pas
     }
 }
 
+/// In fp32 at least.
+fn wide(logits: Tensor<3>) -> Tensor<3> {
+    if logits.dtype() == DType::F64 { logits } else { logits.cast(DType::F32) }
+}
+
+/// The losses of labels.
+fn cross_entropies(logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+    let shape = labels.dims();
+    log_softmax(logits, 2).gather(2, labels.unsqueeze_dim(2)).neg().reshape(shape)
+}
+
 /// The losses of labels, and 1 where the label is the likeliest token.
-fn scored(logits: Tensor<3>, labels: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>) {
-    let ([batch, seq, _], dtype) = (logits.dims(), logits.dtype());
-    let wide = if dtype == DType::F64 { logits } else { logits.cast(DType::F32) };
-    let dtype = wide.dtype();
-    let labels: Tensor<3, Int> = labels.unsqueeze_dim(2);
-    let chosen = wide.clone().gather(2, labels.clone());
-    let hits = chosen.greater_equal(wide.clone().max_dim(2)).float().cast(dtype);
-    let losses = log_softmax(wide, 2).gather(2, labels).neg();
-    (losses.reshape([batch, seq]), hits.reshape([batch, seq]))
+fn hits(logits: Tensor<3>, labels: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>) {
+    let wide = wide(logits);
+    let chosen = wide.clone().gather(2, labels.clone().unsqueeze_dim(2));
+    let hits = chosen.greater_equal(wide.clone().max_dim(2)).float().cast(wide.dtype());
+    let shape = labels.dims();
+    (cross_entropies(wide, labels), hits.reshape(shape))
 }
 
 /// What a layer must know of a micro-batch, with its own context parallel communication type.

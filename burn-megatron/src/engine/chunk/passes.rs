@@ -5,11 +5,10 @@ use super::{Chunk, DeferredGrads, SavedSegment, Step};
 use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
 use crate::trace::SpanKind;
-use backend_dist::ops::{save_attention, weight_grads, with_saved_attention};
+use backend_dist::ops::{CoreAttention, PassContext, PassKind, SavedAttention};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 use models::CausalLm;
-use models::layers::moe::stats;
 
 impl<M: CausalLm> Chunk<M> {
     /// The forward pass; `input` is missing on the first stage.
@@ -21,23 +20,25 @@ impl<M: CausalLm> Chunk<M> {
             let segment = &self.steps[index].segment;
             let value = match pass.keep && !segment.recompute {
                 true => {
-                    let leaf = x.take().map(leaf);
-                    let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, true).split();
-                    kept.push(SavedSegment { input: leaf, tape, attention: None });
+                    let (leaf, context) = (x.take().map(leaf), pass.context(PassKind::Training));
+                    let weight_grads = context.weight_grads.clone();
+                    let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, (context, true)).split();
+                    kept.push(SavedSegment {
+                        input: leaf,
+                        tape: tape.map(|tape| (tape, weight_grads)),
+                        attention: None,
+                    });
                     value
                 }
                 false => {
                     let input = x.take();
-                    let run = || run(&self.model().valid(), &segment.link, input.clone(), pass, false);
-                    let (value, attention) = match pass.keep && segment.keep_attention {
-                        true => {
-                            let (value, attention) = save_attention(run);
-                            (value, Some(attention))
-                        }
-                        false => (run(), None),
-                    };
+                    let kind = if pass.keep { PassKind::Training } else { PassKind::Evaluation };
+                    let saved = (pass.keep && segment.keep_attention).then(SavedAttention::default);
+                    let attention = saved.clone().map_or(CoreAttention::Compute, CoreAttention::Save);
+                    let context = PassContext { attention, ..pass.context(kind) };
+                    let value = run(&self.model().valid(), &segment.link, input.clone(), pass, (context, false));
                     if pass.keep {
-                        kept.push(SavedSegment { input, tape: None, attention });
+                        kept.push(SavedSegment { input, tape: None, attention: saved });
                     }
                     value
                 }
@@ -70,21 +71,20 @@ impl<M: CausalLm> Chunk<M> {
             }
             self.gather(index, pass);
             self.prefetch(index, index.wrapping_sub(1), pass);
-            let (leaf, tape) = match kept.pop().expect("one entry per segment") {
+            let (leaf, (tape, weight_grads)) = match kept.pop().expect("one entry per segment") {
                 SavedSegment { input, tape: Some(tape), .. } => (input, tape),
                 SavedSegment { input, tape: None, attention } => {
                     let mark = pass.recorder.begin();
                     let leaf = input.map(leaf);
                     let link = &self.steps[index].segment.link;
-                    let run = || stats::paused(|| run(self.model(), link, leaf.clone(), pass, true));
-                    let (_, tape) = match attention {
-                        Some(attention) => with_saved_attention(attention, run),
-                        None => run(),
-                    }
-                    .split();
+                    let replayed = attention.clone().map_or(CoreAttention::Compute, CoreAttention::Replay);
+                    let context = PassContext { attention: replayed, ..pass.context(PassKind::Recomputation) };
+                    let weight_grads = context.weight_grads.clone();
+                    let (_, tape) = run(self.model(), link, leaf.clone(), pass, (context, true)).split();
+                    attention.iter().for_each(SavedAttention::finish);
                     let tape = tape.expect("a segment that is not constant has a gradient");
                     pass.recorder.end(mark, SpanKind::Recompute, Some(pass.index.0), Some(pass.index.1));
-                    (leaf, tape)
+                    (leaf, (tape, weight_grads))
                 }
             };
             if !defer {
@@ -100,7 +100,7 @@ impl<M: CausalLm> Chunk<M> {
             };
             let (mut grads, deferred) = match defer {
                 true => {
-                    let (grads, deferred) = weight_grads::deferred(back);
+                    let (grads, deferred) = weight_grads.deferred(back);
                     (grads, Some(deferred))
                 }
                 false => (back(), None),

@@ -3,6 +3,7 @@
 use super::super::chunk::{Chunk, dtype_of};
 use super::RankEngine;
 use super::dynamic::DynamicGroups;
+use super::experts::records;
 use crate::engine::anomaly::AnomalyWatch;
 use crate::engine::{EngineConfig, EngineError};
 use crate::optim::{BucketSpec, LossScaler, Optimizer};
@@ -34,6 +35,7 @@ impl<M: CausalLm> RankEngine<M> {
         config: EngineConfig,
     ) -> Result<Self, EngineError> {
         let layout = rank.mesh.layout();
+        rank.use_copy_engines(config.copy_engines);
         // A device's work is waited for where a phase ends, or the next one would be blamed for it.
         let ready = || rank.device.sync().map_err(|error| EngineError::Model(error.to_string().into()));
         phase(Phase::Device, ready)?;
@@ -49,8 +51,6 @@ impl<M: CausalLm> RankEngine<M> {
         connect(&stages, &rank.device);
 
         let (mut chunks, mut buckets) = (Vec::new(), Vec::new());
-        // What was built before is not of this engine.
-        drop(DelayedScaling::of_new_layers());
         for chunk in 0..placement.chunks() {
             let stage = &division.stages()[placement.stage(stages.rank(), chunk)];
             let part = Part { layers: stage.layers.clone(), embedding: stage.embedding, head: stage.loss };
@@ -62,7 +62,7 @@ impl<M: CausalLm> RankEngine<M> {
             let zero = model.registry().iter().map(|spec| shards(spec.unit)).max().unwrap_or(0);
             chunks.push(Chunk::new(model, dims.layers, &config.recompute, (zero, in_place), &mut buckets));
         }
-        let fp8 = DelayedScaling::of_new_layers();
+        let fp8 = DelayedScaling::new(chunks.iter().map(|chunk| chunk.model().registry().fp8()));
         // A stage without parameters learns the type from the others.
         let own = chunks.iter().find_map(|chunk: &Chunk<M>| dtype_of(chunk.model()));
         let dtype = stages.all_gather_host(own).into_iter().flatten().next().unwrap_or(DType::F32);
@@ -111,10 +111,11 @@ impl<M: CausalLm> RankEngine<M> {
             weight_decay,
             scaler: (dtype == DType::F16).then(|| LossScaler::new(config.loss_scale)),
             anomalies: AnomalyWatch::default(),
-            config,
             plan,
             dp_ranks,
             model_parallel,
+            routers: records(config.router_statistics),
+            config,
             loads: Vec::new(),
             elements: stages.all_gather_host(elements).into_iter().sum(),
             stages,
@@ -131,11 +132,13 @@ impl<M: CausalLm> RankEngine<M> {
             peak_in_flight: 0,
             warm: false,
             step: 0,
+            attempts: 0,
             consumed: 0,
             skipped: 0,
             grad_scale: 1.0,
             poisoned: false,
             token_factors: HashMap::new(),
+            reference: None,
             teacher: None,
             taught: HashMap::new(),
         };

@@ -9,8 +9,16 @@ use crate::engine::{EngineError, EvalReport, TokenBatch};
 use crate::schedule::{Pass as Kind, Work};
 use burn::tensor::Tensor;
 use models::CausalLm;
-use models::layers::moe::stats;
 use models::layout::check_sequence;
+
+/// What forward passes give.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// Which labels are the likeliest tokens too.
+    accuracy: bool,
+    /// The logits are divided by it.
+    temperature: f64,
+}
 
 impl<M: CausalLm> RankEngine<M> {
     /// Mean loss over a held-out batch, without gradients. The number of sequences may be any multiple of micro-batch times
@@ -44,7 +52,8 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let mut losses = Losses::default();
         let mut hits = Losses::default();
-        self.score_only(&own, self.config.accuracy, |engine, micro_batch, values, right| {
+        let wanted = Wanted { accuracy: self.config.accuracy, temperature: 1.0 };
+        self.score_only(&own, wanted, |engine, micro_batch, values, right| {
             losses.extend([(micro_batch, values)]);
             hits.extend(right.map(|right| (micro_batch, right)));
             if !engine.runs_ahead {
@@ -60,14 +69,21 @@ impl<M: CausalLm> RankEngine<M> {
     /// Forward passes of micro-batches that leave nothing behind; `each` gets the losses `[sequences, seq]` of each, on the
     /// last stage.
     pub(super) fn forward_only(&mut self, own: &[LocalBatch], mut each: impl FnMut(&Self, usize, Tensor<2>)) {
-        self.score_only(own, false, |engine, micro_batch, losses, _| each(engine, micro_batch, losses));
+        let wanted = Wanted { accuracy: false, temperature: 1.0 };
+        self.score_only(own, wanted, |engine, micro_batch, losses, _| each(engine, micro_batch, losses));
     }
 
-    /// [`RankEngine::forward_only`], with which labels are the likeliest tokens where `accuracy` is wanted.
+    /// [`RankEngine::forward_only`] with the losses of training, whose logits GRPO divides by the temperature.
+    pub(super) fn forward_sampled(&mut self, own: &[LocalBatch], mut each: impl FnMut(&Self, usize, Tensor<2>)) {
+        let wanted = Wanted { accuracy: false, temperature: self.temperature() };
+        self.score_only(own, wanted, |engine, micro_batch, losses, _| each(engine, micro_batch, losses));
+    }
+
+    /// [`RankEngine::forward_only`], with which labels are the likeliest tokens where that is wanted.
     fn score_only(
         &mut self,
         own: &[LocalBatch],
-        accuracy: bool,
+        Wanted { accuracy, temperature }: Wanted,
         mut each: impl FnMut(&Self, usize, Tensor<2>, Option<Tensor<2>>),
     ) {
         let mut p2p = self.stage_p2p(own);
@@ -80,11 +96,15 @@ impl<M: CausalLm> RankEngine<M> {
                     p2p.take(input)
                 });
                 let mut pass = Pass {
-                    context: &self.config.context,
+                    sharing: &self.config.context,
+                    routers: &self.routers,
+                    step: self.attempts,
+                    deterministic: self.config.deterministic,
                     keep: false,
                     last: false,
                     loss_grad: 0.0,
                     factors: None,
+                    temperature,
                     taught: None,
                     accuracy,
                     loss_type: self.loss_type(),
@@ -95,7 +115,7 @@ impl<M: CausalLm> RankEngine<M> {
                     device: &self.rank.device,
                     local,
                 };
-                match stats::paused(|| self.chunks[chunk].forward(&mut pass, input)) {
+                match self.chunks[chunk].forward(&mut pass, input) {
                     Output::Activation(activation) => p2p.put(work, activation),
                     Output::Losses(values, hits) => each(self, micro_batch, values, hits.map(|hits| *hits)),
                 }

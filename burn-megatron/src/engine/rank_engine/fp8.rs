@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::RankEngine;
 use backend_dist::mesh::{Axis, GridKind};
-use backend_dist::ops::fp8::{LayerHistory, weights_changed, weights_may_change};
+use backend_dist::ops::fp8::{Fp8Layers, LayerHistory};
 use models::CausalLm;
 use serde_json::Value;
 
@@ -14,10 +14,11 @@ impl<M: CausalLm> RankEngine<M> {
     pub(super) fn weights_changed(&self) {
         let copies = |(grid, _): &(GridKind, _)| self.rank.mesh.axis_size(grid.dp_ranks()) > 1;
         let come_and_go = self.rank.mesh.layout().zero == 3 && self.model_parallel.iter().any(copies);
-        match self.config.keep_fp8_weights && !come_and_go {
-            true => weights_changed(),
-            false => weights_may_change(),
-        }
+        let report = match self.config.keep_fp8_weights && !come_and_go {
+            true => Fp8Layers::weights_changed,
+            false => Fp8Layers::weights_may_change,
+        };
+        self.chunks.iter().for_each(|chunk| report(chunk.model().registry().fp8()));
     }
 
     /// Moves the histories of delayed scaling on. They belong to the next step's scales, also where this one was

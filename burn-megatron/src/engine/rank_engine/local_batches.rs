@@ -2,7 +2,8 @@
 
 use super::super::local_batch::LocalBatch;
 use super::RankEngine;
-use crate::engine::{LossMean, TokenBatch};
+use crate::engine::rollouts::Completions;
+use crate::engine::{LossMean, Rollouts, TokenBatch};
 use crate::optim::LossScaler;
 use backend_dist::ops::context::ContextParallel;
 use backend_dist::shard::stable_hash;
@@ -23,8 +24,9 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// This rank's share of the step's micro-batch `index`, for training.
-    pub(super) fn training_batch(&self, index: usize, batch: &TokenBatch) -> LocalBatch {
+    pub(super) fn training_batch(&self, index: usize, batch: &TokenBatch, rollouts: Option<&Rollouts>) -> LocalBatch {
         let mut local = self.local_batch(batch);
+        local.completions = rollouts.map(|rollouts| Completions::of(batch, rollouts.clone()));
         local.micro_batch.dropout = Some(DropoutKey {
             seed: self.dropout_seed(),
             first_sample: self.plan.sequences(index, self.rank.coords.dp).start,
@@ -51,10 +53,10 @@ impl<M: CausalLm> RankEngine<M> {
     /// padding (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so
     /// so that the loss of a sequence does not depend on how the batch is split.
     pub(super) fn auxiliary_grad(&self, batch: &TokenBatch, local: &LocalBatch) -> f64 {
-        let pairs = local.answers.as_ref().zip(self.config.preference).map(|(answers, config)| answers.count(&config));
+        let units = self.units(local);
         let tokens = match self.config.loss {
-            // What is minimized is a mean over pairs.
-            LossMean::PerToken if pairs.is_some() => pairs.unwrap_or_default(),
+            // What is minimized is a mean over pairs or completions.
+            LossMean::PerToken if units.is_some() => units.unwrap_or_default() as usize,
             LossMean::PerToken => {
                 batch.sequences * local.micro_batch.filled_from.unwrap_or(batch.seq).clamp(1, batch.seq)
             }

@@ -6,8 +6,8 @@ use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::super::stage_p2p::StageP2p;
 use super::RankEngine;
+use super::step::Scores;
 use crate::engine::EngineError;
-use crate::preference::PreferenceSums;
 use crate::schedule::{Action, Pass as Kind, Schedule, ScheduleSpec, Work};
 use crate::trace::SpanKind;
 use backend_dist::shard::Unit;
@@ -33,10 +33,10 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// All passes of the schedule and all sums of gradients; this rank's losses.
-    pub(super) fn passes(&mut self, local_batches: &[LocalBatch]) -> Result<(Losses, PreferenceSums), EngineError> {
+    pub(super) fn passes(&mut self, local_batches: &[LocalBatch]) -> Result<(Losses, Scores), EngineError> {
         let mut p2p = self.stage_p2p(local_batches);
         let kl = self.kl(local_batches)?;
-        let (mut losses, mut pairs) = (Losses::default(), PreferenceSums::default());
+        let (mut losses, mut scores) = (Losses::default(), Scores::default());
         self.token_factors.clear();
         self.peak_in_flight = 0;
         let actions = self.actions.clone();
@@ -51,12 +51,16 @@ impl<M: CausalLm> RankEngine<M> {
                     });
                     let order = (last, next.unwrap_or_default());
                     let values = self.compute(*work, order, &local_batches[work.micro_batch], &mut p2p);
-                    match (values, self.config.preference) {
-                        (Some(values), Some(_)) => {
-                            let local = &local_batches[work.micro_batch];
-                            pairs = pairs.plus(self.score(work.micro_batch, local, values, kl)?);
+                    let local = &local_batches[work.micro_batch];
+                    match (values, self.config.preference, self.config.grpo) {
+                        (Some(values), Some(_), _) => {
+                            scores.pairs = scores.pairs.plus(self.score(work.micro_batch, local, values, kl)?);
                         }
-                        (values, _) => losses.extend(values.map(|values| (work.micro_batch, values))),
+                        (Some(values), _, Some(config)) => {
+                            let tokens = self.score_completions(work.micro_batch, local, values, &config)?;
+                            scores.completions = scores.completions.plus(tokens);
+                        }
+                        (values, ..) => losses.extend(values.map(|values| (work.micro_batch, values))),
                     }
                     if !self.runs_ahead {
                         losses = self.read(losses, local_batches)?;
@@ -75,7 +79,7 @@ impl<M: CausalLm> RankEngine<M> {
         }
         debug_assert!(p2p.is_empty(), "the schedule leaves nothing behind");
         self.sum_over_model_parallel();
-        Ok((losses, pairs))
+        Ok((losses, scores))
     }
 
     /// Between stages, for micro-batches of these local_batches.
@@ -120,11 +124,15 @@ impl<M: CausalLm> RankEngine<M> {
             _ => self.taught.remove(&work.micro_batch),
         };
         let mut pass = Pass {
-            context: &self.config.context,
+            sharing: &self.config.context,
+            routers: &self.routers,
+            step: self.attempts,
+            deterministic: self.config.deterministic,
             keep: true,
             last,
             loss_grad: self.loss_grad(local),
             factors: self.token_factors.get(&work.micro_batch).cloned(),
+            temperature: self.temperature(),
             taught: taught.zip(self.config.distill),
             accuracy: false,
             loss_type: self.loss_type(),

@@ -7,7 +7,7 @@ use super::super::local_batch::LocalBatch;
 use super::super::report::LossSum;
 use super::RankEngine;
 use crate::batch::BatchPlan;
-use crate::engine::{AnomalyAction, EngineError, TokenBatch};
+use crate::engine::{EngineError, TokenBatch};
 use crate::preference::{Answer, PreferenceLoss, PreferenceSums};
 use burn::tensor::Tensor;
 use models::CausalLm;
@@ -76,15 +76,7 @@ impl<M: CausalLm> RankEngine<M> {
     ) -> Result<PreferenceSums, EngineError> {
         let policy = self.sums(local, losses);
         let (sums, factors) = self.pair_losses(local, &policy, kl);
-        if !sums.loss.is_finite() && self.config.anomaly.non_finite == AnomalyAction::Stop {
-            return Err(EngineError::NonFiniteLoss {
-                loss: sums.loss / sums.pairs.max(1) as f64,
-                step: self.step + 1,
-                micro_batch,
-                rank: self.rank.rank,
-                coords: self.rank.coords,
-            });
-        }
+        self.check_finite(micro_batch, sums.loss / sums.pairs.max(1) as f64)?;
         self.token_factors.insert(micro_batch, factors);
         Ok(if self.rank.coords.cp == 0 { sums } else { PreferenceSums::default() })
     }
@@ -141,12 +133,22 @@ impl<M: CausalLm> RankEngine<M> {
         sum(self.stages.all_gather_host(sum(self.dp_ranks.all_gather_host(own))))
     }
 
-    /// Pairs of the global batch; `None` where the loss is one of tokens.
-    pub(super) fn count_pairs(&self, own: &[LocalBatch]) -> Option<u64> {
-        let config = self.config.preference?;
-        let pairs = |local: &LocalBatch| local.answers.as_ref().map_or(0, |answers| answers.count(&config) as u64);
+    /// What the loss of the global batch is a mean over, pairs or the units of GRPO; `None` where it is tokens.
+    pub(super) fn count_units(&self, own: &[LocalBatch]) -> Option<u64> {
+        if self.config.preference.is_none() && self.config.grpo.is_none() {
+            return None;
+        }
         let first = self.rank.coords.cp == 0;
-        let tokens = if first { own.iter().map(pairs).sum() } else { 0 };
+        let tokens = if first { own.iter().filter_map(|local| self.units(local)).sum() } else { 0 };
         Some(LossSum { loss: 0.0, tokens }.total(&self.dp_ranks).tokens)
+    }
+
+    /// The same of a micro-batch, over all ranks that share its sequences.
+    pub(super) fn units(&self, local: &LocalBatch) -> Option<u64> {
+        match (self.config.preference, self.config.grpo) {
+            (Some(config), _) => Some(local.answers.as_ref().map_or(0, |answers| answers.count(&config) as u64)),
+            (_, Some(config)) => Some(local.completions.as_ref().map_or(0, |completions| completions.units(&config))),
+            _ => None,
+        }
     }
 }

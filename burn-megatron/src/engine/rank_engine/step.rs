@@ -5,16 +5,23 @@ use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::super::report::LossSum;
 use super::RankEngine;
-use crate::engine::{Anomaly, AnomalyAction, EngineError, ExpertSummary, LossMean, StepReport, TokenBatch};
+use crate::engine::{Anomaly, AnomalyAction, EngineError, ExpertSummary, LossMean, Rollouts, StepReport, TokenBatch};
+use crate::grpo::GrpoSums;
 use crate::optim::{LossScaler, StepInfo, clip_factor};
 use crate::preference::{PreferenceMeans, PreferenceSums};
 use crate::trace::SpanKind;
 use backend_dist::gpu::release_memory;
 use backend_dist::mesh::Axis;
 use models::CausalLm;
-use models::layers::moe::stats;
 use models::layout::check_sequence;
 use std::time::Instant;
+
+/// Losses that are none of tokens alone.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Scores {
+    pub pairs: PreferenceSums,
+    pub completions: GrpoSums,
+}
 
 impl<M: CausalLm> RankEngine<M> {
     /// One optimizer step on the global batch; this rank computes its own sequences of it.
@@ -37,6 +44,26 @@ impl<M: CausalLm> RankEngine<M> {
     /// # Errors
     /// As [`RankEngine::train_step`].
     pub fn train_micro_batches(&mut self, micro_batches: &[TokenBatch]) -> Result<StepReport, EngineError> {
+        self.train(micro_batches, &[])
+    }
+
+    /// One optimizer step of GRPO on completions, given the same sequences with what is known of each micro-batch.
+    ///
+    /// # Errors
+    /// As [`RankEngine::train_step`].
+    ///
+    /// # Panics
+    /// Without [`EngineConfig::grpo`](crate::engine::EngineConfig::grpo), or if there is not one entry a micro-batch.
+    pub fn train_rollouts(
+        &mut self,
+        micro_batches: &[TokenBatch],
+        rollouts: &[Rollouts],
+    ) -> Result<StepReport, EngineError> {
+        assert!(self.config.grpo.is_some() && rollouts.len() == micro_batches.len(), "completions without GRPO");
+        self.train(micro_batches, rollouts)
+    }
+
+    fn train(&mut self, micro_batches: &[TokenBatch], rollouts: &[Rollouts]) -> Result<StepReport, EngineError> {
         let start = Instant::now();
         let sequences: usize = micro_batches.iter().map(|micro| micro.sequences).sum();
         let wanted = self.sequences_of_step();
@@ -50,18 +77,24 @@ impl<M: CausalLm> RankEngine<M> {
         // What a step that failed has left.
         self.forget_step();
         self.chunks.iter_mut().for_each(Chunk::forget);
-        stats::take();
+        self.forget_routing();
+        self.attempts += 1;
         let dealt = self.dynamic.as_ref().map(|groups| self.assign(groups, &micro_batches[0])).transpose()?;
-        let parts =
-            || micro_batches.iter().enumerate().map(|(index, batch)| self.training_batch(index, batch)).collect();
+        let parts = || {
+            micro_batches
+                .iter()
+                .enumerate()
+                .map(|(at, batch)| self.training_batch(at, batch, rollouts.get(at)))
+                .collect()
+        };
         let local_batches: Vec<LocalBatch> = dealt.unwrap_or_else(parts);
         let local_batches = local_batches.as_slice();
         self.follow(local_batches.len())?;
-        let (losses, pairs) = self.passes(local_batches)?;
+        let (losses, scores) = self.passes(local_batches)?;
         // A GPU waits for the host from the norm to the update: the other communication happens before or
         // after.
         let tokens = LossSum { loss: 0.0, tokens: counted(local_batches) }.total(&self.dp_ranks).tokens;
-        let units = self.count_pairs(local_batches).unwrap_or(tokens);
+        let units = self.count_units(local_batches).unwrap_or(tokens);
         let mark = self.recorder.begin();
         let norm = self.optimizer.norm(1.0, &self.model_parallel);
         self.recorder.end(mark, SpanKind::Norm, None, None);
@@ -76,14 +109,14 @@ impl<M: CausalLm> RankEngine<M> {
         let mut mean = None;
         let mut anomaly = None;
         if self.config.anomaly.is_on() {
-            let (loss, _) = *mean.insert(self.mean_loss(&losses, &pairs, local_batches));
+            let (loss, ..) = *mean.insert(self.mean_loss(&losses, &scores, units, local_batches));
             anomaly = self.anomaly(loss, grad_norm)?;
         }
         let skipped = anomaly.is_some() || !grad_norm.is_finite();
         match &mut self.scaler {
             Some(scaler) if anomaly.is_none() => scaler.update(skipped),
             None if skipped && anomaly.is_none() => {
-                let loss = self.mean_loss(&losses, &pairs, local_batches).0;
+                let loss = self.mean_loss(&losses, &scores, units, local_batches).0;
                 return Err(EngineError::NonFiniteGradient { norm: grad_norm, loss, step: self.step + 1 });
             }
             _ => {}
@@ -102,7 +135,7 @@ impl<M: CausalLm> RankEngine<M> {
                 self.update(&StepInfo { lr, grad_scale: self.grad_scale * clip_factor });
             }
         }
-        let (loss, preference) = mean.unwrap_or_else(|| self.mean_loss(&losses, &pairs, local_batches));
+        let (loss, preference, grpo) = mean.unwrap_or_else(|| self.mean_loss(&losses, &scores, units, local_batches));
         if anomaly.is_some() {
             self.fp8.forget_step();
         } else {
@@ -133,6 +166,7 @@ impl<M: CausalLm> RankEngine<M> {
             seconds,
             experts,
             preference,
+            grpo,
         })
     }
 
@@ -177,15 +211,32 @@ impl<M: CausalLm> RankEngine<M> {
         self.fp8.forget_step();
     }
 
-    /// The loss of the global batch, a mean over tokens or pairs.
-    fn mean_loss(&self, losses: &Losses, pairs: &PreferenceSums, own: &[LocalBatch]) -> (f64, Option<PreferenceMeans>) {
-        match self.config.preference {
-            None => (self.over_all(losses, own).mean(), None),
-            Some(_) => {
-                let sums = self.all_pairs(*pairs);
-                (sums.loss / sums.pairs.max(1) as f64, Some(sums.means()))
-            }
+    /// Refuses a loss of pairs or completions that is not finite, unless such steps are skipped.
+    pub(super) fn check_finite(&self, micro_batch: usize, loss: f64) -> Result<(), EngineError> {
+        let (step, rank, coords) = (self.step + 1, self.rank.rank, self.rank.coords);
+        match loss.is_finite() || self.config.anomaly.non_finite == AnomalyAction::Skip {
+            true => Ok(()),
+            false => Err(EngineError::NonFiniteLoss { loss, step, micro_batch, rank, coords }),
         }
+    }
+
+    /// The loss of the global batch, a mean over tokens, pairs, or the units of GRPO.
+    fn mean_loss(
+        &self,
+        losses: &Losses,
+        scores: &Scores,
+        units: u64,
+        own: &[LocalBatch],
+    ) -> (f64, Option<PreferenceMeans>, Option<GrpoSums>) {
+        if self.config.preference.is_some() {
+            let sums = self.all_pairs(scores.pairs);
+            return (sums.loss / units.max(1) as f64, Some(sums.means()), None);
+        }
+        if self.config.grpo.is_some() {
+            let sums = self.all_completions(scores.completions);
+            return (sums.loss / units.max(1) as f64, None, Some(sums));
+        }
+        (self.over_all(losses, own).mean(), None, None)
     }
 
     /// Loss and tokens of the global batch; only the last stage has a loss, and every stage counts tokens.

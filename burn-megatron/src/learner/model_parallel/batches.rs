@@ -30,6 +30,11 @@ pub(super) struct BatchRange {
 }
 
 impl BatchRange {
+    /// Its first sample.
+    pub fn first(self) -> usize {
+        self.first
+    }
+
     /// The batch of these samples of `data`.
     pub fn of(self, data: &Arc<dyn TokenDataset>) -> GlobalBatch {
         GlobalBatch::new(data.clone(), self.first, self.sequences)

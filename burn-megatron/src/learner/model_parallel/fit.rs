@@ -24,7 +24,7 @@ use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Description, Saves, check_data};
 use super::worker::{Data, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::engine::{EngineConfig, RankEngine, Teacher};
+use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
 use crate::learner::report::{Failure, Fit, Fitted};
 use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog, Sinks};
 
@@ -42,6 +42,8 @@ pub(super) struct ModelParallel<M, R> {
     pub dims: ModelDims,
     pub build: Build<M>,
     pub teacher: Option<BuildTeacher>,
+    /// Of GRPO.
+    pub reference: Option<Build<M>>,
     pub finish: Finish<M, R>,
     pub finished: Arc<Mutex<Option<R>>>,
     pub logs: LogOptions,
@@ -171,6 +173,10 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         if let Some(build) = &self.teacher {
             engine = engine.with_teacher(phase(Phase::Weights, || build(rank))?);
         }
+        if self.engine.grpo.is_some_and(|grpo| grpo.beta > 0.0) {
+            let reference = phase(Phase::Weights, || self.reference(rank, &engine))?;
+            engine = engine.with_reference(reference);
+        }
         self.references(&mut engine, coordinator.is_some())?;
         let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
         if let Some(checkpoint) = start.of_epoch.as_ref().or(resumed.as_ref()) {
@@ -200,8 +206,21 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let stop_channel = start.stop_channel.as_ref().filter(|_| rank.leads_process());
         let (config, data, faults) = (&self.engine, &self.data, &self.faults);
         let (flops, gauge) = (self.logs.flops, Gauge::new(rank));
-        let mut worker =
-            Worker { rank, world, engine, config, data, faults, stop_channel, saves, saved, flops, tracer, gauge };
+        let mut worker = Worker {
+            rank,
+            world,
+            engine,
+            config,
+            data,
+            faults,
+            drawn: None,
+            stop_channel,
+            saves,
+            saved,
+            flops,
+            tracer,
+            gauge,
+        };
         for epoch in worker.engine.steps() as usize / self.epoch + 1..=epochs {
             let stop = worker.train(epoch, train, coordinator.as_deref_mut())?
                 || worker.validate(epoch, valid, coordinator.as_deref_mut())?
@@ -219,6 +238,13 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
 }
 
 impl<M: CausalLm, R> ModelParallel<M, R> {
+    /// The reference model of GRPO.
+    fn reference(&self, rank: &Rank, engine: &RankEngine<M>) -> Result<Reference<M>, BoxError> {
+        let Some(build) = &self.reference else { return Ok(Reference::WithoutAdapters) };
+        let stages = engine.stages().map(|stage| build(rank, stage.part().clone()));
+        Ok(Reference::Stages(stages.collect::<Result<_, _>>()?))
+    }
+
     /// What the reference model of preference tuning says of all answers: it is the model that the run starts from, so
     /// that it need not be kept.
     fn references(&self, engine: &mut RankEngine<M>, tells: bool) -> Result<(), BoxError> {

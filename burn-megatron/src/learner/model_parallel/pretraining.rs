@@ -19,6 +19,7 @@ use super::faults::Faults;
 use super::fit::{Build, BuildTeacher, Finish, ModelParallel};
 use super::logs::LogOptions;
 use super::placeholder::Megatron;
+use super::rollouts::GrpoRun;
 use super::saving::{CheckpointOptions, Description, Resume};
 use super::shown_metrics::with_metrics;
 use super::worker::Data;
@@ -69,6 +70,8 @@ pub struct Pretraining<M, R = ()> {
     dims: ModelDims,
     build: Build<M>,
     teacher: Option<BuildTeacher>,
+    grpo: Option<GrpoRun>,
+    reference: Option<Build<M>>,
     tasks: Option<Arc<TrainingTasks>>,
     train: Arc<dyn TokenDataset>,
     valid: Arc<dyn TokenDataset>,
@@ -108,6 +111,8 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             dims,
             build: Arc::new(build),
             teacher: None,
+            grpo: None,
+            reference: None,
             tasks: None,
             train,
             valid,
@@ -151,6 +156,20 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// learns.
     pub fn teacher(mut self, build: impl Fn(&Rank) -> Result<Teacher, BoxError> + Send + Sync + 'static) -> Self {
         self.teacher = Some(Arc::new(build));
+        self
+    }
+
+    /// Completions of prompts are what the run trains on ([`EngineConfig::grpo`]); the prompts must be its training data
+    /// too.
+    pub fn grpo(mut self, grpo: GrpoRun) -> Self {
+        self.grpo = Some(grpo);
+        self
+    }
+
+    /// What makes a stage of the reference model of GRPO. Without it the reference is the model that is trained with its
+    /// adapters switched off. Nothing is made where [`EngineConfig::grpo`] gives the KL divergence no weight.
+    pub fn reference(mut self, build: impl Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync + 'static) -> Self {
+        self.reference = Some(Arc::new(build));
         self
     }
 
@@ -232,6 +251,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             dims: self.dims,
             build: self.build,
             teacher: self.teacher,
+            grpo: self.grpo,
+            reference: self.reference,
             tasks: self.tasks,
             train: self.train,
             valid: self.valid,
@@ -279,6 +300,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             dims: self.dims,
             build: self.build.clone(),
             teacher: self.teacher.clone(),
+            reference: self.reference.clone(),
             finish: self.finish.clone(),
             finished: self.finished.clone(),
             logs: self.logs.clone(),
@@ -286,7 +308,12 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             faults: self.faults.clone(),
             files: self.logs.files(&self.directory),
             steps: self.steps,
-            data: Data { train: self.train.clone(), valid: self.valid.clone(), tasks: self.tasks.clone() },
+            data: Data {
+                train: self.train.clone(),
+                valid: self.valid.clone(),
+                tasks: self.tasks.clone(),
+                grpo: self.grpo.clone(),
+            },
             other_data: self.other_data,
             train: train.clone(),
             epoch: self.evaluate_every,
@@ -305,11 +332,10 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             // Otherwise all processes would write burn-train's files over each other.
             training = training.with_metric_logger(InMemoryMetricLogger::default()).with_application_logger(None);
         }
-        let preference = self.engine.preference.is_some();
         training = with_metrics(
             training,
             self.logs.flops,
-            preference,
+            &self.engine,
             self.dims.experts.is_some(),
             self.devices.iter().any(on_gpu),
         );

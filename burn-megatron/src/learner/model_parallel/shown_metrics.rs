@@ -4,16 +4,18 @@ use burn::train::SupervisedTraining;
 
 use super::placeholder::Megatron;
 use crate::console::dashboard_possible;
+use crate::engine::EngineConfig;
 use crate::metrics::{
-    DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, Gpus, GradNorm, LearningRate, Loss, Memory,
-    Perplexity, RewardAccuracy, RewardMargin, Teraflops, Throughput, Utilisation,
+    CompletionLength, DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, Gpus, GradNorm, Kl,
+    LearningRate, Loss, MeanReward, Memory, Perplexity, RewardAccuracy, RewardMargin, Teraflops, Throughput,
+    Utilisation,
 };
 
 /// Adds the metrics of every run, those that need the cost of a token, and those of models with experts and of GPUs.
 pub(super) fn with_metrics(
     training: SupervisedTraining<Megatron>,
     flops: Option<FlopsPerToken>,
-    preference: bool,
+    engine: &EngineConfig,
     experts: bool,
     gpus: bool,
 ) -> SupervisedTraining<Megatron> {
@@ -23,9 +25,13 @@ pub(super) fn with_metrics(
         .metric_train_numeric(LearningRate::new())
         .metric_train_numeric(Throughput::new())
         .metric_train_numeric(Memory::new());
-    training = match preference {
-        true => training.metric_train_numeric(RewardMargin::new()).metric_train_numeric(RewardAccuracy::new()),
-        false => training.metrics((Perplexity::new(),)),
+    training = match (engine.preference, engine.grpo) {
+        (Some(_), _) => training.metric_train_numeric(RewardMargin::new()).metric_train_numeric(RewardAccuracy::new()),
+        (_, Some(_)) => training
+            .metric_train_numeric(MeanReward::new())
+            .metric_train_numeric(Kl::new())
+            .metric_train_numeric(CompletionLength::new()),
+        _ => training.metrics((Perplexity::new(),)),
     };
     if let Some(flops) = flops {
         training = training.metric_train_numeric(Teraflops::new());

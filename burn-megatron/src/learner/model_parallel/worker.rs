@@ -16,10 +16,12 @@ use super::batches::{BatchRange, GlobalBatch};
 use super::coordinator::{Coordinator, say};
 use super::faults::Faults;
 use super::logs::Tracer;
+use super::rollouts::{Drawn, GrpoRun};
 use super::saving::Saves;
-use crate::data::{SampleError, TokenDataset};
+use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
 use crate::eval::{TrainingTasks, table};
+use crate::grpo::GrpoMeans;
 use crate::metrics::{EvalStats, FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
 use crate::trace::SpanKind;
 
@@ -40,6 +42,7 @@ pub(super) struct Data {
     pub train: Arc<dyn TokenDataset>,
     pub valid: Arc<dyn TokenDataset>,
     pub tasks: Option<Arc<TrainingTasks>>,
+    pub grpo: Option<GrpoRun>,
 }
 
 /// How a process tells the others that it was asked to stop, where there are several.
@@ -56,6 +59,8 @@ pub(super) struct Worker<'a, M> {
     pub config: &'a EngineConfig,
     pub data: &'a Data,
     pub faults: &'a Faults,
+    /// The last completions of GRPO.
+    pub drawn: Option<Drawn>,
     pub stop_channel: Option<&'a StopChannel>,
     pub saves: Option<Arc<Saves>>,
     /// The last step that was saved, or that the run began with.
@@ -97,8 +102,12 @@ impl<M: CausalLm> Worker<'_, M> {
             if self.faults.is_nan(step) {
                 self.engine.poison();
             }
-            let report = phase(Phase::Step, || self.engine.train_micro_batches(&micro_batches))?;
+            let report = phase(Phase::Step, || match &self.drawn {
+                None => self.engine.train_micro_batches(&micro_batches),
+                Some(drawn) => self.engine.train_rollouts(&micro_batches, &drawn.rollouts),
+            })?;
             std::thread::sleep(self.faults.delay(self.rank.rank, report.seconds));
+            let rewards = self.drawn.as_ref().map(|drawn| drawn.stats);
             if let Some(started) = startup::end().filter(|_| coordinator.is_some()) {
                 say(&started.to_string());
             }
@@ -136,6 +145,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     bubble,
                     experts: self.engine.expert_loads().to_vec(),
                     preference: report.preference,
+                    grpo: rewards.zip(report.grpo).map(|(rewards, sums)| GrpoMeans::of(&rewards, &sums)),
                     gpus,
                     saved,
                 };
@@ -298,9 +308,21 @@ impl<M: CausalLm> Worker<'_, M> {
         Ok(self.world.broadcast_host(decision, 0))
     }
 
-    /// This rank's micro-batches.
-    fn micro_batches(&self, batch: &GlobalBatch) -> Result<Vec<TokenBatch>, SampleError> {
-        self.engine.sequences_of_step().into_iter().map(|range| batch.read(range)).collect()
+    /// This rank's micro-batches; those of GRPO are drawn first, unless the step trains on those of the step before.
+    fn micro_batches(&mut self, batch: &GlobalBatch) -> Result<Vec<TokenBatch>, BoxError> {
+        let Some((grpo, config)) = self.data.grpo.as_ref().zip(self.config.grpo.as_ref()) else {
+            return Ok(self
+                .engine
+                .sequences_of_step()
+                .into_iter()
+                .map(|range| batch.read(range))
+                .collect::<Result<_, _>>()?);
+        };
+        let wanted = grpo.batch(config, batch.range().first(), batch.sequences());
+        if self.drawn.as_ref().is_none_or(|drawn| drawn.batch != wanted) {
+            self.drawn = Some(grpo.draw(self.rank, &mut self.engine, config, wanted)?);
+        }
+        Ok(self.drawn.as_ref().map(|drawn| drawn.micro_batches.clone()).unwrap_or_default())
     }
 }
 

@@ -2,7 +2,6 @@
 
 use backend_dist::launch::BoxError;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::tensor::Bytes;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, TrainStep};
 
@@ -10,7 +9,7 @@ use super::StageRank;
 use super::pipeline::{Line, Order, Reply, StagesModel, ended_early};
 use super::values::with_values;
 use crate::learner::dp_rank::host;
-use crate::learner::items::Items;
+use crate::learner::processes::gather_to_first;
 use crate::learner::trained::Trained;
 use crate::learner::zero::records::concat;
 
@@ -98,28 +97,23 @@ impl<M: StagesModel> Trained<M> for Lead<M> {
         self.outputs(own.into_iter().collect()).pop().expect("the last stage has an output for every batch")
     }
 
-    fn whole(&mut self, states: &Items<Bytes>, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
+    fn whole(&mut self, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
         self.valid = None;
         self.tell(|| Order::Save);
         let (mut values, own) = self.stages.saved(store)?;
-        let dp = self.stages.groups().dp.clone();
-        states.push(dp.rank(), own);
+        let mut states = vec![own];
         for rank in 1..=self.lines.len() {
             let Reply::Saved(more, bytes) = self.reply(rank) else {
                 unreachable!("a rank replies to what it was told");
             };
             values.extend(more);
-            states.push(dp.rank(), bytes);
+            states.push(bytes);
         }
-        dp.barrier();
-        if dp.rank() > 0 {
-            return Ok(None);
-        }
-        let parts: Vec<Bytes> = (0..=self.lines.len()).flat_map(|_| states.take()).collect();
+        let Some(states) = gather_to_first(states, &self.stages.groups().dp) else { return Ok(None) };
         let mut whole = self.stages.learner().clone();
         whole.fork(&host());
         whole.load_model(with_values(whole.model(), values).into_record());
-        whole.load_optim(concat(parts)?);
+        whole.load_optim(concat(states.into_iter().flatten())?);
         Ok(Some(whole))
     }
 

@@ -93,6 +93,7 @@ pub(in crate::learner) struct Pipeline<M: TrainStep> {
     plan: Plan,
     zero: u8,
     ranks: usize,
+    max_grad_norm: Option<f64>,
     /// By data-parallel rank.
     lines: Mutex<HashMap<usize, Vec<Line<M>>>>,
     /// By data-parallel and pipeline rank.
@@ -110,14 +111,22 @@ impl<M: TrainStep> Pipeline<M> {
             }
         }
         let (lines, followers) = (Mutex::new(lines), Mutex::new(followers));
-        Self { division: division.into(), plan, zero: layout.zero, ranks: layout.pp, lines, followers }
+        let (division, max_grad_norm) = (division.into(), None);
+        Self { division, plan, zero: layout.zero, ranks: layout.pp, max_grad_norm, lines, followers }
+    }
+
+    /// Clips gradients by the norm of all of them together.
+    pub fn clipping(mut self, max_grad_norm: Option<f64>) -> Self {
+        self.max_grad_norm = max_grad_norm;
+        self
     }
 
     fn stage_rank(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<StageRank<M>, BoxError>
     where
         M: StagesModel,
     {
-        StageRank::new(learner, device, (rank, &self.plan, self.zero), self.division.clone())
+        let stages = StageRank::new(learner, device, (rank, &self.plan, self.zero), self.division.clone())?;
+        Ok(stages.clipping(self.max_grad_norm))
     }
 }
 

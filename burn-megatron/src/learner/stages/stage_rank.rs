@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use backend_dist::comm::Group;
-use backend_dist::gradients::{average_gradients, place_gradients};
+use backend_dist::gradients::{average_gradients, clip_grad_norm, place_gradients};
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::local::Recent;
 use backend_dist::mesh::Axis;
@@ -60,6 +60,7 @@ pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
     /// Logical, with autodiff.
     device: Device,
     accumulator: GradientsAccumulator<M>,
+    max_grad_norm: Option<f64>,
     seed: Seed,
 }
 
@@ -100,6 +101,7 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
             groups,
             device: device.clone(),
             accumulator: GradientsAccumulator::new(),
+            max_grad_norm: None,
             seed,
         };
         rank.seed(0, 0);
@@ -108,6 +110,12 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
 }
 
 impl<M: LearnerModel + Stages> StageRank<M> {
+    /// Clips gradients by the norm of all of them together.
+    pub fn clipping(mut self, max_grad_norm: Option<f64>) -> Self {
+        self.max_grad_norm = max_grad_norm;
+        self
+    }
+
     pub fn learner(&self) -> &Learner<M> {
         &self.learner
     }
@@ -214,6 +222,19 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         let grads = match self.zero.stage {
             0 => average_gradients(&model, grads, dp),
             _ => reduce_to_owners(&model, grads, &self.zero.owners, dp),
+        };
+        let grads = match self.max_grad_norm {
+            Some(max_norm) => {
+                let (alone, owners) = (Group::single(), &self.zero.owners);
+                let among = if self.zero.stage > 0 { dp } else { &alone };
+                // A tied parameter is on two stages.
+                let counts = |id| {
+                    let is_own = self.zero.stage == 0 || owners.owner(id) == Some(dp.rank());
+                    is_own && self.division.saver(id) == here
+                };
+                clip_grad_norm(&model, grads, max_norm, counts, &[among, pp]).0
+            }
+            None => grads,
         };
         self.learner.lr_step();
         self.learner.optimizer_step(grads);

@@ -52,11 +52,15 @@ impl OnStages {
     fn divided<M: StagesModel>(&self, model: &M, accumulation: Option<usize>) -> Result<Division, String> {
         let MeshStrategy { layout, plan, micro_batches, schedule, recompute, .. } = &self.0;
         for_stages(layout)?;
+        if self.0.sync_batch_norm {
+            let why = "the passes of a pipeline on different ranks would wait for each other in it";
+            return Err(format!("sync_batch_norm with stages: {why}; nearest legal: without .stages(), or without it"));
+        }
         self.0.check()?;
         let micro_batches = micro_batches.or(accumulation);
         let wanted = Wanted { schedule: *schedule, micro_batches, recompute: recompute.clone() };
         let division = Division::of(model, layout, &wanted).map_err(|error| error.to_string())?;
-        let tensor = TensorParallel::new(layout, plan, None);
+        let tensor = TensorParallel::new(layout, plan, false);
         tensor.map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())?;
         Ok(division)
     }
@@ -71,12 +75,13 @@ impl<M: StagesModel> Fit<M> for OnStages {
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> Fitted<M> {
-        let MeshStrategy { layout, plan, devices, micro_batches, autocast, .. } = self.0.clone();
+        let MeshStrategy { layout, plan, devices, micro_batches, autocast, max_grad_norm, .. } = self.0.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         match self.divided(&learner.model(), components.grad_accumulation) {
             Ok(division) => {
-                let tensor = TensorParallel::new(&layout, &plan, None);
-                let pipeline = Some(Arc::new(Pipeline::new(division, &layout, plan)) as Arc<_>);
+                let tensor = TensorParallel::new(&layout, &plan, false);
+                let pipeline = Pipeline::new(division, &layout, plan).clipping(max_grad_norm);
+                let pipeline = Some(Arc::new(pipeline) as Arc<_>);
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
                 DataParallel { devices, tensor, autocast, pipeline, ..inner }.fit(
                     components,

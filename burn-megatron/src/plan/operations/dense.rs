@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use models::layers::NormOver;
 use models::recompute::Module;
 
 use super::super::traffic::Collective;
@@ -51,15 +52,19 @@ impl UnitBuilder<'_> {
 
     fn attention(&self, chain: &mut Chain) {
         let (decoder, local) = (self.decoder, self.local);
-        let bias = decoder.attention_bias;
-        chain.norm(Some(Module::Norms));
+        let [input_bias, output_bias] = decoder.attention_bias;
+        if decoder.norms.is_before() {
+            chain.norm(Some(Module::Norms));
+        }
         let input = chain.enter_saving_shard();
-        chain.linear(local.queries + 2 * local.keys, local.hidden, bias, input);
-        if decoder.head_norms {
+        chain.linear(local.queries + 2 * local.keys, local.hidden, input_bias, input);
+        if let Some(over) = decoder.query_key_norm {
             let input = chain.at;
+            let heads = 2 * decoder.head_dim as u64;
+            let weight = if over == NormOver::Head { heads } else { local.queries + local.keys };
             chain.op(input.bytes, |op| {
                 op.saves = vec![input];
-                op.weight = 2 * decoder.head_dim as u64;
+                op.weight = weight;
             });
         }
         if decoder.positions.is_none() {
@@ -78,8 +83,11 @@ impl UnitBuilder<'_> {
             op.again = again;
             op.communication = communication;
         });
-        chain.linear(local.hidden, local.queries, bias, chain.at);
+        chain.linear(local.hidden, local.queries, output_bias, chain.at);
         chain.leave();
+        if decoder.norms.is_after() {
+            chain.norm(None);
+        }
         chain.add();
     }
 
@@ -95,8 +103,13 @@ impl UnitBuilder<'_> {
     }
 
     fn mlp(&self, chain: &mut Chain) {
-        chain.norm(Some(Module::Norms));
+        if self.decoder.norms.is_before() {
+            chain.norm(Some(Module::Norms));
+        }
         self.plain_mlp(chain, self.local.intermediate);
+        if self.decoder.norms.is_after() {
+            chain.norm(None);
+        }
         chain.add();
     }
 

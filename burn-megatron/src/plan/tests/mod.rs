@@ -8,6 +8,7 @@ mod traffic;
 
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::LOGITS_AT_ONCE;
+use models::layers::NormPlacement;
 use models::recompute::{Granularity, Method, Module, Recompute};
 use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, MixtralConfig};
 
@@ -33,10 +34,12 @@ fn llama3_8b() -> Decoder {
         latent: None,
         mtp: 0,
         window: None,
+        windowed_layers: 0,
         gated: true,
-        head_norms: false,
+        query_key_norm: None,
+        norms: NormPlacement::Before,
         norm_bias: false,
-        attention_bias: false,
+        attention_bias: [false; 2],
         mlp_bias: false,
         positions: None,
         tied: false,
@@ -66,7 +69,7 @@ fn gpt() -> Decoder {
         head_dim: 64,
         gated: false,
         norm_bias: true,
-        attention_bias: true,
+        attention_bias: [true; 2],
         mlp_bias: true,
         positions: Some(1024),
         tied: true,

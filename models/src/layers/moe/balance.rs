@@ -4,16 +4,15 @@
 //! Each is a mean over the tokens of a micro-batch, of which a rank has some. A rank computes its own summand; what it
 //! needs to know of the others are counts, which have no gradient.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use backend_dist::comm::Group;
-use backend_dist::ops::{log_sum_exp, sum, sum_dim};
+use backend_dist::ops::{PassContext, PassKind, log_sum_exp, sum, sum_dim};
 use burn::tensor::{Tensor, TensorData};
 
 use super::config::BalanceOver;
 use super::decide::Tokens;
-use super::stats;
 use crate::micro_batch::MicroBatch;
 use crate::param::ParamBuilder;
 
@@ -31,8 +30,8 @@ struct Running {
     step: u64,
     sum: Vec<f64>,
     passes: f64,
-    /// Of passes that will be recomputed, with their results.
-    again: VecDeque<Vec<f64>>,
+    /// Results of passes that will be recomputed, by micro-batch.
+    again: HashMap<usize, Vec<f64>>,
 }
 
 impl Shares {
@@ -70,7 +69,7 @@ impl Shares {
                 counts.into_iter().map(|count| scale * count / length).collect()
             }
             BalanceOver::Global => {
-                self.global(counted, valid as f64, again).into_iter().map(|share| scale * share).collect()
+                self.global(counted, valid as f64, again, &batch.pass).into_iter().map(|share| scale * share).collect()
             }
         }
     }
@@ -82,12 +81,14 @@ impl Shares {
 
     /// Copies of a token that each expert gets, the mean over all ranks and the passes of this step. A recomputed pass
     /// has the same result as the first one.
-    fn global(&self, own: Vec<f64>, tokens: f64, again: bool) -> Vec<f64> {
+    fn global(&self, own: Vec<f64>, tokens: f64, again: bool, pass: &PassContext) -> Vec<f64> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if running.step != stats::step() {
-            *running = Running { step: stats::step(), ..Running::default() };
+        if running.step != pass.step {
+            *running = Running { step: pass.step, ..Running::default() };
         }
-        if let Some(found) = running.again.pop_front_if(|_| !stats::is_counting()) {
+        if pass.kind == PassKind::Recomputation
+            && let Some(found) = running.again.remove(&pass.micro_batch)
+        {
             return found;
         }
         let mut sums = summed([own, vec![tokens]].concat(), &self.stage);
@@ -100,7 +101,7 @@ impl Shares {
         }
         let mean: Vec<f64> = running.sum.iter().map(|sum| sum / running.passes).collect();
         if again {
-            running.again.push_back(mean.clone());
+            running.again.insert(pass.micro_batch, mean.clone());
         }
         mean
     }
@@ -142,12 +143,14 @@ mod tests {
     #[test]
     fn recomputed_passes_have_the_same_shares() {
         let shares = Shares { tp: Group::single(), stage: Group::single(), running: Arc::default() };
-        let first = shares.global(vec![1.0, 3.0], 2.0, true);
-        let second = shares.global(vec![3.0, 1.0], 2.0, true);
+        let pass = |kind, micro_batch| PassContext { kind, step: 1, micro_batch, ..PassContext::default() };
+        let global = |own: [f64; 2], kind, micro_batch| shares.global(own.into(), 2.0, true, &pass(kind, micro_batch));
+        let first = global([1.0, 3.0], PassKind::Training, 0);
+        let second = global([3.0, 1.0], PassKind::Training, 1);
         assert_eq!([&first, &second], [&vec![0.5, 1.5], &vec![1.0, 1.0]]);
-        let again = stats::paused(|| [(); 2].map(|()| shares.global(vec![9.0, 9.0], 2.0, true)));
-        assert_eq!(again, [first, second]);
-        stats::take();
-        assert_eq!(shares.global(vec![4.0, 0.0], 2.0, false), [2.0, 0.0], "a step begins with new counts");
+        let again = [1, 0].map(|micro_batch| global([9.0, 9.0], PassKind::Recomputation, micro_batch));
+        assert_eq!(again, [second, first]);
+        let next = PassContext { step: 2, ..PassContext::default() };
+        assert_eq!(shares.global(vec![4.0, 0.0], 2.0, false, &next), [2.0, 0.0], "a step begins with new counts");
     }
 }

@@ -19,6 +19,7 @@ use super::plan::{Copy, Grouped, Members, counts, in_turn, pick, picked_starts, 
 use super::router::Routing;
 use super::select::Choice;
 use crate::layers::linear::pad_sequence;
+use crate::micro_batch::MicroBatch;
 
 /// The token dispatcher of a layer.
 #[derive(Clone, Debug)]
@@ -76,15 +77,23 @@ impl Dispatch {
 
     /// For each of this rank's tokens `x [tokens, hidden]` the sum of its experts' outputs; this rank has `experts`,
     /// and `early` are copies that were [made](Self::early) before.
-    pub fn through(&self, x: Tensor<2>, routing: Routing, early: Option<Early>, experts: &Experts) -> Tensor<2> {
+    pub fn through(
+        &self,
+        x: Tensor<2>,
+        routing: Routing,
+        early: Option<Early>,
+        experts: &Experts,
+        batch: &MicroBatch,
+    ) -> Tensor<2> {
         match self.how {
-            _ if self.members.count() == 1 => self.alone(x, routing, experts),
-            Dispatcher::AllToAll => self.by_all_to_all(x, routing, early, experts),
-            Dispatcher::AllGather => self.by_all_gather(x, routing, experts),
+            _ if self.members.count() == 1 => self.alone(x, routing, experts, batch),
+            Dispatcher::AllToAll => self.by_all_to_all(x, routing, early, experts, batch),
+            Dispatcher::AllGather => self.by_all_gather(x, routing, experts, batch),
         }
     }
 
-    fn alone(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {
+    fn alone(&self, x: Tensor<2>, routing: Routing, experts: &Experts, batch: &MicroBatch) -> Tensor<2> {
+        let Routing { choice, probs, pad_to } = routing;
         let tokens = x.dims()[0];
         let ((copies, p), counts) = match choice {
             Choices::Host(choice) => {
@@ -96,11 +105,18 @@ impl Dispatch {
                 (choice.place(rows), counts)
             }
         };
-        let y = experts.forward(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
+        let y = experts.forward(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into(), batch);
         gather_rows(y, &copies.reversed())
     }
 
-    fn by_all_to_all(&self, x: Tensor<2>, routing: Routing, early: Option<Early>, experts: &Experts) -> Tensor<2> {
+    fn by_all_to_all(
+        &self,
+        x: Tensor<2>,
+        routing: Routing,
+        early: Option<Early>,
+        experts: &Experts,
+        batch: &MicroBatch,
+    ) -> Tensor<2> {
         let Routing { choice, probs, pad_to } = routing;
         let (tokens, device) = (x.dims()[0], x.device());
         let own = match &choice {
@@ -141,13 +157,14 @@ impl Dispatch {
         let mut pieces: Vec<ExpertChunk> = pieces.into_iter().zip(maps).zip(groups).map(piece).collect();
         let (group, Sent { copies, x, p }) = (self.group.clone(), sent);
         if overlapped.is_some() {
-            let pipeline = Arc::new(ExpertPipeline { group, chunks: pieces, fp8: experts.fp8() });
+            let (fp8, pass) = (experts.fp8(batch), batch.pass_context());
+            let pipeline = Arc::new(ExpertPipeline { group, chunks: pieces, fp8, pass });
             return gather_rows(experts.through(x, p, &pipeline), &copies.reversed());
         }
         let ExpertChunk { splits, by_expert, counts, .. } = pieces.remove(0);
         let there = |x: Tensor<2>| gather_rows(all_to_all(x, &splits.send, &splits.receive, &group), &by_expert);
         let (x, p) = (there(x), there(p));
-        let y = gather_rows(experts.forward(x, flat(p), &counts), &by_expert.reversed());
+        let y = gather_rows(experts.forward(x, flat(p), &counts, batch), &by_expert.reversed());
         gather_rows(all_to_all(y, &splits.receive, &splits.send, &group), &copies.reversed())
     }
 
@@ -161,10 +178,11 @@ impl Dispatch {
             return self.pieces.filter(|_| self.overlap).map(|pieces| pieces.min(most));
         }
         let bytes = sent * features[0] * x.dtype().size() / members * (members - 1);
-        (most > 1 && (experts.fp8().is_some() || is_faster_in_two_chunks(bytes, features))).then_some(2)
+        (most > 1 && (experts.is_fp8() || is_faster_in_two_chunks(bytes, features))).then_some(2)
     }
 
-    fn by_all_gather(&self, x: Tensor<2>, Routing { choice, probs, pad_to }: Routing, experts: &Experts) -> Tensor<2> {
+    fn by_all_gather(&self, x: Tensor<2>, routing: Routing, experts: &Experts, batch: &MicroBatch) -> Tensor<2> {
+        let Routing { choice, probs, pad_to } = routing;
         let [tokens, hidden] = x.dims();
         let Gathered { each, copies, p, counts } = match choice {
             Choices::Host(choice) => self.gather_on_host(choice, pad_to, &x.device()),
@@ -172,7 +190,7 @@ impl Dispatch {
         };
         let gathered = |x: Tensor<2>| gather_from_sequence_parallel(pad_sequence(x, each), &self.group);
         let (x, probs) = (gathered(x), gathered(probs));
-        let y = experts.forward(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into());
+        let y = experts.forward(gather_rows(x, &copies), flat(gather_rows(slots(probs), &p)), &counts.into(), batch);
         let y = Partial::new(gather_rows(y, &copies.reversed()));
         reduce_scatter_to_sequence_parallel(y, &self.group).slice([0..tokens, 0..hidden])
     }

@@ -9,6 +9,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::config::MoeConfig;
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
 
@@ -63,21 +64,26 @@ impl Experts {
 
     /// Both layers in FP8, if they are: then the tokens of different micro-batches are groups of their own in an
     /// expert.
-    pub fn fp8(&self) -> Option<[Fp8Experts; 2]> {
-        self.fp8.clone()
+    pub fn fp8(&self, batch: &MicroBatch) -> Option<[Fp8Experts; 2]> {
+        self.fp8.as_ref().map(|layers| layers.each_ref().map(|layer| layer.in_pass(batch.pass_context())))
+    }
+
+    /// Whether they multiply in FP8.
+    pub fn is_fp8(&self) -> bool {
+        self.fp8.is_some()
     }
 
     /// The experts' outputs for `x [tokens, hidden]`, `counts[e]` of them for expert `e` (in FP8 several groups for
     /// each expert), times the probabilities `p [tokens]`. The probabilities are multiplied with the activation, before
     /// the second layer, as in Megatron-LM (`megatron/core/transformer/moe/experts.py`).
-    pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>) -> Tensor<2> {
-        if let Some([first, second]) = &self.fp8 {
+    pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>, batch: &MicroBatch) -> Tensor<2> {
+        if let Some([first, second]) = &self.fp8(batch) {
             let x = fp8::grouped_linear(x, self.gate_up.val(), counts, first);
             let (down, again) = (self.down.val(), self.recompute_activation);
             return fp8::grouped_swiglu_linear(x, p, down, counts, again, second);
         }
-        let x = grouped_linear(x, self.gate_up.val(), counts);
-        grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation)
+        let x = grouped_linear(x, self.gate_up.val(), counts, &batch.pass);
+        grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation, &batch.pass)
     }
 
     /// The output of its expert, on whichever rank, for each token of `x [tokens, hidden]`, with probabilities

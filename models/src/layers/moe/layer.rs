@@ -54,7 +54,7 @@ impl MoeLayer {
         let experts = Experts::new(params, &format!("{name}.experts"), config)?;
         let place = params.experts().clone();
         let (mut together, mut multiple) = (place.group.size(), row_multiple(params.device()));
-        if experts.fp8().is_some() {
+        if experts.is_fp8() {
             let on_device = router.is_on_device().then_some(config.dispatcher);
             (together, multiple) = (fp8_together(&place, params.parallel().size(), on_device)?, multiple.max(MULTIPLE));
         }
@@ -72,11 +72,11 @@ impl MoeLayer {
         let x = norm.of_residual(x.into());
         let Some(shared) = &self.shared else { return self.routed(x, batch, || ()).0 };
         if !self.router.is_on_device() {
-            let shared = shared.forward(x.clone());
+            let shared = shared.forward(x.clone(), batch);
             return self.routed(x, batch, || ()).0 + shared;
         }
         let input = x.clone();
-        let (routed, shared) = self.routed(x, batch, || shared.forward(input));
+        let (routed, shared) = self.routed(x, batch, || shared.forward(input, batch));
         routed + shared
     }
 
@@ -103,7 +103,7 @@ impl MoeLayer {
             let sent = choice.and_then(|choice| self.dispatch.early(x.clone(), choice, &self.experts));
             (sent, meanwhile())
         });
-        let out = self.dispatch.through(x, routing, sent, &self.experts);
+        let out = self.dispatch.through(x, routing, sent, &self.experts, batch);
         let out = self.router.after_experts(out, behind, batch);
         (out.reshape([positions, samples, hidden]), made)
     }

@@ -22,7 +22,7 @@ use super::capacity::{drop_tokens, room};
 use super::config::{Capacity, Dispatcher, DropPolicy, MoeConfig, RouterConfig, RouterDevice, Scores};
 use super::decide::{self, Choices, Tokens, Uncounted, host};
 use super::forced::Forced;
-use super::routing_replay::{self, Purpose, Routed};
+use super::routing_replay::{Purpose, Routed};
 use super::select::Choice;
 use crate::layers::{DropoutKey, fp32_softmax};
 use crate::micro_batch::MicroBatch;
@@ -109,7 +109,7 @@ impl Router {
         let scores = self.compared(&logits);
         let balance = self.config.balance.map(|balance| balance.over).filter(|_| self.has_losses(batch));
         let bias = self.expert_bias.as_ref().map(|bias| bias.val());
-        let (mut choice, counts, (probs, made, auxiliary)) = if self.on_device && routing_replay::current().is_none() {
+        let (mut choice, counts, (probs, made, auxiliary)) = if self.on_device && batch.routers.replay.is_none() {
             let (choice, counts, made) = decide::on_device(&scores, tokens, &self.config, bias, balance, |found| {
                 let probs = self.probabilities(&logits, || found.0.unused(), None);
                 let made = meanwhile(self.capacity.is_none().then(|| Uncounted::new(found, &probs, tokens)));
@@ -141,7 +141,7 @@ impl Router {
 
     /// The choice, or that of the run which this one follows.
     fn replayed(&self, purpose: Purpose, choice: Choice, tokens: Tokens, batch: &MicroBatch) -> Choice {
-        let Some(replay) = routing_replay::current() else { return choice };
+        let Some(replay) = &batch.routers.replay else { return choice };
         let key = batch.dropout.unwrap_or(DropoutKey { seed: 0, first_sample: 0 });
         let (layer, step) = (self.layer, key.seed);
         let row = move |place| {

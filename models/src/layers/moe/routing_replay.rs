@@ -4,7 +4,6 @@
 //! The choice of experts jumps: between two that are nearly equally good a rounding decides, and what follows differs
 //! by all that two experts differ. Runs that are to differ by rounding alone have to use the same ones.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,36 +40,17 @@ pub(super) enum Purpose {
     Counted,
 }
 
-thread_local! {
-    static CURRENT: RefCell<Option<RoutingReplay>> = const { RefCell::new(None) };
-}
-
 impl RoutingReplay {
-    /// A run that records its choices.
+    /// A run that records its choices. Passes without a [`DropoutKey`](crate::layers::DropoutKey) count as the first
+    /// samples of step 0.
     pub fn recording() -> Self {
         Self { record: Arc::default(), followed: None }
     }
 
-    /// A run that uses the choices that this one has recorded.
+    /// A run that uses the choices that this one has recorded. Its routers panic for a token that this one has not
+    /// routed.
     pub fn following(&self) -> Self {
         Self { record: self.record.clone(), followed: Some(Arc::default()) }
-    }
-
-    /// Runs `f`, in which this thread's routers record their choices or follow; passes without a
-    /// [`DropoutKey`](crate::layers::DropoutKey) count as the first samples of step 0.
-    ///
-    /// # Panics
-    /// In `f`, where a run follows for a token that the other one has not routed.
-    pub fn run<T>(&self, f: impl FnOnce() -> T) -> T {
-        struct Before(Option<RoutingReplay>);
-
-        impl Drop for Before {
-            fn drop(&mut self) {
-                CURRENT.set(self.0.take());
-            }
-        }
-        let _before = Before(CURRENT.replace(Some(self.clone())));
-        f()
     }
 
     /// The share of the choices so far that would have been others; 0 where nothing followed.
@@ -103,11 +83,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What this thread's routers follow, if anything.
-pub(super) fn current() -> Option<RoutingReplay> {
-    CURRENT.with_borrow(Clone::clone)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,16 +112,5 @@ mod tests {
         let first = RoutingReplay::recording();
         first.of(choice([[3, 1], [0, 2]]), tokens(5));
         first.following().of(choice([[3, 1], [0, 2]]), tokens(6));
-    }
-
-    #[test]
-    fn only_inside() {
-        let outer = RoutingReplay::recording();
-        outer.run(|| {
-            let inner = outer.following();
-            assert!(inner.run(current).unwrap().followed.is_some());
-            assert!(current().unwrap().followed.is_none());
-        });
-        assert!(current().is_none());
     }
 }

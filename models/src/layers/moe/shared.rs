@@ -8,6 +8,7 @@ use burn::tensor::activation::sigmoid;
 use super::config::{MoeConfig, SharedExperts};
 use crate::layers::linear::LinearConfig;
 use crate::layers::mlp::{Activation, Mlp, MlpConfig};
+use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
 /// The shared experts of a layer, as one MLP.
@@ -45,8 +46,8 @@ impl Shared {
     }
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let y = self.mlp.of_normed(x.clone());
+    pub fn forward(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        let y = self.mlp.of_normed(x.clone(), batch);
         match &self.gate {
             Some(gate) => {
                 let hidden = y.dims()[2];

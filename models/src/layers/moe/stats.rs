@@ -1,8 +1,8 @@
 //! What the MoE layers of a rank count while they route: how full the experts are, dropped tokens, how sure the router
-//! is, auxiliary losses. By thread, as ranks are threads; the engine takes it once per step.
+//! is, auxiliary losses. For reports alone: nothing that is computed depends on it. The engine takes it once per step.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,6 @@ pub struct Layer {
     entropy: Option<Tensor<1>>,
     /// On the device, and how many of them.
     auxiliary: BTreeMap<Auxiliary, (Tensor<1>, u64)>,
-    bias: Option<(u64, f64)>,
 }
 
 /// What a rank has counted in one layer.
@@ -46,8 +45,6 @@ pub struct Counts {
     pub entropy: f64,
     /// Sum over forward passes of the loss without its coefficient, and their number.
     pub auxiliary: BTreeMap<Auxiliary, (f64, u64)>,
-    /// Parameter id of the bias that balances the experts, and its update rate (<https://arxiv.org/abs/2408.15664>).
-    pub bias: Option<(u64, f64)>,
 }
 
 impl Layer {
@@ -73,12 +70,6 @@ impl Layer {
         let (sum, count) = self.auxiliary.remove(&kind).unzip();
         self.auxiliary.insert(kind, (added(sum, loss), count.unwrap_or(0) + 1));
     }
-
-    /// The engine changes the state `param` by `rate` per step, up for experts with less tokens than the mean and down
-    /// for those with more.
-    pub fn bias(&mut self, param: u64, rate: f64) {
-        self.bias = Some((param, rate));
-    }
 }
 
 fn added(sum: Option<Tensor<1>>, value: Tensor<1>) -> Tensor<1> {
@@ -89,65 +80,29 @@ fn added(sum: Option<Tensor<1>>, value: Tensor<1>) -> Tensor<1> {
     }
 }
 
-#[derive(Default)]
-struct State {
-    layers: BTreeMap<usize, Layer>,
-    paused: bool,
-    taken: u64,
-}
+/// The counts of a rank's layers, each numbered over the whole model. Clones are the same counts.
+#[derive(Clone, Debug, Default)]
+pub struct RouterStats(Arc<Mutex<BTreeMap<usize, Layer>>>);
 
-thread_local! {
-    static STATE: RefCell<State> = RefCell::default();
-}
-
-/// Lets `count` add to the counts of a layer, numbered over the whole model, unless counting is paused.
-pub fn record(layer: usize, count: impl FnOnce(&mut Layer)) {
-    STATE.with_borrow_mut(|state| {
-        if !state.paused {
-            count(state.layers.entry(layer).or_default());
-        }
-    });
-}
-
-/// Whether [`record`] counts, for what is costly to make.
-pub fn is_counting() -> bool {
-    STATE.with_borrow(|state| !state.paused)
-}
-
-/// Runs `f` without counting: evaluation, and recomputed forward passes.
-pub fn paused<T>(f: impl FnOnce() -> T) -> T {
-    with_pause(true, f)
-}
-
-/// Runs `f` and counts, also inside [`paused`]: what is computed only where gradients are recorded is computed once,
-/// and perhaps in a forward pass whose other parts are recomputed.
-pub fn counted<T>(f: impl FnOnce() -> T) -> T {
-    with_pause(false, f)
-}
-
-fn with_pause<T>(paused: bool, f: impl FnOnce() -> T) -> T {
-    struct Resume(bool);
-
-    impl Drop for Resume {
-        fn drop(&mut self) {
-            STATE.with_borrow_mut(|state| state.paused = self.0);
-        }
+impl RouterStats {
+    /// Lets `count` add to the counts of a layer.
+    pub fn record(&self, layer: usize, count: impl FnOnce(&mut Layer)) {
+        count(self.lock().entry(layer).or_default());
     }
-    let _resume = Resume(STATE.with_borrow_mut(|state| std::mem::replace(&mut state.paused, paused)));
-    f()
+
+    /// The counts by layer; counting starts anew. Waits for the device once.
+    pub fn take(&self) -> Vec<Counts> {
+        let layers = std::mem::take(&mut *self.lock());
+        counts(layers)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Layer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// How often [`take`] was called on this thread: another number in every step of training.
-pub fn step() -> u64 {
-    STATE.with_borrow(|state| state.taken)
-}
-
-/// The counts of this thread, by layer; counting starts anew. Waits for the device once.
-pub fn take() -> Vec<Counts> {
-    let layers = STATE.with_borrow_mut(|state| {
-        state.taken += 1;
-        std::mem::take(&mut state.layers)
-    });
+/// What the layers have counted, on the host.
+fn counts(layers: BTreeMap<usize, Layer>) -> Vec<Counts> {
     let tensors = layers.values().flat_map(|layer| {
         let auxiliary = layer.auxiliary.values().map(|(sum, _)| sum);
         layer.entropy.iter().chain(auxiliary).cloned()
@@ -157,16 +112,15 @@ pub fn take() -> Vec<Counts> {
         if tensors.is_empty() { Vec::new() } else { Tensor::cat(tensors, 0).into_data().iter::<f64>().collect() };
     let mut values = values.into_iter();
     let mut next = || values.next().expect("one value for each tensor");
-    let counts = |(index, layer): (usize, Layer)| Counts {
+    let of_layer = |(index, layer): (usize, Layer)| Counts {
         layer: index,
         tokens: layer.tokens,
         routed: layer.routed,
         dropped: layer.dropped,
         entropy: layer.entropy.map_or(0.0, |_| next()),
         auxiliary: layer.auxiliary.into_iter().map(|(kind, (_, count))| (kind, (next(), count))).collect(),
-        bias: layer.bias,
     };
-    layers.into_iter().map(counts).collect()
+    layers.into_iter().map(of_layer).collect()
 }
 
 #[cfg(test)]
@@ -179,38 +133,28 @@ mod tests {
     }
 
     #[test]
-    fn passes_add_up_and_pauses_do_not_count() {
-        assert!(take().is_empty());
+    fn passes_add_up() {
+        let stats = RouterStats::default();
+        assert!(stats.take().is_empty());
         for pass in 1..3 {
-            record(3, |layer| {
+            stats.record(3, |layer| {
                 layer.routed(&[pass, 0, 4], 2);
                 layer.entropy(value(0.5));
                 layer.auxiliary(Auxiliary::Z, value(4.0));
                 layer.auxiliary(Auxiliary::LoadBalancing, value(pass as f64));
-                layer.bias(7, 0.25);
             });
         }
-        paused(|| {
-            assert!(!is_counting());
-            paused(|| record(3, |layer| layer.dropped(9)));
-            record(1, |layer| layer.dropped(9));
-            counted(|| record(0, |layer| layer.dropped(2)));
-            assert!(!is_counting());
-        });
-        record(0, |layer| layer.dropped(1));
-        let first = Counts { dropped: 3, ..Counts::default() };
+        stats.record(0, |layer| layer.dropped(1));
+        let first = Counts { dropped: 1, ..Counts::default() };
         let second = Counts {
             layer: 3,
             tokens: vec![3, 0, 8],
             routed: 4,
             entropy: 1.0,
             auxiliary: [(Auxiliary::LoadBalancing, (3.0, 2)), (Auxiliary::Z, (8.0, 2))].into(),
-            bias: Some((7, 0.25)),
             ..Counts::default()
         };
-        assert_eq!(take(), [first, second]);
-        let step = step();
-        assert!(take().is_empty() && is_counting());
-        assert_eq!(super::step(), step + 1);
+        assert_eq!(stats.take(), [first, second]);
+        assert!(stats.take().is_empty());
     }
 }

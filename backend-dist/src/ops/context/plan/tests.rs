@@ -66,7 +66,8 @@ fn meetings(blocks: &[ScoreBlock], [queries, keys]: [&[Chunk]; 2], sample: usize
         chunk.position + row - chunk.row
     };
     for block in blocks.iter().flat_map(ScoreBlock::by_document).filter(|block| block.samples.contains(&sample)) {
-        let options = AttentionOptions { scale: 1.0, causal: block.causal, window: block.window, dropout: None };
+        let options =
+            AttentionOptions { scale: 1.0, causal: block.causal, window: block.window, ..AttentionOptions::causal(1) };
         for (i, row) in block.queries.clone().enumerate() {
             let (low, high) = options.visible(block.first_query + i as i64, block.keys.len());
             for key in low..high {
@@ -116,7 +117,7 @@ proptest! {
                             let [query, key] = call.first;
                             prop_assert_eq!(call.first_query, query as i64 - key as i64);
                         }
-                        let options = AttentionOptions { scale: 1.0, causal: call.causal, window: call.window, dropout: None };
+                        let options = AttentionOptions { scale: 1.0, causal: call.causal, window: call.window, ..AttentionOptions::causal(1) };
                         for i in 0..call.queries.len() {
                             let (low, high) = options.visible(call.first_query + i as i64, call.keys.len());
                             prop_assert!(low < high, "every query of a call sees a key");

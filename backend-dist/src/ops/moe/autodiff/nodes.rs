@@ -15,7 +15,7 @@ use super::super::kernels::MoeKernels;
 use super::super::plain::cast;
 use super::Counts;
 use crate::ops::main_grads::main_grad;
-use crate::ops::weight_grads::run_or_defer;
+use crate::ops::weight_grads::Deferral;
 
 #[derive(Debug)]
 pub(super) struct GatherRows;
@@ -56,17 +56,16 @@ impl<B: MoeKernels> Backward<B, 2> for RouterLogits {
 
 /// Delivers the weight's gradient, now or deferred.
 fn weight_grad<B: MoeKernels>(
-    (id, is_leaf): (NodeId, bool),
+    (id, deferral): (NodeId, Deferral),
     grad: FloatTensor<B>,
     x: FloatTensor<B>,
     counts: Counts,
     grads: &mut Gradients,
 ) {
-    let job = move |grads: &mut Gradients| match main_grad::<B>(id) {
+    deferral.run(grads, move |grads| match main_grad::<B>(id) {
         Some((sum, add)) => B::grouped_accumulate_weight_grad(grad, x, &counts, &sum, add),
         None => grads.register::<B>(id, B::grouped_weight_grad(grad, x, &counts)),
-    };
-    if is_leaf { run_or_defer(grads, job) } else { job(grads) }
+    });
 }
 
 #[derive(Debug)]
@@ -74,13 +73,13 @@ pub(super) struct GroupedLinear;
 
 impl<B: MoeKernels> Backward<B, 2> for GroupedLinear {
     /// The input if the weight needs a gradient, the weight if the input does.
-    type State = (Option<FloatTensor<B>>, Option<FloatTensor<B>>, Counts);
+    type State = (Option<FloatTensor<B>>, Option<FloatTensor<B>>, Counts, Deferral);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, w_node], (x, w, counts)) = (ops.parents, ops.state);
+        let ([x_node, w_node], (x, w, counts, deferral)) = (ops.parents, ops.state);
         if let (Some(node), Some(x)) = (w_node, x) {
-            weight_grad::<B>((node.id, node.order == 0), grad.clone(), x, counts.clone(), grads);
+            weight_grad::<B>((node.id, deferral.of(node.order)), grad.clone(), x, counts.clone(), grads);
         }
         if let (Some(node), Some(w)) = (x_node, w) {
             grads.register::<B>(node.id, B::grouped_input_grad(grad, w, &counts));
@@ -97,6 +96,7 @@ pub(super) struct SavedSwiGlu<B: MoeKernels> {
     pub input: Option<FloatTensor<B>>,
     pub w: FloatTensor<B>,
     pub counts: Counts,
+    pub deferral: Deferral,
 }
 
 #[derive(Debug)]
@@ -107,10 +107,10 @@ impl<B: MoeKernels> Backward<B, 3> for GroupedSwiGluLinear {
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, p_node, w_node], SavedSwiGlu { x, p, input, w, counts }) = (ops.parents, ops.state);
+        let ([x_node, p_node, w_node], SavedSwiGlu { x, p, input, w, counts, deferral }) = (ops.parents, ops.state);
         if let Some(node) = w_node {
             let input = input.unwrap_or_else(|| B::weighted_swiglu(x.clone(), p.clone()));
-            weight_grad::<B>((node.id, node.order == 0), grad.clone(), input, counts.clone(), grads);
+            weight_grad::<B>((node.id, deferral.of(node.order)), grad.clone(), input, counts.clone(), grads);
         }
         if x_node.is_none() && p_node.is_none() {
             return;

@@ -2,7 +2,7 @@
 
 use backend_dist::ops::context::{Documents, attention_in_context};
 use backend_dist::ops::{
-    AttentionDropout, AttentionOptions, PackedHeads, attention, attention_packed, latent_keys, split,
+    AttentionDropout, AttentionOptions, PackedHeads, PassContext, attention, attention_packed, latent_keys, split,
 };
 use burn::tensor::Tensor;
 
@@ -98,7 +98,7 @@ fn in_documents(scale: &Scale, name: &'static str, options: AttentionOptions) ->
     let inputs = [("qkv", scale.tokens() * heads.total() * head_dim)];
     case(name, packed_shape(scale), 3, &inputs, move |_, x| {
         let input: Tensor<4> = x[0].clone().reshape([seq, batch, heads.total(), head_dim]);
-        flat(attention_in_context(input, heads, options, None, Some(&documents)))
+        flat(attention_in_context(input, heads, options, None, Some(&documents), &PassContext::default()))
     })
 }
 

@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
 
 use super::super::balance;
+use super::super::bias::ExpertTokens;
 use super::super::config::Scores;
 use super::super::decide::{Counts, Tokens, apart};
 use super::super::stats;
@@ -49,7 +50,7 @@ impl Router {
 
     pub(super) fn auxiliary(&self, logits: &Tensor<2>, tokens: Tokens, batch: &MicroBatch) -> Auxiliary {
         let losses = self.has_losses(batch).then(|| self.parts(logits, tokens, batch));
-        let entropy = (stats::is_counting() && tokens.valid > 0).then(|| {
+        let entropy = (batch.router_stats().is_some() && tokens.valid > 0).then(|| {
             let logits = valid(logits, tokens).without_autodiff();
             let logs = logits.clone() - log_sum_exp(logits);
             -sum(logs.clone().exp() * logs)
@@ -83,14 +84,18 @@ impl Router {
         batch: &MicroBatch,
     ) -> Tensor<2> {
         let (Auxiliary { tokens, losses, entropy }, Counts { routed, counted }) = (auxiliary, counts);
-        stats::record(self.layer, |layer| {
-            layer.routed(&routed, tokens.valid);
-            layer.dropped(dropped);
-            entropy.into_iter().for_each(|entropy| layer.entropy(entropy));
-            if let (Some(bias), Some(rate)) = (&self.expert_bias, self.config.bias_rate) {
-                layer.bias(bias.id.val(), rate);
-            }
-        });
+        let (layer, bias) = (self.layer, self.expert_bias.as_ref().zip(self.config.bias_rate));
+        if let (Some(counts), Some((bias, rate))) = (batch.bias_counts(), bias) {
+            let tokens = routed.iter().map(|count| *count as u64).collect();
+            counts.add(ExpertTokens { layer, param: bias.id.val(), rate, tokens });
+        }
+        if let Some(stats) = batch.router_stats() {
+            stats.record(layer, |layer| {
+                layer.routed(&routed, tokens.valid);
+                layer.dropped(dropped);
+                entropy.into_iter().for_each(|entropy| layer.entropy(entropy));
+            });
+        }
         let Some(Losses { total, again, sums, z }) = losses else { return out };
         let sizes = [routed.len(), self.config.top_k];
         // All ranks of the micro-batch do this, those without tokens too.
@@ -99,11 +104,11 @@ impl Router {
         });
         let balance = sums.zip(balance).map(|(sums, (weights, coefficient))| {
             let loss = balance::loss(sums, weights);
-            self.record(stats::Auxiliary::LoadBalancing, &loss);
+            self.record(stats::Auxiliary::LoadBalancing, &loss, batch);
             loss * coefficient
         });
         let z = z.map(|loss| {
-            self.record(stats::Auxiliary::Z, &loss);
+            self.record(stats::Auxiliary::Z, &loss, batch);
             loss * self.config.z_loss
         });
         match balance.into_iter().chain(z).reduce(|a, b| a + b) {
@@ -112,8 +117,10 @@ impl Router {
         }
     }
 
-    fn record(&self, kind: stats::Auxiliary, loss: &Tensor<1>) {
-        stats::record(self.layer, |layer| layer.auxiliary(kind, loss.clone().without_autodiff()));
+    fn record(&self, kind: stats::Auxiliary, loss: &Tensor<1>, batch: &MicroBatch) {
+        if let Some(stats) = batch.router_stats() {
+            stats.record(self.layer, |layer| layer.auxiliary(kind, loss.clone().without_autodiff()));
+        }
     }
 }
 

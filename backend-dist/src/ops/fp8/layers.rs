@@ -1,0 +1,46 @@
+//! The FP8 layers of a rank's part of a model: what is updated for all of them together from step to step.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::delayed::Layer;
+
+/// The FP8 layers that were built for one model, in the order in which they were built. Clones are the same layers.
+///
+/// Quantised weights are computed whenever they are used, which suits weights that are gathered and released (ZeRO 3),
+/// until [`weights_changed`](Self::weights_changed) is called.
+#[derive(Clone, Debug, Default)]
+pub struct Fp8Layers {
+    /// Those with delayed scaling.
+    pub(super) delayed: Arc<Mutex<Vec<Layer>>>,
+    pub(super) weights: WeightVersion,
+}
+
+impl Fp8Layers {
+    /// Reports a change of the weights. From now on every change must be reported: until the next call a weight is
+    /// quantised once and the result, two bytes for each element, is cached.
+    pub fn weights_changed(&self) {
+        self.weights.set(|version| (version + 1) | 1);
+    }
+
+    /// Ends the caching that [`weights_changed`](Self::weights_changed) began.
+    pub fn weights_may_change(&self) {
+        self.weights.set(|version| (version + 1) & !1);
+    }
+}
+
+/// Counts the reported changes of a model's weights; even while nothing is cached, so that no odd number comes twice.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WeightVersion(Arc<AtomicU64>);
+
+impl WeightVersion {
+    /// `None` while weights may change without a report.
+    pub fn get(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|version| !version.is_multiple_of(2))
+    }
+
+    fn set(&self, next: impl Fn(u64) -> u64) {
+        let version = self.0.load(Ordering::Relaxed);
+        self.0.store(next(version), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,77 @@
+//! Whether the values of `[grpo]` fit the rest of a configuration.
+
+use super::check::demand;
+use super::run::RunConfig;
+use crate::engine::LossMean;
+use crate::grpo::ExactAnswer;
+
+impl RunConfig {
+    /// Notes what is wrong with `[grpo]`.
+    pub(super) fn check_grpo(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let Some(grpo) = self.grpo.config() else { return };
+        let pattern = ExactAnswer::new(self.grpo.answer_pattern.as_deref()).map(drop);
+        note(pattern.map_err(|error| format!("grpo.answer-pattern is no regular expression: {error}")));
+        let (group, global) = (grpo.num_generations, self.training.global_batch);
+        note(demand(group > 1, || format!("grpo.num-generations = {group}: a group has at least 2 completions")));
+        note(demand(global.is_multiple_of(group.max(1)), || {
+            let below = global / group.max(1) * group;
+            let nearest = if below == 0 { group.to_string() } else { format!("{below} or {}", below + group) };
+            format!(
+                "training.global-batch = {global} counts completions, and is not a multiple of grpo.num-generations = {group}; nearest \
+                 legal: {nearest}"
+            )
+        }));
+        let (longest, seq_length) = (grpo.max_completion_length, self.training.seq_length);
+        note(demand(longest <= seq_length, || {
+            format!(
+                "grpo.max-completion-length = {longest} leaves no room for a prompt in training.seq-length = {seq_length}; nearest \
+                 legal: {seq_length}"
+            )
+        }));
+        let temperature = grpo.temperature;
+        note(demand(temperature > 0.0 && temperature.is_finite(), || {
+            format!("grpo.temperature = {temperature} is not above 0")
+        }));
+        let (beta, low) = (grpo.beta, grpo.epsilon);
+        note(demand(beta >= 0.0 && beta.is_finite(), || format!("grpo.beta = {beta} is not at least 0")));
+        note(demand(low > 0.0 && low < 1.0, || format!("grpo.epsilon = {low} is not above 0 and below 1")));
+        let high = grpo.epsilon_high.unwrap_or(low);
+        note(demand(high > 0.0 && high.is_finite(), || format!("grpo.epsilon-high = {high} is not above 0")));
+        note(demand(self.training.loss == LossMean::PerToken, || {
+            "training.loss = per-micro-batch has no meaning with grpo.train, whose mean grpo.loss-type says; nearest legal: \
+             per-token"
+                .into()
+        }));
+        let evaluation = &self.evaluation;
+        for (key, batches) in [("batches", evaluation.batches), ("final-batches", evaluation.final_batches)] {
+            note(demand(batches == 0, || {
+                format!(
+                    "evaluation.{key} = {batches}: with grpo.train there is no loss on held-out data, rewards are in the log of every \
+                     step; nearest legal: 0, with evaluation.tasks"
+                )
+            }));
+        }
+        self.check_grpo_layout(note);
+        note(demand(self.distill.config().is_none(), || {
+            "distill.teacher and grpo.train: only one can be what the run learns from".into()
+        }));
+        self.no_multi_token_prediction("grpo.train", note);
+    }
+
+    /// Layouts in which a rank has all layers with all of its weights, which drawing completions needs.
+    fn check_grpo_layout(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let layout = &self.parallel;
+        for (key, size) in [("pipeline-parallel", layout.pp), ("expert-parallel", layout.ep)] {
+            note(demand(size == 1, || {
+                format!("parallel.{key} = {size}: completions of grpo.train are drawn without it; nearest legal: 1")
+            }));
+        }
+        note(demand(layout.zero < 3, || {
+            "parallel.zero = 3: completions of grpo.train are drawn with whole weights; nearest legal: 2".into()
+        }));
+        note(demand(!self.context.dynamic, || {
+            "context.dynamic = true has no meaning with grpo.train, whose sequences are one completion each; nearest legal: false"
+                .into()
+        }));
+    }
+}

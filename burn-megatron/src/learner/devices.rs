@@ -1,0 +1,50 @@
+//! The devices of ranks that nobody has named devices for.
+
+use std::ops::Range;
+
+use backend_dist::gpu;
+use burn::tensor::Device;
+
+/// A device for each rank of a model that is on `device`: these GPUs of the host if it is a GPU, else all ranks share it.
+pub(super) fn like(device: Device, ranks: Range<usize>) -> Result<Vec<Device>, String> {
+    let is_gpu = gpu::index(&device.clone().inner()).is_some();
+    if !is_gpu {
+        return Ok(vec![device; ranks.len()]);
+    }
+    enough_gpus(ranks.end, gpu::gpus().map_or(1, |gpus| gpus.len()))?;
+    ranks.map(cuda).collect()
+}
+
+/// Refuses more ranks than there are GPUs.
+fn enough_gpus(ranks: usize, present: usize) -> Result<(), String> {
+    if ranks <= present {
+        return Ok(());
+    }
+    Err(format!(
+        "{ranks} ranks of a model on a GPU take a GPU each, and this machine has {present}; nearest legal: {present}. \
+         MegatronStrategy::data_parallel_on(devices), zero_on and mesh_on name the device of every rank, several on one GPU too"
+    ))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(index: usize) -> Result<Device, String> {
+    Ok(Device::cuda(index))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: usize) -> Result<Device, String> {
+    Err("a GPU needs a build with --features cuda".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_ranks_share_the_models_device_and_gpu_ranks_need_one_each() {
+        assert_eq!(like(Device::flex(), 3..6).unwrap(), vec![Device::flex(); 3]);
+        assert_eq!(enough_gpus(4, 4), Ok(()));
+        let refused = enough_gpus(4, 2).unwrap_err();
+        assert!(refused.contains("nearest legal: 2") && refused.contains("data_parallel_on(devices)"), "{refused}");
+    }
+}

@@ -1,0 +1,206 @@
+//! GRPO: rewards go up, and every layout learns the same from the same completions.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use burn::tensor::Device;
+use burn_megatron::config::RunConfig;
+use burn_megatron::grpo::Completion;
+use burn_megatron::train::{Plan, train};
+use serde_json::Value;
+
+use super::{golden, parse};
+
+/// A token for each of these, and one that ends a text.
+const LETTERS: &str = "0123456789+=";
+
+fn prepared(folder: &Path, rows: impl Iterator<Item = (String, usize)>) {
+    let vocab: serde_json::Map<String, Value> =
+        LETTERS.chars().enumerate().map(|(id, letter)| (letter.to_string(), id.into())).collect();
+    let end = serde_json::json!({
+        "id": LETTERS.len(), "content": "<|endoftext|>", "special": true, "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false
+    });
+    let json = serde_json::json!({
+        "version": "1.0", "added_tokens": [end], "decoder": {"type": "Fuse"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}
+    });
+    fs::write(folder.join("tokenizer.json"), json.to_string()).unwrap();
+    let lines: Vec<String> =
+        rows.map(|(prompt, answer)| serde_json::json!({ "prompt": prompt, "answer": answer }).to_string()).collect();
+    fs::write(folder.join("prompts.jsonl"), lines.join("\n")).unwrap();
+}
+
+fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
+    let own = "family = \"llama\"\nvocab-size = 16\nhidden-size = 32\nintermediate-size = 48\nnum-hidden-layers = 2\n\
+               num-attention-heads = 4\nnum-key-value-heads = 2\nhead-dim = 8\ninitializer-range = 0.2\n";
+    let model = if overrides.iter().any(|(key, _)| *key == "model.hf") { "" } else { own };
+    let text = format!(
+        "[model]\n{model}[training]\nsteps = 4\nglobal-batch = 16\nmicro-batch = 4\nseq-length = 8\ndtype = \"f64\"\n\
+         [lr]\nmax = 2e-2\n[data]\ntokenizer = {:?}\n[grpo]\ntrain = [{:?}]\nnum-generations = 4\nmax-completion-length = 3\n\
+         [checkpoint]\ndirectory = \"none\"\n[output]\ndirectory = {:?}\n",
+        folder.join("tokenizer.json"),
+        folder.join("prompts.jsonl"),
+        folder.join(name)
+    );
+    parse(&text, overrides)
+}
+
+fn steps(folder: &Path, name: &str) -> Vec<BTreeMap<String, Value>> {
+    let lines = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
+    let all = lines.lines().map(|line| serde_json::from_str::<BTreeMap<String, Value>>(line).unwrap());
+    all.filter(|line| line["kind"] == "train").collect()
+}
+
+fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<BTreeMap<String, Value>> {
+    let plan = Plan::new(&config(folder, name, overrides), &[]).unwrap();
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+    steps(folder, name)
+}
+
+fn number(line: &BTreeMap<String, Value>, key: &str) -> f64 {
+    line[key].as_f64().unwrap_or_else(|| panic!("{key}: {line:?}"))
+}
+
+/// Numbers that depend on completions, rewards, losses and gradients.
+const NUMBERS: [&str; 7] = ["loss", "grad_norm", "reward", "reward_std", "completion_length", "kl", "clip_ratio"];
+
+fn assert_same(name: &str, found: &[BTreeMap<String, Value>], expected: &[BTreeMap<String, Value>]) {
+    assert_eq!(found.len(), expected.len());
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+        for key in NUMBERS {
+            let [a, b] = [found, expected].map(|line| number(line, key));
+            assert!((a - b).abs() <= 1e-10 * b.abs().max(1.0), "{name}, step {step}: {key} {a} {b}");
+        }
+    }
+}
+
+/// Half of all digits are right, so that nearly every group has something to learn from.
+fn easy(completion: &Completion) -> f64 {
+    let even = completion.text.chars().filter(|letter| "02468".contains(*letter)).count();
+    even as f64 + completion.row["answer"].as_f64().unwrap() * 0.01
+}
+
+fn rewarded(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<BTreeMap<String, Value>> {
+    let plan = Plan::new(&config(folder, name, overrides), &[]).unwrap().with_reward(easy);
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+    steps(folder, name)
+}
+
+#[test]
+fn every_layout_learns_from_its_completions_as_one_device() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path(), (0..10).map(|digit| (format!("{digit}{}", &"+="[digit % 2..]), digit)));
+    let layouts = [
+        vec![("parallel.tp", "2"), ("parallel.sp", "true")],
+        vec![("parallel.dp", "2"), ("parallel.zero", "2"), ("training.micro-batch", "2")],
+        vec![("parallel.cp", "2")],
+        vec![("parallel.tp", "2"), ("parallel.dp", "2"), ("recompute.granularity", "full")],
+    ];
+    let kinds = [
+        ("full", vec![("grpo.beta", "0.3")]),
+        ("iterated", vec![("grpo.num-iterations", "2"), ("grpo.loss-type", "dapo"), ("grpo.temperature", "1.5")]),
+        ("adapters", vec![("lora.rank", "4"), ("grpo.loss-type", "dr-grpo"), ("grpo.num-iterations", "4")]),
+    ];
+    for (kind, own) in &kinds {
+        let one = rewarded(folder.path(), kind, own);
+        assert!(one.iter().all(|line| number(line, "reward_std") > 0.0 && number(line, "grad_norm") > 0.0), "{one:?}");
+        assert!(number(&one[0], "kl").abs() < 1e-12 && number(&one[3], "kl") > 1e-6, "{one:?}");
+        for layout in &layouts {
+            let name = format!("{kind}{layout:?}").replace(['[', ']', '(', ')', '"', ',', ' ', '.'], "");
+            let other = rewarded(folder.path(), &name, &[own.as_slice(), layout].concat());
+            assert_same(&name, &other, &one);
+        }
+    }
+    // Of steps on the same completions only the first has a ratio of 1.
+    let iterated = steps(folder.path(), "iterated");
+    let kept = |at: usize| number(&iterated[at], "reward") == number(&iterated[at + 1], "reward");
+    assert_eq!([kept(0), kept(1), kept(2)], [true, false, true]);
+    assert!(number(&iterated[0], "clip_ratio") == 0.0 && number(&iterated[1], "clip_ratio") > 0.0, "{iterated:?}");
+}
+
+#[test]
+fn a_small_model_learns_to_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let sums = (0..10).flat_map(|a| (0..10 - a).map(move |b| (format!("{a}+{b}="), a + b)));
+    prepared(folder.path(), sums);
+    let overrides = [
+        ("training.steps", "400"),
+        ("training.global-batch", "256"),
+        ("training.micro-batch", "256"),
+        ("training.dtype", "f32"),
+        ("grpo.num-generations", "16"),
+        ("grpo.max-completion-length", "1"),
+        ("grpo.beta", "0.0"),
+        ("lr.max", "4e-3"),
+    ];
+    let run = trained(folder.path(), "sums", &overrides);
+    let mean = |part: &[BTreeMap<String, Value>]| {
+        part.iter().map(|line| number(line, "reward")).sum::<f64>() / part.len() as f64
+    };
+    eprintln!("{:?}", run.chunks(20).map(mean).collect::<Vec<_>>());
+    let (first, last) = (mean(&run[..10]), mean(&run[380..]));
+    assert!(first < 0.25 && last > 0.9, "{first} {last}");
+}
+
+#[test]
+fn a_run_resumes_and_what_it_is_given_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path(), (0..10).map(|digit| (format!("{digit}="), digit)));
+    let checkpoints = folder.path().join("checkpoints").display().to_string();
+    let own = [("checkpoint.directory", checkpoints.as_str()), ("lr.decay", "4 steps"), ("data.samples", "64")];
+    let whole = rewarded(folder.path(), "whole", &own[1..]);
+    let half = [&own[..], &[("training.steps", "2")]].concat();
+    rewarded(folder.path(), "half", &half);
+    let other = [&own[..], &[("parallel.dp", "2")]].concat();
+    let rest = rewarded(folder.path(), "half", &other);
+    assert_same("resumed", &rest[2..], &whole[2..]);
+
+    let refused = |overrides: &[(&str, &str)]| {
+        Plan::new(&config(folder.path(), "refused", overrides), &[]).err().unwrap().to_string()
+    };
+    for (overrides, words) in [
+        (
+            vec![("training.global-batch", "18"), ("training.micro-batch", "2")],
+            "num-generations = 4; nearest legal: 16 or 20",
+        ),
+        (vec![("grpo.num-generations", "1")], "grpo.num-generations = 1: a group has at least 2"),
+        (vec![("grpo.max-completion-length", "9")], "in training.seq-length = 8; nearest legal: 8"),
+        (vec![("grpo.answer-pattern", "(")], "grpo.answer-pattern is no regular expression"),
+        (vec![("grpo.epsilon", "1.5")], "grpo.epsilon = 1.5 is not above 0 and below 1"),
+        (vec![("grpo.temperature", "0")], "grpo.temperature = 0 is not above 0"),
+        (vec![("parallel.zero", "3"), ("parallel.dp", "2")], "parallel.zero = 3: completions of grpo.train"),
+        (vec![("parallel.pp", "2")], "parallel.pipeline-parallel = 2: completions of grpo.train"),
+        (vec![("evaluation.batches", "2")], "evaluation.batches = 2: with grpo.train there is no loss"),
+        (vec![("data.tokenizer", "char")], "grpo.train needs a tokenizer.json, but data.tokenizer = char"),
+        (vec![("grpo.train", "/nowhere.jsonl")], "grpo.train: /nowhere.jsonl"),
+    ] {
+        let said = refused(&overrides);
+        assert!(said.contains(words), "{overrides:?}: {said}");
+    }
+    let path = folder.path().join("prompts.jsonl");
+    fs::write(&path, "{\"prompt\": \"1=\", \"answer\": 1}\n{\"prompt\": \"2=\"}\n").unwrap();
+    let error = |overrides: &[(&str, &str)]| {
+        let plan = Plan::new(&config(folder.path(), "rows", overrides), &[]).unwrap();
+        train(&plan, vec![Device::flex()], &mut |_| ()).err().map(|error| error.to_string())
+    };
+    let said = error(&[]).unwrap();
+    assert!(said.contains("[grpo]") && said.contains("prompts.jsonl:2: answer: missing"), "{said}");
+    assert_eq!(error(&[("grpo.skip-bad-rows", "true"), ("training.steps", "1")]), None);
+}
+
+/// A model of a folder is its own reference, wherever its end of text is.
+#[test]
+fn a_model_of_a_folder_starts_at_its_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    super::eval::model(folder.path());
+    fs::write(folder.path().join("prompts.jsonl"), "{\"prompt\": \"w10 w20 w30\", \"answer\": \"w40\"}\n").unwrap();
+    let base = golden("lora/base").display().to_string();
+    let own = [("model.hf", base.as_str()), ("lora.rank", "4"), ("lora.dora", "true"), ("training.steps", "2")];
+    let random = |completion: &Completion| completion.text.len() as f64;
+    let plan = Plan::new(&config(folder.path(), "dora", &own), &[]).unwrap().with_reward(random);
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+    let run = steps(folder.path(), "dora");
+    assert!(number(&run[0], "kl").abs() < 1e-12 && number(&run[1], "kl") > 0.0, "{run:?}");
+}

@@ -1,0 +1,105 @@
+//! What a layer of each relative is, and the decoder around the layers.
+
+use backend_dist::shard::Init;
+
+use super::config::LlamaConfig;
+use super::model::Frame;
+use super::variant::Bias;
+use crate::layers::{AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, QueryKeyNorm, RopeConfig, Vocab};
+
+impl LlamaConfig {
+    /// Distribution of embeddings and of projections inside a block.
+    pub(crate) fn init(&self) -> Init {
+        Init::Normal { std: self.initializer_range }
+    }
+
+    /// Distribution of projections onto the residual stream.
+    pub(crate) fn residual_init(&self) -> Init {
+        Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() }
+    }
+
+    pub(crate) fn frame(&self) -> Frame {
+        let of = self.variant.architecture();
+        Frame {
+            vocab: Vocab {
+                size: self.vocab_size,
+                hidden: self.hidden_size,
+                divisor: self.make_vocab_size_divisible_by,
+            },
+            layers: self.num_hidden_layers,
+            tied: self.tie_word_embeddings,
+            init: self.init(),
+            norm: of.norm,
+            norm_eps: self.rms_norm_eps,
+            dropout: self.hidden_dropout,
+            // transformers has the factor in fp32.
+            embedding_scale: of.scaled_embedding.then(|| f64::from((self.hidden_size as f64).sqrt() as f32)),
+            logit_softcap: self.final_logit_softcapping,
+        }
+    }
+
+    /// What a layer is made of.
+    pub fn block(&self, layer: usize) -> BlockConfig {
+        let of = self.variant.architecture();
+        let linear = |bias, init| LinearConfig { bias, init };
+        let [input, output] =
+            of.attention_biases.map(|bias| bias == Bias::Always || bias == Bias::Key && self.attention_bias);
+        let (init, residual) = (self.init(), self.residual_init());
+        let heads = [self.num_attention_heads, self.num_key_value_heads];
+        let (norm, norm_eps) = (of.norm, self.rms_norm_eps);
+        BlockConfig {
+            attention: AttentionConfig {
+                rope: self.rope(layer),
+                window: self.window(layer),
+                scale: self.query_pre_attn_scalar.map(|scalar| scalar.sqrt().recip()),
+                softcap: self.attn_logit_softcapping,
+                dropout: self.attention_dropout,
+                query_key_norm: of.query_key_norm.map(|over| QueryKeyNorm { over, kind: norm, eps: norm_eps }),
+                ..AttentionConfig::new(
+                    self.hidden_size,
+                    heads,
+                    self.head_dim,
+                    [linear(input, init), linear(output, residual)],
+                )
+            },
+            mlp: Ffn::Dense(MlpConfig {
+                hidden: self.hidden_size,
+                intermediate: self.intermediate_size,
+                activation: of.activation,
+                input: linear(self.mlp_bias, init),
+                output: linear(self.mlp_bias, residual),
+            }),
+            norm,
+            placement: of.placement,
+            norm_eps,
+            dropout: self.hidden_dropout,
+        }
+    }
+
+    /// The window of a layer, if it has one.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| !is_last_of(self.sliding_window_pattern, layer))
+    }
+
+    /// Features of a head that are rotated.
+    pub(super) fn rotated(&self) -> usize {
+        (self.head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize
+    }
+
+    fn rope(&self, layer: usize) -> Option<RopeConfig> {
+        if is_last_of(self.no_rope_layer_interval, layer) {
+            return None;
+        }
+        let head_dim = self.rotated();
+        let local = self.rope_local_base_freq.filter(|_| self.window(layer).is_some());
+        Some(match local {
+            Some(theta) => RopeConfig { head_dim, theta, scaling: None },
+            None => RopeConfig { head_dim, theta: self.rope_theta, scaling: self.rope_scaling },
+        })
+    }
+}
+
+/// Whether a layer is the last of a group of so many.
+fn is_last_of(group: Option<usize>, layer: usize) -> bool {
+    group.is_some_and(|group| (layer + 1).is_multiple_of(group))
+}
