@@ -1,6 +1,7 @@
 //! What torchrun, srun and others that set the same variables say of a process.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 /// How long processes wait for each other at the start.
@@ -56,6 +57,25 @@ pub struct ProcessWorld {
     pub one_host: bool,
     /// What the launcher calls this run, the same in all its processes; tells them from those of other runs.
     pub run: String,
+    /// What only the processes of this run know.
+    pub secret: Secret,
+}
+
+/// A password that is never shown, and never sent: each end of a connection proves that it knows it. Empty where there
+/// is none.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(pub(crate) String);
+
+impl From<&str> for Secret {
+    fn from(secret: &str) -> Self {
+        Self(secret.into())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
 }
 
 /// What Open MPI's mpirun and srun call the number of a process, how many there are, and its number on its host. Under
@@ -72,8 +92,8 @@ impl ProcessWorld {
     /// Process `process` of `processes` on this host; process 0 listens on `port`.
     pub fn on_one_host(process: usize, processes: usize, port: u16) -> Self {
         let (address, run) = ("127.0.0.1".to_string(), String::new());
-        let (patience, silence, one_host) = (PATIENCE, SILENCE, true);
-        Self { process, processes, local: process, address, port, patience, silence, one_host, run }
+        let (patience, silence, one_host, secret) = (PATIENCE, SILENCE, true, Secret::default());
+        Self { process, processes, local: process, address, port, patience, silence, one_host, run, secret }
     }
 
     /// The world that the variables of this process describe; `None` if it is alone. See
@@ -95,7 +115,8 @@ impl ProcessWorld {
     ///
     /// Process 0 listens on `BURN_MEGATRON_PORT`, or else on `MASTER_PORT`; but where torchrun's agent itself keeps a
     /// store on that port (it then sets `TORCHELASTIC_USE_AGENT_STORE=True`), on the next one. `BURN_MEGATRON_TIMEOUT`
-    /// is the patience in seconds, 300 by default. `TORCHELASTIC_RUN_ID` and `SLURM_JOB_ID` must be the same in all
+    /// is the patience in seconds, 300 by default. Processes with another `BURN_MEGATRON_SECRET` are not let in.
+    /// `TORCHELASTIC_RUN_ID` and `SLURM_JOB_ID` must be the same in all
     /// processes, if they are set.
     ///
     /// # Errors
@@ -144,7 +165,8 @@ impl ProcessWorld {
         let name = |variable: &&str| Some(format!("{variable}={}", variables.get(*variable)?));
         let run = RUN.iter().filter_map(name).collect::<Vec<_>>().join(" ");
         let (port, silence) = (port(variables)?, SILENCE);
-        Ok(Some(Self { process, processes, local, address, port, patience, silence, one_host, run }))
+        let secret = Secret(variables.get("BURN_MEGATRON_SECRET").cloned().unwrap_or_default());
+        Ok(Some(Self { process, processes, local, address, port, patience, silence, one_host, run, secret }))
     }
 
     /// Ranks that each process hosts, of `ranks` in all; `None` if they cannot be shared out evenly.

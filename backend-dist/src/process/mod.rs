@@ -10,7 +10,7 @@ mod joined;
 #[cfg(test)]
 mod tests;
 
-pub use environment::{EnvironmentError, ProcessWorld};
+pub use environment::{EnvironmentError, ProcessWorld, Secret};
 pub use joined::{ProcessChannel, Processes};
 
 use std::net::SocketAddr;

@@ -6,7 +6,7 @@ use models::recompute::Granularity;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::data::preprocess::{LARGEST_BPE, SMALLEST_BPE};
-use crate::engine::LossMean;
+use crate::engine::{AnomalyAction, LossMean};
 use crate::plan::Decoder;
 
 impl RunConfig {
@@ -112,6 +112,11 @@ impl RunConfig {
         note(demand(up >= 1.0, || format!("loss-scale.growth-factor = {up} is not at least 1")));
         note(demand(down > 0.0 && down <= 1.0, || {
             format!("loss-scale.backoff-factor = {down} is not above 0 and at most 1")
+        }));
+        let anomaly = &self.anomaly;
+        let rolls_back = [Some(anomaly.non_finite), anomaly.spike].contains(&Some(AnomalyAction::RollBack));
+        note(demand(!rolls_back || self.checkpoint.directory.is_some(), || {
+            "anomaly: roll-back needs checkpoints, and checkpoint.directory = none; nearest legal: skip".into()
         }));
         let sigmas = self.anomaly.sigma_factor;
         note(demand(sigmas > 0.0, || format!("anomaly.sigma-factor = {sigmas} is not above 0; nearest legal: 6")));

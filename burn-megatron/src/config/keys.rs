@@ -242,8 +242,8 @@ pub const KEYS: &[Key] = {
         key("loss-scale.backoff-factor", Number, "0.5", "Factor by which the loss scale shrinks"),
         key("loss-scale.growth-interval", Count, "1000", "Consecutive steps without overflow before the loss scale grows").or(&["loss-scale-window"]),
         key("loss-scale.hysteresis", Count, "2", "Overflows before the loss scale shrinks"),
-        key("anomaly.non-finite", Choice(&["stop", "skip"]), "\"stop\"", "If the loss or the gradient norm is NaN or infinite: stop with an error, or skip the step, so that weights, optimizer and learning rate are as if its samples had not been read"),
-        key("anomaly.spike", Choice(&["stop", "skip"]), "\"none\"", "The same if one of them is far above those of the last steps (OLMo's skip-step); none: not looked for").optional(),
+        key("anomaly.non-finite", Choice(&["stop", "skip", "roll-back"]), "\"stop\"", "If the loss or the gradient norm is NaN or infinite: stop with an error, or skip the step, so that weights, optimizer and learning rate are as if its samples had not been read, or roll back: continue from the newest checkpoint with the samples after it"),
+        key("anomaly.spike", Choice(&["stop", "skip", "roll-back"]), "\"none\"", "The same if one of them is far above those of the last steps (OLMo's skip-step); none: not looked for").optional(),
         key("anomaly.sigma-factor", Number, "6.0", "Standard deviations above the mean that make a spike"),
         key("anomaly.window", Count, "128", "Steps of which mean and standard deviation are taken; a spike is found after half as many at the earliest")
             .or(&["rolling-interval-length"]),

@@ -14,6 +14,9 @@ pub enum AnomalyAction {
     Stop,
     /// Leave the step's samples out: everything but the count of steps and samples is as if they had never been read.
     Skip,
+    /// Leave them out, and take weights, optimizer and count of steps from the newest checkpoint: the run continues
+    /// there with the samples after the bad ones (Chowdhery et al., "PaLM", 2022, section 5.1).
+    RollBack,
 }
 
 /// Which steps are bad, and what is done about them.
@@ -46,7 +49,7 @@ impl Default for AnomalyConfig {
 impl AnomalyConfig {
     /// Whether losses are needed before the update.
     pub(super) fn is_on(&self) -> bool {
-        self.spike.is_some() || self.non_finite == AnomalyAction::Skip
+        self.spike.is_some() || self.non_finite != AnomalyAction::Stop
     }
 
     fn action(&self, anomaly: &Anomaly) -> AnomalyAction {
@@ -83,7 +86,7 @@ pub enum Anomaly {
 impl fmt::Display for Anomaly {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NonFinite { loss, grad_norm } => write!(f, "loss {loss}, gradient norm {grad_norm}"),
+            Self::NonFinite { loss, grad_norm } => write!(f, "loss {loss:.4}, gradient norm {grad_norm:.4}"),
             Self::Spike { what, value, mean, std } => {
                 let sigmas = (value - mean) / std;
                 write!(

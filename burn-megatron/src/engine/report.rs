@@ -1,6 +1,6 @@
 //! What a step says of itself.
 
-use super::{Anomaly, ExpertSummary};
+use super::{Anomaly, AnomalyAction, ExpertSummary};
 use crate::grpo::GrpoSums;
 use crate::preference::PreferenceMeans;
 use backend_dist::comm::Group;
@@ -28,8 +28,8 @@ pub struct StepReport {
     pub loss_scale: Option<f64>,
     /// Nothing was updated: the gradients overflowed at that scale, which is lower from now on, or for `anomaly`.
     pub skipped: bool,
-    /// Why the step's samples were left out.
-    pub anomaly: Option<Anomaly>,
+    /// Why the step's samples were left out, and what else is to be done.
+    pub anomaly: Option<(Anomaly, AnomalyAction)>,
     /// Wall time of this rank's step.
     pub seconds: f64,
     /// How the experts were used, in models that have some.

@@ -1,6 +1,7 @@
 //! Connections to process 0 before it knows who is at their other end.
 
-use super::introduction::{Answer, Greeting, LIMIT, MAGIC, MANNERS, RunToken, Stranger, say};
+use super::gate::{Gate, Nonce, nonce};
+use super::introduction::{Answer, Greeting, LIMIT, MAGIC, MANNERS, Stranger, say};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
@@ -11,18 +12,26 @@ pub(super) struct Caller {
     pub address: SocketAddr,
     since: Instant,
     bytes: Vec<u8>,
+    nonce: Nonce,
+}
+
+/// A connection to a process of the run, and the nonces of its ends.
+pub(super) struct Friend {
+    pub stream: TcpStream,
+    pub nonces: [Nonce; 2],
 }
 
 impl Caller {
     pub fn new(mut stream: TcpStream, address: SocketAddr) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        // A caller of another version reads this and knows.
-        stream.write_all(MAGIC)?;
-        Ok(Self { stream, address, since: Instant::now(), bytes: Vec::new() })
+        let nonce = nonce().map_err(io::Error::other)?;
+        // A caller of another version reads the first of it and knows.
+        stream.write_all(&[&MAGIC[..], &nonce].concat())?;
+        Ok(Self { stream, address, since: Instant::now(), bytes: Vec::new(), nonce })
     }
 
     /// Reads what has come.
-    pub fn listen(&mut self, token: RunToken) -> Greeting {
+    pub fn listen(&mut self, gate: &Gate) -> Greeting {
         let mut chunk = [0; 4096];
         loop {
             match self.stream.read(&mut chunk) {
@@ -32,7 +41,7 @@ impl Caller {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(_) => return Greeting::Stranger(Stranger::Gone),
             }
-            match Greeting::parse(&self.bytes, token) {
+            match Greeting::parse(&self.bytes, gate, &self.nonce) {
                 Greeting::Incomplete => {}
                 greeting => return greeting,
             }
@@ -43,19 +52,21 @@ impl Caller {
         }
     }
 
-    /// Hangs up, with an answer if there is one; it is short enough for the system to take it at once.
+    /// Hangs up, with an answer if there is one; it is short enough for the system to take it at once. Nobody vouches for
+    /// it: a stranger could not tell.
     pub fn hang_up(mut self, reason: Option<String>) {
         // What a stranger hears does not matter to the run.
-        let _ = reason.map(|reason| say(&mut self.stream, &Answer::Err(reason)));
+        let _ = reason.map(|reason| say(&mut self.stream, &Answer::Err(reason), [0; 32]));
         // Where something is left unread, the system takes back what was said.
         let mut rest = [0; 4096];
         let _ = (0..LIMIT / rest.len()).find(|_| !matches!(self.stream.read(&mut rest), Ok(1..)));
     }
 
-    pub fn into_stream(self) -> io::Result<TcpStream> {
+    /// `caller` is the nonce that came with its introduction.
+    pub fn into_friend(self, caller: Nonce) -> io::Result<Friend> {
         self.stream.set_nonblocking(false)?;
         self.stream.set_write_timeout(Some(MANNERS))?;
-        Ok(self.stream)
+        Ok(Friend { stream: self.stream, nonces: [self.nonce, caller] })
     }
 }
 

@@ -1,7 +1,8 @@
 //! Bytes from a connection never panic, and never take more memory than they have a right to.
 
 use super::frame::Frame;
-use super::introduction::{Greeting, HOST, Introduction, MAGIC, RunToken, Stranger};
+use super::gate::{End, Gate, Nonce};
+use super::introduction::{Greeting, HOST, MAGIC, Stranger};
 use crate::process::ProcessWorld;
 use proptest::prelude::*;
 
@@ -35,13 +36,20 @@ const INTRODUCTIONS: [&[u8]; 6] = [
     b"\x93\x01\x02\xa1h",
 ];
 
-fn token() -> RunToken {
-    RunToken::of(&ProcessWorld::on_one_host(0, 2, 29500))
+const NONCE: Nonce = [3; 32];
+
+fn gate() -> Gate {
+    Gate::of(&ProcessWorld::on_one_host(0, 2, 29500))
 }
 
+fn parse(bytes: &[u8]) -> Greeting {
+    Greeting::parse(bytes, &gate(), &NONCE)
+}
+
+/// An introduction of this text, with the proof that belongs to it.
 fn introduced(text: &[u8]) -> Vec<u8> {
-    let valid = Introduction { process: 1, processes: 2, host: "h".into(), agreement: Vec::new() }.to_bytes(token());
-    [&valid[..MAGIC.len() + 32], &(text.len() as u32).to_le_bytes(), text].concat()
+    let proof = gate().proof(End::Caller, [&NONCE, &[4; 32]], text);
+    [&MAGIC[..], &gate().token, &[4; 32], &proof, &(text.len() as u32).to_le_bytes(), text].concat()
 }
 
 #[test]
@@ -50,7 +58,7 @@ fn known_bad_bytes_are_refused() {
         assert!(Frame::read(&mut &bytes[..]).is_err(), "{bytes:?}");
     }
     for text in INTRODUCTIONS {
-        let greeting = Greeting::parse(&introduced(text), token());
+        let greeting = parse(&introduced(text));
         assert!(matches!(greeting, Greeting::Stranger(_)), "{text:?}: {greeting:?}");
     }
 }
@@ -99,17 +107,17 @@ proptest! {
     fn any_bytes_are_an_introduction_or_a_strangers(
         bytes in damaged(introduced(b"\x94\x01\x02\xa4host\x91\x92\xa2lr\xa11")),
     ) {
-        let whole = Greeting::parse(&bytes, token());
-        if let Greeting::Process(introduction) = &whole {
+        let whole = parse(&bytes);
+        if let Greeting::Process(introduction, _) = &whole {
             prop_assert!(!introduction.host.contains(char::is_control));
             prop_assert!(introduction.host.chars().count() <= 10 * HOST + 1);
         }
         // What has been refused is not let in because of what follows.
         for end in 0..bytes.len() {
-            match Greeting::parse(&bytes[..end], token()) {
+            match parse(&bytes[..end]) {
                 // Then the rest is more than an introduction.
-                Greeting::Process(_) => prop_assert_eq!(&whole, &Greeting::Stranger(Stranger::Introduction)),
-                Greeting::Stranger(_) => prop_assert!(!matches!(whole, Greeting::Process(_))),
+                Greeting::Process(..) => prop_assert_eq!(&whole, &Greeting::Stranger(Stranger::Introduction)),
+                Greeting::Stranger(_) => prop_assert!(!matches!(whole, Greeting::Process(..))),
                 Greeting::Incomplete => {}
             }
         }

@@ -1,15 +1,14 @@
 //! The first bytes of a connection: they tell the processes of a run from whoever else connects, and say who each is.
 
+use super::gate::{BYTES, End, Gate, Nonce};
 use crate::comm::codec;
-use crate::process::ProcessWorld;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 /// Begins every connection; the last bytes are the version of what follows.
-pub(super) const MAGIC: &[u8; 16] = b"burn-megatron 02";
+pub(super) const MAGIC: &[u8; 16] = b"burn-megatron 03";
 /// Bytes of [`MAGIC`] before the version.
 pub(super) const NAME: usize = 14;
 /// Most bytes of an introduction, which has the text of a configuration.
@@ -32,29 +31,13 @@ pub(crate) struct Introduction {
     pub agreement: Vec<(String, String)>,
 }
 
-/// The same in all processes of a run. It keeps out what connects by accident: port scanners, other programs and the
-/// processes of other runs. Whoever knows the port and the job's number can compute it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct RunToken([u8; 32]);
-
-impl RunToken {
-    /// Of what every process of the run has been told. `WORLD_SIZE` is left out: a process that has another one belongs
-    /// to the run, and ends it with a message; so is `MASTER_ADDR`, as a host has several names.
-    pub fn of(world: &ProcessWorld) -> Self {
-        let mut hash = Sha256::new();
-        for word in ["burn-megatron run", &world.port.to_string(), &world.run] {
-            hash.update((word.len() as u64).to_le_bytes());
-            hash.update(word);
-        }
-        Self(hash.finalize().into())
-    }
-}
-
 impl Introduction {
-    /// What the process sends when it is connected.
-    pub(super) fn to_bytes(&self, token: RunToken) -> Vec<u8> {
+    /// What the process sends when it has heard process 0's nonce: the token of the run, a nonce of its own, the proof
+    /// that it knows the secret, and who it is.
+    pub(super) fn to_bytes(&self, gate: &Gate, [first, caller]: [&Nonce; 2]) -> Vec<u8> {
         let text = codec::to_bytes(self);
-        [&MAGIC[..], &token.0, &(text.len() as u32).to_le_bytes(), &text].concat()
+        let proof = gate.proof(End::Caller, [first, caller], &text);
+        [&MAGIC[..], &gate.token, caller, &proof, &(text.len() as u32).to_le_bytes(), &text].concat()
     }
 }
 
@@ -65,8 +48,8 @@ pub(super) enum Greeting {
     Incomplete,
     /// It is no process of this run.
     Stranger(Stranger),
-    /// A process of this run.
-    Process(Introduction),
+    /// A process of this run, and its nonce.
+    Process(Introduction, Nonce),
 }
 
 /// Why a connection is not of this run.
@@ -78,6 +61,8 @@ pub(super) enum Stranger {
     Version,
     #[error("it is a process of another run")]
     Run,
+    #[error("it does not know the secret of the run")]
+    Secret,
     #[error("its introduction cannot be read")]
     Introduction,
     #[error("it has not said in time who it is")]
@@ -89,16 +74,19 @@ pub(super) enum Stranger {
 }
 
 impl Greeting {
-    pub fn parse(bytes: &[u8], token: RunToken) -> Self {
+    /// `nonce` is what process 0 has sent over this connection.
+    pub fn parse(bytes: &[u8], gate: &Gate, nonce: &Nonce) -> Self {
         let begun = bytes.len().min(MAGIC.len());
         if bytes[..begun] != MAGIC[..begun] {
             let is_version = bytes.len() > NAME && bytes[..NAME] == MAGIC[..NAME];
             return Self::Stranger(if is_version { Stranger::Version } else { Stranger::Program });
         }
-        let Some((theirs, rest)) = bytes[begun..].split_first_chunk::<32>() else { return Self::Incomplete };
-        if *theirs != token.0 {
+        let Some((token, rest)) = bytes[begun..].split_first_chunk::<BYTES>() else { return Self::Incomplete };
+        if *token != gate.token {
             return Self::Stranger(Stranger::Run);
         }
+        let Some((caller, rest)) = rest.split_first_chunk::<BYTES>() else { return Self::Incomplete };
+        let Some((proof, rest)) = rest.split_first_chunk::<BYTES>() else { return Self::Incomplete };
         let Some((length, text)) = rest.split_first_chunk::<4>() else { return Self::Incomplete };
         let length = u32::from_le_bytes(*length) as usize;
         if length > LIMIT || text.len() > length {
@@ -107,9 +95,13 @@ impl Greeting {
         if text.len() < length {
             return Self::Incomplete;
         }
+        if !gate.accepts(proof, End::Caller, [nonce, caller], text) {
+            return Self::Stranger(Stranger::Secret);
+        }
         match codec::from_bytes::<Introduction>(text) {
             Ok(introduction) => {
-                Self::Process(Introduction { host: printable(&introduction.host, HOST), ..introduction })
+                let host = printable(&introduction.host, HOST);
+                Self::Process(Introduction { host, ..introduction }, *caller)
             }
             Err(_) => Self::Stranger(Stranger::Introduction),
         }
@@ -165,7 +157,8 @@ pub(super) fn disagreement(first: &Introduction, other: &Introduction) -> Option
 }
 
 /// Sends `value` with its length.
-pub(super) fn say(stream: &mut TcpStream, value: &impl Serialize) -> io::Result<()> {
-    let bytes = codec::to_bytes(value);
-    stream.write_all(&[&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat())
+/// An answer, with the proof of [`Gate::proof`].
+pub(super) fn say(stream: &mut TcpStream, answer: &Answer, proof: Nonce) -> io::Result<()> {
+    let bytes = codec::to_bytes(answer);
+    stream.write_all(&[&proof[..], &(bytes.len() as u32).to_le_bytes(), &bytes].concat())
 }

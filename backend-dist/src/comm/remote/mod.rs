@@ -10,6 +10,7 @@ mod coordinator;
 mod frame;
 #[cfg(test)]
 pub(crate) mod fuzz;
+mod gate;
 mod introduction;
 mod rendezvous;
 #[cfg(test)]

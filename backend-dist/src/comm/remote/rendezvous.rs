@@ -3,10 +3,11 @@
 //! Whoever can reach the port can connect. A connection that is not of this run is closed, counted and reported once:
 //! it costs a few KiB for a few seconds, and nothing that it sends ends the start.
 
-use super::caller::{Caller, Strangers};
+use super::caller::{Caller, Friend, Strangers};
 use super::frame::read_bytes;
+use super::gate::{BYTES, End, Gate, Nonce, nonce};
 use super::introduction::{
-    Answer, Greeting, HOST, Introduction, LIMIT, MAGIC, MANNERS, NAME, RunToken, Stranger, disagreement, printable, say,
+    Answer, Greeting, HOST, Introduction, LIMIT, MAGIC, MANNERS, NAME, Stranger, disagreement, printable, say,
 };
 use crate::comm::codec;
 use crate::process::{JoinError, ProcessWorld};
@@ -34,9 +35,9 @@ type Joined = (Vec<Option<TcpStream>>, Vec<String>);
 /// # Errors
 /// If a process does not come in time, or the processes do not agree.
 pub(crate) fn rendezvous(world: &ProcessWorld, me: &Introduction) -> Result<Joined, JoinError> {
-    let greeting = me.to_bytes(RunToken::of(world));
-    if greeting.len() > LIMIT {
-        let (length, names) = (greeting.len(), me.agreement.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
+    let (gate, length) = (Gate::of(world), codec::to_bytes(me).len());
+    if length > LIMIT {
+        let names = me.agreement.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
         let what = format!("what the processes compare ({}) has {length} bytes, more than {LIMIT}", names.join(", "));
         return Err(JoinError::Refused(what));
     }
@@ -44,25 +45,25 @@ pub(crate) fn rendezvous(world: &ProcessWorld, me: &Introduction) -> Result<Join
         Ok(addresses) => addresses.collect(),
         Err(cause) => return Err(JoinError::Address { address: world.address.clone(), cause: cause.to_string() }),
     };
-    if world.process == 0 { gather(world, me, &addresses) } else { call(world, &greeting, &addresses) }
+    if world.process == 0 { gather(world, me, &gate, &addresses) } else { call(world, me, &gate, &addresses) }
 }
 
 /// Process 0: waits for all others.
-fn gather(world: &ProcessWorld, me: &Introduction, addresses: &[SocketAddr]) -> Result<Joined, JoinError> {
-    let (address, port, token) = (world.address.clone(), world.port, RunToken::of(world));
+fn gather(world: &ProcessWorld, me: &Introduction, gate: &Gate, addresses: &[SocketAddr]) -> Result<Joined, JoinError> {
+    let (address, port) = (world.address.clone(), world.port);
     let listener = listen(&listen_addresses(world, addresses)).map_err(|cause| JoinError::Listen {
         address,
         port,
         cause: cause.to_string(),
     })?;
     let start = Instant::now();
-    let mut streams: Vec<Option<TcpStream>> = (0..world.processes).map(|_| None).collect();
+    let mut streams: Vec<Option<Friend>> = (0..world.processes).map(|_| None).collect();
     let mut there = vec![(0, me.host.clone())];
     let (mut callers, mut strangers) = (Vec::<Caller>::new(), Strangers::default());
     let (mut called, mut refused) = (1, None::<(String, Instant)>);
     while there.len() < world.processes || refused.is_some() {
         if let Some((reason, _)) = refused.take_if(|(_, since)| called == world.processes || since.elapsed() > GRACE) {
-            refuse(streams.iter_mut().flatten(), &reason);
+            refuse(streams.iter_mut().flatten(), gate, &reason);
             return Err(JoinError::Refused(reason));
         }
         let most = 2 * world.processes + CROWD;
@@ -74,17 +75,21 @@ fn gather(world: &ProcessWorld, me: &Introduction, addresses: &[SocketAddr]) -> 
             }
         }
         for mut caller in std::mem::take(&mut callers) {
-            let introduction = match caller.listen(token) {
+            let (introduction, nonce) = match caller.listen(gate) {
                 Greeting::Incomplete => {
                     callers.push(caller);
                     continue;
                 }
                 Greeting::Stranger(why) => {
                     strangers.note(port, caller.address, why);
-                    caller.hang_up((why == Stranger::Run).then(|| other_run(port)));
+                    caller.hang_up(match why {
+                        Stranger::Run => Some(other_run(port)),
+                        Stranger::Secret => Some(other_secret(port)),
+                        _ => None,
+                    });
                     continue;
                 }
-                Greeting::Process(introduction) => introduction,
+                Greeting::Process(introduction, nonce) => (introduction, nonce),
             };
             let process = introduction.process;
             let second = there.iter().find(|(other, _)| *other == process);
@@ -96,7 +101,7 @@ fn gather(world: &ProcessWorld, me: &Introduction, addresses: &[SocketAddr]) -> 
                 )
             });
             called += 1;
-            let reason = match (second.or_else(|| disagreement(me, &introduction)), caller.into_stream()) {
+            let reason = match (second.or_else(|| disagreement(me, &introduction)), caller.into_friend(nonce)) {
                 (None, Ok(stream)) => {
                     there.push((process, introduction.host));
                     streams[process] = Some(stream);
@@ -116,7 +121,7 @@ fn gather(world: &ProcessWorld, me: &Introduction, addresses: &[SocketAddr]) -> 
             there.sort();
             let (address, processes) = (world.address.clone(), world.processes);
             let error = JoinError::Missing { address, port, waited, processes, missing, there, strangers };
-            refuse(streams.iter_mut().flatten(), &error.to_string());
+            refuse(streams.iter_mut().flatten(), gate, &error.to_string());
             return Err(error);
         }
         thread::sleep(LOOK);
@@ -124,20 +129,20 @@ fn gather(world: &ProcessWorld, me: &Introduction, addresses: &[SocketAddr]) -> 
     there.sort();
     let hosts: Vec<String> = there.into_iter().map(|(_, host)| host).collect();
     // Who is gone by now is missed by its reading thread.
-    streams.iter_mut().flatten().for_each(|stream| drop(say(stream, &Answer::Ok(hosts.clone()))));
-    Ok((streams, hosts))
+    streams.iter_mut().flatten().for_each(|friend| drop(answer(friend, gate, &Answer::Ok(hosts.clone()))));
+    Ok((streams.into_iter().map(|friend| friend.map(|friend| friend.stream)).collect(), hosts))
 }
 
 /// The other processes: call process 0 until it answers.
-fn call(world: &ProcessWorld, greeting: &[u8], addresses: &[SocketAddr]) -> Result<Joined, JoinError> {
+fn call(world: &ProcessWorld, me: &Introduction, gate: &Gate, addresses: &[SocketAddr]) -> Result<Joined, JoinError> {
     let start = Instant::now();
     let left = || world.patience.saturating_sub(start.elapsed());
     let mut cause = "nobody answered".to_string();
     while !left().is_zero() {
         for address in addresses {
             let stream = TcpStream::connect_timeout(address, left().clamp(PAUSE, MANNERS));
-            match stream.and_then(|stream| introduce(stream, greeting, left().saturating_add(MANNERS), world.processes))
-            {
+            let patience = left().saturating_add(MANNERS);
+            match stream.and_then(|stream| introduce(stream, me, gate, patience, world)) {
                 Ok((stream, Ok(hosts))) => {
                     let mut streams: Vec<Option<TcpStream>> = (0..world.processes).map(|_| None).collect();
                     streams[0] = Some(stream);
@@ -180,16 +185,21 @@ fn other_run(port: u16) -> String {
     )
 }
 
+fn other_secret(port: u16) -> String {
+    format!("process 0 on port {port} has another BURN_MEGATRON_SECRET; it must be the same in all processes")
+}
+
 fn introduce(
     mut stream: TcpStream,
-    greeting: &[u8],
+    me: &Introduction,
+    gate: &Gate,
     patience: Duration,
-    processes: usize,
+    world: &ProcessWorld,
 ) -> io::Result<(TcpStream, Answer)> {
     let bad = |what: &str| io::Error::new(ErrorKind::InvalidData, what);
     stream.set_write_timeout(Some(MANNERS))?;
-    stream.write_all(greeting)?;
-    let mut reader = Until { stream: &stream, start: Instant::now(), patience };
+    let start = Instant::now();
+    let mut reader = Until { stream: &stream, start, patience };
     let mut magic = [0; MAGIC.len()];
     reader.read_exact(&mut magic).map_err(|error| io::Error::new(error.kind(), format!("no answer came ({error})")))?;
     if magic != *MAGIC && magic[..NAME] == MAGIC[..NAME] {
@@ -199,15 +209,23 @@ fn introduce(
     if magic != *MAGIC {
         return Err(bad("what answers is not burn-megatron; another program may have the port"));
     }
-    let mut length = [0; 4];
+    let (mut first, own) = ([0; BYTES], nonce().map_err(io::Error::other)?);
+    reader.read_exact(&mut first)?;
+    stream.write_all(&me.to_bytes(gate, [&first, &own]))?;
+    let mut reader = Until { stream: &stream, start, patience };
+    let (mut proof, mut length) = ([0; BYTES], [0; 4]);
+    reader.read_exact(&mut proof)?;
     reader.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);
     if length as usize > ANSWER {
         return Err(bad("an answer that is too long"));
     }
-    let answer: Answer = codec::from_bytes(&read_bytes(&mut reader, length.into())?).map_err(|what| bad(&what))?;
+    let text = read_bytes(&mut reader, length.into())?;
+    let answer: Answer = codec::from_bytes(&text).map_err(|what| bad(&what))?;
+    let is_known = gate.accepts(&proof, End::First, [&first, &own], &text);
     let answer = match answer {
-        Ok(hosts) if hosts.len() != processes => {
+        Ok(_) if !is_known => Err(other_secret(world.port)),
+        Ok(hosts) if hosts.len() != world.processes => {
             return Err(bad("an answer with the hosts of another number of processes"));
         }
         Ok(hosts) => Ok(hosts.iter().map(|host| printable(host, HOST)).collect()),
@@ -235,9 +253,16 @@ impl Read for Until<'_> {
     }
 }
 
-fn refuse<'a>(streams: impl Iterator<Item = &'a mut TcpStream>, reason: &str) {
-    for stream in streams {
+fn refuse<'a>(friends: impl Iterator<Item = &'a mut Friend>, gate: &Gate, reason: &str) {
+    for friend in friends {
         // One that is gone need not hear it.
-        let _ = say(stream, &Answer::Err(reason.to_string()));
+        let _ = answer(friend, gate, &Answer::Err(reason.to_string()));
     }
+}
+
+/// Answers with the proof that this process knows the secret.
+fn answer(friend: &mut Friend, gate: &Gate, answer: &Answer) -> io::Result<()> {
+    let [first, caller] = &friend.nonces;
+    let proof = gate.proof(End::First, [first, caller], &codec::to_bytes(answer));
+    say(&mut friend.stream, answer, proof)
 }

@@ -1,6 +1,7 @@
 //! Who is let in, and what becomes of whoever else connects to the port.
 
-use super::introduction::{Introduction, LIMIT, MAGIC, RunToken};
+use super::gate::{End, Gate};
+use super::introduction::{Introduction, LIMIT, MAGIC};
 use super::rendezvous::{listen_addresses, rendezvous};
 use crate::process::{JoinError, ProcessWorld};
 use std::io::{Read, Write};
@@ -44,9 +45,9 @@ fn start_with<T>(strangers: impl FnOnce(u16) -> T) -> T {
     connected
 }
 
-/// An introduction of this text under this token.
+/// An introduction of this text under this token, with a proof that anybody could have made.
 fn introduced(token: &[u8], length: u32, text: &[u8]) -> Vec<u8> {
-    [&MAGIC[..], token, &length.to_le_bytes(), text].concat()
+    [&MAGIC[..], token, &[4; 32], &[5; 32], &length.to_le_bytes(), text].concat()
 }
 
 #[test]
@@ -55,7 +56,7 @@ fn nothing_that_a_stranger_sends_ends_the_start() {
     let bogus =
         [introduction(1, 2), introduction(7, 2), introduction(usize::MAX, 2), introduction(0, 2), introduction(1, 9)];
     start_with(|port| {
-        let token = &introduction(1, 2).to_bytes(RunToken::of(&world(1, 2, port)))[16..48];
+        let token = &Gate::of(&world(1, 2, port)).token;
         let mut sent: Vec<Vec<u8>> = vec![
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
             b"\x1b[2J\x1b[31m\0\0\0".to_vec(),
@@ -70,7 +71,9 @@ fn nothing_that_a_stranger_sends_ends_the_start() {
             introduced(token, 5, b"\xdd\xff\xff\xff\xff"),
             introduced(token, 2, b"more than two bytes"),
         ];
-        sent.extend(bogus.iter().map(text).map(|text| introduced(&[7; 32], text.len() as u32, &text)));
+        for token in [&[7; 32], token] {
+            sent.extend(bogus.iter().map(text).map(|text| introduced(token, text.len() as u32, &text)));
+        }
         let send = |bytes: Vec<u8>| {
             let mut stream = connect(port);
             // It may have been hung up on before all is sent.
@@ -117,6 +120,78 @@ fn a_process_of_another_run_is_told_so_and_the_run_starts() {
     assert!(told.contains("is of another run") && told.contains("TORCHELASTIC_RUN_ID"), "{told}");
 }
 
+/// Reads what process 0 begins a connection with.
+fn nonce(stream: &mut TcpStream) -> [u8; 32] {
+    let mut begin = [0; 48];
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.read_exact(&mut begin).unwrap();
+    begin[16..].try_into().unwrap()
+}
+
+/// Processes 0 and 1 of two with these secrets, while `stranger` does what it likes.
+fn with_secrets(secrets: [&str; 2], stranger: impl FnOnce(u16)) -> [Result<Vec<String>, String>; 2] {
+    let port = free_port();
+    let world = |process: usize, secret: &str| ProcessWorld {
+        secret: secret.into(),
+        patience: Duration::from_secs(3),
+        ..world(process, 2, port)
+    };
+    let join = |world: ProcessWorld| {
+        let process = world.process;
+        thread::spawn(move || rendezvous(&world, &introduction(process, 2)).map(|(_, hosts)| hosts))
+    };
+    let first = join(world(0, secrets[0]));
+    stranger(port);
+    let second = join(world(1, secrets[1]));
+    [first, second].map(|thread| thread.join().unwrap().map_err(|error| error.to_string()))
+}
+
+#[test]
+fn only_who_knows_the_secret_joins_or_ends_a_run() {
+    let hosts = Ok(["host0", "host1"].map(String::from).to_vec());
+    assert_eq!(with_secrets(["s3cret", "s3cret"], |_| ()), [hosts.clone(), hosts.clone()]);
+    for secrets in [["s3cret", "guess"], ["s3cret", ""], ["", "guess"]] {
+        let [first, second] = with_secrets(secrets, |_| ());
+        assert!(first.is_err());
+        let told = second.unwrap_err();
+        assert!(told.contains("has another BURN_MEGATRON_SECRET"), "{told}");
+    }
+    // One that would end the run, were it of the run: it has another WORLD_SIZE, or says that it is process 0.
+    let introductions =
+        [introduction(1, 3), introduction(0, 2)].map(|introduction| crate::comm::to_bytes(&introduction));
+    let found = with_secrets(["s3cret", "s3cret"], |port| {
+        let guess = Gate::of(&ProcessWorld { secret: "guess".into(), ..world(1, 2, port) });
+        for text in &introductions {
+            let mut stream = connect(port);
+            let (first, own) = (nonce(&mut stream), [4; 32]);
+            let proof = guess.proof(End::Caller, [&first, &own], text);
+            let bytes = [&MAGIC[..], &guess.token, &own, &proof, &(text.len() as u32).to_le_bytes(), text].concat();
+            stream.write_all(&bytes).unwrap();
+        }
+    });
+    assert_eq!(found, [hosts.clone(), hosts]);
+}
+
+#[test]
+fn what_was_overheard_opens_no_other_connection() {
+    let secret = |port| Gate::of(&ProcessWorld { secret: "s3cret".into(), ..world(1, 2, port) });
+    let hosts = Ok(["host0", "host1"].map(String::from).to_vec());
+    let found = with_secrets(["s3cret", "s3cret"], |port| {
+        // What process 1 said to a nonce of before, word for word.
+        let overheard = introduction(1, 3).to_bytes(&secret(port), [&[1; 32], &[2; 32]]);
+        let mut stream = connect(port);
+        nonce(&mut stream);
+        stream.write_all(&overheard).unwrap();
+        // And what process 0 says itself.
+        let (mut stream, text) = (connect(port), crate::comm::to_bytes(&introduction(1, 3)));
+        let first = nonce(&mut stream);
+        let mirrored = secret(port).proof(End::First, [&first, &[4; 32]], &text);
+        let length = (text.len() as u32).to_le_bytes();
+        stream.write_all(&[&MAGIC[..], &secret(port).token, &[4; 32], &mirrored, &length, &text].concat()).unwrap();
+    });
+    assert_eq!(found, [hosts.clone(), hosts]);
+}
+
 #[test]
 fn processes_of_the_run_that_differ_end_it_and_their_text_is_printable() {
     for (other, said) in [
@@ -154,7 +229,7 @@ fn an_agreement_that_is_too_long_is_refused_before_anybody_waits() {
     let long = Introduction { agreement: vec![("configuration".into(), "x".repeat(LIMIT))], ..introduction(1, 2) };
     let error = rendezvous(&world(1, 2, 1), &long).map(drop).unwrap_err();
     assert!(
-        matches!(&error, JoinError::Refused(text) if text.contains("(configuration) has 262226 bytes, more than 262144")),
+        matches!(&error, JoinError::Refused(text) if text.contains("(configuration) has 262174 bytes, more than 262144")),
         "{error}"
     );
 }

@@ -113,6 +113,12 @@ impl<M: CausalLm> RankEngine<M> {
         Ok(())
     }
 
+    /// Leaves out the samples up to `consumed`, as if their steps had been skipped.
+    pub(crate) fn skip_to(&mut self, consumed: u64) {
+        self.skipped += consumed.saturating_sub(self.consumed);
+        self.consumed = consumed;
+    }
+
     /// This rank's parameters. All ranks call it together.
     pub fn parameters(&mut self) -> Vec<(ParamSpec, Vec<f64>)> {
         let mut all = Vec::new();

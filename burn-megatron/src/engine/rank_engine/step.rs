@@ -175,7 +175,7 @@ impl<M: CausalLm> RankEngine<M> {
     /// # Errors
     /// [`EngineError::NonFiniteLoss`], unless such steps are skipped.
     pub(super) fn read(&self, losses: Losses, local_batches: &[LocalBatch]) -> Result<Losses, EngineError> {
-        if self.config.anomaly.non_finite == AnomalyAction::Skip {
+        if self.config.anomaly.non_finite != AnomalyAction::Stop {
             return Ok(losses.read_any(local_batches));
         }
         losses.read(local_batches).map_err(|(micro_batch, loss)| EngineError::NonFiniteLoss {
@@ -191,7 +191,7 @@ impl<M: CausalLm> RankEngine<M> {
     ///
     /// # Errors
     /// If it is to end the run.
-    fn anomaly(&mut self, loss: f64, grad_norm: f64) -> Result<Option<Anomaly>, EngineError> {
+    fn anomaly(&mut self, loss: f64, grad_norm: f64) -> Result<Option<(Anomaly, AnomalyAction)>, EngineError> {
         // fp16's loss scale is lowered for gradients that overflow where the loss does not.
         if self.scaler.is_some() && loss.is_finite() && !grad_norm.is_finite() {
             return Ok(None);
@@ -200,8 +200,7 @@ impl<M: CausalLm> RankEngine<M> {
         let (loss, grad_norm) = world.broadcast_host((world.rank() == 0).then_some((loss, grad_norm)), 0);
         match self.anomalies.judge(&self.config.anomaly, loss, grad_norm) {
             Some((anomaly, AnomalyAction::Stop)) => Err(EngineError::Anomaly { anomaly, step: self.step + 1 }),
-            Some((anomaly, AnomalyAction::Skip)) => Ok(Some(anomaly)),
-            None => Ok(None),
+            skipped => Ok(skipped),
         }
     }
 
@@ -214,7 +213,7 @@ impl<M: CausalLm> RankEngine<M> {
     /// Refuses a loss of pairs or completions that is not finite, unless such steps are skipped.
     pub(super) fn check_finite(&self, micro_batch: usize, loss: f64) -> Result<(), EngineError> {
         let (step, rank, coords) = (self.step + 1, self.rank.rank, self.rank.coords);
-        match loss.is_finite() || self.config.anomaly.non_finite == AnomalyAction::Skip {
+        match loss.is_finite() || self.config.anomaly.non_finite != AnomalyAction::Stop {
             true => Ok(()),
             false => Err(EngineError::NonFiniteLoss { loss, step, micro_batch, rank, coords }),
         }

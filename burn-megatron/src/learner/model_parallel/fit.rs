@@ -22,7 +22,7 @@ use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Description, Saves, check_data};
-use super::worker::{Data, StopChannel, Worker};
+use super::worker::{Data, End, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
 use crate::learner::report::{Failure, Fit, Fitted};
@@ -217,17 +217,26 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             stop_channel,
             saves,
             saved,
+            attempts: saved,
             flops,
             tracer,
             gauge,
         };
-        for epoch in worker.engine.steps() as usize / self.epoch + 1..=epochs {
-            let stop = worker.train(epoch, train, coordinator.as_deref_mut())?
+        let mut epoch = saved as usize / self.epoch + 1;
+        while epoch <= epochs {
+            let end = worker.train(epoch, train, coordinator.as_deref_mut())?;
+            if end == End::RollBack {
+                self.roll_back(&mut worker, coordinator.as_deref_mut())?;
+                epoch = worker.engine.steps() as usize / self.epoch + 1;
+                continue;
+            }
+            let stop = end == End::Stop
                 || worker.validate(epoch, valid, coordinator.as_deref_mut())?
                 || worker.end_epoch(epoch, coordinator.as_deref_mut())?;
             if stop {
                 break;
             }
+            epoch += 1;
         }
         worker.end(coordinator.as_deref_mut())?;
         if let Some(log) = coordinator.and_then(|coordinator| coordinator.log.as_mut()) {

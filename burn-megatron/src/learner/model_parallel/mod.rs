@@ -11,6 +11,7 @@ mod fit;
 mod logs;
 mod placeholder;
 mod pretraining;
+mod roll_back;
 mod rollouts;
 mod save_costs;
 mod saving;

@@ -19,7 +19,7 @@ use super::logs::Tracer;
 use super::rollouts::{Drawn, GrpoRun};
 use super::saving::Saves;
 use crate::data::TokenDataset;
-use crate::engine::{EngineConfig, RankEngine, TokenBatch};
+use crate::engine::{AnomalyAction, EngineConfig, RankEngine, TokenBatch};
 use crate::eval::{TrainingTasks, table};
 use crate::grpo::GrpoMeans;
 use crate::metrics::{EvalStats, FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
@@ -35,6 +35,15 @@ enum Next {
     },
     EndOfSplit,
     Stop,
+}
+
+/// Why the training of an epoch has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Epoch,
+    Stop,
+    /// A bad step; the run is to continue from the newest checkpoint.
+    RollBack,
 }
 
 /// What a rank trains on and is evaluated on; every process opens its own.
@@ -65,19 +74,21 @@ pub(super) struct Worker<'a, M> {
     pub saves: Option<Arc<Saves>>,
     /// The last step that was saved, or that the run began with.
     pub saved: u64,
+    /// Steps, also those that were taken back by going back to a checkpoint.
+    pub attempts: u64,
     pub flops: Option<FlopsPerToken>,
     pub tracer: Tracer<'a>,
     pub gauge: Gauge,
 }
 
 impl<M: CausalLm> Worker<'_, M> {
-    /// All steps up to the next evaluation; true to stop.
+    /// All steps up to the next evaluation.
     pub fn train(
         &mut self,
         epoch: usize,
         loader: &dyn DataLoader<GlobalBatch>,
         mut coordinator: Option<&mut Coordinator>,
-    ) -> Result<bool, BoxError> {
+    ) -> Result<End, BoxError> {
         let mut batches = coordinator.is_some().then(|| loader.iter());
         if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
             coordinator.train(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
@@ -92,14 +103,15 @@ impl<M: CausalLm> Worker<'_, M> {
                 Next::EndOfSplit => break,
                 Next::Stop => {
                     end_train(epoch, &batches, coordinator);
-                    return Ok(true);
+                    return Ok(End::Stop);
                 }
             };
             let micro_batches = phase(Phase::Batch, || self.micro_batches(&batch))?;
             recorder.end(data, SpanKind::Data, None, None);
             self.engine.set_recorder(self.tracer.recorder(step));
             self.faults.before(self.rank.rank, step);
-            if self.faults.is_nan(step) {
+            self.attempts += 1;
+            if self.faults.is_nan(self.attempts) {
                 self.engine.poison();
             }
             let report = phase(Phase::Step, || match &self.drawn {
@@ -149,7 +161,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     gpus,
                     saved,
                 };
-                if let Some(anomaly) = report.anomaly {
+                if let Some((anomaly, _)) = report.anomaly {
                     say(&format!("step {step} is skipped: {anomaly}; {batch}"));
                 }
                 coordinator.step = step;
@@ -160,13 +172,17 @@ impl<M: CausalLm> Worker<'_, M> {
                 let item = TrainingItem::new(stats, batches.progress(), Some(iteration), lr);
                 coordinator.train(LearnerEvent::ProcessedItem(item));
             }
+            if report.anomaly.is_some_and(|(_, action)| action == AnomalyAction::RollBack) {
+                end_train(epoch, &batches, coordinator);
+                return Ok(End::RollBack);
+            }
             // After the step is in the log: a run that is killed in between does it again.
             if save || self.saves.as_ref().is_some_and(|saves| saves.due(step)) {
                 self.save(coordinator.as_deref_mut())?;
             }
         }
         end_train(epoch, &batches, coordinator);
-        Ok(false)
+        Ok(End::Epoch)
     }
 
     /// Loss on held-out batches; true to stop.

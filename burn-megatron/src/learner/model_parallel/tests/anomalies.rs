@@ -14,12 +14,12 @@ const STEPS: usize = 12;
 /// The step, from 1, whose gradients are NaN.
 const BAD: usize = 10;
 
-/// Data without the samples of the bad step.
-struct WithoutBad(Arc<dyn TokenDataset>);
+/// Data without some batches of 8 samples before and in the bad step.
+struct Without(Arc<dyn TokenDataset>, usize);
 
-impl TokenDataset for WithoutBad {
+impl TokenDataset for Without {
     fn len(&self) -> usize {
-        self.0.len() - 8
+        self.0.len() - self.1 * 8
     }
 
     fn seq_length(&self) -> usize {
@@ -27,7 +27,8 @@ impl TokenDataset for WithoutBad {
     }
 
     fn sample(&self, index: usize) -> Sample {
-        self.0.sample(if index < (BAD - 1) * 8 { index } else { index + 8 })
+        let gap = if index < (BAD - self.1) * 8 { 0 } else { self.1 * 8 };
+        self.0.sample(index + gap)
     }
 }
 
@@ -54,29 +55,31 @@ fn dropout() -> LlamaConfig {
     LlamaConfig { vocab_size: 33, hidden_dropout: 0.1, attention_dropout: 0.1, ..LlamaConfig::tiny() }
 }
 
-/// With NaN in step 10, or without the samples of that step.
+/// `steps` of them, with checkpoints after each.
 fn pretraining<M: CausalLm + 'static>(
     config: &M::Config,
     layout: &str,
     folder: &Path,
-    is_bad: bool,
+    (train, steps): (Arc<dyn TokenDataset>, usize),
     non_finite: AnomalyAction,
 ) -> Pretraining<M>
 where
     M::Config: Clone + Send + Sync + 'static,
 {
-    let train = if is_bad { tokens() } else { Arc::new(WithoutBad(tokens())) };
     let (config, mesh) = (config.clone(), Mesh::new(layout.parse().unwrap()).unwrap());
     let dims = config.dims();
     let build =
         move |rank: &Rank, part| Ok(M::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?);
     let (root, saver) = (folder.join("checkpoints"), SaverOptions { keep_last: None, ..SaverOptions::default() });
     let engine = EngineConfig { anomaly: AnomalyConfig { non_finite, ..AnomalyConfig::default() }, ..engine() };
-    let run = Pretraining::new(mesh, engine, STEPS - usize::from(!is_bad), (train, data(200, 2)), dims, build)
+    Pretraining::new(mesh, engine, steps, (train, data(200, 2)), dims, build)
         .evaluate(5, 1)
         .directory(folder.join("run"))
-        .checkpoints(CheckpointOptions { root, every: Some(1).into(), saver });
-    if is_bad { run.inject(format!("nan@{BAD}").parse().unwrap()) } else { run }
+        .checkpoints(CheckpointOptions { root, every: Some(1).into(), saver })
+}
+
+fn nan() -> Faults {
+    format!("nan@{BAD}").parse().unwrap()
 }
 
 fn skips<M: CausalLm + 'static>(config: &M::Config, layouts: &[&str])
@@ -85,7 +88,13 @@ where
 {
     for layout in layouts {
         let run = |folder: &Path, is_bad, resume: Option<std::path::PathBuf>| {
-            let mut run = pretraining::<M>(config, layout, folder, is_bad, AnomalyAction::Skip);
+            let mut run = match is_bad {
+                true => pretraining::<M>(config, layout, folder, (tokens(), STEPS), AnomalyAction::Skip).inject(nan()),
+                false => {
+                    let data = Arc::new(Without(tokens(), 1));
+                    pretraining::<M>(config, layout, folder, (data, STEPS - 1), AnomalyAction::Skip)
+                }
+            };
             if let Some(resume) = resume {
                 run = run.resume(Resume::From(resume));
             }
@@ -115,9 +124,34 @@ fn a_run_that_skips_a_batch_equals_one_that_never_saw_it() {
 }
 
 #[test]
+fn a_run_that_rolls_back_continues_from_its_checkpoint_with_the_samples_after_the_bad_step() {
+    for layout in ["TP2", "PP2 DP2 ZeRO1"] {
+        let [bad, without] = [true, false].map(|is_bad| {
+            let folder = tempfile::tempdir().unwrap();
+            let data: Arc<dyn TokenDataset> = if is_bad { tokens() } else { Arc::new(Without(tokens(), 2)) };
+            let action = AnomalyAction::RollBack;
+            let run = pretraining::<Llama>(&dropout(), layout, folder.path(), (data, STEPS), action);
+            // After steps 4 and 8.
+            let (root, saver) = (folder.path().join("checkpoints"), SaverOptions::default());
+            let run = run.checkpoints(CheckpointOptions { root, every: Some(4).into(), saver });
+            let run = if is_bad { run.inject(nan()) } else { run };
+            let run = run.finish(|rank, engine| Ok((global_weights(rank, engine)?, engine.position())));
+            let error = launch(&run).error;
+            assert!(error.is_none(), "{layout}: {error:?}");
+            let steps = log(&folder.path().join("run")).into_iter().filter(|line| line["kind"] == "train");
+            (run.finished().unwrap(), steps.map(|step| step["step"].as_u64().unwrap()).collect::<Vec<_>>())
+        });
+        assert_eq!((&bad.1, &without.1), (&(1..=12).collect(), &(1..=12).collect()), "{layout}: each step once");
+        assert_eq!(bad.0.0, without.0.0, "{layout}");
+        assert_eq!((bad.0.1.step, bad.0.1.updates, bad.0.1.skipped, bad.0.1.consumed), (12, 12, 16, 14 * 8));
+    }
+}
+
+#[test]
 fn a_run_that_does_not_skip_stops_with_the_step() {
     let folder = tempfile::tempdir().unwrap();
-    let run = pretraining::<Llama>(&dropout(), "DP2", folder.path(), true, AnomalyAction::Stop);
+    let run =
+        pretraining::<Llama>(&dropout(), "DP2", folder.path(), (tokens(), STEPS), AnomalyAction::Stop).inject(nan());
     let error = launch(&run).error.unwrap().to_string();
     assert!(error.contains("gradient norm NaN in step 10 with loss "), "{error}");
 }

@@ -1,0 +1,56 @@
+//! Back to the newest checkpoint, and on with the samples after a bad step.
+
+use std::path::PathBuf;
+
+use backend_dist::launch::BoxError;
+use models::CausalLm;
+
+use super::coordinator::{Coordinator, say};
+use super::fit::ModelParallel;
+use super::worker::Worker;
+use crate::checkpoint::Checkpoint;
+use crate::metrics::RunLog;
+
+impl<M: CausalLm, R> ModelParallel<M, R> {
+    /// Takes weights, optimizer and step from the newest checkpoint; samples that were read since are not read again.
+    /// All ranks call it.
+    ///
+    /// # Errors
+    /// If there is no checkpoint, or it cannot be read.
+    pub(super) fn roll_back(
+        &self,
+        worker: &mut Worker<M>,
+        coordinator: Option<&mut Coordinator>,
+    ) -> Result<(), BoxError> {
+        let consumed = worker.engine.position().consumed;
+        // Nothing is written while it is read.
+        worker.world.barrier();
+        if let Some(saves) = worker.saves.as_ref().filter(|_| worker.rank.leads_process()) {
+            saves.wait()?;
+        }
+        worker.world.barrier();
+        let newest = || -> Result<PathBuf, String> {
+            let none = || "a bad step is to be rolled back, and the run saves no checkpoints".to_string();
+            let options = self.checkpoints.as_ref().ok_or_else(none)?;
+            let newest =
+                Checkpoint::open(&options.root).map_err(|error| format!("nothing to roll back to: {error}"))?;
+            Ok(newest.path().to_path_buf())
+        };
+        let path = worker.world.broadcast_host((worker.world.rank() == 0).then(newest), 0)?;
+        let checkpoint = Checkpoint::open(path)?;
+        checkpoint.verify(worker.world.rank(), worker.world.size())?;
+        worker.world.barrier();
+        worker.engine.restore(&checkpoint)?;
+        worker.engine.skip_to(consumed);
+        worker.drawn = None;
+        let step = worker.engine.steps();
+        worker.saved = step;
+        if let Some(coordinator) = coordinator {
+            self.train.resume_at(step as usize, consumed as usize);
+            coordinator.step = step;
+            coordinator.log = Some(RunLog::open(&self.files, step)?.with(self.sinks.clone()));
+            say(&format!("back to step {step}, and on with sample {consumed}"));
+        }
+        Ok(())
+    }
+}
