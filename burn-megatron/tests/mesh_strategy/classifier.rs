@@ -24,7 +24,6 @@ use burn::train::{
 
 use burn_megatron::prelude::{Part, Stages};
 
-use crate::clipping::clip;
 use crate::cpu;
 
 pub const WIDTH: usize = 16;
@@ -225,6 +224,32 @@ impl Batcher<usize, Batch> for Numbered {
         let padding = positions.greater_equal(ends.reshape([count, 1]).repeat_dim(1, LENGTH));
         Batch { tokens, padding, classes: Tensor::from_data(classes.as_slice(), device) }
     }
+}
+
+/// PyTorch's `clip_grad_norm_`, written down again.
+fn clip(model: &Classifier, grads: GradientsParams, max_norm: f64) -> GradientsParams {
+    struct Norm<'a>(&'a GradientsParams, f64);
+    impl ModuleVisitor for Norm<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let grad = self.0.get::<D>(param.id).into_iter();
+            self.1 +=
+                grad.flat_map(|grad| grad.into_data().iter::<f64>().collect::<Vec<_>>()).map(|x| x * x).sum::<f64>();
+        }
+    }
+    struct Scale(GradientsParams, f64);
+    impl ModuleVisitor for Scale {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.0.remove::<D>(param.id) {
+                self.0.register::<D>(param.id, grad * self.1);
+            }
+        }
+    }
+    let mut norm = Norm(&grads, 0.0);
+    model.visit(&mut norm);
+    let factor = (max_norm / (norm.1.sqrt() + 1e-6)).min(1.0);
+    let mut scale = Scale(grads, factor);
+    model.visit(&mut scale);
+    scale.0
 }
 
 /// How items come.
