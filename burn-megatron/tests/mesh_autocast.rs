@@ -41,6 +41,18 @@ fn layouts_under_autocast_train_nearly_as_one_device_in_f32() {
 }
 
 #[test]
+fn pipelines_under_autocast_train_nearly_as_one_device_in_f32() {
+    let single = Setup::default().numbers(ExecutionStrategy::single(cpu()).into());
+    for layout in ["TP1", "PP2", "TP2 SP PP2"] {
+        for recompute in [Recompute::default(), Recompute::full()] {
+            let mesh = MegatronStrategy::mesh(layout.parse().unwrap()).autocast(FloatDType::BF16).recompute(recompute);
+            let gap = difference(&Setup::default().numbers(mesh.stages().into()), &single);
+            assert!((1e-6..NEAR).contains(&gap), "{layout}: {gap}");
+        }
+    }
+}
+
+#[test]
 fn a_type_that_is_no_half_precision_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let strategy = MegatronStrategy::mesh("TP2".parse().unwrap()).autocast(FloatDType::F64);

@@ -2,7 +2,7 @@
 
 use super::Placement::{self, Partial, Replicate, Varying};
 use super::localize::localize;
-use super::rules::{Decision, Operand, Policy, decide};
+use super::rules::{Completion, Decision, Operand, Policy, decide};
 use burn::tensor::{DType, Shape};
 use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,7 @@ pub struct TensorState {
 struct AxisPlan {
     placements: HashMap<TensorId, Placement>,
     scale: Option<f64>,
+    completion: Option<Completion>,
     /// Whether a sharded input is gathered because there is no rule, or none for these shapes.
     pub fell_back: bool,
 }
@@ -46,6 +47,8 @@ pub struct OpPlan {
     pub outputs: Vec<(TensorId, TensorState)>,
     /// What the float outputs are multiplied by.
     pub scale: Option<f64>,
+    /// What else the ranks do, and along which axis.
+    pub completion: Option<(usize, Completion)>,
     /// Whether a sharded input is gathered along some axis because there is no rule, or none for these shapes.
     pub fell_back: bool,
 }
@@ -79,8 +82,21 @@ impl Homes {
         }
     }
 
+    /// Whether `op` adds to zeros in the shape of something sharded that was gathered from: its gradient.
+    pub fn has_scatter(&self, op: &OperationIr) -> bool {
+        match op {
+            OperationIr::BaseFloat(BaseOperationIr::Scatter(op)) => {
+                self.at.iter().any(|((_, shape), at)| *shape == op.tensor.shape && *at == Placement::Shard(op.dim))
+            }
+            _ => false,
+        }
+    }
+
     /// Notes the activations that `op` gathers for a weight according to `plan`.
     pub fn note<'s>(&mut self, op: &OperationIr, state: impl Fn(TensorId) -> &'s TensorState, plan: &OpPlan) {
+        if let (OperationIr::BaseFloat(BaseOperationIr::Gather(op)), Some((axis, _))) = (op, plan.completion) {
+            self.at.insert((axis, op.tensor.shape.clone()), Placement::Shard(op.dim));
+        }
         let OperationIr::Float(_, FloatOperationIr::Matmul(op)) = op else { return };
         let activation = &op.lhs;
         if !state(op.rhs.id).weight || state(activation.id).weight {
@@ -121,11 +137,12 @@ pub fn plan<'s>(
     let weight = keeps_weights(op) && op.inputs().any(|x| state(x.id).weight);
     let output = |x: &TensorIr| (x.id, TensorState { at: Vec::with_capacity(axes.len()), weight });
     let mut outputs: Vec<_> = op.outputs().map(output).collect();
-    let (mut scale, mut fell_back) = (None, false);
+    let (mut scale, mut completion, mut fell_back) = (None, None, false);
     for (i, axis) in axes.iter().enumerate() {
         let home = |id: TensorId| op.inputs().find(|x| x.id == id).and_then(|x| homes.of(i, &x.shape, axis.ranks));
         let at = |id: TensorId| Known { at: state(id).at[i], weight: state(id).weight, home: home(id) };
-        let decided = along_axis(&local, at, axis);
+        let decided = along_axis(&local, at, axis, completion.is_none());
+        completion = completion.or(decided.completion.map(|completion| (i, completion)));
         for (id, placements) in &mut inputs {
             placements.push(decided.placements[id]);
         }
@@ -136,7 +153,7 @@ pub fn plan<'s>(
         fell_back |= decided.fell_back;
         localize(&mut local, &decided.placements, axis.ranks);
     }
-    OpPlan { local, inputs, outputs, scale, fell_back }
+    OpPlan { local, inputs, outputs, scale, completion, fell_back }
 }
 
 /// What is known of an input along one axis.
@@ -146,15 +163,16 @@ struct Known {
     home: Option<Placement>,
 }
 
-/// The plan along one axis.
-fn along_axis(op: &OperationIr, known: impl Fn(TensorId) -> Known, axis: &MeshAxis) -> AxisPlan {
+/// The plan along one axis, which `may_complete` the rank's share of the operation.
+fn along_axis(op: &OperationIr, known: impl Fn(TensorId) -> Known, axis: &MeshAxis, may_complete: bool) -> AxisPlan {
     let whole = |fell_back| AxisPlan {
         placements: op.inputs().chain(op.outputs()).map(|x| (x.id, Replicate)).collect(),
         scale: None,
+        completion: None,
         fell_back,
     };
     let at = |x: &TensorIr| known(x.id).at;
-    if op.inputs().all(|x| at(x) == Replicate) {
+    if op.inputs().all(|x| at(x) == Replicate && known(x.id).home.is_none()) {
         return whole(false);
     }
     if op.inputs().any(|x| at(x) == Varying) {
@@ -162,10 +180,11 @@ fn along_axis(op: &OperationIr, known: impl Fn(TensorId) -> Known, axis: &MeshAx
         let own = |x: &TensorIr| if at(x) == Varying { Varying } else { Replicate };
         let inputs = op.inputs().map(|x| (x.id, own(x)));
         let placements = inputs.chain(op.outputs().map(|x| (x.id, Varying))).collect();
-        return AxisPlan { placements, scale: None, fell_back: false };
+        return AxisPlan { placements, scale: None, completion: None, fell_back: false };
     }
     let operand = |x| operand(x, &known);
-    match decide(op, &operand, axis).and_then(|decision| assigned(op, decision, axis.ranks)) {
+    let possible = |decision: &Decision| may_complete || decision.completion.is_none();
+    match decide(op, &operand, axis).filter(possible).and_then(|decision| assigned(op, decision, axis.ranks)) {
         Some(plan) => plan,
         None => whole(axis.ranks > 1 && op.inputs().any(|x| at(x).is_shard())),
     }
@@ -180,7 +199,7 @@ fn operand<'a>(x: &'a TensorIr, known: &impl Fn(TensorId) -> Known) -> Operand<'
 /// placement, and sums are of numbers.
 fn assigned(op: &OperationIr, decision: Decision, ranks: usize) -> Option<AxisPlan> {
     let mut placements = HashMap::new();
-    let wanted = decision.inputs.into_iter().chain(decision.outputs);
+    let wanted = decision.inputs.iter().chain(&decision.outputs).copied();
     for (x, placement) in op.inputs().chain(op.outputs()).zip(wanted) {
         let is_possible = match placement {
             Replicate => true,
@@ -192,7 +211,8 @@ fn assigned(op: &OperationIr, decision: Decision, ranks: usize) -> Option<AxisPl
         }
     }
     let is_complete = op.inputs().chain(op.outputs()).all(|x| placements.contains_key(&x.id));
-    is_complete.then_some(AxisPlan { placements, scale: decision.scale, fell_back: false })
+    let Decision { scale, completion, .. } = decision;
+    is_complete.then_some(AxisPlan { placements, scale, completion, fell_back: false })
 }
 
 /// Whether the output is a view of the first input, or its values in another type.

@@ -3,6 +3,7 @@
 mod across;
 mod batch_norm;
 mod commands;
+mod complete;
 mod inputs;
 mod views;
 
@@ -149,7 +150,7 @@ impl<B: Inner> Interpreter<B> {
             }
         }
         let is_embedding = self.axes.first().is_some_and(|axis| self.homes.of_embedding(&op, axis.ranks).is_some());
-        if !is_whole || is_embedding {
+        if !is_whole || is_embedding || self.homes.has_scatter(&op) {
             return Some(op);
         }
         let weight = from_weight && keeps_weights(&op);
@@ -194,7 +195,10 @@ impl<B: Inner> Interpreter<B> {
         let mut local = plan.local;
         local.visit_mut(&mut Rename(&locals));
         let shares: Vec<TensorIr> = local.outputs().cloned().collect();
-        self.executor.register_op(local);
+        match plan.completion {
+            None => self.executor.register_op(local),
+            Some((axis, completion)) => self.run_completed(local, axis, completion),
+        }
         for (id, state) in plan.outputs {
             self.table.insert(id, state, id);
         }

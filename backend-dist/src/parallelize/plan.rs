@@ -44,7 +44,8 @@ impl Default for Plan {
 impl Plan {
     /// Modules of burn-nn by type, as Megatron-LM shards them: `MultiHeadAttention` and `CrossAttention` (query, key and
     /// value by columns, output by rows), `PositionWiseFeedForward` (inner by columns, outer by rows), `SwiGlu` (both by
-    /// columns) and `Embedding` (by columns, which are the features). Other modules stay whole; a `Linear` alone may be
+    /// columns) and `Embedding` (by rows, which are the vocabulary, where the ranks divide it, else by columns, which are
+    /// the features). Other modules stay whole; a `Linear` alone may be
     /// either half of a pair, which its path has to say.
     pub fn auto() -> Self {
         Self { auto: true, ..Self::default() }
@@ -96,7 +97,7 @@ impl Plan {
             let path = parameter.path();
             let by_path =
                 self.patterns.iter().rev().find(|(pattern, _)| pattern.matches(&path)).map(|&(_, style)| style);
-            let by_type = || if self.auto { known(parameter) } else { None };
+            let by_type = || if self.auto { known(parameter, ranks) } else { None };
             let Some(style) = by_path.or_else(by_type) else { continue };
             let at = style.placement(&parameter.shape).ok_or_else(|| PlanError::Rank {
                 path: path.clone(),
@@ -173,10 +174,11 @@ fn is_attention(container: &str) -> bool {
 }
 
 /// How a module of burn-nn is sharded, by the types of a parameter's layer and of the module that has it.
-fn known(parameter: &Parameter) -> Option<Style> {
+fn known(parameter: &Parameter, ranks: usize) -> Option<Style> {
     let layer = parameter.above(0)?.container.as_str();
     if layer == "Embedding" {
-        return Some(Style::Columns);
+        let divides = parameter.shape.first().is_some_and(|vocabulary| vocabulary.is_multiple_of(ranks));
+        return Some(if divides { Style::Rows } else { Style::Columns });
     }
     let field = parameter.above(1).filter(|_| layer == "Linear")?;
     match (field.container.as_str(), field.name.as_str()) {

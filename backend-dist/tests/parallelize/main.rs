@@ -11,3 +11,4 @@ mod recurrent;
 mod sequence;
 mod training;
 mod transformer;
+mod vocabulary;

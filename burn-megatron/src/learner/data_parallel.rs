@@ -7,7 +7,6 @@ use backend_dist::launch::BoxError;
 use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use backend_dist::process::Processes;
-use burn::data::dataloader::DataLoader;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn::train::metric::store::EventStoreClient;
@@ -17,13 +16,13 @@ use std::sync::Arc;
 use super::devices::like;
 use super::dp_rank::host;
 use super::items::Items;
-use super::mesh::TensorParallel;
 use super::processes::Together;
 use super::rank_loop::{RankSetup, Shared};
 use super::report::{Failure, Fit, Fitted};
-use super::shares::{equal_shares, shares_of_first};
+use super::shares::{equal_shares, shares_of_first, split};
 use super::stages::OnRank;
 use super::states::with_own_states;
+use super::tensor_parallel::TensorParallel;
 use super::zero::records::{optimizer_record, split as split_states};
 use super::zero::{Owners, Units, Zero, running_states};
 
@@ -294,8 +293,4 @@ impl<M: LearnerModel> DataParallel<M> {
 fn drawn(device: &Device) -> u64 {
     let bits = Tensor::<1>::random([2], Distribution::Uniform(0.0, (1 << 24) as f64), &device.clone().inner());
     bits.into_data().iter::<f64>().fold(0, |seed, bits| seed << 24 | bits as u64)
-}
-
-fn split<I>(loader: &Arc<dyn DataLoader<I>>, shares: Vec<std::ops::Range<usize>>) -> Vec<Arc<dyn DataLoader<I>>> {
-    shares.into_iter().map(|share| loader.slice(share.start, share.end)).collect()
 }

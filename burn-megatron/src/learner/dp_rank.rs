@@ -11,9 +11,9 @@ use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{InferenceStep, Learner, LearnerModel, TrainOutput, TrainStep};
 
-use super::mesh::Placing;
 use super::processes::gather_to_first;
 use super::states::{average_states, with_own_states};
+use super::tensor_parallel::Placing;
 use super::zero::records::{join, optimizer_record};
 use super::zero::{Zero, reduce_to_owners, share_parameters, with_stepped};
 

@@ -31,6 +31,7 @@ mod signals;
 mod stages;
 mod stages_steps;
 mod states;
+mod tensor_parallel;
 #[cfg(test)]
 mod tests;
 mod trained;

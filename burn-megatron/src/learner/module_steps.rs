@@ -20,8 +20,8 @@ use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
 
 use super::data_parallel::DataParallel;
 use super::dp_rank::{DpRank, host};
-use super::mesh::TensorParallel;
 use super::states::with_own_states;
+use super::tensor_parallel::TensorParallel;
 
 /// Values by the path of their parameter.
 pub(crate) type Named = BTreeMap<String, Vec<f64>>;

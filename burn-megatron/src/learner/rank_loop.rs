@@ -16,8 +16,8 @@ use burn::train::{
 
 use super::dp_rank::DpRank;
 use super::items::Items;
-use super::mesh::Placing;
 use super::rounds::{aggregate, next, uneven};
+use super::tensor_parallel::Placing;
 use super::trained::{OneModel, Trained};
 use super::zero::Zero;
 

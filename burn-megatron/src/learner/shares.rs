@@ -1,6 +1,9 @@
 //! Which part of a data set a rank reads.
 
 use std::ops::Range;
+use std::sync::Arc;
+
+use burn::data::dataloader::DataLoader;
 
 /// `ranks` contiguous ranges of the same length; the last `items % ranks` items are in none of them.
 pub(super) fn equal_shares(items: usize, ranks: usize) -> Vec<Range<usize>> {
@@ -17,6 +20,11 @@ pub(super) fn whole_shares(items: usize, ranks: usize) -> Vec<Range<usize>> {
 pub(super) fn shares_of_first(items: usize, of: usize, ranks: usize) -> Vec<Range<usize>> {
     let nothing = std::iter::repeat_n(items..items, ranks - of);
     whole_shares(items, of).into_iter().chain(nothing).collect()
+}
+
+/// The parts of a loader that have these items.
+pub(super) fn split<I>(loader: &Arc<dyn DataLoader<I>>, shares: Vec<Range<usize>>) -> Vec<Arc<dyn DataLoader<I>>> {
+    shares.into_iter().map(|share| loader.slice(share.start, share.end)).collect()
 }
 
 #[cfg(test)]

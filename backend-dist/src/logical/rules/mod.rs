@@ -71,11 +71,30 @@ pub struct Decision {
     pub outputs: Vec<Placement>,
     /// What every rank multiplies its float outputs by.
     pub scale: Option<f64>,
+    /// What else the ranks do.
+    pub completion: Option<Completion>,
+}
+
+/// What makes a rank's share of an operation right where placements and a factor do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// The indices are those of the whole dimension: where the rank's part of it does not have them, nothing is read or
+    /// added.
+    MaskIndices,
+    /// The output is the maximum over the ranks.
+    Max,
+    /// The output is the minimum over the ranks.
+    Min,
 }
 
 impl Decision {
     fn new(inputs: impl Into<Vec<Placement>>, output: Placement) -> Option<Self> {
-        Some(Self { inputs: inputs.into(), outputs: vec![output], scale: None })
+        Some(Self { inputs: inputs.into(), outputs: vec![output], scale: None, completion: None })
+    }
+
+    fn completed(mut self, completion: Completion) -> Self {
+        self.completion = Some(completion);
+        self
     }
 
     /// All inputs whole on every rank, and so is the output.

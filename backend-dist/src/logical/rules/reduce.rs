@@ -1,7 +1,7 @@
 //! Reductions over all elements, or over some dimensions that keep size one.
 
-use super::{Decision, Operand, unary};
-use crate::logical::Placement::Partial;
+use super::{Completion, Decision, Operand, unary};
+use crate::logical::Placement::{Partial, Replicate};
 
 /// The sum over `dims`, which are sorted or not.
 pub fn sum(x: Operand, dims: &[usize]) -> Option<Decision> {
@@ -18,6 +18,16 @@ pub fn mean(x: Operand, dims: &[usize], ranks: usize) -> Option<Decision> {
         decision.scale = Some(1.0 / ranks as f64);
     }
     Some(decision)
+}
+
+/// The maximum or minimum over `dims`: that of the shards, then over the ranks.
+pub fn extremum(x: Operand, dims: &[usize], completion: Completion) -> Option<Decision> {
+    match x.at.dim() {
+        Some(dim) if dims.contains(&dim) => {
+            Decision::new([x.at], Replicate).map(|decision| decision.completed(completion))
+        }
+        _ => other(x, dims),
+    }
 }
 
 /// A reduction over `dims` whose shards cannot be reduced by a sum: maxima, multiplication, logic.

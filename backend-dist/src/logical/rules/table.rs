@@ -3,7 +3,7 @@
 mod module;
 
 use super::elementwise::{Linearity, elementwise};
-use super::{Decision, Operand, Policy, along, indexing, matmul, reduce, shape, unary};
+use super::{Completion, Decision, Operand, Policy, along, indexing, matmul, reduce, shape, unary};
 use crate::logical::plan::MeshAxis;
 use burn::tensor::{IndexingUpdateOp, Slice};
 use burn_ir::{
@@ -144,6 +144,18 @@ impl<'a> Table<'a, '_> {
             }
             Op::MeanDim(op) if op.input.dtype.is_float() => {
                 reduce::mean(self.x(&op.input), &[op.axis], self.axis.ranks)
+            }
+            Op::Max(op) if op.input.dtype.is_float() => {
+                reduce::extremum(self.x(&op.input), &every(&op.input), Completion::Max)
+            }
+            Op::Min(op) if op.input.dtype.is_float() => {
+                reduce::extremum(self.x(&op.input), &every(&op.input), Completion::Min)
+            }
+            Op::MaxDim(op) if op.input.dtype.is_float() => {
+                reduce::extremum(self.x(&op.input), &[op.axis], Completion::Max)
+            }
+            Op::MinDim(op) if op.input.dtype.is_float() => {
+                reduce::extremum(self.x(&op.input), &[op.axis], Completion::Min)
             }
             Op::Prod(op) | Op::Max(op) | Op::Min(op) | Op::MaxAbs(op) => {
                 reduce::other(self.x(&op.input), &every(&op.input))

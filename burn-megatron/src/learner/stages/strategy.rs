@@ -8,8 +8,9 @@ use super::division::{Division, Wanted};
 use super::pipeline::{Pipeline, StagesModel};
 use crate::learner::custom;
 use crate::learner::data_parallel::DataParallel;
-use crate::learner::mesh::{MeshStrategy, TensorParallel, for_stages};
+use crate::learner::mesh::{MeshStrategy, for_stages};
 use crate::learner::report::{Failure, Fit, Fitted};
+use crate::learner::tensor_parallel::TensorParallel;
 use crate::learner::zero::Units;
 
 /// A layout for a model that implements [`Stages`](super::Stages), as a strategy for
