@@ -231,6 +231,7 @@ fn glm4_9b() -> LlamaConfig {
         num_key_value_heads: 2,
         max_position_embeddings: 32_768,
         partial_rotary_factor: Some(0.5),
+        attention_bias: true,
         rope_theta: 10_000.0,
         ..LlamaConfig::llama3_8b()
     }

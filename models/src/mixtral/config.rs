@@ -62,7 +62,7 @@ pub struct MixtralConfig {
     pub sliding_window: Option<usize>,
     /// Every this many layers one has no window, the last of them (gpt-oss only).
     pub sliding_window_pattern: Option<usize>,
-    /// Largest gate of an expert, and largest magnitude of what it multiplies (gpt-oss, which always has one).
+    /// Bound of an expert's gate, and with either sign of what it multiplies (gpt-oss, which always has one).
     pub swiglu_limit: Option<f64>,
     /// Longest sequence that the model was made for. Rotary positions continue beyond it.
     pub max_position_embeddings: usize,
