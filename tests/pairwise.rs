@@ -90,6 +90,13 @@ fn families_with_experts() {
         router_z_loss_coef: 0.01,
         ..MixtralConfig::tiny()
     };
+    let qwen2 = MixtralConfig {
+        variant: MixtralVariant::Qwen2Moe,
+        shared_expert_intermediate_size: Some(48),
+        norm_topk_prob: false,
+        mlp_only_layers: vec![0],
+        ..mixtral.clone()
+    };
     let gpt_oss = MixtralConfig {
         variant: MixtralVariant::GptOss,
         attention_bias: true,
@@ -99,7 +106,7 @@ fn families_with_experts() {
         initializer_range: 0.2,
         ..mixtral.clone()
     };
-    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, gpt_oss] {
+    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss] {
         every_pair(&FamilyConfig::Mixtral(config));
     }
 }

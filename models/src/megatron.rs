@@ -95,6 +95,10 @@ fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str) {
     if config.router.bias_rate.is_some() {
         map.same(format!("{ours}.router.expert_bias"), format!("{theirs}.router.expert_bias"), &[experts]);
     }
+    if config.shared.is_some_and(|shared| shared.gate) {
+        let theirs = format!("{theirs}.shared_experts.gate_weight");
+        map.same(format!("{ours}.shared_experts.gate.weight"), theirs, &[1, hidden]);
+    }
     let mut gated = |width, ours: String, theirs: String| {
         mlp(map, [hidden, width], Activation::SwiGlu, bias, &ours, &theirs);
     };

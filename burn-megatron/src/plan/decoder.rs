@@ -19,6 +19,8 @@ pub struct Experts {
     pub intermediate: usize,
     /// Intermediate size of the shared experts, which all tokens use; 0 without any.
     pub shared: usize,
+    /// The shared experts' output is gated by a function of the token.
+    pub shared_gate: bool,
     /// Layers with a dense MLP instead of experts.
     pub dense_layers: Vec<usize>,
 }

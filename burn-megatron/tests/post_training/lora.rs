@@ -12,7 +12,7 @@ use burn_megatron::hf::{HfFolder, Merged, TensorReader, read_adapter, write_adap
 use burn_megatron::train::{Plan, train};
 use burn_megatron::verify::{self, LoraKind, verify};
 use models::layers::BalanceOver;
-use models::{Llama, LlamaConfig, Mixtral, MixtralConfig, ModelConfig};
+use models::{Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant, ModelConfig};
 use serde_json::Value;
 
 use super::{fail, gap, parse, read, succeed};
@@ -107,11 +107,22 @@ fn every_layout_trains_adapters_as_one_device() {
         let lines = verify::<Llama>(&llama, &settings(kind), &[Device::flex()], &candidates, |_| ()).unwrap();
         lines.iter().for_each(|line| assert!(line.passes(), "{kind:?}: {line}"));
     }
+    // Norms after, norms of projections, 1 + w norms, windows: every linear layer has an adapter.
+    for variant in [LlamaVariant::Olmo2, LlamaVariant::Gemma3] {
+        let config = LlamaConfig { variant, num_hidden_layers: 2, ..LlamaConfig::tiny() };
+        let lines =
+            verify::<Llama>(&config, &settings(LoraKind::Dora), &[Device::flex()], &candidates, |_| ()).unwrap();
+        lines.iter().for_each(|line| assert!(line.passes(), "{variant}: {line}"));
+    }
     // Attention of a model with experts, whose router is frozen too.
     let candidates = ["TP2 SP DP2".parse().unwrap(), "DP2 EP2 ZeRO2".parse().unwrap()];
     let moe = MixtralConfig { router_balance: BalanceOver::Sequence, ..MixtralConfig::tiny() };
-    let lines = verify::<Mixtral>(&moe, &settings(LoraKind::Lora), &[Device::flex()], &candidates, |_| ()).unwrap();
-    lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
+    let gpt_oss = MixtralConfig { variant: MixtralVariant::GptOss, attention_bias: true, ..moe.clone() };
+    for config in [moe, gpt_oss] {
+        let lines =
+            verify::<Mixtral>(&config, &settings(LoraKind::Lora), &[Device::flex()], &candidates, |_| ()).unwrap();
+        lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
+    }
 }
 
 #[test]

@@ -192,7 +192,13 @@ fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str, matr
         mlp(map, [hidden, intermediate], false, matrices, &ours, &theirs);
     }
     if let Some(shared) = config.shared {
-        let (ours, theirs) = (format!("{ours}.shared_experts"), format!("{theirs}.shared_experts"));
+        // Qwen2-MoE has one, with a gate; DeepSeek-V3 some, without.
+        if shared.gate {
+            let theirs = format!("{theirs}.shared_expert_gate.weight");
+            map.same(format!("{ours}.shared_experts.gate.weight"), theirs, &[1, hidden]);
+        }
+        let called = if shared.gate { "shared_expert" } else { "shared_experts" };
+        let (ours, theirs) = (format!("{ours}.shared_experts"), format!("{theirs}.{called}"));
         mlp(map, [hidden, shared.intermediate], false, matrices, &ours, &theirs);
     }
 }

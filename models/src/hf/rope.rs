@@ -45,7 +45,11 @@ pub(crate) fn read_by_kind(config: &ConfigReader, [base, local]: [f64; 2]) -> Re
     if none.is_some() {
         return Err(sliding.unsupported("rope_type", "scaled in sliding_attention", "default"));
     }
-    Ok(Rope { theta: theta.unwrap_or(base), scaling, partial: None, local: Some(local_theta.unwrap_or(local)) })
+    let local = local_theta.unwrap_or(local);
+    if !(1.0..f64::INFINITY).contains(&local) {
+        return Err(sliding.unsupported("rope_theta", &format!("{local} in sliding_attention"), "at least 1"));
+    }
+    Ok(Rope { theta: theta.unwrap_or(base), scaling, partial: None, local: Some(local) })
 }
 
 fn read_of(config: &ConfigReader, base: f64, partial: Option<&str>) -> Result<Rope, HfError> {

@@ -114,4 +114,32 @@ impl LlamaConfig {
             ..Self::llama3_8b()
         }
     }
+
+    /// SmolLM2 with 135 million parameters.
+    pub fn smollm2_135m() -> Self {
+        Self {
+            vocab_size: 49_152,
+            hidden_size: 576,
+            intermediate_size: 1536,
+            num_hidden_layers: 30,
+            num_attention_heads: 9,
+            num_key_value_heads: 3,
+            head_dim: 64,
+            rope_theta: 100_000.0,
+            tie_word_embeddings: true,
+            initializer_range: 1.0 / 24.0,
+            ..Self::llama3_8b()
+        }
+    }
+
+    /// Llama 3 70B.
+    pub fn llama3_70b() -> Self {
+        Self {
+            hidden_size: 8192,
+            intermediate_size: 28_672,
+            num_hidden_layers: 80,
+            num_attention_heads: 64,
+            ..Self::llama3_8b()
+        }
+    }
 }

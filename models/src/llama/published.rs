@@ -8,11 +8,11 @@ use crate::layers::{LinearScaling, RopeScaling};
 pub(super) fn presets() -> Vec<(&'static str, LlamaConfig)> {
     vec![
         ("tiny", LlamaConfig::tiny()),
-        ("smollm2-135m", smollm2_135m()),
+        ("smollm2-135m", LlamaConfig::smollm2_135m()),
         ("llama3-1b", LlamaConfig::llama3_1b()),
         ("llama3-3b", LlamaConfig::llama3_3b()),
         ("llama3-8b", LlamaConfig::llama3_8b()),
-        ("llama3-70b", llama3_70b()),
+        ("llama3-70b", LlamaConfig::llama3_70b()),
         ("mistral-7b", LlamaConfig::mistral_7b()),
         ("qwen2.5-0.5b", qwen2_5_0_5b()),
         ("qwen2.5-7b", qwen2_5_7b()),
@@ -30,34 +30,6 @@ pub(super) fn presets() -> Vec<(&'static str, LlamaConfig)> {
         ("phi4", phi4()),
         ("glm4-9b", glm4_9b()),
     ]
-}
-
-fn smollm2_135m() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 49_152,
-        hidden_size: 576,
-        intermediate_size: 1536,
-        num_hidden_layers: 30,
-        num_attention_heads: 9,
-        num_key_value_heads: 3,
-        head_dim: 64,
-        max_position_embeddings: 8192,
-        rope_theta: 100_000.0,
-        tie_word_embeddings: true,
-        initializer_range: 1.0 / 24.0,
-        ..LlamaConfig::llama3_8b()
-    }
-}
-
-/// Llama 3.
-fn llama3_70b() -> LlamaConfig {
-    LlamaConfig {
-        hidden_size: 8192,
-        intermediate_size: 28_672,
-        num_hidden_layers: 80,
-        num_attention_heads: 64,
-        ..LlamaConfig::llama3_8b()
-    }
 }
 
 fn qwen2_5_0_5b() -> LlamaConfig {
@@ -259,6 +231,7 @@ fn glm4_9b() -> LlamaConfig {
         num_key_value_heads: 2,
         max_position_embeddings: 32_768,
         partial_rotary_factor: Some(0.5),
+        attention_bias: true,
         rope_theta: 10_000.0,
         ..LlamaConfig::llama3_8b()
     }

@@ -180,7 +180,7 @@ impl Linear<'_> {
 }
 
 fn is_router(theirs: &str) -> bool {
-    theirs.ends_with(".gate") || theirs.ends_with(".mlp.router")
+    [".gate", ".mlp.router", ".shared_expert_gate"].iter().any(|end| theirs.ends_with(end))
 }
 
 fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {

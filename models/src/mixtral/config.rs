@@ -7,7 +7,7 @@ use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divisors, positive};
 use crate::layers::{
     Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, ExpertKind, Ffn, MoeConfig, RopeScaling, RouterConfig,
-    Scores,
+    Scores, SharedExperts,
 };
 use crate::layout::{ExpertDims, ModelDims};
 use crate::limits;
@@ -26,8 +26,10 @@ pub struct MixtralConfig {
     pub hidden_size: usize,
     /// Width of an expert; in a Qwen3-MoE of the MLPs of layers without experts.
     pub intermediate_size: usize,
-    /// Width of an expert where it is not `intermediate_size` (Qwen3-MoE only).
+    /// Width of an expert where it is not `intermediate_size` (Qwen2-MoE and Qwen3-MoE).
     pub moe_intermediate_size: Option<usize>,
+    /// Width of the shared expert (Qwen2-MoE, which always has one); `None` is `intermediate_size`.
+    pub shared_expert_intermediate_size: Option<usize>,
     /// Number of blocks.
     pub num_hidden_layers: usize,
     /// Query heads.
@@ -42,9 +44,9 @@ pub struct MixtralConfig {
     pub num_experts_per_tok: usize,
     /// The probabilities of a token's experts sum up to one.
     pub norm_topk_prob: bool,
-    /// Every this many layers one has experts, the last of them; the others have an MLP (Qwen3-MoE only).
+    /// Every this many layers one has experts, the last of them; the others have an MLP (Qwen2-MoE and Qwen3-MoE).
     pub decoder_sparse_step: usize,
-    /// Further layers with an MLP (Qwen3-MoE only).
+    /// Further layers with an MLP (Qwen2-MoE and Qwen3-MoE).
     pub mlp_only_layers: Vec<usize>,
     /// Coefficient of the load-balancing loss of each layer, as Megatron-LM defines it (`--moe-aux-loss-coeff`).
     pub router_aux_loss_coef: f64,
@@ -60,7 +62,7 @@ pub struct MixtralConfig {
     pub sliding_window: Option<usize>,
     /// Every this many layers one has no window, the last of them (gpt-oss only).
     pub sliding_window_pattern: Option<usize>,
-    /// Largest gate of an expert, and largest magnitude of what it multiplies (gpt-oss, which always has one).
+    /// Bound of an expert's gate, and with either sign of what it multiplies (gpt-oss, which always has one).
     pub swiglu_limit: Option<f64>,
     /// Longest sequence that the model was made for. Rotary positions continue beyond it.
     pub max_position_embeddings: usize,
@@ -110,6 +112,17 @@ impl MixtralConfig {
         self.parameter_count() - moe_layers * unused * 3 * self.hidden_size * self.expert_size()
     }
 
+    /// Width of the shared expert, if there is one.
+    pub fn shared_expert(&self) -> Option<usize> {
+        let is_shared = self.variant == MixtralVariant::Qwen2Moe;
+        is_shared.then(|| self.shared_expert_intermediate_size.unwrap_or(self.intermediate_size))
+    }
+
+    /// Whether query, key and value projections have biases.
+    pub fn has_input_biases(&self) -> bool {
+        self.attention_bias || self.variant == MixtralVariant::Qwen2Moe
+    }
+
     /// Whether every query and key head is normalised.
     pub fn has_head_norms(&self) -> bool {
         self.variant == MixtralVariant::Qwen3Moe
@@ -118,7 +131,11 @@ impl MixtralConfig {
     /// The Llama that this is but for its experts.
     fn llama(&self) -> LlamaConfig {
         LlamaConfig {
-            variant: if self.has_head_norms() { LlamaVariant::Qwen3 } else { LlamaVariant::Llama },
+            variant: match self.variant {
+                MixtralVariant::Mixtral | MixtralVariant::GptOss => LlamaVariant::Llama,
+                MixtralVariant::Qwen2Moe => LlamaVariant::Qwen2,
+                MixtralVariant::Qwen3Moe => LlamaVariant::Qwen3,
+            },
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
@@ -166,7 +183,7 @@ impl MixtralConfig {
             MixtralVariant::GptOss => {
                 ExpertKind::Clamped { alpha: 1.702, limit: self.swiglu_limit.unwrap_or(SWIGLU_LIMIT) }
             }
-            MixtralVariant::Mixtral | MixtralVariant::Qwen3Moe => ExpertKind::SwiGlu,
+            MixtralVariant::Mixtral | MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe => ExpertKind::SwiGlu,
         }
     }
 
@@ -185,7 +202,7 @@ impl MixtralConfig {
             },
             capacity: self.moe_capacity,
             dispatcher: self.moe_dispatcher,
-            shared: None,
+            shared: self.shared_expert().map(|intermediate| SharedExperts { intermediate, gate: true }),
             input: self.llama().init(),
             output: self.llama().residual_init(),
         }
@@ -193,14 +210,19 @@ impl MixtralConfig {
 
     /// Keys that only some variants have.
     fn check_variant(&self) -> Result<(), ConfigError> {
-        use MixtralVariant::{GptOss, Qwen3Moe};
+        use MixtralVariant::{GptOss, Qwen2Moe, Qwen3Moe};
         let size = |size: Option<usize>| size.map(|size| size.to_string());
-        let foreign: [(_, Option<String>, &[MixtralVariant]); 8] = [
-            ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen3Moe]),
-            ("decoder_sparse_step", size(Some(self.decoder_sparse_step).filter(|step| *step != 1)), &[Qwen3Moe]),
-            ("mlp_only_layers", size(self.mlp_only_layers.first().copied()), &[Qwen3Moe]),
+        let foreign: [(_, Option<String>, &[MixtralVariant]); 9] = [
+            ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen2Moe, Qwen3Moe]),
+            ("shared_expert_intermediate_size", size(self.shared_expert_intermediate_size), &[Qwen2Moe]),
+            (
+                "decoder_sparse_step",
+                size(Some(self.decoder_sparse_step).filter(|step| *step != 1)),
+                &[Qwen2Moe, Qwen3Moe],
+            ),
+            ("mlp_only_layers", size(self.mlp_only_layers.first().copied()), &[Qwen2Moe, Qwen3Moe]),
             ("attention_bias", size(self.attention_bias.then_some(1)), &[Qwen3Moe, GptOss]),
-            ("norm_topk_prob", size((!self.norm_topk_prob).then_some(0)), &[Qwen3Moe]),
+            ("norm_topk_prob", size((!self.norm_topk_prob).then_some(0)), &[Qwen2Moe, Qwen3Moe]),
             ("sliding_window", size(self.sliding_window), &[GptOss]),
             ("sliding_window_pattern", size(self.sliding_window_pattern), &[GptOss]),
             ("swiglu_limit", self.swiglu_limit.map(|limit| limit.to_string()), &[GptOss]),
@@ -241,7 +263,7 @@ impl ModelConfig for MixtralConfig {
     fn dims(&self) -> ModelDims {
         let has_mlp = !self.dense_layers().is_empty();
         ModelDims {
-            intermediate: if has_mlp { self.intermediate_size } else { 0 },
+            intermediate: if has_mlp { self.intermediate_size } else { self.shared_expert().unwrap_or(0) },
             experts: Some(ExpertDims { count: self.num_experts, intermediate: self.expert_size() }),
             ..self.llama().dims()
         }
@@ -264,6 +286,7 @@ impl ModelConfig for MixtralConfig {
             ("mixtral-tiny", Self::tiny()),
             ("mixtral-8x7b", Self::mixtral_8x7b()),
             ("mixtral-8x7b-half", Self::mixtral_8x7b_half()),
+            ("qwen1.5-moe-a2.7b", Self::qwen1_5_moe_a2_7b()),
             ("qwen3-30b-a3b", Self::qwen3_30b_a3b()),
             ("gpt-oss-20b", Self::gpt_oss_20b()),
             ("gpt-oss-120b", Self::gpt_oss_120b()),
@@ -298,7 +321,7 @@ mod tests {
         );
         assert_eq!(
             refuse(MixtralConfig { mlp_only_layers: vec![1], ..tiny() }),
-            "mlp_only_layers = 1: models with `variant = \"qwen3_moe\"` have it, this model is mixtral; nearest legal: none"
+            "mlp_only_layers = 1: models with `variant = \"qwen2_moe\"` or `\"qwen3_moe\"` have it, this model is mixtral; nearest legal: none"
         );
         assert!(refuse(MixtralConfig { num_key_value_heads: 3, ..tiny() }).contains("nearest legal: 2, 4"));
         assert!(refuse(MixtralConfig { num_experts: 0, ..tiny() }).contains("num_experts = 0 is not positive"));

@@ -16,7 +16,7 @@ pub(super) fn names(config: &MixtralConfig) -> NameMap {
             LayerNames { experts, ..USUAL }
         }
         MixtralVariant::GptOss => LayerNames { stacked_experts: true, ..USUAL },
-        MixtralVariant::Qwen3Moe => USUAL,
+        MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe => USUAL,
     };
     decoder::names(&config.frame(), |layer| config.block(layer), called)
 }
@@ -74,6 +74,19 @@ impl MixtralConfig {
                 layers::expect_kinds(&config, &read.layer_types())?;
                 read
             }
+            MixtralVariant::Qwen2Moe => {
+                config.expect_flag("use_sliding_window", false)?;
+                config.expect_flag("qkv_bias", true)?;
+                Self {
+                    head_dim: config.size_or("head_dim", hidden_size / heads)?,
+                    moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
+                    shared_expert_intermediate_size: Some(config.size("shared_expert_intermediate_size")?),
+                    norm_topk_prob: config.flag("norm_topk_prob")?,
+                    decoder_sparse_step: config.size_or("decoder_sparse_step", 1)?,
+                    mlp_only_layers: config.indices("mlp_only_layers")?.unwrap_or_default(),
+                    ..common
+                }
+            }
             MixtralVariant::Qwen3Moe => {
                 config.expect_flag("use_sliding_window", false)?;
                 Self {
@@ -106,6 +119,14 @@ impl MixtralConfig {
                 config["swiglu_limit"] = json!(self.swiglu_limit.unwrap_or(SWIGLU_LIMIT));
                 config["attention_bias"] = json!(self.attention_bias);
             }
+            MixtralVariant::Qwen2Moe => {
+                config["moe_intermediate_size"] = json!(self.expert_size());
+                config["shared_expert_intermediate_size"] = json!(self.shared_expert());
+                config["norm_topk_prob"] = json!(self.norm_topk_prob);
+                config["decoder_sparse_step"] = json!(self.decoder_sparse_step);
+                config["mlp_only_layers"] = json!(self.mlp_only_layers);
+                config["use_sliding_window"] = json!(false);
+            }
             MixtralVariant::Qwen3Moe => {
                 config["moe_intermediate_size"] = json!(self.expert_size());
                 config["norm_topk_prob"] = json!(self.norm_topk_prob);
@@ -130,7 +151,7 @@ fn top_k(config: &ConfigReader, variant: MixtralVariant) -> Result<usize, HfErro
     let top_k = config.size("num_experts_per_tok")?;
     match variant {
         MixtralVariant::GptOss => config.expect_number("experts_per_token", top_k as f64, top_k as f64).map(|()| top_k),
-        MixtralVariant::Mixtral | MixtralVariant::Qwen3Moe => Ok(top_k),
+        _ => Ok(top_k),
     }
 }
 

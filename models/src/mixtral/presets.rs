@@ -20,6 +20,7 @@ impl MixtralConfig {
             hidden_size: 64,
             intermediate_size: 64,
             moe_intermediate_size: None,
+            shared_expert_intermediate_size: None,
             num_hidden_layers: 2,
             num_attention_heads: 8,
             num_key_value_heads: 4,
@@ -47,6 +48,30 @@ impl MixtralConfig {
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
             make_vocab_size_divisible_by: 1,
+        }
+    }
+
+    /// Qwen1.5-MoE-A2.7B, a Qwen2-MoE.
+    pub fn qwen1_5_moe_a2_7b() -> Self {
+        Self {
+            variant: MixtralVariant::Qwen2Moe,
+            vocab_size: 151_936,
+            hidden_size: 2048,
+            intermediate_size: 5632,
+            moe_intermediate_size: Some(1408),
+            num_hidden_layers: 24,
+            num_attention_heads: 16,
+            num_key_value_heads: 16,
+            head_dim: 128,
+            num_experts: 60,
+            num_experts_per_tok: 4,
+            norm_topk_prob: false,
+            router_aux_loss_coef: 0.001,
+            max_position_embeddings: 8192,
+            rope_theta: 1_000_000.0,
+            rms_norm_eps: 1e-6,
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
         }
     }
 
@@ -136,6 +161,14 @@ mod tests {
         let counts = |config: MixtralConfig| (config.parameter_count(), config.active_parameter_count());
         assert_eq!(counts(MixtralConfig::mixtral_8x7b()), (46_702_792_704, 12_879_925_248));
         assert_eq!(counts(MixtralConfig::qwen3_30b_a3b()), (30_532_122_624, 3_353_032_704));
+        let published = [
+            (MixtralConfig::qwen1_5_moe_a2_7b(), 14_315_784_192),
+            (MixtralConfig::gpt_oss_20b(), 20_914_757_184),
+            (MixtralConfig::gpt_oss_120b(), 116_829_156_672),
+        ];
+        for (config, parameters) in published {
+            assert_eq!((config.check(), config.parameter_count()), (Ok(()), parameters));
+        }
         assert_eq!(MixtralConfig::mixtral_8x7b_half().parameter_count() / 10_000_000, 2348);
     }
 }

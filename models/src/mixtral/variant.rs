@@ -14,6 +14,8 @@ pub enum MixtralVariant {
     Mixtral,
     /// gpt-oss: attention sinks, a window in every other layer, biases everywhere, clamped SwiGLU.
     GptOss,
+    /// Qwen2-MoE: biases of queries, keys and values, a gated shared expert, and some layers may have an MLP.
+    Qwen2Moe,
     /// Qwen3-MoE: every query and key head is normalised before rotation, and some layers may have an MLP instead of
     /// experts.
     Qwen3Moe,
@@ -32,6 +34,7 @@ impl MixtralVariant {
         match self {
             Self::Mixtral => "mixtral",
             Self::GptOss => "gpt_oss",
+            Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
         }
     }
@@ -41,7 +44,7 @@ impl MixtralVariant {
         match self {
             Self::Mixtral => 1e6,
             Self::GptOss => 150_000.0,
-            Self::Qwen3Moe => 1e4,
+            Self::Qwen2Moe | Self::Qwen3Moe => 1e4,
         }
     }
 
@@ -52,7 +55,7 @@ impl MixtralVariant {
             Self::Mixtral => &["output_router_logits"],
             Self::GptOss => &["output_router_logits", "initial_context_length"],
             // The last two count only where `use_sliding_window` is true.
-            Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
+            Self::Qwen2Moe | Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
         }
     }
 }

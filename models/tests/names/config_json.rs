@@ -184,7 +184,7 @@ fn an_architecture_that_is_not_here_is_refused() {
          mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), \
          smollm3 (SmolLM3ForCausalLM), olmo2 (Olmo2ForCausalLM), gemma2 (Gemma2ForCausalLM), \
          gemma3_text (Gemma3ForCausalLM), phi3 (Phi3ForCausalLM), glm4 (Glm4ForCausalLM), mixtral (MixtralForCausalLM), \
-         qwen3_moe (Qwen3MoeForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
+         qwen2_moe (Qwen2MoeForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
     );
     let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");
@@ -251,4 +251,26 @@ fn attention_dropout_is_read_and_written() {
         assert_eq!(config.to_hf().unwrap()[key], json!(0.1));
         assert_eq!(config.check(), Ok(()));
     }
+}
+
+/// As Qwen published Qwen1.5-MoE-A2.7B; its biases are no key of transformers 4.
+#[test]
+fn qwen2_moe_is_read_and_written() {
+    let file = json!({"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0,
+        "decoder_sparse_step": 1, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+        "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21,
+        "moe_intermediate_size": 1408, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 60,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "output_router_logits": false,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 5632, "sliding_window": 32768, "tie_word_embeddings": false,
+        "use_sliding_window": false, "vocab_size": 151_936});
+    let FamilyConfig::Mixtral(config) = FamilyConfig::from_hf(&file).unwrap() else { panic!("no experts") };
+    assert_eq!((config.shared_expert(), config.expert_size(), config.has_input_biases()), (Some(5632), 1408, true));
+    assert_eq!(config.parameter_count(), 14_315_784_192);
+    let names = config.hf_names();
+    assert!(names.iter().any(|(_, foreign)| foreign.name == "model.layers.3.mlp.shared_expert.up_proj.weight"));
+    let gate = names.get("layers.3.mlp.shared_experts.gate.weight").unwrap();
+    assert_eq!((gate.name.as_str(), &gate.shape[..]), ("model.layers.3.mlp.shared_expert_gate.weight", &[1, 2048][..]));
+    let family = FamilyConfig::Mixtral(config);
+    assert_eq!(FamilyConfig::from_hf(&family.to_hf().unwrap()).unwrap(), family);
 }

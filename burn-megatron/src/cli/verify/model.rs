@@ -34,7 +34,9 @@ pub enum Family {
     Glm4,
     /// Four experts in the place of each MLP, balance of every sequence, z-loss
     Mixtral,
-    /// The same with norms of every query and key head, and an MLP in the first layer
+    /// The same with biases of queries, keys and values, a gated shared expert, and an MLP in the first layer
+    Qwen2Moe,
+    /// Mixtral with norms of every query and key head, and an MLP in the first layer
     Qwen3Moe,
     /// Four experts with biases and clamped SwiGLU in the place of each MLP, attention sinks, a window in every other
     /// layer
@@ -141,6 +143,7 @@ pub fn config(family: Family, sizes: &Sizes, dropout: f64) -> FamilyConfig {
         Family::Glm4 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Glm4)),
         Family::Qwen3 => FamilyConfig::Llama(llama(sizes, LlamaVariant::Qwen3)),
         Family::Mixtral => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Mixtral)),
+        Family::Qwen2Moe => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Qwen2Moe)),
         Family::Qwen3Moe => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Qwen3Moe)),
         Family::GptOss => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::GptOss)),
         Family::DeepSeekV3 => FamilyConfig::DeepSeekV3(deepseek_v3(sizes)),
@@ -176,14 +179,15 @@ fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
 
 /// The balance over a sequence is the same in every layout; that over a micro-batch depends on its sequences.
 fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
-    let (is_qwen3, is_gpt_oss) = (variant == MixtralVariant::Qwen3Moe, variant == MixtralVariant::GptOss);
+    let is_qwen = matches!(variant, MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe);
+    let is_gpt_oss = variant == MixtralVariant::GptOss;
     MixtralConfig {
         variant,
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
         intermediate_size: sizes.ffn,
-        moe_intermediate_size: is_qwen3.then_some(sizes.ffn / 2),
-        mlp_only_layers: if is_qwen3 { vec![0] } else { Vec::new() },
+        moe_intermediate_size: is_qwen.then_some(sizes.ffn / 2),
+        mlp_only_layers: if is_qwen { vec![0] } else { Vec::new() },
         sliding_window: is_gpt_oss.then_some((sizes.seq / 4).max(1)),
         sliding_window_pattern: is_gpt_oss.then_some(2),
         swiglu_limit: is_gpt_oss.then_some(0.1),

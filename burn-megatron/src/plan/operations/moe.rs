@@ -33,7 +33,8 @@ impl UnitBuilder<'_> {
         chain.op(local.copies * hidden * element, |op| {
             op.saves = vec![input, probabilities, places];
             op.matrix = experts.count as u64 * hidden;
-            op.weight = op.matrix + if experts.biases { experts.count as u64 } else { 0 };
+            let gate = if experts.shared_gate { hidden } else { 0 };
+            op.weight = op.matrix + gate + if experts.biases { experts.count as u64 } else { 0 };
         });
         self.to_experts(chain, local.rows);
         let input = chain.at;

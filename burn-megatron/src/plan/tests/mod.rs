@@ -50,8 +50,15 @@ fn llama3_8b() -> Decoder {
 
 /// Mixtral 8x7B.
 fn mixtral() -> Decoder {
-    let experts =
-        Experts { count: 8, top_k: 2, intermediate: 14_336, shared: 0, biases: false, dense_layers: Vec::new() };
+    let experts = Experts {
+        count: 8,
+        top_k: 2,
+        intermediate: 14_336,
+        shared: 0,
+        shared_gate: false,
+        biases: false,
+        dense_layers: Vec::new(),
+    };
     Decoder { vocab: 32_000, experts: Some(experts), ..llama3_8b() }
 }
 

@@ -24,9 +24,9 @@ pub enum ExpertKind {
     /// `(up + 1) gate σ(alpha gate)` of a gate of at most `limit` and an up within `±limit`; all linear layers and the
     /// router have biases (gpt-oss).
     Clamped {
-        /// Slope of the gate.
+        /// Factor of the gate inside the sigmoid.
         alpha: f64,
-        /// Largest gate, and largest magnitude of up.
+        /// Bound of the gate, and of up with either sign.
         limit: f64,
     },
 }
