@@ -237,6 +237,7 @@ fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
         expert_chunks: Some(1),
         dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,
+        adapters: None,
     }
 }
 

@@ -4,6 +4,8 @@
 use backend_dist::launch::launch;
 use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
 use backend_dist::mesh::Mesh;
+use std::sync::Arc;
+
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::config::RunConfig;
 use burn_megatron::engine::{RankEngine, TokenBatch};
@@ -67,11 +69,15 @@ impl WithModel for Measured<'_> {
         let config = self.0;
         let mesh = Mesh::new(config.parallel.clone()).unwrap();
         let (dtype, seq) = (FloatDType::from(config.training.dtype), config.training.seq_length);
+        let lora = config.lora.plan(&config.model.config).unwrap().map(Arc::new);
         let run = |rank: backend_dist::launch::Rank| {
             let before = live(rank.rank);
             let build = |part| {
                 let params = ParamBuilder::new(&rank, dtype, 1).with_part(part).with_recompute(&config.recompute);
-                Ok(M::build(sizes, params)?)
+                Ok(match &lora {
+                    Some(plan) => M::build(sizes, params.with_lora(plan, None).with_base(config.lora.base))?,
+                    None => M::build(sizes, params)?,
+                })
             };
             let mut engine = RankEngine::new(&rank, &sizes.dims(), build, config.engine())?;
             let rows = config.training.global_batch;
@@ -86,6 +92,37 @@ impl WithModel for Measured<'_> {
         };
         launch(&mesh, &[Device::flex()], run).unwrap()
     }
+}
+
+/// Bytes of a model on one rank, with adapters and without a step.
+struct Held<'a>(&'a RunConfig);
+
+impl WithModel for Held<'_> {
+    type Output = u64;
+
+    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> u64 {
+        let lora = self.0.lora.plan(&self.0.model.config).unwrap().map(Arc::new).unwrap();
+        let run = |rank: backend_dist::launch::Rank| {
+            let before = live(rank.rank);
+            let params = ParamBuilder::new(&rank, FloatDType::F32, 1);
+            let model = M::build(sizes, params.with_lora(&lora, None).with_base(self.0.lora.base))?;
+            let held = live(rank.rank) - before;
+            drop(model);
+            Ok(held)
+        };
+        launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[Device::flex()], run).unwrap()[0]
+    }
+}
+
+/// Bytes that a frozen weight of a linear layer takes, given those of all other parameters.
+fn bytes_of_a_weight(base: &str) -> f64 {
+    let held = |base: &str| {
+        let overrides = [("lora.rank", "8"), ("lora.base", base)].map(|(key, value)| (key.into(), value.into()));
+        let config = RunConfig::parse("run.toml", LLAMA, &overrides).unwrap();
+        config.model.config.visit(Held(&config)) as f64
+    };
+    let layer = 256 * 128 + 128 * 128 + 768 * 128 + 128 * 384;
+    4.0 - (held("none") - held(base)) / (4 * layer) as f64
 }
 
 /// Measured and planned, for the rank of each pipeline stage that has most.
@@ -140,6 +177,16 @@ fn planned_memory_is_what_ranks_allocate() {
             "training.seq-length 1024 training.micro-batch 1 training.global-batch 2 parallel.cp 2 parallel.zero 2",
         ),
         (LLAMA, "training.seq-length 1024 training.micro-batch 1 training.global-batch 2 recompute.granularity full"),
+        (LLAMA, "lora.rank 8"),
+        (LLAMA, "lora.rank 8 parallel.dp 2 parallel.zero 2"),
+        (LLAMA, "lora.rank 8 parallel.tp 2 parallel.sp true"),
+        (LLAMA, "lora.rank 8 parallel.pp 2"),
+        (LLAMA, "lora.rank 8 recompute.granularity full"),
+        (LLAMA, "lora.rank 16 lora.target-modules q_proj,v_proj"),
+        (LLAMA, "lora.rank 8 lora.dora true"),
+        (LLAMA, "lora.rank 8 lora.base nf4"),
+        (LLAMA, "lora.rank 8 lora.base nf4 parallel.tp 2 recompute.granularity full"),
+        (LLAMA, "lora.rank 8 lora.base fp8-block"),
     ] {
         for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
             let ratio = measured as f64 / planned.peak() as f64;
@@ -151,4 +198,7 @@ fn planned_memory_is_what_ranks_allocate() {
         }
     }
     assert!(off.is_empty(), "{}", off.join("\n"));
+    // Half a byte, and a byte for 64 weights.
+    let [nf4, fp8] = ["nf4", "fp8-block"].map(bytes_of_a_weight);
+    assert!(nf4 < 0.53 && fp8 < 1.01, "{nf4} {fp8}");
 }

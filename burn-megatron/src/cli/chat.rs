@@ -4,7 +4,7 @@ mod conversation;
 mod terminal;
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result, bail};
 use backend_dist::launch::{BoxError, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use models::lora::Adapter;
 use models::{CausalLm, FamilyConfig, ModelConfig, WithModel};
 use tokenizers::Tokenizer;
 
@@ -27,15 +28,19 @@ use crate::forward::{Settings, build};
 use crate::generate::{GenerateOptions, Generated, TextStream, generate};
 use crate::hf::{HfFolder, read_adapter};
 
+/// The name of the model without an adapter.
+const NO_ADAPTER: &str = "none";
+
 /// Arguments of `chat`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder with config.json, the weights and a tokenizer with a chat template
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
-    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them
-    #[arg(long, value_name = "DIR")]
-    adapter: Option<PathBuf>,
+    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them; its name is that of the folder
+    /// if none is given. The first of several answers first, `/adapter NAME` switches
+    #[arg(long = "adapter", value_name = "[NAME=]DIR")]
+    adapters: Vec<String>,
     /// A Jinja template in place of the tokenizer's own
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
@@ -96,7 +101,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bail!("--max-new-tokens {}: there is memory for the keys and values of {fitting} tokens", args.max_new_tokens);
     }
     let settings = Settings {
-        adapter: args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?,
+        adapter: None,
         devices: args.device.devices(&layout)?,
         layout,
         dtype: args.dtype.into(),
@@ -104,6 +109,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         gradients: false,
     };
 
+    let (names, adapters) = adapters(&args.adapters, folder.config())?;
     // Ranks that wait for a message wait in no collective, which would end after a while.
     let (turns, ranks): (Vec<Sender<Turn>>, Vec<_>) = (0..settings.layout.world_size())
         .map(|_| channel())
@@ -115,6 +121,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         mesh: Mesh::new(settings.layout.clone())?,
         folder: &folder,
         settings: &settings,
+        adapters: &adapters,
         tokenizer: &words,
         options: &options,
         turns: &ranks,
@@ -122,7 +129,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let conversation = Conversation::new(tokenizer, room, args.system.clone());
     // It is in a read of standard input for most of its life, and ends with the program.
-    std::thread::spawn(move || Terminal { conversation, turns, answered }.run());
+    std::thread::spawn(move || Terminal { conversation, turns, answered, adapters: names }.run());
     folder.config().visit(job)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -134,8 +141,35 @@ fn positions(config: &FamilyConfig) -> usize {
     trained.or(config.dims().max_positions).unwrap_or(2048).max(2)
 }
 
-/// The tokens of all that was said, to which an answer is wanted; the same for all ranks.
-pub(super) type Turn = Arc<[i64]>;
+/// The adapters of the command line with their names; the first is none.
+fn adapters(given: &[String], config: &FamilyConfig) -> Result<(Vec<String>, Vec<Option<Adapter>>)> {
+    let (mut names, mut all) = (vec![NO_ADAPTER.to_string()], vec![None]);
+    for text in given {
+        let own =
+            |path: &str| Path::new(path).file_name().map_or(path.into(), |name| name.to_string_lossy().into_owned());
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) => (name.to_string(), path),
+            None => (own(text), text.as_str()),
+        };
+        if names.contains(&name) {
+            bail!(
+                "--adapter {text}: there is an adapter `{name}` already; give it another name, --adapter NAME={path}"
+            );
+        }
+        all.push(Some(read_adapter(Path::new(path), config)?));
+        names.push(name);
+    }
+    Ok((names, all))
+}
+
+/// What is asked of all ranks.
+#[derive(Clone)]
+pub(super) enum Turn {
+    /// An answer to all that was said, as tokens.
+    Say(Arc<[i64]>),
+    /// Another adapter, by its number.
+    Adapter(usize),
+}
 
 /// What the first rank did with a turn.
 pub(super) struct Answer {
@@ -149,6 +183,8 @@ struct Job<'a> {
     mesh: Mesh,
     folder: &'a HfFolder,
     settings: &'a Settings,
+    /// By number.
+    adapters: &'a [Option<Adapter>],
     tokenizer: &'a Tokenizer,
     options: &'a GenerateOptions,
     /// By rank.
@@ -161,7 +197,11 @@ impl WithModel for Job<'_> {
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<()> {
         launch(&self.mesh, &self.settings.devices, |rank| {
-            let model = build::<M>(&rank, config, self.folder, self.settings)?;
+            let with = |number: usize| {
+                let settings = Settings { adapter: self.adapters[number].clone(), ..self.settings.clone() };
+                build::<M>(&rank, config, self.folder, &settings)
+            };
+            let mut model = Some(with(self.adapters.len().min(2) - 1)?);
             let turns = self.turns[rank.rank].lock().expect("no rank panicked").take().ok_or("a rank runs once")?;
             let first = rank.group(Axis::Tp).rank() == 0;
             let tell = |answer| self.answers.lock().expect("no rank panicked").send(answer).ok();
@@ -170,6 +210,19 @@ impl WithModel for Job<'_> {
                 tell(None);
             }
             for turn in turns {
+                let turn = match turn {
+                    Turn::Say(tokens) => tokens,
+                    Turn::Adapter(number) => {
+                        // Not two models at a time.
+                        model = None;
+                        model = Some(with(number)?);
+                        if first {
+                            tell(None);
+                        }
+                        continue;
+                    }
+                };
+                let model = model.as_ref().ok_or("a model is there between turns")?;
                 let (mut stream, mut text, mut closed) =
                     (TextStream::after(self.tokenizer, &turn), String::new(), false);
                 let mut say = |new: String| {
@@ -177,7 +230,7 @@ impl WithModel for Job<'_> {
                     text += &new;
                     closed
                 };
-                let generated = generate(&rank, &model, &turn, self.options, |token| {
+                let generated = generate(&rank, model, &turn, self.options, |token| {
                     let is_end = self.options.stop_tokens.contains(&token);
                     let new = if is_end { String::new() } else { stream.push(token).unwrap_or_default() };
                     if say(new) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -8,7 +8,7 @@ use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::optim::OptimizerConfig;
 use crate::plan::gpus::GPUS;
-use crate::plan::{Decoder, Experts, Job, Latent, Moments};
+use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Moments};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
@@ -49,7 +49,51 @@ impl RunConfig {
             expert_chunks: if performance.moe_comm_overlap { performance.moe_comm_chunks } else { Some(1) },
             dynamic: self.context.max_tokens_per_rank.filter(|_| self.context.dynamic),
             logits_at_once: LOGITS_AT_ONCE,
+            adapters: self.adapters()?,
         })
+    }
+}
+
+impl RunConfig {
+    /// The adapters of a run as the planner sees them.
+    fn adapters(&self) -> Result<Option<Adapters>, ConfigErrors> {
+        let problem = |what: String| ConfigErrors(vec![Problem::new(what)]);
+        let model = &self.model.config;
+        let plan = self.lora.plan(model).map_err(|error| problem(format!("lora: {error}")))?;
+        let Some(plan) = plan else { return Ok(None) };
+        let decoder = Decoder::from(model);
+        let (rank, layers) = (plan.config().rank, decoder.layers);
+        let refused = |what: &str| {
+            Err(problem(format!(
+                "lora.rank = {rank}: memory and time of adapters {what} cannot be predicted; nearest legal: --lora.rank none, which \
+                 needs more of both"
+            )))
+        };
+        if decoder.experts.is_some() || decoder.latent.is_some() || decoder.mtp > 0 {
+            return refused("in a model with experts, latent attention or multi-token prediction");
+        }
+        if self.fp8.format.is_some() {
+            return refused("next to FP8 layers");
+        }
+        let has = |part: &str| plan.has(&format!("layers.0.{part}"));
+        let parts = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj"];
+        let parts = parts.into_iter().chain(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]);
+        let same =
+            parts.clone().all(|part| (1..layers).all(|layer| plan.has(&format!("layers.{layer}.{part}")) == has(part)));
+        if !same || parts.filter(|part| has(part)).count() * layers != plan.len() {
+            return refused("of some layers only");
+        }
+        let attention = |part: &str| has(&format!("attention.{part}_proj"));
+        let mlp = |part: &str| has(&format!("mlp.{part}_proj"));
+        Ok(Some(Adapters {
+            rank: rank as u64,
+            dora: plan.config().dora,
+            qkv: ["q", "k", "v"].map(attention),
+            out: attention("o"),
+            up: ["gate", "up"].map(mlp),
+            down: mlp("down"),
+            base: self.lora.base,
+        }))
     }
 }
 

@@ -25,6 +25,7 @@ use models::recompute::Recompute;
 
 pub use decoder::{Decoder, Experts, Latent, LayerKind, LocalExperts, LocalSizes};
 pub use memory::{RankMemory, memory, total_memory};
+pub use operations::Adapters;
 pub use report::{Report, bytes, describe};
 pub use search::{Candidate, SearchRequest, SearchResult, search};
 pub use state::{Moments, States};
@@ -81,6 +82,8 @@ pub struct Job {
     /// Maximum number of logits that a rank holds at a time
     /// ([`positions_at_once`](backend_dist::ops::positions_at_once)).
     pub logits_at_once: usize,
+    /// Adapters, next to which all other parameters are frozen.
+    pub adapters: Option<Adapters>,
 }
 
 impl Job {

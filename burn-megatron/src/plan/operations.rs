@@ -1,6 +1,7 @@
 //! The operations of a rank for one micro-batch: the only table of the tensors that each operation saves for
 //! backward, of its communication and its cost. Memory, communication and time are sums over it.
 
+mod adapters;
 mod chain;
 mod dense;
 mod head;
@@ -16,6 +17,7 @@ use super::Job;
 use super::collective::Collective;
 use super::decoder::{Decoder, LocalSizes};
 use crate::schedule::stages::Stage;
+pub use adapters::Adapters;
 use chain::Chain;
 
 /// Bytes of a token or label.
@@ -73,6 +75,10 @@ pub struct Op {
     pub weight: u64,
     /// Number of these elements in matrices.
     pub matrix: u64,
+    /// Bytes of its parameters that are not trained.
+    pub frozen: u64,
+    /// Bytes of intermediate results next to its output.
+    pub beside: u64,
     /// The weight belongs to experts, which have data-parallel groups of their own.
     pub expert: bool,
     /// A GEMM whose weight gradient a zero-bubble schedule can defer.
@@ -133,12 +139,22 @@ impl Unit {
 /// The units of a stage. With `again` all are recomputed, so that ZeRO 3 can free their weights between the passes
 /// on CPU ranks; on GPUs weights are gathered into the same buffers again.
 pub fn units(job: &Job, local: &LocalSizes, stage: &Stage, again: bool) -> Vec<Unit> {
-    let Job { decoder, layout, element, recompute, fp8, fp8_experts, logits_at_once, .. } = job;
+    let Job { decoder, layout, element, recompute, fp8, fp8_experts, logits_at_once, adapters, .. } = job;
     // The emulation on CPU ranks saves floats, one for both forms of a weight.
     let quantised = if job.gpu { [1, 2] } else { [job.wide(); 2] };
-    let (element, fp8_experts, logits_at_once) = (*element, *fp8_experts, *logits_at_once);
-    let builder =
-        UnitBuilder { decoder, local, layout, element, recompute, fp8, fp8_experts, quantised, logits_at_once };
+    let (element, fp8_experts, logits_at_once, adapters) = (*element, *fp8_experts, *logits_at_once, *adapters);
+    let builder = UnitBuilder {
+        decoder,
+        local,
+        layout,
+        element,
+        recompute,
+        fp8,
+        fp8_experts,
+        quantised,
+        logits_at_once,
+        adapters,
+    };
     let mut units = Vec::new();
     if stage.embedding {
         units.push(builder.embedding());
@@ -180,4 +196,5 @@ struct UnitBuilder<'a> {
     /// Bytes of an FP8 activation, and of all FP8 copies of a weight.
     quantised: [u64; 2],
     logits_at_once: usize,
+    adapters: Option<Adapters>,
 }

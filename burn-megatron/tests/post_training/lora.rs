@@ -246,8 +246,18 @@ fn adapters_that_a_model_cannot_have_are_refused_before_anything_starts() {
     );
     let run = "[model]\npreset = \"llama3-8b\"\n[data]\ntext = \"a\"\n[lora]\nrank = 8\n";
     std::fs::write(folder.path().join("run.toml"), run).unwrap();
-    let said = fail(folder.path(), "plan run.toml --gpu h200");
-    assert!(said.contains("lora.rank = 8: memory and time") && said.contains("--lora.rank none"), "{said}");
+    let gib = |flags: &str| {
+        let said = succeed(folder.path(), &format!("plan run.toml --gpu h200 {flags}"));
+        let line = said.lines().find(|line| line.starts_with("memory")).unwrap_or_else(|| panic!("{said}"));
+        let mut numbers = line.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
+        numbers.next().unwrap_or_else(|| panic!("{line}"))
+    };
+    let short = "--training.seq-length 2048 --training.dtype bf16 --recompute.granularity full";
+    let [all, adapters] = ["--lora.rank none", ""].map(|lora| gib(&format!("{short} {lora}")));
+    let few = gib(&format!("{short} --lora.base nf4"));
+    assert!(adapters < 0.25 * all && few < 0.6 * adapters, "{all} {adapters} {few} GiB");
+    let said = fail(folder.path(), "plan run.toml --gpu h200 --model.preset mixtral-8x7b");
+    assert!(said.contains("lora.rank = 8: memory and time of adapters in a model with experts"), "{said}");
     let other = golden().join("dora/adapter").display().to_string();
     let said = refused(&[("lora.adapter", &other)]);
     assert!(said.contains("it has rank = 4, alpha = 8") && said.contains("dora = true"), "{said}");

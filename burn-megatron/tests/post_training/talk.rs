@@ -77,6 +77,27 @@ fn every_answer_follows_the_whole_conversation() {
     assert!(fail(folder.path(), "chat --hf .").contains("there is no chat template"));
 }
 
+/// Adapters have names, and each answers with its own weights what was said before.
+#[test]
+fn adapters_are_switched_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path());
+    fs::write(folder.path().join("chat_template.jinja"), TEMPLATE).unwrap();
+    let path = |kind: &str| golden("lora").join(kind).join("adapter").display().to_string();
+    let flags = format!("--adapter all={} --adapter {}", path("lora_all"), path("dora"));
+    let found =
+        answers(folder.path(), &flags, "w10\n/adapter adapter\nw11\n/adapter none\n/reset\nw10\n/adapter bogus\n");
+    let expected = |flags: String, messages: &[(&str, &str)]| expected(folder.path(), &flags, messages);
+    let one = expected(format!("--adapter {}", path("lora_all")), &[("w6", "w10")]);
+    let all = [("w6", "w10"), ("w7", one.as_str()), ("w6", "w11")];
+    let two = expected(format!("--adapter {}", path("dora")), &all);
+    assert_eq!(found, [one, two, expected(String::new(), &[("w6", "w10")])]);
+    let error = talk(folder.path(), &flags, "/adapter bogus\n").stderr;
+    assert!(String::from_utf8_lossy(&error).contains("there is no adapter `bogus`; there are none, all, adapter"));
+    let twice = format!("chat --hf . --max-new-tokens 5 --adapter {} --adapter {}", path("lora_all"), path("dora"));
+    assert!(fail(folder.path(), &twice).contains("there is an adapter `adapter` already; give it another name"));
+}
+
 /// The oldest messages make room for new ones, and one that is too long is refused.
 #[test]
 fn a_long_conversation_forgets_its_beginning() {

@@ -48,11 +48,12 @@ impl BaseFormat {
         }
     }
 
-    /// Bytes of a matrix `[rows, columns]`, less than 0.1 % for scales of scales aside.
+    /// Bytes of a matrix `[rows, columns]`, with the tables of NF4.
     pub fn bytes(self, rows: usize, columns: usize) -> usize {
         match self {
             Self::Nf4 => {
-                rows * columns / 2 + rows * columns / nf4::BLOCK + rows * columns / nf4::BLOCK / nf4::NESTED * 4
+                let blocks = rows * columns / nf4::BLOCK;
+                rows * columns / 2 + blocks + blocks.div_ceil(nf4::NESTED) * 4 + tables().len() * 4
             }
             Self::Fp8Block => rows * columns + rows.div_ceil(fp8::BLOCK) * columns.div_ceil(fp8::BLOCK) * 4,
         }
@@ -119,7 +120,7 @@ impl<'a> Quantizer<'a> {
             (section.local_shape(), |what: String| LoraError::Base { layer: section.name.clone(), what });
         let (rows, columns) = (local[0], local[1]);
         let [block, row_block] = self.base.blocks();
-        let whole = match section.split.map(|split| split.dim) {
+        let whole = match section.split.filter(|split| split.parts > 1).map(|split| split.dim) {
             Some(0) => rows.is_multiple_of(row_block),
             Some(_) => columns.is_multiple_of(block),
             None => true,
@@ -175,7 +176,10 @@ impl<'a> Quantizer<'a> {
     }
 
     /// The sections on a device, as `dtype` where they are used.
-    pub fn finish(self, dtype: DType, device: &Device) -> QuantizedWeight {
+    pub fn finish(mut self, dtype: DType, device: &Device) -> QuantizedWeight {
+        // A tensor keeps what a vector has allocated.
+        self.bytes.shrink_to_fit();
+        self.scales.shrink_to_fit();
         QuantizedWeight::new(self.base.format(), (self.bytes, self.scales), self.parts, dtype, device)
     }
 }

@@ -5,7 +5,7 @@
 
 use super::caller::{Caller, Friend, Strangers};
 use super::frame::read_bytes;
-use super::gate::{BYTES, End, Gate, Nonce, nonce};
+use super::gate::{BYTES, End, Gate, nonce};
 use super::introduction::{
     Answer, Greeting, HOST, Introduction, LIMIT, MAGIC, MANNERS, NAME, Stranger, disagreement, printable, say,
 };

@@ -1,6 +1,7 @@
 //! What was said, and the commands of a conversation.
 
-use super::Turn;
+use std::sync::Arc;
+
 use crate::data::chat::ChatTokenizer;
 
 /// What a line of input asks for.
@@ -14,6 +15,8 @@ pub(super) enum Line<'a> {
     Reset,
     /// The same, with this system message; without one if it is empty.
     System(&'a str),
+    /// Another adapter.
+    Adapter(&'a str),
     /// What there is.
     Help,
     /// The end.
@@ -22,7 +25,8 @@ pub(super) enum Line<'a> {
     Unknown(&'a str),
 }
 
-pub(super) const COMMANDS: &str = "/reset begins anew, /system TEXT also with another system message, /quit ends";
+pub(super) const COMMANDS: &str =
+    "/reset begins anew, /system TEXT also with another system message, /adapter NAME switches, /quit ends";
 
 impl<'a> Line<'a> {
     /// Commands begin with a slash and are words of letters: `/usr/bin` is said to the model.
@@ -34,6 +38,7 @@ impl<'a> Line<'a> {
             Some("quit" | "exit") => Self::Quit,
             Some("reset") => Self::Reset,
             Some("system") => Self::System(rest.trim()),
+            Some("adapter") => Self::Adapter(rest.trim()),
             Some("help") => Self::Help,
             Some(name) if !name.is_empty() && name.chars().all(char::is_alphabetic) => Self::Unknown(word),
             _ => Self::Say(line),
@@ -75,7 +80,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If the message alone is too long, or the chat template fails; nothing was said then.
-    pub fn say(&mut self, text: &str) -> Result<(Turn, usize), String> {
+    pub fn say(&mut self, text: &str) -> Result<(Arc<[i64]>, usize), String> {
         let mut messages = self.messages.clone();
         messages.push(("user".into(), text.into()));
         let (start, all) = (self.start(), messages.len());
@@ -123,6 +128,7 @@ mod tests {
         assert_eq!(Line::parse(" /reset "), Line::Reset);
         assert_eq!(Line::parse("/system  Be brief. "), Line::System("Be brief."));
         assert_eq!(Line::parse("/system"), Line::System(""));
+        assert_eq!(Line::parse("/adapter  b "), Line::Adapter("b"));
         assert_eq!(
             [Line::parse("/quit"), Line::parse("  "), Line::parse("/help")],
             [Line::Quit, Line::Empty, Line::Help]
@@ -144,7 +150,7 @@ mod tests {
         Conversation::new(ChatTokenizer::open(folder.path(), None).unwrap(), room, system.map(String::from))
     }
 
-    fn text(turn: &Turn) -> String {
+    fn text(turn: &[i64]) -> String {
         turn.iter().map(|id| if *id == 26 { '.' } else { char::from(b'a' + *id as u8) }).collect()
     }
 

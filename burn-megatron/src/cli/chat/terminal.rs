@@ -11,8 +11,10 @@ pub(super) struct Terminal {
     pub conversation: Conversation,
     /// By rank.
     pub turns: Vec<Sender<Turn>>,
-    /// `None` first, when the model is there.
+    /// `None` first, and after another adapter, when the model is there.
     pub answered: Receiver<Option<Answer>>,
+    /// By number.
+    pub adapters: Vec<String>,
 }
 
 impl Terminal {
@@ -40,6 +42,14 @@ impl Terminal {
                 Line::Empty => {}
                 Line::Help => eprintln!("{COMMANDS}"),
                 Line::Unknown(command) => eprintln!("{command} is no command: {COMMANDS}"),
+                Line::Adapter(name) => match self.adapters.iter().position(|known| known == name) {
+                    None => eprintln!("there is no adapter `{name}`; there are {}", self.adapters.join(", ")),
+                    Some(number) => {
+                        if !self.ask(Turn::Adapter(number)) || !matches!(self.answered.recv(), Ok(None)) {
+                            return;
+                        }
+                    }
+                },
                 Line::Reset => self.conversation.reset(),
                 Line::System(text) => self.conversation.begin(Some(text).filter(|text| !text.is_empty())),
                 Line::Say(text) => match self.conversation.say(text) {
@@ -48,7 +58,7 @@ impl Terminal {
                         if left_out > 0 {
                             eprintln!("the oldest {left_out} messages are left out: the model has no room for them");
                         }
-                        if !self.answer(&turn, person) {
+                        if !self.answer(Turn::Say(turn), person) {
                             return;
                         }
                     }
@@ -57,9 +67,14 @@ impl Terminal {
         }
     }
 
+    /// Tells all ranks; false if they have ended.
+    fn ask(&self, turn: Turn) -> bool {
+        self.turns.iter().all(|rank| rank.send(turn.clone()).is_ok())
+    }
+
     /// Lets the ranks write the answer; false if they have ended, or nobody reads it.
-    fn answer(&mut self, turn: &Turn, person: bool) -> bool {
-        if self.turns.iter().any(|rank| rank.send(turn.clone()).is_err()) {
+    fn answer(&mut self, turn: Turn, person: bool) -> bool {
+        if !self.ask(turn) {
             return false;
         }
         let Ok(Some(Answer { text, generated })) = self.answered.recv() else { return false };

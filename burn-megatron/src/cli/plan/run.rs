@@ -1,6 +1,6 @@
 //! Planning a run.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use backend_dist::mesh::ParallelLayout;
 use models::ModelConfig;
 
@@ -17,12 +17,6 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let mut overrides = args.overrides.clone().with_layout(&args.layout);
     overrides.0.extend(args.stages.overrides(&args.pipeline));
     let config = RunConfig::load(args.config.as_deref(), &overrides.0)?;
-    if let Some(rank) = config.lora.rank {
-        bail!(
-            "lora.rank = {rank}: memory and time of a run that trains adapters only cannot be predicted yet; nearest legal: \
-             --lora.rank none, which needs more of both"
-        );
-    }
     let job = config.job()?.on_gpus();
     let (hardware, name) = args.machine.hardware(job.element)?;
     let plan = plan::Plan::new(plan::Job { documents: args.machine.documents, ..job }, &hardware)?;
@@ -58,9 +52,12 @@ fn search_layouts(config: &RunConfig, job: &Job, gpus: usize, hardware: &Hardwar
     search(&SearchRequest { job, gpus, hardware, legal: &legal, zero: None, micro_batch: None })
 }
 
-/// The run without FP8 if it has FP8, else with FP8 if the GPU has it and the run's precision allows it.
+/// Of a run without adapters: the run without FP8 if it has FP8, else with FP8 if the GPU has it and the run's precision allows it.
 fn other_precision(plan: &plan::Plan, hardware: &Hardware, has_fp8: bool) -> Option<Job> {
     let job = &plan.job;
+    if job.adapters.is_some() {
+        return None;
+    }
     if !job.fp8.is_empty() {
         return Some(Job { fp8: 0..0, ..job.clone() });
     }

@@ -59,7 +59,8 @@ impl StageMemory {
         let owned = buckets(job, &local, stage, &units);
         let wide = job.wide();
         let table = Bucket { elements: local.vocab * local.hidden, matrices: 0, dp_ranks: job.dp_ranks() };
-        let shared = job.decoder.shares_table() && stage.embedding && stage.loss;
+        // A frozen table has no gradient.
+        let shared = job.decoder.shares_table() && stage.embedding && stage.loss && job.adapters.is_none();
         let piece = |(unit, owned): (&Unit, &Vec<Bucket>)| {
             let open = Some(&table).filter(|_| unit.head && shared);
             let on_host = |of: &dyn Fn(&Bucket, u8) -> u64, buckets: &mut dyn Iterator<Item = &Bucket>| {
@@ -79,6 +80,9 @@ impl StageMemory {
         };
         let mut states = States::default();
         owned.iter().flatten().for_each(|bucket| states += States::of(bucket, job));
+        let tied = job.decoder.tied && stage.embedding && stage.loss && job.adapters.is_some();
+        let twice = if tied { table.elements * job.element } else { 0 };
+        states.weights += units.iter().flat_map(|unit| &unit.ops).map(|op| op.frozen).sum::<u64>() - twice;
         let (zero, quantised) =
             (table.zero(job), units.iter().flat_map(|unit| &unit.ops).filter_map(|op| op.fp8).map(|fp8| fp8.weight));
         // Weights that are gathered for a pass are cast whenever they are used.

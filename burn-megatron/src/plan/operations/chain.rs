@@ -9,7 +9,7 @@ use super::{Activation, Communication, Fp8Bytes, Op, Over, Unit, UnitBuilder};
 
 /// Consecutive operations.
 pub(super) struct Chain<'a> {
-    builder: &'a UnitBuilder<'a>,
+    pub(super) builder: &'a UnitBuilder<'a>,
     pub ops: Vec<Op>,
     /// Input of the next operation.
     pub at: Activation,
@@ -42,6 +42,8 @@ impl<'a> Chain<'a> {
             saves: Vec::new(),
             weight: 0,
             matrix: 0,
+            frozen: 0,
+            beside: 0,
             expert: false,
             linear: false,
             fp8: None,
@@ -51,6 +53,9 @@ impl<'a> Chain<'a> {
             communication: None,
         };
         change(&mut op);
+        if self.builder.adapters.is_some() {
+            op.freeze(self.builder.element);
+        }
         self.at = output;
         self.ops.push(op);
     }
@@ -148,6 +153,7 @@ impl<'a> Chain<'a> {
             op.fp8 = fp8;
             op.flops = [gemm; 3];
         });
+        self.freeze_gemm([outputs, inputs]);
     }
 
     /// The tensors that a GEMM with `weight` elements of matrices and `outputs` elements of output saves, and its

@@ -58,6 +58,11 @@ impl UnitBuilder<'_> {
         }
         let input = chain.enter_saving_shard();
         chain.linear(local.queries + 2 * local.keys, local.hidden, input_bias, input);
+        if let Some(adapters) = self.adapters {
+            let outputs = [local.queries, local.keys, local.keys];
+            let outputs: Vec<_> = outputs.into_iter().zip(adapters.qkv).collect();
+            chain.adapt_columns(local.hidden, &outputs, input);
+        }
         if let Some(over) = decoder.query_key_norm {
             let input = chain.at;
             let heads = 2 * decoder.head_dim as u64;
@@ -84,7 +89,11 @@ impl UnitBuilder<'_> {
             op.again = again;
             op.communication = communication;
         });
-        chain.linear(local.hidden, local.queries, output_bias, chain.at);
+        let input = chain.at;
+        chain.linear(local.hidden, local.queries, output_bias, input);
+        if let Some(adapters) = self.adapters {
+            chain.adapt_rows(local.queries, local.hidden, adapters.out, input);
+        }
         chain.leave();
         if decoder.norms.is_after() {
             chain.norm(None);
@@ -119,13 +128,21 @@ impl UnitBuilder<'_> {
         let (decoder, local) = (self.decoder, self.local);
         let input = chain.enter_saving_shard();
         chain.linear(if decoder.gated { 2 * width } else { width }, local.hidden, decoder.mlp_bias, input);
+        if let Some(adapters) = self.adapters {
+            let outputs: Vec<_> = adapters.up.into_iter().map(|has| (width, has)).collect();
+            chain.adapt_columns(local.hidden, &outputs, input);
+        }
         let input = chain.at;
         let again = self.recompute.selects(Module::MlpActivation);
         chain.op_of(local.tokens * width * self.element, Some(Module::MlpActivation), |op| {
             op.saves = vec![input];
             op.again = again;
         });
-        chain.linear(local.hidden, width, decoder.mlp_bias, chain.at);
+        let input = chain.at;
+        chain.linear(local.hidden, width, decoder.mlp_bias, input);
+        if let Some(adapters) = self.adapters {
+            chain.adapt_rows(width, local.hidden, adapters.down, input);
+        }
         chain.leave();
     }
 

@@ -38,7 +38,10 @@ impl UnitBuilder<'_> {
         };
         chain.linear(local.vocab, local.hidden, false, input);
         let gemm = chain.ops.last_mut().expect("it was just added");
-        (gemm.weight, gemm.matrix) = (weight, weight);
+        (gemm.weight, gemm.matrix, gemm.frozen) = (weight, weight, 0);
+        if self.adapters.is_some() {
+            gemm.freeze(self.element);
+        }
         if chunked {
             gemm.again = true;
             gemm.linear = false;

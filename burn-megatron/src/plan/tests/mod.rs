@@ -111,6 +111,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         expert_chunks: None,
         dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,
+        adapters: None,
     }
 }
 

@@ -1,0 +1,78 @@
+//! Adapters of linear layers next to frozen weights (`models/src/lora/layers.rs`).
+
+use models::lora::BaseFormat;
+
+use super::{Activation, Chain, Op};
+
+/// Adapters of the linear layers of a dense decoder, the same in every layer; all other parameters are frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adapters {
+    /// Rank.
+    pub rank: u64,
+    /// There is a magnitude for every output.
+    pub dora: bool,
+    /// Which of queries, keys and values have one.
+    pub qkv: [bool; 3],
+    /// Whether the projection of attention's output has one.
+    pub out: bool,
+    /// Which of gate and up have one.
+    pub up: [bool; 2],
+    /// Whether the MLP's last layer has one.
+    pub down: bool,
+    /// How the weights of these layers are stored.
+    pub base: Option<BaseFormat>,
+}
+
+impl Op {
+    /// Its parameters are not trained.
+    pub(super) fn freeze(&mut self, element: u64) {
+        self.frozen += self.weight * element;
+        (self.weight, self.matrix) = (0, 0);
+    }
+}
+
+impl Chain<'_> {
+    /// Freezes the GEMM that was just added: it saves nothing for the gradient of its weight, which is not computed.
+    pub(super) fn freeze_gemm(&mut self, [outputs, inputs]: [u64; 2]) {
+        let Some(adapters) = self.builder.adapters else { return };
+        let (element, op) = (self.builder.element, self.ops.last_mut().expect("it was just added"));
+        (op.saves, op.flops[2]) = (Vec::new(), 0.0);
+        if let Some(base) = adapters.base {
+            op.frozen -= outputs * inputs * element;
+            op.frozen += base.bytes(outputs as usize, inputs as usize) as u64;
+            // It exists in front of its GEMMs.
+            op.beside += outputs * inputs * element;
+        }
+    }
+
+    /// Adapters of a column-parallel layer that was just added, by output its features on this rank and whether it has
+    /// one; `came` is the layer's input as the rank has it before the gather.
+    pub(super) fn adapt_columns(&mut self, inputs: u64, outputs: &[(u64, bool)], came: Activation) {
+        let with = || outputs.iter().filter(|(_, has)| *has).map(|(features, _)| *features);
+        let (count, features) = (with().count() as u64, with().sum::<u64>());
+        let all = outputs.iter().map(|(features, _)| features).sum();
+        self.adapt([count, features], [count * inputs, all], (came, self.builder.local.tokens));
+    }
+
+    /// The adapter of a row-parallel layer that was just added, if `has`.
+    pub(super) fn adapt_rows(&mut self, inputs: u64, outputs: u64, has: bool, came: Activation) {
+        let count = u64::from(has);
+        self.adapt([count, count * outputs], [count * inputs, outputs], (came, self.builder.local.stream_tokens));
+    }
+
+    /// `count` adapters with so many outputs together, whose A have so many columns, of a layer with `all` outputs.
+    fn adapt(&mut self, [count, outputs]: [u64; 2], [inputs, all]: [u64; 2], (came, tokens): (Activation, u64)) {
+        let Some(Adapters { rank, dora, .. }) = self.builder.adapters.filter(|_| count > 0) else { return };
+        let (element, whole) = (self.builder.element, self.builder.local.tokens);
+        let low = self.tensor(tokens * count * rank * element, None);
+        let scaled = dora.then(|| self.tensor(whole * all * element, None));
+        let op = self.ops.last_mut().expect("it was just added");
+        op.saves = [came, low].into_iter().chain(scaled).collect();
+        op.matrix = rank * (inputs + outputs);
+        op.weight = op.matrix + if dora { outputs } else { 0 };
+        let flops = 2.0 * whole as f64 * op.matrix as f64;
+        op.flops.iter_mut().for_each(|pass| *pass += flops);
+        // The adapters' outputs before they are added; several are put together.
+        op.beside += if count > 1 { 2 } else { 1 } * op.output.bytes;
+    }
+}
