@@ -19,6 +19,7 @@ mod norm;
 mod output;
 mod replicated;
 mod rope;
+mod tensor_parallel;
 mod trigonometry;
 mod yarn;
 
@@ -31,7 +32,6 @@ pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard}
 pub use feed_forward::FeedForward;
 pub use frequencies::{LinearScaling, Llama3Scaling, RopeConfig, RopeScaling};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
-pub(crate) use linear::{enter_tensor_parallel, leave_tensor_parallel};
 pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
@@ -43,4 +43,5 @@ pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
 pub use replicated::ReplicatedLinear;
 pub use rope::{Angles, RotaryEmbedding, rotate};
+pub(crate) use tensor_parallel::{enter_tensor_parallel, leave_tensor_parallel};
 pub use yarn::YarnScaling;
