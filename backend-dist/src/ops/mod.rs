@@ -25,6 +25,7 @@ mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod dropout_mask;
+pub(crate) mod extension;
 mod extras;
 mod flex;
 pub mod fp8;

@@ -1,14 +1,12 @@
 //! Conversations as the data of a run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use indicatif::HumanCount;
-
 use super::TrainError;
-use super::run_data::{RunData, fits};
+use super::run_data::{RunData, describe, fits};
 use crate::config::RunConfig;
-use crate::data::chat::{ChatBlend, ChatDataset, ChatReport, ChatTokenizer};
+use crate::data::chat::{ChatBlend, ChatDataset, ChatTokenizer};
 use crate::data::preprocess::vocab_size;
 use crate::data::{Split, TokenDataset};
 
@@ -32,7 +30,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     for set in sets {
         let (part, report) = read(set)?;
         let name = if chat.weights.is_some() { set[0].display().to_string() } else { "training".into() };
-        notes.push(describe(&name, &part, &report));
+        notes.push(describe(&name, ["samples", "tokens in the loss"], (part.sequences(), part.padding()), &report));
         train.push(part);
     }
     let evaluates = evaluation.batches > 0 || evaluation.final_batches > 0;
@@ -40,7 +38,12 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     let mut valid = Vec::new();
     if evaluates && !chat.validation.is_empty() {
         let (part, report) = read(&chat.validation)?;
-        notes.push(describe("validation", &part, &report));
+        notes.push(describe(
+            "validation",
+            ["samples", "tokens in the loss"],
+            (part.sequences(), part.padding()),
+            &report,
+        ));
         valid.push(part);
     } else if evaluates && share > 0.0 {
         for part in &mut train {
@@ -57,35 +60,4 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     let last = last.map(|last| Arc::new(last.first(most(evaluation.final_batches))) as Arc<dyn TokenDataset>);
     let valid = valid.filter(|_| evaluation.batches > 0).map(|valid| Arc::new(valid) as Arc<dyn TokenDataset>);
     Ok(RunData { valid: valid.unwrap_or_else(|| train.clone()), train, last, tokenizer: Some(path), notes })
-}
-
-/// What became of the rows, in a line.
-fn describe(part: &str, data: &ChatDataset, report: &ChatReport) -> String {
-    let count = |number: usize| HumanCount(number as u64);
-    let mut line = format!(
-        "{part}: {} samples in {} sequences, {} tokens in the loss, {:.1} % padding",
-        count(report.samples),
-        count(data.sequences()),
-        count(report.learned),
-        100.0 * data.padding()
-    );
-    for (number, what) in [(report.truncated, "samples truncated"), (report.dropped, "samples dropped as too long")] {
-        if number > 0 {
-            line += &format!("; {} {what}", count(number));
-        }
-    }
-    if let Some(first) = &report.skipped.first {
-        line += &format!("; {} bad rows left out, the first: {first}", HumanCount(report.skipped.rows));
-    }
-    line
-}
-
-/// Whether the tokenizer and its template can be used with the model.
-///
-/// # Errors
-/// Why not.
-pub(super) fn check_tokenizer(config: &RunConfig) -> Result<(), TrainError> {
-    let path = Path::new(config.data.tokenizer.as_deref().unwrap_or_default());
-    let tokenizer = ChatTokenizer::open(path, config.chat.template.as_deref())?;
-    fits(config, vocab_size(tokenizer.tokenizer()), Some(path))
 }

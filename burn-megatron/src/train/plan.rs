@@ -12,6 +12,7 @@ use models::{LoraConfig, ModelConfig};
 use super::TrainError;
 use super::data::{text_prefix, tokenizer_file};
 use super::resume::{self, ResumePoint};
+use super::run_data::check_tokenizer;
 use crate::config::{ConfigErrors, Problem, RunConfig};
 use crate::data::indexed::IndexedDataset;
 use crate::data::{Split, check_samples};
@@ -106,8 +107,8 @@ impl Plan {
     /// What is wrong with it.
     pub fn check_tokenizer(&self) -> Result<(), TrainError> {
         match (self.config.chat.is_used(), self.config.preference.is_used()) {
-            (true, _) => super::chat::check_tokenizer(&self.config),
-            (_, true) => super::preference::check_tokenizer(&self.config),
+            (true, _) => check_tokenizer(&self.config, self.config.chat.template.as_deref()),
+            (_, true) => check_tokenizer(&self.config, self.config.preference.template.as_deref()),
             _ => tokenizer_file(&self.config).map(drop),
         }
     }

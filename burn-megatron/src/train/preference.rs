@@ -1,14 +1,12 @@
 //! Pairs of answers as the data of a run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use indicatif::HumanCount;
-
 use super::TrainError;
-use super::run_data::{RunData, fits};
+use super::run_data::{RunData, describe, fits};
 use crate::config::{Packing, RunConfig};
-use crate::data::chat::{ChatReport, ChatTokenizer, PairDataset, PairSet};
+use crate::data::chat::{ChatTokenizer, PairDataset, PairSet};
 use crate::data::preprocess::vocab_size;
 use crate::data::{Split, TokenDataset};
 use crate::preference::PreferenceLoss;
@@ -34,14 +32,20 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
         PairDataset::open(&tokenizer, &set, training.seq_length)
     };
     let (train, report) = read(&preference.train)?;
-    let mut notes = vec![describe("training", &train, &report)];
+    let mut notes =
+        vec![describe("training", ["pairs", "tokens in answers"], (train.sequences(), train.padding()), &report)];
     let evaluates = evaluation.batches > 0 || evaluation.final_batches > 0;
     let share = data.split.shares()[Split::Valid as usize];
     let (train, valid) = match () {
         _ if !evaluates => (train, None),
         _ if !preference.validation.is_empty() => {
             let (valid, report) = read(&preference.validation)?;
-            notes.push(describe("validation", &valid, &report));
+            notes.push(describe(
+                "validation",
+                ["pairs", "tokens in answers"],
+                (valid.sequences(), valid.padding()),
+                &report,
+            ));
             (train, Some(valid))
         }
         _ if share > 0.0 => {
@@ -57,35 +61,4 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     let last = last.map(|last| Arc::new(last.first(most(evaluation.final_batches))) as Arc<dyn TokenDataset>);
     let valid = valid.map(|valid| Arc::new(valid) as Arc<dyn TokenDataset>);
     Ok(RunData { valid: valid.unwrap_or_else(|| train.clone()), train, last, tokenizer: Some(path), notes })
-}
-
-/// What became of the rows, in a line.
-fn describe(part: &str, data: &PairDataset, report: &ChatReport) -> String {
-    let count = |number: usize| HumanCount(number as u64);
-    let mut line = format!(
-        "{part}: {} pairs in {} sequences, {} tokens in answers, {:.1} % padding",
-        count(report.samples),
-        count(data.sequences()),
-        count(report.learned),
-        100.0 * data.padding()
-    );
-    for (number, what) in [(report.truncated, "pairs truncated"), (report.dropped, "pairs dropped as too long")] {
-        if number > 0 {
-            line += &format!("; {} {what}", count(number));
-        }
-    }
-    if let Some(first) = &report.skipped.first {
-        line += &format!("; {} bad rows left out, the first: {first}", HumanCount(report.skipped.rows));
-    }
-    line
-}
-
-/// Whether the tokenizer and its template can be used with the model.
-///
-/// # Errors
-/// Why not.
-pub(super) fn check_tokenizer(config: &RunConfig) -> Result<(), TrainError> {
-    let path = Path::new(config.data.tokenizer.as_deref().unwrap_or_default());
-    let tokenizer = ChatTokenizer::open(path, config.preference.template.as_deref())?;
-    fits(config, vocab_size(tokenizer.tokenizer()), Some(path))
 }

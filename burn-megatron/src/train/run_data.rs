@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use indicatif::HumanCount;
 use models::ModelConfig;
 
 use super::TrainError;
 use crate::config::RunConfig;
 use crate::data::TokenDataset;
+use crate::data::chat::{ChatReport, ChatTokenizer};
+use crate::data::preprocess::vocab_size;
 
 /// What a run trains on and is evaluated on.
 pub struct RunData {
@@ -58,4 +61,41 @@ fn smaller_tokenizer(config: &RunConfig, folder: &Path, tokenizer: &Path) -> Str
              looked for in the data"
         ),
     }
+}
+
+/// Whether the tokenizer can be used with the model, and with its chat template or `template`.
+///
+/// # Errors
+/// Why not.
+pub(super) fn check_tokenizer(config: &RunConfig, template: Option<&Path>) -> Result<(), TrainError> {
+    let path = Path::new(config.data.tokenizer.as_deref().unwrap_or_default());
+    let tokenizer = ChatTokenizer::open(path, template)?;
+    fits(config, vocab_size(tokenizer.tokenizer()), Some(path))
+}
+
+/// What became of the rows of a part of the data, in a line; the names are those of the samples and of the tokens that
+/// count.
+pub(super) fn describe(
+    part: &str,
+    [samples, counted]: [&str; 2],
+    (sequences, padding): (usize, f64),
+    report: &ChatReport,
+) -> String {
+    let count = |number: usize| HumanCount(number as u64);
+    let mut line = format!(
+        "{part}: {} {samples} in {} sequences, {} {counted}, {:.1} % padding",
+        count(report.samples),
+        count(sequences),
+        count(report.learned),
+        100.0 * padding
+    );
+    for (number, what) in [(report.truncated, "truncated"), (report.dropped, "dropped as too long")] {
+        if number > 0 {
+            line += &format!("; {} {samples} {what}", count(number));
+        }
+    }
+    if let Some(first) = &report.skipped.first {
+        line += &format!("; {} bad rows left out, the first: {first}", HumanCount(report.skipped.rows));
+    }
+    line
 }
