@@ -1,7 +1,5 @@
 //! The operations as Burn backend extensions: routing only.
 
-#[cfg(feature = "cuda")]
-use burn::backend::Cube;
 use burn::backend::{
     Backend, backend_extension,
     tensor::{FloatTensor, IntTensor},

@@ -1,7 +1,5 @@
 //! Attention in a context as an autograd node.
 
-#[cfg(feature = "cuda")]
-use burn::backend::Cube;
 use burn::backend::{
     Autodiff, Backend, TensorMetadata,
     autodiff::{
