@@ -6,17 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Regex;
-use syn::visit::{self, Visit};
-use syn::{Attribute, ItemMod, ItemUse, Meta, UseTree};
 use tests::repository;
-
-/// The crates of the workspace, as their sources call them, and their folders.
-const CRATES: [(&str, &str); 4] = [
-    ("kernels_cubecl", "kernels-cubecl"),
-    ("backend_dist", "backend-dist"),
-    ("models", "models"),
-    ("burn_megatron", "burn-megatron"),
-];
+use tests::sources::{CRATES, Paths, modules, paths};
 
 /// A sentence about modules.
 #[derive(Debug, PartialEq)]
@@ -44,111 +35,12 @@ fn rule(line: &str) -> Option<Rule> {
         .or_else(|| only().map(|(subject, object)| Rule::Only(names(subject), sentence(object))))
 }
 
-/// Collects the paths of a file, each from its crate on.
-struct Paths {
-    /// Where the reader is, from the crate on.
-    module: Vec<String>,
-    found: BTreeSet<String>,
-}
-
-impl Paths {
-    fn add(&mut self, path: &[String]) {
-        let mut module = self.module.clone();
-        let mut rest = path;
-        match path.first().map(String::as_str) {
-            Some("crate") => {
-                module.truncate(1);
-                rest = &path[1..];
-            }
-            Some("self") => rest = &path[1..],
-            Some("super") => {}
-            _ => module.clear(),
-        }
-        while rest.first().is_some_and(|name| name == "super") {
-            module.pop();
-            rest = &rest[1..];
-        }
-        module.extend_from_slice(rest);
-        self.found.insert(module.join("::"));
-    }
-
-    fn add_tree(&mut self, tree: &UseTree, start: &[String]) {
-        let with = |name: String| [start, &[name]].concat();
-        match tree {
-            UseTree::Path(path) => self.add_tree(&path.tree, &with(path.ident.to_string())),
-            UseTree::Name(name) => self.add(&with(name.ident.to_string())),
-            UseTree::Rename(rename) => self.add(&with(rename.ident.to_string())),
-            UseTree::Glob(_) => self.add(start),
-            UseTree::Group(group) => group.items.iter().for_each(|tree| self.add_tree(tree, start)),
-        }
-    }
-}
-
-fn is_test(attributes: &[Attribute]) -> bool {
-    let is = |attribute: &Attribute| match &attribute.meta {
-        Meta::List(list) => list.path.is_ident("cfg") && list.tokens.to_string() == "test",
-        _ => false,
-    };
-    attributes.iter().any(is)
-}
-
-impl Visit<'_> for Paths {
-    fn visit_item_mod(&mut self, item: &ItemMod) {
-        if !is_test(&item.attrs) {
-            self.module.push(item.ident.to_string());
-            visit::visit_item_mod(self, item);
-            self.module.pop();
-        }
-    }
-
-    fn visit_item_use(&mut self, item: &ItemUse) {
-        if !is_test(&item.attrs) {
-            self.add_tree(&item.tree, &[]);
-        }
-    }
-
-    fn visit_path(&mut self, path: &syn::Path) {
-        self.add(&path.segments.iter().map(|segment| segment.ident.to_string()).collect::<Vec<_>>());
-        visit::visit_path(self, path);
-    }
-}
-
-/// The paths that a source names, for the module `module`.
-fn paths(module: &str, source: &str) -> BTreeSet<String> {
-    let module = module.split("::").map(str::to_owned).collect();
-    let mut paths = Paths { module, found: BTreeSet::new() };
-    paths.visit_file(&syn::parse_file(source).expect("the sources are Rust"));
-    paths.found
-}
-
-/// What every module of the workspace names, without tests.
-fn modules() -> BTreeMap<String, BTreeSet<String>> {
-    let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let files = repository::files(".rs");
-    for (name, folder) in CRATES {
-        let start = format!("{folder}/src/");
-        for (path, inside) in files.iter().filter_map(|path| Some((path, path.strip_prefix(&start)?))) {
-            let mut module: Vec<&str> = inside.trim_end_matches(".rs").split('/').collect();
-            if module.iter().any(|part| *part == "tests" || part.ends_with("_tests")) {
-                continue;
-            }
-            if ["mod", "lib"].contains(module.last().expect("a path has an end")) {
-                module.pop();
-            }
-            module.insert(0, name);
-            let module = module.join("::");
-            all.entry(module.clone()).or_default().extend(paths(&module, &repository::read(path)));
-        }
-    }
-    all
-}
-
 fn is_in(path: &str, module: &str) -> bool {
     path == module || path.strip_prefix(module).is_some_and(|rest| rest.starts_with("::"))
 }
 
 /// Where the sources do what a rule forbids.
-fn against(rule: &Rule, modules: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+fn against(rule: &Rule, modules: &BTreeMap<String, Paths>) -> Vec<String> {
     let (Rule::Never(subjects, objects) | Rule::Only(subjects, objects)) = rule;
     let of = |module: &str, names: &[String]| names.iter().any(|name| is_in(module, name));
     let forbidden = |module: &str| match rule {
@@ -157,7 +49,7 @@ fn against(rule: &Rule, modules: &BTreeMap<String, BTreeSet<String>>) -> Vec<Str
     };
     let known = modules.iter().filter(|(module, _)| forbidden(module));
     known
-        .flat_map(|(module, paths)| paths.iter().map(move |path| (module, path)))
+        .flat_map(|(module, paths)| paths.found.iter().map(move |path| (module, path)))
         .filter(|(_, path)| of(path, objects))
         .map(|(module, path)| format!("{module} names {path}"))
         .collect()
@@ -197,9 +89,9 @@ fn a_forbidden_path_is_found_however_it_is_written() {
     for path in
         ["burn_megatron::engine::step::Step", "burn_megatron::plan", "burn_megatron::data", "burn::tensor::Tensor"]
     {
-        assert!(found.contains(path), "{path} is not among {found:?}");
+        assert!(found.found.contains(path), "{path} is not among {:?}", found.found);
     }
-    assert!(found.contains("burn_megatron::optim::now") && !found.contains("burn_megatron::learner"));
+    assert!(found.found.contains("burn_megatron::optim::now") && !found.found.contains("burn_megatron::learner"));
 
     let modules = BTreeMap::from([("burn_megatron::schedule".to_owned(), found)]);
     let never =
@@ -209,4 +101,97 @@ fn a_forbidden_path_is_found_however_it_is_written() {
     let only = rule("- Only `burn_megatron::plan` knows `burn_megatron::data`.").unwrap();
     assert_eq!(against(&only, &modules).len(), 1);
     assert_eq!(rule("- A sentence of another kind."), None);
+}
+
+/// Circles that stand, by the modules that they are among, and why.
+const STANDING: [(&[&str], &str); 3] = [
+    (
+        &["models::deepseek_v3", "models::family", "models::gpt", "models::hf", "models::llama", "models::mixtral"],
+        "a family's configuration names the forms of its files, whose readers make the configuration",
+    ),
+    (
+        &["backend_dist::launch", "backend_dist::mesh_backend", "backend_dist::process"],
+        "a rank holds its logical devices, whose workers are ranks; a launch over processes is a method of these",
+    ),
+    (&["burn_megatron::learner"], "each of burn-train's strategies hands what another one is for to that one"),
+];
+
+/// The module that defines what a path names, if it is one of these: whoever hands it on does not count.
+fn owner(path: &str, modules: &BTreeMap<String, Paths>) -> Option<String> {
+    let mut path = path.to_owned();
+    // A name may be handed on from module to module.
+    for _ in 0..8 {
+        let names: Vec<&str> = path.split("::").collect();
+        let (module, rest) = (1..=names.len()).rev().find_map(|end| {
+            let module = names[..end].join("::");
+            modules.contains_key(&module).then(|| (module, names[end..].to_vec()))
+        })?;
+        let next = rest.first().and_then(|name| modules[&module].handed_on.get(*name));
+        match next {
+            Some(next) => path = [&[next.as_str()], &rest[1..]].concat().join("::"),
+            None => return Some(module),
+        }
+    }
+    None
+}
+
+/// The modules that one needs, directly or by others.
+fn reached<'a>(from: &'a str, edges: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTreeSet<&'a str> {
+    let (mut seen, mut left) = (BTreeSet::new(), Vec::from([from]));
+    while let Some(module) = left.pop() {
+        left.extend(edges[module].iter().filter(|other| seen.insert(**other)));
+    }
+    seen
+}
+
+/// The groups of modules each of which needs all others, directly or by others. What a module and those below it need of
+/// each other does not count.
+fn circles(modules: &BTreeMap<String, Paths>) -> Vec<BTreeSet<&str>> {
+    let needs = |module: &str| -> BTreeSet<&str> {
+        let owners = modules[module].needed.iter().filter_map(|path| owner(path, modules));
+        let others = owners.filter(|other| !is_in(other, module) && !is_in(module, other));
+        others.filter_map(|other| modules.get_key_value(&other).map(|(name, _)| name.as_str())).collect()
+    };
+    let edges: BTreeMap<&str, BTreeSet<&str>> = modules.keys().map(|module| (module.as_str(), needs(module))).collect();
+    let all: BTreeMap<&str, BTreeSet<&str>> = edges.keys().map(|module| (*module, reached(module, &edges))).collect();
+    let mutual = |module: &&str| -> BTreeSet<&str> {
+        all[module].iter().filter(|other| all[*other].contains(module)).copied().collect()
+    };
+    let circles: BTreeSet<BTreeSet<&str>> = edges.keys().map(|module| mutual(module)).collect();
+    circles.into_iter().filter(|circle| !circle.is_empty()).collect()
+}
+
+#[test]
+fn modules_need_each_other_in_one_direction() {
+    let modules = modules();
+    let circles = circles(&modules);
+    let stands = |circle: &BTreeSet<&str>, among: &[&str]| {
+        circle.iter().all(|module| among.iter().any(|start| is_in(module, start)))
+    };
+    let new: Vec<_> =
+        circles.iter().filter(|circle| !STANDING.iter().any(|(among, _)| stands(circle, among))).collect();
+    assert!(new.is_empty(), "modules that need each other in a circle; move what both need below them:\n{new:#?}");
+    for (among, why) in STANDING {
+        assert!(circles.iter().any(|circle| stands(circle, among)), "{among:?} stand no more: delete them ({why})");
+    }
+}
+
+#[test]
+fn a_circle_is_found_behind_what_modules_hand_on() {
+    let module = |name: &str, source: &str| (name.to_owned(), paths(name, source));
+    let of = |c: &str| {
+        BTreeMap::from([
+            module("models", "pub use a::{A, B as Renamed};"),
+            module("models::a", "use crate::b::Second;\nuse super::d::D;\npub struct A;"),
+            module("models::b", "pub use c::Second;\nmod inner { use super::super::d; }"),
+            module("models::b::c", c),
+            module("models::d", "pub struct D;"),
+        ])
+    };
+    let straight = of("use super::Other;\nuse crate::d::D;\npub struct Second;");
+    assert_eq!(circles(&straight), Vec::<BTreeSet<&str>>::new());
+    let round = of("use crate::Renamed;\npub struct Second;");
+    assert_eq!(circles(&round), [BTreeSet::from(["models::a", "models::b::c"])]);
+    let inline = of("pub fn second() -> crate::a::A { crate::a::A }");
+    assert_eq!(circles(&inline), [BTreeSet::from(["models::a", "models::b::c"])]);
 }

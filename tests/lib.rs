@@ -1,6 +1,7 @@
-//! Small models, and training them in a layout; the repository's text.
+//! Small models, and training them in a layout; the repository's text and what its modules name.
 
 pub mod repository;
+pub mod sources;
 
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Mesh;

@@ -7,7 +7,8 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Of threads that are of no launch: their errors are everybody's, and they see everybody's.
 const NONE: u64 = 0;
@@ -27,7 +28,7 @@ struct PendingErrors {
 }
 
 fn pending() -> MutexGuard<'static, PendingErrors> {
-    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+    PENDING.lock()
 }
 
 /// A launch, from its beginning until it is dropped.

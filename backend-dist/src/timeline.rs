@@ -11,8 +11,9 @@ use burn::backend::Cube;
 use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{DriverError, result as driver, sys};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// The records of one compute stream.
@@ -224,7 +225,7 @@ fn note(compute: sys::CUstream, push: impl FnOnce(&mut Notes, [usize; 2])) -> Op
 }
 
 fn lock() -> MutexGuard<'static, Vec<Notes>> {
-    NOTES.lock().unwrap_or_else(PoisonError::into_inner)
+    NOTES.lock()
 }
 
 fn event() -> usize {

@@ -110,7 +110,7 @@ impl Group {
     }
 
     /// The all-gather by which the members in this process tell each other about buffers on their GPUs.
-    pub(crate) fn local_all_gather<T: Send + Sync + 'static>(&self) -> Arc<LocalAllGather<T>> {
+    pub(crate) fn local_all_gather<T: Clone + Send + Sync + 'static>(&self) -> Arc<LocalAllGather<T>> {
         let (world, id) = self.world_and_id();
         world.links.board(*id, self.size())
     }

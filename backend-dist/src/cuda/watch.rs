@@ -3,11 +3,12 @@
 //! CubeCL counts compilations when they begin and end, while an override of its process mode is open, but does not time
 //! them. A thread checks every millisecond whether one is in progress.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cubecl_runtime::execution::{ProcessMode, ProcessModeOverride, StatisticsCollector};
+use parking_lot::Mutex;
 
 /// The polling interval.
 const EVERY: Duration = Duration::from_millis(1);
@@ -30,7 +31,7 @@ struct Shared {
 
 /// Begins to count, once.
 pub(crate) fn begin() {
-    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut open = OPEN.lock();
     if open.is_some() {
         return;
     }
@@ -61,8 +62,8 @@ pub(crate) type Made = (usize, usize, f64);
 /// The compilations so far. The first rank to ask ends the counting for all.
 pub(crate) fn kernels() -> Made {
     static LAST: Mutex<Option<Made>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(watch) = OPEN.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    let mut last = LAST.lock();
+    if let Some(watch) = OPEN.lock().take() {
         watch.shared.stop.store(true, Relaxed);
         let kernels = watch.collector.statistics().compilation;
         let seconds = watch.shared.micros.load(Relaxed) as f64 / 1e6;

@@ -2,10 +2,10 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::ParamId;
 use burn::tensor::Tensor;
+use parking_lot::Mutex;
 
 use super::sequence::Sequence;
 use crate::collective;
@@ -111,20 +111,20 @@ impl Gathers {
 
     /// Whether `into_record` gives whole values on this rank.
     pub fn saves(&self) -> bool {
-        self.lock().record_on.is_none_or(|member| member == self.group.rank())
+        self.state.lock().record_on.is_none_or(|member| member == self.group.rank())
     }
 
     pub fn record_on(&self, member: usize) {
-        self.lock().record_on = Some(member);
+        self.state.lock().record_on = Some(member);
     }
 
     pub fn take_counts(&self) -> Counts {
-        std::mem::take(&mut self.lock().counts)
+        std::mem::take(&mut self.state.lock().counts)
     }
 
     pub fn begin_pass(&self, bases: Vec<Option<Tensor<1>>>, ids: HashSet<ParamId>) {
         self.end_pass();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.in_pass = true;
         (state.bases, state.ids) = (bases, ids);
         state.forward.begin();
@@ -133,7 +133,7 @@ impl Gathers {
 
     /// Waits for all that is on its way. Returns the parameters whose gradients were reduced here.
     pub fn end_pass(&self) -> HashSet<ParamId> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.in_pass = false;
         state.is_backward = false;
         state.bases.clear();
@@ -150,7 +150,7 @@ impl Gathers {
         if self.group.size() == 1 {
             return base;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         *(if backward { &mut state.counts.backward } else { &mut state.counts.forward }) += 1;
         if !state.in_pass {
             return self.start(index, base).wait();
@@ -185,7 +185,7 @@ impl Gathers {
         if self.group.size() == 1 {
             return gradient;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let size = self.group.size() as f64;
         let Some(index) = index else {
             if state.in_pass {
@@ -232,9 +232,5 @@ impl Gathers {
             #[cfg(feature = "cuda")]
             pending: None,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -139,7 +139,7 @@ mod asked {
 /// Memory that libraries allocate at a known moment, or that messages hold, as recorded by the code that allocates it.
 #[cfg(feature = "cuda")]
 pub(crate) mod ledger {
-    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use parking_lot::{Mutex, MutexGuard};
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Kind {
@@ -151,7 +151,7 @@ pub(crate) mod ledger {
     static ENTRIES: Mutex<Vec<(Kind, usize, u64)>> = Mutex::new(Vec::new());
 
     fn entries() -> MutexGuard<'static, Vec<(Kind, usize, u64)>> {
-        ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+        ENTRIES.lock()
     }
 
     /// Records `bytes` of the GPU with this index.

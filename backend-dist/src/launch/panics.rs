@@ -3,7 +3,9 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{PanicHookInfo, set_hook, take_hook};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 thread_local! {
     /// `Some` on rank threads: the message and position of the last panic.
@@ -27,7 +29,7 @@ pub(super) fn enter_rank() {
 
 impl RankPanics {
     pub fn store() -> Self {
-        let mut state = PREVIOUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = PREVIOUS.lock();
         if state.0 == 0 {
             let previous = Arc::new(take_hook());
             state.1 = Some(previous.clone());
@@ -44,7 +46,7 @@ impl RankPanics {
 
 impl Drop for RankPanics {
     fn drop(&mut self) {
-        let mut state = PREVIOUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = PREVIOUS.lock();
         state.0 -= 1;
         // A panicking thread may not change the hook; ours then stays, and passes on what is not a rank's.
         if state.0 == 0 && !std::thread::panicking() {

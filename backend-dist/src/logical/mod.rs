@@ -15,4 +15,5 @@ mod tests;
 pub use placement::{ParsePlacementError, Placement};
 #[cfg(feature = "decorator")]
 pub(crate) use plan::keeps_weights;
-pub use plan::{Homes, MeshAxis, OpPlan, TensorState, plan};
+pub use plan::{Homes, OpPlan, TensorState, plan};
+pub use rules::MeshAxis;

@@ -2,20 +2,11 @@
 
 use super::Placement::{self, Partial, Replicate, Varying};
 use super::localize::localize;
-use super::rules::{Completion, Decision, Operand, Policy, decide};
+use super::rules::{Completion, Decision, MeshAxis, Operand, decide};
 use burn::tensor::{DType, Shape};
 use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-
-/// One axis of the mesh, as rules see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MeshAxis {
-    /// Number of ranks.
-    pub ranks: usize,
-    /// What moves where a sharded parameter meets a sharded activation.
-    pub policy: Policy,
-}
 
 /// Where a tensor is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,8 +17,9 @@ use super::communicator::Call;
 use crate::comm::Group;
 use crate::comm::local_all_gather::LocalAllGather;
 use cudarc::driver::{result as driver, sys};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A member's source in an operation. Raw handles are stored as integers, because they cross threads.
 #[derive(Clone)]
@@ -87,7 +88,7 @@ impl DmaCopies {
 
     /// Leaks the sources that peers may still read: the run has failed, so the end of their reads is unknown.
     pub(super) fn abandon(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         std::mem::forget(std::mem::take(&mut state.lent));
     }
 
@@ -100,7 +101,7 @@ impl DmaCopies {
         pulls: impl IntoIterator<Item = Pull>,
         sources: Vec<PinnedBuffer>,
     ) -> Result<(), String> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let operation = state.operations;
         state.operations += 1;
         let [ready, done_here] = state.events(operation)?;
@@ -163,7 +164,7 @@ impl State {
 
 impl Drop for DmaCopies {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         for event in state.events.take().into_iter().flatten().flatten() {
             // SAFETY: no further work is queued; the driver keeps events that streams still wait for.
             let _ = unsafe { driver::event::destroy(event as _) };

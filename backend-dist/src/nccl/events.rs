@@ -2,7 +2,7 @@
 
 use crate::slot_pool::SlotPool;
 use cudarc::driver::{result as driver, sys as cuda_sys};
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 /// A pool of events. Between [`take`](Self::take) and [`give`](Self::give) a slot's event belongs to one operation.
 #[derive(Default)]
@@ -44,7 +44,7 @@ impl Events {
     }
 
     fn lock<T>(&self, f: impl FnOnce(&mut (SlotPool, Vec<Option<usize>>)) -> T) -> T {
-        f(&mut self.pool.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.pool.lock())
     }
 }
 

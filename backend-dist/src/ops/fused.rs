@@ -6,7 +6,7 @@
 
 mod node;
 
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::{
@@ -20,6 +20,7 @@ use super::{
     residual::Joint,
     step::{PrologueOutput, Step},
 };
+use crate::ops::extension::on_backends;
 
 /// Options of a linear layer.
 #[derive(Clone, Debug, Default)]
@@ -165,21 +166,15 @@ fn forward<B: Gemms>(
     Output { y, prologue, fp8 }
 }
 
-macro_rules! fused_ops {
-    ($backend:ty) => {
-        impl FusedOps for $backend {
-            fn op_linear(
-                x: FloatTensor<Self>,
-                extras: Extras<Self>,
-                w: FloatTensor<Self>,
-                config: LinearConfig,
-            ) -> FloatTensor<Self> {
-                forward::<Self>(x, &Vec::from(extras), w, &config, Purpose::Evaluate).y
-            }
+on_backends! {
+    impl FusedOps {
+        fn op_linear(
+            x: FloatTensor<Self>,
+            extras: Extras<Self>,
+            w: FloatTensor<Self>,
+            config: LinearConfig,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(x, &Vec::from(extras), w, &config, Purpose::Evaluate).y
         }
-    };
+    }
 }
-
-fused_ops!(Flex);
-#[cfg(feature = "cuda")]
-fused_ops!(burn::backend::Cube);

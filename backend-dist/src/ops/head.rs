@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, FloatDType, Slice, TensorMetadata,
+    Autodiff, Backend, Dispatch, FloatDType, Slice, TensorMetadata,
     autodiff::{
         NodeId,
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -25,6 +25,7 @@ use super::main_grads::main_grad;
 use super::plain;
 use crate::collective_ops::CollectiveOps;
 use crate::comm::Group;
+use crate::ops::extension::on_backends;
 
 /// Default for the logits that a rank holds at a time: 4 GiB in half precision.
 pub const LOGITS_AT_ONCE: usize = 1 << 31;
@@ -102,24 +103,18 @@ trait HeadOps: Backend {
     fn op_head(x: FloatTensor<Self>, w: FloatTensor<Self>, labels: IntTensor<Self>, head: Head) -> FloatTensor<Self>;
 }
 
-macro_rules! head_ops {
-    ($backend:ty) => {
-        impl HeadOps for $backend {
-            fn op_head(
-                x: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                labels: IntTensor<Self>,
-                head: Head,
-            ) -> FloatTensor<Self> {
-                forward::<Self>(x, w, labels, &head).0
-            }
+on_backends! {
+    impl HeadOps {
+        fn op_head(
+            x: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            head: Head,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(x, w, labels, &head).0
         }
-    };
+    }
 }
-
-head_ops!(Flex);
-#[cfg(feature = "cuda")]
-head_ops!(burn::backend::Cube);
 
 /// `x[range]` in the first dimension.
 fn chunk<B: Backend>(x: &FloatTensor<B>, range: &Range<usize>) -> FloatTensor<B> {

@@ -18,6 +18,7 @@ use super::{
     main_grads::deliver,
     options::PackedHeads,
 };
+use crate::ops::extension::on_backends;
 
 /// `w x / √(mean(x²) + eps)` over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with
 /// the first of `weights [d]` for queries and the second for keys; values are unchanged.
@@ -109,24 +110,18 @@ pub(super) trait HeadNormOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-macro_rules! head_norm_ops {
-    ($backend:ty) => {
-        impl HeadNormOps for $backend {
-            fn op_norm_heads(
-                qkv: FloatTensor<Self>,
-                queries: FloatTensor<Self>,
-                keys: FloatTensor<Self>,
-                norms: HeadNorms,
-            ) -> FloatTensor<Self> {
-                Self::norm_heads(qkv, [queries, keys], norms)
-            }
+on_backends! {
+    impl HeadNormOps {
+        fn op_norm_heads(
+            qkv: FloatTensor<Self>,
+            queries: FloatTensor<Self>,
+            keys: FloatTensor<Self>,
+            norms: HeadNorms,
+        ) -> FloatTensor<Self> {
+            Self::norm_heads(qkv, [queries, keys], norms)
         }
-    };
+    }
 }
-
-head_norm_ops!(Flex);
-#[cfg(feature = "cuda")]
-head_norm_ops!(burn::backend::Cube);
 
 /// Parents: the projection, the queries' weight, the keys'.
 #[derive(Debug)]

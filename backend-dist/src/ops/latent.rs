@@ -18,6 +18,7 @@ use super::{
     options::Rotation,
     secondary_outputs::{SecondaryOutputs, secondary_output},
 };
+use crate::ops::extension::on_backends;
 
 /// Keys `[s, b, heads, rope + nope]` and values `[s, b, heads, value]`. A head of `kv [s, b, heads, nope + value]` is
 /// `[nope | value]`, a key is `[rope | nope]`. The `rope` features are the same in all heads: `shared [s, b, rope]`,
@@ -127,28 +128,22 @@ pub(super) trait LatentOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-macro_rules! latent_ops {
-    ($backend:ty) => {
-        impl LatentOps for $backend {
-            fn op_latent_keys(
-                kv: FloatTensor<Self>,
-                shared: FloatTensor<Self>,
-                cos: FloatTensor<Self>,
-                sin: FloatTensor<Self>,
-                nope: usize,
-                secondary: SecondaryOutputs,
-            ) -> FloatTensor<Self> {
-                let [keys, values] = Self::latent_keys(kv, shared, [cos, sin], nope);
-                secondary.put::<Self>([values]);
-                keys
-            }
+on_backends! {
+    impl LatentOps {
+        fn op_latent_keys(
+            kv: FloatTensor<Self>,
+            shared: FloatTensor<Self>,
+            cos: FloatTensor<Self>,
+            sin: FloatTensor<Self>,
+            nope: usize,
+            secondary: SecondaryOutputs,
+        ) -> FloatTensor<Self> {
+            let [keys, values] = Self::latent_keys(kv, shared, [cos, sin], nope);
+            secondary.put::<Self>([values]);
+            keys
         }
-    };
+    }
 }
-
-latent_ops!(Flex);
-#[cfg(feature = "cuda")]
-latent_ops!(burn::backend::Cube);
 
 /// Parents: the projection of keys and values, the shared key.
 #[derive(Debug)]

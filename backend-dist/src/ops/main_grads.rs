@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex,
+    Autodiff, Backend, Dispatch,
     autodiff::{NodeId, checkpoint::strategy::CheckpointStrategy, grads::Gradients},
     backend_extension,
     tensor::FloatTensor,
@@ -19,6 +19,7 @@ use burn::backend::{
 use burn::tensor::{DType, Device, Tensor};
 
 use super::kernels::LocalKernels;
+use crate::ops::extension::on_backends;
 
 thread_local! {
     /// The main gradients of this rank's parameters, by the node of the leaf.
@@ -137,19 +138,13 @@ trait LeafOps: Backend {
     fn op_node(w: FloatTensor<Self>) -> Option<NodeId>;
 }
 
-macro_rules! leaf_ops {
-    ($backend:ty) => {
-        impl LeafOps for $backend {
-            fn op_node(_: FloatTensor<Self>) -> Option<NodeId> {
-                None
-            }
+on_backends! {
+    impl LeafOps {
+        fn op_node(_: FloatTensor<Self>) -> Option<NodeId> {
+            None
         }
-    };
+    }
 }
-
-leaf_ops!(Flex);
-#[cfg(feature = "cuda")]
-leaf_ops!(burn::backend::Cube);
 
 impl<B: Backend + LeafOps, C: CheckpointStrategy> LeafOps for Autodiff<B, C> {
     fn op_node(w: FloatTensor<Self>) -> Option<NodeId> {

@@ -26,6 +26,7 @@ mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod dropout_mask;
+pub(crate) mod extension;
 mod extras;
 mod flex;
 pub mod fp8;

@@ -3,7 +3,7 @@
 //! atomic additions.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, Shape, TensorMetadata,
+    Autodiff, Backend, Dispatch, Shape, TensorMetadata,
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
@@ -15,6 +15,7 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::kernels::LocalKernels;
+use crate::ops::extension::on_backends;
 
 /// Sum over dimension `dim`, which becomes 1.
 ///
@@ -71,27 +72,21 @@ trait SumOps: Backend {
     fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-macro_rules! sum_ops {
-    ($backend:ty) => {
-        impl SumOps for $backend {
-            fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-                Self::sum_dim(x, dim)
-            }
-
-            fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
-                expand::<Self>(x, dim, times)
-            }
-
-            fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
-                Self::matmul(a, b)
-            }
+on_backends! {
+    impl SumOps {
+        fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+            Self::sum_dim(x, dim)
         }
-    };
-}
 
-sum_ops!(Flex);
-#[cfg(feature = "cuda")]
-sum_ops!(burn::backend::Cube);
+        fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
+            expand::<Self>(x, dim, times)
+        }
+
+        fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::matmul(a, b)
+        }
+    }
+}
 
 fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor<B> {
     let mut shape = x.shape().to_vec();

@@ -3,7 +3,7 @@
 //! primary node finds all gradients there.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex,
+    Autodiff, Backend, Dispatch,
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
@@ -15,6 +15,7 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::stash::Stash;
+use crate::ops::extension::on_backends;
 
 /// The secondary outputs of an operation: forward their values, backward their gradients. Clones share them.
 #[derive(Clone, Debug)]
@@ -62,19 +63,13 @@ trait OutputOps: Backend {
     fn op_secondary(first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self>;
 }
 
-macro_rules! output_ops {
-    ($backend:ty) => {
-        impl OutputOps for $backend {
-            fn op_secondary(_first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
-                secondary.take::<Self>(index)
-            }
+on_backends! {
+    impl OutputOps {
+        fn op_secondary(_first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
+            secondary.take::<Self>(index)
         }
-    };
+    }
 }
-
-output_ops!(Flex);
-#[cfg(feature = "cuda")]
-output_ops!(burn::backend::Cube);
 
 /// Parent: the primary output, to which no gradient flows from here.
 #[derive(Debug)]

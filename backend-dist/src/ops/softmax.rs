@@ -13,6 +13,7 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::kernels::LocalKernels;
+use crate::ops::extension::on_backends;
 
 /// `x / (Σ x + eps)` with sums over the last dimension.
 pub fn normalize_sum<const D: usize>(x: Tensor<D>, eps: f64) -> Tensor<D> {
@@ -93,20 +94,14 @@ pub(super) trait NormalizeOps: Backend {
     fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self>;
 }
 
-macro_rules! normalize_ops {
-    ($backend:ty) => {
-        impl NormalizeOps for $backend {
-            fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
-                let [y, _] = Self::normalize(x, normalizer);
-                y
-            }
+on_backends! {
+    impl NormalizeOps {
+        fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
+            let [y, _] = Self::normalize(x, normalizer);
+            y
         }
-    };
+    }
 }
-
-normalize_ops!(Flex);
-#[cfg(feature = "cuda")]
-normalize_ops!(burn::backend::Cube);
 
 #[derive(Debug)]
 struct Normalize;

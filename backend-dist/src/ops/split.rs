@@ -14,6 +14,7 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::secondary_outputs::{SecondaryOutputs, secondary_output};
+use crate::ops::extension::on_backends;
 
 /// Splits the features of `x [s, b, n]` into chunks of these sizes. All results must be used.
 ///
@@ -68,19 +69,13 @@ fn split_off<B: SplitKernels>(x: FloatTensor<B>, sizes: &[usize], secondary: &Se
     first
 }
 
-macro_rules! split_ops {
-    ($backend:ty) => {
-        impl SplitOps for $backend {
-            fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
-                split_off::<Self>(x, &sizes, &secondary)
-            }
+on_backends! {
+    impl SplitOps {
+        fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
+            split_off::<Self>(x, &sizes, &secondary)
         }
-    };
+    }
 }
-
-split_ops!(Flex);
-#[cfg(feature = "cuda")]
-split_ops!(burn::backend::Cube);
 
 #[derive(Debug)]
 struct Split;

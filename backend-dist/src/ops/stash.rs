@@ -4,8 +4,10 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 type Values = VecDeque<Box<dyn Any + Send>>;
 
@@ -16,22 +18,18 @@ pub(super) struct Stash(Arc<Mutex<Values>>);
 impl Stash {
     /// Leaves a value.
     pub fn put<T: Send + 'static>(&self, value: T) {
-        self.lock().push_back(Box::new(value));
+        self.0.lock().push_back(Box::new(value));
     }
 
     /// The next value, if there is one and it has this type.
     pub fn take<T: 'static>(&self) -> Option<T> {
-        let value = self.lock().pop_front()?;
+        let value = self.0.lock().pop_front()?;
         value.downcast().ok().map(|value| *value)
     }
 
     /// Number of values that nobody has taken.
     pub fn len(&self) -> usize {
-        self.lock().len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Values> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().len()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Backward from an output whose gradient is received from elsewhere, as between pipeline stages.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, TensorMetadata,
+    Autodiff, Backend, Dispatch, TensorMetadata,
     autodiff::{
         NodeId,
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -14,6 +14,7 @@ use burn::backend::{
 use burn::tensor::{Gradients, Tensor};
 
 use super::stash::Stash;
+use crate::ops::extension::on_backends;
 
 /// The recorded graph of an output, without the output's elements.
 #[derive(Debug)]
@@ -76,23 +77,17 @@ trait TapeOps: Backend {
     fn op_start(grad: FloatTensor<Self>) -> Start;
 }
 
-macro_rules! tape_ops {
-    ($backend:ty) => {
-        impl TapeOps for $backend {
-            fn op_root(_: FloatTensor<Self>, _: Seed) -> FloatTensor<Self> {
-                unreachable!("only tracked tensors have a tape")
-            }
-
-            fn op_start(grad: FloatTensor<Self>) -> Start {
-                Box::new(move |grads, node| grads.register::<Self>(node, grad))
-            }
+on_backends! {
+    impl TapeOps {
+        fn op_root(_: FloatTensor<Self>, _: Seed) -> FloatTensor<Self> {
+            unreachable!("only tracked tensors have a tape")
         }
-    };
-}
 
-tape_ops!(Flex);
-#[cfg(feature = "cuda")]
-tape_ops!(burn::backend::Cube);
+        fn op_start(grad: FloatTensor<Self>) -> Start {
+            Box::new(move |grads, node| grads.register::<Self>(node, grad))
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Root;

@@ -2,10 +2,11 @@
 //! al., "Zero Bubble Pipeline Parallelism", 2023).
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::autodiff::grads::Gradients as AutodiffGradients;
 use burn::tensor::Gradients;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::tape;
 
@@ -60,7 +61,7 @@ impl Deferral {
 }
 
 fn lock(queue: &Arc<Mutex<Option<Vec<Job>>>>) -> MutexGuard<'_, Option<Vec<Job>>> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
+    queue.lock()
 }
 
 impl fmt::Debug for Deferral {

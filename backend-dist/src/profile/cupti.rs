@@ -5,10 +5,11 @@
 
 use super::record::{LONGEST, OURS, Record, decode, kind};
 use libloading::Library;
+use parking_lot::Mutex;
 use std::alloc::Layout;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// `CUPTI_SUCCESS`.
 const SUCCESS: u32 = 0;
@@ -183,8 +184,8 @@ pub(super) fn take() -> Result<(Vec<Record>, usize), String> {
     let cupti = cupti().ok_or("CUPTI is not open")?;
     // SAFETY: no lock is held that a callback takes.
     cupti.done("cuptiActivityFlushAll", unsafe { (cupti.flush)(FORCED) })?;
-    let records = std::mem::take(&mut *RECORDS.lock().unwrap_or_else(PoisonError::into_inner));
-    Ok((records, std::mem::take(&mut *DROPPED.lock().unwrap_or_else(PoisonError::into_inner))))
+    let records = std::mem::take(&mut *RECORDS.lock());
+    Ok((records, std::mem::take(&mut *DROPPED.lock())))
 }
 
 /// Assigns all later launches of this thread to operation `id`.
@@ -238,9 +239,9 @@ extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _siz
         let mut lost = 0;
         // SAFETY: the library writes the number.
         if unsafe { (cupti.dropped)(context, stream, &mut lost) } == SUCCESS {
-            *DROPPED.lock().unwrap_or_else(PoisonError::into_inner) += lost;
+            *DROPPED.lock() += lost;
         }
-        RECORDS.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
+        RECORDS.lock().extend(found);
     }
     // SAFETY: `requested` has allocated it with this layout, and CUPTI is done with it.
     unsafe { std::alloc::dealloc(buffer, BUFFER) };

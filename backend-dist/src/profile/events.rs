@@ -5,8 +5,8 @@ use super::{Note, Profile, Source, Span};
 use crate::timeline::enter;
 use cudarc::driver::sys::{CUevent_flags, CUstream};
 use cudarc::driver::{DriverError, result as driver};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 /// Operations and the events before and after them, as integers because they cross threads.
 static EVENTS: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
@@ -18,13 +18,13 @@ pub(super) fn record(id: u64, stream: Option<CUstream>) {
     let Ok(event) = driver::event::create(CUevent_flags::CU_EVENT_DEFAULT) else { return };
     // SAFETY: the event was created in the stream's context, which is current, and is destroyed after it is read.
     if unsafe { driver::event::record(event, stream) }.is_ok() {
-        EVENTS.lock().unwrap_or_else(PoisonError::into_inner).push((id, event as usize));
+        EVENTS.lock().push((id, event as usize));
     }
 }
 
 /// Drops all events; all GPUs are idle.
 pub(super) fn forget() {
-    for (_, event) in std::mem::take(&mut *EVENTS.lock().unwrap_or_else(PoisonError::into_inner)) {
+    for (_, event) in std::mem::take(&mut *EVENTS.lock()) {
         // SAFETY: it has passed, and there is no other reference to it. An error is a small leak.
         let _ = unsafe { driver::event::destroy(event as _) };
     }
@@ -36,7 +36,7 @@ pub(super) fn forget() {
 /// The driver's error about an event.
 pub(super) fn profile(why: String, window: u64, notes: Vec<Note>) -> Result<Profile, DriverError> {
     let mut pairs: HashMap<u64, Vec<usize>> = HashMap::new();
-    for (id, event) in EVENTS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+    for (id, event) in EVENTS.lock().iter() {
         pairs.entry(*id).or_default().push(*event);
     }
     // The first operation of each GPU has its first event: notes are in the order of launch.

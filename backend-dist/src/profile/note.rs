@@ -4,10 +4,10 @@ use super::{Note, Noted, Operation, cupti, events};
 use crate::cuda;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl_common::device::DeviceId;
+use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// The kind of marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(super) fn set(marks: Marks) {
 
 /// All records since the last call.
 pub(super) fn take() -> Vec<Note> {
-    std::mem::take(&mut *NOTES.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *NOTES.lock())
 }
 
 /// Until it is dropped, launches of this thread belong to the operation.
@@ -68,7 +68,7 @@ fn begin(device: DeviceId, marks: Marks, operation: Operation) -> Open {
         parent
     });
     let noted = Noted { gpu: usize::from(device.index_id), operation };
-    NOTES.lock().unwrap_or_else(PoisonError::into_inner).push(Note { id, parent, noted });
+    NOTES.lock().push(Note { id, parent, noted });
     cuda::mark(device, move |stream| match marks {
         Marks::Cupti => cupti::push(id),
         _ => events::record(id, stream),

@@ -1,7 +1,7 @@
 //! A profile from its start to its end.
 
-use super::note::{self, Marks, Note};
-use super::{Profile, Source, cupti, events, record};
+use super::note::{self, Marks};
+use super::{Note, Profile, Source, cupti, events, record};
 use crate::timeline::enter;
 use cudarc::driver::result as driver;
 use std::collections::BTreeSet;

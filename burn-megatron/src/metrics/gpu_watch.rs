@@ -1,13 +1,14 @@
 //! Watches the GPU of a rank from threads of its own.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use backend_dist::gpu::{GpuInfo, gpus};
 use backend_dist::idle::IdleWatch;
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
 use super::RankReading;
 
@@ -90,7 +91,7 @@ impl GpuWatch {
                 while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
                     let mut now = Seen::default();
                     now.ask(&gpu);
-                    lock(&seen).add(&now);
+                    seen.lock().add(&now);
                 }
             };
             std::thread::Builder::new().name(format!("watch of GPU {}", idle.gpu())).spawn(ask).ok()?;
@@ -101,7 +102,7 @@ impl GpuWatch {
     /// Starts a new measurement.
     pub fn begin(&self) {
         self.idle.reset();
-        let seen = std::mem::take(&mut *lock(&self.seen));
+        let seen = std::mem::take(&mut *self.seen.lock());
         if seen.memory > 0 {
             self.last.set(seen);
         }
@@ -109,7 +110,7 @@ impl GpuWatch {
 
     /// The reading since [`begin`](Self::begin), or before where the time was too short for an answer.
     pub fn read(&self) -> RankReading {
-        let now = *lock(&self.seen);
+        let now = *self.seen.lock();
         let mut seen = if now.memory > 0 { now } else { self.last.get() };
         if let (0, Some(gpu)) = (seen.memory, &self.gpu) {
             seen.ask(gpu);
@@ -126,8 +127,4 @@ impl GpuWatch {
             temperature: seen.temperature.get(),
         }
     }
-}
-
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,9 @@
 //! Where the numbers of a run go.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::Value;
 
 /// An entry of a run's log: a step, a validation, a checkpoint that is complete, or the start of a resumed run.
@@ -71,18 +72,18 @@ pub(crate) struct Sinks(Arc<Mutex<Vec<Box<dyn MetricsSink>>>>);
 
 impl Sinks {
     pub fn add(&self, sink: impl MetricsSink + 'static) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(sink));
+        self.0.lock().push(Box::new(sink));
     }
 }
 
 impl MetricsSink for Sinks {
     fn entry(&mut self, entry: &LogEntry) -> io::Result<()> {
-        let mut sinks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sinks = self.0.lock();
         sinks.iter_mut().try_for_each(|sink| sink.entry(entry))
     }
 
     fn end(&mut self) -> io::Result<()> {
-        let mut sinks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sinks = self.0.lock();
         sinks.iter_mut().try_for_each(|sink| sink.end())
     }
 }

@@ -1,8 +1,8 @@
 //! The launch of a program.
 use super::kernel::{BufferLaunch, fused};
 use super::plan::{MOST, Plan};
-use super::program::{self, Draw, Element, Extent, Program, row_fits};
-use crate::pointwise::{CubeShape, PointwiseError, buffer, check};
+use super::program::{Draw, Element, Extent, Program};
+use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

@@ -22,7 +22,7 @@ pub struct Plan {
     /// Rows that a cube takes at once.
     pub side: u32,
     /// Vectors of a row.
-    width: usize,
+    pub(super) width: usize,
 }
 
 impl Plan {

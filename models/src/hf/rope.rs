@@ -118,3 +118,36 @@ pub(crate) fn written(theta: f64, scaling: Option<RopeScaling>) -> Value {
     }
     Value::Object(rope)
 }
+
+impl YarnScaling {
+    /// Reads the keys of a `config.json`'s rotary parameters whose type is `yarn`.
+    fn read_hf(rope: &ConfigReader) -> Result<Self, HfError> {
+        let original = rope.size("original_max_position_embeddings")?;
+        let plain = Self::new(rope.required_number("factor")?, original);
+        Ok(Self {
+            beta_fast: rope.number("beta_fast")?.unwrap_or(plain.beta_fast),
+            beta_slow: rope.number("beta_slow")?.unwrap_or(plain.beta_slow),
+            mscale: rope.number("mscale")?,
+            mscale_all_dim: rope.number("mscale_all_dim")?,
+            attention_factor: rope.number("attention_factor")?,
+            truncate: rope.flag_or("truncate", plain.truncate)?,
+            ..plain
+        })
+    }
+
+    /// Adds the keys to a `config.json`'s rotary parameters.
+    fn write_hf(&self, rope: &mut Map<String, Value>) {
+        let keys = json!({
+            "factor": self.factor,
+            "original_max_position_embeddings": self.original_max_position_embeddings,
+            "beta_fast": self.beta_fast,
+            "beta_slow": self.beta_slow,
+            "mscale": self.mscale,
+            "mscale_all_dim": self.mscale_all_dim,
+            "attention_factor": self.attention_factor,
+            "truncate": self.truncate,
+        });
+        let Value::Object(keys) = keys else { unreachable!("an object was written") };
+        rope.extend(keys.into_iter().filter(|(_, value)| !value.is_null()));
+    }
+}

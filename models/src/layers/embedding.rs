@@ -8,7 +8,8 @@ use backend_dist::shard::{GroupPosition, Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
-use super::linear::{leave_tensor_parallel, pad_sequence};
+use super::linear::pad_sequence;
+use super::tensor_parallel::leave_tensor_parallel;
 use crate::micro_batch::{MicroBatch, positions_in_documents, sub_ranges};
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 

@@ -3,10 +3,6 @@
 //! The names are Megatron-LM's (`megatron/core/tensor_parallel/layers.py`) and speak of the mathematicians' `x A`: a
 //! column-parallel layer shards the outputs, a row-parallel layer the inputs.
 
-use backend_dist::ops::conjugate::{
-    Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
-    reduce_scatter_to_sequence_parallel,
-};
 use backend_dist::ops::fp8::Fp8Linear;
 use backend_dist::ops::{InputCollective, LinearOptions, OutputCollective, Prologue, Residual, add_bias, linear_with};
 use backend_dist::shard::{Init, Section};
@@ -205,23 +201,6 @@ pub(super) fn entry(parallel: &TensorParallel) -> InputCollective {
 fn exit(parallel: &TensorParallel) -> OutputCollective {
     let group = parallel.group.clone();
     if parallel.sequence { OutputCollective::ReduceScatter(group) } else { OutputCollective::AllReduce(group) }
-}
-
-/// Hands activations to a computation that each rank does for its own outputs: all of the sequence, and backward sums
-/// the ranks' gradients.
-pub(crate) fn enter_tensor_parallel(x: Tensor<3>, parallel: &TensorParallel) -> Tensor<3> {
-    match parallel.sequence {
-        true => gather_from_sequence_parallel(x, &parallel.group),
-        false => copy_to_tensor_parallel(x, &parallel.group),
-    }
-}
-
-/// Sums the ranks' summands: all of the sequence on every rank, or each rank's part of it.
-pub(crate) fn leave_tensor_parallel(x: Partial<3>, parallel: &TensorParallel) -> Tensor<3> {
-    match parallel.sequence {
-        true => reduce_scatter_to_sequence_parallel(x, &parallel.group),
-        false => reduce_from_tensor_parallel(x, &parallel.group),
-    }
 }
 
 /// Pads the first dimension to `positions` with zeros: sequence parallelism splits it into equal parts.

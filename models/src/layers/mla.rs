@@ -14,12 +14,11 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::cache::LayerCache;
-use super::linear::{
-    ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, enter_tensor_parallel, pad_sequence,
-};
+use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::{Norm, NormKind};
 use super::replicated::ReplicatedLinear;
 use super::rope::{Angles, rotate};
+use super::tensor_parallel::enter_tensor_parallel;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::recompute;

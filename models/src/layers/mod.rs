@@ -21,6 +21,7 @@ mod output;
 mod query_key_norm;
 mod replicated;
 mod rope;
+mod tensor_parallel;
 mod trigonometry;
 mod yarn;
 
@@ -33,7 +34,6 @@ pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard}
 pub use feed_forward::FeedForward;
 pub use frequencies::{LinearScaling, Llama3Scaling, RopeConfig, RopeScaling};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
-pub(crate) use linear::{enter_tensor_parallel, leave_tensor_parallel};
 pub(crate) use linear_weight::LinearWeight;
 pub use mla::{LatentAttention, MlaConfig};
 pub use mlp::{Activation, Mlp, MlpConfig};
@@ -47,4 +47,5 @@ pub use output::OutputLayer;
 pub use query_key_norm::{NormOver, QueryKeyNorm};
 pub use replicated::ReplicatedLinear;
 pub use rope::{Angles, LayerRopes, RotaryEmbedding, rotate};
+pub(crate) use tensor_parallel::{enter_tensor_parallel, leave_tensor_parallel};
 pub use yarn::YarnScaling;

@@ -10,7 +10,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 
 use super::embedding::{Vocab, VocabParallelEmbedding, VocabShard};
-use super::linear::{enter_tensor_parallel, entry};
+use super::linear::entry;
+use super::tensor_parallel::enter_tensor_parallel;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 

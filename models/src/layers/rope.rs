@@ -1,11 +1,12 @@
 //! Rotary position embeddings: the angles of positions, in fp32 as their [frequencies](super::frequencies) are.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use backend_dist::ops::context::Documents;
 use backend_dist::ops::{embedding, rope_packed};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::frequencies::RopeConfig;
 use super::trigonometry::{cos, sin};
@@ -98,7 +99,7 @@ impl RotaryEmbedding {
     }
 
     fn cached(&self) -> MutexGuard<'_, Cached> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cached.lock()
     }
 
     fn at_positions(&self, cached: &mut Cached, key: Key) -> Angles {

@@ -7,9 +7,6 @@
 use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
-
-use crate::hf::{ConfigReader, HfError};
 
 /// YaRN's scaling of the rotary frequencies. Names and defaults are Hugging Face's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,36 +62,6 @@ impl YarnScaling {
             attention_factor: None,
             truncate: truncate(),
         }
-    }
-
-    /// Reads the keys of a `config.json`'s rotary parameters whose type is `yarn`.
-    pub(crate) fn read_hf(rope: &ConfigReader) -> Result<Self, HfError> {
-        let original = rope.size("original_max_position_embeddings")?;
-        Ok(Self {
-            beta_fast: rope.number("beta_fast")?.unwrap_or_else(beta_fast),
-            beta_slow: rope.number("beta_slow")?.unwrap_or_else(beta_slow),
-            mscale: rope.number("mscale")?,
-            mscale_all_dim: rope.number("mscale_all_dim")?,
-            attention_factor: rope.number("attention_factor")?,
-            truncate: rope.flag_or("truncate", truncate())?,
-            ..Self::new(rope.required_number("factor")?, original)
-        })
-    }
-
-    /// Adds the keys to a `config.json`'s rotary parameters.
-    pub(crate) fn write_hf(&self, rope: &mut Map<String, Value>) {
-        let keys = json!({
-            "factor": self.factor,
-            "original_max_position_embeddings": self.original_max_position_embeddings,
-            "beta_fast": self.beta_fast,
-            "beta_slow": self.beta_slow,
-            "mscale": self.mscale,
-            "mscale_all_dim": self.mscale_all_dim,
-            "attention_factor": self.attention_factor,
-            "truncate": self.truncate,
-        });
-        let Value::Object(keys) = keys else { unreachable!("an object was written") };
-        rope.extend(keys.into_iter().filter(|(_, value)| !value.is_null()));
     }
 
     /// Factor of cosines and sines.

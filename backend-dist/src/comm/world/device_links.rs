@@ -82,7 +82,11 @@ impl DeviceLinks {
     }
 
     /// The board of a group with this many members.
-    pub(crate) fn board<T: Send + Sync + 'static>(&self, group: GroupId, members: usize) -> Arc<LocalAllGather<T>> {
+    pub(crate) fn board<T: Clone + Send + Sync + 'static>(
+        &self,
+        group: GroupId,
+        members: usize,
+    ) -> Arc<LocalAllGather<T>> {
         let mut boards = self.boards.lock().unwrap_or_else(PoisonError::into_inner);
         let board = boards.entry(group).or_insert_with(|| Arc::new(LocalAllGather::<T>::new(members))).clone();
         board.downcast().expect("the members of a group tell each other values of one type")

@@ -52,6 +52,15 @@ impl Operand<'_> {
     }
 }
 
+/// One axis of the mesh, as rules see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeshAxis {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// What moves where a sharded parameter meets a sharded activation.
+    pub policy: Policy,
+}
+
 /// What moves where a sharded parameter meets a sharded activation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {

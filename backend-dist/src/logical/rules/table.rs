@@ -3,8 +3,7 @@
 mod module;
 
 use super::elementwise::{Linearity, elementwise};
-use super::{Completion, Decision, Operand, Policy, along, indexing, matmul, reduce, shape, unary};
-use crate::logical::plan::MeshAxis;
+use super::{Completion, Decision, MeshAxis, Operand, Policy, along, indexing, matmul, reduce, shape, unary};
 use burn::tensor::{IndexingUpdateOp, Slice};
 use burn_ir::{
     ActivationOperationIr, BaseOperationIr, BinaryOpIr, BoolOperationIr, FloatOperationIr, IntOperationIr,

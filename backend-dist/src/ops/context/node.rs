@@ -1,9 +1,7 @@
 //! Attention in a context as an autograd node.
 
-#[cfg(feature = "cuda")]
-use burn::backend::Cube;
 use burn::backend::{
-    Autodiff, Backend, Flex, TensorMetadata,
+    Autodiff, Backend, TensorMetadata,
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
@@ -16,6 +14,7 @@ use burn::backend::{
 use super::algorithms::{ContextOptions, Saved, backward, forward};
 use super::kernels::ContextKernels;
 use super::p2p::PointToPoint;
+use crate::ops::extension::on_backends;
 use crate::ops::options::PackedHeads;
 use crate::ops::plain::attention::unpack;
 use crate::ops::saved_attention::CoreAttention;
@@ -38,34 +37,28 @@ pub(super) trait ContextOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-macro_rules! context_ops {
-    ($backend:ty) => {
-        impl ContextOps for $backend {
-            fn op_attention_over(
-                q: FloatTensor<Self>,
-                k: FloatTensor<Self>,
-                v: FloatTensor<Self>,
-                context_options: ContextOptions,
-                attention: CoreAttention,
-            ) -> FloatTensor<Self> {
-                forward::<Self>([q, k, v], &context_options, &attention).0
-            }
-
-            fn op_attention_in(
-                qkv: FloatTensor<Self>,
-                heads: PackedHeads,
-                context_options: ContextOptions,
-                attention: CoreAttention,
-            ) -> FloatTensor<Self> {
-                forward::<Self>(unpack::<Self>(qkv, heads), &context_options, &attention).0
-            }
+on_backends! {
+    impl ContextOps {
+        fn op_attention_over(
+            q: FloatTensor<Self>,
+            k: FloatTensor<Self>,
+            v: FloatTensor<Self>,
+            context_options: ContextOptions,
+            attention: CoreAttention,
+        ) -> FloatTensor<Self> {
+            forward::<Self>([q, k, v], &context_options, &attention).0
         }
-    };
-}
 
-context_ops!(Flex);
-#[cfg(feature = "cuda")]
-context_ops!(Cube);
+        fn op_attention_in(
+            qkv: FloatTensor<Self>,
+            heads: PackedHeads,
+            context_options: ContextOptions,
+            attention: CoreAttention,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(unpack::<Self>(qkv, heads), &context_options, &attention).0
+        }
+    }
+}
 
 #[derive(Debug)]
 struct AttentionOver;

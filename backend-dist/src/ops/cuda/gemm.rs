@@ -18,7 +18,7 @@ use crate::cuda::lt::reserving_sms;
 use crate::nccl::{connect, gpu_of};
 use crate::ops::chunks::{COLLECTIVE_SMS, Chunks};
 use crate::ops::gemm::{self, Gemms, InputCollective, LinearCollectives, OutputCollective, Weight};
-use crate::ops::{plain, weight_grads};
+use crate::ops::plain;
 use crate::overlap::{Pending, chunks};
 
 impl Gemms for Cube {

@@ -6,9 +6,10 @@
 //! its present amax, where Transformer Engine would start with 1.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::layers::{AmaxSlots, Fp8Layers, Layer, OPERANDS, Operand};
@@ -26,18 +27,14 @@ pub(super) fn slots(
     (recipe.scaling == Fp8Scaling::Delayed).then(|| {
         let slots = Arc::default();
         let layer = Layer { name: name.into(), recipe, experts, slots: Arc::clone(&slots) };
-        layers.delayed.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
+        layers.delayed.lock().push(layer);
         slots
     })
 }
 
-fn lock(slots: &Mutex<AmaxSlots>) -> MutexGuard<'_, AmaxSlots> {
-    slots.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Records an amax of this step.
 pub(super) fn note(slots: &Mutex<AmaxSlots>, operand: Operand, amax: Tensor<1>) {
-    let found = &mut lock(slots).found[operand as usize];
+    let found = &mut slots.lock().found[operand as usize];
     *found = Some(match found.take() {
         Some(before) => before.max_pair(amax),
         None => amax,
@@ -46,7 +43,7 @@ pub(super) fn note(slots: &Mutex<AmaxSlots>, operand: Operand, amax: Tensor<1>) 
 
 /// Scale and reciprocal, once there is a history; 0 for an expert without one.
 pub(super) fn scales(slots: &Mutex<AmaxSlots>, operand: Operand) -> Option<[Tensor<1>; 2]> {
-    lock(slots).scales[operand as usize].clone()
+    slots.lock().scales[operand as usize].clone()
 }
 
 /// The amax histories of a rank's layers. Empty without delayed scaling.
@@ -71,7 +68,7 @@ pub struct LayerHistory {
 impl DelayedScaling {
     /// Of the layers with delayed scaling of a rank's stages.
     pub fn new<'a>(stages: impl IntoIterator<Item = &'a Fp8Layers>) -> Self {
-        let of = |stage: &Fp8Layers| stage.delayed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let of = |stage: &Fp8Layers| stage.delayed.lock().clone();
         Self { layers: stages.into_iter().flat_map(of).collect(), ..Self::default() }
     }
 
@@ -82,7 +79,7 @@ impl DelayedScaling {
         if self.layers.is_empty() {
             return;
         }
-        let mut slots: Vec<MutexGuard<AmaxSlots>> = self.layers.iter().map(|layer| lock(&layer.slots)).collect();
+        let mut slots: Vec<MutexGuard<AmaxSlots>> = self.layers.iter().map(|layer| layer.slots.lock()).collect();
         let found: Vec<[Option<Tensor<1>>; OPERANDS]> =
             slots.iter_mut().map(|slots| std::mem::take(&mut slots.found)).collect();
         let options = (device, wide(dtype));
@@ -114,7 +111,7 @@ impl DelayedScaling {
 
     /// Drops the amax of a step that is not to be part of the histories.
     pub fn forget_step(&mut self) {
-        self.layers.iter().for_each(|layer| lock(&layer.slots).found = Default::default());
+        self.layers.iter().for_each(|layer| layer.slots.lock().found = Default::default());
     }
 
     /// The format's maximum less the margin, for each tensor.
@@ -146,7 +143,7 @@ impl DelayedScaling {
                 let at = start + operand * width;
                 Some([scales.clone().narrow(0, at, width), inverses.clone().narrow(0, at, width)])
             };
-            lock(&layer.slots).scales = std::array::from_fn(of);
+            layer.slots.lock().scales = std::array::from_fn(of);
             start += layer.columns();
         }
     }

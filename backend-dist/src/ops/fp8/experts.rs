@@ -11,7 +11,7 @@ mod scales;
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::backend::{
     DType, TensorMetadata,
@@ -19,6 +19,7 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use burn::tensor::Shape;
+use parking_lot::Mutex;
 
 use super::delayed;
 use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};

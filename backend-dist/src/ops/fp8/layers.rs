@@ -1,9 +1,10 @@
 //! The FP8 layers of a rank's part of a model: what is updated for all of them together from step to step.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use burn::tensor::Tensor;
+use parking_lot::Mutex;
 
 use super::recipe::Fp8Recipe;
 

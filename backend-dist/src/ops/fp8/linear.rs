@@ -9,7 +9,7 @@
 //! quantised.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::backend::{
     DType, TensorMetadata,
@@ -17,6 +17,7 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use burn::tensor::Shape;
+use parking_lot::Mutex;
 
 use super::delayed;
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};

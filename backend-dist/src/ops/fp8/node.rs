@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex,
+    Autodiff, Backend, Dispatch,
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
@@ -17,6 +17,7 @@ use burn::tensor::{DType, Tensor};
 use super::experts::{self, Fp8Experts, Weight};
 use super::groups::Fp8GroupKernels;
 use super::linear::{MULTIPLE, Purpose};
+use crate::ops::extension::on_backends;
 use crate::ops::moe::MoeKernels;
 
 /// [`moe::grouped_linear`](crate::ops::moe::grouped_linear) in FP8, with several groups of tokens for each of the
@@ -106,36 +107,30 @@ pub(super) trait Fp8ExpertOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-macro_rules! fp8_expert_ops {
-    ($backend:ty) => {
-        impl Fp8ExpertOps for $backend {
-            fn op_fp8_grouped(
-                x: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                counts: Counts,
-                layer: Fp8Experts,
-            ) -> FloatTensor<Self> {
-                experts::forward::<Self>(&layer, x, w, &counts, Purpose::Evaluate).0
-            }
-
-            fn op_fp8_grouped_swiglu(
-                x: FloatTensor<Self>,
-                p: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                counts: Counts,
-                _: Recompute,
-                layer: Fp8Experts,
-            ) -> FloatTensor<Self> {
-                let input = Self::weighted_swiglu(x, p);
-                experts::forward::<Self>(&layer, input, w, &counts, Purpose::Evaluate).0
-            }
+on_backends! {
+    impl Fp8ExpertOps {
+        fn op_fp8_grouped(
+            x: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            counts: Counts,
+            layer: Fp8Experts,
+        ) -> FloatTensor<Self> {
+            experts::forward::<Self>(&layer, x, w, &counts, Purpose::Evaluate).0
         }
-    };
-}
 
-fp8_expert_ops!(Flex);
-#[cfg(feature = "cuda")]
-fp8_expert_ops!(burn::backend::Cube);
+        fn op_fp8_grouped_swiglu(
+            x: FloatTensor<Self>,
+            p: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            counts: Counts,
+            _: Recompute,
+            layer: Fp8Experts,
+        ) -> FloatTensor<Self> {
+            let input = Self::weighted_swiglu(x, p);
+            experts::forward::<Self>(&layer, input, w, &counts, Purpose::Evaluate).0
+        }
+    }
+}
 
 /// Saved by a node for backward; `swiglu` are the operands of the activation before the GEMM.
 #[derive(Clone, Debug)]

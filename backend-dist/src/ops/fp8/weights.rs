@@ -1,7 +1,9 @@
 //! Quantised weights, cached while the weights do not change.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::layers::WeightVersion;
 
@@ -31,17 +33,13 @@ impl Cached {
 
     /// The value of the present weights.
     pub fn get<T: Clone + 'static>(&self) -> Option<T> {
-        let kept = self.lock();
+        let kept = self.value.lock();
         let kept = kept.as_ref().filter(|kept| Some(kept.version) == self.version.get())?;
         kept.value.downcast_ref::<T>().cloned()
     }
 
     /// Caches the value of the present weights, if caching is on.
     pub fn set<T: Clone + Send + 'static>(&self, value: &T) {
-        *self.lock() = self.version.get().map(|version| Version { version, value: Box::new(value.clone()) });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Version>> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.value.lock() = self.version.get().map(|version| Version { version, value: Box::new(value.clone()) });
     }
 }

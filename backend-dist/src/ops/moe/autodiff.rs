@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::backend::{
-    Autodiff, Backend, Flex,
+    Autodiff, Backend,
     autodiff::{
         checkpoint::strategy::CheckpointStrategy,
         ops::{Backward, OpsKind},
@@ -18,6 +18,7 @@ use burn::backend::{
 use super::expert_gemms::{ExpertGemms, Plain};
 use super::expert_pipeline::{self, ExpertPipeline, SavedPipeline, ThroughExperts};
 use super::kernels::MoeKernels;
+use crate::ops::extension::on_backends;
 use crate::ops::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
 use crate::ops::weight_grads::Deferral;
 use nodes::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits, SavedSwiGlu};
@@ -55,62 +56,56 @@ pub(super) trait MoeOps: Backend {
     fn op_inject(x: FloatTensor<Self>, loss: FloatTensor<Self>, scale: f64) -> FloatTensor<Self>;
 }
 
-macro_rules! moe_ops {
-    ($backend:ty) => {
-        impl MoeOps for $backend {
-            fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, _: IntTensor<Self>) -> FloatTensor<Self> {
-                Self::sum_rows(x, to)
-            }
+on_backends! {
+    impl MoeOps {
+        fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, _: IntTensor<Self>) -> FloatTensor<Self> {
+            Self::sum_rows(x, to)
+        }
 
-            fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
-                Self::router_logits(x, w)
-            }
+        fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::router_logits(x, w)
+        }
 
-            fn op_grouped_linear(
-                x: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                counts: Counts,
-                _: Deferral,
-            ) -> FloatTensor<Self> {
-                Self::grouped_forward(x, w, &counts)
-            }
+        fn op_grouped_linear(
+            x: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            counts: Counts,
+            _: Deferral,
+        ) -> FloatTensor<Self> {
+            Self::grouped_forward(x, w, &counts)
+        }
 
-            fn op_grouped_swiglu_linear(
-                x: FloatTensor<Self>,
-                p: FloatTensor<Self>,
-                w: FloatTensor<Self>,
-                counts: Counts,
-                _: bool,
-                _: Deferral,
-            ) -> FloatTensor<Self> {
-                Self::grouped_forward(Self::weighted_swiglu(x, p), w, &counts)
-            }
+        fn op_grouped_swiglu_linear(
+            x: FloatTensor<Self>,
+            p: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            counts: Counts,
+            _: bool,
+            _: Deferral,
+        ) -> FloatTensor<Self> {
+            Self::grouped_forward(Self::weighted_swiglu(x, p), w, &counts)
+        }
 
-            fn op_through_experts(
-                x: FloatTensor<Self>,
-                p: FloatTensor<Self>,
-                gate_up: FloatTensor<Self>,
-                down: FloatTensor<Self>,
-                pipeline: Arc<ExpertPipeline>,
-                _: bool,
-            ) -> FloatTensor<Self> {
-                let (weights, purposes) = ([&gate_up, &down], [Purpose::Evaluate; 2]);
-                match &pipeline.fp8 {
-                    None => expert_pipeline::forward::<Self, _>(x, p, &[Plain; 2], weights, &pipeline, purposes).0,
-                    Some(fp8) => expert_pipeline::forward::<Self, _>(x, p, fp8, weights, &pipeline, purposes).0,
-                }
-            }
-
-            fn op_inject(x: FloatTensor<Self>, _: FloatTensor<Self>, _: f64) -> FloatTensor<Self> {
-                x
+        fn op_through_experts(
+            x: FloatTensor<Self>,
+            p: FloatTensor<Self>,
+            gate_up: FloatTensor<Self>,
+            down: FloatTensor<Self>,
+            pipeline: Arc<ExpertPipeline>,
+            _: bool,
+        ) -> FloatTensor<Self> {
+            let (weights, purposes) = ([&gate_up, &down], [Purpose::Evaluate; 2]);
+            match &pipeline.fp8 {
+                None => expert_pipeline::forward::<Self, _>(x, p, &[Plain; 2], weights, &pipeline, purposes).0,
+                Some(fp8) => expert_pipeline::forward::<Self, _>(x, p, fp8, weights, &pipeline, purposes).0,
             }
         }
-    };
-}
 
-moe_ops!(Flex);
-#[cfg(feature = "cuda")]
-moe_ops!(burn::backend::Cube);
+        fn op_inject(x: FloatTensor<Self>, _: FloatTensor<Self>, _: f64) -> FloatTensor<Self> {
+            x
+        }
+    }
+}
 
 /// [`expert_pipeline`] with its node: `x`, `p`, and the weights of both layers.
 fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: ExpertGemms<B>>(

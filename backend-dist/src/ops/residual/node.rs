@@ -1,7 +1,7 @@
 //! The operations on the residual stream as Burn backend extensions and autograd nodes.
 
 use burn::backend::{
-    Autodiff, Backend, Flex,
+    Autodiff, Backend,
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
@@ -15,6 +15,7 @@ use super::{
     joint::{Joint, ResidualAdd},
     kernels::ResidualKernels,
 };
+use crate::ops::extension::on_backends;
 use crate::ops::{
     extras::Extras, main_grads::deliver, prologue::step_grads, saved_attention::CoreAttention, step::Step,
 };
@@ -59,32 +60,26 @@ fn norm<B: ResidualKernels>(x: FloatTensor<B>, params: &[FloatTensor<B>], norm: 
     joint.take_normed::<B>().unwrap_or_else(|| norm.forward::<B>(x, params, &CoreAttention::Compute).out)
 }
 
-macro_rules! residual_ops {
-    ($backend:ty) => {
-        impl ResidualOps for $backend {
-            fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
-                x
-            }
-
-            fn op_sum(
-                x: FloatTensor<Self>,
-                other: FloatTensor<Self>,
-                params: Extras<Self>,
-                add: ResidualAdd,
-            ) -> FloatTensor<Self> {
-                sum::<Self>(x, other, &Vec::from(params), &add)
-            }
-
-            fn op_norm(x: FloatTensor<Self>, params: Extras<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
-                norm::<Self>(x, &Vec::from(params), step, &joint)
-            }
+on_backends! {
+    impl ResidualOps {
+        fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
+            x
         }
-    };
-}
 
-residual_ops!(Flex);
-#[cfg(feature = "cuda")]
-residual_ops!(burn::backend::Cube);
+        fn op_sum(
+            x: FloatTensor<Self>,
+            other: FloatTensor<Self>,
+            params: Extras<Self>,
+            add: ResidualAdd,
+        ) -> FloatTensor<Self> {
+            sum::<Self>(x, other, &Vec::from(params), &add)
+        }
+
+        fn op_norm(x: FloatTensor<Self>, params: Extras<Self>, step: Step, joint: Joint) -> FloatTensor<Self> {
+            norm::<Self>(x, &Vec::from(params), step, &joint)
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Enter;

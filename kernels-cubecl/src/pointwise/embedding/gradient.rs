@@ -7,7 +7,7 @@
 use super::TableShape;
 use super::list::{collect, same_id, sort};
 use super::plan::Plan;
-use crate::pointwise::{CubeShape, F32x4, PointwiseError, buffer, check};
+use crate::pointwise::{F32x4, PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -218,26 +218,4 @@ pub fn backward_planned<E: Float, T: Float>(
         };
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn entries_hold_tokens_and_ids() {
-        for ids in [1, 3, 512, 8191, 8192, 10_000, 1 << 20] {
-            let shape = TableShape { rows: 128_256, hidden: 4096, first_row: 0, ids };
-            for cube in [CubeShape::GPU, CubeShape::CPU] {
-                let plan = Plan::on(cube, shape);
-                assert!(plan.max_tokens.is_power_of_two() && plan.max_tokens >= plan.units, "{plan:?}");
-                assert!(
-                    plan.max_tokens as usize >= ids || MAX_TOKENS.contains(&(plan.max_tokens as usize)),
-                    "{plan:?}"
-                );
-                assert!(plan.most_ids() > 1 << 23, "{plan:?}");
-                assert!(plan.side.is_power_of_two() && plan.units.is_multiple_of(plan.side), "{plan:?}");
-            }
-        }
-    }
 }

@@ -5,11 +5,12 @@
 //! needs to know of the others are counts, which have no gradient.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use backend_dist::comm::Group;
 use backend_dist::ops::{PassContext, PassKind, log_sum_exp, sum, sum_dim};
 use burn::tensor::{Tensor, TensorData};
+use parking_lot::Mutex;
 
 use super::config::BalanceOver;
 use super::decide::Tokens;
@@ -82,7 +83,7 @@ impl Shares {
     /// Copies of a token that each expert gets, the mean over all ranks and the passes of this step. A recomputed pass
     /// has the same result as the first one.
     fn global(&self, own: Vec<f64>, tokens: f64, again: bool, pass: &PassContext) -> Vec<f64> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         if running.step != pass.step {
             *running = Running { step: pass.step, ..Running::default() };
         }

@@ -2,8 +2,9 @@
 //! of the experts in a step.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// The tokens of the experts in the layers of a rank whose routers have a bias. Clones are the same counts.
@@ -26,7 +27,7 @@ pub struct ExpertTokens {
 impl BiasCounts {
     /// Adds copies of a rank's tokens.
     pub(super) fn add(&self, counts: ExpertTokens) {
-        let mut layers = self.lock();
+        let mut layers = self.0.lock();
         match layers.get_mut(&counts.layer) {
             Some(before) => before.add(&counts),
             None => drop(layers.insert(counts.layer, counts)),
@@ -35,11 +36,7 @@ impl BiasCounts {
 
     /// The counts by layer; counting starts anew.
     pub fn take(&self) -> Vec<ExpertTokens> {
-        std::mem::take(&mut *self.lock()).into_values().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, ExpertTokens>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut *self.0.lock()).into_values().collect()
     }
 }
 

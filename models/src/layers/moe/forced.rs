@@ -2,10 +2,11 @@
 //! `--moe-router-force-load-balancing` (`apply_random_logits` in `megatron/core/transformer/moe/moe_utils.py`). For
 //! measurements: nothing is learned about which experts to choose.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use backend_dist::shard::Init;
 use burn::tensor::{Tensor, TensorData};
+use parking_lot::Mutex;
 
 /// The values that replace the logits of a layer, the same in every pass.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ impl Forced {
     }
 
     fn values(&self, like: &Tensor<2>) -> Tensor<2> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         if let Some(values) = kept.as_ref().filter(|values| values.dims() == like.dims()) {
             return values.clone();
         }

@@ -5,7 +5,9 @@
 //! by all that two experts differ. Runs that are to differ by rounding alone have to use the same ones.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Records the experts of every token of a run, or has another run use them. Clones are the same run, on other ranks.
 #[derive(Clone, Debug)]
@@ -53,27 +55,23 @@ impl RoutingReplay {
 
     /// The share of the choices so far that would have been others; 0 where nothing followed.
     pub fn rerouted(&self) -> f64 {
-        let [all, others] = self.followed.as_ref().map_or([0, 0], |counts| *lock(counts));
+        let [all, others] = self.followed.as_ref().map_or([0, 0], |counts| *counts.lock());
         others as f64 / all.max(1) as f64
     }
 
     /// The experts of a token that would use its `own`: these, recorded, or those of the other run.
     pub(super) fn experts(&self, token: Routed, own: Vec<u32>) -> Vec<u32> {
-        let mut record = lock(&self.record);
+        let mut record = self.record.lock();
         let Some(counts) = &self.followed else {
             record.insert(token, own.clone());
             return own;
         };
         let experts = record.get(&token).unwrap_or_else(|| panic!("{token:?} is not in the run to follow")).clone();
-        let mut counts = lock(counts);
+        let mut counts = counts.lock();
         counts[0] += 1;
         counts[1] += u64::from(experts != own);
         experts
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

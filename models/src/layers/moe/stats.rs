@@ -2,9 +2,10 @@
 //! is, auxiliary losses. For reports alone: nothing that is computed depends on it. The engine takes it once per step.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// A loss that pushes a router towards balance.
@@ -87,17 +88,13 @@ pub struct RouterStats(Arc<Mutex<BTreeMap<usize, Layer>>>);
 impl RouterStats {
     /// Lets `count` add to the counts of a layer.
     pub fn record(&self, layer: usize, count: impl FnOnce(&mut Layer)) {
-        count(self.lock().entry(layer).or_default());
+        count(self.0.lock().entry(layer).or_default());
     }
 
     /// The counts by layer; counting starts anew. Waits for the device once.
     pub fn take(&self) -> Vec<Counts> {
-        let layers = std::mem::take(&mut *self.lock());
+        let layers = std::mem::take(&mut *self.0.lock());
         counts(layers)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Layer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
