@@ -157,7 +157,7 @@ fn circles(modules: &BTreeMap<String, Paths>) -> Vec<BTreeSet<&str>> {
     let mutual = |module: &&str| -> BTreeSet<&str> {
         all[module].iter().filter(|other| all[*other].contains(module)).copied().collect()
     };
-    let circles: BTreeSet<BTreeSet<&str>> = edges.keys().map(|module| mutual(module)).collect();
+    let circles: BTreeSet<BTreeSet<&str>> = edges.keys().map(mutual).collect();
     circles.into_iter().filter(|circle| !circle.is_empty()).collect()
 }
 
