@@ -31,7 +31,8 @@ impl RunConfig {
         Ok(Job {
             fp8: self.fp8.layers(decoder.layers),
             fp8_weights: self.fp8.keep_weights,
-            fp8_experts: self.fp8.experts,
+            // Experts with biases stay in the type of training.
+            fp8_experts: self.fp8.experts && decoder.experts.as_ref().is_none_or(|experts| !experts.biases),
             decoder,
             layout: layout.clone(),
             schedule,

@@ -40,12 +40,12 @@ pub(crate) fn read_by_kind(config: &ConfigReader, [base, local]: [f64; 2]) -> Re
     let of = |kind: &str| by_kind.object(kind)?.ok_or_else(|| HfError::Missing { key: kind.into() });
     let (full, sliding) = (of("full_attention")?, of("sliding_attention")?);
     by_kind.finish(&[])?;
-    let (theta, scaling, _) = parameters(&full, None)?;
-    let (local_theta, none, _) = parameters(&sliding, None)?;
-    if none.is_some() {
+    let Parameters { theta, scaling, .. } = parameters(&full, None)?;
+    let of_local = parameters(&sliding, None)?;
+    if of_local.scaling.is_some() {
         return Err(sliding.unsupported("rope_type", "scaled in sliding_attention", "default"));
     }
-    let local = local_theta.unwrap_or(local);
+    let local = of_local.theta.unwrap_or(local);
     if !(1.0..f64::INFINITY).contains(&local) {
         return Err(sliding.unsupported("rope_theta", &format!("{local} in sliding_attention"), "at least 1"));
     }
@@ -62,20 +62,23 @@ fn read_of(config: &ConfigReader, base: f64, partial: Option<&str>) -> Result<Ro
     let Some(rope) = rope else {
         return Ok(Rope { theta: theta.unwrap_or(base), partial: share, ..Rope::default() });
     };
-    let (nested, scaling, nested_share) = parameters(&rope, partial)?;
+    let Parameters { theta: nested, scaling, further } = parameters(&rope, partial)?;
     if let (Some(theta), Some(nested)) = (theta, nested)
         && theta != nested
     {
         return Err(config.unsupported("rope_theta", &theta.to_string(), &nested.to_string()));
     }
-    Ok(Rope { theta: nested.or(theta).unwrap_or(base), scaling, partial: nested_share.or(share), local: None })
+    Ok(Rope { theta: nested.or(theta).unwrap_or(base), scaling, partial: further.or(share), local: None })
 }
 
-/// Base, scaling, and the number of a further key of an object of rotary parameters.
-fn parameters(
-    rope: &ConfigReader,
-    further: Option<&str>,
-) -> Result<(Option<f64>, Option<RopeScaling>, Option<f64>), HfError> {
+/// What an object of rotary parameters says; `further` is the number of a further key.
+struct Parameters {
+    theta: Option<f64>,
+    scaling: Option<RopeScaling>,
+    further: Option<f64>,
+}
+
+fn parameters(rope: &ConfigReader, further: Option<&str>) -> Result<Parameters, HfError> {
     let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
         None | Some("default") => None,
         Some("linear") => Some(RopeScaling::Linear(LinearScaling { factor: rope.required_number("factor")? })),
@@ -88,9 +91,9 @@ fn parameters(
         Some("yarn") => Some(RopeScaling::Yarn(YarnScaling::read_hf(rope)?)),
         Some(other) => return Err(rope.unsupported("rope_type", other, "default, linear, llama3, yarn")),
     };
-    let (theta, number) = (rope.number("rope_theta")?, further.map(|key| rope.number(key)).transpose()?.flatten());
+    let (theta, further) = (rope.number("rope_theta")?, further.map(|key| rope.number(key)).transpose()?.flatten());
     rope.finish(&[])?;
-    Ok((theta, scaling, number))
+    Ok(Parameters { theta, scaling, further })
 }
 
 /// `rope_parameters`.

@@ -96,7 +96,7 @@ pub(super) fn cap_grad_rows<E: Real>(grads: &mut [E], capped: &[E], options: &At
     if let Some(cap) = options.softcap.map(E::of) {
         for (grad, capped) in grads.iter_mut().zip(capped) {
             let share = *capped / cap;
-            *grad = *grad * (E::ONE - share * share);
+            *grad *= E::ONE - share * share;
         }
     }
 }
