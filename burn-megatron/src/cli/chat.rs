@@ -214,7 +214,7 @@ impl WithModel for Job<'_> {
                     Turn::Say(tokens) => tokens,
                     Turn::Adapter(number) => {
                         // Not two models at a time.
-                        model = None;
+                        drop(model.take());
                         model = Some(with(number)?);
                         if first {
                             tell(None);
