@@ -327,12 +327,8 @@ impl<M: CausalLm> Worker<'_, M> {
     /// This rank's micro-batches; those of GRPO are drawn first, unless the step trains on those of the step before.
     fn micro_batches(&mut self, batch: &GlobalBatch) -> Result<Vec<TokenBatch>, BoxError> {
         let Some((grpo, config)) = self.data.grpo.as_ref().zip(self.config.grpo.as_ref()) else {
-            return Ok(self
-                .engine
-                .sequences_of_step()
-                .into_iter()
-                .map(|range| batch.read(range))
-                .collect::<Result<_, _>>()?);
+            let own = self.engine.sequences_of_step().into_iter().map(|range| batch.read(range));
+            return own.collect();
         };
         let wanted = grpo.batch(config, batch.range().first(), batch.sequences());
         if self.drawn.as_ref().is_none_or(|drawn| drawn.batch != wanted) {
