@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::backend::{Cube, DType};
+use burn::backend::{Cube, DType, TensorMetadata};
 use kernels_cubecl::blockwise::kernel::dequantize;
 
 use super::{Float, Int, empty, launched, packed, work};
