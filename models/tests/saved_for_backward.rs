@@ -60,7 +60,7 @@ const LARGE: Sizes = Sizes { seq: 128, hidden: 64, ffn: 176, heads: 8, kv_heads:
 /// Nodes of the graph, what they know of the pass, shapes and the like, per block.
 const BOOKKEEPING: isize = 24_576;
 /// The same of a block with latent attention, which has more nodes.
-const LATENT_BOOKKEEPING: isize = 32_768;
+const LATENT_BOOKKEEPING: isize = 40_960;
 /// By how much these differ from pass to pass: ranks do not allocate at the same time. The smallest tensor, a number
 /// for each token, has 512 bytes more in the large block.
 const JITTER: isize = 128;

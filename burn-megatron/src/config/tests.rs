@@ -94,7 +94,7 @@ fn what_is_printed_reads_the_same() {
 fn every_key_is_printed_with_its_meaning() {
     let adamw = "[training]\ndtype = \"f16\"\n[recompute]\ngranularity = \"full\"\n[context]\ncomm-type = \"a2a+p2p\"\n\
                  dynamic = true\n[fp8]\nformat = \"hybrid\"\nrecipe = \"delayed\"\nfirst-last-layers-bf16 = true\n\
-                 [weight-decay]\nincr-style = \"linear\"\n[chat]\ntrain = \"a.jsonl\"\n[lora]\nrank = 4\n[distill]\nteacher = \"t\"\n";
+                 [weight-decay]\nincr-style = \"linear\"\n[chat]\ntrain = \"a.jsonl\"\n[anomaly]\nspike = \"skip\"\n[lora]\nrank = 4\n[distill]\nteacher = \"t\"\n";
     let pairs = |loss: &str| good(&format!("[preference]\ntrain = \"p.jsonl\"\nloss = \"{loss}\"\n"), &[]);
     let selective = good("[recompute]\ngranularity = \"selective\"\n", &[("optimizer.kind", "muon")]);
     let rewards = good("[grpo]\ntrain = \"q.jsonl\"\n", &[]);

@@ -6,6 +6,14 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// What a run does about a bad step.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// let anomaly = AnomalyConfig { non_finite: AnomalyAction::Skip, ..AnomalyConfig::default() };
+/// let recipe = EngineConfig { anomaly, ..EngineConfig::new(2, 16, LrConfig::constant(1e-3)) };
+/// assert_eq!(recipe.anomaly.spike, None, "spikes are not looked for");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnomalyAction {
@@ -25,6 +33,13 @@ pub enum AnomalyAction {
 /// gradient norm more than `sigma_factor` standard deviations above the mean of the last `window` steps, of which at least
 /// half must have been done. Steps that are skipped do not enter the mean, where OLMo-core's do: a run with a skipped step
 /// goes the way of a run that never saw its samples.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// let careful = AnomalyConfig { spike: Some(AnomalyAction::RollBack), sigma_factor: 8.0, ..AnomalyConfig::default() };
+/// assert_eq!((careful.non_finite, careful.window), (AnomalyAction::Stop, 128));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AnomalyConfig {

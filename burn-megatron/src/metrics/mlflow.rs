@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::jsonl::named;
-use super::run_log::RunInfo;
+use super::run_info::RunInfo;
 use super::sink::{LogEntry, MetricsSink};
 
 /// MLflow's experiment for runs that name none.

@@ -15,6 +15,7 @@ mod protobuf;
 mod rank_reading;
 mod reading;
 mod rewards;
+mod run_info;
 mod run_log;
 mod running;
 mod saves;
@@ -38,7 +39,8 @@ pub use rewards::{
     CompletionLength, CompletionLengthReading, Kl, KlReading, MeanReward, MeanRewardReading, RewardAccuracy,
     RewardAccuracyReading, RewardMargin, RewardMarginReading,
 };
-pub use run_log::{LogFiles, RunInfo, RunLog};
+pub use run_info::RunInfo;
+pub use run_log::{LogFiles, RunLog};
 pub use saves::Checkpoints;
 pub(crate) use sink::Sinks;
 pub use sink::{LogEntry, MetricsSink};

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::jsonl::JsonLines;
 use super::mlflow::MlflowRun;
+use super::run_info::RunInfo;
 use super::sink::{LogEntry, MetricsSink};
 use super::stats::{EvalStats, LoadStats, SaveStats, StepStats};
 use super::tensorboard::EventFile;
@@ -28,30 +29,6 @@ pub struct LogFiles {
     pub mlflow: Option<PathBuf>,
     /// What these call the run.
     pub run: RunInfo,
-}
-
-/// What tracking services say of a run besides its numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RunInfo {
-    /// Its name.
-    pub name: String,
-    /// Its resolved configuration.
-    pub config: Value,
-}
-
-impl RunInfo {
-    /// The configuration's keys, such as `training.seq-length`, and their values.
-    pub(super) fn keys(&self) -> Vec<(String, &Value)> {
-        fn flatten<'a>(path: &str, value: &'a Value, keys: &mut Vec<(String, &'a Value)>) {
-            let Value::Object(fields) = value else { return keys.push((path.into(), value)) };
-            for (name, value) in fields {
-                flatten(&if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, value, keys);
-            }
-        }
-        let mut keys = Vec::new();
-        flatten("", &self.config, &mut keys);
-        keys
-    }
 }
 
 impl LogFiles {

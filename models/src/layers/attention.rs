@@ -132,7 +132,9 @@ impl SelfAttention {
         ];
         let inner = config.heads * config.head_dim;
         let qkv = ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?;
-        let norms = config.query_key_norm.map(|norm| QueryKeyNorms::new(params, name, config, norm)).transpose()?;
+        let heads = PackedHeads { heads: config.heads, kv_heads: config.kv_heads };
+        let norms = |norm| QueryKeyNorms::new(params, name, (heads, config.head_dim), norm);
+        let norms = config.query_key_norm.map(norms).transpose()?;
         let sinks = match config.sinks {
             true => {
                 let section = Section::split(format!("{name}.sinks"), &[config.heads], 0, ranks, params.place());

@@ -1,6 +1,7 @@
 //! RMSNorms of queries and keys before they are rotated: of each head (Qwen3, Gemma 3), or of all heads together
 //! (OLMo 2), whose sum of squares the tensor-parallel ranks add up.
 
+use backend_dist::ops::PackedHeads;
 use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
 };
@@ -8,7 +9,6 @@ use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 
-use super::attention::AttentionConfig;
 use super::norm::{Norm, NormKind, in_fp32};
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
@@ -43,11 +43,10 @@ impl QueryKeyNorms {
     pub fn new(
         params: &mut ParamBuilder,
         name: &str,
-        config: &AttentionConfig,
+        (PackedHeads { heads, kv_heads }, head_dim): (PackedHeads, usize),
         norm: QueryKeyNorm,
     ) -> Result<Self, BuildError> {
         let [q, k] = ["q_norm", "k_norm"].map(|part| format!("{name}.{part}"));
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
         Ok(match norm.over {
             NormOver::Head => Self::Heads([
                 Norm::of_heads(params, &q, head_dim, norm.kind, norm.eps)?,

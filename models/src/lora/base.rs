@@ -208,9 +208,9 @@ mod tests {
         let names = config.hf_names();
         assert_eq!([1, 2].map(|tp| BaseFormat::Nf4.check(&names, tp)), [Ok(()), Ok(())]);
         let refused = BaseFormat::Nf4.check(&names, 4).unwrap_err().to_string();
-        assert!(refused.contains("down_proj") && refused.contains("nearest legal: 3 or 6"), "{refused}");
+        assert!(refused.contains("down_proj") && refused.contains("nearest legal: 3, 6"), "{refused}");
         let refused = BaseFormat::Fp8Block.check(&names, 2).unwrap_err().to_string();
-        assert!(refused.contains("384") && refused.contains("nearest legal: 1 or 3"), "{refused}");
+        assert!(refused.contains("384") && refused.contains("nearest legal: 1, 3"), "{refused}");
         let odd = LlamaConfig { hidden_size: 96, ..config };
         let refused = BaseFormat::Nf4.check(&odd.hf_names(), 1).unwrap_err().to_string();
         assert!(refused.contains("its 96 inputs are not a multiple of 64"), "{refused}");

@@ -10,7 +10,7 @@ use super::kernels::{ContextKernels, OutputLse, Qkv, SequenceOptions, cast, wide
 use super::online_softmax::{BackwardInputs, OnlineSoftmax, zero_sum};
 use super::p2p::{PointToPoint, Ring, received};
 use super::plan::{Chunk, Mask, ScoreBlock, blocks, chunks};
-use super::sinks::{own_sinks, with_sinks};
+use super::sink_softmax::{grad_of_all_sinks, own_sinks, with_sinks};
 use super::{ContextParallel, CpCommType, Documents, zigzag};
 use crate::collective_ops::Collective;
 use crate::comm::Group;
@@ -100,13 +100,6 @@ impl Call {
     }
 }
 
-impl<B: ContextKernels> Saved<B> {
-    /// Output and log-sum-exp of the rank's heads.
-    pub(super) fn out_lse(&self) -> &OutputLse<B> {
-        &self.out_lse
-    }
-}
-
 /// The output at the rank's positions, and the state saved for backward.
 pub(super) fn forward<B: ContextKernels + PointToPoint>(
     qkv: Qkv<B>,
@@ -173,7 +166,7 @@ pub(super) fn backward_with<B: ContextKernels + PointToPoint>(
         1 => grad,
         _ => to_sequence::<B>(grad, &groups.inner),
     };
-    let of_sinks = sinks.map(|sinks| saved.sinks_grad(&grad, sinks, &groups.inner));
+    let of_sinks = sinks.map(|sinks| grad_of_all_sinks::<B>(&saved.out_lse, &grad, sinks, &groups.inner));
     let Saved { qkv, out_lse } = saved;
     let call = Call::new(&qkv[0], context_options, &groups);
     let inputs = BackwardInputs { out_lse: &out_lse, grad: &grad, sequence: &call.sequence };

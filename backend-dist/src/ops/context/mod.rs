@@ -13,6 +13,7 @@ mod online_softmax;
 pub(crate) mod p2p;
 pub(crate) mod plan;
 mod recompute;
+mod sink_softmax;
 mod sinks;
 
 pub(in crate::ops) use algorithms::ContextOptions;

@@ -109,9 +109,13 @@ impl DelayedScaling {
         (self.histories, self.scales) = (Some(histories), Some(scales));
     }
 
-    /// Drops the amax of a step that is not to be part of the histories.
+    /// Drops the amax of inputs and gradients of a step that is not to be part of the histories. That of a weight stays:
+    /// it depends on no sample, and a quantised weight that is kept is not looked at again.
     pub fn forget_step(&mut self) {
-        self.layers.iter().for_each(|layer| layer.slots.lock().found = Default::default());
+        for layer in &self.layers {
+            let found = &mut layer.slots.lock().found;
+            [Operand::Input, Operand::Gradient].into_iter().for_each(|operand| found[operand as usize] = None);
+        }
     }
 
     /// The format's maximum less the margin, for each tensor.

@@ -3,8 +3,10 @@
 use super::*;
 use crate::engine::{Anomaly, AnomalyAction, AnomalyConfig};
 
-/// Parameters after some batches, and which of their steps were skipped.
-fn after(dp: usize, anomaly: AnomalyConfig, batches: &[TokenBatch]) -> Result<Vec<(Vec<u64>, Vec<bool>)>, RunError> {
+/// The bits of the parameters after some batches, and which of their steps were skipped.
+type After = (Vec<u64>, Vec<bool>);
+
+fn after(dp: usize, anomaly: AnomalyConfig, batches: &[TokenBatch]) -> Result<Vec<After>, RunError> {
     let mesh = Mesh::new(ParallelLayout { dp, ..Default::default() }).unwrap();
     let config = EngineConfig { anomaly, ..config(1, LossMean::PerToken) };
     launch(&mesh, &[Device::flex()], |rank: Rank| {

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use super::jsonl::named;
-use super::run_log::RunInfo;
+use super::run_info::RunInfo;
 use super::sink::{LogEntry, MetricsSink};
 use crate::local_time::local_time;
 use record::{Log, Record, Start};
