@@ -17,6 +17,7 @@ use checks::{activation, blockwise, fused, latent, moe, norm, optimizer, routing
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
+use kernels_cubecl::blockwise::Format;
 use kernels_cubecl::pointwise::columns::ColumnRange;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
