@@ -30,7 +30,7 @@ pub struct PoolUse {
     pub reserved: u64,
     /// The bytes of `reserved` that CubeCL has not freed.
     pub used: u64,
-    /// Peak of `reserved` since the last [`release_memory`](release_memory).
+    /// Peak of `reserved` since the last [`release_memory`].
     pub most_reserved: u64,
     /// Peak of `used`.
     pub most_used: u64,

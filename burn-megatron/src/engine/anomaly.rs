@@ -121,7 +121,7 @@ pub(super) struct AnomalyWatch {
     consecutive: usize,
 }
 
-/// An [`AnomalyWatch`] in a checkpoint, in the bits of `f64`.
+/// The anomaly watch in a checkpoint, in the bits of `f64`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnomalyState {
     /// Losses of the last steps, the latest last.

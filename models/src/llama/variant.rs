@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::hf::decoder::{LayerNames, USUAL};
 use crate::layers::{Activation, NormKind, NormOver, NormPlacement};
 
-/// Which of the relatives. They share the blocks and differ in what [`Architecture`] names.
+/// Which of the relatives. They share the blocks and differ in what its architecture names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LlamaVariant {
