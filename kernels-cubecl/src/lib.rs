@@ -61,6 +61,8 @@ pub mod tiling;
 #[cfg(feature = "cuda")]
 pub mod attention;
 #[cfg(feature = "cuda")]
+pub mod decode;
+#[cfg(feature = "cuda")]
 pub mod hopper;
 #[cfg(feature = "cuda")]
 pub mod pointwise;

@@ -13,11 +13,12 @@ mod moe_layers;
 mod plans;
 mod timings;
 
-use checks::{activation, blockwise, fused, latent, moe, norm, optimizer, routing, rows, tokens};
+use checks::{activation, blockwise, decode, fused, latent, moe, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::blockwise::Format;
+use kernels_cubecl::decode::DecodeShape;
 use kernels_cubecl::pointwise::columns::ColumnRange;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
@@ -48,6 +49,32 @@ fn all_checks() -> Vec<(&'static str, Check)> {
         ("routing", routing::all),
         ("NF4 and FP8 in blocks", |c| {
             blockwise::dequantize::<bf16>(c, Format::Nf4) + blockwise::dequantize::<f32>(c, Format::Fp8)
+        }),
+        ("decode", |c| {
+            let shape = DecodeShape {
+                sequences: 3,
+                heads: 32,
+                kv_heads: 8,
+                head_dim: 128,
+                block_size: 16,
+                pages: 781,
+                max_blocks: 256,
+            };
+            decode::step::<bf16>(c, shape, &[4096, 1, 1000], None)
+                + decode::step::<bf16>(c, DecodeShape { head_dim: 64, ..shape }, &[17, 0, 3333], Some(1024))
+                + decode::step::<f16>(
+                    c,
+                    DecodeShape { heads: 16, kv_heads: 2, head_dim: 80, ..shape },
+                    &[9, 8, 7],
+                    None,
+                )
+                + decode::step::<bf16>(
+                    c,
+                    DecodeShape { heads: 8, kv_heads: 4, head_dim: 256, ..shape },
+                    &[300; 3],
+                    None,
+                )
+                + decode::step::<f32>(c, DecodeShape { heads: 6, kv_heads: 6, head_dim: 192, ..shape }, &[300; 3], None)
         }),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
         ("fused softmax", |c| {

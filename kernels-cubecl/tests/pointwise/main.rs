@@ -7,11 +7,12 @@ mod checks;
 #[path = "../libcalls/mod.rs"]
 mod libcalls;
 
-use checks::{activation, blockwise, fused, latent, moe, norm, optimizer, routing, rows, tokens};
+use checks::{activation, blockwise, decode, fused, latent, moe, norm, optimizer, routing, rows, tokens};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::blockwise::Format;
+use kernels_cubecl::decode::DecodeShape;
 use kernels_cubecl::pointwise::columns::ColumnRange;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
@@ -66,6 +67,23 @@ fn sums_of_rows() {
 #[test]
 fn routing_of_tokens() {
     assert_eq!(routing::all(&client()), 0);
+}
+
+#[test]
+fn decode_steps() {
+    let shape =
+        DecodeShape { sequences: 3, heads: 4, kv_heads: 2, head_dim: 16, block_size: 4, pages: 65, max_blocks: 20 };
+    both!(decode::step, shape, &[1, 77, 30], None);
+    both!(decode::step, shape, &[0, 80, 5], Some(9));
+    both!(
+        decode::step,
+        DecodeShape { heads: 3, kv_heads: 3, head_dim: 24, block_size: 5, ..shape },
+        &[100, 2, 6],
+        None
+    );
+    // More query heads of a key head than a cube takes.
+    both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, ..shape }, &[4, 3, 17], Some(100));
+    assert!(!DecodeShape { heads: 5, ..shape }.has_kernel() && !DecodeShape { head_dim: 20, ..shape }.has_kernel());
 }
 
 #[test]

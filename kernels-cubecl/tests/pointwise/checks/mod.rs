@@ -4,6 +4,7 @@
 //! further from the formula than their bounds.
 pub mod activation;
 pub mod blockwise;
+pub mod decode;
 pub mod fused;
 pub mod latent;
 pub mod moe;

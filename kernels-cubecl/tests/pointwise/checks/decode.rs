@@ -1,0 +1,52 @@
+//! The attention of a decode step over pages.
+use super::tokens::upload_i32;
+use super::{Element, download, poisoned, random, report, upload};
+use cubecl::prelude::*;
+use kernels_cubecl::decode::{self, DecodeShape};
+
+/// Sequences of these lengths, whose pages lie in a shuffled order. The newest keys and values come from the projection.
+pub fn step<E: Element>(client: &Client, shape: DecodeShape, lengths: &[i32], window: Option<usize>) -> usize {
+    let DecodeShape { sequences, heads, kv_heads, head_dim, block_size, pages, max_blocks } = shape;
+    assert_eq!(lengths.len(), sequences);
+    let packed = heads + 2 * kv_heads;
+    let qkv = random(sequences * packed * head_dim, 1);
+    let [mut keys, mut values] = [2, 3].map(|seed| random(pages * block_size * kv_heads * head_dim, seed));
+    // 7 has no common divisor with the numbers of pages here, so no page is used twice.
+    let table: Vec<i32> = (0..sequences * max_blocks).map(|nth| ((nth * 7 + 3) % pages) as i32).collect();
+    let row = |sequence: usize, position: usize| {
+        table[sequence * max_blocks + position / block_size] as usize * block_size + position % block_size
+    };
+    let [keys_on, values_on] = [&keys, &values].map(|x| upload::<E>(client, x));
+    let (qkv_on, out) = (upload::<E>(client, &qkv), poisoned::<E>(client, sequences * heads * head_dim));
+    let (table_on, lengths_on) = (upload_i32(client, &table), upload_i32(client, lengths));
+    let (cache, at) = ([&keys_on, &values_on], [&table_on, &lengths_on]);
+    decode::append::<E>(client, shape, &qkv_on, cache, at).expect("legal");
+    let scale = 0.7 / (head_dim as f64).sqrt();
+    decode::attention::<E>(client, shape, (scale, window), &qkv_on, cache, at, &out).expect("legal");
+
+    let mut expected = vec![0.0; sequences * heads * head_dim];
+    for sequence in (0..sequences).filter(|sequence| lengths[*sequence] > 0) {
+        let length = lengths[sequence] as usize;
+        for (nth, x) in [&mut keys, &mut values].into_iter().enumerate() {
+            let from = (sequence * packed + heads + nth * kv_heads) * head_dim;
+            let to = row(sequence, length - 1) * kv_heads * head_dim;
+            x[to..][..kv_heads * head_dim].copy_from_slice(&qkv[from..][..kv_heads * head_dim]);
+        }
+        for head in 0..heads {
+            let q = &qkv[(sequence * packed + head) * head_dim..][..head_dim];
+            let at = |position| (row(sequence, position) * kv_heads + head / (heads / kv_heads)) * head_dim;
+            let seen = length - window.unwrap_or(length).min(length)..length;
+            let dot = |position: usize| q.iter().zip(&keys[at(position)..]).map(|(q, k)| q * k).sum::<f64>() * scale;
+            let weights: Vec<f64> = seen.clone().map(|position| dot(position).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            let out = &mut expected[(sequence * heads + head) * head_dim..][..head_dim];
+            for (weight, position) in weights.iter().zip(seen) {
+                out.iter_mut().zip(&values[at(position)..]).for_each(|(out, v)| *out += weight / total * v);
+            }
+        }
+    }
+    let what = format!("{} sequences of {} and {} heads of {head_dim}", E::NAME, heads, kv_heads);
+    report(&format!("keys after a step, {what}"), &download::<E>(client, &keys_on), &keys, 0.0)
+        + report("values", &download::<E>(client, &values_on), &values, 0.0)
+        + report(&format!("attention, window {window:?}"), &download::<E>(client, &out), &expected, E::LIMIT)
+}
