@@ -5,6 +5,7 @@ use backend_dist::shard::{Init, Registry};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::verify::{Candidate, Line, verify};
+use models::layers::paged::{PagedKvCache, Step};
 use models::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, NormPlacement, RopeConfig, Vocab,
 };
@@ -131,6 +132,10 @@ impl CausalLm for Funnel {
 
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
         self.decoder.extend(tokens, cache)
+    }
+
+    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        self.decoder.extend_paged(step, cache)
     }
 
     fn registry(&self) -> &Registry {

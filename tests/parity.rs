@@ -9,6 +9,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_megatron::engine::ContextConfig;
 use burn_megatron::verify::{Candidate, Line, Settings, assemble, candidates, trace, verify};
 use models::MicroBatch;
+use models::layers::paged::{PagedKvCache, Step};
 use models::{BuildError, CausalLm, Gpt, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
 use std::collections::BTreeMap;
 use tests::{SETTINGS, gpt, llama};
@@ -136,6 +137,10 @@ impl CausalLm for ForgottenSum {
 
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
         self.inner.extend(tokens, cache)
+    }
+
+    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        self.inner.extend_paged(step, cache)
     }
 
     fn registry(&self) -> &Registry {

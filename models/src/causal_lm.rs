@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use crate::config::ConfigError;
 use crate::layers::KvCache;
+use crate::layers::paged::{PagedKvCache, Step};
 use crate::layout::ModelDims;
 use crate::micro_batch::MicroBatch;
 use crate::names::NameMap;
@@ -196,6 +197,40 @@ pub trait CausalLm: Module {
     /// # Panics
     /// If the cache has no room for the new tokens, or the model no positions, or is not whole.
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2>;
+
+    /// Reads the tokens of a [`Step`], which follow those in the cache, each in its own sequence, and returns the logits
+    /// after those of its tokens that it asks for, `[outputs, vocab]`, gathered on all ranks and without padding. They are
+    /// those of [`logits`](Self::logits) of that sequence alone; only experts with a capacity see the other sequences.
+    ///
+    /// For generation, as [`extend`](Self::extend).
+    ///
+    /// ```
+    /// use backend_dist::launch::{BoxError, Rank};
+    /// use burn::tensor::{Device, FloatDType};
+    /// use models::layers::paged::{Chunk, Outputs, Step};
+    /// use models::{CausalLm, Llama, LlamaConfig, PagedKvCache, ParamBuilder};
+    ///
+    /// let rank = Rank::single(Device::flex());
+    /// let params = ParamBuilder::new(&rank, FloatDType::F32, 1).without_autodiff();
+    /// let model = Llama::build(&LlamaConfig::tiny(), params)?;
+    /// // Two sequences in a cache of 8 blocks of 4 positions: five tokens need two blocks.
+    /// let mut cache = PagedKvCache::new(8, 4);
+    /// let chunk = |tokens: &[i64], first: usize, blocks: &[u32]| Chunk {
+    ///     tokens: tokens.to_vec(),
+    ///     positions: first..first + tokens.len(),
+    ///     blocks: blocks.to_vec(),
+    ///     outputs: Outputs::Last,
+    /// };
+    /// let prompts = Step::new(vec![chunk(&[1, 2, 3, 4, 5], 0, &[0, 3]), chunk(&[7, 8], 0, &[1])]);
+    /// assert_eq!(model.extend_paged(&prompts, &mut cache).dims(), [2, 256]);
+    /// let next = Step::new(vec![chunk(&[6], 5, &[0, 3]), chunk(&[9], 2, &[1])]);
+    /// assert_eq!(model.extend_paged(&next, &mut cache).dims(), [2, 256]);
+    /// # Ok::<(), BoxError>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If a chunk has too few blocks, or the model no positions, or is not whole.
+    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2>;
 
     /// The rank's parameters, with the global tensors that they are slices of.
     fn registry(&self) -> &Registry;

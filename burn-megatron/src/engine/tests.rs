@@ -14,6 +14,7 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use models::MicroBatch;
+use models::layers::paged::{PagedKvCache, Step};
 use models::layout::ModelDims;
 use models::names::NameMap;
 use models::param::{BuildError, ParamBuilder};
@@ -93,6 +94,11 @@ impl CausalLm for Bigram {
     fn extend(&self, tokens: Tensor<2, Int>, _: &mut KvCache) -> Tensor<2> {
         let last = tokens.dims()[1] - 1;
         self.logits(tokens.narrow(1, last, 1)).squeeze_dim(1)
+    }
+
+    fn extend_paged(&self, step: &Step, _: &mut PagedKvCache) -> Tensor<2> {
+        let outputs: Vec<i64> = step.outputs().iter().map(|index| step.tokens()[*index]).collect();
+        self.table.val().select(0, Tensor::from_data(outputs.as_slice(), &self.table.val().device()))
     }
 
     fn registry(&self) -> &Registry {

@@ -6,6 +6,7 @@ use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use crate::layers::paged::{PagedKvCache, Step};
 use crate::layers::{Angles, FeedForward, Ffn, LatentAttention, LayerCache, MlaConfig, Norm, NormKind};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
@@ -49,6 +50,17 @@ impl LatentBlock {
     /// The same for positions that follow those in the cache; see [`LatentAttention::extend`].
     pub fn extend(&self, x: Tensor<3>, at: &Range<usize>, angles: &Angles, cache: &mut LayerCache) -> Tensor<3> {
         self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, at, angles, cache))
+    }
+
+    /// The same for tokens of several sequences; see [`LatentAttention::extend_paged`].
+    pub fn extend_paged(
+        &self,
+        x: Tensor<3>,
+        step: &Step,
+        angles: &Angles,
+        cache: (usize, &mut PagedKvCache),
+    ) -> Tensor<3> {
+        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend_paged(x, norm, step, angles, cache))
     }
 
     fn around(

@@ -10,6 +10,7 @@ use super::block::LatentBlock;
 use super::config::DeepSeekV3Config;
 use super::mtp::Predictors;
 use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
     Angles, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, Vocab, VocabParallelEmbedding, with_mtp_losses,
 };
@@ -124,6 +125,16 @@ impl CausalLm for DeepSeekV3 {
             .fold(x, |x, (index, layer)| layer.extend(x, &at, &angles, cache.layer(index)));
         let Head { norm, lm_head, .. } = self.head();
         lm_head.logits_at(norm.forward(x), at.len() - 1, None)
+    }
+
+    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        cache.begin(step);
+        let x = self.embedding().extend(column(&step.tokens(), &self.embedding().device()));
+        let angles = self.rope.angles_of(step.positions(), x.dtype(), &x.device());
+        let x = (self.layers.iter().enumerate())
+            .fold(x, |x, (index, layer)| layer.extend_paged(x, step, &angles, (index, cache)));
+        let Head { norm, lm_head, .. } = self.head();
+        lm_head.logits_of(norm.forward(x), &step.outputs(), None)
     }
 
     fn registry(&self) -> &Registry {

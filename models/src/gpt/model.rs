@@ -8,6 +8,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::config::GptConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
     Dropout, KvCache, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, VocabParallelEmbedding,
 };
@@ -131,6 +132,17 @@ impl CausalLm for Gpt {
             .fold(x, |x, (index, layer)| layer.extend(x, &at, None, cache.layer(index)));
         let Head { norm, lm_head } = self.head();
         lm_head.logits_at(norm.forward(x), at.len() - 1, self.table())
+    }
+
+    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        cache.begin(step);
+        let Embedding { tokens, positions } = self.embedding();
+        let x = tokens.extend(column(&step.tokens(), &tokens.device()));
+        let x = positions.extend_paged(x, &step.positions());
+        let x = (self.layers.iter().enumerate())
+            .fold(x, |x, (index, layer)| layer.extend_paged(x, step, None, (index, cache)));
+        let Head { norm, lm_head } = self.head();
+        lm_head.logits_of(norm.forward(x), &step.outputs(), self.table())
     }
 
     fn registry(&self) -> &Registry {

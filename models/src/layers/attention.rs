@@ -12,6 +12,7 @@ use super::cache::LayerCache;
 use super::frequencies::RopeConfig;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::Norm;
+use super::paged::{PagedKvCache, Step};
 use super::query_key_norm::{QueryKeyNorm, QueryKeyNorms};
 use super::rope::{Angles, rotate};
 use crate::micro_batch::DropoutKey;
@@ -209,6 +210,24 @@ impl SelfAttention {
             Some(sinks) => attention_with_sinks([q, k, v], sinks.val(), self.options, None, None, &batch.pass),
             None => attention(q, k, v, self.options),
         };
+        self.out.forward(side_by_side(pad_sequence(of, positions)), Prologue::None, false, batch)
+    }
+
+    /// The same for tokens of several sequences, one after the other, whose earlier positions are in the cache as
+    /// `layer`'s.
+    pub fn extend_paged(
+        &self,
+        x: impl Into<Residual>,
+        norm: &Norm,
+        step: &Step,
+        angles: Option<&Angles>,
+        (layer, cache): (usize, &mut PagedKvCache),
+    ) -> Tensor<3> {
+        let batch = &MicroBatch::default();
+        let qkv = self.qkv.forward(x, norm, batch);
+        let positions = qkv.dims()[0];
+        let qkv = self.split(self.heads(qkv.narrow(0, 0, step.len()), angles));
+        let of = cache.attend(layer, step, qkv, self.options, self.sinks.as_ref().map(Param::val));
         self.out.forward(side_by_side(pad_sequence(of, positions)), Prologue::None, false, batch)
     }
 

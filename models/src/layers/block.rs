@@ -12,6 +12,7 @@ use super::dropout::Dropout;
 use super::feed_forward::FeedForward;
 use super::moe::Ffn;
 use super::norm::{Norm, NormKind};
+use super::paged::{PagedKvCache, Step};
 use super::rope::Angles;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
@@ -124,6 +125,17 @@ impl TransformerBlock {
         cache: &mut LayerCache,
     ) -> Tensor<3> {
         self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, at, angles, cache))
+    }
+
+    /// The same for tokens of several sequences; see [`SelfAttention::extend_paged`].
+    pub fn extend_paged(
+        &self,
+        x: Tensor<3>,
+        step: &Step,
+        angles: Option<&Angles>,
+        cache: (usize, &mut PagedKvCache),
+    ) -> Tensor<3> {
+        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend_paged(x, norm, step, angles, cache))
     }
 
     fn around(

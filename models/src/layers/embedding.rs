@@ -6,7 +6,7 @@ use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::{embedding, expand_dim};
 use backend_dist::shard::{GroupPosition, Init, Section};
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::linear::pad_sequence;
 use super::tensor_parallel::leave_tensor_parallel;
@@ -102,6 +102,11 @@ impl VocabParallelEmbedding {
         leave_tensor_parallel(Partial::new(pad_sequence(mine, positions)), &self.parallel)
     }
 
+    /// Where the table is.
+    pub fn device(&self) -> Device {
+        self.weight.val().device()
+    }
+
     /// The rank's shard of the table, for an output layer that shares it.
     pub fn weight(&self) -> Tensor<2> {
         self.weight.val()
@@ -167,12 +172,30 @@ impl LearnedPositions {
     pub fn extend(&self, x: Tensor<3>, at: &Range<usize>) -> Tensor<3> {
         let own = x.dims()[0];
         let first = at.start + if self.parallel.sequence { own * self.parallel.group.rank() } else { 0 };
-        let table = self.weight.val();
-        let positions = table.dims()[0];
+        let positions = self.weight.dims()[0];
         assert!(at.end <= positions, "sequence position {} exceeds {positions} learned positions", at.end);
         let ids: Vec<i64> = (first..first + own).map(|position| position as i64).collect();
-        let ids = Tensor::from_data(TensorData::new(ids, [own, 1]), (&x.device(), DType::I64));
         // Positions beyond the table get zeros.
-        x + embedding(table, ids, 0)
+        self.added(x, ids)
+    }
+
+    /// The same for positions of several sequences, one after the other.
+    ///
+    /// # Panics
+    /// If one of them ends beyond the table.
+    pub fn extend_paged(&self, x: Tensor<3>, at: &[Range<usize>]) -> Tensor<3> {
+        let own = x.dims()[0];
+        let first = self.parallel.own_positions(own).start;
+        let (positions, end) = (self.weight.dims()[0], at.iter().map(|range| range.end).max().unwrap_or(0));
+        assert!(end <= positions, "sequence position {end} exceeds {positions} learned positions");
+        let all = at.iter().cloned().flatten().chain(std::iter::repeat(positions));
+        let ids = all.skip(first).take(own).map(|position| position as i64).collect();
+        self.added(x, ids)
+    }
+
+    fn added(&self, x: Tensor<3>, ids: Vec<i64>) -> Tensor<3> {
+        let count = ids.len();
+        let ids = Tensor::from_data(TensorData::new(ids, [count, 1]), (&x.device(), DType::I64));
+        x + embedding(self.weight.val(), ids, 0)
     }
 }

@@ -16,6 +16,7 @@ use burn::tensor::Tensor;
 use super::cache::LayerCache;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::{Norm, NormKind};
+use super::paged::{PagedKvCache, Step};
 use super::replicated::ReplicatedLinear;
 use super::rope::{Angles, rotate};
 use super::tensor_parallel::enter_tensor_parallel;
@@ -162,6 +163,24 @@ impl LatentAttention {
         let [q, k, v] = self.heads(projected.map(|features| features.narrow(0, 0, at.len())), angles);
         let [k, v] = cache.append(at, [k, v]);
         self.finish(pad_sequence(attention(q, k, v, self.options), positions), batch)
+    }
+
+    /// The same for tokens of several sequences, one after the other, whose earlier positions are in the cache as
+    /// `layer`'s.
+    pub fn extend_paged(
+        &self,
+        x: impl Into<Residual>,
+        norm: &Norm,
+        step: &Step,
+        angles: &Angles,
+        (layer, cache): (usize, &mut PagedKvCache),
+    ) -> Tensor<3> {
+        let batch = &MicroBatch::default();
+        let projected = self.projected(x.into(), norm, batch);
+        let positions = projected[0].dims()[0];
+        let heads = self.heads(projected.map(|features| features.narrow(0, 0, step.len())), angles);
+        let of = cache.attend(layer, step, heads, self.options, None);
+        self.finish(pad_sequence(of, positions), batch)
     }
 
     /// The rank's query heads, its key and value heads, and the shared key, each `[s, b, features]`, before rotation.

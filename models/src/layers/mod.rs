@@ -18,6 +18,7 @@ pub mod moe;
 mod mtp;
 mod norm;
 mod output;
+pub mod paged;
 mod query_key_norm;
 mod replicated;
 mod rope;
@@ -44,6 +45,7 @@ pub use moe::{
 pub use mtp::{MtpProjection, ahead, with_mtp_losses};
 pub use norm::{Norm, NormKind};
 pub use output::OutputLayer;
+pub use paged::PagedKvCache;
 pub use query_key_norm::{NormOver, QueryKeyNorm};
 pub use replicated::ReplicatedLinear;
 pub use rope::{Angles, LayerRopes, RotaryEmbedding, rotate};

@@ -7,7 +7,7 @@ use backend_dist::ops::{
 };
 use backend_dist::shard::{Init, Unit};
 use burn::module::{Module, Param};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::embedding::{Vocab, VocabParallelEmbedding, VocabShard};
 use super::linear::entry;
@@ -103,6 +103,17 @@ impl OutputLayer {
     pub fn logits_at(&self, x: Tensor<3>, position: usize, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {
         let x = enter_tensor_parallel(x, &self.parallel).narrow(0, position, 1);
         self.gather(self.capped(linear(x, self.weight(embedding)))).squeeze_dim(0)
+    }
+
+    /// [`logits`](Self::logits) of some positions of a sequence, `[1, b = 1]` each, as `[positions, vocab]`.
+    ///
+    /// # Panics
+    /// As [`token_losses`](Self::token_losses).
+    pub fn logits_of(&self, x: Tensor<3>, of: &[usize], embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {
+        let x = enter_tensor_parallel(x, &self.parallel);
+        let ids: Vec<i64> = of.iter().map(|position| *position as i64).collect();
+        let ids = Tensor::from_data(TensorData::new(ids, [of.len()]), (&x.device(), DType::I64));
+        self.gather(self.capped(linear(x.select(0, ids), self.weight(embedding)))).squeeze_dim(1)
     }
 
     fn gather(&self, local: Tensor<3>) -> Tensor<3> {

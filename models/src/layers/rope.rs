@@ -70,6 +70,11 @@ impl RotaryEmbedding {
         self.at_positions(&mut self.cached(), Key::new(Vec::from([positions]), dtype, device))
     }
 
+    /// The angles of all positions of these ranges, one after the other.
+    pub fn angles_of(&self, positions: Vec<Range<usize>>, dtype: DType, device: &Device) -> Angles {
+        self.at_positions(&mut self.cached(), Key::new(positions, dtype, device))
+    }
+
     /// The angles of this rank's `count` positions of the `samples` samples of a micro-batch.
     pub fn of_positions(
         &self,

@@ -9,6 +9,7 @@ use burn::tensor::{Int, Tensor};
 use super::config::LlamaConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::hf::decoder::{self, USUAL};
+use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
     Angles, BlockConfig, Dropout, KvCache, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
     VocabParallelEmbedding,
@@ -104,6 +105,21 @@ impl CausalLm for Llama {
         });
         let Head { norm, lm_head } = self.head();
         lm_head.logits_at(norm.forward(x), at.len() - 1, self.embed_tokens.as_ref())
+    }
+
+    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        cache.begin(step);
+        let embedding = self.embedding();
+        let x = self.scaled(embedding.extend(column(&step.tokens(), &embedding.device())));
+        let angles = |index, x: &Tensor<3>| -> Option<Angles> {
+            self.ropes.of(index).map(|rope| rope.angles_of(step.positions(), x.dtype(), &x.device()))
+        };
+        let x = (self.layers.iter().enumerate()).fold(x, |x, (index, layer)| {
+            let angles = angles(index, &x);
+            layer.extend_paged(x, step, angles.as_ref(), (index, cache))
+        });
+        let Head { norm, lm_head } = self.head();
+        lm_head.logits_of(norm.forward(x), &step.outputs(), self.embed_tokens.as_ref())
     }
 
     fn registry(&self) -> &Registry {

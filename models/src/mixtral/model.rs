@@ -7,6 +7,7 @@ use burn::tensor::{Int, Tensor};
 use super::config::MixtralConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::KvCache;
+use crate::layers::paged::{PagedKvCache, Step};
 use crate::llama::Llama;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
@@ -48,6 +49,10 @@ impl CausalLm for Mixtral {
 
     fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
         self.decoder.extend(tokens, cache)
+    }
+
+    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        self.decoder.extend_paged(step, cache)
     }
 
     fn registry(&self) -> &Registry {

@@ -9,6 +9,7 @@ use models::{
 };
 
 use crate::harness::{BATCH, Batch, Noise, SEQ, assert_close, host};
+use crate::paged::assert_neighbours_change_nothing;
 use crate::{gpt, llama, relatives};
 
 /// The prompt, single tokens and a few at once; together [`SEQ`].
@@ -34,6 +35,7 @@ pub fn assert_cache_changes_nothing<M: CausalLm>(config: &M::Config, layouts: &[
                 }
                 cache.clear();
             }
+            assert_neighbours_change_nothing(layout, &model, &batch, &full, vocab);
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{layout}: {error}"));

@@ -7,6 +7,7 @@ mod half;
 mod harness;
 mod hf;
 mod moe;
+mod paged;
 mod recompute;
 
 use burn::tensor::FloatDType;

@@ -1,0 +1,209 @@
+//! Keys and values of many sequences in blocks of positions, as in vLLM (Kwon et al., "Efficient Memory Management for
+//! Large Language Model Serving with PagedAttention", 2023): a sequence takes blocks as it grows, and another one gets
+//! them when it ends.
+
+mod attend;
+mod step;
+mod view;
+
+use backend_dist::gpu;
+use backend_dist::ops::context::attention_with_sinks;
+use backend_dist::ops::{AttentionOptions, PassContext, attention, embedding};
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
+
+pub use step::{Chunk, Outputs, Step};
+use view::View;
+
+/// Keys and values of the positions of many sequences, on one rank and for every layer.
+///
+/// Which sequence has which blocks is the caller's to know: each [`Step`] says it. Memory for all blocks is allocated
+/// with the first step.
+#[derive(Debug)]
+pub struct PagedKvCache {
+    block_size: usize,
+    num_blocks: usize,
+    /// Of each layer `[num_blocks block_size, kv_heads d]` each.
+    layers: Vec<Option<[Tensor<2>; 2]>>,
+    step: Prepared,
+}
+
+/// What all layers of a step share.
+#[derive(Debug, Default)]
+struct Prepared {
+    /// Where the keys and values of the new tokens are written.
+    slots: Option<Tensor<1, Int>>,
+    /// What chunks of one token read, by window and key-value heads.
+    single: Vec<(Option<usize>, usize, Gather)>,
+    /// What longer chunks read, by chunk.
+    long: Vec<(usize, Tensor<2, Int>)>,
+}
+
+/// The matrix rows of `[slots kv_heads, d]` that every sequence reads, and what is added to its scores.
+#[derive(Clone, Debug)]
+struct Gather {
+    /// `[sequences kv_heads, t]`.
+    ids: Tensor<2, Int>,
+    /// `[sequences, 1, t]`: zero, or minus infinity at positions that are not seen.
+    bias: Tensor<3>,
+}
+
+impl PagedKvCache {
+    /// A cache of `num_blocks` blocks of `block_size` positions.
+    pub fn new(num_blocks: usize, block_size: usize) -> Self {
+        Self { block_size, num_blocks, layers: Vec::new(), step: Prepared::default() }
+    }
+
+    /// Positions of a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Number of blocks.
+    pub fn num_blocks(&self) -> usize {
+        self.num_blocks
+    }
+
+    /// Forgets what was prepared for the last step.
+    ///
+    /// # Panics
+    /// If a chunk of the step has too few blocks, or one that the cache has not.
+    pub(crate) fn begin(&mut self, step: &Step) {
+        step.check(self.num_blocks, self.block_size);
+        self.step = Prepared::default();
+    }
+
+    /// Writes keys and values of the step's tokens, `[n, 1, kv_heads, d]`, and attends with their queries
+    /// `[n, 1, heads, d]`, each token to its own sequence; `sinks [heads]` as in [`attention_with_sinks`]. Returns
+    /// `[n, 1, heads, dv]`.
+    ///
+    /// # Panics
+    /// If the tensors record gradients.
+    pub(crate) fn attend(
+        &mut self,
+        layer: usize,
+        step: &Step,
+        [q, k, v]: [Tensor<4>; 3],
+        options: AttentionOptions,
+        sinks: Option<Tensor<1>>,
+    ) -> Tensor<4> {
+        assert!(!k.is_autodiff(), "a cache needs a model that records no gradients: take `model.valid()`");
+        let device = q.device();
+        let [_, _, kv_heads, _] = k.dims();
+        let pools = self.write(layer, step, [k, v]);
+        let single = step.leading_single_tokens();
+        let mut of = Vec::new();
+        if single > 0 {
+            let gather = self.gather_of_single_tokens(step, single, options.window, kv_heads, &q);
+            of.push(attend::single_tokens(
+                q.clone().narrow(0, 0, single),
+                &pools,
+                &gather,
+                kv_heads,
+                options,
+                sinks.as_ref(),
+            ));
+        }
+        let mut first = single;
+        for (index, chunk) in step.chunks().iter().enumerate().skip(single) {
+            let new = chunk.positions.len();
+            let ids = self.ids_of_chunk(index, chunk, &device);
+            let [k, v] = pools.clone().map(|pool| {
+                let read = embedding(pool, ids.clone(), 0);
+                let [positions, _, features] = read.dims();
+                read.reshape([positions, 1, kv_heads, features / kv_heads])
+            });
+            let q = q.clone().narrow(0, first, new);
+            of.push(match &sinks {
+                Some(sinks) => {
+                    attention_with_sinks([q, k, v], sinks.clone(), options, None, None, &PassContext::default())
+                }
+                None => attention(q, k, v, options),
+            });
+            first += new;
+        }
+        if of.len() == 1 { of.swap_remove(0) } else { Tensor::cat(of, 0) }
+    }
+
+    /// The keys and values of a layer with those of the new tokens.
+    fn write(&mut self, layer: usize, step: &Step, new: [Tensor<4>; 2]) -> [Tensor<2>; 2] {
+        let (block_size, device) = (self.block_size, new[0].device());
+        let slots = self.step.slots.get_or_insert_with(|| {
+            let slots: Vec<i64> = step.chunks().iter().flat_map(|chunk| chunk.new_slots(block_size)).collect();
+            let count = slots.len();
+            Tensor::from_data(TensorData::new(slots, [count]), (&device, DType::I64))
+        });
+        if self.layers.len() <= layer {
+            self.layers.resize(layer + 1, None);
+        }
+        let rows = self.num_blocks * block_size;
+        // Taken out, so that nothing else holds them and they are written in place.
+        let pools = self.layers[layer].take().map_or([None, None], |pools| pools.map(Some));
+        let mut new = new.into_iter().zip(pools).map(|(new, pool)| {
+            let [count, _, heads, head_dim] = new.dims();
+            let empty = || Tensor::zeros([rows, heads * head_dim], (&device, new.dtype()));
+            let pool: Tensor<2> = pool.unwrap_or_else(empty);
+            let new = new.reshape([count, heads * head_dim]);
+            write(pool, slots.clone(), new)
+        });
+        let (keys, values) = (new.next().expect("keys"), new.next().expect("values"));
+        drop(new);
+        let pools = [keys, values];
+        self.layers[layer] = Some(pools.clone());
+        pools
+    }
+
+    fn gather_of_single_tokens(
+        &mut self,
+        step: &Step,
+        count: usize,
+        window: Option<usize>,
+        kv_heads: usize,
+        like: &Tensor<4>,
+    ) -> Gather {
+        let known = self.step.single.iter().find(|(of, heads, _)| (*of, *heads) == (window, kv_heads));
+        if let Some((.., gather)) = known {
+            return gather.clone();
+        }
+        let View { positions, slots, seen } =
+            View::of_last_positions(&step.chunks()[..count], window, self.num_blocks, self.block_size);
+        let device = like.device();
+        let slots = Tensor::<3, Int>::from_data(TensorData::new(slots, [count, 1, positions]), (&device, DType::I64));
+        let heads: Vec<i64> = (0..kv_heads as i64).collect();
+        let heads = Tensor::<3, Int>::from_data(TensorData::new(heads, [1, kv_heads, 1]), (&device, DType::I64));
+        let bias: Vec<f32> = seen.iter().map(|seen| if *seen { 0.0 } else { f32::NEG_INFINITY }).collect();
+        let bias = TensorData::new(bias, [count, 1, positions]);
+        let gather = Gather {
+            ids: slots.mul_scalar(kv_heads as i64).add(heads).reshape([count * kv_heads, positions]),
+            bias: Tensor::from_data(bias, (&device, attend::of_scores(like.dtype()))),
+        };
+        self.step.single.push((window, kv_heads, gather.clone()));
+        gather
+    }
+
+    /// The slots of all positions of a chunk's sequence so far, `[t, 1]`.
+    fn ids_of_chunk(&mut self, index: usize, chunk: &Chunk, device: &Device) -> Tensor<2, Int> {
+        if let Some((_, ids)) = self.step.long.iter().find(|(of, _)| *of == index) {
+            return ids.clone();
+        }
+        let slots: Vec<i64> = chunk.slots(0..chunk.positions.end, self.block_size).collect();
+        let data = TensorData::new(slots, [chunk.positions.end, 1]);
+        let ids = Tensor::from_data(data, (device, DType::I64));
+        self.step.long.push((index, ids.clone()));
+        ids
+    }
+}
+
+/// `pool` with `new [n, features]` at `slots [n]`, in place.
+fn write(pool: Tensor<2>, slots: Tensor<1, Int>, new: Tensor<2>) -> Tensor<2> {
+    // Burn's two operations of this differ: one copies the pool on the CPU, the other goes through the slots one by one
+    // on a GPU.
+    match gpu::index(&pool.device()) {
+        Some(_) => pool.scatter_nd(slots.unsqueeze_dim::<2>(1), new, IndexingUpdateOp::Assign),
+        None => pool.select_assign(0, slots, new, IndexingUpdateOp::Assign),
+    }
+}
+
+/// Tokens as ids of one sequence, `[n, 1]`.
+pub(crate) fn column(tokens: &[i64], device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(tokens.to_vec(), [tokens.len(), 1]), (device, DType::I64))
+}
