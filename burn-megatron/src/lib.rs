@@ -53,6 +53,7 @@ mod refusal;
 pub mod replay;
 mod safetensors_header;
 pub mod schedule;
+pub mod serve;
 pub mod trace;
 pub mod train;
 pub mod verify;

@@ -1,0 +1,137 @@
+//! Every rank's loop: the first one says what is read and chooses tokens, the others follow.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use backend_dist::launch::Rank;
+use backend_dist::mesh::Axis;
+use burn::tensor::Tensor;
+use models::{CausalLm, PagedKvCache};
+use serde::{Deserialize, Serialize};
+
+use super::choose::choose;
+use super::queue::{Message, Queue, locked};
+use super::scheduler::{Scheduler, SchedulerConfig, SchedulerError};
+use super::sequences::{Pass, Sequences};
+
+/// Ranks without work meet this often, so that none waits in a collective for long.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// What the first rank tells the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Command {
+    /// Nothing to do.
+    Idle,
+    /// A pass of each of some models.
+    Read(Vec<Pass>),
+    /// The end.
+    Stop,
+}
+
+/// Serves the requests of a queue until [`stop`](super::Requests::stop), or until nobody asks for more
+/// ([`finish`](super::Requests::finish)) and all have their answers. All tensor-parallel ranks of some models make this call; the first has the queue. The models share the
+/// blocks of one cache, so they are of one configuration: a model with and without adapters.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use std::sync::mpsc::channel;
+/// use burn::tensor::{Device, FloatDType};
+/// use burn_megatron::prelude::*;
+/// use burn_megatron::serve::{Event, Request, Requests, SchedulerConfig, run};
+///
+/// let rank = Rank::single(Device::flex());
+/// let model = Llama::build(&LlamaConfig::tiny(), ParamBuilder::new(&rank, FloatDType::F32, 1).without_autodiff())?;
+/// let (requests, queue) = Requests::channel();
+/// let (send, events) = channel();
+/// let ticket = requests.submit(Request::greedy(vec![1, 2, 3], 5), move |event| {
+///     send.send(event).map_or(ControlFlow::Break(()), ControlFlow::Continue)
+/// })?;
+/// drop(requests);
+/// run(&rank, &[model], SchedulerConfig::default(), Some(queue))?;
+/// assert_eq!(events.iter().filter(|event| matches!(event, Event::Token { .. })).count(), 5);
+/// drop(ticket);
+/// # Ok::<(), BoxError>(())
+/// ```
+///
+/// # Errors
+/// If the sizes cannot serve.
+///
+/// # Panics
+/// If the first rank has no queue, or a request names a model that is none of these.
+pub fn run<M: CausalLm>(
+    rank: &Rank,
+    models: &[M],
+    config: SchedulerConfig,
+    queue: Option<Queue>,
+) -> Result<(), SchedulerError> {
+    let group = rank.group(Axis::Tp);
+    let mut cache = PagedKvCache::new(config.num_blocks, config.block_size);
+    let mut first = match group.rank() {
+        0 => Some(First {
+            queue: queue.expect("the first rank has the queue"),
+            sequences: Sequences::new(Scheduler::new(config)?),
+            is_last: false,
+        }),
+        _ => None,
+    };
+    loop {
+        let command = first.as_mut().map(First::next);
+        let passes = match group.broadcast_host(command, 0) {
+            Command::Idle => continue,
+            Command::Stop => return Ok(()),
+            Command::Read(passes) => passes,
+        };
+        for pass in passes {
+            let logits = models[pass.model].extend_paged(&pass.step, &mut cache);
+            if let Some(first) = &mut first {
+                first.take(&pass, logits);
+            }
+        }
+    }
+}
+
+/// The first rank: where requests come from, and the sequences that they became.
+struct First {
+    queue: Queue,
+    sequences: Sequences,
+    /// Nobody asks for more.
+    is_last: bool,
+}
+
+impl First {
+    /// Takes what has come, and says what to do.
+    fn next(&mut self) -> Command {
+        let Self { queue, sequences, is_last } = self;
+        let command = loop {
+            let message = match sequences.is_empty() {
+                true if *is_last => break Command::Stop,
+                true => queue.receiver.recv_timeout(IDLE),
+                false => queue.receiver.try_recv().map_err(|_| RecvTimeoutError::Timeout),
+            };
+            match message {
+                Ok(Message::Request(submitted)) => sequences.add(submitted),
+                Ok(Message::Finish) => *is_last = true,
+                Err(RecvTimeoutError::Disconnected) => *is_last = true,
+                Ok(Message::Stop) => {
+                    sequences.fail_all("the server stops");
+                    break Command::Stop;
+                }
+                Err(RecvTimeoutError::Timeout) => match sequences.next_passes() {
+                    passes if passes.is_empty() => break Command::Idle,
+                    passes => break Command::Read(passes),
+                },
+            }
+        };
+        *locked(&queue.statistics) = sequences.statistics();
+        command
+    }
+
+    /// Chooses after a pass.
+    fn take(&mut self, pass: &Pass, logits: Tensor<2>) {
+        let choices = self.sequences.choices(pass);
+        let chosen = choose(logits, &choices.iter().map(|(_, choice)| choice.clone()).collect::<Vec<_>>());
+        for ((place, choice), chosen) in choices.into_iter().zip(chosen) {
+            self.sequences.take(place, &choice, chosen);
+        }
+    }
+}

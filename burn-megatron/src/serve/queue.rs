@@ -1,0 +1,145 @@
+//! How requests come to the first rank.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use super::request::{Event, Request};
+
+/// Hands requests to the ranks; any number of threads may have one.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    sender: Sender<Message>,
+    statistics: Arc<Mutex<Statistics>>,
+}
+
+/// Where the first rank takes them from.
+#[derive(Debug)]
+pub struct Queue {
+    pub(super) receiver: Receiver<Message>,
+    pub(super) statistics: Arc<Mutex<Statistics>>,
+}
+
+/// What happens to the events of a request: a break says that nobody wants more of them.
+pub(super) type OnEvent = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
+
+pub(super) enum Message {
+    Request(Submitted),
+    Finish,
+    Stop,
+}
+
+/// A request with who asked for it.
+pub(super) struct Submitted {
+    pub request: Request,
+    pub on_event: OnEvent,
+    pub cancelled: Arc<AtomicBool>,
+}
+
+/// A request lives as long as this: when it is dropped, the sequence ends and its blocks are free.
+#[derive(Debug)]
+#[must_use]
+pub struct Ticket {
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The ranks take no more requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the server has stopped")]
+pub struct Stopped;
+
+/// What the ranks have done and do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Sequences that run.
+    pub running: usize,
+    /// Sequences that wait.
+    pub waiting: usize,
+    /// Blocks of the cache that sequences have.
+    pub used_blocks: usize,
+    /// Blocks of the cache.
+    pub num_blocks: usize,
+    /// Tokens of the prompts that were read.
+    pub prompt_tokens: u64,
+    /// New tokens.
+    pub generation_tokens: u64,
+    /// Sequences that had to give up their blocks.
+    pub preemptions: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Sequences that a stop token ended.
+    pub stopped: u64,
+    /// Sequences that became as long as asked for.
+    pub full: u64,
+    /// Sequences of which nobody wanted more: a stop string was found, or the client is gone.
+    pub cancelled: u64,
+    /// Sequences that could not be continued.
+    pub failed: u64,
+}
+
+impl Requests {
+    /// A way for requests and its two ends.
+    pub fn channel() -> (Self, Queue) {
+        let (sender, receiver) = channel();
+        let statistics = Arc::default();
+        (Self { sender, statistics: Arc::clone(&statistics) }, Queue { receiver, statistics })
+    }
+
+    /// Asks for a sequence. `on_event` is called on the first rank's thread, between two steps: it should do little.
+    ///
+    /// The request must be one that [`Request::check`] accepts.
+    ///
+    /// # Errors
+    /// If the ranks have stopped.
+    pub fn submit(
+        &self,
+        request: Request,
+        on_event: impl FnMut(Event) -> ControlFlow<()> + Send + 'static,
+    ) -> Result<Ticket, Stopped> {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let ticket = Ticket { cancelled: Arc::clone(&cancelled) };
+        let submitted = Submitted { request, on_event: Box::new(on_event), cancelled };
+        self.sender.send(Message::Request(submitted)).map_err(|_| Stopped)?;
+        Ok(ticket)
+    }
+
+    /// Ends the ranks' loops. Sequences that are not finished fail.
+    pub fn stop(&self) {
+        // Without a receiver they have ended already.
+        let _ = self.sender.send(Message::Stop);
+    }
+
+    /// Ends the ranks' loops when all sequences have ended, as when nobody can ask for more.
+    pub fn finish(&self) {
+        let _ = self.sender.send(Message::Finish);
+    }
+
+    /// What the ranks have done so far, as of the last step.
+    pub fn statistics(&self) -> Statistics {
+        *locked(&self.statistics)
+    }
+}
+
+/// Numbers alone are behind this lock: they are right wherever a thread ended.
+pub(super) fn locked(statistics: &Mutex<Statistics>) -> MutexGuard<'_, Statistics> {
+    statistics.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Request(Submitted { request, .. }) => f.debug_tuple("Request").field(request).finish(),
+            Self::Finish => f.write_str("Finish"),
+            Self::Stop => f.write_str("Stop"),
+        }
+    }
+}

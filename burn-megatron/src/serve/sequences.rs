@@ -1,0 +1,193 @@
+//! The sequences of the first rank: their tokens, what is asked of them and who waits for them. No tensors.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use models::layers::paged::{Chunk, Outputs, Step};
+use serde::{Deserialize, Serialize};
+
+use super::choose::{Choice, Chosen};
+use super::queue::{OnEvent, Statistics, Submitted};
+use super::request::{Event, Finish, Request, TokenLogprobs};
+use super::scheduler::{Scheduled, Scheduler};
+
+/// What one model reads in a step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Pass {
+    /// The model's number.
+    pub model: usize,
+    pub step: Step,
+    /// The sequence of each chunk.
+    ids: Vec<u64>,
+}
+
+/// A line of a step's logits: of which sequence, and after which of its positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    id: u64,
+    position: usize,
+}
+
+struct Sequence {
+    request: Request,
+    on_event: OnEvent,
+    cancelled: Arc<AtomicBool>,
+    /// Prompt and new tokens.
+    tokens: Vec<i64>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+impl Sequence {
+    fn new_tokens(&self) -> usize {
+        self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Log-probabilities of the prompt are wanted, and not all known.
+    fn reads_logprobs(&self) -> bool {
+        self.request.prompt_logprobs && self.new_tokens() == 0
+    }
+
+    fn choice(&self, position: usize) -> Choice {
+        let Request { sampling, logprobs, .. } = self.request;
+        match self.tokens.get(position + 1) {
+            None => Choice::Next { sampling, index: self.new_tokens() as u64, logprobs },
+            // After a preemption some are known.
+            Some(&token) if self.reads_logprobs() && position >= self.prompt_logprobs.len() => {
+                Choice::Known { token, top: logprobs.unwrap_or(0) }
+            }
+            Some(_) => Choice::None,
+        }
+    }
+}
+
+pub(super) struct Sequences {
+    scheduler: Scheduler,
+    all: BTreeMap<u64, Sequence>,
+    next_id: u64,
+    totals: Statistics,
+}
+
+impl Sequences {
+    pub fn new(scheduler: Scheduler) -> Self {
+        Self { scheduler, all: BTreeMap::new(), next_id: 0, totals: Statistics::default() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub fn statistics(&self) -> Statistics {
+        let num_blocks = self.scheduler.config().num_blocks;
+        Statistics {
+            running: self.scheduler.running(),
+            waiting: self.scheduler.waiting(),
+            used_blocks: num_blocks - self.scheduler.free_blocks(),
+            num_blocks,
+            preemptions: self.scheduler.preemptions(),
+            ..self.totals
+        }
+    }
+
+    pub fn add(&mut self, Submitted { request, on_event, cancelled }: Submitted) {
+        self.scheduler.add(self.next_id, request.prompt.len());
+        let tokens = request.prompt.clone();
+        let sequence = Sequence { request, on_event, cancelled, tokens, prompt_logprobs: Vec::new() };
+        self.all.insert(self.next_id, sequence);
+        self.next_id += 1;
+    }
+
+    pub fn fail_all(&mut self, why: &str) {
+        let ids: Vec<u64> = self.all.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.fail(id, why.into()));
+    }
+
+    /// What each model reads next, without those that nobody waits for any more.
+    pub fn next_passes(&mut self) -> Vec<Pass> {
+        let is_cancelled = |(_, of): &(&u64, &Sequence)| of.cancelled.load(Ordering::Relaxed);
+        let cancelled: Vec<u64> = self.all.iter().filter(is_cancelled).map(|(id, _)| *id).collect();
+        for id in cancelled {
+            self.remove(id);
+            self.totals.cancelled += 1;
+        }
+        let mut chunks: BTreeMap<usize, (Vec<u64>, Vec<Chunk>)> = BTreeMap::new();
+        for Scheduled { id, positions, blocks, .. } in self.scheduler.schedule() {
+            let Some(sequence) = self.all.get(&id) else { continue };
+            let outputs = if sequence.reads_logprobs() { Outputs::All } else { Outputs::Last };
+            let tokens = sequence.tokens[positions.clone()].to_vec();
+            let (ids, chunks) = chunks.entry(sequence.request.model).or_default();
+            ids.push(id);
+            chunks.push(Chunk { tokens, positions, blocks, outputs });
+        }
+        self.totals.steps += u64::from(!chunks.is_empty());
+        let pass = |(model, (ids, chunks))| Pass { model, step: Step::new(chunks), ids };
+        chunks.into_iter().map(pass).collect()
+    }
+
+    /// What is wanted of each line of a pass's logits.
+    pub fn choices(&self, pass: &Pass) -> Vec<(Place, Choice)> {
+        let of_chunk = |(id, chunk): (&u64, &Chunk)| {
+            let (id, last) = (*id, chunk.positions.end - 1);
+            let first = if chunk.outputs == Outputs::All { chunk.positions.start } else { last };
+            let of = |position| self.all.get(&id).map_or(Choice::None, |sequence| sequence.choice(position));
+            (first..=last).map(|position| (Place { id, position }, of(position))).collect::<Vec<_>>()
+        };
+        pass.ids.iter().zip(pass.step.chunks()).flat_map(of_chunk).collect()
+    }
+
+    /// Takes what was chosen at a place, and tells who waits for it.
+    pub fn take(&mut self, Place { id, position }: Place, choice: &Choice, chosen: Result<Chosen, f64>) {
+        let Some(sequence) = self.all.get_mut(&id) else { return };
+        let (token, logprobs) = match chosen {
+            Ok(chosen) => chosen,
+            Err(value) => {
+                let what = "its weights are broken or overflow in its precision";
+                let why = format!("after {} tokens the model gives a logit of {value}: {what}", position + 1);
+                return self.fail(id, why);
+            }
+        };
+        match choice {
+            Choice::None => return,
+            Choice::Known { .. } => return sequence.prompt_logprobs.extend(logprobs),
+            Choice::Next { .. } => {}
+        }
+        if sequence.new_tokens() == 0 {
+            self.totals.prompt_tokens += sequence.request.prompt.len() as u64;
+            if sequence.request.prompt_logprobs {
+                let all = std::mem::take(&mut sequence.prompt_logprobs);
+                // Whether somebody listens is known with the token.
+                let _ = (sequence.on_event)(Event::Prompt(all));
+            }
+        }
+        sequence.tokens.push(token);
+        self.totals.generation_tokens += 1;
+        let finish = match () {
+            () if sequence.request.stop_tokens.contains(&token) => Some(Finish::Stop),
+            () if sequence.new_tokens() >= sequence.request.max_tokens => Some(Finish::Length),
+            () => None,
+        };
+        let told = (sequence.on_event)(Event::Token { token, logprobs, finish });
+        match finish {
+            Some(Finish::Stop) => self.totals.stopped += 1,
+            Some(Finish::Length) => self.totals.full += 1,
+            None if told == ControlFlow::Break(()) => self.totals.cancelled += 1,
+            None => return self.scheduler.append(id),
+        }
+        self.remove(id);
+    }
+
+    fn fail(&mut self, id: u64, why: String) {
+        if let Some(sequence) = self.all.get_mut(&id) {
+            // It ends whether or not somebody listens.
+            let _ = (sequence.on_event)(Event::Failed(why));
+            self.totals.failed += 1;
+        }
+        self.remove(id);
+    }
+
+    fn remove(&mut self, id: u64) {
+        self.scheduler.remove(id);
+        self.all.remove(&id);
+    }
+}
