@@ -12,6 +12,7 @@ pub mod model;
 #[cfg(feature = "cuda")]
 mod nvml;
 mod out_of_memory;
+mod recording;
 
 #[cfg(feature = "cuda")]
 pub(crate) use library::folders as library_folders;
@@ -20,6 +21,7 @@ pub use memory_use::{MemoryUse, StreamUse, memory_use};
 #[cfg(feature = "cuda")]
 pub(crate) use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};
+pub use recording::{Recording, overwrite};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -52,6 +52,7 @@
 #![cfg_attr(feature = "cuda", allow(missing_docs, clippy::assign_op_pattern, clippy::collapsible_if))]
 
 pub mod blockwise;
+pub mod decode;
 pub mod fp8;
 pub mod fused;
 pub mod grouped;
@@ -60,8 +61,6 @@ pub mod tiling;
 
 #[cfg(feature = "cuda")]
 pub mod attention;
-#[cfg(feature = "cuda")]
-pub mod decode;
 #[cfg(feature = "cuda")]
 pub mod hopper;
 #[cfg(feature = "cuda")]

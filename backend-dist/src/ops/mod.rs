@@ -25,6 +25,7 @@ pub mod context;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
+pub mod decode;
 mod dropout_mask;
 pub(crate) mod extension;
 mod extras;

@@ -5,11 +5,15 @@ use std::time::Instant;
 
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
-use burn::tensor::{DType, Int, Tensor, TensorData};
-use models::{CausalLm, KvCache, ModelConfig};
+use burn::tensor::Tensor;
+use models::layers::paged::{Chunk, Outputs, Step};
+use models::{CausalLm, ModelConfig, PagedKvCache};
 use serde::{Deserialize, Serialize};
 
 use super::{GenerateError, Sampling};
+
+/// Positions of a block of the cache.
+const BLOCK_SIZE: usize = 16;
 
 /// How much is written, and how.
 ///
@@ -174,20 +178,29 @@ pub fn generate_batch<M: CausalLm>(
     let window = options.window.unwrap_or(usize::MAX);
     let mut texts: Vec<Vec<i64>> = prompts.iter().map(|(prompt, _)| prompt.to_vec()).collect();
     let mut unread = length.min(window);
-    let mut cache = KvCache::new(options.positions(length));
+    let capacity = options.positions(length);
+    let blocks = capacity.div_ceil(BLOCK_SIZE);
+    let mut cache = PagedKvCache::new(texts.len() * blocks, BLOCK_SIZE);
+    let mut read = 0;
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
     let mut ended = vec![None; prompts.len()];
     for index in 0..options.max_new_tokens {
         if ended.iter().all(Option::is_some) {
             break;
         }
-        if cache.len() + unread > cache.capacity() {
-            cache.clear();
-            unread = (window / 2).max(1);
+        if read + unread > capacity {
+            (read, unread) = (0, (window / 2).max(1));
         }
-        let logits = model.extend(ids(rank, &texts, unread), &mut cache);
+        let chunks = texts.iter().enumerate().map(|(at, text)| Chunk {
+            tokens: text[text.len() - unread..].to_vec(),
+            positions: read..read + unread,
+            blocks: (at * blocks..(at + 1) * blocks).map(|block| block as u32).collect(),
+            outputs: Outputs::Last,
+        });
+        let logits = model.extend_paged(&Step::new(chunks.collect()), &mut cache);
+        read += unread;
         let choices = match group.rank() {
-            0 => Some(choose(logits, &cache, options, (index, prompts), &ended, &mut on_token)?),
+            0 => Some(choose(logits, read, options, (index, prompts), &ended, &mut on_token)?),
             _ => None,
         };
         for (at, (token, stop)) in group.broadcast_host(choices, 0).into_iter().enumerate() {
@@ -217,25 +230,20 @@ pub fn generate_batch<M: CausalLm>(
 /// token 0.
 fn choose(
     logits: Tensor<2>,
-    cache: &KvCache,
+    read: usize,
     options: &GenerateOptions,
     (index, prompts): (usize, &[(&[i64], u64)]),
     ended: &[Option<(Ended, usize)>],
     on_token: &mut impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<(i64, Option<Ended>)>, GenerateError> {
-    let [_, vocabulary] = logits.dims();
-    let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();
+    let drawn = options.sampling.choose_all(logits, &prompts.iter().map(|(_, seed)| (*seed, index as u64)).collect::<Vec<_>>());
     let mut all = Vec::with_capacity(prompts.len());
-    for (at, logits) in logits.chunks_exact(vocabulary).enumerate() {
+    for (at, drawn) in drawn.into_iter().enumerate() {
         if ended[at].is_some() {
             all.push((0, None));
             continue;
         }
-        if let Some(&value) = logits.iter().find(|logit| !logit.is_finite()) {
-            return Err(GenerateError::NotFinite { position: cache.len(), value });
-        }
-        let sampling = Sampling { seed: prompts[at].1, ..options.sampling };
-        let token = sampling.choose(logits, index as u64) as i64;
+        let token = drawn.map_err(|value| GenerateError::NotFinite { position: read, value })?;
         let reader = on_token(at, token);
         let end = match options.stop_tokens.contains(&token) {
             true => Some(Ended::StopToken),
@@ -244,10 +252,4 @@ fn choose(
         all.push((token, end));
     }
     Ok(all)
-}
-
-/// The last `unread` tokens of each text.
-fn ids(rank: &Rank, texts: &[Vec<i64>], unread: usize) -> Tensor<2, Int> {
-    let tokens: Vec<i64> = texts.iter().flat_map(|text| &text[text.len() - unread..]).copied().collect();
-    Tensor::from_data(TensorData::new(tokens, [texts.len(), unread]), (&rank.device, DType::I64))
 }

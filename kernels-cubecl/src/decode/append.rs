@@ -56,7 +56,7 @@ pub fn append<E: Float>(
     [keys, values]: [&Handle; 2],
     [table, lengths]: [&Handle; 2],
 ) -> Result<(), PointwiseError> {
-    shape.check()?;
+    shape.refused()?;
     let bytes = 8 * size_of::<E>();
     let items = shape.sequences * 2 * shape.kv_heads * shape.vectors();
     let cube = CubeShape::of(client);

@@ -272,7 +272,7 @@ pub fn attention<E: Float>(
     [table, lengths]: [&Handle; 2],
     out: &Handle,
 ) -> Result<(), PointwiseError> {
-    shape.check()?;
+    shape.refused()?;
     let plan = Plan::new(shape, CubeShape::of(client));
     let columns = shape.heads / plan.heads as usize;
     let cores = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;

@@ -3,14 +3,17 @@
 //! The keys of all sequences are one buffer `[pages, block_size, kv_heads, head_dim]`, the values another. Row `s` of the
 //! block table lists the pages of sequence `s`: its position `p` is in page `table[s][p / block_size]` (Kwon et al.,
 //! PagedAttention, 2023). Lengths and tables are read on the device, so one recorded launch serves every step.
+#[cfg(feature = "cuda")]
 mod append;
+#[cfg(feature = "cuda")]
 mod attention;
+#[cfg(feature = "cuda")]
 mod merge;
 
+#[cfg(feature = "cuda")]
 pub use append::append;
+#[cfg(feature = "cuda")]
 pub use attention::attention;
-
-use crate::pointwise::{PointwiseError, check};
 
 /// Sizes of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,31 +35,46 @@ pub struct DecodeShape {
 }
 
 impl DecodeShape {
-    /// Whether there are kernels for this shape.
+    /// Whether there are kernels for this shape: heads of up to 256 numbers, a multiple of 8, and positions that fit into
+    /// 31 bits.
     pub fn has_kernel(&self) -> bool {
-        self.check().is_ok()
+        let Self { sequences, heads, kv_heads, head_dim, block_size, pages, max_blocks } = *self;
+        let most = i32::MAX as usize;
+        let within = |product: &[usize], most: usize| {
+            product.iter().try_fold(1, |a: usize, b| a.checked_mul(*b)).is_some_and(|n| (1..=most).contains(&n))
+        };
+        head_dim.is_multiple_of(8)
+            && within(&[head_dim], 256)
+            && within(&[heads], u16::MAX.into())
+            && kv_heads > 0
+            && heads.is_multiple_of(kv_heads)
+            && within(&[sequences], u16::MAX.into())
+            && within(&[sequences, max_blocks], most)
+            && within(&[pages, block_size, kv_heads, head_dim / 8], most)
     }
 
-    fn check(&self) -> Result<(), PointwiseError> {
-        check("head_dim", self.head_dim, 8, 256)?;
-        check("heads", self.heads, self.kv_heads.max(1), u16::MAX as usize)?;
-        check("block_size", self.block_size, 1, 1 << 16)?;
-        check("sequences", self.sequences, 1, u16::MAX as usize)?;
-        check("max_blocks", self.max_blocks, 1, i32::MAX as usize / self.sequences)?;
-        check("pages", self.pages, 1, i32::MAX as usize / (self.block_size * self.kv_heads * self.head_dim / 8))
+    #[cfg(feature = "cuda")]
+    fn refused(&self) -> Result<(), crate::pointwise::PointwiseError> {
+        match self.has_kernel() {
+            true => Ok(()),
+            false => Err(crate::pointwise::PointwiseError::Shape { shape: format!("{self:?}") }),
+        }
     }
 
     /// Vectors of a head.
+    #[cfg(feature = "cuda")]
     fn vectors(&self) -> usize {
         self.head_dim / 8
     }
 
     /// Vectors of the packed projection `[sequences, heads + 2 kv_heads, head_dim]`.
+    #[cfg(feature = "cuda")]
     fn packed(&self) -> usize {
         self.sequences * (self.heads + 2 * self.kv_heads) * self.vectors()
     }
 
     /// Vectors of the pages.
+    #[cfg(feature = "cuda")]
     fn paged(&self) -> usize {
         self.pages * self.block_size * self.kv_heads * self.vectors()
     }

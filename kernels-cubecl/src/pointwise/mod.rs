@@ -51,6 +51,12 @@ pub enum PointwiseError {
         /// The largest length.
         most: usize,
     },
+    /// A shape without a kernel.
+    #[error("there is no kernel for {shape}")]
+    Shape {
+        /// The sizes.
+        shape: String,
+    },
     /// A buffer that is too small.
     #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
     Buffer {

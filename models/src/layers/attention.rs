@@ -12,7 +12,7 @@ use super::cache::LayerCache;
 use super::frequencies::RopeConfig;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::Norm;
-use super::paged::{PagedKvCache, Step};
+use super::paged::{Decode, PagedKvCache, Step};
 use super::query_key_norm::{QueryKeyNorm, QueryKeyNorms};
 use super::rope::{Angles, rotate};
 use crate::micro_batch::DropoutKey;
@@ -229,6 +229,25 @@ impl SelfAttention {
         let qkv = self.split(self.heads(qkv.narrow(0, 0, step.len()), angles));
         let of = cache.attend(layer, step, qkv, self.options, self.sinks.as_ref().map(Param::val));
         self.out.forward(side_by_side(pad_sequence(of, positions)), Prologue::None, false, batch)
+    }
+
+    /// The same for a decode step on a GPU, as whose layer `layer`'s keys and values are in the cache.
+    pub(crate) fn decode(
+        &self,
+        x: Residual,
+        norm: &Norm,
+        (layer, step): (usize, &Decode),
+        angles: Option<&Angles>,
+    ) -> Tensor<3> {
+        let batch = &MicroBatch::default();
+        let qkv = self.heads(self.qkv.forward(x, norm, batch), angles);
+        let of = step.attend(layer, qkv, (self.heads, self.options));
+        self.out.forward(side_by_side(of), Prologue::None, false, batch)
+    }
+
+    /// Whether decode steps have a kernel: on GPUs, without sinks and softcaps.
+    pub(crate) fn decodes(&self, layer: usize, cache: &PagedKvCache) -> bool {
+        self.sinks.is_none() && cache.has_kernel(layer, (self.heads, self.options))
     }
 
     /// Queries, keys and values of packed heads.

@@ -12,7 +12,7 @@ use super::dropout::Dropout;
 use super::feed_forward::FeedForward;
 use super::moe::Ffn;
 use super::norm::{Norm, NormKind};
-use super::paged::{PagedKvCache, Step};
+use super::paged::{Decode, PagedKvCache, Step};
 use super::rope::Angles;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
@@ -136,6 +136,16 @@ impl TransformerBlock {
         cache: (usize, &mut PagedKvCache),
     ) -> Tensor<3> {
         self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend_paged(x, norm, step, angles, cache))
+    }
+
+    /// The same for a decode step on a GPU; see [`SelfAttention::decode`].
+    pub(crate) fn decode(&self, x: Tensor<3>, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
+        self.around(x, &MicroBatch::default(), |x, norm| self.attention.decode(x, norm, step, angles))
+    }
+
+    /// Whether nothing in a decode step waits for the host, and its attention has a kernel.
+    pub(crate) fn decodes(&self, layer: usize, cache: &PagedKvCache) -> bool {
+        matches!(self.mlp, FeedForward::Dense(_)) && self.attention.decodes(layer, cache)
     }
 
     fn around(

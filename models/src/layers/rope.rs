@@ -145,6 +145,12 @@ impl LayerRopes {
         Self { rotations: known.iter().map(RotaryEmbedding::new).collect(), indices }
     }
 
+    /// What `of` is for the rotation of each layer, computed once for all layers that share it.
+    pub fn map<T: Clone>(&self, of: impl FnMut(&RotaryEmbedding) -> T) -> impl Iterator<Item = Option<T>> {
+        let shared: Vec<T> = self.rotations.iter().map(of).collect();
+        self.indices.iter().map(move |index| index.map(|index| shared[index].clone()))
+    }
+
     /// The rotation of a layer, counted from the first of these.
     pub fn of(&self, layer: usize) -> Option<&RotaryEmbedding> {
         self.indices[layer].map(|index| &self.rotations[index])

@@ -109,6 +109,9 @@ impl CausalLm for Llama {
 
     fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
         cache.begin(step);
+        if let Some(logits) = self.decode(step, cache) {
+            return logits;
+        }
         let embedding = self.embedding();
         let x = self.scaled(embedding.extend(column(&step.tokens(), &embedding.device())));
         let angles = |index, x: &Tensor<3>| -> Option<Angles> {
@@ -165,6 +168,26 @@ impl Frame {
 }
 
 impl Llama {
+    /// The logits of a decode step, if all of it can run on the GPU without the host.
+    fn decode(&self, step: &Step, cache: &mut PagedKvCache) -> Option<Tensor<2>> {
+        let layers = self.layers.iter().enumerate();
+        if self.parallel.group.size() > 1 || !layers.clone().all(|(index, layer)| layer.decodes(index, cache)) {
+            return None;
+        }
+        let embedding = self.embedding();
+        cache.decode(step, &embedding.device(), |step| {
+            let x = self.scaled(embedding.extend(step.tokens()));
+            let dtype = x.dtype();
+            let angles = self.ropes.map(|rope| step.angles(rope, dtype));
+            let x = layers
+                .clone()
+                .zip(angles)
+                .fold(x, |x, ((index, layer), angles)| layer.decode(x, (index, step), angles.as_ref()));
+            let Head { norm, lm_head } = self.head();
+            lm_head.logits(norm.forward(x), self.embed_tokens.as_ref()).squeeze_dim(1)
+        })
+    }
+
     /// A decoder whose blocks may be others than a Llama's; `block` says what each layer is.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ mod blocks;
 mod blockwise;
 mod context;
 mod cross_entropy;
+mod decode;
 mod dma_overlap;
 mod dropout;
 mod embedding;

@@ -3,6 +3,7 @@
 //! them when it ends.
 
 mod attend;
+mod decode;
 mod step;
 mod view;
 
@@ -11,6 +12,7 @@ use backend_dist::ops::context::attention_with_sinks;
 use backend_dist::ops::{AttentionOptions, PassContext, attention, embedding};
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 
+pub(crate) use decode::Decode;
 pub use step::{Chunk, Outputs, Step};
 use view::View;
 
@@ -25,6 +27,7 @@ pub struct PagedKvCache {
     /// Of each layer `[num_blocks block_size, kv_heads d]` each.
     layers: Vec<Option<[Tensor<2>; 2]>>,
     step: Prepared,
+    decoders: Vec<decode::Decoder>,
 }
 
 /// What all layers of a step share.
@@ -50,7 +53,7 @@ struct Gather {
 impl PagedKvCache {
     /// A cache of `num_blocks` blocks of `block_size` positions.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
-        Self { block_size, num_blocks, layers: Vec::new(), step: Prepared::default() }
+        Self { block_size, num_blocks, layers: Vec::new(), step: Prepared::default(), decoders: Vec::new() }
     }
 
     /// Positions of a block.

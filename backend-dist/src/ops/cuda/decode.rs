@@ -1,0 +1,51 @@
+//! The attention of a decode step on NVIDIA GPUs.
+
+use burn::backend::{Cube, DType, TensorMetadata};
+use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::decode::{DecodeShape, append, attention};
+
+use super::{Float, Int, columns, empty, launched, packed, work};
+use crate::ops::decode::{DecodeOps, PagedAttention};
+
+impl DecodeOps for Cube {
+    fn op_paged_attention(
+        qkv: Float,
+        keys: Float,
+        values: Float,
+        table: Int,
+        lengths: Int,
+        call: PagedAttention,
+    ) -> Float {
+        let (qkv, sequences) = (packed(qkv), lengths.meta.shape()[0]);
+        let slots = keys.meta.shape()[0];
+        let shape = call.shape(sequences, slots / call.block_size, table.meta.shape()[0] / sequences.max(1));
+        for cache in [&keys, &values] {
+            let fits = cache.is_contiguous() && columns(cache) == shape.kv_heads * shape.head_dim;
+            assert!(
+                fits && cache.dtype == qkv.dtype,
+                "a cache {:?} {:?} of {shape:?}",
+                cache.meta.shape(),
+                cache.dtype
+            );
+        }
+        let _noted = work::memory("attention of a decode step", &qkv, |bytes| 2 * bytes);
+        let out = empty(&qkv, [sequences, 1, shape.heads, shape.head_dim], qkv.dtype());
+        let step = [&qkv, &keys, &values, &table, &lengths, &out];
+        match qkv.dtype() {
+            DType::F32 => run::<f32>(step, shape, call),
+            _ => by_half!(qkv, E => run::<E>(step, shape, call)),
+        }
+        out
+    }
+}
+
+fn run<E: cubecl::prelude::Float>(
+    [qkv, keys, values, table, lengths, out]: [&CubeTensor; 6],
+    shape: DecodeShape,
+    call: PagedAttention,
+) {
+    let (cache, at) = ([&keys.handle, &values.handle], [&table.handle, &lengths.handle]);
+    launched("keys of a decode step", append::<E>(&qkv.client, shape, &qkv.handle, cache, at));
+    let of = (call.options.scale, call.options.window);
+    launched("attention of a decode step", attention::<E>(&qkv.client, shape, of, &qkv.handle, cache, at, &out.handle));
+}

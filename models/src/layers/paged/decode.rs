@@ -1,0 +1,172 @@
+//! Decode steps on GPUs: every sequence has one new token, and all that changes between steps is read on the device. So
+//! the kernels of a step are recorded once and launched together afterwards (CUDA graphs).
+
+use backend_dist::gpu::{self, Recording};
+use backend_dist::ops::decode::{PagedAttention, paged_attention};
+use backend_dist::ops::{AttentionOptions, PackedHeads, embedding};
+use burn::tensor::{DType, Device, Int, Tensor};
+
+use super::{Chunk, PagedKvCache, Step};
+use crate::layers::rope::{Angles, RotaryEmbedding};
+
+/// A decode step of up to a number of sequences, each with up to a number of blocks.
+pub(crate) struct Decode<'a> {
+    inputs: &'a Inputs,
+    cache: &'a PagedKvCache,
+}
+
+/// What changes from step to step.
+#[derive(Debug)]
+struct Inputs {
+    sequences: usize,
+    max_blocks: usize,
+    /// `[sequences]`: the new token of each, its position, and the positions of its sequence with it; 0 if there is none.
+    tokens: Tensor<1, Int>,
+    positions: Tensor<1, Int>,
+    lengths: Tensor<1, Int>,
+    /// `[sequences max_blocks]`.
+    table: Tensor<1, Int>,
+}
+
+/// The decode steps of one size.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    inputs: Inputs,
+    recorded: Option<(Recording, Tensor<2>)>,
+}
+
+impl Inputs {
+    fn new([sequences, max_blocks]: [usize; 2], device: &Device) -> Self {
+        let zeros = |len| Tensor::zeros([len], (device, DType::I32));
+        let [tokens, positions, lengths] = [(); 3].map(|()| zeros(sequences));
+        Self { sequences, max_blocks, tokens, positions, lengths, table: zeros(sequences * max_blocks) }
+    }
+
+    /// Whether they could be written in place.
+    fn fill(&self, chunks: &[Chunk]) -> bool {
+        let of_each = |value: fn(&Chunk) -> usize| -> Vec<i32> {
+            let values = chunks.iter().map(|chunk| value(chunk) as i32);
+            values.chain(std::iter::repeat(0)).take(self.sequences).collect()
+        };
+        let mut table = vec![0; self.sequences * self.max_blocks];
+        for (row, chunk) in table.chunks_exact_mut(self.max_blocks).zip(chunks) {
+            row.iter_mut().zip(&chunk.blocks).for_each(|(to, block)| *to = *block as i32);
+        }
+        gpu::overwrite(&self.tokens, &of_each(|chunk| chunk.tokens[0] as usize))
+            && gpu::overwrite(&self.positions, &of_each(|chunk| chunk.positions.start))
+            && gpu::overwrite(&self.lengths, &of_each(|chunk| chunk.positions.end))
+            && gpu::overwrite(&self.table, &table)
+    }
+}
+
+/// The next size for so many: sizes are powers of two, so that few steps are recorded.
+fn sizes(chunks: &[Chunk]) -> [usize; 2] {
+    let blocks = chunks.iter().map(|chunk| chunk.blocks.len()).max().unwrap_or(1);
+    [chunks.len().next_power_of_two(), blocks.next_power_of_two()]
+}
+
+impl Decode<'_> {
+    /// `[sequences, 1]`.
+    pub fn tokens(&self) -> Tensor<2, Int> {
+        self.inputs.tokens.clone().unsqueeze_dim(1)
+    }
+
+    /// The angles of the new tokens' positions.
+    pub fn angles(&self, rope: &RotaryEmbedding, dtype: DType) -> Angles {
+        let positions = self.inputs.max_blocks * self.cache.block_size;
+        let table = rope.angles(0..positions, dtype, &self.inputs.positions.device());
+        let of = |table: Tensor<2>| {
+            let half = table.dims()[1];
+            embedding(table, self.inputs.positions.clone().unsqueeze_dim(1), 0).reshape([self.inputs.sequences, half])
+        };
+        Angles { cos: of(table.cos), sin: of(table.sin) }
+    }
+
+    /// Attention of the packed projection `[sequences, 1, heads + 2 kv_heads, d]` over the cache, into which it writes
+    /// the new keys and values: `[sequences, 1, heads, d]`.
+    pub fn attend(&self, layer: usize, qkv: Tensor<4>, of: (PackedHeads, AttentionOptions)) -> Tensor<4> {
+        let (call, [keys, values]) = self.cache.call(layer, of).expect("a layer of a prompt that was read");
+        let Inputs { table, lengths, .. } = self.inputs;
+        paged_attention(qkv, [keys, values], [table.clone(), lengths.clone()], call)
+    }
+}
+
+impl PagedKvCache {
+    fn call(
+        &self,
+        layer: usize,
+        (heads, options): (PackedHeads, AttentionOptions),
+    ) -> Option<(PagedAttention, [&Tensor<2>; 2])> {
+        let [keys, values] = self.layers.get(layer)?.as_ref()?;
+        let head_dim = keys.dims()[1] / heads.kv_heads;
+        Some((PagedAttention { heads, head_dim, block_size: self.block_size, options }, [keys, values]))
+    }
+
+    /// Whether decode steps have a kernel for a layer of which this is the attention.
+    pub(crate) fn has_kernel(&self, layer: usize, of: (PackedHeads, AttentionOptions)) -> bool {
+        self.call(layer, of).is_some_and(|(call, [keys, _])| call.has_kernel(keys.dtype(), &keys.device()))
+    }
+
+    /// The logits `[outputs, vocab]` of a step of single tokens, which `run` computes for all of a [`Decode`]'s sequences;
+    /// `None` if the step is another one.
+    ///
+    /// # Panics
+    /// If the GPU refuses the recorded work.
+    pub(crate) fn decode(
+        &mut self,
+        step: &Step,
+        device: &Device,
+        run: impl Fn(&Decode) -> Tensor<2>,
+    ) -> Option<Tensor<2>> {
+        let chunks = step.chunks();
+        if step.leading_single_tokens() < chunks.len() || gpu::index(device).is_none() || self.layers.is_empty() {
+            return None;
+        }
+        let sizes = sizes(chunks);
+        let known = self.decoders.iter().position(|of| [of.inputs.sequences, of.inputs.max_blocks] == sizes);
+        let mut decoder = match known {
+            Some(index) => self.decoders.swap_remove(index),
+            None => Decoder { inputs: Inputs::new(sizes, device), recorded: None },
+        };
+        if !decoder.inputs.fill(chunks) {
+            return None;
+        }
+        let logits = match &decoder.recorded {
+            Some((recording, logits)) => {
+                recording.replay().unwrap_or_else(|error| panic!("a recorded decode step: {error}"));
+                logits.clone()
+            }
+            None => {
+                let decode = Decode { inputs: &decoder.inputs, cache: self };
+                // The first step compiles kernels, and its result is right whether or not it can be recorded.
+                let logits = run(&decode);
+                if known.is_some() {
+                    let recorded = Recording::new(&decoder.inputs.tokens, || run(&decode));
+                    let recorded = recorded.unwrap_or_else(|error| panic!("recording a decode step: {error}"));
+                    recorded.0.replay().unwrap_or_else(|error| panic!("a recorded decode step: {error}"));
+                    decoder.recorded = Some(recorded);
+                }
+                logits
+            }
+        };
+        self.decoders.push(decoder);
+        let [_, vocab] = logits.dims();
+        Some(logits.slice([0..chunks.len(), 0..vocab]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::paged::Outputs;
+
+    #[test]
+    fn few_sizes_hold_all_steps() {
+        let chunk = |blocks: u32| {
+            let blocks = (0..blocks).collect();
+            Chunk { tokens: vec![0], positions: 0..1, blocks, outputs: Outputs::Last }
+        };
+        assert_eq!(sizes(&[chunk(1)]), [1, 1]);
+        assert_eq!(sizes(&[chunk(3), chunk(9), chunk(1)]), [4, 16]);
+    }
+}
