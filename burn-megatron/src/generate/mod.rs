@@ -1,6 +1,7 @@
 //! Text from a trained model, token by token: the prompt is read once, then every new token alone, with the keys and
 //! values of all earlier ones cached.
 
+mod choose;
 mod error;
 mod run;
 mod sampling;
@@ -8,6 +9,8 @@ mod sampling;
 mod tests;
 mod text;
 
+pub use choose::{Choice, Likely, TokenLogprobs};
+pub(crate) use choose::{Chosen, choose};
 pub use error::GenerateError;
 pub use run::{Ended, GenerateOptions, Generated, generate, generate_batch};
 pub use sampling::Sampling;

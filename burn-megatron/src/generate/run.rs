@@ -10,6 +10,7 @@ use models::layers::paged::{Chunk, Outputs, Step};
 use models::{CausalLm, ModelConfig, PagedKvCache};
 use serde::{Deserialize, Serialize};
 
+use super::choose::{self, Choice};
 use super::{GenerateError, Sampling};
 
 /// Positions of a block of the cache.
@@ -236,14 +237,24 @@ fn choose(
     ended: &[Option<(Ended, usize)>],
     on_token: &mut impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<(i64, Option<Ended>)>, GenerateError> {
-    let drawn = options.sampling.choose_all(logits, &prompts.iter().map(|(_, seed)| (*seed, index as u64)).collect::<Vec<_>>());
+    let choices: Vec<Choice> = prompts
+        .iter()
+        .zip(ended)
+        .map(|((_, seed), ended)| match ended {
+            Some(_) => Choice::None,
+            None => {
+                let sampling = Sampling { seed: *seed, ..options.sampling };
+                Choice::Next { sampling, index: index as u64, logprobs: None }
+            }
+        })
+        .collect();
     let mut all = Vec::with_capacity(prompts.len());
-    for (at, drawn) in drawn.into_iter().enumerate() {
+    for (at, chosen) in choose::choose(logits, &choices).into_iter().enumerate() {
         if ended[at].is_some() {
             all.push((0, None));
             continue;
         }
-        let token = drawn.map_err(|value| GenerateError::NotFinite { position: read, value })?;
+        let (token, _) = chosen.map_err(|value| GenerateError::NotFinite { position: read, value })?;
         let reader = on_token(at, token);
         let end = match options.stop_tokens.contains(&token) {
             true => Some(Ended::StopToken),

@@ -9,10 +9,10 @@ use burn::tensor::Tensor;
 use models::{CausalLm, PagedKvCache};
 use serde::{Deserialize, Serialize};
 
-use super::choose::choose;
 use super::queue::{Message, Queue, locked};
 use super::scheduler::{Scheduler, SchedulerConfig, SchedulerError};
 use super::sequences::{Pass, Sequences};
+use crate::generate::choose;
 
 /// Ranks without work meet this often, so that none waits in a collective for long.
 const IDLE: Duration = Duration::from_secs(1);

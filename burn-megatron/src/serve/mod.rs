@@ -4,7 +4,6 @@
 //! around it: the first rank takes requests from a [`Queue`], tells all ranks what to read, and chooses tokens. What a
 //! sequence says does not depend on the others.
 
-mod choose;
 mod engine;
 mod queue;
 mod request;
@@ -14,9 +13,8 @@ mod stop;
 #[cfg(test)]
 mod tests;
 
-pub use choose::Likely;
 pub use engine::run;
 pub use queue::{Queue, Requests, Statistics, Stopped, Ticket};
-pub use request::{Event, Finish, Request, RequestError, TokenLogprobs};
+pub use request::{Event, Finish, Request, RequestError};
 pub use scheduler::{Scheduled, Scheduler, SchedulerConfig, SchedulerError};
 pub use stop::StopStrings;

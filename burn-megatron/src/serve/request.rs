@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::choose::Likely;
+use crate::generate::TokenLogprobs;
 use crate::generate::{GenerateError, Sampling};
 
 /// One sequence to continue.
@@ -93,16 +93,6 @@ pub enum Finish {
     Stop,
     /// It has as many tokens as asked for.
     Length,
-}
-
-/// The log-probability of a token after those before it, `log softmax` of the model's logits, before temperature and
-/// top-k.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprobs {
-    /// Of the token itself.
-    pub logprob: f64,
-    /// The likeliest tokens at its place, likeliest first.
-    pub top: Vec<Likely>,
 }
 
 /// What becomes of a request.

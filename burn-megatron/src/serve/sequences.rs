@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use models::layers::paged::{Chunk, Outputs, Step};
 use serde::{Deserialize, Serialize};
 
-use super::choose::{Choice, Chosen};
 use super::queue::{OnEvent, Statistics, Submitted};
-use super::request::{Event, Finish, Request, TokenLogprobs};
+use super::request::{Event, Finish, Request};
 use super::scheduler::{Scheduled, Scheduler};
+use crate::generate::{Choice, Chosen, TokenLogprobs};
 
 /// What one model reads in a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -3,8 +3,7 @@
 use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
-use super::request::TokenLogprobs;
-use crate::generate::Sampling;
+use super::Sampling;
 
 /// A token and its log-probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +12,16 @@ pub struct Likely {
     pub token: i64,
     /// Its log-probability.
     pub logprob: f64,
+}
+
+/// The log-probability of a token after those before it, `log softmax` of the model's logits, before temperature and
+/// top-k.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the token itself.
+    pub logprob: f64,
+    /// The likeliest tokens at its place, likeliest first.
+    pub top: Vec<Likely>,
 }
 
 /// What is wanted of one line of logits.
@@ -39,7 +48,7 @@ pub enum Choice {
 }
 
 /// A token and, if asked for, its log-probabilities.
-pub(super) type Chosen = (i64, Option<TokenLogprobs>);
+pub(crate) type Chosen = (i64, Option<TokenLogprobs>);
 
 impl Choice {
     /// The likeliest token is all that is wanted.
@@ -64,7 +73,7 @@ impl Choice {
 }
 
 /// One choice for each line of `logits [lines, vocab]`; the error is a logit that is not a number.
-pub(super) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen, f64>> {
+pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen, f64>> {
     if choices.iter().all(Choice::is_argmax) {
         return likeliest(logits);
     }
