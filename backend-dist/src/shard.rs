@@ -6,6 +6,7 @@
 //! matrix has three. Everything that must not depend on the layout (initial values, checkpoints, gradient norms,
 //! comparisons between layouts) works on sections.
 
+mod floats;
 mod init;
 mod registry;
 mod section;
@@ -13,6 +14,7 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
+pub use floats::HostFloats;
 pub use init::Init;
 pub use registry::{Registry, RegistryError};
 pub use section::{GroupPosition, Section, Split};

@@ -67,6 +67,9 @@ pub struct BuildStats {
 pub struct Startup {
     /// Seconds of every phase that took any, which add up to the total.
     pub phases: BTreeMap<Phase, f64>,
+    /// Bytes of weights that this rank has read.
+    #[serde(default)]
+    pub read: u64,
     /// Kernels of all GPUs of this process.
     pub kernels: BuildStats,
     /// Algorithms of GEMMs, for all GPUs of this process.
@@ -80,13 +83,18 @@ impl Startup {
     }
 }
 
-/// `started in 26.1 s: weights 14.2, first step 8.1, NCCL 2.1, …; in them kernels 6.3 (82 compiled), GEMMs 0.4 (46
-/// planned)`
+/// `started in 13.0 s: first step 8.1, NCCL 2.1, weights 1.1 (2.4 GB read), …; in them kernels 6.3 (82 compiled), GEMMs
+/// 0.4 (46 planned)`
 impl fmt::Display for Startup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut phases: Vec<_> = self.phases.iter().filter(|(_, seconds)| **seconds >= 0.05).collect();
         phases.sort_by(|a, b| b.1.total_cmp(a.1));
-        let phases: Vec<String> = phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.1}")).collect();
+        let read = |phase: &Phase| match phase {
+            Phase::Weights if self.read > 0 => format!(" ({:.1} GB read)", self.read as f64 / 1e9),
+            _ => String::new(),
+        };
+        let phases: Vec<String> =
+            phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.1}{}", read(phase))).collect();
         write!(f, "started in {:.1} s: {}", self.seconds(), phases.join(", "))?;
         let text = |what: &str, verb: &str, stats: &BuildStats| {
             let cached = if stats.cached > 0 { format!(", {} from disk", stats.cached) } else { String::new() };
@@ -99,11 +107,12 @@ impl fmt::Display for Startup {
     }
 }
 
-/// The present phase of a rank's thread, its start, and the seconds of earlier ones.
+/// The present phase of a rank's thread, its start, the seconds of earlier ones, and the bytes of weights that were read.
 struct Clock {
     now: Phase,
     since: Instant,
     seconds: BTreeMap<Phase, f64>,
+    read: u64,
 }
 
 impl Clock {
@@ -124,7 +133,7 @@ thread_local! {
 /// seconds before it since the start of the program.
 pub(crate) fn begin(launched: Instant, program: f64) {
     let seconds = BTreeMap::from([(Phase::Program, program)]);
-    CLOCK.set(Some(Clock { now: Phase::Other, since: launched, seconds }));
+    CLOCK.set(Some(Clock { now: Phase::Other, since: launched, seconds, read: 0 }));
 }
 
 /// Runs `work`, whose time, except for nested phases, counts as `phase` of the calling rank.
@@ -136,6 +145,11 @@ pub fn phase<T>(phase: Phase, work: impl FnOnce() -> T) -> T {
     done
 }
 
+/// The calling rank has read so many bytes of weights.
+pub fn note_read(bytes: usize) {
+    CLOCK.with_borrow_mut(|clock| clock.iter_mut().for_each(|clock| clock.read += bytes as u64));
+}
+
 /// Ends the clock of the calling rank after its first step; `None` later, and outside of ranks.
 pub fn end() -> Option<Startup> {
     let mut clock = CLOCK.take()?;
@@ -145,7 +159,7 @@ pub fn end() -> Option<Startup> {
         .map(|(count, cached, seconds)| BuildStats { count, cached, seconds });
     #[cfg(not(feature = "cuda"))]
     let (kernels, gemms) = Default::default();
-    Some(Startup { phases: clock.seconds, kernels, gemms })
+    Some(Startup { phases: clock.seconds, read: clock.read, kernels, gemms })
 }
 
 /// Seconds since this program was started; zero if the system does not tell.
@@ -176,13 +190,15 @@ mod tests {
         let start = Instant::now();
         begin(start, 1.5);
         let value = phase(Phase::Weights, || {
+            note_read(3);
             pause();
+            note_read(4);
             phase(Phase::Connect, pause);
             pause();
             7
         });
         let (whole, seen) = (1.5 + start.elapsed().as_secs_f64(), end().unwrap());
-        assert_eq!(value, 7);
+        assert_eq!((value, seen.read), (7, 7));
         assert!((seen.seconds() - whole).abs() < 0.01, "{whole} s: {seen:?}");
         assert!(seen.phases[&Phase::Connect] >= 0.02 && seen.phases[&Phase::Weights] >= 0.04, "{seen:?}");
         assert!(seen.phases[&Phase::Weights] < whole - 1.5 - 0.02, "{seen:?}");
@@ -196,8 +212,8 @@ mod tests {
         let phases = BTreeMap::from([(Phase::Connect, 2.1), (Phase::Weights, 14.2), (Phase::Batch, 0.001)]);
         let kernels = BuildStats { count: 82, cached: 0, seconds: 6.3 };
         let gemms = BuildStats { count: 2, cached: 44, seconds: 0.4 };
-        let started = Startup { phases, kernels, gemms };
-        let expected = "started in 16.3 s: weights 14.2, NCCL 2.1; in them kernels 6.3 (82 compiled), \
+        let started = Startup { phases, read: 2_400_000_000, kernels, gemms };
+        let expected = "started in 16.3 s: weights 14.2 (2.4 GB read), NCCL 2.1; in them kernels 6.3 (82 compiled), \
                         GEMMs 0.4 (2 planned, 44 from disk)";
         assert_eq!(started.to_string(), expected);
     }

@@ -3,6 +3,10 @@
 //! When another program truncates a file that is mapped into memory, the next access ends the process with SIGBUS. A
 //! positioned read of such a file is an error that can be told.
 
+mod runs;
+
+pub(crate) use runs::Run;
+
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::FileExt;

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::positioned::Run;
+
 /// Number of elements; a box without dimensions holds one.
 pub(super) fn len(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(ExactSizeIterator::len).product()
@@ -40,17 +42,6 @@ pub(super) fn intersection(a: &[Range<usize>], b: &[Range<usize>]) -> Option<Vec
         .zip(b)
         .map(|(a, b)| Some(a.start.max(b.start)..a.end.min(b.end)).filter(|common| common.start < common.end))
         .collect()
-}
-
-/// Bytes that are contiguous in the arrays of two boxes of one tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
-    /// Where they begin in the first array.
-    pub from: usize,
-    /// Where they begin in the second array.
-    pub to: usize,
-    /// How many they are.
-    pub bytes: usize,
 }
 
 /// What two boxes of one tensor have in common, in the longest runs that are contiguous in both arrays, in ascending

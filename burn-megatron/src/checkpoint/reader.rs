@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
+use backend_dist::shard::HostFloats;
 use models::WeightSource;
 use safetensors::Dtype;
 
@@ -181,22 +182,42 @@ impl Checkpoint {
         shape: &[usize],
         ranges: &[Range<usize>],
     ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
+        let located = self.locate(kind, name, shape, ranges)?;
+        let dtype = self.manifest.tensors[located.index].dtype;
+        let mut values = vec![0; boxes::len(ranges) * (dtype.bitsize() / 8)];
+        self.fill(located, ranges, &mut values)?;
+        Ok((dtype, values))
+    }
+
+    /// Where a tensor is.
+    fn locate(
+        &self,
+        kind: Kind,
+        name: &str,
+        shape: &[usize],
+        ranges: &[Range<usize>],
+    ) -> Result<&Located, CheckpointError> {
         assert!(boxes::fits(ranges, shape), "{kind}/{name}: the box {} in {shape:?}", boxes::text(ranges));
-        let Some(Located { index, starts }) = self.tensors.get(&(kind, name.to_string())) else {
+        let Some(located) = self.tensors.get(&(kind, name.to_string())) else {
             let (path, name) = (self.path.clone(), name.to_string());
             return Err(CheckpointError::NoTensor { path, kind, hint: self.hint(kind, &name), name });
         };
-        let tensor = &self.manifest.tensors[*index];
-        if tensor.global_shape != shape {
-            let (saved, wanted) = (tensor.global_shape.clone(), shape.to_vec());
+        let saved = &self.manifest.tensors[located.index].global_shape;
+        if saved != shape {
+            let (saved, wanted) = (saved.clone(), shape.to_vec());
             return Err(CheckpointError::Shape { path: self.path.clone(), kind, name: name.into(), saved, wanted });
         }
+        Ok(located)
+    }
+
+    /// Fills `values` with a box of a tensor.
+    fn fill(&self, located: &Located, ranges: &[Range<usize>], values: &mut [u8]) -> Result<(), CheckpointError> {
+        let tensor = &self.manifest.tensors[located.index];
         let size = tensor.dtype.bitsize() / 8;
-        let mut values = vec![0; boxes::len(ranges) * size];
-        for (slice, &(shard, start)) in tensor.slices.iter().zip(starts) {
-            self.shards.read(shard, start, boxes::runs(&slice.ranges, ranges, size), &mut values)?;
+        for (slice, &(shard, start)) in tensor.slices.iter().zip(&located.starts) {
+            self.shards.read(shard, start, boxes::runs(&slice.ranges, ranges, size), values)?;
         }
-        Ok((tensor.dtype, values))
+        Ok(())
     }
 
     /// What there is instead of a tensor that is asked for.
@@ -220,8 +241,12 @@ impl Checkpoint {
 /// Weights for a model: master weights where there are some, otherwise the weights themselves.
 impl WeightSource for Checkpoint {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
+        Ok(self.read_stored(name, shape, ranges)?.into_f64())
+    }
+
+    fn read_stored(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<HostFloats, BoxError> {
         let kind = if self.tensor(Kind::Master, name).is_some() { Kind::Master } else { Kind::Weight };
-        Ok(self.read_f64(kind, name, shape, ranges)?)
+        Ok(self.read_floats(kind, name, shape, ranges)?)
     }
 }
 

@@ -8,8 +8,9 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu;
-use backend_dist::launch::launch;
+use backend_dist::launch::{BoxError, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
+use backend_dist::startup::{self, Phase, phase};
 use models::{CausalLm, FamilyConfig, ModelConfig, WeightSource, WithModel};
 use tokenizers::Tokenizer;
 
@@ -276,9 +277,19 @@ impl WithModel for Job<'_, '_> {
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<Generated> {
         let ranks = launch(&self.mesh, &self.settings.devices, |rank| {
-            let model = build::<M>(&rank, config, self.weights, self.settings)?;
-            let on_token = |token| self.writer.lock().expect("no rank panicked").push(token);
-            Ok(generate(&rank, &model, self.prompt, self.options, on_token)?)
+            let model = phase(Phase::Weights, || -> Result<_, BoxError> {
+                let model = build::<M>(&rank, config, self.weights, self.settings)?;
+                rank.device.sync()?;
+                Ok(model)
+            })?;
+            let on_token = |token| {
+                if let Some(started) = startup::end().filter(|_| rank.rank == 0) {
+                    eprintln!("{started}");
+                }
+                self.writer.lock().expect("no rank panicked").push(token)
+            };
+            let generate = || generate(&rank, &model, self.prompt, self.options, on_token);
+            Ok(phase(Phase::Step, generate)?)
         })?;
         ranks.into_iter().next().context("a mesh has a rank")
     }

@@ -1,18 +1,19 @@
 //! A Hugging Face folder as the source of a model's weights.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
-use models::names::{Foreign, Run};
+use backend_dist::shard::HostFloats;
+use models::names::Foreign;
 use models::{FamilyConfig, ModelConfig, WeightSource};
 use serde_json::Value;
 
 use super::companions::Companions;
 use super::error::HfFolderError;
 use super::generation::GenerationConfig;
+use super::plain::read_plain;
 use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
 use super::writer::TensorReader;
@@ -75,8 +76,8 @@ impl HfFolder {
         Some(self.folder.join("tokenizer.json")).filter(|path| path.exists())
     }
 
-    /// The stored tensor, which of its elements are ours, how they are stored, and the type in which they are read.
-    fn find(&self, name: &str, shape: &[usize]) -> Result<([Stored<'_>; 2], &Foreign, &Storage, Element), BoxError> {
+    /// Where a tensor is, and in which type it is read.
+    fn find(&self, name: &str, shape: &[usize]) -> Result<Found<'_>, BoxError> {
         let (foreign, storage) = self.sources.get(name).ok_or("the model of this folder has no tensor of this name")?;
         if foreign.our_shape() != shape {
             return Err(format!("its shape is {:?}, the model needs {shape:?}", foreign.our_shape()).into());
@@ -86,52 +87,61 @@ impl HfFolder {
             Storage::Mxfp4(_) | Storage::Fp8(_) => Some(Element::Bf16),
         };
         let found = storage.stored(&self.tensors).and_then(|found| Some((found, element(&found)?)));
-        let (found, element) = found.ok_or("the folder was changed while it was open")?;
-        Ok((found, foreign, storage, element))
+        let (stored, element) = found.ok_or("the folder was changed while it was open")?;
+        Ok(Found { stored, foreign, storage, element })
     }
+}
+
+/// A stored tensor, which of its elements are ours, how they are stored, and the type in which they are read.
+struct Found<'a> {
+    stored: [Stored<'a>; 2],
+    foreign: &'a Foreign,
+    storage: &'a Storage,
+    element: Element,
+}
+
+impl Found<'_> {
+    /// Fills `to` with the elements of a box of our tensor.
+    fn read(self, ranges: &[Range<usize>], to: &mut [u8]) -> Result<(), BoxError> {
+        let Self { stored, foreign, storage, element } = self;
+        let path = stored[0].path;
+        let read = match storage {
+            Storage::Plain(_) => read_plain(&stored[0], &foreign.runs(ranges), element.size(), to),
+            Storage::Mxfp4(_) => read_mxfp4(stored, foreign, ranges, to),
+            Storage::Fp8(_) => read_fp8(stored, foreign, ranges, to),
+        };
+        read.map_err(|error| format!("{}: {error}", path.display()).into())
+    }
+}
+
+/// Elements of a box.
+fn elements(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(ExactSizeIterator::len).product()
 }
 
 impl TensorReader for HfFolder {
     fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError> {
-        Ok(self.find(name, shape)?.3)
+        Ok(self.find(name, shape)?.element)
     }
 
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
-        let (found, foreign, storage, element) = self.find(name, shape)?;
-        let read = match storage {
-            Storage::Plain(_) => read_runs(&found[0], &foreign.runs(ranges), element.size()),
-            Storage::Mxfp4(_) => read_mxfp4(found, foreign, ranges),
-            Storage::Fp8(_) => read_fp8(found, foreign, ranges),
-        };
-        read.map_err(|error| format!("{}: {error}", found[0].path.display()).into())
+        let found = self.find(name, shape)?;
+        let mut bytes = vec![0; elements(ranges) * found.element.size()];
+        found.read(ranges, &mut bytes)?;
+        Ok(bytes)
     }
-}
-
-/// The elements of runs of a tensor, in their order.
-fn read_runs(tensor: &Stored, runs: &[Run], size: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(runs.iter().map(|run| run.len).sum::<usize>() * size);
-    if runs.iter().all(|run| run.step == 1) {
-        // Runs that follow each other are one read.
-        for runs in runs.chunk_by(|first, second| first.start + first.len == second.start) {
-            let (first, last) = (runs[0], runs[runs.len() - 1]);
-            bytes.extend(tensor.read(first.start * size..(last.start + last.len) * size)?);
-        }
-        return Ok(bytes);
-    }
-    // The elements of a transposed matrix are not contiguous: one read of all between the first and the last.
-    let ends = runs.iter().filter(|run| run.len > 0).map(|run| (run.start, run.start + (run.len - 1) * run.step + 1));
-    let Some((start, end)) = ends.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))) else { return Ok(bytes) };
-    let span = tensor.read(start * size..end * size)?;
-    for at in runs.iter().flat_map(|run| run.positions()) {
-        bytes.extend_from_slice(&span[(at - start) * size..(at - start + 1) * size]);
-    }
-    Ok(bytes)
 }
 
 impl WeightSource for HfFolder {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
-        let element = self.element(name, shape)?;
-        Ok(element.decode(&self.read_bytes(name, shape, ranges)?))
+        Ok(self.read_stored(name, shape, ranges)?.into_f64())
+    }
+
+    fn read_stored(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<HostFloats, BoxError> {
+        let found = self.find(name, shape)?;
+        let mut values = found.element.zeros(elements(ranges));
+        found.read(ranges, values.bytes_mut())?;
+        Ok(values)
     }
 }
 

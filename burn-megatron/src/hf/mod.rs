@@ -6,6 +6,7 @@ mod companions;
 mod error;
 mod folder;
 mod generation;
+mod plain;
 mod quantised;
 mod shards;
 mod tensors;

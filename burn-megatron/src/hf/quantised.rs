@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use half::bf16;
 use models::names::{Foreign, StackPart};
+use rayon::prelude::*;
 use safetensors::Dtype;
 
 use super::tensors::{Stored, Tensors};
@@ -86,48 +87,59 @@ impl Storage {
     }
 }
 
-/// A box of a matrix in MXFP4 as bf16; the stack has the matrices as we have them, not the transposes.
+/// Fills `to` with a box of a matrix in MXFP4 as bf16; the stack has the matrices as we have them, not the transposes.
 pub(super) fn read_mxfp4(
     [blocks, scales]: [Stored; 2],
     foreign: &Foreign,
     ranges: &[Range<usize>],
-) -> io::Result<Vec<u8>> {
+    to: &mut [u8],
+) -> io::Result<()> {
     let StackPart { index, first, every } = foreign.stack.expect("experts are stacked");
     let (outputs, groups) = (foreign.shape[2], foreign.shape[1] / BLOCK);
     let [rows, columns] = [ranges[0].clone(), ranges[1].clone()];
-    let mut bytes = Vec::with_capacity(rows.len() * columns.len() * 2);
-    for row in rows {
-        let at = (index * outputs + first + row * every) * groups;
+    by_row(rows.len(), to, |row, to| {
+        let at = (index * outputs + first + (rows.start + row) * every) * groups;
         let scales = scales.read(at..at + groups)?;
         let blocks = blocks.read(at * BLOCK_BYTES..(at + groups) * BLOCK_BYTES)?;
-        for column in columns.clone() {
+        for (column, to) in columns.clone().zip(to.as_chunks_mut::<2>().0) {
             let (byte, scale) = (blocks[column / 2], scales[column / BLOCK]);
             let nibble = if column % 2 == 0 { byte & 15 } else { byte >> 4 };
-            bytes.extend(bf16::from_f64(e2m1(nibble) * (f64::from(scale) - 127.0).exp2()).to_le_bytes());
+            *to = bf16::from_f64(e2m1(nibble) * (f64::from(scale) - 127.0).exp2()).to_le_bytes();
         }
-    }
-    Ok(bytes)
+        Ok(())
+    })
 }
 
-/// A box of a matrix in FP8 as bf16.
+/// Fills `to` with a box of a matrix in FP8 as bf16.
 pub(super) fn read_fp8(
     [elements, scales]: [Stored; 2],
     foreign: &Foreign,
     ranges: &[Range<usize>],
-) -> io::Result<Vec<u8>> {
+    to: &mut [u8],
+) -> io::Result<()> {
     let (columns, tiles) = (foreign.shape[1], scales.shape[1]);
     let scales = scales.read(0..scales.shape.iter().product::<usize>() * 4)?;
     let scales: Vec<f32> = scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    let mut bytes = Vec::new();
-    for run in foreign.runs(ranges) {
+    let runs = foreign.runs(ranges);
+    by_row(runs.len(), to, |row, to| {
+        let run = runs[row];
         let (row, first) = (run.start / columns, run.start % columns);
-        let scale_of = |column: usize| scales[row / TILE * tiles + column / TILE];
         let values = elements.read(run.start..run.start + run.len)?;
-        for (column, value) in (first..).zip(values) {
-            bytes.extend(bf16::from_f32(e4m3(value) * scale_of(column)).to_le_bytes());
+        for ((column, value), to) in (first..).zip(values).zip(to.as_chunks_mut::<2>().0) {
+            let scale = scales[row / TILE * tiles + column / TILE];
+            *to = bf16::from_f32(e4m3(value) * scale).to_le_bytes();
         }
+        Ok(())
+    })
+}
+
+/// Fills each matrix row of `to`, on all cores.
+fn by_row(rows: usize, to: &mut [u8], fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync) -> io::Result<()> {
+    if to.is_empty() {
+        return Ok(());
     }
-    Ok(bytes)
+    let row = to.len() / rows;
+    to.par_chunks_mut(row).enumerate().try_for_each(|(row, to)| fill(row, to))
 }
 
 /// A number of four bits: sign, two of exponent, one of mantissa.

@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensorError};
 use serde::Deserialize;
 
 use super::error::HfFolderError;
-use crate::positioned::PositionedFile;
+use crate::positioned::{PositionedFile, Run};
 use crate::safetensors_header::{Header, HeaderFault};
 
 /// Name of the file of a checkpoint of one file.
@@ -45,6 +45,15 @@ impl Stored<'_> {
     pub fn read(&self, bytes: Range<usize>) -> io::Result<Vec<u8>> {
         assert!(bytes.end <= self.length, "bytes {bytes:?} of a tensor of {}", self.length);
         self.file.read(self.start + bytes.start as u64, bytes.len())
+    }
+
+    /// Reads runs of the tensor's bytes to where they belong in `to`, in ascending order there, on all cores.
+    pub fn read_runs(&self, runs: impl Iterator<Item = Run>, to: &mut [u8]) -> io::Result<()> {
+        let inside = |run: &Run| {
+            let end = run.from + run.bytes;
+            assert!(end <= self.length, "bytes {}..{end} of a tensor of {}", run.from, self.length);
+        };
+        self.file.read_runs(self.start, runs.inspect(inside), to)
     }
 
     /// Whether both have the same type, shape and elements.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use backend_dist::launch::BoxError;
-use backend_dist::shard::HostTensor;
+use backend_dist::shard::{HostFloats, HostTensor};
 
 /// The source of initial weights that are not random.
 pub trait WeightSource: Send + Sync {
@@ -14,6 +14,14 @@ pub trait WeightSource: Send + Sync {
     /// # Errors
     /// If the tensor does not exist, has another shape than `shape`, or cannot be read.
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError>;
+
+    /// The same in the type in which the values are stored: what a model is built from.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn read_stored(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<HostFloats, BoxError> {
+        Ok(self.read(name, shape, ranges)?.into())
+    }
 }
 
 /// Global tensors in memory, by name.

@@ -7,6 +7,7 @@ use backend_dist::collective::all_gather;
 use backend_dist::mesh::GridKind;
 use backend_dist::random;
 use backend_dist::shard::{Init, Section};
+use backend_dist::startup;
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::{BuildError, ParamBuilder, WeightSource};
@@ -24,9 +25,10 @@ impl ParamBuilder<'_> {
         source: Option<&dyn WeightSource>,
     ) -> Result<Tensor<1>, BuildError> {
         let Some(source) = source else { return Ok(self.drawn(section, init, dtype)) };
-        let read = source.read(&section.name, &section.global_shape, &section.ranges());
+        let read = source.read_stored(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
-        Ok(self.upload(TensorData::new(section.pad(&values), [section.local_len()]), dtype))
+        startup::note_read(values.bytes().len());
+        Ok(self.upload(values.convert(dtype).pad(section).into_data(), dtype))
     }
 
     /// Random values: a GPU draws its own; on the host each data-parallel rank draws a part of a large slice.

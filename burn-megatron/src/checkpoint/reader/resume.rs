@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::path::Path;
 
+use backend_dist::shard::HostFloats;
+
 use super::super::disk::{Files, RealDisk};
 use super::super::error::CheckpointError;
 use super::super::names::step_name;
-use super::super::{Kind, commit, retention};
+use super::super::{Kind, boxes, commit, retention};
 use super::Checkpoint;
 use crate::element::Element;
 
@@ -62,13 +64,30 @@ impl Checkpoint {
         shape: &[usize],
         ranges: &[Range<usize>],
     ) -> Result<Vec<f64>, CheckpointError> {
-        let (dtype, bytes) = self.read(kind, name, shape, ranges)?;
-        let (path, name) = (self.path.clone(), name.to_string());
-        Element::of(dtype).map(|element| element.decode(&bytes)).ok_or(CheckpointError::Dtype {
-            path,
-            kind,
-            name,
-            saved: dtype,
-        })
+        self.read_floats(kind, name, shape, ranges).map(HostFloats::into_f64)
+    }
+
+    /// The same in the type in which the values are stored.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read_f64`].
+    ///
+    /// # Panics
+    /// If `ranges` is not inside `shape`.
+    pub fn read_floats(
+        &self,
+        kind: Kind,
+        name: &str,
+        shape: &[usize],
+        ranges: &[Range<usize>],
+    ) -> Result<HostFloats, CheckpointError> {
+        let located = self.locate(kind, name, shape, ranges)?;
+        let saved = self.tensors()[located.index].dtype;
+        let Some(element) = Element::of(saved) else {
+            return Err(CheckpointError::Dtype { path: self.path.clone(), kind, name: name.into(), saved });
+        };
+        let mut values = element.zeros(boxes::len(ranges));
+        self.fill(located, ranges, values.bytes_mut())?;
+        Ok(values)
     }
 }

@@ -1,0 +1,216 @@
+//! Floats on the host in the type in which they are stored. Bulk work is done on all cores.
+
+use burn::tensor::{Element, FloatDType, TensorData};
+use bytemuck::{Zeroable, zeroed_vec};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::Section;
+
+/// Elements that are worth another thread.
+const CHUNK: usize = 1 << 18;
+
+/// A one-dimensional array of floats in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostFloats {
+    /// Double precision.
+    F64(Vec<f64>),
+    /// Single precision.
+    F32(Vec<f32>),
+    /// Half precision with eight bits of exponent.
+    Bf16(Vec<bf16>),
+    /// Half precision with five bits of exponent.
+    F16(Vec<f16>),
+}
+
+/// Runs an expression with `$values` as the vector.
+macro_rules! with_values {
+    ($floats:expr, $values:ident => $body:expr) => {
+        match $floats {
+            HostFloats::F64($values) => $body,
+            HostFloats::F32($values) => $body,
+            HostFloats::Bf16($values) => $body,
+            HostFloats::F16($values) => $body,
+        }
+    };
+}
+
+impl HostFloats {
+    /// `len` zeros. The memory is not touched, so that the threads that fill it do that.
+    pub fn zeros(dtype: FloatDType, len: usize) -> Self {
+        match dtype {
+            FloatDType::F64 => Self::F64(zeroed_vec(len)),
+            FloatDType::F32 | FloatDType::Flex32 => Self::F32(zeroed_vec(len)),
+            FloatDType::BF16 => Self::Bf16(zeroed_vec(len)),
+            FloatDType::F16 => Self::F16(zeroed_vec(len)),
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        with_values!(self, values => values.len())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> FloatDType {
+        match self {
+            Self::F64(_) => FloatDType::F64,
+            Self::F32(_) => FloatDType::F32,
+            Self::Bf16(_) => FloatDType::BF16,
+            Self::F16(_) => FloatDType::F16,
+        }
+    }
+
+    /// The elements' bytes in the order of this machine.
+    pub fn bytes(&self) -> &[u8] {
+        with_values!(self, values => bytemuck::cast_slice(values))
+    }
+
+    /// The same to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        with_values!(self, values => bytemuck::cast_slice_mut(values))
+    }
+
+    /// In another type, each value rounded once, to the nearest and ties to even.
+    pub fn convert(self, dtype: FloatDType) -> Self {
+        if let FloatDType::Flex32 = dtype {
+            return self.convert(FloatDType::F32);
+        }
+        match (self, dtype) {
+            (same, dtype) if same.dtype() == dtype => same,
+            (Self::F64(values), FloatDType::BF16) => Self::Bf16(map(&values, |value| bf16::from_f32(to_odd(*value)))),
+            (Self::F64(values), FloatDType::F16) => Self::F16(map(&values, |value| f16::from_f32(to_odd(*value)))),
+            (Self::F64(values), _) => Self::F32(map(&values, |value| *value as f32)),
+            (Self::F32(values), dtype) => from_f32(&values, |value| *value, dtype),
+            (Self::Bf16(values), dtype) => from_f32(&values, |value| value.to_f32(), dtype),
+            (Self::F16(values), dtype) => from_f32(&values, |value| value.to_f32(), dtype),
+        }
+    }
+
+    /// The values, as wide as they can be.
+    pub fn into_f64(self) -> Vec<f64> {
+        match self.convert(FloatDType::F64) {
+            Self::F64(values) => values,
+            _ => unreachable!("they were converted"),
+        }
+    }
+
+    /// Values of the box [`Section::ranges`] as the local array of a section, with its zero padding.
+    ///
+    /// # Panics
+    /// If there are more or fewer values than the box has elements.
+    pub fn pad(self, section: &Section) -> Self {
+        let covered: usize = section.ranges().iter().map(ExactSizeIterator::len).product();
+        if covered == section.local_len() {
+            assert_eq!(self.len(), covered, "{}: values of the slice {:?}", section.name, section.ranges());
+            return self;
+        }
+        match self {
+            Self::F64(values) => Self::F64(section.pad(&values)),
+            Self::F32(values) => Self::F32(section.pad(&values)),
+            Self::Bf16(values) => Self::Bf16(section.pad(&values)),
+            Self::F16(values) => Self::F16(section.pad(&values)),
+        }
+    }
+
+    /// As the data of a one-dimensional tensor, without a copy.
+    pub fn into_data(self) -> TensorData {
+        fn data<E: Element>(values: Vec<E>) -> TensorData {
+            let len = values.len();
+            TensorData::new(values, [len])
+        }
+        with_values!(self, values => data(values))
+    }
+}
+
+impl From<Vec<f64>> for HostFloats {
+    fn from(values: Vec<f64>) -> Self {
+        Self::F64(values)
+    }
+}
+
+/// `dtype` of values that fp32 holds exactly.
+fn from_f32<A: Sync>(values: &[A], exact: impl Fn(&A) -> f32 + Sync, dtype: FloatDType) -> HostFloats {
+    match dtype {
+        FloatDType::F64 => HostFloats::F64(map(values, |value| f64::from(exact(value)))),
+        FloatDType::F32 | FloatDType::Flex32 => HostFloats::F32(map(values, exact)),
+        FloatDType::BF16 => HostFloats::Bf16(map(values, |value| bf16::from_f32(exact(value)))),
+        FloatDType::F16 => HostFloats::F16(map(values, |value| f16::from_f32(exact(value)))),
+    }
+}
+
+fn map<A: Sync, B: Zeroable + Send>(values: &[A], each: impl Fn(&A) -> B + Sync) -> Vec<B> {
+    if values.len() <= CHUNK {
+        return values.iter().map(each).collect();
+    }
+    let mut mapped: Vec<B> = zeroed_vec(values.len());
+    let fill = |(to, from): (&mut [B], &[A])| to.iter_mut().zip(from).for_each(|(to, from)| *to = each(from));
+    mapped.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK)).for_each(fill);
+    mapped
+}
+
+/// The value in fp32, rounded so that rounding it again gives what rounding once would: to the neighbour whose last bit
+/// is odd. (`half`'s conversions from `f64` ignore its lower 32 bits.)
+fn to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    let exact = f64::from(near) == value || !near.is_finite() || near.to_bits() % 2 == 1;
+    match exact {
+        true => near,
+        false if f64::from(near) > value => near.next_down(),
+        false => near.next_up(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::GroupPosition;
+    use super::*;
+
+    const ALL: [FloatDType; 4] = [FloatDType::F64, FloatDType::F32, FloatDType::BF16, FloatDType::F16];
+
+    /// More values than one thread takes, exact in all types.
+    #[test]
+    fn every_type_becomes_every_other() {
+        let values: Vec<f64> = (0..CHUNK + 7).map(|i| (i % 257) as f64 / 64.0 - 1.5).collect();
+        for from in ALL {
+            let stored = HostFloats::from(values.clone()).convert(from);
+            assert_eq!((stored.dtype(), stored.len()), (from, values.len()));
+            for to in ALL {
+                let converted = stored.clone().convert(to);
+                assert_eq!(converted.dtype(), to);
+                assert!(converted.clone().into_f64() == values, "{from:?} to {to:?}");
+                let data = converted.into_data();
+                assert!(data.iter::<f64>().eq(values.iter().copied()), "{from:?} to {to:?}");
+            }
+        }
+    }
+
+    /// Rounded to fp32 first, the values next to the midpoint of two numbers would fall on it, and then to the even
+    /// one.
+    #[test]
+    fn values_are_rounded_once() {
+        let (middle, little) = (1.0 + 2f64.powi(-8), 2f64.powi(-40));
+        let values = vec![middle + little, middle, middle - little, -middle - little, f64::INFINITY];
+        let above = 1.0 + 2f64.powi(-7);
+        let rounded = HostFloats::from(values).convert(FloatDType::BF16).into_f64();
+        assert_eq!(rounded, [above, 1.0, 1.0, -above, f64::INFINITY]);
+        let near = HostFloats::F32(vec![middle as f32, (middle as f32).next_up()]).convert(FloatDType::BF16);
+        assert_eq!(near.into_f64(), [1.0, above]);
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_values_and_padding_is_zero() {
+        let mut floats = HostFloats::zeros(FloatDType::BF16, 3);
+        floats.bytes_mut().copy_from_slice(&[0x80, 0x3f, 0, 0x40, 0x40, 0x40]);
+        assert_eq!(floats.clone().into_f64(), [1.0, 2.0, 3.0]);
+        assert_eq!(floats.bytes()[..2], [0x80, 0x3f]);
+        let last = GroupPosition { rank: 1, size: 2 };
+        let section = Section::split_padded("w", &[7], 0, 2, 8, last);
+        assert_eq!(floats.pad(&section).into_f64(), [1.0, 2.0, 3.0, 0.0]);
+    }
+}
