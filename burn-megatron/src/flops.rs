@@ -35,6 +35,8 @@ pub struct FlopShape {
     pub padded_vocab: usize,
     /// Tokens per sequence.
     pub seq: usize,
+    /// Whether the weights are frozen, as under LoRA: their gradients are not computed. Adapters are not counted.
+    pub frozen: bool,
 }
 
 /// Features of latent attention, over all heads.
@@ -70,7 +72,9 @@ impl FlopShape {
         let (dense, moe) = (self.dense_layers as f64, self.moe_layers as f64);
         let layers = dense + moe;
         let matrices = if self.gated { 3.0 } else { 2.0 };
-        let mlp = 6.0 * h * matrices * (f * dense + (fe * self.top_k as f64 + fs) * moe);
+        // Two FLOPs for each weight forward, for the gradient of the input, and for the weight's own.
+        let passes = if self.frozen { 4.0 } else { 6.0 };
+        let mlp = passes * h * matrices * (f * dense + (fe * self.top_k as f64 + fs) * moe);
         let (attention, values) = match self.latent {
             None => (h * (q + 2.0 * kv) + q * h, q),
             Some(LatentFlops { queries, keys, shared, values, up }) => {
@@ -79,8 +83,8 @@ impl FlopShape {
                 (queries + h * (keys + shared) + keys * up + values * h, values)
             }
         };
-        let projections = 6.0 * (layers * attention + self.mtp as f64 * 2.0 * h * h);
-        let logits = 6.0 * h * self.padded_vocab as f64 * (1 + self.mtp) as f64;
+        let projections = passes * (layers * attention + self.mtp as f64 * 2.0 * h * h);
+        let logits = passes * h * self.padded_vocab as f64 * (1 + self.mtp) as f64;
         let triangle = 3.0 * (q + values) * self.seq as f64 * layers;
         let scores = match count {
             AttentionCount::Causal => triangle,
@@ -115,6 +119,7 @@ mod tests {
             gated: true,
             padded_vocab: 128256,
             seq,
+            frozen: false,
         }
     }
 
@@ -138,6 +143,14 @@ mod tests {
             ..llama3_8b(4096)
         };
         assert!((giga(mixtral, AttentionCount::Causal) - 79.71).abs() < 5e-3);
+    }
+
+    #[test]
+    fn frozen_weights_cost_two_thirds_and_attention_stays() {
+        let [trained, frozen] =
+            [false, true].map(|frozen| giga(FlopShape { frozen, ..llama3_8b(8192) }, AttentionCount::Causal));
+        let scores = giga(llama3_8b(8192), AttentionCount::Full) - trained;
+        assert!((frozen - scores - (trained - scores) * 2.0 / 3.0).abs() < 1e-9, "{frozen} of {trained}");
     }
 
     #[test]

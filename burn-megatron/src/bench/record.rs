@@ -9,7 +9,7 @@ use super::{DocumentReport, Measured, Origin, Timing};
 use crate::config::RunConfig;
 use crate::flops::AttentionCount;
 use crate::metrics::{RankReading, mean};
-use crate::plan::{Decoder, describe};
+use crate::plan::describe;
 use models::ModelConfig;
 
 /// The run.
@@ -216,7 +216,7 @@ impl Record {
         let ranks = setup.ranks.max(1) as f64;
         let tokens = config.tokens_per_step() as f64;
         let seq = documents.as_ref().map_or(config.training.seq_length, |of| of.of_a_token.round() as usize);
-        let shape = Decoder::from(&config.model.config).flop_shape(seq);
+        let shape = config.flop_shape(seq);
         let [causal, full] = [AttentionCount::Causal, AttentionCount::Full].map(|count| shape.per_token(count));
         let run = |(steps, seconds): (Vec<f64>, f64)| {
             let rate = tokens * steps.len() as f64 / seconds / ranks;

@@ -9,7 +9,7 @@ use crate::config::{Precision, RunConfig};
 use crate::console::format::duration;
 use crate::doctor::available_memory;
 use crate::flops::AttentionCount;
-use crate::plan::{Decoder, bytes, total_memory};
+use crate::plan::{bytes, total_memory};
 
 /// Bytes of a sample's place in the order of all samples: its document, its offset, its place in the shuffled order.
 const ORDER: u64 = 12;
@@ -57,10 +57,8 @@ pub(super) fn check_samples(config: &RunConfig) -> Result<()> {
 
 /// How long `steps` steps take on the CPU at least: the FLOPs of the model at the measured rate of GEMMs.
 pub(super) fn estimate(config: &RunConfig, steps: usize) -> String {
-    let shape = Decoder::from(&config.model.config).flop_shape(config.training.seq_length);
+    let shape = config.flop_shape(config.training.seq_length);
     let flops = shape.per_token(AttentionCount::Causal) * config.tokens_per_step() as f64 * steps as f64;
-    // Frozen weights have no gradient, which is a third of the GEMMs.
-    let flops = if config.lora.rank.is_some() { flops * 2.0 / 3.0 } else { flops };
     // CPU ranks widen narrow operands.
     let dtype = if config.training.dtype == Precision::F64 { DType::F64 } else { DType::F32 };
     let rate = gemm_rate(dtype);

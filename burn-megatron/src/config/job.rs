@@ -6,6 +6,7 @@ use models::{FamilyConfig, LlamaConfig};
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
+use crate::flops::FlopShape;
 use crate::optim::OptimizerConfig;
 use crate::plan::gpus::GPUS;
 use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Moments};
@@ -56,6 +57,11 @@ impl RunConfig {
 }
 
 impl RunConfig {
+    /// What the FLOPs of a token in sequences of `seq` tokens are counted from.
+    pub fn flop_shape(&self, seq: usize) -> FlopShape {
+        FlopShape { frozen: self.lora.rank.is_some(), ..Decoder::from(&self.model.config).flop_shape(seq) }
+    }
+
     /// The adapters of a run as the planner sees them.
     fn adapters(&self) -> Result<Option<Adapters>, ConfigErrors> {
         let problem = |what: String| ConfigErrors(vec![Problem::new(what)]);

@@ -170,6 +170,7 @@ impl Decoder {
             gated: self.gated,
             padded_vocab: self.vocab.next_multiple_of(self.vocab_multiple.max(1)),
             seq,
+            frozen: false,
         }
     }
 

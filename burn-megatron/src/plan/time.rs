@@ -7,7 +7,7 @@ use super::muon::newton_schulz;
 use super::state::buckets;
 use super::traffic::Replication;
 use super::{Job, samples};
-use crate::flops::AttentionCount;
+use crate::flops::{AttentionCount, FlopShape};
 use crate::schedule::stages::Stage;
 use crate::schedule::{Action, Costs, Fault, Link, Pass, Schedule, ScheduleKind, ScheduleSpec, Ticks, simulate};
 use unit::{CostModel, PassTime};
@@ -237,6 +237,7 @@ pub fn step_time(job: &Job, schedule: &Schedule, hardware: &Hardware) -> Result<
     let tokens = (job.global_batch() * job.seq) as f64;
     time.tokens_per_second = tokens / time.step;
     let per_rank = time.tokens_per_second / job.layout.world_size() as f64;
-    time.mfu = job.decoder.flop_shape(job.seq).mfu(per_rank, hardware.peak, AttentionCount::Causal);
+    let shape = FlopShape { frozen: job.adapters.is_some(), ..job.decoder.flop_shape(job.seq) };
+    time.mfu = shape.mfu(per_rank, hardware.peak, AttentionCount::Causal);
     Ok(time)
 }

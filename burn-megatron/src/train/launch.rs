@@ -21,7 +21,6 @@ use crate::flops::AttentionCount;
 use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
 use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
 use crate::metrics::{FlopsPerToken, RunInfo, TokenLoss, on_gpu, peak};
-use crate::plan::Decoder;
 
 /// Exit code of a program whose training was stopped before its last step, by a signal or a key: `EX_TEMPFAIL` of
 /// sysexits.h. The same command resumes the run.
@@ -181,7 +180,7 @@ where
 
 /// What the run logs.
 fn logs(config: &RunConfig, peak: Option<f64>) -> LogOptions {
-    let shape = Decoder::from(&config.model.config).flop_shape(config.training.seq_length);
+    let shape = config.flop_shape(config.training.seq_length);
     let [causal, full] = [AttentionCount::Causal, AttentionCount::Full].map(|count| shape.per_token(count));
     LogOptions {
         jsonl: config.log.jsonl.clone(),

@@ -8,6 +8,7 @@ use backend_dist::mesh::Nearest;
 use backend_dist::ops::blockwise::{Format, QuantizedWeight, Section as Part, Sizes, fp8, nf4, tables};
 use backend_dist::shard::Section;
 use burn::tensor::{DType, Device};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{LoraError, linear_layers};
@@ -95,6 +96,9 @@ impl BaseFormat {
     }
 }
 
+/// Rows that a thread quantises at a time: whole blocks of either format.
+const AT_ONCE: usize = 128;
+
 /// A rank's sections of matrices, one after the other along the first dimension, while they are quantised.
 pub(crate) struct Quantizer<'a> {
     base: BaseFormat,
@@ -134,7 +138,9 @@ impl<'a> Quantizer<'a> {
         let mut part = Part { codes: self.bytes.len(), scales: self.scales.len(), ..Part::whole(sizes) };
         match self.base {
             BaseFormat::Nf4 => {
-                let (codes, amax) = nf4::quantize_blocks(values);
+                let of_parts: Vec<_> = values.par_chunks(AT_ONCE * columns).map(nf4::quantize_blocks).collect();
+                let (codes, amax): (Vec<_>, Vec<_>) = of_parts.into_iter().unzip();
+                let (codes, amax) = (codes.concat(), amax.concat());
                 let (first, stride) = place(section);
                 let scales = nf4::quantize_scales(&self.of_all_ranks(section, amax));
                 let own = (0..rows).flat_map(|row| first + row * stride..first + row * stride + columns / nf4::BLOCK);
@@ -150,9 +156,12 @@ impl<'a> Quantizer<'a> {
                 self.scales.extend(scales.nested);
             }
             BaseFormat::Fp8Block => {
-                let (codes, scales) = fp8::quantize(values, sizes);
-                self.bytes.extend(codes);
-                self.scales.extend(scales);
+                let rows_of = |values: &[f32]| Sizes { rows: values.len() / columns, columns };
+                let of_parts = values.par_chunks(AT_ONCE * columns).map(|x| fp8::quantize(x, rows_of(x)));
+                for (codes, scales) in of_parts.collect::<Vec<_>>() {
+                    self.bytes.extend(codes);
+                    self.scales.extend(scales);
+                }
             }
         }
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);

@@ -41,7 +41,8 @@ impl<'a> ParamBuilder<'a> {
         let mut quantizer = Quantizer::new(base, &self.parallel.group);
         for (section, init) in &sections {
             let values = self.values(section, *init, FloatDType::F32, self.source)?;
-            quantizer.add(section, &values.into_data().iter().collect::<Vec<f32>>())?;
+            let values = values.into_data();
+            quantizer.add(section, values.as_slice().expect("values were asked for in f32"))?;
         }
         Ok(quantizer.finish(DType::from(self.dtype), &self.device).into())
     }
