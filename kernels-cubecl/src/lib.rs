@@ -55,6 +55,7 @@ pub mod blockwise;
 pub mod fp8;
 pub mod fused;
 pub mod grouped;
+pub mod narrow;
 pub mod random;
 pub mod tiling;
 

@@ -39,7 +39,7 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
     saved
 }
 
-fn save(worker: &Worker) -> Vec<Slice> {
+pub(super) fn save(worker: &Worker) -> Vec<Slice> {
     (0..2).flat_map(|bucket| worker.optimizer.snapshot(bucket, &worker.net)).collect()
 }
 
@@ -55,7 +55,7 @@ fn any_layout_goes_on_where_any_other_stopped() {
         (case(2, 2, 3), case(1, 4, 1)),
         (case(2, 2, 0), case(1, 2, 3)),
     ];
-    for config in kinds() {
+    for config in kinds().into_iter().chain([states::in_16_bits()]) {
         for dtype in [DType::F64, DType::BF16] {
             for (before, after) in pairs {
                 let mut parts = before.run(|rank| {
