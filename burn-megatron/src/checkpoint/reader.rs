@@ -1,6 +1,7 @@
 //! Reading checkpoints.
 
 mod find;
+mod masters;
 mod resume;
 mod shards;
 mod verify;
@@ -166,7 +167,8 @@ impl Checkpoint {
         Some(&self.manifest.tensors[located.index])
     }
 
-    /// The box `ranges` of a tensor, row-major and little-endian, whatever slices it was saved in.
+    /// The box `ranges` of a tensor, row-major and little-endian, whatever slices it was saved in. Master weights that were
+    /// saved as remainders are in fp32 again.
     ///
     /// # Errors
     /// If the tensor is not there or has another shape than `shape`, or its files have changed since the checkpoint was
@@ -182,6 +184,9 @@ impl Checkpoint {
         ranges: &[Range<usize>],
     ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
         assert!(boxes::fits(ranges, shape), "{kind}/{name}: the box {} in {shape:?}", boxes::text(ranges));
+        if kind == Kind::Master && self.tensor(kind, name).is_none() && self.holds(kind, name) {
+            return self.joined(name, shape, ranges);
+        }
         let Some(Located { index, starts }) = self.tensors.get(&(kind, name.to_string())) else {
             let (path, name) = (self.path.clone(), name.to_string());
             return Err(CheckpointError::NoTensor { path, kind, hint: self.hint(kind, &name), name });
@@ -220,7 +225,7 @@ impl Checkpoint {
 /// Weights for a model: master weights where there are some, otherwise the weights themselves.
 impl WeightSource for Checkpoint {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
-        let kind = if self.tensor(Kind::Master, name).is_some() { Kind::Master } else { Kind::Weight };
+        let kind = if self.holds(Kind::Master, name) { Kind::Master } else { Kind::Weight };
         Ok(self.read_f64(kind, name, shape, ranges)?)
     }
 }

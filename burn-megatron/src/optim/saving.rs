@@ -9,6 +9,7 @@ use super::modules::{map, visit};
 use super::optimizer::Optimizer;
 use super::states::weight_of;
 use crate::checkpoint::{Kind, Slice};
+use backend_dist::buffer;
 use backend_dist::shard::Section;
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -49,8 +50,9 @@ impl Optimizer {
         }
         let narrow = wide(bucket.dtype) != bucket.dtype;
         let master = values.filter(|_| narrow);
+        let of_masters = if bucket.split { Kind::Remainder } else { Kind::Master };
         let (first, second) = (bucket.first.as_ref(), bucket.second.as_ref());
-        for (kind, buffer) in [(Kind::FirstMoment, first), (Kind::SecondMoment, second), (Kind::Master, master)] {
+        for (kind, buffer) in [(Kind::FirstMoment, first), (Kind::SecondMoment, second), (of_masters, master)] {
             for (index, part) in parts() {
                 let at = if kind == Kind::SecondMoment { bucket.second_at[index] } else { Some(part.at) };
                 if let (Some(buffer), Some(at)) = (buffer, at) {
@@ -153,11 +155,16 @@ impl Optimizer {
     }
 }
 
-/// Adds the boxes of a part of a unit, given the part's values.
+/// Adds the boxes of a part of a unit, given the part's values; of remainders the masters'.
 fn cut(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, values: Tensor<1>) {
     let data = values.into_data();
-    let (dtype, width) = (data.dtype(), data.dtype().size());
-    let bytes = data.bytes();
+    let remainders: Vec<u8>;
+    let (dtype, width, bytes): (Dtype, usize, &[u8]) = if kind == Kind::Remainder {
+        remainders = data.iter::<f32>().flat_map(|master| buffer::split(master).1.to_le_bytes()).collect();
+        (Dtype::I16, 2, &remainders)
+    } else {
+        (stored(data.dtype()), data.dtype().size(), data.bytes())
+    };
     let start = range.start - unit.range.start;
     for piece in box_runs(&unit.section, start..range.end - unit.range.start) {
         let runs = piece.runs.iter().map(|run| &bytes[(run.start - start) * width..(run.end - start) * width]);
@@ -166,7 +173,7 @@ fn cut(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, v
             name: unit.section.name.clone(),
             global_shape: unit.section.global_shape.clone(),
             ranges: piece.ranges,
-            dtype: stored(dtype),
+            dtype,
             data: runs.collect::<Vec<_>>().concat(),
         });
     }

@@ -33,7 +33,7 @@ impl Checkpoint {
 
     /// The kind that holds the weights most precisely.
     pub fn weights(&self) -> Kind {
-        match self.tensors().iter().any(|tensor| tensor.kind == Kind::Master) {
+        match self.tensors().iter().any(|tensor| matches!(tensor.kind, Kind::Master | Kind::Remainder)) {
             true => Kind::Master,
             false => Kind::Weight,
         }

@@ -19,6 +19,9 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
             safetensors::Dtype::BF16 => {
                 slice.data.chunks(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
             }
+            safetensors::Dtype::I16 => {
+                bytemuck::pod_collect_to_vec::<u8, u16>(&slice.data).into_iter().map(f64::from).collect()
+            }
             other => panic!("{other}"),
         };
         let shape = slice.global_shape;
@@ -36,6 +39,17 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
         }
     }
     assert!(saved.values().all(|tensor| tensor.data.iter().all(|value| !value.is_nan())), "every element is saved");
+    // As a checkpoint is read.
+    let names: Vec<_> =
+        saved.keys().filter(|(kind, _)| *kind == Kind::Remainder).map(|(_, name)| name.clone()).collect();
+    for name in names {
+        let mut masters = saved.remove(&(Kind::Remainder, name.clone())).expect("its name is there");
+        for (master, weight) in masters.data.iter_mut().zip(&saved[&(Kind::Weight, name.clone())].data) {
+            let weight = half::bf16::from_f64(*weight).to_bits();
+            *master = backend_dist::buffer::join(weight, *master as u16).into();
+        }
+        saved.insert((Kind::Master, name), masters);
+    }
     saved
 }
 
