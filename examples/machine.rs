@@ -10,7 +10,9 @@ use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::flops::AttentionCount;
 use burn_megatron::metrics::{FlopsPerToken, peak};
 use burn_megatron::plan::gpus::{GPUS, GpuModel, Hardware};
-use burn_megatron::plan::{Candidate, Decoder, Job, Moments, SearchRequest, bytes, describe, ladder, search};
+use burn_megatron::plan::{
+    Candidate, Decoder, Job, Moments, SearchRequest, StateBytes, bytes, describe, ladder, search,
+};
 use burn_megatron::prelude::*;
 use burn_megatron::schedule::PipelineConfig;
 
@@ -225,6 +227,7 @@ fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
         seq,
         element: 2,
         moments: Moments { matrices: 2, others: 2 },
+        state_bytes: StateBytes::F32,
         newton_schulz: None,
         fp8: 0..0,
         fp8_weights: true,

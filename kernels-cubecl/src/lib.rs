@@ -56,6 +56,7 @@ pub mod decode;
 pub mod fp8;
 pub mod fused;
 pub mod grouped;
+pub mod narrow;
 pub mod random;
 pub mod tiling;
 

@@ -10,9 +10,17 @@ mod gpu;
 mod none;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, momentum, muon_mix, muon_step, squares};
+pub use gpu::{
+    Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, join_masters, momentum, muon_mix, muon_step,
+    split_masters, squares,
+};
 #[cfg(not(feature = "cuda"))]
-pub use none::{Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, momentum, muon_mix, muon_step, squares};
+pub use none::{
+    Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, join_masters, momentum, muon_mix, muon_step,
+    split_masters, squares,
+};
+
+pub use kernels_cubecl::narrow::{Place, join, round, split};
 
 use std::ops::Range;
 
@@ -37,22 +45,43 @@ pub struct AdamWStep {
     pub keep: f64,
     /// Multiplies every gradient: averaging and clipping.
     pub grad_scale: f64,
+    /// Number of the step: moments in `bf16` are rounded with random bits that depend on it.
+    pub step: u32,
+}
+
+/// Where the parameters of an [`adamw`] step are kept.
+#[derive(Clone, Copy, Debug)]
+pub enum Parameters<'a> {
+    /// In `f32` only.
+    Wide(&'a Buffer),
+    /// In `f32`, and rounded to the model's type.
+    Master {
+        /// The parameters in `f32`.
+        master: &'a Buffer,
+        /// The same in the model's type, `bf16` or `f16`.
+        weight: &'a Buffer,
+    },
+    /// In `bf16` with remainders ([`split`]).
+    Split {
+        /// The parameters in `bf16`.
+        weight: &'a Buffer,
+        /// What `f32` has and `bf16` has not; 16 bits each, whose type says nothing.
+        remainder: &'a Buffer,
+    },
 }
 
 /// The equally long buffers of one [`adamw`] step.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWBuffers<'a> {
-    /// Parameters in `f32`.
-    pub master: &'a Buffer,
-    /// First moment in `f32`.
+    /// The parameters.
+    pub parameters: Parameters<'a>,
+    /// First moment in `f32` or `bf16`.
     pub first: &'a Buffer,
-    /// Second moment in `f32`.
+    /// Second moment in `f32` or `bf16`.
     pub second: &'a Buffer,
-    /// Gradient sums in `f32`.
+    /// Gradient sums in `f32` or `bf16`.
     pub grad: &'a Buffer,
-    /// The parameters in the model's type, if that is `bf16` or `f16`.
-    pub weight: Option<&'a Buffer>,
-    /// The ends of the tensors, and which have weight decay.
+    /// The ends of the tensors, which have weight decay, and their places in global tensors.
     pub tensors: &'a TensorTable,
 }
 

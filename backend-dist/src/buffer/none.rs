@@ -1,6 +1,6 @@
 //! Buffers of a build without GPUs: there are none.
 
-use super::{AdamWBuffers, AdamWStep, MomentumBuffers, MomentumStep};
+use super::{AdamWBuffers, AdamWStep, MomentumBuffers, MomentumStep, Place};
 use crate::comm::Group;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
@@ -72,7 +72,7 @@ impl Buffer {
 
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
 impl TensorTable {
-    pub fn new(_: &Buffer, _: &[u32], _: &[bool]) -> Self {
+    pub fn new(_: &Buffer, _: &[u32], _: &[bool], _: &[Place]) -> Self {
         none()
     }
 }
@@ -119,6 +119,16 @@ pub fn adamw(_: AdamWBuffers, _: &AdamWStep) {
 
 /// One step of SGD or Lion.
 pub fn momentum(_: MomentumBuffers, _: &MomentumStep) {
+    none()
+}
+
+/// Parameters as weights and remainders.
+pub fn split_masters(_: Tensor<1>, _: &Buffer, _: &Buffer) {
+    none()
+}
+
+/// Parameters from weights and remainders.
+pub fn join_masters(_: &Buffer, _: &Buffer) -> Tensor<1> {
     none()
 }
 

@@ -136,9 +136,11 @@ pub fn resolve(
         return Ok(configs.swap_remove(fits.unwrap_or(jobs.len() - 1)));
     }
     let (index, job) = ladder::first_of(&jobs, None, memory).with_context(|| {
+        let small = jobs.iter().find_map(|job| ladder::with_small_states(job, memory));
+        let other = small.map_or(String::new(), |_| format!(", or {}", ladder::SMALL_STATES));
         format!(
             "{} does not fit into {:.1} GiB on {} ranks, with any ZeRO stage and recomputation: take more GPUs or a \
-             smaller --training.micro-batch or --training.seq-length",
+             smaller --training.micro-batch or --training.seq-length{other}",
             recipe.name,
             memory as f64 / (1u64 << 30) as f64,
             layout.world_size()

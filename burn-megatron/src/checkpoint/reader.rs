@@ -1,6 +1,7 @@
 //! Reading checkpoints.
 
 mod find;
+mod masters;
 mod resume;
 mod shards;
 mod verify;
@@ -167,7 +168,8 @@ impl Checkpoint {
         Some(&self.manifest.tensors[located.index])
     }
 
-    /// The box `ranges` of a tensor, row-major and little-endian, whatever slices it was saved in.
+    /// The box `ranges` of a tensor, row-major and little-endian, whatever slices it was saved in. Master weights that were
+    /// saved as remainders are in fp32 again.
     ///
     /// # Errors
     /// If the tensor is not there or has another shape than `shape`, or its files have changed since the checkpoint was
@@ -182,6 +184,9 @@ impl Checkpoint {
         shape: &[usize],
         ranges: &[Range<usize>],
     ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
+        if self.is_joined(kind, name) {
+            return self.joined(name, shape, ranges);
+        }
         let located = self.locate(kind, name, shape, ranges)?;
         let dtype = self.manifest.tensors[located.index].dtype;
         let mut values = vec![0; boxes::len(ranges) * (dtype.bitsize() / 8)];
@@ -245,7 +250,7 @@ impl WeightSource for Checkpoint {
     }
 
     fn read_stored(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<HostFloats, BoxError> {
-        let kind = if self.tensor(Kind::Master, name).is_some() { Kind::Master } else { Kind::Weight };
+        let kind = if self.holds(Kind::Master, name) { Kind::Master } else { Kind::Weight };
         Ok(self.read_floats(kind, name, shape, ranges)?)
     }
 }

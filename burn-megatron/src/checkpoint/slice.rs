@@ -18,6 +18,9 @@ pub enum Kind {
     /// The optimizer's own copy of the weights, where it is more precise than the model's.
     #[serde(rename = "master")]
     Master,
+    /// The 16 bits that a bf16 weight lacks of its fp32 master: with both there is no [`Kind::Master`].
+    #[serde(rename = "master_remainder")]
+    Remainder,
     /// Adam's running mean of the gradient.
     #[serde(rename = "exp_avg")]
     FirstMoment,
@@ -32,6 +35,7 @@ impl Kind {
         match self {
             Self::Weight => "weight",
             Self::Master => "master",
+            Self::Remainder => "master_remainder",
             Self::FirstMoment => "exp_avg",
             Self::SecondMoment => "exp_avg_sq",
         }

@@ -9,7 +9,7 @@ use super::run::RunConfig;
 use crate::flops::FlopShape;
 use crate::optim::OptimizerConfig;
 use crate::plan::gpus::GPUS;
-use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Moments};
+use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Moments, StateBytes};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
@@ -25,6 +25,7 @@ impl RunConfig {
         let (schedule, stages) = (self.pipeline.resolve(layout, decoder.layers, batches.accumulation))
             .map_err(|error| problem(format!("pipeline: {error}")))?;
         let (matrices, others) = self.optimizer.moments();
+        let states = self.optimizer.states();
         let newton_schulz = match self.optimizer {
             OptimizerConfig::Muon(muon) => Some(muon.ns_steps),
             _ => None,
@@ -42,6 +43,11 @@ impl RunConfig {
             seq: training.seq_length,
             element: training.dtype.bytes(),
             moments: Moments { matrices: matrices as u64, others: others as u64 },
+            state_bytes: StateBytes {
+                exp_avg: states.exp_avg.bytes() as u64,
+                exp_avg_sq: states.exp_avg_sq.bytes() as u64,
+                main_params: states.main_params.bytes() as u64,
+            },
             newton_schulz,
             recompute: self.recompute.clone(),
             gpu: false,

@@ -232,6 +232,9 @@ pub const KEYS: &[Key] = {
         key("optimizer.weight-decay", Number, "", "Decoupled weight decay, multiplied by the learning rate; default: 0.01")
             .or(&["end-weight-decay"]),
         key("optimizer.decay-vectors", Flag, "", "Apply weight decay to norm weights and biases too; default: false"),
+        key("optimizer.exp-avg-dtype", Choice(&["f32", "bf16"]), "", "Type of the first moment (exp_avg), in bf16 with stochastic rounding; default: f32"),
+        key("optimizer.exp-avg-sq-dtype", Choice(&["f32", "bf16"]), "", "Type of the second moment (exp_avg_sq), in bf16 with stochastic rounding; default: f32"),
+        key("optimizer.main-params-dtype", Choice(&["f32", "bf16-remainder"]), "", "Master weights of bf16 training: fp32 copies, or the 16 bits that a bf16 weight lacks of its fp32 master (2 bytes instead of 4, same master bit for bit); default: f32"),
         key("weight-decay.incr-style", Choice(&["constant", "linear", "cosine"]), "\"constant\"", "Weight decay over the run: constant, or growing linearly or as a cosine")
             .or(&["weight-decay-incr-style"]),
         key("weight-decay.start", Number, "0.0", "Weight decay of the first step").or(&["start-weight-decay"]),

@@ -70,6 +70,8 @@ fn what_is_printed_reads_the_same() {
         good("[training]\ndtype = \"f16\"\n[loss-scale]\ninit = 1024\n", &[("optimizer.kind", "sgd")]),
         good("[pipeline]\nlayout = \"Et|tL\"\nschedule = \"zb-h1\"\n", &[("parallel.pp", "2")]),
         good("[recompute]\ngranularity = \"selective\"\nmodules = [\"norms\"]\n", &[]),
+        good("[training]\ndtype = \"bf16\"\n", &[("optimizer.main-params-dtype", "bf16-remainder")]),
+        good("[optimizer]\nexp-avg-dtype = \"bf16\"\n", &[("optimizer.exp-avg-sq-dtype", "bf16")]),
         good("[recompute]\ngranularity = \"full\"\nmethod = \"block\"\n", &[]),
         good("[weight-decay]\nincr-style = \"linear\"\nstart = 0.001\n", &[]),
         good("[model]\nrope-scaling = { rope_type = \"linear\", factor = 2.0 }\n", &[]),

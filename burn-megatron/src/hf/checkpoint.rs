@@ -136,7 +136,7 @@ impl<'a> CheckpointWeights<'a> {
 
     fn kind(&self, name: &str) -> Kind {
         let [first, second] = self.kinds;
-        if self.checkpoint.tensor(first, name).is_some() { first } else { second }
+        if self.checkpoint.holds(first, name) { first } else { second }
     }
 }
 

@@ -1,6 +1,7 @@
 //! AdamW with decoupled weight decay, as `torch.optim.AdamW` and Megatron's fused Adam compute it.
 
 use super::real::Real;
+use super::states::{MainParamsDtype, StateDtype};
 use serde::{Deserialize, Serialize};
 
 /// Constants of AdamW; the learning rate comes from a schedule. The defaults are Megatron's, with weight decay 0.01
@@ -29,11 +30,26 @@ pub struct AdamWConfig {
     /// Decay one-dimensional parameters too: norm weights and biases. Megatron's rule
     /// (`get_standard_config_overrides` in megatron/core/optimizer/__init__.py) does not.
     pub decay_vectors: bool,
+    /// Type of the first moment (Megatron's `--exp-avg-dtype`).
+    pub exp_avg_dtype: StateDtype,
+    /// Type of the second moment (Megatron's `--exp-avg-sq-dtype`).
+    pub exp_avg_sq_dtype: StateDtype,
+    /// How master weights of `bf16` weights are kept.
+    pub main_params_dtype: MainParamsDtype,
 }
 
 impl Default for AdamWConfig {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, decay_vectors: false }
+        Self {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            decay_vectors: false,
+            exp_avg_dtype: StateDtype::F32,
+            exp_avg_sq_dtype: StateDtype::F32,
+            main_params_dtype: MainParamsDtype::F32,
+        }
     }
 }
 
@@ -48,6 +64,8 @@ pub struct Coefficients {
     pub step_size: f64,
     /// `1 / √(1 − beta2ᵗ)`
     pub root_scale: f64,
+    /// Number of the update, for the random bits of moments in bf16.
+    pub step: u32,
     /// The configuration.
     pub config: AdamWConfig,
 }
@@ -62,6 +80,7 @@ impl AdamWConfig {
             keep: 1.0 - lr * self.weight_decay,
             step_size: lr / correction(self.beta1),
             root_scale: 1.0 / correction(self.beta2).sqrt(),
+            step: t as u32,
             config: *self,
         }
     }

@@ -7,6 +7,7 @@ use super::grads::Grads;
 use super::layout::{BucketSpec, Layout, Part, overlap};
 use super::modules::{attach_places, map, visit};
 use super::rule::Rule;
+use super::states::{StateDtype, place, weights_of};
 use backend_dist::buffer::muon_step;
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
@@ -39,6 +40,8 @@ pub(super) struct Bucket {
     pub zero: u8,
     /// Type of the weights in the module.
     pub dtype: DType,
+    /// Masters are weights and remainders; kept so on GPUs.
+    pub split: bool,
 }
 
 impl Bucket {
@@ -68,16 +71,18 @@ impl Bucket {
             })
         };
         let second_at: Vec<Option<usize>> = parts.iter().map(&mut second).collect();
-        let buffer = |len: usize| (len > 0).then(|| Flat::zeros(len, device, wide(dtype)));
+        let (states, split) = (config.states(), config.states().splits(dtype));
+        let buffer = |len: usize, state: StateDtype| (len > 0).then(|| Flat::zeros(len, device, state.with(dtype)));
         let grads = Grads::new(&layout, &region, zero, device, wide(dtype));
         let shards = if zero == 0 { 0..dp_ranks.size() } else { dp_ranks.rank()..dp_ranks.rank() + 1 };
         let counted = counted(&layout, &region, shards);
         let launches = grads.buffer().map(|sum| Launches::new(sum, &counted, (&layout, &parts), &region, config));
-        let weights = if zero < 3 { Weights::new(&layout, &region, device, dtype) } else { None };
+        let weights = if zero < 3 { Weights::new(&layout, &region, device, dtype, split) } else { None };
         let has_first = parts.iter().any(|part| moments(part) > 0);
-        let first = buffer(if has_first { region.len() } else { 0 });
+        let first = buffer(if has_first { region.len() } else { 0 }, states.exp_avg);
         // One launch goes over whole regions.
-        let second = buffer(if launches.is_some() && all && second_len > 0 { region.len() } else { second_len });
+        let second_len = if launches.is_some() && all && second_len > 0 { region.len() } else { second_len };
+        let second = buffer(second_len, states.exp_avg_sq);
         let values = None;
         Self {
             spec,
@@ -95,6 +100,7 @@ impl Bucket {
             launches,
             zero,
             dtype,
+            split,
         }
     }
 
@@ -102,7 +108,7 @@ impl Bucket {
     pub fn shard<M: Module>(&mut self, model: M, device: &Device) -> M {
         if let Some(weights) = &self.weights {
             let model = weights.take(model, &self.layout, &self.region, self.zero);
-            self.values = Some(weights.values(self.region.len(), device));
+            self.values = weights.values(self.region.len(), device);
             attach_places(&model, &self.layout, self.grads.places());
             return model;
         }
@@ -134,8 +140,13 @@ impl Bucket {
 
     /// The whole bucket in the weights' type, from each data-parallel rank's values of its region.
     pub fn gather(&self, values: Tensor<1>) -> Tensor<1> {
-        let values = values.cast(self.dtype);
+        let values = self.narrow(values);
         if self.zero == 0 { values } else { all_gather(values, 0, &self.dp_ranks) }
+    }
+
+    /// Values in the weights' type.
+    pub fn narrow(&self, values: Tensor<1>) -> Tensor<1> {
+        if self.split { weights_of(values) } else { values.cast(self.dtype) }
     }
 
     /// Whole parameters into the module.
@@ -150,12 +161,21 @@ impl Bucket {
 
     /// One step. `matrices` are the orthogonalised steps of the parts that are not updated by `rule`.
     pub fn step<M: Module>(&mut self, model: M, rule: &Rule, matrices: &MatrixSteps) -> M {
+        if let Some(weights) = self.weights.as_ref().filter(|weights| weights.has_remainders()) {
+            // A region without parts has nothing to update.
+            self.step_at_once(None, rule);
+            if matches!(self.zero, 1 | 2) {
+                weights.collective(&self.dp_ranks);
+            }
+            self.grads.forget();
+            return model;
+        }
         let in_module = self.zero == 0 && !self.keeps_values() && self.weights.is_none();
         let model = match in_module {
             true => self.step_in_module(model, rule, matrices),
             false => {
                 let mut values = self.values.take().unwrap_or_else(|| self.extract(&model));
-                let at_once = self.step_at_once(&values, rule);
+                let at_once = self.step_at_once(Some(&values), rule);
                 if !at_once {
                     let mut update = self.update(rule, matrices);
                     for (index, part) in update.parts.iter().enumerate() {
@@ -216,9 +236,9 @@ impl Bucket {
     }
 
     /// Updates main values and weights in one launch; false where that is not possible.
-    fn step_at_once(&self, values: &Flat, rule: &Rule) -> bool {
+    fn step_at_once(&self, values: Option<&Flat>, rule: &Rule) -> bool {
         let Some(launches) = &self.launches else { return false };
-        let flats = [Some(values), self.first.as_ref(), self.second.as_ref(), Some(self.grads.sum())];
+        let flats = [values, self.first.as_ref(), self.second.as_ref(), Some(self.grads.sum())];
         launches.step(rule, flats, self.weights.as_ref())
     }
 }
@@ -262,7 +282,8 @@ impl Update<'_> {
         let first = self.first.as_deref_mut().map(|flat| (flat, here.clone()));
         let second = self.second.as_deref_mut().zip(self.second_at[index]).map(|(flat, at)| (flat, at..at + len));
         let decays = unit.decays || self.rule.decays_vectors();
-        self.rule.update((values, at..at + len), (self.sum, here), first, second, decays);
+        let place = place(unit, &part.range);
+        self.rule.update((values, at..at + len), (self.sum, here), first, second, (decays, place));
     }
 }
 

@@ -5,6 +5,7 @@ use super::lion::{LionConfig, LionStep};
 use super::muon::MuonConfig;
 use super::rule::Rule;
 use super::sgd::{SgdConfig, SgdStep};
+use super::states::StateDtypes;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -86,6 +87,18 @@ impl OptimizerConfig {
             Self::Sgd(config) if config.momentum == 0.0 => (0, 0),
             Self::Sgd(_) | Self::Lion(_) => (1, 1),
             Self::Muon(_) => (1, 2),
+        }
+    }
+
+    /// The types of moments and master weights; fp32 for all optimizers but AdamW.
+    pub fn states(&self) -> StateDtypes {
+        match self {
+            Self::AdamW(config) => StateDtypes {
+                exp_avg: config.exp_avg_dtype,
+                exp_avg_sq: config.exp_avg_sq_dtype,
+                main_params: config.main_params_dtype,
+            },
+            _ => StateDtypes::default(),
         }
     }
 

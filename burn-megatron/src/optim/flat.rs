@@ -11,7 +11,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::ops::Range;
 
-/// A one-dimensional array in the type that sums are kept in: `f64` for `f64` weights, else `f32`.
+/// A one-dimensional array in the type that sums are kept in, `f64` for `f64` weights, else `f32`; moments also in
+/// `bf16`.
 ///
 /// On the host, writes happen in place unless somebody else holds the storage, which is copied then. A buffer is always
 /// written in place.
@@ -34,6 +35,10 @@ macro_rules! with_float {
         match $dtype {
             burn::tensor::DType::F64 => {
                 type $float = f64;
+                $body
+            }
+            burn::tensor::DType::BF16 => {
+                type $float = half::bf16;
                 $body
             }
             _ => {
@@ -59,7 +64,8 @@ impl Flat {
             return Self::new(Tensor::zeros([len], (device, dtype)));
         }
         // `Tensor::zeros` holds the array twice for a moment.
-        let data = with_float!(dtype, Float => TensorData::new(vec![0 as Float; len], [len]));
+        let data =
+            with_float!(dtype, Float => TensorData::new(vec![<Float as bytemuck::Zeroable>::zeroed(); len], [len]));
         Self::new(Tensor::from_primitive::<Flex>(FlexTensor::from_data(data)))
     }
 
@@ -73,7 +79,7 @@ impl Flat {
         Self { tensor: Some(buffer.tensor()), buffer: Some(buffer), borrowed: true, dtype, len, host: false }
     }
 
-    /// Takes over a tensor of type `f32` or `f64`.
+    /// Takes over a tensor of type `f32`, `f64` or `bf16`.
     pub fn new(tensor: Tensor<1>) -> Self {
         let (dtype, len) = (tensor.dtype(), tensor.dims()[0]);
         let (buffer, borrowed) = (None, false);

@@ -5,13 +5,14 @@ use super::flat::{Flat, wide};
 use super::layout::{Layout, Part};
 use super::modules::{map, visit};
 use super::rule::Rule;
+use super::states::place;
 use backend_dist::buffer::{
-    AdamWBuffers, AdamWStep, Buffer, ChunkTable, MomentumBuffers, MomentumRule, MomentumStep, RangeTable, TensorTable,
-    Wait, adamw, momentum,
+    AdamWBuffers, AdamWStep, Buffer, ChunkTable, MomentumBuffers, MomentumRule, MomentumStep, Parameters, Place,
+    RangeTable, TensorTable, Wait, adamw, join_masters, momentum, split_masters,
 };
 use backend_dist::comm::Group;
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,22 +27,56 @@ pub(super) struct Weights {
     /// What this rank updates.
     own: Buffer,
     narrow: bool,
+    /// What the masters have more than `own`, where they are not kept apart.
+    remainder: Option<Buffer>,
     /// The collective of the last step.
     running: RefCell<Option<Wait>>,
 }
 
 impl Weights {
     /// Zeros; `None` where the device has no buffers.
-    pub fn new(layout: &Layout, region: &Range<usize>, device: &Device, dtype: DType) -> Option<Self> {
+    pub fn new(layout: &Layout, region: &Range<usize>, device: &Device, dtype: DType, split: bool) -> Option<Self> {
         let all = Buffer::zeros(layout.len, device, dtype)?;
-        let (own, narrow) = (all.part(region.clone()), wide(dtype) != dtype);
-        Some(Self { all, own, narrow, running: RefCell::new(None) })
+        let own = all.part(region.clone());
+        Some(Self::of(all, own, region.len(), device, dtype, split))
     }
 
     /// Zeros for the region, and the slot as it is; `None` where the device has no buffers.
-    pub fn in_slot(slot: &Buffer, region: &Range<usize>, device: &Device, dtype: DType) -> Option<Self> {
+    pub fn in_slot(slot: &Buffer, region: &Range<usize>, device: &Device, dtype: DType, split: bool) -> Option<Self> {
         let own = Buffer::zeros(region.len(), device, dtype)?;
-        Some(Self { all: slot.clone(), own, narrow: wide(dtype) != dtype, running: RefCell::new(None) })
+        Some(Self::of(slot.clone(), own, region.len(), device, dtype, split))
+    }
+
+    fn of(all: Buffer, own: Buffer, len: usize, device: &Device, dtype: DType, split: bool) -> Self {
+        // Without remainders the masters are the weights.
+        let remainder = if split { Buffer::zeros(len, device, dtype) } else { None };
+        Self { all, own, narrow: wide(dtype) != dtype, remainder, running: RefCell::new(None) }
+    }
+
+    /// Whether the masters are weights with remainders.
+    pub fn has_remainders(&self) -> bool {
+        self.remainder.is_some()
+    }
+
+    /// Bytes of the remainders.
+    pub fn remainder_bytes(&self) -> u64 {
+        let bytes = |remainder: &Buffer| 2 * remainder.tensor().dims()[0] as u64;
+        self.remainder.as_ref().map_or(0, bytes)
+    }
+
+    /// The region's masters, from weights with remainders.
+    pub fn masters(&self) -> Option<Flat> {
+        self.wait();
+        self.remainder.as_ref().map(|remainder| Flat::new(join_masters(&self.own, remainder)))
+    }
+
+    /// Replaces the region's masters, where they are weights with remainders.
+    pub fn set_masters(&self, values: Vec<f64>, device: &Device) {
+        let Some(remainder) = &self.remainder else { return };
+        self.wait();
+        let len = values.len();
+        let values = Tensor::from_data(TensorData::new(values, [len]), (device, DType::F32));
+        split_masters(values, &self.own, remainder);
     }
 
     /// Moves the module's parameters here.
@@ -59,15 +94,19 @@ impl Weights {
         self.all.put(at, values);
     }
 
-    /// The `len` main values of this rank's region: the weights themselves, or an fp32 copy of bf16 or f16 ones.
-    pub fn values(&self, len: usize, device: &Device) -> Flat {
+    /// The `len` main values of this rank's region: the weights themselves, or an fp32 copy of bf16 or f16 ones; `None`
+    /// where they are weights with remainders.
+    pub fn values(&self, len: usize, device: &Device) -> Option<Flat> {
         self.wait();
+        if self.has_remainders() {
+            return None;
+        }
         if !self.narrow {
-            return Flat::over(self.own.clone(), DType::F32, len);
+            return Some(Flat::over(self.own.clone(), DType::F32, len));
         }
         let mut values = Flat::zeros(len, device, DType::F32);
         values.put(0, self.own.tensor());
-        values
+        Some(values)
     }
 
     /// Rounds the region's main values to the weights, unless they are the same.
@@ -116,7 +155,7 @@ impl Launches {
         let tensors = (!parts.is_empty() && !has_matrices).then(|| {
             let decays = |part: &Part| layout.units[part.unit].decays || config.decays_vectors();
             let decays: Vec<bool> = parts.iter().map(decays).collect();
-            TensorTable::new(sum, &ends(parts, region.len()), &decays)
+            TensorTable::new(sum, &ends(parts, region.len()), &decays, &places(layout, parts))
         });
         let mut partial = BTreeMap::<usize, Vec<Range<usize>>>::new();
         for part in parts {
@@ -136,12 +175,21 @@ impl Launches {
         weights: Option<&Weights>,
     ) -> bool {
         let [master, first, second, grad] = [values, first, second, sum].map(|flat| flat.and_then(Flat::buffer));
-        let (Some(master), Some(grad), Some(tensors)) = (master, grad, &self.tensors) else { return false };
+        let (Some(grad), Some(tensors)) = (grad, &self.tensors) else { return false };
         weights.into_iter().for_each(Weights::wait);
         let weight = weights.filter(|weights| weights.narrow).map(|weights| &weights.own);
+        let remainder = weights.and_then(|weights| weights.remainder.as_ref());
+        let parameters = match (master, weight, remainder) {
+            (_, Some(weight), Some(remainder)) => Parameters::Split { weight, remainder },
+            (Some(master), Some(weight), None) => Parameters::Master { master, weight },
+            (Some(master), ..) => Parameters::Wide(master),
+            (None, ..) => return false,
+        };
         let by_momentum = |rule: MomentumRule, lr: f64, weight_decay: f64, grad_scale: f64| {
+            let Some(master) = master else { return false };
             let step = MomentumStep { rule, lr, keep: 1.0 - lr * weight_decay, grad_scale };
             momentum(MomentumBuffers { master, momentum: first, grad, weight, tensors }, &step);
+            true
         };
         match rule {
             Rule::AdamW(k) => {
@@ -154,8 +202,10 @@ impl Launches {
                     root_scale: k.root_scale,
                     keep: k.keep,
                     grad_scale: k.grad_scale,
+                    step: k.step,
                 };
-                adamw(AdamWBuffers { master, first, second, grad, weight, tensors }, &step);
+                adamw(AdamWBuffers { parameters, first, second, grad, tensors }, &step);
+                true
             }
             Rule::Sgd(k) => {
                 let momentum = k.config.momentum;
@@ -164,14 +214,13 @@ impl Launches {
                     true => MomentumRule::Nesterov { momentum },
                     false => MomentumRule::Sum { momentum },
                 };
-                by_momentum(rule, k.lr, k.config.weight_decay, k.grad_scale);
+                by_momentum(rule, k.lr, k.config.weight_decay, k.grad_scale)
             }
             Rule::Lion(k) => {
                 let rule = MomentumRule::Lion { beta1: k.config.beta1, beta2: k.config.beta2 };
-                by_momentum(rule, k.lr, k.config.weight_decay, k.grad_scale);
+                by_momentum(rule, k.lr, k.config.weight_decay, k.grad_scale)
             }
         }
-        true
     }
 }
 
@@ -179,6 +228,15 @@ impl Launches {
 /// part's.
 fn ends(parts: &[Part], len: usize) -> Vec<u32> {
     parts.iter().skip(1).map(|part| part.at).chain([len]).map(|end| end as u32).collect()
+}
+
+/// The place of each part, given the number of an element in the region.
+fn places(layout: &Layout, parts: &[Part]) -> Vec<Place> {
+    let of = |part: &Part| {
+        let place = place(&layout.units[part.unit], &part.range);
+        Place { first: place.first.wrapping_sub(part.at as u32), ..place }
+    };
+    parts.iter().map(of).collect()
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod rule;
 mod saving;
 mod scaler;
 mod sgd;
+mod states;
 mod step_info;
 #[cfg(test)]
 mod tests;
@@ -38,4 +39,5 @@ pub use optimizer::{Memory, Optimizer};
 pub use saving::ReadBox;
 pub use scaler::{LossScale, LossScaler, LossScalerConfig};
 pub use sgd::SgdConfig;
+pub use states::{MainParamsDtype, StateDtype, StateDtypes};
 pub use step_info::StepInfo;

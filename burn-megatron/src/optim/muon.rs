@@ -39,7 +39,7 @@ pub struct MuonConfig {
 
 impl Default for MuonConfig {
     fn default() -> Self {
-        let AdamWConfig { beta1, beta2, eps, weight_decay, decay_vectors } = AdamWConfig::default();
+        let AdamWConfig { beta1, beta2, eps, weight_decay, decay_vectors, .. } = AdamWConfig::default();
         Self {
             momentum: 0.95,
             nesterov: true,
@@ -82,7 +82,7 @@ impl MuonConfig {
     /// The constants of the parameters that are not orthogonalised.
     pub fn adamw(&self) -> AdamWConfig {
         let Self { beta1, beta2, eps, weight_decay, decay_vectors, .. } = *self;
-        AdamWConfig { beta1, beta2, eps, weight_decay, decay_vectors }
+        AdamWConfig { beta1, beta2, eps, weight_decay, decay_vectors, ..AdamWConfig::default() }
     }
 
     /// The factor of an orthogonalised step of a matrix of this global shape, without the learning rate.

@@ -11,6 +11,7 @@ mod weights;
 use super::bucket::Bucket;
 use super::config::OptimizerConfig;
 use super::flat::Flat;
+use super::gpu::Weights;
 use super::layout::BucketSpec;
 use super::muon::matrix_steps;
 use super::step_info::StepInfo;
@@ -34,7 +35,7 @@ pub struct Memory {
     pub grads_peak: u64,
     /// Moments.
     pub states: u64,
-    /// Main weights: fp32 copies of bf16 or f16 weights, and shards of ZeRO 3.
+    /// Main weights: fp32 copies of bf16 or f16 weights or their remainders, and shards of ZeRO 3.
     pub values: u64,
 }
 
@@ -180,7 +181,7 @@ impl Optimizer {
             let bytes = |flat: &Option<Flat>| flat.as_ref().map_or(0, Flat::bytes);
             memory.grads += bucket.grads.bytes();
             memory.states += bytes(&bucket.first) + bytes(&bucket.second);
-            memory.values += bytes(&bucket.values);
+            memory.values += bytes(&bucket.values) + bucket.weights.as_ref().map_or(0, Weights::remainder_bytes);
         }
         memory
     }

@@ -1,10 +1,11 @@
-//! The two float types that optimizer states are kept in on the host.
+//! The float types that optimizer states are kept in on the host.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Element, ElementConversion};
+use half::bf16;
 use std::ops::{Add, Div, Mul, Sub};
 
-/// `f32` or `f64`: arithmetic, and access to the storage of a CPU tensor of that type.
+/// `f32`, `f64` or `bf16`: arithmetic, and access to the storage of a CPU tensor of that type.
 pub trait Real:
     Element
     + ElementConversion
@@ -51,3 +52,22 @@ macro_rules! real {
 
 real!(f32);
 real!(f64);
+
+/// For moments; arithmetic rounds to nearest.
+impl Real for bf16 {
+    fn sqrt(self) -> Self {
+        Self::from_f32(self.to_f32().sqrt())
+    }
+    fn of(value: f64) -> Self {
+        Self::from_f64(value)
+    }
+    fn wide(self) -> f64 {
+        self.to_f64()
+    }
+    fn read(tensor: &FlexTensor) -> Option<&[Self]> {
+        tensor.as_slice()
+    }
+    fn write(tensor: &mut FlexTensor) -> &mut [Self] {
+        tensor.storage_mut()
+    }
+}

@@ -3,7 +3,9 @@
 use super::flat::{Flat, with_float};
 use super::real::Real;
 use super::{adamw, lion, sgd};
-use burn::tensor::Tensor;
+use backend_dist::buffer::{self, Place};
+use burn::tensor::{DType, Tensor};
+use half::bf16;
 use std::ops::Range;
 
 /// An update rule with the constants of one step.
@@ -27,18 +29,19 @@ impl Rule {
         }
     }
 
-    /// Updates some elements of `param` and their moments with as many elements of `grad`.
+    /// Updates some elements of `param` and their moments with as many elements of `grad`. `place` says which elements of
+    /// a global tensor they are.
     pub fn update<'a>(
         &self,
         (param, at): (&mut Flat, Range<usize>),
         (grad, from): (&Flat, Range<usize>),
         mut first: Moment<'a>,
         mut second: Moment<'a>,
-        decays: bool,
+        (decays, place): (bool, Place),
     ) {
         if param.is_on_host() {
             with_float!(param.dtype(), Float => {
-                self.on_host::<Float>((param, at), (grad, from), first, second, decays);
+                self.on_host::<Float>((param, at), (grad, from), first, second, (decays, place));
             });
             return;
         }
@@ -58,18 +61,32 @@ impl Rule {
         (grad, from): (&Flat, Range<usize>),
         first: Moment,
         second: Moment,
-        decays: bool,
+        (decays, place): (bool, Place),
     ) {
         let grad = grad.view();
         let grad = &grad.read::<E>()[from];
         let mut own = param.take_host();
         let values = &mut E::write(&mut own)[at];
         match self {
-            Self::AdamW(k) => in_place(first, |m| {
-                in_place(second, |v: &mut [E]| adamw::update(values, grad, m, v, decays, k));
-            }),
-            Self::Sgd(k) => in_place(first, |m| sgd::update(values, grad, m, decays, k)),
-            Self::Lion(k) => in_place(first, |m| lion::update(values, grad, m, decays, k)),
+            Self::AdamW(k) => {
+                let random = |i: usize| place.random(i as u32, k.step);
+                in_place(
+                    first,
+                    |i| random(i) as u16,
+                    |m| {
+                        in_place(
+                            second,
+                            |i| (random(i) >> 16) as u16,
+                            |v: &mut [E]| {
+                                adamw::update(values, grad, m, v, decays, k);
+                            },
+                        );
+                    },
+                );
+            }
+            // Their momentum is as wide as the parameter.
+            Self::Sgd(k) => in_place(first, |_| 0, |m| sgd::update(values, grad, m, decays, k)),
+            Self::Lion(k) => in_place(first, |_| 0, |m| lion::update(values, grad, m, decays, k)),
         }
         param.put_host(own);
     }
@@ -116,10 +133,20 @@ impl Rule {
     }
 }
 
-/// Runs `f` on the elements of a host array, or on nothing.
-fn in_place<E: Real>(moment: Moment, f: impl FnOnce(&mut [E])) {
+/// Runs `f` on the elements of a host array, or on nothing. Those in bf16 are computed wider and rounded stochastically,
+/// with the random bits of each.
+fn in_place<E: Real>(moment: Moment, random: impl Fn(usize) -> u16, f: impl FnOnce(&mut [E])) {
     let Some((flat, range)) = moment else { return f(&mut []) };
     let mut host = flat.take_host();
-    f(&mut E::write(&mut host)[range]);
+    if flat.dtype() == DType::BF16 {
+        let stored = &mut bf16::write(&mut host)[range];
+        let mut values: Vec<E> = stored.iter().map(|value| E::of(value.wide())).collect();
+        f(&mut values);
+        for (i, (stored, value)) in stored.iter_mut().zip(values).enumerate() {
+            *stored = bf16::from_bits(buffer::round(value.wide() as f32, random(i)));
+        }
+    } else {
+        f(&mut E::write(&mut host)[range]);
+    }
     flat.put_host(host);
 }

@@ -3,10 +3,13 @@
 use super::box_runs::box_runs;
 use super::bucket::Bucket;
 use super::flat::wide;
+use super::gpu::Weights;
 use super::layout::{Part, Unit};
 use super::modules::{map, visit};
 use super::optimizer::Optimizer;
+use super::states::weight_of;
 use crate::checkpoint::{Kind, Slice};
+use backend_dist::buffer;
 use backend_dist::shard::Section;
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -28,10 +31,12 @@ impl Optimizer {
         let parts = || bucket.parts.iter().enumerate().filter(|(index, _)| writes[*index]);
         let unit = |part: &Part| &bucket.layout.units[part.unit];
 
+        let joined = bucket.weights.as_ref().and_then(Weights::masters);
+        let values = joined.as_ref().or(bucket.values.as_ref());
         if bucket.zero == 3 {
-            let values = bucket.values.as_ref().expect("`shard` has taken the weights over");
+            let values = values.expect("`shard` has taken the weights over");
             for (_, part) in parts() {
-                let weights = values.part(part.at..part.at + part.range.len()).cast(bucket.dtype);
+                let weights = bucket.narrow(values.part(part.at..part.at + part.range.len()));
                 cut(&mut slices, Kind::Weight, unit(part), &part.range, weights);
             }
         } else {
@@ -44,10 +49,10 @@ impl Optimizer {
             });
         }
         let narrow = wide(bucket.dtype) != bucket.dtype;
-        let master = if narrow { &bucket.values } else { &None };
-        for (kind, buffer) in
-            [(Kind::FirstMoment, &bucket.first), (Kind::SecondMoment, &bucket.second), (Kind::Master, master)]
-        {
+        let master = values.filter(|_| narrow);
+        let of_masters = if bucket.split { Kind::Remainder } else { Kind::Master };
+        let (first, second) = (bucket.first.as_ref(), bucket.second.as_ref());
+        for (kind, buffer) in [(Kind::FirstMoment, first), (Kind::SecondMoment, second), (of_masters, master)] {
             for (index, part) in parts() {
                 let at = if kind == Kind::SecondMoment { bucket.second_at[index] } else { Some(part.at) };
                 if let (Some(buffer), Some(at)) = (buffer, at) {
@@ -115,9 +120,15 @@ impl Optimizer {
             Ok(values) => values,
             Err(error) => return (model, Err(error)),
         };
-        let Values { weights, first, second } = values;
+        let Values { mut weights, first, second } = values;
         if let Some(kept) = &mut bucket.values {
             kept.put_values(0, weights[bucket.region.clone()].to_vec());
+        }
+        if let Some(weights_there) = &bucket.weights {
+            weights_there.set_masters(weights[bucket.region.clone()].to_vec(), &self.device);
+        }
+        if bucket.split {
+            weights.iter_mut().for_each(|weight| *weight = weight_of(*weight as f32).to_f64());
         }
         for (buffer, parts) in [(&mut bucket.first, first), (&mut bucket.second, second)] {
             for (at, values) in parts {
@@ -144,11 +155,16 @@ impl Optimizer {
     }
 }
 
-/// Adds the boxes of a part of a unit, given the part's values.
+/// Adds the boxes of a part of a unit, given the part's values; of remainders the masters'.
 fn cut(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, values: Tensor<1>) {
     let data = values.into_data();
-    let (dtype, width) = (data.dtype(), data.dtype().size());
-    let bytes = data.bytes();
+    let remainders: Vec<u8>;
+    let (dtype, width, bytes): (Dtype, usize, &[u8]) = if kind == Kind::Remainder {
+        remainders = data.iter::<f32>().flat_map(|master| buffer::split(master).1.to_le_bytes()).collect();
+        (Dtype::I16, 2, &remainders)
+    } else {
+        (stored(data.dtype()), data.dtype().size(), data.bytes())
+    };
     let start = range.start - unit.range.start;
     for piece in box_runs(&unit.section, start..range.end - unit.range.start) {
         let runs = piece.runs.iter().map(|run| &bytes[(run.start - start) * width..(run.end - start) * width]);
@@ -157,7 +173,7 @@ fn cut(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, v
             name: unit.section.name.clone(),
             global_shape: unit.section.global_shape.clone(),
             ranges: piece.ranges,
-            dtype: stored(dtype),
+            dtype,
             data: runs.collect::<Vec<_>>().concat(),
         });
     }

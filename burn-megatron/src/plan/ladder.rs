@@ -2,7 +2,7 @@
 
 use models::recompute::{Granularity, Module, Recompute};
 
-use super::{Job, memory};
+use super::{Job, Moments, StateBytes, memory};
 use crate::schedule::Schedule;
 
 /// A ZeRO stage and a recomputation.
@@ -45,6 +45,24 @@ pub fn first_of(jobs: &[Job], zero: Option<u8>, bytes: u64) -> Option<(usize, Jo
     let mut all =
         rungs.flat_map(|rung| jobs.iter().enumerate().map(move |(index, job)| (index, on(job, rung.clone()))));
     all.find(|(_, job)| fits(job, bytes))
+}
+
+/// The keys of optimizer states in 16 bits.
+pub const SMALL_STATES: &str = "optimizer.main-params-dtype = bf16-remainder, optimizer.exp-avg-dtype = bf16 and \
+                                optimizer.exp-avg-sq-dtype = bf16";
+
+/// The job with the optimizer states of [`SMALL_STATES`] and, if it needs them, the first settings with which it fits
+/// into GPUs of `bytes`. `None` if it fits with none, has such states already, or cannot have them: they are for bf16 and
+/// AdamW.
+pub fn with_small_states(job: &Job, bytes: u64) -> Option<Job> {
+    if job.element != 2 || job.moments != Moments::ADAMW || job.state_bytes == StateBytes::BF16 {
+        return None;
+    }
+    let job = Job { state_bytes: StateBytes::BF16, ..job.clone() };
+    if fits(&job, bytes) {
+        return Some(job);
+    }
+    Some(first_of(&[job], None, bytes)?.1)
 }
 
 /// Whether every rank fits into a GPU of `bytes`.

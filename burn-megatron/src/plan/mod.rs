@@ -28,7 +28,7 @@ pub use memory::{RankMemory, memory, total_memory};
 pub use operations::Adapters;
 pub use report::{Report, bytes, describe};
 pub use search::{Candidate, SearchRequest, SearchResult, search};
-pub use state::{Moments, States};
+pub use state::{Moments, StateBytes, States};
 pub use time::{StepTime, step_time};
 pub use traffic::{Traffic, traffic};
 
@@ -57,6 +57,8 @@ pub struct Job {
     pub element: u64,
     /// Values that the optimizer keeps.
     pub moments: Moments,
+    /// Bytes of an element of each.
+    pub state_bytes: StateBytes,
     /// Newton-Schulz iterations per step of Muon, if it is the optimizer.
     pub newton_schulz: Option<usize>,
     /// The recomputation.
@@ -108,7 +110,7 @@ impl Job {
         }
     }
 
-    /// Bytes of a main gradient, a master weight and a moment.
+    /// Bytes of a main gradient, and of master weights and moments unless they are kept in less.
     pub fn wide(&self) -> u64 {
         self.element.max(4)
     }

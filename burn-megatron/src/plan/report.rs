@@ -8,7 +8,7 @@ use super::gpus::Hardware;
 use super::memory::RankMemory;
 use super::search::{Candidate, SearchResult};
 use super::time::StepTime;
-use super::{Job, Plan};
+use super::{Job, Plan, ladder};
 use crate::schedule::stages::StageLayout;
 
 /// A plan, its hardware, and other layouts.
@@ -177,6 +177,12 @@ impl Report<'_> {
                 true => writeln!(f, "  rank {rank:<6} {}: {}", bytes(memory[rank].peak()), kinds.join(", "))?,
                 false => writeln!(f, "             {}", kinds.join(", "))?,
             }
+        }
+        if peak > most
+            && let Some(small) = ladder::with_small_states(&self.plan.job, most)
+        {
+            let needs = bytes(ladder::peak(&small).unwrap_or_default());
+            writeln!(f, "             fits in {needs} with {}: {}", ladder::SMALL_STATES, describe(&small))?;
         }
         Ok(())
     }

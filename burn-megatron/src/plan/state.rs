@@ -26,6 +26,30 @@ impl Moments {
     pub const MUON: Self = Self { matrices: 1, others: 2 };
 }
 
+/// Bytes of an element of the optimizer's states, next to weights that are not fp64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateBytes {
+    /// Of the first moment.
+    pub exp_avg: u64,
+    /// Of the second moment.
+    pub exp_avg_sq: u64,
+    /// Of a master weight, where weights are narrower than fp32.
+    pub main_params: u64,
+}
+
+impl StateBytes {
+    /// All in fp32.
+    pub const F32: Self = Self { exp_avg: 4, exp_avg_sq: 4, main_params: 4 };
+    /// Moments in bf16, master weights as remainders of bf16 weights.
+    pub const BF16: Self = Self { exp_avg: 2, exp_avg_sq: 2, main_params: 2 };
+
+    /// Bytes of `count` moments, given those of fp64 weights.
+    pub(super) fn moments(self, count: u64, wide: u64) -> u64 {
+        let each = if wide > 4 { [wide; 2] } else { [self.exp_avg, self.exp_avg_sq] };
+        each.into_iter().take(count as usize).sum()
+    }
+}
+
 /// Parameters that are reduced, sharded and gathered together, in one flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
@@ -58,7 +82,7 @@ pub struct States {
     pub quantised: u64,
     /// Main gradients, in fp32 unless weights are wider.
     pub gradients: u64,
-    /// fp32 master weights, if the weights are narrower.
+    /// Master weights, in fp32 or as remainders, if the weights are narrower.
     pub master: u64,
     /// The optimizer's states.
     pub moments: u64,
@@ -77,8 +101,11 @@ impl States {
         let shard = whole / dp_ranks;
         let from = |stage: u8, element: u64| element * if zero >= stage { shard } else { whole };
         let (wide, narrow) = (job.wide(), job.element < job.wide());
-        let kept = job.moments.matrices * bucket.matrices + job.moments.others * (bucket.elements - bucket.matrices);
-        let kept = kept + job.moments.others * (whole - bucket.elements);
+        let [matrix, other] =
+            [job.moments.matrices, job.moments.others].map(|count| job.state_bytes.moments(count, wide));
+        let kept = matrix * bucket.matrices + other * (whole - bucket.matrices);
+        // CPU ranks keep masters in fp32 in any case.
+        let master = if job.gpu { job.state_bytes.main_params } else { wide };
         Self {
             weights: match (zero, narrow) {
                 // Narrow weights are gathered from the master shard; GPUs keep a narrow shard too.
@@ -88,8 +115,8 @@ impl States {
             },
             quantised: 0,
             gradients: from(2, wide),
-            master: if narrow { from(1, wide) } else { 0 },
-            moments: wide * if zero >= 1 { kept.div_ceil(dp_ranks) } else { kept },
+            master: if narrow { from(1, master) } else { 0 },
+            moments: if zero >= 1 { kept.div_ceil(dp_ranks) } else { kept },
         }
     }
 }

@@ -64,8 +64,11 @@ impl CostModel<'_> {
                 copies += Replication::of(bucket, self.job);
                 let shard = if bucket.zero(self.job) >= 1 { bucket.dp_ranks } else { 1 };
                 // The gradient is read; weights, master weights and moments are read and written.
-                let values = 3 + 2 * self.job.moments.others + if self.job.element < 4 { 2 } else { 0 };
-                moved += bucket.elements / shard * values * self.job.wide();
+                let states = self.job.state_bytes.moments(self.job.moments.others, self.job.wide());
+                let narrow = self.job.element < 4;
+                let master = if narrow { 2 * self.job.state_bytes.main_params } else { 0 };
+                let weights = if narrow { 2 * self.job.element } else { 2 * self.job.wide() };
+                moved += bucket.elements / shard * (self.job.wide() + 2 * states + master + weights);
             }
             moved += units.iter().flat_map(|unit| &unit.ops).map(|op| self.quantised_once(op)).sum::<u64>();
             let orthogonalise = |layers| newton_schulz(self.job, layers, self.hardware);

@@ -53,6 +53,7 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
             eps: number_after(text, "eps", 0)?,
             weight_decay: number_after(text, "weight decay", 0)?,
             decay_vectors: true,
+            ..AdamWConfig::default()
         }
         .into(),
         clip: Some(number_after(text, "clip", 0)?),

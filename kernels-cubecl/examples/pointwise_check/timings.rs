@@ -4,7 +4,7 @@ use crate::checks::{tokens::upload_i32, upload, upload_u32};
 use crate::clock::Clock;
 use half::bf16;
 use kernels_cubecl::pointwise::accumulate::accumulate;
-use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep};
+use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep, Parameters};
 use kernels_cubecl::pointwise::column_sum::column_sum;
 use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::dropout::{self, Drop};
@@ -36,20 +36,29 @@ pub fn optimizers(clock: &mut Clock) {
     let ends: Vec<u32> = (1..=tensors).map(|i| (i * BUCKET / tensors) as u32).collect();
     let decays: Vec<u32> = (0..tensors as u32).map(|i| i % 2).collect();
     let (ends, decays) = (upload_u32(client, &ends), upload_u32(client, &decays));
+    let places: Vec<u32> = (0..tensors as u32).flat_map(|key| [key, 0, 4096, 8192, 4096]).collect();
+    let (places, remainder) = (upload_u32(client, &places), client.empty(2 * BUCKET));
     let bucket = AdamWBucket {
-        master: master.at(0),
-        first: first.at(0),
-        second: second.at(0),
-        gradient: gradient.at(0),
-        weight: Some((&weight, FloatType::Bf16)),
+        parameters: Parameters::Master(master.at(0), &weight, FloatType::Bf16),
+        first: (first.at(0), FloatType::F32),
+        second: (second.at(0), FloatType::F32),
+        gradient: (gradient.at(0), FloatType::F32),
         ends: &ends,
         decays: &decays,
+        places: &places,
         tensors,
         len: BUCKET,
     };
     let (beta1, beta2, eps, step_size, root_scale, keep) = (0.9, 0.95, 1e-8, 1e-6, 1.0, 1.0 - 1e-7);
-    let step = AdamWStep { beta1, beta2, eps, step_size, root_scale, keep, gradient_scale: 1e-3 };
+    let step = AdamWStep { beta1, beta2, eps, step_size, root_scale, keep, gradient_scale: 1e-3, step: 1 };
     clock.time("adamw", 30 * BUCKET, |_| adamw::step(client, bucket, &step).expect("legal"));
+    let bucket = AdamWBucket {
+        parameters: Parameters::Split(&weight, &remainder),
+        first: (first.at(0), FloatType::Bf16),
+        second: (second.at(0), FloatType::Bf16),
+        ..bucket
+    };
+    clock.time("adamw, 16-bit states", 20 * BUCKET, |_| adamw::step(client, bucket, &step).expect("legal"));
     let bucket = MomentumBucket {
         master: master.at(0),
         momentum: Some(first.at(0)),

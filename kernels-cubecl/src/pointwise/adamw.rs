@@ -1,6 +1,7 @@
 //! AdamW over a flat bucket of many tensors, in one pass.
 use super::flat::FloatType;
 use super::{CubeShape, F32x4, PointwiseError, buffer, check};
+use crate::narrow::kernel::{self as narrow, Halves};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
@@ -22,29 +23,55 @@ pub struct AdamWStep {
     pub keep: f32,
     /// Multiplies every gradient: averaging and clipping.
     pub gradient_scale: f32,
+    /// Number of the step, for the random bits of moments in bf16.
+    pub step: u32,
+}
+
+/// Where the parameters are kept.
+#[derive(Clone, Copy, Debug)]
+pub enum Parameters<'a> {
+    /// In fp32 only.
+    Wide(&'a Handle),
+    /// In fp32, and rounded to the type that the model computes with.
+    Master(&'a Handle, &'a Handle, FloatType),
+    /// As bf16 weights, with which the model computes, and 16-bit remainders ([`crate::narrow::split`]).
+    Split(&'a Handle, &'a Handle),
 }
 
 /// The buffers of a bucket of `len` parameters. Zeros between tensors stay zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWBucket<'a> {
-    /// Parameters in fp32.
-    pub master: &'a Handle,
-    /// First moment in fp32.
-    pub first: &'a Handle,
-    /// Second moment in fp32.
-    pub second: &'a Handle,
-    /// Summed gradients in fp32.
-    pub gradient: &'a Handle,
-    /// The parameters that the model computes with, if their type is narrower than `master`.
-    pub weight: Option<(&'a Handle, FloatType)>,
+    /// The parameters.
+    pub parameters: Parameters<'a>,
+    /// First moment in fp32 or bf16, which is rounded stochastically ([`crate::narrow::round`]).
+    pub first: (&'a Handle, FloatType),
+    /// Second moment, likewise.
+    pub second: (&'a Handle, FloatType),
+    /// Summed gradients in fp32 or bf16.
+    pub gradient: (&'a Handle, FloatType),
     /// One past the last element of each tensor and the gap after it, `u32`, ascending; the last is `len`.
     pub ends: &'a Handle,
     /// For each tensor 1 if it decays, else 0, `u32`.
     pub decays: &'a Handle,
+    /// For each tensor the five words of its [`crate::narrow::Place`], given the number of an element in the bucket.
+    pub places: &'a Handle,
     /// Tensors.
     pub tensors: usize,
     /// Parameters; a multiple of four.
     pub len: usize,
+}
+
+/// What is read and written in another form than fp32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Forms {
+    /// Weights are written next to the masters.
+    pub narrow: bool,
+    /// Masters are weights and remainders.
+    pub split: bool,
+    /// The first moment is bf16.
+    pub first: bool,
+    /// The second moment is bf16.
+    pub second: bool,
 }
 
 /// The first tensor that ends after the element `at`.
@@ -65,16 +92,20 @@ pub(super) fn tensor_of(ends: &[u32], tensors: u32, at: u32) -> u32 {
 
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-pub fn adamw_step<W: Float>(
+pub fn adamw_step<G: Float, M: Float, V: Float, W: Float>(
     master: &mut [F32x4],
-    first: &mut [F32x4],
-    second: &mut [F32x4],
-    gradient: &[F32x4],
+    first: &mut [Vector<M, Const<4>>],
+    second: &mut [Vector<V, Const<4>>],
+    gradient: &[Vector<G, Const<4>>],
     weight: &mut [Vector<W, Const<4>>],
+    halves: &mut [Halves],
+    remainder: &mut [Halves],
     ends: &[u32],
     decays: &[u32],
+    places: &[u32],
     tensors: u32,
     vectors: u32,
+    step: u32,
     beta1: f32,
     beta2: f32,
     eps: f32,
@@ -82,12 +113,25 @@ pub fn adamw_step<W: Float>(
     root_scale: f32,
     keep: f32,
     gradient_scale: f32,
-    #[comptime] narrow: bool,
+    #[comptime] forms: Forms,
 ) {
     let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
         let index = at as usize;
-        let (grad, mut param, mut m, mut v) = (gradient[index], master[index], first[index], second[index]);
+        let (grad, mut m, mut v) = (gradient[index], first[index], second[index]);
+        let mut param = F32x4::empty();
+        let mut upper = Halves::empty();
+        let mut lower = Halves::empty();
+        if comptime![forms.split] {
+            upper = halves[index];
+            lower = remainder[index];
+            #[unroll]
+            for i in 0..4usize {
+                param.insert(i, narrow::join(narrow::half(upper, i), narrow::half(lower, i)));
+            }
+        } else {
+            param = master[index];
+        }
         // The tensor of the first element; the others may be in later tensors.
         let mut tensor = tensor_of(ends, tensors, at * 4);
         let mut rounded = Vector::<W, Const<4>>::empty();
@@ -97,19 +141,43 @@ pub fn adamw_step<W: Float>(
                 tensor += 1;
             }
             let keep = if decays[tensor as usize] == 1 { keep } else { 1.0f32.runtime() };
-            let grad = grad.extract(i) * gradient_scale;
-            let next_m = beta1 * m.extract(i) + (1.0 - beta1) * grad;
-            let next_v = beta2 * v.extract(i) + (1.0 - beta2) * grad * grad;
+            let grad = f32::cast_from(grad.extract(i)) * gradient_scale;
+            let next_m = beta1 * f32::cast_from(m.extract(i)) + (1.0 - beta1) * grad;
+            let next_v = beta2 * f32::cast_from(v.extract(i)) + (1.0 - beta2) * grad * grad;
             let next = param.extract(i) * keep - step_size * next_m / (next_v.sqrt() * root_scale + eps);
-            m.insert(i, next_m);
-            v.insert(i, next_v);
+            let mut random = 0u32;
+            if comptime![forms.first || forms.second] {
+                random = narrow::random(places, tensor, at * 4 + comptime![i as u32], step);
+            }
+            if comptime![forms.first] {
+                m.insert(i, M::cast_from(narrow::round(next_m, random)));
+            } else {
+                m.insert(i, M::cast_from(next_m));
+            }
+            if comptime![forms.second] {
+                v.insert(i, V::cast_from(narrow::round(next_v, random >> 16u32)));
+            } else {
+                v.insert(i, V::cast_from(next_v));
+            }
             param.insert(i, next);
             rounded.insert(i, W::cast_from(next));
         }
-        master[index] = param;
         first[index] = m;
         second[index] = v;
-        if comptime![narrow] {
+        if comptime![forms.split] {
+            #[unroll]
+            for i in 0..2usize {
+                let (low, low_rest) = narrow::split(param.extract(comptime![2 * i]));
+                let (high, high_rest) = narrow::split(param.extract(comptime![2 * i + 1]));
+                upper.insert(i, narrow::pack(low, high));
+                lower.insert(i, narrow::pack(low_rest, high_rest));
+            }
+            halves[index] = upper;
+            remainder[index] = lower;
+        } else {
+            master[index] = param;
+        }
+        if comptime![forms.narrow] {
             weight[index] = rounded;
         }
     }
@@ -118,24 +186,39 @@ pub fn adamw_step<W: Float>(
 /// One step of AdamW with decoupled weight decay over all parameters of the bucket.
 ///
 /// # Errors
-/// If a buffer is too short, or `len` is no multiple of four.
+/// If a buffer is too short, `len` is no multiple of four, or a moment or the gradient is in fp16.
 pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), PointwiseError> {
     check("len", bucket.len, 4, u32::MAX as usize - 3)?;
     check("tensors", bucket.tensors, 1, bucket.len)?;
     let (cube, vectors) = (CubeShape::of(client), bucket.len / 4);
-    let (master, first) = (buffer("master", bucket.master, vectors, 16)?, buffer("first", bucket.first, vectors, 16)?);
-    let second = buffer("second", bucket.second, vectors, 16)?;
-    let gradient = buffer("gradient", bucket.gradient, vectors, 16)?;
+    let of = |name, (handle, float): (&Handle, FloatType)| match float {
+        FloatType::F16 => Err(PointwiseError::Float { name, found: float }),
+        float => buffer(name, handle, vectors, 4 * float.size()),
+    };
+    let (first, second) = (of("first", bucket.first)?, of("second", bucket.second)?);
+    let gradient = of("gradient", bucket.gradient)?;
     let ends = buffer("ends", bucket.ends, bucket.tensors, 4)?;
     let decays = buffer("decays", bucket.decays, bucket.tensors, 4)?;
-    // Without narrow weights this argument is the masters, which the kernel then does not write twice.
-    let (weight, float) = bucket.weight.unwrap_or((bucket.master, FloatType::F32));
+    let places = buffer("places", bucket.places, 5 * bucket.tensors, 4)?;
+    // Arguments of other forms than the bucket's are any buffer, which the kernel then does not access.
+    let (weight, float, rest, split) = match bucket.parameters {
+        Parameters::Wide(master) => (master, FloatType::F32, master, false),
+        Parameters::Master(master, weight, float) => (weight, float, master, false),
+        Parameters::Split(weight, remainder) => (weight, FloatType::Bf16, remainder, true),
+    };
+    let width = if split { 8 } else { 16 };
+    let master = buffer("master", rest, vectors, width)?;
+    let (halves, remainder) = (buffer("weight", weight, vectors, 8)?, buffer("remainder", rest, vectors, 8)?);
     let weight = buffer("weight", weight, vectors, 4 * float.size())?;
+    let [is_first, is_second, is_gradient] =
+        [bucket.first, bucket.second, bucket.gradient].map(|(_, float)| float == FloatType::Bf16);
+    let narrow = float != FloatType::F32 && !split;
+    let forms = Forms { narrow, split, first: is_first, second: is_second };
     macro_rules! launch {
-        ($weight:ty, $narrow:literal) => {
+        ($($type:ty),*) => {
             // SAFETY: units past the last vector do nothing, and the caller's `ends` reach `len`.
             unsafe {
-                adamw_step::launch_unchecked::<$weight>(
+                adamw_step::launch_unchecked::<$($type),*>(
                     client,
                     cube.line(vectors),
                     cube.dim(),
@@ -144,10 +227,14 @@ pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), P
                     second,
                     gradient,
                     weight,
+                    halves,
+                    remainder,
                     ends,
                     decays,
+                    places,
                     bucket.tensors as u32,
                     vectors as u32,
+                    k.step,
                     k.beta1,
                     k.beta2,
                     k.eps,
@@ -155,15 +242,34 @@ pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), P
                     k.root_scale,
                     k.keep,
                     k.gradient_scale,
-                    $narrow,
+                    forms,
                 )
             }
         };
     }
-    match float {
-        FloatType::F32 => launch!(f32, false),
-        FloatType::Bf16 => launch!(bf16, true),
-        FloatType::F16 => launch!(f16, true),
+    macro_rules! with_weight {
+        ($($type:ty),*) => {
+            match float {
+                FloatType::F32 => launch!($($type),*, f32),
+                FloatType::Bf16 => launch!($($type),*, bf16),
+                FloatType::F16 => launch!($($type),*, f16),
+            }
+        };
+    }
+    macro_rules! with_moments {
+        ($gradient:ty) => {
+            match (is_first, is_second) {
+                (false, false) => with_weight!($gradient, f32, f32),
+                (true, false) => with_weight!($gradient, bf16, f32),
+                (false, true) => with_weight!($gradient, f32, bf16),
+                (true, true) => with_weight!($gradient, bf16, bf16),
+            }
+        };
+    }
+    if is_gradient {
+        with_moments!(bf16)
+    } else {
+        with_moments!(f32)
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ pub mod norm;
 pub mod normalize;
 pub mod partial_sums;
 pub mod reduce_slices;
+pub mod remainder;
 pub mod rope;
 pub mod split_bf16;
 pub mod swiglu;
@@ -66,6 +67,14 @@ pub enum PointwiseError {
         found: u64,
         /// The bytes needed.
         expected: u64,
+    },
+    /// A buffer of a type that the kernel does not handle.
+    #[error("{name} is {found:?}; it must be F32 or Bf16")]
+    Float {
+        /// Which tensor.
+        name: &'static str,
+        /// Its type.
+        found: flat::FloatType,
     },
 }
 

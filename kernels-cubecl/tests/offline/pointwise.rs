@@ -7,7 +7,7 @@ use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
     CubeShape, adamw, column_sum, columns, cross_entropy, dropout, flat, gelu, head_norms, latent, moe, momentum, muon,
-    norm, normalize, partial_sums, reduce_slices, rope, split_bf16, swiglu,
+    norm, normalize, partial_sums, reduce_slices, remainder, rope, split_bf16, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -181,18 +181,30 @@ fn dropout_compiles() {
 #[test]
 fn adamw_compiles_for_all_weights() {
     macro_rules! step {
-        ($weight:ty, $narrow:literal) => {
+        ($gradient:ty, $first:ty, $second:ty, $weight:ty, $forms:expr) => {
             kernel!(
-                adamw::adamw_step::AdamwStep<$weight>,
+                adamw::adamw_step::AdamwStep<$gradient, $first, $second, $weight>,
                 settings(),
-                (b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), $narrow)
+                (b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), (), $forms)
             )
         };
     }
-    check("AdamW, bf16 weights", step!(bf16, true));
-    check("AdamW, f16 weights", step!(f16, true));
-    let ptx = compile("AdamW", step!(f32, false));
+    let wide = adamw::Forms { narrow: false, split: false, first: false, second: false };
+    let narrow = adamw::Forms { narrow: true, ..wide };
+    check("AdamW, bf16 weights", step!(f32, f32, f32, bf16, narrow));
+    check("AdamW, f16 weights", step!(f32, f32, f32, f16, narrow));
+    let split = adamw::Forms { split: true, first: true, second: true, ..wide };
+    check("AdamW, 16-bit states", step!(f32, bf16, bf16, bf16, split));
+    registers_only("AdamW, 16-bit states and gradients", step!(bf16, bf16, bf16, bf16, split));
+    let ptx = compile("AdamW", step!(f32, f32, f32, f32, wide));
     assert_eq!(ptx.matches("st.global").count(), 3, "masters and moments are written, and nothing else");
+}
+
+#[test]
+fn remainders_compile() {
+    use remainder::{join_masters::JoinMasters, split_masters::SplitMasters};
+    check("split masters", kernel!(SplitMasters, settings(), (b(), b(), b(), ())));
+    check("join masters", kernel!(JoinMasters, settings(), (b(), b(), b(), ())));
 }
 
 #[test]

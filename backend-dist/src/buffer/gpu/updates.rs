@@ -1,21 +1,24 @@
 //! The optimizers' kernels on buffers.
 
 use super::{Buffer, float_type, primitive, table};
-use crate::buffer::{AdamWBuffers, AdamWStep, MomentumBuffers, MomentumRule, MomentumStep};
+use crate::buffer::{AdamWBuffers, AdamWStep, MomentumBuffers, MomentumRule, MomentumStep, Parameters, Place};
 use crate::cuda::dense;
 use crate::profile::{Operation, operation};
-use burn::tensor::{DType, Tensor};
+use burn::backend::Cube;
+use burn::tensor::{DType, Shape, Tensor};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use cubecl::server::Handle;
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket};
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket};
-use kernels_cubecl::pointwise::muon;
+use kernels_cubecl::pointwise::{muon, remainder};
 use std::fmt;
 
 /// The ends of a buffer's tensors, in GPU memory.
 pub struct TensorTable {
     ends: Handle,
     decays: Handle,
+    places: Handle,
     tensors: usize,
 }
 
@@ -26,38 +29,49 @@ impl fmt::Debug for TensorTable {
 }
 
 impl TensorTable {
-    /// For `buffer`: the end of each tensor, including the padding after it, ascending up to the buffer's length, and
-    /// whether the tensor has weight decay.
+    /// For `buffer`: the end of each tensor, including the padding after it, ascending up to the buffer's length;
+    /// whether the tensor has weight decay; and its place, given the number of an element in the buffer.
     ///
     /// # Panics
     /// If the last tensor does not end with the buffer.
-    pub fn new(buffer: &Buffer, ends: &[u32], decays: &[bool]) -> Self {
+    pub fn new(buffer: &Buffer, ends: &[u32], decays: &[bool], places: &[Place]) -> Self {
         assert_eq!(ends.last().map(|&end| end as usize), Some(buffer.len()), "the last tensor ends with {buffer:?}");
-        assert_eq!(ends.len(), decays.len(), "one flag for each tensor");
+        assert!(ends.len() == decays.len() && ends.len() == places.len(), "one flag and one place for each tensor");
         let decays: Vec<u32> = decays.iter().copied().map(u32::from).collect();
-        Self { ends: table(&buffer.0, ends), decays: table(&buffer.0, &decays), tensors: ends.len() }
+        let places: Vec<u32> = places.iter().flat_map(Place::words).collect();
+        let [ends_table, decays, places] = [ends, &decays, &places].map(|values| table(&buffer.0, values));
+        Self { ends: ends_table, decays, places, tensors: ends.len() }
     }
 }
 
 /// One step of AdamW in one launch.
 ///
 /// # Panics
-/// If a buffer is shorter than the masters, or their number is not a multiple of four.
+/// If a buffer is shorter than the first moment, or the number of parameters is not a multiple of four.
 pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
-    let AdamWBuffers { master, first, second, grad, weight, tensors } = buffers;
-    let narrow = weight.map_or(0, |weight| weight.0.dtype.size());
+    let AdamWBuffers { parameters, first, second, grad, tensors } = buffers;
+    let width = |buffer: &Buffer| buffer.0.dtype.size();
+    let (place, own) = match parameters {
+        Parameters::Wide(master) => (adamw::Parameters::Wide(&master.0.handle), 8),
+        Parameters::Master { master, weight } => {
+            let (handle, float) = typed(weight);
+            (adamw::Parameters::Master(&master.0.handle, handle, float), 8 + width(weight))
+        }
+        Parameters::Split { weight, remainder } => (adamw::Parameters::Split(&weight.0.handle, &remainder.0.handle), 8),
+    };
     // Masters and both moments are read and written, gradients read, weights written.
-    let _noted = operation(&master.0, || Operation::optimizer("AdamW", master.len() * (28 + narrow)));
+    let bytes = own + 2 * width(first) + 2 * width(second) + width(grad);
+    let _noted = operation(&first.0, || Operation::optimizer("AdamW", first.len() * bytes));
     let bucket = AdamWBucket {
-        master: &master.0.handle,
-        first: &first.0.handle,
-        second: &second.0.handle,
-        gradient: &grad.0.handle,
-        weight: weight.map(typed),
+        parameters: place,
+        first: typed(first),
+        second: typed(second),
+        gradient: typed(grad),
         ends: &tensors.ends,
         decays: &tensors.decays,
+        places: &tensors.places,
         tensors: tensors.tensors,
-        len: master.len(),
+        len: first.len(),
     };
     let step = adamw::AdamWStep {
         beta1: k.beta1 as f32,
@@ -67,8 +81,33 @@ pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
         root_scale: k.root_scale as f32,
         keep: k.keep as f32,
         gradient_scale: k.grad_scale as f32,
+        step: k.step,
     };
-    adamw::step(&master.0.client, bucket, &step).unwrap_or_else(|error| panic!("AdamW on {master:?}: {error}"));
+    adamw::step(&first.0.client, bucket, &step).unwrap_or_else(|error| panic!("AdamW on {first:?}: {error}"));
+}
+
+/// Writes `values` as `bf16` weights and remainders ([`split`](crate::buffer::split)).
+///
+/// # Panics
+/// If the lengths differ, or are not a multiple of four.
+pub fn split_masters(values: Tensor<1>, weight: &Buffer, remainder: &Buffer) {
+    let (values, len) = (dense(primitive(values.cast(DType::F32))), weight.len());
+    assert_eq!(values.meta.shape()[0], len, "as many values as {weight:?} has");
+    remainder::split(&weight.0.client, &values.handle, (&weight.0.handle, &remainder.0.handle), len)
+        .unwrap_or_else(|error| panic!("splitting the masters of {weight:?}: {error}"));
+}
+
+/// The `f32` values of `bf16` weights and their remainders, in memory of their own.
+///
+/// # Panics
+/// As [`split_masters`].
+pub fn join_masters(weight: &Buffer, remainder: &Buffer) -> Tensor<1> {
+    let len = weight.len();
+    let (client, device) = (weight.0.client.clone(), weight.0.device.clone());
+    let values = empty_device_contiguous_dtype(client, device, Shape::from([len]), DType::F32);
+    remainder::join(&weight.0.client, (&weight.0.handle, &remainder.0.handle), &values.handle, len)
+        .unwrap_or_else(|error| panic!("joining the masters of {weight:?}: {error}"));
+    Tensor::from_primitive::<Cube>(values)
 }
 
 /// One step of SGD or Lion in one launch.

@@ -35,7 +35,7 @@ impl Checkpoint {
 
     /// The kind that holds the weights most precisely.
     pub fn weights(&self) -> Kind {
-        match self.tensors().iter().any(|tensor| tensor.kind == Kind::Master) {
+        match self.tensors().iter().any(|tensor| matches!(tensor.kind, Kind::Master | Kind::Remainder)) {
             true => Kind::Master,
             false => Kind::Weight,
         }
@@ -81,6 +81,12 @@ impl Checkpoint {
         shape: &[usize],
         ranges: &[Range<usize>],
     ) -> Result<HostFloats, CheckpointError> {
+        if self.is_joined(kind, name) {
+            let (_, bytes) = self.joined(name, shape, ranges)?;
+            let mut values = Element::F32.zeros(boxes::len(ranges));
+            values.bytes_mut().copy_from_slice(&bytes);
+            return Ok(values);
+        }
         let located = self.locate(kind, name, shape, ranges)?;
         let saved = self.tensors()[located.index].dtype;
         let Some(element) = Element::of(saved) else {

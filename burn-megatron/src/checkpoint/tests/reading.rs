@@ -140,6 +140,10 @@ fn weights_come_from_the_most_precise_copy_in_any_float_type() {
         slice(Kind::Weight, "bf16", Dtype::BF16, bf16([-3.0, 0.5])),
         slice(Kind::Weight, "f16", Dtype::F16, f16([-3.0, 0.5])),
         slice(Kind::Weight, "f64", Dtype::F64, [0.1f64, 1e300].map(f64::to_le_bytes).concat()),
+        slice(Kind::Weight, "split", Dtype::BF16, bf16([1.0, 2.0])),
+        slice(Kind::Remainder, "split", Dtype::I16, vec![1, 0, 0xff, 0xff]),
+        slice(Kind::Weight, "half", Dtype::F16, f16([1.0, 2.0])),
+        slice(Kind::Remainder, "half", Dtype::I16, vec![0; 4]),
         slice(Kind::Weight, "integers", Dtype::I16, vec![0; 4]),
     ];
     Saver::new(folder.path(), 1, SaverOptions::default()).unwrap().submit(0, slices, &state(1)).unwrap();
@@ -149,6 +153,11 @@ fn weights_come_from_the_most_precise_copy_in_any_float_type() {
     assert_eq!(read("bf16").unwrap(), [-3.0, 0.5]);
     assert_eq!(read("f16").unwrap(), [-3.0, 0.5]);
     assert_eq!(read("f64").unwrap(), [0.1, 1e300]);
+    let joined = [0x3f80_0001, 0x3fff_ffff].map(|bits| f64::from(f32::from_bits(bits)));
+    assert_eq!(read("split").unwrap(), joined);
+    assert_eq!(checkpoint.read(Kind::Master, "split", &[2], &[1..2]).unwrap().0, Dtype::F32);
+    let error = read("half").unwrap_err().to_string();
+    assert!(error.contains("holds `weight/half` in F16; remainders are of BF16 weights"), "{error}");
     let error = read("integers").unwrap_err().to_string();
     assert!(error.contains("weight/integers") && error.contains("I16"), "{error}");
 }

@@ -46,6 +46,8 @@ fn a_key_that_another_one_leaves_without_meaning_is_refused() {
         let said = refusal(file, &[(key, value)]);
         assert!(said.contains(&format!("has no meaning with {with}")), "{said}");
     }
+    let lion = refusal("[optimizer]\nkind = \"lion\"\n", &[("optimizer.exp-avg-dtype", "bf16")]);
+    assert!(lion.contains("has no meaning with optimizer.kind = lion; only with adamw"), "{lion}");
     let char = "[data]\ntext = [\"a\"]\ntokenizer = \"char\"\n";
     assert!(refusal(char, &[("data.bpe-size", "300")]).contains("data.tokenizer = char; only with bpe"));
     assert!(parse("[data]\nbpe-size = 300\n", &[]).is_ok(), "the text is named later");
@@ -92,6 +94,14 @@ fn contradictions_are_found_together() {
         "data.eod-mask-loss needs",
     ] {
         assert!(said.contains(part), "{part}: {said}");
+    }
+    let states = "exp-avg-sq-dtype = \"bf16\"\nmain-params-dtype = \"bf16-remainder\"\n";
+    let double = contradiction(&format!("[training]\ndtype = \"f64\"\n[optimizer]\n{states}"));
+    for part in [
+        "optimizer.exp-avg-sq-dtype = bf16 with training.dtype = f64, whose states are f64; nearest legal: f32",
+        "optimizer.main-params-dtype = bf16-remainder with training.dtype = f64: only bf16 weights have remainders",
+    ] {
+        assert!(double.contains(part), "{part}: {double}");
     }
     assert!(contradiction("").contains("data.prefixes or data.text is needed, or chat.train"));
     let removed = refusal("", &[("performance.tune-products", "true")]);

@@ -5,7 +5,7 @@ use super::RankEngine;
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Slice};
 use crate::engine::AnomalyState;
 use crate::engine::anomaly::AnomalyWatch;
-use crate::optim::{LossScale, LossScaler};
+use crate::optim::{LossScale, LossScaler, StateDtype};
 use backend_dist::shard::{ParamSpec, Section};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -45,9 +45,11 @@ impl<M: CausalLm> RankEngine<M> {
 
     /// Bytes of the tensors of a checkpoint of the whole model.
     pub fn checkpoint_bytes(&self) -> u64 {
-        // Two moments, and a wide copy of parameters that are narrower.
-        let own = self.dtype.size() as u64;
-        let widths = own + 2 * own.max(4) + if own < 4 { 4 } else { 0 };
+        // Weights, moments, and masters of weights that are narrower.
+        let (own, states) = (self.dtype.size(), self.config.optimizer.states());
+        let moment = |state: StateDtype| if own > 4 { own } else { state.bytes() };
+        let master = if own < 4 { states.main_params.bytes() } else { 0 };
+        let widths = (own + moment(states.exp_avg) + moment(states.exp_avg_sq) + master) as u64;
         widths * self.elements as u64
     }
 

@@ -85,7 +85,7 @@ pub(super) fn share_weights(buckets: &mut [Bucket], device: &Device, dtype: DTyp
     let memory = memory?;
     for (index, bucket) in buckets.iter_mut().enumerate() {
         if let Some(slot) = buffers.of(index) {
-            bucket.weights = Weights::in_slot(&memory[slot], &bucket.region, device, dtype);
+            bucket.weights = Weights::in_slot(&memory[slot], &bucket.region, device, dtype, bucket.split);
         }
     }
     Some(buffers)

@@ -4,16 +4,22 @@ use super::*;
 
 const STEPS: usize = 3;
 
-struct Outcome {
-    weights: BTreeMap<String, HostTensor>,
+pub(super) struct Outcome {
+    pub weights: BTreeMap<String, HostTensor>,
     /// Of every rank, bit by bit.
     locals: Vec<Vec<f64>>,
-    norms: Vec<f64>,
+    pub norms: Vec<f64>,
     gradients: Vec<Vec<f64>>,
-    memory: Vec<Memory>,
+    pub memory: Vec<Memory>,
 }
 
-fn train(case: Case, config: &OptimizerConfig, dtype: DType, micro_batch: usize, gradient: Gradient) -> Outcome {
+pub(super) fn train(
+    case: Case,
+    config: &OptimizerConfig,
+    dtype: DType,
+    micro_batch: usize,
+    gradient: Gradient,
+) -> Outcome {
     let ranks = case.run(|rank| {
         let mut worker = Worker::new(rank, case, config, dtype);
         let norms: Vec<f64> = (0..STEPS).map(|step| worker.step(step, micro_batch, gradient)).collect();
@@ -31,7 +37,7 @@ fn train(case: Case, config: &OptimizerConfig, dtype: DType, micro_batch: usize,
     Outcome { weights, locals, norms, gradients, memory: ranks.into_iter().map(|rank| rank.3).collect() }
 }
 
-fn cases() -> impl Iterator<Item = Case> {
+pub(super) fn cases() -> impl Iterator<Item = Case> {
     let sizes = [1, 2].into_iter().flat_map(|tp| (1..5).map(move |dp| (tp, dp)));
     sizes.flat_map(|(tp, dp)| (0..4).map(move |zero| Case { tp, dp, zero }))
 }

@@ -4,6 +4,7 @@ mod experts;
 mod layouts;
 mod saving;
 mod single;
+mod states;
 
 use super::*;
 use backend_dist::comm::Group;

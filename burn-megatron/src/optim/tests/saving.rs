@@ -19,6 +19,9 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
             safetensors::Dtype::BF16 => {
                 slice.data.chunks(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
             }
+            safetensors::Dtype::I16 => {
+                bytemuck::pod_collect_to_vec::<u8, u16>(&slice.data).into_iter().map(f64::from).collect()
+            }
             other => panic!("{other}"),
         };
         let shape = slice.global_shape;
@@ -36,10 +39,21 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
         }
     }
     assert!(saved.values().all(|tensor| tensor.data.iter().all(|value| !value.is_nan())), "every element is saved");
+    // As a checkpoint is read.
+    let names: Vec<_> =
+        saved.keys().filter(|(kind, _)| *kind == Kind::Remainder).map(|(_, name)| name.clone()).collect();
+    for name in names {
+        let mut masters = saved.remove(&(Kind::Remainder, name.clone())).expect("its name is there");
+        for (master, weight) in masters.data.iter_mut().zip(&saved[&(Kind::Weight, name.clone())].data) {
+            let weight = half::bf16::from_f64(*weight).to_bits();
+            *master = backend_dist::buffer::join(weight, *master as u16).into();
+        }
+        saved.insert((Kind::Master, name), masters);
+    }
     saved
 }
 
-fn save(worker: &Worker) -> Vec<Slice> {
+pub(super) fn save(worker: &Worker) -> Vec<Slice> {
     (0..2).flat_map(|bucket| worker.optimizer.snapshot(bucket, &worker.net)).collect()
 }
 
@@ -55,7 +69,7 @@ fn any_layout_goes_on_where_any_other_stopped() {
         (case(2, 2, 3), case(1, 4, 1)),
         (case(2, 2, 0), case(1, 2, 3)),
     ];
-    for config in kinds() {
+    for config in kinds().into_iter().chain([states::in_16_bits()]) {
         for dtype in [DType::F64, DType::BF16] {
             for (before, after) in pairs {
                 let mut parts = before.run(|rank| {

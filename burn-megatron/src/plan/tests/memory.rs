@@ -170,6 +170,32 @@ fn optimizers_differ_in_their_moments() {
     assert_eq!(moments(Moments::ADAMW) - moments(Moments::MUON), 4 * matrices);
 }
 
+/// On GPUs 8 of the 12 bytes that masters and moments take in fp32 are saved; on CPU ranks masters stay fp32.
+#[test]
+fn states_in_16_bits_take_half() {
+    let states = |state_bytes, gpu| memory_of(&Job { state_bytes, gpu, ..single(llama3_8b()) })[0].states;
+    let (wide, small) = (states(StateBytes::F32, true), states(StateBytes::BF16, true));
+    assert_eq!((2 * small.master, 2 * small.moments), (wide.master, wide.moments));
+    assert_eq!((small.weights, small.gradients), (wide.weights, wide.gradients));
+    assert_eq!(small.total(), 12 * 8_030_261_248);
+    assert_eq!(states(StateBytes::BF16, false).master, wide.master);
+    let double = |state_bytes| memory_of(&Job { state_bytes, element: 8, ..single(llama3_8b()) })[0].states;
+    assert_eq!(double(StateBytes::BF16), double(StateBytes::F32), "fp64 states");
+}
+
+/// The whole of Llama-3-8B at 8,192 tokens: 18 bytes a parameter are too many for one H200, 12 are not.
+#[test]
+fn small_states_are_proposed_where_they_make_a_run_fit() {
+    let h200 = 143_771 << 20;
+    let job = Job { micro_batch: 1, seq: 8192, ..single(llama3_8b()) }.on_gpus();
+    assert!(ladder::first_of(std::slice::from_ref(&job), None, h200).is_none());
+    let small = ladder::with_small_states(&job, h200).unwrap();
+    assert!(ladder::fits(&small, h200));
+    assert_eq!(small.state_bytes, StateBytes::BF16);
+    assert!(ladder::with_small_states(&small, h200).is_none(), "it has them");
+    assert!(ladder::with_small_states(&Job { moments: Moments::ONE, ..job }, h200).is_none(), "not AdamW");
+}
+
 /// "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198): sbh (10 + 24/t) bytes per layer
 /// of a GPT in addition to the score matrices, 10/t as well under sequence parallelism. Dropout masks are not saved here (2
 /// sbh), and attention saves the log-sum-exp of every position instead of its scores.

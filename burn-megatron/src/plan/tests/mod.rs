@@ -99,6 +99,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         seq: 1024,
         element: 2,
         moments: Moments::ADAMW,
+        state_bytes: StateBytes::F32,
         newton_schulz: None,
         recompute: Recompute::default(),
         fp8: 0..0,

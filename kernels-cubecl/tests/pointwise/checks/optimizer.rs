@@ -1,10 +1,13 @@
 //! The optimizers over a bucket of tensors.
 use super::{Element, download, poisoned, random, report, upload, upload_u32};
 use cubecl::prelude::*;
-use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep};
+use cubecl::server::Handle;
+use half::bf16;
+use kernels_cubecl::narrow::{self, Place};
+use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep, Parameters};
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
-use kernels_cubecl::pointwise::muon;
+use kernels_cubecl::pointwise::{muon, remainder};
 
 /// Tensors that end inside a vector of four, one of a single element among them.
 const ENDS: [u32; 5] = [5, 6, 300, 1001, 1004];
@@ -19,17 +22,38 @@ const ADAMW: AdamWStep = AdamWStep {
     root_scale: 2.5,
     keep: 1.0 - 3e-4,
     gradient_scale: 0.25,
+    step: 7,
 };
 
 fn decays(element: usize) -> bool {
     DECAYS[ENDS.iter().position(|end| element < *end as usize).expect("the last end is the length")] == 1
 }
 
-/// With weights of type `E`.
-pub fn adamw<E: Element>(client: &Client, float: FloatType) -> usize {
+/// The place of each tensor: parts of global tensors, whose elements the bucket numbers from its own start.
+fn places() -> Vec<Place> {
+    let place = |tensor: usize| {
+        let start = if tensor == 0 { 0 } else { ENDS[tensor - 1] };
+        let (key, first) = (0x9e37 + tensor as u32, 3u32.wrapping_sub(start));
+        Place { key, first, block: 5 + tensor as u32, stride: 11, offset: 2 }
+    };
+    (0..ENDS.len()).map(place).collect()
+}
+
+fn tensor(element: usize) -> usize {
+    ENDS.iter().position(|end| element < *end as usize).expect("the last end is the length")
+}
+
+/// Parameters, moments and gradients before a step, and after it by the formula.
+struct Expected {
+    before: [Vec<f64>; 4],
+    after: [Vec<f64>; 3],
+}
+
+fn expected() -> Expected {
     let [p, m, v, g] = [1, 2, 3, 4].map(|seed| random(LEN, seed));
+    // A second moment that is a bf16 number, but no other than its root mean square in size.
     let v: Vec<f64> = v.iter().map(|v| v.abs()).collect();
-    let mut expected = [vec![], vec![], vec![]];
+    let mut after = [vec![], vec![], vec![]];
     for i in 0..LEN {
         let k = f64::from;
         let g = g[i] * k(ADAMW.gradient_scale);
@@ -37,29 +61,87 @@ pub fn adamw<E: Element>(client: &Client, float: FloatType) -> usize {
         let next_v = k(ADAMW.beta2) * v[i] + (1.0 - k(ADAMW.beta2)) * g * g;
         let keep = if decays(i) { k(ADAMW.keep) } else { 1.0 };
         let root = next_v.sqrt() * k(ADAMW.root_scale) + k(ADAMW.eps);
-        expected[0].push(p[i] * keep - k(ADAMW.step_size) * next_m / root);
-        expected[1].push(next_m);
-        expected[2].push(next_v);
+        after[0].push(p[i] * keep - k(ADAMW.step_size) * next_m / root);
+        after[1].push(next_m);
+        after[2].push(next_v);
     }
+    Expected { before: [p, m, v, g], after }
+}
+
+fn place_words(client: &Client) -> Handle {
+    upload_u32(client, &places().iter().flat_map(Place::words).collect::<Vec<_>>())
+}
+
+/// With weights of type `E`, and all states in fp32.
+pub fn adamw<E: Element>(client: &Client, float: FloatType) -> usize {
+    let Expected { before: [p, m, v, g], after } = expected();
     let [master, first, second, gradient] = [&p, &m, &v, &g].map(|values| upload::<f32>(client, values));
     let (weight, ends, decays) = (poisoned::<E>(client, LEN), upload_u32(client, &ENDS), upload_u32(client, &DECAYS));
+    let wide = float == FloatType::F32;
     let bucket = AdamWBucket {
-        master: &master,
-        first: &first,
-        second: &second,
-        gradient: &gradient,
-        weight: (float != FloatType::F32).then_some((&weight, float)),
+        parameters: if wide { Parameters::Wide(&master) } else { Parameters::Master(&master, &weight, float) },
+        first: (&first, FloatType::F32),
+        second: (&second, FloatType::F32),
+        gradient: (&gradient, FloatType::F32),
         ends: &ends,
         decays: &decays,
+        places: &place_words(client),
         tensors: ENDS.len(),
         len: LEN,
     };
     adamw::step(client, bucket, &ADAMW).expect("legal");
-    let weight = if float == FloatType::F32 { &master } else { &weight };
-    report("adamw parameter", &download::<f32>(client, &master), &expected[0], 1e-6)
-        + report("adamw first moment", &download::<f32>(client, &first), &expected[1], 1e-6)
-        + report("adamw second moment", &download::<f32>(client, &second), &expected[2], 1e-6)
-        + report(&format!("adamw weight {}", E::NAME), &download::<E>(client, weight), &expected[0], E::LIMIT)
+    let weight = if wide { &master } else { &weight };
+    report("adamw parameter", &download::<f32>(client, &master), &after[0], 1e-6)
+        + report("adamw first moment", &download::<f32>(client, &first), &after[1], 1e-6)
+        + report("adamw second moment", &download::<f32>(client, &second), &after[2], 1e-6)
+        + report(&format!("adamw weight {}", E::NAME), &download::<E>(client, weight), &after[0], E::LIMIT)
+}
+
+/// With masters that are split into weights and remainders and everything else in bf16, against the step with all states
+/// in fp32 that begins with the same numbers: the same masters bit for bit, and moments that are those of fp32, rounded
+/// by the random bits of each element's place.
+pub fn adamw_in_16_bits(client: &Client) -> usize {
+    let Expected { before: [p, m, v, g], .. } = expected();
+    // Masters with all digits.
+    let p: Vec<f64> = p.iter().map(|p| f64::from((p * 1.000_123_4) as f32)).collect();
+    let (ends, decays, places_there) = (upload_u32(client, &ENDS), upload_u32(client, &DECAYS), place_words(client));
+    let of = |parameters, [first, second, gradient]: [(&Handle, FloatType); 3]| {
+        let (ends, decays, places, tensors, len) = (&ends, &decays, &places_there, ENDS.len(), LEN);
+        let bucket = AdamWBucket { parameters, first, second, gradient, ends, decays, places, tensors, len };
+        adamw::step(client, bucket, &ADAMW).expect("legal");
+    };
+    let [master, first, second, gradient] = [&p, &m, &v, &g].map(|values| upload::<f32>(client, values));
+    let (weight, remainder) = (poisoned::<bf16>(client, LEN), poisoned::<bf16>(client, LEN));
+    remainder::split(client, &master, (&weight, &remainder), LEN).expect("legal");
+    of(Parameters::Wide(&master), [&first, &second, &gradient].map(|of| (of, FloatType::F32)));
+
+    let narrow_states = [&m, &v, &g].map(|values| upload::<bf16>(client, values));
+    let [narrow_first, narrow_second, narrow_gradient] = &narrow_states;
+    of(
+        Parameters::Split(&weight, &remainder),
+        [narrow_first, narrow_second, narrow_gradient].map(|of| (of, FloatType::Bf16)),
+    );
+    let joined = poisoned::<f32>(client, LEN);
+    remainder::join(client, (&weight, &remainder), &joined, LEN).expect("legal");
+    let masters = download::<f32>(client, &master);
+    let weights: Vec<f64> = masters.iter().map(|x| bits(narrow::split(*x as f32).0)).collect();
+    let places = places();
+    let rounded = |wide: &[f64], shift: u32| -> Vec<f64> {
+        let one = |(i, x): (usize, &f64)| {
+            let random = places[tensor(i)].random(i as u32, ADAMW.step) >> shift;
+            bits(narrow::round(*x as f32, random as u16))
+        };
+        wide.iter().enumerate().map(one).collect()
+    };
+    let [first, second] = [&first, &second].map(|of| download::<f32>(client, of));
+    report("adamw master of weight and remainder", &download::<f32>(client, &joined), &masters, 0.0)
+        + report("its weight", &download::<bf16>(client, &weight), &weights, 0.0)
+        + report("its first moment", &download::<bf16>(client, narrow_first), &rounded(&first, 0), 0.0)
+        + report("its second moment", &download::<bf16>(client, narrow_second), &rounded(&second, 16), 0.0)
+}
+
+fn bits(of: u16) -> f64 {
+    bf16::from_bits(of).to_f64()
 }
 
 /// With weights of type `E`.

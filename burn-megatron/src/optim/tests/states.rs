@@ -1,0 +1,133 @@
+//! States in fewer bits than fp32.
+
+use super::layouts::{cases, train};
+use super::saving::{Saved, collect, save};
+use super::*;
+use crate::checkpoint::Kind;
+use crate::optim::flat::Flat;
+use crate::optim::layout::Layout;
+use crate::optim::states::place;
+use half::bf16;
+use std::convert::Infallible;
+use std::ops::Range;
+
+/// Moments in bf16, masters as weights and remainders.
+pub(super) fn in_16_bits() -> OptimizerConfig {
+    AdamWConfig {
+        beta2: 0.95,
+        weight_decay: 0.1,
+        exp_avg_dtype: StateDtype::Bf16,
+        exp_avg_sq_dtype: StateDtype::Bf16,
+        main_params_dtype: MainParamsDtype::Bf16Remainder,
+        ..AdamWConfig::default()
+    }
+    .into()
+}
+
+/// Wherever shards are cut, every element is rounded with the same random bits.
+#[test]
+fn states_in_16_bits_equal_one_rank() {
+    for dtype in [DType::F32, DType::BF16] {
+        let single = train(Case::SINGLE, &in_16_bits(), dtype, SAMPLES, exact);
+        assert_ne!(single.weights, train(Case::SINGLE, &kinds()[0], dtype, SAMPLES, exact).weights);
+        for case in cases() {
+            let other = train(case, &in_16_bits(), dtype, 3, exact);
+            assert_eq!(other.weights, single.weights, "{case:?} {dtype:?}");
+            assert_eq!(other.norms, single.norms, "{case:?} {dtype:?}");
+        }
+    }
+}
+
+/// What one rank saves after some steps.
+fn saved(config: OptimizerConfig, steps: usize) -> Saved {
+    let run = |rank| {
+        let mut worker = Worker::new(rank, Case::SINGLE, &config, DType::BF16);
+        (0..steps).for_each(|step| {
+            worker.step(step, SAMPLES, rough);
+        });
+        Ok(collect(save(&worker)))
+    };
+    Case::SINGLE.run(run).remove(0)
+}
+
+/// Masters are the same bit for bit, and the weights too but for ties.
+#[test]
+fn remainders_are_masters() {
+    let adamw = AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() };
+    let split = AdamWConfig { main_params_dtype: MainParamsDtype::Bf16Remainder, ..adamw };
+    let (wide, split) = (saved(adamw.into(), 3), saved(split.into(), 3));
+    assert_eq!(wide, split, "no master is halfway between two weights here");
+    for ((kind, name), masters) in split.iter().filter(|((kind, _), _)| *kind == Kind::Master) {
+        let weights = &split[&(Kind::Weight, name.clone())];
+        for (master, weight) in masters.data.iter().zip(&weights.data) {
+            let expected = bf16::from_bits(backend_dist::buffer::split(*master as f32).0).to_f64();
+            assert_eq!(*weight, expected, "{kind} {name}");
+        }
+    }
+}
+
+/// 2 bytes each, as they are saved; CPU ranks keep fp32 masters.
+#[test]
+fn states_in_16_bits_take_half_of_the_memory() {
+    let memory = |config: &OptimizerConfig| train(Case::SINGLE, config, DType::BF16, SAMPLES, exact).memory[0];
+    let (wide, narrow) = (memory(&kinds()[0]), memory(&in_16_bits()));
+    assert_eq!((2 * narrow.states, narrow.values, narrow.grads), (wide.states, wide.values, wide.grads));
+    // fp64 weights have fp64 states.
+    let double = |config: &OptimizerConfig| train(Case::SINGLE, config, DType::F64, SAMPLES, exact).memory[0].states;
+    assert_eq!(double(&in_16_bits()), double(&kinds()[0]));
+}
+
+/// A checkpoint of fp32 moments begins a run with bf16 moments, rounded to nearest, and the other way round, exactly.
+#[test]
+fn moments_are_converted_when_a_run_resumes() {
+    let (wide, narrow) = (saved(kinds()[0], 2), saved(in_16_bits(), 2));
+    let resumed = |from: &Saved, config: OptimizerConfig| {
+        let run = |rank| {
+            let mut worker = Worker::new(rank, Case::SINGLE, &config, DType::BF16);
+            let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
+                let kind = if kind == Kind::Weight { Kind::Master } else { kind };
+                Ok::<_, Infallible>(from[&(kind, section.name.clone())].read_box(ranges))
+            };
+            for bucket in 0..2 {
+                let (net, result) = worker.optimizer.restore(bucket, worker.net, true, &mut read);
+                worker.net = net;
+                result?;
+            }
+            Ok(collect(save(&worker)))
+        };
+        Case::SINGLE.run(run).remove(0)
+    };
+    assert_eq!(resumed(&narrow, kinds()[0]), narrow);
+    let rounded = |kind: Kind, value: f64| {
+        if matches!(kind, Kind::Master | Kind::Weight) { value } else { bf16::from_f64(value).to_f64() }
+    };
+    for (key, tensor) in resumed(&wide, in_16_bits()) {
+        let expected: Vec<f64> = wide[&key].data.iter().map(|value| rounded(key.0, *value)).collect();
+        assert_eq!(tensor.data, expected, "{key:?}");
+    }
+}
+
+/// Without gradients a second moment decays by `beta2` a step, also where that is less than the last digit of bf16: on
+/// average over elements. Rounded to nearest it would stay as it is.
+#[test]
+fn second_moments_in_bf16_decay() {
+    let (len, steps) = (4096, 400);
+    let section = Section::replicated("w", &[len], GroupPosition { rank: 0, size: 1 });
+    let spec = BucketSpec { key: 0, params: vec![ParamSpec::new(vec![section], false)], hidden: true, at_once: 1 };
+    let layout = Layout::new(&spec, 1, 1);
+    let config = AdamWConfig { exp_avg_sq_dtype: StateDtype::Bf16, ..AdamWConfig::default() };
+    let zeros = |dtype| Flat::zeros(len, &Device::flex(), dtype);
+    let (mut param, grad, mut m, mut v) = (zeros(DType::F32), zeros(DType::F32), zeros(DType::F32), zeros(DType::BF16));
+    let before = 1.5e-6;
+    v.put_values(0, vec![before; len]);
+    for step in 1..=steps {
+        let rule = OptimizerConfig::from(config).rule(1e-3, step, 1.0);
+        let place = place(&layout.units[0], &(0..len));
+        let moments = [&mut m, &mut v].map(|flat| Some((flat, 0..len)));
+        let [first, second] = moments;
+        rule.update((&mut param, 0..len), (&grad, 0..len), first, second, (true, place));
+    }
+    let mean = v.values(0..len).iter().sum::<f64>() / len as f64;
+    let expected = bf16::from_f64(before).to_f64() * config.beta2.powi(steps as i32);
+    assert!((mean / expected - 1.0).abs() < 5e-3, "{mean} instead of {expected}");
+}
