@@ -6,6 +6,8 @@
 
 mod choose;
 mod engine;
+#[cfg(feature = "serve")]
+pub mod http;
 mod queue;
 mod request;
 mod scheduler;
