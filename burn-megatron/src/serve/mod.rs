@@ -5,6 +5,8 @@
 //! sequence says does not depend on the others.
 
 mod engine;
+#[cfg(feature = "serve")]
+pub mod http;
 mod queue;
 mod request;
 mod scheduler;

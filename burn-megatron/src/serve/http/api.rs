@@ -1,0 +1,129 @@
+//! What both endpoints have in common: from parameters to sequences.
+
+use axum::http::StatusCode;
+use serde_json::json;
+
+use super::App;
+use super::error::ApiError;
+use super::params::Params;
+use crate::generate::Sampling;
+use crate::serve::{Request, RequestError};
+
+/// Most choices for a prompt, and prompts of a request.
+const MOST: i64 = 128;
+
+/// Most likeliest tokens: OpenAI's limit for chat.
+pub(super) const MOST_LOGPROBS: i64 = 20;
+
+/// Parameters that say nothing of the text.
+const IGNORED: [&str; 8] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+];
+
+/// The parameters that both endpoints have.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Common {
+    pub model: usize,
+    pub sampling: Sampling,
+    /// Choices for each prompt.
+    pub n: usize,
+    pub max_tokens: Option<usize>,
+    pub stop: Vec<String>,
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+impl Common {
+    /// Takes them, and refuses what would change the answer and is not supported.
+    pub fn take(params: &mut Params, app: &App) -> Result<Self, ApiError> {
+        let model = app.model(params.text("model")?.as_deref())?;
+        let defaults = &app.defaults;
+        let temperature = params.float("temperature", 0.0..=2.0)?.or(defaults.temperature).unwrap_or(1.0);
+        let top_p = params.float("top_p", 0.0..=1.0)?.or(defaults.top_p);
+        // 0 and, as in vLLM, -1 mean all tokens.
+        let top_k = match params.integer("top_k", -1..=i64::from(u32::MAX))? {
+            Some(k) => usize::try_from(k).ok().filter(|k| *k > 0),
+            None => defaults.top_k.filter(|k| *k > 0),
+        };
+        let seed = params.integer("seed", i64::MIN..=i64::MAX)?.map_or_else(|| random(app.next()), |seed| seed as u64);
+        let sampling = match temperature {
+            0.0 => Sampling { seed, ..Sampling::greedy() },
+            // OpenAI allows 0, which leaves the likeliest token.
+            _ => Sampling { temperature, top_k, top_p: top_p.map(|p| p.max(f64::MIN_POSITIVE)), seed },
+        };
+        let n = params.integer("n", 1..=MOST)?.unwrap_or(1) as usize;
+        let completion = params.integer("max_completion_tokens", 0..=i64::MAX)?;
+        let max_tokens = params.integer("max_tokens", 0..=i64::MAX)?;
+        let stop = params.strings("stop")?;
+        let stream = params.bool("stream")?;
+        let include_usage = stream_options(params, stream)?;
+        for penalty in ["presence_penalty", "frequency_penalty"] {
+            params.without(penalty, &[json!(0), json!(0.0)])?;
+        }
+        params.without("logit_bias", &[json!({})])?;
+        params.without("best_of", &[json!(n)])?;
+        IGNORED.iter().for_each(|key| drop(params.take(key)));
+        let max_tokens = completion.or(max_tokens).map(|tokens| tokens as usize);
+        Ok(Self { model, sampling, n, max_tokens, stop, stream, include_usage })
+    }
+
+    /// One sequence for each choice: all of the first prompt, then all of the next.
+    pub fn requests(
+        &self,
+        app: &App,
+        prompts: &[Vec<i64>],
+        max_tokens: impl Fn(usize) -> usize,
+        logprobs: Option<usize>,
+        prompt_logprobs: bool,
+    ) -> Result<Vec<Request>, ApiError> {
+        let of = |prompt: &Vec<i64>, choice: usize| {
+            let request = Request {
+                model: self.model,
+                prompt: prompt.clone(),
+                max_tokens: max_tokens(prompt.len()),
+                stop_tokens: app.stop_tokens.clone(),
+                // Each choice has draws of its own; the first has those of the seed.
+                sampling: Sampling { seed: self.sampling.seed.wrapping_add(choice as u64), ..self.sampling },
+                logprobs,
+                prompt_logprobs,
+            };
+            request.check(app.vocab_size, app.max_model_len).map_err(refused)?;
+            Ok(request)
+        };
+        prompts.iter().flat_map(|prompt| (0..self.n).map(move |choice| of(prompt, choice))).collect()
+    }
+}
+
+fn refused(error: RequestError) -> ApiError {
+    let (param, code) = match &error {
+        RequestError::TooLong { .. } => (Some("max_tokens"), Some("context_length_exceeded")),
+        RequestError::NoTokens => (Some("max_tokens"), None),
+        RequestError::Generate(_) => (Some("prompt"), None),
+    };
+    ApiError { param: param.map(String::from), code, ..ApiError::new(StatusCode::BAD_REQUEST, error.to_string()) }
+}
+
+fn stream_options(params: &mut Params, stream: bool) -> Result<bool, ApiError> {
+    let Some(options) = params.take("stream_options") else { return Ok(false) };
+    if !stream {
+        return Err(ApiError::param("stream_options", "it has a meaning with stream only"));
+    }
+    let named = |error: ApiError| ApiError { param: Some("stream_options".into()), ..error };
+    let mut options = Params::parse(options.to_string().as_bytes()).map_err(named)?;
+    let include_usage = options.bool("include_usage").map_err(named)?;
+    options.finish().map_err(named)?;
+    Ok(include_usage)
+}
+
+/// A seed for who gives none: another one for every request and every start.
+fn random(count: u64) -> u64 {
+    let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64);
+    now ^ count.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

@@ -1,0 +1,160 @@
+//! OpenAI's completion and chat endpoints over HTTP.
+//!
+//! `GET /v1/models`, `POST /v1/completions`, `POST /v1/chat/completions`, `GET /health`, and `GET /metrics` in
+//! Prometheus' text format. Handlers speak with the ranks through [`Requests`]; all text is made here.
+
+mod api;
+mod chat;
+mod completions;
+mod error;
+mod logprobs;
+mod metrics;
+mod params;
+mod reply;
+mod speak;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::json;
+use tokenizers::Tokenizer;
+
+use self::error::ApiError;
+use super::Requests;
+use crate::data::chat::ChatTokenizer;
+use crate::hf::GenerationConfig;
+
+/// What handlers need to know of the models that ranks serve.
+pub struct App {
+    /// The way to the ranks.
+    pub requests: Requests,
+    /// Names of the models, by number.
+    pub models: Vec<String>,
+    /// From text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Messages to text; without it there is no chat.
+    pub chat: Option<ChatTokenizer>,
+    /// What a request does not say: temperature, top-k and top-p.
+    pub defaults: GenerationConfig,
+    /// Tokens that end a text.
+    pub stop_tokens: Vec<i64>,
+    /// Tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// Most tokens of a sequence.
+    pub max_model_len: usize,
+    /// Whether the ranks have their weights.
+    pub ready: AtomicBool,
+    /// Requests so far.
+    pub count: AtomicU64,
+}
+
+impl App {
+    fn model(&self, name: Option<&str>) -> Result<usize, ApiError> {
+        match name {
+            None => Ok(0),
+            Some(name) => self
+                .models
+                .iter()
+                .position(|model| model == name)
+                .ok_or_else(|| ApiError::unknown_model(name, &self.models)),
+        }
+    }
+
+    /// A number that no other request has.
+    fn next(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// A server that listens.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+}
+
+impl Server {
+    /// Listens at an address; port 0 is any free one. Requests wait until [`serve`](Self::serve) is called.
+    ///
+    /// # Errors
+    /// If the address is taken or none of this machine's.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Answers requests until Ctrl-C, SIGTERM, or `until` is ready; then it stops the ranks, whose sequences fail.
+    ///
+    /// # Errors
+    /// If the system refuses threads or the socket.
+    pub fn serve(self, app: Arc<App>, until: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(self.listener)?;
+            let requests = app.requests.clone();
+            let stop = async move {
+                tokio::select! {
+                    () = signalled() => {}
+                    () = until => {}
+                }
+                requests.stop();
+            };
+            axum::serve(listener, router(app)).with_graceful_shutdown(stop).await
+        })
+    }
+}
+
+/// Ctrl-C, or what an orchestrator sends.
+async fn signalled() {
+    let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        Ok(terminate) => terminate,
+        Err(error) => {
+            log::warn!("SIGTERM ends this process at once: {error}");
+            return std::future::pending().await;
+        }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics::metrics))
+        .route("/v1/models", get(models))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/chat/completions", post(chat::completions))
+        .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "there is no such endpoint") })
+        .with_state(app)
+}
+
+/// 200 when requests are answered at once, 503 while weights are loaded.
+async fn health(State(app): State<Arc<App>>) -> StatusCode {
+    if app.ready.load(Ordering::Relaxed) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+async fn models(State(app): State<Arc<App>>) -> Response {
+    let model = |name: &String| {
+        json!({"id": name, "object": "model", "created": 0, "owned_by": "burn-megatron", "max_model_len": app.max_model_len})
+    };
+    Json(json!({"object": "list", "data": app.models.iter().map(model).collect::<Vec<_>>()})).into_response()
+}

@@ -1,0 +1,104 @@
+//! The parameters of a request, taken one by one: what is left over is unknown.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use axum::http::StatusCode;
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// The object of a request's body.
+#[derive(Debug)]
+pub(super) struct Params(Map<String, Value>);
+
+impl Params {
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(body)) => Ok(Self(body)),
+            Ok(_) => Err(ApiError::new(StatusCode::BAD_REQUEST, "the body is JSON, but no object")),
+            Err(error) => Err(ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {error}"))),
+        }
+    }
+
+    /// The value of a parameter that is there and not null.
+    pub fn take(&mut self, key: &str) -> Option<Value> {
+        self.0.remove(key).filter(|value| !value.is_null())
+    }
+
+    pub fn text(&mut self, key: &str) -> Result<Option<String>, ApiError> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(ApiError::param(key, format!("a string is needed, this is {other}"))),
+        }
+    }
+
+    pub fn bool(&mut self, key: &str) -> Result<bool, ApiError> {
+        match self.take(key) {
+            None => Ok(false),
+            Some(Value::Bool(value)) => Ok(value),
+            Some(other) => Err(ApiError::param(key, format!("true or false is needed, this is {other}"))),
+        }
+    }
+
+    pub fn float(&mut self, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ApiError> {
+        let number = |value: &Value| value.as_f64();
+        self.number(key, "a number", number, range)
+    }
+
+    pub fn integer(&mut self, key: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        self.number(key, "an integer", Value::as_i64, range)
+    }
+
+    fn number<T: PartialOrd + Display + Copy>(
+        &mut self,
+        key: &str,
+        kind: &str,
+        number: impl Fn(&Value) -> Option<T>,
+        range: RangeInclusive<T>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.take(key) else { return Ok(None) };
+        let (low, high) = (*range.start(), *range.end());
+        match number(&value) {
+            Some(number) if range.contains(&number) => Ok(Some(number)),
+            Some(number) => {
+                let nearest = if number < low { low } else { high };
+                let what = format!("{value} is not in {low} to {high}; nearest legal: {nearest}");
+                Err(ApiError::param(key, what))
+            }
+            None => Err(ApiError::param(key, format!("{kind} is needed, this is {value}"))),
+        }
+    }
+
+    /// A string or a list of them.
+    pub fn strings(&mut self, key: &str) -> Result<Vec<String>, ApiError> {
+        let wrong = |value: &Value| ApiError::param(key, format!("a string or a list of strings is needed, this is {value}"));
+        match self.take(key) {
+            None => Ok(Vec::new()),
+            Some(Value::String(text)) => Ok(vec![text]),
+            Some(Value::Array(values)) => {
+                values.iter().map(|value| value.as_str().map(String::from).ok_or_else(|| wrong(value))).collect()
+            }
+            Some(other) => Err(wrong(&other)),
+        }
+    }
+
+    /// A parameter of OpenAI's that this server does not have: only values that change nothing are accepted.
+    pub fn without(&mut self, key: &str, neutral: &[Value]) -> Result<(), ApiError> {
+        match self.take(key) {
+            Some(value) if !neutral.contains(&value) => {
+                Err(ApiError::param(key, format!("this server does not support it, and {value} would change the answer")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what nobody has taken, as OpenAI does.
+    pub fn finish(self) -> Result<(), ApiError> {
+        match self.0.into_iter().next() {
+            Some((key, _)) => Err(ApiError::param(key, "unrecognized request argument")),
+            None => Ok(()),
+        }
+    }
+}

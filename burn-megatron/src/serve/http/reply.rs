@@ -1,0 +1,132 @@
+//! Answers: whole, or part by part as server-sent events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use super::App;
+use super::error::ApiError;
+use super::speak::{Piece, Running, speak, submit};
+use crate::serve::Request;
+
+/// What one endpoint makes of parts of texts.
+pub(super) trait Form: Send + 'static {
+    /// The object around choices.
+    fn envelope(&self, choices: Vec<Value>, is_part: bool) -> Value;
+
+    /// A choice, or a part of one; `None` if the part has nothing to show.
+    fn choice(&mut self, piece: Piece, is_part: bool) -> Option<Value>;
+}
+
+/// An answer to `requests`, the sequences of all choices; their prompts have `prompt_tokens` tokens, each counted once.
+pub(super) struct Job {
+    pub app: Arc<App>,
+    pub requests: Vec<Request>,
+    pub stop: Vec<String>,
+    pub prompt_tokens: usize,
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+impl Job {
+    pub async fn answer(self, form: impl Form) -> Result<Response, ApiError> {
+        let app = Arc::clone(&self.app);
+        // All at once: the ranks read them together.
+        let running = self.requests.iter().map(|request| submit(&app, request.clone())).collect::<Result<Vec<_>, _>>()?;
+        match self.stream {
+            true => Ok(self.part_by_part(running, form)),
+            false => self.whole(running, form).await,
+        }
+    }
+
+    async fn whole(self, running: Vec<Running>, mut form: impl Form) -> Result<Response, ApiError> {
+        let (mut choices, mut tokens) = (Vec::new(), 0);
+        for (choice, running) in running.into_iter().enumerate() {
+            let mut whole = Piece { choice, ..Piece::default() };
+            speak(&self.app.tokenizer, choice, running, self.stop.clone(), |piece| {
+                whole.text += &piece.text;
+                whole.tokens.extend(piece.tokens);
+                whole.prompt = whole.prompt.take().or(piece.prompt);
+                whole.finish = piece.finish;
+            })
+            .await?;
+            tokens += whole.tokens.len();
+            choices.extend(form.choice(whole, false));
+        }
+        let mut answer = form.envelope(choices, false);
+        answer["usage"] = self.usage(tokens);
+        Ok(Json(answer).into_response())
+    }
+
+    fn part_by_part(self, running: Vec<Running>, mut form: impl Form) -> Response {
+        let (pieces, mut receive) = unbounded_channel();
+        for (choice, running) in running.into_iter().enumerate() {
+            tokio::spawn(say(Arc::clone(&self.app), choice, running, self.stop.clone(), pieces.clone()));
+        }
+        drop(pieces);
+        let (send, parts) = unbounded_channel::<String>();
+        tokio::spawn(async move {
+            let mut tokens = 0;
+            while let Some(piece) = receive.recv().await {
+                let part = match piece {
+                    Ok(piece) => {
+                        tokens += piece.tokens.len();
+                        form.choice(piece, true).map(|choice| form.envelope(vec![choice], true))
+                    }
+                    Err(error) => Some(ApiError::json(&error)),
+                };
+                // Without a listener the sequences end as their channel does.
+                if part.is_some_and(|part| send.send(part.to_string()).is_err()) || send.is_closed() {
+                    return;
+                }
+            }
+            if self.include_usage {
+                let mut last = form.envelope(Vec::new(), true);
+                last["usage"] = self.usage(tokens);
+                let _ = send.send(last.to_string());
+            }
+            let _ = send.send("[DONE]".into());
+        });
+        let events = stream::unfold(parts, |mut parts| async move {
+            let part = parts.recv().await?;
+            Some((Ok::<_, Infallible>(Event::default().data(part)), parts))
+        });
+        Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+    }
+
+    fn usage(&self, completion_tokens: usize) -> Value {
+        let prompt_tokens = self.prompt_tokens;
+        let total_tokens = prompt_tokens + completion_tokens;
+        json!({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total_tokens})
+    }
+}
+
+/// Sends the parts of a choice, until nobody listens.
+async fn say(
+    app: Arc<App>,
+    choice: usize,
+    running: Running,
+    stop: Vec<String>,
+    pieces: UnboundedSender<Result<Piece, ApiError>>,
+) {
+    let give = |piece| drop(pieces.send(Ok(piece)));
+    tokio::select! {
+        said = speak(&app.tokenizer, choice, running, stop, give) => {
+            if let Err(error) = said {
+                let _ = pieces.send(Err(error));
+            }
+        }
+        () = pieces.closed() => {}
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
+}
