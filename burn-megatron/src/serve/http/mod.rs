@@ -153,8 +153,6 @@ async fn health(State(app): State<Arc<App>>) -> StatusCode {
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response {
-    let model = |name: &String| {
-        json!({"id": name, "object": "model", "created": 0, "owned_by": "burn-megatron", "max_model_len": app.max_model_len})
-    };
+    let model = |name: &String| json!({"id": name, "object": "model", "created": 0, "owned_by": "burn-megatron", "max_model_len": app.max_model_len});
     Json(json!({"object": "list", "data": app.models.iter().map(model).collect::<Vec<_>>()})).into_response()
 }
