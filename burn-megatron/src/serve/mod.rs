@@ -15,6 +15,7 @@ mod stop;
 #[cfg(test)]
 mod tests;
 
+pub use crate::generate::{Likely, TokenLogprobs};
 pub use engine::run;
 pub use queue::{Queue, Requests, Statistics, Stopped, Ticket};
 pub use request::{Event, Finish, Request, RequestError};
