@@ -37,6 +37,19 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), Extras::None, w.into_dispatch(), config))
 }
 
+/// `y + x · wᵀ` for `y [.., out]`, `x [.., in]` and `w [out, in]`. On GPUs the GEMM adds to `y` in place, before rounding.
+///
+/// # Panics
+///
+/// If the sizes do not fit.
+pub fn add_linear<const D: usize>(y: Tensor<D>, x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
+    let ([out, inner], last) = (w.dims(), D - 1);
+    let fits = x.dims()[last] == inner && y.dims()[last] == out && x.dims()[..last] == y.dims()[..last];
+    assert!(fits, "add_linear: {:?} + {:?} · [{out}, {inner}]ᵀ", y.dims(), x.dims());
+    let (y, x, w) = (y.into_dispatch(), x.into_dispatch(), w.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_add_linear(y, x, w))
+}
+
 /// `x + b` for `x [.., n]` and `b [n]`.
 ///
 /// # Panics

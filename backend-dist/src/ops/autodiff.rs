@@ -137,6 +137,19 @@ node!(AddBias, 2, (), |ops, grad, grads| {
     }
 });
 
+node!(AddLinear, 3, (FloatTensor<B>, FloatTensor<B>), |ops, grad, grads| {
+    let ([y_node, x_node, w_node], (x, w)) = (ops.parents, ops.state);
+    if let Some(node) = w_node {
+        deliver::<B>(grads, node.id, B::linear_weight_grad(grad.clone(), x));
+    }
+    if let Some(node) = x_node {
+        grads.register::<B>(node.id, B::linear_input_grad(grad.clone(), w));
+    }
+    if let Some(node) = y_node {
+        grads.register::<B>(node.id, grad);
+    }
+});
+
 impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
@@ -266,6 +279,14 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         match AddBias.prepare::<C>([x_node, b_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((), y),
             OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+
+    fn op_add_linear(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ((y, y_node), (x, x_node), (w, w_node)) = (y.into_parts(), x.into_parts(), w.into_parts());
+        match AddLinear.prepare::<C>([y_node, x_node, w_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone()), B::add_linear_forward(y, x, w)),
+            OpsKind::UnTracked(prep) => prep.finish(B::add_linear_forward(y, x, w)),
         }
     }
 }

@@ -64,6 +64,11 @@ pub trait LocalKernels: Backend {
         plain::linear::add_bias::<Self>(Self::linear_forward(x, w), b)
     }
 
+    /// `y + x · wᵀ`, `y [.., out]`.
+    fn add_linear_forward(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_add(y, Self::linear_forward(x, w))
+    }
+
     /// Gradient of a bias: the sum of `grad [.., out]` over all leading dimensions, `[out]`.
     fn bias_grad(grad: FloatTensor<Self>) -> FloatTensor<Self> {
         plain::linear::bias_grad::<Self>(grad)

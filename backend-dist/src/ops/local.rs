@@ -41,6 +41,7 @@ pub(super) trait LocalOps: Backend {
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
     fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self>;
     fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn op_add_linear(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 on_backends! {
@@ -112,6 +113,10 @@ on_backends! {
 
         fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
             plain::linear::add_bias::<Self>(x, b)
+        }
+
+        fn op_add_linear(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::add_linear_forward(y, x, w)
         }
     }
 }

@@ -65,7 +65,8 @@ mod tests;
 pub mod weight_grads;
 
 pub use api::{
-    add_bias, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope, rope_packed, softcap, swiglu,
+    add_bias, add_linear, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope, rope_packed, softcap,
+    swiglu,
 };
 pub use attention::{attention, attention_packed};
 pub use chunks::is_worth_chunking;

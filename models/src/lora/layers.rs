@@ -8,7 +8,7 @@ use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
-use backend_dist::ops::{Prologue, geglu, gelu, layer_norm, linear, rms_norm, swiglu};
+use backend_dist::ops::{Prologue, add_linear, geglu, gelu, layer_norm, linear, rms_norm, swiglu};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
@@ -97,21 +97,32 @@ impl ColumnAdapters {
 
     /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.
     pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: &LinearWeight) -> Tensor<3> {
-        let low = enter_tensor_parallel(linear(x, self.a.val()), &self.parallel);
-        let [seq, batch, _] = base.dims();
-        let own = |(features, adapter): &(usize, Option<usize>)| match adapter {
-            Some(index) => {
-                let low = low.clone().narrow(2, index * self.rank, self.rank);
-                linear(low, self.b[*index].val()).mul_scalar(self.scale)
-            }
-            None => Tensor::zeros([seq, batch, *features], (&base.device(), base.dtype())),
-        };
-        let all: Vec<Tensor<3>> = self.outputs.iter().map(own).collect();
-        let sum = base + if all.len() == 1 { all.into_iter().next().expect("one") } else { Tensor::cat(all, 2) };
+        let low = enter_tensor_parallel(linear(x, self.a.val()), &self.parallel).mul_scalar(self.scale);
+        let sum = add_linear(base, low, self.b());
         match self.magnitude.is_empty() {
             true => sum,
             false => sum * self.factors(w).unsqueeze(),
         }
+    }
+
+    /// All B as one matrix `[features, adapters rank]`: each has its own rows and columns, elsewhere it is zero. One GEMM
+    /// then reads and writes the wide output once.
+    fn b(&self) -> Tensor<2> {
+        if let ([(_, Some(_))], [b]) = (&self.outputs[..], &self.b[..]) {
+            return b.val();
+        }
+        let like = self.b[0].val();
+        let zeros = |rows, adapters| Tensor::zeros([rows, adapters * self.rank], (&like.device(), like.dtype()));
+        let rows = self.outputs.iter().map(|(features, adapter)| match *adapter {
+            None => zeros(*features, self.b.len()),
+            Some(index) => {
+                let (before, after) = (index, self.b.len() - index - 1);
+                let parts = [(before > 0).then(|| zeros(*features, before)), Some(self.b[index].val())];
+                let after = (after > 0).then(|| zeros(*features, after));
+                Tensor::cat(parts.into_iter().chain([after]).flatten().collect(), 1)
+            }
+        });
+        Tensor::cat(rows.collect(), 0)
     }
 
     /// `m / ‖W + s B A‖` of the rank's features, 1 where there is no adapter.
@@ -174,8 +185,8 @@ impl RowAdapter {
 
     /// The layer's output from `base`, its own without bias, for the layer's input `x`.
     pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: &LinearWeight) -> Tensor<3> {
-        let low = leave_tensor_parallel(Partial::new(linear(x, self.a.val())), &self.parallel);
-        let sum = base + linear(low, self.b.val()).mul_scalar(self.scale);
+        let low = leave_tensor_parallel(Partial::new(linear(x, self.a.val())), &self.parallel).mul_scalar(self.scale);
+        let sum = add_linear(base, low, self.b.val());
         match &self.magnitude {
             None => sum,
             Some(magnitude) => {

@@ -40,6 +40,15 @@ pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
     gemm_and_bias(Operand::flat(x), Operand::flat(w).transposed(), packed(b), shape, dtype)
 }
 
+/// cuBLASLt adds the GEMM to `y` in f32 before rounding, in place if nothing else holds `y`.
+pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
+    if !y.can_mut() || !y.is_contiguous() || y.dtype != x.dtype {
+        return Cube::float_add(y, forward(x, w));
+    }
+    multiply(Operand::flat(x), Operand::flat(w).transposed(), &y, Onto::Add);
+    y
+}
+
 /// Whether cuBLASLt adds `b` to the GEMM of `x` and `w`.
 pub fn adds_bias(x: &CubeTensor, w: &CubeTensor, b: &CubeTensor) -> bool {
     let same = w.dtype == x.dtype && b.dtype == x.dtype && x.dtype != DType::F64;

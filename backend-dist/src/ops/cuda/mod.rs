@@ -83,6 +83,10 @@ impl LocalKernels for Cube {
         linear::bias_forward(x, w, b)
     }
 
+    fn add_linear_forward(y: Float, x: Float, w: Float) -> Float {
+        linear::add_forward(y, x, w)
+    }
+
     fn bias_grad(grad: Float) -> Float {
         let _noted = work::memory("bias gradient", &grad, |bytes| bytes);
         linear::bias_grad(grad)
