@@ -1,6 +1,6 @@
 //! The next tokens and their log-probabilities, from the logits of a step.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use rayon::prelude::*;
 
 use super::Sampling;
@@ -87,7 +87,11 @@ pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen
 fn likeliest(logits: Tensor<2>) -> Vec<Result<Chosen, f64>> {
     // 0 if all are finite, else no number.
     let finite = logits.clone().cast(DType::F32).mul_scalar(0.0).sum_dim(1).into_data();
-    let tokens = logits.argmax(1).into_data();
+    // The first of the highest: `argmax` of a GPU may return any of them.
+    let [lines, vocabulary] = logits.dims();
+    let ids = Tensor::<1, Int>::arange(0..vocabulary as i64, &logits.device()).unsqueeze_dim::<2>(0);
+    let lower = logits.clone().lower(logits.max_dim(1).expand([lines, vocabulary]));
+    let tokens = ids.expand([lines, vocabulary]).mask_fill(lower, vocabulary as i64).min_dim(1).into_data();
     let all = tokens.iter::<i64>().zip(finite.iter::<f64>().collect::<Vec<_>>());
     all.map(|(token, finite)| if finite == 0.0 { Ok((token, None)) } else { Err(finite) }).collect()
 }

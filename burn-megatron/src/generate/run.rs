@@ -5,16 +5,12 @@ use std::time::Instant;
 
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
-use burn::tensor::Tensor;
-use models::layers::paged::{Chunk, Outputs, Step};
-use models::{CausalLm, ModelConfig, PagedKvCache};
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use models::{CausalLm, KvCache, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use super::choose::{self, Choice};
 use super::{GenerateError, Sampling};
-
-/// Positions of a block of the cache.
-const BLOCK_SIZE: usize = 16;
 
 /// How much is written, and how.
 ///
@@ -179,29 +175,20 @@ pub fn generate_batch<M: CausalLm>(
     let window = options.window.unwrap_or(usize::MAX);
     let mut texts: Vec<Vec<i64>> = prompts.iter().map(|(prompt, _)| prompt.to_vec()).collect();
     let mut unread = length.min(window);
-    let capacity = options.positions(length);
-    let blocks = capacity.div_ceil(BLOCK_SIZE);
-    let mut cache = PagedKvCache::new(texts.len() * blocks, BLOCK_SIZE);
-    let mut read = 0;
+    let mut cache = KvCache::new(options.positions(length));
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
     let mut ended = vec![None; prompts.len()];
     for index in 0..options.max_new_tokens {
         if ended.iter().all(Option::is_some) {
             break;
         }
-        if read + unread > capacity {
-            (read, unread) = (0, (window / 2).max(1));
+        if cache.len() + unread > cache.capacity() {
+            cache.clear();
+            unread = (window / 2).max(1);
         }
-        let chunks = texts.iter().enumerate().map(|(at, text)| Chunk {
-            tokens: text[text.len() - unread..].to_vec(),
-            positions: read..read + unread,
-            blocks: (at * blocks..(at + 1) * blocks).map(|block| block as u32).collect(),
-            outputs: Outputs::Last,
-        });
-        let logits = model.extend_paged(&Step::new(chunks.collect()), &mut cache);
-        read += unread;
+        let logits = model.extend(ids(rank, &texts, unread), &mut cache);
         let choices = match group.rank() {
-            0 => Some(choose(logits, read, options, (index, prompts), &ended, &mut on_token)?),
+            0 => Some(choose(logits, &cache, options, (index, prompts), &ended, &mut on_token)?),
             _ => None,
         };
         for (at, (token, stop)) in group.broadcast_host(choices, 0).into_iter().enumerate() {
@@ -231,30 +218,27 @@ pub fn generate_batch<M: CausalLm>(
 /// token 0.
 fn choose(
     logits: Tensor<2>,
-    read: usize,
+    cache: &KvCache,
     options: &GenerateOptions,
     (index, prompts): (usize, &[(&[i64], u64)]),
     ended: &[Option<(Ended, usize)>],
     on_token: &mut impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<(i64, Option<Ended>)>, GenerateError> {
-    let choices: Vec<Choice> = prompts
-        .iter()
-        .zip(ended)
-        .map(|((_, seed), ended)| match ended {
-            Some(_) => Choice::None,
-            None => {
-                let sampling = Sampling { seed: *seed, ..options.sampling };
-                Choice::Next { sampling, index: index as u64, logprobs: None }
-            }
-        })
-        .collect();
+    let choice = |((_, seed), ended): (&(&[i64], u64), &Option<_>)| match ended {
+        Some(_) => Choice::None,
+        None => {
+            let sampling = Sampling { seed: *seed, ..options.sampling };
+            Choice::Next { sampling, index: index as u64, logprobs: None }
+        }
+    };
+    let choices: Vec<Choice> = prompts.iter().zip(ended).map(choice).collect();
     let mut all = Vec::with_capacity(prompts.len());
     for (at, chosen) in choose::choose(logits, &choices).into_iter().enumerate() {
         if ended[at].is_some() {
             all.push((0, None));
             continue;
         }
-        let (token, _) = chosen.map_err(|value| GenerateError::NotFinite { position: read, value })?;
+        let (token, _) = chosen.map_err(|value| GenerateError::NotFinite { position: cache.len(), value })?;
         let reader = on_token(at, token);
         let end = match options.stop_tokens.contains(&token) {
             true => Some(Ended::StopToken),
@@ -263,4 +247,10 @@ fn choose(
         all.push((token, end));
     }
     Ok(all)
+}
+
+/// The last `unread` tokens of each text.
+fn ids(rank: &Rank, texts: &[Vec<i64>], unread: usize) -> Tensor<2, Int> {
+    let tokens: Vec<i64> = texts.iter().flat_map(|text| &text[text.len() - unread..]).copied().collect();
+    Tensor::from_data(TensorData::new(tokens, [texts.len(), unread]), (&rank.device, DType::I64))
 }

@@ -119,13 +119,14 @@ impl PagedKvCache {
         run: impl Fn(&Decode) -> Tensor<2>,
     ) -> Option<Tensor<2>> {
         let chunks = step.chunks();
-        if step.leading_single_tokens() < chunks.len() || gpu::index(device).is_none() || self.layers.is_empty() {
+        if step.leading_single_tokens() < chunks.len() || gpu::index(device).is_none() {
             return None;
         }
         let sizes = sizes(chunks);
-        let known = self.decoders.iter().position(|of| [of.inputs.sequences, of.inputs.max_blocks] == sizes);
+        let decoders = self.decoders.as_mut()?;
+        let known = decoders.iter().position(|of| [of.inputs.sequences, of.inputs.max_blocks] == sizes);
         let mut decoder = match known {
-            Some(index) => self.decoders.swap_remove(index),
+            Some(index) => decoders.swap_remove(index),
             None => Decoder { inputs: Inputs::new(sizes, device), recorded: None },
         };
         if !decoder.inputs.fill(chunks) {
@@ -149,7 +150,7 @@ impl PagedKvCache {
                 logits
             }
         };
-        self.decoders.push(decoder);
+        self.decoders.as_mut()?.push(decoder);
         let [_, vocab] = logits.dims();
         Some(logits.slice([0..chunks.len(), 0..vocab]))
     }

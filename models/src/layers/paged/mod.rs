@@ -27,7 +27,8 @@ pub struct PagedKvCache {
     /// Of each layer `[num_blocks block_size, kv_heads d]` each.
     layers: Vec<Option<[Tensor<2>; 2]>>,
     step: Prepared,
-    decoders: Vec<decode::Decoder>,
+    /// Of single tokens on GPUs, if they are to be recorded.
+    decoders: Option<Vec<decode::Decoder>>,
 }
 
 /// What all layers of a step share.
@@ -53,7 +54,14 @@ struct Gather {
 impl PagedKvCache {
     /// A cache of `num_blocks` blocks of `block_size` positions.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
-        Self { block_size, num_blocks, layers: Vec::new(), step: Prepared::default(), decoders: Vec::new() }
+        Self { block_size, num_blocks, layers: Vec::new(), step: Prepared::default(), decoders: None }
+    }
+
+    /// Steps of single tokens are computed by kernels that read all that changes on the GPU, and from the third step of a
+    /// size on they are launched as one CUDA graph, where the model has them (a dense decoder on one GPU, without sinks and
+    /// softcaps). The cache then belongs to one model with its weights in one place.
+    pub fn with_cuda_graphs(self) -> Self {
+        Self { decoders: Some(Vec::new()), ..self }
     }
 
     /// Positions of a block.
