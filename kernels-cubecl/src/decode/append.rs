@@ -1,4 +1,6 @@
 //! Writes the keys and values of the new tokens to their pages.
+#![allow(missing_docs, reason = "the launch macros write public items without documentation")]
+
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

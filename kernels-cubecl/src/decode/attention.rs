@@ -1,5 +1,7 @@
 //! Attention of one query of each sequence over its pages. The keys of a sequence are split among cubes, whose partial
 //! results are merged (Dao et al., Flash-Decoding, 2023): few sequences then keep the whole GPU busy.
+#![allow(missing_docs, reason = "the launch macros write public items without documentation")]
+
 use std::f32::consts::LOG2_E;
 
 use cubecl::prelude::*;
@@ -37,7 +39,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn new(shape: DecodeShape, cube: CubeShape) -> Self {
+    /// For a device whose cubes have this shape.
+    pub fn new(shape: DecodeShape, cube: CubeShape) -> Self {
         let units = cube.units.min(128);
         let vectors = shape.vectors() as u32;
         // A power of two, so that the neighbours of a plane can add up their parts.

@@ -4,11 +4,11 @@
 //! block table lists the pages of sequence `s`: its position `p` is in page `table[s][p / block_size]` (Kwon et al.,
 //! PagedAttention, 2023). Lengths and tables are read on the device, so one recorded launch serves every step.
 #[cfg(feature = "cuda")]
-mod append;
+pub mod append;
 #[cfg(feature = "cuda")]
-mod attention;
+pub mod attention;
 #[cfg(feature = "cuda")]
-mod merge;
+pub mod merge;
 
 #[cfg(feature = "cuda")]
 pub use append::append;

@@ -13,6 +13,7 @@ macro_rules! kernel {
 }
 
 mod attention;
+mod decode;
 mod fp8;
 mod grouped;
 mod pointwise;
