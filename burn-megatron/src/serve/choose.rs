@@ -3,17 +3,8 @@
 use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
-use super::request::TokenLogprobs;
+use super::request::{Likely, TokenLogprobs};
 use crate::generate::Sampling;
-
-/// A token and its log-probability.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Likely {
-    /// The token.
-    pub token: i64,
-    /// Its log-probability.
-    pub logprob: f64,
-}
 
 /// What is wanted of one line of logits.
 #[derive(Clone, Debug, PartialEq)]

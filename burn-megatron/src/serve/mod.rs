@@ -16,9 +16,8 @@ mod stop;
 #[cfg(test)]
 mod tests;
 
-pub use choose::Likely;
 pub use engine::run;
 pub use queue::{Queue, Requests, Statistics, Stopped, Ticket};
-pub use request::{Event, Finish, Request, RequestError, TokenLogprobs};
+pub use request::{Event, Finish, Likely, Request, RequestError, TokenLogprobs};
 pub use scheduler::{Scheduled, Scheduler, SchedulerConfig, SchedulerError};
 pub use stop::StopStrings;

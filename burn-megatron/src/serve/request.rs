@@ -2,7 +2,6 @@
 
 use thiserror::Error;
 
-use super::choose::Likely;
 use crate::generate::{GenerateError, Sampling};
 
 /// One sequence to continue.
@@ -93,6 +92,15 @@ pub enum Finish {
     Stop,
     /// It has as many tokens as asked for.
     Length,
+}
+
+/// A token and its log-probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Likely {
+    /// The token.
+    pub token: i64,
+    /// Its log-probability.
+    pub logprob: f64,
 }
 
 /// The log-probability of a token after those before it, `log softmax` of the model's logits, before temperature and

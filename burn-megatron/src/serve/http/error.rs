@@ -22,7 +22,10 @@ impl ApiError {
     /// A parameter is wrong.
     pub fn param(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param = param.into();
-        Self { param: Some(param.clone()), ..Self::new(StatusCode::BAD_REQUEST, format!("{param}: {}", message.into())) }
+        Self {
+            param: Some(param.clone()),
+            ..Self::new(StatusCode::BAD_REQUEST, format!("{param}: {}", message.into()))
+        }
     }
 
     pub fn unknown_model(name: &str, known: &[String]) -> Self {

@@ -73,7 +73,8 @@ impl Params {
 
     /// A string or a list of them.
     pub fn strings(&mut self, key: &str) -> Result<Vec<String>, ApiError> {
-        let wrong = |value: &Value| ApiError::param(key, format!("a string or a list of strings is needed, this is {value}"));
+        let wrong =
+            |value: &Value| ApiError::param(key, format!("a string or a list of strings is needed, this is {value}"));
         match self.take(key) {
             None => Ok(Vec::new()),
             Some(Value::String(text)) => Ok(vec![text]),
@@ -87,9 +88,10 @@ impl Params {
     /// A parameter of OpenAI's that this server does not have: only values that change nothing are accepted.
     pub fn without(&mut self, key: &str, neutral: &[Value]) -> Result<(), ApiError> {
         match self.take(key) {
-            Some(value) if !neutral.contains(&value) => {
-                Err(ApiError::param(key, format!("this server does not support it, and {value} would change the answer")))
-            }
+            Some(value) if !neutral.contains(&value) => Err(ApiError::param(
+                key,
+                format!("this server does not support it, and {value} would change the answer"),
+            )),
             _ => Ok(()),
         }
     }

@@ -38,7 +38,8 @@ impl Job {
     pub async fn answer(self, form: impl Form) -> Result<Response, ApiError> {
         let app = Arc::clone(&self.app);
         // All at once: the ranks read them together.
-        let running = self.requests.iter().map(|request| submit(&app, request.clone())).collect::<Result<Vec<_>, _>>()?;
+        let running =
+            self.requests.iter().map(|request| submit(&app, request.clone())).collect::<Result<Vec<_>, _>>()?;
         match self.stream {
             true => Ok(self.part_by_part(running, form)),
             false => self.whole(running, form).await,
