@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
+use models::layout::sequence_unit;
 use models::lora::{Adapter, with_weights_of};
 use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WithModel};
 use tokio::sync::oneshot;
@@ -196,7 +197,7 @@ fn check_layout(layout: &ParallelLayout, config: &FamilyConfig) -> Result<()> {
             );
         }
     }
-    Ok(config.dims().check_tp(layout.tp)?)
+    Ok(config.dims().check(layout, sequence_unit(layout))?)
 }
 
 /// The ranks of a server, ready for the model's family.

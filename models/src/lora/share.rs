@@ -49,3 +49,29 @@ impl ModuleMapper for Replaced {
         Param::from_mapped_value(id, shared.clone(), mapper)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use backend_dist::launch::Rank;
+    use burn::tensor::{Device, FloatDType, Int, Tensor};
+
+    use super::*;
+    use crate::lora::LoraConfig;
+    use crate::{Llama, LlamaConfig, ModelConfig, ParamBuilder};
+
+    /// The weights of another seed, and adapters that change nothing yet.
+    #[test]
+    fn a_model_with_adapters_takes_the_weights_of_one_without() {
+        let (rank, config) = (Rank::single(Device::flex()), LlamaConfig::tiny());
+        let plan = std::sync::Arc::new(LoraConfig::default().plan(&config.hf_names()).unwrap());
+        let params = |seed| ParamBuilder::new(&rank, FloatDType::F64, seed).without_autodiff();
+        let base = Llama::build(&config, params(1)).unwrap();
+        let adapted = Llama::build(&config, params(2).with_lora(&plan, None)).unwrap();
+        let logits = |model: &Llama| {
+            let tokens = Tensor::<2, Int>::from_data([[1, 2, 3]], &rank.device);
+            model.logits(tokens).into_data().iter::<f64>().collect::<Vec<_>>()
+        };
+        assert_ne!(logits(&adapted), logits(&base));
+        assert_eq!(logits(&with_weights_of(adapted, &base)), logits(&base));
+    }
+}
