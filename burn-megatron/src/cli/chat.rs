@@ -135,14 +135,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Positions that a model is made for.
-fn positions(config: &FamilyConfig) -> usize {
+pub(super) fn positions(config: &FamilyConfig) -> usize {
     let sizes = serde_json::to_value(config).unwrap_or_default();
     let trained = sizes["max_position_embeddings"].as_u64().map(|positions| positions as usize);
     trained.or(config.dims().max_positions).unwrap_or(2048).max(2)
 }
 
 /// The adapters of the command line with their names; the first is none.
-fn adapters(given: &[String], config: &FamilyConfig) -> Result<(Vec<String>, Vec<Option<Adapter>>)> {
+pub(super) fn adapters(given: &[String], config: &FamilyConfig) -> Result<(Vec<String>, Vec<Option<Adapter>>)> {
     let (mut names, mut all) = (vec![NO_ADAPTER.to_string()], vec![None]);
     for text in given {
         let own =

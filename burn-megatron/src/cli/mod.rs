@@ -22,6 +22,8 @@ mod processes;
 mod reference;
 mod replay;
 mod sampling;
+#[cfg(feature = "serve")]
+mod serve;
 mod train;
 mod verify;
 
@@ -60,6 +62,9 @@ pub enum Command {
     Generate(Box<generate::Args>),
     /// Talk to a Hugging Face folder in the terminal
     Chat(Box<chat::Args>),
+    /// Serve a Hugging Face folder over HTTP, with OpenAI's completion and chat endpoints
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::Args>),
     /// Evaluate a Hugging Face folder: multiple choice, log-likelihoods, perplexity, exact match
     Eval(Box<eval::Args>),
     /// Check that parallel layouts train like a single device, in double precision
@@ -94,6 +99,8 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Bench(args) => bench::run(*args),
         Command::Generate(args) => generate::run(*args),
         Command::Chat(args) => chat::run(*args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(*args),
         Command::Eval(args) => eval::run(*args),
         Command::Verify(args) => verify::run(args),
         Command::Replay(args) => replay::run(args),

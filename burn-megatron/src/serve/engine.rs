@@ -102,6 +102,8 @@ impl First {
     /// Takes what has come, and says what to do.
     fn next(&mut self) -> Command {
         let Self { queue, sequences, is_last } = self;
+        // Before the first rank waits for requests, and again when it knows what is read.
+        *locked(&queue.statistics) = sequences.statistics();
         let command = loop {
             let message = match sequences.is_empty() {
                 true if *is_last => break Command::Stop,

@@ -2,8 +2,7 @@
 
 use thiserror::Error;
 
-use crate::generate::TokenLogprobs;
-use crate::generate::{GenerateError, Sampling};
+use crate::generate::{GenerateError, Sampling, TokenLogprobs};
 
 /// One sequence to continue.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,6 +14,7 @@ mod base;
 mod layers;
 mod off;
 mod plan;
+mod share;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub(crate) use base::Quantizer;
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
 pub use off::without_adapters;
 pub use plan::LoraPlan;
+pub use share::with_weights_of;
 
 /// The word for all linear layers but the output layer.
 pub const ALL_LINEAR: &str = "all-linear";

@@ -36,6 +36,8 @@ pub(super) struct Common {
     pub n: usize,
     pub max_tokens: Option<usize>,
     pub stop: Vec<String>,
+    /// The text is as long as asked for, whatever it says (vLLM's, for measurements).
+    pub ignore_eos: bool,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -62,6 +64,7 @@ impl Common {
         let completion = params.integer("max_completion_tokens", 0..=i64::MAX)?;
         let max_tokens = params.integer("max_tokens", 0..=i64::MAX)?;
         let stop = params.strings("stop")?;
+        let ignore_eos = params.bool("ignore_eos")?;
         let stream = params.bool("stream")?;
         let include_usage = stream_options(params, stream)?;
         for penalty in ["presence_penalty", "frequency_penalty"] {
@@ -71,7 +74,7 @@ impl Common {
         params.without("best_of", &[json!(n)])?;
         IGNORED.iter().for_each(|key| drop(params.take(key)));
         let max_tokens = completion.or(max_tokens).map(|tokens| tokens as usize);
-        Ok(Self { model, sampling, n, max_tokens, stop, stream, include_usage })
+        Ok(Self { model, sampling, n, max_tokens, stop, ignore_eos, stream, include_usage })
     }
 
     /// One sequence for each choice: all of the first prompt, then all of the next.
@@ -88,7 +91,7 @@ impl Common {
                 model: self.model,
                 prompt: prompt.clone(),
                 max_tokens: max_tokens(prompt.len()),
-                stop_tokens: app.stop_tokens.clone(),
+                stop_tokens: if self.ignore_eos { Vec::new() } else { app.stop_tokens.clone() },
                 // Each choice has draws of its own; the first has those of the seed.
                 sampling: Sampling { seed: self.sampling.seed.wrapping_add(choice as u64), ..self.sampling },
                 logprobs,

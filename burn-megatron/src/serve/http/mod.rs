@@ -19,6 +19,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -27,11 +28,15 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::json;
 use tokenizers::Tokenizer;
+use tokio::sync::oneshot;
 
 use self::error::ApiError;
 use super::Requests;
 use crate::data::chat::ChatTokenizer;
 use crate::hf::GenerationConfig;
+
+/// How long connections may take to end when the server stops.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// What handlers need to know of the models that ranks serve.
 pub struct App {
@@ -109,15 +114,29 @@ impl Server {
         runtime.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(self.listener)?;
             let requests = app.requests.clone();
+            let (tell, told) = oneshot::channel();
             let stop = async move {
                 tokio::select! {
                     () = signalled() => {}
                     () = until => {}
                 }
                 requests.stop();
+                // The receiver lives as long as this server.
+                let _ = tell.send(());
             };
-            axum::serve(listener, router(app)).with_graceful_shutdown(stop).await
+            tokio::select! {
+                served = axum::serve(listener, router(app)).with_graceful_shutdown(stop) => served,
+                () = late(told) => Ok(()),
+            }
         })
+    }
+}
+
+/// Ready when connections have had their time to end.
+async fn late(told: oneshot::Receiver<()>) {
+    match told.await {
+        Ok(()) => tokio::time::sleep(GRACE).await,
+        Err(_) => std::future::pending().await,
     }
 }
 

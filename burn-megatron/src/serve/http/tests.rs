@@ -1,1 +1,242 @@
+mod client;
 
+use std::io::BufRead;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use self::client::{CHAT, COMPLETIONS, alone, app, ask, completion, events, joined, open, post, sampled, with_server};
+use super::*;
+use crate::generate::Sampling;
+
+/// Clients of different lengths and seeds at the same time; each gets what `generate` gives it alone, whole and part
+/// by part.
+#[test]
+fn answers_are_those_of_generate() {
+    for layout in ["TP1", "TP2"] {
+        let statistics = with_server(layout, |address, _| {
+            let client = |seed: u64| {
+                let prompt = &"theQuickBrownFoxJumpsOver"[..1 + seed as usize * 3];
+                let (tokens, text) = alone(prompt, 5 + seed as usize, sampled(seed));
+                let body = completion(prompt, 5 + seed as usize, seed);
+                let (status, whole) = post(address, COMPLETIONS, &body);
+                let choice = &whole["choices"][0];
+                assert_eq!((status, choice["text"].as_str()), (200, Some(text.as_str())), "{whole}");
+                assert_eq!(whole["usage"]["completion_tokens"], tokens.len());
+                let reason = if tokens.last() == Some(&60) { "stop" } else { "length" };
+                assert_eq!(choice["finish_reason"], reason);
+                let mut streamed = body;
+                (streamed["stream"], streamed["stream_options"]) = (json!(true), json!({"include_usage": true}));
+                let mut parts = events(address, COMPLETIONS, &streamed);
+                assert_eq!(parts.pop().unwrap()["usage"], whole["usage"]);
+                assert_eq!(joined(&parts, |part| part["choices"][0]["text"].as_str()), text);
+                assert_eq!(parts.last().unwrap()["choices"][0]["finish_reason"], reason);
+            };
+            thread::scope(|scope| (0..7).map(|seed| scope.spawn(move || client(seed))).for_each(drop));
+        });
+        assert_eq!((statistics.used_blocks, statistics.failed, statistics.cancelled), (0, 0, 0), "{layout}");
+    }
+}
+
+#[test]
+fn a_chat_is_the_templates_text() {
+    with_server("TP1", |address, _| {
+        let (_, text) = alone("uHia", 12, Sampling::greedy());
+        let body = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "temperature": 0,
+            "max_completion_tokens": 12, "user": "me"});
+        let (status, whole) = post(address, CHAT, &body);
+        assert_eq!((status, &whole["object"], &whole["model"]), (200, &json!("chat.completion"), &json!("tiny")));
+        assert_eq!(whole["choices"][0]["message"], json!({"role": "assistant", "content": text}));
+        assert_eq!(whole["usage"]["prompt_tokens"], 4);
+        let mut streamed = body;
+        streamed["stream"] = json!(true);
+        let parts = events(address, CHAT, &streamed);
+        assert_eq!(parts[0]["choices"][0]["delta"]["role"], "assistant");
+        assert_eq!(joined(&parts, |part| part["choices"][0]["delta"]["content"].as_str()), text);
+        // The other model says something else.
+        streamed["model"] = json!("other");
+        let parts = events(address, CHAT, &streamed);
+        assert_ne!(joined(&parts, |part| part["choices"][0]["delta"]["content"].as_str()), text);
+    });
+}
+
+#[test]
+fn stop_strings_end_a_text_before_them() {
+    let statistics = with_server("TP1", |address, _| {
+        let (_, text) = alone("abc", 24, Sampling::greedy());
+        let stop = &text[6..9];
+        let before = &text[..text.find(stop).unwrap()];
+        let mut body = json!({"prompt": "abc", "max_tokens": 24, "temperature": 0, "stop": ["never", stop]});
+        let (_, whole) = post(address, COMPLETIONS, &body);
+        let choice = &whole["choices"][0];
+        assert_eq!((choice["text"].as_str(), choice["finish_reason"].as_str()), (Some(before), Some("stop")));
+        body["stream"] = json!(true);
+        assert_eq!(joined(&events(address, COMPLETIONS, &body), |part| part["choices"][0]["text"].as_str()), before);
+    });
+    assert_eq!((statistics.used_blocks, statistics.running), (0, 0));
+}
+
+/// The log-softmax itself is compared in the tests of the ranks; here its forms, and that parts are the whole.
+#[test]
+fn log_probabilities_come_in_openais_forms() {
+    with_server("TP1", |address, _| {
+        let (tokens, _) = alone("abc", 6, Sampling::greedy());
+        let mut body = json!({"prompt": "abc", "max_tokens": 6, "temperature": 0, "logprobs": 2, "echo": true});
+        let (_, whole) = post(address, COMPLETIONS, &body);
+        let of = &whole["choices"][0]["logprobs"];
+        assert_eq!(of["tokens"].as_array().unwrap().len(), 3 + tokens.len());
+        assert_eq!(
+            (&of["tokens"][0], &of["token_logprobs"][0], &of["text_offset"][4]),
+            (&json!("a"), &Value::Null, &json!(4))
+        );
+        assert!(whole["choices"][0]["text"].as_str().unwrap().starts_with("abc"));
+        for index in 3..of["tokens"].as_array().unwrap().len() {
+            let (token, top) = (of["tokens"][index].as_str().unwrap(), of["top_logprobs"][index].as_object().unwrap());
+            assert_eq!((top.len(), &top[token]), (2, &of["token_logprobs"][index]), "a greedy token is the likeliest");
+        }
+        body["stream"] = json!(true);
+        let parts = events(address, COMPLETIONS, &body);
+        let lists = parts.iter().flat_map(|part| part["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap());
+        assert_eq!(lists.collect::<Vec<_>>(), of["token_logprobs"].as_array().unwrap().iter().collect::<Vec<_>>());
+        // The prompt alone.
+        let body = json!({"prompt": [0, 1, 2], "max_tokens": 0, "logprobs": 0, "echo": true});
+        let (_, prompt) = post(address, COMPLETIONS, &body);
+        assert_eq!(prompt["choices"][0]["text"], "abc");
+        let [alone, with] = [&prompt["choices"][0]["logprobs"]["token_logprobs"], &of["token_logprobs"]];
+        assert_eq!(alone.as_array().unwrap()[..], with.as_array().unwrap()[..3]);
+        let body = json!({"messages": [{"role": "user", "content": "b"}], "max_tokens": 3, "logprobs": true, "top_logprobs": 2});
+        let (_, chat) = post(address, CHAT, &body);
+        let content = chat["choices"][0]["logprobs"]["content"].as_array().unwrap();
+        assert!(
+            !content.is_empty() && content.iter().all(|token| token["top_logprobs"].as_array().unwrap().len() == 2)
+        );
+    });
+}
+
+#[test]
+fn choices_and_prompts_are_numbered() {
+    with_server("TP1", |address, _| {
+        let mut body = completion("", 8, 5);
+        (body["prompt"], body["n"]) = (json!(["ab", "cde"]), json!(2));
+        let (_, whole) = post(address, COMPLETIONS, &body);
+        let choices = whole["choices"].as_array().unwrap();
+        let expected =
+            [("ab", 5), ("ab", 6), ("cde", 5), ("cde", 6)].map(|(prompt, seed)| alone(prompt, 8, sampled(seed)).1);
+        for (index, text) in expected.iter().enumerate() {
+            assert_eq!(
+                (&choices[index]["index"], choices[index]["text"].as_str()),
+                (&json!(index), Some(text.as_str()))
+            );
+        }
+        assert_eq!(whole["usage"]["prompt_tokens"], 5);
+    });
+}
+
+#[test]
+fn a_client_that_is_gone_frees_its_sequence() {
+    let statistics = with_server("TP1", |address, app| {
+        let mut body = completion("abc", 4000, 1);
+        (body["stream"], body["ignore_eos"], body["n"]) = (json!(true), json!(true), json!(6));
+        let mut stream = open(address, "POST", COMPLETIONS, &body.to_string());
+        let mut line = String::new();
+        while !line.starts_with("data: ") {
+            line.clear();
+            stream.read_line(&mut line).unwrap();
+        }
+        drop(stream);
+        let start = Instant::now();
+        while app.requests.statistics().running + app.requests.statistics().waiting > 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", app.requests.statistics());
+            thread::sleep(Duration::from_millis(5));
+        }
+        // The server answers the next.
+        assert_eq!(post(address, COMPLETIONS, &json!({"prompt": "abc", "max_tokens": 3, "ignore_eos": true})).0, 200);
+    });
+    assert_eq!((statistics.used_blocks, statistics.cancelled, statistics.full, statistics.failed), (0, 6, 1, 0));
+}
+
+#[test]
+fn bad_requests_are_named() {
+    with_server("TP1", |address, _| {
+        let refuse = |path: &str, body: Value| {
+            let (status, answer) = post(address, path, &body);
+            let error = &answer["error"];
+            assert_eq!(error["type"], "invalid_request_error", "{answer}");
+            let text = |key: &str| error[key].as_str().unwrap_or_default().to_string();
+            (status, text("param"), text("message"))
+        };
+        let with = |key: &str, value: Value| {
+            let mut body = json!({"prompt": "abc"});
+            body[key] = value;
+            refuse(COMPLETIONS, body)
+        };
+        for (key, value, said) in [
+            ("temperature", json!(2.5), "nearest legal: 2"),
+            ("temperature", json!("hot"), "a number is needed"),
+            ("n", json!(0), "nearest legal: 1"),
+            ("max_tokens", json!(4096), "at most 4093 new tokens"),
+            ("max_tokens", json!(0), "at least 1"),
+            ("logprobs", json!(21), "nearest legal: 20"),
+            ("prompt", json!([1, 61]), "the model knows 0..61"),
+            ("prompt", json!(""), "no tokens"),
+            ("stop", json!([1]), "a list of strings"),
+            ("presence_penalty", json!(0.5), "does not support"),
+            ("temprature", json!(1), "unrecognized request argument"),
+            ("stream_options", json!({"include_usage": true}), "with stream only"),
+        ] {
+            let (status, param, message) = with(key, value.clone());
+            assert_eq!((status, param.as_str()), (400, key), "{key} {value}: {message}");
+            assert!(message.contains(said), "{key} {value}: {message}");
+        }
+        let neutral = json!({"prompt": "abc", "presence_penalty": 0, "user": "me", "logit_bias": {}});
+        assert_eq!(post(address, COMPLETIONS, &neutral).0, 200, "what changes nothing is accepted");
+        assert_eq!(refuse(COMPLETIONS, json!({"model": "huge", "prompt": "a"})).0, 404);
+        assert_eq!(refuse(CHAT, json!({"messages": []})).1, "messages");
+        assert_eq!(refuse(CHAT, json!({"messages": [{"content": "a"}]})).1, "messages[0]");
+        let tools = json!({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]});
+        assert_eq!(refuse(CHAT, tools).1, "tools");
+        assert_eq!(ask(address, "POST", COMPLETIONS, "{").0, 400);
+        assert_eq!(ask(address, "GET", "/v2", "").0, 404);
+    });
+}
+
+#[test]
+fn models_health_and_metrics() {
+    with_server("TP1", |address, app| {
+        let (status, models) = ask(address, "GET", "/v1/models", "");
+        let models: Value = serde_json::from_str(&models).unwrap();
+        assert_eq!((status, &models["data"][1]["id"]), (200, &json!("other")));
+        assert_eq!(ask(address, "GET", "/health", "").0, 200);
+        app.ready.store(false, Ordering::Relaxed);
+        assert_eq!(ask(address, "GET", "/health", "").0, 503);
+        post(address, COMPLETIONS, &json!({"prompt": "abcd", "max_tokens": 3, "ignore_eos": true}));
+        let counted = || ask(address, "GET", "/metrics", "").1;
+        let start = Instant::now();
+        // Counted when the step after the last token begins.
+        while !counted().contains("generation_tokens_total 3\n") && start.elapsed() < Duration::from_secs(30) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let text = counted();
+        assert!(text.contains("burn_megatron_prompt_tokens_total 4\n"), "{text}");
+        assert!(text.contains("burn_megatron_request_success_total{finished_reason=\"length\"} 1\n"), "{text}");
+    });
+}
+
+/// Without a template there is no chat, and who asks is told so.
+#[test]
+fn a_stopped_server_says_so() {
+    let (requests, queue) = Requests::channel();
+    let app = Arc::new(app(requests, false));
+    let server = Server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = server.address().unwrap();
+    let (end, ended) = oneshot::channel::<()>();
+    let http = thread::spawn(move || server.serve(app, async { drop(ended.await) }));
+    let body = json!({"messages": [{"role": "user", "content": "a"}]});
+    assert!(post(address, CHAT, &body).1["error"]["message"].as_str().unwrap().contains("no chat template"));
+    drop(queue);
+    let (status, answer) = post(address, COMPLETIONS, &json!({"prompt": "abc"}));
+    assert_eq!((status, &answer["error"]["message"]), (503, &json!("the server has stopped")));
+    drop(end);
+    http.join().unwrap().unwrap();
+}

@@ -1,0 +1,252 @@
+//! `burn-megatron serve`: many texts at once, over HTTP.
+
+mod measure;
+mod sizes;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result, anyhow, bail};
+use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::mesh::{Mesh, ParallelLayout};
+use models::layout::sequence_unit;
+use models::lora::{Adapter, with_weights_of};
+use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WithModel};
+use tokio::sync::oneshot;
+
+use self::measure::Load;
+use self::sizes::SizeArgs;
+use super::chat::adapters;
+use super::device::DeviceKind;
+use super::forward::Precision;
+use super::generate::tokenizer;
+use super::processes::alone;
+use crate::console::say;
+use crate::data::chat::{ChatTokenizer, special_token};
+use crate::forward::{Settings, build};
+use crate::hf::HfFolder;
+use crate::serve::http::{App, Server};
+use crate::serve::{Queue, Requests, SchedulerConfig, run as serve};
+
+/// Arguments of `serve`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder with config.json, the weights and tokenizer.json
+    #[arg(long, value_name = "DIR", required_unless_present = "preset")]
+    hf: Option<PathBuf>,
+    /// With --requests: measure a model with random weights, by the name of its preset
+    #[arg(long, value_name = "NAME", conflicts_with = "hf", requires = "requests")]
+    preset: Option<String>,
+    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them; its name, for the `model` of a
+    /// request, is that of the folder if none is given. Models share the weights of --hf
+    #[arg(long = "adapter", value_name = "[NAME=]DIR", requires = "hf")]
+    adapters: Vec<String>,
+    /// Name of the model of --hf. Default: the folder's
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Option<String>,
+    /// A Jinja template in place of the tokenizer's own
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+    /// Address to listen at
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen at; 0 is a free one
+    #[arg(long, value_name = "N", default_value_t = 8000)]
+    port: u16,
+    /// Layout of the ranks: tensor, sequence and expert parallelism, such as "TP2 SP"
+    #[arg(long, value_name = "LAYOUT", default_value = "TP1")]
+    layout: ParallelLayout,
+    /// Precision of weights and computation
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Precision,
+    /// Where the ranks run
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: DeviceKind,
+    #[command(flatten)]
+    sizes: SizeArgs,
+    #[command(flatten)]
+    load: Load,
+}
+
+/// Answers requests until Ctrl-C, or measures how fast it would.
+///
+/// # Errors
+/// If the model, its tokenizer or an adapter cannot be used, sizes do not fit or the port is taken; before anything is
+/// served.
+pub fn run(args: Args) -> Result<ExitCode> {
+    alone("serve")?;
+    let folder = args.hf.as_deref().map(HfFolder::open).transpose()?;
+    let config = match (&folder, &args.preset) {
+        (Some(folder), _) => folder.config().clone(),
+        (None, Some(name)) => preset(name)?,
+        (None, None) => bail!("--hf DIR says what to serve"),
+    };
+    check_layout(&args.layout, &config)?;
+    let scheduler = args.sizes.resolve(&config, args.device, args.dtype, args.layout.tp)?;
+    let settings = Settings {
+        adapter: None,
+        devices: args.device.devices(&args.layout)?,
+        layout: args.layout.clone(),
+        dtype: args.dtype.into(),
+        exact: false,
+        gradients: false,
+    };
+    let (names, adapters) = adapters(&args.adapters, &config)?;
+    let (requests, queue) = Requests::channel();
+    let job = |ready: &(dyn Fn() + Sync)| {
+        config.visit(Job {
+            mesh: Mesh::new(settings.layout.clone())?,
+            folder: folder.as_ref(),
+            settings: &settings,
+            adapters: &adapters,
+            scheduler,
+            queue: Mutex::new(Some(queue)),
+            ready,
+        })
+    };
+    if args.load.is_asked() {
+        let load = args.load.resolve(config.vocab_size(), &scheduler)?;
+        let (driver, start) = load.driver(requests);
+        job(&|| start.start())?;
+        super::print(&driver.join().map_err(|_| anyhow!("the measurement failed"))??)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(folder) = &folder else { bail!("--hf DIR says what to serve") };
+    let app = Arc::new(app(&args, folder, requests, names, scheduler)?);
+    let server = Server::bind(SocketAddr::new(args.host, args.port))
+        .with_context(|| format!("--host {} --port {}", args.host, args.port))?;
+    let address = server.address()?;
+    let (ended, until) = oneshot::channel::<()>();
+    let handlers = Arc::clone(&app);
+    // Ready as well when the ranks have failed and the sender is gone.
+    let http = std::thread::spawn(move || server.serve(handlers, async { drop(until.await) }));
+    let served = job(&|| {
+        app.ready.store(true, Ordering::Relaxed);
+        let SchedulerConfig { max_num_seqs, max_model_len, num_blocks, block_size, .. } = scheduler;
+        say(format_args!(
+            "{} at http://{address}/v1: up to {max_num_seqs} sequences of {max_model_len} tokens, {num_blocks} blocks of {block_size}",
+            app.models.join(", ")
+        ));
+    });
+    drop(ended);
+    let answered = http.join().map_err(|_| anyhow!("the HTTP server failed"))?;
+    served?;
+    answered?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn app(
+    args: &Args,
+    folder: &HfFolder,
+    requests: Requests,
+    mut models: Vec<String>,
+    scheduler: SchedulerConfig,
+) -> Result<App> {
+    let dir = args.hf.as_deref().unwrap_or(Path::new("."));
+    let path = folder.tokenizer_path().with_context(|| format!("{}: no tokenizer.json", dir.display()))?;
+    let tokenizer = tokenizer(&path)?;
+    let chat = match ChatTokenizer::open(dir, args.chat_template.as_deref()) {
+        Ok(chat) => Some(chat),
+        Err(error) if args.chat_template.is_some() => return Err(error.into()),
+        Err(error) => {
+            eprintln!("no chat: {error}");
+            None
+        }
+    };
+    let mut stop_tokens: Vec<i64> = folder.generation().eos_token_id.iter().map(|id| i64::from(*id)).collect();
+    let own = special_token(dir, "eos_token")?.and_then(|token| tokenizer.token_to_id(&token)).map(i64::from);
+    stop_tokens.extend(own.filter(|id| !stop_tokens.contains(id)));
+    let of_folder = || dir.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = args.served_model_name.clone().or_else(of_folder).unwrap_or_else(|| "model".into());
+    if models[1..].contains(&name) {
+        bail!("--adapter {name}: the model itself has this name; give the adapter another one, --adapter NAME=DIR");
+    }
+    models[0] = name;
+    Ok(App {
+        requests,
+        models,
+        tokenizer,
+        chat,
+        defaults: folder.generation().clone(),
+        stop_tokens,
+        vocab_size: folder.config().vocab_size(),
+        max_model_len: scheduler.max_model_len,
+        ready: AtomicBool::new(false),
+        count: AtomicU64::new(0),
+    })
+}
+
+fn preset(name: &str) -> Result<FamilyConfig> {
+    let presets = FamilyConfig::presets();
+    let names = || presets.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let found = presets.iter().find(|(of, _)| *of == name).map(|(_, config)| config.clone());
+    found.with_context(|| format!("--preset {name}: there is no such preset; presets: {}", names()))
+}
+
+/// A rank serves with its part of each layer; whole copies of a model are several servers.
+fn check_layout(layout: &ParallelLayout, config: &FamilyConfig) -> Result<()> {
+    layout.check()?;
+    for (name, size) in [("PP", layout.pp), ("CP", layout.cp), ("DP", layout.dp)] {
+        if size > 1 {
+            bail!(
+                "--layout {layout}: {name}{size} is not served, only tensor, sequence and expert parallelism; nearest legal: TP{}",
+                layout.tp
+            );
+        }
+    }
+    Ok(config.dims().check(layout, sequence_unit(layout))?)
+}
+
+/// The ranks of a server, ready for the model's family.
+struct Job<'a> {
+    mesh: Mesh,
+    /// Without one weights are random.
+    folder: Option<&'a HfFolder>,
+    settings: &'a Settings,
+    /// By number; the first is none.
+    adapters: &'a [Option<Adapter>],
+    scheduler: SchedulerConfig,
+    queue: Mutex<Option<Queue>>,
+    /// Called when the weights are there.
+    ready: &'a (dyn Fn() + Sync),
+}
+
+impl WithModel for Job<'_> {
+    type Output = Result<()>;
+
+    fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<()> {
+        let load = |rank: &Rank, adapter: &Option<Adapter>| match self.folder {
+            Some(folder) => {
+                let settings = Settings { adapter: adapter.clone(), ..self.settings.clone() };
+                build::<M>(rank, config, folder, &settings)
+            }
+            None => {
+                let params = ParamBuilder::new(rank, self.settings.dtype, 1).with_fp32_norms().without_autodiff();
+                Ok(M::build(config, params)?)
+            }
+        };
+        launch(&self.mesh, &self.settings.devices, |rank| {
+            let mut models: Vec<M> = Vec::with_capacity(self.adapters.len());
+            for adapter in self.adapters {
+                let model = load(&rank, adapter)?;
+                models.push(match models.first() {
+                    Some(base) => with_weights_of(model, base),
+                    None => model,
+                });
+            }
+            let queue = match rank.rank {
+                0 => self.queue.lock().map_err(|_| "a rank has failed")?.take(),
+                _ => None,
+            };
+            if rank.rank == 0 {
+                (self.ready)();
+            }
+            Ok::<_, BoxError>(serve(&rank, &models, self.scheduler, queue)?)
+        })
+        .map(drop)
+        .context("the ranks ended")
+    }
+}
