@@ -24,7 +24,7 @@ pub(super) fn in_16_bits() -> OptimizerConfig {
     .into()
 }
 
-/// Wherever shards are cut, every element is rounded with the same random bits.
+/// However elements are sharded, each is rounded with the same random bits.
 #[test]
 fn states_in_16_bits_equal_one_rank() {
     for dtype in [DType::F32, DType::BF16] {
