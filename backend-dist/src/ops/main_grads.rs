@@ -1,4 +1,4 @@
-//! Gradients of parameters that are accumulated in place, in f32, instead of being returned by the backward pass.
+//! Gradients of parameters that are accumulated in place, in f32 or bf16, instead of being returned by the backward pass.
 //!
 //! As Megatron-LM's `main_grad` (`LinearWithGradAccumulationAndAsyncCommunication` in
 //! `megatron/core/tensor_parallel/layers.py`): the weight gradient of one micro-batch is never materialised, its GEMM
@@ -26,7 +26,7 @@ thread_local! {
     static MAIN_GRADS: RefCell<HashMap<NodeId, MainGrad>> = RefCell::new(HashMap::new());
 }
 
-/// The accumulator of a parameter's gradient: elements of a flat f32 buffer on a CUDA device. Clones share it.
+/// The accumulator of a parameter's gradient: elements of a flat f32 or bf16 buffer on a CUDA device. Clones share it.
 #[derive(Clone, Debug)]
 pub struct MainGrad {
     view: Tensor<1>,
@@ -39,10 +39,14 @@ impl MainGrad {
     ///
     /// # Panics
     ///
-    /// If `view` is not f32 on a CUDA device.
+    /// If `view` is not f32 or bf16 on a CUDA device.
     pub fn new(view: Tensor<1>) -> Self {
         let view = view.inner();
-        assert_eq!(view.dtype(), DType::F32, "main gradients are accumulated in f32");
+        let dtype = view.dtype();
+        assert!(
+            matches!(dtype, DType::F32 | DType::BF16),
+            "main gradients are accumulated in f32 or bf16, not {dtype:?}"
+        );
         assert!(
             can_write(&view),
             "main gradients are accumulated in place on CUDA devices only, not on {:?}",

@@ -4,10 +4,9 @@ use models::ModelConfig;
 use models::recompute::Granularity;
 
 use super::problem::{ConfigErrors, Problem};
-use super::run::{Precision, RunConfig};
+use super::run::RunConfig;
 use crate::data::preprocess::{LARGEST_BPE, SMALLEST_BPE};
 use crate::engine::{AnomalyAction, LossMean};
-use crate::optim::{MainParamsDtype, StateDtype};
 use crate::plan::Decoder;
 
 impl RunConfig {
@@ -88,26 +87,6 @@ impl RunConfig {
         }
         note(batches.map(drop));
         problems
-    }
-
-    /// Types of optimizer states that the type of training does not have.
-    fn check_states(&self, note: &mut impl FnMut(Result<(), String>)) {
-        let (states, dtype) = (self.optimizer.states(), self.training.dtype);
-        let name = format!("{dtype:?}").to_lowercase();
-        for (key, state) in [("exp-avg-dtype", states.exp_avg), ("exp-avg-sq-dtype", states.exp_avg_sq)] {
-            note(demand(state == StateDtype::F32 || dtype != Precision::F64, || {
-                format!(
-                    "optimizer.{key} = bf16 with training.dtype = {name}, whose states are f64; nearest legal: f32, which \
-                     leaves them so"
-                )
-            }));
-        }
-        note(demand(states.main_params == MainParamsDtype::F32 || dtype == Precision::Bf16, || {
-            format!(
-                "optimizer.main-params-dtype = bf16-remainder with training.dtype = {name}: only bf16 weights have \
-                 remainders; nearest legal: f32"
-            )
-        }));
     }
 
     fn check_ranges(&self, note: &mut impl FnMut(Result<(), String>)) {

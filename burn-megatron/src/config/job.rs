@@ -46,6 +46,7 @@ impl RunConfig {
             state_bytes: StateBytes {
                 exp_avg: states.exp_avg.bytes() as u64,
                 exp_avg_sq: states.exp_avg_sq.bytes() as u64,
+                main_grads: states.main_grads.bytes() as u64,
                 main_params: states.main_params.bytes() as u64,
             },
             newton_schulz,

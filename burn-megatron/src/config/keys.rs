@@ -234,6 +234,7 @@ pub const KEYS: &[Key] = {
         key("optimizer.decay-vectors", Flag, "", "Apply weight decay to norm weights and biases too; default: false"),
         key("optimizer.exp-avg-dtype", Choice(&["f32", "bf16"]), "", "Type of the first moment (exp_avg), in bf16 with stochastic rounding; default: f32"),
         key("optimizer.exp-avg-sq-dtype", Choice(&["f32", "bf16"]), "", "Type of the second moment (exp_avg_sq), in bf16 with stochastic rounding; default: f32"),
+        key("optimizer.main-grads-dtype", Choice(&["f32", "bf16"]), "", "Type in which gradients are accumulated over micro-batches and reduced over data-parallel ranks; bf16 for bf16 training of dense models without FP8; default: f32"),
         key("optimizer.main-params-dtype", Choice(&["f32", "bf16-remainder"]), "", "Master weights of bf16 training: fp32 copies, or the 16 bits that a bf16 weight lacks of its fp32 master (2 bytes instead of 4, same master bit for bit); default: f32"),
         key("weight-decay.incr-style", Choice(&["constant", "linear", "cosine"]), "\"constant\"", "Weight decay over the run: constant, or growing linearly or as a cosine")
             .or(&["weight-decay-incr-style"]),

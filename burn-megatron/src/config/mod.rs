@@ -22,6 +22,7 @@
 mod changes;
 mod check;
 mod check_grpo;
+mod check_states;
 mod foreign;
 mod job;
 mod keys;

@@ -34,6 +34,9 @@ pub struct AdamWConfig {
     pub exp_avg_dtype: StateDtype,
     /// Type of the second moment (Megatron's `--exp-avg-sq-dtype`).
     pub exp_avg_sq_dtype: StateDtype,
+    /// Type of the main gradients of `bf16` weights (Megatron's `--main-grads-dtype`): in which those of micro-batches and
+    /// data-parallel ranks are added up.
+    pub main_grads_dtype: StateDtype,
     /// How master weights of `bf16` weights are kept.
     pub main_params_dtype: MainParamsDtype,
 }
@@ -48,6 +51,7 @@ impl Default for AdamWConfig {
             decay_vectors: false,
             exp_avg_dtype: StateDtype::F32,
             exp_avg_sq_dtype: StateDtype::F32,
+            main_grads_dtype: StateDtype::F32,
             main_params_dtype: MainParamsDtype::F32,
         }
     }

@@ -1,5 +1,7 @@
 //! One bucket of a rank: its gradients, moments and values, and how one step changes them.
 
+mod update;
+
 use super::config::OptimizerConfig;
 use super::flat::{Flat, own, wide};
 use super::gpu::{Launches, Weights};
@@ -7,13 +9,15 @@ use super::grads::Grads;
 use super::layout::{BucketSpec, Layout, Part, overlap};
 use super::modules::{attach_places, map, visit};
 use super::rule::Rule;
-use super::states::{StateDtype, place, weights_of};
-use backend_dist::buffer::muon_step;
+use super::states::{StateDtype, weights_of};
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
+use update::Update;
+
+pub(super) use update::MatrixSteps;
 
 pub(super) struct Bucket {
     pub spec: BucketSpec,
@@ -55,6 +59,7 @@ impl Bucket {
         device: &Device,
         dtype: DType,
     ) -> Self {
+        let (states, split) = (config.states(), config.states().splits(dtype));
         let layout = Layout::new(&spec, dp_ranks.size(), alignment);
         let region = if zero == 0 { 0..layout.len } else { layout.shard(dp_ranks.rank()) };
         let parts = layout.parts(&region);
@@ -71,9 +76,8 @@ impl Bucket {
             })
         };
         let second_at: Vec<Option<usize>> = parts.iter().map(&mut second).collect();
-        let (states, split) = (config.states(), config.states().splits(dtype));
         let buffer = |len: usize, state: StateDtype| (len > 0).then(|| Flat::zeros(len, device, state.with(dtype)));
-        let grads = Grads::new(&layout, &region, zero, device, wide(dtype));
+        let grads = Grads::new(&layout, &region, zero, device, states.main_grads.with(dtype));
         let shards = if zero == 0 { 0..dp_ranks.size() } else { dp_ranks.rank()..dp_ranks.rank() + 1 };
         let counted = counted(&layout, &region, shards);
         let launches = grads.buffer().map(|sum| Launches::new(sum, &counted, (&layout, &parts), &region, config));
@@ -240,50 +244,6 @@ impl Bucket {
         let Some(launches) = &self.launches else { return false };
         let flats = [values, self.first.as_ref(), self.second.as_ref(), Some(self.grads.sum())];
         launches.step(rule, flats, self.weights.as_ref())
-    }
-}
-
-/// Steps of matrices that Muon has orthogonalised: what to subtract so many times, and the share of the matrix to keep;
-/// by part.
-#[derive(Default)]
-pub(super) struct MatrixSteps {
-    pub steps: Vec<Option<(Tensor<1>, f64)>>,
-    pub keep: f64,
-}
-
-/// Everything that one step needs of a bucket.
-struct Update<'a> {
-    layout: &'a Layout,
-    parts: &'a [Part],
-    second_at: &'a [Option<usize>],
-    first: Option<&'a mut Flat>,
-    second: Option<&'a mut Flat>,
-    sum: &'a Flat,
-    rule: &'a Rule,
-    matrices: &'a MatrixSteps,
-}
-
-impl Update<'_> {
-    /// Updates one part, whose values begin at `at`.
-    fn part(&mut self, index: usize, values: &mut Flat, at: usize) {
-        let part = &self.parts[index];
-        let (unit, len) = (&self.layout.units[part.unit], part.range.len());
-        if let Some((step, factor)) = self.matrices.steps.get(index).cloned().flatten() {
-            if let Some(buffer) = values.buffer() {
-                let keep = if unit.decays { self.matrices.keep } else { 1.0 };
-                return muon_step(step, &buffer.part(at..at + len), keep, factor);
-            }
-            let old = values.part(at..at + len);
-            let kept = if unit.decays { old.mul_scalar(self.matrices.keep) } else { old };
-            values.put(at, kept - step.mul_scalar(factor));
-            return;
-        }
-        let here = part.at..part.at + len;
-        let first = self.first.as_deref_mut().map(|flat| (flat, here.clone()));
-        let second = self.second.as_deref_mut().zip(self.second_at[index]).map(|(flat, at)| (flat, at..at + len));
-        let decays = unit.decays || self.rule.decays_vectors();
-        let place = place(unit, &part.range);
-        self.rule.update((values, at..at + len), (self.sum, here), first, second, (decays, place));
     }
 }
 

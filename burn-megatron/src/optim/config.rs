@@ -96,6 +96,7 @@ impl OptimizerConfig {
             Self::AdamW(config) => StateDtypes {
                 exp_avg: config.exp_avg_dtype,
                 exp_avg_sq: config.exp_avg_sq_dtype,
+                main_grads: config.main_grads_dtype,
                 main_params: config.main_params_dtype,
             },
             _ => StateDtypes::default(),

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Raw sums, in fp32 or fp64. Two buffers that rarely exist together: the whole bucket while gradients are added, and this
+/// Raw sums, in fp32, fp64 or bf16. Two buffers that rarely exist together: the whole bucket while gradients are added, and this
 /// rank's shard of the sum over the data-parallel ranks.
 ///
 /// | ZeRO | whole bucket | shard |
@@ -38,7 +38,7 @@ pub(super) struct Grads {
 }
 
 impl Grads {
-    /// Empty. `dtype` is fp32 or fp64, `region` what this rank updates.
+    /// Empty. `dtype` is fp32, fp64 or bf16, `region` what this rank updates.
     pub fn new(layout: &Layout, region: &Range<usize>, zero: u8, device: &Device, dtype: DType) -> Self {
         let buffer = if zero < 2 { Buffer::zeros(layout.len, device, dtype) } else { None };
         let places = buffer.as_ref().map(|buffer| places(layout, buffer)).unwrap_or_default();

@@ -63,8 +63,12 @@ impl Rule {
         second: Moment,
         (decays, place): (bool, Place),
     ) {
-        let grad = grad.view();
-        let grad = &grad.read::<E>()[from];
+        let (view, narrow) = (grad.view(), grad.dtype() == DType::BF16);
+        let widened: Vec<E> = match narrow {
+            true => view.read::<bf16>()[from.clone()].iter().map(|value| E::of(value.wide())).collect(),
+            false => Vec::new(),
+        };
+        let grad = if narrow { &widened } else { &view.read::<E>()[from] };
         let mut own = param.take_host();
         let values = &mut E::write(&mut own)[at];
         match self {

@@ -9,7 +9,7 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The type of a moment. With `f64` weights every state is `f64`.
+/// The type of a moment or a main gradient. With `f64` weights every state is `f64`.
 ///
 /// Moments in bf16 are computed in fp32 and rounded stochastically when they are stored: down or up, with the
 /// probabilities that make the mean exact. Rounding to nearest, as Megatron-LM does it, loses every change of less than
@@ -69,6 +69,8 @@ pub struct StateDtypes {
     pub exp_avg: StateDtype,
     /// Second moment.
     pub exp_avg_sq: StateDtype,
+    /// Main gradients.
+    pub main_grads: StateDtype,
     /// Master weights.
     pub main_params: MainParamsDtype,
 }

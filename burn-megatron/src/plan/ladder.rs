@@ -55,10 +55,11 @@ pub const SMALL_STATES: &str = "optimizer.main-params-dtype = bf16-remainder, op
 /// into GPUs of `bytes`. `None` if it fits with none, has such states already, or cannot have them: they are for bf16 and
 /// AdamW.
 pub fn with_small_states(job: &Job, bytes: u64) -> Option<Job> {
-    if job.element != 2 || job.moments != Moments::ADAMW || job.state_bytes == StateBytes::BF16 {
+    let state_bytes = StateBytes { main_grads: job.state_bytes.main_grads, ..StateBytes::BF16 };
+    if job.element != 2 || job.moments != Moments::ADAMW || job.state_bytes == state_bytes {
         return None;
     }
-    let job = Job { state_bytes: StateBytes::BF16, ..job.clone() };
+    let job = Job { state_bytes, ..job.clone() };
     if fits(&job, bytes) {
         return Some(job);
     }

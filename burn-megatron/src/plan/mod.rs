@@ -110,9 +110,14 @@ impl Job {
         }
     }
 
-    /// Bytes of a main gradient, and of master weights and moments unless they are kept in less.
+    /// Bytes of main gradients, master weights and moments unless they are kept in less.
     pub fn wide(&self) -> u64 {
         self.element.max(4)
+    }
+
+    /// Bytes of a main gradient.
+    pub fn main_grad(&self) -> u64 {
+        if self.element > 4 { self.element } else { self.state_bytes.main_grads }
     }
 
     /// A rank's sizes of a micro-batch.

@@ -33,15 +33,17 @@ pub struct StateBytes {
     pub exp_avg: u64,
     /// Of the second moment.
     pub exp_avg_sq: u64,
+    /// Of a main gradient.
+    pub main_grads: u64,
     /// Of a master weight, where weights are narrower than fp32.
     pub main_params: u64,
 }
 
 impl StateBytes {
     /// All in fp32.
-    pub const F32: Self = Self { exp_avg: 4, exp_avg_sq: 4, main_params: 4 };
-    /// Moments in bf16, master weights as remainders of bf16 weights.
-    pub const BF16: Self = Self { exp_avg: 2, exp_avg_sq: 2, main_params: 2 };
+    pub const F32: Self = Self { exp_avg: 4, exp_avg_sq: 4, main_grads: 4, main_params: 4 };
+    /// Moments in bf16, master weights as remainders of bf16 weights, main gradients in fp32.
+    pub const BF16: Self = Self { exp_avg: 2, exp_avg_sq: 2, main_grads: 4, main_params: 2 };
 
     /// Bytes of `count` moments, given those of fp64 weights.
     pub(super) fn moments(self, count: u64, wide: u64) -> u64 {
@@ -80,7 +82,7 @@ pub struct States {
     pub weights: u64,
     /// FP8 copies of weights.
     pub quantised: u64,
-    /// Main gradients, in fp32 unless weights are wider.
+    /// Main gradients, in fp32 or bf16 unless weights are wider.
     pub gradients: u64,
     /// Master weights, in fp32 or as remainders, if the weights are narrower.
     pub master: u64,
@@ -114,7 +116,7 @@ impl States {
                 _ => bucket.elements * job.element,
             },
             quantised: 0,
-            gradients: from(2, wide),
+            gradients: from(2, job.main_grad()),
             master: if narrow { from(1, master) } else { 0 },
             moments: if zero >= 1 { kept.div_ceil(dp_ranks) } else { kept },
         }

@@ -68,7 +68,7 @@ impl CostModel<'_> {
                 let narrow = self.job.element < 4;
                 let master = if narrow { 2 * self.job.state_bytes.main_params } else { 0 };
                 let weights = if narrow { 2 * self.job.element } else { 2 * self.job.wide() };
-                moved += bucket.elements / shard * (self.job.wide() + 2 * states + master + weights);
+                moved += bucket.elements / shard * (self.job.main_grad() + 2 * states + master + weights);
             }
             moved += units.iter().flat_map(|unit| &unit.ops).map(|op| self.quantised_once(op)).sum::<u64>();
             let orthogonalise = |layers| newton_schulz(self.job, layers, self.hardware);

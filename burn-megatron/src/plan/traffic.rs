@@ -71,7 +71,7 @@ impl Replication {
             return Self::default();
         }
         let gather = Collective::AllGather.sent(bucket.bytes(job.element), ranks);
-        let scatter = Collective::ReduceScatter.sent(bucket.bytes(job.wide()), ranks);
+        let scatter = Collective::ReduceScatter.sent(bucket.bytes(job.main_grad()), ranks);
         match bucket.zero(job) {
             0 => Self { gradients: 2 * scatter, ..Self::default() },
             1 => Self { gradients: scatter, weights: gather, ..Self::default() },
@@ -110,7 +110,7 @@ pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
             buckets(job, &local, stage, &units).iter().flatten().for_each(|b| copies += Replication::of(b, job));
             sent.dp += micro_batches * (copies.forward + copies.backward) + copies.gradients + copies.weights;
             if tied_apart && (stage.embedding || stage.loss) {
-                sent.pp += Collective::AllReduce.sent(local.vocab * local.hidden * job.wide(), 2);
+                sent.pp += Collective::AllReduce.sent(local.vocab * local.hidden * job.main_grad(), 2);
             }
         }
         let sends = schedule.ranks[rank].iter().filter(|action| matches!(action, Action::Send(_))).count();

@@ -89,7 +89,7 @@ pub fn optimizers(clock: &mut Clock) {
     let (count, starts, sums) = (starts.len(), upload_u32(client, &starts), client.empty(4 * starts.len()));
     clock.time("squares", 4 * BUCKET, |_| {
         let chunks = Chunks { starts: &starts, lens: &lens, count, end: BUCKET };
-        flat::squares(client, gradient.at(0), chunks, &sums, 0).expect("legal")
+        flat::squares(client, (gradient.at(0), FloatType::F32), chunks, &sums, 0).expect("legal")
     });
 }
 

@@ -8,7 +8,7 @@
 //!
 //! let (weight, remainder) = split(0.1);
 //! assert_eq!(join(weight, remainder), 0.1);
-//! assert_eq!(f32::from_bits(u32::from(weight) << 16), 0.10009766, "0.1 rounded to bf16");
+//! assert_eq!(f32::from_bits(u32::from(weight) << 16), 0.100_097_656_25, "0.1 rounded to bf16");
 //! ```
 
 #[cfg(feature = "cuda")]

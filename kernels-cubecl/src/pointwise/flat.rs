@@ -77,8 +77,8 @@ pub fn write_run<S: Float, T: Float, N: Size>(
 
 /// A cube for each chunk; every unit sums every n-th element of the chunk.
 #[cube(launch_unchecked)]
-pub fn chunk_squares(
-    values: &[f32],
+pub fn chunk_squares<E: Float>(
+    values: &[E],
     starts: &[u32],
     lens: &[u32],
     sums: &mut [f32],
@@ -94,16 +94,16 @@ pub fn chunk_squares(
     // Four loads are in flight at a time.
     while at + 3 * CUBE_DIM_X < end {
         let index = at as usize;
-        let x = values[index];
-        let y = values[index + CUBE_DIM_X as usize];
-        let z = values[index + 2 * CUBE_DIM_X as usize];
-        let w = values[index + 3 * CUBE_DIM_X as usize];
+        let x = f32::cast_from(values[index]);
+        let y = f32::cast_from(values[index + CUBE_DIM_X as usize]);
+        let z = f32::cast_from(values[index + 2 * CUBE_DIM_X as usize]);
+        let w = f32::cast_from(values[index + 3 * CUBE_DIM_X as usize]);
         a += x * x + y * y;
         b += z * z + w * w;
         at += 4 * CUBE_DIM_X;
     }
     while at < end {
-        let x = values[at as usize];
+        let x = f32::cast_from(values[at as usize]);
         a += x * x;
         at += CUBE_DIM_X;
     }
@@ -220,14 +220,14 @@ pub struct Chunks<'a> {
     pub end: usize,
 }
 
-/// The sum of squares of each chunk of the fp32 array `values`, written to `sums` from element `first` on. The same
+/// The sum of squares of each chunk of the array `values`, in fp32, written to `sums` from element `first` on. The same
 /// bits every time.
 ///
 /// # Errors
-/// If the array ends before a chunk does, or `sums` is too short.
+/// If the array is in fp16 or ends before a chunk does, or `sums` is too short.
 pub fn squares(
     client: &Client,
-    values: &Handle,
+    (values, float): (&Handle, FloatType),
     chunks: Chunks,
     sums: &Handle,
     first: usize,
@@ -236,14 +236,24 @@ pub fn squares(
         return Ok(());
     }
     check("values", chunks.end, 1, MOST)?;
-    let values = buffer("values", values, chunks.end, 4)?;
+    let values = buffer("values", values, chunks.end, float.size())?;
     let starts = buffer("starts", chunks.starts, chunks.count, 4)?;
     let lens = buffer("lens", chunks.lens, chunks.count, 4)?;
     let sums = buffer("sums", sums, first + chunks.count, 4)?;
     let (cube, count) = (CubeShape::of(client), CubeCount::Static(chunks.count as u32, 1, 1));
-    // SAFETY: chunks end within `values`, as the caller guarantees, and each cube writes only its own sum.
-    unsafe {
-        chunk_squares::launch_unchecked(client, count, cube.dim(), values, starts, lens, sums, first as u32, cube)
+    let (dim, first) = (cube.dim(), first as u32);
+    macro_rules! launch {
+        ($float:ty) => {
+            // SAFETY: chunks end within `values`, as the caller guarantees, and each cube writes only its own sum.
+            unsafe {
+                chunk_squares::launch_unchecked::<$float>(client, count, dim, values, starts, lens, sums, first, cube)
+            }
+        };
+    }
+    match float {
+        FloatType::F32 => launch!(f32),
+        FloatType::Bf16 => launch!(bf16),
+        FloatType::F16 => return Err(PointwiseError::Float { name: "values", found: float }),
     }
     Ok(())
 }

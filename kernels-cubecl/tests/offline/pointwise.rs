@@ -224,7 +224,8 @@ fn flat_writes_and_squares_compile() {
         check("rounding", kernel!(WriteRun<f32, bf16>, settings(), (b(), b(), (), 4, adds)));
         compile("sum of single elements", kernel!(WriteRun<f16, f32>, settings(), (b(), b(), (), 1, adds)));
     }
-    compile("squares", kernel!(ChunkSquares, settings(), (b(), b(), b(), b(), (), GPU)));
+    compile("squares of bf16", kernel!(ChunkSquares<bf16>, settings(), (b(), b(), b(), b(), (), GPU)));
+    compile("squares", kernel!(ChunkSquares<f32>, settings(), (b(), b(), b(), b(), (), GPU)));
     for wide in [false, true] {
         let kernel = kernel!(CopyChunks, settings(), (b(), b(), b(), b(), b(), b(), b(), wide));
         compile(&format!("copies {wide}"), kernel);

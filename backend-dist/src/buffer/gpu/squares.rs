@@ -1,9 +1,9 @@
 //! Sums of squares of ranges of buffers, for norms.
 
+use super::updates::typed;
 use super::{Buffer, table};
 use crate::buffer::chunks;
 use crate::profile::{Operation, operation};
-use burn::tensor::DType;
 use cubecl::server::Handle;
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks};
 use std::fmt;
@@ -43,7 +43,7 @@ impl ChunkTable {
     }
 }
 
-/// The sum of squares of each range of each `f32` buffer, with a single wait for the GPU. Bit-reproducible. Buffers are
+/// The sum of squares of each range of each `f32` or `bf16` buffer, in `f32`, with a single wait for the GPU. Bit-reproducible. Buffers are
 /// read from the last to the first, the order in which gradients are complete; `ready(i)` is called before buffer `i`
 /// is read.
 ///
@@ -56,13 +56,13 @@ pub fn squares(buffers: &[(&Buffer, &ChunkTable)], ready: impl Fn(usize)) -> Vec
     let sums = client.empty(4 * total.max(1));
     let mut first = total;
     for (index, (buffer, table)) in buffers.iter().enumerate().rev() {
-        assert_eq!(buffer.0.dtype, DType::F32, "squares are summed in f32");
         ready(index);
         let count = table.len();
         first -= count;
-        let _noted = operation(&buffer.0, || Operation::optimizer("sum of squares", 4 * table.elements));
+        let _noted =
+            operation(&buffer.0, || Operation::optimizer("sum of squares", buffer.0.dtype.size() * table.elements));
         let chunks = Chunks { starts: &table.starts, lens: &table.lens, count, end: table.end };
-        flat::squares(client, &buffer.0.handle, chunks, &sums, first)
+        flat::squares(client, typed(buffer), chunks, &sums, first)
             .unwrap_or_else(|error| panic!("squares of {buffer:?}: {error}"));
     }
     if total == 0 {

@@ -174,6 +174,6 @@ pub fn muon_step(step: Tensor<1>, master: &Buffer, keep: f64, factor: f64) {
         .unwrap_or_else(|error| panic!("Muon's step of {master:?}: {error}"));
 }
 
-fn typed(weight: &Buffer) -> (&Handle, FloatType) {
+pub(super) fn typed(weight: &Buffer) -> (&Handle, FloatType) {
     (&weight.0.handle, float_type(weight.0.dtype).expect("buffers are of types that fit"))
 }

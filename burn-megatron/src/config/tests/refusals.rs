@@ -97,6 +97,12 @@ fn contradictions_are_found_together() {
     }
     let states = "exp-avg-sq-dtype = \"bf16\"\nmain-params-dtype = \"bf16-remainder\"\n";
     let double = contradiction(&format!("[training]\ndtype = \"f64\"\n[optimizer]\n{states}"));
+    let experts = contradiction(
+        "[model]\npreset = \"mixtral-tiny\"\n[training]\ndtype = \"bf16\"\n[optimizer]\nmain-grads-dtype = \"bf16\"\n",
+    );
+    let said =
+        "optimizer.main-grads-dtype = bf16 with training.dtype = bf16 and experts: only gradients of dense layers";
+    assert!(experts.contains(said), "{experts}");
     for part in [
         "optimizer.exp-avg-sq-dtype = bf16 with training.dtype = f64, whose states are f64; nearest legal: f32",
         "optimizer.main-params-dtype = bf16-remainder with training.dtype = f64: only bf16 weights have remainders",

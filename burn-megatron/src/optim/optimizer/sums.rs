@@ -62,6 +62,9 @@ impl Optimizer {
         let mut pieces = Vec::new();
         for bucket in self.buckets.iter().filter(|bucket| bucket.spec.grid() == grid) {
             let (Some(launches), Some(sum)) = (&bucket.launches, bucket.grads.sum().buffer()) else { return false };
+            if bucket.grads.sum().dtype() != DType::F32 {
+                return false;
+            }
             pieces.extend(launches.partial.get(&size).map(|table| (table, sum)));
         }
         let len: usize = pieces.iter().map(|(table, _)| table.len()).sum();

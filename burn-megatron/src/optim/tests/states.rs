@@ -24,7 +24,13 @@ pub(super) fn in_16_bits() -> OptimizerConfig {
     .into()
 }
 
-/// Wherever shards are cut, every element is rounded with the same random bits.
+/// Main gradients too. Those of these tests add up without rounding in bf16 as well.
+fn all_in_16_bits() -> OptimizerConfig {
+    let OptimizerConfig::AdamW(config) = in_16_bits() else { unreachable!("it is AdamW") };
+    AdamWConfig { main_grads_dtype: StateDtype::Bf16, ..config }.into()
+}
+
+/// However elements are sharded, each is rounded with the same random bits.
 #[test]
 fn states_in_16_bits_equal_one_rank() {
     for dtype in [DType::F32, DType::BF16] {
@@ -34,6 +40,8 @@ fn states_in_16_bits_equal_one_rank() {
             let other = train(case, &in_16_bits(), dtype, 3, exact);
             assert_eq!(other.weights, single.weights, "{case:?} {dtype:?}");
             assert_eq!(other.norms, single.norms, "{case:?} {dtype:?}");
+            let all = train(case, &all_in_16_bits(), dtype, 3, exact);
+            assert_eq!((all.weights, all.norms), (other.weights, other.norms), "{case:?} {dtype:?} gradients");
         }
     }
 }
@@ -72,6 +80,7 @@ fn states_in_16_bits_take_half_of_the_memory() {
     let memory = |config: &OptimizerConfig| train(Case::SINGLE, config, DType::BF16, SAMPLES, exact).memory[0];
     let (wide, narrow) = (memory(&kinds()[0]), memory(&in_16_bits()));
     assert_eq!((2 * narrow.states, narrow.values, narrow.grads), (wide.states, wide.values, wide.grads));
+    assert_eq!(2 * memory(&all_in_16_bits()).grads, narrow.grads);
     // fp64 weights have fp64 states.
     let double = |config: &OptimizerConfig| train(Case::SINGLE, config, DType::F64, SAMPLES, exact).memory[0].states;
     assert_eq!(double(&in_16_bits()), double(&kinds()[0]));

@@ -57,7 +57,7 @@ impl StageMemory {
     pub fn new(job: &Job, stage: &Stage) -> Self {
         let (units, local) = (job.units(stage), job.local());
         let owned = buckets(job, &local, stage, &units);
-        let wide = job.wide();
+        let main_grad = job.main_grad();
         let table = Bucket { elements: local.vocab * local.hidden, matrices: 0, dp_ranks: job.dp_ranks() };
         // A frozen table has no gradient.
         let shared = job.decoder.shares_table() && stage.embedding && stage.loss && job.adapters.is_none();
@@ -67,8 +67,9 @@ impl StageMemory {
                 if job.gpu { 0 } else { buckets.map(|bucket| of(bucket, bucket.zero(job))).sum() }
             };
             let gathered = |bucket: &Bucket, zero| if zero == 3 { bucket.bytes(job.element) } else { 0 };
-            let reduced = |bucket: &Bucket, zero| if zero >= 2 { bucket.bytes(wide) } else { 0 };
-            let whole_but_the_shard = |bucket: &Bucket| bucket.bytes(wide) - bucket.bytes(wide) / bucket.dp_ranks;
+            let reduced = |bucket: &Bucket, zero| if zero >= 2 { bucket.bytes(main_grad) } else { 0 };
+            let whole_but_the_shard =
+                |bucket: &Bucket| bucket.bytes(main_grad) - bucket.bytes(main_grad) / bucket.dp_ranks;
             let grows = |bucket: &Bucket, zero| if zero == 1 { whole_but_the_shard(bucket) } else { 0 };
             StageUnit {
                 memory: UnitMemory::new(unit, job),
@@ -91,14 +92,14 @@ impl StageMemory {
         let reduce = |bucket: &Bucket| match (bucket.dp_ranks, bucket.zero(job)) {
             (1, _) | (_, 2..) => 0,
             _ if job.gpu => 0,
-            (dp_ranks, 1) => bucket.bytes(wide) / dp_ranks,
-            _ => bucket.bytes(wide),
+            (dp_ranks, 1) => bucket.bytes(main_grad) / dp_ranks,
+            _ => bucket.bytes(main_grad),
         };
         let pieces: Vec<StageUnit> = units.iter().zip(&owned).map(piece).collect();
         states.gradients -= pieces.iter().map(|piece| piece.grows).sum::<u64>();
         let cut = |bucket: &&Bucket, stage: u8| job.gpu && bucket.zero(job) >= stage;
         let open = owned.iter().flatten().filter(|bucket| cut(bucket, 2));
-        states.gradients += double_buffered(open.map(|bucket| (bucket.bytes(wide), 1)));
+        states.gradients += double_buffered(open.map(|bucket| (bucket.bytes(main_grad), 1)));
         if zero == 3 && job.gpu {
             let of_unit = |unit: &Vec<Bucket>| -> Vec<(u64, u64)> {
                 let size = |bucket: &Bucket| bucket.bytes(job.element);
@@ -113,7 +114,7 @@ impl StageMemory {
             sizes: units.iter().map(made).collect(),
             update: most(&|bucket| update(bucket, job)),
             reduce: most(&reduce),
-            open: if zero >= 2 && shared && !job.gpu { table.bytes(wide) } else { 0 },
+            open: if zero >= 2 && shared && !job.gpu { table.bytes(main_grad) } else { 0 },
         }
     }
 

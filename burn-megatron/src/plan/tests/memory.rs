@@ -178,6 +178,8 @@ fn states_in_16_bits_take_half() {
     assert_eq!((2 * small.master, 2 * small.moments), (wide.master, wide.moments));
     assert_eq!((small.weights, small.gradients), (wide.weights, wide.gradients));
     assert_eq!(small.total(), 12 * 8_030_261_248);
+    let grads = states(StateBytes { main_grads: 2, ..StateBytes::BF16 }, true);
+    assert_eq!((2 * grads.gradients, grads.total()), (small.gradients, 10 * 8_030_261_248));
     assert_eq!(states(StateBytes::BF16, false).master, wide.master);
     let double = |state_bytes| memory_of(&Job { state_bytes, element: 8, ..single(llama3_8b()) })[0].states;
     assert_eq!(double(StateBytes::BF16), double(StateBytes::F32), "fp64 states");

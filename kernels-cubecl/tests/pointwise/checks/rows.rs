@@ -126,10 +126,14 @@ pub fn squares(client: &Client) -> usize {
     let (starts, lens) = (upload_u32(client, &starts), upload_u32(client, &lens));
     let (values, sums) = (upload::<f32>(client, &x), upload::<f32>(client, &[7.0; 5]));
     let chunks = Chunks { starts: &starts, lens: &lens, count: 3, end: len };
-    flat::squares(client, &values, chunks, &sums, 1).expect("legal");
+    flat::squares(client, (&values, FloatType::F32), chunks, &sums, 1).expect("legal");
+    let (narrow, narrow_sums) = (upload::<bf16>(client, &x), upload::<f32>(client, &[7.0; 5]));
+    flat::squares(client, (&narrow, FloatType::Bf16), chunks, &narrow_sums, 1).expect("legal");
     let square = |(start, len): (u32, u32)| x[start as usize..(start + len) as usize].iter().map(|v| v * v).sum();
     let expected = [vec![7.0], runs.map(square).to_vec(), vec![7.0]].concat();
-    report("squares", &download::<f32>(client, &sums), &expected, 1e-5)
+    // The numbers are bf16 numbers, and the sums in fp32.
+    let [sums, narrow_sums] = [&sums, &narrow_sums].map(|sums| download::<f32>(client, sums));
+    report("squares", &sums, &expected, 1e-5) + report("squares of bf16", &narrow_sums, &sums, 0.0)
 }
 
 /// Chunks copied out of an array and into another one; one of them consists of whole vectors.

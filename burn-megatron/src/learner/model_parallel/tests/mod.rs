@@ -7,6 +7,7 @@ mod fp8_experts;
 mod logs;
 mod resume;
 mod saving;
+mod states;
 mod truncated;
 
 use std::ops::ControlFlow;

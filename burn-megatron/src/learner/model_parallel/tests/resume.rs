@@ -15,7 +15,7 @@ use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 use crate::data::Sample;
 use crate::optim::LossScalerConfig;
 
-type Weights = BTreeMap<String, HostTensor>;
+pub(super) type Weights = BTreeMap<String, HostTensor>;
 
 /// A run of 12 steps in epochs of 5, in `folder/run`, with checkpoints in `folder/checkpoints`.
 pub(super) fn run_of(layout: &str, dtype: FloatDType, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
@@ -41,7 +41,7 @@ pub(super) fn run_with(
 }
 
 /// The weights at the end, and the log.
-fn finish(run: Pretraining<Llama>, folder: &Path) -> (Weights, Vec<Value>) {
+pub(super) fn finish(run: Pretraining<Llama>, folder: &Path) -> (Weights, Vec<Value>) {
     let run = run.finish(global_weights);
     let result = launch(&run);
     assert!(result.error.is_none(), "{:?}", result.error);
@@ -49,7 +49,7 @@ fn finish(run: Pretraining<Llama>, folder: &Path) -> (Weights, Vec<Value>) {
 }
 
 /// Everything of the steps after `step` that must not depend on when a run was stopped.
-fn after(log: &[Value], step: u64) -> Vec<String> {
+pub(super) fn after(log: &[Value], step: u64) -> Vec<String> {
     let of_steps = |line: &&Value| line["kind"] == "train" || line["kind"] == "valid";
     let lines = log.iter().filter(of_steps).filter(|line| line["step"].as_u64() > Some(step));
     lines

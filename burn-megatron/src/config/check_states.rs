@@ -1,0 +1,39 @@
+//! Whether a run can have the optimizer states that it names.
+
+use models::FamilyConfig;
+
+use super::check::demand;
+use super::run::{Precision, RunConfig};
+use crate::optim::{MainParamsDtype, StateDtype};
+
+impl RunConfig {
+    /// Types of optimizer states that the type of training does not have.
+    pub(super) fn check_states(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let (states, dtype) = (self.optimizer.states(), self.training.dtype);
+        let name = format!("{dtype:?}").to_lowercase();
+        for (key, state) in [("exp-avg-dtype", states.exp_avg), ("exp-avg-sq-dtype", states.exp_avg_sq)] {
+            note(demand(state == StateDtype::F32 || dtype != Precision::F64, || {
+                format!(
+                    "optimizer.{key} = bf16 with training.dtype = {name}, whose states are f64; nearest legal: f32, which \
+                     leaves them so"
+                )
+            }));
+        }
+        let adds_in_bf16 = dtype == Precision::Bf16 && self.fp8.format.is_none();
+        let is_dense = matches!(self.model.config, FamilyConfig::Llama(_) | FamilyConfig::Gpt(_));
+        note(demand(states.main_grads == StateDtype::F32 || adds_in_bf16 && is_dense, || {
+            format!(
+                "optimizer.main-grads-dtype = bf16 with training.dtype = {name}{}{}: only gradients of dense layers in bf16 are \
+                 accumulated in bf16; nearest legal: f32",
+                if self.fp8.format.is_some() { " and FP8 layers" } else { "" },
+                if is_dense { "" } else { " and experts" }
+            )
+        }));
+        note(demand(states.main_params == MainParamsDtype::F32 || dtype == Precision::Bf16, || {
+            format!(
+                "optimizer.main-params-dtype = bf16-remainder with training.dtype = {name}: only bf16 weights have \
+                 remainders; nearest legal: f32"
+            )
+        }));
+    }
+}
