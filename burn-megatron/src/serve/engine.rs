@@ -66,6 +66,10 @@ pub fn run<M: CausalLm>(
 ) -> Result<(), SchedulerError> {
     let group = rank.group(Axis::Tp);
     let mut cache = PagedKvCache::new(config.num_blocks, config.block_size);
+    // Recorded steps read the weights of one model.
+    if config.cuda_graphs && models.len() == 1 {
+        cache = cache.with_cuda_graphs();
+    }
     let mut first = match group.rank() {
         0 => Some(First {
             queue: queue.expect("the first rank has the queue"),

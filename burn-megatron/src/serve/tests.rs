@@ -81,7 +81,14 @@ fn tokens(events: &[Event]) -> Vec<i64> {
 
 fn sizes() -> SchedulerConfig {
     let max_model_len = 48;
-    SchedulerConfig { max_num_seqs: 5, max_num_batched_tokens: 12, max_model_len, block_size: 4, num_blocks: 40 }
+    SchedulerConfig {
+        max_num_seqs: 5,
+        max_num_batched_tokens: 12,
+        max_model_len,
+        block_size: 4,
+        num_blocks: 40,
+        cuda_graphs: false,
+    }
 }
 
 /// More requests than places; prompts longer than a step.

@@ -31,6 +31,10 @@ pub(super) struct SizeArgs {
     /// Share of the memory that weights and KV cache may take. Default: 0.85 of a GPU, 0.5 of what the host has
     #[arg(long, value_name = "SHARE")]
     pub gpu_memory_utilization: Option<f64>,
+    /// Compute decode steps with kernels of their own, recorded as CUDA graphs, for dense models on one GPU; experimental:
+    /// not yet run on a GPU
+    #[arg(long)]
+    pub cuda_graphs: bool,
 }
 
 impl SizeArgs {
@@ -72,6 +76,7 @@ impl SizeArgs {
             max_model_len: self.max_model_len.unwrap_or(positions.min(room)),
             block_size: self.block_size,
             num_blocks,
+            cuda_graphs: self.cuda_graphs,
         };
         sizes.check()?;
         Ok(sizes)
@@ -103,6 +108,7 @@ mod tests {
             block_size: 16,
             num_blocks: None,
             gpu_memory_utilization: None,
+            cuda_graphs: false,
         }
     }
 

@@ -5,7 +5,14 @@ use proptest::prelude::*;
 use super::*;
 
 fn config(max_num_seqs: usize, num_blocks: usize) -> SchedulerConfig {
-    SchedulerConfig { max_num_seqs, max_num_batched_tokens: 8, max_model_len: 12, block_size: 3, num_blocks }
+    SchedulerConfig {
+        max_num_seqs,
+        max_num_batched_tokens: 8,
+        max_model_len: 12,
+        block_size: 3,
+        num_blocks,
+        cuda_graphs: false,
+    }
 }
 
 fn ranges(step: &[Scheduled]) -> Vec<(u64, Range<usize>)> {
