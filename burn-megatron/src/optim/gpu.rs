@@ -70,6 +70,11 @@ impl Weights {
         values
     }
 
+    /// The weights of this rank's region.
+    pub fn own(&self) -> &Buffer {
+        &self.own
+    }
+
     /// Rounds the region's main values to the weights, unless they are the same.
     pub fn set_own(&self, values: &Flat) {
         if self.narrow {
