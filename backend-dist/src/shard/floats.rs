@@ -125,6 +125,14 @@ impl HostFloats {
         }
     }
 
+    /// The values in single precision.
+    pub fn into_f32(self) -> Vec<f32> {
+        match self.convert(FloatDType::F32) {
+            Self::F32(values) => values,
+            _ => unreachable!("they were converted"),
+        }
+    }
+
     /// Values of the box [`Section::ranges`] as the local array of a section, with its zero padding.
     ///
     /// # Panics
