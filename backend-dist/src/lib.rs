@@ -31,6 +31,7 @@ mod failed;
 pub mod fully_shard;
 pub mod gpu;
 pub mod gradients;
+pub mod host_copy;
 #[cfg(feature = "cuda")]
 pub mod idle;
 #[cfg(any(feature = "cuda", test))]

@@ -14,7 +14,7 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
-pub use floats::HostFloats;
+pub use floats::{HostFloats, copy_bytes};
 pub use init::Init;
 pub use registry::{Registry, RegistryError};
 pub use section::{GroupPosition, Section, Split};

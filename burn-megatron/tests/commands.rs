@@ -184,7 +184,7 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
         global_shape: vec![4],
         ranges: vec![2 * rank..2 * rank + 2],
         dtype: Dtype::F32,
-        data: vec![0; 8],
+        data: vec![0; 8].into(),
     };
     let saver = Saver::new(folder.path(), 2, SaverOptions::default()).unwrap();
     for step in [1000, 2000] {

@@ -153,8 +153,15 @@ fn save(folder: &HfFolder, root: &Path, tokenizer: Option<PathBuf>) {
         let shape = foreign.our_shape();
         let ranges: Vec<_> = shape.iter().map(|size| 0..*size).collect();
         let values = folder.read(name, &shape, &ranges).unwrap();
-        let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Slice { kind: Kind::Weight, name: name.into(), global_shape: shape, ranges, dtype: Dtype::F64, data }
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Slice {
+            kind: Kind::Weight,
+            name: name.into(),
+            global_shape: shape,
+            ranges,
+            dtype: Dtype::F64,
+            data: data.into(),
+        }
     });
     let state = RunState {
         step: 5,

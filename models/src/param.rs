@@ -15,6 +15,7 @@ pub use error::BuildError;
 pub use place::{ExpertParallel, TensorParallel};
 pub use source::WeightSource;
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use backend_dist::comm::Group;
@@ -63,6 +64,8 @@ pub struct ParamBuilder<'a> {
     dtype: FloatDType,
     seed: u64,
     source: Option<&'a dyn WeightSource>,
+    /// Bytes of `source` that may not be on the device yet.
+    ahead: Cell<usize>,
     fp32_norms: bool,
     part: Option<Part>,
     unit: Unit,
@@ -98,6 +101,7 @@ impl<'a> ParamBuilder<'a> {
             dtype,
             seed,
             source: None,
+            ahead: Cell::new(0),
             fp32_norms: false,
             part: None,
             unit: Unit::default(),

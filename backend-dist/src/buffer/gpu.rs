@@ -55,6 +55,15 @@ impl Buffer {
         self.0.meta.shape()[0]
     }
 
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.0.dtype.size()
+    }
+
+    pub(crate) fn cube(&self) -> &CubeTensor {
+        &self.0
+    }
+
     fn run(&self, range: Range<usize>) -> Run<'_> {
         let float = float_type(self.0.dtype).expect("buffers are of types that fit");
         Run { handle: &self.0.handle, float, start: range.start, len: range.len() }

@@ -41,6 +41,10 @@ impl Buffer {
         none()
     }
 
+    pub fn bytes(&self) -> usize {
+        none()
+    }
+
     pub fn tensor(&self) -> Tensor<1> {
         none()
     }

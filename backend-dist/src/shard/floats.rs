@@ -1,6 +1,8 @@
 //! Floats on the host in the type in which they are stored. Bulk work is done on all cores.
 
-use burn::tensor::{Element, FloatDType, TensorData};
+use std::ops::Range;
+
+use burn::tensor::{DType, Element, FloatDType, TensorData};
 use bytemuck::{Zeroable, zeroed_vec};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -9,6 +11,8 @@ use super::Section;
 
 /// Elements that are worth another thread.
 const CHUNK: usize = 1 << 18;
+/// Bytes whose copy is worth another thread.
+const COPY: usize = 4 << 20;
 
 /// A one-dimensional array of floats in host memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,6 +80,27 @@ impl HostFloats {
         with_values!(self, values => bytemuck::cast_slice_mut(values))
     }
 
+    /// A copy of some elements.
+    ///
+    /// # Panics
+    /// If there are no such elements.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let mut part = Self::zeros(self.dtype(), range.len());
+        part.put(0, self, range);
+        part
+    }
+
+    /// Replaces elements from `at` on by some of `values`. Large copies are made on all cores.
+    ///
+    /// # Panics
+    /// If `values` are of another type or has no such elements, or they end after this array.
+    pub fn put(&mut self, at: usize, values: &Self, range: Range<usize>) {
+        assert_eq!(self.dtype(), values.dtype(), "values of another type");
+        let width = DType::from(self.dtype()).size();
+        let from = &values.bytes()[range.start * width..range.end * width];
+        copy_bytes(from, &mut self.bytes_mut()[at * width..][..from.len()]);
+    }
+
     /// In another type, each value rounded once, to the nearest and ties to even.
     pub fn convert(self, dtype: FloatDType) -> Self {
         if let FloatDType::Flex32 = dtype {
@@ -96,6 +121,14 @@ impl HostFloats {
     pub fn into_f64(self) -> Vec<f64> {
         match self.convert(FloatDType::F64) {
             Self::F64(values) => values,
+            _ => unreachable!("they were converted"),
+        }
+    }
+
+    /// The values in single precision.
+    pub fn into_f32(self) -> Vec<f32> {
+        match self.convert(FloatDType::F32) {
+            Self::F32(values) => values,
             _ => unreachable!("they were converted"),
         }
     }
@@ -152,6 +185,17 @@ fn map<A: Sync, B: Zeroable + Send>(values: &[A], each: impl Fn(&A) -> B + Sync)
     let fill = |(to, from): (&mut [B], &[A])| to.iter_mut().zip(from).for_each(|(to, from)| *to = each(from));
     mapped.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK)).for_each(fill);
     mapped
+}
+
+/// Copies bytes, on all cores where there are many.
+///
+/// # Panics
+/// If there is not room for all of them and no more.
+pub fn copy_bytes(from: &[u8], to: &mut [u8]) {
+    if from.len() <= COPY {
+        return to.copy_from_slice(from);
+    }
+    to.par_chunks_mut(COPY).zip(from.par_chunks(COPY)).for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 /// The value in fp32, rounded so that rounding it again gives what rounding once would: to the neighbour whose last bit
@@ -212,5 +256,15 @@ mod tests {
         let last = GroupPosition { rank: 1, size: 2 };
         let section = Section::split_padded("w", &[7], 0, 2, 8, last);
         assert_eq!(floats.pad(&section).into_f64(), [1.0, 2.0, 3.0, 0.0]);
+    }
+
+    #[test]
+    fn parts_are_copied_from_and_to_anywhere() {
+        let len = 3 * COPY / 8;
+        let values = HostFloats::F64((0..len).map(|i| i as f64).collect());
+        assert_eq!(values.part(2..4).into_f64(), [2.0, 3.0]);
+        let mut other = HostFloats::zeros(FloatDType::F64, len + 1);
+        other.put(1, &values, 0..len);
+        assert!(other.into_f64().iter().enumerate().all(|(i, value)| *value == i.saturating_sub(1) as f64));
     }
 }

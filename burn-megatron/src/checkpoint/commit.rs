@@ -8,10 +8,10 @@ use super::RunState;
 use super::clean::clean_up;
 use super::disk::Files;
 use super::error::CheckpointError;
+use super::hashes::hex;
 use super::manifest::Shard;
 use super::manifest::{Manifest, SavedFile};
 use super::names::{self, Folder};
-use super::shard::hex;
 
 /// Makes an empty folder for the files of a step, and removes what earlier saves that failed have left.
 pub(super) fn begin(files: &Files, root: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
@@ -60,6 +60,7 @@ fn write_index(
         name: name.into(),
         bytes: contents.len() as u64,
         sha256: hex(&Sha256::digest(contents)),
+        pieces: Vec::new(),
     };
     let tokenizer = match tokenizer {
         Some(contents) => {

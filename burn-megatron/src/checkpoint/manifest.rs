@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::boxes::{self, Flaw};
 use super::error::CheckpointError;
+use super::hashes::PIECE;
 use super::{Kind, RunState, names};
 
 /// More than the largest run counts, and far from where sums overflow.
@@ -29,6 +30,9 @@ pub struct SavedFile {
     pub bytes: u64,
     /// Hash of the contents, as `sha256sum` prints it.
     pub sha256: String,
+    /// The same of every 64 MiB of the contents, so that all cores can check a file; older checkpoints do not have them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pieces: Vec<String>,
 }
 
 /// What a writer has written, for the manifest.
@@ -207,6 +211,11 @@ impl Manifest {
                  restore it from where it comes from",
                 name.escape_default()
             ));
+        }
+        let whole = |file: &SavedFile| file.pieces.len() as u64 == file.bytes.div_ceil(PIECE as u64);
+        if let Some(file) = self.files.iter().find(|file| !file.pieces.is_empty() && !whole(file)) {
+            let (name, count) = (file.name.escape_default(), file.pieces.len());
+            return refuse(format!("has {count} hashes of pieces of `{name}`, not one for every 64 MiB; restore it"));
         }
         let mut seen = HashSet::new();
         if let Some(tensor) = self.tensors.iter().find(|tensor| !seen.insert((tensor.kind, &tensor.name))) {

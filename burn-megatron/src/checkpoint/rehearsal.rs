@@ -36,7 +36,10 @@ pub(super) fn rehearse(
         ranges: vec![0..size as usize],
         dtype: Dtype::U8,
         // Nothing that a file system stores in less.
-        data: (0..size).map(|index| (index.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect(),
+        data: (0..size)
+            .map(|index| (index.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+            .collect::<Vec<u8>>()
+            .into(),
     };
     let start = Instant::now();
     shard::write(files, &inner, 0, vec![slice])?;

@@ -1,17 +1,15 @@
 //! One writer's file: the safetensors header and the slices.
 
-use std::fmt::Write;
 use std::panic::resume_unwind;
 use std::path::Path;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use sha2::{Digest, Sha256};
 
 use super::disk::Files;
 use super::error::CheckpointError;
 use super::manifest::{SavedFile, SavedSlice, SavedTensor, Shard};
-use super::{Slice, boxes, names};
+use super::{Slice, boxes, hashes, names};
 
 /// Bytes that are written at a time.
 const PIECE: usize = 4 << 20;
@@ -34,20 +32,21 @@ pub(super) fn write(
     let header = header(&slices).map_err(|error| CheckpointError::file(&path, error.to_string()))?;
     let bytes = (header.len() + slices.iter().map(|slice| slice.data.len()).sum::<usize>()) as u64;
 
-    // Hashing takes about as long as handing the data to the system; the two do not wait for each other.
-    let sha256 = thread::scope(|scope| {
-        let hashing = thread::Builder::new().name("hash".into()).spawn_scoped(scope, || hash(&header, &slices));
+    let arrived = slices.iter().try_for_each(|slice| slice.data.wait());
+    arrived.map_err(|what| CheckpointError::file(&path, format!("cannot be written: {what}")))?;
+    let parts = || [&header[..]].into_iter().chain(slices.iter().map(|slice| &*slice.data));
+    // Hashing takes about as long as handing the data to the system; they do not wait for each other.
+    let (sha256, pieces) = thread::scope(|scope| {
+        let whole = thread::Builder::new().name("hash".into()).spawn_scoped(scope, || hashes::whole(parts()));
+        let pieces = thread::Builder::new().name("hash pieces".into()).spawn_scoped(scope, || hashes::pieces(parts()));
         let mut file = files.create_file(&path, bytes)?;
-        file.write(&header)?;
-        for piece in slices.iter().flat_map(|slice| slice.data.chunks(PIECE)) {
+        for piece in parts().flat_map(|part| part.chunks(PIECE)) {
             file.write(piece)?;
         }
         file.sync()?;
-        match hashing {
-            Ok(hashing) => Ok(hashing.join().unwrap_or_else(|panic| resume_unwind(panic))),
-            // The system gives no more threads: one after the other then.
-            Err(_) => Ok(hash(&header, &slices)),
-        }
+        // Where the system gives no more threads: one after the other.
+        let whole = whole.map_or_else(|_| hashes::whole(parts()), joined);
+        Ok((whole, pieces.map_or_else(|_| hashes::pieces(parts()), joined)))
     })?;
     let saved = |slice: Slice| SavedTensor {
         slices: vec![SavedSlice { file: name.clone(), key: slice.key(), ranges: slice.ranges }],
@@ -57,15 +56,12 @@ pub(super) fn write(
         global_shape: slice.global_shape,
     };
     let tensors = slices.into_iter().map(saved).collect();
-    Ok(Shard { file: Some(SavedFile { name, bytes, sha256 }), tensors })
+    Ok(Shard { file: Some(SavedFile { name, bytes, sha256, pieces }), tensors })
 }
 
-/// Hash of a file with this header and these slices.
-fn hash(header: &[u8], slices: &[Slice]) -> String {
-    let mut hash = Sha256::new();
-    hash.update(header);
-    slices.iter().for_each(|slice| hash.update(&slice.data));
-    hex(&hash.finalize())
+/// What a thread returns; its panic is the caller's.
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Length and header of a safetensors file (<https://github.com/huggingface/safetensors#format>).
@@ -83,12 +79,4 @@ fn header(slices: &[Slice]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
     Ok(header)
-}
-
-/// Lower-case hexadecimal, as `sha256sum` prints it.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a string takes everything");
-        text
-    })
 }

@@ -1,8 +1,9 @@
 //! What a rank hands over to be saved.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
+use backend_dist::host_copy::HostBytes;
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +49,64 @@ impl fmt::Display for Kind {
     }
 }
 
+/// The bytes of a slice.
+#[derive(Clone, Debug)]
+pub enum SliceData {
+    /// In memory of their own.
+    Own(Vec<u8>),
+    /// In a copy of GPU memory, which may still be under way: whoever reads them waits for it.
+    Copied(HostBytes),
+}
+
+impl SliceData {
+    /// How many they are; waits for nothing.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Own(bytes) => bytes.len(),
+            Self::Copied(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Waits until they are there.
+    ///
+    /// # Errors
+    /// If the GPU has failed.
+    pub(super) fn wait(&self) -> Result<(), String> {
+        match self {
+            Self::Own(_) => Ok(()),
+            Self::Copied(bytes) => bytes.wait(),
+        }
+    }
+}
+
+impl From<Vec<u8>> for SliceData {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Own(bytes)
+    }
+}
+
+impl Deref for SliceData {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Copied(bytes) => bytes.bytes(),
+        }
+    }
+}
+
+impl PartialEq for SliceData {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
 /// A box of a global tensor, to be saved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slice {
@@ -62,7 +121,7 @@ pub struct Slice {
     /// Type of the elements; whole bytes each.
     pub dtype: Dtype,
     /// The values, row-major and little-endian.
-    pub data: Vec<u8>,
+    pub data: SliceData,
 }
 
 impl Slice {

@@ -224,6 +224,9 @@ pub struct CheckpointSection {
     /// Write in the background.
     #[serde(rename = "async")]
     pub background: bool,
+    /// Copy to page-locked host memory while training continues.
+    #[serde(default)]
+    pub pinned_memory: bool,
     /// `if-present`, `never` or the path of a checkpoint.
     pub resume: String,
 }

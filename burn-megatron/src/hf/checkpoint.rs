@@ -113,7 +113,7 @@ fn slice(folder: &HfFolder, chunk: &Chunk) -> Result<Slice, HfFolderError> {
         global_shape: chunk.shape.clone(),
         ranges: chunk.ranges.clone(),
         dtype: chunk.element.dtype(),
-        data,
+        data: data.into(),
     })
 }
 

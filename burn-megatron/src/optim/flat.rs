@@ -6,6 +6,7 @@ use backend_dist::buffer::Buffer;
 use backend_dist::collective::{all_reduce, reduce_scatter};
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::sum;
+use backend_dist::shard::HostFloats;
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -268,10 +269,9 @@ impl Flat {
     }
 
     /// Replaces elements from `at` on.
-    pub fn put_values(&mut self, at: usize, values: Vec<f64>) {
-        let len = values.len();
-        let tensor = Tensor::from_data(TensorData::new(values, [len]), (&self.tensor().device(), self.dtype));
-        self.put(at, tensor);
+    pub fn put_floats(&mut self, at: usize, values: HostFloats) {
+        let values = values.convert(self.dtype.into()).into_data();
+        self.put(at, Tensor::from_data(values, (&self.tensor().device(), self.dtype)));
     }
 }
 

@@ -11,8 +11,9 @@ use backend_dist::buffer::{
     RangeTable, TensorTable, Wait, adamw, join_masters, momentum, split_masters,
 };
 use backend_dist::comm::Group;
+use backend_dist::shard::HostFloats;
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -71,11 +72,10 @@ impl Weights {
     }
 
     /// Replaces the region's masters, where they are weights with remainders.
-    pub fn set_masters(&self, values: Vec<f64>, device: &Device) {
+    pub fn set_masters(&self, values: HostFloats, device: &Device) {
         let Some(remainder) = &self.remainder else { return };
         self.wait();
-        let len = values.len();
-        let values = Tensor::from_data(TensorData::new(values, [len]), (device, DType::F32));
+        let values = Tensor::from_data(values.convert(FloatDType::F32).into_data(), (device, DType::F32));
         split_masters(values, &self.own, remainder);
     }
 
@@ -107,6 +107,11 @@ impl Weights {
         let mut values = Flat::zeros(len, device, DType::F32);
         values.put(0, self.own.tensor());
         Some(values)
+    }
+
+    /// The weights of this rank's region.
+    pub fn own(&self) -> &Buffer {
+        &self.own
     }
 
     /// Rounds the region's main values to the weights, unless they are the same.

@@ -12,6 +12,7 @@ use super::bucket::Bucket;
 use super::config::OptimizerConfig;
 use super::flat::Flat;
 use super::gpu::Weights;
+use super::host::HostReserve;
 use super::layout::BucketSpec;
 use super::muon::matrix_steps;
 use super::step_info::StepInfo;
@@ -67,6 +68,8 @@ pub struct Optimizer {
     opened: Vec<usize>,
     /// Under ZeRO 3 on GPUs.
     weight_buffers: Option<RefCell<WeightBuffers>>,
+    /// On GPUs, for checkpoints that are written while training continues.
+    pub(super) host: HostReserve,
 }
 
 impl Optimizer {
@@ -124,6 +127,7 @@ impl Optimizer {
             summed: BTreeMap::new(),
             opened: Vec::new(),
             weight_buffers: weight_buffers.map(RefCell::new),
+            host: HostReserve::default(),
         }
     }
 
@@ -135,6 +139,7 @@ impl Optimizer {
     /// Starts update number [`updates`](Self::updates)` + 1`.
     pub fn begin_step(&mut self) {
         self.updates += 1;
+        self.host.protect();
         self.forget_gathered();
     }
 

@@ -1,30 +1,62 @@
-//! Weights and states of a bucket as boxes of global tensors: out to a checkpoint, and in from one of any layout.
+//! Weights and states of a bucket as boxes of global tensors, for a checkpoint.
 
 use super::box_runs::box_runs;
-use super::bucket::Bucket;
-use super::flat::wide;
+use super::flat::{Flat, wide};
 use super::gpu::Weights;
+use super::host::HostReserve;
 use super::layout::{Part, Unit};
-use super::modules::{map, visit};
+use super::modules::visit;
 use super::optimizer::Optimizer;
-use super::states::weight_of;
-use crate::checkpoint::{Kind, Slice};
-use backend_dist::buffer;
-use backend_dist::shard::Section;
+use crate::checkpoint::{Kind, Slice, SliceData};
+use backend_dist::buffer::{self, Buffer};
+use backend_dist::host_copy::{HostCopy, held};
+use backend_dist::shard::copy_bytes;
 use burn::module::Module;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use safetensors::Dtype;
+use std::io;
 use std::ops::Range;
 
-/// Reads a box of a global tensor, given the section that it is part of, row-major.
-pub type ReadBox<'a, E> = dyn FnMut(Kind, &Section, &[Range<usize>]) -> Result<Vec<f64>, E> + 'a;
-
 impl Optimizer {
+    /// Reserves page-locked host memory on the GPU of this index for what [`snapshot`](Self::snapshot) gives of all
+    /// buckets, while the caller continues.
+    ///
+    /// # Errors
+    /// If the system gives no more threads.
+    pub fn reserve_host_memory(&mut self, gpu: usize) -> io::Result<()> {
+        let bytes = self.copied_bytes();
+        if bytes > 0 {
+            self.host = HostReserve::begin(gpu, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of page-locked host memory that copies of all buckets take; zero on CPUs.
+    pub fn copied_bytes(&self) -> usize {
+        let of = |bucket| self.copies(bucket).unwrap_or_default();
+        let sources = (0..self.buckets.len()).flat_map(of);
+        sources.map(|source| held(source.buffer.bytes())).sum()
+    }
+
+    /// A copy of GPU memory to the host, to be made while training continues: for [`snapshot`](Self::snapshot). `None`
+    /// on CPUs, without host memory, and while bytes of the copy before are held.
+    pub fn begin_copy(&self) -> Option<HostCopy<'_>> {
+        self.host.memory()?.begin()
+    }
+
+    /// Why there is no page-locked host memory although it was asked for, once.
+    pub fn take_host_trouble(&self) -> Option<String> {
+        self.host.take_trouble()
+    }
+
     /// This rank's share of a bucket's weights and states: every element of the model is on exactly one rank of the
     /// world. Under ZeRO 0 the data-parallel ranks divide the sections among themselves, else each writes its shard. Under ZeRO 3
-    /// `model` is not looked at.
-    pub fn snapshot<M: Module>(&self, bucket: usize, model: &M) -> Vec<Slice> {
+    /// `model` is not looked at. With `copy` the bytes arrive later.
+    pub fn snapshot<M: Module>(&self, bucket: usize, model: &M, copy: Option<&mut HostCopy<'_>>) -> Vec<Slice> {
         self.ready(bucket);
+        if let Some(slices) = copy.and_then(|copy| self.copied(bucket, copy)) {
+            return slices;
+        }
         let writes = self.writes(bucket);
         let bucket = &self.buckets[bucket];
         let mut slices = Vec::new();
@@ -37,14 +69,14 @@ impl Optimizer {
             let values = values.expect("`shard` has taken the weights over");
             for (_, part) in parts() {
                 let weights = bucket.narrow(values.part(part.at..part.at + part.range.len()));
-                cut(&mut slices, Kind::Weight, unit(part), &part.range, weights);
+                read(&mut slices, Kind::Weight, unit(part), &part.range, weights);
             }
         } else {
             visit(model, &bucket.layout, |slot, param| {
                 let start = bucket.layout.slots[slot].range.start;
                 for (_, part) in parts().filter(|(_, part)| unit(part).slot == slot) {
                     let weights = param.clone().slice([part.range.start - start..part.range.end - start]);
-                    cut(&mut slices, Kind::Weight, unit(part), &part.range, weights);
+                    read(&mut slices, Kind::Weight, unit(part), &part.range, weights);
                 }
             });
         }
@@ -56,11 +88,56 @@ impl Optimizer {
             for (index, part) in parts() {
                 let at = if kind == Kind::SecondMoment { bucket.second_at[index] } else { Some(part.at) };
                 if let (Some(buffer), Some(at)) = (buffer, at) {
-                    cut(&mut slices, kind, unit(part), &part.range, buffer.part(at..at + part.range.len()));
+                    read(&mut slices, kind, unit(part), &part.range, buffer.part(at..at + part.range.len()));
                 }
             }
         }
         slices
+    }
+
+    /// The slices of a bucket on a GPU, as parts of a copy; `None` where not all of them can be.
+    fn copied(&self, bucket: usize, copy: &mut HostCopy<'_>) -> Option<Vec<Slice>> {
+        let mut slices = Vec::new();
+        for Source { kind, unit, range, dtype, buffer } in self.copies(bucket)? {
+            let (bytes, width) = (copy.add(&buffer)?, dtype.size());
+            cut(&mut slices, kind, unit, &range, stored(dtype), |runs| {
+                SliceData::Copied(bytes.part(runs[0].start * width..runs[0].end * width))
+            });
+        }
+        Some(slices)
+    }
+
+    /// What this rank writes of a bucket on a GPU; `None` on CPUs, where padding is between the elements of a slice, and
+    /// where master weights are put together first.
+    fn copies(&self, bucket: usize) -> Option<Vec<Source<'_>>> {
+        let writes = self.writes(bucket);
+        let bucket = &self.buckets[bucket];
+        let own = bucket.weights.as_ref().filter(|_| !bucket.split)?.own();
+        let narrow = wide(bucket.dtype) != bucket.dtype;
+        let kept = |flat: &'_ Option<Flat>| flat.as_ref().map(|flat| (flat.buffer().cloned(), flat.dtype()));
+        let mut sources = Vec::new();
+        for (index, part) in bucket.parts.iter().enumerate().filter(|(index, _)| writes[*index]) {
+            let (unit, range) = (&bucket.layout.units[part.unit], part.range.clone());
+            let start = range.start - unit.range.start;
+            if box_runs(&unit.section, start..start + range.len()).iter().any(|piece| piece.runs.len() > 1) {
+                return None;
+            }
+            let mut add = |kind, dtype, buffer: &Buffer, at: usize| {
+                let (range, buffer) = (range.clone(), buffer.part(at..at + range.len()));
+                sources.push(Source { kind, unit, range, dtype, buffer });
+            };
+            add(Kind::Weight, bucket.dtype, own, part.at);
+            for (kind, flat, at) in [
+                (Kind::FirstMoment, kept(&bucket.first), Some(part.at)),
+                (Kind::SecondMoment, kept(&bucket.second), bucket.second_at[index]),
+                (Kind::Master, kept(&bucket.values).filter(|_| narrow), Some(part.at)),
+            ] {
+                if let (Some((buffer, dtype)), Some(at)) = (flat, at) {
+                    add(kind, dtype, &buffer?, at);
+                }
+            }
+        }
+        Some(sources)
     }
 
     /// By part of the bucket, whether this rank writes it.
@@ -87,76 +164,19 @@ impl Optimizer {
         // Without shards the parts are the units.
         shares.layout.units.iter().map(takes).collect()
     }
-
-    /// The states that [`Optimizer::restore`] asks for: kind and section, without weights.
-    pub fn kinds(&self, bucket: usize) -> Vec<(Kind, Section)> {
-        let (of_matrices, of_others) = self.config.moments();
-        let moments = |unit: &Unit| if unit.matrix { of_matrices } else { of_others };
-        let kinds = |unit: &Unit| {
-            let section = unit.section.clone();
-            let kinds = [Kind::FirstMoment, Kind::SecondMoment].into_iter().take(moments(unit));
-            kinds.map(move |kind| (kind, section.clone())).collect::<Vec<_>>()
-        };
-        self.buckets[bucket].layout.units.iter().flat_map(kinds).collect()
-    }
-
-    /// Takes a bucket's weights, and its moments if `moments` says so, from `read`, which is asked for boxes of
-    /// [`Kind::Weight`] (to give the most precise weights there are), [`Kind::FirstMoment`] and [`Kind::SecondMoment`].
-    /// The module's weights are replaced; under ZeRO 3 the module is left as it is until the next
-    /// [`Optimizer::gather`].
-    ///
-    /// # Errors
-    /// The first of `read`; then nothing has changed.
-    pub fn restore<M: Module, E>(
-        &mut self,
-        bucket: usize,
-        model: M,
-        moments: bool,
-        read: &mut ReadBox<'_, E>,
-    ) -> (M, Result<(), E>) {
-        self.forget_gathered();
-        let bucket = &mut self.buckets[bucket];
-        let values = match read_bucket(bucket, moments, read) {
-            Ok(values) => values,
-            Err(error) => return (model, Err(error)),
-        };
-        let Values { mut weights, first, second } = values;
-        if let Some(kept) = &mut bucket.values {
-            kept.put_values(0, weights[bucket.region.clone()].to_vec());
-        }
-        if let Some(weights_there) = &bucket.weights {
-            weights_there.set_masters(weights[bucket.region.clone()].to_vec(), &self.device);
-        }
-        if bucket.split {
-            weights.iter_mut().for_each(|weight| *weight = weight_of(*weight as f32).to_f64());
-        }
-        for (buffer, parts) in [(&mut bucket.first, first), (&mut bucket.second, second)] {
-            for (at, values) in parts {
-                buffer.as_mut().expect("only moments that are kept were read").put_values(at, values);
-            }
-        }
-        if bucket.zero == 3 {
-            if let (Some(weights), Some(values)) = (&bucket.weights, &bucket.values) {
-                weights.set_own(values);
-            }
-            return (model, Ok(()));
-        }
-        if let Some(buffer) = &bucket.weights {
-            let data = TensorData::new(weights, [bucket.layout.len]);
-            buffer.put(0, Tensor::from_data(data, (&self.device, bucket.dtype)));
-            return (model, Ok(()));
-        }
-        let model = map(model, &bucket.layout, |slot, old| {
-            let values = weights[bucket.layout.slots[slot].range.clone()].to_vec();
-            let len = values.len();
-            Tensor::from_data(TensorData::new(values, [len]), (&old.device(), old.dtype()))
-        });
-        (model, Ok(()))
-    }
 }
 
-/// Adds the boxes of a part of a unit, given the part's values; of remainders the masters'.
-fn cut(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, values: Tensor<1>) {
+/// Values of a part of a unit in GPU memory.
+struct Source<'a> {
+    kind: Kind,
+    unit: &'a Unit,
+    range: Range<usize>,
+    dtype: DType,
+    buffer: Buffer,
+}
+
+/// Adds the boxes of a part of a unit, with a copy of the part's values; of remainders these are the masters'.
+fn read(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, values: Tensor<1>) {
     let data = values.into_data();
     let remainders: Vec<u8>;
     let (dtype, width, bytes): (Dtype, usize, &[u8]) = if kind == Kind::Remainder {
@@ -165,16 +185,37 @@ fn cut(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, v
     } else {
         (stored(data.dtype()), data.dtype().size(), data.bytes())
     };
+    cut(slices, kind, unit, range, dtype, |runs| {
+        let mut copy = vec![0; runs.iter().map(ExactSizeIterator::len).sum::<usize>() * width];
+        let mut filled = 0;
+        for run in runs {
+            let from = &bytes[run.start * width..run.end * width];
+            copy_bytes(from, &mut copy[filled..filled + from.len()]);
+            filled += from.len();
+        }
+        copy.into()
+    });
+}
+
+/// Adds the boxes of a part of a unit; `take` gives the values of runs of the part.
+fn cut(
+    slices: &mut Vec<Slice>,
+    kind: Kind,
+    unit: &Unit,
+    range: &Range<usize>,
+    dtype: Dtype,
+    take: impl Fn(&[Range<usize>]) -> SliceData,
+) {
     let start = range.start - unit.range.start;
     for piece in box_runs(&unit.section, start..range.end - unit.range.start) {
-        let runs = piece.runs.iter().map(|run| &bytes[(run.start - start) * width..(run.end - start) * width]);
+        let runs: Vec<_> = piece.runs.iter().map(|run| run.start - start..run.end - start).collect();
         slices.push(Slice {
             kind,
             name: unit.section.name.clone(),
             global_shape: unit.section.global_shape.clone(),
             ranges: piece.ranges,
             dtype,
-            data: runs.collect::<Vec<_>>().concat(),
+            data: take(&runs),
         });
     }
 }
@@ -188,58 +229,4 @@ fn stored(dtype: DType) -> Dtype {
         DType::BF16 => Dtype::BF16,
         other => unreachable!("parameters are floats, not {other:?}"),
     }
-}
-
-/// What was read of a bucket.
-struct Values {
-    /// The whole bucket, or under ZeRO 3 only the region's elements of it; the rest is zero.
-    weights: Vec<f64>,
-    /// By start in the buffer.
-    first: Vec<(usize, Vec<f64>)>,
-    second: Vec<(usize, Vec<f64>)>,
-}
-
-fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> Result<Values, E> {
-    let layout = &bucket.layout;
-    let whole;
-    let parts = if bucket.zero == 3 {
-        &bucket.parts
-    } else {
-        whole = layout.parts(&(0..layout.len));
-        &whole
-    };
-    let mut values = Values { weights: vec![0.0; layout.len], first: Vec::new(), second: Vec::new() };
-    for part in parts {
-        let weights = read_part(Kind::Weight, &layout.units[part.unit], &part.range, read)?;
-        values.weights[part.range.clone()].copy_from_slice(&weights);
-    }
-    if !moments {
-        return Ok(values);
-    }
-    for (part, second_at) in bucket.parts.iter().zip(&bucket.second_at) {
-        let unit = &layout.units[part.unit];
-        if bucket.first.is_some() {
-            values.first.push((part.at, read_part(Kind::FirstMoment, unit, &part.range, read)?));
-        }
-        if let Some(at) = second_at {
-            values.second.push((*at, read_part(Kind::SecondMoment, unit, &part.range, read)?));
-        }
-    }
-    Ok(values)
-}
-
-/// The values of a part of a unit, padding included.
-fn read_part<E>(kind: Kind, unit: &Unit, range: &Range<usize>, read: &mut ReadBox<'_, E>) -> Result<Vec<f64>, E> {
-    let start = range.start - unit.range.start;
-    let mut values = vec![0.0; range.len()];
-    for piece in box_runs(&unit.section, start..range.end - unit.range.start) {
-        let inside = read(kind, &unit.section, &piece.ranges)?;
-        let mut rest = inside.as_slice();
-        for run in piece.runs {
-            let (part, tail) = rest.split_at(run.len());
-            values[run.start - start..run.end - start].copy_from_slice(part);
-            rest = tail;
-        }
-    }
-    Ok(values)
 }

@@ -80,16 +80,16 @@ struct Piece<'a> {
     to: &'a mut [u8],
 }
 
-/// Divides runs into pieces of about the same size. Longer runs are cut.
+/// Divides runs into pieces of about the same size. Longer runs are split.
 fn pieces(runs: impl Iterator<Item = Run>, to: &mut [u8]) -> Vec<Piece<'_>> {
-    let cut = |Run { from, to, bytes }: Run| {
+    let split = |Run { from, to, bytes }: Run| {
         let part = move |at: usize| Run { from: from + at, to: to + at, bytes: PIECE.min(bytes - at) };
         (0..bytes).step_by(PIECE).map(part)
     };
     let (mut pieces, mut piece, mut filled) = (Vec::new(), Vec::new(), 0);
     // What is left of `to`, and where it begins.
     let (mut rest, mut at) = (to, 0);
-    let mut runs = runs.flat_map(cut).peekable();
+    let mut runs = runs.flat_map(split).peekable();
     while let Some(run) = runs.next() {
         filled += run.bytes;
         piece.push(run);

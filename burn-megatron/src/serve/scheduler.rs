@@ -70,7 +70,7 @@ impl SchedulerConfig {
     /// Names the size.
     pub fn check(&self) -> Result<(), SchedulerError> {
         let refuse = |key, value, why, nearest| Err(SchedulerError { key, value, why, nearest });
-        let Self { max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks } = *self;
+        let Self { max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks, .. } = *self;
         for (key, value) in [("max-num-seqs", max_num_seqs), ("block-size", block_size)] {
             if value == 0 {
                 return refuse(key, value, "at least one is needed", 1);

@@ -77,7 +77,7 @@ fn starts_anew(root: &Path) -> Result<(), Vec<Problem>> {
 pub(super) fn options(config: &RunConfig, tokenizer: Option<PathBuf>) -> Option<CheckpointOptions> {
     let section = &config.checkpoint;
     let (keep_last, keep_every, background) = (section.keep_last, section.keep_every, section.background);
-    let saver = SaverOptions { keep_last, keep_every, background, tokenizer };
+    let saver = SaverOptions { keep_last, keep_every, background, pinned_memory: section.pinned_memory, tokenizer };
     section.directory.clone().map(|root| CheckpointOptions { root, every: section.every, saver })
 }
 

@@ -151,7 +151,7 @@ fn a_checkpoint_without_files_takes_those_of_a_folder() {
         let shape = tensor.global_shape.clone();
         let ranges: Vec<_> = shape.iter().map(|size| 0..*size).collect();
         let (dtype, data) = imported.read(tensor.kind, &tensor.name, &shape, &ranges).unwrap();
-        Slice { kind: tensor.kind, name: tensor.name.clone(), global_shape: shape, ranges, dtype, data }
+        Slice { kind: tensor.kind, name: tensor.name.clone(), global_shape: shape, ranges, dtype, data: data.into() }
     };
     let state = RunState { config: Value::Null, step: 7, ..imported.state().clone() };
     let saver = Saver::new(&paths.at("checkpoint"), 1, SaverOptions::default()).unwrap();

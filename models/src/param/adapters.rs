@@ -40,9 +40,14 @@ impl<'a> ParamBuilder<'a> {
         let Some(base) = self.base.filter(|_| self.has_adapters()) else { return Ok(self.sections(sections)?.into()) };
         let mut quantizer = Quantizer::new(base, &self.parallel.group);
         for (section, init) in &sections {
-            let values = self.values(section, *init, FloatDType::F32, self.source)?;
-            let values = values.into_data();
-            quantizer.add(section, values.as_slice().expect("values were asked for in f32"))?;
+            let values = match self.source {
+                Some(source) => self.read(section, FloatDType::F32, source)?.into_f32(),
+                None => {
+                    let values = self.values(section, *init, FloatDType::F32, None)?.into_data();
+                    values.try_into_vec().expect("values were asked for in f32")
+                }
+            };
+            quantizer.add(section, &values)?;
         }
         Ok(quantizer.finish(DType::from(self.dtype), &self.device).into())
     }

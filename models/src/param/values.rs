@@ -6,7 +6,7 @@ use std::ops::Range;
 use backend_dist::collective::all_gather;
 use backend_dist::mesh::GridKind;
 use backend_dist::random;
-use backend_dist::shard::{Init, Section};
+use backend_dist::shard::{HostFloats, Init, Section};
 use backend_dist::startup;
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
@@ -14,6 +14,8 @@ use super::{BuildError, ParamBuilder, WeightSource};
 
 /// Elements of a section that are worth sharing the work of drawing them.
 const SHARED: usize = 1 << 20;
+/// Bytes of weights that wait in host memory for a GPU at most, besides the one that was read last.
+const AHEAD: usize = 2 << 30;
 
 impl ParamBuilder<'_> {
     /// The slice's values in one dimension, without autodiff: those of `source`, or random ones.
@@ -25,10 +27,28 @@ impl ParamBuilder<'_> {
         source: Option<&dyn WeightSource>,
     ) -> Result<Tensor<1>, BuildError> {
         let Some(source) = source else { return Ok(self.drawn(section, init, dtype)) };
+        let values = self.read(section, dtype, source)?;
+        let bytes = values.bytes().len();
+        self.ahead.set(self.ahead.get() + bytes);
+        if self.ahead.get() > AHEAD {
+            let synced = self.device.sync();
+            synced.map_err(|error| BuildError::Weight { name: section.name.clone(), source: error.into() })?;
+            self.ahead.set(bytes);
+        }
+        Ok(self.upload(values.into_data(), dtype))
+    }
+
+    /// The slice's values of `source` on the host, with their padding.
+    pub(super) fn read(
+        &self,
+        section: &Section,
+        dtype: FloatDType,
+        source: &dyn WeightSource,
+    ) -> Result<HostFloats, BuildError> {
         let read = source.read_stored(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
         startup::note_read(values.bytes().len());
-        Ok(self.upload(values.convert(dtype).pad(section).into_data(), dtype))
+        Ok(values.convert(dtype).pad(section))
     }
 
     /// Random values: a GPU draws its own; on the host each data-parallel rank draws a part of a large slice.

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::super::error::CheckpointError;
+use super::super::hashes::hex;
 use super::super::manifest::Manifest;
 use super::super::names::{self, Folder};
-use super::super::shard::hex;
 use super::{open_file, size};
 
 /// Bytes of a manifest at most: a hundred times what a model of 8 billion parameters takes on 64 ranks.

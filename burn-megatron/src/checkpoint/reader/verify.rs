@@ -1,19 +1,14 @@
 //! Whether files are still what was written.
 
 use std::cmp::Reverse;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
-
 use super::super::error::CheckpointError;
+use super::super::hashes;
 use super::super::manifest::SavedFile;
-use super::super::shard::hex;
 use super::{Checkpoint, find};
-
-/// Bytes that are read and hashed at a time.
-const PIECE: usize = 1 << 20;
+use crate::positioned::PositionedFile;
 
 impl Checkpoint {
     /// Compares the hashes of this share of the files, one of `of` that are about equally large, with those that were
@@ -26,32 +21,35 @@ impl Checkpoint {
         let sizes: Vec<u64> = files.iter().map(|file| file.bytes).collect();
         let mut bytes = 0;
         for index in share_of(&sizes, share, of) {
-            let path = self.path.join(&files[index].name);
-            let found = hash_file(&path).map_err(|cause| CheckpointError::io("read", &path, cause))?;
-            if found != files[index].sha256 {
-                let what = format!(
-                    "has changed since it was written: its sha256 is {found}, the manifest says {}; it is damaged, \
-                     restore it",
-                    files[index].sha256
-                );
+            let file = files[index];
+            let path = self.path.join(&file.name);
+            let flaw = flaw(&path, file).map_err(|cause| CheckpointError::io("read", &path, cause))?;
+            if let Some(what) = flaw {
+                let what = format!("has changed since it was written: {what}; it is damaged, restore it");
                 return Err(find::with_others(CheckpointError::file(&path, what), &self.path));
             }
-            bytes += files[index].bytes;
+            bytes += file.bytes;
         }
         Ok(bytes)
     }
 }
 
-/// Hash of a file's contents. Read, not mapped: a disk that fails gives an error then.
-fn hash_file(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE]);
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(hex(&hash.finalize())),
-            read => hash.update(&piece[..read]),
-        }
+/// How the contents of a file differ from what was written.
+fn flaw(path: &Path, saved: &SavedFile) -> io::Result<Option<String>> {
+    let file = PositionedFile::open(path)?;
+    if file.size() != saved.bytes {
+        return Ok(Some(format!("it has {} bytes, the manifest says {}", file.size(), saved.bytes)));
     }
+    if saved.pieces.is_empty() {
+        let found = hashes::of_file(&file)?;
+        return Ok(
+            (found != saved.sha256).then(|| format!("its sha256 is {found}, the manifest says {}", saved.sha256))
+        );
+    }
+    Ok(hashes::first_changed(&file, &saved.pieces)?.map(|(index, found)| {
+        let (start, expected) = (index * hashes::PIECE, &saved.pieces[index]);
+        format!("the sha256 of the 64 MiB from byte {start} on is {found}, the manifest says {expected}")
+    }))
 }
 
 /// Which of files of these sizes belong to a share: each file, largest first, goes to the share that has least.

@@ -10,7 +10,8 @@ use super::super::error::CheckpointError;
 /// use burn_megatron::prelude::*;
 ///
 /// // The last two checkpoints and every 10,000th stay. Training continues while one is written.
-/// let options = SaverOptions { keep_last: Some(2), keep_every: Some(10_000), background: true, tokenizer: None };
+/// let (keep_last, keep_every) = (Some(2), Some(10_000));
+/// let options = SaverOptions { keep_last, keep_every, background: true, ..SaverOptions::default() };
 /// assert_ne!(options, SaverOptions::default(), "which keeps all and waits for each");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,9 @@ pub struct SaverOptions {
     pub keep_every: Option<u64>,
     /// Write on threads of its own while training continues.
     pub background: bool,
+    /// On GPUs the state is copied to page-locked host memory while the next step computes, and training waits for the copy
+    /// only before it writes to that state. Needs as much host memory as a checkpoint has bytes.
+    pub pinned_memory: bool,
     /// A `tokenizer.json` to put into every checkpoint.
     pub tokenizer: Option<PathBuf>,
 }

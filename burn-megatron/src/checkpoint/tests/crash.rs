@@ -17,7 +17,8 @@ struct Scenario {
     options: SaverOptions,
 }
 
-const KEEP_ALL: SaverOptions = SaverOptions { keep_last: None, keep_every: None, background: false, tokenizer: None };
+const KEEP_ALL: SaverOptions =
+    SaverOptions { keep_last: None, keep_every: None, background: false, pinned_memory: false, tokenizer: None };
 
 const SCENARIOS: [Scenario; 4] = [
     Scenario { name: "first", before: &[], save: (100, 1), options: KEEP_ALL },

@@ -15,7 +15,7 @@ const KILLS: u64 = 20;
 
 /// Saves until the process is killed; every third save is of a step that exists.
 fn save_in_a_loop(folder: &str) {
-    let options = SaverOptions { keep_last: Some(2), keep_every: Some(7), background: true, tokenizer: None };
+    let options = SaverOptions { keep_last: Some(2), keep_every: Some(7), background: true, ..SaverOptions::default() };
     let saver = Saver::new(Path::new(folder), 2, options).unwrap();
     let start = Checkpoint::open(folder).map_or(0, |checkpoint| checkpoint.state().step);
     println!("saving");

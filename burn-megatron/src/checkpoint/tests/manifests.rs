@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::super::shard::hex;
+use super::super::hashes::hex;
 use super::super::{Checkpoint, Saver, SaverOptions};
 use super::round_trip::{slices, state};
 

@@ -103,7 +103,7 @@ proptest! {
                     kind: Kind::SecondMoment,
                     name: format!("tensor.{tensor}"),
                     global_shape: case.shape.clone(),
-                    data: bytes(&values(&case.shape, &ranges)),
+                    data: bytes(&values(&case.shape, &ranges)).into(),
                     ranges,
                     dtype: Dtype::U32,
                 });
@@ -130,7 +130,7 @@ fn weights_come_from_the_most_precise_copy_in_any_float_type() {
         global_shape: vec![2],
         ranges: vec![0..2],
         dtype,
-        data,
+        data: data.into(),
     };
     let bf16 = |values: [f32; 2]| values.map(|value| half::bf16::from_f32(value).to_le_bytes()).concat();
     let f16 = |values: [f32; 2]| values.map(|value| half::f16::from_f32(value).to_le_bytes()).concat();

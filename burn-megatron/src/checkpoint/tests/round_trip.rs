@@ -29,7 +29,8 @@ pub(super) fn state(step: u64) -> RunState {
 
 /// Two tensors, one split between the writers along its second dimension, one of the second writer alone.
 pub(super) fn slices(writer: usize, salt: u32) -> Vec<Slice> {
-    let bytes = |values: Vec<u32>| values.iter().flat_map(|v| (*v as f32 + salt as f32).to_le_bytes()).collect();
+    let bytes =
+        |values: Vec<u32>| values.iter().flat_map(|v| (*v as f32 + salt as f32).to_le_bytes()).collect::<Vec<u8>>();
     let columns = 2 * writer..2 * writer + 2;
     let mut slices = vec![Slice {
         kind: Kind::Weight,
@@ -37,7 +38,7 @@ pub(super) fn slices(writer: usize, salt: u32) -> Vec<Slice> {
         global_shape: vec![3, 4],
         ranges: vec![0..3, columns.clone()],
         dtype: Dtype::F32,
-        data: bytes((0..3).flat_map(|row| columns.clone().map(move |column| row * 4 + column as u32)).collect()),
+        data: bytes((0..3).flat_map(|row| columns.clone().map(move |column| row * 4 + column as u32)).collect()).into(),
     }];
     if writer == 1 {
         slices.push(Slice {
@@ -46,7 +47,7 @@ pub(super) fn slices(writer: usize, salt: u32) -> Vec<Slice> {
             global_shape: vec![5],
             ranges: vec![0..5],
             dtype: Dtype::F32,
-            data: bytes((100..105).collect()),
+            data: bytes((100..105).collect()).into(),
         });
     }
     slices

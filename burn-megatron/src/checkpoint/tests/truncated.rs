@@ -18,7 +18,7 @@ fn save(root: &Path, writers: usize) {
             global_shape: vec![writers, 1 << 16],
             ranges: vec![writer..writer + 1, 0..1 << 16],
             dtype: Dtype::U8,
-            data: vec![writer as u8; 1 << 16],
+            data: vec![writer as u8; 1 << 16].into(),
         };
         saver.submit(writer, vec![slice], &state(1)).unwrap();
     }

@@ -5,7 +5,10 @@ use super::RankEngine;
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Slice};
 use crate::engine::AnomalyState;
 use crate::engine::anomaly::AnomalyWatch;
+use crate::host_memory;
 use crate::optim::{LossScale, LossScaler, StateDtype};
+use backend_dist::gpu;
+use backend_dist::host_copy::HostCopy;
 use backend_dist::shard::{ParamSpec, Section};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -54,13 +57,38 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// This rank's share of weights and optimizer states: every element of the model is on exactly one rank of the
-    /// world. Data-parallel ranks of the same weights share the work.
+    /// world. Data-parallel ranks of the same weights share the work. On GPUs with
+    /// [reserved host memory](Self::reserve_host_memory) the bytes arrive while the next step computes.
     pub fn snapshot(&self) -> Vec<Slice> {
-        let of = |chunk: &super::Chunk<M>| -> Vec<Slice> {
-            let buckets = chunk.buckets.iter();
-            buckets.flat_map(|(_, bucket)| self.optimizer.snapshot(*bucket, chunk.model())).collect()
-        };
-        self.chunks.iter().flat_map(of).chain(self.untrained_slices()).collect()
+        let mut copy = self.optimizer.begin_copy();
+        let mut slices = Vec::new();
+        for chunk in &self.chunks {
+            for (_, bucket) in &chunk.buckets {
+                slices.extend(self.optimizer.snapshot(*bucket, chunk.model(), copy.as_mut()));
+            }
+        }
+        copy.into_iter().for_each(HostCopy::end);
+        slices.extend(self.untrained_slices());
+        slices
+    }
+
+    /// Reserves page-locked host memory for [`snapshot`](Self::snapshot) while the caller continues, if this rank is on
+    /// a GPU and the memory is there for `ranks` ranks. Says why it is not there.
+    pub fn reserve_host_memory(&mut self, ranks: usize) -> Option<String> {
+        let gpu = gpu::index(&self.rank.device)?;
+        let bytes = (self.optimizer.copied_bytes() * ranks) as u64;
+        match host_memory::available() {
+            // As much again stays free, for data and for the cache of files.
+            Some(free) if free / 2 < bytes => {
+                Some(format!("{:.1} GB are needed, of which {:.1} GB are free", bytes as f64 / 1e9, free as f64 / 1e9))
+            }
+            _ => self.optimizer.reserve_host_memory(gpu).err().map(|error| error.to_string()),
+        }
+    }
+
+    /// Why there is no reserved host memory although there was room for it, once.
+    pub fn take_host_trouble(&self) -> Option<String> {
+        self.optimizer.take_host_trouble()
     }
 
     /// Takes weights, optimizer states and position from a checkpoint that any layout has written. A checkpoint without
@@ -87,7 +115,7 @@ impl<M: CausalLm> RankEngine<M> {
         let untrained = self.read_untrained(checkpoint)?;
         let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
             let kind = if matches!(kind, Kind::Weight | Kind::Master) { weights } else { kind };
-            checkpoint.read_f64(kind, &section.name, &section.global_shape, ranges)
+            checkpoint.read_floats(kind, &section.name, &section.global_shape, ranges)
         };
         let mut result = Ok(());
         for chunk in &mut self.chunks {

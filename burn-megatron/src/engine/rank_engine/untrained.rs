@@ -47,7 +47,7 @@ impl<M: CausalLm> RankEngine<M> {
                 global_shape: section.global_shape.clone(),
                 ranges: section.ranges(),
                 dtype: if wide { Dtype::F64 } else { Dtype::F32 },
-                data: values.into_iter().flat_map(bytes).collect(),
+                data: values.into_iter().flat_map(bytes).collect::<Vec<u8>>().into(),
             }
         };
         let writes = |spec: &ParamSpec| !spec.frozen && self.dp_ranks.rank() == 0 && spec.sections[0].is_owned();

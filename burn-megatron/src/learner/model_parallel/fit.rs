@@ -21,7 +21,7 @@ use super::faults::Faults;
 use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
-use super::saving::{CheckpointOptions, Description, Saves, check_data};
+use super::saving::{CheckpointOptions, Description, Saves, check_data, without_host_memory};
 use super::worker::{Data, End, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
@@ -117,6 +117,8 @@ struct Start {
     tracing: Option<Tracing>,
     /// Where there are several processes.
     stop_channel: Option<StopChannel>,
+    /// Ranks of this process.
+    ranks: usize,
 }
 
 impl<M: CausalLm, R: Send> ModelParallel<M, R> {
@@ -155,7 +157,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let channel = || processes.channel("requests to stop");
         let stop_channel =
             (processes.count() > 1).then(|| StopChannel { interrupter: interrupter.clone(), channel: channel() });
-        Ok(Start { saves, of_epoch, tracing, stop_channel })
+        Ok(Start { saves, of_epoch, tracing, stop_channel, ranks: processes.ranks().len() })
     }
 
     /// One rank's part of the run.
@@ -170,6 +172,11 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     ) -> Result<R, BoxError> {
         let world = rank.group(Axis::World);
         let mut engine = RankEngine::new(rank, &self.dims, |part| (self.build)(rank, part), self.engine.clone())?;
+        if self.checkpoints.as_ref().is_some_and(|options| options.saver.background && options.saver.pinned_memory)
+            && let Some(trouble) = engine.reserve_host_memory(start.ranks).filter(|_| rank.leads_process())
+        {
+            say(&without_host_memory(&trouble));
+        }
         if let Some(build) = &self.teacher {
             engine = engine.with_teacher(phase(Phase::Weights, || build(rank))?);
         }

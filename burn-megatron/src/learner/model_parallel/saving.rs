@@ -104,6 +104,11 @@ impl Resume {
     }
 }
 
+/// The line of a run whose saves stop training for longer.
+pub(super) fn without_host_memory(trouble: &str) -> String {
+    format!("training waits while checkpoints are copied, for lack of page-locked host memory: {trouble}")
+}
+
 /// What fixes the order of a run's samples: the size of the data set, a hash of three of its samples, and one of what
 /// they are drawn from.
 pub(super) fn fingerprint(data: &dyn TokenDataset) -> Result<Value, SampleError> {

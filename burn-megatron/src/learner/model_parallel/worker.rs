@@ -17,7 +17,7 @@ use super::coordinator::{Coordinator, say};
 use super::faults::Faults;
 use super::logs::Tracer;
 use super::rollouts::{Drawn, GrpoRun};
-use super::saving::Saves;
+use super::saving::{Saves, without_host_memory};
 use crate::data::TokenDataset;
 use crate::engine::{AnomalyAction, EngineConfig, RankEngine, TokenBatch};
 use crate::eval::{TrainingTasks, table};
@@ -275,6 +275,9 @@ impl<M: CausalLm> Worker<'_, M> {
         let step = self.engine.steps();
         let Some(saves) = self.saves.as_ref().filter(|_| step != self.saved) else { return Ok(()) };
         let stall = saves.submit(self.rank, &self.engine, self.config)?;
+        if let Some(trouble) = self.engine.take_host_trouble() {
+            say(&without_host_memory(&trouble));
+        }
         self.saved = step;
         // The slowest rank's: the others wait for it in the next step.
         let stall = self.world.all_gather_host(stall).into_iter().fold(0.0, f64::max);

@@ -133,7 +133,7 @@ impl Worker {
     }
 
     fn save(&self) -> Vec<Slice> {
-        (0..2).flat_map(|bucket| self.optimizer.snapshot(bucket, &self.net)).collect()
+        (0..2).flat_map(|bucket| self.optimizer.snapshot(bucket, &self.net, None)).collect()
     }
 }
 
@@ -249,7 +249,7 @@ fn checkpoints_of_experts_fit_every_layout() {
 fn load(worker: &mut Worker, saved: &Saved, dtype: DType) {
     let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
         let kind = if kind == Kind::Weight && dtype == DType::BF16 { Kind::Master } else { kind };
-        Ok::<_, Infallible>(saved[&(kind, section.name.clone())].read_box(ranges))
+        Ok::<_, Infallible>(saved[&(kind, section.name.clone())].read_box(ranges).into())
     };
     for bucket in 0..2 {
         let (net, result) = worker.optimizer.restore(bucket, worker.net.clone(), true, &mut read);

@@ -54,7 +54,7 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
 }
 
 pub(super) fn save(worker: &Worker) -> Vec<Slice> {
-    (0..2).flat_map(|bucket| worker.optimizer.snapshot(bucket, &worker.net)).collect()
+    (0..2).flat_map(|bucket| worker.optimizer.snapshot(bucket, &worker.net, None)).collect()
 }
 
 /// Saved after two steps by one layout, read by another, the third step ends with the bits of an uninterrupted run; and
@@ -89,7 +89,7 @@ fn any_layout_goes_on_where_any_other_stopped() {
                     let best = if dtype == DType::BF16 { Kind::Master } else { Kind::Weight };
                     let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
                         let kind = if kind == Kind::Weight { best } else { kind };
-                        Ok::<_, Infallible>(saved[&(kind, section.name.clone())].read_box(ranges))
+                        Ok::<_, Infallible>(saved[&(kind, section.name.clone())].read_box(ranges).into())
                     };
                     for bucket in 0..2 {
                         let (net, result) = worker.optimizer.restore(bucket, worker.net, true, &mut read);
@@ -136,7 +136,7 @@ fn an_error_while_reading_changes_nothing() {
         let saved = (save(&worker), worker.weights());
         let mut read = |kind: Kind, _: &Section, ranges: &[Range<usize>]| match kind {
             Kind::SecondMoment => Err("no second moment"),
-            _ => Ok(vec![9.0; ranges.iter().map(ExactSizeIterator::len).product()]),
+            _ => Ok(vec![9.0; ranges.iter().map(ExactSizeIterator::len).product()].into()),
         };
         let (net, result) = worker.optimizer.restore(1, worker.net, true, &mut read);
         worker.net = net;

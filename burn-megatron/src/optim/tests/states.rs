@@ -7,6 +7,7 @@ use crate::checkpoint::Kind;
 use crate::optim::flat::Flat;
 use crate::optim::layout::Layout;
 use crate::optim::states::place;
+use backend_dist::shard::HostFloats;
 use half::bf16;
 use std::convert::Infallible;
 use std::ops::Range;
@@ -95,7 +96,7 @@ fn moments_are_converted_when_a_run_resumes() {
             let mut worker = Worker::new(rank, Case::SINGLE, &config, DType::BF16);
             let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
                 let kind = if kind == Kind::Weight { Kind::Master } else { kind };
-                Ok::<_, Infallible>(from[&(kind, section.name.clone())].read_box(ranges))
+                Ok::<_, Infallible>(HostFloats::from(from[&(kind, section.name.clone())].read_box(ranges)))
             };
             for bucket in 0..2 {
                 let (net, result) = worker.optimizer.restore(bucket, worker.net, true, &mut read);
@@ -128,7 +129,7 @@ fn second_moments_in_bf16_decay() {
     let zeros = |dtype| Flat::zeros(len, &Device::flex(), dtype);
     let (mut param, grad, mut m, mut v) = (zeros(DType::F32), zeros(DType::F32), zeros(DType::F32), zeros(DType::BF16));
     let before = 1.5e-6;
-    v.put_values(0, vec![before; len]);
+    v.put_floats(0, HostFloats::from(vec![before; len]));
     for step in 1..=steps {
         let rule = OptimizerConfig::from(config).rule(1e-3, step, 1.0);
         let place = place(&layout.units[0], &(0..len));

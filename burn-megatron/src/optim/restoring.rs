@@ -1,0 +1,175 @@
+//! Weights and states of a bucket from boxes of global tensors, of a checkpoint of any layout.
+
+use super::box_runs::box_runs;
+use super::bucket::Bucket;
+use super::flat::wide;
+use super::layout::{Layout, Unit, overlap};
+use super::modules::map;
+use super::optimizer::Optimizer;
+use crate::checkpoint::Kind;
+use backend_dist::shard::{HostFloats, Section};
+use burn::module::Module;
+use burn::tensor::{DType, FloatDType, Tensor};
+use std::ops::Range;
+
+/// Reads a box of a global tensor, given the section that it is part of, row-major.
+pub type ReadBox<'a, E> = dyn FnMut(Kind, &Section, &[Range<usize>]) -> Result<HostFloats, E> + 'a;
+
+impl Optimizer {
+    /// The states that [`Optimizer::restore`] asks for: kind and section, without weights.
+    pub fn kinds(&self, bucket: usize) -> Vec<(Kind, Section)> {
+        let (of_matrices, of_others) = self.config.moments();
+        let moments = |unit: &Unit| if unit.matrix { of_matrices } else { of_others };
+        let kinds = |unit: &Unit| {
+            let section = unit.section.clone();
+            let kinds = [Kind::FirstMoment, Kind::SecondMoment].into_iter().take(moments(unit));
+            kinds.map(move |kind| (kind, section.clone())).collect::<Vec<_>>()
+        };
+        self.buckets[bucket].layout.units.iter().flat_map(kinds).collect()
+    }
+
+    /// Takes a bucket's weights, and its moments if `moments` says so, from `read`, which is asked for boxes of
+    /// [`Kind::Weight`] (to give the most precise weights there are), [`Kind::FirstMoment`] and [`Kind::SecondMoment`].
+    /// The module's weights are replaced; under ZeRO 3 the module is left as it is until the next
+    /// [`Optimizer::gather`]. All data-parallel ranks call it in the same order of buckets.
+    ///
+    /// # Errors
+    /// The first of `read`; then nothing has changed.
+    pub fn restore<M: Module, E>(
+        &mut self,
+        bucket: usize,
+        model: M,
+        moments: bool,
+        read: &mut ReadBox<'_, E>,
+    ) -> (M, Result<(), E>) {
+        self.host.protect();
+        self.forget_gathered();
+        let bucket = &mut self.buckets[bucket];
+        let values = match read_bucket(bucket, moments, read) {
+            Ok(values) => values,
+            Err(error) => return (model, Err(error)),
+        };
+        let Values { weights, first, second } = values;
+        if let Some(kept) = &mut bucket.values {
+            for (range, values) in &weights {
+                let own = overlap(range, &bucket.region);
+                if !own.is_empty() {
+                    let values = values.part(own.start - range.start..own.end - range.start);
+                    kept.put_floats(own.start - bucket.region.start, values);
+                }
+            }
+        }
+        for (buffer, parts) in [(&mut bucket.first, first), (&mut bucket.second, second)] {
+            for (at, values) in parts {
+                buffer.as_mut().expect("only moments that are kept were read").put_floats(at, values);
+            }
+        }
+        if let Some(buffer) = bucket.weights.as_ref().filter(|_| bucket.split) {
+            let mut masters = HostFloats::zeros(FloatDType::F32, bucket.region.len());
+            for (range, values) in &weights {
+                let own = overlap(range, &bucket.region);
+                masters.put(own.start - bucket.region.start, values, own.start - range.start..own.end - range.start);
+            }
+            buffer.set_masters(masters, &self.device);
+            if matches!(bucket.zero, 1 | 2) {
+                buffer.collective(&bucket.dp_ranks);
+            }
+            return (model, Ok(()));
+        }
+        // As after a step.
+        if let (Some(buffer), Some(values)) = (&bucket.weights, &bucket.values) {
+            buffer.set_own(values);
+            if matches!(bucket.zero, 1 | 2) {
+                buffer.collective(&bucket.dp_ranks);
+            }
+            return (model, Ok(()));
+        }
+        if bucket.zero == 3 {
+            return (model, Ok(()));
+        }
+        let model = map(model, &bucket.layout, |slot, old| {
+            let dtype = if bucket.split { DType::F32 } else { bucket.dtype };
+            let values = slot_values(&bucket.layout, slot, &weights, dtype.into()).into_data();
+            bucket.narrow(Tensor::from_data(values, (&old.device(), dtype)))
+        });
+        (model, Ok(()))
+    }
+}
+
+/// What was read of a bucket, in the type that sums are kept in.
+struct Values {
+    /// Where this rank has whole weights on the host of all of the bucket, else of the region, by elements of the bucket.
+    weights: Vec<(Range<usize>, HostFloats)>,
+    /// By start in the buffer.
+    first: Vec<(usize, HostFloats)>,
+    second: Vec<(usize, HostFloats)>,
+}
+
+fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> Result<Values, E> {
+    let (layout, dtype) = (&bucket.layout, FloatDType::from(wide(bucket.dtype)));
+    let whole;
+    // Data-parallel ranks with GPUs gather each other's regions.
+    let parts = if bucket.zero == 3 || bucket.weights.is_some() {
+        &bucket.parts
+    } else {
+        whole = layout.parts(&(0..layout.len));
+        &whole
+    };
+    let mut values = Values { weights: Vec::new(), first: Vec::new(), second: Vec::new() };
+    for part in parts {
+        let weights = read_part(Kind::Weight, &layout.units[part.unit], &part.range, dtype, read)?;
+        values.weights.push((part.range.clone(), weights));
+    }
+    if !moments {
+        return Ok(values);
+    }
+    for (part, second_at) in bucket.parts.iter().zip(&bucket.second_at) {
+        let unit = &layout.units[part.unit];
+        if bucket.first.is_some() {
+            values.first.push((part.at, read_part(Kind::FirstMoment, unit, &part.range, dtype, read)?));
+        }
+        if let Some(at) = second_at {
+            values.second.push((*at, read_part(Kind::SecondMoment, unit, &part.range, dtype, read)?));
+        }
+    }
+    Ok(values)
+}
+
+/// The values of a part of a unit, padding included.
+fn read_part<E>(
+    kind: Kind,
+    unit: &Unit,
+    range: &Range<usize>,
+    dtype: FloatDType,
+    read: &mut ReadBox<'_, E>,
+) -> Result<HostFloats, E> {
+    let start = range.start - unit.range.start;
+    let boxes = box_runs(&unit.section, start..range.end - unit.range.start);
+    if let [piece] = &boxes[..]
+        && piece.runs == [start..start + range.len()]
+    {
+        return Ok(read(kind, &unit.section, &piece.ranges)?.convert(dtype));
+    }
+    let mut values = HostFloats::zeros(dtype, range.len());
+    for piece in boxes {
+        let inside = read(kind, &unit.section, &piece.ranges)?.convert(dtype);
+        let mut taken = 0;
+        for run in piece.runs {
+            values.put(run.start - start, &inside, taken..taken + run.len());
+            taken += run.len();
+        }
+    }
+    Ok(values)
+}
+
+/// The values of one parameter of the module, in its type.
+fn slot_values(layout: &Layout, slot: usize, weights: &[(Range<usize>, HostFloats)], dtype: FloatDType) -> HostFloats {
+    let slot = &layout.slots[slot].range;
+    let inside = || weights.iter().filter(|(range, _)| slot.start <= range.start && range.end <= slot.end);
+    let wide = inside().next().map_or(dtype, |(_, values)| values.dtype());
+    let mut all = HostFloats::zeros(wide, slot.len());
+    for (range, values) in inside() {
+        all.put(range.start - slot.start, values, 0..range.len());
+    }
+    all.convert(dtype)
+}
