@@ -25,7 +25,7 @@ mod built {
 
     impl Recording {
         /// Records what `run` launches on the GPU of `input` and returns it with the last run's result, which every
-        /// replay computes again. `run` is called several times; it uploads, downloads and waits for nothing, and
+        /// replay recomputes. `run` is called several times; it uploads, downloads and waits for nothing, and
         /// reads what changes between replays from tensors that [`overwrite`] fills.
         ///
         /// # Errors
