@@ -51,20 +51,30 @@ impl Chain<'_> {
         let with = || outputs.iter().filter(|(_, has)| *has).map(|(features, _)| *features);
         let (count, features) = (with().count() as u64, with().sum::<u64>());
         let all = outputs.iter().map(|(features, _)| features).sum();
-        self.adapt([count, features], [count * inputs, all], (came, self.builder.local.tokens));
+        // The B of several outputs are put together as one matrix.
+        let block = if outputs.len() > 1 { all } else { 0 };
+        self.adapt([count, features], [count * inputs, all], block, (came, self.builder.local.tokens));
     }
 
     /// The adapter of a row-parallel layer that was just added, if `has`.
     pub(super) fn adapt_rows(&mut self, inputs: u64, outputs: u64, has: bool, came: Activation) {
         let count = u64::from(has);
-        self.adapt([count, count * outputs], [count * inputs, outputs], (came, self.builder.local.stream_tokens));
+        self.adapt([count, count * outputs], [count * inputs, outputs], 0, (came, self.builder.local.stream_tokens));
     }
 
-    /// `count` adapters with so many outputs together, whose A have so many columns, of a layer with `all` outputs.
-    fn adapt(&mut self, [count, outputs]: [u64; 2], [inputs, all]: [u64; 2], (came, tokens): (Activation, u64)) {
+    /// `count` adapters with so many outputs together, whose A have so many columns, of a layer with `all` outputs. Their
+    /// B are put together in a matrix of `block` rows, if there are several.
+    fn adapt(
+        &mut self,
+        [count, outputs]: [u64; 2],
+        [inputs, all]: [u64; 2],
+        block: u64,
+        (came, tokens): (Activation, u64),
+    ) {
         let Some(Adapters { rank, dora, .. }) = self.builder.adapters.filter(|_| count > 0) else { return };
         let (element, whole) = (self.builder.element, self.builder.local.tokens);
-        let low = self.tensor(tokens * count * rank * element, None);
+        // The outputs of A, before and after they are scaled, and the matrix of B.
+        let low = self.tensor((2 * tokens + block) * count * rank * element, None);
         let scaled = dora.then(|| self.tensor(whole * all * element, None));
         let op = self.ops.last_mut().expect("it was just added");
         op.saves = [came, low].into_iter().chain(scaled).collect();
@@ -72,7 +82,7 @@ impl Chain<'_> {
         op.weight = op.matrix + if dora { outputs } else { 0 };
         let flops = 2.0 * whole as f64 * op.matrix as f64;
         op.flops.iter_mut().for_each(|pass| *pass += flops);
-        // The adapters' outputs before they are added; several are put together.
-        op.beside += if count > 1 { 2 } else { 1 } * op.output.bytes;
+        // The adapters' outputs before they are added; a GPU's GEMM adds them.
+        op.beside += op.output.bytes;
     }
 }
