@@ -78,7 +78,7 @@ pub struct Op {
     /// Bytes of its parameters that are not trained.
     pub frozen: u64,
     /// Bytes of intermediate results next to its output.
-    pub beside: u64,
+    pub temporary: u64,
     /// The weight belongs to experts, which have data-parallel groups of their own.
     pub expert: bool,
     /// A GEMM whose weight gradient a zero-bubble schedule can defer.

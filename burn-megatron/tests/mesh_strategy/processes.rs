@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread::sleep;
@@ -49,15 +49,11 @@ fn setup(words: &str) -> Setup {
     setup
 }
 
-/// One process of a test below, which starts it.
-#[test]
-#[ignore = "a part of other tests"]
-fn a_process() {
-    let (Ok(words), Ok(folder)) = (std::env::var(WORDS), std::env::var(FOLDER)) else { return };
+/// What one of the processes does that the tests below start.
+fn one_process(words: &str, folder: &Path) {
     let process: usize = std::env::var("RANK").unwrap().parse().unwrap();
     let processes = std::env::var("WORLD_SIZE").unwrap().parse().unwrap();
-    let folder = PathBuf::from(folder);
-    let mut setup = setup(&words);
+    let mut setup = setup(words);
     match words.split(',').next_back().unwrap() {
         "panic" if process == 1 => setup.trap = Trap { panic_at: Some(3), ..Trap::default() },
         "killed" if process == 1 => setup.trap = Trap { exit_at: Some(3), ..Trap::default() },
@@ -66,7 +62,7 @@ fn a_process() {
         _ => {}
     }
     // Other values than those of the first process must not matter.
-    let strategy = strategy(&words, processes);
+    let strategy = strategy(words, processes);
     let result = setup.run_with(&folder.join("run"), strategy, 1.0 + process as f64);
     let text = match result.error {
         Some(error) => error.to_string(),
@@ -80,7 +76,7 @@ fn start(folder: &Path, words: &str, processes: usize) -> Vec<Child> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let child = |process: usize| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "processes::a_process", "--ignored"]);
+        command.args(["--exact", "processes::processes_that_are_not_to_do_the_same_are_refused"]);
         command.env(WORDS, words).env(FOLDER, folder).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
         let [process, processes] = [process, processes].map(|number| number.to_string());
         command.env("RANK", &process).env("LOCAL_RANK", &process);
@@ -173,8 +169,12 @@ fn a_process_that_fails_or_dies_ends_all_with_its_message() {
     assert!(results[0].1.contains("process 1 on ") && results[0].1.contains("is gone"), "{}", results[0].1);
 }
 
+/// Each process of these tests is this test once more.
 #[test]
 fn processes_that_are_not_to_do_the_same_are_refused() {
+    if let (Ok(words), Ok(folder)) = (std::env::var(WORDS), std::env::var(FOLDER)) {
+        return one_process(&words, Path::new(&folder));
+    }
     for (words, expected) in [
         ("DP2,items", ["has training items 18", "has training items 20"]),
         ("DP2,other", ["process 1", "is not that of the first"]),

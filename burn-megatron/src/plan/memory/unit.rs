@@ -98,7 +98,7 @@ impl Lifetimes {
     fn forward(&self, unit: &Unit, unrecorded: bool) -> u64 {
         let during = |(at, op): (usize, &Op)| {
             let hands = |id: usize| id == op.input.id || id == op.output.id;
-            let own = op.input.bytes + if op.output.id == op.input.id { 0 } else { op.output.bytes } + op.beside;
+            let own = op.input.bytes + if op.output.id == op.input.id { 0 } else { op.output.bytes } + op.temporary;
             let saves = |lifetime: &Lifetime| if unrecorded { lifetime.tensor.stream } else { !lifetime.dropped };
             own + self.sum(|lifetime| saves(lifetime) && lifetime.first <= at && !hands(lifetime.tensor.id))
         };
@@ -114,7 +114,7 @@ impl Lifetimes {
         for (at, op) in unit.ops.iter().enumerate().rev() {
             let alive = |lifetime: &Lifetime| lifetime.first <= at && (!lifetime.dropped || at <= lifetime.last);
             let own = if op.output.id == op.input.id { op.input.bytes } else { op.input.bytes + op.output.bytes };
-            let own = own + op.beside;
+            let own = own + op.temporary;
             let later = split && op.linear;
             behind += if later { 0 } else { op.weight * element };
             let in_flight = if overlap && !later { in_flight(unit, at) } else { 0 };

@@ -41,7 +41,7 @@ impl Chain<'_> {
             op.frozen -= outputs * inputs * element;
             op.frozen += base.bytes(outputs as usize, inputs as usize) as u64;
             // It exists in front of its GEMMs.
-            op.beside += outputs * inputs * element;
+            op.temporary += outputs * inputs * element;
         }
     }
 
@@ -83,6 +83,6 @@ impl Chain<'_> {
         let flops = 2.0 * whole as f64 * op.matrix as f64;
         op.flops.iter_mut().for_each(|pass| *pass += flops);
         // The adapters' outputs before they are added; a GPU's GEMM adds them.
-        op.beside += op.output.bytes;
+        op.temporary += op.output.bytes;
     }
 }

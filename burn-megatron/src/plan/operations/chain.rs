@@ -43,7 +43,7 @@ impl<'a> Chain<'a> {
             weight: 0,
             matrix: 0,
             frozen: 0,
-            beside: 0,
+            temporary: 0,
             expert: false,
             linear: false,
             fp8: None,
