@@ -11,7 +11,7 @@ use models::layers::{
 };
 use models::layout::ModelDims;
 use models::names::NameMap;
-use models::{BuildError, CausalLm, Frame, KvCache, Llama, MicroBatch, ModelConfig, ParamBuilder, Part};
+use models::{BuildError, CausalLm, Frame, Llama, MicroBatch, ModelConfig, ParamBuilder, Part};
 use serde::{Deserialize, Serialize};
 use tests::SETTINGS;
 
@@ -128,10 +128,6 @@ impl CausalLm for Funnel {
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
         self.decoder.head_logits(x)
-    }
-
-    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
-        self.decoder.extend(tokens, cache)
     }
 
     fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {

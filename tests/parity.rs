@@ -10,7 +10,7 @@ use burn_megatron::engine::ContextConfig;
 use burn_megatron::verify::{Candidate, Line, Settings, assemble, candidates, trace, verify};
 use models::MicroBatch;
 use models::layers::paged::{PagedKvCache, Step};
-use models::{BuildError, CausalLm, Gpt, KvCache, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
+use models::{BuildError, CausalLm, Gpt, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
 use std::collections::BTreeMap;
 use tests::{SETTINGS, gpt, llama};
 
@@ -133,10 +133,6 @@ impl CausalLm for ForgottenSum {
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
         self.inner.head_logits(x)
-    }
-
-    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
-        self.inner.extend(tokens, cache)
     }
 
     fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {

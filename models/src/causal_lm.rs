@@ -7,7 +7,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::ConfigError;
-use crate::layers::KvCache;
 use crate::layers::paged::{PagedKvCache, Step};
 use crate::layout::ModelDims;
 use crate::micro_batch::MicroBatch;
@@ -186,23 +185,12 @@ pub trait CausalLm: Module {
         self.head_logits(self.hidden_states(tokens, &MicroBatch::default()))
     }
 
-    /// Reads `tokens [b, n]`, which follow those in the cache, and returns the logits after the last one, `[b, vocab]`,
-    /// gathered on all ranks and without padding: those of [`logits`](Self::logits) for the last of all tokens, at the
-    /// cost of the new ones.
-    ///
-    /// For generation: the model must not record gradients ([`ParamBuilder::without_autodiff`],
-    /// [`Module::valid`]). The number of new tokens is free, also under sequence
-    /// parallelism.
-    ///
-    /// # Panics
-    /// If the cache has no room for the new tokens, or the model no positions, or is not whole.
-    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2>;
-
     /// Reads the tokens of a [`Step`], which follow those in the cache, each in its own sequence, and returns the logits
     /// after those of its tokens that it asks for, `[outputs, vocab]`, gathered on all ranks and without padding. They are
     /// those of [`logits`](Self::logits) of that sequence alone; only experts with a capacity see the other sequences.
     ///
-    /// For generation, as [`extend`](Self::extend).
+    /// For generation: the model must not record gradients ([`ParamBuilder::without_autodiff`], [`Module::valid`]). The
+    /// number of new tokens is free, also under sequence parallelism.
     ///
     /// ```
     /// use backend_dist::launch::{BoxError, Rank};

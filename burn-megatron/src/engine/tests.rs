@@ -18,7 +18,7 @@ use models::layers::paged::{PagedKvCache, Step};
 use models::layout::ModelDims;
 use models::names::NameMap;
 use models::param::{BuildError, ParamBuilder};
-use models::{CausalLm, KvCache, ModelConfig, Part};
+use models::{CausalLm, ModelConfig, Part};
 use serde::{Deserialize, Serialize};
 
 const VOCAB: usize = 5;
@@ -89,11 +89,6 @@ impl CausalLm for Bigram {
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
         x.swap_dims(0, 1)
-    }
-
-    fn extend(&self, tokens: Tensor<2, Int>, _: &mut KvCache) -> Tensor<2> {
-        let last = tokens.dims()[1] - 1;
-        self.logits(tokens.narrow(1, last, 1)).squeeze_dim(1)
     }
 
     fn extend_paged(&self, step: &Step, _: &mut PagedKvCache) -> Tensor<2> {

@@ -9,12 +9,6 @@ pub enum GenerateError {
     /// There is nothing to continue.
     #[error("the prompt has no tokens; a model needs at least one to continue")]
     EmptyPrompt,
-    /// Prompts of a batch are of different lengths.
-    #[error("prompts of {} and {} tokens in one batch; those of a batch are of one length", lengths[0], lengths[1])]
-    Lengths {
-        /// Tokens of two of them.
-        lengths: [usize; 2],
-    },
     /// The prompt is not of the model's vocabulary.
     #[error("the prompt has token {token}, the model knows 0..{vocab_size}")]
     UnknownToken {

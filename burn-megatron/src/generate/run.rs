@@ -1,16 +1,20 @@
 //! The loop: read, choose, repeat.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
-use burn::tensor::{DType, Int, Tensor, TensorData};
-use models::{CausalLm, KvCache, ModelConfig};
+use burn::tensor::Tensor;
+use models::layers::paged::{Chunk, Outputs, Step};
+use models::{CausalLm, ModelConfig, PagedKvCache};
 use serde::{Deserialize, Serialize};
 
-use super::choose::{self, Choice};
+use super::choose::{self, Choice, Chosen};
 use super::{GenerateError, Sampling};
+
+/// Positions of a block of the cache.
+const BLOCK_SIZE: usize = 64;
 
 /// How much is written, and how.
 ///
@@ -151,11 +155,11 @@ pub fn generate<M: CausalLm>(
     all.pop().ok_or(GenerateError::EmptyPrompt)
 }
 
-/// [`generate`] for several prompts of one length at once, each with the seed of its own draws in place of that of the
-/// options: what is written does not depend on the other prompts. `on_token` is called with the index of the prompt too.
+/// [`generate`] for several prompts at once, each with the seed of its own draws in place of that of the options: what is
+/// written does not depend on the other prompts. `on_token` is called with the index of the prompt too.
 ///
 /// # Errors
-/// As [`generate`], and if the prompts are not of one length.
+/// As [`generate`].
 pub fn generate_batch<M: CausalLm>(
     rank: &Rank,
     model: &M,
@@ -164,93 +168,119 @@ pub fn generate_batch<M: CausalLm>(
     mut on_token: impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<Generated>, GenerateError> {
     options.sampling.check()?;
-    let length = prompts.first().map_or(0, |(prompt, _)| prompt.len());
     if prompts.iter().any(|(prompt, _)| prompt.is_empty()) {
         return Err(GenerateError::EmptyPrompt);
     }
-    if let Some((other, _)) = prompts.iter().find(|(prompt, _)| prompt.len() != length) {
-        return Err(GenerateError::Lengths { lengths: [length, other.len()] });
-    }
     let group = rank.group(Axis::Tp);
-    let window = options.window.unwrap_or(usize::MAX);
-    let mut texts: Vec<Vec<i64>> = prompts.iter().map(|(prompt, _)| prompt.to_vec()).collect();
-    let mut unread = length.min(window);
-    let mut cache = KvCache::new(options.positions(length));
+    let mut blocks = 0;
+    let mut texts: Vec<Text> = prompts.iter().map(|prompt| Text::new(prompt, options, &mut blocks)).collect();
+    let mut cache = PagedKvCache::new(blocks as usize, BLOCK_SIZE).with_cuda_graphs();
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
-    let mut ended = vec![None; prompts.len()];
     for index in 0..options.max_new_tokens {
-        if ended.iter().all(Option::is_some) {
+        // Those with one new token, which are read together, come first.
+        let mut reading: Vec<(usize, Chunk)> = (texts.iter_mut().enumerate())
+            .filter(|(_, text)| text.ended.is_none())
+            .map(|(at, text)| (at, text.next_chunk(options)))
+            .collect();
+        if reading.is_empty() {
             break;
         }
-        if cache.len() + unread > cache.capacity() {
-            cache.clear();
-            unread = (window / 2).max(1);
-        }
-        let logits = model.extend(ids(rank, &texts, unread), &mut cache);
+        reading.sort_by_key(|(_, chunk)| chunk.tokens.len() > 1);
+        let (at, chunks): (Vec<usize>, Vec<Chunk>) = reading.into_iter().unzip();
+        let logits = model.extend_paged(&Step::new(chunks), &mut cache);
         let choices = match group.rank() {
-            0 => Some(choose(logits, &cache, options, (index, prompts), &ended, &mut on_token)?),
+            0 => Some(choose(logits, (&texts, &at), options, &mut on_token)?),
             _ => None,
         };
-        for (at, (token, stop)) in group.broadcast_host(choices, 0).into_iter().enumerate() {
-            // What comes after the end is read with the others' tokens, and taken back below.
-            texts[at].push(token);
-            if ended[at].is_none() {
-                ended[at] = stop.map(|reason| (reason, index + 1));
-            }
+        for (at, (token, ended)) in at.into_iter().zip(group.broadcast_host(choices, 0)) {
+            texts[at].tokens.push(token);
+            texts[at].ended = ended;
         }
-        unread = 1;
         if index == 0 {
             prompt_seconds = clock.elapsed().as_secs_f64();
             clock = Instant::now();
         }
     }
     let decode_seconds = clock.elapsed().as_secs_f64();
-    let generated = |(mut text, ended): (Vec<i64>, Option<(Ended, usize)>)| {
-        let mut tokens = text.split_off(length);
-        let (ended, count) = ended.unwrap_or((Ended::Length, tokens.len()));
-        tokens.truncate(count);
-        Generated { tokens, ended, prompt_seconds, decode_seconds }
+    let generated = |mut text: Text| Generated {
+        tokens: text.tokens.split_off(text.prompt),
+        ended: text.ended.unwrap_or(Ended::Length),
+        prompt_seconds,
+        decode_seconds,
     };
-    Ok(texts.into_iter().zip(ended).map(generated).collect())
+    Ok(texts.into_iter().map(generated).collect())
 }
 
-/// The next token of every text, told to the reader, and whether it is the text's last. Texts that have ended get
-/// token 0.
+/// A text that is written.
+struct Text {
+    /// Those of the prompt first.
+    tokens: Vec<i64>,
+    prompt: usize,
+    seed: u64,
+    /// The tokens in the cache.
+    read: Range<usize>,
+    /// Most tokens in the cache.
+    capacity: usize,
+    blocks: Range<u32>,
+    ended: Option<Ended>,
+}
+
+impl Text {
+    /// A text of the prompt alone, with the next blocks.
+    fn new((prompt, seed): &(&[i64], u64), options: &GenerateOptions, blocks: &mut u32) -> Self {
+        let capacity = options.positions(prompt.len());
+        let first = *blocks;
+        *blocks += capacity.div_ceil(BLOCK_SIZE) as u32;
+        let unread = prompt.len() - prompt.len().min(capacity);
+        Self {
+            tokens: prompt.to_vec(),
+            prompt: prompt.len(),
+            seed: *seed,
+            read: unread..unread,
+            capacity,
+            blocks: first..*blocks,
+            ended: None,
+        }
+    }
+
+    /// What is read next: what is not in the cache, or, if there is no room for it, the last half window.
+    fn next_chunk(&mut self, options: &GenerateOptions) -> Chunk {
+        let len = self.tokens.len();
+        if len - self.read.start > self.capacity {
+            let start = len - (options.window.unwrap_or(self.capacity) / 2).max(1);
+            self.read = start..start;
+        }
+        let Range { start, end } = std::mem::replace(&mut self.read, self.read.start..len);
+        Chunk {
+            tokens: self.tokens[end..].to_vec(),
+            positions: end - start..len - start,
+            blocks: self.blocks.clone().collect(),
+            outputs: Outputs::Last,
+        }
+    }
+}
+
+/// The next token of the texts `at`, told to the reader, and why it is the text's last if it is.
 fn choose(
     logits: Tensor<2>,
-    cache: &KvCache,
+    (texts, at): (&[Text], &[usize]),
     options: &GenerateOptions,
-    (index, prompts): (usize, &[(&[i64], u64)]),
-    ended: &[Option<(Ended, usize)>],
     on_token: &mut impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<(i64, Option<Ended>)>, GenerateError> {
-    let choice = |((_, seed), ended): (&(&[i64], u64), &Option<_>)| match ended {
-        Some(_) => Choice::None,
-        None => {
-            let sampling = Sampling { seed: *seed, ..options.sampling };
-            Choice::Next { sampling, index: index as u64, logprobs: None }
-        }
+    let choice = |at: &usize| {
+        let Text { seed, tokens, prompt, .. } = &texts[*at];
+        let sampling = Sampling { seed: *seed, ..options.sampling };
+        Choice::Next { sampling, index: (tokens.len() - prompt) as u64, logprobs: None }
     };
-    let choices: Vec<Choice> = prompts.iter().zip(ended).map(choice).collect();
-    let mut all = Vec::with_capacity(prompts.len());
-    for (at, chosen) in choose::choose(logits, &choices).into_iter().enumerate() {
-        if ended[at].is_some() {
-            all.push((0, None));
-            continue;
-        }
-        let (token, _) = chosen.map_err(|value| GenerateError::NotFinite { position: cache.len(), value })?;
-        let reader = on_token(at, token);
+    let choices: Vec<Choice> = at.iter().map(choice).collect();
+    let next = |(at, chosen): (&usize, Result<Chosen, f64>)| {
+        let (token, _) = chosen.map_err(|value| GenerateError::NotFinite { position: texts[*at].read.len(), value })?;
+        let reader = on_token(*at, token);
         let end = match options.stop_tokens.contains(&token) {
             true => Some(Ended::StopToken),
             false => reader.is_break().then_some(Ended::Reader),
         };
-        all.push((token, end));
-    }
-    Ok(all)
-}
-
-/// The last `unread` tokens of each text.
-fn ids(rank: &Rank, texts: &[Vec<i64>], unread: usize) -> Tensor<2, Int> {
-    let tokens: Vec<i64> = texts.iter().flat_map(|text| &text[text.len() - unread..]).copied().collect();
-    Tensor::from_data(TensorData::new(tokens, [texts.len(), unread]), (&rank.device, DType::I64))
+        Ok((token, end))
+    };
+    at.iter().zip(choose::choose(logits, &choices)).map(next).collect()
 }

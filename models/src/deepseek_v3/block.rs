@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::layers::paged::{PagedKvCache, Step};
-use crate::layers::{Angles, FeedForward, Ffn, LatentAttention, LayerCache, MlaConfig, Norm, NormKind};
+use crate::layers::{Angles, FeedForward, Ffn, LatentAttention, MlaConfig, Norm, NormKind};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -45,11 +45,6 @@ impl LatentBlock {
     /// The block's output; see [`LatentAttention::forward`].
     pub fn forward(&self, x: Tensor<3>, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
         self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
-    }
-
-    /// The same for positions that follow those in the cache; see [`LatentAttention::extend`].
-    pub fn extend(&self, x: Tensor<3>, at: &Range<usize>, angles: &Angles, cache: &mut LayerCache) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, at, angles, cache))
     }
 
     /// The same for tokens of several sequences; see [`LatentAttention::extend_paged`].

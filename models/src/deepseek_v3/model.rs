@@ -12,7 +12,7 @@ use super::mtp::Predictors;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
-    Angles, KvCache, Norm, NormKind, OutputLayer, RotaryEmbedding, Vocab, VocabParallelEmbedding, with_mtp_losses,
+    Angles, Norm, NormKind, OutputLayer, RotaryEmbedding, Vocab, VocabParallelEmbedding, with_mtp_losses,
 };
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
@@ -115,16 +115,6 @@ impl CausalLm for DeepSeekV3 {
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
         let Head { norm, lm_head, .. } = self.head();
         lm_head.logits(norm.forward(x), None).swap_dims(0, 1)
-    }
-
-    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
-        let at = cache.advance(tokens.dims()[1]);
-        let x = self.embedding().extend(tokens.transpose());
-        let angles = self.rope.angles(at.clone(), x.dtype(), &x.device());
-        let x = (self.layers.iter().enumerate())
-            .fold(x, |x, (index, layer)| layer.extend(x, &at, &angles, cache.layer(index)));
-        let Head { norm, lm_head, .. } = self.head();
-        lm_head.logits_at(norm.forward(x), at.len() - 1, None)
     }
 
     fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {

@@ -9,9 +9,7 @@ use burn::tensor::{Int, Tensor};
 use super::config::GptConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::layers::paged::{PagedKvCache, Step, column};
-use crate::layers::{
-    Dropout, KvCache, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, VocabParallelEmbedding,
-};
+use crate::layers::{Dropout, LearnedPositions, Norm, NormKind, OutputLayer, TransformerBlock, VocabParallelEmbedding};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::part::Part;
@@ -122,16 +120,6 @@ impl CausalLm for Gpt {
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
         let Head { norm, lm_head } = self.head();
         lm_head.logits(norm.forward(x), self.table()).swap_dims(0, 1)
-    }
-
-    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
-        let at = cache.advance(tokens.dims()[1]);
-        let embedding = self.embedding();
-        let x = embedding.positions.extend(embedding.tokens.extend(tokens.transpose()), &at);
-        let x = (self.layers.iter().enumerate())
-            .fold(x, |x, (index, layer)| layer.extend(x, &at, None, cache.layer(index)));
-        let Head { norm, lm_head } = self.head();
-        lm_head.logits_at(norm.forward(x), at.len() - 1, self.table())
     }
 
     fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {

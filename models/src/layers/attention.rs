@@ -1,14 +1,11 @@
 //! Causal self-attention with grouped queries; every rank has some of the heads.
 
-use std::ops::Range;
-
 use backend_dist::ops::context::{attention_in_context, attention_with_sinks};
 use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, Residual, attention};
 use backend_dist::shard::{Init, Section, stable_hash};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::cache::LayerCache;
 use super::frequencies::RopeConfig;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::Norm;
@@ -188,29 +185,6 @@ impl SelfAttention {
         let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
         let of = attention_in_context(qkv, self.heads, options, context, documents, &batch.pass);
         self.out.forward(side_by_side(of), Prologue::None, false, batch)
-    }
-
-    /// The same for positions that follow those in the cache; `angles` are theirs. Positions beyond `at` pad
-    /// the sequence to a length that can be sharded; they are not cached and their output is meaningless.
-    pub fn extend(
-        &self,
-        x: impl Into<Residual>,
-        norm: &Norm,
-        at: &Range<usize>,
-        angles: Option<&Angles>,
-        cache: &mut LayerCache,
-    ) -> Tensor<3> {
-        let batch = &MicroBatch::default();
-        let qkv = self.qkv.forward(x, norm, batch);
-        let positions = qkv.dims()[0];
-        let qkv = self.heads(qkv.narrow(0, 0, at.len()), angles);
-        let [q, k, v] = self.split(qkv);
-        let [k, v] = cache.append(at, [k, v]);
-        let of = match &self.sinks {
-            Some(sinks) => attention_with_sinks([q, k, v], sinks.val(), self.options, None, None, &batch.pass),
-            None => attention(q, k, v, self.options),
-        };
-        self.out.forward(side_by_side(pad_sequence(of, positions)), Prologue::None, false, batch)
     }
 
     /// The same for tokens of several sequences, one after the other, whose earlier positions are in the cache as

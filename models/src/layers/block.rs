@@ -7,7 +7,6 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::attention::{AttentionConfig, SelfAttention};
-use super::cache::LayerCache;
 use super::dropout::Dropout;
 use super::feed_forward::FeedForward;
 use super::moe::Ffn;
@@ -114,17 +113,6 @@ impl TransformerBlock {
     /// The block's output; see [`SelfAttention::forward`] for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
         self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
-    }
-
-    /// The same for positions that follow those in the cache; see [`SelfAttention::extend`].
-    pub fn extend(
-        &self,
-        x: Tensor<3>,
-        at: &Range<usize>,
-        angles: Option<&Angles>,
-        cache: &mut LayerCache,
-    ) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, at, angles, cache))
     }
 
     /// The same for tokens of several sequences; see [`SelfAttention::extend_paged`].

@@ -164,21 +164,6 @@ impl LearnedPositions {
         x + expand_dim(own.expect("a rank has positions").unsqueeze_dim(1), 1, samples)
     }
 
-    /// The same for positions that follow others; `x` may be longer than `at`, as [`VocabParallelEmbedding::extend`]
-    /// makes it.
-    ///
-    /// # Panics
-    /// If `at` ends beyond the table.
-    pub fn extend(&self, x: Tensor<3>, at: &Range<usize>) -> Tensor<3> {
-        let own = x.dims()[0];
-        let first = at.start + if self.parallel.sequence { own * self.parallel.group.rank() } else { 0 };
-        let positions = self.weight.dims()[0];
-        assert!(at.end <= positions, "sequence position {} exceeds {positions} learned positions", at.end);
-        let ids: Vec<i64> = (first..first + own).map(|position| position as i64).collect();
-        // Positions beyond the table get zeros.
-        self.added(x, ids)
-    }
-
     /// The same for positions of several sequences, one after the other.
     ///
     /// # Panics

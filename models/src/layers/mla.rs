@@ -5,15 +5,12 @@
 //! Sequence parallelism gathers the latents, which are shorter than the hidden states, and the part of the key that is
 //! rotated and shared by all heads.
 
-use std::ops::Range;
-
 use backend_dist::ops::context::attention_over_context;
 use backend_dist::ops::{AttentionOptions, Prologue, Residual, attention, latent_keys, split};
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::cache::LayerCache;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::{Norm, NormKind};
 use super::paged::{PagedKvCache, Step};
@@ -144,25 +141,6 @@ impl LatentAttention {
         }
         let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
         self.finish(attention_over_context(q, k, v, options, context, documents, &batch.pass), batch)
-    }
-
-    /// The same for positions that follow those in the cache, which keeps whole heads; `angles` are theirs. Positions
-    /// beyond `at` pad the sequence to a length that can be sharded; they are not cached and their output is
-    /// meaningless.
-    pub fn extend(
-        &self,
-        x: impl Into<Residual>,
-        norm: &Norm,
-        at: &Range<usize>,
-        angles: &Angles,
-        cache: &mut LayerCache,
-    ) -> Tensor<3> {
-        let batch = &MicroBatch::default();
-        let projected = self.projected(x.into(), norm, batch);
-        let positions = projected[0].dims()[0];
-        let [q, k, v] = self.heads(projected.map(|features| features.narrow(0, 0, at.len())), angles);
-        let [k, v] = cache.append(at, [k, v]);
-        self.finish(pad_sequence(attention(q, k, v, self.options), positions), batch)
     }
 
     /// The same for tokens of several sequences, one after the other, whose earlier positions are in the cache as

@@ -3,7 +3,6 @@
 
 mod attention;
 mod block;
-mod cache;
 mod dropout;
 mod embedding;
 mod feed_forward;
@@ -29,7 +28,6 @@ mod yarn;
 pub use crate::micro_batch::DropoutKey;
 pub use attention::{AttentionConfig, SelfAttention};
 pub use block::{BlockConfig, NormPlacement, TransformerBlock};
-pub use cache::{KvCache, LayerCache};
 pub use dropout::Dropout;
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard};
 pub use feed_forward::FeedForward;

@@ -96,15 +96,6 @@ impl OutputLayer {
         self.gather(self.local_logits(x, embedding, &MicroBatch::default()))
     }
 
-    /// [`logits`](Self::logits) of one position of the whole sequence, `[b, vocab]`.
-    ///
-    /// # Panics
-    /// As [`token_losses`](Self::token_losses).
-    pub fn logits_at(&self, x: Tensor<3>, position: usize, embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {
-        let x = enter_tensor_parallel(x, &self.parallel).narrow(0, position, 1);
-        self.gather(self.capped(linear(x, self.weight(embedding)))).squeeze_dim(0)
-    }
-
     /// [`logits`](Self::logits) of some positions of a sequence, `[1, b = 1]` each, as `[positions, vocab]`.
     ///
     /// # Panics

@@ -11,7 +11,7 @@ use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::hf::decoder::{self, USUAL};
 use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
-    Angles, BlockConfig, Dropout, KvCache, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
+    Angles, BlockConfig, Dropout, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
     VocabParallelEmbedding,
 };
 use crate::megatron::MegatronDecoder;
@@ -91,20 +91,6 @@ impl CausalLm for Llama {
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
         let Head { norm, lm_head } = self.head();
         lm_head.logits(norm.forward(x), self.embed_tokens.as_ref()).swap_dims(0, 1)
-    }
-
-    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
-        let at = cache.advance(tokens.dims()[1]);
-        let x = self.scaled(self.embedding().extend(tokens.transpose()));
-        let angles = |index, x: &Tensor<3>| -> Option<Angles> {
-            self.ropes.of(index).map(|rope| rope.angles(at.clone(), x.dtype(), &x.device()))
-        };
-        let x = (self.layers.iter().enumerate()).fold(x, |x, (index, layer)| {
-            let angles = angles(index, &x);
-            layer.extend(x, &at, angles.as_ref(), cache.layer(index))
-        });
-        let Head { norm, lm_head } = self.head();
-        lm_head.logits_at(norm.forward(x), at.len() - 1, self.embed_tokens.as_ref())
     }
 
     fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {

@@ -6,7 +6,6 @@ use burn::tensor::{Int, Tensor};
 
 use super::config::MixtralConfig;
 use crate::causal_lm::{CausalLm, ModelConfig};
-use crate::layers::KvCache;
 use crate::layers::paged::{PagedKvCache, Step};
 use crate::llama::Llama;
 use crate::micro_batch::MicroBatch;
@@ -45,10 +44,6 @@ impl CausalLm for Mixtral {
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
         self.decoder.head_logits(x)
-    }
-
-    fn extend(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
-        self.decoder.extend(tokens, cache)
     }
 
     fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
