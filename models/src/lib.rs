@@ -52,7 +52,7 @@ pub use deepseek_v3::{DeepSeekV3, DeepSeekV3Config};
 pub use family::{FamilyConfig, WithModel};
 pub use fp8::Fp8Config;
 pub use gpt::{Gpt, GptConfig};
-pub use layers::{KvCache, PagedKvCache};
+pub use layers::PagedKvCache;
 pub use limits::limit as size_limit;
 pub use llama::{Frame, Llama, LlamaConfig, LlamaVariant};
 pub use lora::{LoraConfig, LoraPlan};

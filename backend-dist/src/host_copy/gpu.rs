@@ -7,7 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::{DriverError, result as driver, sys};
+use memmap2::MmapMut;
 use parking_lot::Mutex;
+use rayon::prelude::*;
 
 use super::held;
 use crate::buffer::Buffer;
@@ -15,20 +17,45 @@ use crate::cuda;
 use crate::failed;
 use crate::nccl::PinnedBuffer;
 
+/// The smallest page of the systems that have CUDA.
+const PAGE: usize = 4096;
+
 /// Page-locked memory. Raw handles are stored as integers, because they cross threads.
 struct Pages {
+    memory: MmapMut,
     address: usize,
-    bytes: usize,
     context: usize,
+}
+
+impl Pages {
+    /// Takes the memory page by page before it is locked: the system may take seconds for it, in which the driver would
+    /// let no other thread work.
+    fn new(gpu: usize, bytes: usize) -> Result<Self, String> {
+        let mut memory = MmapMut::map_anon(bytes).map_err(|error| error.to_string())?;
+        // Larger pages are locked sooner; without them it is right as well.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        memory.par_chunks_mut(PAGE).for_each(|page| page[0] = 0);
+        let address = memory.as_mut_ptr() as usize;
+        // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process. The range is
+        // mapped until `drop` has unlocked it.
+        unsafe {
+            let context = driver::primary_ctx::retain(gpu as i32).map_err(told)?;
+            driver::ctx::set_current(context).map_err(told)?;
+            let locked = sys::cuMemHostRegister_v2(address as _, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE);
+            locked.result().map_err(told)?;
+            Ok(Self { memory, address, context: context as usize })
+        }
+    }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `malloc_host` gave the address in this context, which lives as long as the process, and no copy to it
-        // is under way: such a copy keeps it alive. Memory that cannot be freed is a leak.
+        // SAFETY: the range was locked in this context, which lives as long as the process, and no copy to it is under
+        // way: such a copy keeps it alive. Memory that cannot be unlocked stays so until it is unmapped.
         unsafe {
             let _ = driver::ctx::set_current(self.context as _);
-            let _ = driver::free_host(self.address as _);
+            let _ = sys::cuMemHostUnregister(self.address as _);
         }
     }
 }
@@ -75,7 +102,7 @@ pub struct HostBytes {
 
 impl fmt::Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "HostMemory({} bytes)", self.pages.bytes)
+        write!(f, "HostMemory({} bytes)", self.pages.memory.len())
     }
 }
 
@@ -90,22 +117,14 @@ fn told(error: DriverError) -> String {
 }
 
 impl HostMemory {
-    /// Page-locks `bytes` bytes for copies from the GPU of this index. That takes about half a second for each GB, and
-    /// may be done on any thread.
+    /// Page-locks `bytes` bytes for copies from the GPU of this index. That may take seconds, and be done on any thread.
     ///
     /// # Errors
     /// What the driver says, for example that there is too little memory.
     pub fn new(gpu: usize, bytes: usize) -> Result<Self, String> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let event = || driver::event::create(flags).map(|event| event as usize).map_err(told);
-        // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process. `Pages`
-        // frees the memory.
-        let pages = unsafe {
-            let context = driver::primary_ctx::retain(gpu as i32).map_err(told)?;
-            driver::ctx::set_current(context).map_err(told)?;
-            let address = driver::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE).map_err(told)? as usize;
-            Pages { address, bytes, context: context as usize }
-        };
+        let pages = Pages::new(gpu, bytes)?;
         let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(told)? as usize;
         let (ready, done) = (event()?, event()?);
         let (pages, lent, last) = (Arc::new(pages), RefCell::default(), RefCell::default());
@@ -164,7 +183,7 @@ impl HostCopy<'_> {
     pub fn add(&mut self, buffer: &Buffer) -> Option<HostBytes> {
         let (tensor, bytes) = (buffer.cube(), buffer.bytes());
         let start = self.filled;
-        if start + bytes > self.memory.pages.bytes {
+        if start + bytes > self.memory.pages.memory.len() {
             return None;
         }
         self.filled += held(bytes);

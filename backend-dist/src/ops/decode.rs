@@ -2,7 +2,7 @@
 
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, tensor::IntTensor};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kernels_cubecl::decode::DecodeShape;
+use kernels_cubecl::decode::{DecodeShape, has_likeliest};
 
 use super::options::{AttentionOptions, PackedHeads};
 use crate::gpu;
@@ -53,6 +53,14 @@ pub fn paged_attention(
     Tensor::from_dispatch(<Dispatch as DecodeOps>::op_paged_attention(qkv, keys, values, table, lengths, call))
 }
 
+/// The first column of the greatest number of each row of `logits [rows, columns]`, or −1 if one of them is not finite;
+/// `None` where there is no kernel for it: it runs on NVIDIA GPUs, for columns that are a multiple of 8.
+pub fn likeliest(logits: &Tensor<2>) -> Option<Tensor<1, Int>> {
+    let known = matches!(logits.dtype(), DType::BF16 | DType::F16 | DType::F32);
+    let has_kernel = known && gpu::index(&logits.device()).is_some() && has_likeliest(logits.dims()[1]);
+    has_kernel.then(|| Tensor::from_dispatch(<Dispatch as DecodeOps>::op_likeliest(logits.clone().into_dispatch())))
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"))]
 pub(super) trait DecodeOps: Backend {
     fn op_paged_attention(
@@ -63,6 +71,8 @@ pub(super) trait DecodeOps: Backend {
         lengths: IntTensor<Self>,
         call: PagedAttention,
     ) -> FloatTensor<Self>;
+
+    fn op_likeliest(logits: FloatTensor<Self>) -> IntTensor<Self>;
 }
 
 impl DecodeOps for burn::backend::Flex {
@@ -75,5 +85,9 @@ impl DecodeOps for burn::backend::Flex {
         call: PagedAttention,
     ) -> FloatTensor<Self> {
         panic!("{call:?} has kernels on GPUs only")
+    }
+
+    fn op_likeliest(_: FloatTensor<Self>) -> IntTensor<Self> {
+        panic!("`likeliest` has a kernel on GPUs only")
     }
 }

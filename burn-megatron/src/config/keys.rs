@@ -333,7 +333,7 @@ pub const KEYS: &[Key] = {
         key("checkpoint.keep-last", Count, "2", "Number of newest checkpoints to keep; none: all").optional(),
         key("checkpoint.keep-every", Count, "\"none\"", "Also keep checkpoints whose step is a multiple of this number; none: no others").optional(),
         key("checkpoint.async", Flag, "true", "Write checkpoints in the background").or(&["async-save"]),
-        key("checkpoint.pinned-memory", Flag, "false", "GPUs: with async, copy the state to page-locked host memory while the next step computes, which needs as much memory of the host as checkpoints have bytes; experimental: not yet run on a GPU"),
+        key("checkpoint.pinned-memory", Flag, "true", "GPUs: with async, copy the state to page-locked host memory while the next step computes, which needs as much memory of the host as checkpoints have bytes; with too little of it, a line says so and training waits for the copy"),
         key("checkpoint.resume", Text, "\"if-present\"", "if-present: resume from the newest checkpoint in checkpoint.directory if there is one; never: start anew; or the path of a checkpoint to resume from"),
         key("output.directory", Path, "", "Folder of logs, metrics and prepared text; default: runs/ and the name of the configuration file"),
         key("log.jsonl", Path, "\"none\"", "JSON-lines file of the metrics of every step; none: only steps.jsonl in output.directory").optional(),

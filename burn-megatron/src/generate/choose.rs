@@ -1,6 +1,7 @@
 //! The next tokens and their log-probabilities, from the logits of a step.
 
-use burn::tensor::{DType, Int, Tensor};
+use backend_dist::ops::decode::likeliest;
+use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::Sampling;
@@ -51,7 +52,7 @@ pub enum Choice {
 pub(crate) type Chosen = (i64, Option<TokenLogprobs>);
 
 impl Choice {
-    /// The likeliest token is all that is wanted.
+    /// The likeliest token is all that is wanted, or nothing.
     fn is_argmax(&self) -> bool {
         matches!(self, Self::Next { sampling, logprobs: None, .. } if sampling.temperature == 0.0)
             || *self == Self::None
@@ -74,26 +75,19 @@ impl Choice {
 
 /// One choice for each line of `logits [lines, vocab]`; the error is a logit that is not a number.
 pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen, f64>> {
-    if choices.iter().all(Choice::is_argmax) {
-        return likeliest(logits);
+    if choices.iter().all(Choice::is_argmax)
+        && let Some(tokens) = likeliest(&logits)
+    {
+        // Only one number of each line comes to the host.
+        let tokens: Vec<i64> = tokens.into_data().iter::<i64>().collect();
+        if tokens.iter().all(|token| *token >= 0) {
+            return tokens.into_iter().map(|token| Ok((token, None))).collect();
+        }
     }
     let [_, vocabulary] = logits.dims();
     let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();
     let lines = logits.par_chunks_exact(vocabulary).zip(choices.par_iter());
     lines.map(|(logits, choice)| choice.of(logits)).collect()
-}
-
-/// On the device: only one number of each line comes to the host.
-fn likeliest(logits: Tensor<2>) -> Vec<Result<Chosen, f64>> {
-    // 0 if all are finite, else no number.
-    let finite = logits.clone().cast(DType::F32).mul_scalar(0.0).sum_dim(1).into_data();
-    // The first of the highest: `argmax` of a GPU may return any of them.
-    let [lines, vocabulary] = logits.dims();
-    let ids = Tensor::<1, Int>::arange(0..vocabulary as i64, &logits.device()).unsqueeze_dim::<2>(0);
-    let lower = logits.clone().lower(logits.max_dim(1).expand([lines, vocabulary]));
-    let tokens = ids.expand([lines, vocabulary]).mask_fill(lower, vocabulary as i64).min_dim(1).into_data();
-    let all = tokens.iter::<i64>().zip(finite.iter::<f64>().collect::<Vec<_>>());
-    all.map(|(token, finite)| if finite == 0.0 { Ok((token, None)) } else { Err(finite) }).collect()
 }
 
 fn logprobs(logits: &[f64], token: i64, top: usize) -> TokenLogprobs {
@@ -115,7 +109,7 @@ fn logprobs(logits: &[f64], token: i64, top: usize) -> TokenLogprobs {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::{DType, Device, TensorData};
 
     use super::*;
 
@@ -129,16 +123,12 @@ mod tests {
     }
 
     #[test]
-    fn the_device_and_the_host_choose_the_same() {
+    fn the_first_of_equally_likely_tokens_is_chosen_and_broken_logits_are_named() {
         let values = [[0.5, 2.0, 2.0, -1.0], [3.0, f64::NAN, 0.0, 0.0], [0.0, 1.0, f64::INFINITY, 0.0], [0.0; 4]];
-        let device = choose(lines(&values), &[greedy(None), greedy(None), greedy(None), Choice::None]);
-        let host = choose(lines(&values), &[greedy(Some(0)), greedy(None), greedy(None), Choice::None]);
-        assert_eq!(device[0], Ok((1, None)), "the first of equally likely tokens");
-        assert_eq!(device[0].as_ref().unwrap().0, host[0].as_ref().unwrap().0);
-        for line in [1, 2] {
-            assert!(device[line].is_err() && host[line].is_err(), "{device:?} {host:?}");
-        }
-        assert!(device[3].is_ok() && host[3].is_ok());
+        let chosen = choose(lines(&values), &[greedy(None), greedy(None), greedy(Some(1)), Choice::None]);
+        assert_eq!(chosen[0], Ok((1, None)));
+        assert!(chosen[1].as_ref().is_err_and(|value| value.is_nan()) && chosen[2] == Err(f64::INFINITY));
+        assert_eq!(chosen[3], Ok((0, None)), "nothing is wanted");
     }
 
     #[test]

@@ -174,7 +174,7 @@ pub fn generate_batch<M: CausalLm>(
     let group = rank.group(Axis::Tp);
     let mut blocks = 0;
     let mut texts: Vec<Text> = prompts.iter().map(|prompt| Text::new(prompt, options, &mut blocks)).collect();
-    let mut cache = PagedKvCache::new(blocks as usize, BLOCK_SIZE).with_cuda_graphs();
+    let mut cache = PagedKvCache::new(blocks as usize, BLOCK_SIZE);
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
     for index in 0..options.max_new_tokens {
         // Those with one new token, which are read together, come first.
@@ -250,7 +250,8 @@ impl Text {
             let start = len - (options.window.unwrap_or(self.capacity) / 2).max(1);
             self.read = start..start;
         }
-        let Range { start, end } = std::mem::replace(&mut self.read, self.read.start..len);
+        let Range { start, end } = self.read.clone();
+        self.read.end = len;
         Chunk {
             tokens: self.tokens[end..].to_vec(),
             positions: end - start..len - start,

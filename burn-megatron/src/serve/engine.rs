@@ -67,8 +67,8 @@ pub fn run<M: CausalLm>(
     let group = rank.group(Axis::Tp);
     let mut cache = PagedKvCache::new(config.num_blocks, config.block_size);
     // Recorded steps read the weights of one model.
-    if config.cuda_graphs && models.len() == 1 {
-        cache = cache.with_cuda_graphs();
+    if config.enforce_eager || models.len() > 1 {
+        cache = cache.eager();
     }
     let mut first = match group.rank() {
         0 => Some(First {

@@ -36,8 +36,8 @@ pub struct SchedulerConfig {
     pub block_size: usize,
     /// Blocks of the cache.
     pub num_blocks: usize,
-    /// Decode steps are recorded as CUDA graphs ([`PagedKvCache::with_cuda_graphs`](models::PagedKvCache::with_cuda_graphs)).
-    pub cuda_graphs: bool,
+    /// Decode steps are not recorded as CUDA graphs ([`PagedKvCache::eager`](models::PagedKvCache::eager)).
+    pub enforce_eager: bool,
 }
 
 impl Default for SchedulerConfig {
@@ -45,7 +45,7 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         let (max_num_seqs, max_model_len, block_size) = (64, 2048, 64);
         let num_blocks = max_num_seqs * max_model_len / block_size;
-        Self { max_num_seqs, max_num_batched_tokens: 2048, max_model_len, block_size, num_blocks, cuda_graphs: false }
+        Self { max_num_seqs, max_num_batched_tokens: 2048, max_model_len, block_size, num_blocks, enforce_eager: false }
     }
 }
 

@@ -87,7 +87,7 @@ fn sizes() -> SchedulerConfig {
         max_model_len,
         block_size: 4,
         num_blocks: 40,
-        cuda_graphs: false,
+        enforce_eager: false,
     }
 }
 

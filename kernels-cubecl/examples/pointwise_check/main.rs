@@ -75,6 +75,8 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                     None,
                 )
                 + decode::step::<f32>(c, DecodeShape { heads: 6, kv_heads: 6, head_dim: 192, ..shape }, &[300; 3], None)
+                + decode::likeliest::<bf16>(c, 128_256)
+                + decode::likeliest::<f32>(c, 1000)
         }),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
         ("fused softmax", |c| {

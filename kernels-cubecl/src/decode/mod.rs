@@ -8,12 +8,24 @@ pub mod append;
 #[cfg(feature = "cuda")]
 pub mod attention;
 #[cfg(feature = "cuda")]
+pub mod likeliest;
+#[cfg(feature = "cuda")]
 pub mod merge;
 
 #[cfg(feature = "cuda")]
 pub use append::append;
 #[cfg(feature = "cuda")]
 pub use attention::attention;
+#[cfg(feature = "cuda")]
+pub use likeliest::likeliest;
+
+/// Longest row of logits: an index is exact in fp32.
+const LONGEST: usize = 1 << 24;
+
+/// Whether there is a kernel for rows of so many logits: a multiple of 8 that fp32 counts exactly.
+pub fn has_likeliest(columns: usize) -> bool {
+    columns.is_multiple_of(8) && (8..=LONGEST).contains(&columns)
+}
 
 /// Sizes of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

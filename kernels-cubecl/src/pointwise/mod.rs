@@ -6,7 +6,7 @@ pub mod adamw;
 pub mod column_sum;
 pub mod columns;
 pub mod cross_entropy;
-mod cube;
+pub(crate) mod cube;
 pub mod dropout;
 pub mod embedding;
 pub mod flat;

@@ -83,6 +83,8 @@ fn decode_steps() {
     );
     // More query heads of a key head than a cube takes.
     both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, ..shape }, &[4, 3, 17], Some(100));
+    both!(decode::likeliest, 8);
+    both!(decode::likeliest, 1032);
     assert!(!DecodeShape { heads: 5, ..shape }.has_kernel() && !DecodeShape { head_dim: 20, ..shape }.has_kernel());
 }
 

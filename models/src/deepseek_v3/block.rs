@@ -1,7 +1,5 @@
 //! A block with latent attention: norm, attention, residual; norm, MLP or experts, residual.
 
-use std::ops::Range;
-
 use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;

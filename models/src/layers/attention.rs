@@ -1,7 +1,7 @@
 //! Causal self-attention with grouped queries; every rank has some of the heads.
 
 use backend_dist::ops::context::{attention_in_context, attention_with_sinks};
-use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, Residual, attention};
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, Residual};
 use backend_dist::shard::{Init, Section, stable_hash};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;

@@ -1,7 +1,5 @@
 //! A transformer block: norm, attention, norm, residual; norm, MLP, norm, residual. Not every block has all norms.
 
-use std::ops::Range;
-
 use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;

@@ -6,7 +6,7 @@
 //! rotated and shared by all heads.
 
 use backend_dist::ops::context::attention_over_context;
-use backend_dist::ops::{AttentionOptions, Prologue, Residual, attention, latent_keys, split};
+use backend_dist::ops::{AttentionOptions, Prologue, Residual, latent_keys, split};
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::Tensor;

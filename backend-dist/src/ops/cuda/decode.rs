@@ -2,9 +2,9 @@
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::decode::{DecodeShape, append, attention};
+use kernels_cubecl::decode::{DecodeShape, append, attention, likeliest};
 
-use super::{Float, Int, columns, empty, launched, packed, work};
+use super::{Float, Int, columns, empty, launched, packed, rows, work};
 use crate::ops::decode::{DecodeOps, PagedAttention};
 
 impl DecodeOps for Cube {
@@ -35,6 +35,21 @@ impl DecodeOps for Cube {
             DType::F32 => run::<f32>(step, shape, call),
             _ => by_half!(qkv, E => run::<E>(step, shape, call)),
         }
+        out
+    }
+
+    fn op_likeliest(logits: Float) -> Int {
+        let (logits, sizes) = (packed(logits), [rows(&logits), columns(&logits)]);
+        let _noted = work::memory("likeliest tokens", &logits, |bytes| bytes);
+        let out = empty(&logits, [sizes[0]], DType::I32);
+        let (client, handles) = (&logits.client, (&logits.handle, &out.handle));
+        launched(
+            "likeliest tokens",
+            match logits.dtype() {
+                DType::F32 => likeliest::<f32>(client, sizes, handles.0, handles.1),
+                _ => by_half!(logits, E => likeliest::<E>(client, sizes, handles.0, handles.1)),
+            },
+        );
         out
     }
 }

@@ -31,10 +31,9 @@ pub(super) struct SizeArgs {
     /// Share of the memory that weights and KV cache may take. Default: 0.85 of a GPU, 0.5 of what the host has
     #[arg(long, value_name = "SHARE")]
     pub gpu_memory_utilization: Option<f64>,
-    /// Compute decode steps with kernels of their own, recorded as CUDA graphs, for dense models on one GPU; experimental:
-    /// not yet run on a GPU
+    /// GPUs: record no CUDA graphs. Else decode steps of a dense model on one GPU are recorded, with kernels of their own
     #[arg(long)]
-    pub cuda_graphs: bool,
+    pub enforce_eager: bool,
 }
 
 impl SizeArgs {
@@ -76,7 +75,7 @@ impl SizeArgs {
             max_model_len: self.max_model_len.unwrap_or(positions.min(room)),
             block_size: self.block_size,
             num_blocks,
-            cuda_graphs: self.cuda_graphs,
+            enforce_eager: self.enforce_eager,
         };
         sizes.check()?;
         Ok(sizes)
@@ -108,7 +107,7 @@ mod tests {
             block_size: 16,
             num_blocks: None,
             gpu_memory_utilization: None,
-            cuda_graphs: false,
+            enforce_eager: false,
         }
     }
 

@@ -11,7 +11,7 @@ fn config(max_num_seqs: usize, num_blocks: usize) -> SchedulerConfig {
         max_model_len: 12,
         block_size: 3,
         num_blocks,
-        cuda_graphs: false,
+        enforce_eager: false,
     }
 }
 

@@ -1,6 +1,5 @@
 //! The attention of a decode step over pages.
-use super::tokens::upload_i32;
-use super::{Element, download, poisoned, random, report, upload};
+use super::{Element, download, download_i32, poisoned, random, report, upload, upload_i32};
 use cubecl::prelude::*;
 use kernels_cubecl::decode::{self, DecodeShape};
 
@@ -49,4 +48,22 @@ pub fn step<E: Element>(client: &Client, shape: DecodeShape, lengths: &[i32], wi
     report(&format!("keys after a step, {what}"), &download::<E>(client, &keys_on), &keys, 0.0)
         + report("values", &download::<E>(client, &values_on), &values, 0.0)
         + report(&format!("attention, window {window:?}"), &download::<E>(client, &out), &expected, E::LIMIT)
+}
+
+/// The first of the greatest numbers of each row, wherever it is; two rows have a number that is not finite.
+pub fn likeliest<E: Element>(client: &Client, columns: usize) -> usize {
+    let rows = 6;
+    let mut logits = random(rows * columns, 4);
+    for (row, at) in [columns - 1, columns / 2, 0, 3].into_iter().enumerate() {
+        logits[row * columns + at] = 100.0;
+        // Later ones are not the first.
+        logits[row * columns + at + (columns - 1 - at) / 2] = 100.0;
+    }
+    logits[4 * columns + 1] = f64::NAN;
+    logits[5 * columns + columns / 2] = f64::NEG_INFINITY;
+    let (on, out) = (upload::<E>(client, &logits), poisoned::<f32>(client, rows));
+    decode::likeliest::<E>(client, [rows, columns], &on, &out).expect("legal");
+    let found: Vec<f64> = download_i32(client, &out).into_iter().map(f64::from).collect();
+    let expected = [columns - 1, columns / 2, 0, 3].map(|at| at as f64);
+    report(&format!("likeliest of {columns} {}", E::NAME), &found, &[&expected[..], &[-1.0; 2]].concat(), 0.0)
 }

@@ -91,6 +91,15 @@ pub fn download<E: Element>(client: &Client, handle: &Handle) -> Vec<f64> {
     client.read_one_unchecked(handle.clone()).chunks_exact(size_of::<E>()).map(E::read).collect()
 }
 
+pub fn upload_i32(client: &Client, values: &[i32]) -> Handle {
+    client.create_from_slice(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
+}
+
+pub fn download_i32(client: &Client, handle: &Handle) -> Vec<i32> {
+    let read = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().expect("four bytes"));
+    client.read_one_unchecked(handle.clone()).chunks_exact(4).map(read).collect()
+}
+
 /// A buffer for `len` numbers, all of them NaN.
 pub fn poisoned<E: Element>(client: &Client, len: usize) -> Handle {
     client.create_from_slice(&vec![0xff; len * size_of::<E>()])

@@ -7,15 +7,6 @@ use kernels_cubecl::pointwise::moe::offsets::{self, OffsetsShape};
 use kernels_cubecl::pointwise::moe::permute::{self, PermuteShape, PermuteTables};
 use kernels_cubecl::pointwise::moe::topk::{self, Selection};
 
-fn upload_i32(client: &Client, values: &[i32]) -> Handle {
-    client.create_from_slice(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
-}
-
-fn download_i32(client: &Client, handle: &Handle) -> Vec<i32> {
-    let read = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().expect("four bytes"));
-    client.read_one_unchecked(handle.clone()).chunks_exact(4).map(read).collect()
-}
-
 /// 1 if the tables differ.
 fn compare(what: &str, found: &[i32], expected: &[i32]) -> usize {
     let wrong = found.iter().zip(expected).filter(|(a, b)| a != b).count();

@@ -6,10 +6,6 @@ use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::embedding::{self, Plan, TableShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
 
-pub fn upload_i32(client: &Client, values: &[i32]) -> Handle {
-    client.create_from_slice(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
-}
-
 pub fn rope<E: Element>(client: &Client, shape: RopeShape) -> usize {
     let RopeShape { rows, batch, heads, all_heads, head_dim, rotated } = shape;
     let half = rotated / 2;

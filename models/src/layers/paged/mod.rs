@@ -27,7 +27,7 @@ pub struct PagedKvCache {
     /// Of each layer `[num_blocks block_size, kv_heads d]` each.
     layers: Vec<Option<[Tensor<2>; 2]>>,
     step: Prepared,
-    /// Of single tokens on GPUs, if they are to be recorded.
+    /// Of single tokens on GPUs; `None` if nothing is recorded.
     decoders: Option<Vec<decode::Decoder>>,
 }
 
@@ -53,15 +53,17 @@ struct Gather {
 
 impl PagedKvCache {
     /// A cache of `num_blocks` blocks of `block_size` positions.
-    pub fn new(num_blocks: usize, block_size: usize) -> Self {
-        Self { block_size, num_blocks, layers: Vec::new(), step: Prepared::default(), decoders: None }
-    }
-
+    ///
     /// Steps of single tokens are computed by kernels that read all that changes on the GPU, and from the third step of a
     /// size on they are launched as one CUDA graph, where the model has them (a dense decoder on one GPU, without sinks and
     /// softcaps). The cache then belongs to one model with its weights in one place.
-    pub fn with_cuda_graphs(self) -> Self {
-        Self { decoders: Some(Vec::new()), ..self }
+    pub fn new(num_blocks: usize, block_size: usize) -> Self {
+        Self { block_size, num_blocks, layers: Vec::new(), step: Prepared::default(), decoders: Some(Vec::new()) }
+    }
+
+    /// Without CUDA graphs: for a cache that serves several models, or weights that move.
+    pub fn eager(self) -> Self {
+        Self { decoders: None, ..self }
     }
 
     /// Positions of a block.
