@@ -226,9 +226,13 @@ impl HostCopy<'_> {
     pub fn end(self) {
         let queued = self.queued;
         match self.memory.lent.borrow().last() {
-            Some(last) => cuda::mark(last.tensor.client.service_id().device, move |_| {
-                let _ = queued.send(Ok(()));
-            }),
+            Some(last) => {
+                cuda::mark(last.tensor.client.service_id().device, move |_| {
+                    let _ = queued.send(Ok(()));
+                });
+                // Nothing may be launched any more, but others wait for the bytes.
+                cuda::flush(&last.tensor);
+            }
             None => drop(queued.send(Ok(()))),
         }
     }

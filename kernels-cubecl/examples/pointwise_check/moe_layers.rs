@@ -1,6 +1,6 @@
 //! The kernels of MoE layers besides the grouped GEMMs, at the sizes of Mixtral 8x7B and Qwen3-30B-A3B with 8192
 //! tokens, each routed to `top_k` experts. Bytes as in `timings`.
-use crate::checks::tokens::upload_i32;
+use crate::checks::upload_i32;
 use crate::clock::Clock;
 use half::bf16;
 use kernels_cubecl::pointwise::flat::FloatType;

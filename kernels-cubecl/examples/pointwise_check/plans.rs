@@ -1,6 +1,6 @@
 //! Column sums and gradients of an embedding with other plans than the default,
 //! which may be faster on another GPU.
-use crate::checks::tokens::upload_i32;
+use crate::checks::upload_i32;
 use crate::clock::Clock;
 use crate::timings::{VOCABULARY, even_ids, gradient_bytes, zipf_ids};
 use half::bf16;

@@ -1,6 +1,6 @@
 //! The sizes of Llama 3 8B with 8192 tokens. Bytes are those that must be moved: every input read and every output
 //! written once.
-use crate::checks::{tokens::upload_i32, upload, upload_u32};
+use crate::checks::{upload, upload_i32, upload_u32};
 use crate::clock::Clock;
 use half::bf16;
 use kernels_cubecl::pointwise::accumulate::accumulate;

@@ -5,8 +5,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::LONGEST;
-use crate::pointwise::cube::cube_max;
-use crate::pointwise::{CubeShape, PointwiseError, Vec8, buffer, check};
+use crate::pointwise::{CubeShape, PointwiseError, Vec8, buffer, check, cube_max};
 
 /// Vectors of a unit in flight.
 const IN_FLIGHT: usize = 4;
@@ -37,7 +36,7 @@ pub fn row_argmax<E: Float>(logits: &[Vec8<E>], out: &mut [i32], width: u32, #[c
             for i in 0..8usize {
                 let logit = f32::cast_from(value.extract(i));
                 // False for no number as well.
-                let is_finite = abs(logit) <= 3.0e38f32;
+                let is_finite = logit > f32::new(-3.0e38) && logit < f32::new(3.0e38);
                 broken = select(is_finite, broken, 1.0f32);
                 let is_better = logit > top;
                 best = select(is_better, at * 8 + comptime![i as u32], best);

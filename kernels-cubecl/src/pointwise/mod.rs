@@ -6,7 +6,7 @@ pub mod adamw;
 pub mod column_sum;
 pub mod columns;
 pub mod cross_entropy;
-pub(crate) mod cube;
+mod cube;
 pub mod dropout;
 pub mod embedding;
 pub mod flat;

@@ -39,7 +39,8 @@ impl DecodeOps for Cube {
     }
 
     fn op_likeliest(logits: Float) -> Int {
-        let (logits, sizes) = (packed(logits), [rows(&logits), columns(&logits)]);
+        let logits = packed(logits);
+        let sizes = [rows(&logits), columns(&logits)];
         let _noted = work::memory("likeliest tokens", &logits, |bytes| bytes);
         let out = empty(&logits, [sizes[0]], DType::I32);
         let (client, handles) = (&logits.client, (&logits.handle, &out.handle));

@@ -1,7 +1,6 @@
 //! Routing of tokens to experts: the kernels' tables against those of plain loops.
-use super::{poisoned, random, upload};
+use super::{download_i32, poisoned, random, upload, upload_i32};
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 use kernels_cubecl::pointwise::moe::count::{self, CountShape};
 use kernels_cubecl::pointwise::moe::offsets::{self, OffsetsShape};
 use kernels_cubecl::pointwise::moe::permute::{self, PermuteShape, PermuteTables};

@@ -1,7 +1,6 @@
 //! Rope, the embedding and the cross-entropy.
-use super::{Element, download, poisoned, random, report, upload};
+use super::{Element, download, poisoned, random, report, upload, upload_i32};
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::embedding::{self, Plan, TableShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};

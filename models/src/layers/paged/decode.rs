@@ -6,6 +6,7 @@ use backend_dist::ops::decode::{PagedAttention, paged_attention};
 use backend_dist::ops::{AttentionOptions, PackedHeads, embedding};
 use burn::tensor::{DType, Device, Int, Tensor};
 
+use super::view::{block_table, most_blocks};
 use super::{Chunk, PagedKvCache, Step};
 use crate::layers::rope::{Angles, RotaryEmbedding};
 
@@ -48,10 +49,8 @@ impl Inputs {
             let values = chunks.iter().map(|chunk| value(chunk) as i32);
             values.chain(std::iter::repeat(0)).take(self.sequences).collect()
         };
-        let mut table = vec![0; self.sequences * self.max_blocks];
-        for (row, chunk) in table.chunks_exact_mut(self.max_blocks).zip(chunks) {
-            row.iter_mut().zip(&chunk.blocks).for_each(|(to, block)| *to = *block as i32);
-        }
+        let mut table = block_table(chunks, self.max_blocks);
+        table.resize(self.sequences * self.max_blocks, 0);
         gpu::overwrite(&self.tokens, &of_each(|chunk| chunk.tokens[0] as usize))
             && gpu::overwrite(&self.positions, &of_each(|chunk| chunk.positions.start))
             && gpu::overwrite(&self.lengths, &of_each(|chunk| chunk.positions.end))
@@ -61,8 +60,7 @@ impl Inputs {
 
 /// The next size for so many: sizes are powers of two, so that few steps are recorded.
 fn sizes(chunks: &[Chunk]) -> [usize; 2] {
-    let blocks = chunks.iter().map(|chunk| chunk.blocks.len()).max().unwrap_or(1);
-    [chunks.len().next_power_of_two(), blocks.next_power_of_two()]
+    [chunks.len().next_power_of_two(), most_blocks(chunks).next_power_of_two()]
 }
 
 impl Decode<'_> {

@@ -9,12 +9,13 @@ mod view;
 
 use backend_dist::gpu;
 use backend_dist::ops::context::attention_with_sinks;
-use backend_dist::ops::{AttentionOptions, PassContext, attention, embedding};
+use backend_dist::ops::decode::{PagedAttention, paged_attention};
+use backend_dist::ops::{AttentionOptions, PackedHeads, PassContext, attention, embedding};
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 
 pub(crate) use decode::Decode;
 pub use step::{Chunk, Outputs, Step};
-use view::View;
+use view::{View, block_table, most_blocks};
 
 /// Keys and values of the positions of many sequences, on one rank and for every layer.
 ///
@@ -38,6 +39,8 @@ struct Prepared {
     slots: Option<Tensor<1, Int>>,
     /// What chunks of one token read, by window and key-value heads.
     single: Vec<(Option<usize>, usize, Gather)>,
+    /// The same for kernels, see [`PagedKvCache::table`].
+    table: Option<[Tensor<1, Int>; 2]>,
     /// What longer chunks read, by chunk.
     long: Vec<(usize, Tensor<2, Int>)>,
 }
@@ -102,19 +105,21 @@ impl PagedKvCache {
         assert!(!k.is_autodiff(), "a cache needs a model that records no gradients: take `model.valid()`");
         let device = q.device();
         let [_, _, kv_heads, _] = k.dims();
-        let pools = self.write(layer, step, [k, v]);
+        let pools = self.write(layer, step, [k.clone(), v.clone()]);
         let single = step.leading_single_tokens();
         let mut of = Vec::new();
         if single > 0 {
-            let gather = self.gather_of_single_tokens(step, single, options.window, kv_heads, &q);
-            of.push(attend::single_tokens(
-                q.clone().narrow(0, 0, single),
-                &pools,
-                &gather,
-                kv_heads,
-                options,
-                sinks.as_ref(),
-            ));
+            let [q, k, v] = [&q, &k, &v].map(|x| x.clone().narrow(0, 0, single));
+            of.push(match self.kernel([&q, &k, &v], options, sinks.as_ref()) {
+                Some(call) => {
+                    let [table, lengths] = self.table(&step.chunks()[..single], &device);
+                    paged_attention(Tensor::cat(vec![q, k, v], 2), pools.each_ref(), [table, lengths], call)
+                }
+                None => {
+                    let gather = self.gather_of_single_tokens(step, single, options.window, kv_heads, &q);
+                    attend::single_tokens(q, &pools, &gather, kv_heads, options, sinks.as_ref())
+                }
+            });
         }
         let mut first = single;
         for (index, chunk) in step.chunks().iter().enumerate().skip(single) {
@@ -135,6 +140,32 @@ impl PagedKvCache {
             first += new;
         }
         if of.len() == 1 { of.swap_remove(0) } else { Tensor::cat(of, 0) }
+    }
+
+    /// The kernels for single tokens with these heads, if there are some.
+    fn kernel(
+        &self,
+        [q, k, v]: [&Tensor<4>; 3],
+        options: AttentionOptions,
+        sinks: Option<&Tensor<1>>,
+    ) -> Option<PagedAttention> {
+        let [[_, _, heads, head_dim], [_, _, kv_heads, _]] = [q.dims(), k.dims()];
+        let heads = PackedHeads { heads, kv_heads };
+        let call = PagedAttention { heads, head_dim, block_size: self.block_size, options };
+        (sinks.is_none() && k.dims() == v.dims() && call.has_kernel(q.dtype(), &q.device())).then_some(call)
+    }
+
+    /// The block table of the chunks, one after the other, and the positions of each with the new ones, for kernels.
+    fn table(&mut self, chunks: &[Chunk], device: &Device) -> [Tensor<1, Int>; 2] {
+        let of_chunks = || {
+            let table = block_table(chunks, most_blocks(chunks));
+            let lengths: Vec<i32> = chunks.iter().map(|chunk| chunk.positions.end as i32).collect();
+            [table, lengths].map(|values| {
+                let count = values.len();
+                Tensor::from_data(TensorData::new(values, [count]), (device, DType::I32))
+            })
+        };
+        self.step.table.get_or_insert_with(of_chunks).clone()
     }
 
     /// The keys and values of a layer with those of the new tokens.

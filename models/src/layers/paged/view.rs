@@ -36,6 +36,20 @@ impl View {
     }
 }
 
+/// The blocks of the sequence that has most.
+pub(super) fn most_blocks(chunks: &[Chunk]) -> usize {
+    chunks.iter().map(|chunk| chunk.blocks.len()).max().unwrap_or(0)
+}
+
+/// The blocks of each sequence, padded to `max_blocks`, one after the other.
+pub(super) fn block_table(chunks: &[Chunk], max_blocks: usize) -> Vec<i32> {
+    let padded = |chunk: &Chunk| {
+        let blocks: Vec<i32> = chunk.blocks.iter().map(|block| *block as i32).collect();
+        blocks.into_iter().chain(std::iter::repeat(0)).take(max_blocks)
+    };
+    chunks.iter().flat_map(padded).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
