@@ -14,6 +14,11 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", cli::describe(&error));
+            // CUDA's own clean-up would end under threads that still work for a rank that has failed, and they panic.
+            if cfg!(feature = "cuda") {
+                // SAFETY: nothing else is to be done: files are closed, and standard output is written line by line.
+                unsafe { libc::_exit(1) }
+            }
             ExitCode::FAILURE
         }
     }

@@ -45,6 +45,7 @@ pub fn step<E: Element>(client: &Client, shape: DecodeShape, lengths: &[i32], wi
         }
     }
     let what = format!("{} sequences of {} and {} heads of {head_dim}", E::NAME, heads, kv_heads);
+    let [keys, values] = [&keys, &values].map(|x| download::<E>(client, &upload::<E>(client, x)));
     report(&format!("keys after a step, {what}"), &download::<E>(client, &keys_on), &keys, 0.0)
         + report("values", &download::<E>(client, &values_on), &values, 0.0)
         + report(&format!("attention, window {window:?}"), &download::<E>(client, &out), &expected, E::LIMIT)
