@@ -28,12 +28,14 @@ const GUARDED: [&str; 13] = [
 ];
 
 /// Keys in these sections that do not.
-const FREE: [&str; 7] = [
+const FREE: [&str; 9] = [
     "distill.teacher",
     "model.hf",
     "model.make-vocab-size-divisible-by",
     "training.steps",
     "training.micro-batch",
+    "training.exit-duration-in-mins",
+    "training.exit-interval",
     "data.cache",
     "lora.adapter",
 ];

@@ -42,7 +42,7 @@ impl Key {
 
     /// Whether the key only decides other keys, so that a resolved configuration does not have it.
     pub fn is_resolved_away(&self) -> bool {
-        ["model.preset", "training.samples"].contains(&self.path)
+        ["model.preset", "training.samples", "training.tokens"].contains(&self.path)
     }
 
     /// The default, of a key that has one.
@@ -185,17 +185,26 @@ pub const KEYS: &[Key] = {
         key("recompute.num-layers", Count, "1", "With granularity = full: layers per saved input (uniform), or recomputed layers per stage (block)")
             .or(&["recompute-num-layers"]),
         key("training.steps", Count, "1000", "Training length in optimizer steps").or(&["train-iters", "max-steps"]),
-        key("training.samples", Count, "\"none\"", "Training length in samples (sequences), a multiple of training.global-batch, instead of training.steps")
+        key("training.samples", Count, "\"none\"", "Training length in samples (sequences), those of whole steps, instead of training.steps")
             .or(&["train-samples"])
+            .optional(),
+        key("training.tokens", Count, "\"none\"", "Training length in tokens, training.seq-length for each sample of whole steps, instead of training.steps")
+            .or(&["train-tokens"])
             .optional(),
         key("training.micro-batch", Count, "1", "Sequences per micro-batch and data-parallel rank").or(&["micro-batch-size", "per-device-batch-size"]),
         key("training.global-batch", Count, "8", "Sequences per optimizer step over all data-parallel ranks").or(&["global-batch-size"]),
+        key("training.rampup-batch-size", Triple, "\"none\"", "Batch-size ramp [start, increment, samples]: the global batch begins with so many sequences and grows in equal increments to training.global-batch over so many samples; lengths in steps are counted in the steps of the ramp")
+            .optional(),
         key("training.seq-length", Count, "128", "Sequence length in tokens"),
         key("training.seed", Whole, "1234", "Seed of weight initialisation and dropout"),
         key("training.dtype", Choice(&["f32", "f64", "bf16", "f16"]), "\"f32\"", "Precision of weights and activations; with bf16 and f16, master weights and gradients are fp32"),
         key("training.loss", Choice(&["per-token", "per-micro-batch"]), "\"per-token\"", "Loss reduction: per-token (mean over the tokens of the global batch) or per-micro-batch (Megatron's default: mean of the micro-batches' means)"),
         key("training.clip", Number, "1.0", "Gradient clipping: maximum global norm of the gradient; none: no clipping")
             .or(&["clip-grad", "grad-clip", "max-grad-norm"])
+            .optional(),
+        key("training.exit-duration-in-mins", Number, "\"none\"", "Save and end, with exit code 0, after the first step that ends so many minutes after the start of the program; the same command continues the run")
+            .optional(),
+        key("training.exit-interval", Count, "\"none\"", "Save and end, with exit code 0, after a step whose number is a multiple of this; the same command continues the run")
             .optional(),
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "FP8 format: e4m3 for all tensors, or hybrid with e5m2 for output gradients; none: no FP8")
             .or(&["fp8-format"])

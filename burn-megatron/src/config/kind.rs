@@ -47,6 +47,8 @@ pub enum Kind {
     CommTypes,
     /// Two whole numbers of at least 1.
     Pair,
+    /// Three whole numbers of at least 1.
+    Triple,
 }
 
 /// The word for an interval that the run chooses itself.
@@ -79,6 +81,7 @@ impl Kind {
             Self::Modules => "a list of core-attention, mlp-activation and norms".into(),
             Self::CommTypes => "one of p2p, all_gather, a2a, a2a+p2p, or a list of them".into(),
             Self::Pair => "two whole numbers of at least 1 such as [4, 2]".into(),
+            Self::Triple => "three whole numbers of at least 1 such as [32, 32, 100000]".into(),
         }
     }
 
@@ -109,9 +112,8 @@ impl Kind {
             Self::Form => return normal::<LrDecay>(json),
             Self::CommTypes if json.is_string() => return normal::<Vec<CommWord>>(Value::Array(vec![json])),
             Self::CommTypes => normal::<Vec<CommWord>>(json.clone()).is_some_and(|words| words != Value::Array(vec![])),
-            Self::Pair => json.as_array().is_some_and(|pair| {
-                pair.len() == 2 && pair.iter().all(|number| number.as_u64().is_some_and(|n| n > 0))
-            }),
+            Self::Pair => are_counts(&json, 2),
+            Self::Triple => are_counts(&json, 3),
             Self::Modules if json.is_string() => return normal::<Vec<Module>>(Value::Array(vec![json])),
             Self::Modules => return normal::<Vec<Module>>(json),
         };
@@ -152,7 +154,7 @@ impl Kind {
                     string()
                 }
             }
-            Self::Paths | Self::Names | Self::Numbers | Self::Modules | Self::CommTypes | Self::Pair
+            Self::Paths | Self::Names | Self::Numbers | Self::Modules | Self::CommTypes | Self::Pair | Self::Triple
                 if text.starts_with('[') =>
             {
                 written(text)
@@ -161,12 +163,18 @@ impl Kind {
                 Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into())
             }
             Self::Numbers => written(&format!("[{text}]")),
-            Self::Pair => {
+            Self::Pair | Self::Triple => {
                 let numbers: Vec<&str> = text.split([',', ' ']).filter(|number| !number.is_empty()).collect();
                 written(&format!("[{}]", numbers.join(",")))
             }
         }
     }
+}
+
+/// Whether this is so many whole numbers of at least 1.
+fn are_counts(json: &Value, count: usize) -> bool {
+    let all = |list: &Vec<Value>| list.iter().all(|number| number.as_u64().is_some_and(|n| n > 0));
+    json.as_array().is_some_and(|list| list.len() == count && all(list))
 }
 
 fn value_as_number(value: &toml::Value) -> Option<f64> {
@@ -208,6 +216,7 @@ mod tests {
         assert_eq!(read(Kind::CommTypes, "a2a+p2p"), Some(json!(["a2a+p2p"])));
         assert_eq!(read(Kind::CommTypes, "p2p, all_gather"), Some(json!(["p2p", "all_gather"])));
         assert_eq!(read(Kind::Pair, "4 2"), Some(json!([4, 2])));
+        assert_eq!(read(Kind::Triple, "32 32 1000"), Some(json!([32, 32, 1000])));
         assert_eq!(Kind::Modules.accept(&toml::Value::from("norms")), Some(json!(["norms"])));
         let wsd = "{ wsd = { tail = 10, form = \"linear\" } }";
         assert_eq!(read(Kind::Form, wsd), Some(json!({ "wsd": { "tail": "10 steps", "form": "linear" } })));
@@ -236,6 +245,7 @@ mod tests {
             (Kind::CommTypes, "[]"),
             (Kind::Pair, "4"),
             (Kind::Pair, "4,0"),
+            (Kind::Triple, "4,2"),
         ] {
             assert_eq!(read(kind, text), None, "{kind:?} {text}");
         }

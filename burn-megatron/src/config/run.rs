@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
 use super::post_training::{ChatSection, DistillSection, GrpoSection, LoraSection, PreferenceSection};
+use crate::batch::{BatchRamp, BatchSizes};
 use crate::checkpoint::SaveEvery;
 use crate::data::{Blend, GptDataConfig, SplitRatios};
 use crate::engine::{AnomalyConfig, ContextConfig, DocumentConfig, EngineConfig, LossMean};
@@ -89,6 +90,9 @@ pub struct TrainingSection {
     pub micro_batch: usize,
     /// Sequences per optimizer step over all data-parallel ranks.
     pub global_batch: usize,
+    /// How the global batch grows to its size.
+    #[serde(default)]
+    pub rampup_batch_size: Option<BatchRamp>,
     /// Sequence length.
     pub seq_length: usize,
     /// Seed of initial weights and dropout.
@@ -99,6 +103,12 @@ pub struct TrainingSection {
     pub loss: LossMean,
     /// Maximum gradient norm.
     pub clip: Option<f64>,
+    /// Minutes after which the run ends.
+    #[serde(default)]
+    pub exit_duration_in_mins: Option<f64>,
+    /// The run ends after a step that is a multiple of this.
+    #[serde(default)]
+    pub exit_interval: Option<u64>,
 }
 
 /// Precision of a run.
@@ -268,6 +278,7 @@ impl RunConfig {
             recompute: self.recompute.clone(),
             loss_scale: self.loss_scale,
             anomaly: self.anomaly,
+            rampup_batch_size: training.rampup_batch_size,
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,
@@ -303,7 +314,17 @@ impl RunConfig {
         Self { lora: LoraSection::default(), ..self.clone() }
     }
 
-    /// Tokens of one optimizer step.
+    /// Sequences of every global batch.
+    pub fn batch_sizes(&self) -> BatchSizes {
+        BatchSizes { global: self.training.global_batch, ramp: self.training.rampup_batch_size }
+    }
+
+    /// Tokens of the whole run.
+    pub fn tokens(&self) -> u64 {
+        self.batch_sizes().samples(self.training.steps as u64).saturating_mul(self.training.seq_length as u64)
+    }
+
+    /// Tokens of one optimizer step, after the ramp of the batch.
     pub fn tokens_per_step(&self) -> usize {
         self.training.global_batch * self.training.seq_length
     }

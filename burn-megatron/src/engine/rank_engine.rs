@@ -120,9 +120,15 @@ impl<M: CausalLm> RankEngine<M> {
         self
     }
 
-    /// How the global batch is split.
+    /// How the global batch of the next step is split.
     pub fn plan(&self) -> &BatchPlan {
         &self.plan
+    }
+
+    /// Splits the batch of the next step.
+    fn follow_ramp(&mut self) {
+        let plan = self.config.plan_at(self.consumed, self.plan.data_parallel);
+        self.plan = plan.expect("all sizes of the ramp divide");
     }
 
     /// Finished optimizer steps.

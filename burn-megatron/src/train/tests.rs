@@ -1,3 +1,4 @@
+mod controls;
 mod folder;
 mod threads;
 

@@ -39,11 +39,12 @@ impl<M: CausalLm> RankEngine<M> {
         // A device's work is waited for where a phase ends, or the next one would be blamed for it.
         let ready = || rank.device.sync().map_err(|error| EngineError::Model(error.to_string().into()));
         phase(Phase::Device, ready)?;
-        let plan = config.plan(layout.dp)?;
+        let plan = config.plan_at(0, layout.dp)?;
         config.context.check(layout, dims)?;
-        let lr = config.lr.schedule(config.global_batch)?;
-        let weight_decay = config.weight_decay.schedule(config.optimizer.weight_decay(), config.global_batch)?;
+        let lr = config.lr.schedule(config.batch_sizes())?;
+        let weight_decay = config.weight_decay.schedule(config.optimizer.weight_decay(), config.batch_sizes())?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
+        config.check_ramp(layout, dims.layers)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
         let (stages, dp_ranks) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let shards = |unit: Unit| if rank.mesh.axis_size(unit.grid().dp_ranks()) == 1 { 0 } else { layout.zero };

@@ -132,6 +132,7 @@ impl<M: CausalLm> RankEngine<M> {
         self.restore_fp8(&state.fp8);
         self.optimizer.set_updates(state.updates);
         (self.step, self.consumed) = (state.step, state.consumed_samples);
+        self.follow_ramp();
         let per_step = state.consumed_samples.checked_div(state.step).unwrap_or(0);
         self.skipped = state.skipped_samples.unwrap_or((state.step - state.updates) * per_step);
         let anomalies: AnomalyState = serde_json::from_value(state.anomalies.clone()).unwrap_or_default();
@@ -147,6 +148,7 @@ impl<M: CausalLm> RankEngine<M> {
     pub(crate) fn skip_to(&mut self, consumed: u64) {
         self.skipped += consumed.saturating_sub(self.consumed);
         self.consumed = consumed;
+        self.follow_ramp();
     }
 
     /// This rank's parameters. All ranks call it together.

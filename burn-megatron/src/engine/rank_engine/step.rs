@@ -146,6 +146,7 @@ impl<M: CausalLm> RankEngine<M> {
         let step = self.step;
         self.step += 1;
         self.consumed += self.plan.global() as u64;
+        self.follow_ramp();
         let (consumed, seconds) = (self.consumed, start.elapsed().as_secs_f64());
         // What CubeCL's pool has taken before it knew the sizes of a step.
         if !std::mem::replace(&mut self.warm, true) {

@@ -1,5 +1,6 @@
 //! Runs the engines of all ranks.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -17,6 +18,7 @@ use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
 use super::coordinator::{Coordinator, say};
 use super::evaluate::log_probabilities;
+use super::exit::ExitOptions;
 use super::faults::Faults;
 use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
@@ -49,6 +51,9 @@ pub(super) struct ModelParallel<M, R> {
     pub logs: LogOptions,
     pub sinks: Sinks,
     pub faults: Faults,
+    pub exit: ExitOptions,
+    /// Whether the run has ended so.
+    pub exited: Arc<AtomicBool>,
     pub files: LogFiles,
     /// Steps of the whole run.
     pub steps: usize,
@@ -88,6 +93,8 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
             learner,
             request: self.request.clone(),
             step: 0,
+            bounds: (0, self.steps as u64),
+            exit: self.exit,
             costs: SaveCosts::new(None),
         });
         let failure = match start {
@@ -225,6 +232,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             saves,
             saved,
             attempts: saved,
+            exited: false,
             flops,
             tracer,
             gauge,
@@ -246,6 +254,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             epoch += 1;
         }
         worker.end(coordinator.as_deref_mut())?;
+        self.exited.fetch_or(worker.exited, Ordering::Relaxed);
         if let Some(log) = coordinator.and_then(|coordinator| coordinator.log.as_mut()) {
             log.end()?;
         }

@@ -35,6 +35,8 @@ enum Next {
     },
     EndOfSplit,
     Stop,
+    /// The run ends as its configuration says.
+    Exit,
 }
 
 /// Why the training of an epoch has ended.
@@ -76,6 +78,8 @@ pub(super) struct Worker<'a, M> {
     pub saved: u64,
     /// Steps, also those that were taken back by going back to a checkpoint.
     pub attempts: u64,
+    /// The run has ended as [`ExitOptions`](super::exit::ExitOptions) say.
+    pub exited: bool,
     pub flops: Option<FlopsPerToken>,
     pub tracer: Tracer<'a>,
     pub gauge: Gauge,
@@ -101,7 +105,7 @@ impl<M: CausalLm> Worker<'_, M> {
             let (batch, save) = match self.next(&mut batches, coordinator.as_deref())? {
                 Next::Batch { range, save } => (range.of(&self.data.train), save),
                 Next::EndOfSplit => break,
-                Next::Stop => {
+                Next::Stop | Next::Exit => {
                     end_train(epoch, &batches, coordinator);
                     return Ok(End::Stop);
                 }
@@ -202,7 +206,7 @@ impl<M: CausalLm> Worker<'_, M> {
             let batch = match self.next(&mut batches, coordinator.as_deref())? {
                 Next::Batch { range, .. } => range.of(&self.data.valid),
                 Next::EndOfSplit => break,
-                Next::Stop => {
+                Next::Stop | Next::Exit => {
                     stop = true;
                     break;
                 }
@@ -306,7 +310,7 @@ impl<M: CausalLm> Worker<'_, M> {
 
     /// Rank 0 decides once per step, so all ranks stop at the same one, and save after the same ones.
     fn next(
-        &self,
+        &mut self,
         batches: &mut Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
         coordinator: Option<&Coordinator>,
     ) -> Result<Next, BoxError> {
@@ -318,13 +322,16 @@ impl<M: CausalLm> Worker<'_, M> {
         if let (Some(coordinator), Some(batches)) = (coordinator, batches) {
             decision = Some(match asked || coordinator.interrupter.should_stop() {
                 true => Next::Stop,
+                false if coordinator.is_over() => Next::Exit,
                 false => batches.next().transpose()?.map_or(Next::EndOfSplit, |batch| Next::Batch {
                     range: batch.range(),
                     save: coordinator.costs.is_due(),
                 }),
             });
         }
-        Ok(self.world.broadcast_host(decision, 0))
+        let next = self.world.broadcast_host(decision, 0);
+        self.exited |= matches!(next, Next::Exit);
+        Ok(next)
     }
 
     /// This rank's micro-batches; those of GRPO are drawn first, unless the step trains on those of the step before.
