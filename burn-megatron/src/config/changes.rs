@@ -11,12 +11,13 @@ use super::resolve::unknown;
 use super::run::RunConfig;
 
 /// Sections that decide what a run learns; all others may change freely.
-const GUARDED: [&str; 13] = [
+const GUARDED: [&str; 14] = [
     "model",
     "training",
     "fp8",
     "lr",
     "optimizer",
+    "param-groups",
     "weight-decay",
     "loss-scale",
     "data",

@@ -27,8 +27,13 @@ impl RunConfig {
         self.check_ranges(&mut note);
         if self.is_sound() {
             note(self.lora.plan(&self.model.config).map(drop).map_err(|error| format!("lora: {error}")));
-            let base = self.lora.base.filter(|_| self.lora.rank.is_some());
             let names = self.model.config.hf_names();
+            let groups = self.param_groups.check(names.iter().map(|(name, _)| name));
+            note(groups.map_err(|error| format!("param-groups.{error}")));
+            note(demand(self.param_groups.is_empty() || self.lora.rank.is_none(), || {
+                "param-groups has no meaning with lora.rank: adapters are trained and everything else is frozen".into()
+            }));
+            let base = self.lora.base.filter(|_| self.lora.rank.is_some());
             let fits = base.map_or(Ok(()), |base| base.check(&names, self.parallel.tp));
             note(fits.map_err(|error| format!("lora.{error}")));
             note(demand(base.is_none() || self.fp8.format.is_none(), || {
@@ -136,6 +141,13 @@ impl RunConfig {
                 .into()
         }));
         self.check_counts(note);
+        let decay = self.training.ema_decay;
+        note(demand(decay.is_none_or(|decay| decay > 0.0 && decay < 1.0), || {
+            format!(
+                "training.ema-decay = {} is not above 0 and below 1; nearest legal: 0.999",
+                decay.unwrap_or_default()
+            )
+        }));
         let minutes = self.training.exit_duration_in_mins;
         note(demand(minutes.is_none_or(|minutes| minutes > 0.0), || {
             format!(

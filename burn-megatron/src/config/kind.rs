@@ -1,5 +1,7 @@
 //! The kinds of values.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::layer::Written;
@@ -47,6 +49,8 @@ pub enum Kind {
     CommTypes,
     /// Two whole numbers of at least 1.
     Pair,
+    /// Factors of at least 0 by pattern of names.
+    Scales,
     /// Three whole numbers of at least 1.
     Triple,
 }
@@ -81,6 +85,7 @@ impl Kind {
             Self::Modules => "a list of core-attention, mlp-activation and norms".into(),
             Self::CommTypes => "one of p2p, all_gather, a2a, a2a+p2p, or a list of them".into(),
             Self::Pair => "two whole numbers of at least 1 such as [4, 2]".into(),
+            Self::Scales => "a table of patterns and factors of at least 0 such as { \"*.mlp.*\" = 0.5 }".into(),
             Self::Triple => "three whole numbers of at least 1 such as [32, 32, 100000]".into(),
         }
     }
@@ -114,6 +119,13 @@ impl Kind {
             Self::CommTypes => normal::<Vec<CommWord>>(json.clone()).is_some_and(|words| words != Value::Array(vec![])),
             Self::Pair => are_counts(&json, 2),
             Self::Triple => are_counts(&json, 3),
+            Self::Scales => {
+                let factor = |(pattern, factor): (&String, &toml::Value)| {
+                    Some((pattern.clone(), value_as_number(factor).filter(|factor| *factor >= 0.0)?))
+                };
+                let factors: Option<BTreeMap<String, f64>> = value.as_table()?.iter().map(factor).collect();
+                return serde_json::to_value(factors?).ok();
+            }
             Self::Modules if json.is_string() => return normal::<Vec<Module>>(Value::Array(vec![json])),
             Self::Modules => return normal::<Vec<Module>>(json),
         };
@@ -136,7 +148,7 @@ impl Kind {
         };
         let string = || Some(toml::Value::from(text));
         match self {
-            Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag => written(text),
+            Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag | Self::Scales => written(text),
             Self::Interval if text == AUTO => string(),
             Self::Interval => written(text),
             Self::Text | Self::Path | Self::Choice(_) | Self::Shares => string(),
@@ -217,6 +229,7 @@ mod tests {
         assert_eq!(read(Kind::CommTypes, "p2p, all_gather"), Some(json!(["p2p", "all_gather"])));
         assert_eq!(read(Kind::Pair, "4 2"), Some(json!([4, 2])));
         assert_eq!(read(Kind::Triple, "32 32 1000"), Some(json!([32, 32, 1000])));
+        assert_eq!(read(Kind::Scales, "{ \"*.mlp.*\" = 2 }"), Some(json!({ "*.mlp.*": 2.0 })));
         assert_eq!(Kind::Modules.accept(&toml::Value::from("norms")), Some(json!(["norms"])));
         let wsd = "{ wsd = { tail = 10, form = \"linear\" } }";
         assert_eq!(read(Kind::Form, wsd), Some(json!({ "wsd": { "tail": "10 steps", "form": "linear" } })));
@@ -246,6 +259,8 @@ mod tests {
             (Kind::Pair, "4"),
             (Kind::Pair, "4,0"),
             (Kind::Triple, "4,2"),
+            (Kind::Scales, "{ \"*\" = -1 }"),
+            (Kind::Scales, "0.5"),
         ] {
             assert_eq!(read(kind, text), None, "{kind:?} {text}");
         }

@@ -13,7 +13,7 @@ use super::post_training::{ChatSection, DistillSection, GrpoSection, LoraSection
 use crate::batch::{BatchRamp, BatchSizes};
 use crate::checkpoint::SaveEvery;
 use crate::data::{Blend, GptDataConfig, SplitRatios};
-use crate::engine::{AnomalyConfig, ContextConfig, DocumentConfig, EngineConfig, LossMean};
+use crate::engine::{AnomalyConfig, ContextConfig, DocumentConfig, EngineConfig, LossMean, ParamGroups};
 use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::schedule::PipelineConfig;
@@ -41,6 +41,9 @@ pub struct RunConfig {
     pub lr: LrConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
+    /// Parameters with factors of their own, and frozen ones.
+    #[serde(default, rename = "param-groups")]
+    pub param_groups: ParamGroups,
     /// Weight-decay schedule.
     #[serde(default, rename = "weight-decay")]
     pub weight_decay: WeightDecayConfig,
@@ -103,6 +106,9 @@ pub struct TrainingSection {
     pub loss: LossMean,
     /// Maximum gradient norm.
     pub clip: Option<f64>,
+    /// Decay of a moving average of the weights.
+    #[serde(default)]
+    pub ema_decay: Option<f64>,
     /// Minutes after which the run ends.
     #[serde(default)]
     pub exit_duration_in_mins: Option<f64>,
@@ -214,6 +220,9 @@ pub struct EvaluationSection {
     pub batches: usize,
     /// Maximum global batches of the final evaluation.
     pub final_batches: usize,
+    /// The average of the weights is evaluated.
+    #[serde(default)]
+    pub ema: bool,
     /// Files of tasks of log-likelihoods.
     #[serde(default)]
     pub tasks: Vec<PathBuf>,
@@ -263,6 +272,9 @@ pub struct LogSection {
     /// MLflow's file store.
     #[serde(default)]
     pub mlflow: Option<PathBuf>,
+    /// Ranks that others wait for are named.
+    #[serde(default)]
+    pub straggler: bool,
     /// Timeline of a few steps on every rank.
     pub trace: Option<PathBuf>,
 }
@@ -278,6 +290,9 @@ impl RunConfig {
             recompute: self.recompute.clone(),
             loss_scale: self.loss_scale,
             anomaly: self.anomaly,
+            groups: self.param_groups.clone(),
+            ema_decay: training.ema_decay,
+            evaluate_ema: self.evaluation.ema,
             rampup_batch_size: training.rampup_batch_size,
             clip: training.clip,
             loss: training.loss,

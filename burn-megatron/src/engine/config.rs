@@ -1,6 +1,6 @@
 //! What the engine must know of a run.
 
-use super::{AnomalyConfig, ContextConfig, DistillConfig, DocumentConfig};
+use super::{AnomalyConfig, ContextConfig, DistillConfig, DocumentConfig, ParamGroups};
 use crate::batch::{BatchError, BatchPlan, BatchRamp, BatchSizes};
 use crate::grpo::GrpoConfig;
 use crate::lr::{LrConfig, WeightDecayConfig};
@@ -93,6 +93,15 @@ pub struct EngineConfig {
     /// What is done about steps with a bad loss or gradient.
     #[serde(default)]
     pub anomaly: AnomalyConfig,
+    /// Parameters with a learning rate or a weight decay of their own, and frozen ones.
+    #[serde(default)]
+    pub groups: ParamGroups,
+    /// Decay of an exponential moving average of the weights, which is sharded as the optimizer's states are.
+    #[serde(default)]
+    pub ema_decay: Option<f64>,
+    /// Losses on held-out data are those of the average.
+    #[serde(default)]
+    pub evaluate_ema: bool,
     /// FP8 layers keep their quantised weights from update to update; never under ZeRO 3.
     #[serde(default = "yes")]
     pub keep_fp8_weights: bool,
@@ -150,6 +159,9 @@ impl EngineConfig {
             keep_fp8_weights: true,
             loss_scale: LossScalerConfig::default(),
             anomaly: AnomalyConfig::default(),
+            groups: ParamGroups::default(),
+            ema_decay: None,
+            evaluate_ema: false,
             preference: None,
             grpo: None,
             distill: None,

@@ -1,6 +1,7 @@
 //! What one rank has of a run: its stages of the model, gradients, optimizer and groups. What it does with them is in
 //! the modules below: `step` in a training step, `passes` in its forward and backward passes.
 
+mod average;
 mod build;
 mod dynamic;
 mod evaluate;

@@ -166,7 +166,7 @@ where
     let (precision, seed) = (config.training.dtype, config.training.seed);
     let performance = config.performance.clone();
     let lora = config.lora.plan(&config.model.config).ok().flatten().map(Arc::new);
-    let base = config.lora.base;
+    let (base, frozen) = (config.lora.base, config.param_groups.frozen.clone());
     move |rank, part| {
         let dtype = FloatDType::from(precision);
         let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };
@@ -178,6 +178,7 @@ where
             .with_moe_comm_overlap(performance.moe_comm_overlap, performance.moe_comm_chunks)
             .with_forced_load_balancing(performance.moe_router_force_load_balancing)
             .with_fp8(&fp8, layers)
+            .with_frozen(&frozen)
             .with_dp_ranks(rank.group(Axis::DpCp));
         let params = match &weights {
             Some(weights) => params.with_source(&**weights),
@@ -205,6 +206,7 @@ fn logs(config: &RunConfig, peak: Option<f64>) -> LogOptions {
             config: serde_json::to_value(config).unwrap_or_default(),
         },
         trace: config.log.trace.clone(),
+        stragglers: config.log.straggler,
         flops: Some(FlopsPerToken { causal, full, peak }),
     }
 }

@@ -61,7 +61,9 @@ impl<M: CausalLm> RankEngine<M> {
             })?;
             let in_place = dtype_of(&model).is_some_and(|dtype| Buffer::fits(&rank.device, dtype));
             let zero = model.registry().iter().map(|spec| shards(spec.unit)).max().unwrap_or(0);
-            chunks.push(Chunk::new(model, dims.layers, &config.recompute, (zero, in_place), &mut buckets));
+            let passes = (&config.recompute, zero, in_place);
+            let chunk = Chunk::new(model, dims.layers, passes, &config.groups, &mut buckets);
+            chunks.push(chunk.map_err(|error| EngineError::Model(error.into()))?);
         }
         let fp8 = DelayedScaling::new(chunks.iter().map(|chunk| chunk.model().registry().fp8()));
         // A stage without parameters learns the type from the others.
@@ -77,7 +79,8 @@ impl<M: CausalLm> RankEngine<M> {
             let device = &rank.device;
             let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
             let mut optimizer =
-                Optimizer::new(&config.optimizer, layout.zero, buckets, dp_ranks, neighbours, device, dtype);
+                Optimizer::new(&config.optimizer, layout.zero, buckets, dp_ranks, neighbours, device, dtype)
+                    .with_average(config.ema_decay);
             for chunk in &mut chunks {
                 let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();
                 let registry = chunk.model().registry();

@@ -24,6 +24,7 @@ use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Description, Saves, check_data, without_host_memory};
+use super::stragglers::StragglerWatch;
 use super::worker::{Data, End, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
@@ -234,6 +235,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             attempts: saved,
             exited: false,
             flops,
+            stragglers: self.logs.stragglers.then(|| StragglerWatch::new(rank)),
             tracer,
             gauge,
         };

@@ -17,6 +17,7 @@ mod rollouts;
 mod save_costs;
 mod saving;
 mod shown_metrics;
+mod stragglers;
 #[cfg(test)]
 mod tests;
 mod weights;

@@ -18,6 +18,7 @@ use super::faults::Faults;
 use super::logs::Tracer;
 use super::rollouts::{Drawn, GrpoRun};
 use super::saving::{Saves, without_host_memory};
+use super::stragglers::StragglerWatch;
 use crate::data::TokenDataset;
 use crate::engine::{AnomalyAction, EngineConfig, RankEngine, TokenBatch};
 use crate::eval::{TrainingTasks, table};
@@ -81,6 +82,8 @@ pub(super) struct Worker<'a, M> {
     /// The run has ended as [`ExitOptions`](super::exit::ExitOptions) say.
     pub exited: bool,
     pub flops: Option<FlopsPerToken>,
+    /// Where ranks that others wait for are named.
+    pub stragglers: Option<StragglerWatch>,
     pub tracer: Tracer<'a>,
     pub gauge: Gauge,
 }
@@ -136,6 +139,10 @@ impl<M: CausalLm> Worker<'_, M> {
                 false => None,
             };
             let gpus = self.gpus();
+            let slow = self.stragglers.as_mut().and_then(|watch| watch.step(self.rank, &self.world));
+            if let Some(line) = slow.filter(|_| coordinator.is_some()) {
+                say(&line);
+            }
             if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
                 let saved = match &self.saves {
                     Some(saves) => coordinator.saved(saves.finished()?)?,
@@ -189,8 +196,20 @@ impl<M: CausalLm> Worker<'_, M> {
         Ok(End::Epoch)
     }
 
-    /// Loss on held-out batches; true to stop.
+    /// Loss on held-out batches, of the weights or of their average; true to stop.
     pub fn validate(
+        &mut self,
+        epoch: usize,
+        loader: &dyn DataLoader<GlobalBatch>,
+        coordinator: Option<&mut Coordinator>,
+    ) -> Result<bool, BoxError> {
+        let weights = self.engine.enter_average();
+        let stop = self.held_out(epoch, loader, coordinator);
+        self.engine.leave_average(weights);
+        stop
+    }
+
+    fn held_out(
         &mut self,
         epoch: usize,
         loader: &dyn DataLoader<GlobalBatch>,
