@@ -207,7 +207,6 @@ pub const KEYS: &[Key] = {
             .or(&["clip-grad", "grad-clip", "max-grad-norm"])
             .optional(),
         key("training.ema-decay", Number, "\"none\"", "Decay of an exponential moving average of the weights, in fp32, sharded as the optimizer states are; export --ema writes it; none: no average")
-            .or(&["ema-decay"])
             .optional(),
         key("training.exit-duration-in-mins", Number, "\"none\"", "Save and end, with exit code 0, after the first step that ends so many minutes after the start of the program; the same command continues the run")
             .optional(),
