@@ -361,6 +361,8 @@ pub const KEYS: &[Key] = {
         key("log.mlflow", Path, "\"none\"", "MLflow file store (mlruns) for the metrics of every step, which mlflow ui --backend-store-uri shows; none: no such run").optional(),
         key("log.straggler", Flag, "false", "Every ten steps, name ranks that work more than 1.5 times as long as the median of the ranks instead of waiting for others, with their share of the time; on GPUs the time of the hosts")
             .or(&["log-straggler"]),
+        key("log.layer-norms", Flag, "false", "Also log the norms of the gradients of embedding, layers and head, as grad_norm/layers.N"),
+        key("log.num-zeros-in-grad", Flag, "false", "Also log how many elements of the gradient are zero").or(&["log-num-zeros-in-grad"]),
         key("log.trace", Path, "\"none\"", "File for a timeline of a few steps on every rank, for Perfetto or chrome://tracing; none: no timeline").optional(),
     ]
 };

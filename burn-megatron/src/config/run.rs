@@ -275,6 +275,12 @@ pub struct LogSection {
     /// Ranks that others wait for are named.
     #[serde(default)]
     pub straggler: bool,
+    /// Norms of the gradients of layers.
+    #[serde(default)]
+    pub layer_norms: bool,
+    /// Number of gradients that are zero.
+    #[serde(default)]
+    pub num_zeros_in_grad: bool,
     /// Timeline of a few steps on every rank.
     pub trace: Option<PathBuf>,
 }
@@ -292,6 +298,8 @@ impl RunConfig {
             anomaly: self.anomaly,
             groups: self.param_groups.clone(),
             ema_decay: training.ema_decay,
+            layer_norms: self.log.layer_norms,
+            num_zeros_in_grad: self.log.num_zeros_in_grad,
             evaluate_ema: self.evaluation.ema,
             rampup_batch_size: training.rampup_batch_size,
             clip: training.clip,

@@ -76,6 +76,15 @@ fn key(unit: Unit, group: usize, groups: usize) -> usize {
     unit * groups + group
 }
 
+/// What a [`key`] of one of so many groups stands for: `embedding`, `layers.N` or `head`.
+pub(super) fn name_of(key: usize, groups: usize) -> String {
+    match key / groups {
+        _ if key > usize::MAX - groups => "head".into(),
+        0 | 1 => "embedding".into(),
+        unit => format!("layers.{}", unit / 2 - 1),
+    }
+}
+
 impl<M: CausalLm> Chunk<M> {
     /// A stage whose buckets are appended to `buckets`; `layers` are those of the whole model.
     ///

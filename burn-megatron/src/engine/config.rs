@@ -102,6 +102,12 @@ pub struct EngineConfig {
     /// Losses on held-out data are those of the average.
     #[serde(default)]
     pub evaluate_ema: bool,
+    /// Steps say what the norms of the gradients of embedding, layers and head are.
+    #[serde(default)]
+    pub layer_norms: bool,
+    /// Steps say how many gradients are zero.
+    #[serde(default)]
+    pub num_zeros_in_grad: bool,
     /// FP8 layers keep their quantised weights from update to update; never under ZeRO 3.
     #[serde(default = "yes")]
     pub keep_fp8_weights: bool,
@@ -162,6 +168,8 @@ impl EngineConfig {
             groups: ParamGroups::default(),
             ema_decay: None,
             evaluate_ema: false,
+            layer_norms: false,
+            num_zeros_in_grad: false,
             preference: None,
             grpo: None,
             distill: None,

@@ -18,7 +18,7 @@ mod untrained;
 use super::anomaly::AnomalyWatch;
 use super::chunk::Chunk;
 use super::clock::device_clock;
-use super::{EngineConfig, ExpertLoad, Teacher};
+use super::{EngineConfig, ExpertLoad, GradientStats, Teacher};
 use crate::batch::BatchPlan;
 use crate::lr::{LrSchedule, WeightDecaySchedule};
 use crate::optim::{LossScaler, Optimizer};
@@ -62,6 +62,8 @@ pub struct RankEngine<M> {
     routers: RouterRecords,
     /// Of the last step.
     loads: Vec<ExpertLoad>,
+    /// Of the last step.
+    gradients: GradientStats,
     stages: Group,
     /// Ranks that share the sequences of their micro-batches; `None` without context parallelism.
     context: Option<Group>,
@@ -135,6 +137,11 @@ impl<M: CausalLm> RankEngine<M> {
     /// Finished optimizer steps.
     pub fn steps(&self) -> u64 {
         self.step
+    }
+
+    /// What the last step says of its gradients.
+    pub fn gradient_stats(&self) -> &GradientStats {
+        &self.gradients
     }
 
     /// The optimizer and its buffers.

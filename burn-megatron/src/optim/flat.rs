@@ -286,6 +286,21 @@ impl Flat {
         Tensor::cat(sums, 0).into_data().iter::<f64>().collect()
     }
 
+    /// How many elements of each of these ranges are zero.
+    pub fn count_zeros(&self, ranges: &[Range<usize>]) -> Vec<f64> {
+        if self.host {
+            let view = self.view();
+            let zeros = |range: &Range<usize>| {
+                with_float!(self.dtype, Float => {
+                    view.read::<Float>()[range.clone()].iter().filter(|value| value.wide() == 0.0).count() as f64
+                })
+            };
+            return ranges.iter().map(zeros).collect();
+        }
+        let zeros = |range: &Range<usize>| self.part(range.clone()).equal_elem(0).int().sum().into_data();
+        ranges.iter().map(|range| zeros(range).iter::<f64>().sum()).collect()
+    }
+
     /// Some elements as the host's widest type.
     pub fn values(&self, range: Range<usize>) -> Vec<f64> {
         self.part(range).into_data().iter::<f64>().collect()

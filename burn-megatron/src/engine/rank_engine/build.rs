@@ -5,7 +5,7 @@ use super::RankEngine;
 use super::dynamic::DynamicGroups;
 use super::experts::records;
 use crate::engine::anomaly::AnomalyWatch;
-use crate::engine::{EngineConfig, EngineError};
+use crate::engine::{EngineConfig, EngineError, GradientStats};
 use crate::optim::{BucketSpec, LossScaler, Optimizer};
 use crate::schedule::Schedule;
 use crate::trace::Recorder;
@@ -121,6 +121,7 @@ impl<M: CausalLm> RankEngine<M> {
             routers: records(config.router_statistics),
             config,
             loads: Vec::new(),
+            gradients: GradientStats::default(),
             elements: stages.all_gather_host(elements).into_iter().sum(),
             stages,
             dynamic,

@@ -148,6 +148,8 @@ impl<M: CausalLm> Worker<'_, M> {
                     Some(saves) => coordinator.saved(saves.finished()?)?,
                     None => None,
                 };
+                let gradients = self.engine.gradient_stats();
+                let norms = gradients.norms.iter();
                 let stats = StepStats {
                     step,
                     loss: report.loss,
@@ -166,6 +168,8 @@ impl<M: CausalLm> Worker<'_, M> {
                     loss_scale: report.loss_scale,
                     skipped: report.skipped,
                     bubble,
+                    grad_norms: norms.map(|(name, norm)| (format!("grad_norm/{name}"), *norm)).collect(),
+                    num_zeros_in_grad: gradients.zeros,
                     experts: self.engine.expert_loads().to_vec(),
                     preference: report.preference,
                     grpo: rewards.zip(report.grpo).map(|(rewards, sums)| GrpoMeans::of(&rewards, &sums)),
