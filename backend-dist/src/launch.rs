@@ -16,7 +16,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Any error a rank may return.
 ///
@@ -93,6 +93,11 @@ impl Rank {
     pub fn use_copy_engines(&self, on: bool) {
         #[cfg(feature = "cuda")]
         self.world.links.use_copy_engines(on);
+    }
+
+    /// How long the rank has waited for its peers on the host, since the launch.
+    pub fn waited(&self) -> Duration {
+        self.world.waited(self.rank)
     }
 
     /// This rank's handle on its group along `axis`.

@@ -163,7 +163,7 @@ pub fn end() -> Option<Startup> {
 }
 
 /// Seconds since this program was started; zero if the system does not tell.
-pub(crate) fn program_seconds() -> f64 {
+pub fn program_seconds() -> f64 {
     // `starttime` is field 22 of proc(5)'s stat, in ticks of 1/100 s since boot (`sysconf(_SC_CLK_TCK)` is 100 on
     // Linux); the name, field 2, may contain spaces.
     let read = |path: &str| std::fs::read_to_string(path).ok();

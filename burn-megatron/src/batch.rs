@@ -1,5 +1,8 @@
 //! How a global batch is split into micro-batches: pure arithmetic, no tensors.
 
+mod ramp;
+
+pub use ramp::{BatchRamp, BatchSizes};
 use std::ops::Range;
 
 /// Sizes of one optimizer step: `global = micro × accumulation × data_parallel`.
@@ -39,6 +42,22 @@ pub enum BatchError {
         /// Rows that all data-parallel ranks together take in one micro-batch.
         unit: usize,
     },
+    /// A ramp of the batch with sizes that cannot be split, or that does not arrive.
+    #[error(
+        "`rampup-batch-size = {ramp}` must lead in equal increments to global-batch {global}, and start and increment must be \
+         multiples of micro-batch x data-parallel = {unit}; nearest legal: {}",
+        nearest.map_or("none".into(), |ramp| ramp.to_string())
+    )]
+    Ramp {
+        /// As given.
+        ramp: BatchRamp,
+        /// Sequences of the batch after it.
+        global: usize,
+        /// Sequences that all data-parallel ranks together take in one micro-batch.
+        unit: usize,
+        /// The nearest that would do.
+        nearest: Option<BatchRamp>,
+    },
 }
 
 /// The multiples of `unit` around `value`, as text.
@@ -73,6 +92,17 @@ impl BatchPlan {
             return Err(BatchError::NotDivisible { global, micro, data_parallel, unit });
         }
         Ok(Self { micro, accumulation: global / unit, data_parallel })
+    }
+
+    /// The plan of the step that follows `consumed` samples in a run with batches of these sizes, all of which must
+    /// divide.
+    ///
+    /// # Errors
+    /// As [`BatchPlan::from_global`], and [`BatchError::Ramp`].
+    pub fn at(sizes: &BatchSizes, consumed: u64, micro: usize, data_parallel: usize) -> Result<Self, BatchError> {
+        Self::from_global(sizes.global, micro, data_parallel)?;
+        sizes.check(micro * data_parallel)?;
+        Self::from_global(sizes.at(consumed), micro, data_parallel)
     }
 
     /// Rows of the global batch.

@@ -2,7 +2,7 @@
 //! (megatron/core/optimizer_param_scheduler.py).
 //!
 //! The unit inside is *samples*: a schedule advances with the sequences that successful steps consumed, so it does not change
-//! when the batch size does. Lengths may be given in steps; they are turned into samples once, with the global batch.
+//! when the batch size does. Lengths may be given in steps; they are turned into samples once, with the sizes of the batches.
 
 mod span;
 mod weight_decay;
@@ -10,6 +10,7 @@ mod weight_decay;
 pub use span::Span;
 pub use weight_decay::{WeightDecayConfig, WeightDecayError, WeightDecayIncr, WeightDecaySchedule};
 
+use crate::batch::BatchSizes;
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
@@ -151,23 +152,24 @@ impl LrConfig {
         Self { max: rate, min: 0.0, init: 0.0, warmup, decay, form: LrDecay::Constant }
     }
 
-    /// The schedule in samples, for a run with `global_batch` sequences per step.
+    /// The schedule in samples, for a run with batches of these sizes.
     ///
     /// # Errors
     /// [`LrError`] where rates or lengths contradict each other.
-    pub fn schedule(&self, global_batch: usize) -> Result<LrSchedule, LrError> {
+    pub fn schedule(&self, batch: impl Into<BatchSizes>) -> Result<LrSchedule, LrError> {
         let &Self { max, min, init, .. } = self;
         let ordered = (0.0..=max).contains(&min) && (0.0..=max).contains(&init) && max.is_finite();
         if !ordered {
             return Err(LrError::Order { max, min, init });
         }
-        let (warmup, decay) = (self.warmup.samples(global_batch), self.decay.samples(global_batch));
+        let batch = batch.into();
+        let (warmup, decay) = (self.warmup.samples(batch), self.decay.samples(batch));
         if warmup >= decay && self.form != LrDecay::Constant {
             return Err(LrError::Warmup { warmup, decay });
         }
         let mut tail = 0;
         if let LrDecay::Wsd { tail: span, .. } = self.form {
-            tail = span.samples(global_batch);
+            tail = span.samples(batch);
             if tail == 0 || tail > decay - warmup {
                 return Err(LrError::Tail { tail, longest: decay - warmup });
             }

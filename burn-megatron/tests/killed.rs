@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::checkpoint::{Checkpoint, Kind};
 use serde_json::Value;
 
 const STEPS: u64 = 96;
@@ -120,6 +120,46 @@ fn a_signal_that_is_ignored_stays_ignored() {
     assert_eq!(last_checkpoint(folder.path(), "nohup").state().step, STEPS);
     // The same command once more: all steps are done.
     assert!(run.output().unwrap().status.success());
+}
+
+#[test]
+fn the_average_of_the_weights_is_exported_and_missed_where_there_is_none() {
+    let folder = folder();
+    finish(folder.path(), "average", "--lr.warmup 0 --training.steps 4 --training.ema-decay 0.5");
+    finish(folder.path(), "weights", "--lr.warmup 0 --training.steps 2");
+    let export = |run: &str, to: &str, flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+        command.current_dir(folder.path()).args(["export", "--checkpoint"]).arg(format!("{run}/checkpoints"));
+        command.args(["--hf", to]).args(flags).output().unwrap()
+    };
+    assert!(export("average", "of-weights", &[]).status.success());
+    let output = export("average", "of-average", &["--ema"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let checkpoint = last_checkpoint(folder.path(), "average");
+    for (kind, to) in [(Kind::Weight, "of-weights"), (Kind::Average, "of-average")] {
+        let tensor = checkpoint.tensors().iter().find(|tensor| tensor.name == "embed_tokens.weight").unwrap();
+        let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+        let (_, bytes) = checkpoint.read(kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
+        let file = fs::read(folder.path().join(to).join("model.safetensors")).unwrap();
+        assert!(file.windows(bytes.len()).any(|part| part == bytes), "{to} has another embedding");
+    }
+    let said = export("weights", "none", &["--ema", "--dtype", "bf16"]);
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("has no average of its weights: its run had no training.ema-decay"), "{said}");
+}
+
+#[test]
+fn a_slow_rank_is_named_with_its_share_of_the_time() {
+    let folder = folder();
+    let output = command(folder.path(), "slow", "--log.straggler true --inject slow:rank3:4x --training.steps 24")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("straggler in the last 10 steps: ")).collect();
+    let named =
+        |line: &&&str| line.contains(": rank 3 works ") && line.contains(" % of the time, the median of the ranks ");
+    assert_eq!(lines.iter().filter(named).count(), 2, "{said}");
 }
 
 #[test]

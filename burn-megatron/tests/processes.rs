@@ -166,6 +166,31 @@ fn several_processes_train_and_save_the_bits_of_one_and_outlive_a_killed_one() {
 }
 
 #[test]
+fn a_run_that_ends_at_its_time_or_interval_does_so_in_all_processes_and_continues() {
+    let folder = folder();
+    let folder = folder.path();
+    succeed(folder, &train("alone"), 1);
+    let over = "training.exit-duration-in-mins is over";
+    for (flags, step, said) in [
+        ("--training.exit-duration-in-mins 1e-6", 1, over),
+        ("--training.exit-duration-in-mins 1e-6 --training.exit-interval 7", 2, over),
+        ("--training.exit-interval 5", 5, "the run ends after step 5: training.exit-interval = 5"),
+        ("--training.exit-interval 5 --training.exit-duration-in-mins 1e300", 10, "training.exit-interval = 5"),
+    ] {
+        for (process, Ended { status, stdout, stderr }) in
+            run(folder, &format!("{} {flags}", train("ends")), 2).into_iter().enumerate()
+        {
+            assert!(status.success(), "{stdout}{stderr}");
+            assert!(process != 0 || stdout.contains(said) && stdout.contains("ended before its last step"), "{stdout}");
+        }
+        assert_eq!(Checkpoint::open(folder.join("ends/checkpoints")).unwrap().state().step, step, "{flags}");
+    }
+    succeed(folder, &format!("{} --training.exit-interval 12", train("ends")), 2);
+    assert_eq!(steps(folder, "ends"), steps(folder, "alone"));
+    assert!(tensors(folder, "ends") == tensors(folder, "alone"));
+}
+
+#[test]
 fn a_process_that_does_not_come_or_is_another_run_is_named_by_all() {
     let folder = folder();
     let folder = folder.path();

@@ -7,7 +7,7 @@ use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::shard::{GroupPosition, ParamSpec, Section};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_megatron::optim::{BucketSpec, Optimizer, OptimizerConfig, StepInfo};
+use burn_megatron::optim::{BucketSpec, Optimizer, OptimizerConfig, ParamScale, StepInfo};
 
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator;
@@ -28,8 +28,15 @@ fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
     let run = |rank: backend_dist::launch::Rank| {
         let at = GroupPosition { rank: 0, size: 1 };
         let spec = |key| ParamSpec::new(vec![Section::replicated(format!("w{key}"), &SHAPE, at)], false);
-        let buckets: Vec<_> =
-            (0..BUCKETS).map(|key| BucketSpec { key, params: vec![spec(key)], hidden: true, at_once: 1 }).collect();
+        let buckets: Vec<_> = (0..BUCKETS)
+            .map(|key| BucketSpec {
+                key,
+                params: vec![spec(key)],
+                hidden: true,
+                at_once: 1,
+                scale: ParamScale::default(),
+            })
+            .collect();
         let tensor = |value: f32, shape: &[usize]| TensorData::new(vec![value; shape.iter().product()], shape);
         let before = live(rank.rank);
         let mut model = Matrices { all: Vec::new() };

@@ -1,17 +1,19 @@
 //! Creates a rank's parameters and records what each of them is a slice of.
 //!
-//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `adapters` those next to frozen ones, `values` their initial values,
+//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `adapters` those next to frozen ones, `patterns` which are frozen by name, `values` their initial values,
 //! `source` where these come from when they are not random, `place` the rank's coordinates among those that share
 //! layers.
 
 mod adapters;
 mod error;
 mod kinds;
+mod patterns;
 mod place;
 mod source;
 mod values;
 
 pub use error::BuildError;
+pub use patterns::fits;
 pub use place::{ExpertParallel, TensorParallel};
 pub use source::WeightSource;
 
@@ -72,6 +74,8 @@ pub struct ParamBuilder<'a> {
     recompute: Recompute,
     lora: Option<adapters::Adapters<'a>>,
     base: Option<BaseFormat>,
+    /// Patterns of the names of frozen parameters.
+    frozen: Vec<String>,
     fp8: Option<Fp8Selection>,
     /// Those that were built.
     fp8_layers: Fp8Layers,
@@ -108,6 +112,7 @@ impl<'a> ParamBuilder<'a> {
             recompute: Recompute::default(),
             lora: None,
             base: None,
+            frozen: Vec::new(),
             fp8: None,
             fp8_layers: Fp8Layers::default(),
             dp_ranks: [None, None],

@@ -192,6 +192,15 @@ impl Section {
         local
     }
 
+    /// The reverse of [`Section::pad`]: the values of the box [`Section::ranges`], in row-major order.
+    ///
+    /// # Panics
+    /// If `local` does not have [`Section::local_len`] elements.
+    pub fn unpad<T: Copy>(&self, local: &[T]) -> Vec<T> {
+        assert_eq!(local.len(), self.local_len(), "{}: local {:?}", self.name, self.local_shape());
+        self.runs().into_iter().flat_map(|(_, from, length)| &local[from..from + length]).copied().collect()
+    }
+
     /// The slice of a freshly initialised global tensor, bit-identical in every layout; padding is zero.
     pub fn initial(&self, init: Init, seed: u64) -> Vec<f64> {
         self.initial_part(init, seed, 0..self.local_len(), |value| value)

@@ -81,7 +81,7 @@ pub struct ParamSpec {
     /// (`megatron/core/optimizer/__init__.py`).
     pub weight_decay: bool,
     /// Gradients change it; false for state that a model keeps with its weights, such as the bias of a router that
-    /// balances its experts.
+    /// balances its experts, and for weights that are frozen by name.
     pub trained: bool,
     /// A weight that does not change because adapters are trained in its place: it has no gradient, and checkpoints do
     /// not have it.

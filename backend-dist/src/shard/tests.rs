@@ -55,6 +55,7 @@ proptest! {
         for section in everywhere(ranks, |at| Section::split_padded("w", &shape, dim, parts, padded, at)) {
             let inside = global.read_box(&section.ranges());
             prop_assert_eq!(section.pad(&inside), section.slice(&global.data));
+            prop_assert_eq!(section.unpad(&section.slice(&global.data)), inside);
         }
     }
 }

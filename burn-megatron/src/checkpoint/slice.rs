@@ -28,6 +28,9 @@ pub enum Kind {
     /// Adam's running mean of the squared gradient.
     #[serde(rename = "exp_avg_sq")]
     SecondMoment,
+    /// The exponential moving average of the weights.
+    #[serde(rename = "ema")]
+    Average,
 }
 
 impl Kind {
@@ -39,6 +42,7 @@ impl Kind {
             Self::Remainder => "master_remainder",
             Self::FirstMoment => "exp_avg",
             Self::SecondMoment => "exp_avg_sq",
+            Self::Average => "ema",
         }
     }
 }

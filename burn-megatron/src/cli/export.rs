@@ -8,7 +8,7 @@ use indicatif::HumanBytes;
 use models::lora::LoraError;
 use models::{FamilyConfig, LoraPlan};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::config::LoraSection;
 use crate::element::Element;
 use crate::hf::{
@@ -30,6 +30,9 @@ pub struct Args {
     /// Element type of the weights: f64, f32, bf16 or f16 [default: as they are stored]
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Element>,
+    /// Write the exponential moving average of the weights (training.ema-decay), by default in the type of the weights
+    #[arg(long, conflicts_with = "adapter")]
+    ema: bool,
     /// Largest file of weights, unless a single tensor is larger
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     max_shard_size: u64,
@@ -66,14 +69,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         tokenizer = tokenizer.or(Some(like.join("tokenizer.json")).filter(|path| path.exists()));
     }
     checkpoint.verify(0, 1)?;
+    let own = args.ema.then(|| of_weights(&checkpoint)).transpose()?;
+    let dtype = args.dtype.or(own);
     let what = Export {
         config: &config,
         companions: &companions,
         tokenizer: tokenizer.as_deref(),
-        element: args.dtype,
+        element: dtype,
         shard_bytes: args.max_shard_size,
     };
-    let weights = match args.dtype {
+    let weights = match dtype {
+        _ if args.ema => CheckpointWeights::average(&checkpoint),
         Some(_) => CheckpointWeights::most_precise(&checkpoint),
         None => CheckpointWeights::of(&checkpoint),
     };
@@ -86,6 +92,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         HumanBytes(bytes)
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The type of the weights of a checkpoint that has their average too.
+///
+/// # Errors
+/// If it has none.
+fn of_weights(checkpoint: &Checkpoint) -> anyhow::Result<Element> {
+    let of_kind = |kind: Kind| checkpoint.tensors().iter().find(|tensor| tensor.kind == kind);
+    let (Some(average), Some(weight)) = (of_kind(Kind::Average), of_kind(Kind::Weight)) else {
+        bail!("{} has no average of its weights: its run had no training.ema-decay", checkpoint.path().display())
+    };
+    Element::of(weight.dtype).or(Element::of(average.dtype)).context("its weights are no floats")
 }
 
 /// The adapters that a checkpoint has in place of a model's weights.

@@ -55,10 +55,11 @@ pub(super) fn check_samples(config: &RunConfig) -> Result<()> {
     )
 }
 
-/// How long `steps` steps take on the CPU at least: the FLOPs of the model at the measured rate of GEMMs.
-pub(super) fn estimate(config: &RunConfig, steps: usize) -> String {
+/// How long a run takes on the CPU at least after `done` steps: the FLOPs of the model at the measured rate of GEMMs.
+pub(super) fn estimate(config: &RunConfig, done: u64) -> String {
     let shape = config.flop_shape(config.training.seq_length);
-    let flops = shape.per_token(AttentionCount::Causal) * config.tokens_per_step() as f64 * steps as f64;
+    let tokens = config.tokens().saturating_sub(config.batch_sizes().samples(done) * config.training.seq_length as u64);
+    let flops = shape.per_token(AttentionCount::Causal) * tokens as f64;
     // CPU ranks widen narrow operands.
     let dtype = if config.training.dtype == Precision::F64 { DType::F64 } else { DType::F32 };
     let rate = gemm_rate(dtype);
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_time_of_a_run_follows_from_its_flops() {
-        let (short, long) = (estimate(&config(&[]), 1), estimate(&config(&[("model.preset", "llama3-1b")]), 1000));
+        let (short, long) = (estimate(&config(&[]), 999), estimate(&config(&[("model.preset", "llama3-1b")]), 0));
         assert!(short.starts_with("at least ") && !short.contains("trains on GPUs"), "{short}");
         assert!(long.contains(" h ") || long.contains(" d "), "{long}");
         assert!(long.contains("trains on GPUs") && long.contains("FLOPs at"), "{long}");

@@ -22,7 +22,8 @@ use crate::train::{Plan, STOPPED, TrainError, train_among};
 /// Arguments of `train`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Every key of the file is also a flag: --SECTION.KEY VALUE, for example --training.steps 100. \
-                        --print-config lists them all with their meaning.\n\nExit code: 0 all steps are done, 75 stopped \
+                        --print-config lists them all with their meaning.\n\nExit code: 0 all steps are done, or the run has ended at \
+                        training.exit-duration-in-mins or training.exit-interval, 75 stopped \
                         before (Ctrl-C, SIGTERM, SIGHUP: it saves, and the same command resumes it), 1 failed, 2 wrong flags.")]
 pub struct Args {
     /// TOML file of the run; without one all keys have their defaults
@@ -73,12 +74,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         if speaks {
             say(&plan);
             if device == DeviceKind::Cpu {
-                let done = plan.start.as_ref().map_or(0, |start| start.step as usize);
-                say(format_args!(
-                    "{:<12} {}",
-                    "time",
-                    host::estimate(&config, config.training.steps.saturating_sub(done))
-                ));
+                let done = plan.start.as_ref().map_or(0, |start| start.step);
+                say(format_args!("{:<12} {}", "time", host::estimate(&config, done)));
             } else if let Some(hint) = hints::of(&config) {
                 say(format_args!("{:<12} {hint}", "hint"));
             }
@@ -124,6 +121,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             last.loss.exp(),
             last.tokens
         ));
+    }
+    if outcome.exited {
+        say("ended before its last step, as the configuration says; the same command continues the run");
     }
     if outcome.stopped {
         say("stopped before its last step; the same command resumes from there");

@@ -11,12 +11,13 @@ use super::resolve::unknown;
 use super::run::RunConfig;
 
 /// Sections that decide what a run learns; all others may change freely.
-const GUARDED: [&str; 13] = [
+const GUARDED: [&str; 14] = [
     "model",
     "training",
     "fp8",
     "lr",
     "optimizer",
+    "param-groups",
     "weight-decay",
     "loss-scale",
     "data",
@@ -28,12 +29,14 @@ const GUARDED: [&str; 13] = [
 ];
 
 /// Keys in these sections that do not.
-const FREE: [&str; 7] = [
+const FREE: [&str; 9] = [
     "distill.teacher",
     "model.hf",
     "model.make-vocab-size-divisible-by",
     "training.steps",
     "training.micro-batch",
+    "training.exit-duration-in-mins",
+    "training.exit-interval",
     "data.cache",
     "lora.adapter",
 ];

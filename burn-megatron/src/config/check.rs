@@ -5,6 +5,7 @@ use models::recompute::Granularity;
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
+use crate::batch::BatchPlan;
 use crate::data::preprocess::{LARGEST_BPE, SMALLEST_BPE};
 use crate::engine::{AnomalyAction, LossMean};
 use crate::plan::Decoder;
@@ -16,16 +17,23 @@ impl RunConfig {
     /// Every contradiction, with the nearest legal value where there is one.
     pub fn check(&self) -> Result<(), ConfigErrors> {
         let mut problems = self.layout_problems();
+        // What cannot be split is refused already.
+        let sound = BatchPlan::at(&self.batch_sizes(), 0, 1, 1).is_ok();
+        let sizes = if sound { self.batch_sizes() } else { self.training.global_batch.into() };
         let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
-        let training = &self.training;
-        note(self.lr.schedule(training.global_batch).map(drop).map_err(|error| format!("lr: {error}")));
-        let decay = self.weight_decay.schedule(self.optimizer.weight_decay(), training.global_batch);
+        note(self.lr.schedule(sizes).map(drop).map_err(|error| format!("lr: {error}")));
+        let decay = self.weight_decay.schedule(self.optimizer.weight_decay(), sizes);
         note(decay.map(drop).map_err(|error| error.to_string()));
         self.check_ranges(&mut note);
         if self.is_sound() {
             note(self.lora.plan(&self.model.config).map(drop).map_err(|error| format!("lora: {error}")));
-            let base = self.lora.base.filter(|_| self.lora.rank.is_some());
             let names = self.model.config.hf_names();
+            let groups = self.param_groups.check(names.iter().map(|(name, _)| name));
+            note(groups.map_err(|error| format!("param-groups.{error}")));
+            note(demand(self.param_groups.is_empty() || self.lora.rank.is_none(), || {
+                "param-groups has no meaning with lora.rank: adapters are trained and everything else is frozen".into()
+            }));
+            let base = self.lora.base.filter(|_| self.lora.rank.is_some());
             let fits = base.map_or(Ok(()), |base| base.check(&names, self.parallel.tp));
             note(fits.map_err(|error| format!("lora.{error}")));
             note(demand(base.is_none() || self.fp8.format.is_none(), || {
@@ -78,12 +86,18 @@ impl RunConfig {
                 )
             }));
         }
-        let batches = self.engine().plan(layout.dp).map_err(|error| format!("training: {error}"));
+        let batches = self.engine().plan_at(0, layout.dp).and(self.engine().plan(layout.dp));
+        let batches = batches.map_err(|error| format!("training: {error}"));
         if let (true, Ok(batches)) = (both, &batches) {
             let layers = self.model.config.dims().layers;
             let pipeline = self.pipeline.resolve(layout, layers, batches.accumulation);
             let pipeline = pipeline.map_err(|error| format!("pipeline: {error}"));
+            let fits = pipeline.is_ok();
             note(pipeline.map(drop));
+            if fits {
+                let ramp = self.engine().check_ramp(layout, layers);
+                note(ramp.map_err(|error| format!("training.rampup-batch-size and pipeline: {error}")));
+            }
         }
         note(batches.map(drop));
         problems
@@ -127,6 +141,20 @@ impl RunConfig {
                 .into()
         }));
         self.check_counts(note);
+        let decay = self.training.ema_decay;
+        note(demand(decay.is_none_or(|decay| decay > 0.0 && decay < 1.0), || {
+            format!(
+                "training.ema-decay = {} is not above 0 and below 1; nearest legal: 0.999",
+                decay.unwrap_or_default()
+            )
+        }));
+        let minutes = self.training.exit_duration_in_mins;
+        note(demand(minutes.is_none_or(|minutes| minutes > 0.0), || {
+            format!(
+                "training.exit-duration-in-mins = {} is not above 0; nearest legal: none",
+                minutes.unwrap_or_default()
+            )
+        }));
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
     }
@@ -174,6 +202,9 @@ impl RunConfig {
         self.check_chat(note);
         self.check_preference(note);
         self.check_grpo(note);
+        note(demand(!self.grpo.is_used() || self.training.rampup_batch_size.is_none(), || {
+            "training.rampup-batch-size: with grpo.train every step has as many completions; nearest legal: none".into()
+        }));
         self.check_distill(note);
         self.check_tasks(note);
         if let Some(weights) = &data.weights {

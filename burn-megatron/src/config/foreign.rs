@@ -12,6 +12,7 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
     let single = match path {
         "context.max-tokens-per-rank" => Some("context.dynamic"),
         "context.hierarchical-sizes" => Some("context.comm-type"),
+        "evaluation.ema" => Some("training.ema-decay"),
         "data.bpe-size" => Some("data.tokenizer"),
         "anomaly.sigma-factor" | "anomaly.window" => Some("anomaly.spike"),
         "fp8.amax-history-len" | "fp8.amax-compute-algo" => Some("fp8.recipe"),
@@ -59,6 +60,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("recompute", "modules") => decided == "selective",
         ("recompute", _) => decided == "full",
         ("loss-scale", _) => decided == "f16",
+        ("evaluation", "ema") => decided != NONE,
         ("context", "max-tokens-per-rank") => decided == "true",
         ("context", "hierarchical-sizes") => decided.contains("a2a+p2p"),
         // Without a text its tokenizer is not known yet.
@@ -87,7 +89,7 @@ pub(super) fn owners(path: &str) -> String {
         Some(Kind::Choice(words)) => words,
         Some(Kind::CommTypes) => &["a2a+p2p"],
         Some(Kind::Flag) => &["true"],
-        Some(Kind::Count) => &["a number"],
+        Some(Kind::Count | Kind::Number) => &["a number"],
         Some(Kind::Paths) => &["files"],
         Some(Kind::Path) => &["a folder"],
         _ => &["bpe"],

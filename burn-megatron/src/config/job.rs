@@ -48,6 +48,7 @@ impl RunConfig {
                 exp_avg_sq: states.exp_avg_sq.bytes() as u64,
                 main_grads: states.main_grads.bytes() as u64,
                 main_params: states.main_params.bytes() as u64,
+                ema: if training.ema_decay.is_some() { 4 } else { 0 },
             },
             newton_schulz,
             recompute: self.recompute.clone(),

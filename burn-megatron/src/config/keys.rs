@@ -42,7 +42,7 @@ impl Key {
 
     /// Whether the key only decides other keys, so that a resolved configuration does not have it.
     pub fn is_resolved_away(&self) -> bool {
-        ["model.preset", "training.samples"].contains(&self.path)
+        ["model.preset", "training.samples", "training.tokens"].contains(&self.path)
     }
 
     /// The default, of a key that has one.
@@ -71,7 +71,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 /// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 23] = [
+pub const SECTIONS: [(&str, &str); 24] = [
     ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
     ("parallel", "The parallel layout; may change when a run is resumed"),
     (
@@ -87,6 +87,10 @@ pub const SECTIONS: [(&str, &str); 23] = [
     ),
     ("lr", "Learning-rate schedule"),
     ("optimizer", "The optimizer; each kind has keys of its own"),
+    (
+        "param-groups",
+        "Parameters with a learning rate or a weight decay of their own, and frozen ones, by patterns of their names, which `inspect` shows of a checkpoint",
+    ),
     ("weight-decay", "Schedule of the weight decay, which ends at optimizer.weight-decay"),
     ("loss-scale", "Dynamic loss scaling of fp16; only with training.dtype = f16"),
     (
@@ -185,17 +189,28 @@ pub const KEYS: &[Key] = {
         key("recompute.num-layers", Count, "1", "With granularity = full: layers per saved input (uniform), or recomputed layers per stage (block)")
             .or(&["recompute-num-layers"]),
         key("training.steps", Count, "1000", "Training length in optimizer steps").or(&["train-iters", "max-steps"]),
-        key("training.samples", Count, "\"none\"", "Training length in samples (sequences), a multiple of training.global-batch, instead of training.steps")
+        key("training.samples", Count, "\"none\"", "Training length in samples (sequences), those of whole steps, instead of training.steps")
             .or(&["train-samples"])
+            .optional(),
+        key("training.tokens", Count, "\"none\"", "Training length in tokens, training.seq-length for each sample of whole steps, instead of training.steps")
+            .or(&["train-tokens"])
             .optional(),
         key("training.micro-batch", Count, "1", "Sequences per micro-batch and data-parallel rank").or(&["micro-batch-size", "per-device-batch-size"]),
         key("training.global-batch", Count, "8", "Sequences per optimizer step over all data-parallel ranks").or(&["global-batch-size"]),
+        key("training.rampup-batch-size", Triple, "\"none\"", "Batch-size ramp [start, increment, samples]: the global batch begins with so many sequences and grows in equal increments to training.global-batch over so many samples; lengths in steps are counted in the steps of the ramp")
+            .optional(),
         key("training.seq-length", Count, "128", "Sequence length in tokens"),
         key("training.seed", Whole, "1234", "Seed of weight initialisation and dropout"),
         key("training.dtype", Choice(&["f32", "f64", "bf16", "f16"]), "\"f32\"", "Precision of weights and activations; with bf16 and f16, master weights and gradients are fp32"),
         key("training.loss", Choice(&["per-token", "per-micro-batch"]), "\"per-token\"", "Loss reduction: per-token (mean over the tokens of the global batch) or per-micro-batch (Megatron's default: mean of the micro-batches' means)"),
         key("training.clip", Number, "1.0", "Gradient clipping: maximum global norm of the gradient; none: no clipping")
             .or(&["clip-grad", "grad-clip", "max-grad-norm"])
+            .optional(),
+        key("training.ema-decay", Number, "\"none\"", "Decay of an exponential moving average of the weights, in fp32, sharded as the optimizer states are; export --ema writes it; none: no average")
+            .optional(),
+        key("training.exit-duration-in-mins", Number, "\"none\"", "Save and end, with exit code 0, after the first step that ends so many minutes after the start of the program; the same command continues the run")
+            .optional(),
+        key("training.exit-interval", Count, "\"none\"", "Save and end, with exit code 0, after a step whose number is a multiple of this; the same command continues the run")
             .optional(),
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "FP8 format: e4m3 for all tensors, or hybrid with e5m2 for output gradients; none: no FP8")
             .or(&["fp8-format"])
@@ -236,6 +251,9 @@ pub const KEYS: &[Key] = {
         key("optimizer.exp-avg-sq-dtype", Choice(&["f32", "bf16"]), "", "Type of the second moment (exp_avg_sq), in bf16 with stochastic rounding; default: f32"),
         key("optimizer.main-grads-dtype", Choice(&["f32", "bf16"]), "", "Type in which gradients are accumulated over micro-batches and reduced over data-parallel ranks; bf16 for bf16 training of dense models without FP8; default: f32"),
         key("optimizer.main-params-dtype", Choice(&["f32", "bf16-remainder"]), "", "Master weights of bf16 training: fp32 copies, or the 16 bits that a bf16 weight lacks of its fp32 master (2 bytes instead of 4, same master bit for bit); default: f32"),
+        key("param-groups.lr-scale", Scales, "{}", "Factors of the learning rate by pattern of the names of tensors, in which * stands for any characters, for example { \"embed_tokens.*\" = 0.1 }"),
+        key("param-groups.weight-decay-scale", Scales, "{}", "Factors of the weight decay by pattern, for example { \"*.mlp.*\" = 0.5 }"),
+        key("param-groups.frozen", Names, "[]", "Patterns of the names of tensors that are not trained: they have no gradient, moments or master weights, and checkpoints have them with the other weights"),
         key("weight-decay.incr-style", Choice(&["constant", "linear", "cosine"]), "\"constant\"", "Weight decay over the run: constant, or growing linearly or as a cosine")
             .or(&["weight-decay-incr-style"]),
         key("weight-decay.start", Number, "0.0", "Weight decay of the first step").or(&["start-weight-decay"]),
@@ -325,6 +343,7 @@ pub const KEYS: &[Key] = {
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0: no evaluation").or(&["eval-iters"]),
         key("evaluation.final-batches", Whole, "64", "Maximum global batches of the final evaluation, which uses the test data, or the validation data if there is no test data"),
+        key("evaluation.ema", Flag, "false", "With training.ema-decay: evaluate the moving average of the weights instead of the weights"),
         key("evaluation.tasks", Paths, "[]", "Tasks to score at every evaluation: JSON lines with context and continuations and answer (acc, acc_norm, acc_bytes), or with context and continuation (perplexity), as eval --task takes them; needs data.tokenizer"),
         key("checkpoint.directory", Path, "", "Folder of the checkpoints; none: save none; default: checkpoints in output.directory").or(&["save"]).optional(),
         key("checkpoint.every", Interval, "\"auto\"", "Steps between checkpoints; auto: as often as keeps saving within 5 % of the time; none: only after the last step")
@@ -340,6 +359,10 @@ pub const KEYS: &[Key] = {
         key("log.tensorboard", Path, "\"none\"", "Folder for TensorBoard events of the metrics of every step; none: no events").or(&["tensorboard-dir"]).optional(),
         key("log.wandb", Path, "\"none\"", "Folder for an offline run of Weights & Biases with the metrics of every step, which wandb sync uploads; none: no such run").or(&["wandb-save-dir"]).optional(),
         key("log.mlflow", Path, "\"none\"", "MLflow file store (mlruns) for the metrics of every step, which mlflow ui --backend-store-uri shows; none: no such run").optional(),
+        key("log.straggler", Flag, "false", "Every ten steps, name ranks that work more than 1.5 times as long as the median of the ranks instead of waiting for others, with their share of the time; on GPUs the time of the hosts")
+            .or(&["log-straggler"]),
+        key("log.layer-norms", Flag, "false", "Also log the norms of the gradients of embedding, layers and head, as grad_norm/layers.N"),
+        key("log.num-zeros-in-grad", Flag, "false", "Also log how many elements of the gradient are zero").or(&["log-num-zeros-in-grad"]),
         key("log.trace", Path, "\"none\"", "File for a timeline of a few steps on every rank, for Perfetto or chrome://tracing; none: no timeline").optional(),
     ]
 };

@@ -1,5 +1,7 @@
 //! The kinds of values.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::layer::Written;
@@ -47,6 +49,10 @@ pub enum Kind {
     CommTypes,
     /// Two whole numbers of at least 1.
     Pair,
+    /// Factors of at least 0 by pattern of names.
+    Scales,
+    /// Three whole numbers of at least 1.
+    Triple,
 }
 
 /// The word for an interval that the run chooses itself.
@@ -79,6 +85,8 @@ impl Kind {
             Self::Modules => "a list of core-attention, mlp-activation and norms".into(),
             Self::CommTypes => "one of p2p, all_gather, a2a, a2a+p2p, or a list of them".into(),
             Self::Pair => "two whole numbers of at least 1 such as [4, 2]".into(),
+            Self::Scales => "a table of patterns and factors of at least 0 such as { \"*.mlp.*\" = 0.5 }".into(),
+            Self::Triple => "three whole numbers of at least 1 such as [32, 32, 100000]".into(),
         }
     }
 
@@ -109,9 +117,15 @@ impl Kind {
             Self::Form => return normal::<LrDecay>(json),
             Self::CommTypes if json.is_string() => return normal::<Vec<CommWord>>(Value::Array(vec![json])),
             Self::CommTypes => normal::<Vec<CommWord>>(json.clone()).is_some_and(|words| words != Value::Array(vec![])),
-            Self::Pair => json.as_array().is_some_and(|pair| {
-                pair.len() == 2 && pair.iter().all(|number| number.as_u64().is_some_and(|n| n > 0))
-            }),
+            Self::Pair => are_counts(&json, 2),
+            Self::Triple => are_counts(&json, 3),
+            Self::Scales => {
+                let factor = |(pattern, factor): (&String, &toml::Value)| {
+                    Some((pattern.clone(), value_as_number(factor).filter(|factor| *factor >= 0.0)?))
+                };
+                let factors: Option<BTreeMap<String, f64>> = value.as_table()?.iter().map(factor).collect();
+                return serde_json::to_value(factors?).ok();
+            }
             Self::Modules if json.is_string() => return normal::<Vec<Module>>(Value::Array(vec![json])),
             Self::Modules => return normal::<Vec<Module>>(json),
         };
@@ -134,7 +148,7 @@ impl Kind {
         };
         let string = || Some(toml::Value::from(text));
         match self {
-            Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag => written(text),
+            Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag | Self::Scales => written(text),
             Self::Interval if text == AUTO => string(),
             Self::Interval => written(text),
             Self::Text | Self::Path | Self::Choice(_) | Self::Shares => string(),
@@ -152,7 +166,7 @@ impl Kind {
                     string()
                 }
             }
-            Self::Paths | Self::Names | Self::Numbers | Self::Modules | Self::CommTypes | Self::Pair
+            Self::Paths | Self::Names | Self::Numbers | Self::Modules | Self::CommTypes | Self::Pair | Self::Triple
                 if text.starts_with('[') =>
             {
                 written(text)
@@ -161,12 +175,18 @@ impl Kind {
                 Some(text.split(',').map(|path| path.trim().to_string()).collect::<Vec<_>>().into())
             }
             Self::Numbers => written(&format!("[{text}]")),
-            Self::Pair => {
+            Self::Pair | Self::Triple => {
                 let numbers: Vec<&str> = text.split([',', ' ']).filter(|number| !number.is_empty()).collect();
                 written(&format!("[{}]", numbers.join(",")))
             }
         }
     }
+}
+
+/// Whether this is so many whole numbers of at least 1.
+fn are_counts(json: &Value, count: usize) -> bool {
+    let all = |list: &Vec<Value>| list.iter().all(|number| number.as_u64().is_some_and(|n| n > 0));
+    json.as_array().is_some_and(|list| list.len() == count && all(list))
 }
 
 fn value_as_number(value: &toml::Value) -> Option<f64> {
@@ -208,6 +228,8 @@ mod tests {
         assert_eq!(read(Kind::CommTypes, "a2a+p2p"), Some(json!(["a2a+p2p"])));
         assert_eq!(read(Kind::CommTypes, "p2p, all_gather"), Some(json!(["p2p", "all_gather"])));
         assert_eq!(read(Kind::Pair, "4 2"), Some(json!([4, 2])));
+        assert_eq!(read(Kind::Triple, "32 32 1000"), Some(json!([32, 32, 1000])));
+        assert_eq!(read(Kind::Scales, "{ \"*.mlp.*\" = 2 }"), Some(json!({ "*.mlp.*": 2.0 })));
         assert_eq!(Kind::Modules.accept(&toml::Value::from("norms")), Some(json!(["norms"])));
         let wsd = "{ wsd = { tail = 10, form = \"linear\" } }";
         assert_eq!(read(Kind::Form, wsd), Some(json!({ "wsd": { "tail": "10 steps", "form": "linear" } })));
@@ -236,6 +258,9 @@ mod tests {
             (Kind::CommTypes, "[]"),
             (Kind::Pair, "4"),
             (Kind::Pair, "4,0"),
+            (Kind::Triple, "4,2"),
+            (Kind::Scales, "{ \"*\" = -1 }"),
+            (Kind::Scales, "0.5"),
         ] {
             assert_eq!(read(kind, text), None, "{kind:?} {text}");
         }

@@ -12,6 +12,7 @@ use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Origin, Problem, did_you_mean};
 use super::run::RunConfig;
+use crate::batch::{BatchPlan, BatchSizes};
 use crate::plan::Decoder;
 use crate::refusal::{Access, advice};
 use crate::schedule::AUTO;
@@ -143,7 +144,7 @@ impl Values {
         self.sort_out();
         let steps = self.number("training.steps");
         // TOML's integers have 63 bits.
-        let samples = steps.saturating_mul(self.number("training.global-batch")).min(i64::MAX as u64);
+        let samples = self.batch_sizes().samples(steps).min(i64::MAX as u64);
         let documents = if self.files("data.text") == 1 { "paragraph" } else { "file" };
         self.fill("output.directory", directory.display().to_string().into());
         self.fill("lr.decay", format!("{steps} steps").into());
@@ -161,35 +162,47 @@ impl Values {
         self.fill("checkpoint.directory", output.join("checkpoints").display().to_string().into());
     }
 
-    /// Turns `training.samples` into `training.steps`. If both are given, the command line overrides the file; within
-    /// one of them they must agree.
+    /// Turns `training.samples` or `training.tokens` into `training.steps`. If several are given, the command line
+    /// overrides the file; within one of them they must agree.
     fn settle_length(&mut self) {
-        let Some(samples) = self.values.remove("training.samples").and_then(|samples| samples.as_u64()) else { return };
-        let (steps, batch) = (self.number("training.steps"), self.number("training.global-batch").max(1));
-        let origin = self.given["training.samples"].clone();
-        let other = self.given.get("training.steps").cloned();
+        let sizes = self.batch_sizes();
+        let seq_length = self.number("training.seq-length").max(1);
+        let lengths = [("training.samples", "samples", 1), ("training.tokens", "tokens", seq_length)];
+        let lengths =
+            lengths.map(|(path, unit, size)| (path, unit, size, self.values.remove(path).and_then(|n| n.as_u64())));
         let on_command_line = |origin: &Origin| *origin == Origin::CommandLine;
-        if !on_command_line(&origin) && other.as_ref().is_some_and(on_command_line) {
-            return;
+        let mut earlier = self.given.get("training.steps").map(|origin| ("training.steps", origin.clone()));
+        for (path, unit, size, length) in lengths {
+            let Some(length) = length else { continue };
+            let origin = self.given[path].clone();
+            let over = earlier.as_ref().map(|(_, other)| (on_command_line(other), on_command_line(&origin)));
+            if over == Some((true, false)) {
+                continue;
+            }
+            let (whole, before) = (sizes.steps(length / size), self.number("training.steps"));
+            let exact = |steps: u64| sizes.samples(steps).saturating_mul(size);
+            let mut refuse = |what: String| self.problems.push(Problem { origin: origin.clone(), what });
+            if exact(whole) != length {
+                let nearest = [exact(whole), exact(whole + 1)].map(|length| length.to_string());
+                let nearest = nearest[usize::from(whole == 0)..].join(" or ");
+                refuse(format!("{path} = {length} are not the {unit} of whole steps; nearest legal: {nearest}"));
+            } else if let (Some((other, _)), Some(true)) = (&earlier, over.map(|(a, b)| a == b && whole != before)) {
+                refuse(format!(
+                    "{path} = {length} makes {whole} steps, but {other} makes {before}: give only one of the two"
+                ));
+            } else {
+                self.values.insert("training.steps", whole.into());
+                earlier = Some((path, origin));
+            }
         }
-        let mut refuse = |what: String| self.problems.push(Problem { origin: origin.clone(), what });
-        let contradicts = other.is_some_and(|other| on_command_line(&other) == on_command_line(&origin));
-        if !samples.is_multiple_of(batch) {
-            let below = samples / batch * batch;
-            let nearest = [below, below.saturating_add(batch)].map(|samples| samples.to_string());
-            let nearest = nearest[usize::from(below == 0)..].join(" or ");
-            refuse(format!(
-                "training.samples = {samples} is not a multiple of training.global-batch = {batch}; nearest legal: {nearest}"
-            ));
-        } else if contradicts && samples / batch != steps {
-            refuse(format!(
-                "training.samples = {samples} makes {} steps of training.global-batch = {batch}, but training.steps = {steps}: \
-                 give only one of the two",
-                samples / batch
-            ));
-        } else {
-            self.values.insert("training.steps", (samples / batch).into());
-        }
+    }
+
+    /// Sequences of every global batch; without the ramp where it is refused later.
+    fn batch_sizes(&self) -> BatchSizes {
+        let global = (self.number("training.global-batch") as usize).max(1);
+        let ramp = self.values.get("training.rampup-batch-size").cloned().unwrap_or_default();
+        let sizes = BatchSizes { global, ramp: serde_json::from_value(ramp).ok().flatten() };
+        if BatchPlan::at(&sizes, 0, 1, 1).is_ok() { sizes } else { global.into() }
     }
 
     /// Refuses keys that another key's value leaves without meaning. A key of the file is dropped silently if the

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::model::ModelSection;
 use super::post_training::{ChatSection, DistillSection, GrpoSection, LoraSection, PreferenceSection};
+use crate::batch::{BatchRamp, BatchSizes};
 use crate::checkpoint::SaveEvery;
 use crate::data::{Blend, GptDataConfig, SplitRatios};
-use crate::engine::{AnomalyConfig, ContextConfig, DocumentConfig, EngineConfig, LossMean};
+use crate::engine::{AnomalyConfig, ContextConfig, DocumentConfig, EngineConfig, LossMean, ParamGroups};
 use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::schedule::PipelineConfig;
@@ -40,6 +41,9 @@ pub struct RunConfig {
     pub lr: LrConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
+    /// Parameters with factors of their own, and frozen ones.
+    #[serde(default, rename = "param-groups")]
+    pub param_groups: ParamGroups,
     /// Weight-decay schedule.
     #[serde(default, rename = "weight-decay")]
     pub weight_decay: WeightDecayConfig,
@@ -89,6 +93,9 @@ pub struct TrainingSection {
     pub micro_batch: usize,
     /// Sequences per optimizer step over all data-parallel ranks.
     pub global_batch: usize,
+    /// How the global batch grows to its size.
+    #[serde(default)]
+    pub rampup_batch_size: Option<BatchRamp>,
     /// Sequence length.
     pub seq_length: usize,
     /// Seed of initial weights and dropout.
@@ -99,6 +106,15 @@ pub struct TrainingSection {
     pub loss: LossMean,
     /// Maximum gradient norm.
     pub clip: Option<f64>,
+    /// Decay of a moving average of the weights.
+    #[serde(default)]
+    pub ema_decay: Option<f64>,
+    /// Minutes after which the run ends.
+    #[serde(default)]
+    pub exit_duration_in_mins: Option<f64>,
+    /// The run ends after a step that is a multiple of this.
+    #[serde(default)]
+    pub exit_interval: Option<u64>,
 }
 
 /// Precision of a run.
@@ -204,6 +220,9 @@ pub struct EvaluationSection {
     pub batches: usize,
     /// Maximum global batches of the final evaluation.
     pub final_batches: usize,
+    /// The average of the weights is evaluated.
+    #[serde(default)]
+    pub ema: bool,
     /// Files of tasks of log-likelihoods.
     #[serde(default)]
     pub tasks: Vec<PathBuf>,
@@ -253,6 +272,15 @@ pub struct LogSection {
     /// MLflow's file store.
     #[serde(default)]
     pub mlflow: Option<PathBuf>,
+    /// Ranks that others wait for are named.
+    #[serde(default)]
+    pub straggler: bool,
+    /// Norms of the gradients of layers.
+    #[serde(default)]
+    pub layer_norms: bool,
+    /// Number of gradients that are zero.
+    #[serde(default)]
+    pub num_zeros_in_grad: bool,
     /// Timeline of a few steps on every rank.
     pub trace: Option<PathBuf>,
 }
@@ -268,6 +296,12 @@ impl RunConfig {
             recompute: self.recompute.clone(),
             loss_scale: self.loss_scale,
             anomaly: self.anomaly,
+            groups: self.param_groups.clone(),
+            ema_decay: training.ema_decay,
+            layer_norms: self.log.layer_norms,
+            num_zeros_in_grad: self.log.num_zeros_in_grad,
+            evaluate_ema: self.evaluation.ema,
+            rampup_batch_size: training.rampup_batch_size,
             clip: training.clip,
             loss: training.loss,
             seed: training.seed,
@@ -303,7 +337,17 @@ impl RunConfig {
         Self { lora: LoraSection::default(), ..self.clone() }
     }
 
-    /// Tokens of one optimizer step.
+    /// Sequences of every global batch.
+    pub fn batch_sizes(&self) -> BatchSizes {
+        BatchSizes { global: self.training.global_batch, ramp: self.training.rampup_batch_size }
+    }
+
+    /// Tokens of the whole run.
+    pub fn tokens(&self) -> u64 {
+        self.batch_sizes().samples(self.training.steps as u64).saturating_mul(self.training.seq_length as u64)
+    }
+
+    /// Tokens of one optimizer step, after the ramp of the batch.
     pub fn tokens_per_step(&self) -> usize {
         self.training.global_batch * self.training.seq_length
     }

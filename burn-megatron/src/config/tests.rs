@@ -94,7 +94,7 @@ fn what_is_printed_reads_the_same() {
 
 #[test]
 fn every_key_is_printed_with_its_meaning() {
-    let adamw = "[training]\ndtype = \"f16\"\n[recompute]\ngranularity = \"full\"\n[context]\ncomm-type = \"a2a+p2p\"\n\
+    let adamw = "[training]\ndtype = \"f16\"\nema-decay = 0.9\n[recompute]\ngranularity = \"full\"\n[context]\ncomm-type = \"a2a+p2p\"\n\
                  dynamic = true\n[fp8]\nformat = \"hybrid\"\nrecipe = \"delayed\"\nfirst-last-layers-bf16 = true\n\
                  [weight-decay]\nincr-style = \"linear\"\n[chat]\ntrain = \"a.jsonl\"\n[anomaly]\nspike = \"skip\"\n[lora]\nrank = 4\n[distill]\nteacher = \"t\"\n";
     let pairs = |loss: &str| good(&format!("[preference]\ntrain = \"p.jsonl\"\nloss = \"{loss}\"\n"), &[]);

@@ -4,6 +4,7 @@ mod pass;
 mod passes;
 
 use super::segments::{Link, Segment, segments};
+use crate::engine::ParamGroups;
 use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
 use backend_dist::ops::weight_grads::{Deferral, Deferred};
@@ -63,14 +64,24 @@ struct DeferredGrads<M> {
     model: Option<M>,
 }
 
-/// Position of a unit in a model, the same in every layout.
-fn key(unit: Unit) -> usize {
-    match unit {
+/// Position of a unit's parameters of one of so many groups in a model, the same in every layout.
+fn key(unit: Unit, group: usize, groups: usize) -> usize {
+    let unit = match unit {
         Unit::Tied => 0,
         Unit::Embedding => 1,
         Unit::Layer(layer) => 2 + 2 * layer,
         Unit::Experts(layer) => 3 + 2 * layer,
-        Unit::Head => usize::MAX,
+        Unit::Head => return usize::MAX - (groups - 1 - group),
+    };
+    unit * groups + group
+}
+
+/// What a [`key`] of one of so many groups stands for: `embedding`, `layers.N` or `head`.
+pub(super) fn name_of(key: usize, groups: usize) -> String {
+    match key / groups {
+        _ if key > usize::MAX - groups => "head".into(),
+        0 | 1 => "embedding".into(),
+        unit => format!("layers.{}", unit / 2 - 1),
     }
 }
 
@@ -79,22 +90,29 @@ impl<M: CausalLm> Chunk<M> {
     ///
     /// Graphs hold the weights of a segment. Under ZeRO 3 these are freed between the passes, so that all segments are
     /// recomputed, unless `in_place` says that they are gathered into the memory that the graph refers to.
+    ///
+    /// # Errors
+    /// If a parameter belongs to several of the groups.
     pub fn new(
         model: M,
         layers: usize,
-        recompute: &Recompute,
-        (zero, in_place): (u8, bool),
+        (recompute, zero, in_place): (&Recompute, u8, bool),
+        groups: &ParamGroups,
         buckets: &mut Vec<BucketSpec>,
-    ) -> Self {
-        let mut units: BTreeMap<Unit, Vec<_>> = BTreeMap::new();
+    ) -> Result<Self, String> {
+        // A bucket is updated as one.
+        let scales = groups.scales();
+        let mut units: BTreeMap<(Unit, usize), Vec<_>> = BTreeMap::new();
         for spec in model.registry().iter().filter(|spec| spec.trained) {
-            units.entry(spec.unit).or_default().push(spec.clone());
+            let scale = groups.scale(spec)?;
+            let group = scales.iter().position(|other| *other == scale).expect("these are all that there are");
+            units.entry((spec.unit, group)).or_default().push(spec.clone());
         }
         let first = buckets.len();
-        let buckets_of_units: Vec<_> = units.keys().copied().zip(first..).collect();
-        buckets.extend(units.into_iter().map(|(unit, params)| {
-            let hidden = unit.layer().is_some();
-            BucketSpec { key: key(unit), params, hidden, at_once: 1 }
+        let buckets_of_units: Vec<_> = units.keys().map(|(unit, _)| *unit).zip(first..).collect();
+        buckets.extend(units.into_iter().map(|((unit, group), params)| {
+            let (hidden, key) = (unit.layer().is_some(), key(unit, group, scales.len()));
+            BucketSpec { key, params, hidden, at_once: 1, scale: scales[group] }
         }));
         let mut seen: Vec<usize> = Vec::new();
         let step = |segment: Segment| {
@@ -117,7 +135,8 @@ impl<M: CausalLm> Chunk<M> {
             }
         }
         let (live, late) = Default::default();
-        Self { model: Some(model), steps, buckets: buckets_of_units, zero, leaves: again, live, late, checked: false }
+        let (buckets, leaves) = (buckets_of_units, again);
+        Ok(Self { model: Some(model), steps, buckets, zero, leaves, live, late, checked: false })
     }
 
     /// The model; under ZeRO 3 its weights are released (on GPUs: undefined).

@@ -1,12 +1,13 @@
 //! What the engine must know of a run.
 
-use super::{AnomalyConfig, ContextConfig, DistillConfig, DocumentConfig};
-use crate::batch::{BatchError, BatchPlan};
+use super::{AnomalyConfig, ContextConfig, DistillConfig, DocumentConfig, ParamGroups};
+use crate::batch::{BatchError, BatchPlan, BatchRamp, BatchSizes};
 use crate::grpo::GrpoConfig;
 use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
 use crate::preference::PreferenceConfig;
-use crate::schedule::PipelineConfig;
+use crate::schedule::{PipelineConfig, PipelineError};
+use backend_dist::mesh::ParallelLayout;
 use models::Recompute;
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +57,9 @@ pub struct EngineConfig {
     pub micro_batch: usize,
     /// Sequences per optimizer step over all ranks.
     pub global_batch: usize,
+    /// How the global batch grows to its size; `None` has it from the first step.
+    #[serde(default)]
+    pub rampup_batch_size: Option<BatchRamp>,
     /// Learning rate.
     pub lr: LrConfig,
     /// What turns gradients into updates.
@@ -89,6 +93,21 @@ pub struct EngineConfig {
     /// What is done about steps with a bad loss or gradient.
     #[serde(default)]
     pub anomaly: AnomalyConfig,
+    /// Parameters with a learning rate or a weight decay of their own, and frozen ones.
+    #[serde(default)]
+    pub groups: ParamGroups,
+    /// Decay of an exponential moving average of the weights, which is sharded as the optimizer's states are.
+    #[serde(default)]
+    pub ema_decay: Option<f64>,
+    /// Losses on held-out data are those of the average.
+    #[serde(default)]
+    pub evaluate_ema: bool,
+    /// Steps say what the norms of the gradients of embedding, layers and head are.
+    #[serde(default)]
+    pub layer_norms: bool,
+    /// Steps say how many gradients are zero.
+    #[serde(default)]
+    pub num_zeros_in_grad: bool,
     /// FP8 layers keep their quantised weights from update to update; never under ZeRO 3.
     #[serde(default = "yes")]
     pub keep_fp8_weights: bool,
@@ -133,6 +152,7 @@ impl EngineConfig {
         Self {
             micro_batch,
             global_batch,
+            rampup_batch_size: None,
             lr,
             optimizer: OptimizerConfig::default(),
             weight_decay: WeightDecayConfig::default(),
@@ -145,6 +165,11 @@ impl EngineConfig {
             keep_fp8_weights: true,
             loss_scale: LossScalerConfig::default(),
             anomaly: AnomalyConfig::default(),
+            groups: ParamGroups::default(),
+            ema_decay: None,
+            evaluate_ema: false,
+            layer_norms: false,
+            num_zeros_in_grad: false,
             preference: None,
             grpo: None,
             distill: None,
@@ -156,7 +181,30 @@ impl EngineConfig {
         }
     }
 
-    /// How the global batch is split over `data_parallel` ranks.
+    /// Sequences of every global batch.
+    pub fn batch_sizes(&self) -> BatchSizes {
+        BatchSizes { global: self.global_batch, ramp: self.rampup_batch_size }
+    }
+
+    /// How the global batch of the step that follows `consumed` samples is split over `data_parallel` ranks.
+    ///
+    /// # Errors
+    /// Where the sizes of any step do not divide.
+    pub fn plan_at(&self, consumed: u64, data_parallel: usize) -> Result<BatchPlan, BatchError> {
+        BatchPlan::at(&self.batch_sizes(), consumed, self.micro_batch, data_parallel)
+    }
+
+    /// Whether the pipeline takes the micro-batches of every step, also while the batch grows.
+    ///
+    /// # Errors
+    /// What the schedule says of a number of micro-batches.
+    pub fn check_ramp(&self, layout: &ParallelLayout, layers: usize) -> Result<(), PipelineError> {
+        let unit = self.micro_batch * layout.dp;
+        let mut counts = self.batch_sizes().all().map(|size| size / unit.max(1));
+        counts.try_for_each(|count| self.pipeline.resolve(layout, layers, count).map(drop))
+    }
+
+    /// How the global batch is split over `data_parallel` ranks, after its ramp.
     ///
     /// # Errors
     /// Where the sizes do not divide.

@@ -1,6 +1,7 @@
 //! What one rank has of a run: its stages of the model, gradients, optimizer and groups. What it does with them is in
 //! the modules below: `step` in a training step, `passes` in its forward and backward passes.
 
+mod average;
 mod build;
 mod dynamic;
 mod evaluate;
@@ -17,7 +18,7 @@ mod untrained;
 use super::anomaly::AnomalyWatch;
 use super::chunk::Chunk;
 use super::clock::device_clock;
-use super::{EngineConfig, ExpertLoad, Teacher};
+use super::{EngineConfig, ExpertLoad, GradientStats, Teacher};
 use crate::batch::BatchPlan;
 use crate::lr::{LrSchedule, WeightDecaySchedule};
 use crate::optim::{LossScaler, Optimizer};
@@ -61,6 +62,8 @@ pub struct RankEngine<M> {
     routers: RouterRecords,
     /// Of the last step.
     loads: Vec<ExpertLoad>,
+    /// Of the last step.
+    gradients: GradientStats,
     stages: Group,
     /// Ranks that share the sequences of their micro-batches; `None` without context parallelism.
     context: Option<Group>,
@@ -120,14 +123,25 @@ impl<M: CausalLm> RankEngine<M> {
         self
     }
 
-    /// How the global batch is split.
+    /// How the global batch of the next step is split.
     pub fn plan(&self) -> &BatchPlan {
         &self.plan
+    }
+
+    /// Splits the batch of the next step.
+    fn follow_ramp(&mut self) {
+        let plan = self.config.plan_at(self.consumed, self.plan.data_parallel);
+        self.plan = plan.expect("all sizes of the ramp divide");
     }
 
     /// Finished optimizer steps.
     pub fn steps(&self) -> u64 {
         self.step
+    }
+
+    /// What the last step says of its gradients.
+    pub fn gradient_stats(&self) -> &GradientStats {
+        &self.gradients
     }
 
     /// The optimizer and its buffers.

@@ -134,6 +134,11 @@ impl<'a> CheckpointWeights<'a> {
         Self { checkpoint, kinds: [Kind::Master, Kind::Weight] }
     }
 
+    /// Their moving average, and weights that have none because they are frozen.
+    pub fn average(checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint, kinds: [Kind::Average, Kind::Weight] }
+    }
+
     fn kind(&self, name: &str) -> Kind {
         let [first, second] = self.kinds;
         if self.checkpoint.holds(first, name) { first } else { second }

@@ -1,6 +1,7 @@
 //! Lengths of training, as they are written.
 
 use super::LrError;
+use crate::batch::BatchSizes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -25,10 +26,10 @@ pub enum Span {
 }
 
 impl Span {
-    /// The length in samples, where one step consumes `global_batch` of them.
-    pub fn samples(self, global_batch: usize) -> u64 {
+    /// The length in samples, where the steps have batches of these sizes: a number, or a ramp.
+    pub fn samples(self, batch: impl Into<BatchSizes>) -> u64 {
         match self {
-            Span::Steps(steps) => steps.saturating_mul(global_batch as u64),
+            Span::Steps(steps) => batch.into().samples(steps),
             Span::Samples(samples) => samples,
         }
     }

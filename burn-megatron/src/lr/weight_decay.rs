@@ -1,6 +1,7 @@
 //! Weight decay that grows while a run trains (megatron/core/optimizer_param_scheduler.py, `get_wd`).
 
 use super::Span;
+use crate::batch::BatchSizes;
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
@@ -59,11 +60,11 @@ pub struct WeightDecaySchedule {
 }
 
 impl WeightDecayConfig {
-    /// The schedule that ends at `end`, for a run with `global_batch` sequences per step.
+    /// The schedule that ends at `end`, for a run with batches of these sizes.
     ///
     /// # Errors
     /// [`WeightDecayError`] where start and end or length contradict each other.
-    pub fn schedule(&self, end: f64, global_batch: usize) -> Result<WeightDecaySchedule, WeightDecayError> {
+    pub fn schedule(&self, end: f64, batch: impl Into<BatchSizes>) -> Result<WeightDecaySchedule, WeightDecayError> {
         let &Self { incr_style: style, start, length } = self;
         if style == WeightDecayIncr::Constant {
             return Ok(WeightDecaySchedule { style, start: end, end, samples: 0 });
@@ -72,7 +73,7 @@ impl WeightDecayConfig {
             let nearest = if start > end { end.max(0.0) } else { 0.0 };
             return Err(WeightDecayError::Start { start, end, nearest });
         }
-        let samples = length.ok_or(WeightDecayError::Length)?.samples(global_batch);
+        let samples = length.ok_or(WeightDecayError::Length)?.samples(batch);
         Ok(WeightDecaySchedule { style, start, end, samples })
     }
 }

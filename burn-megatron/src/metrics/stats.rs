@@ -1,5 +1,6 @@
 //! What one step of the whole world reports.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use burn::tensor::ExecutionError;
@@ -66,6 +67,12 @@ pub struct StepStats {
     /// The share of this step in which pipeline ranks did not compute, if the step was traced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
+    /// Norms of the gradients as `grad_norm/layers.N`, where they are asked for.
+    #[serde(flatten, skip_deserializing)]
+    pub grad_norms: BTreeMap<String, f64>,
+    /// Elements of the gradient that are zero, where they are counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_zeros_in_grad: Option<u64>,
     /// How the experts were used, by layer; nothing in models without experts.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub experts: Vec<ExpertLoad>,

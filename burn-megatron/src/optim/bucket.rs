@@ -33,6 +33,10 @@ pub(super) struct Bucket {
     pub values: Option<Flat>,
     pub first: Option<Flat>,
     pub second: Option<Flat>,
+    /// The moving average of the values, if one is wanted.
+    pub average: Option<Flat>,
+    /// On GPUs the weights, while passes compute with the average.
+    pub kept: Option<Flat>,
     /// Start of each part in `second`, which only has the parts that need it.
     pub second_at: Vec<Option<usize>>,
     /// By shard, the elements of the region that this rank counts in norms.
@@ -98,6 +102,8 @@ impl Bucket {
             values,
             first,
             second,
+            average: None,
+            kept: None,
             second_at,
             counted,
             weights,

@@ -228,6 +228,29 @@ impl Flat {
         }
     }
 
+    /// The same elements in memory of their own.
+    pub fn copy(&self) -> Self {
+        let mut copy = Self::zeros(self.len, &self.device(), self.dtype);
+        copy.put(0, self.part(0..self.len));
+        copy
+    }
+
+    /// `decay · self + (1 − decay) · other`, by element.
+    pub fn approach(&mut self, other: &Self, decay: f64) {
+        if !self.host {
+            let all = 0..self.len;
+            let next = self.part(all.clone()).mul_scalar(decay) + other.part(all).mul_scalar(1.0 - decay);
+            return self.put(0, next);
+        }
+        let (other, mut host) = (other.view(), self.take_host());
+        with_float!(self.dtype, Float => {
+            let (keep, rest) = (<Float as Real>::of(decay), <Float as Real>::of(1.0 - decay));
+            let values = Float::write(&mut host).iter_mut().zip(other.read::<Float>());
+            values.for_each(|(value, other)| *value = keep * *value + rest * *other);
+        });
+        self.put_host(host);
+    }
+
     /// Sums all elements over the group.
     pub fn all_reduce(&mut self, group: &Group) {
         if let Some(buffer) = &self.buffer {
@@ -261,6 +284,21 @@ impl Flat {
         };
         let sums: Vec<Tensor<1>> = ranges.iter().map(square).collect();
         Tensor::cat(sums, 0).into_data().iter::<f64>().collect()
+    }
+
+    /// How many elements of each of these ranges are zero.
+    pub fn count_zeros(&self, ranges: &[Range<usize>]) -> Vec<f64> {
+        if self.host {
+            let view = self.view();
+            let zeros = |range: &Range<usize>| {
+                with_float!(self.dtype, Float => {
+                    view.read::<Float>()[range.clone()].iter().filter(|value| value.wide() == 0.0).count() as f64
+                })
+            };
+            return ranges.iter().map(zeros).collect();
+        }
+        let zeros = |range: &Range<usize>| self.part(range.clone()).equal_elem(0).int().sum().into_data();
+        ranges.iter().map(|range| zeros(range).iter::<f64>().sum()).collect()
     }
 
     /// Some elements as the host's widest type.

@@ -17,6 +17,23 @@ pub struct BucketSpec {
     /// Buckets of this kind that one pass uses at once: under ZeRO 3 on GPUs so many have whole weights at a time, and
     /// as many more get theirs meanwhile.
     pub at_once: usize,
+    /// Of all parameters of the bucket.
+    pub scale: ParamScale,
+}
+
+/// Factors of the learning rate and the weight decay of some parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ParamScale {
+    /// Of the learning rate.
+    pub lr: f64,
+    /// Of the weight decay.
+    pub weight_decay: f64,
+}
+
+impl Default for ParamScale {
+    fn default() -> Self {
+        Self { lr: 1.0, weight_decay: 1.0 }
+    }
 }
 
 impl BucketSpec {
@@ -134,6 +151,7 @@ mod tests {
             params: vec![ParamSpec::new(qkv, false), ParamSpec::new(norm, true)],
             hidden: true,
             at_once: 1,
+            scale: ParamScale::default(),
         }
     }
 

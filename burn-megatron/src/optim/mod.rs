@@ -4,6 +4,7 @@
 //! numbers, `grads` sums them up, `rule` and `muon` change them, `saving` slices them for checkpoints.
 
 mod adamw;
+mod average;
 mod box_runs;
 mod bucket;
 mod check;
@@ -34,7 +35,7 @@ pub use adamw::AdamWConfig;
 pub use check::OptimError;
 pub use clip::clip_factor;
 pub use config::OptimizerConfig;
-pub use layout::BucketSpec;
+pub use layout::{BucketSpec, ParamScale};
 pub use lion::LionConfig;
 pub use muon::{MuonConfig, MuonScale};
 pub use optimizer::{Memory, Optimizer};

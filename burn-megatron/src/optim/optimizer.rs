@@ -61,6 +61,8 @@ pub struct Optimizer {
     neighbours: BTreeMap<(GridKind, usize), Group>,
     pub(super) device: Device,
     updates: u64,
+    /// Decay of the moving average of the weights, if one is wanted.
+    pub(super) average: Option<f64>,
     grads_peak: u64,
     /// By grid, the bucket whose gradients were summed over the data-parallel ranks last.
     summed: BTreeMap<GridKind, usize>,
@@ -123,12 +125,20 @@ impl Optimizer {
             neighbours,
             device: device.clone(),
             updates: 0,
+            average: None,
             grads_peak: 0,
             summed: BTreeMap::new(),
             opened: Vec::new(),
             weight_buffers: weight_buffers.map(RefCell::new),
             host: HostReserve::default(),
         }
+    }
+
+    /// With an exponential moving average of the weights, in fp32 or fp64, sharded as the moments are. To be asked for
+    /// before [`shard`](Self::shard).
+    pub fn with_average(mut self, decay: Option<f64>) -> Self {
+        self.average = decay;
+        self
     }
 
     /// The share that the next steps remove of a decayed parameter, times the learning rate.
@@ -147,11 +157,15 @@ impl Optimizer {
     /// ZeRO 0 parameters are changed in place unless somebody else holds their storage. Under ZeRO 3 the module is left
     /// as it is.
     pub fn step<M: Module>(&mut self, index: usize, model: M, info: &StepInfo) -> M {
-        let rule = self.config.rule(info.lr, self.updates, info.grad_scale);
         let bucket = &mut self.buckets[index];
-        let steps = |muon| matrix_steps(bucket, muon, info, &self.neighbours);
-        let matrices = self.config.muon().map(steps).unwrap_or_default();
+        let scale = bucket.spec.scale;
+        let info = StepInfo { lr: info.lr * scale.lr, ..*info };
+        let config = self.config.with_weight_decay(self.config.weight_decay() * scale.weight_decay);
+        let rule = config.rule(info.lr, self.updates, info.grad_scale);
+        let steps = |muon| matrix_steps(bucket, muon, &info, &self.neighbours);
+        let matrices = config.muon().map(steps).unwrap_or_default();
         let model = bucket.step(model, &rule, &matrices);
+        self.average.into_iter().for_each(|decay| bucket.follow(&model, decay));
         // The first buckets of the next forward pass arrive while the others are updated.
         if self.weight_buffers.as_ref().is_some_and(|buffers| buffers.borrow().is_free(index)) {
             self.prefetch(index, &[]);
@@ -185,7 +199,7 @@ impl Optimizer {
         for bucket in &self.buckets {
             let bytes = |flat: &Option<Flat>| flat.as_ref().map_or(0, Flat::bytes);
             memory.grads += bucket.grads.bytes();
-            memory.states += bytes(&bucket.first) + bytes(&bucket.second);
+            memory.states += bytes(&bucket.first) + bytes(&bucket.second) + bytes(&bucket.average);
             memory.values += bytes(&bucket.values) + bucket.weights.as_ref().map_or(0, Weights::remainder_bytes);
         }
         memory

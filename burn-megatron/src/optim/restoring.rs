@@ -23,13 +23,15 @@ impl Optimizer {
         let kinds = |unit: &Unit| {
             let section = unit.section.clone();
             let kinds = [Kind::FirstMoment, Kind::SecondMoment].into_iter().take(moments(unit));
-            kinds.map(move |kind| (kind, section.clone())).collect::<Vec<_>>()
+            let average = self.average.map(|_| Kind::Average);
+            kinds.chain(average).map(move |kind| (kind, section.clone())).collect::<Vec<_>>()
         };
         self.buckets[bucket].layout.units.iter().flat_map(kinds).collect()
     }
 
     /// Takes a bucket's weights, and its moments if `moments` says so, from `read`, which is asked for boxes of
-    /// [`Kind::Weight`] (to give the most precise weights there are), [`Kind::FirstMoment`] and [`Kind::SecondMoment`].
+    /// [`Kind::Weight`] (to give the most precise weights there are), [`Kind::FirstMoment`], [`Kind::SecondMoment`] and
+    /// [`Kind::Average`].
     /// The module's weights are replaced; under ZeRO 3 the module is left as it is until the next
     /// [`Optimizer::gather`]. All data-parallel ranks call it in the same order of buckets.
     ///
@@ -49,7 +51,7 @@ impl Optimizer {
             Ok(values) => values,
             Err(error) => return (model, Err(error)),
         };
-        let Values { weights, first, second } = values;
+        let Values { weights, first, second, average } = values;
         if let Some(kept) = &mut bucket.values {
             for (range, values) in &weights {
                 let own = overlap(range, &bucket.region);
@@ -59,9 +61,10 @@ impl Optimizer {
                 }
             }
         }
-        for (buffer, parts) in [(&mut bucket.first, first), (&mut bucket.second, second)] {
+        let states = [(&mut bucket.first, first), (&mut bucket.second, second), (&mut bucket.average, average)];
+        for (buffer, parts) in states {
             for (at, values) in parts {
-                buffer.as_mut().expect("only moments that are kept were read").put_floats(at, values);
+                buffer.as_mut().expect("only states that are kept were read").put_floats(at, values);
             }
         }
         if let Some(buffer) = bucket.weights.as_ref().filter(|_| bucket.split) {
@@ -103,6 +106,7 @@ struct Values {
     /// By start in the buffer.
     first: Vec<(usize, HostFloats)>,
     second: Vec<(usize, HostFloats)>,
+    average: Vec<(usize, HostFloats)>,
 }
 
 fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> Result<Values, E> {
@@ -115,10 +119,14 @@ fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> 
         whole = layout.parts(&(0..layout.len));
         &whole
     };
-    let mut values = Values { weights: Vec::new(), first: Vec::new(), second: Vec::new() };
+    let mut values = Values { weights: Vec::new(), first: Vec::new(), second: Vec::new(), average: Vec::new() };
     for part in parts {
         let weights = read_part(Kind::Weight, &layout.units[part.unit], &part.range, dtype, read)?;
         values.weights.push((part.range.clone(), weights));
+    }
+    for part in bucket.parts.iter().filter(|_| bucket.average.is_some()) {
+        let average = read_part(Kind::Average, &layout.units[part.unit], &part.range, dtype, read)?;
+        values.average.push((part.at, average));
     }
     if !moments {
         return Ok(values);

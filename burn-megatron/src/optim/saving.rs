@@ -84,7 +84,8 @@ impl Optimizer {
         let master = values.filter(|_| narrow);
         let of_masters = if bucket.split { Kind::Remainder } else { Kind::Master };
         let (first, second) = (bucket.first.as_ref(), bucket.second.as_ref());
-        for (kind, buffer) in [(Kind::FirstMoment, first), (Kind::SecondMoment, second), (of_masters, master)] {
+        let states = [(Kind::FirstMoment, first), (Kind::SecondMoment, second), (of_masters, master)];
+        for (kind, buffer) in states.into_iter().chain([(Kind::Average, bucket.average.as_ref())]) {
             for (index, part) in parts() {
                 let at = if kind == Kind::SecondMoment { bucket.second_at[index] } else { Some(part.at) };
                 if let (Some(buffer), Some(at)) = (buffer, at) {
@@ -131,6 +132,7 @@ impl Optimizer {
                 (Kind::FirstMoment, kept(&bucket.first), Some(part.at)),
                 (Kind::SecondMoment, kept(&bucket.second), bucket.second_at[index]),
                 (Kind::Master, kept(&bucket.values).filter(|_| narrow), Some(part.at)),
+                (Kind::Average, kept(&bucket.average), Some(part.at)),
             ] {
                 if let (Some((buffer, dtype)), Some(at)) = (flat, at) {
                     add(kind, dtype, &buffer?, at);

@@ -55,7 +55,8 @@ pub const SMALL_STATES: &str = "optimizer.main-params-dtype = bf16-remainder, op
 /// into GPUs of `bytes`. `None` if it fits with none, has such states already, or cannot have them: they are for bf16 and
 /// AdamW.
 pub fn with_small_states(job: &Job, bytes: u64) -> Option<Job> {
-    let state_bytes = StateBytes { main_grads: job.state_bytes.main_grads, ..StateBytes::BF16 };
+    let state_bytes =
+        StateBytes { main_grads: job.state_bytes.main_grads, ema: job.state_bytes.ema, ..StateBytes::BF16 };
     if job.element != 2 || job.moments != Moments::ADAMW || job.state_bytes == state_bytes {
         return None;
     }

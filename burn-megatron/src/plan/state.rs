@@ -37,13 +37,15 @@ pub struct StateBytes {
     pub main_grads: u64,
     /// Of a master weight, where weights are narrower than fp32.
     pub main_params: u64,
+    /// Of a moving average of the weights; 0 without one.
+    pub ema: u64,
 }
 
 impl StateBytes {
     /// All in fp32.
-    pub const F32: Self = Self { exp_avg: 4, exp_avg_sq: 4, main_grads: 4, main_params: 4 };
+    pub const F32: Self = Self { exp_avg: 4, exp_avg_sq: 4, main_grads: 4, main_params: 4, ema: 0 };
     /// Moments in bf16, master weights as remainders of bf16 weights, main gradients in fp32.
-    pub const BF16: Self = Self { exp_avg: 2, exp_avg_sq: 2, main_grads: 4, main_params: 2 };
+    pub const BF16: Self = Self { exp_avg: 2, exp_avg_sq: 2, main_grads: 4, main_params: 2, ema: 0 };
 
     /// Bytes of `count` moments, given those of fp64 weights.
     pub(super) fn moments(self, count: u64, wide: u64) -> u64 {
@@ -105,7 +107,8 @@ impl States {
         let (wide, narrow) = (job.wide(), job.element < job.wide());
         let [matrix, other] =
             [job.moments.matrices, job.moments.others].map(|count| job.state_bytes.moments(count, wide));
-        let kept = matrix * bucket.matrices + other * (whole - bucket.matrices);
+        let average = if job.state_bytes.ema > 0 { job.state_bytes.ema.max(wide) } else { 0 };
+        let kept = matrix * bucket.matrices + other * (whole - bucket.matrices) + average * whole;
         // CPU ranks keep masters in fp32 in any case.
         let master = if job.gpu { job.state_bytes.main_params } else { wide };
         Self {

@@ -1,7 +1,7 @@
 //! From a model's family to its training.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
@@ -15,11 +15,11 @@ use serde_json::Value;
 use super::fp8::possible;
 use super::{Plan, RunData, TrainError, resume as saving, tasks};
 use crate::checkpoint::Checkpoint;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, TrainingSection};
 use crate::engine::Teacher;
 use crate::flops::AttentionCount;
 use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
-use crate::learner::{Description, LogOptions, Pretraining, Resume, loss_over};
+use crate::learner::{Description, ExitOptions, LogOptions, Pretraining, Resume, loss_over};
 use crate::metrics::{FlopsPerToken, RunInfo, TokenLoss, on_gpu, peak};
 
 /// Exit code of a program whose training was stopped before its last step, by a signal or a key: `EX_TEMPFAIL` of
@@ -33,6 +33,9 @@ pub struct TrainReport {
     pub last: Option<TokenLoss>,
     /// A signal or a key has stopped it before its last step; the same in all processes.
     pub stopped: bool,
+    /// `training.exit-duration-in-mins` or `training.exit-interval` has ended it before its last step; the same in all
+    /// processes.
+    pub exited: bool,
     /// Wall time of building the model and training it.
     pub seconds: f64,
 }
@@ -82,6 +85,7 @@ impl WithModel for Launch<'_> {
             .resume(resume)
             .other_data(plan.other_data())
             .inject(plan.faults.clone())
+            .exit(exit(training))
             .describe(description);
         if let Some(tasks) = tasks::open(config)? {
             run = run.tasks(tasks);
@@ -113,12 +117,21 @@ impl WithModel for Launch<'_> {
         drop(result); // Gives the terminal back.
         match run.finished().filter(|_| !failed) {
             Some((last, steps)) => {
-                let (stopped, seconds) = (steps < training.steps as u64, start.elapsed().as_secs_f64());
-                Ok(TrainReport { last, stopped, seconds })
+                let (early, exited) = (steps < training.steps as u64, run.exited());
+                let (stopped, seconds) = (early && !exited, start.elapsed().as_secs_f64());
+                Ok(TrainReport { last, stopped, exited, seconds })
             }
             None => Err(TrainError::Failed),
         }
     }
+}
+
+/// When the run ends before its last step.
+fn exit(training: &TrainingSection) -> ExitOptions {
+    let duration = training.exit_duration_in_mins.map(|minutes| minutes * 60.0);
+    // More seconds than a duration has are no limit.
+    let duration = duration.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    ExitOptions { duration, interval: training.exit_interval }
 }
 
 /// A teacher, ready for its family.
@@ -153,7 +166,7 @@ where
     let (precision, seed) = (config.training.dtype, config.training.seed);
     let performance = config.performance.clone();
     let lora = config.lora.plan(&config.model.config).ok().flatten().map(Arc::new);
-    let base = config.lora.base;
+    let (base, frozen) = (config.lora.base, config.param_groups.frozen.clone());
     move |rank, part| {
         let dtype = FloatDType::from(precision);
         let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };
@@ -165,6 +178,7 @@ where
             .with_moe_comm_overlap(performance.moe_comm_overlap, performance.moe_comm_chunks)
             .with_forced_load_balancing(performance.moe_router_force_load_balancing)
             .with_fp8(&fp8, layers)
+            .with_frozen(&frozen)
             .with_dp_ranks(rank.group(Axis::DpCp));
         let params = match &weights {
             Some(weights) => params.with_source(&**weights),
@@ -192,6 +206,7 @@ fn logs(config: &RunConfig, peak: Option<f64>) -> LogOptions {
             config: serde_json::to_value(config).unwrap_or_default(),
         },
         trace: config.log.trace.clone(),
+        stragglers: config.log.straggler,
         flops: Some(FlopsPerToken { causal, full, peak }),
     }
 }

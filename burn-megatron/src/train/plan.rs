@@ -329,8 +329,16 @@ impl fmt::Display for Plan {
             several(layout.dp, "data-parallel rank"),
             count(config.tokens_per_step())
         )?;
-        let tokens = config.tokens_per_step() * training.steps;
-        writeln!(f, "run          {}, {} tokens", several(training.steps, "step"), count(tokens))?;
+        if let Some(ramp) = training.rampup_batch_size {
+            writeln!(
+                f,
+                "ramp         from {} over {} samples",
+                several(ramp.start, "sequence"),
+                HumanCount(ramp.samples)
+            )?;
+        }
+        let tokens = HumanCount(config.tokens());
+        writeln!(f, "run          {}, {tokens} tokens", several(training.steps, "step"))?;
         for (index, line) in data.iter().enumerate() {
             writeln!(f, "{:<12} {line}", if index == 0 { "data" } else { "" })?;
         }

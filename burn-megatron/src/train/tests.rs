@@ -1,4 +1,7 @@
+mod averages;
+mod controls;
 mod folder;
+mod groups;
 mod threads;
 
 use std::path::Path;

@@ -106,7 +106,7 @@ impl<'a> ParamBuilder<'a> {
             Some(_) => self.values(&section, Init::ONES, self.dtype, source)?,
             None => values.cast(DType::from(self.dtype)),
         };
-        self.assemble(vec![section], vec![values], on_sequence && self.parallel.sequence, false)
+        self.assemble(vec![section], vec![values], on_sequence && self.parallel.sequence, true)
     }
 
     fn create_adapter<const D: usize>(
@@ -120,6 +120,6 @@ impl<'a> ParamBuilder<'a> {
             .map(|(section, init)| self.values(section, *init, self.dtype, source))
             .collect::<Result<Vec<_>, _>>()?;
         let sections = sections.into_iter().map(|(section, _)| section).collect();
-        self.assemble(sections, parts, partial_gradient, false)
+        self.assemble(sections, parts, partial_gradient, true)
     }
 }

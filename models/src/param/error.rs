@@ -26,6 +26,14 @@ pub enum BuildError {
     /// A layer cannot have the adapter that it should have.
     #[error(transparent)]
     Lora(#[from] LoraError),
+    /// Tensors that make up one parameter, of which only some are to be frozen.
+    #[error("`{frozen}` is to be frozen, but it is one parameter with `{other}`: freeze both or neither")]
+    HalfFrozen {
+        /// The one that is to be frozen.
+        frozen: String,
+        /// The other one.
+        other: String,
+    },
     /// A weight could not be read from its source.
     #[error("weight `{name}`: {source}")]
     Weight {

@@ -140,8 +140,9 @@ impl ParamBuilder<'_> {
             .iter()
             .map(|(section, init)| self.values(section, *init, self.dtype, self.source))
             .collect::<Result<Vec<_>, _>>()?;
+        let trained = !self.has_adapters() && !self.freezes(&sections)?;
         let sections = sections.into_iter().map(|(section, _)| section).collect();
-        self.assemble(sections, parts, partial_gradient, self.has_adapters())
+        self.assemble(sections, parts, partial_gradient, trained)
     }
 
     /// A parameter of the values of its sections, each in one dimension.
@@ -150,17 +151,19 @@ impl ParamBuilder<'_> {
         sections: Vec<Section>,
         parts: Vec<Tensor<1>>,
         partial_gradient: bool,
-        frozen: bool,
+        trained: bool,
     ) -> Result<Param<Tensor<D>>, BuildError> {
         let spec = ParamSpec::new(sections, partial_gradient);
-        let spec = ParamSpec { unit: self.unit, trained: !frozen, frozen, ..spec };
+        // Checkpoints of adapters do not have what is frozen under them.
+        let frozen = !trained && self.has_adapters();
+        let spec = ParamSpec { unit: self.unit, trained, frozen, ..spec };
         let shape: [usize; D] = spec.local_shape().try_into().expect("a parameter has the dimensions of its sections");
         let flat = if parts.len() == 1 { parts.into_iter().next() } else { Some(Tensor::cat(parts, 0)) };
         let tensor: Tensor<D> = flat.expect("a parameter has a section").reshape(shape);
-        let tensor = match (self.device.is_autodiff(), frozen) {
+        let tensor = match (self.device.is_autodiff(), trained) {
             (false, _) => tensor.set_require_grad(false),
-            (true, true) => Tensor::from_inner(tensor).set_require_grad(false),
-            (true, false) => Tensor::from_inner(tensor).require_grad(),
+            (true, false) => Tensor::from_inner(tensor).set_require_grad(false),
+            (true, true) => Tensor::from_inner(tensor).require_grad(),
         };
         let param = Param::initialized(ParamId::from(spec.id), tensor);
         self.registry.register(spec)?;

@@ -122,6 +122,7 @@ impl World {
             self.leave_if_failed(&state);
             if ready(&state) {
                 state.ranks[rank].activity = Activity::Running;
+                state.ranks[rank].waited += start.elapsed();
                 return state;
             }
             state.ranks[rank].activity = waiting;
@@ -137,6 +138,11 @@ impl World {
                 self.stop(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: PATIENCE.as_secs() });
             }
         }
+    }
+
+    /// How long a rank of this process has waited for its peers on the host.
+    pub(crate) fn waited(&self, rank: usize) -> Duration {
+        self.lock().ranks[rank].waited
     }
 
     /// A circle within this process; one through other processes shows only when somebody's patience ends.

@@ -70,6 +70,8 @@ struct State {
 struct RankState {
     activity: Activity,
     last: Option<OpRecord>,
+    /// For peers, since the start.
+    waited: Duration,
     #[cfg(any(feature = "cuda", test))]
     issued: Option<device::Issued>,
 }

@@ -94,16 +94,56 @@ fn training_is_as_long_as_its_samples() {
     assert_eq!(steps("[training]\nsteps = 7\n", &[("training.samples", "80")]), 10);
     assert_eq!(
         refusal("", &[("training.samples", "100")]),
-        "command line: training.samples = 100 is not a multiple of training.global-batch = 8; nearest legal: 96 or 104"
+        "command line: training.samples = 100 are not the samples of whole steps; nearest legal: 96 or 104"
     );
     assert!(refusal("", &[("training.samples", "3")]).ends_with("nearest legal: 8"));
     assert_eq!(
         refusal(&format!("{file}steps = 7\n"), &[]),
-        "run.toml:2: training.samples = 4800 makes 300 steps of training.global-batch = 16, but training.steps = 7: give \
-         only one of the two"
+        "run.toml:2: training.samples = 4800 makes 300 steps, but training.steps makes 7: give only one of the two"
     );
     let said = refusal("[data]\ntrain-samples = 10\n", &[]);
     assert!(said.contains("unknown key `data.train-samples`; did you mean `training.samples`?"), "{said}");
+}
+
+/// `--train-tokens`, and the steps of `--rampup-batch-size`.
+#[test]
+fn training_is_as_long_as_its_tokens_and_its_ramp() {
+    let steps = |overrides: &[(&str, &str)]| good("", overrides).training.steps;
+    assert_eq!(steps(&[("training.train-tokens", "10240")]), 10, "8 sequences of 128 tokens");
+    assert_eq!(steps(&[("training.tokens", "10240"), ("training.samples", "80")]), 10, "they agree");
+    assert!(refusal("", &[("training.tokens", "10241")]).ends_with("nearest legal: 10240 or 11264"));
+    let said = refusal("", &[("training.tokens", "10240"), ("training.samples", "88")]);
+    assert!(
+        said.ends_with(
+            "training.tokens = 10240 makes 10 steps, but training.samples makes 11: give only one of the two"
+        ),
+        "{said}"
+    );
+
+    // 2, 2, 4, 6, then 8 sequences: Megatron's `update_train_iters` has as many steps.
+    let ramp = ("training.rampup-batch-size", "2 2 12");
+    let config = good(TEXT, &[ramp, ("training.samples", "30"), ("lr.warmup", "3")]);
+    assert_eq!(config.check(), Ok(()));
+    assert_eq!((config.training.steps, config.data.samples, config.tokens()), (6, 30, 30 * 128));
+    let lr = config.lr.schedule(config.engine().batch_sizes()).unwrap();
+    assert_eq!((lr.at(8), lr.at(30)), (3e-4, 0.0), "the warm-up ends with its third step");
+    assert!(refusal("", &[ramp, ("training.samples", "33")]).ends_with("nearest legal: 30 or 38"));
+    let said = |overrides: &[(&str, &str)]| good(TEXT, overrides).check().unwrap_err().to_string();
+    let two = [("parallel.dp", "2"), ("training.micro-batch", "2"), ("training.rampup-batch-size", "2,2,12")];
+    let text = said(&two);
+    assert!(
+        text.contains("`rampup-batch-size = [2, 2, 12]`") && text.ends_with("= 4; nearest legal: [4, 4, 12]"),
+        "{text}"
+    );
+    let interleaved = [
+        ("parallel.pp", "2"),
+        ("parallel.vpp", "2"),
+        ("training.rampup-batch-size", "2 1 12"),
+        ("model.num-hidden-layers", "4"),
+    ];
+    let text = said(&interleaved);
+    assert!(text.starts_with("training.rampup-batch-size and pipeline: "), "{text}");
+    assert_eq!(refusal("", &[("training.rampup-batch-size", "2 2")]).lines().count(), 1);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::RankEngine;
 use super::dynamic::DynamicGroups;
 use super::experts::records;
 use crate::engine::anomaly::AnomalyWatch;
-use crate::engine::{EngineConfig, EngineError};
+use crate::engine::{EngineConfig, EngineError, GradientStats};
 use crate::optim::{BucketSpec, LossScaler, Optimizer};
 use crate::schedule::Schedule;
 use crate::trace::Recorder;
@@ -39,11 +39,12 @@ impl<M: CausalLm> RankEngine<M> {
         // A device's work is waited for where a phase ends, or the next one would be blamed for it.
         let ready = || rank.device.sync().map_err(|error| EngineError::Model(error.to_string().into()));
         phase(Phase::Device, ready)?;
-        let plan = config.plan(layout.dp)?;
+        let plan = config.plan_at(0, layout.dp)?;
         config.context.check(layout, dims)?;
-        let lr = config.lr.schedule(config.global_batch)?;
-        let weight_decay = config.weight_decay.schedule(config.optimizer.weight_decay(), config.global_batch)?;
+        let lr = config.lr.schedule(config.batch_sizes())?;
+        let weight_decay = config.weight_decay.schedule(config.optimizer.weight_decay(), config.batch_sizes())?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
+        config.check_ramp(layout, dims.layers)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
         let (stages, dp_ranks) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let shards = |unit: Unit| if rank.mesh.axis_size(unit.grid().dp_ranks()) == 1 { 0 } else { layout.zero };
@@ -60,7 +61,9 @@ impl<M: CausalLm> RankEngine<M> {
             })?;
             let in_place = dtype_of(&model).is_some_and(|dtype| Buffer::fits(&rank.device, dtype));
             let zero = model.registry().iter().map(|spec| shards(spec.unit)).max().unwrap_or(0);
-            chunks.push(Chunk::new(model, dims.layers, &config.recompute, (zero, in_place), &mut buckets));
+            let passes = (&config.recompute, zero, in_place);
+            let chunk = Chunk::new(model, dims.layers, passes, &config.groups, &mut buckets);
+            chunks.push(chunk.map_err(|error| EngineError::Model(error.into()))?);
         }
         let fp8 = DelayedScaling::new(chunks.iter().map(|chunk| chunk.model().registry().fp8()));
         // A stage without parameters learns the type from the others.
@@ -76,7 +79,8 @@ impl<M: CausalLm> RankEngine<M> {
             let device = &rank.device;
             let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
             let mut optimizer =
-                Optimizer::new(&config.optimizer, layout.zero, buckets, dp_ranks, neighbours, device, dtype);
+                Optimizer::new(&config.optimizer, layout.zero, buckets, dp_ranks, neighbours, device, dtype)
+                    .with_average(config.ema_decay);
             for chunk in &mut chunks {
                 let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();
                 let registry = chunk.model().registry();
@@ -117,6 +121,7 @@ impl<M: CausalLm> RankEngine<M> {
             routers: records(config.router_statistics),
             config,
             loads: Vec::new(),
+            gradients: GradientStats::default(),
             elements: stages.all_gather_host(elements).into_iter().sum(),
             stages,
             dynamic,

@@ -11,7 +11,7 @@ use backend_dist::gpu;
 use backend_dist::host_copy::HostCopy;
 use backend_dist::shard::{ParamSpec, Section};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use models::CausalLm;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -52,7 +52,8 @@ impl<M: CausalLm> RankEngine<M> {
         let (own, states) = (self.dtype.size(), self.config.optimizer.states());
         let moment = |state: StateDtype| if own > 4 { own } else { state.bytes() };
         let master = if own < 4 { states.main_params.bytes() } else { 0 };
-        let widths = (own + moment(states.exp_avg) + moment(states.exp_avg_sq) + master) as u64;
+        let average = if self.config.ema_decay.is_some() { own.max(4) } else { 0 };
+        let widths = (own + moment(states.exp_avg) + moment(states.exp_avg_sq) + master + average) as u64;
         widths * self.elements as u64
     }
 
@@ -101,20 +102,31 @@ impl<M: CausalLm> RankEngine<M> {
         let weights = checkpoint.weights();
         // Without updates there are no moments yet.
         let moments = state.updates > 0;
+        // An average that the run did not have begins at the weights.
+        let averages = checkpoint.tensors().iter().any(|tensor| tensor.kind == Kind::Average);
         let buckets: Vec<usize> = self.chunks.iter().flat_map(|c| &c.buckets).map(|(_, bucket)| *bucket).collect();
         for bucket in buckets {
             for section in self.optimizer.spec(bucket).params.iter().flat_map(|spec| &spec.sections) {
                 checkpoint.check(weights, &section.name, &section.global_shape)?;
             }
             for (kind, section) in self.optimizer.kinds(bucket) {
-                if moments && kind != Kind::Master {
+                let needed = match kind {
+                    Kind::Master => false,
+                    Kind::Average => averages,
+                    _ => moments,
+                };
+                if needed {
                     checkpoint.check(kind, &section.name, &section.global_shape)?;
                 }
             }
         }
         let untrained = self.read_untrained(checkpoint)?;
         let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
-            let kind = if matches!(kind, Kind::Weight | Kind::Master) { weights } else { kind };
+            let kind = match kind {
+                Kind::Weight | Kind::Master => weights,
+                Kind::Average if !averages => weights,
+                kind => kind,
+            };
             checkpoint.read_floats(kind, &section.name, &section.global_shape, ranges)
         };
         let mut result = Ok(());
@@ -132,6 +144,7 @@ impl<M: CausalLm> RankEngine<M> {
         self.restore_fp8(&state.fp8);
         self.optimizer.set_updates(state.updates);
         (self.step, self.consumed) = (state.step, state.consumed_samples);
+        self.follow_ramp();
         let per_step = state.consumed_samples.checked_div(state.step).unwrap_or(0);
         self.skipped = state.skipped_samples.unwrap_or((state.step - state.updates) * per_step);
         let anomalies: AnomalyState = serde_json::from_value(state.anomalies.clone()).unwrap_or_default();
@@ -147,6 +160,7 @@ impl<M: CausalLm> RankEngine<M> {
     pub(crate) fn skip_to(&mut self, consumed: u64) {
         self.skipped += consumed.saturating_sub(self.consumed);
         self.consumed = consumed;
+        self.follow_ramp();
     }
 
     /// This rank's parameters. All ranks call it together.
@@ -181,7 +195,7 @@ impl<M: CausalLm> RankEngine<M> {
 }
 
 /// The values of some parameters, by id.
-pub(super) struct Values(HashMap<u64, Option<Vec<f64>>>);
+pub(super) struct Values(HashMap<u64, Option<(DType, Vec<f64>)>>);
 
 impl Values {
     /// To visit a model with, for these parameters.
@@ -191,6 +205,11 @@ impl Values {
 
     /// The values of a parameter that the model has.
     pub fn take(&mut self, id: u64) -> Option<Vec<f64>> {
+        self.take_typed(id).map(|(_, values)| values)
+    }
+
+    /// The same with the type that the model has them in.
+    pub fn take_typed(&mut self, id: u64) -> Option<(DType, Vec<f64>)> {
         self.0.remove(&id).flatten()
     }
 }
@@ -198,7 +217,8 @@ impl Values {
 impl ModuleVisitor for Values {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(values) = self.0.get_mut(&param.id.val()) {
-            *values = Some(param.val().inner().into_data().iter::<f64>().collect());
+            let data = param.val().inner().into_data();
+            *values = Some((data.dtype(), data.iter::<f64>().collect()));
         }
     }
 }

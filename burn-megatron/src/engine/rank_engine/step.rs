@@ -1,11 +1,13 @@
 //! The training step of one rank: the passes, then everything that needs all gradients.
 
-use super::super::chunk::Chunk;
+use super::super::chunk::{Chunk, name_of};
 use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::super::report::LossSum;
 use super::RankEngine;
-use crate::engine::{Anomaly, AnomalyAction, EngineError, ExpertSummary, LossMean, Rollouts, StepReport, TokenBatch};
+use crate::engine::{
+    Anomaly, AnomalyAction, EngineError, ExpertSummary, GradientStats, LossMean, Rollouts, StepReport, TokenBatch,
+};
 use crate::grpo::GrpoSums;
 use crate::optim::{LossScaler, StepInfo, clip_factor};
 use crate::preference::{PreferenceMeans, PreferenceSums};
@@ -96,7 +98,8 @@ impl<M: CausalLm> RankEngine<M> {
         let tokens = LossSum { loss: 0.0, tokens: counted(local_batches) }.total(&self.dp_ranks).tokens;
         let units = self.count_units(local_batches).unwrap_or(tokens);
         let mark = self.recorder.begin();
-        let norm = self.optimizer.norm(1.0, &self.model_parallel);
+        let (norm, squares) = self.optimizer.norm_and_squares(&self.model_parallel);
+        let zeros = self.config.num_zeros_in_grad.then(|| self.optimizer.zeros_in_grad(&self.model_parallel));
         self.recorder.end(mark, SpanKind::Norm, None, None);
         self.poisoned = false;
         let losses = self.read(losses, local_batches)?;
@@ -106,6 +109,10 @@ impl<M: CausalLm> RankEngine<M> {
             LossMean::PerMicroBatch => 1.0,
         } / loss_scale.unwrap_or(1.0);
         let grad_norm = norm * self.grad_scale;
+        let groups = self.config.groups.scales().len();
+        let squares = squares.into_iter().filter(|_| self.config.layer_norms);
+        let named = squares.map(|(key, sum)| (name_of(key, groups), sum));
+        self.gradients = GradientStats::of(named, self.grad_scale, zeros);
         let mut mean = None;
         let mut anomaly = None;
         if self.config.anomaly.is_on() {
@@ -146,6 +153,7 @@ impl<M: CausalLm> RankEngine<M> {
         let step = self.step;
         self.step += 1;
         self.consumed += self.plan.global() as u64;
+        self.follow_ramp();
         let (consumed, seconds) = (self.consumed, start.elapsed().as_secs_f64());
         // What CubeCL's pool has taken before it knew the sizes of a step.
         if !std::mem::replace(&mut self.warm, true) {

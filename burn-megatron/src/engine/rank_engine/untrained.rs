@@ -1,12 +1,13 @@
-//! State of a model without gradient, such as the bias that balances experts: not in the optimizer, but in checkpoints
-//! like a weight.
+//! What a model has without gradient, such as the bias that balances experts, or weights that are frozen by name: not in
+//! the optimizer, but in checkpoints like a weight.
 
 use super::RankEngine;
 use super::state::Values;
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Slice};
-use backend_dist::shard::ParamSpec;
+use backend_dist::shard::{ParamSpec, Section};
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{DType, Tensor, TensorData};
+use half::{bf16, f16};
 use models::CausalLm;
 use safetensors::Dtype;
 use std::collections::HashMap;
@@ -18,6 +19,10 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     fn untrained_where(&self, which: impl Fn(&ParamSpec) -> bool) -> Vec<(ParamSpec, Vec<f64>)> {
+        self.untrained_typed(which).into_iter().map(|(spec, _, values)| (spec, values)).collect()
+    }
+
+    fn untrained_typed(&self, which: impl Fn(&ParamSpec) -> bool) -> Vec<(ParamSpec, DType, Vec<f64>)> {
         let mut all = Vec::new();
         for chunk in &self.chunks {
             let registry = chunk.model().registry().iter();
@@ -27,31 +32,28 @@ impl<M: CausalLm> RankEngine<M> {
             }
             let mut values = Values::of(specs.iter().map(|spec| spec.id));
             chunk.model().visit(&mut values);
-            all.extend(specs.into_iter().filter_map(|spec| Some((spec.clone(), values.take(spec.id)?))));
+            all.extend(specs.into_iter().filter_map(|spec| {
+                let (dtype, values) = values.take_typed(spec.id)?;
+                Some((spec.clone(), dtype, values))
+            }));
         }
         all
     }
 
-    /// This rank's local of the state in a checkpoint: each is written by one rank of the world.
+    /// What this rank writes of it into a checkpoint: each slice is written by one rank of the world.
     pub(super) fn untrained_slices(&self) -> Vec<Slice> {
-        let wide = self.dtype == DType::F64;
-        let slice = |(spec, values): (ParamSpec, Vec<f64>)| {
-            let section = &spec.sections[0];
-            let bytes = |value: f64| match wide {
-                true => value.to_le_bytes().to_vec(),
-                false => (value as f32).to_le_bytes().to_vec(),
-            };
-            Slice {
-                kind: Kind::Weight,
-                name: section.name.clone(),
-                global_shape: section.global_shape.clone(),
-                ranges: section.ranges(),
-                dtype: if wide { Dtype::F64 } else { Dtype::F32 },
-                data: values.into_iter().flat_map(bytes).collect::<Vec<u8>>().into(),
-            }
+        let slice = |section: &Section, dtype: DType, values: Vec<f64>| {
+            let (dtype, data) = stored(dtype, values);
+            let (name, global_shape) = (section.name.clone(), section.global_shape.clone());
+            Slice { kind: Kind::Weight, name, global_shape, ranges: section.ranges(), dtype, data: data.into() }
         };
-        let writes = |spec: &ParamSpec| !spec.frozen && self.dp_ranks.rank() == 0 && spec.sections[0].is_owned();
-        self.untrained_where(writes).into_iter().map(slice).collect()
+        let first = |spec: &ParamSpec| self.rank.group(spec.unit.grid().dp_ranks()).rank() == 0;
+        let all = self.untrained_typed(|spec| !spec.frozen && first(spec));
+        let slices = all.iter().flat_map(|(spec, dtype, values)| {
+            let owned = spec.sections_of(values).filter(|(section, _)| section.is_owned());
+            owned.map(|(section, local)| slice(section, *dtype, section.unpad(local)))
+        });
+        slices.filter(|slice| slice.ranges.iter().all(|range| !range.is_empty())).collect()
     }
 
     /// The state in a checkpoint, by parameter id.
@@ -62,9 +64,14 @@ impl<M: CausalLm> RankEngine<M> {
         let all = self.chunks.iter().flat_map(|chunk| chunk.model().registry().iter());
         let specs = all.filter(|spec| !spec.trained && !spec.frozen);
         let read = |spec: &ParamSpec| {
-            let section = &spec.sections[0];
-            let values = checkpoint.read_f64(Kind::Weight, &section.name, &section.global_shape, &section.ranges())?;
-            Ok((spec.id, values))
+            let of_section = |section: &Section| {
+                let (name, shape) = (&section.name, &section.global_shape);
+                // A weight that was trained before has a master.
+                let kind = if checkpoint.holds(Kind::Master, name) { Kind::Master } else { Kind::Weight };
+                Ok(section.pad(&checkpoint.read_f64(kind, name, shape, &section.ranges())?))
+            };
+            let values = spec.sections.iter().map(of_section).collect::<Result<Vec<_>, CheckpointError>>()?;
+            Ok((spec.id, values.concat()))
         };
         specs.map(read).collect()
     }
@@ -82,6 +89,17 @@ impl<M: CausalLm> RankEngine<M> {
         let (_, mut values) = old.expect("a router's bias is a state of the model");
         values.iter_mut().zip(step).for_each(|(value, step)| *value += step);
         self.set_untrained(&HashMap::from([(param, values)]));
+    }
+}
+
+/// Values in the bytes of a type.
+fn stored(dtype: DType, values: Vec<f64>) -> (Dtype, Vec<u8>) {
+    let values = values.into_iter();
+    match dtype {
+        DType::F64 => (Dtype::F64, values.flat_map(f64::to_le_bytes).collect()),
+        DType::BF16 => (Dtype::BF16, values.flat_map(|value| bf16::from_f64(value).to_le_bytes()).collect()),
+        DType::F16 => (Dtype::F16, values.flat_map(|value| f16::from_f64(value).to_le_bytes()).collect()),
+        _ => (Dtype::F32, values.flat_map(|value| (value as f32).to_le_bytes()).collect()),
     }
 }
 

@@ -9,6 +9,7 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
+use crate::batch::BatchSizes;
 use crate::console::STEPS;
 use crate::data::{SampleError, TokenDataset};
 use crate::engine::TokenBatch;
@@ -103,7 +104,7 @@ impl fmt::Display for GlobalBatch {
 #[derive(Clone)]
 pub struct BatchStream {
     data: Arc<dyn TokenDataset>,
-    sequences: usize,
+    sizes: BatchSizes,
     /// Batches of the whole run.
     batches: Range<usize>,
     per_pass: usize,
@@ -120,10 +121,10 @@ struct Cursor {
 }
 
 impl BatchStream {
-    /// `total` batches of `sequences` samples; a pass, which burn-train calls an epoch, yields `per_pass` of them and the
+    /// `total` batches of these sizes; a pass, which burn-train calls an epoch, yields `per_pass` of them and the
     /// next pass continues after it.
-    pub fn advancing(data: Arc<dyn TokenDataset>, sequences: usize, total: usize, per_pass: usize) -> Self {
-        Self { data, sequences, batches: 0..total, per_pass, cursor: Some(Arc::default()) }
+    pub fn advancing(data: Arc<dyn TokenDataset>, sizes: impl Into<BatchSizes>, total: usize, per_pass: usize) -> Self {
+        Self { data, sizes: sizes.into(), batches: 0..total, per_pass, cursor: Some(Arc::default()) }
     }
 
     /// Continues after `batch` batches have consumed `sample` samples, in all clones of the stream. The pass in which
@@ -136,12 +137,12 @@ impl BatchStream {
 
     /// Where a run that was never stopped is before a batch.
     fn first(&self, batch: usize) -> Cursor {
-        Cursor { batch, sample: batch * self.sequences }
+        Cursor { batch, sample: self.sizes.samples(batch as u64) as usize }
     }
 
     /// The same `total` batches of `sequences` samples in every pass.
     pub fn repeating(data: Arc<dyn TokenDataset>, sequences: usize, total: usize) -> Self {
-        Self { data, sequences, batches: 0..total, per_pass: total, cursor: None }
+        Self { data, sizes: sequences.into(), batches: 0..total, per_pass: total, cursor: None }
     }
 }
 
@@ -162,7 +163,8 @@ impl Iterator for Pass<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         (self.next.batch < self.end).then(|| {
-            let (first, sequences) = (self.next.sample, self.stream.sequences);
+            let first = self.next.sample;
+            let sequences = self.stream.sizes.at(first as u64);
             self.next = Cursor { batch: self.next.batch + 1, sample: first + sequences };
             self.done += 1;
             if let Some(cursor) = &self.stream.cursor {

@@ -10,6 +10,7 @@ use burn::train::{
 };
 
 use super::burn_train_bridge::SaveRequest;
+use super::exit::ExitOptions;
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
 use crate::checkpoint::{Checkpoint, SaveReport};
@@ -31,6 +32,9 @@ pub(super) struct Coordinator {
     pub request: SaveRequest,
     /// Finished optimizer steps.
     pub step: u64,
+    /// Those that were finished when the run was started, and those of the whole run.
+    pub bounds: (u64, u64),
+    pub exit: ExitOptions,
     /// What saves cost, and when the next one is due.
     pub costs: SaveCosts,
 }
@@ -64,6 +68,12 @@ impl Coordinator {
             || self.early_stopping.as_mut().is_some_and(|strategy| strategy.should_stop(epoch, &self.store))
     }
 
+    /// Whether the run ends here as its configuration says, and says so.
+    pub fn is_over(&self) -> bool {
+        let exit = self.exit.due((self.bounds.0, self.step, self.bounds.1));
+        exit.inspect(|exit| say(&format!("the run ends after step {}: {exit}", self.step))).is_some()
+    }
+
     /// Whether burn-train's checkpointing strategy wants the state after this epoch.
     pub fn should_save(&mut self, epoch: usize) -> bool {
         if let Some(checkpointer) = &mut self.checkpointer {
@@ -74,7 +84,7 @@ impl Coordinator {
 
     /// Notes which checkpoint the run resumes from.
     pub fn resumed(&mut self, checkpoint: &Checkpoint, stats: LoadStats) -> Result<(), BoxError> {
-        self.step = stats.step;
+        (self.step, self.bounds.0) = (stats.step, stats.step);
         if let Some(log) = &mut self.log {
             log.resumed(&stats)?;
         }

@@ -11,7 +11,8 @@ use crate::engine::RankEngine;
 use crate::metrics::TokenLoss;
 
 /// Mean loss per token over `data`, every sequence of it once in every layout: those that pad the last batch do not
-/// count. All ranks call it together and get the same number.
+/// count. All ranks call it together and get the same number. It is the loss of the moving average of the weights where
+/// [`EngineConfig::evaluate_ema`](crate::engine::EngineConfig::evaluate_ema) says so.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -32,6 +33,13 @@ use crate::metrics::TokenLoss;
 /// # Errors
 /// As [`RankEngine::eval_step`], and if the data cannot be read.
 pub fn loss_over<M: CausalLm>(engine: &mut RankEngine<M>, data: &Arc<dyn TokenDataset>) -> Result<TokenLoss, BoxError> {
+    let weights = engine.enter_average();
+    let loss = loss_of(engine, data);
+    engine.leave_average(weights);
+    loss
+}
+
+fn loss_of<M: CausalLm>(engine: &mut RankEngine<M>, data: &Arc<dyn TokenDataset>) -> Result<TokenLoss, BoxError> {
     let plan = engine.plan();
     let sequences = plan.micro * plan.data_parallel;
     let mut sum = TokenLoss { loss: 0.0, tokens: 0 };

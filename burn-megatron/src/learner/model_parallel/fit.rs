@@ -1,5 +1,6 @@
 //! Runs the engines of all ranks.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -17,11 +18,13 @@ use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
 use super::coordinator::{Coordinator, say};
 use super::evaluate::log_probabilities;
+use super::exit::ExitOptions;
 use super::faults::Faults;
 use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Description, Saves, check_data, without_host_memory};
+use super::stragglers::StragglerWatch;
 use super::worker::{Data, End, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
@@ -49,6 +52,9 @@ pub(super) struct ModelParallel<M, R> {
     pub logs: LogOptions,
     pub sinks: Sinks,
     pub faults: Faults,
+    pub exit: ExitOptions,
+    /// Whether the run has ended so.
+    pub exited: Arc<AtomicBool>,
     pub files: LogFiles,
     /// Steps of the whole run.
     pub steps: usize,
@@ -88,6 +94,8 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
             learner,
             request: self.request.clone(),
             step: 0,
+            bounds: (0, self.steps as u64),
+            exit: self.exit,
             costs: SaveCosts::new(None),
         });
         let failure = match start {
@@ -225,7 +233,9 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             saves,
             saved,
             attempts: saved,
+            exited: false,
             flops,
+            stragglers: self.logs.stragglers.then(|| StragglerWatch::new(rank)),
             tracer,
             gauge,
         };
@@ -246,6 +256,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             epoch += 1;
         }
         worker.end(coordinator.as_deref_mut())?;
+        self.exited.fetch_or(worker.exited, Ordering::Relaxed);
         if let Some(log) = coordinator.and_then(|coordinator| coordinator.log.as_mut()) {
             log.end()?;
         }

@@ -38,6 +38,8 @@ pub struct LogOptions {
     /// opens it. A text file next to it says how much of each rank's communication overlapped with computation, and a
     /// picture (`.experts.svg`) how full the experts were.
     pub trace: Option<PathBuf>,
+    /// Whether ranks that others wait for are named, every ten steps. On GPUs it is the time of the hosts that is known.
+    pub stragglers: bool,
     /// What a token costs, for teraflops and MFU.
     pub flops: Option<FlopsPerToken>,
 }

@@ -6,6 +6,7 @@ mod batches;
 mod burn_train_bridge;
 mod coordinator;
 mod evaluate;
+mod exit;
 mod faults;
 mod fit;
 mod logs;
@@ -16,6 +17,7 @@ mod rollouts;
 mod save_costs;
 mod saving;
 mod shown_metrics;
+mod stragglers;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -23,6 +25,7 @@ mod worker;
 
 pub use batches::{BatchStream, GlobalBatch};
 pub use evaluate::loss_over;
+pub use exit::ExitOptions;
 pub use faults::Faults;
 pub use logs::LogOptions;
 pub(crate) use logs::{Tracer, Tracing};

@@ -1,6 +1,7 @@
 //! A training run of one of this crate's models, up to the point where burn-train takes over.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use backend_dist::launch::{BoxError, Rank};
@@ -15,6 +16,7 @@ use models::{CausalLm, Part};
 
 use super::batches::BatchStream;
 use super::burn_train_bridge::{BySteps, Records, SaveRequest};
+use super::exit::ExitOptions;
 use super::faults::Faults;
 use super::fit::{Build, BuildTeacher, Finish, ModelParallel};
 use super::logs::LogOptions;
@@ -82,6 +84,8 @@ pub struct Pretraining<M, R = ()> {
     logs: LogOptions,
     sinks: Sinks,
     faults: Faults,
+    exit: ExitOptions,
+    exited: Arc<AtomicBool>,
     checkpoints: Option<CheckpointOptions>,
     resume: Resume,
     other_data: bool,
@@ -123,6 +127,8 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             logs: LogOptions::default(),
             sinks: Sinks::default(),
             faults: Faults::default(),
+            exit: ExitOptions::default(),
+            exited: Arc::default(),
             checkpoints: None,
             resume: Resume::Never,
             other_data: false,
@@ -210,6 +216,12 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self
     }
 
+    /// When the run saves and ends before its last step.
+    pub fn exit(mut self, exit: ExitOptions) -> Self {
+        self.exit = exit;
+        self
+    }
+
     /// Saves checkpoints: after so many steps, whenever burn-train's checkpointing strategy wants one at the end of an
     /// epoch (`SupervisedTraining::with_checkpointing_strategy`; by default it never does), and after the last step.
     pub fn checkpoints(mut self, options: CheckpointOptions) -> Self {
@@ -263,6 +275,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             logs: self.logs,
             sinks: self.sinks,
             faults: self.faults,
+            exit: self.exit,
+            exited: self.exited,
             checkpoints: self.checkpoints,
             resume: self.resume,
             other_data: self.other_data,
@@ -276,7 +290,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// with. Early stopping, a summary and further metrics may be added.
     pub fn supervised(&self) -> (SupervisedTraining<Megatron>, Learner<Megatron>) {
         let rows = self.engine.global_batch;
-        let train = BatchStream::advancing(self.train.clone(), rows, self.steps, self.evaluate_every);
+        let train =
+            BatchStream::advancing(self.train.clone(), self.engine.batch_sizes(), self.steps, self.evaluate_every);
         let valid = BatchStream::repeating(self.valid.clone(), rows, self.evaluation_batches);
         let resumed = self.resume.open(self.checkpoints.as_ref());
         let epoch = match &resumed {
@@ -306,6 +321,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             logs: self.logs.clone(),
             sinks: self.sinks.clone(),
             faults: self.faults.clone(),
+            exit: self.exit,
+            exited: self.exited.clone(),
             files: self.logs.files(&self.directory),
             steps: self.steps,
             data: Data {
@@ -350,6 +367,11 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         }
         // The ranks have their own optimizer and learning rate; burn-train's are never stepped.
         (training, Learner::new(Megatron::new(), SgdConfig::new().init(), request))
+    }
+
+    /// Whether a training has ended before its last step as [`exit`](Self::exit) says.
+    pub fn exited(&self) -> bool {
+        self.exited.load(Ordering::Relaxed)
     }
 
     /// What [`finish`](Self::finish) returned on rank 0, once, after a training that did not fail.

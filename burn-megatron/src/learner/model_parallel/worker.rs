@@ -18,6 +18,7 @@ use super::faults::Faults;
 use super::logs::Tracer;
 use super::rollouts::{Drawn, GrpoRun};
 use super::saving::{Saves, without_host_memory};
+use super::stragglers::StragglerWatch;
 use crate::data::TokenDataset;
 use crate::engine::{AnomalyAction, EngineConfig, RankEngine, TokenBatch};
 use crate::eval::{TrainingTasks, table};
@@ -35,6 +36,8 @@ enum Next {
     },
     EndOfSplit,
     Stop,
+    /// The run ends as its configuration says.
+    Exit,
 }
 
 /// Why the training of an epoch has ended.
@@ -76,7 +79,11 @@ pub(super) struct Worker<'a, M> {
     pub saved: u64,
     /// Steps, also those that were taken back by going back to a checkpoint.
     pub attempts: u64,
+    /// The run has ended as [`ExitOptions`](super::exit::ExitOptions) say.
+    pub exited: bool,
     pub flops: Option<FlopsPerToken>,
+    /// Where ranks that others wait for are named.
+    pub stragglers: Option<StragglerWatch>,
     pub tracer: Tracer<'a>,
     pub gauge: Gauge,
 }
@@ -101,7 +108,7 @@ impl<M: CausalLm> Worker<'_, M> {
             let (batch, save) = match self.next(&mut batches, coordinator.as_deref())? {
                 Next::Batch { range, save } => (range.of(&self.data.train), save),
                 Next::EndOfSplit => break,
-                Next::Stop => {
+                Next::Stop | Next::Exit => {
                     end_train(epoch, &batches, coordinator);
                     return Ok(End::Stop);
                 }
@@ -132,11 +139,17 @@ impl<M: CausalLm> Worker<'_, M> {
                 false => None,
             };
             let gpus = self.gpus();
+            let slow = self.stragglers.as_mut().and_then(|watch| watch.step(self.rank, &self.world));
+            if let Some(line) = slow.filter(|_| coordinator.is_some()) {
+                say(&line);
+            }
             if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
                 let saved = match &self.saves {
                     Some(saves) => coordinator.saved(saves.finished()?)?,
                     None => None,
                 };
+                let gradients = self.engine.gradient_stats();
+                let norms = gradients.norms.iter();
                 let stats = StepStats {
                     step,
                     loss: report.loss,
@@ -155,6 +168,8 @@ impl<M: CausalLm> Worker<'_, M> {
                     loss_scale: report.loss_scale,
                     skipped: report.skipped,
                     bubble,
+                    grad_norms: norms.map(|(name, norm)| (format!("grad_norm/{name}"), *norm)).collect(),
+                    num_zeros_in_grad: gradients.zeros,
                     experts: self.engine.expert_loads().to_vec(),
                     preference: report.preference,
                     grpo: rewards.zip(report.grpo).map(|(rewards, sums)| GrpoMeans::of(&rewards, &sums)),
@@ -185,8 +200,20 @@ impl<M: CausalLm> Worker<'_, M> {
         Ok(End::Epoch)
     }
 
-    /// Loss on held-out batches; true to stop.
+    /// Loss on held-out batches, of the weights or of their average; true to stop.
     pub fn validate(
+        &mut self,
+        epoch: usize,
+        loader: &dyn DataLoader<GlobalBatch>,
+        coordinator: Option<&mut Coordinator>,
+    ) -> Result<bool, BoxError> {
+        let weights = self.engine.enter_average();
+        let stop = self.held_out(epoch, loader, coordinator);
+        self.engine.leave_average(weights);
+        stop
+    }
+
+    fn held_out(
         &mut self,
         epoch: usize,
         loader: &dyn DataLoader<GlobalBatch>,
@@ -202,7 +229,7 @@ impl<M: CausalLm> Worker<'_, M> {
             let batch = match self.next(&mut batches, coordinator.as_deref())? {
                 Next::Batch { range, .. } => range.of(&self.data.valid),
                 Next::EndOfSplit => break,
-                Next::Stop => {
+                Next::Stop | Next::Exit => {
                     stop = true;
                     break;
                 }
@@ -306,7 +333,7 @@ impl<M: CausalLm> Worker<'_, M> {
 
     /// Rank 0 decides once per step, so all ranks stop at the same one, and save after the same ones.
     fn next(
-        &self,
+        &mut self,
         batches: &mut Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
         coordinator: Option<&Coordinator>,
     ) -> Result<Next, BoxError> {
@@ -318,13 +345,16 @@ impl<M: CausalLm> Worker<'_, M> {
         if let (Some(coordinator), Some(batches)) = (coordinator, batches) {
             decision = Some(match asked || coordinator.interrupter.should_stop() {
                 true => Next::Stop,
+                false if coordinator.is_over() => Next::Exit,
                 false => batches.next().transpose()?.map_or(Next::EndOfSplit, |batch| Next::Batch {
                     range: batch.range(),
                     save: coordinator.costs.is_due(),
                 }),
             });
         }
-        Ok(self.world.broadcast_host(decision, 0))
+        let next = self.world.broadcast_host(decision, 0);
+        self.exited |= matches!(next, Next::Exit);
+        Ok(next)
     }
 
     /// This rank's micro-batches; those of GRPO are drawn first, unless the step trains on those of the step before.

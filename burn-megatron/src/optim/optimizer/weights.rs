@@ -14,7 +14,25 @@ impl Optimizer {
     /// good, and backward passes of this thread add to the main gradients themselves; under ZeRO 3 they are views of
     /// memory that holds the weights from [`gather`](Self::gather) until another bucket's are gathered there.
     pub fn shard<M: Module>(&mut self, bucket: usize, model: M) -> M {
-        self.buckets[bucket].shard(model, &self.device)
+        let bucket = &mut self.buckets[bucket];
+        let model = bucket.shard(model, &self.device);
+        if self.average.is_some() {
+            bucket.begin_average(&model);
+        }
+        model
+    }
+
+    /// Lets passes compute with the moving average of the bucket's weights, until [`leave_average`](Self::leave_average).
+    /// The caller keeps a copy of `model` to take its place then. All data-parallel ranks call it in the same order.
+    pub fn enter_average<M: Module>(&mut self, bucket: usize, model: M) -> M {
+        self.forget_gathered();
+        self.buckets[bucket].enter_average(model)
+    }
+
+    /// Lets passes compute with the weights again. All data-parallel ranks call it in the same order.
+    pub fn leave_average(&mut self, bucket: usize) {
+        self.forget_gathered();
+        self.buckets[bucket].leave_average();
     }
 
     /// Makes sure that what the thread issues from now on finds the weights of the last step. A forward pass asks for

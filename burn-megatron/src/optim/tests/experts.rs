@@ -75,7 +75,7 @@ fn specs(mesh: &Mesh, rank: usize) -> Vec<BucketSpec> {
         .to_vec();
     let router = ParamSpec::new(vec![Section::replicated("router", &[EXPERTS, 3], tp)], true);
     let dense = vec![ParamSpec { unit: Unit::Layer(0), ..router }];
-    let bucket = |(key, params)| BucketSpec { key, params, hidden: true, at_once: 1 };
+    let bucket = |(key, params)| BucketSpec { key, params, hidden: true, at_once: 1, scale: ParamScale::default() };
     [(2, dense), (3, experts)].map(bucket).to_vec()
 }
 

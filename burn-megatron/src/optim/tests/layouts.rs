@@ -146,6 +146,7 @@ fn tied_weights_get_the_sum_of_their_gradients() {
                 params: vec![ParamSpec::new(vec![own.clone()], false)],
                 hidden: false,
                 at_once: 1,
+                scale: ParamScale::default(),
             };
             let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
             let config = OptimizerConfig::default();

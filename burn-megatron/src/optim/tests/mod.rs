@@ -32,8 +32,14 @@ fn specs(at: GroupPosition) -> Vec<BucketSpec> {
     let norm = vec![Section::replicated("norm", &[5], at)];
     let layer = vec![ParamSpec::new(qk, false), ParamSpec::new(out, false), ParamSpec::new(norm, true)];
     vec![
-        BucketSpec { key: 0, params: vec![ParamSpec::new(embedding, false)], hidden: false, at_once: 1 },
-        BucketSpec { key: 1, params: layer, hidden: true, at_once: 1 },
+        BucketSpec {
+            key: 0,
+            params: vec![ParamSpec::new(embedding, false)],
+            hidden: false,
+            at_once: 1,
+            scale: ParamScale::default(),
+        },
+        BucketSpec { key: 1, params: layer, hidden: true, at_once: 1, scale: ParamScale::default() },
     ]
 }
 

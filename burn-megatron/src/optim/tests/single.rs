@@ -14,7 +14,7 @@ fn bucket() -> BucketSpec {
     let at = GroupPosition { rank: 0, size: 1 };
     let spec = |(name, shape): (&str, &[usize])| ParamSpec::new(vec![Section::replicated(name, shape, at)], false);
     let params = [("weight", [3, 2].as_slice()), ("norm", &[2])].map(spec).to_vec();
-    BucketSpec { key: 0, params, hidden: true, at_once: 1 }
+    BucketSpec { key: 0, params, hidden: true, at_once: 1, scale: ParamScale::default() }
 }
 
 fn param<const D: usize>(name: &str, shape: [usize; D], dtype: DType) -> Param<Tensor<D>> {

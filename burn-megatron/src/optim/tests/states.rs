@@ -123,7 +123,13 @@ fn moments_are_converted_when_a_run_resumes() {
 fn second_moments_in_bf16_decay() {
     let (len, steps) = (4096, 400);
     let section = Section::replicated("w", &[len], GroupPosition { rank: 0, size: 1 });
-    let spec = BucketSpec { key: 0, params: vec![ParamSpec::new(vec![section], false)], hidden: true, at_once: 1 };
+    let spec = BucketSpec {
+        key: 0,
+        params: vec![ParamSpec::new(vec![section], false)],
+        hidden: true,
+        at_once: 1,
+        scale: ParamScale::default(),
+    };
     let layout = Layout::new(&spec, 1, 1);
     let config = AdamWConfig { exp_avg_sq_dtype: StateDtype::Bf16, ..AdamWConfig::default() };
     let zeros = |dtype| Flat::zeros(len, &Device::flex(), dtype);
