@@ -68,16 +68,17 @@ impl WithModel for Likeliest<'_> {
     }
 }
 
-/// Mistral's window of 16 tokens is shorter than the prompt; with TP 4, gpt2 has 2 heads to a rank.
+/// Mistral's window of 16 tokens is shorter than the prompt; with TP 4, gpt2 has 2 heads to a rank. Qwen3-Next keeps
+/// states, of two key heads.
 #[test]
 fn greedy_is_the_argmax_of_the_whole_forward_pass_in_every_family_and_layout() {
-    for name in ["llama2", "llama3", "mistral", "qwen3", "gpt2"] {
+    for name in ["llama2", "llama3", "mistral", "qwen3", "qwen3_next", "gpt2"] {
         let folder = HfFolder::open(golden(name)).unwrap();
         let stop = folder.generation().eos_token_id.iter().map(|id| i64::from(*id)).collect();
         let expected = folder.config().visit(Likeliest { weights: &folder, stop });
         let (dir, prompt, new) = (golden(name), list(&PROMPT), NEW.to_string());
         let flags = ["--hf", dir.to_str().unwrap(), "--tokens", &prompt, "--max-new-tokens", &new, "--dtype", "f64"];
-        for tp in ["1", "2", "4"] {
+        for tp in ["1", "2", "4"].into_iter().filter(|tp| name != "qwen3_next" || *tp != "4") {
             let found = written(&[&flags[..], &["--tensor-parallel", tp]].concat());
             assert_eq!(found, format!("{}\n", list(&expected)), "{name}, TP {tp}");
         }

@@ -184,7 +184,7 @@ fn check_shape(name: &str, tensor: &HostTensor, expected: &[usize]) -> Result<()
 impl Foreign {
     /// Shape of our tensor.
     pub fn our_shape(&self) -> Vec<usize> {
-        let mut shape = self.matrix().to_vec();
+        let mut shape = self.matrix();
         if self.transposed {
             shape.reverse();
         }
@@ -197,9 +197,14 @@ impl Foreign {
         shape
     }
 
-    /// Shape of the other system's tensor, or of one of the stack.
-    fn matrix(&self) -> &[usize] {
-        if self.stack.is_some() { &self.shape[1..] } else { &self.shape }
+    /// Shape of the other system's tensor, or of one of the stack; that of a depthwise convolution without its one
+    /// feature in the middle.
+    fn matrix(&self) -> Vec<usize> {
+        match (&self.shape[..], self.stack) {
+            (shape, Some(_)) => shape[1..].to_vec(),
+            ([features, 1, kernel], None) => vec![*features, *kernel],
+            (shape, None) => shape.to_vec(),
+        }
     }
 
     fn read(&self, theirs: &HostTensor) -> HostTensor {

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+use super::gated_delta::GatedDeltaState;
+
 /// Keys and values of the positions that one rank's part of a model has read, for every layer.
 ///
 /// Memory for all positions is allocated with the first ones; later ones are written in place.
@@ -54,18 +56,19 @@ impl KvCache {
     /// The part of one layer.
     pub fn layer(&mut self, index: usize) -> &mut LayerCache {
         while self.layers.len() <= index {
-            self.layers.push(LayerCache { capacity: self.capacity, tensors: None });
+            self.layers.push(LayerCache { capacity: self.capacity, tensors: None, state: None });
         }
         &mut self.layers[index]
     }
 }
 
-/// Keys and values of one layer.
+/// Keys and values of one layer, or the state of its linear attention.
 #[derive(Debug)]
 pub struct LayerCache {
     capacity: usize,
     /// `[capacity, b, kv_heads, d]` each; padded to some position.
     tensors: Option<[Tensor<4>; 2]>,
+    state: Option<GatedDeltaState>,
 }
 
 impl LayerCache {
@@ -87,5 +90,15 @@ impl LayerCache {
         let read = all.clone().map(|tensor| tensor.narrow(0, 0, at.end));
         self.tensors = Some(all);
         read
+    }
+
+    /// The state in front of the positions `at`; nothing at the beginning, whatever was read before.
+    pub(super) fn take_state(&mut self, at: &Range<usize>) -> Option<GatedDeltaState> {
+        self.state.take().filter(|_| at.start > 0)
+    }
+
+    /// Keeps the state behind the positions that were read.
+    pub(super) fn put_state(&mut self, state: Option<GatedDeltaState>) {
+        self.state = state;
     }
 }

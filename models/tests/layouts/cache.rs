@@ -35,7 +35,10 @@ pub fn assert_cache_changes_nothing<M: CausalLm>(config: &M::Config, layouts: &[
                 }
                 cache.clear();
             }
-            assert_neighbours_change_nothing(layout, &model, &batch, &full, vocab);
+            // Blocks of a paged cache hold no states.
+            if config.dims().state_heads.is_none() {
+                assert_neighbours_change_nothing(layout, &model, &batch, &full, vocab);
+            }
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{layout}: {error}"));

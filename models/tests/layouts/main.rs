@@ -6,6 +6,7 @@ mod fp8;
 mod half;
 mod harness;
 mod hf;
+mod linear;
 mod moe;
 mod paged;
 mod recompute;
@@ -60,7 +61,7 @@ fn assert_same(layout: &str, found: &Outcome, expected: &Outcome) {
     }
 }
 
-fn assert_layouts_agree<M: CausalLm>(config: &M::Config, layouts: &[&str], dropout: Option<DropoutKey>) {
+pub fn assert_layouts_agree<M: CausalLm>(config: &M::Config, layouts: &[&str], dropout: Option<DropoutKey>) {
     let expected = run::<M>(config, "TP1", dropout);
     for layout in layouts {
         assert_same(layout, &run::<M>(config, layout, dropout), &expected);

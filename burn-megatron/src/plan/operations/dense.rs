@@ -40,9 +40,10 @@ impl UnitBuilder<'_> {
 
     /// Layer `layer` of the whole model; multi-token prediction modules follow the last layer.
     pub(super) fn block(&self, chain: &mut Chain, layer: usize) {
-        match &self.decoder.latent {
-            Some(latent) => self.latent_attention(chain, latent),
-            None => self.attention(chain),
+        match (&self.decoder.latent, self.decoder.linear_of(layer)) {
+            (Some(latent), _) => self.latent_attention(chain, latent),
+            (None, Some(linear)) => self.linear_attention(chain, linear),
+            (None, None) => self.attention(chain),
         }
         match self.decoder.experts_of(layer) {
             Some(experts) => self.moe(chain, experts),
@@ -57,7 +58,8 @@ impl UnitBuilder<'_> {
             chain.norm(Some(Module::Norms));
         }
         let input = chain.enter_saving_shard();
-        chain.linear(local.queries + 2 * local.keys, local.hidden, input_bias, input);
+        let gate = if decoder.output_gate { local.queries } else { 0 };
+        chain.linear(local.queries + gate + 2 * local.keys, local.hidden, input_bias, input);
         if let Some(adapters) = self.adapters {
             let outputs = [local.queries, local.keys, local.keys];
             let outputs: Vec<_> = outputs.into_iter().zip(adapters.qkv).collect();
@@ -89,6 +91,11 @@ impl UnitBuilder<'_> {
             op.again = again;
             op.communication = communication;
         });
+        if decoder.output_gate {
+            // The output, the gate and its sigmoid.
+            let (answers, gates) = (chain.at, chain.tensor(2 * chain.at.bytes, None));
+            chain.op(answers.bytes, |op| op.saves = vec![answers, gates]);
+        }
         let input = chain.at;
         chain.linear(local.hidden, local.queries, output_bias, input);
         if let Some(adapters) = self.adapters {

@@ -1,0 +1,118 @@
+//! What mixes the positions of a sequence in a block: attention, or a linear recurrence.
+
+use std::ops::Range;
+
+use backend_dist::ops::Residual;
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::attention::{AttentionConfig, SelfAttention};
+use super::cache::LayerCache;
+use super::gated_delta::{GatedDeltaConfig, GatedDeltaNet};
+use super::norm::Norm;
+use super::paged::{Decode, PagedKvCache, Step};
+use super::rope::Angles;
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+
+/// Which token mixer a block has.
+#[derive(Clone, Copy, Debug)]
+pub enum Mixer {
+    /// Softmax attention.
+    Attention(AttentionConfig),
+    /// Gated DeltaNet.
+    GatedDelta(GatedDeltaConfig),
+}
+
+impl Mixer {
+    /// Attention, if it is.
+    pub fn attention(&self) -> Option<&AttentionConfig> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::GatedDelta(_) => None,
+        }
+    }
+
+    /// Features in and out.
+    pub fn hidden(&self) -> usize {
+        match self {
+            Self::Attention(attention) => attention.hidden,
+            Self::GatedDelta(delta) => delta.hidden,
+        }
+    }
+
+    /// The mixer's global name in a block.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Attention(_) => "attention",
+            Self::GatedDelta(_) => "linear_attention",
+        }
+    }
+}
+
+/// The layer of a [`Mixer`].
+#[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one for each block, never moved about")]
+pub(super) enum TokenMixer {
+    Attention(SelfAttention),
+    GatedDelta(GatedDeltaNet),
+}
+
+impl TokenMixer {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &Mixer) -> Result<Self, BuildError> {
+        Ok(match config {
+            Mixer::Attention(config) => Self::Attention(SelfAttention::new(params, name, config)?),
+            Mixer::GatedDelta(config) => Self::GatedDelta(GatedDeltaNet::new(params, name, config)?),
+        })
+    }
+
+    pub fn forward(&self, x: Residual, norm: &Norm, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
+        match self {
+            Self::Attention(attention) => attention.forward(x, norm, angles, batch),
+            Self::GatedDelta(delta) => delta.forward(x, norm, batch),
+        }
+    }
+
+    pub fn extend(
+        &self,
+        x: Residual,
+        norm: &Norm,
+        at: &Range<usize>,
+        angles: Option<&Angles>,
+        cache: &mut LayerCache,
+    ) -> Tensor<3> {
+        match self {
+            Self::Attention(attention) => attention.extend(x, norm, at, angles, cache),
+            Self::GatedDelta(delta) => delta.extend(x, norm, at, cache),
+        }
+    }
+
+    /// # Panics
+    /// For linear attention: blocks of a paged cache hold keys and values, not states
+    /// ([`ModelConfig::has_paged_cache`](crate::ModelConfig::has_paged_cache)).
+    pub fn extend_paged(
+        &self,
+        x: Residual,
+        norm: &Norm,
+        step: &Step,
+        angles: Option<&Angles>,
+        cache: (usize, &mut PagedKvCache),
+    ) -> Tensor<3> {
+        self.paged().extend_paged(x, norm, step, angles, cache)
+    }
+
+    pub fn decode(&self, x: Residual, norm: &Norm, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
+        self.paged().decode(x, norm, step, angles)
+    }
+
+    pub fn decodes(&self, layer: usize, cache: &PagedKvCache) -> bool {
+        matches!(self, Self::Attention(attention) if attention.decodes(layer, cache))
+    }
+
+    fn paged(&self) -> &SelfAttention {
+        match self {
+            Self::Attention(attention) => attention,
+            Self::GatedDelta(_) => panic!("the blocks of a paged cache hold no states of linear attention"),
+        }
+    }
+}
