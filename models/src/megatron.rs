@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use crate::hf::decoder::convolutions;
 use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormKind, NormOver,
     Vocab,
@@ -88,7 +87,7 @@ fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs:
         map.linear_rows(&format!("{ours}.{part}_proj"), &format!("{theirs}.in_proj"), rows, [height, hidden], false);
         first += features;
     }
-    convolutions(map, config, ours, &format!("{theirs}.conv1d.weight"), [2 * keys + values, 1, kernel]);
+    map.convolutions(ours, &format!("{theirs}.conv1d.weight"), &config.features(), kernel);
     for name in ["A_log", "dt_bias"] {
         map.same(format!("{ours}.{name}"), format!("{theirs}.{name}"), &[value_heads]);
     }

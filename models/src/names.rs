@@ -112,6 +112,21 @@ impl NameMap {
         }
     }
 
+    /// Adds the depthwise convolutions of queries, keys and values, `[features, kernel]` each, which the other system has
+    /// as one of all features, `[features, 1, kernel]`.
+    pub fn convolutions(&mut self, ours: &str, theirs: &str, features: &[usize; 3], kernel: usize) {
+        let (all, mut first) = (features.iter().sum(), 0);
+        for (part, features) in ["q_conv", "k_conv", "v_conv"].into_iter().zip(features) {
+            let rows = Some(Vec::from([first..first + features]));
+            first += features;
+            let shape = vec![all, 1, kernel];
+            self.add(
+                format!("{ours}.{part}"),
+                Foreign { name: theirs.into(), transposed: false, rows, stack: None, shape },
+            );
+        }
+    }
+
     /// Adds a vector or matrix that is a part of a stack of this shape. Of matrices the stack has the transposes.
     pub fn stacked(&mut self, ours: impl Into<String>, theirs: &str, part: StackPart, shape: &[usize]) {
         let (name, transposed) = (theirs.to_string(), shape.len() == 3);

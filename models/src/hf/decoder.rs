@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::class_of;
 use crate::layers::{AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormOver};
 use crate::llama::Frame;
-use crate::names::{Foreign, NameMap, StackPart};
+use crate::names::{NameMap, StackPart};
 
 /// What a family calls a layer's feed-forward part when it has experts.
 #[derive(Clone, Copy, Debug)]
@@ -141,7 +141,7 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
 /// serves.
 fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs: &str) {
     let GatedDeltaConfig { hidden, key_heads, value_heads, key_dim, value_dim, kernel, .. } = *config;
-    let (serves, [keys, _, values]) = (value_heads / key_heads, config.features());
+    let (serves, [_, _, values]) = (value_heads / key_heads, config.features());
     for (fused, parts) in [
         ("in_proj_qkvz", &[("q", key_dim), ("k", key_dim), ("v", serves * value_dim), ("z", serves * value_dim)][..]),
         ("in_proj_ba", &[("b", serves), ("a", serves)]),
@@ -155,23 +155,12 @@ fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs:
             first += rows;
         }
     }
-    convolutions(map, config, ours, &format!("{theirs}.conv1d.weight"), [2 * keys + values, 1, kernel]);
+    map.convolutions(ours, &format!("{theirs}.conv1d.weight"), &config.features(), kernel);
     for name in ["A_log", "dt_bias"] {
         map.same(format!("{ours}.{name}"), format!("{theirs}.{name}"), &[value_heads]);
     }
     map.same(format!("{ours}.norm.weight"), format!("{theirs}.norm.weight"), &[value_dim]);
     map.linear(&format!("{ours}.o_proj"), &format!("{theirs}.out_proj"), [hidden, values], false);
-}
-
-/// The convolutions of queries, keys and values, of which others have one.
-pub(crate) fn convolutions(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs: &str, shape: [usize; 3]) {
-    let mut first = 0;
-    for (part, features) in ["q", "k", "v"].into_iter().zip(config.features()) {
-        let rows = Some(Vec::from([first..first + features]));
-        let (name, shape) = (theirs.to_string(), shape.to_vec());
-        map.add(format!("{ours}.{part}_conv"), Foreign { name, transposed: false, rows, stack: None, shape });
-        first += features;
-    }
 }
 
 /// `modeling_gpt_oss.py`, `GptOssExperts`: `gate_up_proj [experts, hidden, 2 width]`, gate and up alternating, and

@@ -61,7 +61,7 @@ fn assert_same(layout: &str, found: &Outcome, expected: &Outcome) {
     }
 }
 
-pub fn assert_layouts_agree<M: CausalLm>(config: &M::Config, layouts: &[&str], dropout: Option<DropoutKey>) {
+fn assert_layouts_agree<M: CausalLm>(config: &M::Config, layouts: &[&str], dropout: Option<DropoutKey>) {
     let expected = run::<M>(config, "TP1", dropout);
     for layout in layouts {
         assert_same(layout, &run::<M>(config, layout, dropout), &expected);

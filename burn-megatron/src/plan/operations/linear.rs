@@ -10,7 +10,7 @@ const CHUNK: u64 = 64;
 
 impl UnitBuilder<'_> {
     /// Projects the hidden states, convolves, and applies the delta rule chunk by chunk. What autodiff saves on the way
-    /// is counted as wide tensors of the sizes that occur.
+    /// is counted as wide tensors of the sizes that occur, as often as `tests/planned_memory.rs` finds them.
     pub(super) fn linear_attention(&self, chain: &mut Chain, linear: &Linear) {
         let (local, tp, wide) = (self.local, self.layout.tp as u64, self.element.max(4));
         let [key_heads, heads, dk, dv, kernel] =
@@ -29,18 +29,17 @@ impl UnitBuilder<'_> {
             op.matrix = op.weight;
         });
         let square = heads * CHUNK;
-        let between_chunks = (heads * dk * dk + state) / CHUNK;
-        let per_token = 8 * queries + 5 * values + 7 * square + 4 * between_chunks;
+        let between_chunks = (2 * queries * dk + 3 * state) / CHUNK;
+        let per_token = 8 * queries + 2 * values + 8 * square + between_chunks;
         let saved = chain.tensor(local.tokens * per_token * wide, None);
         let inverse = u64::from(CHUNK.ilog2());
         // Keys with keys and queries, the triangular system and what it solves, the states and what they answer.
-        let multiplied = 3 * CHUNK * queries
+        let multiplied = 4 * CHUNK * queries
             + 2 * CHUNK * values
             + square * CHUNK * 2 * inverse
             + 2 * state
             + queries * dk
-            + (2 * state * dk + queries * dk * dk) / CHUNK
-            + CHUNK * queries;
+            + (2 * state * dk + queries * dk * dk) / CHUNK;
         let flops = 2.0 * local.tokens as f64 * multiplied as f64;
         chain.op(local.tokens * values * self.element, |op| {
             op.saves = vec![saved];

@@ -11,6 +11,7 @@ use burn::tensor::{DType, Tensor};
 use super::borders::Borders;
 use super::convolution::convolve;
 use super::rule::{Inputs, gated_delta_rule};
+use super::state::GatedDeltaState;
 use crate::layers::cache::LayerCache;
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use crate::layers::norm::{Norm, NormKind};
@@ -70,15 +71,6 @@ pub struct GatedDeltaNet {
     value_heads: usize,
     key_dim: usize,
     value_dim: usize,
-}
-
-/// What a layer remembers of the positions that it has read.
-#[derive(Clone, Debug)]
-pub struct GatedDeltaState {
-    /// The states of the rank's heads, `[b, h, key_dim, value_dim]`.
-    heads: Tensor<4>,
-    /// What the convolution still sees, `[kernel - 1, b, features]`.
-    convolution: Tensor<3>,
 }
 
 impl GatedDeltaNet {

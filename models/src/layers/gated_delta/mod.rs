@@ -9,5 +9,7 @@ mod convolution;
 mod layer;
 mod rule;
 mod scan;
+mod state;
 
-pub use layer::{GatedDeltaConfig, GatedDeltaNet, GatedDeltaState};
+pub use layer::{GatedDeltaConfig, GatedDeltaNet};
+pub use state::GatedDeltaState;
