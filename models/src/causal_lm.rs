@@ -229,7 +229,8 @@ pub trait CausalLm: Module {
     /// ```
     ///
     /// # Panics
-    /// If a chunk has too few blocks, or the model no positions, or is not whole.
+    /// If a chunk has too few blocks, or the model no positions, or is not whole, or has layers with linear attention, whose
+    /// states the blocks do not hold.
     fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2>;
 
     /// The rank's parameters, with the global tensors that they are slices of.

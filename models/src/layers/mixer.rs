@@ -88,8 +88,7 @@ impl TokenMixer {
     }
 
     /// # Panics
-    /// For linear attention: blocks of a paged cache hold keys and values, not states
-    /// ([`ModelConfig::has_paged_cache`](crate::ModelConfig::has_paged_cache)).
+    /// For linear attention: blocks of a paged cache hold keys and values, not states.
     pub fn extend_paged(
         &self,
         x: Residual,

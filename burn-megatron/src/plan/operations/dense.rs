@@ -78,12 +78,14 @@ impl UnitBuilder<'_> {
             chain.op(chain.at.bytes, |_| {});
         }
         let (qkv, statistics) = (chain.at, local.tokens * local.heads * self.element.max(4));
-        let lse = chain.tensor(statistics, Some(Module::CoreAttention));
+        // What is multiplied by a gate is an operation of its own, whose output is kept.
+        let core = (!decoder.output_gate).then_some(Module::CoreAttention);
+        let lse = chain.tensor(statistics, core);
         // Two matmuls over the visible keys; backward recomputes the scores and has four more.
         let flops = 4.0 * local.tokens as f64 * local.queries as f64 * local.visible;
         let communication = self.context(2 * local.tokens * local.keys * self.element);
-        let again = self.recompute.selects(Module::CoreAttention);
-        chain.op_of(local.tokens * local.queries * self.element, Some(Module::CoreAttention), |op| {
+        let again = core.is_some_and(|core| self.recompute.selects(core));
+        chain.op_of(local.tokens * local.queries * self.element, core, |op| {
             op.saves = vec![qkv, op.output, lse];
             op.flops = [flops, 2.5 * flops, 0.0];
             op.attention = true;
