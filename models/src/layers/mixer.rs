@@ -52,7 +52,6 @@ impl Mixer {
 
 /// The layer of a [`Mixer`].
 #[derive(Module, Debug)]
-#[expect(clippy::large_enum_variant, reason = "one for each block, never moved about")]
 pub(super) enum TokenMixer {
     Attention(SelfAttention),
     GatedDelta(GatedDeltaNet),

@@ -123,7 +123,9 @@ fn by_blocks(lower: Tensor<3>, chunk: usize, device: &Device) -> Tensor<3> {
 /// 1 in the lower left block, of size `block`, of each block of twice the size on the diagonal, else 0: `[1, n, n]`.
 fn below_diagonal(n: usize, block: usize, device: &Device, dtype: DType) -> Tensor<3> {
     let is_there = |row: usize, column: usize| {
-        row / (2 * block) == column / (2 * block) && row / block % 2 == 1 && column / block % 2 == 0
+        row / (2 * block) == column / (2 * block)
+            && !(row / block).is_multiple_of(2)
+            && (column / block).is_multiple_of(2)
     };
     let at = |row| (0..n).map(move |column| f32::from(u8::from(is_there(row, column))));
     let values: Vec<f32> = (0..n).flat_map(at).collect();
