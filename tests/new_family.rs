@@ -7,7 +7,8 @@ use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::verify::{Candidate, Line, verify};
 use models::layers::paged::{PagedKvCache, Step};
 use models::layers::{
-    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, NormPlacement, RopeConfig, Vocab,
+    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, NormKind, NormPlacement, RopeConfig,
+    Vocab,
 };
 use models::layout::ModelDims;
 use models::names::NameMap;
@@ -50,11 +51,11 @@ impl FunnelConfig {
         let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.02 } };
         let head_dim = self.hidden / self.heads;
         BlockConfig {
-            attention: AttentionConfig {
+            mixer: Mixer::Attention(AttentionConfig {
                 rope: Some(RopeConfig { head_dim, theta: 10_000.0, scaling: None }),
                 window: layer.is_multiple_of(2).then_some(self.window),
                 ..AttentionConfig::new(self.hidden, [self.heads, self.heads / 2], head_dim, [linear; 2])
-            },
+            }),
             mlp: Ffn::Dense(MlpConfig {
                 hidden: self.hidden,
                 intermediate: self.width(layer),
@@ -81,6 +82,7 @@ impl ModelConfig for FunnelConfig {
             experts: None,
             layers: self.layers,
             max_positions: None,
+            state_heads: None,
         }
     }
 
@@ -130,8 +132,8 @@ impl CausalLm for Funnel {
         self.decoder.head_logits(x)
     }
 
-    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
-        self.decoder.extend_paged(step, cache)
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        self.decoder.extend(step, cache)
     }
 
     fn registry(&self) -> &Registry {

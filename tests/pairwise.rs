@@ -106,7 +106,17 @@ fn families_with_experts() {
         initializer_range: 0.2,
         ..mixtral.clone()
     };
-    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss] {
+    let qwen3_next = MixtralConfig {
+        moe_intermediate_size: Some(16),
+        shared_expert_intermediate_size: Some(48),
+        initializer_range: 0.2,
+        vocab_size: 101,
+        hidden_size: 32,
+        num_hidden_layers: 2,
+        router_balance: BalanceOver::Sequence,
+        ..MixtralConfig::qwen3_next_tiny()
+    };
+    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss, qwen3_next] {
         every_pair(&FamilyConfig::Mixtral(config));
     }
 }

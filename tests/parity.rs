@@ -135,8 +135,8 @@ impl CausalLm for ForgottenSum {
         self.inner.head_logits(x)
     }
 
-    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
-        self.inner.extend_paged(step, cache)
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        self.inner.extend(step, cache)
     }
 
     fn registry(&self) -> &Registry {

@@ -19,6 +19,10 @@ pub struct FlopShape {
     pub kv_width: usize,
     /// What queries, keys and values come from, if not from the hidden states; then `kv_width` does not count.
     pub latent: Option<LatentFlops>,
+    /// Layers with linear attention in the place of attention, if there are such.
+    pub linear: Option<LinearFlops>,
+    /// Attention's output has a gate as wide as the queries.
+    pub output_gate: bool,
     /// Modules of multi-token prediction, whose layers are among the others.
     pub mtp: usize,
     /// Inner width of the dense MLP.
@@ -54,6 +58,34 @@ pub struct LatentFlops {
     pub up: usize,
 }
 
+/// Linear attention (Gated DeltaNet), over all heads.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearFlops {
+    /// Layers that have it.
+    pub layers: usize,
+    /// Features of the queries, and of the keys.
+    pub keys: usize,
+    /// Features of the values, and of the output's gate.
+    pub values: usize,
+    /// Heads of values.
+    pub value_heads: usize,
+    /// Elements of the states.
+    pub states: usize,
+    /// Positions that the convolution sees.
+    pub kernel: usize,
+}
+
+impl LinearFlops {
+    /// Multiplications per token in a layer: by weights, and with the state. As Megatron-LM, which counts four GEMMs of
+    /// the size of the state: decay and correction, key and key, value and key, state and query.
+    fn per_token(&self, hidden: f64) -> [f64; 2] {
+        let [keys, values, heads, states, kernel] =
+            [self.keys, self.values, self.value_heads, self.states, self.kernel].map(|n| n as f64);
+        let projections = hidden * (2.0 * keys + 3.0 * values + 2.0 * heads);
+        [projections + kernel * (2.0 * keys + values), 4.0 * states]
+    }
+}
+
 /// How much of a causal score matrix is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionCount {
@@ -75,22 +107,27 @@ impl FlopShape {
         // Two FLOPs for each weight forward, for the gradient of the input, and for the weight's own.
         let passes = if self.frozen { 4.0 } else { 6.0 };
         let mlp = passes * h * matrices * (f * dense + (fe * self.top_k as f64 + fs) * moe);
+        let gate = if self.output_gate { h * q } else { 0.0 };
         let (attention, values) = match self.latent {
-            None => (h * (q + 2.0 * kv) + q * h, q),
+            None => (h * (q + 2.0 * kv) + q * h + gate, q),
             Some(LatentFlops { queries, keys, shared, values, up }) => {
                 let [keys, shared, values, up] = [keys, shared, values, up].map(|n| n as f64);
                 let queries = queries.map_or(h * q, |rank| rank as f64 * (h + q));
                 (queries + h * (keys + shared) + keys * up + values * h, values)
             }
         };
-        let projections = passes * (layers * attention + self.mtp as f64 * 2.0 * h * h);
+        let linear_layers = self.linear.map_or(0.0, |linear| linear.layers as f64);
+        let [by_weights, with_state] = self.linear.map_or([0.0; 2], |linear| linear.per_token(h));
+        let linear = linear_layers * (passes * by_weights + 6.0 * with_state);
+        let attentions = layers - linear_layers;
+        let projections = passes * (attentions * attention + self.mtp as f64 * 2.0 * h * h);
         let logits = passes * h * self.padded_vocab as f64 * (1 + self.mtp) as f64;
-        let triangle = 3.0 * (q + values) * self.seq as f64 * layers;
+        let triangle = 3.0 * (q + values) * self.seq as f64 * attentions;
         let scores = match count {
             AttentionCount::Causal => triangle,
             AttentionCount::Full => 2.0 * triangle,
         };
-        mlp + projections + logits + scores
+        mlp + projections + linear + logits + scores
     }
 
     /// Model FLOPs utilisation: the share of `peak` FLOP/s per device that `tokens_per_second` per device amounts to.
@@ -111,6 +148,8 @@ mod tests {
             query_width: 4096,
             kv_width: 1024,
             latent: None,
+            linear: None,
+            output_gate: false,
             mtp: 0,
             ffn: 14336,
             expert_ffn: 0,

@@ -58,6 +58,21 @@ micro-batch = 2
 global-batch = 16
 ";
 
+const QWEN3_NEXT: &str = "
+[model]
+preset = \"qwen3-next-tiny\"
+vocab-size = 1000
+hidden-size = 128
+moe-intermediate-size = 64
+shared-expert-intermediate-size = 64
+linear-key-head-dim = 16
+linear-value-head-dim = 16
+[training]
+seq-length = 128
+micro-batch = 2
+global-batch = 16
+";
+
 /// Bytes of every rank in its second step, above what was there before the engine, and the most micro-batches whose
 /// activations it kept.
 struct Measured<'a>(&'a RunConfig);
@@ -171,6 +186,13 @@ fn planned_memory_is_what_ranks_allocate() {
         (DEEPSEEK, ""),
         (DEEPSEEK, "parallel.tp 2 parallel.sp true"),
         (DEEPSEEK, "parallel.pp 2"),
+        (QWEN3_NEXT, ""),
+        (QWEN3_NEXT, "model.linear-key-head-dim 64"),
+        (QWEN3_NEXT, "model.linear-value-head-dim 64"),
+        (QWEN3_NEXT, "model.linear-num-value-heads 32"),
+        (QWEN3_NEXT, "model.full-attention-interval 1"),
+        (QWEN3_NEXT, "model.full-attention-interval 4"),
+        (QWEN3_NEXT, "parallel.tp 2 parallel.sp true"),
         (LLAMA, "training.seq-length 1024 training.micro-batch 1 training.global-batch 2"),
         (
             LLAMA,

@@ -210,15 +210,15 @@ pub trait CausalLm: Module {
     ///     outputs: Outputs::Last,
     /// };
     /// let prompts = Step::new(vec![chunk(&[1, 2, 3, 4, 5], 0, &[0, 3]), chunk(&[7, 8], 0, &[1])]);
-    /// assert_eq!(model.extend_paged(&prompts, &mut cache).dims(), [2, 256]);
+    /// assert_eq!(model.extend(&prompts, &mut cache).dims(), [2, 256]);
     /// let next = Step::new(vec![chunk(&[6], 5, &[0, 3]), chunk(&[9], 2, &[1])]);
-    /// assert_eq!(model.extend_paged(&next, &mut cache).dims(), [2, 256]);
+    /// assert_eq!(model.extend(&next, &mut cache).dims(), [2, 256]);
     /// # Ok::<(), BoxError>(())
     /// ```
     ///
     /// # Panics
     /// If a chunk has too few blocks, or the model no positions, or is not whole.
-    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2>;
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2>;
 
     /// The rank's parameters, with the global tensors that they are slices of.
     fn registry(&self) -> &Registry;

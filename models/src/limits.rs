@@ -31,6 +31,7 @@ pub fn limit(key: &str) -> u64 {
         | "num_nextn_predict_layers"
         | "first_k_dense_replace"
         | "decoder_sparse_step"
+        | "full_attention_interval"
         | "mlp_only_layers" => LAYERS,
         "num_experts"
         | "num_local_experts"
@@ -46,7 +47,12 @@ pub fn limit(key: &str) -> u64 {
         | "qk_head_dim"
         | "qk_nope_head_dim"
         | "qk_rope_head_dim"
-        | "v_head_dim" => HEADS,
+        | "v_head_dim"
+        | "linear_num_key_heads"
+        | "linear_num_value_heads"
+        | "linear_key_head_dim"
+        | "linear_value_head_dim"
+        | "linear_conv_kernel_dim" => HEADS,
         "make_vocab_size_divisible_by" => MULTIPLE,
         _ => LARGEST,
     }

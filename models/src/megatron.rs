@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use crate::layers::{Activation, AttentionConfig, BlockConfig, Ffn, MlpConfig, MoeConfig, NormKind, NormOver, Vocab};
+use crate::layers::{
+    Activation, AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormKind, NormOver,
+    Vocab,
+};
 use crate::names::NameMap;
 
 /// A decoder without its blocks.
@@ -35,7 +38,11 @@ impl MegatronDecoder {
                 let (ours, theirs) = (format!("{ours}.{name}"), format!("{theirs}.{}", NORMS[place]));
                 norm(&mut map, &ours, &theirs, hidden, self.norm);
             }
-            attention(&mut map, &block.attention, &format!("{ours}.attention"), &format!("{theirs}.self_attention"));
+            let (mixer, theirs_mixer) = (format!("{ours}.{}", block.mixer.name()), format!("{theirs}.self_attention"));
+            match &block.mixer {
+                Mixer::Attention(of) => attention(&mut map, of, &mixer, &theirs_mixer),
+                Mixer::GatedDelta(of) => gated_delta(&mut map, of, &mixer, &theirs_mixer),
+            }
             feed_forward(&mut map, &block.mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
         }
         norm(&mut map, "norm", "decoder.final_layernorm", hidden, self.norm);
@@ -48,8 +55,9 @@ impl MegatronDecoder {
 
 fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &str) {
     let AttentionConfig { hidden, heads, kv_heads, head_dim, .. } = *config;
-    let height = (heads + 2 * kv_heads) * head_dim;
-    for (part, part_rows) in ["q", "k", "v"].iter().zip(qkv_rows(config)) {
+    let gate = if config.output_gate { heads } else { 0 };
+    let height = (heads + gate + 2 * kv_heads) * head_dim;
+    for (part, part_rows) in ["q", "gate", "k", "v"].iter().zip(qkv_rows(config)).filter(|(_, rows)| !rows.is_empty()) {
         let (ours, theirs) = (format!("{ours}.{part}_proj"), format!("{theirs}.linear_qkv"));
         map.linear_rows(&ours, &theirs, part_rows, [height, hidden], config.input.bias);
     }
@@ -66,15 +74,39 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
     map.linear(&ours, &theirs, [hidden, heads * head_dim], config.output.bias);
 }
 
-/// Matrix rows of the fused projection are ordered by key-value group: `q … q k v | q … q k v | …`
-/// (`megatron/core/transformer/attention.py`).
-fn qkv_rows(config: &AttentionConfig) -> [Vec<Range<usize>>; 3] {
+/// Megatron-Core's `ssm/gated_delta_net.py`: one projection `[q; k; v; gate; beta; alpha]`.
+fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs: &str) {
+    let GatedDeltaConfig { hidden, value_heads, value_dim, kernel, .. } = *config;
+    let [keys, _, values] = config.features();
+    let height = 2 * keys + 2 * values + 2 * value_heads;
+    let mut first = 0;
+    for (part, features) in
+        ["q", "k", "v", "z", "b", "a"].into_iter().zip([keys, keys, values, values, value_heads, value_heads])
+    {
+        let rows = std::iter::once(first..first + features).collect();
+        map.linear_rows(&format!("{ours}.{part}_proj"), &format!("{theirs}.in_proj"), rows, [height, hidden], false);
+        first += features;
+    }
+    map.convolutions(ours, &format!("{theirs}.conv1d.weight"), &config.features(), kernel);
+    for name in ["A_log", "dt_bias"] {
+        map.same(format!("{ours}.{name}"), format!("{theirs}.{name}"), &[value_heads]);
+    }
+    map.same(format!("{ours}.norm.weight"), format!("{theirs}.out_norm.weight"), &[value_dim]);
+    map.linear(&format!("{ours}.o_proj"), &format!("{theirs}.out_proj"), [hidden, values], false);
+}
+
+/// Matrix rows of the fused projection are ordered by key-value group: `q … q k v | q … q k v | …`, with gates of the
+/// output behind the queries (`megatron/core/transformer/attention.py`). Of queries, gates, keys and values.
+fn qkv_rows(config: &AttentionConfig) -> [Vec<Range<usize>>; 4] {
     let (d, queries) = (config.head_dim, config.heads / config.kv_heads);
-    let group = (queries + 2) * d;
+    let gates = if config.output_gate { queries } else { 0 };
+    let group = (queries + gates + 2) * d;
     let part = |start: usize, heads: usize| -> Vec<Range<usize>> {
         (0..config.kv_heads).map(|g| g * group + start..g * group + start + heads * d).collect()
     };
-    [part(0, queries), part(queries * d, 1), part((queries + 1) * d, 1)]
+    let (first_gate, keys) = (queries * d, (queries + gates) * d);
+    let of_gates = if gates > 0 { part(first_gate, gates) } else { Vec::new() };
+    [part(0, queries), of_gates, part(keys, 1), part(keys + d, 1)]
 }
 
 /// An MLP or MoE.

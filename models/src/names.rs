@@ -112,6 +112,21 @@ impl NameMap {
         }
     }
 
+    /// Adds the depthwise convolutions of queries, keys and values, `[features, kernel]` each, which the other system has
+    /// as one of all features, `[features, 1, kernel]`.
+    pub fn convolutions(&mut self, ours: &str, theirs: &str, features: &[usize; 3], kernel: usize) {
+        let (all, mut first) = (features.iter().sum(), 0);
+        for (part, features) in ["q_conv", "k_conv", "v_conv"].into_iter().zip(features) {
+            let rows = Some(Vec::from([first..first + features]));
+            first += features;
+            let shape = vec![all, 1, kernel];
+            self.add(
+                format!("{ours}.{part}"),
+                Foreign { name: theirs.into(), transposed: false, rows, stack: None, shape },
+            );
+        }
+    }
+
     /// Adds a vector or matrix that is a part of a stack of this shape. Of matrices the stack has the transposes.
     pub fn stacked(&mut self, ours: impl Into<String>, theirs: &str, part: StackPart, shape: &[usize]) {
         let (name, transposed) = (theirs.to_string(), shape.len() == 3);
@@ -184,7 +199,7 @@ fn check_shape(name: &str, tensor: &HostTensor, expected: &[usize]) -> Result<()
 impl Foreign {
     /// Shape of our tensor.
     pub fn our_shape(&self) -> Vec<usize> {
-        let mut shape = self.matrix().to_vec();
+        let mut shape = self.matrix();
         if self.transposed {
             shape.reverse();
         }
@@ -197,9 +212,14 @@ impl Foreign {
         shape
     }
 
-    /// Shape of the other system's tensor, or of one of the stack.
-    fn matrix(&self) -> &[usize] {
-        if self.stack.is_some() { &self.shape[1..] } else { &self.shape }
+    /// Shape of the other system's tensor, or of one of the stack; that of a depthwise convolution without its one
+    /// feature in the middle.
+    fn matrix(&self) -> Vec<usize> {
+        match (&self.shape[..], self.stack) {
+            (shape, Some(_)) => shape[1..].to_vec(),
+            ([features, 1, kernel], None) => vec![*features, *kernel],
+            (shape, None) => shape.to_vec(),
+        }
     }
 
     fn read(&self, theirs: &HostTensor) -> HostTensor {

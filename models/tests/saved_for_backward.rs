@@ -12,7 +12,7 @@ use backend_dist::shard::Init;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use models::MicroBatch;
 use models::layers::{
-    Activation, AttentionConfig, BlockConfig, DropoutKey, Ffn, LinearConfig, MlpConfig, NormKind, NormPlacement,
+    Activation, AttentionConfig, BlockConfig, DropoutKey, Ffn, LinearConfig, Mixer, MlpConfig, NormKind, NormPlacement,
     RopeConfig, RotaryEmbedding, TransformerBlock,
 };
 use models::recompute::Module::{self, CoreAttention, MlpActivation, Norms};
@@ -68,7 +68,12 @@ const JITTER: isize = 128;
 fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
     let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.1 } };
     BlockConfig {
-        attention: AttentionConfig::new(sizes.hidden, [sizes.heads, sizes.kv_heads], sizes.head_dim, [linear; 2]),
+        mixer: Mixer::Attention(AttentionConfig::new(
+            sizes.hidden,
+            [sizes.heads, sizes.kv_heads],
+            sizes.head_dim,
+            [linear; 2],
+        )),
         mlp: Ffn::Dense(MlpConfig {
             hidden: sizes.hidden,
             intermediate: sizes.ffn,

@@ -2,14 +2,14 @@
 
 use backend_dist::ops::LOGITS_AT_ONCE;
 use models::layers::{NormOver, NormPlacement};
-use models::{FamilyConfig, LlamaConfig};
+use models::{FamilyConfig, LlamaConfig, MixtralConfig};
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::flops::FlopShape;
 use crate::optim::OptimizerConfig;
 use crate::plan::gpus::GPUS;
-use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Moments, StateBytes};
+use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Linear, Moments, StateBytes};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
@@ -114,7 +114,7 @@ impl RunConfig {
 
 impl From<&LlamaConfig> for Decoder {
     fn from(config: &LlamaConfig) -> Self {
-        let block = config.block(0);
+        let (block, attention) = (config.block(0), config.attention(0));
         Self {
             vocab: config.vocab_size,
             vocab_multiple: config.make_vocab_size_divisible_by,
@@ -126,21 +126,36 @@ impl From<&LlamaConfig> for Decoder {
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
             latent: None,
+            linear: None,
             mtp: 0,
             window: config.sliding_window,
             windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
             gated: true,
-            query_key_norm: block.attention.query_key_norm.map(|norm| norm.over),
+            query_key_norm: attention.query_key_norm.map(|norm| norm.over),
             norms: block.placement,
             norm_bias: false,
-            softcap: block.attention.softcap.is_some(),
+            softcap: attention.softcap.is_some(),
             sinks: false,
-            attention_bias: [block.attention.input.bias, block.attention.output.bias],
+            output_gate: false,
+            attention_bias: [attention.input.bias, attention.output.bias],
             mlp_bias: config.mlp_bias,
             positions: None,
             tied: config.tie_word_embeddings,
         }
     }
+}
+
+/// The layers with linear attention, if there are such.
+fn linear_layers(config: &MixtralConfig) -> Option<Linear> {
+    let (layers, sizes) = (config.linear_layers(), config.linear_attention());
+    (!layers.is_empty()).then_some(Linear {
+        layers,
+        key_heads: sizes.key_heads,
+        value_heads: sizes.value_heads,
+        key_dim: sizes.key_dim,
+        value_dim: sizes.value_dim,
+        kernel: sizes.kernel,
+    })
 }
 
 impl From<&FamilyConfig> for Decoder {
@@ -166,6 +181,7 @@ impl From<&FamilyConfig> for Decoder {
                 kv_heads: config.num_key_value_heads,
                 head_dim: config.head_dim,
                 latent: None,
+                linear: linear_layers(config),
                 mtp: 0,
                 window: config.sliding_window,
                 windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
@@ -175,6 +191,7 @@ impl From<&FamilyConfig> for Decoder {
                 norm_bias: false,
                 softcap: false,
                 sinks: config.variant == models::MixtralVariant::GptOss,
+                output_gate: config.variant == models::MixtralVariant::Qwen3Next,
                 attention_bias: [config.has_input_biases(), config.attention_bias],
                 mlp_bias: false,
                 positions: None,
@@ -205,6 +222,7 @@ impl From<&FamilyConfig> for Decoder {
                     unrotated: config.qk_nope_head_dim,
                     value: config.v_head_dim,
                 }),
+                linear: None,
                 mtp: config.num_nextn_predict_layers,
                 window: None,
                 windowed_layers: 0,
@@ -214,6 +232,7 @@ impl From<&FamilyConfig> for Decoder {
                 norm_bias: false,
                 softcap: false,
                 sinks: false,
+                output_gate: false,
                 attention_bias: [false; 2],
                 mlp_bias: false,
                 positions: None,
@@ -230,6 +249,7 @@ impl From<&FamilyConfig> for Decoder {
                 kv_heads: config.num_attention_heads,
                 head_dim: config.head_dim(),
                 latent: None,
+                linear: None,
                 mtp: 0,
                 window: None,
                 windowed_layers: 0,
@@ -239,6 +259,7 @@ impl From<&FamilyConfig> for Decoder {
                 norm_bias: true,
                 softcap: false,
                 sinks: false,
+                output_gate: false,
                 attention_bias: [config.bias; 2],
                 mlp_bias: config.bias,
                 positions: Some(config.max_position_embeddings),
@@ -308,6 +329,11 @@ mod tests {
                 ..MixtralConfig::tiny()
             }),
             FamilyConfig::Mixtral(MixtralConfig { variant: MixtralVariant::Qwen2Moe, ..MixtralConfig::tiny() }),
+            FamilyConfig::Mixtral(MixtralConfig {
+                linear_num_key_heads: Some(8),
+                linear_num_value_heads: Some(16),
+                ..MixtralConfig::qwen3_next_tiny()
+            }),
             FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny()),
             FamilyConfig::DeepSeekV3(DeepSeekV3Config {
                 q_lora_rank: None,

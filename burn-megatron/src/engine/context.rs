@@ -156,6 +156,9 @@ impl ContextConfig {
         }
         if self.dynamic {
             self.check_dynamic()?;
+            if dims.state_heads.is_some() {
+                return Err(ContextError::Alone("layers with linear attention do not pass their states between ranks"));
+            }
         }
         let shared = |cp: usize| ParallelLayout { cp, ..layout.clone() };
         match self.dynamic {
@@ -225,6 +228,7 @@ mod tests {
         experts: None,
         layers: 3,
         max_positions: None,
+        state_heads: None,
     };
 
     fn check(layout: &str, words: &[CommWord], sizes: Option<[usize; 2]>) -> Result<(), String> {

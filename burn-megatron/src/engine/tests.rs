@@ -47,6 +47,7 @@ impl ModelConfig for NoConfig {
             experts: None,
             layers: 1,
             max_positions: None,
+            state_heads: None,
         }
     }
     fn vocab_size(&self) -> usize {
@@ -91,7 +92,7 @@ impl CausalLm for Bigram {
         x.swap_dims(0, 1)
     }
 
-    fn extend_paged(&self, step: &Step, _: &mut PagedKvCache) -> Tensor<2> {
+    fn extend(&self, step: &Step, _: &mut PagedKvCache) -> Tensor<2> {
         let outputs: Vec<i64> = step.outputs().iter().map(|index| step.tokens()[*index]).collect();
         self.table.val().select(0, Tensor::from_data(outputs.as_slice(), &self.table.val().device()))
     }

@@ -187,7 +187,7 @@ pub fn generate_batch<M: CausalLm>(
         }
         reading.sort_by_key(|(_, chunk)| chunk.tokens.len() > 1);
         let (at, chunks): (Vec<usize>, Vec<Chunk>) = reading.into_iter().unzip();
-        let logits = model.extend_paged(&Step::new(chunks), &mut cache);
+        let logits = model.extend(&Step::new(chunks), &mut cache);
         let choices = match group.rank() {
             0 => Some(choose(logits, (&texts, &at), options, &mut on_token)?),
             _ => None,

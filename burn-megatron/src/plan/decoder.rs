@@ -3,7 +3,7 @@
 use backend_dist::mesh::ParallelLayout;
 use models::layers::{NormOver, NormPlacement};
 
-use crate::flops::{AttentionCount, FlopShape, LatentFlops};
+use crate::flops::{AttentionCount, FlopShape, LatentFlops, LinearFlops};
 use crate::schedule::stages::PartCosts;
 
 /// Routed experts of a layer.
@@ -40,6 +40,23 @@ pub struct Latent {
     pub value: usize,
 }
 
+/// Layers with linear attention (Gated DeltaNet).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Linear {
+    /// Which layers; the others have attention.
+    pub layers: Vec<usize>,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values.
+    pub value_heads: usize,
+    /// Query and key head dimension.
+    pub key_dim: usize,
+    /// Value head dimension.
+    pub value_dim: usize,
+    /// Positions that the convolution sees.
+    pub kernel: usize,
+}
+
 /// The sizes that memory, traffic and time follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
@@ -63,6 +80,8 @@ pub struct Decoder {
     pub head_dim: usize,
     /// Sizes of latent attention, if the model has it.
     pub latent: Option<Latent>,
+    /// Layers with linear attention, if there are such.
+    pub linear: Option<Linear>,
     /// Number of multi-token prediction modules, each with a transformer layer of its own after the last one.
     pub mtp: usize,
     /// Size of the sliding attention window, if the model has one.
@@ -81,6 +100,8 @@ pub struct Decoder {
     pub softcap: bool,
     /// Each query head has an attention sink.
     pub sinks: bool,
+    /// Attention's output has a gate as wide as the queries.
+    pub output_gate: bool,
     /// The projection of queries, keys and values has biases, and the output projection.
     pub attention_bias: [bool; 2],
     /// The MLP's linear layers have biases.
@@ -142,6 +163,8 @@ pub struct LayerKind {
     pub count: usize,
     /// The layers have experts.
     pub moe: bool,
+    /// The layers have linear attention.
+    pub linear: bool,
 }
 
 impl Decoder {
@@ -149,6 +172,7 @@ impl Decoder {
     pub fn flop_shape(&self, seq: usize) -> FlopShape {
         let (kinds, experts) = (self.layer_kinds(), self.experts.as_ref());
         let layers = |moe: bool| kinds.iter().filter(|kind| kind.moe == moe).map(|kind| kind.count).sum::<usize>();
+        let linear_layers = kinds.iter().filter(|kind| kind.linear).map(|kind| kind.count).sum();
         FlopShape {
             dense_layers: layers(false) + if experts.is_some() { 0 } else { self.mtp },
             moe_layers: layers(true) + if experts.is_some() { self.mtp } else { 0 },
@@ -162,6 +186,15 @@ impl Decoder {
                 values: self.heads * latent.value,
                 up: self.heads * (latent.unrotated + latent.value),
             }),
+            linear: self.linear.as_ref().map(|linear| LinearFlops {
+                layers: linear_layers,
+                keys: linear.key_heads * linear.key_dim,
+                values: linear.value_heads * linear.value_dim,
+                value_heads: linear.value_heads,
+                states: linear.value_heads * linear.key_dim * linear.value_dim,
+                kernel: linear.kernel,
+            }),
+            output_gate: self.output_gate,
             mtp: self.mtp,
             ffn: self.intermediate,
             expert_ffn: experts.map_or(0, |experts| experts.intermediate),
@@ -178,9 +211,12 @@ impl Decoder {
     pub fn part_costs(&self, seq: usize) -> PartCosts {
         let nothing = FlopShape { dense_layers: 0, moe_layers: 0, mtp: 0, padded_vocab: 0, ..self.flop_shape(seq) };
         let of = |shape: FlopShape| shape.per_token(AttentionCount::Causal);
-        let layer =
-            |moe: bool| of(FlopShape { dense_layers: usize::from(!moe), moe_layers: usize::from(moe), ..nothing });
-        let layers: Vec<f64> = (0..self.layers).map(|at| layer(self.experts_of(at).is_some())).collect();
+        let layer = |at: usize| {
+            let (moe, is_linear) = (self.experts_of(at).is_some(), self.linear_of(at).is_some());
+            let linear = nothing.linear.map(|linear| LinearFlops { layers: usize::from(is_linear), ..linear });
+            of(FlopShape { dense_layers: usize::from(!moe), moe_layers: usize::from(moe), linear, ..nothing })
+        };
+        let layers: Vec<f64> = (0..self.layers).map(layer).collect();
         let end = of(self.flop_shape(seq)) - layers.iter().sum::<f64>();
         PartCosts { layers, end }
     }
@@ -190,6 +226,11 @@ impl Decoder {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
     }
 
+    /// The linear attention of a layer, counted over the whole model, if it has one.
+    pub fn linear_of(&self, layer: usize) -> Option<&Linear> {
+        self.linear.as_ref().filter(|linear| linear.layers.contains(&layer))
+    }
+
     /// Whether the stage of the head uses the embedding's table too, and holds a copy if it is another stage.
     pub fn shares_table(&self) -> bool {
         self.tied || self.mtp > 0
@@ -197,12 +238,13 @@ impl Decoder {
 
     /// The kinds of layers of the model.
     pub fn layer_kinds(&self) -> Vec<LayerKind> {
-        let kind = |moe: bool| {
-            let mut all = (0..self.layers).filter(|layer| self.experts_of(*layer).is_some() == moe);
+        let of = |layer: usize| (self.experts_of(layer).is_some(), self.linear_of(layer).is_some());
+        let kind = |(moe, linear)| {
+            let mut all = (0..self.layers).filter(|layer| of(*layer) == (moe, linear));
             let example = all.next()?;
-            Some(LayerKind { example, count: 1 + all.count(), moe })
+            Some(LayerKind { example, count: 1 + all.count(), moe, linear })
         };
-        [false, true].into_iter().filter_map(kind).collect()
+        [(false, false), (false, true), (true, false), (true, true)].into_iter().filter_map(kind).collect()
     }
 
     /// One rank's sizes in a micro-batch of `sequences` sequences of `seq` tokens, in documents of `documents` tokens.

@@ -6,6 +6,7 @@ mod chain;
 mod dense;
 mod head;
 mod latent;
+mod linear;
 mod moe;
 
 use std::ops::Range;

@@ -86,7 +86,7 @@ pub fn run<M: CausalLm>(
             Command::Read(passes) => passes,
         };
         for pass in passes {
-            let logits = models[pass.model].extend_paged(&pass.step, &mut cache);
+            let logits = models[pass.model].extend(&pass.step, &mut cache);
             if let Some(first) = &mut first {
                 first.take(&pass, logits);
             }

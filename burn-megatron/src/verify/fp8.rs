@@ -50,7 +50,10 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
     let share = decoder.local(layout, sequences, seq, seq);
     let (tokens, hidden) = (share.tokens, share.hidden);
     let mut sizes = match decoder.latent {
-        None => vec![[tokens, share.queries + 2 * share.keys, hidden], [tokens, hidden, share.queries]],
+        None => {
+            let gate = if decoder.output_gate { share.queries } else { 0 };
+            vec![[tokens, share.queries + gate + 2 * share.keys, hidden], [tokens, hidden, share.queries]]
+        }
         Some(latent) => {
             let [queries, keys, rotated, unrotated, value] =
                 [latent.queries.unwrap_or(0), latent.keys, latent.rotated, latent.unrotated, latent.value]
@@ -64,6 +67,11 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
             ]
         }
     };
+    if let Some(linear) = &decoder.linear {
+        let (keys, values) = (linear.key_heads * linear.key_dim, linear.value_heads * linear.value_dim);
+        let projected = (2 * (keys + values + linear.value_heads) / layout.tp) as u64;
+        sizes.extend([[tokens, projected, hidden], [tokens, hidden, (values / layout.tp) as u64]]);
+    }
     let mut mlp = |tokens: u64, width: u64| {
         let first = if decoder.gated { 2 * width } else { width };
         sizes.extend([[tokens, first, hidden], [tokens, hidden, width]]);

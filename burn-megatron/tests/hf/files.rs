@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 15] = [
+pub const MODELS: [&str; 16] = [
     "llama2",
     "llama3",
     "mistral",
@@ -22,6 +22,7 @@ pub const MODELS: [&str; 15] = [
     "glm4",
     "mixtral",
     "qwen3_moe",
+    "qwen3_next",
     "gpt_oss",
     "gpt2",
 ];

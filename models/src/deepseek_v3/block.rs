@@ -45,15 +45,9 @@ impl LatentBlock {
         self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
     }
 
-    /// The same for tokens of several sequences; see [`LatentAttention::extend_paged`].
-    pub fn extend_paged(
-        &self,
-        x: Tensor<3>,
-        step: &Step,
-        angles: &Angles,
-        cache: (usize, &mut PagedKvCache),
-    ) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend_paged(x, norm, step, angles, cache))
+    /// The same for tokens of several sequences; see [`LatentAttention::extend`].
+    pub fn extend(&self, x: Tensor<3>, step: &Step, angles: &Angles, cache: (usize, &mut PagedKvCache)) -> Tensor<3> {
+        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, step, angles, cache))
     }
 
     fn around(

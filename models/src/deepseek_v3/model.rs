@@ -117,12 +117,12 @@ impl CausalLm for DeepSeekV3 {
         lm_head.logits(norm.forward(x), None).swap_dims(0, 1)
     }
 
-    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
         cache.begin(step);
         let x = self.embedding().extend(column(&step.tokens(), &self.embedding().device()));
         let angles = self.rope.angles_of(step.positions(), x.dtype(), &x.device());
         let x = (self.layers.iter().enumerate())
-            .fold(x, |x, (index, layer)| layer.extend_paged(x, step, &angles, (index, cache)));
+            .fold(x, |x, (index, layer)| layer.extend(x, step, &angles, (index, cache)));
         let Head { norm, lm_head, .. } = self.head();
         lm_head.logits_of(norm.forward(x), &step.outputs(), None)
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, not_negative, positive, share};
 use crate::layers::{
-    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, NormKind, NormPlacement, Vocab,
+    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, NormKind, NormPlacement, Vocab,
 };
 use crate::layout::ModelDims;
 use crate::limits;
@@ -116,7 +116,7 @@ impl GptConfig {
         let residual = Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() };
         let linear = |init| LinearConfig { bias: self.bias, init };
         BlockConfig {
-            attention: AttentionConfig {
+            mixer: Mixer::Attention(AttentionConfig {
                 dropout: self.attention_dropout,
                 ..AttentionConfig::new(
                     self.hidden_size,
@@ -124,7 +124,7 @@ impl GptConfig {
                     self.head_dim(),
                     [linear(self.init()), linear(residual)],
                 )
-            },
+            }),
             mlp: Ffn::Dense(MlpConfig {
                 hidden: self.hidden_size,
                 intermediate: self.intermediate_size,
@@ -173,6 +173,7 @@ impl ModelConfig for GptConfig {
             experts: None,
             layers: self.num_hidden_layers,
             max_positions: Some(self.max_position_embeddings),
+            state_heads: None,
         }
     }
 
@@ -229,7 +230,11 @@ mod tests {
         let message = config.check().unwrap_err().to_string();
         assert_eq!(message, "num_attention_heads = 7 does not divide hidden_size = 64; nearest legal: 4, 8");
         let none = GptConfig { num_attention_heads: 0, ..GptConfig::tiny() };
-        assert_eq!((none.head_dim(), none.block().attention.head_dim), (64, 64), "it is asked before it is checked");
+        assert_eq!(
+            (none.head_dim(), none.block().mixer.attention().map_or(0, |attention| attention.head_dim)),
+            (64, 64),
+            "it is asked before it is checked"
+        );
         let message = none.check().unwrap_err().to_string();
         assert_eq!(message, "num_attention_heads = 0 does not divide hidden_size = 64; nearest legal: 1");
     }

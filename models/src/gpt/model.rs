@@ -122,13 +122,13 @@ impl CausalLm for Gpt {
         lm_head.logits(norm.forward(x), self.table()).swap_dims(0, 1)
     }
 
-    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
         cache.begin(step);
         let Embedding { tokens, positions } = self.embedding();
         let x = tokens.extend(column(&step.tokens(), &tokens.device()));
-        let x = positions.extend_paged(x, &step.positions());
-        let x = (self.layers.iter().enumerate())
-            .fold(x, |x, (index, layer)| layer.extend_paged(x, step, None, (index, cache)));
+        let x = positions.extend(x, &step.positions());
+        let x =
+            (self.layers.iter().enumerate()).fold(x, |x, (index, layer)| layer.extend(x, step, None, (index, cache)));
         let Head { norm, lm_head } = self.head();
         lm_head.logits_of(norm.forward(x), &step.outputs(), self.table())
     }

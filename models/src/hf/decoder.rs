@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::class_of;
-use crate::layers::{AttentionConfig, BlockConfig, Ffn, MlpConfig, MoeConfig, NormOver};
+use crate::layers::{AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormOver};
 use crate::llama::Frame;
 use crate::names::{NameMap, StackPart};
 
@@ -60,7 +60,11 @@ pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, called:
             let (ours, theirs) = (format!("{ours}.{norm}.weight"), format!("{theirs}.{}.weight", called.norms[place]));
             map.same(ours, theirs, &[frame.vocab.hidden]);
         }
-        attention(&mut map, &block.attention, &format!("{ours}.attention"), &format!("{theirs}.self_attn"), called);
+        let mixer = format!("{ours}.{}", block.mixer.name());
+        match &block.mixer {
+            Mixer::Attention(of) => attention(&mut map, of, &mixer, &format!("{theirs}.self_attn"), called),
+            Mixer::GatedDelta(of) => gated_delta(&mut map, of, &mixer, &format!("{theirs}.linear_attn")),
+        }
         match &block.mlp {
             Ffn::Dense(mlp) if called.fused_gate_up => {
                 gate_up(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
@@ -98,11 +102,20 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
     let bias = config.input.bias;
     let rotated = config.rope.filter(|_| called.interleaved).map_or(0, |rope| rope.head_dim);
     let (queries, total) = (heads * head_dim, (heads + 2 * kv_heads) * head_dim);
+    if config.output_gate {
+        // `q_proj` is the queries and the gate of each head in turn.
+        let every_other = |first: usize| (first..2 * heads).step_by(2).map(|at| at * head_dim..(at + 1) * head_dim);
+        for (part, first) in [("q_proj", 0), ("gate_proj", 1)] {
+            let (ours, theirs, rows) = (format!("{ours}.{part}"), format!("{theirs}.q_proj"), every_other(first));
+            map.linear_rows(&ours, &theirs, rows.collect(), [2 * queries, hidden], bias);
+        }
+    }
     let mut first = 0;
     for (part, heads, rotated) in [("q_proj", heads, rotated), ("k_proj", kv_heads, rotated), ("v_proj", kv_heads, 0)] {
         let (ours, out) = (format!("{ours}.{part}"), heads * head_dim);
         let apart = format!("{theirs}.{part}");
         match (called.fused_qkv, rotated) {
+            _ if config.output_gate && part == "q_proj" => {}
             (true, _) => {
                 let rows = head_rows(first, heads, head_dim, rotated);
                 map.linear_rows(&ours, &format!("{theirs}.qkv_proj"), rows, [total, hidden], bias);
@@ -122,6 +135,32 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
             map.same(format!("{ours}.{part}.weight"), format!("{theirs}.{part}.weight"), &[features]);
         }
     }
+}
+
+/// `modeling_qwen3_next.py`, `Qwen3NextGatedDeltaNet`: the projections are fused, for each key head in turn with what it
+/// serves.
+fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs: &str) {
+    let GatedDeltaConfig { hidden, key_heads, value_heads, key_dim, value_dim, kernel, .. } = *config;
+    let (serves, [_, _, values]) = (value_heads / key_heads, config.features());
+    for (fused, parts) in [
+        ("in_proj_qkvz", &[("q", key_dim), ("k", key_dim), ("v", serves * value_dim), ("z", serves * value_dim)][..]),
+        ("in_proj_ba", &[("b", serves), ("a", serves)]),
+    ] {
+        let group: usize = parts.iter().map(|(_, rows)| rows).sum();
+        let mut first = 0;
+        for (part, rows) in parts {
+            let places = (0..key_heads).map(|head| head * group + first..head * group + first + rows).collect();
+            let (ours, theirs) = (format!("{ours}.{part}_proj"), format!("{theirs}.{fused}"));
+            map.linear_rows(&ours, &theirs, places, [key_heads * group, hidden], false);
+            first += rows;
+        }
+    }
+    map.convolutions(ours, &format!("{theirs}.conv1d.weight"), &config.features(), kernel);
+    for name in ["A_log", "dt_bias"] {
+        map.same(format!("{ours}.{name}"), format!("{theirs}.{name}"), &[value_heads]);
+    }
+    map.same(format!("{ours}.norm.weight"), format!("{theirs}.norm.weight"), &[value_dim]);
+    map.linear(&format!("{ours}.o_proj"), &format!("{theirs}.out_proj"), [hidden, values], false);
 }
 
 /// `modeling_gpt_oss.py`, `GptOssExperts`: `gate_up_proj [experts, hidden, 2 width]`, gate and up alternating, and

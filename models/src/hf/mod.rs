@@ -91,7 +91,7 @@ pub enum HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 16] = [
+const ARCHITECTURES: [(&str, &str); 17] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
@@ -105,6 +105,7 @@ const ARCHITECTURES: [(&str, &str); 16] = [
     ("mixtral", "MixtralForCausalLM"),
     ("qwen2_moe", "Qwen2MoeForCausalLM"),
     ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    ("qwen3_next", "Qwen3NextForCausalLM"),
     ("gpt_oss", "GptOssForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
     ("deepseek_v3", "DeepseekV3ForCausalLM"),
@@ -177,6 +178,7 @@ impl FamilyConfig {
         let read = match kind {
             "mixtral" => MixtralConfig::from_hf(config, MixtralVariant::Mixtral).map(Self::Mixtral),
             "qwen3_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Moe).map(Self::Mixtral),
+            "qwen3_next" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Next).map(Self::Mixtral),
             "qwen2_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen2Moe).map(Self::Mixtral),
             "gpt_oss" => MixtralConfig::from_hf(config, MixtralVariant::GptOss).map(Self::Mixtral),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),

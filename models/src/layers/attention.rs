@@ -1,10 +1,11 @@
 //! Causal self-attention with grouped queries; every rank has some of the heads.
 
 use backend_dist::ops::context::{attention_in_context, attention_with_sinks};
-use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, Prologue, Residual};
+use backend_dist::ops::{AttentionOptions, PackedHeads, Prologue, Residual};
 use backend_dist::shard::{Init, Section, stable_hash};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
 
 use super::frequencies::RopeConfig;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
@@ -12,7 +13,7 @@ use super::norm::Norm;
 use super::paged::{Decode, PagedKvCache, Step};
 use super::query_key_norm::{QueryKeyNorm, QueryKeyNorms};
 use super::rope::{Angles, rotate};
-use crate::micro_batch::DropoutKey;
+use super::weight_dropout::WeightDropout;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
@@ -38,6 +39,8 @@ pub struct AttentionConfig {
     pub softcap: Option<f64>,
     /// The softmax of each query head has one more score, a learned one whose value is zero (gpt-oss).
     pub sinks: bool,
+    /// The output is multiplied by the sigmoid of a further projection of the input, feature by feature (Qwen3-Next).
+    pub output_gate: bool,
     /// Share of the attention weights dropped after the softmax.
     pub dropout: f64,
     /// Norms of queries and keys.
@@ -63,6 +66,7 @@ impl AttentionConfig {
             scale,
             softcap,
             sinks: false,
+            output_gate: false,
             dropout: 0.0,
             query_key_norm,
             input,
@@ -81,6 +85,7 @@ impl AttentionConfig {
 /// heads than ranks, neighbours hold the same key-value head.
 #[derive(Module, Debug)]
 pub struct SelfAttention {
+    /// With an output gate its projection follows the values.
     qkv: ColumnParallelLinear,
     norms: Option<QueryKeyNorms>,
     /// Of the rank's query heads.
@@ -94,23 +99,7 @@ pub struct SelfAttention {
     dropout: WeightDropout,
     #[module(skip)]
     recompute_core: bool,
-}
-
-/// What tells the rank's attention weights from all others when some are dropped.
-#[derive(Clone, Copy, Debug)]
-struct WeightDropout {
-    share: f64,
-    stream: u64,
-    first_head: usize,
-    heads: usize,
-}
-
-impl WeightDropout {
-    fn with(&self, key: Option<&DropoutKey>) -> Option<AttentionDropout> {
-        let Self { share: p, stream, first_head, heads } = *self;
-        let key = key.filter(|_| p > 0.0)?;
-        Some(AttentionDropout { p, seed: key.seed ^ stream, first_sample: key.first_sample, first_head, heads })
-    }
+    output_gate: bool,
 }
 
 impl SelfAttention {
@@ -121,15 +110,17 @@ impl SelfAttention {
     pub fn new(params: &mut ParamBuilder, name: &str, config: &AttentionConfig) -> Result<Self, BuildError> {
         let ranks = params.place().size;
         let kv_parts = ranks.min(config.kv_heads);
-        let [q, k, v] = ["q", "k", "v"].map(|part| format!("{name}.{part}_proj"));
+        let [q, k, v, gate] = ["q", "k", "v", "gate"].map(|part| format!("{name}.{part}_proj"));
         let kv_features = config.kv_heads * config.head_dim;
         let outputs = [
             Output { name: &q, features: config.heads * config.head_dim, parts: ranks },
             Output { name: &k, features: kv_features, parts: kv_parts },
             Output { name: &v, features: kv_features, parts: kv_parts },
+            Output { name: &gate, features: config.heads * config.head_dim, parts: ranks },
         ];
+        let outputs = &outputs[..if config.output_gate { 4 } else { 3 }];
         let inner = config.heads * config.head_dim;
-        let qkv = ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?;
+        let qkv = ColumnParallelLinear::new(params, config.hidden, outputs, config.input)?;
         let heads = PackedHeads { heads: config.heads, kv_heads: config.kv_heads };
         let norms = |norm| QueryKeyNorms::new(params, name, (heads, config.head_dim), norm);
         let norms = config.query_key_norm.map(norms).transpose()?;
@@ -154,6 +145,7 @@ impl SelfAttention {
                 heads: config.heads,
             },
             recompute_core: params.recompute().selects(recompute::Module::CoreAttention),
+            output_gate: config.output_gate,
         })
     }
 
@@ -166,13 +158,19 @@ impl SelfAttention {
         angles: Option<&Angles>,
         batch: &MicroBatch,
     ) -> Tensor<3> {
-        let qkv = self.heads(self.qkv.forward(x, norm, batch), angles);
+        let (qkv, gate) = self.gate(self.qkv.forward(x, norm, batch));
+        let qkv = self.heads(qkv, angles);
         let (dropout, deterministic) = (self.dropout.with(batch.dropout.as_ref()), batch.pass.deterministic);
         let options = AttentionOptions { dropout, deterministic, ..self.options };
         if let Some(sinks) = &self.sinks {
             let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
             let of = attention_with_sinks(self.split(qkv), sinks.val(), options, context, documents, &batch.pass);
             return self.out.forward(side_by_side(of), Prologue::None, false, batch);
+        }
+        if let Some(gate) = gate {
+            let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
+            let of = attention_in_context(qkv, self.heads, options, context, documents, &batch.pass);
+            return self.out.forward(gated(side_by_side(of), Some(gate)), Prologue::None, false, batch);
         }
         if batch.context.is_none() && batch.documents.is_none() {
             return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core, batch);
@@ -189,7 +187,7 @@ impl SelfAttention {
 
     /// The same for tokens of several sequences, one after the other, whose earlier positions are in the cache as
     /// `layer`'s.
-    pub fn extend_paged(
+    pub fn extend(
         &self,
         x: impl Into<Residual>,
         norm: &Norm,
@@ -198,11 +196,12 @@ impl SelfAttention {
         (layer, cache): (usize, &mut PagedKvCache),
     ) -> Tensor<3> {
         let batch = &MicroBatch::default();
-        let qkv = self.qkv.forward(x, norm, batch);
+        let (qkv, gate) = self.gate(self.qkv.forward(x, norm, batch));
         let positions = qkv.dims()[0];
         let qkv = self.split(self.heads(qkv.narrow(0, 0, step.len()), angles));
         let of = cache.attend(layer, step, qkv, self.options, self.sinks.as_ref().map(Param::val));
-        self.out.forward(side_by_side(pad_sequence(of, positions)), Prologue::None, false, batch)
+        let of = gated(side_by_side(pad_sequence(of, positions)), gate);
+        self.out.forward(of, Prologue::None, false, batch)
     }
 
     /// The same for a decode step on a GPU, as whose layer `layer`'s keys and values are in the cache.
@@ -219,9 +218,9 @@ impl SelfAttention {
         self.out.forward(side_by_side(of), Prologue::None, false, batch)
     }
 
-    /// Whether decode steps have a kernel: on GPUs, without sinks and softcaps.
+    /// Whether decode steps have a kernel: on GPUs, without sinks, output gates and softcaps.
     pub(crate) fn decodes(&self, layer: usize, cache: &PagedKvCache) -> bool {
-        self.sinks.is_none() && cache.has_kernel(layer, (self.heads, self.options))
+        self.sinks.is_none() && !self.output_gate && cache.has_kernel(layer, (self.heads, self.options))
     }
 
     /// Queries, keys and values of packed heads.
@@ -229,6 +228,18 @@ impl SelfAttention {
         let PackedHeads { heads, kv_heads } = self.heads;
         [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
             .map(|(first, count)| qkv.clone().narrow(2, first, count))
+    }
+
+    /// The projection's queries, keys and values, and the output's gate if there is one.
+    fn gate(&self, projected: Tensor<3>) -> (Tensor<3>, Option<Tensor<3>>) {
+        if !self.output_gate {
+            return (projected, None);
+        }
+        let PackedHeads { heads, .. } = self.heads;
+        let features = projected.dims()[2];
+        let queries = features / (self.heads.total() + heads) * heads;
+        let rest = features - queries;
+        (projected.clone().narrow(2, 0, rest), Some(projected.narrow(2, rest, queries)))
     }
 
     /// The projection's `[s, b, features]` as normalised and rotated heads `[s, b, heads + 2 kv_heads, d]`.
@@ -250,6 +261,14 @@ impl SelfAttention {
             Some(angles) => rotate(qkv, heads + kv_heads, angles),
             None => qkv,
         }
+    }
+}
+
+/// The output behind its gate, if it has one.
+fn gated(of: Tensor<3>, gate: Option<Tensor<3>>) -> Tensor<3> {
+    match gate {
+        Some(gate) => of * sigmoid(gate),
+        None => of,
     }
 }
 

@@ -1,12 +1,13 @@
-//! A transformer block: norm, attention, norm, residual; norm, MLP, norm, residual. Not every block has all norms.
+//! A transformer block: norm, attention or another token mixer, norm, residual; norm, MLP, norm, residual. Not every
+//! block has all norms.
 
 use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::attention::{AttentionConfig, SelfAttention};
 use super::dropout::Dropout;
 use super::feed_forward::FeedForward;
+use super::mixer::{Mixer, TokenMixer};
 use super::moe::Ffn;
 use super::norm::{Norm, NormKind};
 use super::paged::{Decode, PagedKvCache, Step};
@@ -52,8 +53,8 @@ const NORMS: [&str; 4] =
 /// Everything a block is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockConfig {
-    /// Attention.
-    pub attention: AttentionConfig,
+    /// Attention, or what is in its place.
+    pub mixer: Mixer,
     /// MLP or MoE.
     pub mlp: Ffn,
     /// Which norms.
@@ -71,13 +72,13 @@ pub struct BlockConfig {
 #[derive(Module, Debug)]
 pub struct TransformerBlock {
     input_layernorm: Norm,
-    attention: SelfAttention,
+    mixer: TokenMixer,
     post_self_attn_layernorm: Norm,
     post_attention_layernorm: Norm,
     mlp: FeedForward,
     post_mlp_layernorm: Norm,
     #[module(skip)]
-    attention_dropout: Dropout,
+    mixer_dropout: Dropout,
     #[module(skip)]
     mlp_dropout: Dropout,
 }
@@ -88,8 +89,8 @@ impl TransformerBlock {
     /// # Errors
     /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &BlockConfig) -> Result<Self, BuildError> {
-        let hidden = config.attention.hidden;
-        let (attention, mlp) = (format!("{name}.attention"), format!("{name}.mlp"));
+        let hidden = config.mixer.hidden();
+        let (mixer, mlp) = (format!("{name}.{}", config.mixer.name()), format!("{name}.mlp"));
         let parallel = params.parallel().clone();
         let norm = |params: &mut ParamBuilder, place: usize| match config.placement.names().find(|(at, _)| *at == place)
         {
@@ -98,51 +99,46 @@ impl TransformerBlock {
         };
         Ok(Self {
             input_layernorm: norm(params, 0)?,
-            attention: SelfAttention::new(params, &attention, &config.attention)?,
+            mixer: TokenMixer::new(params, &mixer, &config.mixer)?,
             post_self_attn_layernorm: norm(params, 1)?,
             post_attention_layernorm: norm(params, 2)?,
             mlp: FeedForward::new(params, &mlp, &config.mlp)?,
             post_mlp_layernorm: norm(params, 3)?,
-            attention_dropout: Dropout::new(&parallel, &attention, config.dropout),
+            mixer_dropout: Dropout::new(&parallel, &mixer, config.dropout),
             mlp_dropout: Dropout::new(&parallel, &mlp, config.dropout),
         })
     }
 
-    /// The block's output; see [`SelfAttention::forward`] for `angles`.
+    /// The block's output; see [`SelfAttention::forward`](super::attention::SelfAttention::forward) for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
-        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
+        self.around(x, batch, |x, norm| self.mixer.forward(x, norm, angles, batch))
     }
 
-    /// The same for tokens of several sequences; see [`SelfAttention::extend_paged`].
-    pub fn extend_paged(
+    /// The same for tokens of several sequences; see [`SelfAttention::extend`](super::attention::SelfAttention::extend).
+    pub fn extend(
         &self,
         x: Tensor<3>,
         step: &Step,
         angles: Option<&Angles>,
         cache: (usize, &mut PagedKvCache),
     ) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend_paged(x, norm, step, angles, cache))
+        self.around(x, &MicroBatch::default(), |x, norm| self.mixer.extend(x, norm, step, angles, cache))
     }
 
     /// The same for a decode step on a GPU; see [`SelfAttention::decode`].
     pub(crate) fn decode(&self, x: Tensor<3>, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.attention.decode(x, norm, step, angles))
+        self.around(x, &MicroBatch::default(), |x, norm| self.mixer.decode(x, norm, step, angles))
     }
 
     /// Whether nothing in a decode step waits for the host, and its attention has a kernel.
     pub(crate) fn decodes(&self, layer: usize, cache: &PagedKvCache) -> bool {
-        matches!(self.mlp, FeedForward::Dense(_)) && self.attention.decodes(layer, cache)
+        matches!(self.mlp, FeedForward::Dense(_)) && self.mixer.decodes(layer, cache)
     }
 
-    fn around(
-        &self,
-        x: Tensor<3>,
-        batch: &MicroBatch,
-        attention: impl FnOnce(Residual, &Norm) -> Tensor<3>,
-    ) -> Tensor<3> {
+    fn around(&self, x: Tensor<3>, batch: &MicroBatch, mixer: impl FnOnce(Residual, &Norm) -> Tensor<3>) -> Tensor<3> {
         let x = Residual::enter(x, &batch.pass);
-        let attention = self.post_self_attn_layernorm.forward(attention(x.clone(), &self.input_layernorm));
-        let x = self.post_attention_layernorm.of_sum(x, self.attention_dropout.forward(attention, batch));
+        let mixed = self.post_self_attn_layernorm.forward(mixer(x.clone(), &self.input_layernorm));
+        let x = self.post_attention_layernorm.of_sum(x, self.mixer_dropout.forward(mixed, batch));
         let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
         let mlp = self.post_mlp_layernorm.forward(mlp);
         x.leave(self.mlp_dropout.forward(mlp, batch))

@@ -168,7 +168,7 @@ impl LearnedPositions {
     ///
     /// # Panics
     /// If one of them ends beyond the table.
-    pub fn extend_paged(&self, x: Tensor<3>, at: &[Range<usize>]) -> Tensor<3> {
+    pub fn extend(&self, x: Tensor<3>, at: &[Range<usize>]) -> Tensor<3> {
         let own = x.dims()[0];
         let first = self.parallel.own_positions(own).start;
         let (positions, end) = (self.weight.dims()[0], at.iter().map(|range| range.end).max().unwrap_or(0));

@@ -145,7 +145,7 @@ impl LatentAttention {
 
     /// The same for tokens of several sequences, one after the other, whose earlier positions are in the cache as
     /// `layer`'s.
-    pub fn extend_paged(
+    pub fn extend(
         &self,
         x: impl Into<Residual>,
         norm: &Norm,

@@ -5,7 +5,9 @@ use backend_dist::shard::Init;
 use super::config::LlamaConfig;
 use super::model::Frame;
 use super::variant::Bias;
-use crate::layers::{AttentionConfig, BlockConfig, Ffn, LinearConfig, MlpConfig, QueryKeyNorm, RopeConfig, Vocab};
+use crate::layers::{
+    AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, QueryKeyNorm, RopeConfig, Vocab,
+};
 
 impl LlamaConfig {
     /// Distribution of embeddings and of projections inside a block.
@@ -38,40 +40,41 @@ impl LlamaConfig {
         }
     }
 
+    /// The attention of a layer.
+    pub fn attention(&self, layer: usize) -> AttentionConfig {
+        let of = self.variant.architecture();
+        let [input, output] =
+            of.attention_biases.map(|bias| bias == Bias::Always || bias == Bias::Key && self.attention_bias);
+        let input = LinearConfig { bias: input, init: self.init() };
+        let output = LinearConfig { bias: output, init: self.residual_init() };
+        let heads = [self.num_attention_heads, self.num_key_value_heads];
+        AttentionConfig {
+            rope: self.rope(layer),
+            window: self.window(layer),
+            scale: self.query_pre_attn_scalar.map(|scalar| scalar.sqrt().recip()),
+            softcap: self.attn_logit_softcapping,
+            dropout: self.attention_dropout,
+            query_key_norm: of.query_key_norm.map(|over| QueryKeyNorm { over, kind: of.norm, eps: self.rms_norm_eps }),
+            ..AttentionConfig::new(self.hidden_size, heads, self.head_dim, [input, output])
+        }
+    }
+
     /// What a layer is made of.
     pub fn block(&self, layer: usize) -> BlockConfig {
         let of = self.variant.architecture();
-        let linear = |bias, init| LinearConfig { bias, init };
-        let [input, output] =
-            of.attention_biases.map(|bias| bias == Bias::Always || bias == Bias::Key && self.attention_bias);
-        let (init, residual) = (self.init(), self.residual_init());
-        let heads = [self.num_attention_heads, self.num_key_value_heads];
-        let (norm, norm_eps) = (of.norm, self.rms_norm_eps);
+        let linear = |init| LinearConfig { bias: self.mlp_bias, init };
         BlockConfig {
-            attention: AttentionConfig {
-                rope: self.rope(layer),
-                window: self.window(layer),
-                scale: self.query_pre_attn_scalar.map(|scalar| scalar.sqrt().recip()),
-                softcap: self.attn_logit_softcapping,
-                dropout: self.attention_dropout,
-                query_key_norm: of.query_key_norm.map(|over| QueryKeyNorm { over, kind: norm, eps: norm_eps }),
-                ..AttentionConfig::new(
-                    self.hidden_size,
-                    heads,
-                    self.head_dim,
-                    [linear(input, init), linear(output, residual)],
-                )
-            },
+            mixer: Mixer::Attention(self.attention(layer)),
             mlp: Ffn::Dense(MlpConfig {
                 hidden: self.hidden_size,
                 intermediate: self.intermediate_size,
                 activation: of.activation,
-                input: linear(self.mlp_bias, init),
-                output: linear(self.mlp_bias, residual),
+                input: linear(self.init()),
+                output: linear(self.residual_init()),
             }),
-            norm,
+            norm: of.norm,
             placement: of.placement,
-            norm_eps,
+            norm_eps: self.rms_norm_eps,
             dropout: self.hidden_dropout,
         }
     }

@@ -99,7 +99,7 @@ impl LlamaConfig {
     }
 
     /// Some features of a head are rotated, in pairs.
-    fn check_rotated(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check_rotated(&self) -> Result<(), ConfigError> {
         let key = "partial_rotary_factor";
         let share = self.partial_rotary_factor.unwrap_or(1.0);
         if !(share > 0.0 && share <= 1.0) {
@@ -172,6 +172,7 @@ impl ModelConfig for LlamaConfig {
             experts: None,
             layers: self.num_hidden_layers,
             max_positions: None,
+            state_heads: None,
         }
     }
 

@@ -132,7 +132,7 @@ impl LlamaConfig {
 
     /// 1 for each layer that rotates, 0 for each that does not, as transformers has it.
     fn no_rope_layers(&self) -> Vec<usize> {
-        (0..self.num_hidden_layers).map(|layer| usize::from(self.block(layer).attention.rope.is_some())).collect()
+        (0..self.num_hidden_layers).map(|layer| usize::from(self.attention(layer).rope.is_some())).collect()
     }
 }
 

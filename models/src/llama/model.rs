@@ -93,7 +93,7 @@ impl CausalLm for Llama {
         lm_head.logits(norm.forward(x), self.embed_tokens.as_ref()).swap_dims(0, 1)
     }
 
-    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
         cache.begin(step);
         if let Some(logits) = self.decode(step, cache) {
             return logits;
@@ -105,7 +105,7 @@ impl CausalLm for Llama {
         };
         let x = (self.layers.iter().enumerate()).fold(x, |x, (index, layer)| {
             let angles = angles(index, &x);
-            layer.extend_paged(x, step, angles.as_ref(), (index, cache))
+            layer.extend(x, step, angles.as_ref(), (index, cache))
         });
         let Head { norm, lm_head } = self.head();
         lm_head.logits_of(norm.forward(x), &step.outputs(), self.embed_tokens.as_ref())
@@ -185,7 +185,9 @@ impl Llama {
     ) -> Result<Self, BuildError> {
         let params = &mut params;
         let (Frame { vocab, init, .. }, part) = (frame, params.part_of(frame.layers));
-        let ropes = LayerRopes::new(part.layers.clone().map(|layer| block(layer).attention.rope));
+        let ropes = LayerRopes::new(
+            part.layers.clone().map(|layer| block(layer).mixer.attention().and_then(|attention| attention.rope)),
+        );
         params.begin(if frame.tied { Unit::Tied } else { Unit::Embedding });
         let embed_tokens = match part.embedding {
             true => Some(VocabParallelEmbedding::new(params, "embed_tokens", vocab, *init)?),

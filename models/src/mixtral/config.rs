@@ -64,6 +64,20 @@ pub struct MixtralConfig {
     pub sliding_window_pattern: Option<usize>,
     /// Bound of an expert's gate, and with either sign of what it multiplies (gpt-oss, which always has one).
     pub swiglu_limit: Option<f64>,
+    /// Share of a head's features that are rotated (Qwen3-Next); `None` is 0.25.
+    pub partial_rotary_factor: Option<f64>,
+    /// Every this many layers one has attention, the others Gated DeltaNet (Qwen3-Next); `None` is 4.
+    pub full_attention_interval: Option<usize>,
+    /// Heads of queries and keys of Gated DeltaNet; `None` is 16.
+    pub linear_num_key_heads: Option<usize>,
+    /// Heads of values of Gated DeltaNet; `None` is 32.
+    pub linear_num_value_heads: Option<usize>,
+    /// Features of a query or key head of Gated DeltaNet; `None` is 128.
+    pub linear_key_head_dim: Option<usize>,
+    /// Features of a value head of Gated DeltaNet; `None` is 128.
+    pub linear_value_head_dim: Option<usize>,
+    /// Positions that Gated DeltaNet's convolution sees; `None` is 4.
+    pub linear_conv_kernel_dim: Option<usize>,
     /// Longest sequence that the model was made for. Rotary positions continue beyond it.
     pub max_position_embeddings: usize,
     /// Base of the rotary frequencies.
@@ -114,7 +128,7 @@ impl MixtralConfig {
 
     /// Width of the shared expert, if there is one.
     pub fn shared_expert(&self) -> Option<usize> {
-        let is_shared = self.variant == MixtralVariant::Qwen2Moe;
+        let is_shared = matches!(self.variant, MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Next);
         is_shared.then(|| self.shared_expert_intermediate_size.unwrap_or(self.intermediate_size))
     }
 
@@ -125,16 +139,16 @@ impl MixtralConfig {
 
     /// Whether every query and key head is normalised.
     pub fn has_head_norms(&self) -> bool {
-        self.variant == MixtralVariant::Qwen3Moe
+        matches!(self.variant, MixtralVariant::Qwen3Moe | MixtralVariant::Qwen3Next)
     }
 
     /// The Llama that this is but for its experts.
-    fn llama(&self) -> LlamaConfig {
+    pub(super) fn llama(&self) -> LlamaConfig {
         LlamaConfig {
             variant: match self.variant {
                 MixtralVariant::Mixtral | MixtralVariant::GptOss => LlamaVariant::Llama,
                 MixtralVariant::Qwen2Moe => LlamaVariant::Qwen2,
-                MixtralVariant::Qwen3Moe => LlamaVariant::Qwen3,
+                MixtralVariant::Qwen3Moe | MixtralVariant::Qwen3Next => LlamaVariant::Qwen3,
             },
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
@@ -146,6 +160,7 @@ impl MixtralConfig {
             max_position_embeddings: self.max_position_embeddings,
             rope_theta: self.rope_theta,
             rope_scaling: self.rope_scaling,
+            partial_rotary_factor: self.rotated_share(),
             rms_norm_eps: self.rms_norm_eps,
             tie_word_embeddings: self.tie_word_embeddings,
             attention_bias: self.attention_bias,
@@ -159,13 +174,11 @@ impl MixtralConfig {
     }
 
     pub(super) fn frame(&self) -> Frame {
-        self.llama().frame()
+        Frame { norm: self.norm(), ..self.llama().frame() }
     }
 
     pub(super) fn block(&self, layer: usize) -> BlockConfig {
-        let mut block = self.llama().block(layer);
-        block.attention.window = self.window(layer);
-        block.attention.sinks = self.variant == MixtralVariant::GptOss;
+        let block = BlockConfig { mixer: self.mixer(layer), norm: self.norm(), ..self.llama().block(layer) };
         match self.is_dense(layer) {
             true => block,
             false => BlockConfig { mlp: Ffn::Moe(self.experts()), ..block },
@@ -183,7 +196,7 @@ impl MixtralConfig {
             MixtralVariant::GptOss => {
                 ExpertKind::Clamped { alpha: 1.702, limit: self.swiglu_limit.unwrap_or(SWIGLU_LIMIT) }
             }
-            MixtralVariant::Mixtral | MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe => ExpertKind::SwiGlu,
+            _ => ExpertKind::SwiGlu,
         }
     }
 
@@ -207,39 +220,6 @@ impl MixtralConfig {
             output: self.llama().residual_init(),
         }
     }
-
-    /// Keys that only some variants have.
-    fn check_variant(&self) -> Result<(), ConfigError> {
-        use MixtralVariant::{GptOss, Qwen2Moe, Qwen3Moe};
-        let size = |size: Option<usize>| size.map(|size| size.to_string());
-        let foreign: [(_, Option<String>, &[MixtralVariant]); 9] = [
-            ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen2Moe, Qwen3Moe]),
-            ("shared_expert_intermediate_size", size(self.shared_expert_intermediate_size), &[Qwen2Moe]),
-            (
-                "decoder_sparse_step",
-                size(Some(self.decoder_sparse_step).filter(|step| *step != 1)),
-                &[Qwen2Moe, Qwen3Moe],
-            ),
-            ("mlp_only_layers", size(self.mlp_only_layers.first().copied()), &[Qwen2Moe, Qwen3Moe]),
-            ("attention_bias", size(self.attention_bias.then_some(1)), &[Qwen3Moe, GptOss]),
-            ("norm_topk_prob", size((!self.norm_topk_prob).then_some(0)), &[Qwen2Moe, Qwen3Moe]),
-            ("sliding_window", size(self.sliding_window), &[GptOss]),
-            ("sliding_window_pattern", size(self.sliding_window_pattern), &[GptOss]),
-            ("swiglu_limit", self.swiglu_limit.map(|limit| limit.to_string()), &[GptOss]),
-        ];
-        let given = |(key, value, owners): (&'static str, Option<String>, &'static [MixtralVariant])| {
-            Some((key, value?, owners)).filter(|_| !owners.contains(&self.variant))
-        };
-        match foreign.into_iter().find_map(given) {
-            None => Ok(()),
-            Some((key, value, owners)) => {
-                let owners: Vec<String> = owners.iter().map(|owner| format!("\"{owner}\"")).collect();
-                let (owner, variant) =
-                    (format!("models with `variant = {}`", owners.join("` or `")), self.variant.to_string());
-                Err(ConfigError::Foreign { key, value, owner, variant })
-            }
-        }
-    }
 }
 
 impl ModelConfig for MixtralConfig {
@@ -256,7 +236,8 @@ impl ModelConfig for MixtralConfig {
         ])?;
         divisors(&[("swiglu_limit", self.swiglu_limit)])?;
         self.check_variant()?;
-        self.llama().check()?;
+        LlamaConfig { partial_rotary_factor: None, ..self.llama() }.check()?;
+        self.check_linear()?;
         self.experts().check()
     }
 
@@ -265,6 +246,7 @@ impl ModelConfig for MixtralConfig {
         ModelDims {
             intermediate: if has_mlp { self.intermediate_size } else { self.shared_expert().unwrap_or(0) },
             experts: Some(ExpertDims { count: self.num_experts, intermediate: self.expert_size() }),
+            state_heads: self.linear_layers().first().map(|_| self.linear_attention().key_heads),
             ..self.llama().dims()
         }
     }
@@ -284,10 +266,12 @@ impl ModelConfig for MixtralConfig {
     fn presets() -> Vec<(&'static str, Self)> {
         vec![
             ("mixtral-tiny", Self::tiny()),
+            ("qwen3-next-tiny", Self::qwen3_next_tiny()),
             ("mixtral-8x7b", Self::mixtral_8x7b()),
             ("mixtral-8x7b-half", Self::mixtral_8x7b_half()),
             ("qwen1.5-moe-a2.7b", Self::qwen1_5_moe_a2_7b()),
             ("qwen3-30b-a3b", Self::qwen3_30b_a3b()),
+            ("qwen3-next-80b-a3b", Self::qwen3_next_80b_a3b()),
             ("gpt-oss-20b", Self::gpt_oss_20b()),
             ("gpt-oss-120b", Self::gpt_oss_120b()),
         ]
@@ -321,7 +305,7 @@ mod tests {
         );
         assert_eq!(
             refuse(MixtralConfig { mlp_only_layers: vec![1], ..tiny() }),
-            "mlp_only_layers = 1: models with `variant = \"qwen2_moe\"` or `\"qwen3_moe\"` have it, this model is mixtral; nearest legal: none"
+            "mlp_only_layers = 1: models with `variant = \"qwen2_moe\"` or `\"qwen3_moe\"` or `\"qwen3_next\"` have it, this model is mixtral; nearest legal: none"
         );
         assert!(refuse(MixtralConfig { num_key_value_heads: 3, ..tiny() }).contains("nearest legal: 2, 4"));
         assert!(refuse(MixtralConfig { num_experts: 0, ..tiny() }).contains("num_experts = 0 is not positive"));

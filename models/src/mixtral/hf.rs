@@ -3,9 +3,11 @@
 use serde_json::{Value, json};
 
 use super::config::{MixtralConfig, SWIGLU_LIMIT};
+use super::linear;
 use super::variant::MixtralVariant;
 use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LayerNames, USUAL};
-use crate::hf::{ConfigReader, HfError, layers, rope};
+use crate::hf::rope::{self, Rope};
+use crate::hf::{ConfigReader, HfError, layers};
 use crate::names::NameMap;
 
 /// The names of the tensors of `MixtralForCausalLM` and `Qwen3MoeForCausalLM`.
@@ -16,7 +18,7 @@ pub(super) fn names(config: &MixtralConfig) -> NameMap {
             LayerNames { experts, ..USUAL }
         }
         MixtralVariant::GptOss => LayerNames { stacked_experts: true, ..USUAL },
-        MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe => USUAL,
+        MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe | MixtralVariant::Qwen3Next => USUAL,
     };
     decoder::names(&config.frame(), |layer| config.block(layer), called)
 }
@@ -32,7 +34,13 @@ impl MixtralConfig {
         config.expect_model(variant.model_type())?;
         config.expect_or_absent("hidden_act", "silu")?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
-        let (rope_theta, rope_scaling) = rope::read(&config, variant.rope_base())?;
+        let rope = match variant {
+            MixtralVariant::Qwen3Next => rope::read_partial(&config, variant.rope_base())?,
+            _ => {
+                let (theta, scaling) = rope::read(&config, variant.rope_base())?;
+                Rope { theta, scaling, ..Rope::default() }
+            }
+        };
         let common = Self {
             variant,
             vocab_size: config.size("vocab_size")?,
@@ -45,8 +53,8 @@ impl MixtralConfig {
             num_experts_per_tok: top_k(&config, variant)?,
             router_aux_loss_coef: config.number("router_aux_loss_coef")?.unwrap_or(0.001),
             max_position_embeddings: config.size("max_position_embeddings")?,
-            rope_theta,
-            rope_scaling,
+            rope_theta: rope.theta,
+            rope_scaling: rope.scaling,
             rms_norm_eps: config.required_number("rms_norm_eps")?,
             tie_word_embeddings: config.flag("tie_word_embeddings")?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
@@ -99,6 +107,30 @@ impl MixtralConfig {
                     ..common
                 }
             }
+            MixtralVariant::Qwen3Next => {
+                let sparse = Self {
+                    head_dim: config.size_or("head_dim", 256)?,
+                    moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
+                    shared_expert_intermediate_size: Some(config.size("shared_expert_intermediate_size")?),
+                    norm_topk_prob: config.flag_or("norm_topk_prob", true)?,
+                    decoder_sparse_step: config.size_or("decoder_sparse_step", 1)?,
+                    mlp_only_layers: config.indices("mlp_only_layers")?.unwrap_or_default(),
+                    attention_bias: config.flag("attention_bias")?,
+                    ..common
+                };
+                let read = Self {
+                    partial_rotary_factor: rope.partial,
+                    full_attention_interval: linear::read_interval(&config, sparse.num_hidden_layers)?,
+                    linear_num_key_heads: config.optional_size("linear_num_key_heads")?,
+                    linear_num_value_heads: config.optional_size("linear_num_value_heads")?,
+                    linear_key_head_dim: config.optional_size("linear_key_head_dim")?,
+                    linear_value_head_dim: config.optional_size("linear_value_head_dim")?,
+                    linear_conv_kernel_dim: config.optional_size("linear_conv_kernel_dim")?,
+                    ..sparse
+                };
+                layers::expect_kinds(&config, &read.mixer_types())?;
+                read
+            }
         };
         config.finish(variant.harmless())?;
         Ok(read)
@@ -135,6 +167,7 @@ impl MixtralConfig {
                 config["attention_bias"] = json!(self.attention_bias);
                 config["use_sliding_window"] = json!(false);
             }
+            MixtralVariant::Qwen3Next => self.write_linear(&mut config),
         }
         config
     }

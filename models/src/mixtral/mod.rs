@@ -1,8 +1,10 @@
 //! Mixtral: a Llama whose MLPs are MoE. Qwen3-MoE adds norms of every query and key head and layers
-//! without experts.
+//! without experts, Qwen3-Next linear attention.
 
 mod config;
 mod hf;
+mod keys;
+mod linear;
 mod model;
 mod presets;
 mod variant;

@@ -46,8 +46,8 @@ impl CausalLm for Mixtral {
         self.decoder.head_logits(x)
     }
 
-    fn extend_paged(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
-        self.decoder.extend_paged(step, cache)
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        self.decoder.extend(step, cache)
     }
 
     fn registry(&self) -> &Registry {

@@ -38,6 +38,13 @@ impl MixtralConfig {
             sliding_window: None,
             sliding_window_pattern: None,
             swiglu_limit: None,
+            partial_rotary_factor: None,
+            full_attention_interval: None,
+            linear_num_key_heads: None,
+            linear_num_value_heads: None,
+            linear_key_head_dim: None,
+            linear_value_head_dim: None,
+            linear_conv_kernel_dim: None,
             max_position_embeddings: 2048,
             rope_theta: 10_000.0,
             rope_scaling: None,
@@ -69,6 +76,56 @@ impl MixtralConfig {
             router_aux_loss_coef: 0.001,
             max_position_embeddings: 8192,
             rope_theta: 1_000_000.0,
+            rms_norm_eps: 1e-6,
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
+        }
+    }
+
+    /// A Qwen3-Next small enough for tests: a layer of Gated DeltaNet, then one of attention, then one of Gated DeltaNet.
+    pub fn qwen3_next_tiny() -> Self {
+        Self {
+            variant: MixtralVariant::Qwen3Next,
+            moe_intermediate_size: Some(32),
+            shared_expert_intermediate_size: Some(32),
+            num_hidden_layers: 3,
+            head_dim: 16,
+            partial_rotary_factor: Some(0.5),
+            full_attention_interval: Some(2),
+            linear_num_key_heads: Some(4),
+            linear_num_value_heads: Some(8),
+            linear_key_head_dim: Some(8),
+            linear_value_head_dim: Some(8),
+            linear_conv_kernel_dim: Some(4),
+            ..Self::tiny()
+        }
+    }
+
+    /// Qwen3-Next-80B-A3B, without its module of multi-token prediction.
+    pub fn qwen3_next_80b_a3b() -> Self {
+        Self {
+            variant: MixtralVariant::Qwen3Next,
+            vocab_size: 151_936,
+            hidden_size: 2048,
+            intermediate_size: 5120,
+            moe_intermediate_size: Some(512),
+            shared_expert_intermediate_size: Some(512),
+            num_hidden_layers: 48,
+            num_attention_heads: 16,
+            num_key_value_heads: 2,
+            head_dim: 256,
+            partial_rotary_factor: Some(0.25),
+            full_attention_interval: Some(4),
+            linear_num_key_heads: Some(16),
+            linear_num_value_heads: Some(32),
+            linear_key_head_dim: Some(128),
+            linear_value_head_dim: Some(128),
+            linear_conv_kernel_dim: Some(4),
+            num_experts: 512,
+            num_experts_per_tok: 10,
+            router_aux_loss_coef: 0.001,
+            max_position_embeddings: 262_144,
+            rope_theta: 10_000_000.0,
             rms_norm_eps: 1e-6,
             make_vocab_size_divisible_by: 128,
             ..Self::tiny()
@@ -164,6 +221,7 @@ mod tests {
         let published = [
             (MixtralConfig::qwen1_5_moe_a2_7b(), 14_315_784_192),
             (MixtralConfig::gpt_oss_20b(), 20_914_757_184),
+            (MixtralConfig::qwen3_next_80b_a3b(), 79_674_391_296),
             (MixtralConfig::gpt_oss_120b(), 116_829_156_672),
         ];
         for (config, parameters) in published {

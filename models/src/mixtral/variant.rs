@@ -19,6 +19,9 @@ pub enum MixtralVariant {
     /// Qwen3-MoE: every query and key head is normalised before rotation, and some layers may have an MLP instead of
     /// experts.
     Qwen3Moe,
+    /// Qwen3-Next: Gated DeltaNet in three of four layers, attention with a gated output in the fourth, norms of
+    /// `1 + weight`, a gated shared expert.
+    Qwen3Next,
 }
 
 /// Hugging Face's `model_type`.
@@ -36,6 +39,7 @@ impl MixtralVariant {
             Self::GptOss => "gpt_oss",
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
+            Self::Qwen3Next => "qwen3_next",
         }
     }
 
@@ -44,7 +48,7 @@ impl MixtralVariant {
         match self {
             Self::Mixtral => 1e6,
             Self::GptOss => 150_000.0,
-            Self::Qwen2Moe | Self::Qwen3Moe => 1e4,
+            Self::Qwen2Moe | Self::Qwen3Moe | Self::Qwen3Next => 1e4,
         }
     }
 
@@ -56,6 +60,7 @@ impl MixtralVariant {
             Self::GptOss => &["output_router_logits", "initial_context_length"],
             // The last two count only where `use_sliding_window` is true.
             Self::Qwen2Moe | Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
+            Self::Qwen3Next => &["output_router_logits"],
         }
     }
 }

@@ -86,7 +86,7 @@ fn overflow<M: CausalLm>(config: &M::Config, capacity: usize) -> String {
         let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F64, 0).without_autodiff())?;
         let tokens = Batch::synthetic(config.vocab_size()).tokens[..SEQ].to_vec();
         let chunk = Chunk { tokens, positions: 0..SEQ, blocks: vec![0], outputs: Outputs::Last };
-        model.extend_paged(&Step::new(vec![chunk]), &mut PagedKvCache::new(1, capacity));
+        model.extend(&Step::new(vec![chunk]), &mut PagedKvCache::new(1, capacity));
         Ok(())
     });
     error.unwrap_err().to_string()

@@ -6,6 +6,7 @@ mod fp8;
 mod half;
 mod harness;
 mod hf;
+mod linear;
 mod moe;
 mod paged;
 mod recompute;

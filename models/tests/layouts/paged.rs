@@ -42,7 +42,7 @@ pub fn assert_neighbours_change_nothing<M: CausalLm>(what: &str, model: &M, batc
                     outputs,
                 });
             }
-            let found = host(model.extend_paged(&Step::new(chunks), &mut cache));
+            let found = host(model.extend(&Step::new(chunks), &mut cache));
             assert_close(&format!("{what}, round {round}: paged logits of step {step}"), &found, &expected, 1e-12);
         }
         assert_eq!(read, [SEQ; BATCH]);

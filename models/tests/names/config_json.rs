@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     GEMMA2, GEMMA3, GLM4, GPT_OSS, GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3, QWEN3_MOE,
-    SMOLLM3, parse,
+    QWEN3_NEXT, SMOLLM3, parse,
 };
 
 fn llama(text: &str) -> LlamaConfig {
@@ -41,7 +41,7 @@ fn what_config_json_says() {
 /// is read.
 #[test]
 fn config_json_round_trip() {
-    let relatives = [QWEN2, SMOLLM3, OLMO2, GEMMA2, GEMMA3, PHI3, GLM4, GPT_OSS];
+    let relatives = [QWEN2, SMOLLM3, OLMO2, GEMMA2, GEMMA3, PHI3, GLM4, GPT_OSS, QWEN3_NEXT];
     for text in [LLAMA2, LLAMA3, MISTRAL, QWEN3, MIXTRAL, QWEN3_MOE, GPT2].into_iter().chain(relatives) {
         let original = parse(text);
         let config = FamilyConfig::from_hf(&original).unwrap();
@@ -184,7 +184,7 @@ fn an_architecture_that_is_not_here_is_refused() {
          mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), \
          smollm3 (SmolLM3ForCausalLM), olmo2 (Olmo2ForCausalLM), gemma2 (Gemma2ForCausalLM), \
          gemma3_text (Gemma3ForCausalLM), phi3 (Phi3ForCausalLM), glm4 (Glm4ForCausalLM), mixtral (MixtralForCausalLM), \
-         qwen2_moe (Qwen2MoeForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
+         qwen2_moe (Qwen2MoeForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM)"
     );
     let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");

@@ -27,6 +27,7 @@ const GPT_OSS: &str = hf!("gpt_oss");
 const GLM4: &str = hf!("glm4");
 const MIXTRAL: &str = hf!("mixtral");
 const QWEN3_MOE: &str = hf!("qwen3_moe");
+const QWEN3_NEXT: &str = hf!("qwen3_next");
 const GPT2: &str = hf!("gpt2");
 
 fn parse(text: &str) -> Value {

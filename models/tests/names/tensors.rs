@@ -7,7 +7,7 @@ use models::names::NameMap;
 use models::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig};
 use safetensors::SafeTensors;
 
-use crate::{GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, QWEN3, QWEN3_MOE, parse};
+use crate::{GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, QWEN3, QWEN3_MOE, QWEN3_NEXT, parse};
 
 const DENSE: &str = include_str!("../golden/megatron/dense_shapes.json");
 const MOE: &str = include_str!("../golden/megatron/moe_shapes.json");
@@ -57,6 +57,7 @@ fn hugging_face_names() {
         ("qwen3", QWEN3),
         ("mixtral", MIXTRAL),
         ("qwen3_moe", QWEN3_MOE),
+        ("qwen3_next", QWEN3_NEXT),
         ("gpt2", GPT2),
     ] {
         let config = FamilyConfig::from_hf(&parse(config)).unwrap();

@@ -38,6 +38,9 @@ pub enum Family {
     Qwen2Moe,
     /// Mixtral with norms of every query and key head, and an MLP in the first layer
     Qwen3Moe,
+    /// Gated DeltaNet, then attention with a gated output and rotary positions of half of the features, in turn; four
+    /// experts and a gated shared one
+    Qwen3Next,
     /// Four experts with biases and clamped SwiGLU in the place of each MLP, attention sinks, a window in every other
     /// layer
     GptOss,
@@ -145,6 +148,7 @@ pub fn config(family: Family, sizes: &Sizes, dropout: f64) -> FamilyConfig {
         Family::Mixtral => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Mixtral)),
         Family::Qwen2Moe => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Qwen2Moe)),
         Family::Qwen3Moe => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Qwen3Moe)),
+        Family::Qwen3Next => FamilyConfig::Mixtral(qwen3_next(sizes)),
         Family::GptOss => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::GptOss)),
         Family::DeepSeekV3 => FamilyConfig::DeepSeekV3(deepseek_v3(sizes)),
         Family::Gpt => FamilyConfig::Gpt(gpt(sizes, dropout)),
@@ -199,6 +203,22 @@ fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
         num_key_value_heads: sizes.kv_heads,
         head_dim: sizes.hidden / sizes.heads.max(1),
         ..MixtralConfig::tiny()
+    }
+}
+
+/// As many key heads of linear attention as query heads, each of which serves two value heads.
+fn qwen3_next(sizes: &Sizes) -> MixtralConfig {
+    let head_dim = sizes.hidden / sizes.heads.max(1);
+    MixtralConfig {
+        moe_intermediate_size: Some(sizes.ffn / 2),
+        shared_expert_intermediate_size: Some(sizes.ffn / 2),
+        partial_rotary_factor: Some(0.5),
+        full_attention_interval: Some(2),
+        linear_num_key_heads: Some(sizes.heads),
+        linear_num_value_heads: Some(2 * sizes.heads),
+        linear_key_head_dim: Some(head_dim),
+        linear_value_head_dim: Some(head_dim),
+        ..mixtral(sizes, MixtralVariant::Qwen3Next)
     }
 }
 

@@ -40,9 +40,10 @@ impl UnitBuilder<'_> {
 
     /// Layer `layer` of the whole model; multi-token prediction modules follow the last layer.
     pub(super) fn block(&self, chain: &mut Chain, layer: usize) {
-        match &self.decoder.latent {
-            Some(latent) => self.latent_attention(chain, latent),
-            None => self.attention(chain),
+        match (&self.decoder.latent, self.decoder.linear_of(layer)) {
+            (Some(latent), _) => self.latent_attention(chain, latent),
+            (None, Some(linear)) => self.linear_attention(chain, linear),
+            (None, None) => self.attention(chain),
         }
         match self.decoder.experts_of(layer) {
             Some(experts) => self.moe(chain, experts),
@@ -57,7 +58,8 @@ impl UnitBuilder<'_> {
             chain.norm(Some(Module::Norms));
         }
         let input = chain.enter_saving_shard();
-        chain.linear(local.queries + 2 * local.keys, local.hidden, input_bias, input);
+        let gate = if decoder.output_gate { local.queries } else { 0 };
+        chain.linear(local.queries + gate + 2 * local.keys, local.hidden, input_bias, input);
         if let Some(adapters) = self.adapters {
             let outputs = [local.queries, local.keys, local.keys];
             let outputs: Vec<_> = outputs.into_iter().zip(adapters.qkv).collect();
@@ -76,12 +78,14 @@ impl UnitBuilder<'_> {
             chain.op(chain.at.bytes, |_| {});
         }
         let (qkv, statistics) = (chain.at, local.tokens * local.heads * self.element.max(4));
-        let lse = chain.tensor(statistics, Some(Module::CoreAttention));
+        // What is multiplied by a gate is an operation of its own, whose output is kept.
+        let core = (!decoder.output_gate).then_some(Module::CoreAttention);
+        let lse = chain.tensor(statistics, core);
         // Two matmuls over the visible keys; backward recomputes the scores and has four more.
         let flops = 4.0 * local.tokens as f64 * local.queries as f64 * local.visible;
         let communication = self.context(2 * local.tokens * local.keys * self.element);
-        let again = self.recompute.selects(Module::CoreAttention);
-        chain.op_of(local.tokens * local.queries * self.element, Some(Module::CoreAttention), |op| {
+        let again = core.is_some_and(|core| self.recompute.selects(core));
+        chain.op_of(local.tokens * local.queries * self.element, core, |op| {
             op.saves = vec![qkv, op.output, lse];
             op.flops = [flops, 2.5 * flops, 0.0];
             op.attention = true;
@@ -89,6 +93,11 @@ impl UnitBuilder<'_> {
             op.again = again;
             op.communication = communication;
         });
+        if decoder.output_gate {
+            // The output, the gate and its sigmoid.
+            let (answers, gates) = (chain.at, chain.tensor(2 * chain.at.bytes, None));
+            chain.op(answers.bytes, |op| op.saves = vec![answers, gates]);
+        }
         let input = chain.at;
         chain.linear(local.hidden, local.queries, output_bias, input);
         if let Some(adapters) = self.adapters {

@@ -31,7 +31,7 @@ fn multiplied(config: &FamilyConfig, used: f64, heads: usize) -> f64 {
         let [rows, columns] = shape[..] else { continue };
         let is_table = name.contains("embed_tokens") || name.contains("lm_head");
         let is_looked_up = name.contains("embed_positions");
-        let is_router = name.contains("router");
+        let is_router = name.contains("router") || name.contains("shared_experts.gate.");
         tables += usize::from(is_table);
         if !(is_table || is_looked_up || is_router) {
             sum += (rows * columns) as f64 * if name.contains(".experts.") { used } else { 1.0 };
@@ -42,7 +42,7 @@ fn multiplied(config: &FamilyConfig, used: f64, heads: usize) -> f64 {
     sum + (heads * dims.hidden * Decoder::from(config).flop_shape(1).padded_vocab) as f64
 }
 
-/// Megatron leaves out routers, norms and biases; a causal score counts half, in the other convention whole.
+/// Megatron leaves out routers, gates of shared experts, norms and biases; a causal score counts half, in the other convention whole.
 #[test]
 fn flops_are_those_of_the_matrices_of_all_families() {
     let (llama, mixtral, deepseek) = (LlamaConfig::tiny(), MixtralConfig::tiny(), DeepSeekV3Config::tiny());
@@ -63,6 +63,9 @@ fn flops_are_those_of_the_matrices_of_all_families() {
     let llama_scores = whole(llama.num_attention_heads, llama.head_dim, llama.num_hidden_layers);
     let mixtral_scores = whole(mixtral.num_attention_heads, mixtral.head_dim, mixtral.num_hidden_layers);
     let mixtral_used = of_experts(mixtral.num_experts_per_tok, mixtral.num_experts);
+    let next = MixtralConfig::qwen3_next_tiny();
+    // One layer of three has attention.
+    let next_scores = whole(next.num_attention_heads, next.head_dim, 1);
     let gpt = GptConfig::tiny();
     let gpt_scores = whole(gpt.num_attention_heads, gpt.head_dim(), gpt.num_hidden_layers);
     let deepseek_used = of_experts(deepseek.num_experts_per_tok, deepseek.n_routed_experts);
@@ -75,6 +78,7 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         (FamilyConfig::Gpt(gpt), 1.0, 1, gpt_scores),
         (FamilyConfig::Mixtral(mixtral.clone()), mixtral_used, 1, mixtral_scores),
         (FamilyConfig::Mixtral(qwen), mixtral_used, 1, mixtral_scores),
+        (FamilyConfig::Mixtral(next), mixtral_used, 1, next_scores),
         (
             FamilyConfig::DeepSeekV3(deepseek.clone()),
             deepseek_used,
@@ -87,8 +91,9 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         assert_eq!(config.check(), Ok(()));
         let (seq, matrices) = (48, multiplied(&config, used, heads));
         let shape = Decoder::from(&config).flop_shape(seq);
+        let states = shape.linear.map_or(0, |linear| 4 * linear.layers * linear.states) as f64;
         for (count, local) in [(AttentionCount::Causal, 0.5), (AttentionCount::Full, 1.0)] {
-            let expected = 6.0 * (matrices + local * (scores * seq) as f64);
+            let expected = 6.0 * (matrices + states + local * (scores * seq) as f64);
             let counted = shape.per_token(count);
             assert!((counted / expected - 1.0).abs() < 1e-12, "{config:?}, {count:?}: {counted} against {expected}");
         }

@@ -4,8 +4,11 @@
 
 mod attend;
 mod decode;
+mod state;
 mod step;
 mod view;
+
+use std::collections::{HashMap, HashSet};
 
 use backend_dist::gpu;
 use backend_dist::ops::context::attention_with_sinks;
@@ -14,6 +17,7 @@ use backend_dist::ops::{AttentionOptions, PackedHeads, PassContext, attention, e
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 
 pub(crate) use decode::Decode;
+pub(crate) use state::RecurrentState;
 pub use step::{Chunk, Outputs, Step};
 use view::{View, block_table, most_blocks};
 
@@ -27,6 +31,8 @@ pub struct PagedKvCache {
     num_blocks: usize,
     /// Of each layer `[num_blocks block_size, kv_heads d]` each.
     layers: Vec<Option<[Tensor<2>; 2]>>,
+    /// Of linear attention: by layer and the first block of a sequence.
+    states: HashMap<(usize, u32), RecurrentState>,
     step: Prepared,
     /// Of single tokens on GPUs; `None` if nothing is recorded.
     decoders: Option<Vec<decode::Decoder>>,
@@ -61,7 +67,14 @@ impl PagedKvCache {
     /// size on they are launched as one CUDA graph, where the model has them (a dense decoder on one GPU, without sinks and
     /// softcaps). The cache then belongs to one model with its weights in one place.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
-        Self { block_size, num_blocks, layers: Vec::new(), step: Prepared::default(), decoders: Some(Vec::new()) }
+        Self {
+            block_size,
+            num_blocks,
+            layers: Vec::new(),
+            states: HashMap::new(),
+            step: Prepared::default(),
+            decoders: Some(Vec::new()),
+        }
     }
 
     /// Without CUDA graphs: for a cache that serves several models, or weights that move.
@@ -86,6 +99,25 @@ impl PagedKvCache {
     pub(crate) fn begin(&mut self, step: &Step) {
         step.check(self.num_blocks, self.block_size);
         self.step = Prepared::default();
+        // A block in the middle of a sequence was the first one of a sequence that has ended.
+        if !self.states.is_empty() {
+            let inner: HashSet<u32> = step.chunks().iter().flat_map(|chunk| &chunk.blocks[1..]).copied().collect();
+            self.states.retain(|(_, block), _| !inner.contains(block));
+        }
+    }
+
+    /// The state of linear attention in front of the chunk; nothing at the beginning, whatever was read before.
+    ///
+    /// # Panics
+    /// If the positions before were not read.
+    pub(crate) fn take_state(&mut self, layer: usize, chunk: &Chunk) -> Option<RecurrentState> {
+        let state = self.states.remove(&(layer, chunk.blocks[0]));
+        (chunk.positions.start > 0).then(|| state.expect("the positions before the chunk were read"))
+    }
+
+    /// Keeps the state behind the chunk.
+    pub(crate) fn put_state(&mut self, layer: usize, chunk: &Chunk, state: RecurrentState) {
+        self.states.insert((layer, chunk.blocks[0]), state);
     }
 
     /// Writes keys and values of the step's tokens, `[n, 1, kv_heads, d]`, and attends with their queries

@@ -40,7 +40,7 @@ impl Chunk {
     }
 }
 
-/// What a model reads in one pass with [`extend_paged`](crate::CausalLm::extend_paged): tokens of several sequences, one
+/// What a model reads in one pass with [`extend`](crate::CausalLm::extend): tokens of several sequences, one
 /// after the other as one long sequence. Chunks of one token that come before all longer ones are computed together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
@@ -97,6 +97,13 @@ impl Step {
             first = end;
         }
         outputs
+    }
+
+    /// The chunks in groups that can be computed as a batch: single tokens that follow others of their sequences and each
+    /// other, and every other chunk alone.
+    pub(crate) fn alike(&self) -> impl Iterator<Item = &[Chunk]> {
+        let is_next = |chunk: &Chunk| chunk.tokens.len() == 1 && chunk.positions.start > 0;
+        self.chunks.chunk_by(move |a, b| is_next(a) && is_next(b))
     }
 
     pub(super) fn leading_single_tokens(&self) -> usize {

@@ -1,0 +1,224 @@
+//! The layer around the rule; every rank has some of the heads.
+
+use backend_dist::ops::{Prologue, Residual};
+use backend_dist::shard::{Init, Section};
+use burn::module::{Module, Param};
+use burn::tensor::activation::{sigmoid, silu, softplus};
+use burn::tensor::{DType, Tensor};
+
+use super::borders::Borders;
+use super::convolution::convolve;
+use super::rule::{Inputs, gated_delta_rule};
+use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
+use crate::layers::norm::{Norm, NormKind};
+use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+
+/// Added to the squared length of queries and keys, as in transformers and flash-linear-attention.
+const LENGTH_EPS: f64 = 1e-6;
+/// The largest rate of forgetting that a layer begins with: Megatron-LM's and transformers' 16.
+const LARGEST_RATE: f64 = 16.0;
+
+/// Sizes of a Gated DeltaNet layer.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedDeltaConfig {
+    /// Features in and out.
+    pub hidden: usize,
+    /// Heads of queries and keys; each serves `value_heads / key_heads` value heads.
+    pub key_heads: usize,
+    /// Heads of values, each with a state.
+    pub value_heads: usize,
+    /// Features of a query or key head.
+    pub key_dim: usize,
+    /// Features of a value head.
+    pub value_dim: usize,
+    /// Positions that the convolution sees.
+    pub kernel: usize,
+    /// Epsilon of the output's norm.
+    pub norm_eps: f64,
+    /// Distribution of the projections of the input.
+    pub input: Init,
+    /// Distribution of the projection onto the residual stream.
+    pub output: Init,
+}
+
+impl GatedDeltaConfig {
+    /// Features of all queries, keys and values: what is convolved.
+    pub fn features(&self) -> [usize; 3] {
+        let keys = self.key_heads * self.key_dim;
+        [keys, keys, self.value_heads * self.value_dim]
+    }
+}
+
+/// A Gated DeltaNet layer. A rank holds its key heads and the value heads that they serve.
+#[derive(Module, Debug)]
+pub struct GatedDeltaNet {
+    /// Queries, keys, values, the output's gate, and for each value head β and α before their functions.
+    input: ColumnParallelLinear,
+    /// `[features of queries, keys and values, kernel]`.
+    convolution: Param<Tensor<2>>,
+    /// Logarithm of each head's rate of forgetting.
+    a_log: Param<Tensor<1>>,
+    dt_bias: Param<Tensor<1>>,
+    norm: Norm,
+    output: RowParallelLinear,
+    /// Of this rank.
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+}
+
+impl GatedDeltaNet {
+    /// A layer under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &GatedDeltaConfig) -> Result<Self, BuildError> {
+        let GatedDeltaConfig { hidden, key_heads, value_heads, key_dim, value_dim, kernel, .. } = *config;
+        let (ranks, [keys, _, values]) = (params.place().size, config.features());
+        let named = ["q_proj", "k_proj", "v_proj", "z_proj", "b_proj", "a_proj"].map(|part| format!("{name}.{part}"));
+        let features = [keys, keys, values, values, value_heads, value_heads];
+        let outputs: Vec<Output> =
+            named.iter().zip(features).map(|(name, features)| Output { name, features, parts: ranks }).collect();
+        let linear = |init| LinearConfig { bias: false, init };
+        let input = ColumnParallelLinear::new(params, hidden, &outputs, linear(config.input))?;
+        let place = params.place();
+        // PyTorch's distribution of a convolution's weights.
+        let bound = (kernel as f64).sqrt().recip();
+        let taps = ["q_conv", "k_conv", "v_conv"].into_iter().zip(config.features()).map(|(part, features)| {
+            let section = Section::split(format!("{name}.{part}"), &[features, kernel], 0, ranks, place);
+            (section, Init::Uniform { low: -bound, high: bound })
+        });
+        let convolution = params.sections(taps.collect())?;
+        let of_heads = |params: &mut ParamBuilder, part: &str, init| {
+            let section = Section::split(format!("{name}.{part}"), &[value_heads], 0, ranks, place);
+            params.sections(vec![(section, init)])
+        };
+        Ok(Self {
+            input,
+            convolution,
+            a_log: of_heads(params, "A_log", Init::Uniform { low: 0.0, high: LARGEST_RATE.ln() })?,
+            dt_bias: of_heads(params, "dt_bias", Init::ONES)?,
+            norm: Norm::of_heads(params, &format!("{name}.norm"), value_dim, NormKind::Rms, config.norm_eps)?,
+            output: RowParallelLinear::new(params, &format!("{name}.o_proj"), values, hidden, linear(config.output))?,
+            key_heads: key_heads / ranks,
+            value_heads: value_heads / ranks,
+            key_dim,
+            value_dim,
+        })
+    }
+
+    /// The layer's output for `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
+    ///
+    /// # Panics
+    /// If ranks share the sequence: the state is not passed between them.
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+        let shared = batch.context.as_ref().is_some_and(|context| context.group.size() > 1);
+        assert!(!shared, "the states of linear attention are not passed between context-parallel ranks");
+        let projected = self.input.forward(x, norm, batch);
+        let borders = batch.documents.as_ref().map(|documents| Borders::new(documents, projected.dims()[0]));
+        let (of, _) = self.mix(projected, None, borders.as_ref(), false);
+        self.output.forward(of, Prologue::None, false, batch)
+    }
+
+    /// The same for tokens of several sequences, one after the other, whose states are in the cache as `layer`'s.
+    /// Positions beyond the step's tokens pad the sequence to a length that can be sharded; their output is meaningless.
+    ///
+    /// # Panics
+    /// If the model records gradients: the cache would hold the graph of everything read so far.
+    pub fn extend(
+        &self,
+        x: impl Into<Residual>,
+        norm: &Norm,
+        step: &Step,
+        (layer, cache): (usize, &mut PagedKvCache),
+    ) -> Tensor<3> {
+        let batch = &MicroBatch::default();
+        let projected = self.input.forward(x, norm, batch);
+        assert!(!projected.is_autodiff(), "a cache needs a model that records no gradients: take `model.valid()`");
+        let positions = projected.dims()[0];
+        let (mut of, mut first) = (Vec::new(), 0);
+        for chunks in step.alike() {
+            let [samples, new] = [chunks.len(), chunks[0].tokens.len()];
+            let part = projected.clone().narrow(0, first, samples * new);
+            first += samples * new;
+            // Chunks of several tokens come one at a time, so this is `[new, samples, ..]` in either case.
+            let part = part.reshape([new as i64, samples as i64, -1]);
+            let states = chunks.iter().map(|chunk| cache.take_state(layer, chunk)).collect::<Option<Vec<_>>>();
+            let (mixed, state) = self.mix(part, states.map(RecurrentState::side_by_side), None, true);
+            of.push(mixed.reshape([(samples * new) as i64, 1, -1]));
+            for (chunk, state) in chunks.iter().zip(state.into_iter().flat_map(|state| state.apart(samples))) {
+                cache.put_state(layer, chunk, state);
+            }
+        }
+        let of = if of.len() == 1 { of.swap_remove(0) } else { Tensor::cat(of, 0) };
+        self.output.forward(pad_sequence(of, positions), Prologue::None, false, batch)
+    }
+
+    /// The gated output `[s, b, features]` of the projected input `[s, b, …]`, with the state behind it if asked for.
+    fn mix(
+        &self,
+        projected: Tensor<3>,
+        state: Option<RecurrentState>,
+        borders: Option<&Borders>,
+        with_state: bool,
+    ) -> (Tensor<3>, Option<RecurrentState>) {
+        let ([seq, samples, _], dtype) = (projected.dims(), projected.dtype());
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let (keys, values) = (self.key_heads * self.key_dim, self.value_heads * self.value_dim);
+        let mut first = 0;
+        let mut part = |features: usize| {
+            first += features;
+            projected.clone().narrow(2, first - features, features)
+        };
+        let (convolved, gate) = (part(2 * keys + values).cast(wide), part(values));
+        let [beta, alpha] = [part(self.value_heads), part(self.value_heads)].map(|x| x.cast(wide));
+        let (before, tail) = state.map(|state| (state.heads, state.convolution)).unzip();
+        let (convolved, tail) = convolve(convolved, self.convolution.val().cast(wide), tail, borders);
+        let convolved = silu(convolved);
+        let heads = |first: usize, heads: usize, features: usize| {
+            convolved.clone().narrow(2, first, heads * features).reshape([seq, samples, heads, features])
+        };
+        let [q, k] = [0, keys].map(|first| self.for_values(unit(heads(first, self.key_heads, self.key_dim))));
+        let rate = self.a_log.val().cast(wide).exp().unsqueeze::<3>();
+        let decay = softplus(alpha + self.dt_bias.val().cast(wide).unsqueeze(), 1.0) * rate.neg();
+        let inputs = Inputs {
+            queries: by_head(q).mul_scalar((self.key_dim as f64).sqrt().recip()),
+            keys: by_head(k),
+            values: by_head(heads(2 * keys, self.value_heads, self.value_dim)),
+            decay: decay.permute([1, 2, 0]),
+            beta: sigmoid(beta).permute([1, 2, 0]),
+        };
+        let (answers, last) = gated_delta_rule(inputs, before, borders, with_state);
+        // As transformers: rounded before the norm, and after the gate.
+        let answers = self.norm.forward(answers.permute([2, 0, 1, 3]).cast(dtype));
+        let gate = silu(gate.cast(wide)).reshape([seq, samples, self.value_heads, self.value_dim]);
+        let of = (answers.cast(wide) * gate).cast(dtype).reshape([seq, samples, values]);
+        (of, last.map(|heads| RecurrentState { heads, convolution: tail }))
+    }
+
+    /// Each key head `[s, b, h, d]` as often as it serves value heads.
+    fn for_values(&self, x: Tensor<4>) -> Tensor<4> {
+        let ([seq, samples, heads, features], serves) = (x.dims(), self.value_heads / self.key_heads);
+        match serves {
+            1 => x,
+            _ => {
+                let shape = [seq, samples, heads, serves, features];
+                x.unsqueeze_dim::<5>(3).expand(shape).reshape([seq, samples, heads * serves, features])
+            }
+        }
+    }
+}
+
+/// Heads divided by their length.
+fn unit(x: Tensor<4>) -> Tensor<4> {
+    let squares = (x.clone() * x.clone()).sum_dim(3);
+    x / squares.add_scalar(LENGTH_EPS).sqrt()
+}
+
+/// `[s, b, h, d]` as `[b, h, s, d]`.
+fn by_head(x: Tensor<4>) -> Tensor<4> {
+    x.permute([1, 2, 0, 3])
+}

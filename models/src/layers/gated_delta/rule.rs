@@ -1,0 +1,136 @@
+//! The gated delta rule in chunks of positions (arXiv 2412.06464, section 3.3).
+//!
+//! A head's state `S [dk, dv]` answers a query `q` with `Sᵀ q`. At each position it decays, and what it answers to the
+//! position's key moves towards the position's value: `S ← α (I − β k kᵀ) S + β k vᵀ`. Inside a chunk all positions are
+//! computed at once, with GEMMs.
+
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
+
+use super::borders::Borders;
+use super::scan::states;
+
+/// Positions of a chunk.
+const CHUNK: usize = 64;
+
+/// What the rule reads of all positions, in at least fp32. Heads are those of values.
+pub(super) struct Inputs {
+    /// Queries `[b, h, s, dk]`, with the factor of the scores.
+    pub queries: Tensor<4>,
+    /// Keys `[b, h, s, dk]`, of length one.
+    pub keys: Tensor<4>,
+    /// Values `[b, h, s, dv]`.
+    pub values: Tensor<4>,
+    /// Logarithm of the share of the state that stays, `log α [b, h, s]`.
+    pub decay: Tensor<3>,
+    /// How far a key's answer moves towards its value, `β [b, h, s]`.
+    pub beta: Tensor<3>,
+}
+
+/// Answers `[b, h, s, dv]`, and if asked for the state behind the last position, `[b, h, dk, dv]`. Without a `first` state
+/// it is zero at the beginning; it is zero wherever a document begins.
+pub(super) fn gated_delta_rule(
+    inputs: Inputs,
+    first: Option<Tensor<4>>,
+    borders: Option<&Borders>,
+    with_last: bool,
+) -> (Tensor<4>, Option<Tensor<4>>) {
+    let ([b, h, seq, dk], dv) = (inputs.keys.dims(), inputs.values.dims()[3]);
+    let (device, dtype) = (inputs.keys.device(), inputs.keys.dtype());
+    let chunk = CHUNK.min(seq.next_power_of_two());
+    let (n, heads) = (seq.div_ceil(chunk), b * h);
+    let all = heads * n;
+    let padding = n * chunk - seq;
+    // Positions of zeros change no state.
+    let by_chunk = |x: Tensor<4>| {
+        let features = x.dims()[3];
+        let zeros = Tensor::zeros([b, h, padding, features], (&device, dtype));
+        let x = if padding > 0 { Tensor::cat(vec![x, zeros], 2) } else { x };
+        x.reshape([all, chunk, features])
+    };
+    let [q, k, v] = [inputs.queries, inputs.keys, inputs.values].map(by_chunk);
+    let [beta, decay] = [inputs.beta, inputs.decay].map(|x| by_chunk(x.unsqueeze_dim(3)));
+
+    // Logarithms of the decay from the beginning of the chunk, and between any two of its positions.
+    let since = decay.reshape([b, h, n, chunk]).cumsum(3);
+    let shape = [b, h, n, chunk, chunk];
+    let between = since.clone().unsqueeze_dim::<5>(4).expand(shape) - since.clone().unsqueeze_dim::<5>(3).expand(shape);
+    let later = Tensor::<2, Bool>::tril_mask([chunk, chunk], 0, &device).unsqueeze::<5>().expand(shape);
+    let mut between = between.mask_fill(later, f32::NEG_INFINITY);
+    let mut since = since.exp();
+    if let Some(borders) = borders {
+        between = between.mask_fill(borders.divides(chunk, &device).expand(shape), f32::NEG_INFINITY);
+        since = since * borders.enters(chunk, (&device, dtype));
+    }
+    let between = between.exp().reshape([all, chunk, chunk]);
+    let since = since.reshape([all, chunk, 1]);
+
+    // Each position corrects what the earlier ones of its chunk have written: a triangular system.
+    let k_beta = k.clone() * beta.clone();
+    let diagonal = Tensor::<2, Bool>::tril_mask([chunk, chunk], -1, &device).unsqueeze::<3>();
+    let system = k_beta.clone().matmul(k.clone().swap_dims(1, 2)) * between.clone();
+    let solve = inverse(system.mask_fill(diagonal.expand([all, chunk, chunk]), 0.0), chunk, &device);
+    let written = solve.clone().matmul(v * beta);
+    let read = solve.matmul(k_beta * since.clone());
+
+    // What a chunk does to the state in front of it: S ← P S + U.
+    let stays = since.clone().narrow(1, chunk - 1, 1);
+    let k_until_end = (k.clone() * between.clone().narrow(1, chunk - 1, 1).swap_dims(1, 2)).swap_dims(1, 2);
+    let eye = Tensor::<2>::eye(dk, &device).cast(dtype).unsqueeze::<3>();
+    let factors = (eye * stays - k_until_end.clone().matmul(read.clone())).reshape([heads, n, dk, dk]);
+    let summands = k_until_end.matmul(written.clone()).reshape([heads, n, dk, dv]);
+    let first = match first {
+        Some(first) => first.reshape([heads, dk, dv]),
+        None => Tensor::zeros([heads, dk, dv], (&device, dtype)),
+    };
+    let in_front = states(factors.clone(), summands.clone(), first);
+    let last = with_last.then(|| {
+        let of = |x: Tensor<4>| x.narrow(1, n - 1, 1);
+        (of(factors).matmul(of(in_front.clone())) + of(summands)).reshape([b, h, dk, dv])
+    });
+
+    let scores = q.clone().matmul(k.swap_dims(1, 2)) * between;
+    let from_state = q * since - scores.clone().matmul(read);
+    let answers = scores.matmul(written) + from_state.matmul(in_front.reshape([all, dk, dv]));
+    (answers.reshape([b, h, n * chunk, dv]).narrow(2, 0, seq), last)
+}
+
+/// `(I + L)⁻¹ = T` of strictly lower triangular `L [m, chunk, chunk]`, whose differential is `−T dL T`: the backward pass
+/// needs nothing but `T`, so no step towards it is recorded.
+fn inverse(lower: Tensor<3>, chunk: usize, device: &Device) -> Tensor<3> {
+    if !lower.is_autodiff() {
+        return by_blocks(lower, chunk, device);
+    }
+    let value = lower.clone().detach();
+    let inverse = by_blocks(value.clone(), chunk, device).detach();
+    // The difference is zero; its gradient is not.
+    inverse.clone() - inverse.clone().matmul(lower - value).matmul(inverse)
+}
+
+/// The inverse by blocks of twice the size in each step: that of `[[A, 0], [C, B]]` is `[[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]`. A
+/// sum of powers of `L` would cancel digits where keys are alike.
+fn by_blocks(lower: Tensor<3>, chunk: usize, device: &Device) -> Tensor<3> {
+    let (all, dtype) = (lower.dims()[0], lower.dtype());
+    let mut inverse = Tensor::<2>::eye(chunk, device).cast(dtype).unsqueeze::<3>().expand([all, chunk, chunk]);
+    let mut block = 1;
+    while block < chunk {
+        let below = (lower.clone() * below_diagonal(chunk, block, device, dtype)).matmul(inverse.clone());
+        inverse = inverse.clone() - inverse.matmul(below);
+        block *= 2;
+    }
+    inverse
+}
+
+/// 1 in the lower left block, of size `block`, of each block of twice the size on the diagonal, else 0: `[1, n, n]`.
+fn below_diagonal(n: usize, block: usize, device: &Device, dtype: DType) -> Tensor<3> {
+    let is_there = |row: usize, column: usize| {
+        row / (2 * block) == column / (2 * block)
+            && !(row / block).is_multiple_of(2)
+            && (column / block).is_multiple_of(2)
+    };
+    let at = |row| (0..n).map(move |column| f32::from(u8::from(is_there(row, column))));
+    let values: Vec<f32> = (0..n).flat_map(at).collect();
+    Tensor::from_data(TensorData::new(values, [1, n, n]), (device, dtype))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! What mixes the positions of a sequence in a block: attention, or a linear recurrence.
+
+use backend_dist::ops::Residual;
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::attention::{AttentionConfig, SelfAttention};
+use super::gated_delta::{GatedDeltaConfig, GatedDeltaNet};
+use super::norm::Norm;
+use super::paged::{Decode, PagedKvCache, Step};
+use super::rope::Angles;
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+
+/// Which token mixer a block has.
+#[derive(Clone, Copy, Debug)]
+pub enum Mixer {
+    /// Softmax attention.
+    Attention(AttentionConfig),
+    /// Gated DeltaNet.
+    GatedDelta(GatedDeltaConfig),
+}
+
+impl Mixer {
+    /// Attention, if it is.
+    pub fn attention(&self) -> Option<&AttentionConfig> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::GatedDelta(_) => None,
+        }
+    }
+
+    /// Features in and out.
+    pub fn hidden(&self) -> usize {
+        match self {
+            Self::Attention(attention) => attention.hidden,
+            Self::GatedDelta(delta) => delta.hidden,
+        }
+    }
+
+    /// The mixer's global name in a block.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Attention(_) => "attention",
+            Self::GatedDelta(_) => "linear_attention",
+        }
+    }
+}
+
+/// The layer of a [`Mixer`].
+#[derive(Module, Debug)]
+pub(super) enum TokenMixer {
+    Attention(SelfAttention),
+    GatedDelta(GatedDeltaNet),
+}
+
+impl TokenMixer {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &Mixer) -> Result<Self, BuildError> {
+        Ok(match config {
+            Mixer::Attention(config) => Self::Attention(SelfAttention::new(params, name, config)?),
+            Mixer::GatedDelta(config) => Self::GatedDelta(GatedDeltaNet::new(params, name, config)?),
+        })
+    }
+
+    pub fn forward(&self, x: Residual, norm: &Norm, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
+        match self {
+            Self::Attention(attention) => attention.forward(x, norm, angles, batch),
+            Self::GatedDelta(delta) => delta.forward(x, norm, batch),
+        }
+    }
+
+    pub fn extend(
+        &self,
+        x: Residual,
+        norm: &Norm,
+        step: &Step,
+        angles: Option<&Angles>,
+        cache: (usize, &mut PagedKvCache),
+    ) -> Tensor<3> {
+        match self {
+            Self::Attention(attention) => attention.extend(x, norm, step, angles, cache),
+            Self::GatedDelta(delta) => delta.extend(x, norm, step, cache),
+        }
+    }
+
+    /// # Panics
+    /// For linear attention, of which [`decodes`](Self::decodes) says that it has no kernel.
+    pub fn decode(&self, x: Residual, norm: &Norm, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
+        match self {
+            Self::Attention(attention) => attention.decode(x, norm, step, angles),
+            Self::GatedDelta(_) => panic!("linear attention has no kernel for recorded steps"),
+        }
+    }
+
+    pub fn decodes(&self, layer: usize, cache: &PagedKvCache) -> bool {
+        matches!(self, Self::Attention(attention) if attention.decodes(layer, cache))
+    }
+}

@@ -1,0 +1,134 @@
+//! Qwen3-Next's layers: three of linear attention for one of attention with a gated output. Field names are Hugging
+//! Face's; the defaults are those of `configuration_qwen3_next.py`.
+
+use serde_json::{Value, json};
+
+use super::config::MixtralConfig;
+use super::variant::MixtralVariant;
+use crate::config::{ConfigError, divides, positive};
+use crate::hf::{ConfigReader, HfError};
+use crate::layers::{AttentionConfig, GatedDeltaConfig, Mixer, NormKind, QueryKeyNorm};
+use crate::limits;
+use crate::llama::is_last_of;
+
+/// Every so many layers one has attention.
+const INTERVAL: usize = 4;
+/// Share of a head's features that are rotated.
+const ROTATED: f64 = 0.25;
+
+impl MixtralConfig {
+    /// Whether a layer has linear attention.
+    pub fn is_linear(&self, layer: usize) -> bool {
+        let interval = self.full_attention_interval.unwrap_or(INTERVAL);
+        self.variant == MixtralVariant::Qwen3Next && !is_last_of(Some(interval), layer)
+    }
+
+    /// The layers with linear attention.
+    pub fn linear_layers(&self) -> Vec<usize> {
+        (0..self.num_hidden_layers).filter(|layer| self.is_linear(*layer)).collect()
+    }
+
+    /// The sizes of layers with linear attention.
+    pub fn linear_attention(&self) -> GatedDeltaConfig {
+        let llama = self.llama();
+        GatedDeltaConfig {
+            hidden: self.hidden_size,
+            key_heads: self.linear_num_key_heads.unwrap_or(16),
+            value_heads: self.linear_num_value_heads.unwrap_or(32),
+            key_dim: self.linear_key_head_dim.unwrap_or(128),
+            value_dim: self.linear_value_head_dim.unwrap_or(128),
+            kernel: self.linear_conv_kernel_dim.unwrap_or(4),
+            norm_eps: self.rms_norm_eps,
+            input: llama.init(),
+            output: llama.residual_init(),
+        }
+    }
+
+    /// Share of a head's features that are rotated.
+    pub(super) fn rotated_share(&self) -> Option<f64> {
+        let is_partial = self.variant == MixtralVariant::Qwen3Next;
+        is_partial.then(|| self.partial_rotary_factor.unwrap_or(ROTATED))
+    }
+
+    pub(super) fn norm(&self) -> NormKind {
+        match self.variant {
+            MixtralVariant::Qwen3Next => NormKind::RmsPlusOne,
+            _ => NormKind::Rms,
+        }
+    }
+
+    pub(super) fn mixer(&self, layer: usize) -> Mixer {
+        if self.is_linear(layer) {
+            return Mixer::GatedDelta(self.linear_attention());
+        }
+        let attention = self.llama().attention(layer);
+        Mixer::Attention(AttentionConfig {
+            window: self.window(layer),
+            sinks: self.variant == MixtralVariant::GptOss,
+            output_gate: self.variant == MixtralVariant::Qwen3Next,
+            query_key_norm: attention.query_key_norm.map(|norm| QueryKeyNorm { kind: self.norm(), ..norm }),
+            ..attention
+        })
+    }
+
+    /// Whether the sizes of linear attention make layers.
+    pub(super) fn check_linear(&self) -> Result<(), ConfigError> {
+        if self.variant != MixtralVariant::Qwen3Next {
+            return Ok(());
+        }
+        let GatedDeltaConfig { key_heads, value_heads, key_dim, value_dim, kernel, .. } = self.linear_attention();
+        let keys = [("linear_num_key_heads", key_heads), ("linear_key_head_dim", key_dim)];
+        let values = [("linear_num_value_heads", value_heads), ("linear_value_head_dim", value_dim)];
+        let others = [("linear_conv_kernel_dim", kernel)];
+        positive(&[&keys[..], &values, &others].concat())?;
+        positive(&[("full_attention_interval", self.full_attention_interval.unwrap_or(1))])?;
+        let layers = [("num_hidden_layers", self.num_hidden_layers), ("hidden_size", self.hidden_size)];
+        for heads in [keys, values] {
+            limits::elements(&[layers, heads].concat())?;
+        }
+        // The rows of the heads' projections are in another order in files.
+        limits::reordered(&[("num_hidden_layers", self.num_hidden_layers), keys[0], ("parts", 4)])?;
+        divides("linear_num_key_heads", key_heads, "linear_num_value_heads", value_heads)?;
+        self.llama().check_rotated()
+    }
+
+    /// Adds the keys that only this model has to its `config.json`.
+    pub(super) fn write_linear(&self, config: &mut Value) {
+        let linear = self.linear_attention();
+        let keys = json!({
+            "moe_intermediate_size": self.expert_size(),
+            "shared_expert_intermediate_size": self.shared_expert(),
+            "norm_topk_prob": self.norm_topk_prob,
+            "decoder_sparse_step": self.decoder_sparse_step,
+            "mlp_only_layers": self.mlp_only_layers,
+            "attention_bias": self.attention_bias,
+            "num_experts": self.num_experts,
+            "layer_types": self.mixer_types(),
+            "linear_num_key_heads": linear.key_heads,
+            "linear_num_value_heads": linear.value_heads,
+            "linear_key_head_dim": linear.key_dim,
+            "linear_value_head_dim": linear.value_dim,
+            "linear_conv_kernel_dim": linear.kernel,
+        });
+        let (Value::Object(keys), Some(config)) = (keys, config.as_object_mut()) else { return };
+        config.extend(keys);
+        config.remove("num_local_experts");
+        if let Some(rope) = config.get_mut("rope_parameters") {
+            rope["partial_rotary_factor"] = json!(self.rotated_share());
+        }
+    }
+
+    /// transformers' words for the layers' mixers.
+    pub(super) fn mixer_types(&self) -> Vec<&'static str> {
+        let kind = |layer| if self.is_linear(layer) { "linear_attention" } else { "full_attention" };
+        (0..self.num_hidden_layers).map(kind).collect()
+    }
+}
+
+/// Every how many layers one has attention: by the list of all layers, else by the key.
+pub(super) fn read_interval(config: &ConfigReader, layers: usize) -> Result<Option<usize>, HfError> {
+    let of_key = config.optional_size("full_attention_interval")?;
+    let first = config.texts("layer_types")?.map(|types| types.iter().position(|kind| *kind == "full_attention"));
+    // Without a layer of attention: any interval that is longer than the model.
+    Ok(first.map_or(of_key, |first| Some(first.unwrap_or(layers) + 1)))
+}
