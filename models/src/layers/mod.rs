@@ -35,7 +35,7 @@ pub use dropout::Dropout;
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard};
 pub use feed_forward::FeedForward;
 pub use frequencies::{LinearScaling, Llama3Scaling, RopeConfig, RopeScaling};
-pub use gated_delta::{GatedDeltaConfig, GatedDeltaNet, GatedDeltaState};
+pub use gated_delta::{GatedDeltaConfig, GatedDeltaNet};
 pub use linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 pub(crate) use linear_weight::LinearWeight;
 pub use mixer::Mixer;
