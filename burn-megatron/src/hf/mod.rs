@@ -3,6 +3,7 @@
 mod adapter;
 mod checkpoint;
 mod companions;
+mod distributed;
 mod error;
 mod folder;
 mod generation;
