@@ -10,6 +10,7 @@ use safetensors::Dtype;
 use super::metadata::{Entry, METADATA, Metadata};
 use super::pieces::pieces;
 use super::{DcpError, archive};
+use crate::checkpoint::boxes::len;
 use crate::positioned::{PositionedFile, Run};
 
 /// A box of a tensor in a file, row-major.
@@ -28,6 +29,28 @@ pub(crate) struct DcpTensor {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub chunks: Vec<Chunk>,
+}
+
+impl DcpTensor {
+    /// One of the tensors that this one is a stack of: what is at `index` of its first dimension.
+    pub fn part(&self, index: usize) -> Self {
+        let size = self.dtype.bitsize() / 8;
+        let holds = |chunk: &&Chunk| chunk.ranges[0].contains(&index);
+        let chunk = |Chunk { ranges, file, start }: &Chunk| {
+            let skipped = (index - ranges[0].start) * len(&ranges[1..]) * size;
+            Chunk { ranges: ranges[1..].to_vec(), file: *file, start: start + skipped as u64 }
+        };
+        let chunks = self.chunks.iter().filter(holds).map(chunk).collect();
+        Self { dtype: self.dtype, shape: self.shape[1..].to_vec(), chunks }
+    }
+
+    /// The first `rows` of the first dimension.
+    pub fn truncated(mut self, rows: usize) -> Self {
+        self.shape[0] = rows;
+        self.chunks.retain(|chunk| chunk.ranges[0].start < rows);
+        self.chunks.iter_mut().for_each(|chunk| chunk.ranges[0].end = chunk.ranges[0].end.min(rows));
+        self
+    }
 }
 
 /// The tensors of a folder that were asked for, by name.

@@ -13,7 +13,7 @@ use crate::checkpoint::boxes::{Flaw, check_cover, fits, text};
 /// Name of the file.
 pub(crate) const METADATA: &str = ".metadata";
 
-const CLASSES: [&str; 39] = [
+const CLASSES: [&str; 44] = [
     "torch.distributed.checkpoint.metadata.Metadata",
     "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
     "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
@@ -23,6 +23,11 @@ const CLASSES: [&str; 39] = [
     "torch.distributed.checkpoint.metadata.StorageMeta",
     "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
     "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.distributed.checkpoint.planner.SavePlan",
+    "torch.distributed.checkpoint.planner.WriteItem",
+    "torch.distributed.checkpoint.planner.WriteItemType",
+    "torch.distributed.checkpoint.planner.TensorWriteData",
+    "torch.distributed.checkpoint.planner.BytesIOWriteData",
     "torch.serialization._get_layout",
     "torch.Size",
     "torch.device",

@@ -4,22 +4,40 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
+use models::names::NameMap;
 use models::{FamilyConfig, ModelConfig};
 
 use super::error::HfFolderError;
+use super::torch_dist::{EMBEDDING, state_dict};
 use crate::dcp::DcpFolder;
 
-/// Opens the weights of a model. What a program has put before all names, such as `model.` where it saves
-/// `{"model": .., "optimizer": ..}`, is removed.
+/// Opens the weights of a model, under its names in Hugging Face's files, or if Megatron-Core has written them in
+/// Megatron-Core's `state_dict`; and says where ours are in them. What a program has put before all names, such as
+/// `model.` where it saves `{"model": .., "optimizer": ..}`, is removed.
 ///
 /// # Errors
 /// If the folder is damaged, or not as DCP writes it.
-pub(super) fn open(folder: &Path, model: &FamilyConfig) -> Result<DcpFolder, HfFolderError> {
+pub(super) fn open(folder: &Path, model: &FamilyConfig) -> Result<(DcpFolder, NameMap), HfFolderError> {
     let short = |name: &str| model.hf_optional_prefix().and_then(|prefix| Some(name.strip_prefix(prefix)?.to_string()));
-    let expected: Vec<String> = model.hf_names().iter().map(|(_, foreign)| foreign.name.clone()).collect();
-    let expected: Vec<String> =
-        expected.iter().filter_map(|name| short(name)).chain(expected.iter().cloned()).collect();
-    Ok(DcpFolder::open(folder, |names| weights(names, &expected))?)
+    let names_of = |map: &NameMap| map.iter().map(|(_, foreign)| foreign.name.clone()).collect::<Vec<String>>();
+    let mut names = model.hf_names();
+    let mut expected = names_of(&names);
+    expected.extend(names_of(&names).iter().filter_map(|name| short(name)));
+    let mut megatron = false;
+    let mut opened = DcpFolder::open(folder, |stored| {
+        megatron = stored.iter().any(|name| *name == EMBEDDING || name.ends_with(&format!(".{EMBEDDING}")));
+        if megatron {
+            names = model.megatron_names();
+            expected = names_of(&names);
+        }
+        weights(stored, &expected)
+    })?;
+    if megatron {
+        let vocab = names.iter().find(|(_, foreign)| foreign.name == EMBEDDING);
+        let vocab = vocab.map_or(0, |(_, foreign)| foreign.shape[0]);
+        opened.tensors = state_dict(std::mem::take(&mut opened.tensors), vocab);
+    }
+    Ok((opened, names))
 }
 
 /// Which of the stored tensors are weights of a model with these names, and under which of them. Next to weights there are

@@ -182,7 +182,7 @@ fn sources(
         }
         Ok((ours.to_string(), (foreign.clone(), Storage::Plain(name.to_string()))))
     };
-    config.hf_names().iter().map(source).collect()
+    tensors.names_of(config).iter().map(source).collect()
 }
 
 /// Every other tensor must be known to be no weight of its own.

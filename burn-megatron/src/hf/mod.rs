@@ -11,6 +11,7 @@ mod plain;
 mod quantised;
 mod shards;
 mod tensors;
+mod torch_dist;
 mod writer;
 
 pub use adapter::{Merged, adapter_of, read_adapter, write_adapter};

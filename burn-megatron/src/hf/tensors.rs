@@ -5,7 +5,8 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use models::FamilyConfig;
+use models::names::NameMap;
+use models::{FamilyConfig, ModelConfig};
 use safetensors::{Dtype, SafeTensorError};
 use serde::Deserialize;
 
@@ -97,8 +98,8 @@ pub(super) enum Tensors {
         /// Which of them holds a tensor.
         file_of: BTreeMap<String, usize>,
     },
-    /// In a DCP checkpoint.
-    Distributed(DcpFolder),
+    /// In a DCP checkpoint, with where ours are in its tensors.
+    Distributed(DcpFolder, NameMap),
 }
 
 #[derive(Deserialize)]
@@ -112,7 +113,10 @@ impl Tensors {
     pub fn open(folder: &Path, model: &FamilyConfig) -> Result<Self, HfFolderError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         match (index.exists(), single.exists()) {
-            (false, false) if DcpFolder::is_one(folder) => Ok(Self::Distributed(distributed::open(folder, model)?)),
+            (false, false) if DcpFolder::is_one(folder) => {
+                let (folder, names) = distributed::open(folder, model)?;
+                Ok(Self::Distributed(folder, names))
+            }
             (true, false) => Self::sharded(folder, &index),
             (true, true) => {
                 let what = format!("holds both {SINGLE} and {INDEX}: remove the one that is not the model");
@@ -171,7 +175,7 @@ impl Tensors {
     pub fn names(&self) -> Vec<&str> {
         match self {
             Self::Files { file_of, .. } => file_of.keys().map(String::as_str).collect(),
-            Self::Distributed(folder) => folder.tensors.keys().map(String::as_str).collect(),
+            Self::Distributed(folder, _) => folder.tensors.keys().map(String::as_str).collect(),
         }
     }
 
@@ -185,7 +189,7 @@ impl Tensors {
                 let place = Place::File(&file.file, file.header.start + from as u64);
                 Some(Stored { path: &file.path, dtype: info.dtype, shape: &info.shape, place, length: to - from })
             }
-            Self::Distributed(folder) => {
+            Self::Distributed(folder, _) => {
                 let tensor = folder.tensors.get(name)?;
                 let length = tensor.shape.iter().product::<usize>() * tensor.dtype.bitsize() / 8;
                 let (path, place) = (&folder.metadata, Place::Boxes(folder, tensor));
@@ -194,12 +198,20 @@ impl Tensors {
         }
     }
 
+    /// Where the tensors of a model are in those of the folder.
+    pub fn names_of(&self, model: &FamilyConfig) -> NameMap {
+        match self {
+            Self::Files { .. } => model.hf_names(),
+            Self::Distributed(_, names) => names.clone(),
+        }
+    }
+
     /// A file to name where a tensor is in none.
     pub fn any_path(&self, folder: &Path) -> PathBuf {
         match self {
             Self::Files { files, .. } if files.len() == 1 => files[0].path.clone(),
             Self::Files { .. } => folder.join(INDEX),
-            Self::Distributed(folder) => folder.metadata.clone(),
+            Self::Distributed(folder, _) => folder.metadata.clone(),
         }
     }
 }

@@ -1,11 +1,16 @@
 //! PyTorch's distributed checkpoints are read as the weights that PyTorch saved.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use backend_dist::shard::HostTensor;
+use burn::tensor::{Device, FloatDType};
 use burn_megatron::hf::{HfFolder, TensorReader};
-use models::{ModelConfig, WeightSource};
+use burn_megatron::replay::{Oracle, replay};
+use models::names::Foreign;
+use models::{FamilyConfig, ModelConfig, WeightSource};
 use tempfile::TempDir;
 
 use crate::files::{golden, read};
@@ -13,14 +18,75 @@ use crate::round_trip::{fail, succeed, text};
 
 /// A folder of golden/dcp with llama3's configuration.
 fn dcp(name: &str) -> TempDir {
+    let folder = copied(name);
+    fs::copy(golden("llama3").join("config.json"), folder.path().join("config.json")).unwrap();
+    folder
+}
+
+fn copied(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/dcp").join(name);
     for file in fs::read_dir(&from).unwrap_or_else(|error| panic!("{}: {error}", from.display())) {
         let file = file.unwrap();
         fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
     }
-    fs::copy(golden("llama3").join("config.json"), folder.path().join("config.json")).unwrap();
     folder
+}
+
+/// A folder that Megatron-Core has written, with the configuration of the recorded run of the same name.
+fn megatron(kind: &str) -> TempDir {
+    let folder = copied(&format!("megatron_{kind}"));
+    let config = recorded(kind).0.to_hf().unwrap();
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    folder
+}
+
+/// The model of a recorded run, and its weights before the first step.
+fn recorded(kind: &str) -> (FamilyConfig, Oracle) {
+    let oracle = Oracle::load(&golden("").join("../megatron").join(kind)).unwrap();
+    (oracle.config().unwrap(), oracle)
+}
+
+/// All weights of a folder, by our names.
+fn weights(folder: &HfFolder) -> BTreeMap<String, HostTensor> {
+    let read = |(name, foreign): (&str, &Foreign)| {
+        let shape = foreign.our_shape();
+        let whole: Vec<Range<usize>> = shape.iter().map(|size| 0..*size).collect();
+        let data = folder.read(name, &shape, &whole).unwrap();
+        (name.to_string(), HostTensor { shape, data })
+    };
+    folder.config().hf_names().iter().map(read).collect()
+}
+
+/// Tensor and pipeline parallel ranks, and ranks of experts. The run continues with Megatron's losses.
+#[test]
+fn weights_of_megatron_core_are_those_that_were_saved() {
+    for kind in ["dense", "moe"] {
+        let folder = megatron(kind);
+        let opened = HfFolder::open(folder.path()).unwrap();
+        let (config, mut oracle) = recorded(kind);
+        let ours = weights(&opened);
+        let expected = config.megatron_names().import(&oracle.initial).unwrap();
+        assert!(ours == expected, "{kind}");
+        oracle.initial = config.megatron_names().export(&ours).unwrap();
+        let replay = replay(&oracle, &"TP2".parse().unwrap(), FloatDType::F64, &[Device::flex()]).unwrap();
+        assert!(replay.passes() && replay.steps.len() >= 10, "{replay}");
+    }
+}
+
+/// Megatron pads a vocabulary so that ranks can divide it.
+#[test]
+fn of_a_padded_vocabulary_the_model_has_the_first_rows() {
+    let folder = megatron("dense");
+    let whole = weights(&HfFolder::open(folder.path()).unwrap());
+    let path = folder.path().join("config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("\"vocab_size\":128", "\"vocab_size\":101")).unwrap();
+    let fewer = weights(&HfFolder::open(folder.path()).unwrap());
+    for name in ["embed_tokens.weight", "lm_head.weight"] {
+        assert_eq!(fewer[name].shape, [101, 64]);
+        assert!(fewer[name].data == whole[name].data[..101 * 64], "{name}");
+    }
 }
 
 /// Three FSDP ranks, a program's own names before the weights', and an optimizer next to them; and FSDP × TP, boxes in two
