@@ -9,7 +9,9 @@ mod folder;
 mod metadata;
 mod opcodes;
 mod pickle;
+mod pickler;
 mod pieces;
+mod writer;
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +19,7 @@ use thiserror::Error;
 
 pub(crate) use folder::{DcpFolder, DcpTensor};
 pub(crate) use metadata::METADATA;
+pub(crate) use writer::DcpWriter;
 
 /// A DCP folder that cannot be read or written.
 #[derive(Debug, Error)]

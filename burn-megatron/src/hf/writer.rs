@@ -13,6 +13,7 @@ use models::{FamilyConfig, ModelConfig};
 use serde_json::{Map, Value, json};
 
 use super::companions::Companions;
+use super::distributed_writer;
 use super::error::HfFolderError;
 use super::shards::{divide, name as shard_name};
 use super::tensors::INDEX;
@@ -36,6 +37,20 @@ pub trait TensorReader {
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError>;
 }
 
+/// In which form weights are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Safetensors files with Hugging Face's names.
+    Safetensors,
+    /// A PyTorch DCP checkpoint with Hugging Face's names.
+    Dcp,
+    /// Megatron-Core's `torch_dist`, as the checkpoint of an iteration.
+    TorchDist {
+        /// Its number.
+        iteration: u64,
+    },
+}
+
 /// What is to be written.
 #[derive(Debug)]
 pub struct Export<'a> {
@@ -49,13 +64,15 @@ pub struct Export<'a> {
     pub element: Option<Element>,
     /// Most bytes of tensors in a file.
     pub shard_bytes: u64,
+    /// Form of the weights.
+    pub format: Format,
 }
 
-/// One of Hugging Face's tensors: its parts by our names.
-struct Output<'a> {
-    name: &'a str,
-    shape: &'a [usize],
-    element: Element,
+/// One of the tensors of the other system: its parts by our names.
+pub(super) struct Output<'a> {
+    pub name: &'a str,
+    pub shape: &'a [usize],
+    pub element: Element,
     parts: Vec<(&'a str, &'a Foreign)>,
 }
 
@@ -72,7 +89,10 @@ impl Output<'_> {
 /// If a weight cannot be read, the model cannot be said in Hugging Face's words, or the disk says no.
 pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result<(usize, u64), HfFolderError> {
     refuse_full(folder)?;
-    let names = what.config.hf_names();
+    let names = match what.format {
+        Format::Safetensors | Format::Dcp => what.config.hf_names(),
+        Format::TorchDist { .. } => what.config.megatron_names(),
+    };
     let outputs = outputs(names.iter(), what.element, source)?;
     let config =
         config_json(what, &outputs).map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
@@ -153,6 +173,31 @@ fn write_all(
     outputs: &[Output],
     source: &dyn TensorReader,
 ) -> Result<(usize, u64), HfFolderError> {
+    let files = match what.format {
+        Format::Safetensors => write_safetensors(folder, what, outputs, source)?,
+        Format::Dcp => distributed_writer::write(folder, outputs, what.shard_bytes, None, source)?,
+        Format::TorchDist { iteration } => {
+            distributed_writer::write(folder, outputs, what.shard_bytes, Some(iteration), source)?
+        }
+    };
+    for (name, text) in what.companions.others() {
+        write_text(&folder.join(name), text)?;
+    }
+    write_text(&folder.join("config.json"), &pretty(config))?;
+    if let Some(tokenizer) = what.tokenizer {
+        let to = folder.join("tokenizer.json");
+        std::fs::copy(tokenizer, &to).map_err(HfFolderError::io("copy the tokenizer to", &to))?;
+    }
+    Ok((files, outputs.iter().map(Output::bytes).sum()))
+}
+
+/// Gives the number of files.
+fn write_safetensors(
+    folder: &Path,
+    what: &Export,
+    outputs: &[Output],
+    source: &dyn TensorReader,
+) -> Result<usize, HfFolderError> {
     let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
     let files = divide(&sizes, what.shard_bytes);
     let mut shard_of = Map::new();
@@ -162,20 +207,12 @@ fn write_all(
         shard_of.extend(outputs.iter().map(|output| (output.name.to_string(), json!(name))));
         write_shard(&folder.join(name), outputs, source)?;
     }
-    let total = sizes.iter().sum();
     if files.len() > 1 {
+        let total: u64 = sizes.iter().sum();
         let index = json!({"metadata": {"total_size": total}, "weight_map": shard_of});
         write_text(&folder.join(INDEX), &pretty(&index))?;
     }
-    for (name, text) in what.companions.others() {
-        write_text(&folder.join(name), text)?;
-    }
-    write_text(&folder.join("config.json"), &pretty(config))?;
-    if let Some(tokenizer) = what.tokenizer {
-        let to = folder.join("tokenizer.json");
-        std::fs::copy(tokenizer, &to).map_err(HfFolderError::io("copy the tokenizer to", &to))?;
-    }
-    Ok((files.len(), total))
+    Ok(files.len())
 }
 
 fn pretty(value: &Value) -> String {
@@ -211,7 +248,7 @@ fn write_shard(path: &Path, outputs: &[Output], source: &dyn TensorReader) -> Re
     file.into_inner().map_err(|error| io()(error.into_error()))?.sync_all().map_err(io())
 }
 
-fn write_tensor(
+pub(super) fn write_tensor(
     output: &Output,
     source: &dyn TensorReader,
     mut write: impl FnMut(&[u8]) -> Result<(), HfFolderError>,

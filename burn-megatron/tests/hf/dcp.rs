@@ -126,6 +126,43 @@ fn a_checkpoint_is_imported_also_where_its_configuration_is_elsewhere() {
     assert!(message.contains("a PyTorch DCP checkpoint"), "{message}");
 }
 
+/// Written by `export` and read again: the same weights, in several files.
+#[test]
+fn weights_go_out_as_they_came_in() {
+    for (model, format) in [("llama3", "--dcp"), ("gpt2", "--dcp"), ("dense", "--torch-dist"), ("moe", "--torch-dist")]
+    {
+        let from = if format == "--dcp" { crate::files::changed(model, |_| {}) } else { megatron(model) };
+        let to = tempfile::tempdir().unwrap();
+        let [checkpoint, out] = ["checkpoint", "out"].map(|name| to.path().join(name));
+        succeed(&["import", "--hf", text(from.path()), "--output", text(&checkpoint)]);
+        let options = ["--checkpoint", text(&checkpoint), "--max-shard-size", "100KB"];
+        succeed(&[&["export", format, text(&out)], &options[..]].concat());
+        assert!(out.join("__0_1.distcp").exists() && out.join("metadata.json").exists() == (format == "--torch-dist"));
+        let [before, after] = [from.path(), &out].map(|folder| weights(&HfFolder::open(folder).unwrap()));
+        assert!(before == after, "{model}");
+    }
+}
+
+/// The names and shapes of the tensors are those of Megatron-Core's own file.
+#[test]
+fn tensors_of_megatron_core_have_its_names_and_shapes() {
+    let (from, to) = (megatron("dense"), tempfile::tempdir().unwrap());
+    let [checkpoint, out] = ["checkpoint", "out"].map(|name| to.path().join(name));
+    succeed(&["import", "--hf", text(from.path()), "--output", text(&checkpoint)]);
+    succeed(&["export", "--torch-dist", text(&out), "--checkpoint", text(&checkpoint)]);
+    let about = |folder: &Path| fs::read(folder.join(".metadata")).unwrap();
+    let names = |bytes: &[u8]| -> std::collections::BTreeSet<String> {
+        let text = String::from_utf8_lossy(bytes);
+        let names = regex::Regex::new(r"(decoder|embedding|output_layer)\.[a-z0-9_.]*weight").unwrap();
+        names.find_iter(&text).map(|name| name.as_str().to_string()).collect()
+    };
+    assert_eq!(names(&about(&out)), names(&about(from.path())));
+    let [ours, theirs] =
+        [&out, &from.path().to_path_buf()].map(|folder| fs::read(folder.join("metadata.json")).unwrap());
+    let json = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap();
+    assert_eq!(json(&ours), json(&theirs));
+}
+
 fn refused(folder: &TempDir) -> String {
     HfFolder::open(folder.path()).unwrap_err().to_string()
 }
