@@ -26,12 +26,22 @@ pub(crate) struct DcpWriter {
     written: u64,
     files: usize,
     tensors: BTreeMap<String, Entry>,
+    /// What is no tensor.
+    objects: BTreeMap<String, Place>,
 }
 
 impl DcpWriter {
     /// Writes into a folder that is there, in files of about `most` bytes.
     pub fn new(folder: &Path, most: u64) -> Self {
-        Self { folder: folder.into(), most, file: None, written: 0, files: 0, tensors: BTreeMap::new() }
+        Self {
+            folder: folder.into(),
+            most,
+            file: None,
+            written: 0,
+            files: 0,
+            tensors: BTreeMap::new(),
+            objects: BTreeMap::new(),
+        }
     }
 
     /// Writes a box of a tensor of this type and shape.
@@ -49,22 +59,39 @@ impl DcpWriter {
         let sizes: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
         let described = described(dtype, &sizes)?;
         let archive = archive("archive", &described, Some(bytes))?;
-        let length = archive.len() as u64;
-        if self.file.is_some() && self.written + length > self.most {
-            self.close()?;
-        }
-        if self.file.is_none() {
-            let file = format!("__0_{}.distcp", self.files);
-            self.file = Some((file.clone(), BufWriter::new(File::create(self.folder.join(&file))?)));
-            (self.written, self.files) = (0, self.files + 1);
-        }
-        let Some((file, to)) = &mut self.file else { return Ok(()) };
-        to.write_all(&archive)?;
-        let place = Place { ranges, file: file.clone(), offset: self.written, length };
-        self.written += length;
+        let place = self.append(&archive, ranges)?;
         let entry = || Entry { dtype, shape: shape.to_vec(), places: Vec::new() };
         self.tensors.entry(name.into()).or_insert_with(entry).places.push(place);
         Ok(())
+    }
+
+    /// Writes a list of one `None`: the state of a module that has none.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn write_none(&mut self, name: String) -> io::Result<()> {
+        let mut pickler = Pickler::new();
+        pickler.list(Pickler::none);
+        let archive = archive("archive", &pickler.finish(), None)?;
+        let place = self.append(&archive, Vec::new())?;
+        self.objects.insert(name, place);
+        Ok(())
+    }
+
+    /// Writes an archive behind the others.
+    fn append(&mut self, archive: &[u8], ranges: Vec<Range<usize>>) -> io::Result<Place> {
+        let length = archive.len() as u64;
+        if self.file.is_none() || self.written + length > self.most {
+            self.close()?;
+            let name = format!("__0_{}.distcp", self.files);
+            self.file = Some((name.clone(), BufWriter::new(File::create(self.folder.join(name))?)));
+            (self.written, self.files) = (0, self.files + 1);
+        }
+        let (name, to) = self.file.as_mut().ok_or(io::ErrorKind::NotFound)?;
+        to.write_all(archive)?;
+        let place = Place { ranges, file: name.clone(), offset: self.written, length };
+        self.written += length;
+        Ok(place)
     }
 
     fn close(&mut self) -> io::Result<()> {
@@ -81,7 +108,7 @@ impl DcpWriter {
     pub fn finish(mut self) -> io::Result<usize> {
         self.close()?;
         let mut file = File::create(self.folder.join(METADATA))?;
-        file.write_all(&metadata(&self.tensors)?)?;
+        file.write_all(&metadata(&self.tensors, &self.objects)?)?;
         file.sync_all()?;
         Ok(self.files)
     }
@@ -157,9 +184,8 @@ fn archive(root: &str, described: &[u8], elements: Option<&[u8]>) -> io::Result<
 }
 
 /// `.metadata` (`torch/distributed/checkpoint/metadata.py`).
-fn metadata(tensors: &BTreeMap<String, Entry>) -> io::Result<Vec<u8>> {
+fn metadata(tensors: &BTreeMap<String, Entry>, objects: &BTreeMap<String, Place>) -> io::Result<Vec<u8>> {
     let types = tensors.values().map(|entry| names(entry.dtype)).collect::<io::Result<Vec<_>>>()?;
-    let starts = |place: &Place| place.ranges.iter().map(|range| range.start).collect::<Vec<usize>>();
     let mut pickler = Pickler::new();
     pickler.object(MODULE, "Metadata", |pickler| {
         pickler.dict(|pickler| {
@@ -169,44 +195,55 @@ fn metadata(tensors: &BTreeMap<String, Entry>) -> io::Result<Vec<u8>> {
                     pickler.text(name);
                     tensor(pickler, entry, dtype);
                 }
+                for name in objects.keys() {
+                    pickler.text(name);
+                    pickler.object(MODULE, "BytesStorageMetadata", |pickler| pickler.dict(|_| ()));
+                }
             });
             pickler.text("planner_data");
             pickler.dict(|pickler| {
-                for name in tensors.keys() {
+                for name in tensors.keys().chain(objects.keys()) {
                     pickler.text(name);
                     pickler.tuple(|pickler| pickler.text(name));
                 }
             });
             pickler.text("storage_data");
             pickler.dict(|pickler| {
-                for (name, place) in
-                    tensors.iter().flat_map(|(name, entry)| entry.places.iter().map(move |place| (name, place)))
-                {
-                    pickler.object(MODULE, "MetadataIndex", |pickler| {
-                        pickler.dict(|pickler| {
-                            pickler.text("fqn");
-                            pickler.text(name);
-                            pickler.text("index");
-                            pickler.none();
-                            pickler.text("offset");
-                            pickler.size(starts(place));
-                        });
-                    });
-                    pickler.object("torch.distributed.checkpoint.filesystem", "_StorageInfo", |pickler| {
-                        pickler.dict(|pickler| {
-                            pickler.text("relative_path");
-                            pickler.text(&place.file);
-                            pickler.text("offset");
-                            pickler.integer(place.offset);
-                            pickler.text("length");
-                            pickler.integer(place.length);
-                        });
-                    });
+                for (name, entry) in tensors {
+                    entry.places.iter().for_each(|place| stored(pickler, name, place, true));
                 }
+                objects.iter().for_each(|(name, place)| stored(pickler, name, place, false));
             });
         });
     });
     Ok(pickler.finish())
+}
+
+/// `MetadataIndex` and `_StorageInfo` of a box of a tensor, or of what is no tensor.
+fn stored(pickler: &mut Pickler, name: &str, place: &Place, is_tensor: bool) {
+    pickler.object(MODULE, "MetadataIndex", |pickler| {
+        pickler.dict(|pickler| {
+            pickler.text("fqn");
+            pickler.text(name);
+            pickler.text("index");
+            pickler.none();
+            pickler.text("offset");
+            match is_tensor {
+                true => pickler.size(place.ranges.iter().map(|range| range.start)),
+                false => pickler.none(),
+            }
+        });
+    });
+    pickler.object("torch.distributed.checkpoint.filesystem", "_StorageInfo", |pickler| {
+        pickler.dict(|pickler| {
+            pickler.text("relative_path");
+            pickler.text(&place.file);
+            pickler.text("offset");
+            pickler.integer(place.offset);
+            pickler.text("length");
+            pickler.integer(place.length);
+        });
+    });
 }
 
 /// `TensorStorageMetadata`.

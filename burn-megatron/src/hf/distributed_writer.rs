@@ -36,6 +36,9 @@ pub(super) fn write(
             let ranges = stack.chain([rows]).chain(output.shape[1..].iter().map(|size| 0..*size)).collect();
             writer.write(&name, (output.element.dtype(), &shape), ranges, bytes).map_err(io())
         })?;
+        if iteration.is_some() {
+            stateless(&name, &at).into_iter().try_for_each(|name| writer.write_none(name)).map_err(io())?;
+        }
     }
     let files = writer.finish().map_err(io())?;
     if let Some(iteration) = iteration {
@@ -47,4 +50,21 @@ pub(super) fn write(
         std::fs::write(&path, about.to_string()).map_err(HfFolderError::io("write", &path))?;
     }
     Ok(files)
+}
+
+/// The names of objects that Megatron-Core looks for next to a weight: the states of modules of TransformerEngine, which
+/// are none without FP8 (`ShardedObject.unique_key`).
+fn stateless(weight: &str, at: &[(usize, usize)]) -> Vec<String> {
+    let Some(module) = weight.strip_suffix(".weight") else { return Vec::new() };
+    let Some((before, last)) = module.rsplit_once('.').filter(|(_, last)| last.starts_with("linear_")) else {
+        return Vec::new();
+    };
+    let at = if at.is_empty() { &[(0, 1)] } else { at };
+    let joined = |of: fn(&(usize, usize)) -> usize| {
+        at.iter().map(|place| of(place).to_string()).collect::<Vec<String>>().join(".")
+    };
+    let key =
+        |module: &str| format!("{before}.{module}._extra_state/shard_{}_{}", joined(|at| at.0), joined(|at| at.1));
+    let attention = (last == "linear_qkv").then(|| key("core_attention"));
+    [key(last)].into_iter().chain(attention).collect()
 }
