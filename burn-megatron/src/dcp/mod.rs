@@ -7,10 +7,12 @@
 mod archive;
 mod folder;
 mod metadata;
+mod node;
 mod opcodes;
 mod pickle;
 mod pickler;
 mod pieces;
+mod unpickler;
 mod writer;
 
 use std::path::{Path, PathBuf};

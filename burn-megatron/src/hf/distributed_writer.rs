@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::json;
 
 use super::error::HfFolderError;
+use super::outputs::{Output, TensorReader, write_tensor};
 use super::torch_dist::Stacks;
-use super::writer::{Output, TensorReader, write_tensor};
 use crate::dcp::DcpWriter;
 
 /// Writes all tensors and gives the number of files. For Megatron-Core, whose `iteration` it then is, layers and experts

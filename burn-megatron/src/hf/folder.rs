@@ -13,10 +13,10 @@ use serde_json::Value;
 use super::companions::Companions;
 use super::error::HfFolderError;
 use super::generation::GenerationConfig;
+use super::outputs::TensorReader;
 use super::plain::read_plain;
 use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
-use super::writer::TensorReader;
 use crate::element::Element;
 
 /// An opened folder: `config.json` is understood, and every weight is there with the shape that the model needs. The

@@ -1,10 +1,8 @@
 //! A recorded training run of Megatron-Core: model, optimizer, tokens, losses, and weights before and after.
 
 use super::files::{self, FileError};
-use super::recipe::{self, RecipeError};
 use crate::engine::TokenBatch;
 use backend_dist::shard::HostTensor;
-use models::FamilyConfig;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -85,14 +83,6 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// The recorded model as one of ours.
-    ///
-    /// # Errors
-    /// If it has something that ours do not have.
-    pub fn config(&self) -> Result<FamilyConfig, RecipeError> {
-        recipe::model(&self.model)
-    }
-
     /// Reads `metrics.json`, `tokens.safetensors`, `init.safetensors` and `final.safetensors` of a folder.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::hf::{HfFolder, TensorReader};
-use burn_megatron::replay::{Oracle, replay};
+use burn_megatron::replay::{Oracle, model, replay};
 use models::names::Foreign;
 use models::{FamilyConfig, ModelConfig, WeightSource};
 use tempfile::TempDir;
@@ -44,7 +44,7 @@ fn megatron(kind: &str) -> TempDir {
 /// The model of a recorded run, and its weights before the first step.
 fn recorded(kind: &str) -> (FamilyConfig, Oracle) {
     let oracle = Oracle::load(&golden("").join("../megatron").join(kind)).unwrap();
-    (oracle.config().unwrap(), oracle)
+    (model(&oracle.model).unwrap(), oracle)
 }
 
 /// All weights of a folder, by our names.
