@@ -17,7 +17,7 @@ use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::cli::device::{DeviceChoice, DeviceKind};
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::config::RunConfig;
-use burn_megatron::hf::{CheckpointWeights, Export, HfFolder, companions_of, export, model_of};
+use burn_megatron::hf::{CheckpointWeights, Export, Format, HfFolder, companions_of, export, model_of};
 use burn_megatron::prelude::ParallelLayout;
 use burn_megatron::train::{Plan, TrainReport, train};
 use clap::Parser;
@@ -157,6 +157,7 @@ fn write_folder(checkpoints: &Path, folder: &Path) -> Result<()> {
         tokenizer: tokenizer.as_deref(),
         element: None,
         shard_bytes: 5_000_000_000,
+        format: Format::Safetensors,
     };
     export(folder, &what, &CheckpointWeights::of(&checkpoint))?;
     HfFolder::open(folder)?;

@@ -30,6 +30,7 @@ pub mod cli;
 pub mod config;
 pub mod console;
 pub mod data;
+pub mod dcp;
 pub mod doctor;
 pub mod element;
 pub mod engine;

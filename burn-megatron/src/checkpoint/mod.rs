@@ -33,7 +33,7 @@
 //! its files. A checkpoint that is opened has all its files and every element of every tensor, or the error names what
 //! is missing.
 
-mod boxes;
+pub(crate) mod boxes;
 mod clean;
 mod commit;
 mod disk;

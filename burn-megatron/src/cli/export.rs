@@ -1,4 +1,4 @@
-//! `burn-megatron export`: from a checkpoint to a Hugging Face folder.
+//! `burn-megatron export`: from a checkpoint to a Hugging Face folder, or to a checkpoint of PyTorch or Megatron-Core.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,15 +12,22 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::config::LoraSection;
 use crate::element::Element;
 use crate::hf::{
-    CheckpointWeights, Companions, Export, adapter_of, companions_of, export, model_of, parse_size, write_adapter,
+    CheckpointWeights, Companions, Export, Format, adapter_of, companions_of, export, model_of, parse_size,
+    write_adapter,
 };
 
 /// Arguments of `export`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder to write; it must not exist, or be empty
-    #[arg(long, value_name = "DIR", required_unless_present = "adapter")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["adapter", "dcp", "torch_dist"])]
     hf: Option<PathBuf>,
+    /// Folder to write the weights to as a PyTorch DCP checkpoint with Hugging Face's names
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["hf", "adapter"])]
+    dcp: Option<PathBuf>,
+    /// Folder to write the weights to as Megatron-Core's torch_dist
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["hf", "adapter", "dcp"])]
+    torch_dist: Option<PathBuf>,
     /// Folder to write the adapters to that the run has trained ([lora]), as peft does
     #[arg(long, value_name = "DIR", conflicts_with = "hf")]
     adapter: Option<PathBuf>,
@@ -51,7 +58,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!("warning: {warning}");
     }
     let config = model_of(&checkpoint)?;
-    let hf = match (args.hf, args.adapter, adapters(&checkpoint, &config)?) {
+    let format = match (&args.dcp, &args.torch_dist) {
+        (Some(_), _) => Format::Dcp,
+        (_, Some(_)) => Format::TorchDist { iteration: checkpoint.state().step },
+        _ => Format::Safetensors,
+    };
+    let folder = args.hf.or(args.dcp).or(args.torch_dist);
+    let hf = match (folder, args.adapter, adapters(&checkpoint, &config)?) {
         (Some(_), _, Some(_)) => bail!(
             "{} has adapters only: write them with --adapter DIR, then `burn-megatron merge` adds them to their base",
             checkpoint.path().display()
@@ -77,6 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         tokenizer: tokenizer.as_deref(),
         element: dtype,
         shard_bytes: args.max_shard_size,
+        format,
     };
     let weights = match dtype {
         _ if args.ema => CheckpointWeights::average(&checkpoint),

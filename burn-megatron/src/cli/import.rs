@@ -10,9 +10,13 @@ use crate::hf::{HfFolder, import};
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder with config.json, safetensors files and perhaps tokenizer.json
+    /// Folder with config.json, the weights and perhaps tokenizer.json; weights are safetensors files or a PyTorch DCP
+    /// checkpoint
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
+    /// Folder with the weights, if they are not in that of config.json
+    #[arg(long, value_name = "DIR")]
+    weights: Option<PathBuf>,
     /// Folder to write the checkpoint into, as step 0; it must hold none yet
     #[arg(long, alias = "checkpoint", value_name = "CKPT")]
     output: PathBuf,
@@ -23,7 +27,7 @@ pub struct Args {
 /// # Errors
 /// If the folder is not a model of ours, or the checkpoint cannot be written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let folder = HfFolder::open(&args.hf)?;
+    let folder = HfFolder::with_weights(&args.hf, args.weights.as_ref().unwrap_or(&args.hf))?;
     let report = import(&folder, &args.output)?;
     let tokenizer = if folder.tokenizer_path().is_some() { "with" } else { "without" };
     super::print(&format!(

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use indicatif::HumanBytes;
 
 use crate::element::Element;
-use crate::hf::{Export, HfFolder, Merged, export, parse_size, read_adapter};
+use crate::hf::{Export, Format, HfFolder, Merged, export, parse_size, read_adapter};
 
 /// Arguments of `merge`.
 #[derive(Debug, clap::Args)]
@@ -42,6 +42,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         tokenizer: tokenizer.as_deref(),
         element: args.dtype,
         shard_bytes: args.max_shard_size,
+        format: Format::Safetensors,
     };
     let (files, bytes) = export(&args.output, &what, &Merged { base: &base, adapter: &adapter, element: args.dtype })?;
     super::print(&format!(

@@ -71,9 +71,9 @@ pub enum Command {
     Verify(verify::Args),
     /// Repeat a recorded Megatron-Core run and compare every step with it
     Replay(replay::Args),
-    /// Convert a Hugging Face folder to a checkpoint
+    /// Convert a Hugging Face folder, or weights of PyTorch DCP or Megatron-Core, to a checkpoint
     Import(import::Args),
-    /// Convert a checkpoint to a Hugging Face folder
+    /// Convert a checkpoint to a Hugging Face folder, or to PyTorch DCP or Megatron-Core's torch_dist
     Export(export::Args),
     /// Add an adapter to the weights of a Hugging Face folder
     Merge(merge::Args),

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::error::HfFolderError;
 use super::folder::HfFolder;
-use super::writer::TensorReader;
+use super::outputs::TensorReader;
 use crate::checkpoint::Checkpoint;
 use crate::element::Element;
 

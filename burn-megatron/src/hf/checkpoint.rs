@@ -12,8 +12,8 @@ use tokenizers::Tokenizer;
 use super::companions::Companions;
 use super::error::HfFolderError;
 use super::folder::HfFolder;
+use super::outputs::TensorReader;
 use super::shards::divide;
-use super::writer::TensorReader;
 use crate::checkpoint::{Checkpoint, Kind, RunState, SaveReport, Saver, SaverOptions, Slice};
 use crate::element::Element;
 

@@ -7,6 +7,7 @@ use models::hf::HfError;
 use thiserror::Error;
 
 use crate::checkpoint::CheckpointError;
+use crate::dcp::DcpError;
 use crate::refusal::{Access, advice};
 
 /// A folder that cannot be read or written.
@@ -56,6 +57,9 @@ pub enum HfFolderError {
         /// What is wrong, and what to do.
         what: String,
     },
+    /// A folder of PyTorch's distributed checkpoints cannot be read or written.
+    #[error(transparent)]
+    Dcp(#[from] DcpError),
     /// Our checkpoint cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

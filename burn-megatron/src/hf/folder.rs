@@ -13,10 +13,10 @@ use serde_json::Value;
 use super::companions::Companions;
 use super::error::HfFolderError;
 use super::generation::GenerationConfig;
+use super::outputs::TensorReader;
 use super::plain::read_plain;
 use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
-use super::writer::TensorReader;
 use crate::element::Element;
 
 /// An opened folder: `config.json` is understood, and every weight is there with the shape that the model needs. The
@@ -33,14 +33,22 @@ pub struct HfFolder {
 }
 
 impl HfFolder {
-    /// Opens a folder with `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its shards, and
-    /// checks every tensor.
+    /// Opens a folder with `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its shards, or a
+    /// PyTorch DCP checkpoint (`.metadata` and its files), and checks every tensor.
     ///
     /// # Errors
     /// If the architecture or a key of the configuration is not supported; if a tensor is missing, unexpected, or has
     /// another shape or an unknown type; if a file is missing or cut off. The message names file and tensor.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, HfFolderError> {
-        let folder = folder.as_ref().to_path_buf();
+        Self::with_weights(folder.as_ref(), folder.as_ref())
+    }
+
+    /// Opens a folder whose weights are in another one.
+    ///
+    /// # Errors
+    /// As [`HfFolder::open`].
+    pub fn with_weights(folder: &Path, weights: &Path) -> Result<Self, HfFolderError> {
+        let folder = folder.to_path_buf();
         let path = folder.join("config.json");
         let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
         let raw: Value =
@@ -49,9 +57,9 @@ impl HfFolder {
             FamilyConfig::from_hf(&raw).map_err(|source| HfFolderError::Config { folder: folder.clone(), source })?;
         let generation = GenerationConfig::read(&folder, &raw)?;
         let companions = Companions::read(&folder)?;
-        let tensors = Tensors::open(&folder)?;
+        let tensors = Tensors::open(weights, &config)?;
         let config = config.hf_present(|name| tensors.get(name).is_some());
-        let sources = sources(&folder, &config, &tensors)?;
+        let sources = sources(weights, &config, &tensors)?;
         unexpected(&config, &tensors, &sources)?;
         Ok(Self { folder, config, generation, companions, tensors, sources })
     }
@@ -174,7 +182,7 @@ fn sources(
         }
         Ok((ours.to_string(), (foreign.clone(), Storage::Plain(name.to_string()))))
     };
-    config.hf_names().iter().map(source).collect()
+    tensors.names_of(config).iter().map(source).collect()
 }
 
 /// Every other tensor must be known to be no weight of its own.
@@ -185,7 +193,7 @@ fn unexpected(
 ) -> Result<(), HfFolderError> {
     let used: HashSet<String> = sources.values().flat_map(|(_, storage)| storage.names()).collect();
     let prefix = config.hf_optional_prefix().unwrap_or_default();
-    for name in tensors.names().filter(|name| !used.contains(*name)) {
+    for name in tensors.names().into_iter().filter(|name| !used.contains(*name)) {
         if config.hf_is_derived(name.strip_prefix(prefix).unwrap_or(name)) {
             continue;
         }

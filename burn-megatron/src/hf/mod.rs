@@ -3,13 +3,17 @@
 mod adapter;
 mod checkpoint;
 mod companions;
+mod distributed;
+mod distributed_writer;
 mod error;
 mod folder;
 mod generation;
+mod outputs;
 mod plain;
 mod quantised;
 mod shards;
 mod tensors;
+mod torch_dist;
 mod writer;
 
 pub use adapter::{Merged, adapter_of, read_adapter, write_adapter};
@@ -18,5 +22,6 @@ pub use companions::Companions;
 pub use error::HfFolderError;
 pub use folder::HfFolder;
 pub use generation::GenerationConfig;
+pub use outputs::TensorReader;
 pub use shards::parse_size;
-pub use writer::{Export, TensorReader, export};
+pub use writer::{Export, Format, export};

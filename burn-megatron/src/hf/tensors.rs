@@ -1,14 +1,18 @@
-//! The tensors of a folder's safetensors files, read where they are stored.
+//! The tensors of a folder's safetensors files, or of its PyTorch DCP checkpoint, read where they are stored.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use models::names::NameMap;
+use models::{FamilyConfig, ModelConfig};
 use safetensors::{Dtype, SafeTensorError};
 use serde::Deserialize;
 
+use super::distributed;
 use super::error::HfFolderError;
+use crate::dcp::{DcpFolder, DcpTensor, METADATA};
 use crate::positioned::{PositionedFile, Run};
 use crate::safetensors_header::{Header, HeaderFault};
 
@@ -22,29 +26,39 @@ const BLOCK: usize = 1 << 20;
 
 /// One opened file.
 #[derive(Debug)]
-struct TensorFile {
+pub(super) struct TensorFile {
     path: PathBuf,
     file: PositionedFile,
     header: Header,
 }
 
-/// One tensor of a file.
+/// One tensor of a folder.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stored<'a> {
+    /// The file, or of several the one that describes it.
     pub path: &'a Path,
     pub dtype: Dtype,
     pub shape: &'a [usize],
-    file: &'a PositionedFile,
-    /// Where its elements are in the file.
-    start: u64,
+    place: Place<'a>,
+    /// Bytes of all elements.
     length: usize,
+}
+
+/// Where the elements of a tensor are.
+#[derive(Clone, Copy, Debug)]
+enum Place<'a> {
+    /// In a file, from a byte on.
+    File(&'a PositionedFile, u64),
+    /// In the boxes of a DCP folder.
+    Boxes(&'a DcpFolder, &'a DcpTensor),
 }
 
 impl Stored<'_> {
     /// A range of the tensor's bytes.
     pub fn read(&self, bytes: Range<usize>) -> io::Result<Vec<u8>> {
-        assert!(bytes.end <= self.length, "bytes {bytes:?} of a tensor of {}", self.length);
-        self.file.read(self.start + bytes.start as u64, bytes.len())
+        let mut read = vec![0; bytes.len()];
+        self.read_runs([Run { from: bytes.start, to: 0, bytes: bytes.len() }].into_iter(), &mut read)?;
+        Ok(read)
     }
 
     /// Reads runs of the tensor's bytes to where they belong in `to`, in ascending order there, on all cores.
@@ -53,7 +67,10 @@ impl Stored<'_> {
             let end = run.from + run.bytes;
             assert!(end <= self.length, "bytes {}..{end} of a tensor of {}", run.from, self.length);
         };
-        self.file.read_runs(self.start, runs.inspect(inside), to)
+        match self.place {
+            Place::File(file, start) => file.read_runs(start, runs.inspect(inside), to),
+            Place::Boxes(folder, tensor) => folder.read_runs(tensor, runs.inspect(inside), to),
+        }
     }
 
     /// Whether both have the same type, shape and elements.
@@ -73,10 +90,16 @@ impl Stored<'_> {
 
 /// All tensors of a folder.
 #[derive(Debug)]
-pub(super) struct Tensors {
-    files: Vec<TensorFile>,
-    /// Which of the files holds a tensor.
-    file_of: BTreeMap<String, usize>,
+pub(super) enum Tensors {
+    /// In safetensors files.
+    Files {
+        /// The files.
+        files: Vec<TensorFile>,
+        /// Which of them holds a tensor.
+        file_of: BTreeMap<String, usize>,
+    },
+    /// In a DCP checkpoint, with where ours are in its tensors.
+    Distributed(DcpFolder, NameMap),
 }
 
 #[derive(Deserialize)]
@@ -85,10 +108,15 @@ struct Index {
 }
 
 impl Tensors {
-    /// Opens the single file or the shards of a folder. Of several shards, each must hold exactly what the index says.
-    pub fn open(folder: &Path) -> Result<Self, HfFolderError> {
+    /// Opens the single file, the shards or the DCP checkpoint of a folder. Of several shards, each must hold exactly
+    /// what the index says. Of a DCP checkpoint, the weights of the model are opened.
+    pub fn open(folder: &Path, model: &FamilyConfig) -> Result<Self, HfFolderError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         match (index.exists(), single.exists()) {
+            (false, false) if DcpFolder::is_one(folder) => {
+                let (folder, names) = distributed::open(folder, model)?;
+                Ok(Self::Distributed(folder, names))
+            }
             (true, false) => Self::sharded(folder, &index),
             (true, true) => {
                 let what = format!("holds both {SINGLE} and {INDEX}: remove the one that is not the model");
@@ -97,10 +125,12 @@ impl Tensors {
             (false, true) => {
                 let file = TensorFile::open(single)?;
                 let file_of = file.header.tensors.offset_keys().into_iter().map(|name| (name, 0)).collect();
-                Ok(Self { files: vec![file], file_of })
+                Ok(Self::Files { files: vec![file], file_of })
             }
             (false, false) => {
-                let what = format!("holds neither {SINGLE} nor {INDEX}: weights must be safetensors files");
+                let what = format!(
+                    "holds neither {SINGLE} nor {INDEX} nor {METADATA}: weights must be safetensors files or a PyTorch DCP checkpoint"
+                );
                 Err(HfFolderError::file(folder, what))
             }
         }
@@ -138,26 +168,51 @@ impl Tensors {
             let name = file.header.tensors.offset_keys().into_iter().find(|name| !weight_map.contains_key(name))?;
             Some(HfFolderError::tensor(&file.path, &name, format!("is not in {INDEX}")))
         };
-        files.iter().find_map(stray).map_or(Ok(Self { files, file_of }), Err)
+        files.iter().find_map(stray).map_or(Ok(Self::Files { files, file_of }), Err)
     }
 
     /// All names, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.file_of.keys().map(String::as_str)
+    pub fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Files { file_of, .. } => file_of.keys().map(String::as_str).collect(),
+            Self::Distributed(folder, _) => folder.tensors.keys().map(String::as_str).collect(),
+        }
     }
 
     /// The tensor of a name.
     pub fn get(&self, name: &str) -> Option<Stored<'_>> {
-        let file = &self.files[*self.file_of.get(name)?];
-        let info = file.header.tensors.info(name)?;
-        let (from, to) = info.data_offsets;
-        let (start, length) = (file.header.start + from as u64, to - from);
-        Some(Stored { path: &file.path, dtype: info.dtype, shape: &info.shape, file: &file.file, start, length })
+        match self {
+            Self::Files { files, file_of } => {
+                let file = &files[*file_of.get(name)?];
+                let info = file.header.tensors.info(name)?;
+                let (from, to) = info.data_offsets;
+                let place = Place::File(&file.file, file.header.start + from as u64);
+                Some(Stored { path: &file.path, dtype: info.dtype, shape: &info.shape, place, length: to - from })
+            }
+            Self::Distributed(folder, _) => {
+                let tensor = folder.tensors.get(name)?;
+                let length = tensor.shape.iter().product::<usize>() * tensor.dtype.bitsize() / 8;
+                let (path, place) = (&folder.metadata, Place::Boxes(folder, tensor));
+                Some(Stored { path, dtype: tensor.dtype, shape: &tensor.shape, place, length })
+            }
+        }
+    }
+
+    /// Where the tensors of a model are in those of the folder.
+    pub fn names_of(&self, model: &FamilyConfig) -> NameMap {
+        match self {
+            Self::Files { .. } => model.hf_names(),
+            Self::Distributed(_, names) => names.clone(),
+        }
     }
 
     /// A file to name where a tensor is in none.
     pub fn any_path(&self, folder: &Path) -> PathBuf {
-        if self.files.len() == 1 { self.files[0].path.clone() } else { folder.join(INDEX) }
+        match self {
+            Self::Files { files, .. } if files.len() == 1 => files[0].path.clone(),
+            Self::Files { .. } => folder.join(INDEX),
+            Self::Distributed(folder, _) => folder.metadata.clone(),
+        }
     }
 }
 

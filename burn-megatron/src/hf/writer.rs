@@ -1,39 +1,33 @@
 //! Writes a folder that transformers and we can read: tensor by tensor, never a whole model in memory.
 
-use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
 use std::io::{BufWriter, Write};
-use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use backend_dist::launch::BoxError;
-use models::names::Foreign;
 use models::{FamilyConfig, ModelConfig};
 use serde_json::{Map, Value, json};
 
 use super::companions::Companions;
+use super::distributed_writer;
 use super::error::HfFolderError;
+use super::outputs::{Output, TensorReader, outputs, write_tensor};
 use super::shards::{divide, name as shard_name};
 use super::tensors::INDEX;
 use crate::element::Element;
 
-/// Bytes of a tensor that are in memory at a time, where it can be read by rows.
-const CHUNK: usize = 32 << 20;
-
-/// Global tensors as they are stored somewhere, by our names.
-pub trait TensorReader {
-    /// The type of a tensor's elements.
-    ///
-    /// # Errors
-    /// If there is no tensor of this name and shape.
-    fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError>;
-
-    /// The bytes of a box of a tensor, row-major.
-    ///
-    /// # Errors
-    /// If there is no tensor of this name and shape, or it cannot be read.
-    fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError>;
+/// In which form weights are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Safetensors files with Hugging Face's names.
+    Safetensors,
+    /// A PyTorch DCP checkpoint with Hugging Face's names.
+    Dcp,
+    /// Megatron-Core's `torch_dist`, as the checkpoint of an iteration.
+    TorchDist {
+        /// Its number.
+        iteration: u64,
+    },
 }
 
 /// What is to be written.
@@ -49,20 +43,8 @@ pub struct Export<'a> {
     pub element: Option<Element>,
     /// Most bytes of tensors in a file.
     pub shard_bytes: u64,
-}
-
-/// One of Hugging Face's tensors: its parts by our names.
-struct Output<'a> {
-    name: &'a str,
-    shape: &'a [usize],
-    element: Element,
-    parts: Vec<(&'a str, &'a Foreign)>,
-}
-
-impl Output<'_> {
-    fn bytes(&self) -> u64 {
-        (self.shape.iter().product::<usize>() * self.element.size()) as u64
-    }
+    /// Form of the weights.
+    pub format: Format,
 }
 
 /// Writes `folder`, which must not exist or be empty: into a folder next to it, which is renamed when it is complete.
@@ -72,7 +54,10 @@ impl Output<'_> {
 /// If a weight cannot be read, the model cannot be said in Hugging Face's words, or the disk says no.
 pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result<(usize, u64), HfFolderError> {
     refuse_full(folder)?;
-    let names = what.config.hf_names();
+    let names = match what.format {
+        Format::Safetensors | Format::Dcp => what.config.hf_names(),
+        Format::TorchDist { .. } => what.config.megatron_names(),
+    };
     let outputs = outputs(names.iter(), what.element, source)?;
     let config =
         config_json(what, &outputs).map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
@@ -107,28 +92,6 @@ fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
     }
 }
 
-/// Hugging Face's tensors in the order of the model.
-fn outputs<'a>(
-    names: impl Iterator<Item = (&'a str, &'a Foreign)>,
-    element: Option<Element>,
-    source: &dyn TensorReader,
-) -> Result<Vec<Output<'a>>, HfFolderError> {
-    let mut outputs: Vec<Output<'a>> = Vec::new();
-    let mut known: BTreeMap<&str, usize> = BTreeMap::new();
-    for (ours, foreign) in names {
-        let stored = source
-            .element(ours, &foreign.our_shape())
-            .map_err(|source| HfFolderError::Weight { name: ours.into(), source })?;
-        let at = *known.entry(&foreign.name).or_insert_with(|| {
-            let (name, shape) = (foreign.name.as_str(), foreign.shape.as_slice());
-            outputs.push(Output { name, shape, element: element.unwrap_or(stored), parts: Vec::new() });
-            outputs.len() - 1
-        });
-        outputs[at].parts.push((ours, foreign));
-    }
-    Ok(outputs)
-}
-
 /// The configuration, with the type of the weights that are written.
 fn config_json(what: &Export, outputs: &[Output]) -> Result<Value, models::hf::HfError> {
     let original = what.companions.config();
@@ -153,6 +116,31 @@ fn write_all(
     outputs: &[Output],
     source: &dyn TensorReader,
 ) -> Result<(usize, u64), HfFolderError> {
+    let files = match what.format {
+        Format::Safetensors => write_safetensors(folder, what, outputs, source)?,
+        Format::Dcp => distributed_writer::write(folder, outputs, what.shard_bytes, None, source)?,
+        Format::TorchDist { iteration } => {
+            distributed_writer::write(folder, outputs, what.shard_bytes, Some(iteration), source)?
+        }
+    };
+    for (name, text) in what.companions.others() {
+        write_text(&folder.join(name), text)?;
+    }
+    write_text(&folder.join("config.json"), &pretty(config))?;
+    if let Some(tokenizer) = what.tokenizer {
+        let to = folder.join("tokenizer.json");
+        std::fs::copy(tokenizer, &to).map_err(HfFolderError::io("copy the tokenizer to", &to))?;
+    }
+    Ok((files, outputs.iter().map(Output::bytes).sum()))
+}
+
+/// Gives the number of files.
+fn write_safetensors(
+    folder: &Path,
+    what: &Export,
+    outputs: &[Output],
+    source: &dyn TensorReader,
+) -> Result<usize, HfFolderError> {
     let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
     let files = divide(&sizes, what.shard_bytes);
     let mut shard_of = Map::new();
@@ -162,20 +150,12 @@ fn write_all(
         shard_of.extend(outputs.iter().map(|output| (output.name.to_string(), json!(name))));
         write_shard(&folder.join(name), outputs, source)?;
     }
-    let total = sizes.iter().sum();
     if files.len() > 1 {
+        let total: u64 = sizes.iter().sum();
         let index = json!({"metadata": {"total_size": total}, "weight_map": shard_of});
         write_text(&folder.join(INDEX), &pretty(&index))?;
     }
-    for (name, text) in what.companions.others() {
-        write_text(&folder.join(name), text)?;
-    }
-    write_text(&folder.join("config.json"), &pretty(config))?;
-    if let Some(tokenizer) = what.tokenizer {
-        let to = folder.join("tokenizer.json");
-        std::fs::copy(tokenizer, &to).map_err(HfFolderError::io("copy the tokenizer to", &to))?;
-    }
-    Ok((files.len(), total))
+    Ok(files.len())
 }
 
 fn pretty(value: &Value) -> String {
@@ -209,58 +189,4 @@ fn write_shard(path: &Path, outputs: &[Output], source: &dyn TensorReader) -> Re
         write_tensor(output, source, |bytes| file.write_all(bytes).map_err(io()))?;
     }
     file.into_inner().map_err(|error| io()(error.into_error()))?.sync_all().map_err(io())
-}
-
-fn write_tensor(
-    output: &Output,
-    source: &dyn TensorReader,
-    mut write: impl FnMut(&[u8]) -> Result<(), HfFolderError>,
-) -> Result<(), HfFolderError> {
-    let whole: Vec<Range<usize>> = output.shape.iter().map(|size| 0..*size).collect();
-    if let [(ours, foreign)] = output.parts.as_slice()
-        && !foreign.transposed
-        && foreign.rows.is_none()
-        && foreign.stack.is_none()
-    {
-        let row = output.shape[1..].iter().product::<usize>() * output.element.size();
-        let rows = (CHUNK / row.max(1)).max(1);
-        for first in (0..output.shape[0]).step_by(rows) {
-            let mut ranges = whole.clone();
-            ranges[0] = first..(first + rows).min(output.shape[0]);
-            write(&converted(ours, foreign, &ranges, output.element, source)?)?;
-        }
-        return Ok(());
-    }
-    let size = output.element.size();
-    let mut bytes = vec![0; output.shape.iter().product::<usize>() * size];
-    for (ours, foreign) in &output.parts {
-        let ranges: Vec<Range<usize>> = foreign.our_shape().iter().map(|size| 0..*size).collect();
-        let part = converted(ours, foreign, &ranges, output.element, source)?;
-        let positions = foreign.runs(&ranges).into_iter().flat_map(|run| run.positions());
-        for (from, at) in part.chunks_exact(size).zip(positions) {
-            bytes[at * size..(at + 1) * size].copy_from_slice(from);
-        }
-    }
-    write(&bytes)
-}
-
-/// A box of ours in another type.
-fn converted(
-    ours: &str,
-    foreign: &Foreign,
-    ranges: &[Range<usize>],
-    element: Element,
-    source: &dyn TensorReader,
-) -> Result<Vec<u8>, HfFolderError> {
-    let read = || -> Result<Vec<u8>, BoxError> {
-        let shape = foreign.our_shape();
-        let (stored, bytes) = (source.element(ours, &shape)?, source.read_bytes(ours, &shape, ranges)?);
-        if stored == element {
-            return Ok(bytes);
-        }
-        let mut converted = Vec::new();
-        element.encode(&stored.decode(&bytes), &mut converted);
-        Ok(converted)
-    };
-    read().map_err(|source| HfFolderError::Weight { name: ours.into(), source })
 }

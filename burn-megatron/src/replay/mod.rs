@@ -9,5 +9,5 @@ mod run;
 pub use files::FileError;
 pub use layouts::layouts;
 pub use oracle::{Oracle, OracleModel, OracleStep, OracleTraining};
-pub use recipe::RecipeError;
+pub use recipe::{RecipeError, model};
 pub use run::{Replay, ReplayError, ReplayStep, Tolerances, WeightDifference, replay};

@@ -69,7 +69,10 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
 ///
 /// Megatron means gradients over micro-batches; with auxiliary losses that is what is repeated, and without masks the
 /// mean over tokens is the same.
-pub(super) fn model(model: &OracleModel) -> Result<FamilyConfig, RecipeError> {
+///
+/// # Errors
+/// If the recorded model has something that ours do not have.
+pub fn model(model: &OracleModel) -> Result<FamilyConfig, RecipeError> {
     let llama = llama(model)?;
     if model.experts == 0 {
         return Ok(FamilyConfig::Llama(llama));

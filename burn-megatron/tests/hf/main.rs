@@ -2,6 +2,7 @@
 
 #[path = "../support/damage.rs"]
 mod damage;
+mod dcp;
 mod deepseek;
 mod files;
 mod folder;

@@ -16,13 +16,13 @@ fn command(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_burn-megatron")).args(words).output().unwrap()
 }
 
-fn succeed(words: &[&str]) -> String {
+pub fn succeed(words: &[&str]) -> String {
     let output = command(words);
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn fail(words: &[&str]) -> String {
+pub fn fail(words: &[&str]) -> String {
     let output = command(words);
     assert!(!output.status.success(), "{words:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -55,7 +55,7 @@ impl Paths {
     }
 }
 
-fn text(path: &Path) -> &str {
+pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
