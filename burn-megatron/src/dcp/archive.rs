@@ -150,6 +150,9 @@ struct Window<'a> {
 impl Read for Window<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = buffer.len().min(self.length.saturating_sub(self.at) as usize);
+        if count == 0 {
+            return Ok(0);
+        }
         self.file.read_into(self.start + self.at, &mut buffer[..count])?;
         self.at += count as u64;
         Ok(count)

@@ -23,13 +23,13 @@ const NORMS: [[&str; 2]; 2] = [
 /// `vocab` rows stay.
 pub(super) fn state_dict(stored: BTreeMap<String, DcpTensor>, vocab: usize) -> BTreeMap<String, DcpTensor> {
     let layers = stored.into_iter().flat_map(|(name, tensor)| match name.strip_prefix(LAYERS) {
-        Some(rest) if !rest.starts_with(|first: char| first.is_ascii_digit()) && !tensor.shape.is_empty() => {
+        Some(rest) if !rest.starts_with(|first: char| first.is_ascii_digit()) && is_stack(&tensor) => {
             (0..tensor.shape[0]).map(|layer| (format!("{LAYERS}{layer}.{rest}"), tensor.part(layer))).collect()
         }
         _ => vec![(name, tensor)],
     });
     let experts = layers.flat_map(|(name, tensor)| match name.split_once(EXPERTS) {
-        Some((layer, rest)) if !rest.starts_with(|first: char| first.is_ascii_digit()) && !tensor.shape.is_empty() => {
+        Some((layer, rest)) if !rest.starts_with(|first: char| first.is_ascii_digit()) && is_stack(&tensor) => {
             let of = |expert: usize| format!("{layer}.mlp.experts.local_experts.{expert}.{rest}");
             (0..tensor.shape[0]).map(|expert| (of(expert), tensor.part(expert))).collect()
         }
@@ -46,6 +46,11 @@ pub(super) fn state_dict(stored: BTreeMap<String, DcpTensor>, vocab: usize) -> B
         (name, if padded { tensor.truncated(rows) } else { tensor })
     };
     named.map(whole).collect()
+}
+
+/// Whether a tensor has parts: a size without elements says nothing about how many.
+fn is_stack(tensor: &DcpTensor) -> bool {
+    !tensor.shape.is_empty() && !tensor.shape.contains(&0)
 }
 
 /// The tensors of a `state_dict` in a file: of all layers together if every layer has the same tensors, otherwise layer by
