@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 use crate::data::TokenDataset;
-use crate::engine::RankEngine;
+use crate::engine::{EngineConfig, RankEngine};
 use crate::learner::{BatchStream, Tracer, Tracing};
 use crate::metrics::{Gauge, RankReading};
 use crate::train::stage_builder;
@@ -95,9 +95,11 @@ impl WithModel for Bench<'_> {
         let dims = sizes.dims();
         let tracing = self.config.log.trace.as_ref().map(|file| Tracing::new(file, 0, self.timing.warmup as u64));
         let tracing = tracing.transpose()?;
+        // Every step has the whole batch.
+        let engine = EngineConfig { rampup_batch_size: None, ..self.config.engine() };
         let start = Instant::now();
         let seen = launch(&mesh, &self.devices, |rank| {
-            let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), self.config.engine())?;
+            let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), engine.clone())?;
             self.steps(&rank, engine, start, Tracer::new(tracing.as_ref()))
         })?;
         Ok(seen.into_iter().next().unwrap_or_default())

@@ -226,6 +226,7 @@ fn options(args: &Args, source: &Source, prompt: usize) -> Result<GenerateOption
         stop_tokens,
         sampling: args.sampling.over(&source.generation),
         window: args.window,
+        enforce_eager: false,
     })
 }
 

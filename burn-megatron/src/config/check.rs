@@ -155,6 +155,12 @@ impl RunConfig {
                 minutes.unwrap_or_default()
             )
         }));
+        let exits = minutes.is_some() || self.training.exit_interval.is_some();
+        note(demand(!exits || self.checkpoint.directory.is_some(), || {
+            "training.exit-duration-in-mins and training.exit-interval save the run, and checkpoint.directory = none; \
+             nearest legal: none of the two"
+                .into()
+        }));
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
     }

@@ -13,7 +13,7 @@ use crate::checkpoint::boxes::{Flaw, check_cover, fits, text};
 /// Name of the file.
 pub(crate) const METADATA: &str = ".metadata";
 
-const CLASSES: [&str; 44] = [
+const CLASSES: [&str; 46] = [
     "torch.distributed.checkpoint.metadata.Metadata",
     "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
     "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
@@ -28,6 +28,8 @@ const CLASSES: [&str; 44] = [
     "torch.distributed.checkpoint.planner.WriteItemType",
     "torch.distributed.checkpoint.planner.TensorWriteData",
     "torch.distributed.checkpoint.planner.BytesIOWriteData",
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan",
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata",
     "torch.serialization._get_layout",
     "torch.Size",
     "torch.device",

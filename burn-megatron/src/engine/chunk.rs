@@ -9,7 +9,7 @@ use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
 use backend_dist::ops::weight_grads::{Deferral, Deferred};
 use backend_dist::ops::{SavedAttention, Tape};
-use backend_dist::shard::Unit;
+use backend_dist::shard::{ParamSpec, Unit};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
 use models::{CausalLm, Recompute};
@@ -130,7 +130,9 @@ impl<M: CausalLm> Chunk<M> {
         let steps: Vec<Step> = segments(model.part(), recompute, again).into_iter().map(step).collect();
         for Step { uses, .. } in &steps {
             for bucket in uses {
-                let same = |other: &&usize| buckets[**other].grid() == buckets[*bucket].grid();
+                let len = |bucket: usize| buckets[bucket].params.iter().map(ParamSpec::local_len).sum::<usize>();
+                let same =
+                    |other: &&usize| buckets[**other].grid() == buckets[*bucket].grid() && len(**other) == len(*bucket);
                 buckets[*bucket].at_once = uses.iter().filter(same).count();
             }
         }

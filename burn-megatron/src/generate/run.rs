@@ -41,12 +41,15 @@ pub struct GenerateOptions {
     /// Most tokens that the model sees at once. A text that gets longer resumes from its last half window, which is
     /// read anew. `None`: the model sees everything, and one with learned positions must have enough of them.
     pub window: Option<usize>,
+    /// GPUs: no CUDA graphs. Recording one needs a process in which nobody else calls the driver: no training, no other
+    /// ranks (with which none is recorded in any case).
+    pub enforce_eager: bool,
 }
 
 impl GenerateOptions {
     /// So many tokens, without a stop and without a window.
     pub fn new(max_new_tokens: usize, sampling: Sampling) -> Self {
-        Self { max_new_tokens, stop_tokens: Vec::new(), sampling, window: None }
+        Self { max_new_tokens, stop_tokens: Vec::new(), sampling, window: None, enforce_eager: false }
     }
 
     /// Whether a model of this configuration can continue this prompt.
@@ -175,6 +178,9 @@ pub fn generate_batch<M: CausalLm>(
     let mut blocks = 0;
     let mut texts: Vec<Text> = prompts.iter().map(|prompt| Text::new(prompt, options, &mut blocks)).collect();
     let mut cache = PagedKvCache::new(blocks as usize, BLOCK_SIZE);
+    if options.enforce_eager || rank.mesh.world_size() > 1 {
+        cache = cache.eager();
+    }
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
     for index in 0..options.max_new_tokens {
         // Those with one new token, which are read together, come first.

@@ -58,7 +58,7 @@ impl HfFolder {
         let generation = GenerationConfig::read(&folder, &raw)?;
         let companions = Companions::read(&folder)?;
         let tensors = Tensors::open(weights, &config)?;
-        let config = config.hf_present(|name| tensors.get(name).is_some());
+        let config = tensors.present(config);
         let sources = sources(weights, &config, &tensors)?;
         unexpected(&config, &tensors, &sources)?;
         Ok(Self { folder, config, generation, companions, tensors, sources })

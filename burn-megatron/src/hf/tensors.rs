@@ -98,8 +98,8 @@ pub(super) enum Tensors {
         /// Which of them holds a tensor.
         file_of: BTreeMap<String, usize>,
     },
-    /// In a DCP checkpoint, with where ours are in its tensors.
-    Distributed(DcpFolder, NameMap),
+    /// In a DCP checkpoint, and whether under Megatron-Core's names.
+    Distributed(DcpFolder, bool),
 }
 
 #[derive(Deserialize)]
@@ -114,8 +114,8 @@ impl Tensors {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         match (index.exists(), single.exists()) {
             (false, false) if DcpFolder::is_one(folder) => {
-                let (folder, names) = distributed::open(folder, model)?;
-                Ok(Self::Distributed(folder, names))
+                let (folder, is_megatron) = distributed::open(folder, model)?;
+                Ok(Self::Distributed(folder, is_megatron))
             }
             (true, false) => Self::sharded(folder, &index),
             (true, true) => {
@@ -198,11 +198,19 @@ impl Tensors {
         }
     }
 
+    /// The model as the files hold it: those under Hugging Face's names may lack parts that its config.json names.
+    pub fn present(&self, config: FamilyConfig) -> FamilyConfig {
+        match self {
+            Self::Distributed(_, true) => config,
+            _ => config.hf_present(|name| self.get(name).is_some()),
+        }
+    }
+
     /// Where the tensors of a model are in those of the folder.
     pub fn names_of(&self, model: &FamilyConfig) -> NameMap {
         match self {
-            Self::Files { .. } => model.hf_names(),
-            Self::Distributed(_, names) => names.clone(),
+            Self::Distributed(_, true) => model.megatron_names(),
+            Self::Files { .. } | Self::Distributed(_, false) => model.hf_names(),
         }
     }
 

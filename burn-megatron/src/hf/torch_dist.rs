@@ -10,6 +10,8 @@ use crate::dcp::DcpTensor;
 
 /// A tensor that every such checkpoint of a GPT has.
 pub(super) const EMBEDDING: &str = "embedding.word_embeddings.weight";
+/// Megatron-LM pads a vocabulary to a multiple of 128 rows for each of up to 64 tensor-parallel ranks.
+const MOST_PADDING: usize = 128 * 64;
 const LAYERS: &str = "decoder.layers.";
 const LOCAL_EXPERTS: &str = "mlp.experts.local_experts.";
 const EXPERTS: &str = ".mlp.experts.experts.";
@@ -42,8 +44,9 @@ pub(super) fn state_dict(stored: BTreeMap<String, DcpTensor>, vocab: usize) -> B
     });
     let whole = |(name, tensor): (String, DcpTensor)| {
         let padded = [EMBEDDING, "output_layer.weight"].contains(&name.as_str()) && tensor.shape.len() == 2;
-        let rows = if padded { tensor.shape[0].min(vocab) } else { 0 };
-        (name, if padded { tensor.truncated(rows) } else { tensor })
+        // Another vocabulary is refused by its shape.
+        let is_padding = padded && tensor.shape[0] > vocab && tensor.shape[0] - vocab < MOST_PADDING;
+        (name, if is_padding { tensor.truncated(vocab) } else { tensor })
     };
     named.map(whole).collect()
 }
@@ -58,6 +61,27 @@ fn is_stack(tensor: &DcpTensor) -> bool {
 pub(super) struct Stacks {
     layers: Option<usize>,
     experts: usize,
+}
+
+/// Whether a file of the tensors with these names was compared with Megatron-Core: all layers have the same, which are
+/// those of a Llama, a GPT or a Mixtral.
+pub(super) fn is_known(names: &[&str]) -> bool {
+    let parts = [
+        "input_layernorm.",
+        "pre_mlp_layernorm.",
+        "self_attention.linear_qkv.",
+        "self_attention.linear_proj.",
+        "self_attention.q_layernorm.",
+        "self_attention.k_layernorm.",
+        "mlp.linear_fc1.",
+        "mlp.linear_fc2.",
+        "mlp.router.",
+        LOCAL_EXPERTS,
+    ];
+    let of_layer = |name: &str| Some(name.strip_prefix(LAYERS).and_then(number)?.1.to_string());
+    let known =
+        names.iter().filter_map(|name| of_layer(name)).all(|rest| parts.iter().any(|part| rest.starts_with(part)));
+    known && Stacks::of(names.iter().copied()).layers.is_some()
 }
 
 impl Stacks {

@@ -9,11 +9,11 @@ use models::{FamilyConfig, ModelConfig};
 use serde_json::{Map, Value, json};
 
 use super::companions::Companions;
-use super::distributed_writer;
 use super::error::HfFolderError;
 use super::outputs::{Output, TensorReader, outputs, write_tensor};
 use super::shards::{divide, name as shard_name};
 use super::tensors::INDEX;
+use super::{distributed_writer, torch_dist};
 use crate::element::Element;
 
 /// In which form weights are written.
@@ -58,6 +58,12 @@ pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result
         Format::Safetensors | Format::Dcp => what.config.hf_names(),
         Format::TorchDist { .. } => what.config.megatron_names(),
     };
+    let stored: Vec<&str> = names.iter().map(|(_, of)| of.name.as_str()).collect();
+    if matches!(what.format, Format::TorchDist { .. }) && !torch_dist::is_known(&stored) {
+        let why = "its layers are not all of one kind with the norms and the attention of a Llama or Mixtral, and \
+                   Megatron-Core's names of others are not known; nearest legal: --dcp";
+        return Err(HfFolderError::file(folder, why));
+    }
     let outputs = outputs(names.iter(), what.element, source)?;
     let config =
         config_json(what, &outputs).map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;

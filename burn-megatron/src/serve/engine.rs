@@ -67,7 +67,7 @@ pub fn run<M: CausalLm>(
     let group = rank.group(Axis::Tp);
     let mut cache = PagedKvCache::new(config.num_blocks, config.block_size);
     // Recorded steps read the weights of one model.
-    if config.enforce_eager || models.len() > 1 {
+    if config.enforce_eager || models.len() > 1 || rank.mesh.world_size() > 1 {
         cache = cache.eager();
     }
     let mut first = match group.rank() {

@@ -1,6 +1,7 @@
 //! From a model's family to its training.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use backend_dist::gpu::gpus;
@@ -107,8 +108,11 @@ impl WithModel for Launch<'_> {
         if let Some(options) = saving::options(config, tokenizer) {
             run = run.checkpoints(options);
         }
+        let exited = run.exit_flag();
         let run = run.finish(move |_, engine| {
-            let last = data.last.as_ref().map(|last| loss_over(engine, last)).transpose()?;
+            // A run that ends to be continued has no time for the last evaluation.
+            let last = data.last.as_ref().filter(|_| !exited.load(Ordering::Relaxed));
+            let last = last.map(|last| loss_over(engine, last)).transpose()?;
             Ok((last, engine.steps()))
         });
         let (supervised, learner) = run.supervised();

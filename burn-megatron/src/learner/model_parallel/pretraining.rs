@@ -374,6 +374,11 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self.exited.load(Ordering::Relaxed)
     }
 
+    /// [`exited`](Self::exited) for who runs on a rank.
+    pub(crate) fn exit_flag(&self) -> Arc<AtomicBool> {
+        self.exited.clone()
+    }
+
     /// What [`finish`](Self::finish) returned on rank 0, once, after a training that did not fail.
     pub fn finished(&self) -> Option<R> {
         self.finished.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{Prompt, PromptDataset};
 use crate::engine::{RankEngine, Rollouts, TokenBatch};
-use crate::generate::{Ended, GenerateOptions, Sampling, generate_batch};
+use crate::generate::{Ended, GenerateOptions, Generated, Sampling, generate_batch};
 use crate::grpo::{Completion, GrpoConfig, Reward, RewardStats};
 
 /// What a run of GRPO completes, and who judges it; the losses' constants are those of
@@ -108,7 +108,7 @@ impl GrpoRun {
         Ok(Drawn { batch, micro_batches, rollouts, stats })
     }
 
-    /// The completions of `sequences`, those of prompts of one length at once. The first of the ranks that share layers
+    /// The completions of `sequences`, all at once. The first of the ranks that share layers
     /// judges them.
     fn judged<'a, M: CausalLm>(
         &self,
@@ -122,23 +122,18 @@ impl GrpoRun {
         let sampling = Sampling { temperature: config.temperature, top_k: None, top_p: None, seed: 0 };
         let options = GenerateOptions {
             stop_tokens: self.stop_tokens.clone(),
+            enforce_eager: true,
             ..GenerateOptions::new(config.max_completion_length, sampling)
         };
-        let mut by_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for sequence in sequences {
-            by_length.entry(prompt(*sequence).tokens.len()).or_default().push(*sequence);
-        }
-        let mut all = Vec::with_capacity(sequences.len());
-        for of_length in by_length.values() {
-            let seed = |sequence: &usize| stable_hash(&format!("grpo {} {batch} {sequence}", self.seed));
-            let prompts: Vec<(&[i64], u64)> =
-                of_length.iter().map(|sequence| (prompt(*sequence).tokens.as_slice(), seed(sequence))).collect();
-            let texts = generate_batch(rank, &model, &prompts, &options, |_, _| ControlFlow::Continue(()))?;
-            for (sequence, text) in of_length.iter().zip(texts) {
-                let ended = text.ended == Ended::StopToken;
-                all.push(Judged { sequence: *sequence, tokens: text.tokens, ended, reward: 0.0 });
-            }
-        }
+        let seed = |sequence: &usize| stable_hash(&format!("grpo {} {batch} {sequence}", self.seed));
+        let prompts: Vec<(&[i64], u64)> =
+            sequences.iter().map(|sequence| (prompt(*sequence).tokens.as_slice(), seed(sequence))).collect();
+        let texts = generate_batch(rank, &model, &prompts, &options, |_, _| ControlFlow::Continue(()))?;
+        let judged = |(sequence, text): (&usize, Generated)| {
+            let ended = text.ended == Ended::StopToken;
+            Judged { sequence: *sequence, tokens: text.tokens, ended, reward: 0.0 }
+        };
+        let mut all: Vec<Judged> = sequences.iter().zip(texts).map(judged).collect();
         let layers = rank.group(Axis::Tp);
         let rewards = match layers.rank() {
             0 => {

@@ -105,7 +105,7 @@ impl<M: CausalLm> Worker<'_, M> {
             let step = self.engine.steps() + 1;
             let mut recorder = self.tracer.recorder(step);
             let (whole, data) = (recorder.begin(), recorder.begin());
-            let (batch, save) = match self.next(&mut batches, coordinator.as_deref())? {
+            let (batch, save) = match self.next(&mut batches, coordinator.as_deref(), true)? {
                 Next::Batch { range, save } => (range.of(&self.data.train), save),
                 Next::EndOfSplit => break,
                 Next::Stop | Next::Exit => {
@@ -226,7 +226,7 @@ impl<M: CausalLm> Worker<'_, M> {
         let (mut sum, mut tokens, mut pairs, mut right) = (0.0, 0, None, None::<f64>);
         let mut stop = false;
         for iteration in 1.. {
-            let batch = match self.next(&mut batches, coordinator.as_deref())? {
+            let batch = match self.next(&mut batches, coordinator.as_deref(), false)? {
                 Next::Batch { range, .. } => range.of(&self.data.valid),
                 Next::EndOfSplit => break,
                 Next::Stop | Next::Exit => {
@@ -331,11 +331,13 @@ impl<M: CausalLm> Worker<'_, M> {
         Ok(())
     }
 
-    /// Rank 0 decides once per step, so all ranks stop at the same one, and save after the same ones.
+    /// Rank 0 decides once per step, so all ranks stop at the same one, and save after the same ones. A run whose time is
+    /// over (`exits`) evaluates first where an evaluation is due.
     fn next(
         &mut self,
         batches: &mut Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
         coordinator: Option<&Coordinator>,
+        exits: bool,
     ) -> Result<Next, BoxError> {
         let stops =
             |stop_channel: &StopChannel| stop_channel.channel.all_gather(&stop_channel.interrupter.should_stop());
@@ -343,9 +345,11 @@ impl<M: CausalLm> Worker<'_, M> {
         let asked = self.stop_channel.map(stops).transpose()?.is_some_and(|all| all.contains(&true));
         let mut decision = None;
         if let (Some(coordinator), Some(batches)) = (coordinator, batches) {
+            let progress = batches.progress();
+            let is_between = progress.total != Some(progress.items_processed);
             decision = Some(match asked || coordinator.interrupter.should_stop() {
                 true => Next::Stop,
-                false if coordinator.is_over() => Next::Exit,
+                false if exits && is_between && coordinator.is_over() => Next::Exit,
                 false => batches.next().transpose()?.map_or(Next::EndOfSplit, |batch| Next::Batch {
                     range: batch.range(),
                     save: coordinator.costs.is_due(),

@@ -25,6 +25,8 @@ impl Optimizer {
     /// Lets passes compute with the moving average of the bucket's weights, until [`leave_average`](Self::leave_average).
     /// The caller keeps a copy of `model` to take its place then. All data-parallel ranks call it in the same order.
     pub fn enter_average<M: Module>(&mut self, bucket: usize, model: M) -> M {
+        // A checkpoint may still be copied from the weights.
+        self.host.protect();
         self.forget_gathered();
         self.buckets[bucket].enter_average(model)
     }

@@ -10,6 +10,9 @@ use super::view::{block_table, most_blocks};
 use super::{Chunk, PagedKvCache, Step};
 use crate::layers::rope::{Angles, RotaryEmbedding};
 
+/// Steps of a size before it is recorded, which takes about as long as ten of them.
+const WORTH_RECORDING: usize = 8;
+
 /// A decode step of up to a number of sequences, each with up to a number of blocks.
 pub(crate) struct Decode<'a> {
     inputs: &'a Inputs,
@@ -33,6 +36,8 @@ struct Inputs {
 #[derive(Debug)]
 pub(super) struct Decoder {
     inputs: Inputs,
+    /// Steps so far.
+    steps: usize,
     recorded: Option<(Recording, Tensor<2>)>,
 }
 
@@ -125,7 +130,7 @@ impl PagedKvCache {
         let known = decoders.iter().position(|of| [of.inputs.sequences, of.inputs.max_blocks] == sizes);
         let mut decoder = match known {
             Some(index) => decoders.swap_remove(index),
-            None => Decoder { inputs: Inputs::new(sizes, device), recorded: None },
+            None => Decoder { inputs: Inputs::new(sizes, device), steps: 0, recorded: None },
         };
         if !decoder.inputs.fill(chunks) {
             return None;
@@ -139,7 +144,8 @@ impl PagedKvCache {
                 let decode = Decode { inputs: &decoder.inputs, cache: self };
                 // The first step compiles kernels, and its result is right whether or not it can be recorded.
                 let logits = run(&decode);
-                if known.is_some() {
+                decoder.steps += 1;
+                if decoder.steps == WORTH_RECORDING {
                     let recorded = Recording::new(&decoder.inputs.tokens, || run(&decode));
                     let recorded = recorded.unwrap_or_else(|error| panic!("recording a decode step: {error}"));
                     recorded.0.replay().unwrap_or_else(|error| panic!("a recorded decode step: {error}"));

@@ -63,8 +63,8 @@ struct Gather {
 impl PagedKvCache {
     /// A cache of `num_blocks` blocks of `block_size` positions.
     ///
-    /// Steps of single tokens are computed by kernels that read all that changes on the GPU, and from the third step of a
-    /// size on they are launched as one CUDA graph, where the model has them (a dense decoder on one GPU, without sinks and
+    /// Steps of single tokens are computed by kernels that read all that changes on the GPU, and after some steps of a
+    /// size they are launched as one CUDA graph, where the model has them (a dense decoder on one GPU, without sinks and
     /// softcaps). The cache then belongs to one model with its weights in one place.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
         Self {
