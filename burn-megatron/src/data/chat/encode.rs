@@ -7,7 +7,7 @@ use minijinja::value::Value;
 use tokenizers::Tokenizer;
 
 use super::error::ChatError;
-use super::folder::{Folder, Source};
+use super::folder::{Folder, OTHER_TEMPLATE, Source};
 use super::jinja::{Rendered, Template};
 use super::row::Conversation;
 use super::turns::by_prefixes;
@@ -154,7 +154,7 @@ fn no_missing(compiled: &Compiled, text: &str) -> Result<(), String> {
         None => Ok(()),
         Some(word) => Err(format!(
             "the chat template writes {word}, which is no token of the tokenizer; add it to added_tokens of tokenizer.json, or \
-             give a template with --chat-template (chat.template) that fits the tokenizer"
+             give a template that fits the tokenizer: {OTHER_TEMPLATE}"
         )),
     }
 }

@@ -9,6 +9,10 @@ use tokenizers::Tokenizer;
 use super::error::ChatError;
 use super::jinja::Template;
 
+/// How a template is given.
+pub(super) const OTHER_TEMPLATE: &str =
+    "chat.template, preference.template or grpo.template of a run, --chat-template of other commands";
+
 /// Files with the names of special tokens, the later ones first.
 const CONFIGS: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
 
@@ -76,7 +80,7 @@ impl Folder {
             if let Some(token) = token.as_ref().filter(|token| self.tokenizer.token_to_id(token).is_none()) {
                 return Err(refused(format!(
                     "it writes {name} = {token}, which is no token of tokenizer.json; add it to added_tokens there, or give a \
-                     template with --chat-template that fits the tokenizer"
+                     template that fits the tokenizer: {OTHER_TEMPLATE}"
                 )));
             }
         }
@@ -169,9 +173,10 @@ fn templates(folder: &Path, config: Option<&(PathBuf, Json)>) -> Result<[Source;
         (Some(default), tools) => Ok([default.clone(), tools.unwrap_or(default)]),
         (None, _) => Err(ChatError::Tokenizer {
             path: folder.into(),
-            what: "there is no chat template, neither chat_template.jinja nor chat_template in tokenizer_config.json; give \
-                   one with --chat-template (chat.template)"
-                .into(),
+            what: format!(
+                "there is no chat template, neither chat_template.jinja nor chat_template in tokenizer_config.json; give \
+                 one: {OTHER_TEMPLATE}"
+            ),
         }),
     }
 }
