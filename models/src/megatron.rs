@@ -6,7 +6,7 @@ use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormKind, NormOver,
     Vocab,
 };
-use crate::names::NameMap;
+use crate::names::{NameMap, without_inputs};
 
 /// A decoder without its blocks.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
 
 /// Megatron-Core's `ssm/gated_delta_net.py`: one projection `[q; k; v; gate; beta; alpha]`.
 fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs: &str) {
-    let GatedDeltaConfig { hidden, value_heads, value_dim, kernel, .. } = *config;
+    let GatedDeltaConfig { hidden, value_heads, .. } = *config;
     let [keys, _, values] = config.features();
     let height = 2 * keys + 2 * values + 2 * value_heads;
     let mut first = 0;
@@ -87,12 +87,7 @@ fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs:
         map.linear_rows(&format!("{ours}.{part}_proj"), &format!("{theirs}.in_proj"), rows, [height, hidden], false);
         first += features;
     }
-    map.convolutions(ours, &format!("{theirs}.conv1d.weight"), &config.features(), kernel);
-    for name in ["A_log", "dt_bias"] {
-        map.same(format!("{ours}.{name}"), format!("{theirs}.{name}"), &[value_heads]);
-    }
-    map.same(format!("{ours}.norm.weight"), format!("{theirs}.out_norm.weight"), &[value_dim]);
-    map.linear(&format!("{ours}.o_proj"), &format!("{theirs}.out_proj"), [hidden, values], false);
+    without_inputs(map, config, ours, theirs, "out_norm");
 }
 
 /// Matrix rows of the fused projection are ordered by key-value group: `q … q k v | q … q k v | …`, with gates of the

@@ -1,10 +1,14 @@
 //! Global tensors under other systems' names and shapes, both ways.
 
+mod gated_delta;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use backend_dist::shard::HostTensor;
 use thiserror::Error;
+
+pub(crate) use gated_delta::without_inputs;
 
 /// Where a global tensor is found in another system: in some matrix rows of a tensor, perhaps transposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,21 +113,6 @@ impl NameMap {
         self.add(format!("{ours}.weight"), foreign("weight", &shape));
         if bias {
             self.add(format!("{ours}.bias"), foreign("bias", &shape[..1]));
-        }
-    }
-
-    /// Adds the depthwise convolutions of queries, keys and values, `[features, kernel]` each, which the other system has
-    /// as one of all features, `[features, 1, kernel]`.
-    pub fn convolutions(&mut self, ours: &str, theirs: &str, features: &[usize; 3], kernel: usize) {
-        let (all, mut first) = (features.iter().sum(), 0);
-        for (part, features) in ["q_conv", "k_conv", "v_conv"].into_iter().zip(features) {
-            let rows = Some(Vec::from([first..first + features]));
-            first += features;
-            let shape = vec![all, 1, kernel];
-            self.add(
-                format!("{ours}.{part}"),
-                Foreign { name: theirs.into(), transposed: false, rows, stack: None, shape },
-            );
         }
     }
 

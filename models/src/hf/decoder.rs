@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::class_of;
 use crate::layers::{AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormOver};
 use crate::llama::Frame;
-use crate::names::{NameMap, StackPart};
+use crate::names::{NameMap, StackPart, without_inputs};
 
 /// What a family calls a layer's feed-forward part when it has experts.
 #[derive(Clone, Copy, Debug)]
@@ -140,8 +140,8 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
 /// `modeling_qwen3_next.py`, `Qwen3NextGatedDeltaNet`: the projections are fused, for each key head in turn with what it
 /// serves.
 fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs: &str) {
-    let GatedDeltaConfig { hidden, key_heads, value_heads, key_dim, value_dim, kernel, .. } = *config;
-    let (serves, [_, _, values]) = (value_heads / key_heads, config.features());
+    let GatedDeltaConfig { hidden, key_heads, value_heads, key_dim, value_dim, .. } = *config;
+    let serves = value_heads / key_heads;
     for (fused, parts) in [
         ("in_proj_qkvz", &[("q", key_dim), ("k", key_dim), ("v", serves * value_dim), ("z", serves * value_dim)][..]),
         ("in_proj_ba", &[("b", serves), ("a", serves)]),
@@ -155,12 +155,7 @@ fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs:
             first += rows;
         }
     }
-    map.convolutions(ours, &format!("{theirs}.conv1d.weight"), &config.features(), kernel);
-    for name in ["A_log", "dt_bias"] {
-        map.same(format!("{ours}.{name}"), format!("{theirs}.{name}"), &[value_heads]);
-    }
-    map.same(format!("{ours}.norm.weight"), format!("{theirs}.norm.weight"), &[value_dim]);
-    map.linear(&format!("{ours}.o_proj"), &format!("{theirs}.out_proj"), [hidden, values], false);
+    without_inputs(map, config, ours, theirs, "norm");
 }
 
 /// `modeling_gpt_oss.py`, `GptOssExperts`: `gate_up_proj [experts, hidden, 2 width]`, gate and up alternating, and
