@@ -38,9 +38,10 @@ pub(crate) fn submit<const N: usize>(
     let device = tensors[0].client.service_id().device;
     failed::check(device.index_id);
     let device = DeviceHandle::<CudaServer>::new(device);
-    let (handles, stream_id) = (tensors.map(|tensor| tensor.handle.clone()), StreamId::current());
+    // Bindings hold the memory as handles do, but whoever has the last handle may still write in place: what is queued
+    // before runs before.
+    let (bindings, stream_id) = (tensors.map(|tensor| tensor.handle.clone().binding()), StreamId::current());
     device.submit(move |server: &mut CudaServer| {
-        let bindings = handles.map(|handle| handle.binding());
         let queue = || -> Result<(), String> {
             let mut resources = Vec::with_capacity(N);
             for binding in &bindings {

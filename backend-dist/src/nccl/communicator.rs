@@ -189,7 +189,10 @@ impl Communicator {
         work: impl FnOnce(Call, [*mut c_void; N]) -> Result<(), String> + Send + 'static,
     ) {
         let (queued, failed) = (Queued::new(self), self.clone());
+        // The communication stream is another one: nobody writes to the buffers in place before its work is queued.
+        let held = tensors.map(|tensor| tensor.handle.clone());
         let work = move |buffers, compute| {
+            let _held = held;
             // CubeCL would only log a panic, and the peers would wait forever.
             let call = Call { link: &queued.0, compute, begin: None };
             catch_unwind(AssertUnwindSafe(|| work(call, buffers))).unwrap_or_else(|payload| Err(panic_text(&*payload)))

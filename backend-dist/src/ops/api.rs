@@ -32,6 +32,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
         recompute: false,
         bias: false,
         joint: None,
+        shared_input: None,
         pass: PassContext::default(),
     };
     Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), Extras::None, w.into_dispatch(), config))

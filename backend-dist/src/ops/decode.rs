@@ -2,7 +2,7 @@
 
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, tensor::IntTensor};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kernels_cubecl::decode::{DecodeShape, has_likeliest};
+use kernels_cubecl::decode::{DecodeShape, FewRows, has_likeliest};
 
 use super::options::{AttentionOptions, PackedHeads};
 use crate::gpu;
@@ -61,8 +61,73 @@ pub fn likeliest(logits: &Tensor<2>) -> Option<Tensor<1, Int>> {
     has_kernel.then(|| Tensor::from_dispatch(<Dispatch as DecodeOps>::op_likeliest(logits.clone().into_dispatch())))
 }
 
+/// A layer of experts for few tokens. Which rows an expert has is read on the device, so the host waits for nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct FewTokens {
+    /// Copies of tokens, for all experts.
+    pub copies: usize,
+    /// Experts, whose matrices `w [experts · features, inner]` are one below the other.
+    pub experts: usize,
+}
+
+impl FewTokens {
+    /// Whether there is a kernel for the matrices `[experts · features, inner]`, and experts have so few tokens that
+    /// reading them is most of the time.
+    pub fn has_kernel(&self, [rows, inner]: [usize; 2], dtype: DType, device: &Device) -> bool {
+        /// Copies of an expert on average. More of them are better padded to the tiles of a grouped GEMM.
+        const FEW: usize = 8;
+        let Self { copies, experts } = *self;
+        let known = matches!(dtype, DType::BF16 | DType::F16 | DType::F32) && gpu::index(device).is_some();
+        let sizes = FewRows { rows: copies, groups: experts, features: rows / experts, inner };
+        known && copies <= FEW * experts && sizes.has_kernel()
+    }
+
+    /// The first layer: for each of the `slots [copies, 1]`, i32 numbers `token · experts + expert` in the order of the
+    /// experts, the token's row of `x [tokens, inner]` times the expert's matrix, `[copies, features]`.
+    ///
+    /// # Panics
+    /// Unless [`has_kernel`](Self::has_kernel).
+    pub fn linear(self, x: Tensor<2>, w: Tensor<2>, slots: Tensor<2, Int>) -> Tensor<2> {
+        self.check(x.dims()[1], w.dims(), slots.dims());
+        let (x, w, slots) = (x.into_dispatch(), w.into_dispatch(), slots.into_dispatch());
+        Tensor::from_dispatch(<Dispatch as DecodeOps>::op_slots_linear(x, w, slots, self.experts))
+    }
+
+    /// The second layer, of `silu(gate) up p` for `x [copies, 2 inner] = [gate | up]` and `p [copies]`, `[copies,
+    /// features]`.
+    ///
+    /// # Panics
+    /// Unless [`has_kernel`](Self::has_kernel).
+    pub fn swiglu_linear(self, x: Tensor<2>, p: Tensor<1>, w: Tensor<2>, slots: Tensor<2, Int>) -> Tensor<2> {
+        self.check(x.dims()[1] / 2, w.dims(), slots.dims());
+        let (x, p) = (x.into_dispatch(), p.into_dispatch());
+        let (w, slots) = (w.into_dispatch(), slots.into_dispatch());
+        Tensor::from_dispatch(<Dispatch as DecodeOps>::op_slots_swiglu_linear(x, p, w, slots, self.experts))
+    }
+
+    fn check(&self, inputs: usize, w: [usize; 2], slots: [usize; 2]) {
+        let fits = slots == [self.copies, 1] && w[0].is_multiple_of(self.experts) && inputs == w[1];
+        assert!(fits, "{self:?}: {inputs} features, matrices {w:?}, slots {slots:?}");
+    }
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"))]
 pub(super) trait DecodeOps: Backend {
+    fn op_slots_linear(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        experts: usize,
+    ) -> FloatTensor<Self>;
+
+    fn op_slots_swiglu_linear(
+        x: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        experts: usize,
+    ) -> FloatTensor<Self>;
+
     fn op_paged_attention(
         qkv: FloatTensor<Self>,
         keys: FloatTensor<Self>,
@@ -76,6 +141,20 @@ pub(super) trait DecodeOps: Backend {
 }
 
 impl DecodeOps for burn::backend::Flex {
+    fn op_slots_linear(_: FloatTensor<Self>, _: FloatTensor<Self>, _: IntTensor<Self>, _: usize) -> FloatTensor<Self> {
+        panic!("experts of few tokens have kernels on GPUs only")
+    }
+
+    fn op_slots_swiglu_linear(
+        x: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        experts: usize,
+    ) -> FloatTensor<Self> {
+        Self::op_slots_linear(x, w, slots, experts)
+    }
+
     fn op_paged_attention(
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,

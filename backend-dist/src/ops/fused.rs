@@ -18,6 +18,7 @@ use super::{
     pass::PassContext,
     prologue::Prologue,
     residual::Joint,
+    shared_input::SharedInput,
     step::{PrologueOutput, Step},
 };
 use crate::ops::extension::on_backends;
@@ -37,6 +38,8 @@ pub struct LinearOptions {
     pub recompute: bool,
     /// On GPUs with an NCCL link, overlap the collectives with the GEMMs, in two chunks where that is faster.
     pub overlap: bool,
+    /// Another linear layer reads the input too. Only without prologue.
+    pub shared_input: Option<SharedInput>,
     /// The pass that the layer is part of.
     pub pass: PassContext,
 }
@@ -80,8 +83,9 @@ pub(super) fn linear_of<const D: usize>(
     if let Some(bias) = &bias {
         assert_eq!(bias.dims(), [out], "linear: the bias does not fit the weight [{out}, {inner}]");
     }
-    let LinearOptions { entry, exit, fp8, stored, recompute, overlap, pass } = options;
+    let LinearOptions { entry, exit, fp8, stored, recompute, overlap, shared_input, pass } = options;
     let joint = joint.filter(|_| step.is_norm());
+    let shared_input = shared_input.filter(|_| matches!(step, Step::None));
     let recompute = recompute || context.is_some();
     let config = LinearConfig {
         step,
@@ -92,6 +96,7 @@ pub(super) fn linear_of<const D: usize>(
         recompute,
         bias: bias.is_some(),
         joint,
+        shared_input,
         pass,
     };
     let (x, w) = (x.into_dispatch(), w.into_dispatch());
@@ -114,6 +119,8 @@ pub(super) struct LinearConfig {
     pub bias: bool,
     /// Residual joint of a norm's input.
     pub joint: Option<Joint>,
+    /// Another linear layer reads the input too.
+    pub shared_input: Option<SharedInput>,
     pub pass: PassContext,
 }
 

@@ -61,6 +61,17 @@ pub(super) struct Weight<B: Backend> {
     pub input: FloatTensor<B>,
 }
 
+impl LinearCollectives {
+    /// Whether the layer's gradients are complete without other ranks.
+    pub(super) fn are_local(&self) -> bool {
+        let entry = match &self.entry {
+            InputCollective::None => true,
+            InputCollective::Copy(group) | InputCollective::AllGather(group) => group.size() == 1,
+        };
+        entry && self.exit.is_whole()
+    }
+}
+
 impl InputCollective {
     pub(super) fn forward<B: CollectiveOps>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         match self {

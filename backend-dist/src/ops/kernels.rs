@@ -79,6 +79,15 @@ pub trait LocalKernels: Backend {
         plain::linear::input_grad::<Self>(grad, w)
     }
 
+    /// `sum + grad · w`, `sum [.., in]`.
+    fn linear_add_input_grad(
+        sum: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::float_add(sum, Self::linear_input_grad(grad, w))
+    }
+
     /// Gradient of [`linear_forward`](Self::linear_forward) in `w`: `gradᵀ · x` over all leading dimensions.
     fn linear_weight_grad(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         plain::linear::weight_grad::<Self>(grad, x)

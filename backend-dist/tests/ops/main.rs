@@ -12,4 +12,5 @@ mod half;
 mod moe;
 mod pointwise;
 mod residual;
+mod shared_input;
 mod tape;

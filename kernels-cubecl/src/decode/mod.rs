@@ -8,6 +8,8 @@ pub mod append;
 #[cfg(feature = "cuda")]
 pub mod attention;
 #[cfg(feature = "cuda")]
+pub mod few_rows;
+#[cfg(feature = "cuda")]
 pub mod likeliest;
 #[cfg(feature = "cuda")]
 pub mod merge;
@@ -90,4 +92,44 @@ impl DecodeShape {
     fn paged(&self) -> usize {
         self.pages * self.block_size * self.kv_heads * self.vectors()
     }
+}
+
+/// Rows that a plane of `few_rows` computes at the same time.
+const MOST_ROWS: usize = 4;
+
+/// Sizes of a layer `x [rows, inner] · wᵀ` of matrices `w [groups · features, inner]`, one below the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FewRows {
+    /// Rows of all groups.
+    pub rows: usize,
+    /// Matrices.
+    pub groups: usize,
+    /// Rows of a matrix.
+    pub features: usize,
+    /// Columns of a matrix.
+    pub inner: usize,
+}
+
+impl FewRows {
+    /// Whether there is a kernel: the columns fill the vectors of 32 units, and vectors are numbered in 31 bits.
+    pub fn has_kernel(&self) -> bool {
+        let Self { rows, groups, features, inner } = *self;
+        let counted = |a: usize, b: usize| a.checked_mul(b).is_some_and(|n| (1..=i32::MAX as usize).contains(&n));
+        inner.is_multiple_of(8 * 32)
+            && (1..=u16::MAX.into()).contains(&groups)
+            && features.is_multiple_of(MOST_ROWS)
+            && counted(groups * features, inner / 8)
+            && counted(rows, features.max(inner / 8))
+    }
+}
+
+/// The rows of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// All are multiplied with the only matrix.
+    All,
+    /// Row `i` is multiplied with matrix `slots[i] mod groups`; these ascend.
+    Grouped,
+    /// The same, and it is row `slots[i] / groups` of `x`.
+    Gathered,
 }

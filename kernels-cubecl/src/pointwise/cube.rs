@@ -88,7 +88,7 @@ pub(crate) fn cube_sums(
 
 /// The sum over the plane, in all its units.
 #[cube]
-pub(super) fn plane_total(value: f32, #[comptime] cube: CubeShape) -> f32 {
+pub(crate) fn plane_total(value: f32, #[comptime] cube: CubeShape) -> f32 {
     if comptime![cube.plane > 1] { plane_sum(value) } else { value }
 }
 

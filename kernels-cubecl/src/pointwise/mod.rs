@@ -26,7 +26,7 @@ pub mod split_bf16;
 pub mod swiglu;
 
 pub use cube::CubeShape;
-pub(crate) use cube::{UNITS, cube_max};
+pub(crate) use cube::{UNITS, cube_max, cube_sums, plane_total};
 use cubecl::prelude::*;
 
 /// Most items of a kernel with a unit for each, for 32-bit positions.

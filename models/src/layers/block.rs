@@ -111,7 +111,8 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`](super::attention::SelfAttention::forward) for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
-        self.around(x, batch, |x, norm| self.mixer.forward(x, norm, angles, batch))
+        let mlp = |x, norm: &Norm| self.mlp.forward(x, norm, batch);
+        self.around(x, batch, |x, norm| self.mixer.forward(x, norm, angles, batch), mlp)
     }
 
     /// The same for tokens of several sequences; see [`SelfAttention::extend`](super::attention::SelfAttention::extend).
@@ -122,24 +123,33 @@ impl TransformerBlock {
         angles: Option<&Angles>,
         cache: (usize, &mut PagedKvCache),
     ) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.mixer.extend(x, norm, step, angles, cache))
+        let batch = &MicroBatch::default();
+        let mlp = |x, norm: &Norm| self.mlp.forward(x, norm, batch);
+        self.around(x, batch, |x, norm| self.mixer.extend(x, norm, step, angles, cache), mlp)
     }
 
     /// The same for a decode step on a GPU; see [`SelfAttention::decode`].
     pub(crate) fn decode(&self, x: Tensor<3>, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.mixer.decode(x, norm, step, angles))
+        let mlp = |x, norm: &Norm| self.mlp.decode(x, norm);
+        self.around(x, &MicroBatch::default(), |x, norm| self.mixer.decode(x, norm, step, angles), mlp)
     }
 
-    /// Whether nothing in a decode step waits for the host, and its attention has a kernel.
-    pub(crate) fn decodes(&self, layer: usize, cache: &PagedKvCache) -> bool {
-        matches!(self.mlp, FeedForward::Dense(_)) && self.mixer.decodes(layer, cache)
+    /// Whether nothing in a decode step of so many tokens waits for the host, and its attention has a kernel.
+    pub(crate) fn decodes(&self, layer: usize, tokens: usize, cache: &PagedKvCache) -> bool {
+        self.mlp.decodes(tokens) && self.mixer.decodes(layer, cache)
     }
 
-    fn around(&self, x: Tensor<3>, batch: &MicroBatch, mixer: impl FnOnce(Residual, &Norm) -> Tensor<3>) -> Tensor<3> {
+    fn around(
+        &self,
+        x: Tensor<3>,
+        batch: &MicroBatch,
+        mixer: impl FnOnce(Residual, &Norm) -> Tensor<3>,
+        mlp: impl FnOnce(Residual, &Norm) -> Tensor<3>,
+    ) -> Tensor<3> {
         let x = Residual::enter(x, &batch.pass);
         let mixed = self.post_self_attn_layernorm.forward(mixer(x.clone(), &self.input_layernorm));
         let x = self.post_attention_layernorm.of_sum(x, self.mixer_dropout.forward(mixed, batch));
-        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
+        let mlp = mlp(x.clone(), &self.post_attention_layernorm);
         let mlp = self.post_mlp_layernorm.forward(mlp);
         x.leave(self.mlp_dropout.forward(mlp, batch))
     }

@@ -39,4 +39,20 @@ impl FeedForward {
             Self::Moe(layer) => layer.forward(x, norm, batch),
         }
     }
+
+    /// The same for a decode step on a GPU.
+    pub(crate) fn decode(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
+        match self {
+            Self::Dense(mlp) => mlp.forward(x, norm, &MicroBatch::default()),
+            Self::Moe(layer) => layer.decode(x, norm),
+        }
+    }
+
+    /// Whether nothing in a decode step of so many tokens waits for the host.
+    pub(crate) fn decodes(&self, tokens: usize) -> bool {
+        match self {
+            Self::Dense(_) => true,
+            Self::Moe(layer) => layer.decodes(tokens),
+        }
+    }
 }

@@ -4,7 +4,9 @@
 //! column-parallel layer shards the outputs, a row-parallel layer the inputs.
 
 use backend_dist::ops::fp8::Fp8Linear;
-use backend_dist::ops::{InputCollective, LinearOptions, OutputCollective, Prologue, Residual, add_bias, linear_with};
+use backend_dist::ops::{
+    InputCollective, LinearOptions, OutputCollective, Prologue, Residual, SharedInput, add_bias, linear_with,
+};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -109,17 +111,19 @@ impl ColumnParallelLinear {
     /// The outputs with the adapters' for the layer's own input `x`, which two GEMMs read.
     fn adapted(&self, x: Tensor<3>, adapters: &ColumnAdapters, batch: &MicroBatch) -> Tensor<3> {
         let (entry, overlap, fp8) = (entry(&self.parallel), self.parallel.overlap, self.fp8.clone());
+        let shared = SharedInput::default();
         let options = LinearOptions {
             entry,
             overlap,
             fp8,
             stored: self.weight.stored(),
+            shared_input: Some(shared.clone()),
             pass: batch.pass_context(),
             ..Default::default()
         };
         let weight = self.weight.value(x.device().is_autodiff());
         let base = linear_with(x.clone(), Prologue::None, weight, None, options);
-        with_bias(adapters.add(base, x, &self.weight), self.bias.as_ref())
+        with_bias(adapters.add(base, (x, shared), &self.weight), self.bias.as_ref())
     }
 }
 
@@ -182,9 +186,11 @@ impl RowParallelLinear {
         let weight = self.weight.value(x.device().is_autodiff());
         if let Some(adapter) = &self.adapter {
             let x = apply(prologue, x, batch);
-            let options = LinearOptions { exit, overlap, fp8, stored, pass, ..Default::default() };
+            let shared = SharedInput::default();
+            let shared_input = Some(shared.clone());
+            let options = LinearOptions { exit, overlap, fp8, stored, shared_input, pass, ..Default::default() };
             let base = linear_with(x.clone(), Prologue::None, weight, None, options);
-            return with_bias(adapter.add(base, x, &self.weight), self.bias.as_ref());
+            return with_bias(adapter.add(base, (x, shared), &self.weight), self.bias.as_ref());
         }
         let options = LinearOptions { exit, recompute, overlap, fp8, stored, pass, ..Default::default() };
         linear_with(x, prologue, weight, bias, options)

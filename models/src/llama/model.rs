@@ -156,8 +156,8 @@ impl Frame {
 impl Llama {
     /// The logits of a decode step, if all of it can run on the GPU without the host.
     fn decode(&self, step: &Step, cache: &mut PagedKvCache) -> Option<Tensor<2>> {
-        let layers = self.layers.iter().enumerate();
-        if self.parallel.group.size() > 1 || !layers.clone().all(|(index, layer)| layer.decodes(index, cache)) {
+        let (layers, tokens) = (self.layers.iter().enumerate(), PagedKvCache::decoded_tokens(step));
+        if self.parallel.group.size() > 1 || !layers.clone().all(|(index, layer)| layer.decodes(index, tokens, cache)) {
             return None;
         }
         let embedding = self.embedding();

@@ -8,7 +8,9 @@ use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
-use backend_dist::ops::{Prologue, add_linear, geglu, gelu, layer_norm, linear, rms_norm, swiglu};
+use backend_dist::ops::{
+    LinearOptions, Prologue, SharedInput, add_linear, geglu, gelu, layer_norm, linear_with, rms_norm, swiglu,
+};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
@@ -96,8 +98,8 @@ impl ColumnAdapters {
     }
 
     /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.
-    pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: &LinearWeight) -> Tensor<3> {
-        let low = enter_tensor_parallel(linear(x, self.a.val()), &self.parallel).mul_scalar(self.scale);
+    pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
+        let low = enter_tensor_parallel(narrow(x, &self.a), &self.parallel).mul_scalar(self.scale);
         let sum = add_linear(base, low, self.b());
         match self.magnitude.is_empty() {
             true => sum,
@@ -184,8 +186,8 @@ impl RowAdapter {
     }
 
     /// The layer's output from `base`, its own without bias, for the layer's input `x`.
-    pub fn add(&self, base: Tensor<3>, x: Tensor<3>, w: &LinearWeight) -> Tensor<3> {
-        let low = leave_tensor_parallel(Partial::new(linear(x, self.a.val())), &self.parallel).mul_scalar(self.scale);
+    pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
+        let low = leave_tensor_parallel(Partial::new(narrow(x, &self.a)), &self.parallel).mul_scalar(self.scale);
         let sum = add_linear(base, low, self.b.val());
         match &self.magnitude {
             None => sum,
@@ -195,6 +197,12 @@ impl RowAdapter {
             }
         }
     }
+}
+
+/// `x Aᵀ` of an input that the layer's own GEMM reads too.
+fn narrow((x, shared): (Tensor<3>, SharedInput), a: &Param<Tensor<2>>) -> Tensor<3> {
+    let options = LinearOptions { shared_input: Some(shared), ..LinearOptions::default() };
+    linear_with(x, Prologue::None, a.val(), None, options)
 }
 
 /// `W + s B A`.

@@ -2,12 +2,21 @@
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::decode::{DecodeShape, append, attention, likeliest};
+use kernels_cubecl::decode::{DecodeShape, Rows, append, attention, likeliest};
 
-use super::{Float, Int, columns, empty, launched, packed, rows, work};
+use super::{Float, Int, columns, empty, few_rows, launched, packed, rows, work};
 use crate::ops::decode::{DecodeOps, PagedAttention};
+use crate::ops::moe::MoeKernels;
 
 impl DecodeOps for Cube {
+    fn op_slots_linear(x: Float, w: Float, slots: Int, experts: usize) -> Float {
+        few_rows::of_slots(x, w, slots, experts, Rows::Gathered)
+    }
+
+    fn op_slots_swiglu_linear(x: Float, p: Float, w: Float, slots: Int, experts: usize) -> Float {
+        few_rows::of_slots(Self::weighted_swiglu(x, p), w, slots, experts, Rows::Grouped)
+    }
+
     fn op_paged_attention(
         qkv: Float,
         keys: Float,

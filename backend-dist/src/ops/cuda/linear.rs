@@ -9,9 +9,12 @@ use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::column_sum;
 
-use super::{Float, are_half, columns, empty, launched, packed, reductions::sum_dim, rows};
+use super::{Float, are_half, columns, empty, few_rows, launched, packed, reductions::sum_dim, rows};
 use crate::cuda::lt::{Onto, Operand, gemm, gemm_and_bias, multiply};
 use crate::ops::plain;
+
+/// Rows up to which a kernel of ours reads the weight faster than cuBLASLt.
+const FEW: usize = 4;
 
 /// `[.., m, k] · [.., k, n]`.
 pub fn matmul(a: Float, b: Float) -> Float {
@@ -25,6 +28,11 @@ pub fn matmul(a: Float, b: Float) -> Float {
 }
 
 pub fn forward(x: Float, w: Float) -> Float {
+    if rows(&x) <= FEW {
+        if let Some(y) = few_rows::dense(&x, &w) {
+            return y;
+        }
+    }
     let (shape, dtype) = (with_last(&x, w.meta.shape()[0]), x.dtype);
     gemm(Operand::flat(x), Operand::flat(w).transposed(), shape, dtype)
 }
@@ -40,12 +48,28 @@ pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
     gemm_and_bias(Operand::flat(x), Operand::flat(w).transposed(), packed(b), shape, dtype)
 }
 
-/// cuBLASLt adds the GEMM to `y` in f32 before rounding, in place if nothing else holds `y`.
 pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
-    if !y.can_mut() || !y.is_contiguous() || y.dtype != x.dtype {
-        return Cube::float_add(y, forward(x, w));
+    match is_written_in_place(&y, &x) {
+        true => added(y, Operand::flat(x), Operand::flat(w).transposed()),
+        false => Cube::float_add(y, forward(x, w)),
     }
-    multiply(Operand::flat(x), Operand::flat(w).transposed(), &y, Onto::Add);
+}
+
+pub fn add_input_grad(sum: Float, grad: Float, w: Float) -> Float {
+    match is_written_in_place(&sum, &grad) {
+        true => added(sum, Operand::flat(grad), Operand::flat(w)),
+        false => Cube::float_add(sum, input_grad(grad, w)),
+    }
+}
+
+/// Whether nothing else holds `y`, and a GEMM of `x` can be added to it.
+fn is_written_in_place(y: &CubeTensor, x: &CubeTensor) -> bool {
+    y.can_mut() && y.is_contiguous() && y.dtype == x.dtype
+}
+
+/// cuBLASLt adds `a · b` to `y` in f32 before rounding.
+fn added(y: Float, a: Operand, b: Operand) -> Float {
+    multiply(a, b, &y, Onto::Add);
     y
 }
 
@@ -89,7 +113,7 @@ pub fn accumulate_weight_grad(grad: Float, x: Float, sum: &CubeTensor, add: bool
 }
 
 /// The shape of `x` with another last dimension.
-fn with_last(x: &CubeTensor, last: usize) -> Shape {
+pub(super) fn with_last(x: &CubeTensor, last: usize) -> Shape {
     let mut shape = x.meta.shape().to_vec();
     *shape.last_mut().expect("a linear operand has features") = last;
     Shape::from(shape)

@@ -26,6 +26,7 @@ mod dma_overlap;
 mod dropout;
 mod embedding;
 mod factors;
+mod few_rows;
 mod fp8;
 mod fp8_groups;
 mod gemm;
@@ -94,6 +95,10 @@ impl LocalKernels for Cube {
 
     fn linear_input_grad(grad: Float, w: Float) -> Float {
         linear::input_grad(grad, w)
+    }
+
+    fn linear_add_input_grad(sum: Float, grad: Float, w: Float) -> Float {
+        linear::add_input_grad(sum, grad, w)
     }
 
     fn linear_weight_grad(grad: Float, x: Float) -> Float {

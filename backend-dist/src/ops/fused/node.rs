@@ -15,7 +15,7 @@ use crate::ops::{
     context::attend,
     extras::Extras,
     fp8::{self, Fp8Weight, Purpose, SavedFp8},
-    gemm::{Gemms, Weight},
+    gemm::{Gemms, Weight, weight_grad},
     kernels::LocalKernels,
     main_grads::deliver,
     prologue::step_grads,
@@ -52,8 +52,11 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
     fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let other = ops.state.config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
+        let config = &ops.state.config;
+        let shared = config.shared_input.as_ref().filter(|_| config.fp8.is_none() && config.collectives.are_local());
+        let earlier = shared.and_then(|shared| shared.earlier::<B, _, N>(&ops, grads));
         let Saved { config, x, params, out, mut statistics, w, needs_w, fp8 } = ops.state;
-        let LinearConfig { step, context, collectives, fp8: layer, stored, recompute, bias, pass, joint: _ } = config;
+        let LinearConfig { step, context, collectives, fp8: layer, stored, recompute, bias, pass, .. } = config;
         let w = w.or_else(|| stored.filter(|_| needs_w).map(|stored| stored.primitive::<B>()));
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
@@ -81,7 +84,13 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
             }
             None => {
                 let weight = weight.zip(out).map(|((id, deferral), input)| Weight { id, deferral, input });
-                B::gemm_grads(grad, w, weight, &collectives, grads)
+                match (earlier, &w) {
+                    (Some(sum), Some(w)) => {
+                        weight_grad::<B>(grad.clone(), weight, &collectives.entry, grads);
+                        Some(B::linear_add_input_grad(sum, grad, w.clone()))
+                    }
+                    _ => B::gemm_grads(grad, w, weight, &collectives, grads),
+                }
             }
         };
         match (grad, recomputed) {

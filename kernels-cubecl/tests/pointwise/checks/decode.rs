@@ -1,7 +1,7 @@
 //! The attention of a decode step over pages.
 use super::{Element, download, download_i32, poisoned, random, report, upload, upload_i32};
 use cubecl::prelude::*;
-use kernels_cubecl::decode::{self, DecodeShape};
+use kernels_cubecl::decode::{self, DecodeShape, FewRows, Rows, few_rows};
 
 /// Sequences of these lengths, whose pages lie in a shuffled order. The newest keys and values come from the projection.
 pub fn step<E: Element>(client: &Client, shape: DecodeShape, lengths: &[i32], window: Option<usize>) -> usize {
@@ -67,4 +67,32 @@ pub fn likeliest<E: Element>(client: &Client, columns: usize) -> usize {
     let found: Vec<f64> = download_i32(client, &out).into_iter().map(f64::from).collect();
     let expected = [columns - 1, columns / 2, 0, 3].map(|at| at as f64);
     report(&format!("likeliest of {columns} {}", E::NAME), &found, &[&expected[..], &[-1.0; 2]].concat(), 0.0)
+}
+
+/// Rows of which `counts` belong to each of the matrices, or all to the only one.
+pub fn few_rows<E: Element>(client: &Client, counts: &[usize], features: usize, inner: usize) -> usize {
+    let (rows, groups) = (counts.iter().sum(), counts.len());
+    let (x, w) = (random(rows * inner, 1), random(groups * features * inner, 2));
+    let owners: Vec<usize> = counts.iter().enumerate().flat_map(|(group, count)| vec![group; *count]).collect();
+    let on = [&x, &w].map(|x| upload::<E>(client, x));
+    // The last row first.
+    let slots: Vec<i32> =
+        (owners.iter().enumerate()).map(|(i, owner)| ((rows - 1 - i) * groups + owner) as i32).collect();
+    let table = upload_i32(client, &slots);
+    let run = |of: Rows| {
+        let out = poisoned::<E>(client, rows * features);
+        let sizes = FewRows { rows, groups, features, inner };
+        let slots = (of != Rows::All).then_some((&table, of));
+        few_rows::linear::<E>(client, sizes, [&on[0], &on[1], &out], slots).expect("legal");
+        let of_row = |(i, owner): (usize, &usize)| {
+            let row = if of == Rows::Gathered { rows - 1 - i } else { i };
+            let (x, matrix) = (&x[row * inner..][..inner], &w[owner * features * inner..][..features * inner]);
+            let dot = |w: &[f64]| w.iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
+            matrix.chunks_exact(inner).map(dot).collect::<Vec<_>>()
+        };
+        let expected: Vec<f64> = owners.iter().enumerate().flat_map(of_row).collect();
+        let what = format!("{} rows {counts:?} of [{features}, {inner}], {of:?}", E::NAME);
+        report(&what, &download::<E>(client, &out), &expected, E::LIMIT)
+    };
+    if groups == 1 { run(Rows::All) } else { run(Rows::Grouped) + run(Rows::Gathered) }
 }

@@ -128,6 +128,23 @@ pub(super) fn on_host(
     (choice, Counts { routed, counted: numbers(counted.unwrap_or_default()) })
 }
 
+fn selection(config: &RouterConfig) -> Selection {
+    Selection { top_k: config.top_k, groups: config.groups.map(|groups| [groups.groups, groups.top_k]) }
+}
+
+/// Decides on the device for the first `valid` tokens, and counts there.
+pub(super) fn uncounted(
+    scores: &Tensor<2>,
+    valid: usize,
+    config: &RouterConfig,
+    bias: Option<Tensor<1>>,
+) -> (ExpertChoice, TokenCounts) {
+    let bias = bias.map(|bias| bias.without_autodiff().cast(scores.dtype()));
+    let chosen = routing::choose(scores.clone(), bias, valid, selection(config));
+    let before = chosen.count(1);
+    (chosen, before)
+}
+
 /// Decides on the device; `meanwhile` is computed from the choice before the host waits for the counts.
 pub(super) fn on_device<T>(
     scores: &Tensor<2>,
@@ -138,10 +155,7 @@ pub(super) fn on_device<T>(
     meanwhile: impl FnOnce((&ExpertChoice, &TokenCounts)) -> T,
 ) -> (DeviceChoice, Counts, T) {
     let is_free = is_free(config, bias.as_ref());
-    let bias = bias.map(|bias| bias.without_autodiff().cast(scores.dtype()));
-    let how = Selection { top_k: config.top_k, groups: config.groups.map(|groups| [groups.groups, groups.top_k]) };
-    let chosen = routing::choose(scores.clone(), bias, tokens.valid, how);
-    let before = chosen.count(1);
+    let (how, (chosen, before)) = (selection(config), uncounted(scores, tokens.valid, config, bias));
     let counted = balance.and_then(|over| match apart(over, tokens) {
         1 if is_free => None,
         samples if is_free => Some(chosen.count(samples)),

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use backend_dist::ops::decode::FewTokens;
 use backend_dist::ops::embedding;
 use backend_dist::ops::fp8::{self, ExpertSharding, Fp8Experts};
 use backend_dist::ops::moe::{ExpertPipeline, grouped_linear, grouped_swiglu_linear, through_experts};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::config::{ExpertKind, MoeConfig};
 use crate::micro_batch::MicroBatch;
@@ -157,6 +158,22 @@ impl Experts {
         }
         let x = grouped_linear(x, self.gate_up.val(), counts, &batch.pass);
         grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation, &batch.pass)
+    }
+
+    /// Whether a decode step of so many copies can leave the experts' numbers of tokens on the device.
+    pub fn decodes(&self, copies: usize) -> bool {
+        let (w, [_, intermediate]) = (self.gate_up.val(), self.down.dims());
+        let [gate_up, _] = self.gate_up.dims();
+        let few = FewTokens { copies, experts: gate_up / (2 * intermediate) };
+        let has_kernel = |sizes| few.has_kernel(sizes, w.dtype(), &w.device());
+        self.biases.is_none() && !self.is_fp8() && has_kernel(self.gate_up.dims()) && has_kernel(self.down.dims())
+    }
+
+    /// [`forward`](Self::forward) of a decode step's tokens `x [tokens, hidden]`, one row for each of their copies.
+    pub fn decode(&self, x: Tensor<2>, p: Tensor<1>, slots: Tensor<2, Int>) -> Tensor<2> {
+        let (w, [copies, _]) = (self.gate_up.val(), slots.dims());
+        let few = FewTokens { copies, experts: w.dims()[0] / (2 * self.down.dims()[1]) };
+        few.swiglu_linear(few.linear(x, w, slots.clone()), p, self.down.val(), slots)
     }
 
     /// The output of its expert, on whichever rank, for each token of `x [tokens, hidden]`, with probabilities

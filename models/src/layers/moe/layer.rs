@@ -4,7 +4,7 @@ use backend_dist::mesh::Nearest;
 use backend_dist::ops::Residual;
 use backend_dist::ops::conjugate::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
 use backend_dist::ops::fp8::MULTIPLE;
-use backend_dist::ops::moe::row_multiple;
+use backend_dist::ops::moe::{gather_rows, row_multiple};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -13,7 +13,7 @@ use super::decide::Tokens;
 use super::dispatch::Dispatch;
 use super::experts::Experts;
 use super::plan::Members;
-use super::router::Router;
+use super::router::{Copies, Router};
 use super::shared::Shared;
 use crate::layers::linear::pad_sequence;
 use crate::layers::norm::Norm;
@@ -78,6 +78,27 @@ impl MoeLayer {
         let input = x.clone();
         let (routed, shared) = self.routed(x, batch, || shared.forward(input, batch));
         routed + shared
+    }
+
+    /// [`forward`](Self::forward) of a decode step, `[1, tokens, hidden]` or `[tokens, 1, hidden]`: the host waits for
+    /// nothing.
+    pub(crate) fn decode(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
+        let x = norm.of_residual(x.into());
+        let [positions, samples, hidden] = x.dims();
+        let tokens = x.clone().reshape([positions * samples, hidden]);
+        let Copies { copies, slots, p } = self.router.decode(tokens.clone());
+        let routed = gather_rows(self.experts.decode(tokens, p, slots), &copies.reversed());
+        let routed = routed.reshape([positions, samples, hidden]);
+        match &self.shared {
+            Some(shared) => routed + shared.forward(x, &MicroBatch::default()),
+            None => routed,
+        }
+    }
+
+    /// Whether there are kernels for [`decode`](Self::decode) of so many tokens, and one rank has all of the layer.
+    pub(crate) fn decodes(&self, tokens: usize) -> bool {
+        let alone = self.dispatch.members.count() == 1 && self.parallel.size() == 1;
+        alone && self.router.decodes() && self.experts.decodes(tokens * self.router.top_k())
     }
 
     /// The routed experts, and the output of `meanwhile`, which runs before the host waits.

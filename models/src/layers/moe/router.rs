@@ -10,12 +10,13 @@ mod auxiliary;
 
 pub(super) use auxiliary::AfterExperts;
 
-use backend_dist::ops::moe::{router_logits, row_multiple};
+use backend_dist::ops::moe::routing::RowOrder;
+use backend_dist::ops::moe::{RowMap, gather_rows, router_logits, row_multiple};
 use backend_dist::ops::{add_bias, normalize_sum, softmax};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
+use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, TensorData};
 
 use super::balance::Shares;
 use super::capacity::{drop_tokens, room};
@@ -62,6 +63,16 @@ pub(super) struct Routing {
     pub pad_to: Option<usize>,
 }
 
+/// The copies of a decode step's tokens.
+pub(super) struct Copies {
+    /// From tokens to copies.
+    pub copies: RowMap,
+    /// `[copies, 1]`: `token · experts + expert`.
+    pub slots: Tensor<2, Int>,
+    /// `[copies]`.
+    pub p: Tensor<1>,
+}
+
 impl Router {
     /// A router under the global name `name`.
     ///
@@ -93,6 +104,11 @@ impl Router {
         Ok(Self { weight, bias, expert_bias, config: router, capacity, shares, forced, layer, fp32, on_device })
     }
 
+    /// Experts of a token.
+    pub fn top_k(&self) -> usize {
+        self.config.top_k
+    }
+
     /// Whether experts are chosen on the device.
     pub fn is_on_device(&self) -> bool {
         self.on_device
@@ -108,14 +124,7 @@ impl Router {
         batch: &MicroBatch,
         meanwhile: impl FnOnce(Option<Uncounted>) -> T,
     ) -> (Routing, AfterExperts, T) {
-        let logits = router_logits(x, self.weight.val());
-        let logits = match &self.bias {
-            Some(bias) => {
-                let bias = bias.val().cast(logits.dtype());
-                add_bias(logits, bias)
-            }
-            None => logits,
-        };
+        let logits = self.logits(x);
         let logits = match &self.forced {
             Some(forced) => forced.replace(logits),
             None => logits,
@@ -151,6 +160,37 @@ impl Router {
             pad_to = capacity.pad.then_some(room);
         }
         (Routing { choice, probs, pad_to }, AfterExperts { auxiliary, counts, dropped }, made)
+    }
+
+    /// Whether a decode step can leave the choice on the device: no tokens are dropped.
+    pub fn decodes(&self) -> bool {
+        self.on_device && self.capacity.is_none() && self.forced.is_none()
+    }
+
+    /// The slots of `x [tokens, hidden]`'s copies in the order of the experts, their probabilities, and the map from
+    /// tokens to copies. The host waits for nothing.
+    pub fn decode(&self, x: Tensor<2>) -> Copies {
+        let (tokens, top_k, logits) = (x.dims()[0], self.config.top_k, self.logits(x));
+        let (scores, bias) = (self.compared(&logits), self.expert_bias.as_ref().map(|bias| bias.val()));
+        let (chosen, before) = decide::uncounted(&scores, tokens, &self.config, bias);
+        let probs = self.probabilities(&logits, || chosen.unused(), None);
+        let [_, experts] = probs.dims();
+        let order = RowOrder { shards: 1, each: experts, chunks: 1, count: tokens * top_k };
+        let (copies, slots) = chosen.place_in_order(&before, &order);
+        let p = gather_rows(probs.reshape([tokens * experts, 1]), &slots).reshape([tokens * top_k]);
+        Copies { copies, slots: slots.tables().0, p }
+    }
+
+    /// `[tokens, experts]`, in fp32 at least.
+    fn logits(&self, x: Tensor<2>) -> Tensor<2> {
+        let logits = router_logits(x, self.weight.val());
+        match &self.bias {
+            Some(bias) => {
+                let bias = bias.val().cast(logits.dtype());
+                add_bias(logits, bias)
+            }
+            None => logits,
+        }
     }
 
     /// The choice, or that of the run which this one follows.

@@ -105,6 +105,11 @@ impl PagedKvCache {
         Some((PagedAttention { heads, head_dim, block_size: self.block_size, options }, [keys, values]))
     }
 
+    /// Tokens that a decode step computes, some of which may be padding.
+    pub(crate) fn decoded_tokens(step: &Step) -> usize {
+        sizes(step.chunks())[0]
+    }
+
     /// Whether decode steps have a kernel for a layer of which this is the attention.
     pub(crate) fn has_kernel(&self, layer: usize, of: (PackedHeads, AttentionOptions)) -> bool {
         self.call(layer, of).is_some_and(|(call, [keys, _])| call.has_kernel(keys.dtype(), &keys.device()))

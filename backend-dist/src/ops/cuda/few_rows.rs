@@ -1,0 +1,46 @@
+//! Linear layers of a few rows, whose time is that of reading the weights.
+
+use burn::backend::{DType, TensorMetadata};
+use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::decode::few_rows::linear;
+use kernels_cubecl::decode::{FewRows, Rows};
+
+use super::linear::with_last;
+use super::{Float, Int, are_half, columns, empty, launched, packed, rows, work};
+
+/// `x · wᵀ`, if there is a kernel for it.
+pub fn dense(x: &CubeTensor, w: &CubeTensor) -> Option<Float> {
+    let sizes = FewRows { rows: rows(x), groups: 1, features: rows(w), inner: columns(w) };
+    if !are_half([x, w]) || x.dtype != w.dtype || !w.is_contiguous() || !sizes.has_kernel() {
+        return None;
+    }
+    let out = empty(x, with_last(x, sizes.features), x.dtype);
+    run([&packed(x.clone()), w, &out], sizes, None);
+    Some(out)
+}
+
+/// Of each slot the row that it names times its matrix, `[slots, features]`.
+pub fn of_slots(x: Float, w: Float, slots: Int, groups: usize, of: Rows) -> Float {
+    assert!(
+        w.is_contiguous() && slots.is_contiguous() && w.dtype == x.dtype,
+        "experts {:?} {:?}",
+        w.meta.shape(),
+        w.dtype
+    );
+    let count = slots.meta.shape().num_elements();
+    let sizes = FewRows { rows: count, groups, features: rows(&w) / groups, inner: columns(&w) };
+    let out = empty(&x, [count, sizes.features], x.dtype);
+    run([&packed(x), &w, &out], sizes, Some((&slots, of)));
+    out
+}
+
+fn run(tensors: [&CubeTensor; 3], sizes: FewRows, slots: Option<(&CubeTensor, Rows)>) {
+    let [x, w, out] = tensors;
+    let _noted = work::memory("linear layer of few rows", w, |bytes| bytes);
+    let (handles, slots) = (tensors.map(|x| &x.handle), slots.map(|(slots, of)| (&slots.handle, of)));
+    let done = match x.dtype() {
+        DType::F32 => linear::<f32>(&w.client, sizes, handles, slots),
+        _ => by_half!(x, E => linear::<E>(&out.client, sizes, handles, slots)),
+    };
+    launched("linear layer of few rows", done);
+}

@@ -1,0 +1,182 @@
+//! Linear layers of a few rows: the tokens of a decode step, or those that an expert has of them. The time is that of
+//! reading the weights, so each is read once, by a plane that has several loads in flight and all rows in registers.
+#![allow(missing_docs, reason = "the launch macros write public items without documentation")]
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::{FewRows, MOST_ROWS, Rows};
+use crate::pointwise::{CubeShape, PointwiseError, Vec8, buffer, check, cube_sums, plane_total};
+
+/// Vectors of weights that a unit has in flight.
+const IN_FLIGHT: usize = 8;
+/// Fewer planes than this leave multiprocessors idle.
+const BUSY: usize = 2048;
+
+/// How a cube divides the features.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// The cube.
+    pub cube: CubeShape,
+    /// Features of a plane.
+    pub features: usize,
+    /// Rows that it computes at the same time.
+    pub rows: usize,
+    /// Vectors of a feature that a unit has in flight.
+    pub ahead: usize,
+}
+
+impl Plan {
+    fn new(sizes: &FewRows, cube: CubeShape) -> Self {
+        let FewRows { rows, groups, features, inner } = *sizes;
+        let rows = rows.min(MOST_ROWS);
+        let columns = inner / 8 / cube.plane as usize;
+        let ahead = [8, 4, 2, 1].into_iter().find(|ahead| columns.is_multiple_of(*ahead)).unwrap_or(1);
+        // Sums of many features are held for many rows.
+        let most = if rows > 1 { 4 } else { IN_FLIGHT / ahead };
+        let busy = |own: &usize| *own <= most && (*own == 1 || groups * features / own >= BUSY);
+        let own = [4, 2, 1].into_iter().find(busy).unwrap_or(1);
+        Self { cube, features: own, rows, ahead: ahead.min(if rows > 1 { 2 } else { IN_FLIGHT / own }) }
+    }
+}
+
+/// Cube `(features, group)`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+pub fn few_rows<E: Float>(
+    x: &[Vec8<E>],
+    w: &[Vec8<E>],
+    slots: &[i32],
+    out: &mut [E],
+    width: u32,
+    features: u32,
+    all: u32,
+    #[comptime] of: Rows,
+    #[comptime] plan: Plan,
+) {
+    let (own, rows, ahead) = comptime![(plan.features, plan.rows, plan.ahead)];
+    let plane = comptime![plan.cube.plane];
+    let mut row = 0u32;
+    let mut end = all;
+    if comptime![of != Rows::All] {
+        let mut scratch = Shared::<[f32]>::new_slice(comptime![plan.cube.scratch()]);
+        let mut before = 0.0f32;
+        let mut here = 0.0f32;
+        let mut i = UNIT_POS;
+        while i < all {
+            let group = u32::cast_from(slots[i as usize]) % CUBE_COUNT_Y;
+            before += select(group < CUBE_POS_Y, 1.0f32, 0.0f32);
+            here += select(group == CUBE_POS_Y, 1.0f32, 0.0f32);
+            i += CUBE_DIM_X;
+        }
+        let (before, here) = cube_sums(before, here, &mut scratch, 0, plan.cube);
+        row = u32::cast_from(before);
+        end = row + u32::cast_from(here);
+    }
+    let lane = UNIT_POS % plane;
+    let feature = (CUBE_POS_X * comptime![plan.cube.planes() as u32] + UNIT_POS / plane) * comptime![own as u32];
+    if feature < features {
+        let matrix = (CUBE_POS_Y * features + feature) * width;
+        while row < end {
+            let mut sums = Array::<f32>::new(comptime![own * rows]);
+            #[unroll]
+            for i in 0..comptime![own * rows] {
+                sums[i] = 0.0f32;
+            }
+            let mut column = lane;
+            while column < width {
+                let mut of_w = Array::<Vec8<E>>::new(comptime![own * ahead]);
+                let mut of_x = Array::<Vec8<E>>::new(comptime![rows * ahead]);
+                #[unroll]
+                for a in 0..ahead {
+                    let at = column + comptime![a as u32 * plane];
+                    #[unroll]
+                    for f in 0..own {
+                        of_w[comptime![a * own + f]] = w[(matrix + comptime![f as u32] * width + at) as usize];
+                    }
+                    #[unroll]
+                    for n in 0..rows {
+                        // Past the last row, that row is computed again.
+                        let mut source = min(row + comptime![n as u32], end - 1);
+                        if comptime![of == Rows::Gathered] {
+                            source = u32::cast_from(slots[source as usize]) / CUBE_COUNT_Y;
+                        }
+                        of_x[comptime![a * rows + n]] = x[(source * width + at) as usize];
+                    }
+                }
+                #[unroll]
+                for a in 0..ahead {
+                    #[unroll]
+                    for i in 0..8usize {
+                        #[unroll]
+                        for f in 0..own {
+                            let weight = f32::cast_from(of_w[comptime![a * own + f]].extract(i));
+                            #[unroll]
+                            for n in 0..rows {
+                                let value = f32::cast_from(of_x[comptime![a * rows + n]].extract(i));
+                                sums[comptime![f * rows + n]] += weight * value;
+                            }
+                        }
+                    }
+                }
+                column += comptime![ahead as u32 * plane];
+            }
+            #[unroll]
+            for f in 0..own {
+                #[unroll]
+                for n in 0..rows {
+                    let at = comptime![f * rows + n];
+                    let total = plane_total(sums[at], plan.cube);
+                    let to = row + comptime![n as u32];
+                    if lane == comptime![at as u32 % plane] && to < end {
+                        out[(to * features + feature + comptime![f as u32]) as usize] = E::cast_from(total);
+                    }
+                }
+            }
+            row += comptime![rows as u32];
+        }
+    }
+}
+
+/// `out [rows, features] = x wᵀ`, sums in fp32. `slots [rows]` are i32 numbers that are read on the device: of which row of
+/// `x` and which matrix a row is, see [`Rows`]. Without them all rows have the same matrix.
+///
+/// # Errors
+/// If there is no kernel for these sizes, or a buffer is too small.
+pub fn linear<E: Float>(
+    client: &Client,
+    sizes: FewRows,
+    [x, w, out]: [&Handle; 3],
+    slots: Option<(&Handle, Rows)>,
+) -> Result<(), PointwiseError> {
+    let FewRows { rows, groups, features, inner } = sizes;
+    if !sizes.has_kernel() || (slots.is_none() && groups > 1) {
+        return Err(PointwiseError::Shape { shape: format!("{sizes:?}") });
+    }
+    check("rows", rows, 1, i32::MAX as usize)?;
+    let (cube, width) = (CubeShape::of(client), inner / 8);
+    let plan = Plan::new(&sizes, cube);
+    let count = CubeCount::Static(features.div_ceil(cube.planes() * plan.features) as u32, groups as u32, 1);
+    // Without slots nothing is read from their buffer.
+    let (table, of) = slots.unwrap_or((x, Rows::All));
+    // Gathered rows may be any of as many or fewer.
+    let read = if of == Rows::Gathered { x.size_in_used() as usize / (8 * size_of::<E>()) } else { rows * width };
+    // SAFETY: a plane stays in its features and in the rows of its group; the buffers hold them.
+    unsafe {
+        few_rows::launch_unchecked::<E>(
+            client,
+            count,
+            cube.dim(),
+            buffer("x", x, read, 8 * size_of::<E>())?,
+            buffer("w", w, groups * features * width, 8 * size_of::<E>())?,
+            buffer("slots", table, if of == Rows::All { 1 } else { rows }, 4)?,
+            buffer("out", out, rows * features, size_of::<E>())?,
+            width as u32,
+            features as u32,
+            rows as u32,
+            of,
+            plan,
+        )
+    };
+    Ok(())
+}
