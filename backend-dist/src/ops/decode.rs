@@ -2,7 +2,7 @@
 
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, tensor::IntTensor};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kernels_cubecl::decode::{DecodeShape, FewRows, has_likeliest};
+use kernels_cubecl::decode::{DecodeShape, FewRows, MOST_COPIES, has_likeliest};
 
 use super::options::{AttentionOptions, PackedHeads};
 use crate::gpu;
@@ -79,7 +79,7 @@ impl FewTokens {
         let Self { copies, experts } = *self;
         let known = matches!(dtype, DType::BF16 | DType::F16 | DType::F32) && gpu::index(device).is_some();
         let sizes = FewRows { rows: copies, groups: experts, features: rows / experts, inner };
-        known && copies <= FEW * experts && sizes.has_kernel()
+        known && copies <= MOST_COPIES.min(FEW * experts) && sizes.has_kernel()
     }
 
     /// The first layer: for each of the `slots [copies, 1]`, i32 numbers `token · experts + expert` in the order of the

@@ -77,10 +77,13 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + decode::step::<f32>(c, DecodeShape { heads: 6, kv_heads: 6, head_dim: 192, ..shape }, &[300; 3], None)
                 + decode::likeliest::<bf16>(c, 128_256)
                 + decode::likeliest::<f32>(c, 1000)
+                + decode::copies(c, [64, 8, 128])
                 + decode::few_rows::<bf16>(c, &[1], 2048, 8192)
                 + decode::few_rows::<f32>(c, &[3], 12, 768)
                 + decode::few_rows::<f16>(c, &[4], 16_384, 2048)
                 + decode::few_rows::<bf16>(c, &[2, 0, 5, 1, 0, 17], 1536, 2048)
+                + decode::few_rows::<f16>(c, &[40, 0, 19], 1536, 768)
+                + decode::few_rows::<bf16>(c, &[0, 0, 0, 0, 1, 0], 256, 512)
         }),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
         ("fused softmax", |c| {

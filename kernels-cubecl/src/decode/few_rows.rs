@@ -5,6 +5,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use super::few_rows_mma as mma;
 use super::{FewRows, MOST_ROWS, Rows};
 use crate::pointwise::{CubeShape, PointwiseError, Vec8, buffer, check, cube_sums, plane_total};
 
@@ -29,7 +30,8 @@ pub struct Plan {
 impl Plan {
     fn new(sizes: &FewRows, cube: CubeShape) -> Self {
         let FewRows { rows, groups, features, inner } = *sizes;
-        let rows = rows.min(MOST_ROWS);
+        // Few experts have more than their share.
+        let rows = (2 * rows / groups).clamp(1, MOST_ROWS.min(rows));
         let columns = inner / 8 / cube.plane as usize;
         let ahead = [8, 4, 2, 1].into_iter().find(|ahead| columns.is_multiple_of(*ahead)).unwrap_or(1);
         // Sums of many features are held for many rows.
@@ -38,6 +40,53 @@ impl Plan {
         let own = [4, 2, 1].into_iter().find(busy).unwrap_or(1);
         Self { cube, features: own, rows, ahead: ahead.min(if rows > 1 { 2 } else { IN_FLIGHT / own }) }
     }
+}
+
+/// The cube's group, its first row and the one after its last. With fewer rows than groups there is a cube for each row,
+/// which has the row's group if it is the first of it.
+#[cube]
+pub(super) fn rows_of_cube(
+    slots: &[i32],
+    groups: u32,
+    all: u32,
+    #[comptime] of: Rows,
+    #[comptime] cube: CubeShape,
+) -> (u32, u32, u32) {
+    let mut group = CUBE_POS_Y;
+    let mut first = 0u32;
+    let mut end = all;
+    if comptime![of != Rows::All] {
+        if all < groups {
+            group = u32::cast_from(slots[CUBE_POS_Y as usize]) % groups;
+        }
+        let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
+        let mut before = 0.0f32;
+        let mut here = 0.0f32;
+        let mut i = UNIT_POS;
+        while i < all {
+            let other = u32::cast_from(slots[i as usize]) % groups;
+            before += select(other < group, 1.0f32, 0.0f32);
+            here += select(other == group, 1.0f32, 0.0f32);
+            i += CUBE_DIM_X;
+        }
+        let (before, here) = cube_sums(before, here, &mut scratch, 0, cube);
+        first = u32::cast_from(before);
+        end = first + u32::cast_from(here);
+        if all < groups && first != CUBE_POS_Y {
+            end = first;
+        }
+    }
+    (group, first, end)
+}
+
+/// The row of `x` that a row is.
+#[cube]
+pub(super) fn source(slots: &[i32], groups: u32, row: u32, #[comptime] of: Rows) -> u32 {
+    let mut source = row;
+    if comptime![of == Rows::Gathered] {
+        source = u32::cast_from(slots[row as usize]) / groups;
+    }
+    source
 }
 
 /// Cube `(features, group)`.
@@ -50,33 +99,19 @@ pub fn few_rows<E: Float>(
     out: &mut [E],
     width: u32,
     features: u32,
+    groups: u32,
     all: u32,
     #[comptime] of: Rows,
     #[comptime] plan: Plan,
 ) {
     let (own, rows, ahead) = comptime![(plan.features, plan.rows, plan.ahead)];
     let plane = comptime![plan.cube.plane];
-    let mut row = 0u32;
-    let mut end = all;
-    if comptime![of != Rows::All] {
-        let mut scratch = Shared::<[f32]>::new_slice(comptime![plan.cube.scratch()]);
-        let mut before = 0.0f32;
-        let mut here = 0.0f32;
-        let mut i = UNIT_POS;
-        while i < all {
-            let group = u32::cast_from(slots[i as usize]) % CUBE_COUNT_Y;
-            before += select(group < CUBE_POS_Y, 1.0f32, 0.0f32);
-            here += select(group == CUBE_POS_Y, 1.0f32, 0.0f32);
-            i += CUBE_DIM_X;
-        }
-        let (before, here) = cube_sums(before, here, &mut scratch, 0, plan.cube);
-        row = u32::cast_from(before);
-        end = row + u32::cast_from(here);
-    }
+    let (group, first, end) = rows_of_cube(slots, groups, all, of, plan.cube);
+    let mut row = first;
     let lane = UNIT_POS % plane;
     let feature = (CUBE_POS_X * comptime![plan.cube.planes() as u32] + UNIT_POS / plane) * comptime![own as u32];
     if feature < features {
-        let matrix = (CUBE_POS_Y * features + feature) * width;
+        let matrix = (group * features + feature) * width;
         while row < end {
             let mut sums = Array::<f32>::new(comptime![own * rows]);
             #[unroll]
@@ -97,10 +132,7 @@ pub fn few_rows<E: Float>(
                     #[unroll]
                     for n in 0..rows {
                         // Past the last row, that row is computed again.
-                        let mut source = min(row + comptime![n as u32], end - 1);
-                        if comptime![of == Rows::Gathered] {
-                            source = u32::cast_from(slots[source as usize]) / CUBE_COUNT_Y;
-                        }
+                        let source = source(slots, groups, min(row + comptime![n as u32], end - 1), of);
                         of_x[comptime![a * rows + n]] = x[(source * width + at) as usize];
                     }
                 }
@@ -155,28 +187,56 @@ pub fn linear<E: Float>(
     }
     check("rows", rows, 1, i32::MAX as usize)?;
     let (cube, width) = (CubeShape::of(client), inner / 8);
-    let plan = Plan::new(&sizes, cube);
-    let count = CubeCount::Static(features.div_ceil(cube.planes() * plan.features) as u32, groups as u32, 1);
     // Without slots nothing is read from their buffer.
     let (table, of) = slots.unwrap_or((x, Rows::All));
     // Gathered rows may be any of as many or fewer.
     let read = if of == Rows::Gathered { x.size_in_used() as usize / (8 * size_of::<E>()) } else { rows * width };
+    let x = buffer("x", x, read, 8 * size_of::<E>())?;
+    let w = buffer("w", w, groups * features * width, 8 * size_of::<E>())?;
+    let table = buffer("slots", table, if of == Rows::All { 1 } else { rows }, 4)?;
+    let out = buffer("out", out, rows * features, size_of::<E>())?;
+    let [width, of_matrix, matrices, all] = [width, features, groups, rows].map(|n| n as u32);
+    let cubes = |of_plane: usize| {
+        CubeCount::Static(features.div_ceil(cube.planes() * of_plane) as u32, groups.min(rows) as u32, 1)
+    };
     // SAFETY: a plane stays in its features and in the rows of its group; the buffers hold them.
     unsafe {
-        few_rows::launch_unchecked::<E>(
-            client,
-            count,
-            cube.dim(),
-            buffer("x", x, read, 8 * size_of::<E>())?,
-            buffer("w", w, groups * features * width, 8 * size_of::<E>())?,
-            buffer("slots", table, if of == Rows::All { 1 } else { rows }, 4)?,
-            buffer("out", out, rows * features, size_of::<E>())?,
-            width as u32,
-            features as u32,
-            rows as u32,
-            of,
-            plan,
-        )
-    };
+        if mma::is_faster(&sizes, cube, size_of::<E>()) {
+            let (plan, count) = (mma::Plan::new(&sizes, cube), cubes(mma::FEATURES));
+            mma::few_rows_mma::launch_unchecked::<E>(
+                client,
+                count,
+                cube.dim(),
+                x,
+                w,
+                table,
+                out,
+                width,
+                of_matrix,
+                matrices,
+                all,
+                of,
+                plan,
+            );
+        } else {
+            let plan = Plan::new(&sizes, cube);
+            let count = cubes(plan.features);
+            few_rows::launch_unchecked::<E>(
+                client,
+                count,
+                cube.dim(),
+                x,
+                w,
+                table,
+                out,
+                width,
+                of_matrix,
+                matrices,
+                all,
+                of,
+                plan,
+            );
+        }
+    }
     Ok(())
 }

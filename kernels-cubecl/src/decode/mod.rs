@@ -8,7 +8,11 @@ pub mod append;
 #[cfg(feature = "cuda")]
 pub mod attention;
 #[cfg(feature = "cuda")]
+pub mod copies;
+#[cfg(feature = "cuda")]
 pub mod few_rows;
+#[cfg(feature = "cuda")]
+mod few_rows_mma;
 #[cfg(feature = "cuda")]
 pub mod likeliest;
 #[cfg(feature = "cuda")]
@@ -93,6 +97,9 @@ impl DecodeShape {
         self.pages * self.block_size * self.kv_heads * self.vectors()
     }
 }
+
+/// Most copies of tokens in a step: their experts are in shared memory.
+pub const MOST_COPIES: usize = 4096;
 
 /// Rows that a plane of `few_rows` computes at the same time.
 const MOST_ROWS: usize = 4;

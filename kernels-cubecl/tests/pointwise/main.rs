@@ -85,9 +85,11 @@ fn decode_steps() {
     both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, ..shape }, &[4, 3, 17], Some(100));
     both!(decode::likeliest, 8);
     both!(decode::likeliest, 1032);
+    assert_eq!(decode::copies(&client(), [5, 2, 7]) + decode::copies(&client(), [1, 1, 1]), 0);
     both!(decode::few_rows, &[1], 12, 256);
     both!(decode::few_rows, &[6], 8, 768);
     both!(decode::few_rows, &[2, 0, 5, 1], 4, 256);
+    both!(decode::few_rows, &[0, 0, 2, 0, 0, 1, 0], 4, 256);
     assert!(!DecodeShape { heads: 5, ..shape }.has_kernel() && !DecodeShape { head_dim: 20, ..shape }.has_kernel());
 }
 

@@ -112,7 +112,9 @@ impl TransformerBlock {
     /// The block's output; see [`SelfAttention::forward`](super::attention::SelfAttention::forward) for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
         let mlp = |x, norm: &Norm| self.mlp.forward(x, norm, batch);
-        self.around(x, batch, |x, norm| self.mixer.forward(x, norm, angles, batch), mlp)
+        let x = Residual::enter(x, &batch.pass);
+        let (x, mlp) = self.around(x, batch, |x, norm| self.mixer.forward(x, norm, angles, batch), mlp);
+        x.leave(mlp)
     }
 
     /// The same for tokens of several sequences; see [`SelfAttention::extend`](super::attention::SelfAttention::extend).
@@ -125,13 +127,18 @@ impl TransformerBlock {
     ) -> Tensor<3> {
         let batch = &MicroBatch::default();
         let mlp = |x, norm: &Norm| self.mlp.forward(x, norm, batch);
-        self.around(x, batch, |x, norm| self.mixer.extend(x, norm, step, angles, cache), mlp)
+        let x = Residual::enter(x, &batch.pass);
+        let (x, mlp) = self.around(x, batch, |x, norm| self.mixer.extend(x, norm, step, angles, cache), mlp);
+        x.leave(mlp)
     }
 
     /// The same for a decode step on a GPU; see [`SelfAttention::decode`].
-    pub(crate) fn decode(&self, x: Tensor<3>, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
+    pub(crate) fn decode(&self, x: Decoded, step: (usize, &Decode), angles: Option<&Angles>) -> Decoded {
         let mlp = |x, norm: &Norm| self.mlp.decode(x, norm);
-        self.around(x, &MicroBatch::default(), |x, norm| self.mixer.decode(x, norm, step, angles), mlp)
+        let x = x.read_by(&self.input_layernorm);
+        let mixer = |x: Residual, norm: &Norm| self.mixer.decode(x, norm, step, angles);
+        let (x, mlp) = self.around(x, &MicroBatch::default(), mixer, mlp);
+        Decoded::Sum(x, mlp)
     }
 
     /// Whether nothing in a decode step of so many tokens waits for the host, and its attention has a kernel.
@@ -139,18 +146,36 @@ impl TransformerBlock {
         self.mlp.decodes(tokens) && self.mixer.decodes(layer, cache)
     }
 
+    /// The residual stream before the MLP's output is added, and that.
     fn around(
         &self,
-        x: Tensor<3>,
+        x: Residual,
         batch: &MicroBatch,
         mixer: impl FnOnce(Residual, &Norm) -> Tensor<3>,
         mlp: impl FnOnce(Residual, &Norm) -> Tensor<3>,
-    ) -> Tensor<3> {
-        let x = Residual::enter(x, &batch.pass);
+    ) -> (Residual, Tensor<3>) {
         let mixed = self.post_self_attn_layernorm.forward(mixer(x.clone(), &self.input_layernorm));
         let x = self.post_attention_layernorm.of_sum(x, self.mixer_dropout.forward(mixed, batch));
         let mlp = mlp(x.clone(), &self.post_attention_layernorm);
         let mlp = self.post_mlp_layernorm.forward(mlp);
-        x.leave(self.mlp_dropout.forward(mlp, batch))
+        (x, self.mlp_dropout.forward(mlp, batch))
+    }
+}
+
+/// The activations between the blocks of a decode step: the norm that reads them next adds the last block's output.
+pub(crate) enum Decoded {
+    /// Of the embedding.
+    Embedded(Tensor<3>),
+    /// The residual stream, and what is to be added to it.
+    Sum(Residual, Tensor<3>),
+}
+
+impl Decoded {
+    /// The residual stream, whose next reader is `norm`.
+    pub fn read_by(self, norm: &Norm) -> Residual {
+        match self {
+            Self::Embedded(x) => x.into(),
+            Self::Sum(x, other) => norm.of_sum(x, other),
+        }
     }
 }

@@ -30,6 +30,7 @@ mod yarn;
 
 pub use crate::micro_batch::DropoutKey;
 pub use attention::{AttentionConfig, SelfAttention};
+pub(crate) use block::Decoded;
 pub use block::{BlockConfig, NormPlacement, TransformerBlock};
 pub use dropout::Dropout;
 pub use embedding::{LearnedPositions, Vocab, VocabParallelEmbedding, VocabShard};

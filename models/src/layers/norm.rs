@@ -88,7 +88,7 @@ impl Norm {
     }
 
     /// Normalises the residual stream.
-    pub(super) fn of_residual(&self, x: Residual) -> Tensor<3> {
+    pub(crate) fn of_residual(&self, x: Residual) -> Tensor<3> {
         match self.prologue(x.dtype()) {
             Prologue::None => self.forward(x.value()),
             norm => x.norm(norm),

@@ -11,7 +11,7 @@ use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::hf::decoder::{self, USUAL};
 use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
-    Angles, BlockConfig, Dropout, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
+    Angles, BlockConfig, Decoded, Dropout, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
     VocabParallelEmbedding,
 };
 use crate::megatron::MegatronDecoder;
@@ -165,12 +165,11 @@ impl Llama {
             let x = self.scaled(embedding.extend(step.tokens()));
             let dtype = x.dtype();
             let angles = self.ropes.map(|rope| step.angles(rope, dtype));
-            let x = layers
-                .clone()
-                .zip(angles)
-                .fold(x, |x, ((index, layer), angles)| layer.decode(x, (index, step), angles.as_ref()));
+            let x = layers.clone().zip(angles).fold(Decoded::Embedded(x), |x, ((index, layer), angles)| {
+                layer.decode(x, (index, step), angles.as_ref())
+            });
             let Head { norm, lm_head } = self.head();
-            lm_head.logits(norm.forward(x), self.embed_tokens.as_ref()).squeeze_dim(1)
+            lm_head.logits(norm.of_residual(x.read_by(norm)), self.embed_tokens.as_ref()).squeeze_dim(1)
         })
     }
 

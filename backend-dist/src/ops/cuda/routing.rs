@@ -3,6 +3,8 @@
 use burn::backend::{Cube, DType};
 use burn::tensor::{Device, Int, Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::decode::MOST_COPIES;
+use kernels_cubecl::decode::copies::{CopyTables, order};
 use kernels_cubecl::pointwise::moe::count::{self, CountShape};
 use kernels_cubecl::pointwise::moe::offsets::{self, OffsetsShape};
 use kernels_cubecl::pointwise::moe::permute::{self, PermuteShape, PermuteTables};
@@ -11,6 +13,7 @@ use kernels_cubecl::pointwise::moe::topk::{self, Selection as Kernel};
 use super::{empty, ids, is_here, launched, packed, work};
 use crate::cuda;
 use crate::ops::moe::RowMap;
+use crate::ops::moe::routing::OrderedCopies;
 use crate::ops::moe::routing::tables::{RowOrder, RowStarts, Run, Selection, TokenCounts, table};
 
 /// Alignment, in elements, of a table in a shared buffer: 256 bytes, as CubeCL aligns its own.
@@ -144,6 +147,25 @@ pub fn place_in_order(choice: &Tensor<2, Int>, counted: &TokenCounts, order: &Ro
     let starts = empty(&choice, [shards, experts], DType::I32);
     launched("starts of experts", offsets::starts(&choice.client, &totals.handle, &starts.handle, in_order));
     Some(placed([&choice, &before, &starts], shape))
+}
+
+pub fn in_order(choice: &Tensor<2, Int>, weights: &Tensor<2>, softmax: bool) -> Option<OrderedCopies> {
+    let (choice, weights) = (int(choice)?, packed(float(weights).filter(|weights| weights.dtype == DType::F32)?));
+    let ([tokens, top_k], [_, experts]) = (sizes(&choice), sizes(&weights));
+    let count = tokens * top_k;
+    if count > MOST_COPIES {
+        return None;
+    }
+    let _noted = work::memory("order of copies", &weights, |bytes| bytes);
+    let table = |shape: [usize; 2]| empty(&choice, shape, DType::I32);
+    let (slots, of_row, rows) = (table([count, 1]), table([count, 1]), table([tokens, top_k]));
+    let probabilities = empty(&choice, [count], DType::F32);
+    let (slots_on, tokens_on, rows_on) = (&slots.handle, &of_row.handle, &rows.handle);
+    let tables = CopyTables { slots: slots_on, tokens: tokens_on, rows: rows_on, probabilities: &probabilities.handle };
+    let inputs = [&choice.handle, &weights.handle];
+    launched("order of copies", order(&choice.client, [tokens, top_k, experts], inputs, tables, softmax));
+    let map = RowMap::of_tables(tensor(of_row), tensor(rows));
+    Some(OrderedCopies { map, slots: tensor(slots), probabilities: Tensor::from_primitive::<Cube>(probabilities) })
 }
 
 /// The maps of copies of tokens and of their slots, from the choice, the counts before each chunk, and the starts.

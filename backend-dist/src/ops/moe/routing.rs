@@ -64,6 +64,17 @@ pub fn choose(scores: Tensor<2>, bias: Option<Tensor<1>>, valid: usize, selectio
     ExpertChoice { choice: table(choice, [tokens, top_k], &device), experts }
 }
 
+/// Copies of tokens in the order of their experts.
+#[derive(Clone, Debug)]
+pub struct OrderedCopies {
+    /// From tokens to copies.
+    pub map: RowMap,
+    /// `[copies, 1]`: `token · experts + expert`.
+    pub slots: Tensor<2, Int>,
+    /// `[copies]`, fp32.
+    pub probabilities: Tensor<1>,
+}
+
 impl ExpertChoice {
     /// The selection `table [tokens, top_k]` of `experts` experts, ascending for every token, padded with -1.
     pub fn of(choice: Tensor<2, Int>, experts: usize) -> Self {
@@ -142,6 +153,22 @@ impl ExpertChoice {
         };
         let copies = map(placed.tokens_of, placed.of_tokens, tokens, top_k * shards);
         (copies, map(placed.slots_of, placed.of_slots, tokens * experts, shards))
+    }
+
+    /// The copies of the tokens in the order of their experts, in one launch on an NVIDIA GPU; `None` elsewhere, and for
+    /// more copies than a decode step has. `weights [tokens, experts]` are the probabilities or, with `softmax`, logits over
+    /// the chosen of which they are the softmax. Every token has all of its experts.
+    pub fn in_order(&self, weights: &Tensor<2>, softmax: bool) -> Option<OrderedCopies> {
+        assert_eq!(weights.dims(), [self.tokens(), self.experts], "routing: weights of {} tokens", self.tokens());
+        #[cfg(feature = "cuda")]
+        {
+            crate::ops::cuda::routing::in_order(&self.choice, weights, softmax)
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = softmax;
+            None
+        }
     }
 
     /// [`ExpertChoice::place`] with the rows in `order`, which NVIDIA GPUs compute without the counts on the host. Rows

@@ -1,6 +1,8 @@
 //! The attention of a decode step over pages.
 use super::{Element, download, download_i32, poisoned, random, report, upload, upload_i32};
 use cubecl::prelude::*;
+use cubecl::server::Handle;
+use kernels_cubecl::decode::copies::{self, CopyTables};
 use kernels_cubecl::decode::{self, DecodeShape, FewRows, Rows, few_rows};
 
 /// Sequences of these lengths, whose pages lie in a shuffled order. The newest keys and values come from the projection.
@@ -95,4 +97,40 @@ pub fn few_rows<E: Element>(client: &Client, counts: &[usize], features: usize, 
         report(&what, &download::<E>(client, &out), &expected, E::LIMIT)
     };
     if groups == 1 { run(Rows::All) } else { run(Rows::Grouped) + run(Rows::Gathered) }
+}
+
+/// Copies of tokens that use `top_k` of the experts: in the order of the experts, and of one expert in that of the tokens.
+pub fn copies(client: &Client, [tokens, top_k, experts]: [usize; 3]) -> usize {
+    let chosen = |token: usize| {
+        let mut of: Vec<usize> = (0..top_k).map(|k| (token * 5 + k * 3) % experts).collect();
+        of.sort_unstable();
+        of
+    };
+    let choice: Vec<usize> = (0..tokens).flat_map(chosen).collect();
+    let logits = random(tokens * experts, 9);
+    let mut order: Vec<usize> = (0..choice.len()).collect();
+    order.sort_by_key(|copy| (choice[*copy], *copy));
+    let numbers = |of: &dyn Fn(usize) -> usize| order.iter().map(|copy| of(*copy) as f64).collect::<Vec<_>>();
+    let on = upload_i32(client, &choice.iter().map(|expert| *expert as i32).collect::<Vec<_>>());
+    let weights = upload::<f32>(client, &logits);
+    let run = |softmax: bool| {
+        let [slots, of_token, rows, p] = [(); 4].map(|()| poisoned::<f32>(client, tokens * top_k));
+        let tables = CopyTables { slots: &slots, tokens: &of_token, rows: &rows, probabilities: &p };
+        copies::order(client, [tokens, top_k, experts], [&on, &weights], tables, softmax).expect("legal");
+        let probability = |copy: usize| {
+            let row = &logits[copy / top_k * experts..][..experts];
+            let sum: f64 = chosen(copy / top_k).into_iter().map(|expert| row[expert].exp()).sum();
+            if softmax { row[choice[copy]].exp() / sum } else { row[choice[copy]] }
+        };
+        let expected: Vec<f64> = order.iter().map(|copy| probability(*copy)).collect();
+        let ints = |x: &Handle| download_i32(client, x).into_iter().map(f64::from).collect::<Vec<_>>();
+        let mut back = vec![0.0; order.len()];
+        order.iter().enumerate().for_each(|(row, copy)| back[*copy] = row as f64);
+        let what = |of: &str| format!("{of} of {tokens} tokens' {top_k} of {experts} experts");
+        report(&what("slots"), &ints(&slots), &numbers(&|copy| copy / top_k * experts + choice[copy]), 0.0)
+            + report(&what("tokens"), &ints(&of_token), &numbers(&|copy| copy / top_k), 0.0)
+            + report(&what("rows"), &ints(&rows), &back, 0.0)
+            + report(&what("probabilities"), &download::<f32>(client, &p), &expected, f32::LIMIT)
+    };
+    run(false) + run(true)
 }

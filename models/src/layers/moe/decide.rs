@@ -132,17 +132,15 @@ fn selection(config: &RouterConfig) -> Selection {
     Selection { top_k: config.top_k, groups: config.groups.map(|groups| [groups.groups, groups.top_k]) }
 }
 
-/// Decides on the device for the first `valid` tokens, and counts there.
+/// Decides on the device for the first `valid` tokens.
 pub(super) fn uncounted(
     scores: &Tensor<2>,
     valid: usize,
     config: &RouterConfig,
     bias: Option<Tensor<1>>,
-) -> (ExpertChoice, TokenCounts) {
+) -> ExpertChoice {
     let bias = bias.map(|bias| bias.without_autodiff().cast(scores.dtype()));
-    let chosen = routing::choose(scores.clone(), bias, valid, selection(config));
-    let before = chosen.count(1);
-    (chosen, before)
+    routing::choose(scores.clone(), bias, valid, selection(config))
 }
 
 /// Decides on the device; `meanwhile` is computed from the choice before the host waits for the counts.
@@ -155,7 +153,8 @@ pub(super) fn on_device<T>(
     meanwhile: impl FnOnce((&ExpertChoice, &TokenCounts)) -> T,
 ) -> (DeviceChoice, Counts, T) {
     let is_free = is_free(config, bias.as_ref());
-    let (how, (chosen, before)) = (selection(config), uncounted(scores, tokens.valid, config, bias));
+    let (how, chosen) = (selection(config), uncounted(scores, tokens.valid, config, bias));
+    let before = chosen.count(1);
     let counted = balance.and_then(|over| match apart(over, tokens) {
         1 if is_free => None,
         samples if is_free => Some(chosen.count(samples)),

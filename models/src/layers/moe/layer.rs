@@ -4,6 +4,7 @@ use backend_dist::mesh::Nearest;
 use backend_dist::ops::Residual;
 use backend_dist::ops::conjugate::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
 use backend_dist::ops::fp8::MULTIPLE;
+use backend_dist::ops::moe::routing::OrderedCopies;
 use backend_dist::ops::moe::{gather_rows, row_multiple};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -13,7 +14,7 @@ use super::decide::Tokens;
 use super::dispatch::Dispatch;
 use super::experts::Experts;
 use super::plan::Members;
-use super::router::{Copies, Router};
+use super::router::Router;
 use super::shared::Shared;
 use crate::layers::linear::pad_sequence;
 use crate::layers::norm::Norm;
@@ -86,8 +87,8 @@ impl MoeLayer {
         let x = norm.of_residual(x.into());
         let [positions, samples, hidden] = x.dims();
         let tokens = x.clone().reshape([positions * samples, hidden]);
-        let Copies { copies, slots, p } = self.router.decode(tokens.clone());
-        let routed = gather_rows(self.experts.decode(tokens, p, slots), &copies.reversed());
+        let OrderedCopies { map, slots, probabilities } = self.router.decode(tokens.clone());
+        let routed = gather_rows(self.experts.decode(tokens, probabilities, slots), &map.reversed());
         let routed = routed.reshape([positions, samples, hidden]);
         match &self.shared {
             Some(shared) => routed + shared.forward(x, &MicroBatch::default()),

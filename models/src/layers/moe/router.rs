@@ -10,13 +10,13 @@ mod auxiliary;
 
 pub(super) use auxiliary::AfterExperts;
 
-use backend_dist::ops::moe::routing::RowOrder;
-use backend_dist::ops::moe::{RowMap, gather_rows, router_logits, row_multiple};
+use backend_dist::ops::moe::routing::OrderedCopies;
+use backend_dist::ops::moe::{router_logits, row_multiple};
 use backend_dist::ops::{add_bias, normalize_sum, softmax};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, FloatDType, Tensor, TensorData};
 
 use super::balance::Shares;
 use super::capacity::{drop_tokens, room};
@@ -61,16 +61,6 @@ pub(super) struct Routing {
     pub probs: Tensor<2>,
     /// The number of tokens that each expert is padded to.
     pub pad_to: Option<usize>,
-}
-
-/// The copies of a decode step's tokens.
-pub(super) struct Copies {
-    /// From tokens to copies.
-    pub copies: RowMap,
-    /// `[copies, 1]`: `token · experts + expert`.
-    pub slots: Tensor<2, Int>,
-    /// `[copies]`.
-    pub p: Tensor<1>,
 }
 
 impl Router {
@@ -167,18 +157,18 @@ impl Router {
         self.on_device && self.capacity.is_none() && self.forced.is_none()
     }
 
-    /// The slots of `x [tokens, hidden]`'s copies in the order of the experts, their probabilities, and the map from
-    /// tokens to copies. The host waits for nothing.
-    pub fn decode(&self, x: Tensor<2>) -> Copies {
-        let (tokens, top_k, logits) = (x.dims()[0], self.config.top_k, self.logits(x));
+    /// The copies of `x [tokens, hidden]`. The host waits for nothing.
+    pub fn decode(&self, x: Tensor<2>) -> OrderedCopies {
+        let (tokens, logits) = (x.dims()[0], self.logits(x));
         let (scores, bias) = (self.compared(&logits), self.expert_bias.as_ref().map(|bias| bias.val()));
-        let (chosen, before) = decide::uncounted(&scores, tokens, &self.config, bias);
-        let probs = self.probabilities(&logits, || chosen.unused(), None);
-        let [_, experts] = probs.dims();
-        let order = RowOrder { shards: 1, each: experts, chunks: 1, count: tokens * top_k };
-        let (copies, slots) = chosen.place_in_order(&before, &order);
-        let p = gather_rows(probs.reshape([tokens * experts, 1]), &slots).reshape([tokens * top_k]);
-        Copies { copies, slots: slots.tables().0, p }
+        let chosen = decide::uncounted(&scores, tokens, &self.config, bias);
+        let of_chosen = matches!(self.config.scores, Scores::SoftmaxAfterTopK | Scores::NormalisedSoftmax);
+        let weights = if of_chosen { logits } else { self.probabilities(&logits, || chosen.unused(), None) };
+        let copies = chosen.in_order(&weights, of_chosen).expect("a decode step on a GPU");
+        match of_chosen && self.config.scaling != 1.0 {
+            true => OrderedCopies { probabilities: copies.probabilities * self.config.scaling, ..copies },
+            false => copies,
+        }
     }
 
     /// `[tokens, experts]`, in fp32 at least.

@@ -4,7 +4,7 @@
 pub mod dkdv;
 pub mod dq;
 pub mod forward;
-mod tile;
+pub(crate) mod tile;
 
 use super::call::{Call, arg};
 use super::{Element, delta};
