@@ -21,6 +21,7 @@ mod norm;
 mod output;
 pub mod paged;
 mod query_key_norm;
+mod recurrent;
 mod replicated;
 mod rope;
 mod tensor_parallel;

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 /// Two neighbouring chunks are one of twice the length, `P₂ P₁ S + (P₂ U₁ + U₂)`. So the states in front of pairs follow
 /// from half as many chunks, and those inside pairs from these. Autodiff adds the gradients of a part of a tensor as a
 /// tensor of the whole size: a loop over chunks would cost the square of their number.
-pub(super) fn states(factors: Tensor<4>, summands: Tensor<4>, first: Tensor<3>) -> Tensor<4> {
+pub(in crate::layers) fn states(factors: Tensor<4>, summands: Tensor<4>, first: Tensor<3>) -> Tensor<4> {
     let [heads, chunks, keys, values] = summands.dims();
     if chunks == 1 {
         return first.unsqueeze_dim(1);
