@@ -5,6 +5,7 @@ use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use super::attention::AttentionConfig;
 use super::dropout::Dropout;
 use super::feed_forward::FeedForward;
 use super::mixer::{Mixer, TokenMixer};
@@ -53,10 +54,10 @@ const NORMS: [&str; 4] =
 /// Everything a block is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockConfig {
-    /// Attention, or what is in its place.
-    pub mixer: Mixer,
-    /// MLP or MoE.
-    pub mlp: Ffn,
+    /// Attention, or what is in its place; a layer of a hybrid may have an MLP alone (Nemotron-H).
+    pub mixer: Option<Mixer>,
+    /// MLP or MoE; Mamba-2 has none.
+    pub mlp: Option<Ffn>,
     /// Which norms.
     pub norm: NormKind,
     /// Where they are.
@@ -67,15 +68,40 @@ pub struct BlockConfig {
     pub dropout: f64,
 }
 
+impl BlockConfig {
+    /// Attention, if the block has it.
+    pub fn attention(&self) -> Option<&AttentionConfig> {
+        self.mixer.as_ref().and_then(Mixer::attention)
+    }
+
+    /// Features in and out.
+    ///
+    /// # Panics
+    /// For a block of nothing.
+    pub fn hidden(&self) -> usize {
+        match (&self.mixer, &self.mlp) {
+            (Some(mixer), _) => mixer.hidden(),
+            (None, Some(mlp)) => mlp.hidden(),
+            (None, None) => panic!("a block has a mixer or an MLP"),
+        }
+    }
+
+    /// Our names of the norms that the block has, each with its place among all four ([`NormPlacement::names`]).
+    pub fn norms(&self) -> impl Iterator<Item = (usize, &'static str)> {
+        let has = [self.mixer.is_some(), self.mlp.is_some()];
+        self.placement.names().filter(move |(place, _)| has[place / 2])
+    }
+}
+
 /// One layer of a decoder. Activations between its parts are `[s, b, hidden]`, under sequence parallelism
 /// `[s/tp, b, hidden]`.
 #[derive(Module, Debug)]
 pub struct TransformerBlock {
     input_layernorm: Norm,
-    mixer: TokenMixer,
+    mixer: Option<TokenMixer>,
     post_self_attn_layernorm: Norm,
     post_attention_layernorm: Norm,
-    mlp: FeedForward,
+    mlp: Option<FeedForward>,
     post_mlp_layernorm: Norm,
     #[module(skip)]
     mixer_dropout: Dropout,
@@ -89,20 +115,20 @@ impl TransformerBlock {
     /// # Errors
     /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &BlockConfig) -> Result<Self, BuildError> {
-        let hidden = config.mixer.hidden();
-        let (mixer, mlp) = (format!("{name}.{}", config.mixer.name()), format!("{name}.mlp"));
+        let hidden = config.hidden();
+        let mixer = config.mixer.as_ref().map_or(String::new(), |mixer| format!("{name}.{}", mixer.name()));
+        let mlp = format!("{name}.mlp");
         let parallel = params.parallel().clone();
-        let norm = |params: &mut ParamBuilder, place: usize| match config.placement.names().find(|(at, _)| *at == place)
-        {
+        let norm = |params: &mut ParamBuilder, place: usize| match config.norms().find(|(at, _)| *at == place) {
             Some((_, norm)) => Norm::new(params, &format!("{name}.{norm}"), hidden, config.norm, config.norm_eps),
             None => Ok(Norm::none()),
         };
         Ok(Self {
             input_layernorm: norm(params, 0)?,
-            mixer: TokenMixer::new(params, &mixer, &config.mixer)?,
+            mixer: config.mixer.as_ref().map(|config| TokenMixer::new(params, &mixer, config)).transpose()?,
             post_self_attn_layernorm: norm(params, 1)?,
             post_attention_layernorm: norm(params, 2)?,
-            mlp: FeedForward::new(params, &mlp, &config.mlp)?,
+            mlp: config.mlp.as_ref().map(|config| FeedForward::new(params, &mlp, config)).transpose()?,
             post_mlp_layernorm: norm(params, 3)?,
             mixer_dropout: Dropout::new(&parallel, &mixer, config.dropout),
             mlp_dropout: Dropout::new(&parallel, &mlp, config.dropout),
@@ -111,7 +137,7 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`](super::attention::SelfAttention::forward) for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
-        self.around(x, batch, |x, norm| self.mixer.forward(x, norm, angles, batch))
+        self.around(x, batch, |mixer, x, norm| mixer.forward(x, norm, angles, batch))
     }
 
     /// The same for tokens of several sequences; see [`SelfAttention::extend`](super::attention::SelfAttention::extend).
@@ -122,24 +148,37 @@ impl TransformerBlock {
         angles: Option<&Angles>,
         cache: (usize, &mut PagedKvCache),
     ) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.mixer.extend(x, norm, step, angles, cache))
+        self.around(x, &MicroBatch::default(), |mixer, x, norm| mixer.extend(x, norm, step, angles, cache))
     }
 
     /// The same for a decode step on a GPU; see [`SelfAttention::decode`].
     pub(crate) fn decode(&self, x: Tensor<3>, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.mixer.decode(x, norm, step, angles))
+        self.around(x, &MicroBatch::default(), |mixer, x, norm| mixer.decode(x, norm, step, angles))
     }
 
     /// Whether nothing in a decode step waits for the host, and its attention has a kernel.
     pub(crate) fn decodes(&self, layer: usize, cache: &PagedKvCache) -> bool {
-        matches!(self.mlp, FeedForward::Dense(_)) && self.mixer.decodes(layer, cache)
+        !matches!(self.mlp, Some(FeedForward::Moe(_)))
+            && self.mixer.as_ref().is_none_or(|mixer| mixer.decodes(layer, cache))
     }
 
-    fn around(&self, x: Tensor<3>, batch: &MicroBatch, mixer: impl FnOnce(Residual, &Norm) -> Tensor<3>) -> Tensor<3> {
+    fn around(
+        &self,
+        x: Tensor<3>,
+        batch: &MicroBatch,
+        mix: impl FnOnce(&TokenMixer, Residual, &Norm) -> Tensor<3>,
+    ) -> Tensor<3> {
         let x = Residual::enter(x, &batch.pass);
-        let mixed = self.post_self_attn_layernorm.forward(mixer(x.clone(), &self.input_layernorm));
-        let x = self.post_attention_layernorm.of_sum(x, self.mixer_dropout.forward(mixed, batch));
-        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
+        let mixed = self.mixer.as_ref().map(|mixer| {
+            let mixed = self.post_self_attn_layernorm.forward(mix(mixer, x.clone(), &self.input_layernorm));
+            self.mixer_dropout.forward(mixed, batch)
+        });
+        let Some(mlp) = &self.mlp else { return mixed.map_or_else(|| x.value(), |mixed| x.clone().leave(mixed)) };
+        let x = match mixed {
+            Some(mixed) => self.post_attention_layernorm.of_sum(x, mixed),
+            None => x,
+        };
+        let mlp = mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
         let mlp = self.post_mlp_layernorm.forward(mlp);
         x.leave(self.mlp_dropout.forward(mlp, batch))
     }

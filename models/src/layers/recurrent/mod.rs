@@ -10,5 +10,5 @@ mod steps;
 pub(super) use borders::Borders;
 pub(super) use chunks::{Chunks, Decays};
 pub(super) use convolution::convolve;
-pub(super) use scan::states;
+pub(super) use scan::{apply, states};
 pub(super) use steps::{borders_of, extend};
