@@ -51,18 +51,18 @@ impl FunnelConfig {
         let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.02 } };
         let head_dim = self.hidden / self.heads;
         BlockConfig {
-            mixer: Mixer::Attention(AttentionConfig {
+            mixer: Some(Mixer::Attention(AttentionConfig {
                 rope: Some(RopeConfig { head_dim, theta: 10_000.0, scaling: None }),
                 window: layer.is_multiple_of(2).then_some(self.window),
                 ..AttentionConfig::new(self.hidden, [self.heads, self.heads / 2], head_dim, [linear; 2])
-            }),
-            mlp: Ffn::Dense(MlpConfig {
+            })),
+            mlp: Some(Ffn::Dense(MlpConfig {
                 hidden: self.hidden,
                 intermediate: self.width(layer),
                 activation: Activation::SwiGlu,
                 input: linear,
                 output: linear,
-            }),
+            })),
             norm: NormKind::Rms,
             placement: NormPlacement::Before,
             norm_eps: 1e-5,
@@ -82,7 +82,7 @@ impl ModelConfig for FunnelConfig {
             experts: None,
             layers: self.layers,
             max_positions: None,
-            state_heads: None,
+            states: None,
         }
     }
 

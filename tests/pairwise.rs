@@ -8,8 +8,8 @@ use burn_megatron::plan::Decoder;
 use burn_megatron::verify::{Candidate, Line, Settings, different_in_fp8, pairwise, verify};
 use models::layers::BalanceOver;
 use models::{
-    CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig,
-    WithModel,
+    CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
+    ModelConfig, WithModel,
 };
 use tests::{SETTINGS, gpt, llama, moe};
 
@@ -119,6 +119,13 @@ fn families_with_experts() {
     for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss, qwen3_next] {
         every_pair(&FamilyConfig::Mixtral(config));
     }
+}
+
+/// Blocks without an MLP, whose states no context-parallel ranks pass.
+#[test]
+fn mamba2() {
+    let of = Mamba2Config { vocab_size: 101, hidden_size: 32, initializer_range: 0.2, ..Mamba2Config::tiny() };
+    every_pair(&FamilyConfig::Mamba2(Mamba2Config { num_heads: 4, use_bias: true, ..of }));
 }
 
 /// ZeRO 3 and full recomputation with saved attention among them, with two modules of multi-token prediction.

@@ -19,7 +19,7 @@ pub struct FlopShape {
     pub kv_width: usize,
     /// What queries, keys and values come from, if not from the hidden states; then `kv_width` does not count.
     pub latent: Option<LatentFlops>,
-    /// Layers with linear attention in the place of attention, if there are such.
+    /// Layers with linear attention or Mamba-2 in the place of attention, if there are such.
     pub linear: Option<LinearFlops>,
     /// Attention's output has a gate as wide as the queries.
     pub output_gate: bool,
@@ -58,32 +58,16 @@ pub struct LatentFlops {
     pub up: usize,
 }
 
-/// Linear attention (Gated DeltaNet), over all heads.
+/// Layers with a recurrent state: linear attention (Gated DeltaNet) or Mamba-2.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearFlops {
     /// Layers that have it.
     pub layers: usize,
-    /// Features of the queries, and of the keys.
-    pub keys: usize,
-    /// Features of the values, and of the output's gate.
-    pub values: usize,
-    /// Heads of values.
-    pub value_heads: usize,
-    /// Elements of the states.
-    pub states: usize,
-    /// Positions that the convolution sees.
-    pub kernel: usize,
-}
-
-impl LinearFlops {
-    /// Multiplications per token in a layer: by weights, and with the state. As Megatron-LM, which counts four GEMMs of
-    /// the size of the state: decay and correction, key and key, value and key, state and query.
-    fn per_token(&self, hidden: f64) -> [f64; 2] {
-        let [keys, values, heads, states, kernel] =
-            [self.keys, self.values, self.value_heads, self.states, self.kernel].map(|n| n as f64);
-        let projections = hidden * (2.0 * keys + 3.0 * values + 2.0 * heads);
-        [projections + kernel * (2.0 * keys + values), 4.0 * states]
-    }
+    /// Elements of a layer's projections and convolution.
+    pub weights: usize,
+    /// FLOPs of a token with a layer's states, as Megatron-LM counts them. Gated DeltaNet: four GEMMs of the size of the
+    /// states, for decay and correction, key and key, value and key, state and query. Mamba-2: seven times the states.
+    pub state_flops: usize,
 }
 
 /// How much of a causal score matrix is counted.
@@ -117,8 +101,9 @@ impl FlopShape {
             }
         };
         let linear_layers = self.linear.map_or(0.0, |linear| linear.layers as f64);
-        let [by_weights, with_state] = self.linear.map_or([0.0; 2], |linear| linear.per_token(h));
-        let linear = linear_layers * (passes * by_weights + 6.0 * with_state);
+        let [by_weights, with_state] =
+            self.linear.map_or([0.0; 2], |linear| [linear.weights, linear.state_flops].map(|n| n as f64));
+        let linear = linear_layers * (passes * by_weights + 3.0 * with_state);
         let attentions = layers - linear_layers;
         let projections = passes * (attentions * attention + self.mtp as f64 * 2.0 * h * h);
         let logits = passes * h * self.padded_vocab as f64 * (1 + self.mtp) as f64;

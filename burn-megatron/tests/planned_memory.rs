@@ -44,6 +44,19 @@ micro-batch = 2
 global-batch = 16
 ";
 
+const MAMBA2: &str = "
+[model]
+preset = \"mamba2-tiny\"
+num-hidden-layers = 4
+vocab-size = 1000
+hidden-size = 128
+num-heads = 16
+[training]
+seq-length = 128
+micro-batch = 2
+global-batch = 16
+";
+
 const DEEPSEEK: &str = "
 [model]
 preset = \"deepseek-tiny\"
@@ -186,6 +199,13 @@ fn planned_memory_is_what_ranks_allocate() {
         (DEEPSEEK, ""),
         (DEEPSEEK, "parallel.tp 2 parallel.sp true"),
         (DEEPSEEK, "parallel.pp 2"),
+        (MAMBA2, ""),
+        (MAMBA2, "model.state-size 64"),
+        (MAMBA2, "model.head-dim 64"),
+        (MAMBA2, "model.num-heads 32 model.n-groups 8"),
+        (MAMBA2, "model.n-groups 1 parallel.tp 2 parallel.sp true"),
+        (MAMBA2, "parallel.pp 2"),
+        (MAMBA2, "recompute.granularity full"),
         (QWEN3_NEXT, ""),
         (QWEN3_NEXT, "model.linear-key-head-dim 64"),
         (QWEN3_NEXT, "model.linear-value-head-dim 64"),

@@ -6,7 +6,9 @@ use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::config::ConfigError;
 use crate::layout::ModelDims;
 use crate::names::NameMap;
-use crate::{DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, Mixtral, MixtralConfig};
+use crate::{
+    DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, Mamba2, Mamba2Config, Mixtral, MixtralConfig,
+};
 
 /// The sizes of a model of any family.
 ///
@@ -33,6 +35,8 @@ pub enum FamilyConfig {
     /// DeepSeek-V3, Moonlight.
     #[serde(rename = "deepseek_v3")]
     DeepSeekV3(DeepSeekV3Config),
+    /// Mamba-2.
+    Mamba2(Mamba2Config),
 }
 
 /// An action on a model whose family is known only when the program runs.
@@ -52,6 +56,7 @@ impl FamilyConfig {
             Self::Mixtral(config) => action.with::<Mixtral>(config),
             Self::Gpt(config) => action.with::<Gpt>(config),
             Self::DeepSeekV3(config) => action.with::<DeepSeekV3>(config),
+            Self::Mamba2(config) => action.with::<Mamba2>(config),
         }
     }
 
@@ -62,6 +67,7 @@ impl FamilyConfig {
             Self::Mixtral(_) => "mixtral",
             Self::Gpt(_) => "gpt",
             Self::DeepSeekV3(_) => "deepseek_v3",
+            Self::Mamba2(_) => "mamba2",
         }
     }
 }
@@ -74,6 +80,7 @@ macro_rules! ask {
             FamilyConfig::Mixtral($inner) => $answer,
             FamilyConfig::Gpt($inner) => $answer,
             FamilyConfig::DeepSeekV3($inner) => $answer,
+            FamilyConfig::Mamba2($inner) => $answer,
         }
     };
 }
@@ -104,7 +111,8 @@ impl ModelConfig for FamilyConfig {
         let mixtral = MixtralConfig::presets().into_iter().map(|(name, config)| (name, Self::Mixtral(config)));
         let gpt = GptConfig::presets().into_iter().map(|(name, config)| (name, Self::Gpt(config)));
         let deepseek = DeepSeekV3Config::presets().into_iter().map(|(name, config)| (name, Self::DeepSeekV3(config)));
-        llama.chain(mixtral).chain(gpt).chain(deepseek).collect()
+        let mamba2 = Mamba2Config::presets().into_iter().map(|(name, config)| (name, Self::Mamba2(config)));
+        llama.chain(mixtral).chain(gpt).chain(deepseek).chain(mamba2).collect()
     }
 
     fn hf_optional_prefix(&self) -> Option<&'static str> {
@@ -125,6 +133,7 @@ impl ModelConfig for FamilyConfig {
             Self::Mixtral(config) => Self::Mixtral(config.hf_present(has)),
             Self::Gpt(config) => Self::Gpt(config.hf_present(has)),
             Self::DeepSeekV3(config) => Self::DeepSeekV3(config.hf_present(has)),
+            Self::Mamba2(config) => Self::Mamba2(config.hf_present(has)),
         }
     }
 }

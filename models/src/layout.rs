@@ -22,8 +22,8 @@ pub struct ModelDims {
     pub layers: usize,
     /// Longest sequence of the model, if its positions are learned.
     pub max_positions: Option<usize>,
-    /// Key heads of layers with linear attention, if there are such; each goes with its states.
-    pub state_heads: Option<usize>,
+    /// Heads of layers with linear attention or Mamba-2, if there are such.
+    pub states: Option<StateDims>,
 }
 
 /// The sizes of a layer's routed experts that a layout must divide.
@@ -33,6 +33,33 @@ pub struct ExpertDims {
     pub count: usize,
     /// Width of one.
     pub intermediate: usize,
+}
+
+/// The sizes of layers whose heads have states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateDims {
+    /// Heads that go to a rank with their states.
+    pub heads: usize,
+    /// Groups of heads that share what is written into their states.
+    pub groups: usize,
+    /// What such heads are called in messages.
+    pub called: &'static str,
+}
+
+impl StateDims {
+    /// Those of linear attention, whose key heads go to a rank with the value heads that they serve.
+    pub fn linear(key_heads: usize) -> Self {
+        Self { heads: key_heads, groups: key_heads, called: "linear attention heads" }
+    }
+
+    /// Those of Mamba-2.
+    pub fn mamba2(heads: usize, groups: usize) -> Self {
+        Self { heads, groups, called: "Mamba-2 heads" }
+    }
+
+    fn allows(self, tp: usize) -> bool {
+        self.heads.is_multiple_of(tp) && (self.groups.is_multiple_of(tp) || tp.is_multiple_of(self.groups))
+    }
 }
 
 /// Why a model cannot run in a layout.
@@ -60,6 +87,19 @@ pub enum ModelLayoutError {
         tp: usize,
         /// Key-value heads of the model.
         kv_heads: usize,
+        /// The closest tensor parallel sizes that the whole model allows.
+        nearest: Nearest,
+    },
+    /// Groups of B and C can neither be divided over the ranks nor copied evenly to them.
+    #[error(
+        "tensor-parallel {tp} and {groups} groups of Mamba-2 heads: one must divide the other; nearest legal \
+         tensor-parallel: {nearest}"
+    )]
+    StateGroups {
+        /// Tensor parallel size.
+        tp: usize,
+        /// Groups of the model.
+        groups: usize,
         /// The closest tensor parallel sizes that the whole model allows.
         nearest: Nearest,
     },
@@ -113,10 +153,10 @@ pub enum ModelLayoutError {
         /// The closest sizes that model and layout allow.
         nearest: Nearest,
     },
-    /// States of linear attention would have to be passed between ranks.
+    /// States would have to be passed between ranks.
     #[error(
-        "context-parallel {cp}: the model's layers with linear attention do not pass their states between ranks; nearest \
-         legal: 1"
+        "context-parallel {cp}: the model's layers with linear attention or Mamba-2 do not pass their states between \
+         ranks; nearest legal: 1"
     )]
     States {
         /// The refused size.
@@ -164,6 +204,12 @@ impl ModelDims {
     /// Names the size that does not fit and the nearest legal tensor parallel sizes.
     pub fn check_tp(&self, tp: usize) -> Result<(), ModelLayoutError> {
         let nearest = || Nearest::where_legal(tp, self.heads, |tp| self.allows(tp));
+        if let Some(StateDims { heads, groups, called }) = self.states.filter(|states| !states.allows(tp)) {
+            return Err(match heads.is_multiple_of(tp) {
+                true => ModelLayoutError::StateGroups { tp, groups, nearest: nearest() },
+                false => ModelLayoutError::Indivisible { tp, what: called, size: heads, nearest: nearest() },
+            });
+        }
         if !self.heads.is_multiple_of(tp) {
             let (what, size) = ("attention heads", self.heads);
             return Err(ModelLayoutError::Indivisible { tp, what, size, nearest: nearest() });
@@ -175,9 +221,6 @@ impl ModelDims {
         if !self.kv_heads.is_multiple_of(tp) && !tp.is_multiple_of(self.kv_heads) {
             return Err(ModelLayoutError::KeyValueHeads { tp, kv_heads: self.kv_heads, nearest: nearest() });
         }
-        if let Some(size) = self.state_heads.filter(|heads| !heads.is_multiple_of(tp)) {
-            return Err(ModelLayoutError::Indivisible { tp, what: "linear attention heads", size, nearest: nearest() });
-        }
         Ok(())
     }
 
@@ -186,7 +229,7 @@ impl ModelDims {
     /// # Errors
     /// With the nearest legal size.
     pub fn check_cp(&self, cp: usize) -> Result<(), ModelLayoutError> {
-        match self.state_heads {
+        match self.states {
             Some(_) if cp > 1 => Err(ModelLayoutError::States { cp }),
             _ => Ok(()),
         }
@@ -232,7 +275,7 @@ impl ModelDims {
         self.heads.is_multiple_of(tp)
             && self.intermediate.is_multiple_of(tp)
             && (self.kv_heads.is_multiple_of(tp) || tp.is_multiple_of(self.kv_heads))
-            && self.state_heads.is_none_or(|heads| heads.is_multiple_of(tp))
+            && self.states.is_none_or(|states| states.allows(tp))
     }
 }
 

@@ -52,7 +52,11 @@ pub fn limit(key: &str) -> u64 {
         | "linear_num_value_heads"
         | "linear_key_head_dim"
         | "linear_value_head_dim"
-        | "linear_conv_kernel_dim" => HEADS,
+        | "linear_conv_kernel_dim"
+        | "num_heads"
+        | "state_size"
+        | "n_groups"
+        | "conv_kernel" => HEADS,
         "make_vocab_size_divisible_by" => MULTIPLE,
         _ => LARGEST,
     }

@@ -6,7 +6,7 @@ use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormKind, NormOver,
     Vocab,
 };
-use crate::names::{NameMap, without_inputs};
+use crate::names::{NameMap, mamba2, without_inputs};
 
 /// A decoder without its blocks.
 #[derive(Clone, Copy, Debug)]
@@ -34,16 +34,21 @@ impl MegatronDecoder {
         }
         for layer in 0..self.layers {
             let (ours, theirs, block) = (format!("layers.{layer}"), format!("decoder.layers.{layer}"), block(layer));
-            for (place, name) in block.placement.names() {
+            for (place, name) in block.norms() {
                 let (ours, theirs) = (format!("{ours}.{name}"), format!("{theirs}.{}", NORMS[place]));
                 norm(&mut map, &ours, &theirs, hidden, self.norm);
             }
-            let (mixer, theirs_mixer) = (format!("{ours}.{}", block.mixer.name()), format!("{theirs}.self_attention"));
-            match &block.mixer {
-                Mixer::Attention(of) => attention(&mut map, of, &mixer, &theirs_mixer),
-                Mixer::GatedDelta(of) => gated_delta(&mut map, of, &mixer, &theirs_mixer),
+            if let Some(mixer) = &block.mixer {
+                let (name, in_place) = (format!("{ours}.{}", mixer.name()), format!("{theirs}.self_attention"));
+                match mixer {
+                    Mixer::Attention(of) => attention(&mut map, of, &name, &in_place),
+                    Mixer::GatedDelta(of) => gated_delta(&mut map, of, &name, &in_place),
+                    Mixer::Mamba2(of) => mamba2(&mut map, of, &name, &format!("{theirs}.mixer")),
+                }
             }
-            feed_forward(&mut map, &block.mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
+            if let Some(mlp) = &block.mlp {
+                feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
+            }
         }
         norm(&mut map, "norm", "decoder.final_layernorm", hidden, self.norm);
         if !self.tied {

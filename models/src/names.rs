@@ -1,6 +1,7 @@
 //! Global tensors under other systems' names and shapes, both ways.
 
 mod gated_delta;
+mod mamba2;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,6 +10,7 @@ use backend_dist::shard::HostTensor;
 use thiserror::Error;
 
 pub(crate) use gated_delta::without_inputs;
+pub(crate) use mamba2::mamba2;
 
 /// Where a global tensor is found in another system: in some matrix rows of a tensor, perhaps transposed.
 #[derive(Clone, Debug, PartialEq, Eq)]

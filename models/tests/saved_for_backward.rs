@@ -68,19 +68,19 @@ const JITTER: isize = 128;
 fn block(sizes: Sizes, activation: Activation, norm: NormKind) -> BlockConfig {
     let linear = LinearConfig { bias: false, init: Init::Normal { std: 0.1 } };
     BlockConfig {
-        mixer: Mixer::Attention(AttentionConfig::new(
+        mixer: Some(Mixer::Attention(AttentionConfig::new(
             sizes.hidden,
             [sizes.heads, sizes.kv_heads],
             sizes.head_dim,
             [linear; 2],
-        )),
-        mlp: Ffn::Dense(MlpConfig {
+        ))),
+        mlp: Some(Ffn::Dense(MlpConfig {
             hidden: sizes.hidden,
             intermediate: sizes.ffn,
             activation,
             input: linear,
             output: linear,
-        }),
+        })),
         norm,
         placement: NormPlacement::Before,
         norm_eps: 1e-5,

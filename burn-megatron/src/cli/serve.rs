@@ -189,9 +189,9 @@ fn preset(name: &str) -> Result<FamilyConfig> {
 /// A rank serves with its part of each layer; whole copies of a model are several servers.
 fn check_layout(layout: &ParallelLayout, config: &FamilyConfig) -> Result<()> {
     layout.check()?;
-    if config.dims().state_heads.is_some() {
+    if config.dims().states.is_some() {
         bail!(
-            "the model has layers with linear attention, for whose states the server plans no memory; nearest legal: \
+            "the model has layers with linear attention or Mamba-2, for whose states the server plans no memory; nearest legal: \
              `burn-megatron generate`"
         );
     }

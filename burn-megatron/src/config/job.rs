@@ -2,14 +2,14 @@
 
 use backend_dist::ops::LOGITS_AT_ONCE;
 use models::layers::{NormOver, NormPlacement};
-use models::{FamilyConfig, LlamaConfig, MixtralConfig};
+use models::{FamilyConfig, LlamaConfig, Mamba2Config, MixtralConfig};
 
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::flops::FlopShape;
 use crate::optim::OptimizerConfig;
 use crate::plan::gpus::GPUS;
-use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Linear, Moments, StateBytes};
+use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Linear, Moments, StateBytes, StateSpace};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
@@ -127,6 +127,7 @@ impl From<&LlamaConfig> for Decoder {
             head_dim: config.head_dim,
             latent: None,
             linear: None,
+            mamba: None,
             mtp: 0,
             window: config.sliding_window,
             windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
@@ -139,6 +140,47 @@ impl From<&LlamaConfig> for Decoder {
             output_gate: false,
             attention_bias: [attention.input.bias, attention.output.bias],
             mlp_bias: config.mlp_bias,
+            positions: None,
+            tied: config.tie_word_embeddings,
+        }
+    }
+}
+
+impl From<&Mamba2Config> for Decoder {
+    fn from(config: &Mamba2Config) -> Self {
+        Self {
+            vocab: config.vocab_size,
+            vocab_multiple: config.make_vocab_size_divisible_by,
+            hidden: config.hidden_size,
+            intermediate: 0,
+            experts: None,
+            layers: config.num_hidden_layers,
+            heads: config.num_heads,
+            kv_heads: config.num_heads,
+            head_dim: config.head_dim,
+            latent: None,
+            linear: None,
+            mamba: Some(StateSpace {
+                heads: config.num_heads,
+                head_dim: config.head_dim,
+                groups: config.n_groups,
+                state: config.state_size,
+                kernel: config.conv_kernel,
+                conv_bias: config.use_conv_bias,
+                bias: config.use_bias,
+            }),
+            mtp: 0,
+            window: None,
+            windowed_layers: 0,
+            gated: false,
+            query_key_norm: None,
+            norms: NormPlacement::Before,
+            norm_bias: false,
+            softcap: false,
+            sinks: false,
+            output_gate: false,
+            attention_bias: [false; 2],
+            mlp_bias: false,
             positions: None,
             tied: config.tie_word_embeddings,
         }
@@ -182,6 +224,7 @@ impl From<&FamilyConfig> for Decoder {
                 head_dim: config.head_dim,
                 latent: None,
                 linear: linear_layers(config),
+                mamba: None,
                 mtp: 0,
                 window: config.sliding_window,
                 windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
@@ -223,6 +266,7 @@ impl From<&FamilyConfig> for Decoder {
                     value: config.v_head_dim,
                 }),
                 linear: None,
+                mamba: None,
                 mtp: config.num_nextn_predict_layers,
                 window: None,
                 windowed_layers: 0,
@@ -238,6 +282,7 @@ impl From<&FamilyConfig> for Decoder {
                 positions: None,
                 tied: false,
             },
+            FamilyConfig::Mamba2(config) => Self::from(config),
             FamilyConfig::Gpt(config) => Self {
                 vocab: config.vocab_size,
                 vocab_multiple: config.make_vocab_size_divisible_by,
@@ -250,6 +295,7 @@ impl From<&FamilyConfig> for Decoder {
                 head_dim: config.head_dim(),
                 latent: None,
                 linear: None,
+                mamba: None,
                 mtp: 0,
                 window: None,
                 windowed_layers: 0,
@@ -275,8 +321,8 @@ mod tests {
     use backend_dist::mesh::{Mesh, ParallelLayout};
     use burn::tensor::{Device, FloatDType};
     use models::{
-        CausalLm, DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig,
-        ParamBuilder, WithModel,
+        CausalLm, DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
+        ModelConfig, ParamBuilder, WithModel,
     };
 
     use super::*;
@@ -329,6 +375,8 @@ mod tests {
                 ..MixtralConfig::tiny()
             }),
             FamilyConfig::Mixtral(MixtralConfig { variant: MixtralVariant::Qwen2Moe, ..MixtralConfig::tiny() }),
+            FamilyConfig::Mamba2(Mamba2Config { use_bias: true, tie_word_embeddings: true, ..Mamba2Config::tiny() }),
+            FamilyConfig::Mamba2(Mamba2Config { n_groups: 1, use_conv_bias: false, ..Mamba2Config::tiny() }),
             FamilyConfig::Mixtral(MixtralConfig {
                 linear_num_key_heads: Some(8),
                 linear_num_value_heads: Some(16),

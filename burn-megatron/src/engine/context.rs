@@ -156,8 +156,10 @@ impl ContextConfig {
         }
         if self.dynamic {
             self.check_dynamic()?;
-            if dims.state_heads.is_some() {
-                return Err(ContextError::Alone("layers with linear attention do not pass their states between ranks"));
+            if dims.states.is_some() {
+                return Err(ContextError::Alone(
+                    "layers with linear attention or Mamba-2 do not pass their states between ranks",
+                ));
             }
         }
         let shared = |cp: usize| ParallelLayout { cp, ..layout.clone() };
@@ -228,7 +230,7 @@ mod tests {
         experts: None,
         layers: 3,
         max_positions: None,
-        state_heads: None,
+        states: None,
     };
 
     fn check(layout: &str, words: &[CommWord], sizes: Option<[usize; 2]>) -> Result<(), String> {

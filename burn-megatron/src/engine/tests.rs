@@ -47,7 +47,7 @@ impl ModelConfig for NoConfig {
             experts: None,
             layers: 1,
             max_positions: None,
-            state_heads: None,
+            states: None,
         }
     }
     fn vocab_size(&self) -> usize {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use models::hf::parse_config;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -60,7 +61,7 @@ impl Companions {
 
     /// The `config.json` that the model was read from.
     pub(super) fn config(&self) -> Option<Value> {
-        serde_json::from_str(self.0.get("config.json")?).ok()
+        parse_config(self.0.get("config.json")?.as_bytes()).ok()
     }
 
     /// The other files of the list: name and text.

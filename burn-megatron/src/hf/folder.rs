@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
 use backend_dist::shard::HostFloats;
+use models::hf::parse_config;
 use models::names::Foreign;
 use models::{FamilyConfig, ModelConfig, WeightSource};
 use serde_json::Value;
@@ -51,8 +52,7 @@ impl HfFolder {
         let folder = folder.to_path_buf();
         let path = folder.join("config.json");
         let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
-        let raw: Value =
-            serde_json::from_slice(&text).map_err(|source| HfFolderError::Json { path: path.clone(), source })?;
+        let raw: Value = parse_config(&text).map_err(|source| HfFolderError::Json { path: path.clone(), source })?;
         let config =
             FamilyConfig::from_hf(&raw).map_err(|source| HfFolderError::Config { folder: folder.clone(), source })?;
         let generation = GenerationConfig::read(&folder, &raw)?;

@@ -57,6 +57,47 @@ pub struct Linear {
     pub kernel: usize,
 }
 
+impl Linear {
+    fn flops(&self, hidden: usize, layers: usize) -> LinearFlops {
+        let (keys, values) = (self.key_heads * self.key_dim, self.value_heads * self.value_dim);
+        LinearFlops {
+            layers,
+            weights: hidden * (2 * keys + 3 * values + 2 * self.value_heads) + self.kernel * (2 * keys + values),
+            state_flops: 8 * self.value_heads * self.key_dim * self.value_dim,
+        }
+    }
+}
+
+/// Sizes of Mamba-2 layers. A model that has them has no others, and no MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSpace {
+    /// Heads, each with a state.
+    pub heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Groups of heads that share B and C.
+    pub groups: usize,
+    /// Features of B and of C in a group.
+    pub state: usize,
+    /// Positions that the convolution sees.
+    pub kernel: usize,
+    /// The convolution has a bias.
+    pub conv_bias: bool,
+    /// The projections have biases.
+    pub bias: bool,
+}
+
+impl StateSpace {
+    fn flops(&self, hidden: usize, layers: usize) -> LinearFlops {
+        let (inner, grouped) = (self.heads * self.head_dim, self.groups * self.state);
+        LinearFlops {
+            layers,
+            weights: hidden * (3 * inner + 2 * grouped + self.heads) + self.kernel * (inner + 2 * grouped),
+            state_flops: 7 * inner * self.state,
+        }
+    }
+}
+
 /// The sizes that memory, traffic and time follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
@@ -82,6 +123,8 @@ pub struct Decoder {
     pub latent: Option<Latent>,
     /// Layers with linear attention, if there are such.
     pub linear: Option<Linear>,
+    /// Sizes of the layers, if they are Mamba-2's.
+    pub mamba: Option<StateSpace>,
     /// Number of multi-token prediction modules, each with a transformer layer of its own after the last one.
     pub mtp: usize,
     /// Size of the sliding attention window, if the model has one.
@@ -163,7 +206,7 @@ pub struct LayerKind {
     pub count: usize,
     /// The layers have experts.
     pub moe: bool,
-    /// The layers have linear attention.
+    /// The layers have linear attention or Mamba-2.
     pub linear: bool,
 }
 
@@ -186,14 +229,10 @@ impl Decoder {
                 values: self.heads * latent.value,
                 up: self.heads * (latent.unrotated + latent.value),
             }),
-            linear: self.linear.as_ref().map(|linear| LinearFlops {
-                layers: linear_layers,
-                keys: linear.key_heads * linear.key_dim,
-                values: linear.value_heads * linear.value_dim,
-                value_heads: linear.value_heads,
-                states: linear.value_heads * linear.key_dim * linear.value_dim,
-                kernel: linear.kernel,
-            }),
+            linear: match (&self.linear, &self.mamba) {
+                (Some(linear), _) => Some(linear.flops(self.hidden, linear_layers)),
+                (None, mamba) => mamba.map(|mamba| mamba.flops(self.hidden, linear_layers)),
+            },
             output_gate: self.output_gate,
             mtp: self.mtp,
             ffn: self.intermediate,
@@ -212,7 +251,7 @@ impl Decoder {
         let nothing = FlopShape { dense_layers: 0, moe_layers: 0, mtp: 0, padded_vocab: 0, ..self.flop_shape(seq) };
         let of = |shape: FlopShape| shape.per_token(AttentionCount::Causal);
         let layer = |at: usize| {
-            let (moe, is_linear) = (self.experts_of(at).is_some(), self.linear_of(at).is_some());
+            let (moe, is_linear) = (self.experts_of(at).is_some(), self.has_state(at));
             let linear = nothing.linear.map(|linear| LinearFlops { layers: usize::from(is_linear), ..linear });
             of(FlopShape { dense_layers: usize::from(!moe), moe_layers: usize::from(moe), linear, ..nothing })
         };
@@ -231,6 +270,10 @@ impl Decoder {
         self.linear.as_ref().filter(|linear| linear.layers.contains(&layer))
     }
 
+    fn has_state(&self, layer: usize) -> bool {
+        self.mamba.is_some() || self.linear_of(layer).is_some()
+    }
+
     /// Whether the stage of the head uses the embedding's table too, and holds a copy if it is another stage.
     pub fn shares_table(&self) -> bool {
         self.tied || self.mtp > 0
@@ -238,7 +281,7 @@ impl Decoder {
 
     /// The kinds of layers of the model.
     pub fn layer_kinds(&self) -> Vec<LayerKind> {
-        let of = |layer: usize| (self.experts_of(layer).is_some(), self.linear_of(layer).is_some());
+        let of = |layer: usize| (self.experts_of(layer).is_some(), self.has_state(layer));
         let kind = |(moe, linear)| {
             let mut all = (0..self.layers).filter(|layer| of(*layer) == (moe, linear));
             let example = all.next()?;

@@ -23,7 +23,7 @@ use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::is_worth_chunking;
 use models::recompute::Recompute;
 
-pub use decoder::{Decoder, Experts, Latent, LayerKind, Linear, LocalExperts, LocalSizes};
+pub use decoder::{Decoder, Experts, Latent, LayerKind, Linear, LocalExperts, LocalSizes, StateSpace};
 pub use memory::{RankMemory, memory, total_memory};
 pub use operations::Adapters;
 pub use report::{Report, bytes, describe};

@@ -7,6 +7,7 @@ mod dense;
 mod head;
 mod latent;
 mod linear;
+mod mamba;
 mod moe;
 
 use std::ops::Range;

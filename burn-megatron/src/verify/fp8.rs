@@ -49,6 +49,13 @@ fn dp_ranks_at(layout: &ParallelLayout) -> usize {
 fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usize) -> Vec<bool> {
     let share = decoder.local(layout, sequences, seq, seq);
     let (tokens, hidden) = (share.tokens, share.hidden);
+    let fits = |sizes: [u64; 3]| sizes.iter().all(|size| *size > 0 && size.is_multiple_of(MULTIPLE as u64));
+    if let Some(mamba) = decoder.mamba {
+        let inner = share.queries;
+        let grouped = (mamba.groups / layout.tp.min(mamba.groups) * mamba.state) as u64;
+        let projected = 2 * inner + 2 * grouped + share.heads;
+        return vec![fits([tokens, projected, hidden]), fits([tokens, hidden, inner])];
+    }
     let mut sizes = match decoder.latent {
         None => {
             let gate = if decoder.output_gate { share.queries } else { 0 };
@@ -86,7 +93,6 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
             }
         }
     }
-    let fits = |sizes: [u64; 3]| sizes.iter().all(|size| *size > 0 && size.is_multiple_of(MULTIPLE as u64));
     sizes.into_iter().map(fits).collect()
 }
 

@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 16] = [
+pub const MODELS: [&str; 17] = [
     "llama2",
     "llama3",
     "mistral",
@@ -23,6 +23,7 @@ pub const MODELS: [&str; 16] = [
     "mixtral",
     "qwen3_moe",
     "qwen3_next",
+    "mamba2",
     "gpt_oss",
     "gpt2",
 ];

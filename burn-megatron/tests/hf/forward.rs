@@ -46,14 +46,19 @@ fn in_double_precision() {
         let experts = ["DP2 EP2", "TP2 EP2 ETP1", "TP2 SP DP2 EP2", "TP2 SP DP2 EP4 ETP1", "CP2 DP2 EP4"];
         let experts = experts.iter().filter(|_| EXPERTS.contains(&model));
         let dense = ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 SP DP2", "CP2", "TP2 SP CP2 DP2", "CP4"];
-        // Linear attention passes no states between ranks; its two key heads go to two ranks at most.
-        let legal = |layout: &&&str| model != "qwen3_next" || !(layout.contains("CP") || layout.contains("TP4"));
+        // Linear recurrences pass no states between ranks; Qwen3-Next's two key heads go to two ranks at most.
+        let legal = |layout: &&&str| match model {
+            "qwen3_next" => !(layout.contains("CP") || layout.contains("TP4")),
+            "mamba2" => !layout.contains("CP"),
+            _ => true,
+        };
         for layout in dense.iter().chain(experts).filter(legal) {
             let output =
                 run(model, &input, &Settings { gradients: true, ..settings(layout, FloatDType::F64) }).unwrap();
             let logits = difference(&last(&output, &input), &oracle["logits_last8"].values());
-            // In transformers Gemma 2's softmax is fp32, and Qwen3-Next's delta rule and the gate of its output.
-            let is_far = ["gemma2", "qwen3_next"].contains(&model);
+            // In transformers Gemma 2's softmax is fp32, Qwen3-Next's delta rule and the gate of its output,
+            // Mamba-2's recurrence and residual stream.
+            let is_far = ["gemma2", "qwen3_next", "mamba2"].contains(&model);
             let limit = if is_far { 1e-6 } else { 1e-13 };
             assert!(logits < limit, "{model} {layout}: logits {logits:e}");
             // A mean in fp32, of which the last bit depends on the logits' last ones.

@@ -252,7 +252,7 @@ impl ModelConfig for DeepSeekV3Config {
             intermediate: common_divisor(intermediate, shared),
             layers: self.num_hidden_layers,
             max_positions: None,
-            state_heads: None,
+            states: None,
             experts: (experts > 0)
                 .then_some(ExpertDims { count: self.n_routed_experts, intermediate: self.moe_intermediate_size }),
         }

@@ -116,7 +116,7 @@ impl GptConfig {
         let residual = Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() };
         let linear = |init| LinearConfig { bias: self.bias, init };
         BlockConfig {
-            mixer: Mixer::Attention(AttentionConfig {
+            mixer: Some(Mixer::Attention(AttentionConfig {
                 dropout: self.attention_dropout,
                 ..AttentionConfig::new(
                     self.hidden_size,
@@ -124,14 +124,14 @@ impl GptConfig {
                     self.head_dim(),
                     [linear(self.init()), linear(residual)],
                 )
-            }),
-            mlp: Ffn::Dense(MlpConfig {
+            })),
+            mlp: Some(Ffn::Dense(MlpConfig {
                 hidden: self.hidden_size,
                 intermediate: self.intermediate_size,
                 activation: Activation::Gelu(if self.gelu_tanh { GeluKind::Tanh } else { GeluKind::Erf }),
                 input: linear(self.init()),
                 output: linear(residual),
-            }),
+            })),
             norm: NormKind::Layer,
             placement: NormPlacement::Before,
             norm_eps: self.layer_norm_epsilon,
@@ -173,7 +173,7 @@ impl ModelConfig for GptConfig {
             experts: None,
             layers: self.num_hidden_layers,
             max_positions: Some(self.max_position_embeddings),
-            state_heads: None,
+            states: None,
         }
     }
 
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(message, "num_attention_heads = 7 does not divide hidden_size = 64; nearest legal: 4, 8");
         let none = GptConfig { num_attention_heads: 0, ..GptConfig::tiny() };
         assert_eq!(
-            (none.head_dim(), none.block().mixer.attention().map_or(0, |attention| attention.head_dim)),
+            (none.head_dim(), none.block().attention().map_or(0, |attention| attention.head_dim)),
             (64, 64),
             "it is asked before it is checked"
         );

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::class_of;
 use crate::layers::{AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormOver};
 use crate::llama::Frame;
-use crate::names::{NameMap, StackPart, without_inputs};
+use crate::names::{NameMap, StackPart, mamba2, without_inputs};
 
 /// What a family calls a layer's feed-forward part when it has experts.
 #[derive(Clone, Copy, Debug)]
@@ -56,16 +56,20 @@ pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, called:
     embedding(&mut map, frame.vocab.size, frame.vocab.hidden);
     for layer in 0..frame.layers {
         let (ours, theirs, block) = (format!("layers.{layer}"), format!("model.layers.{layer}"), block(layer));
-        for (place, norm) in block.placement.names() {
+        for (place, norm) in block.norms() {
             let (ours, theirs) = (format!("{ours}.{norm}.weight"), format!("{theirs}.{}.weight", called.norms[place]));
             map.same(ours, theirs, &[frame.vocab.hidden]);
         }
-        let mixer = format!("{ours}.{}", block.mixer.name());
-        match &block.mixer {
-            Mixer::Attention(of) => attention(&mut map, of, &mixer, &format!("{theirs}.self_attn"), called),
-            Mixer::GatedDelta(of) => gated_delta(&mut map, of, &mixer, &format!("{theirs}.linear_attn")),
+        if let Some(mixer) = &block.mixer {
+            let name = format!("{ours}.{}", mixer.name());
+            match mixer {
+                Mixer::Attention(of) => attention(&mut map, of, &name, &format!("{theirs}.self_attn"), called),
+                Mixer::GatedDelta(of) => gated_delta(&mut map, of, &name, &format!("{theirs}.linear_attn")),
+                Mixer::Mamba2(of) => mamba2(&mut map, of, &name, &format!("{theirs}.mixer")),
+            }
         }
-        match &block.mlp {
+        let Some(mlp) = &block.mlp else { continue };
+        match mlp {
             Ffn::Dense(mlp) if called.fused_gate_up => {
                 gate_up(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
             }

@@ -3,9 +3,11 @@
 
 pub(crate) mod decoder;
 pub(crate) mod layers;
+mod python_json;
 mod reader;
 pub(crate) mod rope;
 
+pub use python_json::parse_config;
 pub(crate) use reader::ConfigReader;
 
 use serde_json::Value;
@@ -13,7 +15,9 @@ use thiserror::Error;
 
 use crate::config::ConfigError;
 use crate::family::FamilyConfig;
-use crate::{DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
+use crate::{
+    DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant, ModelConfig,
+};
 
 /// Why a `config.json` cannot be used.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -91,7 +95,7 @@ pub enum HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 17] = [
+const ARCHITECTURES: [(&str, &str); 18] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
@@ -109,6 +113,7 @@ const ARCHITECTURES: [(&str, &str); 17] = [
     ("gpt_oss", "GptOssForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
     ("deepseek_v3", "DeepseekV3ForCausalLM"),
+    ("mamba2", "Mamba2ForCausalLM"),
 ];
 
 /// Keys that say how to use, store or describe a model, not what it computes.
@@ -183,6 +188,7 @@ impl FamilyConfig {
             "gpt_oss" => MixtralConfig::from_hf(config, MixtralVariant::GptOss).map(Self::Mixtral),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
             "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
+            "mamba2" => Mamba2Config::from_hf(config).map(Self::Mamba2),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
         }?;
         read.check()?;
@@ -199,6 +205,7 @@ impl FamilyConfig {
             Self::Mixtral(config) => Ok(config.to_hf()),
             Self::Gpt(config) => config.to_hf(),
             Self::DeepSeekV3(config) => Ok(config.to_hf()),
+            Self::Mamba2(config) => Ok(config.to_hf()),
         }
     }
 

@@ -145,6 +145,16 @@ impl<'a> ConfigReader<'a> {
         count.map_or(Ok(default), |count| within(key, count))
     }
 
+    /// Two numbers, of which each may be infinite, if present. transformers writes infinity as an object.
+    pub fn limits(&self, key: &str) -> Result<Option<[f64; 2]>, HfError> {
+        let number = |value: &Value| match value.get("__float__").and_then(Value::as_str) {
+            Some("Infinity") => Some(f64::INFINITY),
+            _ => value.as_f64(),
+        };
+        let read = |value: &Value| value.as_array()?.iter().map(number).collect::<Option<Vec<_>>>()?.try_into().ok();
+        self.typed(key, "a list of two numbers", read)
+    }
+
     /// A string, if present.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, HfError> {
         self.typed(key, "a string", Value::as_str)

@@ -5,6 +5,7 @@ use backend_dist::ops::Residual;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use super::attention::AttentionConfig;
 use super::dropout::Dropout;
 use super::feed_forward::FeedForward;
 use super::mixer::{Mixer, TokenMixer};
@@ -53,10 +54,10 @@ const NORMS: [&str; 4] =
 /// Everything a block is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockConfig {
-    /// Attention, or what is in its place.
-    pub mixer: Mixer,
-    /// MLP or MoE.
-    pub mlp: Ffn,
+    /// Attention, or what is in its place; a layer of a hybrid may have an MLP alone (Nemotron-H).
+    pub mixer: Option<Mixer>,
+    /// MLP or MoE; Mamba-2 has none.
+    pub mlp: Option<Ffn>,
     /// Which norms.
     pub norm: NormKind,
     /// Where they are.
@@ -67,15 +68,40 @@ pub struct BlockConfig {
     pub dropout: f64,
 }
 
+impl BlockConfig {
+    /// Attention, if the block has it.
+    pub fn attention(&self) -> Option<&AttentionConfig> {
+        self.mixer.as_ref().and_then(Mixer::attention)
+    }
+
+    /// Features in and out.
+    ///
+    /// # Panics
+    /// For a block of nothing.
+    pub fn hidden(&self) -> usize {
+        match (&self.mixer, &self.mlp) {
+            (Some(mixer), _) => mixer.hidden(),
+            (None, Some(mlp)) => mlp.hidden(),
+            (None, None) => panic!("a block has a mixer or an MLP"),
+        }
+    }
+
+    /// Our names of the norms that the block has, each with its place among all four ([`NormPlacement::names`]).
+    pub fn norms(&self) -> impl Iterator<Item = (usize, &'static str)> {
+        let has = [self.mixer.is_some(), self.mlp.is_some()];
+        self.placement.names().filter(move |(place, _)| has[place / 2])
+    }
+}
+
 /// One layer of a decoder. Activations between its parts are `[s, b, hidden]`, under sequence parallelism
 /// `[s/tp, b, hidden]`.
 #[derive(Module, Debug)]
 pub struct TransformerBlock {
     input_layernorm: Norm,
-    mixer: TokenMixer,
+    mixer: Option<TokenMixer>,
     post_self_attn_layernorm: Norm,
     post_attention_layernorm: Norm,
-    mlp: FeedForward,
+    mlp: Option<FeedForward>,
     post_mlp_layernorm: Norm,
     #[module(skip)]
     mixer_dropout: Dropout,
@@ -89,20 +115,20 @@ impl TransformerBlock {
     /// # Errors
     /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &BlockConfig) -> Result<Self, BuildError> {
-        let hidden = config.mixer.hidden();
-        let (mixer, mlp) = (format!("{name}.{}", config.mixer.name()), format!("{name}.mlp"));
+        let hidden = config.hidden();
+        let mixer = config.mixer.as_ref().map_or(String::new(), |mixer| format!("{name}.{}", mixer.name()));
+        let mlp = format!("{name}.mlp");
         let parallel = params.parallel().clone();
-        let norm = |params: &mut ParamBuilder, place: usize| match config.placement.names().find(|(at, _)| *at == place)
-        {
+        let norm = |params: &mut ParamBuilder, place: usize| match config.norms().find(|(at, _)| *at == place) {
             Some((_, norm)) => Norm::new(params, &format!("{name}.{norm}"), hidden, config.norm, config.norm_eps),
             None => Ok(Norm::none()),
         };
         Ok(Self {
             input_layernorm: norm(params, 0)?,
-            mixer: TokenMixer::new(params, &mixer, &config.mixer)?,
+            mixer: config.mixer.as_ref().map(|config| TokenMixer::new(params, &mixer, config)).transpose()?,
             post_self_attn_layernorm: norm(params, 1)?,
             post_attention_layernorm: norm(params, 2)?,
-            mlp: FeedForward::new(params, &mlp, &config.mlp)?,
+            mlp: config.mlp.as_ref().map(|config| FeedForward::new(params, &mlp, config)).transpose()?,
             post_mlp_layernorm: norm(params, 3)?,
             mixer_dropout: Dropout::new(&parallel, &mixer, config.dropout),
             mlp_dropout: Dropout::new(&parallel, &mlp, config.dropout),
@@ -111,10 +137,10 @@ impl TransformerBlock {
 
     /// The block's output; see [`SelfAttention::forward`](super::attention::SelfAttention::forward) for `angles`.
     pub fn forward(&self, x: Tensor<3>, angles: Option<&Angles>, batch: &MicroBatch) -> Tensor<3> {
-        let mlp = |x, norm: &Norm| self.mlp.forward(x, norm, batch);
+        let mlp = |mlp: &FeedForward, x, norm: &Norm| mlp.forward(x, norm, batch);
         let x = Residual::enter(x, &batch.pass);
-        let (x, mlp) = self.around(x, batch, |x, norm| self.mixer.forward(x, norm, angles, batch), mlp);
-        x.leave(mlp)
+        let (x, last) = self.around(x, batch, |mixer, x, norm| mixer.forward(x, norm, angles, batch), mlp);
+        x.leave(last)
     }
 
     /// The same for tokens of several sequences; see [`SelfAttention::extend`](super::attention::SelfAttention::extend).
@@ -126,37 +152,45 @@ impl TransformerBlock {
         cache: (usize, &mut PagedKvCache),
     ) -> Tensor<3> {
         let batch = &MicroBatch::default();
-        let mlp = |x, norm: &Norm| self.mlp.forward(x, norm, batch);
+        let mlp = |mlp: &FeedForward, x, norm: &Norm| mlp.forward(x, norm, batch);
         let x = Residual::enter(x, &batch.pass);
-        let (x, mlp) = self.around(x, batch, |x, norm| self.mixer.extend(x, norm, step, angles, cache), mlp);
-        x.leave(mlp)
+        let (x, last) = self.around(x, batch, |mixer, x, norm| mixer.extend(x, norm, step, angles, cache), mlp);
+        x.leave(last)
     }
 
     /// The same for a decode step on a GPU; see [`SelfAttention::decode`].
     pub(crate) fn decode(&self, x: Decoded, step: (usize, &Decode), angles: Option<&Angles>) -> Decoded {
-        let mlp = |x, norm: &Norm| self.mlp.decode(x, norm);
-        let x = x.read_by(&self.input_layernorm);
-        let mixer = |x: Residual, norm: &Norm| self.mixer.decode(x, norm, step, angles);
-        let (x, mlp) = self.around(x, &MicroBatch::default(), mixer, mlp);
-        Decoded::Sum(x, mlp)
+        let first = if self.mixer.is_some() { &self.input_layernorm } else { &self.post_attention_layernorm };
+        let mixer = |mixer: &TokenMixer, x: Residual, norm: &Norm| mixer.decode(x, norm, step, angles);
+        let mlp = |mlp: &FeedForward, x, norm: &Norm| mlp.decode(x, norm);
+        let (x, last) = self.around(x.read_by(first), &MicroBatch::default(), mixer, mlp);
+        Decoded::Sum(x, last)
     }
 
     /// Whether nothing in a decode step of so many tokens waits for the host, and its attention has a kernel.
     pub(crate) fn decodes(&self, layer: usize, tokens: usize, cache: &PagedKvCache) -> bool {
-        self.mlp.decodes(tokens) && self.mixer.decodes(layer, cache)
+        self.mlp.as_ref().is_none_or(|mlp| mlp.decodes(tokens))
+            && self.mixer.as_ref().is_none_or(|mixer| mixer.decodes(layer, cache))
     }
 
-    /// The residual stream before the MLP's output is added, and that.
+    /// The residual stream before the output of the block's last part is added, and that.
     fn around(
         &self,
         x: Residual,
         batch: &MicroBatch,
-        mixer: impl FnOnce(Residual, &Norm) -> Tensor<3>,
-        mlp: impl FnOnce(Residual, &Norm) -> Tensor<3>,
+        mixer: impl FnOnce(&TokenMixer, Residual, &Norm) -> Tensor<3>,
+        mlp: impl FnOnce(&FeedForward, Residual, &Norm) -> Tensor<3>,
     ) -> (Residual, Tensor<3>) {
-        let mixed = self.post_self_attn_layernorm.forward(mixer(x.clone(), &self.input_layernorm));
-        let x = self.post_attention_layernorm.of_sum(x, self.mixer_dropout.forward(mixed, batch));
-        let mlp = mlp(x.clone(), &self.post_attention_layernorm);
+        let mixed = self.mixer.as_ref().map(|of| {
+            let mixed = self.post_self_attn_layernorm.forward(mixer(of, x.clone(), &self.input_layernorm));
+            self.mixer_dropout.forward(mixed, batch)
+        });
+        let (x, of) = match (mixed, &self.mlp) {
+            (Some(mixed), Some(of)) => (self.post_attention_layernorm.of_sum(x, mixed), of),
+            (Some(mixed), None) => return (x, mixed),
+            (None, of) => (x, of.as_ref().expect("a block has a mixer or an MLP")),
+        };
+        let mlp = mlp(of, x.clone(), &self.post_attention_layernorm);
         let mlp = self.post_mlp_layernorm.forward(mlp);
         (x, self.mlp_dropout.forward(mlp, batch))
     }

@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 
 use super::attention::{AttentionConfig, SelfAttention};
 use super::gated_delta::{GatedDeltaConfig, GatedDeltaNet};
+use super::mamba::{Mamba2Mixer, Mamba2MixerConfig};
 use super::norm::Norm;
 use super::paged::{Decode, PagedKvCache, Step};
 use super::rope::Angles;
@@ -19,6 +20,8 @@ pub enum Mixer {
     Attention(AttentionConfig),
     /// Gated DeltaNet.
     GatedDelta(GatedDeltaConfig),
+    /// Mamba-2.
+    Mamba2(Mamba2MixerConfig),
 }
 
 impl Mixer {
@@ -26,7 +29,7 @@ impl Mixer {
     pub fn attention(&self) -> Option<&AttentionConfig> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::GatedDelta(_) => None,
+            Self::GatedDelta(_) | Self::Mamba2(_) => None,
         }
     }
 
@@ -35,6 +38,7 @@ impl Mixer {
         match self {
             Self::Attention(attention) => attention.hidden,
             Self::GatedDelta(delta) => delta.hidden,
+            Self::Mamba2(mamba) => mamba.hidden,
         }
     }
 
@@ -43,6 +47,7 @@ impl Mixer {
         match self {
             Self::Attention(_) => "attention",
             Self::GatedDelta(_) => "linear_attention",
+            Self::Mamba2(_) => "mamba",
         }
     }
 }
@@ -52,6 +57,7 @@ impl Mixer {
 pub(super) enum TokenMixer {
     Attention(SelfAttention),
     GatedDelta(GatedDeltaNet),
+    Mamba2(Mamba2Mixer),
 }
 
 impl TokenMixer {
@@ -59,6 +65,7 @@ impl TokenMixer {
         Ok(match config {
             Mixer::Attention(config) => Self::Attention(SelfAttention::new(params, name, config)?),
             Mixer::GatedDelta(config) => Self::GatedDelta(GatedDeltaNet::new(params, name, config)?),
+            Mixer::Mamba2(config) => Self::Mamba2(Mamba2Mixer::new(params, name, config)?),
         })
     }
 
@@ -66,6 +73,7 @@ impl TokenMixer {
         match self {
             Self::Attention(attention) => attention.forward(x, norm, angles, batch),
             Self::GatedDelta(delta) => delta.forward(x, norm, batch),
+            Self::Mamba2(mamba) => mamba.forward(x, norm, batch),
         }
     }
 
@@ -80,15 +88,16 @@ impl TokenMixer {
         match self {
             Self::Attention(attention) => attention.extend(x, norm, step, angles, cache),
             Self::GatedDelta(delta) => delta.extend(x, norm, step, cache),
+            Self::Mamba2(mamba) => mamba.extend(x, norm, step, cache),
         }
     }
 
     /// # Panics
-    /// For linear attention, of which [`decodes`](Self::decodes) says that it has no kernel.
+    /// For linear recurrences, of which [`decodes`](Self::decodes) says that they have no kernel.
     pub fn decode(&self, x: Residual, norm: &Norm, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
         match self {
             Self::Attention(attention) => attention.decode(x, norm, step, angles),
-            Self::GatedDelta(_) => panic!("linear attention has no kernel for recorded steps"),
+            Self::GatedDelta(_) | Self::Mamba2(_) => panic!("linear recurrences have no kernel for recorded steps"),
         }
     }
 

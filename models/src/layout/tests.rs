@@ -11,7 +11,7 @@ const DIMS: ModelDims = ModelDims {
     experts: None,
     layers: 2,
     max_positions: Some(64),
-    state_heads: None,
+    states: None,
 };
 
 fn refuse(layout: &str, seq: usize) -> String {

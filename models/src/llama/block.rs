@@ -64,14 +64,14 @@ impl LlamaConfig {
         let of = self.variant.architecture();
         let linear = |init| LinearConfig { bias: self.mlp_bias, init };
         BlockConfig {
-            mixer: Mixer::Attention(self.attention(layer)),
-            mlp: Ffn::Dense(MlpConfig {
+            mixer: Some(Mixer::Attention(self.attention(layer))),
+            mlp: Some(Ffn::Dense(MlpConfig {
                 hidden: self.hidden_size,
                 intermediate: self.intermediate_size,
                 activation: of.activation,
                 input: linear(self.init()),
                 output: linear(self.residual_init()),
-            }),
+            })),
             norm: of.norm,
             placement: of.placement,
             norm_eps: self.rms_norm_eps,

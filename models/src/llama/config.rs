@@ -172,7 +172,7 @@ impl ModelConfig for LlamaConfig {
             experts: None,
             layers: self.num_hidden_layers,
             max_positions: None,
-            state_heads: None,
+            states: None,
         }
     }
 

@@ -185,7 +185,7 @@ impl Llama {
         let params = &mut params;
         let (Frame { vocab, init, .. }, part) = (frame, params.part_of(frame.layers));
         let ropes = LayerRopes::new(
-            part.layers.clone().map(|layer| block(layer).mixer.attention().and_then(|attention| attention.rope)),
+            part.layers.clone().map(|layer| block(layer).attention().and_then(|attention| attention.rope)),
         );
         params.begin(if frame.tied { Unit::Tied } else { Unit::Embedding });
         let embed_tokens = match part.embedding {

@@ -9,7 +9,7 @@ use crate::layers::{
     Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, ExpertKind, Ffn, MoeConfig, RopeScaling, RouterConfig,
     Scores, SharedExperts,
 };
-use crate::layout::{ExpertDims, ModelDims};
+use crate::layout::{ExpertDims, ModelDims, StateDims};
 use crate::limits;
 use crate::llama::{Frame, LlamaConfig, LlamaVariant, is_last_of};
 use crate::names::NameMap;
@@ -178,10 +178,10 @@ impl MixtralConfig {
     }
 
     pub(super) fn block(&self, layer: usize) -> BlockConfig {
-        let block = BlockConfig { mixer: self.mixer(layer), norm: self.norm(), ..self.llama().block(layer) };
+        let block = BlockConfig { mixer: Some(self.mixer(layer)), norm: self.norm(), ..self.llama().block(layer) };
         match self.is_dense(layer) {
             true => block,
-            false => BlockConfig { mlp: Ffn::Moe(self.experts()), ..block },
+            false => BlockConfig { mlp: Some(Ffn::Moe(self.experts())), ..block },
         }
     }
 
@@ -246,7 +246,7 @@ impl ModelConfig for MixtralConfig {
         ModelDims {
             intermediate: if has_mlp { self.intermediate_size } else { self.shared_expert().unwrap_or(0) },
             experts: Some(ExpertDims { count: self.num_experts, intermediate: self.expert_size() }),
-            state_heads: self.linear_layers().first().map(|_| self.linear_attention().key_heads),
+            states: self.linear_layers().first().map(|_| StateDims::linear(self.linear_attention().key_heads)),
             ..self.llama().dims()
         }
     }

@@ -21,6 +21,8 @@ const LOGITS_OF_DEEPSEEK: f64 = 2e-7;
 const LOGITS_OF_GEMMA2: f64 = 1e-6;
 /// transformers computes the delta rule and the gate of its output in fp32. The loss follows from these logits.
 const LOGITS_OF_QWEN3_NEXT: f64 = 1e-6;
+/// transformers computes the recurrence and the residual stream of Mamba-2 in fp32.
+const LOGITS_OF_MAMBA2: f64 = 1e-6;
 /// In bf16, with the experts of fp64.
 const HALF: f64 = 0.03;
 /// The small outputs of its recurrences are normalised, with their rounding.
@@ -144,6 +146,7 @@ macro_rules! is_transformers {
                 "deepseek_v3" => LOGITS_OF_DEEPSEEK,
                 "gemma2" => LOGITS_OF_GEMMA2,
                 "qwen3_next" => LOGITS_OF_QWEN3_NEXT,
+                "mamba2" => LOGITS_OF_MAMBA2,
                 _ => LOGITS,
             };
             let (loss, gradients, half) = match $folder {
@@ -175,4 +178,5 @@ is_transformers! {
     qwen3_next_is_transformers: "qwen3_next",
     deepseek_v3_is_transformers: "deepseek_v3",
     gpt2_is_transformers: "gpt2",
+    mamba2_is_transformers: "mamba2",
 }

@@ -1,10 +1,10 @@
-//! Linear attention next to attention: layouts, packed documents, decoding with states.
+//! Linear recurrences, Gated DeltaNet next to attention and Mamba-2: layouts, packed documents, decoding with states.
 
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use backend_dist::ops::context::Documents;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use models::{CausalLm, MicroBatch, Mixtral, MixtralConfig, ModelConfig, ParamBuilder};
+use models::{CausalLm, Mamba2, Mamba2Config, MicroBatch, Mixtral, MixtralConfig, ModelConfig, ParamBuilder};
 
 use crate::assert_layouts_agree;
 use crate::cache::assert_cache_changes_nothing;
@@ -40,18 +40,47 @@ fn qwen3_next_with_states() {
     assert_cache_changes_nothing::<Mixtral>(&qwen3_next(), &["TP1", "TP2", "TP4 SP"]);
 }
 
+/// Two groups of four heads; TP4 and TP8 have more ranks than groups. Step sizes reach their limits.
+fn mamba2() -> Mamba2Config {
+    let (time_step_limit_min, time_step_limit_max) = (0.3, Some(2.0));
+    let of =
+        Mamba2Config { vocab_size: 99, hidden_size: 32, num_hidden_layers: 3, head_dim: 6, ..Mamba2Config::tiny() };
+    Mamba2Config { state_size: 5, use_bias: true, time_step_limit_min, time_step_limit_max, ..of }
+}
+
+#[test]
+fn mamba2_in_all_layouts() {
+    let layouts = ["TP2", "TP4", "TP8", "TP2 SP", "TP4 SP"];
+    assert_layouts_agree::<Mamba2>(&mamba2(), &layouts, None);
+    let one_group = Mamba2Config { n_groups: 1, use_bias: false, use_conv_bias: false, ..mamba2() };
+    assert_layouts_agree::<Mamba2>(&one_group, &layouts, None);
+    let gradients = run::<Mamba2>(&mamba2(), "TP4", None).gradients;
+    for part in ["A_log", "dt_bias", "D", "b_conv", "c_conv_bias", "norm.weight", "dt_proj.bias"] {
+        assert!(gradients[&format!("layers.0.mamba.{part}")].data.iter().any(|value| value.abs() > 1e-4), "{part}");
+    }
+}
+
+#[test]
+fn mamba2_with_states() {
+    assert_cache_changes_nothing::<Mamba2>(&mamba2(), &["TP1", "TP2", "TP4 SP"]);
+}
+
 /// State, convolution and attention begin anew with each document.
 #[test]
 fn packed_documents_are_each_document_alone() {
+    assert_documents_are_alone::<Mixtral>(&qwen3_next());
+    assert_documents_are_alone::<Mamba2>(&mamba2());
+}
+
+fn assert_documents_are_alone<M: CausalLm>(config: &M::Config) {
     let starts = [vec![0, 3, 9], vec![0], vec![0, 1, 15]];
     let documents = Documents::new(starts.to_vec());
     for layout in ["TP1", "TP2 SP"] {
-        let config = qwen3_next();
         let logits = |of: &Batch, documents: Option<Documents>, seq: usize| {
             let mesh = Mesh::new(if seq == SEQ { layout } else { "TP1" }.parse().unwrap()).unwrap();
             let all = launch(&mesh, &[Device::flex()], |rank: Rank| {
                 let params = ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Noise).without_autodiff();
-                let model = Mixtral::build(&config, params)?;
+                let model = M::build(config, params)?;
                 let (documents, restarts) = (documents.clone(), documents.clone());
                 let batch = MicroBatch { documents, restarts, ..MicroBatch::default() };
                 let tokens: Tensor<2, Int> = of.ids(&of.tokens, &rank.device);
@@ -80,10 +109,23 @@ fn layouts_that_would_divide_states_are_refused() {
     let refused = |layout: &str| dims.check(&layout.parse().unwrap(), 64).unwrap_err().to_string();
     assert_eq!(
         refused("CP2"),
-        "context-parallel 2: the model's layers with linear attention do not pass their states between ranks; nearest legal: 1"
+        "context-parallel 2: the model's layers with linear attention or Mamba-2 do not pass their states between ranks; nearest legal: 1"
     );
     assert_eq!(
         refused("TP8"),
         "tensor-parallel 8 does not divide the model's linear attention heads (4); nearest legal: 4"
+    );
+    let refused =
+        |config: Mamba2Config, layout: &str| config.dims().check(&layout.parse().unwrap(), 64).unwrap_err().to_string();
+    assert!(
+        refused(mamba2(), "CP2").starts_with("context-parallel 2: the model's layers with linear attention or Mamba-2")
+    );
+    assert_eq!(
+        refused(mamba2(), "TP16"),
+        "tensor-parallel 16 does not divide the model's Mamba-2 heads (8); nearest legal: 8"
+    );
+    assert_eq!(
+        refused(Mamba2Config { num_heads: 12, n_groups: 3, ..mamba2() }, "TP2"),
+        "tensor-parallel 2 and 3 groups of Mamba-2 heads: one must divide the other; nearest legal tensor-parallel: 1, 3"
     );
 }

@@ -29,6 +29,7 @@ const MIXTRAL: &str = hf!("mixtral");
 const QWEN3_MOE: &str = hf!("qwen3_moe");
 const QWEN3_NEXT: &str = hf!("qwen3_next");
 const GPT2: &str = hf!("gpt2");
+const MAMBA2: &str = hf!("mamba2");
 
 fn parse(text: &str) -> Value {
     serde_json::from_str(text).unwrap()

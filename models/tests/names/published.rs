@@ -1,6 +1,7 @@
 //! Presets are the published models.
 
-use models::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig};
+use models::hf::parse_config;
+use models::{FamilyConfig, GptConfig, LlamaConfig, Mamba2Config, MixtralConfig};
 
 use crate::parse;
 
@@ -61,4 +62,33 @@ fn published_configurations_are_the_presets() {
     let config = GptConfig::gpt2();
     let config = GptConfig { hidden_dropout: 0.1, attention_dropout: 0.1, make_vocab_size_divisible_by: 1, ..config };
     assert_eq!(FamilyConfig::from_hf(&parse(gpt2)).unwrap(), FamilyConfig::Gpt(config));
+}
+
+/// The keys of transformers 4, with infinity as Python writes it, and the sizes of arXiv 2405.21060.
+#[test]
+fn mamba2_as_python_writes_it() {
+    let file = r#"{"architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4,
+        "eos_token_id": 0, "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 768,
+        "initializer_range": 0.1, "layer_norm_epsilon": 1e-05, "model_type": "mamba2", "n_groups": 1, "num_heads": 24,
+        "num_hidden_layers": 24, "pad_token_id": 0, "rescale_prenorm_residual": false, "residual_in_fp32": true,
+        "rms_norm": true, "state_size": 128, "tie_word_embeddings": true, "time_step_floor": 0.0001,
+        "time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 48,
+        "torch_dtype": "float32", "transformers_version": "4.44.0", "use_bias": false, "use_cache": true,
+        "use_conv_bias": true, "vocab_size": 50288}"#;
+    let read = |file: &str| FamilyConfig::from_hf(&parse_config(file.as_bytes()).unwrap());
+    let expected = Mamba2Config { initializer_range: 0.1, ..Mamba2Config::mamba2_130m() };
+    assert_eq!(read(file).unwrap(), FamilyConfig::Mamba2(expected));
+    let narrow = read(&file.replace("Infinity", "0.5")).unwrap();
+    assert!(matches!(&narrow, FamilyConfig::Mamba2(config) if config.time_step_limit_max == Some(0.5)));
+    assert_eq!(FamilyConfig::from_hf(&narrow.to_hf().unwrap()), Ok(narrow));
+    let refused = |from: &str, to: &str| read(&file.replace(from, to)).unwrap_err().to_string();
+    assert!(
+        refused("\"expand\": 2", "\"expand\": 3")
+            .contains("`expand` is 3, which this model does not have; nearest legal: 2")
+    );
+    assert!(refused("[0.0, Infinity]", "[0.0]").contains("a list of two numbers"));
+    assert!(
+        refused("\"n_groups\": 1", "\"n_groups\": 5")
+            .contains("n_groups = 5 does not divide num_heads = 24; nearest legal: 4, 6")
+    );
 }

@@ -7,7 +7,7 @@ use models::names::NameMap;
 use models::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig};
 use safetensors::SafeTensors;
 
-use crate::{GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, QWEN3, QWEN3_MOE, QWEN3_NEXT, parse};
+use crate::{GPT2, LLAMA2, LLAMA3, MAMBA2, MISTRAL, MIXTRAL, QWEN3, QWEN3_MOE, QWEN3_NEXT, parse};
 
 const DENSE: &str = include_str!("../golden/megatron/dense_shapes.json");
 const MOE: &str = include_str!("../golden/megatron/moe_shapes.json");
@@ -58,6 +58,7 @@ fn hugging_face_names() {
         ("mixtral", MIXTRAL),
         ("qwen3_moe", QWEN3_MOE),
         ("qwen3_next", QWEN3_NEXT),
+        ("mamba2", MAMBA2),
         ("gpt2", GPT2),
     ] {
         let config = FamilyConfig::from_hf(&parse(config)).unwrap();

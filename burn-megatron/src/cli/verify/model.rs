@@ -4,7 +4,9 @@ use backend_dist::ops::fp8::Fp8Format;
 use clap::ValueEnum;
 use models::layers::BalanceOver;
 use models::lora::BaseFormat;
-use models::{DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant};
+use models::{
+    DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
+};
 
 use crate::verify::LoraKind;
 
@@ -48,6 +50,8 @@ pub enum Family {
     /// scores and a bias, and a shared one; two modules of multi-token prediction
     #[value(name = "deepseek-v3", alias = "deepseek_v3")]
     DeepSeekV3,
+    /// Mamba-2 layers without MLPs, a group of B and C for every two heads, biases, limited step sizes
+    Mamba2,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
 }
@@ -151,6 +155,7 @@ pub fn config(family: Family, sizes: &Sizes, dropout: f64) -> FamilyConfig {
         Family::Qwen3Next => FamilyConfig::Mixtral(qwen3_next(sizes)),
         Family::GptOss => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::GptOss)),
         Family::DeepSeekV3 => FamilyConfig::DeepSeekV3(deepseek_v3(sizes)),
+        Family::Mamba2 => FamilyConfig::Mamba2(mamba2(sizes, dropout)),
         Family::Gpt => FamilyConfig::Gpt(gpt(sizes, dropout)),
     }
 }
@@ -243,6 +248,25 @@ fn deepseek_v3(sizes: &Sizes) -> DeepSeekV3Config {
         num_nextn_predict_layers: 2,
         mtp_loss_scaling_factor: 0.5,
         ..DeepSeekV3Config::tiny()
+    }
+}
+
+/// Heads are twice as wide together as the residual stream. A group has two heads.
+fn mamba2(sizes: &Sizes, dropout: f64) -> Mamba2Config {
+    Mamba2Config {
+        vocab_size: sizes.vocab,
+        hidden_size: sizes.hidden,
+        num_hidden_layers: sizes.layers,
+        num_heads: sizes.heads,
+        head_dim: 2 * sizes.hidden / sizes.heads.max(1),
+        state_size: 16,
+        n_groups: (sizes.heads / 2).max(1),
+        use_bias: true,
+        time_step_limit_min: 0.002,
+        time_step_limit_max: Some(0.09),
+        initializer_range: 0.2,
+        hidden_dropout: dropout,
+        ..Mamba2Config::tiny()
     }
 }
 

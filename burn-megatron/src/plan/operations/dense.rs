@@ -40,6 +40,9 @@ impl UnitBuilder<'_> {
 
     /// Layer `layer` of the whole model; multi-token prediction modules follow the last layer.
     pub(super) fn block(&self, chain: &mut Chain, layer: usize) {
+        if let Some(mamba) = &self.decoder.mamba {
+            return self.mamba2(chain, mamba);
+        }
         match (&self.decoder.latent, self.decoder.linear_of(layer)) {
             (Some(latent), _) => self.latent_attention(chain, latent),
             (None, Some(linear)) => self.linear_attention(chain, linear),

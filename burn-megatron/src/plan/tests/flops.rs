@@ -3,7 +3,7 @@
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
-use models::{CausalLm, GptConfig, LlamaVariant, MixtralVariant, ModelConfig, ParamBuilder, WithModel};
+use models::{CausalLm, GptConfig, LlamaVariant, Mamba2Config, MixtralVariant, ModelConfig, ParamBuilder, WithModel};
 
 use super::*;
 
@@ -76,6 +76,7 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         (of_llama(LlamaVariant::Qwen3), 1.0, 1, llama_scores),
         (FamilyConfig::Llama(LlamaConfig { tie_word_embeddings: true, ..llama.clone() }), 1.0, 1, llama_scores),
         (FamilyConfig::Gpt(gpt), 1.0, 1, gpt_scores),
+        (FamilyConfig::Mamba2(Mamba2Config::tiny()), 1.0, 1, 0),
         (FamilyConfig::Mixtral(mixtral.clone()), mixtral_used, 1, mixtral_scores),
         (FamilyConfig::Mixtral(qwen), mixtral_used, 1, mixtral_scores),
         (FamilyConfig::Mixtral(next), mixtral_used, 1, next_scores),
@@ -91,7 +92,7 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         assert_eq!(config.check(), Ok(()));
         let (seq, matrices) = (48, multiplied(&config, used, heads));
         let shape = Decoder::from(&config).flop_shape(seq);
-        let states = shape.linear.map_or(0, |linear| 4 * linear.layers * linear.states) as f64;
+        let states = shape.linear.map_or(0.0, |linear| (linear.layers * linear.state_flops) as f64 / 2.0);
         for (count, local) in [(AttentionCount::Causal, 0.5), (AttentionCount::Full, 1.0)] {
             let expected = 6.0 * (matrices + states + local * (scores * seq) as f64);
             let counted = shape.per_token(count);

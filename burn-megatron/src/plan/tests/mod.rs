@@ -33,6 +33,7 @@ fn llama3_8b() -> Decoder {
         head_dim: 128,
         latent: None,
         linear: None,
+        mamba: None,
         mtp: 0,
         window: None,
         windowed_layers: 0,

@@ -6,12 +6,11 @@ use burn::module::{Module, Param};
 use burn::tensor::activation::{sigmoid, silu, softplus};
 use burn::tensor::{DType, Tensor};
 
-use super::borders::Borders;
-use super::convolution::convolve;
 use super::rule::{Inputs, gated_delta_rule};
-use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
+use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 use crate::layers::norm::{Norm, NormKind};
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
+use crate::layers::recurrent::{Borders, borders_of, convolve, extend};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -115,16 +114,13 @@ impl GatedDeltaNet {
     /// # Panics
     /// If ranks share the sequence: the state is not passed between them.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
-        let shared = batch.context.as_ref().is_some_and(|context| context.group.size() > 1);
-        assert!(!shared, "the states of linear attention are not passed between context-parallel ranks");
         let projected = self.input.forward(x, norm, batch);
-        let borders = batch.documents.as_ref().map(|documents| Borders::new(documents, projected.dims()[0]));
+        let borders = borders_of(batch, projected.dims()[0]);
         let (of, _) = self.mix(projected, None, borders.as_ref(), false);
         self.output.forward(of, Prologue::None, false, batch)
     }
 
-    /// The same for tokens of several sequences, one after the other, whose states are in the cache as `layer`'s.
-    /// Positions beyond the step's tokens pad the sequence to a length that can be sharded; their output is meaningless.
+    /// The same for tokens of several sequences, one after the other, whose states are in the cache.
     ///
     /// # Panics
     /// If the model records gradients: the cache would hold the graph of everything read so far.
@@ -133,28 +129,14 @@ impl GatedDeltaNet {
         x: impl Into<Residual>,
         norm: &Norm,
         step: &Step,
-        (layer, cache): (usize, &mut PagedKvCache),
+        cache: (usize, &mut PagedKvCache),
     ) -> Tensor<3> {
         let batch = &MicroBatch::default();
-        let projected = self.input.forward(x, norm, batch);
-        assert!(!projected.is_autodiff(), "a cache needs a model that records no gradients: take `model.valid()`");
-        let positions = projected.dims()[0];
-        let (mut of, mut first) = (Vec::new(), 0);
-        for chunks in step.alike() {
-            let [samples, new] = [chunks.len(), chunks[0].tokens.len()];
-            let part = projected.clone().narrow(0, first, samples * new);
-            first += samples * new;
-            // Chunks of several tokens come one at a time, so this is `[new, samples, ..]` in either case.
-            let part = part.reshape([new as i64, samples as i64, -1]);
-            let states = chunks.iter().map(|chunk| cache.take_state(layer, chunk)).collect::<Option<Vec<_>>>();
-            let (mixed, state) = self.mix(part, states.map(RecurrentState::side_by_side), None, true);
-            of.push(mixed.reshape([(samples * new) as i64, 1, -1]));
-            for (chunk, state) in chunks.iter().zip(state.into_iter().flat_map(|state| state.apart(samples))) {
-                cache.put_state(layer, chunk, state);
-            }
-        }
-        let of = if of.len() == 1 { of.swap_remove(0) } else { Tensor::cat(of, 0) };
-        self.output.forward(pad_sequence(of, positions), Prologue::None, false, batch)
+        let of = extend(self.input.forward(x, norm, batch), step, cache, |part, state| {
+            let (of, last) = self.mix(part, state, None, true);
+            (of, last.expect("it was asked for"))
+        });
+        self.output.forward(of, Prologue::None, false, batch)
     }
 
     /// The gated output `[s, b, features]` of the projected input `[s, b, …]`, with the state behind it if asked for.

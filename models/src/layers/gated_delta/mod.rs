@@ -4,10 +4,7 @@
 //! has it (transformers' `modeling_qwen3_next.py`): queries, keys and values pass through a short causal convolution and
 //! SiLU; queries and keys are divided by their length; the output is normalised and gated.
 
-mod borders;
-mod convolution;
 mod layer;
 mod rule;
-mod scan;
 
 pub use layer::{GatedDeltaConfig, GatedDeltaNet};

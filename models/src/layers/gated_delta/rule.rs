@@ -6,11 +6,7 @@
 
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 
-use super::borders::Borders;
-use super::scan::states;
-
-/// Positions of a chunk.
-const CHUNK: usize = 64;
+use crate::layers::recurrent::{Borders, Chunks, Decays, states};
 
 /// What the rule reads of all positions, in at least fp32. Heads are those of values.
 pub(super) struct Inputs {
@@ -36,32 +32,17 @@ pub(super) fn gated_delta_rule(
 ) -> (Tensor<4>, Option<Tensor<4>>) {
     let ([b, h, seq, dk], dv) = (inputs.keys.dims(), inputs.values.dims()[3]);
     let (device, dtype) = (inputs.keys.device(), inputs.keys.dtype());
-    let chunk = CHUNK.min(seq.next_power_of_two());
-    let (n, heads) = (seq.div_ceil(chunk), b * h);
+    let chunks @ Chunks { size: chunk, count: n, .. } = Chunks::of(seq);
+    let heads = b * h;
     let all = heads * n;
-    let padding = n * chunk - seq;
-    // Positions of zeros change no state.
     let by_chunk = |x: Tensor<4>| {
         let features = x.dims()[3];
-        let zeros = Tensor::zeros([b, h, padding, features], (&device, dtype));
-        let x = if padding > 0 { Tensor::cat(vec![x, zeros], 2) } else { x };
-        x.reshape([all, chunk, features])
+        chunks.split(x).reshape([all, chunk, features])
     };
     let [q, k, v] = [inputs.queries, inputs.keys, inputs.values].map(by_chunk);
-    let [beta, decay] = [inputs.beta, inputs.decay].map(|x| by_chunk(x.unsqueeze_dim(3)));
-
-    // Logarithms of the decay from the beginning of the chunk, and between any two of its positions.
-    let since = decay.reshape([b, h, n, chunk]).cumsum(3);
-    let shape = [b, h, n, chunk, chunk];
-    let between = since.clone().unsqueeze_dim::<5>(4).expand(shape) - since.clone().unsqueeze_dim::<5>(3).expand(shape);
-    let later = Tensor::<2, Bool>::tril_mask([chunk, chunk], 0, &device).unsqueeze::<5>().expand(shape);
-    let mut between = between.mask_fill(later, f32::NEG_INFINITY);
-    let mut since = since.exp();
-    if let Some(borders) = borders {
-        between = between.mask_fill(borders.divides(chunk, &device).expand(shape), f32::NEG_INFINITY);
-        since = since * borders.enters(chunk, (&device, dtype));
-    }
-    let between = between.exp().reshape([all, chunk, chunk]);
+    let beta = by_chunk(inputs.beta.unsqueeze_dim(3));
+    let Decays { between, since } = Decays::new(inputs.decay, chunks, borders);
+    let between = between.reshape([all, chunk, chunk]);
     let since = since.reshape([all, chunk, 1]);
 
     // Each position corrects what the earlier ones of its chunk have written: a triangular system.
@@ -91,7 +72,7 @@ pub(super) fn gated_delta_rule(
     let scores = q.clone().matmul(k.swap_dims(1, 2)) * between;
     let from_state = q * since - scores.clone().matmul(read);
     let answers = scores.matmul(written) + from_state.matmul(in_front.reshape([all, dk, dv]));
-    (answers.reshape([b, h, n * chunk, dv]).narrow(2, 0, seq), last)
+    (chunks.join(answers.reshape([b, h, n, chunk, dv])), last)
 }
 
 /// `(I + L)⁻¹ = T` of strictly lower triangular `L [m, chunk, chunk]`, whose differential is `−T dL T`: the backward pass

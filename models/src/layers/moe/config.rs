@@ -15,6 +15,16 @@ pub enum Ffn {
     Moe(MoeConfig),
 }
 
+impl Ffn {
+    /// Features in and out.
+    pub fn hidden(&self) -> usize {
+        match self {
+            Self::Dense(mlp) => mlp.hidden,
+            Self::Moe(moe) => moe.hidden,
+        }
+    }
+}
+
 /// What experts compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum ExpertKind {

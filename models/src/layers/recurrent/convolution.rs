@@ -1,4 +1,4 @@
-//! The causal depthwise convolution in front of the delta rule.
+//! The causal depthwise convolution in front of a linear recurrence.
 
 use burn::tensor::Tensor;
 
@@ -9,7 +9,7 @@ use super::borders::Borders;
 /// Values of other documents are zeros too.
 ///
 /// Also returns what comes in front of the positions that follow.
-pub(super) fn convolve(
+pub(in crate::layers) fn convolve(
     x: Tensor<3>,
     weight: Tensor<2>,
     before: Option<Tensor<3>>,

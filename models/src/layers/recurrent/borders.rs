@@ -4,7 +4,7 @@ use backend_dist::ops::context::Documents;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 
 /// The first position of the document of each position, by sample.
-pub(super) struct Borders(Vec<Vec<usize>>);
+pub(in crate::layers) struct Borders(Vec<Vec<usize>>);
 
 impl Borders {
     /// Of sequences of `seq` positions.

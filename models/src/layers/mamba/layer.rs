@@ -1,0 +1,222 @@
+//! The layer around the recurrence; every rank has some of the heads.
+
+use backend_dist::ops::{Prologue, Residual};
+use backend_dist::shard::{Init, Section};
+use burn::module::{Module, Param};
+use burn::tensor::activation::{silu, softplus};
+use burn::tensor::{DType, Tensor};
+
+use super::ssd::{Inputs, ssd};
+use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use crate::layers::norm::Norm;
+use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
+use crate::layers::projection_norm::ProjectionNorm;
+use crate::layers::recurrent::{Borders, borders_of, convolve, extend};
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+
+/// The largest rate of forgetting that a layer begins with: Megatron-LM's 16.
+const LARGEST_RATE: f64 = 16.0;
+/// The step sizes that a layer begins with, smallest and largest: Megatron-LM's and transformers' `time_step_min` and
+/// `time_step_max`.
+const STEPS: [f64; 2] = [0.001, 0.1];
+
+/// Sizes of a Mamba-2 layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Mamba2MixerConfig {
+    /// Features in and out.
+    pub hidden: usize,
+    /// Heads, each with a state.
+    pub heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Groups of heads that share B and C, and over whose features the output is normalised.
+    pub groups: usize,
+    /// Features of B and of C in a group, N.
+    pub state: usize,
+    /// Positions that the convolution sees.
+    pub kernel: usize,
+    /// The convolution has a bias.
+    pub conv_bias: bool,
+    /// Smallest and largest step size Δ, after softplus.
+    pub step_limit: [f64; 2],
+    /// Epsilon of the output's norm.
+    pub norm_eps: f64,
+    /// The projections of the input.
+    pub input: LinearConfig,
+    /// The projection onto the residual stream.
+    pub output: LinearConfig,
+}
+
+impl Mamba2MixerConfig {
+    /// Features of all heads.
+    pub fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// The names of what is convolved, x, B and C, with the features of each.
+    pub fn convolved(&self) -> [(&'static str, usize); 3] {
+        let grouped = self.groups * self.state;
+        [("x", self.inner()), ("b", grouped), ("c", grouped)]
+    }
+
+    /// The names of the input's projections, z, x, B, C and Δ, with the features of each.
+    pub fn projected(&self) -> [(&'static str, usize); 5] {
+        let [x, b, c] = self.convolved();
+        [("z", self.inner()), x, b, c, ("dt", self.heads)]
+    }
+}
+
+/// A Mamba-2 layer. A rank holds its heads and the groups that they use; with fewer groups than ranks, neighbours hold
+/// the same group.
+#[derive(Module, Debug)]
+pub struct Mamba2Mixer {
+    /// The output's gate z, x, B, C, and for each head the step size before its function.
+    input: ColumnParallelLinear,
+    /// `[features of x, B and C, kernel]`.
+    convolution: Param<Tensor<2>>,
+    conv_bias: Option<Param<Tensor<1>>>,
+    dt_bias: Param<Tensor<1>>,
+    /// Logarithm of each head's rate of forgetting, −A.
+    a_log: Param<Tensor<1>>,
+    /// What of x each head adds to its answers, D.
+    skip: Param<Tensor<1>>,
+    norm: ProjectionNorm,
+    output: RowParallelLinear,
+    /// Of this rank.
+    heads: usize,
+    groups: usize,
+    head_dim: usize,
+    state: usize,
+    smallest_step: f64,
+    largest_step: f64,
+}
+
+impl Mamba2Mixer {
+    /// A layer under the global name `name`.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &Mamba2MixerConfig) -> Result<Self, BuildError> {
+        let Mamba2MixerConfig { hidden, heads, head_dim, groups, state, kernel, .. } = *config;
+        let (place, inner) = (params.place(), config.inner());
+        let ranks = place.size;
+        let parts_of = |part: &str| if matches!(part, "b" | "c") { ranks.min(groups) } else { ranks };
+        let named =
+            config.projected().map(|(part, features)| (format!("{name}.{part}_proj"), features, parts_of(part)));
+        let outputs =
+            named.each_ref().map(|(name, features, parts)| Output { name, features: *features, parts: *parts });
+        let input = ColumnParallelLinear::new(params, hidden, &outputs, config.input)?;
+        // PyTorch's distribution of a convolution's weights and biases.
+        let bound = (kernel as f64).sqrt().recip();
+        let uniform = Init::Uniform { low: -bound, high: bound };
+        let taps = config.convolved().map(|(part, features)| {
+            (Section::split(format!("{name}.{part}_conv"), &[features, kernel], 0, parts_of(part), place), uniform)
+        });
+        let convolution = params.sections(taps.into())?;
+        let biases = config.convolved().map(|(part, features)| {
+            (Section::split(format!("{name}.{part}_conv_bias"), &[features], 0, parts_of(part), place), uniform)
+        });
+        let conv_bias = if config.conv_bias { Some(params.sections(biases.into())?) } else { None };
+        let of_heads = |params: &mut ParamBuilder, part: &str, init| {
+            let section = Section::split(format!("{name}.{part}"), &[heads], 0, ranks, place);
+            params.sections(vec![(section, init)])
+        };
+        // The inverse of softplus; steps are nearly uniform in their logarithm, which it nearly is.
+        let [low, high] = STEPS.map(|step| step.exp_m1().ln());
+        Ok(Self {
+            input,
+            convolution,
+            conv_bias,
+            dt_bias: of_heads(params, "dt_bias", Init::Uniform { low, high })?,
+            a_log: of_heads(params, "A_log", Init::Uniform { low: 0.0, high: LARGEST_RATE.ln() })?,
+            skip: of_heads(params, "D", Init::ONES)?,
+            norm: ProjectionNorm::of_groups(params, &format!("{name}.norm"), inner, groups, config.norm_eps)?,
+            output: RowParallelLinear::new(params, &format!("{name}.out_proj"), inner, hidden, config.output)?,
+            heads: heads / ranks,
+            groups: groups / ranks.min(groups),
+            head_dim,
+            state,
+            smallest_step: config.step_limit[0],
+            largest_step: config.step_limit[1],
+        })
+    }
+
+    /// The layer's output for `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
+    ///
+    /// # Panics
+    /// If ranks share the sequence: the state is not passed between them.
+    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
+        let projected = self.input.forward(x, norm, batch);
+        let borders = borders_of(batch, projected.dims()[0]);
+        let (of, _) = self.mix(projected, None, borders.as_ref(), false);
+        self.output.forward(of, Prologue::None, false, batch)
+    }
+
+    /// The same for tokens of several sequences, one after the other, whose states are in the cache.
+    ///
+    /// # Panics
+    /// If the model records gradients: the cache would hold the graph of everything read so far.
+    pub fn extend(
+        &self,
+        x: impl Into<Residual>,
+        norm: &Norm,
+        step: &Step,
+        cache: (usize, &mut PagedKvCache),
+    ) -> Tensor<3> {
+        let batch = &MicroBatch::default();
+        let of = extend(self.input.forward(x, norm, batch), step, cache, |part, state| {
+            let (of, last) = self.mix(part, state, None, true);
+            (of, last.expect("it was asked for"))
+        });
+        self.output.forward(of, Prologue::None, false, batch)
+    }
+
+    /// The gated and normalised output `[s, b, features]` of the projected input `[s, b, …]`, with the state behind it if
+    /// asked for.
+    fn mix(
+        &self,
+        projected: Tensor<3>,
+        state: Option<RecurrentState>,
+        borders: Option<&Borders>,
+        with_state: bool,
+    ) -> (Tensor<3>, Option<RecurrentState>) {
+        let ([seq, samples, _], dtype) = (projected.dims(), projected.dtype());
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let (inner, grouped) = (self.heads * self.head_dim, self.groups * self.state);
+        let part = |first: usize, features: usize| projected.clone().narrow(2, first, features).cast(wide);
+        let (gate, convolved) = (part(0, inner), part(inner, inner + 2 * grouped));
+        let dt = part(2 * (inner + grouped), self.heads) + self.dt_bias.val().cast(wide).unsqueeze();
+        let dt = self.limited(softplus(dt, 1.0));
+        let (before, tail) = state.map(|state| (state.heads, state.convolution)).unzip();
+        let (convolved, tail) = convolve(convolved, self.convolution.val().cast(wide), tail, borders);
+        let convolved = silu(match &self.conv_bias {
+            Some(bias) => convolved + bias.val().cast(wide).unsqueeze(),
+            None => convolved,
+        });
+        // `[s, b, h d]` as `[b, h, s, d]`.
+        let by_head = |first: usize, heads: usize, features: usize| {
+            let x = convolved.clone().narrow(2, first, heads * features).reshape([seq, samples, heads, features]);
+            x.permute([1, 2, 0, 3])
+        };
+        let x = by_head(0, self.heads, self.head_dim);
+        let inputs = Inputs {
+            x: x.clone(),
+            dt: dt.permute([1, 2, 0]),
+            a: self.a_log.val().cast(wide).exp().neg(),
+            b: by_head(inner, self.groups, self.state),
+            c: by_head(inner + grouped, self.groups, self.state),
+        };
+        let (answers, last) = ssd(inputs, before, borders, with_state);
+        let answers = answers + x * self.skip.val().cast(wide).reshape([1, self.heads, 1, 1]);
+        let answers = answers.permute([2, 0, 1, 3]).reshape([seq, samples, inner]);
+        let of = self.norm.forward(answers * silu(gate)).cast(dtype);
+        (of, last.map(|heads| RecurrentState { heads, convolution: tail }))
+    }
+
+    /// Step sizes within their limits.
+    fn limited(&self, dt: Tensor<3>) -> Tensor<3> {
+        let dt = if self.smallest_step > 0.0 { dt.clamp_min(self.smallest_step) } else { dt };
+        if self.largest_step < f64::INFINITY { dt.clamp_max(self.largest_step) } else { dt }
+    }
+}

@@ -1,0 +1,11 @@
+//! Mamba-2: a linear recurrence whose state forgets by a factor that depends on the token, one for each head.
+//!
+//! Dao, Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space Duality"
+//! (arXiv 2405.21060), as Megatron-LM's `mamba_mixer.py` and transformers' `modeling_mamba2.py` have it: values and the
+//! state's input and output vectors B and C pass through a short causal convolution and SiLU; the output is gated and
+//! normalised.
+
+mod layer;
+mod ssd;
+
+pub use layer::{Mamba2Mixer, Mamba2MixerConfig};

@@ -1,0 +1,207 @@
+//! The sizes of a Mamba-2. Field names are Hugging Face's.
+
+use backend_dist::shard::Init;
+use serde::{Deserialize, Serialize};
+
+use crate::causal_lm::ModelConfig;
+use crate::config::{ConfigError, divides, not_negative, positive, share};
+use crate::layers::{BlockConfig, LinearConfig, Mamba2MixerConfig, Mixer, NormKind, NormPlacement, Vocab};
+use crate::layout::{ModelDims, StateDims};
+use crate::limits;
+use crate::llama::Frame;
+use crate::names::NameMap;
+
+/// The sizes of a Mamba-2.
+///
+/// ```
+/// use models::{Mamba2Config, ModelConfig};
+///
+/// assert_eq!(Mamba2Config::mamba2_130m().parameter_count(), 128_989_632);
+/// let refused = Mamba2Config { n_groups: 3, ..Mamba2Config::tiny() }.check().unwrap_err().to_string();
+/// assert_eq!(refused, "n_groups = 3 does not divide num_heads = 8; nearest legal: 2, 4");
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Mamba2Config {
+    /// Number of tokens.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Heads of a layer, each with a state.
+    pub num_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Features of B and C in a group: a head's state is `[state_size, head_dim]`.
+    pub state_size: usize,
+    /// Groups of heads that share B and C, and over whose features the output is normalised.
+    pub n_groups: usize,
+    /// Positions that the convolution sees.
+    pub conv_kernel: usize,
+    /// The convolution has a bias.
+    pub use_conv_bias: bool,
+    /// The projections have biases.
+    pub use_bias: bool,
+    /// The smallest step size.
+    pub time_step_limit_min: f64,
+    /// The largest step size; `None` is no limit.
+    pub time_step_limit_max: Option<f64>,
+    /// Epsilon of the norms.
+    pub layer_norm_epsilon: f64,
+    /// The output layer shares the embedding's weight.
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of the initial weights; projections onto the residual stream get `std / √layers`, as a layer
+    /// has one of them.
+    pub initializer_range: f64,
+    /// Share of the elements dropped after the embedding and before each residual addition.
+    pub hidden_dropout: f64,
+    /// The size of every rank's shard of the vocabulary is a multiple of this.
+    pub make_vocab_size_divisible_by: usize,
+}
+
+impl Mamba2Config {
+    fn init(&self) -> Init {
+        Init::Normal { std: self.initializer_range }
+    }
+
+    pub(super) fn frame(&self) -> Frame {
+        Frame {
+            vocab: Vocab {
+                size: self.vocab_size,
+                hidden: self.hidden_size,
+                divisor: self.make_vocab_size_divisible_by,
+            },
+            layers: self.num_hidden_layers,
+            tied: self.tie_word_embeddings,
+            init: self.init(),
+            norm: NormKind::Rms,
+            norm_eps: self.layer_norm_epsilon,
+            dropout: self.hidden_dropout,
+            embedding_scale: None,
+            logit_softcap: None,
+        }
+    }
+
+    /// The sizes of a layer.
+    pub fn mixer(&self) -> Mamba2MixerConfig {
+        let residual = Init::Normal { std: self.initializer_range / (self.num_hidden_layers as f64).sqrt() };
+        let linear = |init| LinearConfig { bias: self.use_bias, init };
+        Mamba2MixerConfig {
+            hidden: self.hidden_size,
+            heads: self.num_heads,
+            head_dim: self.head_dim,
+            groups: self.n_groups,
+            state: self.state_size,
+            kernel: self.conv_kernel,
+            conv_bias: self.use_conv_bias,
+            step_limit: [self.time_step_limit_min, self.time_step_limit_max.unwrap_or(f64::INFINITY)],
+            norm_eps: self.layer_norm_epsilon,
+            input: linear(self.init()),
+            output: linear(residual),
+        }
+    }
+
+    pub(super) fn block(&self) -> BlockConfig {
+        BlockConfig {
+            mixer: Some(Mixer::Mamba2(self.mixer())),
+            mlp: None,
+            norm: NormKind::Rms,
+            placement: NormPlacement::Before,
+            norm_eps: self.layer_norm_epsilon,
+            dropout: self.hidden_dropout,
+        }
+    }
+
+    fn check_steps(&self) -> Result<(), ConfigError> {
+        let low = self.time_step_limit_min;
+        not_negative(&[("time_step_limit_min", low)])?;
+        match self.time_step_limit_max {
+            Some(value) if value.is_nan() || value <= low => {
+                let (key, range) = ("time_step_limit_max", "above time_step_limit_min");
+                Err(ConfigError::OutOfRange { key, value, range, nearest: if low > 0.0 { 2.0 * low } else { 1.0 } })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl ModelConfig for Mamba2Config {
+    fn check(&self) -> Result<(), ConfigError> {
+        limits::sizes(self)?;
+        let (layers, hidden) = (("num_hidden_layers", self.num_hidden_layers), ("hidden_size", self.hidden_size));
+        let heads = [("num_heads", self.num_heads), ("head_dim", self.head_dim)];
+        let groups = [("n_groups", self.n_groups), ("state_size", self.state_size)];
+        let (vocab, kernel) = (("vocab_size", self.vocab_size), ("conv_kernel", self.conv_kernel));
+        limits::elements(&[vocab, hidden])?;
+        for parts in [heads, groups] {
+            limits::elements(&[[layers, hidden], parts].concat())?;
+            limits::elements(&[[layers, kernel], parts].concat())?;
+        }
+        let multiple = ("make_vocab_size_divisible_by", self.make_vocab_size_divisible_by);
+        positive(&[&[vocab, multiple, hidden, layers, kernel][..], &heads, &groups].concat())?;
+        divides("n_groups", self.n_groups, "num_heads", self.num_heads)?;
+        self.check_steps()?;
+        let numbers = [("layer_norm_epsilon", self.layer_norm_epsilon), ("initializer_range", self.initializer_range)];
+        not_negative(&numbers)?;
+        share("hidden_dropout", self.hidden_dropout)
+    }
+
+    fn dims(&self) -> ModelDims {
+        ModelDims {
+            vocab: self.vocab_size,
+            hidden: self.hidden_size,
+            heads: self.num_heads,
+            kv_heads: self.num_heads,
+            intermediate: 0,
+            experts: None,
+            layers: self.num_hidden_layers,
+            max_positions: None,
+            states: Some(StateDims::mamba2(self.num_heads, self.n_groups)),
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn megatron_names(&self) -> NameMap {
+        super::hf::megatron_names(self)
+    }
+
+    fn hf_names(&self) -> NameMap {
+        super::hf::names(self)
+    }
+
+    fn presets() -> Vec<(&'static str, Self)> {
+        super::presets::presets()
+    }
+
+    fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
+        self.tie_word_embeddings.then_some(["lm_head.weight", "backbone.embeddings.weight"])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contradictory_sizes_are_refused() {
+        let refuse = |config: Mamba2Config| config.check().unwrap_err().to_string();
+        let tiny = Mamba2Config::tiny;
+        assert_eq!(
+            refuse(Mamba2Config { state_size: 0, ..tiny() }),
+            "state_size = 0 is not positive; nearest legal: 1"
+        );
+        assert_eq!(
+            refuse(Mamba2Config { time_step_limit_min: 0.5, time_step_limit_max: Some(0.1), ..tiny() }),
+            "time_step_limit_max = 0.1 is not above time_step_limit_min; nearest legal: 1"
+        );
+        assert!(refuse(Mamba2Config { time_step_limit_min: f64::NAN, ..tiny() }).starts_with("time_step_limit_min"));
+        assert!(refuse(Mamba2Config { conv_kernel: 1 << 20, ..tiny() }).contains("nearest legal: 65536"));
+        for (_, config) in Mamba2Config::presets() {
+            assert_eq!(config.check(), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Mamba-2 in other systems' words: names of tensors, and Hugging Face's `config.json`.
+
+use serde_json::{Value, json};
+
+use super::config::Mamba2Config;
+use crate::hf::{ConfigReader, HfError, class_of};
+use crate::names::{NameMap, mamba2};
+
+/// Keys that say how a new model begins, how positions are chunked, and in what type residuals are added.
+const HARMLESS: [&str; 7] = [
+    "chunk_size",
+    "rescale_prenorm_residual",
+    "residual_in_fp32",
+    "time_step_floor",
+    "time_step_max",
+    "time_step_min",
+    "time_step_rank",
+];
+
+/// The names of the tensors of `Mamba2ForCausalLM`.
+pub(super) fn names(config: &Mamba2Config) -> NameMap {
+    named(config, ["backbone.embeddings", "backbone.layers", "backbone.norm_f", "lm_head"])
+}
+
+/// Megatron-Core's names (`models/mamba/mamba_model.py`, `ssm/mamba_layer.py`).
+pub(super) fn megatron_names(config: &Mamba2Config) -> NameMap {
+    named(config, ["embedding.word_embeddings", "decoder.layers", "decoder.final_norm", "output_layer"])
+}
+
+fn named(config: &Mamba2Config, [embedding, layers, norm, head]: [&str; 4]) -> NameMap {
+    let (mut map, table) = (NameMap::default(), [config.vocab_size, config.hidden_size]);
+    map.same("embed_tokens.weight", format!("{embedding}.weight"), &table);
+    for layer in 0..config.num_hidden_layers {
+        let (ours, theirs) = (format!("layers.{layer}"), format!("{layers}.{layer}"));
+        map.same(format!("{ours}.input_layernorm.weight"), format!("{theirs}.norm.weight"), &[config.hidden_size]);
+        mamba2(&mut map, &config.mixer(), &format!("{ours}.mamba"), &format!("{theirs}.mixer"));
+    }
+    map.same("norm.weight", format!("{norm}.weight"), &[config.hidden_size]);
+    if !config.tie_word_embeddings {
+        map.same("lm_head.weight", format!("{head}.weight"), &table);
+    }
+    map
+}
+
+impl Mamba2Config {
+    /// Reads a `config.json` with `"model_type": "mamba2"`. An absent key has transformers' default.
+    ///
+    /// # Errors
+    /// Names the key that is missing, unknown, or asks for something this model does not do.
+    pub fn from_hf(config: &Value) -> Result<Self, HfError> {
+        let config = ConfigReader::new(config)?;
+        config.expect_model("mamba2")?;
+        config.expect_or_absent("hidden_act", "silu")?;
+        config.expect_flag("rms_norm", true)?;
+        let (hidden_size, num_heads) = (config.size("hidden_size")?, config.size_or("num_heads", 128)?);
+        let head_dim = config.size_or("head_dim", 64)?;
+        let limits = config.limits("time_step_limit")?;
+        let [time_step_limit_min, largest] = limits.unwrap_or([0.0, f64::INFINITY]);
+        let read = Self {
+            vocab_size: config.size("vocab_size")?,
+            hidden_size,
+            num_hidden_layers: config.size("num_hidden_layers")?,
+            num_heads,
+            head_dim,
+            state_size: config.size_or("state_size", 128)?,
+            n_groups: config.size_or("n_groups", 8)?,
+            conv_kernel: config.size_or("conv_kernel", 4)?,
+            use_conv_bias: config.flag_or("use_conv_bias", true)?,
+            use_bias: config.flag("use_bias")?,
+            time_step_limit_min,
+            time_step_limit_max: Some(largest).filter(|largest| largest.is_finite()),
+            layer_norm_epsilon: config.number("layer_norm_epsilon")?.unwrap_or(1e-5),
+            tie_word_embeddings: config.flag("tie_word_embeddings")?,
+            initializer_range: config.number("initializer_range")?.unwrap_or(0.1),
+            hidden_dropout: 0.0,
+            make_vocab_size_divisible_by: 1,
+        };
+        let expand = read.expand();
+        config.expect_number("expand", 2.0, expand)?;
+        config.finish(&HARMLESS)?;
+        Ok(read)
+    }
+
+    /// The `config.json` of this model, in the form of transformers 5.
+    pub fn to_hf(&self) -> Value {
+        let largest = match self.time_step_limit_max {
+            Some(largest) => json!(largest),
+            // JSON has no infinity.
+            None => json!({"__float__": "Infinity"}),
+        };
+        let expand = self.expand();
+        json!({
+            "architectures": [class_of("mamba2")],
+            "model_type": "mamba2",
+            "hidden_act": "silu",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "state_size": self.state_size,
+            "n_groups": self.n_groups,
+            "conv_kernel": self.conv_kernel,
+            "expand": if expand.fract() == 0.0 { json!(expand as u64) } else { json!(expand) },
+            "use_conv_bias": self.use_conv_bias,
+            "use_bias": self.use_bias,
+            "time_step_limit": [json!(self.time_step_limit_min), largest],
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": self.initializer_range,
+        })
+    }
+
+    /// How many times wider than the residual stream all heads are.
+    fn expand(&self) -> f64 {
+        (self.num_heads as f64 * self.head_dim as f64) / self.hidden_size as f64
+    }
+}

@@ -1,0 +1,56 @@
+//! The forward pass of a Mamba-2: that of a Llama with other blocks.
+
+use backend_dist::shard::Registry;
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
+
+use super::config::Mamba2Config;
+use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::layers::paged::{PagedKvCache, Step};
+use crate::llama::Llama;
+use crate::micro_batch::MicroBatch;
+use crate::param::{BuildError, ParamBuilder};
+use crate::part::Part;
+
+/// A rank's part of a Mamba-2.
+#[derive(Module, Debug)]
+pub struct Mamba2 {
+    decoder: Llama,
+}
+
+impl CausalLm for Mamba2 {
+    type Config = Mamba2Config;
+
+    fn build(config: &Mamba2Config, params: ParamBuilder) -> Result<Self, BuildError> {
+        config.check_for(&params)?;
+        Ok(Self { decoder: Llama::of_blocks(&config.frame(), |_| config.block(), params)? })
+    }
+
+    fn part(&self) -> &Part {
+        self.decoder.part()
+    }
+
+    fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        self.decoder.embed(tokens, batch)
+    }
+
+    fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        self.decoder.layer(index, x, batch)
+    }
+
+    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
+        self.decoder.head_losses(x, labels, batch)
+    }
+
+    fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
+        self.decoder.head_logits(x)
+    }
+
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        self.decoder.extend(step, cache)
+    }
+
+    fn registry(&self) -> &Registry {
+        self.decoder.registry()
+    }
+}
