@@ -2,10 +2,14 @@
 //! computes, or refused by name.
 
 pub(crate) mod decoder;
+mod inputs;
 pub(crate) mod layers;
+mod module;
 mod reader;
 pub(crate) mod rope;
 
+pub use inputs::{HostInput, IGNORED, InputError, ModuleInputs};
+pub use module::{ForeignParam, HfModule, ModuleNames, ModuleOutput, module_classes};
 pub(crate) use reader::ConfigReader;
 
 use serde_json::Value;
@@ -41,6 +45,16 @@ pub enum HfError {
         key: &'static str,
         /// Its value.
         value: String,
+    },
+    /// The file describes a model that trains and runs as a Burn module, not in the engine.
+    #[error(
+        "config.json: `model_type` {kind} is a plain Burn module here: `burn-megatron forward` and `MegatronStrategy::mesh` \
+         run it; models of the engine: {}",
+        supported()
+    )]
+    Module {
+        /// `model_type`.
+        kind: String,
     },
     /// A key is neither used nor known to be harmless.
     #[error(
@@ -183,6 +197,7 @@ impl FamilyConfig {
             "gpt_oss" => MixtralConfig::from_hf(config, MixtralVariant::GptOss).map(Self::Mixtral),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
             "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
+            other if module_classes(other).is_some() => Err(HfError::Module { kind: other.into() }),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
         }?;
         read.check()?;

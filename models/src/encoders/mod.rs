@@ -1,0 +1,7 @@
+//! Encoders and encoder-decoders: plain Burn modules, written for one device. Their layouts are those of any Burn module.
+
+pub mod bert;
+mod loss;
+
+pub use bert::{Bert, BertConfig};
+pub use loss::cross_entropy;
