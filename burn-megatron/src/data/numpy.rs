@@ -155,6 +155,18 @@ mod tests {
         assert_ne!(values.iter().sum::<f64>(), 6.282663880299504);
     }
 
+    #[test]
+    fn draws_are_numpys() {
+        // numpy 2.4.6, RandomState(5): twelve times geometric(0.2), random(), randint(0, 1), randint(0, 97), and
+        // choice([0, 1, 2], p=[.5, .3, .2]).
+        let mut random = RandomState::new(5);
+        let drawn: Vec<u64> = (0..12).map(|_| random.geometric(0.2)).collect();
+        assert_eq!(drawn, [2, 10, 2, 12, 4, 5, 7, 4, 2, 1, 1, 7]);
+        assert_eq!(random.uniform(), 0.441_309_222_895_953_1);
+        assert_eq!([random.below(1), random.below(97)], [0, 75]);
+        assert_eq!(random.choice(&[0.5, 0.3, 0.2]), 1);
+    }
+
     proptest! {
         #[test]
         fn shuffle_is_a_permutation_decided_by_the_seed(seed: u32, size in 0usize..300) {

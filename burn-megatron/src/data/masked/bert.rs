@@ -187,11 +187,11 @@ impl BertDataset {
         for position in masked.spans.concat() {
             labels[position] = tokens[position];
         }
-        let mut padding_mask = vec![1; tokens.len()];
         let mut tokens = masked.tokens;
         tokens.resize(length, vocabulary.pad);
         types.resize(length, 0);
-        padding_mask.resize(length, 0);
+        // A masked token that chance replaces by the padding is padding, as in Megatron.
+        let padding_mask = tokens.iter().map(|token| i64::from(*token != vocabulary.pad)).collect();
         BertSample { tokens, types, labels, padding_mask, is_random, truncated }
     }
 }
