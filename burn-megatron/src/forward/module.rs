@@ -9,8 +9,8 @@ use backend_dist::mesh_backend::Teams;
 use backend_dist::parallelize::{check, parallelize_on};
 use backend_dist::shard::HostTensor;
 use burn::tensor::Device;
-use models::Bert;
 use models::hf::{HfModule, HostInput, ModuleInputs, ModuleOutput};
+use models::{Bert, T5};
 use safetensors::SafeTensors;
 
 use super::error::ForwardError;
@@ -23,7 +23,7 @@ use crate::hf::{ModuleFolder, Wanted, named_tensors};
 type Run = fn(&ModuleFolder, &BTreeMap<String, HostInput>, &Settings) -> Result<ModuleOutputs, ForwardError>;
 
 /// Families by the `model_type` of their `config.json`.
-const FAMILIES: [(&str, Run); 1] = [("bert", run::<Bert>)];
+const FAMILIES: [(&str, Run); 2] = [("bert", run::<Bert>), ("t5", run::<T5>)];
 
 /// What a plain Burn module computed.
 #[derive(Clone, Debug, PartialEq)]

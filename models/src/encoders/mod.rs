@@ -2,6 +2,8 @@
 
 pub mod bert;
 mod loss;
+pub mod t5;
 
 pub use bert::{Bert, BertConfig};
 pub use loss::cross_entropy;
+pub use t5::{T5, T5Config};

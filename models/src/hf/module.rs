@@ -12,7 +12,8 @@ use super::HfError;
 use super::inputs::{InputError, ModuleInputs};
 
 /// Hugging Face's `model_type` and `architectures` of the models that are plain Burn modules.
-const MODULES: [(&str, &[&str]); 1] = [("bert", &["BertForMaskedLM", "BertForPreTraining"])];
+const MODULES: [(&str, &[&str]); 2] =
+    [("bert", &["BertForMaskedLM", "BertForPreTraining"]), ("t5", &["T5ForConditionalGeneration"])];
 
 /// Hugging Face's classes of a `model_type` that is a plain Burn module here.
 pub fn module_classes(model_type: &str) -> Option<&'static [&'static str]> {
