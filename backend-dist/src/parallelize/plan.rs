@@ -134,12 +134,12 @@ impl Plan {
         Err(PlanError::Size { path, dim, size, ranks, axis, below: below.max(ranks), above: below + ranks })
     }
 
-    /// A projection of attention, a module's own too (`T5Attention`), may only be divided between heads.
+    /// A projection of attention may only be divided between heads.
     fn check_heads(&self, parameter: &Parameter, heads: &[Attribute], ranks: usize) -> Result<(), PlanError> {
         let path = parameter.path();
         let of_module =
             |attribute: &&Attribute| path.starts_with(&format!("{}.", attribute.module)) || attribute.module.is_empty();
-        let is_projection = parameter.above(1).is_some_and(|field| field.container.ends_with("Attention"));
+        let is_projection = parameter.above(1).is_some_and(|field| is_attention(&field.container));
         let indivisible = heads.iter().filter(of_module).find(|heads| !heads.value.is_multiple_of(ranks));
         match indivisible.filter(|_| is_projection) {
             None => Ok(()),

@@ -42,6 +42,13 @@ impl T5FeedForwardKind {
 }
 
 /// Sizes of a T5, under Hugging Face's names.
+///
+/// ```
+/// use models::T5Config;
+///
+/// let config = T5Config { num_decoder_layers: 2, ..T5Config::small() };
+/// assert_eq!((config.num_layers, config.decoder_start_token_id), (6, 0));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct T5Config {
     /// Tokens of the vocabulary.

@@ -12,6 +12,18 @@ use super::norm::T5Norm;
 use super::positions::T5Positions;
 
 /// An encoder, a decoder, and a head over the vocabulary.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use models::{T5, T5Config};
+///
+/// let device = Device::flex();
+/// let config = T5Config { vocab_size: 40, d_model: 16, d_kv: 8, d_ff: 32, num_heads: 2, ..T5Config::small() };
+/// let model = T5::new(&config, &device);
+/// let tokens = Tensor::<2, Int>::from_data([[5, 6, 7, 1]], &device);
+/// let written = model.generate(tokens, None, 8, config.eos_token_id);
+/// assert!((1..=8).contains(&written[0].len()));
+/// ```
 #[derive(Module, Debug)]
 pub struct T5 {
     /// `[vocabulary, d_model]`, of the encoder, the decoder and perhaps the head.
