@@ -13,8 +13,11 @@ use super::device::DeviceKind;
 use super::layout::LayoutArgs;
 use super::processes::alone;
 use crate::element::Element;
-use crate::forward::{Settings, forward, preference, read_input, read_preference, write_output, write_preference};
-use crate::hf::{HfFolder, read_adapter};
+use crate::forward::{
+    Settings, forward, forward_module, preference, read_input, read_module_inputs, read_preference,
+    write_module_outputs, write_output, write_preference,
+};
+use crate::hf::{HfFolder, ModuleFolder, read_adapter};
 use crate::preference::PreferenceLoss;
 
 /// What is computed in.
@@ -85,7 +88,8 @@ pub struct Args {
     /// With --objective dpo, ipo or kto: folder of the reference model; without it the model of --hf without --adapter
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,
-    /// Safetensors file with `input_ids` [sequences, tokens] and perhaps `labels` of the same shape; -100 is ignored
+    /// Safetensors file with `input_ids` [sequences, tokens] and perhaps `labels` of the same shape; -100 is ignored. Models
+    /// other than causal language models take more by Hugging Face's names, such as `attention_mask`
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// Safetensors file to write: `logits`, with labels `loss`, with --grads `grad.NAME` of every weight
@@ -119,6 +123,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.reference.is_some() && !loss.is_some_and(PreferenceLoss::has_reference) {
         bail!("--reference has a meaning with --objective dpo, ipo or kto only");
     }
+    if ModuleFolder::is_one(&args.hf)? {
+        return module(&args, layout);
+    }
     let folder = HfFolder::open(&args.hf)?;
     let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
     let settings = Settings {
@@ -145,6 +152,38 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         "{} x {} tokens in {}, {:?}: logits{loss}{gradients} in {}\n",
         input.sequences,
         input.seq,
+        settings.layout,
+        args.dtype,
+        args.output.display()
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A model that is a plain Burn module.
+fn module(args: &Args, layout: ParallelLayout) -> anyhow::Result<ExitCode> {
+    let folder = ModuleFolder::open(&args.hf)?;
+    if args.adapter.is_some() || args.objective != Objective::NextToken {
+        let kind = folder.model_type();
+        bail!("--adapter and --objective are for causal language models; `model_type` {kind} has its own loss");
+    }
+    let settings = Settings {
+        adapter: None,
+        devices: args.device.devices(&layout)?,
+        layout,
+        dtype: args.dtype.into(),
+        exact: true,
+        gradients: args.grads,
+    };
+    let outputs = forward_module(&folder, &read_module_inputs(&args.input)?, &settings)?;
+    let element = if matches!(args.dtype, Precision::F64) { Element::F64 } else { Element::F32 };
+    write_module_outputs(&args.output, &outputs, element)?;
+    let shapes = outputs.tensors.iter().map(|(name, tensor)| format!("{name} {:?}", tensor.shape));
+    let loss = outputs.loss.map(|loss| format!("loss {loss:.9}"));
+    let gradients = Some(outputs.gradients.len()).filter(|count| *count > 0).map(|count| format!("{count} gradients"));
+    let what = shapes.chain(loss).chain(gradients).collect::<Vec<_>>().join(", ");
+    super::print(&format!(
+        "{} in {}, {:?}: {what} in {}\n",
+        folder.model_type(),
         settings.layout,
         args.dtype,
         args.output.display()

@@ -4,6 +4,7 @@
 //! - [`preprocess`]: `.txt` and `.jsonl` files to `.bin`/`.idx`, with an existing tokenizer or one made on the spot.
 //! - [`chat`]: conversations to sequences with the tokenizer's chat template, and which of their tokens are learned.
 //! - [`GptSplits`]: training, validation and test samples of one dataset or a [`Blend`], in Megatron's exact order.
+//! - [`masked`]: sentences whose tokens are masked, for encoders, in Megatron's exact order.
 //! - [`TokensInMemory`], [`RandomWindows`]: the same [`TokenDataset`] over tokens in memory.
 //!
 //! A dataset is a fixed order of samples of S tokens; reading one takes the same time wherever it is.
@@ -39,6 +40,7 @@ pub mod chat;
 mod error;
 mod gpt;
 pub mod indexed;
+pub mod masked;
 mod memory;
 pub mod npy;
 pub mod numpy;

@@ -4,10 +4,14 @@ use std::path::PathBuf;
 
 use backend_dist::comm::RunError;
 use backend_dist::mesh::LayoutError;
+use backend_dist::parallelize::PlanError;
 use backend_dist::shard::RegistryError;
+use models::hf::InputError;
 use models::layout::ModelLayoutError;
 use models::names::NameError;
 use thiserror::Error;
+
+use crate::hf::HfFolderError;
 
 /// Why a forward pass cannot be done.
 #[derive(Debug, Error)]
@@ -66,6 +70,33 @@ pub enum ForwardError {
         /// The only size that one forward and backward pass has.
         legal: usize,
     },
+    /// A kind of parallelism that a forward pass of a plain Burn module does not have.
+    #[error("{key} {value}: `forward` of this model has tensor and sequence parallelism; nearest legal: {legal}")]
+    Axis {
+        /// Name of the size, as its flag is spelled.
+        key: &'static str,
+        /// The refused size.
+        value: usize,
+        /// The only size that it can have.
+        legal: usize,
+    },
+    /// No plain Burn module is read from this folder.
+    #[error("config.json: `model_type` {found} is no plain Burn module; legal: {legal}")]
+    ModelType {
+        /// `model_type`.
+        found: String,
+        /// Those that are.
+        legal: String,
+    },
+    /// A tensor of the input is not what the model takes.
+    #[error(transparent)]
+    ModuleInput(#[from] InputError),
+    /// Tensor parallelism cannot shard the model.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The folder cannot be read.
+    #[error(transparent)]
+    Folder(#[from] HfFolderError),
     /// The layout is illegal.
     #[error(transparent)]
     Layout(#[from] LayoutError),

@@ -3,11 +3,13 @@
 mod error;
 mod files;
 mod loss;
+mod module;
 mod preference;
 mod run;
 
 pub use error::ForwardError;
 pub use files::{read_input, write_output};
+pub use module::{ModuleOutputs, forward_module, read_module_inputs, write_module_outputs};
 pub use preference::{Preference, PreferenceOutput, preference, read_preference, write_preference};
 pub use run::{Input, Output, Settings, forward};
 pub(crate) use run::{build, check_layout};

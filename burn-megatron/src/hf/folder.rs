@@ -50,9 +50,7 @@ impl HfFolder {
     /// As [`HfFolder::open`].
     pub fn with_weights(folder: &Path, weights: &Path) -> Result<Self, HfFolderError> {
         let folder = folder.to_path_buf();
-        let path = folder.join("config.json");
-        let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
-        let raw: Value = parse_config(&text).map_err(|source| HfFolderError::Json { path: path.clone(), source })?;
+        let raw = read_config(&folder)?;
         let config =
             FamilyConfig::from_hf(&raw).map_err(|source| HfFolderError::Config { folder: folder.clone(), source })?;
         let generation = GenerationConfig::read(&folder, &raw)?;
@@ -120,6 +118,13 @@ impl Found<'_> {
         };
         read.map_err(|error| format!("{}: {error}", path.display()).into())
     }
+}
+
+/// The `config.json` of a folder.
+pub(super) fn read_config(folder: &Path) -> Result<Value, HfFolderError> {
+    let path = folder.join("config.json");
+    let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
+    parse_config(&text).map_err(|source| HfFolderError::Json { path, source })
 }
 
 /// Elements of a box.

@@ -111,12 +111,18 @@ impl Tensors {
     /// Opens the single file, the shards or the DCP checkpoint of a folder. Of several shards, each must hold exactly
     /// what the index says. Of a DCP checkpoint, the weights of the model are opened.
     pub fn open(folder: &Path, model: &FamilyConfig) -> Result<Self, HfFolderError> {
+        let is_files = [SINGLE, INDEX].iter().any(|name| folder.join(name).exists());
+        if !is_files && DcpFolder::is_one(folder) {
+            let (folder, is_megatron) = distributed::open(folder, model)?;
+            return Ok(Self::Distributed(folder, is_megatron));
+        }
+        Self::safetensors(folder)
+    }
+
+    /// Opens the single file or the shards of a folder.
+    pub fn safetensors(folder: &Path) -> Result<Self, HfFolderError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         match (index.exists(), single.exists()) {
-            (false, false) if DcpFolder::is_one(folder) => {
-                let (folder, is_megatron) = distributed::open(folder, model)?;
-                Ok(Self::Distributed(folder, is_megatron))
-            }
             (true, false) => Self::sharded(folder, &index),
             (true, true) => {
                 let what = format!("holds both {SINGLE} and {INDEX}: remove the one that is not the model");

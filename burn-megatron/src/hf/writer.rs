@@ -68,6 +68,16 @@ pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result
     let config =
         config_json(what, &outputs).map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
 
+    in_new_folder(folder, |partial| write_all(partial, what, &config, &outputs, source))
+}
+
+/// Writes `folder`, which must not exist or be empty: `write` fills a folder next to it, which is renamed when it is
+/// complete.
+pub(super) fn in_new_folder<T>(
+    folder: &Path,
+    write: impl FnOnce(&Path) -> Result<T, HfFolderError>,
+) -> Result<T, HfFolderError> {
+    refuse_full(folder)?;
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = folder.file_name().unwrap_or_default();
     std::fs::create_dir_all(parent).map_err(HfFolderError::io("create", parent))?;
@@ -78,7 +88,7 @@ pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result
         .suffix(".partial")
         .tempdir_in(parent)
         .map_err(HfFolderError::io("create a folder in", parent))?;
-    let written = write_all(partial.path(), what, &config, &outputs, source)?;
+    let written = write(partial.path())?;
     if folder.exists() {
         std::fs::remove_dir(folder).map_err(HfFolderError::io("replace", folder))?;
     }
@@ -123,7 +133,7 @@ fn write_all(
     source: &dyn TensorReader,
 ) -> Result<(usize, u64), HfFolderError> {
     let files = match what.format {
-        Format::Safetensors => write_safetensors(folder, what, outputs, source)?,
+        Format::Safetensors => write_safetensors(folder, what.shard_bytes, outputs, source)?,
         Format::Dcp => distributed_writer::write(folder, outputs, what.shard_bytes, None, source)?,
         Format::TorchDist { iteration } => {
             distributed_writer::write(folder, outputs, what.shard_bytes, Some(iteration), source)?
@@ -141,14 +151,14 @@ fn write_all(
 }
 
 /// Gives the number of files.
-fn write_safetensors(
+pub(super) fn write_safetensors(
     folder: &Path,
-    what: &Export,
+    shard_bytes: u64,
     outputs: &[Output],
     source: &dyn TensorReader,
 ) -> Result<usize, HfFolderError> {
     let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
-    let files = divide(&sizes, what.shard_bytes);
+    let files = divide(&sizes, shard_bytes);
     let mut shard_of = Map::new();
     for (index, file) in files.iter().enumerate() {
         let name = shard_name(index, files.len());
@@ -164,11 +174,11 @@ fn write_safetensors(
     Ok(files.len())
 }
 
-fn pretty(value: &Value) -> String {
+pub(super) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
-fn write_text(path: &Path, text: &str) -> Result<(), HfFolderError> {
+pub(super) fn write_text(path: &Path, text: &str) -> Result<(), HfFolderError> {
     std::fs::write(path, text).map_err(HfFolderError::io("write", path))
 }
 

@@ -15,6 +15,7 @@
 //!
 //! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
+mod bert;
 mod data_parallel;
 mod devices;
 mod dp_rank;
@@ -31,6 +32,7 @@ mod signals;
 mod stages;
 mod stages_steps;
 mod states;
+mod t5;
 mod tensor_parallel;
 #[cfg(test)]
 mod tests;
@@ -44,6 +46,7 @@ use backend_dist::mesh::ParallelLayout;
 use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainingStrategy};
 
+pub use bert::{BertBatch, BertTraining};
 use data_parallel::DataParallel;
 pub use mesh::MeshStrategy;
 pub(crate) use mesh::{for_any_module, for_stages};
@@ -57,6 +60,7 @@ use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
 pub use stages::{Activation, Part, Stages, StagesError, StagesStrategy, TrainBatch};
 pub(crate) use stages_steps::StagesSteps;
+pub use t5::{T5Batch, T5Training};
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.
 ///

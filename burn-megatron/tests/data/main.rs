@@ -4,6 +4,7 @@ mod cli;
 #[path = "../support/damage.rs"]
 mod damage;
 mod fuzz;
+mod masked;
 mod memory;
 mod oracles;
 mod resume;

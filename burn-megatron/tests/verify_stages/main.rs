@@ -1,7 +1,9 @@
 //! `verify_stages` of an encoder and a Llama as Burn users build them, in double precision.
 
+mod bert;
 mod encoder;
 mod llama;
+mod t5;
 mod wrong;
 
 use burn::optim::momentum::MomentumConfig;

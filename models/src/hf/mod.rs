@@ -2,11 +2,15 @@
 //! computes, or refused by name.
 
 pub(crate) mod decoder;
+mod inputs;
 pub(crate) mod layers;
+mod module;
 mod python_json;
 mod reader;
 pub(crate) mod rope;
 
+pub use inputs::{HostInput, IGNORED, InputError, ModuleInputs};
+pub use module::{ForeignParam, HfModule, ModuleNames, ModuleOutput, module_classes};
 pub use python_json::parse_config;
 pub(crate) use reader::ConfigReader;
 
@@ -45,6 +49,16 @@ pub enum HfError {
         key: &'static str,
         /// Its value.
         value: String,
+    },
+    /// The file describes a model that trains and runs as a Burn module, not in the engine.
+    #[error(
+        "config.json: `model_type` {kind} is a plain Burn module here: `burn-megatron forward` and `MegatronStrategy::mesh` \
+         run it; models of the engine: {}",
+        supported()
+    )]
+    Module {
+        /// `model_type`.
+        kind: String,
     },
     /// A key is neither used nor known to be harmless.
     #[error(
@@ -189,6 +203,7 @@ impl FamilyConfig {
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
             "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
             "mamba2" => Mamba2Config::from_hf(config).map(Self::Mamba2),
+            other if module_classes(other).is_some() => Err(HfError::Module { kind: other.into() }),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
         }?;
         read.check()?;

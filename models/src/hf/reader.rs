@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::{HARMLESS, HfError, class_of};
+use super::{HARMLESS, HfError, class_of, module_classes};
 use crate::limits::limit;
 
 /// An object of a `config.json`.
@@ -31,6 +31,17 @@ impl<'a> ConfigReader<'a> {
         match classes.iter().all(|class| class_of(kind) == Some(*class)) {
             true => Ok(()),
             false => Err(HfError::Architecture { key: "architectures", value: classes.join(", ") }),
+        }
+    }
+
+    /// Checks `model_type` and gives `architectures` of a plain Burn module: its first class if they are not given.
+    pub fn expect_module(&self, kind: &'static str) -> Result<Vec<&'a str>, HfError> {
+        self.expect("model_type", kind)?;
+        let legal = module_classes(kind).unwrap_or_default();
+        let classes = self.texts("architectures")?.unwrap_or_else(|| legal.iter().take(1).copied().collect());
+        match classes.iter().find(|class| !legal.contains(class)) {
+            None => Ok(classes),
+            Some(class) => Err(self.unsupported("architectures", class, &legal.join(", "))),
         }
     }
 

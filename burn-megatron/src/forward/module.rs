@@ -1,0 +1,141 @@
+//! The forward pass of a plain Burn module from a Hugging Face folder, over tensor-parallel ranks.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use backend_dist::launch::{BoxError, launch};
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::mesh_backend::Teams;
+use backend_dist::parallelize::{check, parallelize_on};
+use backend_dist::shard::HostTensor;
+use burn::tensor::Device;
+use models::hf::{HfModule, HostInput, ModuleInputs, ModuleOutput};
+use models::{Bert, T5};
+use safetensors::SafeTensors;
+
+use super::error::ForwardError;
+use super::files::{integers, open, write_tensors};
+use super::run::Settings;
+use crate::element::Element;
+use crate::hf::{ModuleFolder, Wanted, named_tensors};
+
+/// How a family runs.
+type Run = fn(&ModuleFolder, &BTreeMap<String, HostInput>, &Settings) -> Result<ModuleOutputs, ForwardError>;
+
+/// Families by the `model_type` of their `config.json`.
+const FAMILIES: [(&str, Run); 2] = [("bert", run::<Bert>), ("t5", run::<T5>)];
+
+/// What a plain Burn module computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModuleOutputs {
+    /// Under Hugging Face's names, such as `logits`.
+    pub tensors: Vec<(&'static str, HostTensor)>,
+    /// The mean, if there are labels.
+    pub loss: Option<f64>,
+    /// The loss's gradient of every weight, under Hugging Face's name; empty unless it was wanted.
+    pub gradients: BTreeMap<String, HostTensor>,
+}
+
+/// Runs the model of a folder on `inputs`, without dropout. The layout may have tensor and sequence parallelism.
+///
+/// # Errors
+/// If input, model and layout do not fit, or a rank fails.
+pub fn forward_module(
+    folder: &ModuleFolder,
+    inputs: &BTreeMap<String, HostInput>,
+    settings: &Settings,
+) -> Result<ModuleOutputs, ForwardError> {
+    let run = FAMILIES.iter().find(|(kind, _)| *kind == folder.model_type()).map(|(_, run)| *run);
+    let unknown = || ForwardError::ModelType {
+        found: folder.model_type().into(),
+        legal: FAMILIES.map(|(kind, _)| kind).join(", "),
+    };
+    run.ok_or_else(unknown)?(folder, inputs, settings)
+}
+
+fn run<M: HfModule + Sync + 'static>(
+    folder: &ModuleFolder,
+    inputs: &BTreeMap<String, HostInput>,
+    settings: &Settings,
+) -> Result<ModuleOutputs, ForwardError> {
+    let layout = &settings.layout;
+    check_axes(layout)?;
+    let host = Device::flex();
+    let host = if settings.gradients { host.autodiff() } else { host };
+    let config = M::without_dropout(folder.config::<M>()?);
+    let module: M = folder.read(&config, settings.dtype, &host)?;
+    if layout.tp > 1 {
+        check(&module, &M::plan(), layout.tp, layout.sequence_parallel())?;
+    }
+    let on = |device: Device| ModuleInputs { tensors: inputs.clone(), device, dtype: settings.dtype };
+    let mesh = Mesh::new(layout.clone())?;
+    let teams = Teams::new(&mesh, Axis::Tp).sequence_parallel(layout.sequence_parallel());
+    let outputs = launch(&mesh, &settings.devices, |rank| {
+        teams.run(&rank, |device| -> Result<ModuleOutputs, BoxError> {
+            let device = if settings.gradients { device.autodiff() } else { device };
+            let module = parallelize_on(module.clone(), &device, &rank, &M::plan())?;
+            let ModuleOutput { tensors, loss } = module.run(&on(device))?;
+            let value = loss.as_ref().map(|loss| loss.clone().into_scalar::<f64>());
+            let gradients = match loss.filter(|_| settings.gradients) {
+                Some(loss) => named_tensors(&module, Wanted::Gradients(&loss.backward())),
+                None => BTreeMap::new(),
+            };
+            Ok(ModuleOutputs { tensors, loss: value, gradients })
+        })
+    })?;
+    let first = outputs.into_iter().flatten().next();
+    let outputs = first.expect("the first rank of a team gives its program's value");
+    match outputs.loss {
+        None if settings.gradients => Err(ForwardError::NoLabels),
+        _ => Ok(outputs),
+    }
+}
+
+/// Refuses what shards the batch, the layers or the optimizer.
+fn check_axes(layout: &ParallelLayout) -> Result<(), ForwardError> {
+    let sizes = [
+        ("pipeline-parallel", layout.pp, 1),
+        ("data-parallel", layout.dp, 1),
+        ("context-parallel", layout.cp, 1),
+        ("expert-parallel", layout.ep, 1),
+        ("zero", layout.zero.into(), 0),
+    ];
+    match sizes.into_iter().find(|(_, value, legal)| value > legal) {
+        Some((key, value, legal)) => Err(ForwardError::Axis { key, value, legal }),
+        None => Ok(()),
+    }
+}
+
+/// Reads all tensors of a file: whole numbers (I64, I32) and floats.
+///
+/// # Errors
+/// If the file cannot be read or has a tensor of another type.
+pub fn read_module_inputs(path: &Path) -> Result<BTreeMap<String, HostInput>, ForwardError> {
+    let refuse = |what: String| ForwardError::Input { path: path.into(), what };
+    let bytes = open(path)?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| refuse(error.to_string()))?;
+    let mut tensors = BTreeMap::new();
+    for (name, view) in file.iter() {
+        let shape = view.shape().to_vec();
+        let tensor = match Element::of(view.dtype()) {
+            Some(element) => HostInput::Floats(HostTensor { shape, data: element.decode(view.data()) }),
+            None => HostInput::Ints { shape, data: integers(path, name, &view)? },
+        };
+        tensors.insert(name.to_string(), tensor);
+    }
+    Ok(tensors)
+}
+
+/// Writes what a module computed: its tensors, `loss [1]` and `grad.NAME` for every gradient.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_module_outputs(path: &Path, outputs: &ModuleOutputs, element: Element) -> Result<(), ForwardError> {
+    let named = outputs.tensors.iter();
+    let mut tensors: Vec<(String, Vec<usize>, &[f64])> =
+        named.map(|(name, tensor)| (name.to_string(), tensor.shape.clone(), &tensor.data[..])).collect();
+    if let Some(loss) = &outputs.loss {
+        tensors.push(("loss".into(), vec![1], std::slice::from_ref(loss)));
+    }
+    write_tensors(path, tensors, &outputs.gradients, element)
+}

@@ -1,0 +1,169 @@
+//! Sizes of a BERT, and Hugging Face's `config.json`.
+
+use burn::nn::activation::ActivationConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::hf::{ConfigReader, HfError};
+
+/// Keys of other heads and of training, which do not change what this model computes.
+const HARMLESS: [&str; 8] = [
+    "add_cross_attention",
+    "classifier_dropout",
+    "gradient_checkpointing",
+    "initializer_range",
+    "is_decoder",
+    "position_embedding_type",
+    "tie_encoder_decoder",
+    "chunk_size_feed_forward",
+];
+
+/// What a feed-forward network computes between its matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BertActivation {
+    /// GELU with the error function.
+    #[serde(rename = "gelu")]
+    Gelu,
+    /// GELU by a hyperbolic tangent.
+    #[serde(rename = "gelu_new")]
+    GeluNew,
+    /// max(x, 0).
+    #[serde(rename = "relu")]
+    Relu,
+}
+
+impl BertActivation {
+    /// Burn's.
+    pub fn burn(self) -> ActivationConfig {
+        match self {
+            Self::Gelu => ActivationConfig::Gelu,
+            Self::GeluNew => ActivationConfig::GeluApproximate,
+            Self::Relu => ActivationConfig::Relu,
+        }
+    }
+}
+
+/// Sizes of a BERT, under Hugging Face's names.
+///
+/// ```
+/// use models::BertConfig;
+///
+/// let config = BertConfig { num_hidden_layers: 6, next_sentence: false, ..BertConfig::base() };
+/// assert_eq!(config.hidden_size / config.num_attention_heads, 64);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BertConfig {
+    /// Tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// Features of a token.
+    pub hidden_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Heads of attention; they divide `hidden_size`.
+    pub num_attention_heads: usize,
+    /// Features inside a feed-forward network.
+    pub intermediate_size: usize,
+    /// What is between its matrices.
+    pub hidden_act: BertActivation,
+    /// The longest sequence.
+    pub max_position_embeddings: usize,
+    /// Kinds of tokens: those of the first and of the second sentence.
+    pub type_vocab_size: usize,
+    /// Added to variances.
+    pub layer_norm_eps: f64,
+    /// Dropout of embeddings and of what layers add.
+    pub hidden_dropout_prob: f64,
+    /// Dropout of attention weights.
+    pub attention_probs_dropout_prob: f64,
+    /// Standard deviation of new weights.
+    pub initializer_range: f64,
+    /// Whether there are a pooler and a head that tells whether the second sentence follows the first.
+    pub next_sentence: bool,
+}
+
+impl BertConfig {
+    /// BERT base (arXiv:1810.04805, section 3): 12 layers of 768 features, a vocabulary of 30522.
+    pub fn base() -> Self {
+        Self {
+            vocab_size: 30522,
+            hidden_size: 768,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            intermediate_size: 3072,
+            hidden_act: BertActivation::Gelu,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            layer_norm_eps: 1e-12,
+            hidden_dropout_prob: 0.1,
+            attention_probs_dropout_prob: 0.1,
+            initializer_range: 0.02,
+            next_sentence: true,
+        }
+    }
+
+    pub(super) fn read(config: &Value) -> Result<Self, HfError> {
+        let reader = ConfigReader::new(config)?;
+        let classes = reader.expect_module("bert")?;
+        let base = Self::base();
+        let number = |key: &str, default: f64| Ok::<_, HfError>(reader.number(key)?.unwrap_or(default));
+        let hidden_act = match reader.text("hidden_act")?.unwrap_or("gelu") {
+            "gelu" => BertActivation::Gelu,
+            "gelu_new" => BertActivation::GeluNew,
+            "relu" => BertActivation::Relu,
+            other => return Err(reader.unsupported("hidden_act", other, "gelu, gelu_new, relu")),
+        };
+        reader.expect_flag("is_decoder", false)?;
+        reader.expect_flag("add_cross_attention", false)?;
+        reader.expect_flag("tie_word_embeddings", true)?;
+        reader.expect_or_absent("position_embedding_type", "absolute")?;
+        let read = Self {
+            vocab_size: reader.size("vocab_size")?,
+            hidden_size: reader.size("hidden_size")?,
+            num_hidden_layers: reader.size("num_hidden_layers")?,
+            num_attention_heads: reader.size("num_attention_heads")?,
+            intermediate_size: reader.size("intermediate_size")?,
+            hidden_act,
+            max_position_embeddings: reader.size_or("max_position_embeddings", base.max_position_embeddings)?,
+            type_vocab_size: reader.size_or("type_vocab_size", base.type_vocab_size)?,
+            layer_norm_eps: number("layer_norm_eps", base.layer_norm_eps)?,
+            hidden_dropout_prob: number("hidden_dropout_prob", base.hidden_dropout_prob)?,
+            attention_probs_dropout_prob: number("attention_probs_dropout_prob", base.attention_probs_dropout_prob)?,
+            initializer_range: number("initializer_range", base.initializer_range)?,
+            next_sentence: classes.contains(&"BertForPreTraining"),
+        };
+        reader.finish(&HARMLESS)?;
+        let (hidden, heads) = (read.hidden_size, read.num_attention_heads);
+        if !hidden.is_multiple_of(heads) {
+            let legal = (1..=heads).rev().find(|heads| hidden.is_multiple_of(*heads)).unwrap_or(1);
+            return Err(reader.unsupported("num_attention_heads", &heads.to_string(), &legal.to_string()));
+        }
+        for key in ["hidden_dropout_prob", "attention_probs_dropout_prob"] {
+            let value = reader.number(key)?.unwrap_or_default();
+            if !(0.0..1.0).contains(&value) {
+                return Err(reader.unsupported(key, &value.to_string(), "0 to below 1"));
+            }
+        }
+        Ok(read)
+    }
+
+    pub(super) fn write(&self) -> Value {
+        let class = if self.next_sentence { "BertForPreTraining" } else { "BertForMaskedLM" };
+        json!({
+            "architectures": [class],
+            "model_type": "bert",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "intermediate_size": self.intermediate_size,
+            "hidden_act": self.hidden_act,
+            "max_position_embeddings": self.max_position_embeddings,
+            "type_vocab_size": self.type_vocab_size,
+            "layer_norm_eps": self.layer_norm_eps,
+            "hidden_dropout_prob": self.hidden_dropout_prob,
+            "attention_probs_dropout_prob": self.attention_probs_dropout_prob,
+            "initializer_range": self.initializer_range,
+            "tie_word_embeddings": true,
+        })
+    }
+}

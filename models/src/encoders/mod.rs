@@ -1,0 +1,9 @@
+//! Encoders and encoder-decoders: plain Burn modules, written for one device. Their layouts are those of any Burn module.
+
+pub mod bert;
+mod loss;
+pub mod t5;
+
+pub use bert::{Bert, BertConfig};
+pub use loss::cross_entropy;
+pub use t5::{T5, T5Config};
