@@ -11,6 +11,7 @@ use backend_dist::shard::HostTensor;
 use burn::tensor::Device;
 use models::Bert;
 use models::hf::{HfModule, HostInput, ModuleInputs, ModuleOutput};
+use models::images::{Llava, Vit};
 use safetensors::SafeTensors;
 
 use super::error::ForwardError;
@@ -23,7 +24,7 @@ use crate::hf::{ModuleFolder, Wanted, named_tensors};
 type Run = fn(&ModuleFolder, &BTreeMap<String, HostInput>, &Settings) -> Result<ModuleOutputs, ForwardError>;
 
 /// Families by the `model_type` of their `config.json`.
-const FAMILIES: [(&str, Run); 1] = [("bert", run::<Bert>)];
+const FAMILIES: [(&str, Run); 3] = [("bert", run::<Bert>), ("llava", run::<Llava>), ("vit", run::<Vit>)];
 
 /// What a plain Burn module computed.
 #[derive(Clone, Debug, PartialEq)]

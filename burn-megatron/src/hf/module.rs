@@ -93,7 +93,8 @@ impl ModuleFolder {
         device: &Device,
     ) -> Result<M, HfFolderError> {
         let names = M::names();
-        let mut fill = Fill { folder: self, names, dtype, at: At::default(), used: HashSet::new(), error: None };
+        let (older_names, at) = (M::older_names, At::default());
+        let mut fill = Fill { folder: self, names, older_names, dtype, at, used: HashSet::new(), error: None };
         let module = M::init(config, device).map(&mut fill);
         if let Some(error) = fill.error {
             return Err(error);
@@ -102,10 +103,10 @@ impl ModuleFolder {
         Ok(module)
     }
 
-    /// The tensor of a parameter.
-    fn find<'a>(&'a self, foreign: &'a ForeignParam) -> Result<(&'a str, Stored<'a>), HfFolderError> {
-        let names = [Some(&foreign.name), foreign.old_name.as_ref()];
-        let found = names.into_iter().flatten().find_map(|name| Some((name.as_str(), self.tensors.get(name)?)));
+    /// The tensor of a parameter, which may have a name of `older`.
+    fn find(&self, foreign: &ForeignParam, older: Vec<String>) -> Result<(String, Stored<'_>), HfFolderError> {
+        let names = [foreign.name.clone()].into_iter().chain(foreign.old_name.clone()).chain(older);
+        let found = names.into_iter().find_map(|name| self.tensors.get(&name).map(|tensor| (name, tensor)));
         found.ok_or_else(|| {
             let what = "is missing: config.json describes a model that has it";
             HfFolderError::tensor(&self.tensors.any_path(&self.folder), &foreign.name, what)
@@ -166,6 +167,7 @@ impl At {
 struct Fill<'a> {
     folder: &'a ModuleFolder,
     names: ModuleNames,
+    older_names: fn(&str) -> Vec<String>,
     dtype: FloatDType,
     at: At,
     used: HashSet<String>,
@@ -176,19 +178,19 @@ struct Fill<'a> {
 impl Fill<'_> {
     fn values<const D: usize>(&mut self, shape: [usize; D]) -> Result<TensorData, HfFolderError> {
         let foreign = self.at.foreign(&self.names);
-        let (name, stored) = self.folder.find(&foreign)?;
+        let (name, stored) = self.folder.find(&foreign, (self.older_names)(&foreign.name))?;
         let theirs = turned(&shape, foreign.transposed);
         if stored.shape != theirs {
             let what = format!("has shape {:?}, config.json needs {theirs:?}", stored.shape);
-            return Err(HfFolderError::tensor(stored.path, name, what));
+            return Err(HfFolderError::tensor(stored.path, &name, what));
         }
         let Some(element) = Element::of(stored.dtype) else {
             let what = format!("has elements of type {:?}, weights can be F64, F32, BF16 or F16", stored.dtype);
-            return Err(HfFolderError::tensor(stored.path, name, what));
+            return Err(HfFolderError::tensor(stored.path, &name, what));
         };
         let bytes = stored.read(0..theirs.iter().product::<usize>() * element.size());
         let values = element.decode(&bytes.map_err(HfFolderError::io("read", stored.path))?);
-        self.used.insert(name.to_string());
+        self.used.insert(name);
         let values = if foreign.transposed { transposed(&values, shape[0]) } else { values };
         Ok(TensorData::new(values, shape))
     }
