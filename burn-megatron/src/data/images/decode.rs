@@ -62,7 +62,8 @@ impl RgbImage {
             let options = DecoderOptions::default().jpeg_set_out_colorspace(ColorSpace::RGB).set_strict_mode(true);
             let mut decoder = JpegDecoder::new_with_options(data, options);
             let pixels = decoder.decode().map_err(|error| damaged(error.to_string()))?;
-            let (width, height) = decoder.info().map(|info| (info.width.into(), info.height.into())).ok_or_else(nothing)?;
+            let (width, height) =
+                decoder.info().map(|info| (info.width.into(), info.height.into())).ok_or_else(nothing)?;
             return Ok(Self { width, height, pixels });
         }
         let options = DecoderOptions::default().png_set_strip_to_8bit(true).png_set_confirm_crc(true);

@@ -5,7 +5,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
-//! # let png = include_bytes!("../../../tests/golden/images/small.png");
+//! # let png = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/images/small.png"));
 //! # std::fs::write(folder.path().join("cat.png"), png)?;
 //! let list = folder.path().join("train.jsonl");
 //! std::fs::write(&list, r#"{"image": "cat.png", "label": 3}"#)?;

@@ -126,8 +126,9 @@ impl ImageProcessor {
         };
         let filter = match file.resample {
             None => defaults.filter,
-            Some(number) => Filter::of_number(number)
-                .ok_or_else(|| refuse(format!("`resample` is {number}; legal: 1 (Lanczos), 2 (bilinear), 3 (bicubic)")))?,
+            Some(number) => Filter::of_number(number).ok_or_else(|| {
+                refuse(format!("`resample` is {number}; legal: 1 (Lanczos), 2 (bilinear), 3 (bicubic)"))
+            })?,
         };
         let crop = match file.crop_size {
             None => [224; 2],

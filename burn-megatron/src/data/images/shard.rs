@@ -34,7 +34,9 @@ pub(super) fn read(path: &Path) -> Result<Found, ImageError> {
             Err(error) => {
                 let after = if open.key.is_empty() { "its start".into() } else { format!("sample {}", open.key) };
                 close(&mut open, path, &mut found);
-                found.unusable.push(format!("{}: after {after}: {error}: the file is damaged or cut off", path.display()));
+                found
+                    .unusable
+                    .push(format!("{}: after {after}: {error}: the file is damaged or cut off", path.display()));
                 break;
             }
         };
