@@ -49,11 +49,20 @@ impl ClipVision {
         }
     }
 
+    /// `[batch, 1 + patches, hidden]` of `pixels [batch, channels, image_size, image_size]`, before the first block.
+    pub fn embed(&self, pixels: Tensor<4>) -> Tensor<3> {
+        let (class, positions) = (self.class.val().unsqueeze(), self.positions.val().unsqueeze());
+        self.first_norm.forward(patch_sequence(&self.patches, class, positions, pixels))
+    }
+
+    /// Block `index` of `x [batch, 1 + patches, hidden]`.
+    pub fn block(&self, index: usize, x: Tensor<3>) -> Tensor<3> {
+        self.blocks[index].forward(x)
+    }
+
     /// The hidden states `[batch, 1 + patches, hidden]` after the first `blocks` blocks, of
     /// `pixels [batch, channels, image_size, image_size]`.
     pub fn features(&self, pixels: Tensor<4>, blocks: usize) -> Tensor<3> {
-        let (class, positions) = (self.class.val().unsqueeze(), self.positions.val().unsqueeze());
-        let x = self.first_norm.forward(patch_sequence(&self.patches, class, positions, pixels));
-        self.blocks.iter().take(blocks).fold(x, |x, block| block.forward(x))
+        (0..blocks).fold(self.embed(pixels), |x, index| self.block(index, x))
     }
 }

@@ -83,6 +83,11 @@ impl Llava {
         self.image
     }
 
+    /// The image tower.
+    pub fn tower(&self) -> &ClipVision {
+        &self.tower
+    }
+
     /// The language model.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
@@ -91,11 +96,15 @@ impl Llava {
     /// What takes the place of image tokens, `[images · tokens of one, hidden]`, of
     /// `pixels [images, channels, image_size, image_size]`.
     pub fn image_features(&self, pixels: Tensor<4>) -> Tensor<2> {
-        let features = self.tower.features(pixels, self.feature_blocks);
+        self.project(self.tower.features(pixels, self.feature_blocks))
+    }
+
+    /// What takes the place of image tokens, `[images · tokens of one, hidden]`, of the tower's hidden states
+    /// `[images, 1 + patches, hidden]`.
+    pub fn project(&self, states: Tensor<3>) -> Tensor<2> {
         let first = usize::from(self.patches_only);
-        let patches = features.dims()[1] - first;
-        let projected = self.projector.forward(features.narrow(1, first, patches));
-        projected.flatten(0, 1)
+        let patches = states.dims()[1] - first;
+        self.projector.forward(states.narrow(1, first, patches)).flatten(0, 1)
     }
 
     /// Hidden states `[batch, length, hidden]` before the first block: those of `tokens [batch, length]`, and
