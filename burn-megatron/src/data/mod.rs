@@ -5,6 +5,7 @@
 //! - [`chat`]: conversations to sequences with the tokenizer's chat template, and which of their tokens are learned.
 //! - [`images`]: images with classes, texts or conversations, and what makes them a model's input.
 //! - [`GptSplits`]: training, validation and test samples of one dataset or a [`Blend`], in Megatron's exact order.
+//! - [`masked`]: sentences whose tokens are masked, for encoders, in Megatron's exact order.
 //! - [`TokensInMemory`], [`RandomWindows`]: the same [`TokenDataset`] over tokens in memory.
 //!
 //! A dataset is a fixed order of samples of S tokens; reading one takes the same time wherever it is.
@@ -41,6 +42,7 @@ mod error;
 mod gpt;
 pub mod images;
 pub mod indexed;
+pub mod masked;
 mod memory;
 pub mod npy;
 pub mod numpy;

@@ -3,8 +3,8 @@
 const N: usize = 624;
 const M: usize = 397;
 
-/// `numpy.random.RandomState(seed)`: the Mersenne Twister MT19937 (Matsumoto and Nishimura, 1998), of which only
-/// `shuffle` is needed.
+/// `numpy.random.RandomState(seed)`: the Mersenne Twister MT19937 (Matsumoto and Nishimura, 1998), and what Megatron's
+/// datasets draw from it.
 pub struct RandomState {
     key: [u32; N],
     position: usize,
@@ -23,7 +23,7 @@ impl RandomState {
     }
 
     /// The next 32 random bits.
-    fn next_u32(&mut self) -> u32 {
+    pub fn next_u32(&mut self) -> u32 {
         if self.position == N {
             self.refill();
         }
@@ -64,6 +64,33 @@ impl RandomState {
             let max = u32::try_from(i).expect("at most 2^32 items are shuffled");
             items.swap(i, self.interval(max) as usize);
         }
+    }
+
+    /// `RandomState.random()`: uniform in `[0, 1)`, of 53 random bits.
+    pub fn uniform(&mut self) -> f64 {
+        let (high, low) = (self.next_u32() >> 5, self.next_u32() >> 6);
+        (f64::from(high) * 67_108_864.0 + f64::from(low)) / 9_007_199_254_740_992.0
+    }
+
+    /// `RandomState.randint(0, high)`.
+    ///
+    /// # Panics
+    /// If `high` is 0.
+    pub fn below(&mut self, high: u32) -> u32 {
+        // numpy draws nothing where there is one number to draw.
+        if high == 1 { 0 } else { self.interval(high - 1) }
+    }
+
+    /// `RandomState.choice(n, p=shares)`: an index below the number of shares, whose sum is 1.
+    pub fn choice(&mut self, shares: &[f64]) -> usize {
+        let sums: Vec<f64> = shares.iter().scan(0.0, |sum, share| Some((*sum += share, *sum).1)).collect();
+        let drawn = self.uniform();
+        sums.iter().filter(|sum| **sum / sums[sums.len() - 1] <= drawn).count()
+    }
+
+    /// `RandomState.geometric(p)` for p below 1/3: how many trials the first success takes.
+    pub fn geometric(&mut self, p: f64) -> u64 {
+        (((-self.uniform()).ln_1p()) / (1.0 - p).ln()).ceil() as u64
     }
 }
 
@@ -126,6 +153,18 @@ mod tests {
         let values: Vec<f64> = (1..=300).map(|k| 1.0 / f64::from(k)).collect();
         assert_eq!(sum(&values), 6.282663880299504);
         assert_ne!(values.iter().sum::<f64>(), 6.282663880299504);
+    }
+
+    #[test]
+    fn draws_are_numpys() {
+        // numpy 2.4.6, RandomState(5): twelve times geometric(0.2), random(), randint(0, 1), randint(0, 97), and
+        // choice([0, 1, 2], p=[.5, .3, .2]).
+        let mut random = RandomState::new(5);
+        let drawn: Vec<u64> = (0..12).map(|_| random.geometric(0.2)).collect();
+        assert_eq!(drawn, [2, 10, 2, 12, 4, 5, 7, 4, 2, 1, 1, 7]);
+        assert_eq!(random.uniform(), 0.441_309_222_895_953_1);
+        assert_eq!([random.below(1), random.below(97)], [0, 75]);
+        assert_eq!(random.choice(&[0.5, 0.3, 0.2]), 1);
     }
 
     proptest! {

@@ -15,6 +15,7 @@
 //!
 //! [`Pretraining`] trains this crate's own models in any layout of ranks.
 
+mod bert;
 mod data_parallel;
 mod devices;
 mod dp_rank;
@@ -44,6 +45,7 @@ use backend_dist::mesh::ParallelLayout;
 use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainingStrategy};
 
+pub use bert::{BertBatch, BertTraining};
 use data_parallel::DataParallel;
 pub use mesh::MeshStrategy;
 pub(crate) use mesh::{for_any_module, for_stages};

@@ -4,6 +4,8 @@ mod cli;
 #[path = "../support/damage.rs"]
 mod damage;
 mod fuzz;
+mod masked;
+mod masked;
 mod memory;
 mod oracles;
 mod resume;

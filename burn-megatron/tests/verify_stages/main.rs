@@ -1,5 +1,6 @@
 //! `verify_stages` of an encoder and a Llama as Burn users build them, in double precision.
 
+mod bert;
 mod encoder;
 mod llama;
 mod wrong;

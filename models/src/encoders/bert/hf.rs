@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use super::config::BertConfig;
 use super::model::Bert;
-use crate::encoders::cross_entropy;
 use crate::hf::{HfError, HfModule, InputError, ModuleInputs, ModuleNames, ModuleOutput};
 
 const NAMES: ModuleNames = ModuleNames {
@@ -70,7 +69,7 @@ impl HfModule for Bert {
     }
 
     /// `input_ids [batch, sequence]`, and perhaps of the same shape `token_type_ids`, `attention_mask` (0 is padding) and
-    /// `labels`, and `next_sentence_label [batch]` (0: it follows).
+    /// `labels`, and with them `next_sentence_label [batch]` (0: it follows).
     fn run(&self, inputs: &ModuleInputs) -> Result<ModuleOutput, InputError> {
         let [vocabulary, _] = self.embeddings.words.weight.lazy_shape().dims();
         let [most, _] = self.embeddings.positions.weight.lazy_shape().dims();
@@ -95,11 +94,8 @@ impl HfModule for Bert {
         let hidden = self.encode(ids, token_types, padding);
         let logits = self.logits(hidden.clone());
         let relations = self.next_sentence_logits(hidden);
-        let mut loss = labels.map(|labels| cross_entropy(logits.clone(), labels));
-        if let (Some(relations), Some(follows)) = (&relations, follows) {
-            let next = cross_entropy(relations.clone().unsqueeze_dim(1), follows.unsqueeze_dim(1));
-            loss = Some(loss.map_or(next.clone(), |loss| loss + next));
-        }
+        let next = relations.clone().zip(follows);
+        let loss = labels.map(|labels| Self::loss(logits.clone(), labels, next));
         let output = ModuleOutput::new(logits, loss);
         Ok(match relations {
             Some(relations) => output.with("seq_relationship_logits", relations),

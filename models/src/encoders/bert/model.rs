@@ -11,6 +11,7 @@ use burn::nn::{
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::config::BertConfig;
+use crate::encoders::cross_entropy;
 
 /// An encoder with the head of a masked language model, and perhaps that of next-sentence prediction.
 #[derive(Module, Debug)]
@@ -142,6 +143,20 @@ impl Bert {
         let (pooler, head) = (self.pooler.as_ref()?, self.next_sentence.as_ref()?);
         let first = hidden.narrow(1, 0, 1).squeeze_dim::<2>(1);
         Some(head.forward(pooler.forward(first).tanh()))
+    }
+
+    /// The mean loss of masked tokens, and that of next sentences if there are any: `logits` and `labels` as in
+    /// [`cross_entropy`], relations `[batch, 2]` and `[batch]`.
+    pub fn loss(
+        logits: Tensor<3>,
+        labels: Tensor<2, Int>,
+        next_sentence: Option<(Tensor<2>, Tensor<1, Int>)>,
+    ) -> Tensor<1> {
+        let loss = cross_entropy(logits, labels);
+        match next_sentence {
+            Some((logits, labels)) => loss + cross_entropy(logits.unsqueeze_dim(1), labels.unsqueeze_dim(1)),
+            None => loss,
+        }
     }
 }
 

@@ -1,0 +1,97 @@
+//! Megatron's masked datasets (`megatron/core/datasets/masked_dataset.py`): which sentences a sample has, and which of
+//! their tokens are masked, are functions of the seed and the sample's index, draw for draw as numpy makes them.
+
+mod bert;
+mod mapping;
+mod masking;
+mod mersenne64;
+
+use thiserror::Error;
+
+pub use bert::{BertDataset, BertOptions, BertSample};
+pub use mapping::{Mapping, SampleSentences};
+pub use masking::{Masked, Masking};
+
+/// What masking needs to know of a tokenizer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaskVocabulary {
+    /// Begins a sample.
+    pub cls: i64,
+    /// Ends a sentence.
+    pub sep: i64,
+    /// Stands for a masked token.
+    pub mask: i64,
+    /// Fills a sample. Megatron fills masks with it too, so that it has to be 0.
+    pub pad: i64,
+    /// By token: whether it continues a word, as WordPiece's `##ing` does.
+    pub continues: Vec<bool>,
+}
+
+impl MaskVocabulary {
+    /// Of WordPiece tokens by id, with the names that BERT has for the special ones.
+    ///
+    /// # Errors
+    /// If one of `[CLS]`, `[SEP]`, `[MASK]` and `[PAD]` is not there, or `[PAD]` is not 0.
+    pub fn word_piece<'a>(tokens: impl IntoIterator<Item = &'a str>) -> Result<Self, MaskedError> {
+        let tokens: Vec<&str> = tokens.into_iter().collect();
+        let id = |name: &'static str| {
+            let found = tokens.iter().position(|token| *token == name);
+            found.map(|id| id as i64).ok_or(MaskedError::Special { name })
+        };
+        let continues = tokens.iter().map(|token| token.starts_with("##")).collect();
+        let known = Self { cls: id("[CLS]")?, sep: id("[SEP]")?, mask: id("[MASK]")?, pad: id("[PAD]")?, continues };
+        known.check()?;
+        Ok(known)
+    }
+
+    fn check(&self) -> Result<(), MaskedError> {
+        let size = self.continues.len();
+        for (name, id) in [("cls", self.cls), ("sep", self.sep), ("mask", self.mask), ("pad", self.pad)] {
+            if !usize::try_from(id).is_ok_and(|id| id < size) {
+                return Err(MaskedError::Option {
+                    name,
+                    value: id.to_string(),
+                    legal: format!("0 to {}", size.max(1) - 1),
+                });
+            }
+        }
+        match self.pad {
+            0 => Ok(()),
+            pad => Err(MaskedError::Option { name: "pad", value: pad.to_string(), legal: "0".into() }),
+        }
+    }
+}
+
+/// Why there is no masked dataset.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum MaskedError {
+    /// A tokenizer lacks a token.
+    #[error("the vocabulary has no token {name}")]
+    Special {
+        /// Its name.
+        name: &'static str,
+    },
+    /// An option is out of range.
+    #[error("{name} = {value}; nearest legal: {legal}")]
+    Option {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        legal: String,
+    },
+    /// No document makes a sample.
+    #[error(
+        "{path}: none of {documents} documents makes a sample: it needs at least {sentences} sentences, each a sequence of the \
+         file, of at most 512 tokens"
+    )]
+    Empty {
+        /// The `.bin` file.
+        path: String,
+        /// Documents that were asked for.
+        documents: usize,
+        /// Sentences that a sample needs.
+        sentences: usize,
+    },
+}

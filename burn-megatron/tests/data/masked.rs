@@ -1,0 +1,113 @@
+//! The masked datasets' samples are Megatron's; see `tests/golden/masked/README.md`.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn_megatron::data::indexed::{Dtype, IndexedDataset, IndexedWriter};
+use burn_megatron::data::masked::{BertDataset, BertOptions, MaskVocabulary, Masking, SampleSentences};
+use serde_json::Value;
+
+fn golden() -> Value {
+    serde_json::from_str(include_str!("../golden/masked/masked.json")).unwrap()
+}
+
+fn ints(value: &Value) -> Vec<i64> {
+    value.as_array().unwrap().iter().map(|value| value.as_i64().unwrap()).collect()
+}
+
+/// The sentences of the golden file as a `.bin` file, and its vocabulary.
+fn corpus(golden: &Value) -> (Arc<IndexedDataset>, MaskVocabulary) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = IndexedWriter::create(folder.path().join("corpus"), Dtype::U16).unwrap();
+    let sentences: Vec<Vec<i64>> = golden["sentences"].as_array().unwrap().iter().map(ints).collect();
+    for document in ints(&golden["documents"]).windows(2) {
+        for sentence in &sentences[document[0] as usize..document[1] as usize] {
+            writer.push_sequence(sentence).unwrap();
+        }
+        writer.end_document();
+    }
+    writer.finish().unwrap();
+    let tokens = golden["vocabulary"].as_array().unwrap().iter().map(|token| token.as_str().unwrap());
+    (Arc::new(IndexedDataset::open(folder.path().join("corpus")).unwrap()), MaskVocabulary::word_piece(tokens).unwrap())
+}
+
+fn masking(case: &Value) -> Masking {
+    let flag = |key: &str, default| case[key].as_bool().unwrap_or(default);
+    Masking {
+        probability: case["probability"].as_f64().unwrap(),
+        max_ngram: case["max_ngram"].as_u64().unwrap() as usize,
+        whole_words: flag("whole_words", true),
+        favor_long: flag("favor_long", false),
+        geometric: flag("geometric", false),
+    }
+}
+
+fn size(case: &Value, key: &str) -> usize {
+    case[key].as_u64().unwrap() as usize
+}
+
+fn check_mapping(case: &Value, mapping: &[SampleSentences]) {
+    assert_eq!(mapping.len(), size(case, "length"));
+    let expected = case["mapping"].as_array().unwrap();
+    for (found, expected) in mapping.iter().zip(expected) {
+        let Range { start, end } = found.sentences;
+        assert_eq!([start, end, found.target].map(|size| size as i64).to_vec(), ints(expected));
+    }
+}
+
+fn cases<'a>(golden: &'a Value, kind: &str) -> Vec<&'a Value> {
+    golden["cases"].as_array().unwrap().iter().filter(|case| case["kind"] == kind).collect()
+}
+
+#[test]
+fn samples_of_bert_are_megatrons() {
+    let golden = golden();
+    let (sentences, vocabulary) = corpus(&golden);
+    for case in cases(&golden, "bert") {
+        let options = BertOptions {
+            num_samples: case["num_samples"].as_u64().map(|count| count as usize),
+            masking: masking(case),
+            classification_head: case["classification_head"].as_bool().unwrap(),
+            ..BertOptions::new(size(case, "seq_length"), size(case, "seed") as u32)
+        };
+        let documents = 0..sentences.num_documents();
+        let data = BertDataset::new(sentences.clone(), documents, vocabulary.clone(), options).unwrap();
+        check_mapping(case, data.mapping());
+        for (index, expected) in case["samples"].as_array().unwrap().iter().enumerate() {
+            let sample = data.sample(index).unwrap();
+            assert_eq!(sample.tokens, ints(&expected["text"]), "tokens of {index}");
+            assert_eq!(sample.labels, ints(&expected["labels"]), "labels of {index}");
+            assert_eq!(sample.types, ints(&expected["types"]), "types of {index}");
+            assert_eq!(sample.padding_mask, ints(&expected["padding_mask"]), "padding of {index}");
+            assert_eq!(i64::from(sample.is_random), expected["is_random"].as_i64().unwrap());
+            assert_eq!(i64::from(sample.truncated), expected["truncated"].as_i64().unwrap());
+        }
+    }
+}
+
+#[test]
+fn options_out_of_range_are_named() {
+    let golden = golden();
+    let (sentences, vocabulary) = corpus(&golden);
+    let with = |change: &dyn Fn(&mut BertOptions), documents: Range<usize>| {
+        let mut options = BertOptions::new(64, 1);
+        change(&mut options);
+        BertDataset::new(sentences.clone(), documents, vocabulary.clone(), options).unwrap_err().to_string()
+    };
+    let all = 0..sentences.num_documents();
+    for (error, text) in [
+        (with(&|options| options.seq_length = 4, all.clone()), "seq_length = 4; nearest legal: 5"),
+        (with(&|options| options.seed = 0, all.clone()), "seed = 0; nearest legal: 1"),
+        (
+            with(&|options| options.masking.probability = 1.0, all.clone()),
+            "masking.probability = 1; nearest legal: above 0",
+        ),
+        (with(&|options| options.masking.max_ngram = 0, all.clone()), "masking.max_ngram = 0; nearest legal: 1"),
+        (with(&|options| options.short_sequence_probability = 1.5, all), "short_sequence_probability = 1.5"),
+        (with(&|_| {}, 0..1), "none of 1 documents makes a sample: it needs at least 2 sentences"),
+    ] {
+        assert!(error.contains(text), "{error}");
+    }
+    let missing = MaskVocabulary::word_piece(["[PAD]", "[CLS]", "[SEP]"]).unwrap_err().to_string();
+    assert_eq!(missing, "the vocabulary has no token [MASK]");
+}
