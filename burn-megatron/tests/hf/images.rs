@@ -1,9 +1,9 @@
 //! ViT and LLaVA: computed with as transformers does in tensor and sequence parallelism, read and written.
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_megatron::forward::{forward_module, read_module_inputs};
 use burn_megatron::hf::{ModuleExport, ModuleFolder};
-use models::hf::HostInput;
+use models::hf::{HostInput, ModuleInputs};
 use models::images::{Llava, Vit};
 use serde_json::{Value, json};
 
@@ -163,4 +163,27 @@ fn older_folders_of_llava() {
         ModuleExport::default().write(&to, &model, &config).unwrap();
         assert!(read(&to.join("model.safetensors")) == read(&golden("llava").join("model.safetensors")));
     }
+}
+
+/// Keys and values that are kept change nothing: each token is the one that the whole forward pass prefers.
+#[test]
+fn llava_generates_what_the_whole_forward_pass_prefers() {
+    let (folder, device) = (ModuleFolder::open(golden("llava")).unwrap(), Device::flex());
+    let model: Llava = folder.read(&folder.config::<Llava>().unwrap(), FloatDType::F64, &device).unwrap();
+    let inputs = ModuleInputs { tensors: inputs("llava"), device: device.clone(), dtype: FloatDType::F64 };
+    let pixels = inputs.floats::<4>("pixel_values").unwrap().narrow(0, 0, 1);
+    let mut tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
+    let generated = model.generate(tokens.clone(), pixels.clone(), 12, 160);
+    assert_eq!(generated.len(), 12);
+    for token in &generated {
+        let last = tokens.dims()[1] - 1;
+        let logits = model.forward(tokens.clone(), pixels.clone()).narrow(1, last, 1);
+        assert_eq!(logits.argmax(2).into_scalar::<i64>(), *token as i64);
+        tokens = Tensor::cat(vec![tokens, Tensor::from_data([[*token as i64]], &device)], 1);
+    }
+    // It ends where it is told to.
+    let end = generated[3];
+    let first = generated.iter().position(|token| *token == end).unwrap();
+    let tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
+    assert_eq!(model.generate(tokens, pixels, 12, end), generated[..first]);
 }

@@ -21,6 +21,13 @@ pub struct Decoder {
     rope: RopeConfig,
 }
 
+/// Keys and values of a block at the positions so far, `[batch, key-value heads, length, head_dim]`.
+#[derive(Clone, Debug)]
+pub struct KeyValues {
+    keys: Tensor<4>,
+    values: Tensor<4>,
+}
+
 #[derive(Module, Debug)]
 struct DecoderBlock {
     attention_norm: RmsNorm,
@@ -111,8 +118,13 @@ impl Decoder {
 
     /// Block `index` of `x [batch, length, hidden]`, whose first position is 0.
     pub fn block(&self, index: usize, x: Tensor<3>) -> Tensor<3> {
+        self.block_after(index, x, &mut None)
+    }
+
+    /// Block `index` of `x [batch, length, hidden]`, which follows the positions of `past`. Those of `x` are added to it.
+    pub fn block_after(&self, index: usize, x: Tensor<3>, past: &mut Option<KeyValues>) -> Tensor<3> {
         let block = &self.blocks[index];
-        let x = x.clone() + block.attention.forward(block.attention_norm.forward(x), self.rope);
+        let x = x.clone() + block.attention.forward(block.attention_norm.forward(x), self.rope, past);
         let normed = block.mlp_norm.forward(x.clone());
         x + block.down.forward(silu(block.gate.forward(normed.clone())) * block.up.forward(normed))
     }
@@ -129,18 +141,25 @@ impl Decoder {
 
 impl GroupedAttention {
     /// Each position sees itself and those before it.
-    fn forward(&self, x: Tensor<3>, rope: RopeConfig) -> Tensor<3> {
+    fn forward(&self, x: Tensor<3>, rope: RopeConfig, past: &mut Option<KeyValues>) -> Tensor<3> {
         let [batch, length, _] = x.dims();
-        let angles = RotaryEmbedding::new(&rope).angles(0..length, x.dtype(), &x.device());
+        let start = past.as_ref().map_or(0, |past| past.keys.dims()[2]);
+        let end = start + length;
+        let angles = RotaryEmbedding::new(&rope).angles(start..end, x.dtype(), &x.device());
         let q = rotated(split_heads(self.query.forward(x.clone()), self.heads), &angles);
         let k = rotated(split_heads(self.key.forward(x.clone()), self.key_value_heads), &angles);
         let v = split_heads(self.value.forward(x), self.key_value_heads);
+        let (k, v) = match past.take() {
+            Some(past) => (Tensor::cat(vec![past.keys, k], 2), Tensor::cat(vec![past.values, v], 2)),
+            None => (k, v),
+        };
+        *past = Some(KeyValues { keys: k.clone(), values: v.clone() });
         let (groups, d) = (self.heads / self.key_value_heads, rope.head_dim);
         let repeated = |x: Tensor<4>| {
-            let x = x.reshape([batch, self.key_value_heads, 1, length, d]);
-            x.expand([batch, self.key_value_heads, groups, length, d]).reshape([batch, self.heads, length, d])
+            let x = x.reshape([batch, self.key_value_heads, 1, end, d]);
+            x.expand([batch, self.key_value_heads, groups, end, d]).reshape([batch, self.heads, end, d])
         };
-        let later = Tensor::<2, Int>::ones([length, length], &q.device()).triu(1).bool();
+        let later = Tensor::<2, Int>::ones([length, end], &q.device()).triu(1 + start as i64).bool();
         self.output.forward(attend(q, repeated(k), repeated(v), Some(later.unsqueeze())))
     }
 }

@@ -3,9 +3,10 @@
 
 mod config;
 mod decoder;
+mod generate;
 mod hf;
 mod model;
 
 pub use config::LlavaConfig;
-pub use decoder::Decoder;
+pub use decoder::{Decoder, KeyValues};
 pub use model::Llava;
