@@ -6,7 +6,9 @@ pub use backend_dist::logical::Placement;
 pub use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 pub use backend_dist::mesh_backend::{LogicalOptions, Redistribute, Teams, explain};
 pub use backend_dist::parallelize::{Plan, PlanError, parallelize};
-pub use models::{CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder, Recompute};
+pub use models::{
+    Bert, BertConfig, CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder, Recompute,
+};
 
 pub use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 pub use crate::console::renderer;
