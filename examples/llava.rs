@@ -141,7 +141,7 @@ impl Batcher<Picture, Batch> for Captions {
         let (count, length) = (pictures.len(), 1 + self.image_tokens + TEXT);
         let letters = |picture: &Picture| text(picture.class).bytes().map(i64::from).collect::<Vec<_>>();
         let padded = |letters: Vec<i64>, padding: i64| {
-            let padding = std::iter::repeat(padding).take(TEXT - 1 - letters.len());
+            let padding = std::iter::repeat_n(padding, TEXT - 1 - letters.len());
             letters.into_iter().chain([END as i64]).chain(padding).collect::<Vec<_>>()
         };
         let tokens =

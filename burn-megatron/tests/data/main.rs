@@ -5,7 +5,6 @@ mod cli;
 mod damage;
 mod fuzz;
 mod masked;
-mod masked;
 mod memory;
 mod oracles;
 mod resume;

@@ -78,6 +78,10 @@ fn what_does_not_fit_is_named() {
         forward_module(&opened, &inputs(model), &settings("TP1", false)).unwrap_err().to_string()
     };
     for (error, texts) in [
+        (
+            refused("llava", &|file| file["text_config"]["tie_word_embeddings"] = true.into()),
+            ["`text_config.tie_word_embeddings` is true", "legal: false"],
+        ),
         (refused("vit", &|file| file["patch_size"] = 3.into()), ["patch_size = 3", "nearest legal: 2, 4"]),
         (refused("vit", &|file| file["hidden_act"] = "mish".into()), ["`hidden_act` is mish", "quick_gelu"]),
         (

@@ -139,7 +139,7 @@ impl ImageProcessor {
             }
         };
         let (mean, std) = (file.image_mean.unwrap_or(defaults.mean), file.image_std.unwrap_or(defaults.std));
-        if let Some(zero) = std.iter().find(|std| !(**std > 0.0)) {
+        if let Some(zero) = std.iter().find(|std| **std <= 0.0) {
             return Err(refuse(format!("`image_std` has {zero}; legal: numbers above 0")));
         }
         let normalize = [mean, std].map(|numbers| numbers.map(|number| number as f32));

@@ -26,7 +26,7 @@ use crate::{LlamaConfig, LlamaVariant};
 pub struct LlavaConfig {
     /// The image tower.
     pub vision_config: ClipVisionConfig,
-    /// The language model.
+    /// The language model. Its output layer is its own, not the embedding.
     pub text_config: LlamaConfig,
     /// The token that stands for one patch of an image.
     pub image_token_index: usize,
@@ -105,13 +105,16 @@ impl LlavaConfig {
         }
         let vision_config = ClipVisionConfig::from_hf(&file["vision_config"]).map_err(|e| e.inside("vision_config"))?;
         let text = with_defaults(&file["text_config"]);
-        let mut text_config =
+        let text_config =
             LlamaConfig::from_hf(&text, LlamaVariant::Llama).map_err(|error| error.inside("text_config"))?;
         if text_config.attention_dropout != 0.0 {
             let dropout = text_config.attention_dropout.to_string();
             return Err(config.unsupported("attention_dropout", &dropout, "0").inside("text_config"));
         }
-        text_config.tie_word_embeddings |= config.flag("tie_word_embeddings")?;
+        config.expect_flag("tie_word_embeddings", false)?;
+        if text_config.tie_word_embeddings {
+            return Err(config.unsupported("tie_word_embeddings", "true", "false").inside("text_config"));
+        }
         let strategy = config.text("vision_feature_select_strategy")?.unwrap_or("default");
         let read = Self {
             feature_blocks: feature_blocks(&config, vision_config.num_hidden_layers)?,
@@ -147,7 +150,7 @@ impl LlavaConfig {
             "multimodal_projector_bias": self.multimodal_projector_bias,
             "vision_feature_layer": self.feature_blocks as i64 - self.vision_config.num_hidden_layers as i64 - 1,
             "vision_feature_select_strategy": if self.patches_only { "default" } else { "full" },
-            "tie_word_embeddings": self.text_config.tie_word_embeddings,
+            "tie_word_embeddings": false,
         })
     }
 }

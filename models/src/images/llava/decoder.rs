@@ -12,11 +12,10 @@ use crate::layers::{Angles, RopeConfig, RotaryEmbedding};
 /// A Llama: token embedding, blocks, and logits.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    pub(super) embedding: Embedding,
+    embedding: Embedding,
     blocks: Vec<DecoderBlock>,
     norm: RmsNorm,
-    /// Without it the embedding is the output layer.
-    head: Option<Linear>,
+    head: Linear,
     #[module(skip)]
     rope: RopeConfig,
 }
@@ -96,7 +95,7 @@ impl Decoder {
             embedding: EmbeddingConfig::new(config.vocab_size, hidden).with_initializer(normal.clone()).init(device),
             blocks: (0..config.num_hidden_layers).map(block).collect(),
             norm: RmsNorm::new(config, device),
-            head: (!config.tie_word_embeddings).then(|| linear(hidden, config.vocab_size, false)),
+            head: linear(hidden, config.vocab_size, false),
             rope: RopeConfig { head_dim: config.head_dim, theta: config.rope_theta, scaling: config.rope_scaling },
         }
     }
@@ -131,11 +130,7 @@ impl Decoder {
 
     /// Logits `[batch, length, vocabulary]` of what comes out of the last block.
     pub fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = self.norm.forward(x);
-        match &self.head {
-            Some(head) => head.forward(x),
-            None => x.matmul(self.embedding.weight.val().transpose().unsqueeze()),
-        }
+        self.head.forward(self.norm.forward(x))
     }
 }
 

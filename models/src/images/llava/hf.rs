@@ -37,7 +37,7 @@ const NAMES: ModuleNames = ModuleNames {
         ("decoder.norm", "language_model.model.norm"),
         ("decoder.head", "language_model.lm_head"),
     ],
-    copies: &[("language_model.lm_head.weight", "language_model.model.embed_tokens.weight")],
+    copies: &[],
     derived: &["vision_tower.embeddings.position_ids", "vision_tower.vision_model.embeddings.position_ids"],
 };
 
