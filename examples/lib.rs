@@ -1,5 +1,6 @@
 //! Shared by the examples: training text, the choice of a layout, what plain Burn models need, and exit codes.
 
+pub mod drawings;
 pub mod machine;
 mod plain;
 mod text;

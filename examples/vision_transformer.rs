@@ -1,47 +1,61 @@
-//! A vision transformer as one writes it with Burn for one device: patches through a convolution, a class token,
-//! learned positions, `TransformerEncoder`. It learns to classify drawn shapes. One line, marked below, trains it in
-//! any layout of tensor and data parallelism with ZeRO.
+//! A vision transformer for one device, a plain Burn module, learns to classify images: drawn shapes, or those of a list.
+//! One line, marked below, trains it in any layout of tensor and data parallelism with ZeRO.
 //!
 //! ```text
 //! cargo run --release --example vision_transformer -- --layout "TP2 DP2 ZeRO2"
+//! cargo run --release --example vision_transformer -- --images pictures/train.jsonl --image-size 64
 //! ```
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::ensure;
 use burn::data::dataloader::batcher::Batcher;
-use burn::module::Param;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::nn::{Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{
     ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
+use burn_megatron::data::images::{ImageDataset, ImageProcessor, Target};
 use burn_megatron::prelude::*;
 use clap::Parser;
-use examples::{Args, Dice, accuracy, loader, report, trained};
+use examples::drawings::{Picture, SHAPES, SIZE, drawings};
+use examples::{Args, accuracy, loader, report, trained};
+use models::images::{Vit, VitConfig};
 
-const SIZE: usize = 16;
-const PATCH: usize = 4;
-const PATCHES: usize = (SIZE / PATCH) * (SIZE / PATCH);
-const WIDTH: usize = 48;
-/// Ring, box, cross, slash.
-const SHAPES: usize = 4;
-
-fn main() -> ExitCode {
-    report(run(&Args::parse()))
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+    /// Images with `label`: a .jsonl file, or a .tar file of WebDataset; without it drawn shapes
+    #[arg(long, value_name = "LIST")]
+    images: Option<PathBuf>,
+    /// Pixels of a side to which the images are scaled
+    #[arg(long, default_value_t = 32, requires = "images")]
+    image_size: usize,
+    /// Leaves out images that cannot be used, and says how many
+    #[arg(long, requires = "images")]
+    skip_unusable: bool,
 }
 
-fn run(args: &Args) -> anyhow::Result<()> {
-    let device = args.device()?;
-    let (train, valid) = (loader(drawings(6144, 1), 32, Drawings), loader(drawings(512, 2), 32, Drawings));
-    let model = VisionTransformer::new(&device.clone().autodiff());
-    let strategy = match args.layout() {
+fn main() -> ExitCode {
+    report(run(&Cli::parse()))
+}
+
+fn run(cli: &Cli) -> anyhow::Result<()> {
+    let device = cli.args.device()?;
+    let (config, train, valid) = match &cli.images {
+        None => (sizes(1, SIZE, SHAPES.len()), drawings(6144, 1), drawings(512, 2)),
+        Some(list) => read(list, cli.image_size, cli.skip_unusable)?,
+    };
+    config.check()?;
+    let images = || Images { shape: [config.num_channels, config.image_size] };
+    let (train, valid) = (loader(train, 32, images()), loader(valid, 32, images()));
+    let model = Classifier { vit: Vit::new(&config, &device.clone().autodiff()) };
+    let strategy = match cli.args.layout() {
         None => ExecutionStrategy::single(device.clone()).into(),
-        Some(layout) => MegatronStrategy::mesh(layout).into(), // <- the line that changes
+        Some(layout) => MegatronStrategy::mesh(layout).plan(Vit::plan()).into(), // <- the line that changes
     };
     let result = SupervisedTraining::new("runs/vision_transformer", train, valid.clone())
         .metrics((LossMetric::new(), AccuracyMetric::new()))
@@ -51,47 +65,59 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .launch(Learner::new(model, AdamWConfig::new().init(), 2e-3));
     let model = trained(result)?;
     let right = accuracy(&valid, &device, |batch| model.forward(batch))?;
-    println!("{:.1} % of drawings it never saw are told right; chance is 25 %", 100.0 * right);
+    let chance = 100.0 / config.num_labels as f64;
+    println!("{:.1} % of images it never saw are told right; chance is {chance:.0} %", 100.0 * right);
     Ok(())
 }
 
+/// A small ViT.
+fn sizes(num_channels: usize, image_size: usize, num_labels: usize) -> VitConfig {
+    VitConfig {
+        hidden_size: 48,
+        intermediate_size: 96,
+        num_channels,
+        image_size,
+        num_labels,
+        initializer_range: 0.1,
+        ..VitConfig::tiny()
+    }
+}
+
+/// The images of a list, every tenth of them for validation.
+fn read(list: &Path, size: usize, skip: bool) -> anyhow::Result<(VitConfig, Vec<Picture>, Vec<Picture>)> {
+    let images = ImageDataset::open(list, skip)?;
+    if !images.skipped().is_empty() {
+        println!("{} samples are left out; the first: {}", images.skipped().len(), images.skipped()[0]);
+    }
+    let keys =
+        serde_json::json!({"image_processor_type": "ViTImageProcessor", "size": {"height": size, "width": size}});
+    let processor = ImageProcessor::from_json(&keys)?;
+    let (mut train, mut valid, mut classes) = (Vec::new(), Vec::new(), 0);
+    for index in 0..images.len() {
+        let Target::Label(class) = *images.target(index) else {
+            anyhow::bail!("{}: a sample has no `label`; this example learns classes", list.display());
+        };
+        classes = classes.max(class + 1);
+        let picture = Picture { pixels: processor.process(&images.image(index)?), class };
+        if index % 10 == 9 { &mut valid } else { &mut train }.push(picture);
+    }
+    ensure!(!valid.is_empty(), "{}: has {} images; legal: at least 10", list.display(), images.len());
+    Ok((sizes(3, size, classes), train, valid))
+}
+
 #[derive(Module, Debug)]
-struct VisionTransformer {
-    patches: Conv2d,
-    class: Param<Tensor<3>>,
-    positions: Param<Tensor<3>>,
-    encoder: TransformerEncoder,
-    norm: LayerNorm,
-    head: Linear,
+struct Classifier {
+    vit: Vit,
 }
 
-impl VisionTransformer {
-    fn new(device: &Device) -> Self {
-        let small = Initializer::Normal { mean: 0.0, std: 0.02 };
-        Self {
-            patches: Conv2dConfig::new([1, WIDTH], [PATCH, PATCH]).with_stride([PATCH, PATCH]).init(device),
-            class: small.init([1, 1, WIDTH], device),
-            positions: small.init([1, PATCHES + 1, WIDTH], device),
-            encoder: TransformerEncoderConfig::new(WIDTH, 2 * WIDTH, 4, 2).with_norm_first(true).init(device),
-            norm: LayerNormConfig::new(WIDTH).init(device),
-            head: LinearConfig::new(WIDTH, SHAPES).init(device),
-        }
-    }
-
-    fn forward(&self, (images, shapes): Batch) -> ClassificationOutput {
-        let batch = images.dims()[0];
-        let patches = self.patches.forward(images).flatten(2, 3).swap_dims(1, 2);
-        let class = self.class.val().repeat_dim(0, batch);
-        let embedded = Tensor::cat(vec![class, patches], 1) + self.positions.val();
-        let encoded = self.encoder.forward(TransformerEncoderInput::new(embedded));
-        let class = self.norm.forward(encoded).slice([0..batch, 0..1]).reshape([batch, WIDTH]);
-        let output = self.head.forward(class);
-        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), shapes.clone());
-        ClassificationOutput::new(loss, output, shapes)
+impl Classifier {
+    fn forward(&self, (images, classes): Batch) -> ClassificationOutput {
+        let output = self.vit.forward(images);
+        ClassificationOutput::new(Vit::loss(output.clone(), classes.clone()), output, classes)
     }
 }
 
-impl TrainStep for VisionTransformer {
+impl TrainStep for Classifier {
     type Input = Batch;
     type Output = ClassificationOutput;
 
@@ -101,7 +127,7 @@ impl TrainStep for VisionTransformer {
     }
 }
 
-impl InferenceStep for VisionTransformer {
+impl InferenceStep for Classifier {
     type Input = Batch;
     type Output = ClassificationOutput;
 
@@ -110,47 +136,20 @@ impl InferenceStep for VisionTransformer {
     }
 }
 
-#[derive(Clone, Debug)]
-struct Drawing {
-    pixels: Vec<f32>,
-    shape: i64,
-}
-
-/// Images `[batch, 1, SIZE, SIZE]` and the index of the shape on each.
+/// Images `[batch, channels, height, width]` and the class of each.
 type Batch = (Tensor<4>, Tensor<1, Int>);
 
-struct Drawings;
-
-impl Batcher<Drawing, Batch> for Drawings {
-    fn batch(&self, drawings: Vec<Drawing>, device: &Device) -> Batch {
-        let shapes: Vec<i64> = drawings.iter().map(|drawing| drawing.shape).collect();
-        let pixels: Vec<f32> = drawings.into_iter().flat_map(|drawing| drawing.pixels).collect();
-        let images = Tensor::from_data(TensorData::new(pixels, [shapes.len(), 1, SIZE, SIZE]), device);
-        (images, Tensor::from_data(shapes.as_slice(), device))
-    }
+/// Batches of images with these channels and this height and width.
+struct Images {
+    shape: [usize; 2],
 }
 
-/// Shapes of random size and position on noisy backgrounds.
-fn drawings(count: usize, seed: u64) -> Vec<Drawing> {
-    let mut dice = Dice(seed);
-    let mut draw = |index: usize| {
-        let shape = index % SHAPES;
-        let radius = 3.0 + 3.0 * dice.roll();
-        let room = SIZE as f32 - 2.0 * radius;
-        let (cx, cy) = (radius + dice.roll() * room, radius + dice.roll() * room);
-        let is_ink = |x: usize, y: usize| {
-            let (dx, dy) = (x as f32 - cx, y as f32 - cy);
-            let (far, near) = (dx.abs().max(dy.abs()), dx.abs().min(dy.abs()));
-            match shape {
-                0 => (dx.hypot(dy) - radius).abs() < 0.8,
-                1 => (far - radius).abs() < 0.8,
-                2 => far < radius && near < 0.8,
-                _ => far < radius && (dx - dy).abs() < 1.1,
-            }
-        };
-        let ink = |at: usize| if is_ink(at % SIZE, at / SIZE) { 1.0 } else { 0.0 };
-        let pixels = (0..SIZE * SIZE).map(|at| ink(at) + 0.5 * dice.roll()).collect();
-        Drawing { pixels, shape: shape as i64 }
-    };
-    (0..count).map(&mut draw).collect()
+impl Batcher<Picture, Batch> for Images {
+    fn batch(&self, pictures: Vec<Picture>, device: &Device) -> Batch {
+        let classes: Vec<i64> = pictures.iter().map(|picture| picture.class as i64).collect();
+        let pixels: Vec<f32> = pictures.into_iter().flat_map(|picture| picture.pixels).collect();
+        let [channels, size] = self.shape;
+        let images = Tensor::from_data(TensorData::new(pixels, [classes.len(), channels, size, size]), device);
+        (images, Tensor::from_data(classes.as_slice(), device))
+    }
 }

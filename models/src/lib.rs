@@ -34,6 +34,7 @@ pub mod family;
 pub mod fp8;
 pub mod gpt;
 pub mod hf;
+pub mod images;
 pub mod layers;
 pub mod layout;
 mod limits;

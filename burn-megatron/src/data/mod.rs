@@ -3,6 +3,7 @@
 //! - [`indexed`]: Megatron's `.bin`/`.idx` files, read at their positions and written byte for byte.
 //! - [`preprocess`]: `.txt` and `.jsonl` files to `.bin`/`.idx`, with an existing tokenizer or one made on the spot.
 //! - [`chat`]: conversations to sequences with the tokenizer's chat template, and which of their tokens are learned.
+//! - [`images`]: images with classes, texts or conversations, and what makes them a model's input.
 //! - [`GptSplits`]: training, validation and test samples of one dataset or a [`Blend`], in Megatron's exact order.
 //! - [`masked`]: sentences whose tokens are masked, for encoders, in Megatron's exact order.
 //! - [`TokensInMemory`], [`RandomWindows`]: the same [`TokenDataset`] over tokens in memory.
@@ -39,6 +40,7 @@ mod build;
 pub mod chat;
 mod error;
 mod gpt;
+pub mod images;
 pub mod indexed;
 pub mod masked;
 mod memory;

@@ -10,6 +10,7 @@ use backend_dist::parallelize::{check, parallelize_on};
 use backend_dist::shard::HostTensor;
 use burn::tensor::Device;
 use models::hf::{HfModule, HostInput, ModuleInputs, ModuleOutput};
+use models::images::{Llava, Vit};
 use models::{Bert, T5};
 use safetensors::SafeTensors;
 
@@ -23,7 +24,8 @@ use crate::hf::{ModuleFolder, Wanted, named_tensors};
 type Run = fn(&ModuleFolder, &BTreeMap<String, HostInput>, &Settings) -> Result<ModuleOutputs, ForwardError>;
 
 /// Families by the `model_type` of their `config.json`.
-const FAMILIES: [(&str, Run); 2] = [("bert", run::<Bert>), ("t5", run::<T5>)];
+const FAMILIES: [(&str, Run); 4] =
+    [("bert", run::<Bert>), ("t5", run::<T5>), ("llava", run::<Llava>), ("vit", run::<Vit>)];
 
 /// What a plain Burn module computed.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,6 +8,7 @@ mod files;
 mod folder;
 mod forward;
 mod fuzz;
+mod images;
 mod modules;
 mod quantised;
 mod round_trip;

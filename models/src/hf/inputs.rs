@@ -76,6 +76,18 @@ pub enum InputError {
         /// What it may be.
         legal: String,
     },
+    /// There are too many or too few of a token.
+    #[error("tensor `{name}` has {found} times token {token}; legal: {legal}")]
+    Count {
+        /// The tensor's name.
+        name: String,
+        /// The token.
+        token: usize,
+        /// How often it is there.
+        found: usize,
+        /// How often it may be.
+        legal: String,
+    },
     /// No label counts.
     #[error("every label of `{name}` is -100: there is nothing to predict")]
     NothingToPredict {
@@ -126,6 +138,19 @@ impl ModuleInputs {
     /// Names the tensor, and the first number that is none of these and its place.
     pub fn ids<const D: usize>(&self, name: &str, limit: usize) -> Result<Tensor<D, Int>, InputError> {
         self.ints(name, 0..limit, None)
+    }
+
+    /// How often whole numbers have a value.
+    ///
+    /// # Errors
+    /// If the tensor is missing or has others than two dimensions, or has floats.
+    pub fn count(&self, name: &str, value: usize) -> Result<usize, InputError> {
+        match self.get::<2>(name)?.0 {
+            HostInput::Ints { data, .. } => Ok(data.iter().filter(|found| **found == value as i64).count()),
+            HostInput::Floats(_) => {
+                Err(InputError::Kind { name: name.into(), found: "floats", legal: "whole numbers (I64, I32)" })
+            }
+        }
     }
 
     /// [`ids`](Self::ids), or [`IGNORED`]; at least one counts.

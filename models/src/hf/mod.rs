@@ -108,6 +108,21 @@ pub enum HfError {
     },
 }
 
+impl HfError {
+    /// An error in the object of a key.
+    pub(crate) fn inside(mut self, object: &str) -> Self {
+        match &mut self {
+            Self::Missing { key }
+            | Self::Type { key, .. }
+            | Self::Unknown { key, .. }
+            | Self::TooLarge { key, .. }
+            | Self::Unsupported { key, .. } => *key = format!("{object}.{key}"),
+            Self::Architecture { .. } | Self::Module { .. } | Self::Quantised { .. } | Self::Sizes(_) => {}
+        }
+        self
+    }
+}
+
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
 const ARCHITECTURES: [(&str, &str); 18] = [
     ("llama", "LlamaForCausalLM"),

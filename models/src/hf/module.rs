@@ -12,8 +12,12 @@ use super::HfError;
 use super::inputs::{InputError, ModuleInputs};
 
 /// Hugging Face's `model_type` and `architectures` of the models that are plain Burn modules.
-const MODULES: [(&str, &[&str]); 2] =
-    [("bert", &["BertForMaskedLM", "BertForPreTraining"]), ("t5", &["T5ForConditionalGeneration"])];
+const MODULES: [(&str, &[&str]); 4] = [
+    ("bert", &["BertForMaskedLM", "BertForPreTraining"]),
+    ("t5", &["T5ForConditionalGeneration"]),
+    ("llava", &["LlavaForConditionalGeneration"]),
+    ("vit", &["ViTForImageClassification"]),
+];
 
 /// Hugging Face's classes of a `model_type` that is a plain Burn module here.
 pub fn module_classes(model_type: &str) -> Option<&'static [&'static str]> {
@@ -48,6 +52,11 @@ pub trait HfModule: Module + ModuleDisplay {
 
     /// Hugging Face's names of its tensors.
     fn names() -> ModuleNames;
+
+    /// The names of a tensor in files that older versions of transformers wrote.
+    fn older_names(_name: &str) -> Vec<String> {
+        Vec::new()
+    }
 
     /// What tensor parallelism shards.
     fn plan() -> Plan {

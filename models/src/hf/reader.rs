@@ -176,6 +176,12 @@ impl<'a> ConfigReader<'a> {
         Ok(self.typed(key, "an object", Value::as_object)?.map(ConfigReader::of))
     }
 
+    /// How many keys an object has, if it is there and has any.
+    pub fn map_len(&self, key: &str) -> Result<Option<usize>, HfError> {
+        let keys = self.typed(key, "an object", |value| value.as_object().map(Map::len))?;
+        Ok(keys.filter(|keys| *keys > 0))
+    }
+
     /// A string that must be the given one.
     pub fn expect(&self, key: &str, legal: &str) -> Result<(), HfError> {
         let found = self.text(key)?.ok_or_else(|| HfError::Missing { key: key.into() })?;

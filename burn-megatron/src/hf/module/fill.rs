@@ -15,6 +15,8 @@ use crate::hf::HfFolderError;
 pub(super) struct Fill<'a> {
     folder: &'a ModuleFolder,
     names: ModuleNames,
+    /// Names that older versions of the library gave to a tensor.
+    older_names: fn(&str) -> Vec<String>,
     dtype: FloatDType,
     at: At,
     used: HashSet<String>,
@@ -23,8 +25,12 @@ pub(super) struct Fill<'a> {
 }
 
 impl<'a> Fill<'a> {
-    pub fn new(folder: &'a ModuleFolder, names: ModuleNames, dtype: FloatDType) -> Self {
-        Self { folder, names, dtype, at: At::default(), used: HashSet::new(), error: None }
+    pub fn new(
+        folder: &'a ModuleFolder,
+        (names, older_names): (ModuleNames, fn(&str) -> Vec<String>),
+        dtype: FloatDType,
+    ) -> Self {
+        Self { folder, names, older_names, dtype, at: At::default(), used: HashSet::new(), error: None }
     }
 
     /// The names of the tensors that were read.
@@ -37,19 +43,19 @@ impl<'a> Fill<'a> {
 
     fn values<const D: usize>(&mut self, shape: [usize; D]) -> Result<TensorData, HfFolderError> {
         let foreign = self.at.foreign(&self.names);
-        let (name, stored) = self.folder.find(&foreign)?;
+        let (name, stored) = self.folder.find(&foreign, (self.older_names)(&foreign.name))?;
         let theirs = turned(&shape, foreign.transposed);
         if stored.shape != theirs {
             let what = format!("has shape {:?}, config.json needs {theirs:?}", stored.shape);
-            return Err(HfFolderError::tensor(stored.path, name, what));
+            return Err(HfFolderError::tensor(stored.path, &name, what));
         }
         let Some(element) = Element::of(stored.dtype) else {
             let what = format!("has elements of type {:?}, weights can be F64, F32, BF16 or F16", stored.dtype);
-            return Err(HfFolderError::tensor(stored.path, name, what));
+            return Err(HfFolderError::tensor(stored.path, &name, what));
         };
         let bytes = stored.read(0..theirs.iter().product::<usize>() * element.size());
         let values = element.decode(&bytes.map_err(HfFolderError::io("read", stored.path))?);
-        self.used.insert(name.to_string());
+        self.used.insert(name);
         let values = if foreign.transposed { transposed(&values, shape[0]) } else { values };
         Ok(TensorData::new(values, shape))
     }

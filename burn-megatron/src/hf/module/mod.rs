@@ -92,16 +92,16 @@ impl ModuleFolder {
         device: &Device,
     ) -> Result<M, HfFolderError> {
         let names = M::names();
-        let mut fill = Fill::new(self, names, dtype);
+        let mut fill = Fill::new(self, (names, M::older_names), dtype);
         let module = M::init(config, device).map(&mut fill);
         self.refuse_others(&names, &fill.used()?)?;
         Ok(module)
     }
 
-    /// The tensor of a parameter.
-    fn find<'a>(&'a self, foreign: &'a ForeignParam) -> Result<(&'a str, Stored<'a>), HfFolderError> {
-        let names = [Some(&foreign.name), foreign.old_name.as_ref()];
-        let found = names.into_iter().flatten().find_map(|name| Some((name.as_str(), self.tensors.get(name)?)));
+    /// The tensor of a parameter, which may have a name of `older`.
+    fn find(&self, foreign: &ForeignParam, older: Vec<String>) -> Result<(String, Stored<'_>), HfFolderError> {
+        let names = [foreign.name.clone()].into_iter().chain(foreign.old_name.clone()).chain(older);
+        let found = names.into_iter().find_map(|name| self.tensors.get(&name).map(|tensor| (name, tensor)));
         found.ok_or_else(|| {
             let what = "is missing: config.json describes a model that has it";
             HfFolderError::tensor(&self.tensors.any_path(&self.folder), &foreign.name, what)

@@ -20,9 +20,9 @@ use crate::forward::difference;
 
 const LAYOUTS: [&str; 5] = ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP"];
 
-type Inputs = BTreeMap<String, HostInput>;
+pub type Inputs = BTreeMap<String, HostInput>;
 
-fn settings(layout: &str, gradients: bool) -> Settings {
+pub fn settings(layout: &str, gradients: bool) -> Settings {
     Settings {
         layout: layout.parse().unwrap(),
         devices: vec![Device::flex()],
@@ -33,7 +33,7 @@ fn settings(layout: &str, gradients: bool) -> Settings {
     }
 }
 
-fn run(model: &str, inputs: &Inputs, layout: &str, gradients: bool) -> Result<ModuleOutputs, ForwardError> {
+pub fn run(model: &str, inputs: &Inputs, layout: &str, gradients: bool) -> Result<ModuleOutputs, ForwardError> {
     forward_module(&ModuleFolder::open(golden(model)).unwrap(), inputs, &settings(layout, gradients))
 }
 
@@ -45,12 +45,12 @@ fn oracle(model: &str) -> (Inputs, Tensors) {
     (inputs, read(&path))
 }
 
-fn logits(outputs: &ModuleOutputs) -> &HostTensor {
+pub fn logits(outputs: &ModuleOutputs) -> &HostTensor {
     &outputs.tensors.iter().find(|(name, _)| *name == "logits").unwrap().1
 }
 
 /// Those of the last eight positions of each sequence.
-fn last8(logits: &HostTensor) -> Vec<f64> {
+pub fn last8(logits: &HostTensor) -> Vec<f64> {
     let [batch, length, classes] = logits.shape[..] else { panic!("{:?}", logits.shape) };
     logits.read_box(&[0..batch, length - 8..length, 0..classes])
 }
@@ -120,7 +120,7 @@ fn padding_of_bert_changes_nothing() {
 }
 
 /// A copy of a model's folder, changed.
-fn changed(model: &str, config: impl FnOnce(&mut Value), change: impl FnOnce(&mut Tensors)) -> TempDir {
+pub fn changed(model: &str, config: impl FnOnce(&mut Value), change: impl FnOnce(&mut Tensors)) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut json: Value = serde_json::from_slice(&fs::read(golden(model).join("config.json")).unwrap()).unwrap();
     config(&mut json);
@@ -140,7 +140,7 @@ fn written<M: HfModule>(from: &Path, to: &Path, shard_bytes: u64) -> usize {
 }
 
 /// A folder that is read and written is the same, in one file and in several.
-fn round_trip<M: HfModule>(model: &str) {
+pub fn round_trip<M: HfModule>(model: &str) {
     let (from, to) = (golden(model), tempfile::tempdir().unwrap());
     let (whole, sharded) = (to.path().join("whole"), to.path().join("sharded"));
     assert_eq!(written::<M>(&from, &whole, u64::MAX), 1);

@@ -1,0 +1,105 @@
+//! Shards of WebDataset: tar files in which the members of a sample follow each other.
+
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::dataset::{Entry, Found, Location, Target, target, unreadable};
+use super::decode::{HEAD, expect_kind};
+use super::error::ImageError;
+
+/// Longest text, class or JSON of a sample.
+const MOST: u64 = 1 << 24;
+
+/// The members of a sample.
+#[derive(Default)]
+struct Members {
+    key: String,
+    image: Option<Result<Range<u64>, String>>,
+    target: Option<Result<Target, String>>,
+}
+
+/// The samples of a shard. What comes after a damaged header or the end of a truncated shard is not there.
+pub(super) fn read(path: &Path) -> Result<Found, ImageError> {
+    let file = File::open(path).map_err(unreadable(path))?;
+    let length = file.metadata().map_err(unreadable(path))?.len();
+    let mut archive = tar::Archive::new(file);
+    let (mut found, mut open) = (Found::default(), Members::default());
+    for member in archive.entries_with_seek().map_err(unreadable(path))? {
+        let mut member = match member {
+            Ok(member) => member,
+            Err(error) => {
+                let after = if open.key.is_empty() { "its start".into() } else { format!("sample {}", open.key) };
+                close(&mut open, path, &mut found);
+                found
+                    .unusable
+                    .push(format!("{}: after {after}: {error}: the file is damaged or cut off", path.display()));
+                break;
+            }
+        };
+        if !member.header().entry_type().is_file() {
+            continue;
+        }
+        let name = String::from_utf8_lossy(&member.path_bytes()).into_owned();
+        // WebDataset: the key is the path up to the first dot of the file's name.
+        let start = name.rfind('/').map_or(0, |slash| slash + 1);
+        let Some(dot) = name[start..].find('.').map(|dot| start + dot) else { continue };
+        let (key, ending) = (&name[..dot], name[dot + 1..].to_lowercase());
+        if key != open.key {
+            close(&mut open, path, &mut found);
+            open.key = key.into();
+        }
+        let bytes = member.raw_file_position()..member.raw_file_position() + member.size();
+        let cut_off = (bytes.end > length).then(|| format!("member {name} is cut off"));
+        match ending.as_str() {
+            "cls" | "txt" | "json" => {
+                let read = cut_off.map_or_else(|| said(&mut member, &ending), Err);
+                open.target = Some(read.map_err(|what| format!("member {name}: {what}")));
+            }
+            // Any other ending may be an image; if it is not, the message says what it is.
+            _ => open.image = Some(cut_off.map_or_else(|| image(&mut member, &name, bytes), Err)),
+        }
+    }
+    close(&mut open, path, &mut found);
+    Ok(found)
+}
+
+fn image(member: &mut impl Read, name: &str, bytes: Range<u64>) -> Result<Range<u64>, String> {
+    let mut head = Vec::new();
+    member.take(HEAD as u64).read_to_end(&mut head).map_err(|error| format!("member {name}: {error}"))?;
+    expect_kind(&head).map(|_| bytes).map_err(|what| format!("member {name} {what}"))
+}
+
+fn said(member: &mut impl Read, ending: &str) -> Result<Target, String> {
+    let mut text = String::new();
+    member.take(MOST).read_to_string(&mut text).map_err(|error| error.to_string())?;
+    match ending {
+        "txt" => Ok(Target::Text(text)),
+        "cls" => {
+            let class = text.trim();
+            class.parse().map(Target::Label).map_err(|_| format!("is `{class}`; legal: the number of a class, from 0"))
+        }
+        _ => {
+            let object: Value = serde_json::from_str(&text).map_err(|error| format!("is no JSON: {error}"))?;
+            target(&object)
+        }
+    }
+}
+
+/// Ends a sample.
+fn close(open: &mut Members, path: &Path, found: &mut Found) {
+    let Members { key, image, target } = std::mem::take(open);
+    if key.is_empty() {
+        return;
+    }
+    let image = image.unwrap_or(Err("has no image".into()));
+    let target = target.unwrap_or(Err("has none of .cls, .txt and .json".into()));
+    let place = format!("{}: sample {key}", path.display());
+    match image.and_then(|image| Ok((image, target?))) {
+        Ok((bytes, target)) => found.entries.push(Entry { place, image: Location::Within(bytes), target }),
+        Err(what) => found.unusable.push(format!("{place}: {what}")),
+    }
+}

@@ -1,0 +1,192 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/images")
+}
+
+fn picture(name: &str) -> RgbImage {
+    RgbImage::decode(&fs::read(golden().join(name)).unwrap()).unwrap()
+}
+
+#[test]
+fn decoded_images_are_those_of_pillow() {
+    let bytes = fs::read(golden().join("expected.safetensors")).unwrap();
+    let expected = SafeTensors::deserialize(&bytes).unwrap();
+    for name in ["small.png", "wide.png", "grey.png", "alpha.png", "palette.png"] {
+        let (tensor, image) = (expected.tensor(&format!("decoded.{name}")).unwrap(), picture(name));
+        assert_eq!(tensor.shape(), [image.height, image.width, 3], "{name}");
+        assert!(tensor.data() == image.pixels, "{name}");
+    }
+    // The transform of JPEG may round differently: libjpeg-turbo's is of another order.
+    let (tensor, image) = (expected.tensor("decoded.wide.jpg").unwrap(), picture("wide.jpg"));
+    let furthest = tensor.data().iter().zip(&image.pixels).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+    assert!(tensor.data().len() == image.pixels.len() && furthest <= 4, "{furthest}");
+}
+
+#[test]
+fn processed_images_are_those_of_transformers_to_the_bit() {
+    let bytes = fs::read(golden().join("expected.safetensors")).unwrap();
+    let expected = SafeTensors::deserialize(&bytes).unwrap();
+    let files: Value = serde_json::from_slice(&fs::read(golden().join("processors.json")).unwrap()).unwrap();
+    let files = files.as_object().unwrap();
+    assert_eq!(files.len(), 5);
+    for (case, file) in files {
+        let processor = ImageProcessor::from_json(file).unwrap();
+        for name in ["small.png", "wide.png"] {
+            let tensor = expected.tensor(&format!("{case}.{name}")).unwrap();
+            let values: Vec<f32> = tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+            let pixels = processor.process(&picture(name));
+            let [height, width] = processor.output().unwrap();
+            assert_eq!(tensor.shape(), [3, height, width], "{case} {name}");
+            let wrong = values.iter().zip(&pixels).filter(|(a, b)| a != b).count();
+            assert!(values.len() == pixels.len() && wrong == 0, "{case} {name}: {wrong} of {} differ", values.len());
+        }
+    }
+}
+
+#[test]
+fn wrong_processors_are_refused_by_key() {
+    let vit = |key: &str, value: Value| {
+        let mut file = json!({"image_processor_type": "ViTImageProcessor"});
+        file[key] = value;
+        ImageProcessor::from_json(&file).unwrap_err().to_string()
+    };
+    for (key, value, words) in [
+        ("image_processor_type", json!("SamImageProcessor"), "SamImageProcessor; legal: ViTImageProcessor"),
+        ("resample", json!(0), "`resample` is 0; legal: 1"),
+        ("size", json!({"height": 0, "width": 8}), "`size` is 0 × 8; legal: 1 to 16384"),
+        ("crop_size", json!({"shortest_edge": 8}), "`crop_size` has `shortest_edge`"),
+        ("image_std", json!([0.5, 0.0, 0.5]), "`image_std` has 0"),
+        ("do_reduce_labels", json!(true), "unknown field `do_reduce_labels`"),
+    ] {
+        let error = vit(key, value);
+        assert!(error.starts_with("preprocessor_config.json: ") && error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn the_published_files_are_read() {
+    for file in [
+        json!({"do_normalize": true, "do_rescale": true, "do_resize": true, "image_mean": [0.5, 0.5, 0.5],
+            "image_processor_type": "ViTFeatureExtractor", "image_std": [0.5, 0.5, 0.5], "resample": 2,
+            "rescale_factor": 0.00392156862745098, "size": {"height": 224, "width": 224}}),
+        json!({"crop_size": {"height": 336, "width": 336}, "do_center_crop": true, "do_convert_rgb": true,
+            "do_normalize": true, "do_rescale": true, "do_resize": true,
+            "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_processor_type": "CLIPImageProcessor",
+            "image_std": [0.26862954, 0.26130258, 0.27577711], "resample": 3,
+            "rescale_factor": 0.00392156862745098, "size": {"shortest_edge": 336}}),
+    ] {
+        assert!(ImageProcessor::from_json(&file).unwrap().output().is_some());
+    }
+}
+
+#[test]
+fn unusable_lines_are_named_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(golden().join("small.png"), folder.path().join("a.png")).unwrap();
+    fs::write(folder.path().join("b.gif"), b"GIF89a....").unwrap();
+    fs::write(folder.path().join("c.png"), b"").unwrap();
+    let png = fs::read(golden().join("small.png")).unwrap();
+    fs::write(folder.path().join("d.png"), &png[..png.len() / 2]).unwrap();
+    let list = folder.path().join("list.jsonl");
+    let lines = [
+        r#"{"image": "a.png", "text": "a wave"}"#,
+        "",
+        r#"{"image": "b.gif", "label": 1}"#,
+        r#"{"image": "c.png", "label": 1}"#,
+        r#"{"image": "none.png", "label": 1}"#,
+        r#"{"image": "a.png", "label": -1}"#,
+        r#"{"image": "a.png"}"#,
+        r#"{"image": "a.png", "label": 1, "text": ""}"#,
+        r#"{"label": 1}"#,
+        "{",
+        r#"{"image": "d.png", "label": 2}"#,
+        r#"{"image": "a.png", "messages": [{"role": "user", "content": "?"}]}"#,
+    ];
+    fs::write(&list, lines.join("\n")).unwrap();
+    let refused = ImageDataset::open(&list, false).err().unwrap().to_string();
+    assert!(
+        refused.starts_with("8 of 11 samples cannot be used") && refused.contains("list.jsonl:3: image b.gif is a GIF")
+    );
+    let images = ImageDataset::open(&list, true).unwrap();
+    for (skipped, words) in images.skipped().iter().zip([
+        "list.jsonl:3: image b.gif is a GIF image; PNG and JPEG are read",
+        "list.jsonl:4: image c.png is empty",
+        "list.jsonl:5: image none.png: No such file",
+        "list.jsonl:6: `label` is -1",
+        "list.jsonl:7: has none of `label`",
+        "list.jsonl:8: has more than one",
+        "list.jsonl:9: `image` is missing",
+        "list.jsonl:10: is no JSON",
+    ]) {
+        assert!(skipped.contains(words), "{skipped}: {words}");
+    }
+    assert_eq!((images.len(), images.target(0)), (3, &Target::Text("a wave".into())));
+    assert_eq!(images.image(0).unwrap(), picture("small.png"));
+    assert_eq!(images.target(1), &Target::Label(2));
+    let damaged = images.image(1).unwrap_err().to_string();
+    assert!(damaged.contains("list.jsonl:11: image d.png is a damaged PNG image"), "{damaged}");
+    assert!(matches!(images.target(2), Target::Messages(_)));
+}
+
+/// A shard of three samples.
+fn shard() -> Vec<u8> {
+    let mut shard = tar::Builder::new(Vec::new());
+    let mut add = |name: &str, bytes: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        header.set_cksum();
+        shard.append_data(&mut header, name, bytes).unwrap();
+    };
+    let (png, jpeg) = (fs::read(golden().join("small.png")).unwrap(), fs::read(golden().join("wide.jpg")).unwrap());
+    add("train/0.png", &png);
+    add("train/0.cls", b"5\n");
+    add("train/1.txt", b"a wave");
+    add("train/1.jpg", &jpeg);
+    add("train/2.json", br#"{"text": "another"}"#);
+    add("train/2.png", &png);
+    shard.into_inner().unwrap()
+}
+
+#[test]
+fn a_shard_has_the_samples_of_its_members() {
+    let (folder, bytes) = (tempfile::tempdir().unwrap(), shard());
+    let path = folder.path().join("shard.tar");
+    fs::write(&path, &bytes).unwrap();
+    let images = ImageDataset::open(&path, false).unwrap();
+    let targets: Vec<_> = (0..images.len()).map(|index| images.target(index).clone()).collect();
+    assert_eq!(targets, [Target::Label(5), Target::Text("a wave".into()), Target::Text("another".into())]);
+    assert_eq!(images.image(1).unwrap(), picture("wide.jpg"));
+    assert_eq!(images.image(2).unwrap(), picture("small.png"));
+}
+
+#[test]
+fn a_shard_cut_off_anywhere_keeps_what_is_whole() {
+    let (folder, bytes) = (tempfile::tempdir().unwrap(), shard());
+    let path = folder.path().join("shard.tar");
+    // Two blocks of zeros end a tar file, and zeros fill the last block; without them its samples are whole.
+    let last = fs::metadata(golden().join("small.png")).unwrap().len() as usize;
+    for length in (1..bytes.len() - 1024 - (last.next_multiple_of(512) - last)).step_by(97) {
+        fs::write(&path, &bytes[..length]).unwrap();
+        let refused = match ImageDataset::open(&path, false) {
+            // Between samples nothing tells the end from a shorter shard.
+            Ok(images) => {
+                assert!(images.len() < 3, "{length}");
+                continue;
+            }
+            Err(error) => error.to_string(),
+        };
+        assert!(refused.contains("shard.tar"), "{length}: {refused}");
+        if let Ok(images) = ImageDataset::open(&path, true) {
+            assert!(!images.skipped().is_empty() && images.len() < 3, "{length}");
+            (0..images.len()).for_each(|index| drop(images.image(index).unwrap()));
+        }
+    }
+}

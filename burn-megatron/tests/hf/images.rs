@@ -1,0 +1,193 @@
+//! ViT and LLaVA: computed with as transformers does in tensor and sequence parallelism, read and written.
+
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_megatron::forward::{forward_module, read_module_inputs};
+use burn_megatron::hf::{ModuleExport, ModuleFolder};
+use models::hf::{HostInput, ModuleInputs};
+use models::images::{Llava, Vit};
+use serde_json::{Value, json};
+
+use crate::files::{golden, read};
+use crate::forward::difference;
+use crate::modules::{Inputs, changed, last8, logits, round_trip, run, settings};
+
+/// Logits and loss within `limit` of those of transformers, gradients within 1e-6.
+fn equals_transformers(model: &str, layouts: &[&str], limit: f64) {
+    let oracle = read(&golden(model).join("oracle.safetensors"));
+    let inputs = inputs(model);
+    for layout in layouts {
+        let outputs = run(model, &inputs, layout, true).unwrap();
+        let (found, expected) = match oracle.get("logits_last8") {
+            Some(expected) => (last8(logits(&outputs)), expected.values()),
+            None => (logits(&outputs).data.clone(), oracle["logits"].values()),
+        };
+        let gap = difference(&found, &expected);
+        println!("{model} {layout}: logits {gap:e}");
+        assert!(gap < limit, "{model} {layout}: logits {gap:e}");
+        let gap = difference(outputs.loss.as_slice(), &oracle["loss"].values());
+        println!("{model} {layout}: loss {gap:e}");
+        assert!(gap < limit, "{model} {layout}: loss {gap:e}");
+        let mut compared = 0;
+        for (name, expected) in &oracle {
+            let Some(name) = name.strip_prefix("grad.") else { continue };
+            let found = &outputs.gradients[name];
+            assert_eq!(found.shape, expected.shape, "{name}");
+            // A key's bias changes no attention weight: its gradient is rounding.
+            if expected.values().iter().all(|value| value.abs() < 1e-12) {
+                assert!(found.data.iter().all(|value| value.abs() < 1e-12), "{model} {layout}: {name}");
+                continue;
+            }
+            let gap = difference(&found.data, &expected.values());
+            println!("{model} {layout}: gradient of {name} {gap:e}");
+            assert!(gap < 1e-6, "{model} {layout}: gradient of {name} {gap:e}");
+            compared += 1;
+        }
+        assert!(compared > 40, "{compared}");
+        assert_eq!(outputs.gradients.len(), read(&golden(model).join("model.safetensors")).len());
+    }
+}
+
+fn inputs(model: &str) -> Inputs {
+    let mut inputs = read_module_inputs(&golden(model).join("oracle.safetensors")).unwrap();
+    inputs.retain(|name, _| matches!(name.as_str(), "pixel_values" | "labels" | "input_ids"));
+    inputs
+}
+
+#[test]
+fn vit_is_that_of_transformers() {
+    equals_transformers("vit", &["TP1", "TP2", "TP4", "TP2 SP"], 1e-9);
+}
+
+/// Llama's norms are rounded to fp32 in transformers, and so is the loss.
+#[test]
+fn llava_is_that_of_transformers() {
+    equals_transformers("llava", &["TP1", "TP2", "TP2 SP"], 1e-6);
+}
+
+#[test]
+fn models_that_see_are_written_as_they_were_read() {
+    round_trip::<Vit>("vit");
+    round_trip::<Llava>("llava");
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let refused = |model: &str, change: &dyn Fn(&mut Value)| {
+        let folder = changed(model, change, |_| {});
+        let opened = ModuleFolder::open(folder.path()).unwrap();
+        forward_module(&opened, &inputs(model), &settings("TP1", false)).unwrap_err().to_string()
+    };
+    for (error, texts) in [
+        (
+            refused("llava", &|file| file["text_config"]["tie_word_embeddings"] = true.into()),
+            ["`text_config.tie_word_embeddings` is true", "legal: false"],
+        ),
+        (refused("vit", &|file| file["patch_size"] = 3.into()), ["patch_size = 3", "nearest legal: 2, 4"]),
+        (refused("vit", &|file| file["hidden_act"] = "mish".into()), ["`hidden_act` is mish", "quick_gelu"]),
+        (
+            refused("vit", &|file| file["hidden_dropout_prob"] = 0.1.into()),
+            ["`hidden_dropout_prob` is 0.1", "legal: 0"],
+        ),
+        (refused("vit", &|file| file["image_size"] = 24.into()), ["position_embeddings", "needs [1, 37, 32]"]),
+        (refused("llava", &|file| file["image_token_index"] = 160.into()), ["image_token_index = 160", "159"]),
+        (
+            refused("llava", &|file| file["vision_feature_layer"] = json!([-2])),
+            ["`vision_feature_layer` is [-2]", "a number"],
+        ),
+        (
+            refused("llava", &|file| file["vision_config"]["hidden_size"] = 0.into()),
+            ["`vision_config.hidden_size` is 0", "positive"],
+        ),
+        (refused("llava", &|file| file["text_config"]["novel"] = 1.into()), ["`text_config.novel`", "known"]),
+        (
+            refused("llava", &|file| file["text_config"]["model_type"] = "mistral".into()),
+            ["`text_config.model_type`", "llama"],
+        ),
+        (
+            refused("llava", &|file| file["vision_config"]["model_type"] = "siglip_vision_model".into()),
+            ["siglip_vision_model", "clip_vision_model"],
+        ),
+    ] {
+        assert!(texts.iter().all(|text| error.contains(text)), "{error}");
+    }
+}
+
+#[test]
+fn images_and_image_tokens_that_do_not_fit_are_named() {
+    let with = |model: &str, name: &str, tensor: HostInput| {
+        let mut inputs = inputs(model);
+        inputs.insert(name.into(), tensor);
+        run(model, &inputs, "TP1", false).unwrap_err().to_string()
+    };
+    let floats = |shape: &[usize]| {
+        let data = vec![0.5; shape.iter().product()];
+        HostInput::Floats(backend_dist::shard::HostTensor { shape: shape.into(), data })
+    };
+    let ints = |shape: &[usize], value: i64| HostInput::Ints {
+        shape: shape.into(),
+        data: vec![value; shape.iter().product()],
+    };
+    for (error, text) in [
+        (with("vit", "pixel_values", floats(&[2, 3, 16, 8])), "shape [2, 3, 16, 8]; legal: [2, 3, 16, 16]"),
+        (with("vit", "labels", ints(&[2], 7)), "tensor `labels` has 7 at [0]; legal: 0 to 6"),
+        (with("llava", "pixel_values", floats(&[2, 1, 16, 16])), "legal: [2, 3, 16, 16]"),
+        (with("llava", "pixel_values", floats(&[1, 3, 16, 16])), "`input_ids` has 8 times token 159; legal: 4"),
+        (with("llava", "input_ids", ints(&[2, 24], 5)), "`input_ids` has 0 times token 159; legal: 8"),
+    ] {
+        assert!(error.contains(text), "{error}");
+    }
+}
+
+/// Names of the tensors as published folders have them.
+#[test]
+fn older_folders_of_llava() {
+    for rename in [
+        |name: &str| name.replace("vision_tower.", "vision_tower.vision_model."),
+        |name: &str| match name.strip_prefix("language_model.") {
+            Some(rest) if rest.starts_with("lm_head") => rest.to_string(),
+            Some(rest) => rest.replacen("model.", "model.language_model.", 1),
+            None => format!("model.{name}"),
+        },
+    ] {
+        let folder = changed(
+            "llava",
+            |_| {},
+            |tensors| {
+                *tensors = std::mem::take(tensors).into_iter().map(|(name, tensor)| (rename(&name), tensor)).collect();
+            },
+        );
+        let opened = ModuleFolder::open(folder.path()).unwrap();
+        let outputs = forward_module(&opened, &inputs("llava"), &settings("TP1", false)).unwrap();
+        let expected = run("llava", &inputs("llava"), "TP1", false).unwrap();
+        assert!(logits(&outputs) == logits(&expected));
+        // They are written under today's names.
+        let config = opened.config::<Llava>().unwrap();
+        let model: Llava = opened.read(&config, FloatDType::F64, &Device::flex()).unwrap();
+        let to = folder.path().join("written");
+        ModuleExport::default().write(&to, &model, &config).unwrap();
+        assert!(read(&to.join("model.safetensors")) == read(&golden("llava").join("model.safetensors")));
+    }
+}
+
+/// Keys and values that are kept change nothing: each token is the one that the whole forward pass prefers.
+#[test]
+fn llava_generates_what_the_whole_forward_pass_prefers() {
+    let (folder, device) = (ModuleFolder::open(golden("llava")).unwrap(), Device::flex());
+    let model: Llava = folder.read(&folder.config::<Llava>().unwrap(), FloatDType::F64, &device).unwrap();
+    let inputs = ModuleInputs { tensors: inputs("llava"), device: device.clone(), dtype: FloatDType::F64 };
+    let pixels = inputs.floats::<4>("pixel_values").unwrap().narrow(0, 0, 1);
+    let mut tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
+    let generated = model.generate(tokens.clone(), pixels.clone(), 12, 160);
+    assert_eq!(generated.len(), 12);
+    for token in &generated {
+        let last = tokens.dims()[1] - 1;
+        let logits = model.forward(tokens.clone(), pixels.clone()).narrow(1, last, 1);
+        assert_eq!(logits.argmax(2).into_scalar::<i64>(), *token as i64);
+        tokens = Tensor::cat(vec![tokens, Tensor::from_data([[*token as i64]], &device)], 1);
+    }
+    // It ends where it is told to.
+    let end = generated[3];
+    let first = generated.iter().position(|token| *token == end).unwrap();
+    let tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
+    assert_eq!(model.generate(tokens, pixels, 12, end), generated[..first]);
+}

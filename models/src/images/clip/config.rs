@@ -1,0 +1,115 @@
+//! The sizes of CLIP's image tower under Hugging Face's names, and its `config.json`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::{ConfigError, divides};
+use crate::hf::{ConfigReader, HfError};
+use crate::images::Activation;
+
+/// The sizes of a [`ClipVision`](super::ClipVision).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClipVisionConfig {
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Attention heads.
+    pub num_attention_heads: usize,
+    /// Of the MLP.
+    pub hidden_act: Activation,
+    /// Added to the variance.
+    pub layer_norm_eps: f64,
+    /// Height and width of an image.
+    pub image_size: usize,
+    /// Height and width of a patch.
+    pub patch_size: usize,
+    /// Channels of an image.
+    pub num_channels: usize,
+    /// Standard deviation of initial weights.
+    pub initializer_range: f64,
+}
+
+/// Keys of CLIP's projection to the space that it shares with texts, which the tower alone does not have.
+const HARMLESS: [&str; 3] = ["initializer_factor", "projection_dim", "vocab_size"];
+
+impl ClipVisionConfig {
+    /// A few thousand parameters.
+    pub fn tiny() -> Self {
+        Self {
+            hidden_size: 16,
+            intermediate_size: 32,
+            num_hidden_layers: 3,
+            num_attention_heads: 4,
+            hidden_act: Activation::QuickGelu,
+            layer_norm_eps: 1e-5,
+            image_size: 8,
+            patch_size: 4,
+            num_channels: 3,
+            initializer_range: 0.02,
+        }
+    }
+
+    /// Patches of an image.
+    pub fn patches(&self) -> usize {
+        (self.image_size / self.patch_size).pow(2)
+    }
+
+    /// Whether the sizes make a model.
+    ///
+    /// # Errors
+    /// Names the sizes that contradict each other, and the nearest legal ones.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        divides("patch_size", self.patch_size, "image_size", self.image_size)?;
+        divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size)
+    }
+
+    /// Reads the `config.json` of `CLIPVisionModel`, or the `vision_config` of another model's. An absent key has
+    /// transformers' default.
+    ///
+    /// # Errors
+    /// Names the key that is unknown or asks for something this model does not do, or sizes that contradict each other.
+    pub fn from_hf(config: &Value) -> Result<Self, HfError> {
+        let config = ConfigReader::new(config)?;
+        config.expect_or_absent("model_type", "clip_vision_model")?;
+        if let Some(classes) = config.texts("architectures")?.filter(|classes| classes != &["CLIPVisionModel"]) {
+            return Err(config.unsupported("architectures", &classes.join(", "), "CLIPVisionModel"));
+        }
+        config.expect_number("attention_dropout", 0.0, 0.0)?;
+        let read = Self {
+            hidden_size: config.size_or("hidden_size", 768)?,
+            intermediate_size: config.size_or("intermediate_size", 3072)?,
+            num_hidden_layers: config.size_or("num_hidden_layers", 12)?,
+            num_attention_heads: config.size_or("num_attention_heads", 12)?,
+            hidden_act: Activation::read(&config, "hidden_act", Activation::QuickGelu)?,
+            layer_norm_eps: config.number("layer_norm_eps")?.unwrap_or(1e-5),
+            image_size: config.size_or("image_size", 224)?,
+            patch_size: config.size_or("patch_size", 32)?,
+            num_channels: config.size_or("num_channels", 3)?,
+            initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
+        };
+        config.finish(&HARMLESS)?;
+        read.check()?;
+        Ok(read)
+    }
+
+    /// The `config.json` of this model, in the form of transformers 5.
+    pub fn to_hf(&self) -> Value {
+        json!({
+            "model_type": "clip_vision_model",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "hidden_act": self.hidden_act.name(),
+            "layer_norm_eps": self.layer_norm_eps,
+            "image_size": self.image_size,
+            "patch_size": self.patch_size,
+            "num_channels": self.num_channels,
+            "initializer_range": self.initializer_range,
+        })
+    }
+}

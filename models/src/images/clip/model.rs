@@ -1,0 +1,68 @@
+//! The forward pass of CLIP's image tower.
+
+use burn::module::{Module, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
+use burn::tensor::{Device, Tensor};
+
+use super::config::ClipVisionConfig;
+use crate::images::block::{Block, BlockSizes};
+use crate::images::patch_sequence;
+
+/// CLIP's image tower.
+#[derive(Module, Debug)]
+pub struct ClipVision {
+    patches: Conv2d,
+    /// `[hidden]`.
+    class: Param<Tensor<1>>,
+    /// `[1 + patches, hidden]`.
+    positions: Param<Tensor<2>>,
+    first_norm: LayerNorm,
+    blocks: Vec<Block>,
+    /// Of the class token alone, which [`features`](Self::features) do not use; files have it.
+    last_norm: LayerNorm,
+}
+
+impl ClipVision {
+    /// With initial weights from the generator of `device`, whose float type the parameters have.
+    pub fn new(config: &ClipVisionConfig, device: &Device) -> Self {
+        let (hidden, patch) = (config.hidden_size, [config.patch_size; 2]);
+        let normal = Initializer::Normal { mean: 0.0, std: config.initializer_range };
+        let patches = Conv2dConfig::new([config.num_channels, hidden], patch).with_stride(patch).with_bias(false);
+        let norm = || LayerNormConfig::new(hidden).with_epsilon(config.layer_norm_eps).init(device);
+        let block = BlockSizes {
+            hidden,
+            intermediate: config.intermediate_size,
+            heads: config.num_attention_heads,
+            eps: config.layer_norm_eps,
+            qkv_bias: true,
+            activation: config.hidden_act,
+            std: config.initializer_range,
+        };
+        Self {
+            patches: patches.with_initializer(normal.clone()).init(device),
+            class: normal.init([hidden], device),
+            positions: normal.init([1 + config.patches(), hidden], device),
+            first_norm: norm(),
+            blocks: (0..config.num_hidden_layers).map(|_| block.init(device)).collect(),
+            last_norm: norm(),
+        }
+    }
+
+    /// `[batch, 1 + patches, hidden]` of `pixels [batch, channels, image_size, image_size]`, before the first block.
+    pub fn embed(&self, pixels: Tensor<4>) -> Tensor<3> {
+        let (class, positions) = (self.class.val().unsqueeze(), self.positions.val().unsqueeze());
+        self.first_norm.forward(patch_sequence(&self.patches, class, positions, pixels))
+    }
+
+    /// Block `index` of `x [batch, 1 + patches, hidden]`.
+    pub fn block(&self, index: usize, x: Tensor<3>) -> Tensor<3> {
+        self.blocks[index].forward(x)
+    }
+
+    /// The hidden states `[batch, 1 + patches, hidden]` after the first `blocks` blocks, of
+    /// `pixels [batch, channels, image_size, image_size]`.
+    pub fn features(&self, pixels: Tensor<4>, blocks: usize) -> Tensor<3> {
+        (0..blocks).fold(self.embed(pixels), |x, index| self.block(index, x))
+    }
+}

@@ -1,0 +1,174 @@
+//! What a LLaVA is made of, under Hugging Face's names, and its `config.json`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::causal_lm::ModelConfig;
+use crate::config::ConfigError;
+use crate::hf::{ConfigReader, HfError};
+use crate::images::{Activation, ClipVisionConfig};
+use crate::{LlamaConfig, LlamaVariant};
+
+/// The sizes of a [`Llava`](super::Llava).
+///
+/// ```
+/// use models::images::LlavaConfig;
+///
+/// let mut file = LlavaConfig::tiny().to_hf();
+/// assert_eq!(LlavaConfig::from_hf(&file)?, LlavaConfig::tiny());
+/// file["vision_feature_layer"] = (-5).into();
+/// let refused = LlavaConfig::from_hf(&file).unwrap_err().to_string();
+/// assert_eq!(refused, "config.json: `vision_feature_layer` is -5, which this model does not have; nearest legal: -4 to 3");
+/// # Ok::<(), models::hf::HfError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LlavaConfig {
+    /// The image tower.
+    pub vision_config: ClipVisionConfig,
+    /// The language model. Its output layer is its own, not the embedding.
+    pub text_config: LlamaConfig,
+    /// The token that stands for one patch of an image.
+    pub image_token_index: usize,
+    /// Of the projector.
+    pub projector_hidden_act: Activation,
+    /// Whether the projector has biases.
+    pub multimodal_projector_bias: bool,
+    /// After how many blocks of the tower its hidden states are taken; in files a negative number counts from the end.
+    pub feature_blocks: usize,
+    /// Whether the tower's class token is left out (`vision_feature_select_strategy`: `default`) or is a feature like
+    /// those of patches (`full`).
+    pub patches_only: bool,
+}
+
+/// What transformers' `LlamaConfig` has where a `text_config` says nothing, as published files do.
+fn text_defaults() -> Value {
+    json!({
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    })
+}
+
+impl LlavaConfig {
+    /// A few thousand parameters.
+    pub fn tiny() -> Self {
+        Self {
+            vision_config: ClipVisionConfig::tiny(),
+            text_config: LlamaConfig::tiny(),
+            image_token_index: 255,
+            projector_hidden_act: Activation::Gelu,
+            multimodal_projector_bias: true,
+            feature_blocks: 2,
+            patches_only: true,
+        }
+    }
+
+    /// Image tokens of one image.
+    pub fn image_tokens(&self) -> usize {
+        self.vision_config.patches() + usize::from(!self.patches_only)
+    }
+
+    /// Whether the sizes make a model.
+    ///
+    /// # Errors
+    /// Names the sizes that contradict each other, and the nearest legal ones.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.vision_config.check()?;
+        self.text_config.check()?;
+        let (image, vocabulary) = (self.image_token_index, self.text_config.vocab_size);
+        let most = (vocabulary - 1) as f64;
+        match image < vocabulary {
+            true => Ok(()),
+            false => Err(ConfigError::OutOfRange {
+                key: "image_token_index",
+                value: image as f64,
+                range: "a token of the vocabulary",
+                nearest: most,
+            }),
+        }
+    }
+
+    /// Reads the `config.json` of `LlavaForConditionalGeneration`. An absent key has transformers' default.
+    ///
+    /// # Errors
+    /// Names the key that is unknown or asks for something this model does not do, or sizes that contradict each other.
+    pub fn from_hf(file: &Value) -> Result<Self, HfError> {
+        let config = ConfigReader::new(file)?;
+        config.expect_module("llava")?;
+        for part in ["vision_config", "text_config"] {
+            config.object(part)?.ok_or_else(|| HfError::Missing { key: part.into() })?;
+        }
+        let vision_config = ClipVisionConfig::from_hf(&file["vision_config"]).map_err(|e| e.inside("vision_config"))?;
+        let text = with_defaults(&file["text_config"]);
+        let text_config =
+            LlamaConfig::from_hf(&text, LlamaVariant::Llama).map_err(|error| error.inside("text_config"))?;
+        if text_config.attention_dropout != 0.0 {
+            let dropout = text_config.attention_dropout.to_string();
+            return Err(config.unsupported("attention_dropout", &dropout, "0").inside("text_config"));
+        }
+        config.expect_flag("tie_word_embeddings", false)?;
+        if text_config.tie_word_embeddings {
+            return Err(config.unsupported("tie_word_embeddings", "true", "false").inside("text_config"));
+        }
+        let strategy = config.text("vision_feature_select_strategy")?.unwrap_or("default");
+        let read = Self {
+            feature_blocks: feature_blocks(&config, vision_config.num_hidden_layers)?,
+            vision_config,
+            text_config,
+            image_token_index: match config.has("image_token_id") {
+                true => config.size("image_token_id")?,
+                false => config.size_or("image_token_index", 32000)?,
+            },
+            projector_hidden_act: Activation::read(&config, "projector_hidden_act", Activation::Gelu)?,
+            multimodal_projector_bias: config.flag_or("multimodal_projector_bias", true)?,
+            patches_only: match strategy {
+                "default" => true,
+                "full" => false,
+                other => return Err(config.unsupported("vision_feature_select_strategy", other, "default, full")),
+            },
+        };
+        config.finish(&["ignore_index", "image_seq_length", "vocab_size"])?;
+        read.check()?;
+        Ok(read)
+    }
+
+    /// The `config.json` of this model, in the form of transformers 5.
+    pub fn to_hf(&self) -> Value {
+        json!({
+            "architectures": ["LlavaForConditionalGeneration"],
+            "model_type": "llava",
+            "vision_config": self.vision_config.to_hf(),
+            "text_config": self.text_config.to_hf(),
+            "image_token_index": self.image_token_index,
+            "image_seq_length": self.image_tokens(),
+            "projector_hidden_act": self.projector_hidden_act.name(),
+            "multimodal_projector_bias": self.multimodal_projector_bias,
+            "vision_feature_layer": self.feature_blocks as i64 - self.vision_config.num_hidden_layers as i64 - 1,
+            "vision_feature_select_strategy": if self.patches_only { "default" } else { "full" },
+            "tie_word_embeddings": false,
+        })
+    }
+}
+
+/// `text_config` with [`text_defaults`] where it says nothing.
+fn with_defaults(text: &Value) -> Value {
+    let mut keys: Map<String, Value> = text_defaults().as_object().cloned().unwrap_or_default();
+    keys.extend(text.as_object().cloned().unwrap_or_default());
+    Value::Object(keys)
+}
+
+/// `vision_feature_layer` as a number of blocks: hidden states are those before the first block, then those after each.
+fn feature_blocks(config: &ConfigReader, blocks: usize) -> Result<usize, HfError> {
+    let key = "vision_feature_layer";
+    let (found, states) = (config.number(key)?.unwrap_or(-2.0), blocks as f64 + 1.0);
+    let index = if found < 0.0 { found + states } else { found };
+    match index.fract() == 0.0 && (0.0..states).contains(&index) {
+        true => Ok(index as usize),
+        false => Err(config.unsupported(key, &found.to_string(), &format!("-{states} to {blocks}"))),
+    }
+}

@@ -1,0 +1,43 @@
+//! Models that see: image classification with [`Vit`], and [`Llava`], a language model to which images are tokens.
+//!
+//! These are plain Burn modules of burn-nn's layers and tensor operations, with nothing parallel in them. A logical device
+//! gives them every layout that any Burn module has; each has a `plan` that says which parameters tensor parallelism shards.
+//!
+//! ```
+//! use backend_dist::{launch::launch, mesh::{Axis, Mesh}, parallelize::parallelize};
+//! use burn::tensor::{Device, Tensor};
+//! use models::images::{Vit, VitConfig};
+//!
+//! launch(&Mesh::new("TP2".parse()?)?, &[Device::flex()], |rank| {
+//!     let model = Vit::new(&VitConfig::tiny(), &rank.logical_device(&[Axis::Tp]));
+//!     let model = parallelize(model, &rank, &Vit::plan())?;
+//!     let logits = model.forward(Tensor::ones([2, 3, 8, 8], &rank.logical_device(&[Axis::Tp])));
+//!     assert_eq!(logits.dims(), [2, 10]);
+//!     Ok(())
+//! })?;
+//! # Ok::<(), backend_dist::launch::BoxError>(())
+//! ```
+
+mod activation;
+mod attention;
+mod block;
+pub mod clip;
+pub mod llava;
+pub mod vit;
+
+pub use activation::Activation;
+pub use block::{Block, Mlp};
+pub use clip::{ClipVision, ClipVisionConfig};
+pub use llava::{Llava, LlavaConfig};
+pub use vit::{Vit, VitConfig};
+
+use burn::nn::conv::Conv2d;
+use burn::tensor::Tensor;
+
+/// The sequence of an image, `[batch, 1 + patches, hidden]`: a learned vector for the whole, the patches, and positions.
+/// `class` and `positions` are `[1, 1, hidden]` and `[1, 1 + patches, hidden]`, `pixels` is `[batch, channels, h, w]`.
+fn patch_sequence(patches: &Conv2d, class: Tensor<3>, positions: Tensor<3>, pixels: Tensor<4>) -> Tensor<3> {
+    let batch = pixels.dims()[0];
+    let patches = patches.forward(pixels).flatten(2, 3).swap_dims(1, 2);
+    Tensor::cat(vec![class.repeat_dim(0, batch), patches], 1) + positions
+}

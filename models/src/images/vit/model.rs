@@ -1,0 +1,102 @@
+//! The forward pass of a ViT.
+
+use backend_dist::parallelize::Plan;
+use burn::module::{Module, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Int, Tensor};
+
+use super::config::VitConfig;
+use crate::images::block::{Block, BlockSizes};
+use crate::images::patch_sequence;
+
+/// A ViT that classifies images.
+#[derive(Module, Debug)]
+pub struct Vit {
+    patches: Conv2d,
+    /// `[1, 1, hidden]`.
+    class: Param<Tensor<3>>,
+    /// `[1, 1 + patches, hidden]`.
+    positions: Param<Tensor<3>>,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    head: Linear,
+    /// Channels, and height and width.
+    #[module(skip)]
+    image: [usize; 2],
+}
+
+impl Vit {
+    /// With initial weights from the generator of `device`, whose float type the parameters have.
+    pub fn new(config: &VitConfig, device: &Device) -> Self {
+        let (hidden, patch) = (config.hidden_size, [config.patch_size; 2]);
+        let normal = Initializer::Normal { mean: 0.0, std: config.initializer_range };
+        let patches = Conv2dConfig::new([config.num_channels, hidden], patch).with_stride(patch);
+        let block = BlockSizes {
+            hidden,
+            intermediate: config.intermediate_size,
+            heads: config.num_attention_heads,
+            eps: config.layer_norm_eps,
+            qkv_bias: config.qkv_bias,
+            activation: config.hidden_act,
+            std: config.initializer_range,
+        };
+        Self {
+            patches: patches.with_initializer(normal.clone()).init(device),
+            class: normal.init([1, 1, hidden], device),
+            positions: normal.init([1, 1 + config.patches(), hidden], device),
+            blocks: (0..config.num_hidden_layers).map(|_| block.init(device)).collect(),
+            norm: LayerNormConfig::new(hidden).with_epsilon(config.layer_norm_eps).init(device),
+            head: LinearConfig::new(hidden, config.num_labels).with_initializer(normal).init(device),
+            image: [config.num_channels, config.image_size],
+        }
+    }
+
+    /// Which parameters tensor parallelism shards: attention by heads, the MLP by its inner features.
+    pub fn plan() -> Plan {
+        Plan::auto().columns("query|key|value|inner").rows("output|outer")
+    }
+
+    /// Channels, and the height and width, of an image.
+    pub fn image(&self) -> [usize; 2] {
+        self.image
+    }
+
+    /// Number of classes.
+    pub fn classes(&self) -> usize {
+        self.head.weight.lazy_shape().dims::<2>()[1]
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// `[batch, 1 + patches, hidden]` of `pixels [batch, channels, image_size, image_size]`, before the first block.
+    pub fn embed(&self, pixels: Tensor<4>) -> Tensor<3> {
+        patch_sequence(&self.patches, self.class.val(), self.positions.val(), pixels)
+    }
+
+    /// Block `index` of `x [batch, 1 + patches, hidden]`.
+    pub fn block(&self, index: usize, x: Tensor<3>) -> Tensor<3> {
+        self.blocks[index].forward(x)
+    }
+
+    /// Logits `[batch, classes]` of what comes out of the last block.
+    pub fn classify(&self, x: Tensor<3>) -> Tensor<2> {
+        let [batch, _, hidden] = x.dims();
+        let class = self.norm.forward(x).slice([0..batch, 0..1]).reshape([batch, hidden]);
+        self.head.forward(class)
+    }
+
+    /// Logits `[batch, classes]` of `pixels [batch, channels, image_size, image_size]`.
+    pub fn forward(&self, pixels: Tensor<4>) -> Tensor<2> {
+        self.classify((0..self.blocks()).fold(self.embed(pixels), |x, index| self.block(index, x)))
+    }
+
+    /// The mean cross-entropy `[1]` of `logits [batch, classes]`.
+    pub fn loss(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
+        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, classes)
+    }
+}
