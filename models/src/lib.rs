@@ -51,7 +51,7 @@ pub mod recompute;
 pub use causal_lm::{CausalLm, ModelConfig};
 pub use config::ConfigError;
 pub use deepseek_v3::{DeepSeekV3, DeepSeekV3Config};
-pub use encoders::{Bert, BertConfig};
+pub use encoders::{Bert, BertConfig, T5, T5Config};
 pub use family::{FamilyConfig, WithModel};
 pub use fp8::Fp8Config;
 pub use gpt::{Gpt, GptConfig};

@@ -9,9 +9,9 @@ use backend_dist::mesh_backend::Teams;
 use backend_dist::parallelize::{check, parallelize_on};
 use backend_dist::shard::HostTensor;
 use burn::tensor::Device;
-use models::Bert;
 use models::hf::{HfModule, HostInput, ModuleInputs, ModuleOutput};
 use models::images::{Llava, Vit};
+use models::{Bert, T5};
 use safetensors::SafeTensors;
 
 use super::error::ForwardError;
@@ -24,7 +24,8 @@ use crate::hf::{ModuleFolder, Wanted, named_tensors};
 type Run = fn(&ModuleFolder, &BTreeMap<String, HostInput>, &Settings) -> Result<ModuleOutputs, ForwardError>;
 
 /// Families by the `model_type` of their `config.json`.
-const FAMILIES: [(&str, Run); 3] = [("bert", run::<Bert>), ("llava", run::<Llava>), ("vit", run::<Vit>)];
+const FAMILIES: [(&str, Run); 4] =
+    [("bert", run::<Bert>), ("llava", run::<Llava>), ("t5", run::<T5>), ("vit", run::<Vit>)];
 
 /// What a plain Burn module computed.
 #[derive(Clone, Debug, PartialEq)]

@@ -32,6 +32,7 @@ mod signals;
 mod stages;
 mod stages_steps;
 mod states;
+mod t5;
 mod tensor_parallel;
 #[cfg(test)]
 mod tests;
@@ -59,6 +60,7 @@ use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
 pub use stages::{Activation, Part, Stages, StagesError, StagesStrategy, TrainBatch};
 pub(crate) use stages_steps::StagesSteps;
+pub use t5::{T5Batch, T5Training};
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.
 ///

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_megatron::data::indexed::{Dtype, IndexedDataset, IndexedWriter};
-use burn_megatron::data::masked::{BertDataset, BertOptions, MaskVocabulary, Masking, SampleSentences};
+use burn_megatron::data::masked::{
+    BertDataset, BertOptions, MaskVocabulary, Masking, SampleSentences, T5Dataset, T5Options,
+};
 use serde_json::Value;
 
 fn golden() -> Value {
@@ -83,6 +85,38 @@ fn samples_of_bert_are_megatrons() {
             assert_eq!(i64::from(sample.truncated), expected["truncated"].as_i64().unwrap());
         }
     }
+}
+
+#[test]
+fn samples_of_t5_are_megatrons() {
+    let golden = golden();
+    let (sentences, vocabulary) = corpus(&golden);
+    for case in cases(&golden, "t5") {
+        let lengths = [size(case, "seq_length"), size(case, "decoder")];
+        let special = ["bos", "eos"].map(|key| case[key].as_i64().unwrap());
+        let options = T5Options {
+            num_samples: case["num_samples"].as_u64().map(|count| count as usize),
+            masking: masking(case),
+            ..T5Options::new(lengths, size(case, "seed") as u32, ints(&case["sentinels"]), special)
+        };
+        let documents = 0..sentences.num_documents();
+        let data = T5Dataset::new(sentences.clone(), documents, vocabulary.clone(), options).unwrap();
+        check_mapping(case, data.mapping());
+        for (index, expected) in case["samples"].as_array().unwrap().iter().enumerate() {
+            let sample = data.sample(index).unwrap();
+            assert_eq!(sample.encoder, ints(&expected["text_enc"]), "encoder of {index}");
+            assert_eq!(sample.encoder_mask, ints(&expected["enc_mask"]), "mask of {index}");
+            assert_eq!(sample.decoder, ints(&expected["text_dec"]), "decoder of {index}");
+            assert_eq!(sample.labels, ints(&expected["labels"]), "labels of {index}");
+            assert_eq!(i64::from(sample.truncated), expected["truncated"].as_i64().unwrap());
+        }
+    }
+    let few = T5Options::new([64, 40], 1, vec![90, 91], [2, 3]);
+    let error = T5Dataset::new(sentences.clone(), 0..9, vocabulary.clone(), few).unwrap_err().to_string();
+    assert_eq!(error, "sentinels = 2; nearest legal: 9, for as many masked tokens");
+    let short = T5Options::new([64, 10], 1, (80..97).collect(), [2, 3]);
+    let error = T5Dataset::new(sentences, 0..9, vocabulary, short).unwrap_err().to_string();
+    assert_eq!(error, "decoder_seq_length = 10; nearest legal: 19");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod bert;
 mod encoder;
 mod llama;
+mod t5;
 mod wrong;
 
 use burn::optim::momentum::MomentumConfig;

@@ -12,9 +12,10 @@ use super::HfError;
 use super::inputs::{InputError, ModuleInputs};
 
 /// Hugging Face's `model_type` and `architectures` of the models that are plain Burn modules.
-const MODULES: [(&str, &[&str]); 3] = [
+const MODULES: [(&str, &[&str]); 4] = [
     ("bert", &["BertForMaskedLM", "BertForPreTraining"]),
     ("llava", &["LlavaForConditionalGeneration"]),
+    ("t5", &["T5ForConditionalGeneration"]),
     ("vit", &["ViTForImageClassification"]),
 ];
 

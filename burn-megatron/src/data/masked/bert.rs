@@ -40,22 +40,11 @@ impl BertOptions {
     }
 
     fn check(&self) -> Result<(), MaskedError> {
-        let refuse = |name, value: String, legal: &str| Err(MaskedError::Option { name, value, legal: legal.into() });
-        let Masking { probability, max_ngram, .. } = self.masking;
+        self.masking.check()?;
+        super::check_order(self.seed, self.short_sequence_probability)?;
         if self.seq_length < 5 {
-            return refuse("seq_length", self.seq_length.to_string(), "5: [CLS], two tokens and two [SEP]");
-        }
-        if self.seed == 0 {
-            return refuse("seed", "0".into(), "1");
-        }
-        if !(0.0..=1.0).contains(&self.short_sequence_probability) {
-            return refuse("short_sequence_probability", self.short_sequence_probability.to_string(), "0 to 1");
-        }
-        if !(probability > 0.0 && probability < 1.0) {
-            return refuse("masking.probability", probability.to_string(), "above 0 and below 1, such as 0.15");
-        }
-        if max_ngram == 0 {
-            return refuse("masking.max_ngram", "0".into(), "1");
+            let (value, legal) = (self.seq_length.to_string(), "5: [CLS], two tokens and two [SEP]".into());
+            return Err(MaskedError::Option { name: "seq_length", value, legal });
         }
         Ok(())
     }
@@ -108,12 +97,7 @@ impl BertDataset {
             seed: options.seed,
             min_sentences: if options.classification_head { 2 } else { 1 },
         };
-        let ranges: Vec<Range<usize>> = documents.clone().map(|document| sentences.document(document)).collect();
-        let samples = mapping.samples(&ranges, sentences.lengths());
-        if samples.is_empty() {
-            let path = sentences.bin_path().display().to_string();
-            return Err(MaskedError::Empty { path, documents: documents.len(), sentences: mapping.min_sentences });
-        }
+        let samples = mapping.of(&sentences, documents)?;
         Ok(Self { sentences, vocabulary, options, samples })
     }
 

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
+use super::MaskedError;
 use super::mersenne64::Mersenne64;
+use crate::data::indexed::IndexedDataset;
 use crate::data::numpy::RandomState;
 
 /// Tokens of a sentence above which its document is left out.
@@ -33,6 +35,24 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// The samples of some documents of a file.
+    ///
+    /// # Errors
+    /// If none makes a sample.
+    pub(super) fn of(
+        &self,
+        sentences: &IndexedDataset,
+        documents: Range<usize>,
+    ) -> Result<Vec<SampleSentences>, MaskedError> {
+        let ranges: Vec<Range<usize>> = documents.map(|document| sentences.document(document)).collect();
+        let samples = self.samples(&ranges, sentences.lengths());
+        if samples.is_empty() {
+            let path = sentences.bin_path().display().to_string();
+            return Err(MaskedError::Empty { path, documents: ranges.len(), sentences: self.min_sentences });
+        }
+        Ok(samples)
+    }
+
     /// The samples of documents, which are ranges of sentences with these numbers of tokens, shuffled. Whole epochs are
     /// mapped, so that there may be more samples than were asked for.
     pub fn samples(&self, documents: &[Range<usize>], lengths: &[u32]) -> Vec<SampleSentences> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::MaskVocabulary;
+use super::{MaskVocabulary, MaskedError};
 use crate::data::numpy::{self, RandomState};
 
 /// How tokens are masked.
@@ -31,6 +31,17 @@ pub struct Masked {
 }
 
 impl Masking {
+    pub(super) fn check(&self) -> Result<(), MaskedError> {
+        let refuse = |name, value: String, legal: &str| Err(MaskedError::Option { name, value, legal: legal.into() });
+        if !(self.probability > 0.0 && self.probability < 1.0) {
+            return refuse("masking.probability", self.probability.to_string(), "above 0 and below 1, such as 0.15");
+        }
+        if self.max_ngram == 0 {
+            return refuse("masking.max_ngram", "0".into(), "1");
+        }
+        Ok(())
+    }
+
     /// Masks some of `tokens`. `replace` says what stands for a masked token: `None` is the token itself. `target` is the
     /// length that the sequence was cut to.
     pub fn mask(
@@ -88,7 +99,7 @@ impl Masking {
     }
 
     /// How many tokens are masked at most. Python rounds halves to even.
-    fn most(&self, tokens: usize, target: usize) -> f64 {
+    pub(super) fn most(&self, tokens: usize, target: usize) -> f64 {
         let share = (tokens as f64 * self.probability).round_ties_even().max(1.0);
         share.min(self.probability * target as f64)
     }

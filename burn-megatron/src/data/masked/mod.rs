@@ -5,12 +5,14 @@ mod bert;
 mod mapping;
 mod masking;
 mod mersenne64;
+mod t5;
 
 use thiserror::Error;
 
 pub use bert::{BertDataset, BertOptions, BertSample};
 pub use mapping::{Mapping, SampleSentences};
 pub use masking::{Masked, Masking};
+pub use t5::{T5Dataset, T5Options, T5Sample};
 
 /// What masking needs to know of a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +62,18 @@ impl MaskVocabulary {
             pad => Err(MaskedError::Option { name: "pad", value: pad.to_string(), legal: "0".into() }),
         }
     }
+}
+
+/// Refuses what no order of samples can be made of.
+fn check_order(seed: u32, short_sequence_probability: f64) -> Result<(), MaskedError> {
+    let refuse = |name, value: String, legal: &str| Err(MaskedError::Option { name, value, legal: legal.into() });
+    if seed == 0 {
+        return refuse("seed", "0".into(), "1");
+    }
+    if !(0.0..=1.0).contains(&short_sequence_probability) {
+        return refuse("short_sequence_probability", short_sequence_probability.to_string(), "0 to 1");
+    }
+    Ok(())
 }
 
 /// Why there is no masked dataset.

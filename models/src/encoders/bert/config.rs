@@ -44,6 +44,13 @@ impl BertActivation {
 }
 
 /// Sizes of a BERT, under Hugging Face's names.
+///
+/// ```
+/// use models::BertConfig;
+///
+/// let config = BertConfig { num_hidden_layers: 6, next_sentence: false, ..BertConfig::base() };
+/// assert_eq!(config.hidden_size / config.num_attention_heads, 64);
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BertConfig {
     /// Tokens of the vocabulary.

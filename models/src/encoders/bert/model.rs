@@ -14,6 +14,18 @@ use super::config::BertConfig;
 use crate::encoders::cross_entropy;
 
 /// An encoder with the head of a masked language model, and perhaps that of next-sentence prediction.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use models::{Bert, BertConfig};
+///
+/// let device = Device::flex();
+/// let config = BertConfig { vocab_size: 40, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, ..BertConfig::base() };
+/// let model = Bert::new(&config, &device);
+/// let tokens = Tensor::<2, Int>::from_data([[2, 7, 4, 9, 3]], &device);
+/// let hidden = model.encode(tokens, None, None);
+/// assert_eq!(model.logits(hidden).dims(), [1, 5, 40]);
+/// ```
 #[derive(Module, Debug)]
 pub struct Bert {
     /// Of tokens, positions and kinds of tokens.

@@ -1,5 +1,7 @@
 //! Plain Burn modules: read, computed with in tensor and sequence parallelism, and written.
 
+mod t5;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

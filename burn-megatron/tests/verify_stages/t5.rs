@@ -1,0 +1,89 @@
+//! T5, an encoder-decoder.
+
+use std::ops::Range;
+
+use burn::prelude::*;
+use burn::tensor::FloatDType;
+use burn_megatron::learner::{T5Batch, T5Training};
+use burn_megatron::prelude::*;
+use models::encoders::t5::{T5Activation, T5FeedForwardKind};
+use models::{T5, T5Config};
+
+use crate::{layouts, proven};
+
+fn training(device: &Device) -> T5Training {
+    let config = T5Config {
+        vocab_size: 24,
+        d_model: 16,
+        d_kv: 8,
+        d_ff: 32,
+        num_layers: 2,
+        num_decoder_layers: 2,
+        num_heads: 4,
+        relative_attention_num_buckets: 8,
+        relative_attention_max_distance: 6,
+        dropout_rate: 0.0,
+        feed_forward_proj: T5FeedForwardKind::Gated(T5Activation::GeluNew),
+        ..T5Config::small()
+    };
+    T5Training { t5: T5::new(&config, device) }
+}
+
+/// Each item has three labels, so that the loss is a mean over the items, and padding of its own.
+fn batch(items: Range<usize>, device: &Device) -> T5Batch {
+    let ints = |length: usize, value: &dyn Fn(usize, usize) -> i64| {
+        let places = items.clone().flat_map(|item| (0..length).map(move |at| (item, at)));
+        let values: Vec<i64> = places.map(|(item, at)| value(item, at)).collect();
+        Tensor::<2, Int>::from_data(TensorData::new(values, [items.len(), length]), device)
+    };
+    let token = |item: usize, at: usize| (1 + (item * 7 + at * at) % 23) as i64;
+    T5Batch {
+        input: ints(8, &token),
+        padding: ints(8, &|item, at| i64::from(at >= 5 + item % 4)).equal_elem(1),
+        output: ints(4, &|item, at| token(item + 3, at)),
+        labels: ints(4, &|item, at| if at == item % 4 { -100 } else { token(item + 5, at) }),
+    }
+}
+
+fn loss(model: &T5Training, items: Range<usize>, device: &Device) -> Tensor<1> {
+    model.run(batch(items, device)).0
+}
+
+#[test]
+fn t5_trains_over_ranks_as_on_one_device() {
+    let layouts =
+        layouts(&["TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "DP4 ZeRO3", "TP2 SP DP2 ZeRO3"]);
+    let proof = Proof::default().plan(T5::plan());
+    proven(verify_module_as(training, loss, &layouts, &proof), layouts.len());
+}
+
+/// No operation of the model gathers a tensor because there is no rule for it.
+#[test]
+fn no_operation_of_t5_falls_back() {
+    let mut flex = Device::flex();
+    // Another test may have configured it.
+    let _ = flex.configure(FloatDType::F64);
+    for layout in ["TP2", "TP4"] {
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        let reports = launch(&mesh, &[flex.clone()], |rank| {
+            let device = rank.logical_device(&[Axis::Tp]).autodiff();
+            let module = parallelize(training(&device), &rank, &T5::plan()).unwrap();
+            let gradients = loss(&module, 0..4, &device).backward();
+            let report = explain(&device);
+            drop(gradients);
+            Ok(report)
+        });
+        for report in reports.unwrap() {
+            println!("{layout}: {report}");
+            assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+        }
+    }
+}
+
+/// Tensor parallelism divides attention between heads, of which there is a column of numbers for distances each.
+#[test]
+fn ranks_that_do_not_divide_the_heads_are_refused() {
+    let error = verify_module_as(training, loss, &layouts(&["TP8"]), &Proof::default().plan(T5::plan()));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("encoder.positions.bias` has 4 elements"), "{error}");
+}

@@ -1,0 +1,34 @@
+//! Greedy decoding: the encoder runs once, the decoder reads one token at a time.
+
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+
+use super::model::T5;
+
+impl T5 {
+    /// For each of `tokens [batch, sequence]` the most probable next token again and again, up to `most` of them or the
+    /// first `end`, which is the last of a list.
+    pub fn generate(
+        &self,
+        tokens: Tensor<2, Int>,
+        padding: Option<Tensor<2, Bool>>,
+        most: usize,
+        end: usize,
+    ) -> Vec<Vec<i64>> {
+        let ([batch, _], device) = (tokens.dims(), tokens.device());
+        let mut cache = self.cache(self.encode(tokens, padding.clone()), padding);
+        let mut written: Vec<Vec<i64>> = vec![Vec::new(); batch];
+        let mut last = vec![self.start_token as i64; batch];
+        let is_over = |written: &[i64]| written.last() == Some(&(end as i64));
+        for _ in 0..most {
+            let logits = self.decode(Tensor::from_data(TensorData::new(last, [batch, 1]), &device), &mut cache);
+            last = logits.argmax(2).into_data().iter::<i64>().collect();
+            for (written, token) in written.iter_mut().zip(&last).filter(|(written, _)| !is_over(written)) {
+                written.push(*token);
+            }
+            if written.iter().all(|written| is_over(written)) {
+                break;
+            }
+        }
+        written
+    }
+}
