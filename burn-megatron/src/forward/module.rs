@@ -25,7 +25,7 @@ type Run = fn(&ModuleFolder, &BTreeMap<String, HostInput>, &Settings) -> Result<
 
 /// Families by the `model_type` of their `config.json`.
 const FAMILIES: [(&str, Run); 4] =
-    [("bert", run::<Bert>), ("t5", run::<T5>), ("llava", run::<Llava>), ("vit", run::<Vit>)];
+    [("bert", run::<Bert>), ("llava", run::<Llava>), ("t5", run::<T5>), ("vit", run::<Vit>)];
 
 /// What a plain Burn module computed.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,8 +2,10 @@
 
 pub mod bert;
 mod loss;
+mod rms_norm;
 pub mod t5;
 
 pub use bert::{Bert, BertConfig};
 pub use loss::cross_entropy;
+pub use rms_norm::RmsNorm;
 pub use t5::{T5, T5Config};

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use models::hf::ModuleNames;
+use models::hf::{HfModule, ModuleNames};
 
 use super::ModuleFolder;
 use super::tensors::{At, transposed, turned};
@@ -15,7 +15,6 @@ use crate::hf::HfFolderError;
 pub(super) struct Fill<'a> {
     folder: &'a ModuleFolder,
     names: ModuleNames,
-    /// Names that older versions of the library gave to a tensor.
     older_names: fn(&str) -> Vec<String>,
     dtype: FloatDType,
     at: At,
@@ -25,11 +24,8 @@ pub(super) struct Fill<'a> {
 }
 
 impl<'a> Fill<'a> {
-    pub fn new(
-        folder: &'a ModuleFolder,
-        (names, older_names): (ModuleNames, fn(&str) -> Vec<String>),
-        dtype: FloatDType,
-    ) -> Self {
+    pub fn new<M: HfModule>(folder: &'a ModuleFolder, dtype: FloatDType) -> Self {
+        let (names, older_names) = (M::names(), M::older_names);
         Self { folder, names, older_names, dtype, at: At::default(), used: HashSet::new(), error: None }
     }
 

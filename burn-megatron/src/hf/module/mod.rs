@@ -92,7 +92,7 @@ impl ModuleFolder {
         device: &Device,
     ) -> Result<M, HfFolderError> {
         let names = M::names();
-        let mut fill = Fill::new(self, (names, M::older_names), dtype);
+        let mut fill = Fill::new::<M>(self, dtype);
         let module = M::init(config, device).map(&mut fill);
         self.refuse_others(&names, &fill.used()?)?;
         Ok(module)

@@ -8,8 +8,8 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use super::attention::{KeysValues, T5Attention};
 use super::config::T5Config;
 use super::feed_forward::T5FeedForward;
-use super::norm::T5Norm;
 use super::positions::T5Positions;
+use crate::encoders::RmsNorm;
 
 /// An encoder, a decoder, and a head over the vocabulary.
 ///
@@ -48,7 +48,7 @@ pub struct T5Encoder {
     /// The layers.
     pub blocks: Vec<T5EncoderBlock>,
     /// After the last block.
-    pub norm: T5Norm,
+    pub norm: RmsNorm,
     /// Of embeddings, and after the norm.
     pub dropout: Dropout,
 }
@@ -57,11 +57,11 @@ pub struct T5Encoder {
 #[derive(Module, Debug)]
 pub struct T5EncoderBlock {
     /// Before attention.
-    pub attention_norm: T5Norm,
+    pub attention_norm: RmsNorm,
     /// To all tokens.
     pub attention: T5Attention,
     /// Before the feed-forward network.
-    pub feed_forward_norm: T5Norm,
+    pub feed_forward_norm: RmsNorm,
     /// Of each token.
     pub feed_forward: T5FeedForward,
     /// Of what is added.
@@ -76,7 +76,7 @@ pub struct T5Decoder {
     /// The layers.
     pub blocks: Vec<T5DecoderBlock>,
     /// After the last block.
-    pub norm: T5Norm,
+    pub norm: RmsNorm,
     /// Of embeddings, and after the norm.
     pub dropout: Dropout,
 }
@@ -85,15 +85,15 @@ pub struct T5Decoder {
 #[derive(Module, Debug)]
 pub struct T5DecoderBlock {
     /// Before attention.
-    pub attention_norm: T5Norm,
+    pub attention_norm: RmsNorm,
     /// To the tokens before.
     pub attention: T5Attention,
     /// Before cross-attention.
-    pub cross_attention_norm: T5Norm,
+    pub cross_attention_norm: RmsNorm,
     /// To the encoder's tokens.
     pub cross_attention: T5Attention,
     /// Before the feed-forward network.
-    pub feed_forward_norm: T5Norm,
+    pub feed_forward_norm: RmsNorm,
     /// Of each token.
     pub feed_forward: T5FeedForward,
     /// Of what is added.
@@ -118,7 +118,7 @@ impl T5 {
             let embedding = EmbeddingConfig::new(config.vocab_size, config.d_model);
             embedding.with_initializer(normal(1.0)).init(device)
         };
-        let norm = || T5Norm::new(config.d_model, config.layer_norm_epsilon, device);
+        let norm = || RmsNorm::new(config.d_model, config.layer_norm_epsilon, device);
         let dropout = || DropoutConfig::new(config.dropout_rate).init();
         let positions = |bidirectional: bool| {
             let sizes = [config.relative_attention_num_buckets, config.num_heads];

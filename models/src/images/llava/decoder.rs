@@ -1,11 +1,12 @@
 //! A Llama as a plain Burn module.
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
 use burn::tensor::activation::silu;
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 use crate::LlamaConfig;
+use crate::encoders::RmsNorm;
 use crate::images::attention::{attend, split_heads};
 use crate::layers::{Angles, RopeConfig, RotaryEmbedding};
 
@@ -47,26 +48,6 @@ struct GroupedAttention {
     key_value_heads: usize,
 }
 
-/// `x / √(mean(x²) + ε) · gamma`. burn-nn's computes in f32 even where `x` is f64.
-#[derive(Module, Debug)]
-struct RmsNorm {
-    gamma: Param<Tensor<1>>,
-    epsilon: f64,
-}
-
-impl RmsNorm {
-    fn new(config: &LlamaConfig, device: &Device) -> Self {
-        Self { gamma: Initializer::Ones.init([config.hidden_size], device), epsilon: config.rms_norm_eps }
-    }
-
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let dtype = x.dtype();
-        let x = if matches!(dtype, DType::F16 | DType::BF16) { x.cast(FloatDType::F32) } else { x };
-        let inverse = (x.clone().powi_scalar(2).mean_dim(2) + self.epsilon).sqrt().recip();
-        (x * inverse).cast(FloatDType::from(dtype)) * self.gamma.val().unsqueeze()
-    }
-}
-
 impl Decoder {
     /// With initial weights from the generator of `device`, whose float type the parameters have.
     pub fn new(config: &LlamaConfig, device: &Device) -> Self {
@@ -77,7 +58,7 @@ impl Decoder {
         let [heads, key_value_heads] =
             [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim);
         let block = |_| DecoderBlock {
-            attention_norm: RmsNorm::new(config, device),
+            attention_norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
             attention: GroupedAttention {
                 query: linear(hidden, heads, config.attention_bias),
                 key: linear(hidden, key_value_heads, config.attention_bias),
@@ -86,7 +67,7 @@ impl Decoder {
                 heads: config.num_attention_heads,
                 key_value_heads: config.num_key_value_heads,
             },
-            mlp_norm: RmsNorm::new(config, device),
+            mlp_norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
             gate: linear(hidden, inner, config.mlp_bias),
             up: linear(hidden, inner, config.mlp_bias),
             down: linear(inner, hidden, config.mlp_bias),
@@ -94,7 +75,7 @@ impl Decoder {
         Self {
             embedding: EmbeddingConfig::new(config.vocab_size, hidden).with_initializer(normal.clone()).init(device),
             blocks: (0..config.num_hidden_layers).map(block).collect(),
-            norm: RmsNorm::new(config, device),
+            norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
             head: linear(hidden, config.vocab_size, false),
             rope: RopeConfig { head_dim: config.head_dim, theta: config.rope_theta, scaling: config.rope_scaling },
         }

@@ -7,13 +7,13 @@ use burn::tensor::{DType, Device, Tensor};
 /// `x / √(mean(x²) + ε) · gamma` (arXiv:1910.07467), without a mean and a bias. What is half precision is normalized in
 /// fp32; what is double precision stays so.
 #[derive(Module, Debug)]
-pub struct T5Norm {
+pub struct RmsNorm {
     /// `[features]`.
     pub gamma: Param<Tensor<1>>,
     epsilon: f64,
 }
 
-impl T5Norm {
+impl RmsNorm {
     /// Of so many features.
     pub fn new(features: usize, epsilon: f64, device: &Device) -> Self {
         Self { gamma: Initializer::Ones.init([features], device), epsilon }
