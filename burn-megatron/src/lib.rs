@@ -24,6 +24,7 @@
 
 pub mod batch;
 pub mod bench;
+pub mod calibrate;
 pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
@@ -50,6 +51,8 @@ pub mod plan;
 mod positioned;
 pub mod preference;
 pub mod prelude;
+pub mod prune;
+pub mod quantise;
 mod refusal;
 pub mod replay;
 mod safetensors_header;

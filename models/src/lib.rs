@@ -45,6 +45,7 @@ mod megatron;
 pub mod micro_batch;
 pub mod mixtral;
 pub mod names;
+pub mod observer;
 pub mod param;
 pub mod part;
 pub mod recompute;

@@ -177,6 +177,11 @@ impl NameMap {
     }
 }
 
+/// Whether Hugging Face's module of this name is a router, or the gate of shared experts.
+pub fn is_router(theirs: &str) -> bool {
+    [".gate", ".mlp.router", ".shared_expert_gate"].iter().any(|end| theirs.ends_with(end))
+}
+
 fn check_shape(name: &str, tensor: &HostTensor, expected: &[usize]) -> Result<(), NameError> {
     match tensor.shape == expected {
         true => Ok(()),

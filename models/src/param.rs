@@ -30,6 +30,7 @@ use burn::tensor::{Device, FloatDType};
 
 use crate::fp8::Fp8Config;
 use crate::lora::BaseFormat;
+use crate::observer::{InputObserver, ObservedInput};
 use crate::part::Part;
 use crate::recompute::Recompute;
 
@@ -74,6 +75,7 @@ pub struct ParamBuilder<'a> {
     recompute: Recompute,
     lora: Option<adapters::Adapters<'a>>,
     base: Option<BaseFormat>,
+    observer: Option<InputObserver>,
     /// Patterns of the names of frozen parameters.
     frozen: Vec<String>,
     fp8: Option<Fp8Selection>,
@@ -112,6 +114,7 @@ impl<'a> ParamBuilder<'a> {
             recompute: Recompute::default(),
             lora: None,
             base: None,
+            observer: None,
             frozen: Vec::new(),
             fp8: None,
             fp8_layers: Fp8Layers::default(),
@@ -162,6 +165,17 @@ impl<'a> ParamBuilder<'a> {
     /// What [`begin`](Self::begin) began.
     pub fn unit(&self) -> Unit {
         self.unit
+    }
+
+    /// Linear layers record what their inputs are like.
+    pub fn with_observer(mut self, observer: InputObserver) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// What a linear layer with these outputs records.
+    pub(crate) fn observed<'n>(&self, names: impl Iterator<Item = &'n str>) -> Option<ObservedInput> {
+        self.observer.as_ref()?.of(names)
     }
 
     /// Creates parameters without autodiff, for evaluation and generation only.

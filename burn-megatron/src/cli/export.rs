@@ -8,6 +8,8 @@ use indicatif::HumanBytes;
 use models::lora::LoraError;
 use models::{FamilyConfig, LoraPlan};
 
+use super::quantise::QuantiseArgs;
+use super::refused;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::config::LoraSection;
 use crate::element::Element;
@@ -15,6 +17,7 @@ use crate::hf::{
     CheckpointWeights, Companions, Export, Format, adapter_of, companions_of, export, model_of, parse_size,
     write_adapter,
 };
+use crate::refusal::Access;
 
 /// Arguments of `export`.
 #[derive(Debug, clap::Args)]
@@ -32,8 +35,11 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with = "hf")]
     adapter: Option<PathBuf>,
     /// Checkpoint, or folder of checkpoints: then the latest
-    #[arg(long, value_name = "CKPT")]
-    checkpoint: PathBuf,
+    #[arg(long, value_name = "CKPT", required_unless_present = "from_hf")]
+    checkpoint: Option<PathBuf>,
+    /// Hugging Face folder to quantise, in place of a checkpoint
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["checkpoint", "ema", "like"], requires = "quantize")]
+    from_hf: Option<PathBuf>,
     /// Element type of the weights: f64, f32, bf16 or f16 [default: as they are stored]
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Element>,
@@ -46,6 +52,8 @@ pub struct Args {
     /// Hugging Face folder whose tokenizer and small files are taken, where the checkpoint has none of its own
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
+    #[command(flatten)]
+    quantise: QuantiseArgs,
 }
 
 /// Checks the checkpoint's hashes and writes the folder.
@@ -53,7 +61,11 @@ pub struct Args {
 /// # Errors
 /// If the checkpoint is damaged or not of a model that Hugging Face has, or the folder cannot be written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let checkpoint = Checkpoint::open(&args.checkpoint)?;
+    if let (Some(from), Some(to)) = (&args.from_hf, &args.hf) {
+        super::print(&args.quantise.export(from, to, args.dtype, args.max_shard_size)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let checkpoint = Checkpoint::open(args.checkpoint.as_deref().context("--checkpoint is needed")?)?;
     if let Some(warning) = checkpoint.warning() {
         eprintln!("warning: {warning}");
     }
@@ -97,6 +109,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(_) => CheckpointWeights::most_precise(&checkpoint),
         None => CheckpointWeights::of(&checkpoint),
     };
+    if args.quantise.is_asked()? {
+        // Calibration and perplexity read a folder with its tokenizer.
+        let parent = hf.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::create_dir_all(parent).map_err(refused(Access::Write, parent))?;
+        let plain = tempfile::tempdir_in(parent).map_err(refused(Access::Write, parent))?;
+        export(plain.path(), &what, &weights)?;
+        super::print(&args.quantise.export(plain.path(), &hf, None, args.max_shard_size)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let (files, bytes) = export(&hf, &what, &weights)?;
     super::print(&format!(
         "{}: step {} in {files} file{} of weights, {}\n",

@@ -1,12 +1,14 @@
-//! `burn-megatron merge`: a Hugging Face folder with an adapter's weights added.
+//! `burn-megatron merge`: a Hugging Face folder with the weights of adapters added.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use indicatif::HumanBytes;
 
 use crate::element::Element;
-use crate::hf::{Export, Format, HfFolder, Merged, export, parse_size, read_adapter};
+use crate::hf::{Export, Format, HfFolder, HfFolderError, Merged, export, parse_size, read_adapter};
 
 /// Arguments of `merge`.
 #[derive(Debug, clap::Args)]
@@ -14,9 +16,12 @@ pub struct Args {
     /// Folder with config.json and the weights of the base model
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
-    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them
-    #[arg(long, value_name = "DIR")]
-    adapter: PathBuf,
+    /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them; may be given several times
+    #[arg(long = "adapter", value_name = "DIR", required = true)]
+    adapters: Vec<PathBuf>,
+    /// Factor of what an adapter adds to the weights, for each --adapter in order [default: 1]
+    #[arg(long = "weight", value_name = "FACTOR", allow_negative_numbers = true)]
+    weights: Vec<f64>,
     /// Folder to write; it must not exist, or be empty
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
@@ -34,7 +39,20 @@ pub struct Args {
 /// If base and adapter do not belong together, or a file cannot be read or written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let base = HfFolder::open(&args.hf)?;
-    let adapter = read_adapter(&args.adapter, base.config())?;
+    let (adapters, weights) = (&args.adapters, &args.weights);
+    if !weights.is_empty() && weights.len() != adapters.len() {
+        let (given, needed) = (weights.len(), adapters.len());
+        bail!("{given} factors (--weight) for {needed} adapters; nearest legal: {needed}, or none");
+    }
+    if let Some(weight) = weights.iter().find(|weight| !weight.is_finite()) {
+        bail!("--weight {weight} is no finite number; nearest legal: 1");
+    }
+    let factors = weights.iter().copied().chain(std::iter::repeat(1.0));
+    let adapters = adapters
+        .iter()
+        .zip(factors)
+        .map(|(path, factor)| Ok((read_adapter(path, base.config())?, factor)))
+        .collect::<Result<Vec<_>, HfFolderError>>()?;
     let tokenizer = base.tokenizer_path();
     let what = Export {
         config: base.config(),
@@ -44,11 +62,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         shard_bytes: args.max_shard_size,
         format: Format::Safetensors,
     };
-    let (files, bytes) = export(&args.output, &what, &Merged { base: &base, adapter: &adapter, element: args.dtype })?;
+    let (files, bytes) =
+        export(&args.output, &what, &Merged { base: &base, adapters: &adapters, element: args.dtype })?;
+    let layers: BTreeSet<&str> =
+        adapters.iter().flat_map(|(adapter, _)| adapter.plan.targets().map(|(ours, ..)| ours)).collect();
     super::print(&format!(
         "{}: {} of the model's layers with their adapters, in {files} file{} of weights, {}\n",
         args.output.display(),
-        adapter.plan.len(),
+        layers.len(),
         if files == 1 { "" } else { "s" },
         HumanBytes(bytes)
     ))?;

@@ -1,6 +1,7 @@
 //! The `burn-megatron` command: one module per subcommand, each with its arguments and a `run`.
 
 mod bench;
+mod calibration;
 mod chat;
 pub mod device;
 mod doctor;
@@ -19,6 +20,8 @@ mod overrides;
 mod plan;
 mod preprocess;
 mod processes;
+mod prune;
+mod quantise;
 mod reference;
 mod replay;
 mod sampling;
@@ -73,10 +76,12 @@ pub enum Command {
     Replay(replay::Args),
     /// Convert a Hugging Face folder, or weights of PyTorch DCP or Megatron-Core, to a checkpoint
     Import(import::Args),
-    /// Convert a checkpoint to a Hugging Face folder, or to PyTorch DCP or Megatron-Core's torch_dist
+    /// Convert a checkpoint to a Hugging Face folder, also in few bits, or to PyTorch DCP or Megatron-Core's torch_dist
     Export(export::Args),
-    /// Add an adapter to the weights of a Hugging Face folder
+    /// Add adapters to the weights of a Hugging Face folder
     Merge(merge::Args),
+    /// Write a smaller model from the most important weights of a Hugging Face folder
+    Prune(prune::Args),
     /// Check driver, GPUs, libraries and disk of this machine
     Doctor(doctor::Args),
     /// Compute logits, loss and gradients of a Hugging Face folder, in any layout
@@ -107,6 +112,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
         Command::Merge(args) => merge::run(args),
+        Command::Prune(args) => prune::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Forward(args) => forward::run(args),
         Command::Reference(args) => reference::run(args),

@@ -180,20 +180,22 @@ pub fn adapter_of(checkpoint: &Checkpoint, plan: LoraPlan) -> Result<Adapter, Hf
     Ok(Adapter { plan: Arc::new(plan), tensors })
 }
 
-/// The weights of a folder with those of an adapter added.
+/// The weights of a folder with those of adapters added.
 pub struct Merged<'a> {
     /// The base model.
     pub base: &'a HfFolder,
-    /// Its adapter.
-    pub adapter: &'a Adapter,
+    /// Its adapters, each with the factor of what it adds to the weights.
+    pub adapters: &'a [(Adapter, f64)],
     /// Type that weights with an adapter are rounded to once; `None` is the base's own.
     pub element: Option<Element>,
 }
 
 impl Merged<'_> {
-    /// Our name of the layer, if its weight has this name and it has an adapter.
-    fn layer<'n>(&self, name: &'n str) -> Option<&'n str> {
-        name.strip_suffix(".weight").filter(|layer| self.adapter.plan.has(layer))
+    /// Our name of the layer and its adapters, if its weight has this name and it has some.
+    fn layer<'n>(&self, name: &'n str) -> Option<(&'n str, Vec<&(Adapter, f64)>)> {
+        let layer = name.strip_suffix(".weight")?;
+        let own: Vec<&(Adapter, f64)> = self.adapters.iter().filter(|(adapter, _)| adapter.plan.has(layer)).collect();
+        (!own.is_empty()).then_some((layer, own))
     }
 }
 
@@ -204,17 +206,22 @@ impl TensorReader for Merged<'_> {
     }
 
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
-        let Some(layer) = self.layer(name) else { return self.base.read_bytes(name, shape, ranges) };
+        let Some((layer, adapters)) = self.layer(name) else { return self.base.read_bytes(name, shape, ranges) };
         let (rows, columns) = (ranges[0].clone(), ranges[1].clone());
         let base = self.base.read(name, shape, &[rows.clone(), 0..shape[1]])?;
-        let part = |part: &str| -> Result<HostTensor, BoxError> {
-            let name = format!("{layer}.{part}");
-            Ok(self.adapter.tensors.get(&name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
-        };
-        let merged = self.adapter.plan.merge(rows, base, part)?;
+        let mut sum = base.clone();
+        for (adapter, factor) in adapters {
+            let part = |part: &str| -> Result<HostTensor, BoxError> {
+                let name = format!("{layer}.{part}");
+                Ok(adapter.tensors.get(&name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
+            };
+            let merged = adapter.plan.merge(rows.clone(), base.clone(), part)?;
+            let added = merged.iter().zip(&base).map(|(merged, base)| factor * (merged - base));
+            sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
+        }
         let mut bytes = Vec::new();
         let element = self.element(name, shape)?;
-        merged.chunks_exact(shape[1]).for_each(|row| element.encode(&row[columns.clone()], &mut bytes));
+        sum.chunks_exact(shape[1]).for_each(|row| element.encode(&row[columns.clone()], &mut bytes));
         Ok(bytes)
     }
 }

@@ -12,6 +12,7 @@ use models::{FamilyConfig, ModelConfig, WeightSource};
 use serde_json::Value;
 
 use super::companions::Companions;
+use super::compressed::read_compressed;
 use super::error::HfFolderError;
 use super::generation::GenerationConfig;
 use super::outputs::TensorReader;
@@ -91,6 +92,7 @@ impl HfFolder {
         let element = |found: &[Stored; 2]| match storage {
             Storage::Plain(_) => Element::of(found[0].dtype),
             Storage::Mxfp4(_) | Storage::Fp8(_) => Some(Element::Bf16),
+            Storage::Compressed(..) => Element::of(found[1].dtype),
         };
         let found = storage.stored(&self.tensors).and_then(|found| Some((found, element(&found)?)));
         let (stored, element) = found.ok_or("the folder was changed while it was open")?;
@@ -115,6 +117,7 @@ impl Found<'_> {
             Storage::Plain(_) => read_plain(&stored[0], &foreign.runs(ranges), element.size(), to),
             Storage::Mxfp4(_) => read_mxfp4(stored, foreign, ranges, to),
             Storage::Fp8(_) => read_fp8(stored, foreign, ranges, to),
+            Storage::Compressed(_, numbers) => read_compressed(stored, *numbers, element, (foreign, ranges), to),
         };
         read.map_err(|error| format!("{}: {error}", path.display()).into())
     }

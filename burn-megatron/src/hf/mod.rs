@@ -3,6 +3,8 @@
 mod adapter;
 mod checkpoint;
 mod companions;
+mod compressed;
+mod compressed_writer;
 mod distributed;
 mod distributed_writer;
 mod error;
@@ -20,6 +22,7 @@ mod writer;
 pub use adapter::{Merged, adapter_of, read_adapter, write_adapter};
 pub use checkpoint::{CheckpointWeights, companions_of, import, keep_companions, model_of};
 pub use companions::Companions;
+pub use compressed_writer::{Compressed, InputFactors, export_compressed, linear_inputs};
 pub use error::HfFolderError;
 pub use folder::HfFolder;
 pub use generation::GenerationConfig;

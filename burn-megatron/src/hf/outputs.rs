@@ -39,6 +39,11 @@ impl Output<'_> {
     pub fn bytes(&self) -> u64 {
         (self.shape.iter().product::<usize>() * self.element.size()) as u64
     }
+
+    /// The parts by our names, and where they are in the tensor.
+    pub fn parts(&self) -> &[(&str, &Foreign)] {
+        &self.parts
+    }
 }
 
 /// The other system's tensors in the order of the model.

@@ -1,6 +1,6 @@
-//! Weights that files hold in fewer bits, dequantised while they are read: gpt-oss's experts in MXFP4, and
-//! DeepSeek-V3's matrices in FP8 with a scale for each block. Both become bf16, as transformers and DeepSeek's own script
-//! make them.
+//! Weights that files hold in fewer bits, dequantised while they are read: gpt-oss's experts in MXFP4, DeepSeek-V3's
+//! matrices in FP8 with a scale for each block, and those of compressed-tensors. The first two become bf16, as transformers
+//! and DeepSeek's own script make them; the last have the type of their scales.
 
 use std::io;
 use std::ops::Range;
@@ -10,7 +10,9 @@ use models::names::{Foreign, StackPart};
 use rayon::prelude::*;
 use safetensors::Dtype;
 
+use super::compressed;
 use super::tensors::{Stored, Tensors};
+use crate::quantise::e4m3;
 
 /// Rows and columns that share a scale in FP8.
 const TILE: usize = 128;
@@ -28,6 +30,8 @@ pub(super) enum Storage {
     Mxfp4(String),
     /// e4m3, and `_scale_inv [out/128, in/128]`, what the elements are multiplied with.
     Fp8(String),
+    /// As compressed-tensors has it.
+    Compressed(String, compressed::Numbers),
 }
 
 impl Storage {
@@ -36,6 +40,9 @@ impl Storage {
     /// # Errors
     /// Says what is wrong with its parts.
     pub fn find(name: &str, foreign: &Foreign, tensors: &Tensors) -> Result<Option<Self>, String> {
+        if let Some(numbers) = compressed::find(name, foreign, tensors)? {
+            return Ok(Some(Self::Compressed(name.into(), numbers)));
+        }
         if let Some(found) = tensors.get(name).filter(|found| found.dtype == Dtype::F8_E4M3) {
             let scales = format!("{name}_scale_inv");
             let [rows, columns] = found.shape[..] else { return Err("is FP8, and no matrix".into()) };
@@ -72,12 +79,17 @@ impl Storage {
             Self::Plain(name) => [name.clone(), name.clone()],
             Self::Mxfp4(name) => [format!("{name}_blocks"), format!("{name}_scales")],
             Self::Fp8(name) => [name.clone(), format!("{name}_scale_inv")],
+            Self::Compressed(name, numbers) => numbers.parts(name),
         }
     }
 
     /// All names of tensors that it uses.
     pub fn names(&self) -> impl Iterator<Item = String> {
-        self.parts().into_iter()
+        let shape = match self {
+            Self::Compressed(name, compressed::Numbers::Packed { .. }) => Some(format!("{name}_shape")),
+            _ => None,
+        };
+        self.parts().into_iter().chain(shape)
     }
 
     /// The elements and the scales, if the folder still has them.
@@ -134,7 +146,11 @@ pub(super) fn read_fp8(
 }
 
 /// Fills each matrix row of `to`, on all cores.
-fn by_row(rows: usize, to: &mut [u8], fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync) -> io::Result<()> {
+pub(super) fn by_row(
+    rows: usize,
+    to: &mut [u8],
+    fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync,
+) -> io::Result<()> {
     if to.is_empty() {
         return Ok(());
     }
@@ -148,18 +164,6 @@ fn e2m1(nibble: u8) -> f64 {
     if nibble & 8 == 0 { magnitude } else { -magnitude }
 }
 
-/// A number of eight bits: sign, four of exponent, three of mantissa; no infinity, and NaN where all but the sign are
-/// ones.
-fn e4m3(byte: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7) / 8.0);
-    let magnitude = match exponent {
-        15 if byte & 7 == 7 => f32::NAN,
-        0 => mantissa * (-6f32).exp2(),
-        _ => (1.0 + mantissa) * ((exponent - 7) as f32).exp2(),
-    };
-    if byte & 128 == 0 { magnitude } else { -magnitude }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,7 +171,5 @@ mod tests {
     #[test]
     fn numbers_of_few_bits() {
         assert_eq!([0, 1, 7, 8, 15].map(e2m1), [0.0, 0.5, 6.0, -0.0, -6.0]);
-        assert_eq!([0x00, 0x01, 0x38, 0x7e, 0xb8].map(e4m3), [0.0, 0.001_953_125, 1.0, 448.0, -1.0]);
-        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
     }
 }

@@ -65,19 +65,25 @@ pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result
         return Err(HfFolderError::file(folder, why));
     }
     let outputs = outputs(names.iter(), what.element, source)?;
-    let config =
-        config_json(what, &outputs).map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
-
-    in_new_folder(folder, |partial| write_all(partial, what, &config, &outputs, source))
+    let config = config_json(folder, what, &outputs)?;
+    new_folder(folder, |partial| {
+        let files = match what.format {
+            Format::Safetensors => write_safetensors(partial, what.shard_bytes, &outputs, source)?,
+            Format::Dcp => distributed_writer::write(partial, &outputs, what.shard_bytes, None, source)?,
+            Format::TorchDist { iteration } => {
+                distributed_writer::write(partial, &outputs, what.shard_bytes, Some(iteration), source)?
+            }
+        };
+        write_small_files(partial, what, &config)?;
+        Ok((files, outputs.iter().map(Output::bytes).sum()))
+    })
 }
 
-/// Writes `folder`, which must not exist or be empty: `write` fills a folder next to it, which is renamed when it is
-/// complete.
-pub(super) fn in_new_folder<T>(
+/// Makes `folder`, which must not exist or be empty: `write` writes into a folder next to it, which is renamed.
+pub(super) fn new_folder<T>(
     folder: &Path,
     write: impl FnOnce(&Path) -> Result<T, HfFolderError>,
 ) -> Result<T, HfFolderError> {
-    refuse_full(folder)?;
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = folder.file_name().unwrap_or_default();
     std::fs::create_dir_all(parent).map_err(HfFolderError::io("create", parent))?;
@@ -97,7 +103,8 @@ pub(super) fn in_new_folder<T>(
     Ok(written)
 }
 
-fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
+/// Refuses a folder that is there and not empty.
+pub(super) fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
     match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(HfFolderError::io("list", folder)(error)),
@@ -109,12 +116,13 @@ fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
 }
 
 /// The configuration, with the type of the weights that are written.
-fn config_json(what: &Export, outputs: &[Output]) -> Result<Value, models::hf::HfError> {
+pub(super) fn config_json(folder: &Path, what: &Export, outputs: &[Output]) -> Result<Value, HfFolderError> {
     let original = what.companions.config();
-    let mut config = match &original {
-        Some(original) => what.config.to_hf_like(original)?,
-        None => what.config.to_hf()?,
+    let config = match &original {
+        Some(original) => what.config.to_hf_like(original),
+        None => what.config.to_hf(),
     };
+    let mut config = config.map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
     let mut elements: Vec<Element> = outputs.iter().map(|output| output.element).collect();
     elements.dedup();
     let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
@@ -125,20 +133,8 @@ fn config_json(what: &Export, outputs: &[Output]) -> Result<Value, models::hf::H
     Ok(config)
 }
 
-fn write_all(
-    folder: &Path,
-    what: &Export,
-    config: &Value,
-    outputs: &[Output],
-    source: &dyn TensorReader,
-) -> Result<(usize, u64), HfFolderError> {
-    let files = match what.format {
-        Format::Safetensors => write_safetensors(folder, what.shard_bytes, outputs, source)?,
-        Format::Dcp => distributed_writer::write(folder, outputs, what.shard_bytes, None, source)?,
-        Format::TorchDist { iteration } => {
-            distributed_writer::write(folder, outputs, what.shard_bytes, Some(iteration), source)?
-        }
-    };
+/// Everything but weights.
+pub(super) fn write_small_files(folder: &Path, what: &Export, config: &Value) -> Result<(), HfFolderError> {
     for (name, text) in what.companions.others() {
         write_text(&folder.join(name), text)?;
     }
@@ -147,7 +143,7 @@ fn write_all(
         let to = folder.join("tokenizer.json");
         std::fs::copy(tokenizer, &to).map_err(HfFolderError::io("copy the tokenizer to", &to))?;
     }
-    Ok((files, outputs.iter().map(Output::bytes).sum()))
+    Ok(())
 }
 
 /// Gives the number of files.
@@ -167,11 +163,15 @@ pub(super) fn write_safetensors(
         write_shard(&folder.join(name), outputs, source)?;
     }
     if files.len() > 1 {
-        let total: u64 = sizes.iter().sum();
-        let index = json!({"metadata": {"total_size": total}, "weight_map": shard_of});
-        write_text(&folder.join(INDEX), &pretty(&index))?;
+        write_index(folder, sizes.iter().sum(), shard_of)?;
     }
     Ok(files.len())
+}
+
+/// Says which file holds which tensor.
+pub(super) fn write_index(folder: &Path, total: u64, shard_of: Map<String, Value>) -> Result<(), HfFolderError> {
+    let index = json!({"metadata": {"total_size": total}, "weight_map": shard_of});
+    write_text(&folder.join(INDEX), &pretty(&index))
 }
 
 pub(super) fn pretty(value: &Value) -> String {

@@ -57,7 +57,7 @@ fn merged_weights_are_those_of_peft() {
     let base = HfFolder::open(golden().join("base")).unwrap();
     for kind in KINDS {
         let adapter = read_adapter(&golden().join(kind).join("adapter"), base.config()).unwrap();
-        let merged = Merged { base: &base, adapter: &adapter, element: None };
+        let merged = Merged { base: &base, adapters: &[(adapter, 1.0)], element: None };
         let expected = read(&golden().join(kind).join("merged.safetensors"));
         let mut changed = 0;
         for (ours, foreign) in base.config().hf_names().iter() {
@@ -78,6 +78,32 @@ fn merged_weights_are_those_of_peft() {
         }
         assert_eq!(changed, [7, 2, 3][KINDS.iter().position(|known| *known == kind).unwrap()]);
     }
+}
+
+#[test]
+fn several_adapters_are_added_with_their_factors() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| golden().join(name).display().to_string();
+    let (base, all, few) = (at("base"), at("lora_all/adapter"), at("lora_qv_rs/adapter"));
+    let merge = |flags: &str, name: &str| {
+        let said = succeed(folder.path(), &format!("merge --hf {base} {flags} --output {name} --dtype f64"));
+        (said, read(&folder.path().join(name).join("model.safetensors")))
+    };
+    let (_, first) = merge(&format!("--adapter {all}"), "first");
+    let (_, second) = merge(&format!("--adapter {few}"), "second");
+    let (said, both) = merge(&format!("--adapter {all} --adapter {few} --weight 0.25 --weight -2"), "both");
+    assert!(said.contains("28 of the model's layers"), "{said}");
+    for (name, base) in read(&golden().join("base/model.safetensors")) {
+        let sum = |at: usize| {
+            let base = base.data[at];
+            base + 0.25 * (first[&name].data[at] - base) - 2.0 * (second[&name].data[at] - base)
+        };
+        let expected: Vec<f64> = (0..base.data.len()).map(sum).collect();
+        assert!(gap(&both[&name].data, &expected) < 1e-7, "{name}");
+    }
+    let refused =
+        fail(folder.path(), &format!("merge --hf {base} --adapter {all} --weight 1 --weight 2 --output none"));
+    assert!(refused.contains("2 factors (--weight) for 1 adapters; nearest legal: 1, or none"), "{refused}");
 }
 
 #[test]

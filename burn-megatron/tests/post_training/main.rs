@@ -6,7 +6,9 @@ mod eval;
 mod grpo;
 mod lora;
 mod preference;
+mod prune;
 mod qlora;
+mod quantise;
 mod talk;
 
 use std::collections::BTreeMap;

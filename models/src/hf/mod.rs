@@ -86,7 +86,7 @@ pub enum HfError {
     /// The weights are stored in a form that is not read.
     #[error(
         "config.json: `quantization_config` says that the weights are stored in {method}; the weights that are read are \
-         f64, f32, bf16 and f16. Dequantise them to bf16 first (DeepSeek-V3's repository has `fp8_cast_bf16.py` for its \
+         f64, f32, bf16 and f16, and those of compressed-tensors. Dequantise them to bf16 first (DeepSeek-V3's repository has `fp8_cast_bf16.py` for its \
          own files), and remove this key"
     )]
     Quantised {

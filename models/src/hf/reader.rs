@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 use super::{HARMLESS, HfError, class_of, module_classes};
 use crate::limits::limit;
 
+/// The method of quantisation that any model's linear layers may have: which tensors have it, the files say themselves.
+const COMPRESSED: &str = "compressed-tensors";
+
 /// An object of a `config.json`.
 pub(crate) struct ConfigReader<'a> {
     object: &'a Map<String, Value>,
@@ -51,9 +54,12 @@ impl<'a> ConfigReader<'a> {
         let quantised = self.object.get("quantization_config").filter(|config| !config.is_null());
         if let Some(method) = quantised.filter(|_| !asked.contains("quantization_config")) {
             let method = method.get("quant_method").and_then(Value::as_str).unwrap_or("some other type");
-            return Err(HfError::Quantised { method: method.into() });
+            if method != COMPRESSED {
+                return Err(HfError::Quantised { method: method.into() });
+            }
         }
-        let passed_over = |key: &str| harmless.contains(&key) || HARMLESS.contains(&key);
+        let passed_over =
+            |key: &str| harmless.contains(&key) || HARMLESS.contains(&key) || key == "quantization_config";
         match self.object.keys().find(|key| !asked.contains(*key) && !passed_over(key)) {
             None => Ok(()),
             Some(key) => {
@@ -68,6 +74,9 @@ impl<'a> ConfigReader<'a> {
     pub fn quantisation(&self, legal: &str) -> Result<(), HfError> {
         let Some(quantised) = self.object("quantization_config")? else { return Ok(()) };
         let method = quantised.text("quant_method")?.unwrap_or("some other type");
+        if method == COMPRESSED {
+            return Ok(());
+        }
         if method != legal {
             return Err(HfError::Quantised { method: method.into() });
         }

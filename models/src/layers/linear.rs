@@ -15,6 +15,7 @@ use super::linear_weight::LinearWeight;
 use super::norm::Norm;
 use crate::lora::{ColumnAdapters, RowAdapter, apply};
 use crate::micro_batch::MicroBatch;
+use crate::observer::ObservedInput;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::recompute;
 
@@ -45,6 +46,8 @@ pub struct ColumnParallelLinear {
     weight: LinearWeight,
     bias: Option<Param<Tensor<1>>>,
     adapters: Option<ColumnAdapters>,
+    #[module(skip)]
+    observed: Option<ObservedInput>,
     #[module(skip)]
     parallel: TensorParallel,
     #[module(skip)]
@@ -79,7 +82,8 @@ impl ColumnParallelLinear {
         let adapters = ColumnAdapters::new(params, inputs, &of_adapters, &weight)?;
         let recompute_norm = params.recompute().selects(recompute::Module::Norms);
         let fp8 = outputs.first().and_then(|output| params.fp8_linear(output.name));
-        Ok(Self { weight, bias, adapters, parallel: params.parallel().clone(), recompute_norm, fp8 })
+        let observed = params.observed(outputs.iter().map(|output| output.name));
+        Ok(Self { weight, bias, adapters, observed, parallel: params.parallel().clone(), recompute_norm, fp8 })
     }
 
     /// The rank's outputs for the whole sequence of `norm(x)`.
@@ -96,12 +100,15 @@ impl ColumnParallelLinear {
         if let Some(adapters) = &self.adapters {
             return self.adapted(apply(prologue, x.into().value(), batch), adapters, batch);
         }
+        let x = x.into();
+        if let Some(observed) = &self.observed {
+            observed.record(apply(prologue.clone(), x.value(), batch));
+        }
         let (entry, bias) = (entry(&self.parallel), self.bias.as_ref().map(Param::val));
         let (recompute, overlap, fp8) = (self.recompute_norm, self.parallel.overlap, self.fp8.clone());
         let stored = self.weight.stored();
         let options =
             LinearOptions { entry, recompute, overlap, fp8, stored, pass: batch.pass_context(), ..Default::default() };
-        let x = x.into();
         let weight = self.weight.value(x.is_autodiff());
         x.linear(prologue, weight, bias, options)
     }
@@ -143,6 +150,8 @@ pub struct RowParallelLinear {
     bias: Option<Param<Tensor<1>>>,
     adapter: Option<RowAdapter>,
     #[module(skip)]
+    observed: Option<ObservedInput>,
+    #[module(skip)]
     parallel: TensorParallel,
     #[module(skip)]
     fp8: Option<Fp8Linear>,
@@ -168,7 +177,8 @@ impl RowParallelLinear {
             false => None,
         };
         let adapter = RowAdapter::new(params, name, [inputs, outputs], &weight)?;
-        Ok(Self { weight, bias, adapter, parallel: params.parallel().clone(), fp8: params.fp8_linear(name) })
+        let (observed, fp8) = (params.observed([name].into_iter()), params.fp8_linear(name));
+        Ok(Self { weight, bias, adapter, observed, parallel: params.parallel().clone(), fp8 })
     }
 
     /// The sum over the ranks, whole or this rank's part of the sequence, for the input `prologue(x)`, which
@@ -180,6 +190,9 @@ impl RowParallelLinear {
         recompute: bool,
         batch: &MicroBatch,
     ) -> Tensor<3> {
+        if let Some(observed) = &self.observed {
+            observed.record(apply(prologue.clone(), x.clone(), batch));
+        }
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
         let (overlap, fp8, pass) = (self.parallel.overlap, self.fp8.clone(), batch.pass_context());
         let stored = self.weight.stored();

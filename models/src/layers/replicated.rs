@@ -7,7 +7,9 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::norm::Norm;
+use crate::lora::apply;
 use crate::micro_batch::MicroBatch;
+use crate::observer::ObservedInput;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::recompute;
 
@@ -16,6 +18,8 @@ use crate::recompute;
 #[derive(Module, Debug)]
 pub struct ReplicatedLinear {
     weight: Param<Tensor<2>>,
+    #[module(skip)]
+    observed: Option<ObservedInput>,
     #[module(skip)]
     parallel: TensorParallel,
     #[module(skip)]
@@ -45,7 +49,8 @@ impl ReplicatedLinear {
         let weight = params.on_sequence_sections(outputs.iter().map(section).collect())?;
         let recompute_norm = params.recompute().selects(recompute::Module::Norms);
         let fp8 = params.fp8_linear(outputs[0].0);
-        Ok(Self { weight, parallel: params.parallel().clone(), recompute_norm, fp8 })
+        let observed = params.observed(outputs.iter().map(|(name, _)| *name));
+        Ok(Self { weight, observed, parallel: params.parallel().clone(), recompute_norm, fp8 })
     }
 
     /// The layer's outputs for `norm(x)`, side by side.
@@ -60,6 +65,9 @@ impl ReplicatedLinear {
     }
 
     fn after(&self, x: Residual, prologue: Prologue, recompute: bool, batch: &MicroBatch) -> Tensor<3> {
+        if let Some(observed) = &self.observed {
+            observed.record(apply(prologue.clone(), x.value(), batch));
+        }
         let (overlap, fp8) = (self.parallel.overlap, self.fp8.clone());
         let options = LinearOptions { recompute, overlap, fp8, pass: batch.pass_context(), ..Default::default() };
         x.linear(prologue, self.weight.val(), None, options)

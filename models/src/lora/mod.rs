@@ -23,7 +23,7 @@ use backend_dist::shard::HostTensor;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::names::{Foreign, NameMap};
+use crate::names::{Foreign, NameMap, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
@@ -179,10 +179,6 @@ impl Linear<'_> {
             _ => None,
         }
     }
-}
-
-fn is_router(theirs: &str) -> bool {
-    [".gate", ".mlp.router", ".shared_expert_gate"].iter().any(|end| theirs.ends_with(end))
 }
 
 fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {

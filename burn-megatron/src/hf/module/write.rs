@@ -14,7 +14,7 @@ use super::tensors::{Wanted, named_tensors};
 use crate::element::Element;
 use crate::hf::HfFolderError;
 use crate::hf::outputs::{TensorReader, outputs};
-use crate::hf::writer::{in_new_folder, pretty, write_safetensors, write_text};
+use crate::hf::writer::{new_folder, pretty, refuse_full, write_safetensors, write_text};
 
 /// How a plain Burn module is written as a Hugging Face folder.
 #[derive(Clone, Copy, Debug)]
@@ -44,19 +44,23 @@ impl ModuleExport<'_> {
         module: &M,
         config: &M::Config,
     ) -> Result<usize, HfFolderError> {
-        let same = |original: &&Value| M::from_hf(original).is_ok_and(|read| M::to_hf(&read) == M::to_hf(config));
+        refuse_full(folder.as_ref())?;
+        let source = Weights(named_tensors(module, Wanted::Weights));
+        let same = |original: &&Value| {
+            let read = M::from_hf(original).map(|read| M::present(read, &|name| source.0.contains_key(name)));
+            read.is_ok_and(|read| M::to_hf(&read) == M::to_hf(config))
+        };
         let mut json = self.original.filter(same).cloned().unwrap_or_else(|| M::to_hf(config));
         let key = if json.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
         json[key] = json!(self.element.torch_name());
 
-        let source = Weights(named_tensors(module, Wanted::Weights));
         let mut names = NameMap::default();
         for (name, tensor) in &source.0 {
             let (name, shape) = (name.clone(), tensor.shape.clone());
             names.add(name.clone(), Foreign { name, transposed: false, rows: None, stack: None, shape });
         }
         let outputs = outputs(names.iter(), Some(self.element), &source)?;
-        in_new_folder(folder.as_ref(), |folder| {
+        new_folder(folder.as_ref(), |folder| {
             write_text(&folder.join("config.json"), &pretty(&json))?;
             write_safetensors(folder, self.shard_bytes, &outputs, &source)
         })

@@ -1,0 +1,57 @@
+//! How important layers, heads, neurons and features are for calibration texts.
+
+use backend_dist::launch::BoxError;
+use models::LlamaConfig;
+use models::observer::Moments;
+
+use super::keep::Kept;
+use super::weights::Pruned;
+use crate::calibrate::Calibration;
+use crate::hf::HfFolder;
+
+/// Larger is more important; values of one list compare with each other only.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Importance {
+    /// By block: the loss on the calibration texts without it. Empty where no block is to go.
+    pub layers: Vec<f64>,
+    /// By feature of the residual stream: the squares of what attention and MLPs of all blocks read of it.
+    pub hidden: Vec<f64>,
+    /// By block and neuron: the squares of what the down projection reads.
+    pub intermediate: Vec<Vec<f64>>,
+    /// By block and key-value head: the squares of the outputs of the heads that share it.
+    pub groups: Vec<Vec<f64>>,
+}
+
+/// The importance of all parts of a model of Llama's family whose weights are `folder`'s; that of layers by `loss`, if it is
+/// given, which gets the weights of a model without one of them.
+///
+/// # Errors
+/// If the model cannot compute.
+pub fn importance(
+    calibration: &Calibration,
+    (model, folder): (&LlamaConfig, &HfFolder),
+    loss: Option<&mut dyn FnMut(&Pruned) -> Result<f64, BoxError>>,
+) -> Result<Importance, BoxError> {
+    let sums = calibration.observe(Moments::Squares, 0..model.num_hidden_layers)?;
+    let of = |layer: usize, name: &str| -> Result<&[f64], BoxError> {
+        let name = format!("layers.{layer}.{name}");
+        let sum = sums.get(&name).ok_or_else(|| format!("{name} records no inputs"))?;
+        Ok(&sum.data)
+    };
+    let mut importance = Importance { hidden: vec![0.0; model.hidden_size], ..Importance::default() };
+    let group = model.num_attention_heads / model.num_key_value_heads * model.head_dim;
+    for layer in 0..model.num_hidden_layers {
+        for name in ["attention.q_proj", "mlp.gate_proj"] {
+            importance.hidden.iter_mut().zip(of(layer, name)?).for_each(|(sum, squares)| *sum += squares);
+        }
+        importance.intermediate.push(of(layer, "mlp.down_proj")?.to_vec());
+        let heads = of(layer, "attention.o_proj")?;
+        importance.groups.push(heads.chunks_exact(group).map(|squares| squares.iter().sum()).collect());
+    }
+    if let Some(loss) = loss {
+        for layer in 0..model.num_hidden_layers {
+            importance.layers.push(loss(&Pruned::new(folder, model, Kept::without_layer(model, layer))?)?);
+        }
+    }
+    Ok(importance)
+}
