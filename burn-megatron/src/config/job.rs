@@ -84,8 +84,8 @@ impl RunConfig {
                  needs more of both"
             )))
         };
-        if decoder.experts.is_some() || decoder.latent.is_some() || decoder.mtp > 0 {
-            return refused("in a model with experts, latent attention or multi-token prediction");
+        if decoder.experts.is_some() || decoder.latent.is_some() || decoder.mamba.is_some() || decoder.mtp > 0 {
+            return refused("in a model with experts, latent attention, Mamba-2 or multi-token prediction");
         }
         if self.fp8.format.is_some() {
             return refused("next to FP8 layers");

@@ -58,7 +58,7 @@ impl Mamba2Config {
         Self::published(2560, 64)
     }
 
-    /// The models of arXiv 2405.21060, table 9: heads of 64 features, twice as many of all heads as of the residual stream.
+    /// The models of arXiv 2405.21060, table 9: head_dim 64, all heads together twice as wide as the residual stream.
     fn published(hidden_size: usize, num_hidden_layers: usize) -> Self {
         Self {
             vocab_size: 50_288,

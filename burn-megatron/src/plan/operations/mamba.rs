@@ -22,15 +22,17 @@ impl UnitBuilder<'_> {
         let input = chain.enter_saving_shard();
         chain.linear(2 * inner + 2 * grouped + heads, local.hidden, mamba.bias, input);
         let projected = chain.at;
-        // The convolution's input and its output before, in and after SiLU.
-        let saved = chain.tensor(4 * local.tokens * convolved * wide, None);
+        // The convolution's input and its output before and in SiLU.
+        let saved = chain.tensor(3 * local.tokens * convolved * wide, None);
         chain.op(local.tokens * convolved * wide, |op| {
             op.saves = vec![projected, saved];
             op.matrix = convolved * kernel;
             op.weight = op.matrix + if mamba.conv_bias { convolved } else { 0 };
         });
         let square = heads * CHUNK;
-        let per_token = 6 * inner + 4 * grouped + 4 * square + groups * CHUNK + 4 * states / CHUNK;
+        // Three shares that stay, and masks of a byte.
+        let squares = 7 * square / 2 + groups * CHUNK;
+        let per_token = 4 * inner + 2 * grouped + squares + 2 * states / CHUNK;
         let saved = chain.tensor(local.tokens * per_token * wide, None);
         // B with C for each group, their scores with x, the states and what they answer.
         let multiplied = CHUNK * (grouped + inner) + 2 * states;
