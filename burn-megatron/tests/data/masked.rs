@@ -142,6 +142,11 @@ fn options_out_of_range_are_named() {
     ] {
         assert!(error.contains(text), "{error}");
     }
+    let few = MaskVocabulary::word_piece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "word"]).unwrap();
+    let all = 0..sentences.num_documents();
+    let data = BertDataset::new(sentences.clone(), all, few, BertOptions::new(64, 1)).unwrap();
+    let error = data.sample(0).unwrap_err().to_string();
+    assert!(error.contains("corpus.bin: sequence ") && error.ends_with("the vocabulary has 0 to 5"), "{error}");
     let missing = MaskVocabulary::word_piece(["[PAD]", "[CLS]", "[SEP]"]).unwrap_err().to_string();
     assert_eq!(missing, "the vocabulary has no token [MASK]");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::mapping::{Mapping, SampleSentences};
 use super::masking::Masking;
 use super::{MaskVocabulary, MaskedError};
-use crate::data::indexed::{IndexedDataset, IndexedError};
+use crate::data::indexed::IndexedDataset;
 use crate::data::numpy::RandomState;
 
 /// Stands for a token that is not masked.
@@ -21,7 +21,7 @@ pub struct BertOptions {
     pub num_samples: Option<usize>,
     /// At least 1.
     pub seed: u32,
-    /// Share of samples that are cut to a random shorter length.
+    /// Share of samples that are truncated to a random shorter length.
     pub short_sequence_probability: f64,
     /// Which tokens are masked.
     pub masking: Masking,
@@ -119,11 +119,11 @@ impl BertDataset {
     /// The sample at an index.
     ///
     /// # Errors
-    /// When the `.bin` file can no longer be read.
+    /// When the `.bin` file can no longer be read, or has a token that is not in the vocabulary.
     ///
     /// # Panics
     /// When `index` is not below [`len`](Self::len).
-    pub fn sample(&self, index: usize) -> Result<BertSample, IndexedError> {
+    pub fn sample(&self, index: usize) -> Result<BertSample, MaskedError> {
         let SampleSentences { sentences, target } = self.samples[index].clone();
         let mut random = RandomState::new(self.options.seed.wrapping_add(index as u32));
         let mut pivot = sentences.len();
@@ -132,15 +132,13 @@ impl BertDataset {
             pivot = if sentences.len() >= 3 { 1 + random.below(sentences.len() as u32 - 1) as usize } else { 1 };
             is_random = random.uniform() < 0.5;
         }
-        let read = |sentences: Range<usize>| -> Result<Vec<i64>, IndexedError> {
-            Ok(sentences.map(|sentence| self.sentences.sequence(sentence)).collect::<Result<Vec<_>, _>>()?.concat())
-        };
+        let read = |sentences| super::read(&self.sentences, sentences, &self.vocabulary);
         let middle = sentences.start + pivot;
         let mut parts = [read(sentences.start..middle)?, read(middle..sentences.end)?];
         if is_random {
             parts.swap(0, 1);
         }
-        let truncated = cut(&mut parts, target, &mut random);
+        let truncated = truncate(&mut parts, target, &mut random);
         Ok(self.assemble(&parts, target, &mut random, is_random, truncated))
     }
 
@@ -180,8 +178,8 @@ impl BertDataset {
     }
 }
 
-/// Cuts tokens off either end of the longer part until both have `target` together. Whether any were.
-fn cut(parts: &mut [Vec<i64>; 2], target: usize, random: &mut RandomState) -> bool {
+/// Truncates the longer part at either end until both have `target` tokens together. Whether any were.
+fn truncate(parts: &mut [Vec<i64>; 2], target: usize, random: &mut RandomState) -> bool {
     let mut truncated = false;
     while parts[0].len() + parts[1].len() > target {
         let longer = usize::from(parts[0].len() <= parts[1].len());

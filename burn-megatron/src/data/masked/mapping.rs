@@ -15,7 +15,7 @@ const LONG_SENTENCE: u32 = 512;
 pub struct SampleSentences {
     /// Sequences of the file.
     pub sentences: Range<usize>,
-    /// Tokens that the sample is cut to.
+    /// Tokens that the sample is truncated to.
     pub target: usize,
 }
 
@@ -26,7 +26,7 @@ pub struct Mapping {
     pub num_samples: Option<usize>,
     /// Tokens of a sample without special ones; at least 2.
     pub max_length: usize,
-    /// Share of samples that are cut to a random shorter length.
+    /// Share of samples that are truncated to a random shorter length.
     pub short_sequence_probability: f64,
     /// At least 1.
     pub seed: u32,

@@ -7,7 +7,11 @@ mod masking;
 mod mersenne64;
 mod t5;
 
+use std::ops::Range;
+
 use thiserror::Error;
+
+use super::indexed::{IndexedDataset, IndexedError};
 
 pub use bert::{BertDataset, BertOptions, BertSample};
 pub use mapping::{Mapping, SampleSentences};
@@ -76,8 +80,27 @@ fn check_order(seed: u32, short_sequence_probability: f64) -> Result<(), MaskedE
     Ok(())
 }
 
-/// Why there is no masked dataset.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+/// The tokens of some sentences.
+fn read(
+    dataset: &IndexedDataset,
+    sentences: Range<usize>,
+    vocabulary: &MaskVocabulary,
+) -> Result<Vec<i64>, MaskedError> {
+    let mut tokens = Vec::new();
+    for sentence in sentences {
+        tokens.extend(dataset.sequence(sentence)?);
+        let size = vocabulary.continues.len();
+        let is_known = |token: &i64| usize::try_from(*token).is_ok_and(|token| token < size);
+        if let Some(&token) = tokens.iter().find(|token| !is_known(token)) {
+            let path = dataset.bin_path().display().to_string();
+            return Err(MaskedError::Token { path, sentence, token, most: size - 1 });
+        }
+    }
+    Ok(tokens)
+}
+
+/// Why there is no masked dataset, or no sample of one.
+#[derive(Debug, Error)]
 pub enum MaskedError {
     /// A tokenizer lacks a token.
     #[error("the vocabulary has no token {name}")]
@@ -95,6 +118,21 @@ pub enum MaskedError {
         /// What it may be.
         legal: String,
     },
+    /// A sentence was made with another tokenizer.
+    #[error("{path}: sequence {sentence} has token {token}; the vocabulary has 0 to {most}")]
+    Token {
+        /// The `.bin` file.
+        path: String,
+        /// Its sequence.
+        sentence: usize,
+        /// The token.
+        token: i64,
+        /// The largest one.
+        most: usize,
+    },
+    /// The file can no longer be read.
+    #[error(transparent)]
+    Indexed(#[from] IndexedError),
     /// No document makes a sample.
     #[error(
         "{path}: none of {documents} documents makes a sample: it needs at least {sentences} sentences, each a sequence of the \

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::mapping::{Mapping, SampleSentences};
 use super::masking::{Masked, Masking};
 use super::{MaskVocabulary, MaskedError};
-use crate::data::indexed::{IndexedDataset, IndexedError};
+use crate::data::indexed::IndexedDataset;
 use crate::data::numpy::RandomState;
 
 /// Stands for a position of the output that does not count.
@@ -24,7 +24,7 @@ pub struct T5Options {
     pub num_samples: Option<usize>,
     /// At least 1.
     pub seed: u32,
-    /// Share of samples that are cut to a random shorter length.
+    /// Share of samples that are truncated to a random shorter length.
     pub short_sequence_probability: f64,
     /// Which tokens are masked.
     pub masking: Masking,
@@ -147,15 +147,14 @@ impl T5Dataset {
     /// The sample at an index.
     ///
     /// # Errors
-    /// When the `.bin` file can no longer be read.
+    /// When the `.bin` file can no longer be read, or has a token that is not in the vocabulary.
     ///
     /// # Panics
     /// When `index` is not below [`len`](Self::len).
-    pub fn sample(&self, index: usize) -> Result<T5Sample, IndexedError> {
+    pub fn sample(&self, index: usize) -> Result<T5Sample, MaskedError> {
         let SampleSentences { sentences, target } = self.samples[index].clone();
         let mut random = RandomState::new(self.options.seed.wrapping_add(index as u32));
-        let read = sentences.map(|sentence| self.sentences.sequence(sentence)).collect::<Result<Vec<_>, _>>();
-        let mut tokens = read?.concat();
+        let mut tokens = super::read(&self.sentences, sentences, &self.vocabulary)?;
         let truncated = tokens.len() > target;
         tokens.truncate(target);
         let mask = |_: &mut RandomState| Some(self.vocabulary.mask);
@@ -167,7 +166,7 @@ impl T5Dataset {
         let T5Options { seq_length, decoder_seq_length, sentinels, bos, eos, .. } = &self.options;
         let (mut encoder, mut spans, mut after) = (Vec::new(), Vec::new(), 0);
         for (span, sentinel) in masked.spans.iter().zip(sentinels) {
-            // Spans of words may lie within each other's gaps; Megatron cuts where a span begins and ends.
+            // Spans of words may lie within each other's gaps; Megatron splits where a span begins and ends.
             encoder.extend(masked.tokens.get(after..span[0]).unwrap_or_default());
             encoder.push(*sentinel);
             spans.push(*sentinel);
