@@ -99,8 +99,10 @@ fn no_fallback<M: Module + ModuleDisplay + 'static>(
     plan: Plan,
     loss: fn(&M, Range<usize>, &Device) -> Tensor<1>,
 ) {
-    let mesh = Mesh::new("TP2".parse().unwrap()).unwrap();
-    let reports = launch(&mesh, &[Device::flex()], |rank| {
+    let (mesh, mut cpu) = (Mesh::new("TP2".parse().unwrap()).unwrap(), Device::flex());
+    // The floats of this process are those of the proofs, whichever test makes the first tensor.
+    let _ = cpu.configure(burn::tensor::FloatDType::F64);
+    let reports = launch(&mesh, &[cpu], |rank| {
         let device = rank.logical_device(&[Axis::Tp]).autodiff();
         let model = parallelize(make_model(&device), &rank, &plan)?;
         let _ = loss(&model, 0..2, &device).backward();

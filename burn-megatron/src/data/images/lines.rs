@@ -4,9 +4,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::dataset::{Entry, Found, Location, head, target, unreadable};
 use super::decode::expect_kind;
 use super::error::ImageError;
+use super::sample::{Entry, Found, Location, head, target, unreadable};
 
 /// The samples of a list. Empty lines are no samples.
 pub(super) fn read(list: &Path) -> Result<Found, ImageError> {

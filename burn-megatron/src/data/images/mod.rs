@@ -27,12 +27,14 @@ mod error;
 mod lines;
 mod processor;
 mod resample;
+mod sample;
 mod shard;
 #[cfg(test)]
 mod tests;
 
-pub use dataset::{ImageDataset, Target};
+pub use dataset::ImageDataset;
 pub use decode::RgbImage;
 pub use error::ImageError;
 pub use processor::ImageProcessor;
 pub use resample::{Filter, resize};
+pub use sample::Target;

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::dataset::{Entry, Found, Location, Target, target, unreadable};
 use super::decode::{HEAD, expect_kind};
 use super::error::ImageError;
+use super::sample::{Entry, Found, Location, Target, target, unreadable};
 
 /// Longest text, class or JSON of a sample.
 const MOST: u64 = 1 << 24;
