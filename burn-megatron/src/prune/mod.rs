@@ -8,6 +8,6 @@ mod importance;
 mod keep;
 mod weights;
 
-pub use importance::{Importance, importance};
-pub use keep::{Kept, PruneError, Sizes};
+pub use importance::importance;
+pub use keep::{Importance, Kept, PruneError, Sizes};
 pub use weights::Pruned;
