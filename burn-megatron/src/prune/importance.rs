@@ -9,6 +9,9 @@ use super::weights::Pruned;
 use crate::calibrate::Calibration;
 use crate::hf::HfFolder;
 
+/// The loss of a model on the calibration texts.
+pub type Loss<'a> = dyn FnMut(&Pruned) -> Result<f64, BoxError> + 'a;
+
 /// The importance of all parts of a model of Llama's family whose weights are `folder`'s; that of layers by `loss`, if it is
 /// given, which gets the weights of a model without one of them.
 ///
@@ -17,7 +20,7 @@ use crate::hf::HfFolder;
 pub fn importance(
     calibration: &Calibration,
     (model, folder): (&LlamaConfig, &HfFolder),
-    loss: Option<&mut dyn FnMut(&Pruned) -> Result<f64, BoxError>>,
+    loss: Option<&mut Loss>,
 ) -> Result<Importance, BoxError> {
     let sums = calibration.observe(Moments::Squares, 0..model.num_hidden_layers)?;
     let of = |layer: usize, name: &str| -> Result<&[f64], BoxError> {
