@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use backend_dist::launch::{BoxError, launch};
@@ -80,7 +81,7 @@ pub struct InputHessians<'a> {
     /// Blocks that are computed together.
     together: usize,
     held: Range<usize>,
-    layers: BTreeMap<String, Arc<Input>>,
+    layers: BTreeMap<String, Rc<Input>>,
 }
 
 /// The input that some layers share.
@@ -112,10 +113,10 @@ impl<'a> InputHessians<'a> {
             self.layers.clear();
             self.held = block..block + self.together;
             let sums = self.calibration.observe(Moments::All, self.held.clone())?;
-            let mut inputs: Vec<Arc<Input>> = Vec::new();
+            let mut inputs: Vec<Rc<Input>> = Vec::new();
             for (name, sum) in sums {
                 let known = inputs.iter().find(|input| Arc::ptr_eq(&input.sum, &sum)).cloned();
-                let input = known.unwrap_or_else(|| Arc::new(Input { sum, factor: OnceCell::new() }));
+                let input = known.unwrap_or_else(|| Rc::new(Input { sum, factor: OnceCell::new() }));
                 inputs.push(input.clone());
                 self.layers.insert(name, input);
             }

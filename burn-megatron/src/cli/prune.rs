@@ -10,7 +10,7 @@ use models::{FamilyConfig, LlamaConfig, ModelConfig};
 use super::calibration::{CalibrationArgs, compared};
 use crate::element::Element;
 use crate::hf::{Export, Format, HfFolder, export, parse_size};
-use crate::prune::{Kept, Pruned, Sizes, importance};
+use crate::prune::{Kept, Loss, Pruned, Sizes, importance};
 
 /// Arguments of `prune`.
 #[derive(Debug, clap::Args)]
@@ -62,7 +62,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     sizes.check(model)?;
     let texts = args.texts.texts(&args.hf, &folder)?;
     let mut loss = |pruned: &Pruned| -> Result<f64, BoxError> { Ok(texts.loss((pruned.config(), pruned))?) };
-    let loss: Option<&mut dyn FnMut(&Pruned) -> Result<f64, BoxError>> =
+    let loss: Option<&mut Loss> =
         if sizes.layers.is_some_and(|layers| layers < model.num_hidden_layers) { Some(&mut loss) } else { None };
     let importance =
         importance(&texts.calibration(&folder), (model, &folder), loss).map_err(|error| anyhow::anyhow!(error))?;

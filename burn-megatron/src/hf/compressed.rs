@@ -7,7 +7,7 @@ use std::ops::Range;
 use models::names::Foreign;
 use safetensors::Dtype;
 
-use super::quantised::by_row;
+use super::plain::by_row;
 use super::tensors::{Stored, Tensors};
 use crate::element::Element;
 use crate::quantise::{Grid, packed_len, unpack};
@@ -76,7 +76,7 @@ pub(super) fn find(name: &str, foreign: &Foreign, tensors: &Tensors) -> Result<O
     Ok(Some(numbers))
 }
 
-/// Fills `to` with a box of a matrix, in the type of its scales; products are rounded once.
+/// Fills `to` with a box of a matrix, in the type of its scales, each element rounded once.
 pub(super) fn read_compressed(
     [stored, scales]: [Stored; 2],
     numbers: Numbers,

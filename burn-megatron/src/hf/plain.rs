@@ -50,3 +50,16 @@ fn gather<const SIZE: usize>(tensor: &Stored, runs: &[Run], to: &mut [u8]) -> io
     });
     Ok(())
 }
+
+/// Fills each matrix row of `to`, on all cores.
+pub(super) fn by_row(
+    rows: usize,
+    to: &mut [u8],
+    fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync,
+) -> io::Result<()> {
+    if to.is_empty() {
+        return Ok(());
+    }
+    let row = to.len() / rows;
+    to.par_chunks_mut(row).enumerate().try_for_each(|(row, to)| fill(row, to))
+}

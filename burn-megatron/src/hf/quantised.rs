@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use half::bf16;
 use models::names::{Foreign, StackPart};
-use rayon::prelude::*;
 use safetensors::Dtype;
 
 use super::compressed;
+use super::plain::by_row;
 use super::tensors::{Stored, Tensors};
 use crate::quantise::e4m3;
 
@@ -143,19 +143,6 @@ pub(super) fn read_fp8(
         }
         Ok(())
     })
-}
-
-/// Fills each matrix row of `to`, on all cores.
-pub(super) fn by_row(
-    rows: usize,
-    to: &mut [u8],
-    fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Sync,
-) -> io::Result<()> {
-    if to.is_empty() {
-        return Ok(());
-    }
-    let row = to.len() / rows;
-    to.par_chunks_mut(row).enumerate().try_for_each(|(row, to)| fill(row, to))
 }
 
 /// A number of four bits: sign, two of exponent, one of mantissa.

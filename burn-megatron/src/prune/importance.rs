@@ -4,23 +4,13 @@ use backend_dist::launch::BoxError;
 use models::LlamaConfig;
 use models::observer::Moments;
 
-use super::keep::Kept;
+use super::keep::{Importance, Kept};
 use super::weights::Pruned;
 use crate::calibrate::Calibration;
 use crate::hf::HfFolder;
 
-/// Larger is more important; values of one list compare with each other only.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Importance {
-    /// By block: the loss on the calibration texts without it. Empty where no block is to go.
-    pub layers: Vec<f64>,
-    /// By feature of the residual stream: the squares of what attention and MLPs of all blocks read of it.
-    pub hidden: Vec<f64>,
-    /// By block and neuron: the squares of what the down projection reads.
-    pub intermediate: Vec<Vec<f64>>,
-    /// By block and key-value head: the squares of the outputs of the heads that share it.
-    pub groups: Vec<Vec<f64>>,
-}
+/// The loss of a model on the calibration texts.
+pub type Loss<'a> = dyn FnMut(&Pruned) -> Result<f64, BoxError> + 'a;
 
 /// The importance of all parts of a model of Llama's family whose weights are `folder`'s; that of layers by `loss`, if it is
 /// given, which gets the weights of a model without one of them.
@@ -30,7 +20,7 @@ pub struct Importance {
 pub fn importance(
     calibration: &Calibration,
     (model, folder): (&LlamaConfig, &HfFolder),
-    loss: Option<&mut dyn FnMut(&Pruned) -> Result<f64, BoxError>>,
+    loss: Option<&mut Loss>,
 ) -> Result<Importance, BoxError> {
     let sums = calibration.observe(Moments::Squares, 0..model.num_hidden_layers)?;
     let of = |layer: usize, name: &str| -> Result<&[f64], BoxError> {

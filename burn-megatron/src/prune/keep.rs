@@ -3,8 +3,6 @@
 use models::{ConfigError, LlamaConfig, ModelConfig};
 use thiserror::Error;
 
-use super::importance::Importance;
-
 /// Sizes of the smaller model; what is `None` stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
@@ -44,6 +42,19 @@ pub enum PruneError {
     /// The smaller model is none.
     #[error(transparent)]
     Config(#[from] ConfigError),
+}
+
+/// Larger is more important; values of one list compare with each other only.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Importance {
+    /// By block: the loss on the calibration texts without it. Empty where no block is to go.
+    pub layers: Vec<f64>,
+    /// By feature of the residual stream: the squares of what attention and MLPs of all blocks read of it.
+    pub hidden: Vec<f64>,
+    /// By block and neuron: the squares of what the down projection reads.
+    pub intermediate: Vec<Vec<f64>>,
+    /// By block and key-value head: the squares of the outputs of the heads that share it.
+    pub groups: Vec<Vec<f64>>,
 }
 
 /// What is kept, in ascending order.

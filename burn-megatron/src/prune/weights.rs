@@ -21,6 +21,9 @@ pub struct Pruned<'a> {
     shapes: HashMap<String, Vec<usize>>,
 }
 
+/// The model's name of a tensor, its shape, and which positions of each dimension are kept.
+type Place<'a> = (String, &'a [usize], Vec<Vec<usize>>);
+
 /// What a dimension of a tensor counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Axis {
@@ -74,7 +77,7 @@ impl<'a> Pruned<'a> {
 
     /// The model's name of a tensor of the smaller model, its shape, and which of its elements are kept along each
     /// dimension.
-    fn place(&self, name: &str) -> Result<(String, &[usize], Vec<Vec<usize>>), BoxError> {
+    fn place(&self, name: &str) -> Result<Place<'_>, BoxError> {
         let number = |rest: &str| rest.split('.').next()?.parse::<usize>().ok();
         let layer = name.strip_prefix("layers.").and_then(number);
         let theirs = match layer {
