@@ -100,6 +100,14 @@ pub(crate) fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigErro
     }
 }
 
+/// A convolution sees more than one position.
+pub(crate) fn taps(key: &'static str, size: usize) -> Result<(), ConfigError> {
+    match size {
+        0 | 1 => Err(ConfigError::OutOfRange { key, value: size as f64, range: "at least 2", nearest: 2.0 }),
+        _ => Ok(()),
+    }
+}
+
 /// Numbers must be at least 0.
 pub(crate) fn not_negative(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
     match numbers.iter().find(|(_, value)| !(0.0..f64::INFINITY).contains(value)) {

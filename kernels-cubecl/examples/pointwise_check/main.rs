@@ -82,6 +82,8 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + decode::few_rows::<f32>(c, &[3], 12, 768)
                 + decode::few_rows::<f16>(c, &[4], 16_384, 2048)
                 + decode::few_rows::<bf16>(c, &[2, 0, 5, 1, 0, 17], 1536, 2048)
+                + decode::few_rows::<bf16>(c, &[2, 0, 5, 1, 0, 9], 1536, 2048)
+                + decode::few_rows::<f16>(c, &[0, 0, 3, 0, 1, 0], 768, 512)
                 + decode::few_rows::<f16>(c, &[40, 0, 19], 1536, 768)
                 + decode::few_rows::<bf16>(c, &[0, 0, 0, 0, 1, 0], 256, 512)
         }),

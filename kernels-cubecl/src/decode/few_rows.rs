@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::few_rows_mma as mma;
-use super::{FewRows, MOST_ROWS, Rows};
+use super::{FewRows, MOST_COPIES, MOST_FEATURES, MOST_ROWS, Rows};
 use crate::pointwise::{CubeShape, PointwiseError, Vec8, buffer, check, cube_sums, plane_total};
 
 /// Vectors of weights that a unit has in flight.
@@ -37,7 +37,7 @@ impl Plan {
         // Sums of many features are held for many rows.
         let most = if rows > 1 { 4 } else { IN_FLIGHT / ahead };
         let busy = |own: &usize| *own <= most && (*own == 1 || groups * features / own >= BUSY);
-        let own = [4, 2, 1].into_iter().find(busy).unwrap_or(1);
+        let own = [MOST_FEATURES, 2, 1].into_iter().find(busy).unwrap_or(1);
         Self { cube, features: own, rows, ahead: ahead.min(if rows > 1 { 2 } else { IN_FLIGHT / own }) }
     }
 }
@@ -185,7 +185,8 @@ pub fn linear<E: Float>(
     if !sizes.has_kernel() || (slots.is_none() && groups > 1) {
         return Err(PointwiseError::Shape { shape: format!("{sizes:?}") });
     }
-    check("rows", rows, 1, i32::MAX as usize)?;
+    // Rows of groups are counted in fp32.
+    check("rows", rows, 1, if slots.is_some() { MOST_COPIES } else { i32::MAX as usize })?;
     let (cube, width) = (CubeShape::of(client), inner / 8);
     // Without slots nothing is read from their buffer.
     let (table, of) = slots.unwrap_or((x, Rows::All));
@@ -201,7 +202,7 @@ pub fn linear<E: Float>(
     };
     // SAFETY: a plane stays in its features and in the rows of its group; the buffers hold them.
     unsafe {
-        if mma::is_faster(&sizes, cube, size_of::<E>()) {
+        if mma::is_faster::<E>(client, &sizes) {
             let (plan, count) = (mma::Plan::new(&sizes, cube), cubes(mma::FEATURES));
             mma::few_rows_mma::launch_unchecked::<E>(
                 client,

@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 
 use super::few_rows::{rows_of_cube, source};
 use super::{FewRows, Rows};
+use crate::attention::portable::mma::has_mma;
 use crate::attention::portable::mma::tile::{Pair, accumulators, multiply};
 use crate::pointwise::{CubeShape, Vec8};
 
@@ -33,11 +34,10 @@ impl Plan {
     }
 }
 
-/// Whether most groups have rows, on a GPU, in 16 bits.
-pub(super) fn is_faster(sizes: &FewRows, cube: CubeShape, bytes: usize) -> bool {
-    let FewRows { rows, groups, features, inner } = *sizes;
-    let fits = features.is_multiple_of(FEATURES) && inner.is_multiple_of(8 * 4 * AHEAD);
-    cube.plane == 32 && bytes == 2 && fits && groups > 1 && 2 * rows >= groups
+/// Whether most groups have rows, and the device has the instruction.
+pub(super) fn is_faster<E: Float>(client: &Client, sizes: &FewRows) -> bool {
+    let FewRows { rows, groups, features, .. } = *sizes;
+    groups > 1 && 2 * rows >= groups && features.is_multiple_of(FEATURES) && has_mma::<E>(client)
 }
 
 /// Two neighbours of eight numbers.

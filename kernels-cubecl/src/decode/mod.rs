@@ -102,7 +102,11 @@ impl DecodeShape {
 pub const MOST_COPIES: usize = 4096;
 
 /// Rows that a plane of `few_rows` computes at the same time.
+#[cfg(feature = "cuda")]
 const MOST_ROWS: usize = 4;
+
+/// Features that a plane of `few_rows` may have.
+const MOST_FEATURES: usize = 4;
 
 /// Sizes of a layer `x [rows, inner] · wᵀ` of matrices `w [groups · features, inner]`, one below the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +128,7 @@ impl FewRows {
         let counted = |a: usize, b: usize| a.checked_mul(b).is_some_and(|n| (1..=i32::MAX as usize).contains(&n));
         inner.is_multiple_of(8 * 32)
             && (1..=u16::MAX.into()).contains(&groups)
-            && features.is_multiple_of(MOST_ROWS)
+            && features.is_multiple_of(MOST_FEATURES)
             && counted(groups * features, inner / 8)
             && counted(rows, features.max(inner / 8))
     }

@@ -4,7 +4,7 @@ use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, not_negative, positive, share};
+use crate::config::{ConfigError, divides, not_negative, positive, share, taps};
 use crate::layers::{BlockConfig, LinearConfig, Mamba2MixerConfig, Mixer, NormKind, NormPlacement, Vocab};
 use crate::layout::{ModelDims, StateDims};
 use crate::limits;
@@ -117,8 +117,8 @@ impl Mamba2Config {
         let low = self.time_step_limit_min;
         not_negative(&[("time_step_limit_min", low)])?;
         match self.time_step_limit_max {
-            Some(value) if value.is_nan() || value <= low => {
-                let (key, range) = ("time_step_limit_max", "above time_step_limit_min");
+            Some(value) if !value.is_finite() || value <= low => {
+                let (key, range) = ("time_step_limit_max", "finite and above time_step_limit_min");
                 Err(ConfigError::OutOfRange { key, value, range, nearest: if low > 0.0 { 2.0 * low } else { 1.0 } })
             }
             _ => Ok(()),
@@ -139,8 +139,9 @@ impl ModelConfig for Mamba2Config {
             limits::elements(&[[layers, kernel], parts].concat())?;
         }
         let multiple = ("make_vocab_size_divisible_by", self.make_vocab_size_divisible_by);
-        positive(&[&[vocab, multiple, hidden, layers, kernel][..], &heads, &groups].concat())?;
+        positive(&[&[vocab, multiple, hidden, layers][..], &heads, &groups].concat())?;
         divides("n_groups", self.n_groups, "num_heads", self.num_heads)?;
+        taps("conv_kernel", self.conv_kernel)?;
         self.check_steps()?;
         let numbers = [("layer_norm_epsilon", self.layer_norm_epsilon), ("initializer_range", self.initializer_range)];
         not_negative(&numbers)?;
@@ -196,9 +197,13 @@ mod tests {
         );
         assert_eq!(
             refuse(Mamba2Config { time_step_limit_min: 0.5, time_step_limit_max: Some(0.1), ..tiny() }),
-            "time_step_limit_max = 0.1 is not above time_step_limit_min; nearest legal: 1"
+            "time_step_limit_max = 0.1 is not finite and above time_step_limit_min; nearest legal: 1"
         );
         assert!(refuse(Mamba2Config { time_step_limit_min: f64::NAN, ..tiny() }).starts_with("time_step_limit_min"));
+        assert_eq!(
+            refuse(Mamba2Config { conv_kernel: 1, ..tiny() }),
+            "conv_kernel = 1 is not at least 2; nearest legal: 2"
+        );
         assert!(refuse(Mamba2Config { conv_kernel: 1 << 20, ..tiny() }).contains("nearest legal: 65536"));
         for (_, config) in Mamba2Config::presets() {
             assert_eq!(config.check(), Ok(()));

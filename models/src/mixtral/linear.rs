@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
-use crate::config::{ConfigError, divides, positive};
+use crate::config::{ConfigError, divides, positive, taps};
 use crate::hf::{ConfigReader, HfError};
 use crate::layers::{AttentionConfig, GatedDeltaConfig, Mixer, NormKind, QueryKeyNorm};
 use crate::limits;
@@ -79,8 +79,8 @@ impl MixtralConfig {
         let GatedDeltaConfig { key_heads, value_heads, key_dim, value_dim, kernel, .. } = self.linear_attention();
         let keys = [("linear_num_key_heads", key_heads), ("linear_key_head_dim", key_dim)];
         let values = [("linear_num_value_heads", value_heads), ("linear_value_head_dim", value_dim)];
-        let others = [("linear_conv_kernel_dim", kernel)];
-        positive(&[&keys[..], &values, &others].concat())?;
+        positive(&[keys, values].concat())?;
+        taps("linear_conv_kernel_dim", kernel)?;
         positive(&[("full_attention_interval", self.full_attention_interval.unwrap_or(1))])?;
         let layers = [("num_hidden_layers", self.num_hidden_layers), ("hidden_size", self.hidden_size)];
         for heads in [keys, values] {

@@ -6,12 +6,12 @@ use kernels_cubecl::decode::few_rows::linear;
 use kernels_cubecl::decode::{FewRows, Rows};
 
 use super::linear::with_last;
-use super::{Float, Int, are_half, columns, empty, launched, packed, rows, work};
+use super::{Float, Int, are_half, columns, empty, is_aligned, launched, packed, rows, work};
 
 /// `x · wᵀ`, if there is a kernel for it.
 pub fn dense(x: &CubeTensor, w: &CubeTensor) -> Option<Float> {
     let sizes = FewRows { rows: rows(x), groups: 1, features: rows(w), inner: columns(w) };
-    if !are_half([x, w]) || x.dtype != w.dtype || !w.is_contiguous() || !sizes.has_kernel() {
+    if !are_half([x, w]) || x.dtype != w.dtype || !w.is_contiguous() || !is_aligned(w) || !sizes.has_kernel() {
         return None;
     }
     let out = empty(x, with_last(x, sizes.features), x.dtype);
@@ -22,7 +22,7 @@ pub fn dense(x: &CubeTensor, w: &CubeTensor) -> Option<Float> {
 /// Of each slot the row that it names times its matrix, `[slots, features]`.
 pub fn of_slots(x: Float, w: Float, slots: Int, groups: usize, of: Rows) -> Float {
     assert!(
-        w.is_contiguous() && slots.is_contiguous() && w.dtype == x.dtype,
+        w.is_contiguous() && is_aligned(&w) && slots.is_contiguous() && w.dtype == x.dtype,
         "experts {:?} {:?}",
         w.meta.shape(),
         w.dtype
@@ -36,7 +36,9 @@ pub fn of_slots(x: Float, w: Float, slots: Int, groups: usize, of: Rows) -> Floa
 
 fn run(tensors: [&CubeTensor; 3], sizes: FewRows, slots: Option<(&CubeTensor, Rows)>) {
     let [x, w, out] = tensors;
-    let _noted = work::memory("linear layer of few rows", w, |bytes| bytes);
+    // Of experts without a row nothing is read.
+    let read = |bytes: usize| bytes / sizes.groups * sizes.groups.min(sizes.rows);
+    let _noted = work::memory("linear layer of few rows", w, read);
     let (handles, slots) = (tensors.map(|x| &x.handle), slots.map(|(slots, of)| (&slots.handle, of)));
     let done = match x.dtype() {
         DType::F32 => linear::<f32>(&w.client, sizes, handles, slots),

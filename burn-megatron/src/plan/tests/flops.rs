@@ -3,6 +3,7 @@
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
+use models::layers::GatedDeltaConfig;
 use models::{CausalLm, GptConfig, LlamaVariant, Mamba2Config, MixtralVariant, ModelConfig, ParamBuilder, WithModel};
 
 use super::*;
@@ -92,7 +93,16 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         assert_eq!(config.check(), Ok(()));
         let (seq, matrices) = (48, multiplied(&config, used, heads));
         let shape = Decoder::from(&config).flop_shape(seq);
-        let states = shape.linear.map_or(0.0, |linear| (linear.layers * linear.state_flops) as f64 / 2.0);
+        // Of a layer with a state, by Megatron's count: 7 for each element of Mamba-2's, 8 for one of the delta rule's.
+        let states = match &config {
+            FamilyConfig::Mamba2(of) => 7 * of.num_heads * of.head_dim * of.state_size * of.num_hidden_layers,
+            FamilyConfig::Mixtral(of) if of.variant == MixtralVariant::Qwen3Next => {
+                let GatedDeltaConfig { value_heads, key_dim, value_dim, .. } = of.linear_attention();
+                8 * value_heads * key_dim * value_dim * 2
+            }
+            _ => 0,
+        };
+        let states = states as f64 / 2.0;
         for (count, local) in [(AttentionCount::Causal, 0.5), (AttentionCount::Full, 1.0)] {
             let expected = 6.0 * (matrices + states + local * (scores * seq) as f64);
             let counted = shape.per_token(count);

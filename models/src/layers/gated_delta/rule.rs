@@ -4,6 +4,7 @@
 //! position's key moves towards the position's value: `S ← α (I − β k kᵀ) S + β k vᵀ`. Inside a chunk all positions are
 //! computed at once, with GEMMs.
 
+use backend_dist::ops::matmul;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 
 use crate::layers::recurrent::{Borders, Chunks, Decays, states};
@@ -48,17 +49,17 @@ pub(super) fn gated_delta_rule(
     // Each position corrects what the earlier ones of its chunk have written: a triangular system.
     let k_beta = k.clone() * beta.clone();
     let diagonal = Tensor::<2, Bool>::tril_mask([chunk, chunk], -1, &device).unsqueeze::<3>();
-    let system = k_beta.clone().matmul(k.clone().swap_dims(1, 2)) * between.clone();
+    let system = matmul(k_beta.clone(), k.clone().swap_dims(1, 2)) * between.clone();
     let solve = inverse(system.mask_fill(diagonal.expand([all, chunk, chunk]), 0.0), chunk, &device);
-    let written = solve.clone().matmul(v * beta);
-    let read = solve.matmul(k_beta * since.clone());
+    let written = matmul(solve.clone(), v * beta);
+    let read = matmul(solve, k_beta * since.clone());
 
     // What a chunk does to the state in front of it: S ← P S + U.
     let stays = since.clone().narrow(1, chunk - 1, 1);
     let k_until_end = (k.clone() * between.clone().narrow(1, chunk - 1, 1).swap_dims(1, 2)).swap_dims(1, 2);
     let eye = Tensor::<2>::eye(dk, &device).cast(dtype).unsqueeze::<3>();
-    let factors = (eye * stays - k_until_end.clone().matmul(read.clone())).reshape([heads, n, dk, dk]);
-    let summands = k_until_end.matmul(written.clone()).reshape([heads, n, dk, dv]);
+    let factors = (eye * stays - matmul(k_until_end.clone(), read.clone())).reshape([heads, n, dk, dk]);
+    let summands = matmul(k_until_end, written.clone()).reshape([heads, n, dk, dv]);
     let first = match first {
         Some(first) => first.reshape([heads, dk, dv]),
         None => Tensor::zeros([heads, dk, dv], (&device, dtype)),
@@ -66,12 +67,12 @@ pub(super) fn gated_delta_rule(
     let in_front = states(factors.clone(), summands.clone(), first);
     let last = with_last.then(|| {
         let of = |x: Tensor<4>| x.narrow(1, n - 1, 1);
-        (of(factors).matmul(of(in_front.clone())) + of(summands)).reshape([b, h, dk, dv])
+        (matmul(of(factors), of(in_front.clone())) + of(summands)).reshape([b, h, dk, dv])
     });
 
-    let scores = q.clone().matmul(k.swap_dims(1, 2)) * between;
-    let from_state = q * since - scores.clone().matmul(read);
-    let answers = scores.matmul(written) + from_state.matmul(in_front.reshape([all, dk, dv]));
+    let scores = matmul(q.clone(), k.swap_dims(1, 2)) * between;
+    let from_state = q * since - matmul(scores.clone(), read);
+    let answers = matmul(scores, written) + matmul(from_state, in_front.reshape([all, dk, dv]));
     (chunks.join(answers.reshape([b, h, n, chunk, dv])), last)
 }
 
@@ -84,7 +85,7 @@ fn inverse(lower: Tensor<3>, chunk: usize, device: &Device) -> Tensor<3> {
     let value = lower.clone().detach();
     let inverse = by_blocks(value.clone(), chunk, device).detach();
     // The difference is zero; its gradient is not.
-    inverse.clone() - inverse.clone().matmul(lower - value).matmul(inverse)
+    inverse.clone() - matmul(matmul(inverse.clone(), lower - value), inverse)
 }
 
 /// The inverse by blocks of twice the size in each step: that of `[[A, 0], [C, B]]` is `[[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]`. A
@@ -94,8 +95,8 @@ fn by_blocks(lower: Tensor<3>, chunk: usize, device: &Device) -> Tensor<3> {
     let mut inverse = Tensor::<2>::eye(chunk, device).cast(dtype).unsqueeze::<3>().expand([all, chunk, chunk]);
     let mut block = 1;
     while block < chunk {
-        let below = (lower.clone() * below_diagonal(chunk, block, device, dtype)).matmul(inverse.clone());
-        inverse = inverse.clone() - inverse.matmul(below);
+        let below = matmul(lower.clone() * below_diagonal(chunk, block, device, dtype), inverse.clone());
+        inverse = inverse.clone() - matmul(inverse, below);
         block *= 2;
     }
     inverse

@@ -4,6 +4,7 @@
 //! `S ← exp(Δ A) S + B (Δ x)ᵀ`. Inside a chunk all positions are computed at once, with GEMMs. Heads of a group share B and
 //! C, so the GEMMs with the state are those of a group, whose heads are columns.
 
+use backend_dist::ops::matmul;
 use burn::tensor::Tensor;
 
 use crate::layers::recurrent::{Borders, Chunks, Decays, apply, states};
@@ -50,15 +51,15 @@ pub(super) fn ssd(
     };
 
     // What positions of the same chunk answer.
-    let scores = c.clone().matmul(b.clone().swap_dims(1, 2)).reshape([of_groups, 1, count, chunk, chunk]);
+    let scores = matmul(c.clone(), b.clone().swap_dims(1, 2)).reshape([of_groups, 1, count, chunk, chunk]);
     let weights = scores * between.clone().reshape([of_groups, serves, count, chunk, chunk]);
     let all = samples * heads * count;
-    let inside = weights.reshape([all, chunk, chunk]).matmul(x.clone().reshape([all, chunk, p]));
+    let inside = matmul(weights.reshape([all, chunk, chunk]), x.clone().reshape([all, chunk, p]));
     let inside = inside.reshape([samples, heads, count, chunk, p]);
 
     // What a chunk does to the state in front of it: S ← P S + U.
     let until_end = between.narrow(3, chunk - 1, 1).reshape([samples, heads, count, chunk, 1]);
-    let summands = b.swap_dims(1, 2).matmul(as_columns(x * until_end)).reshape([of_groups, count, n, columns]);
+    let summands = matmul(b.swap_dims(1, 2), as_columns(x * until_end)).reshape([of_groups, count, n, columns]);
     let factors = since.clone().narrow(3, chunk - 1, 1).reshape([of_groups, serves, count, 1]);
     let factors = factors.permute([0, 2, 1, 3]).expand([of_groups, count, serves, p]);
     let factors = factors.reshape([of_groups, count, 1, columns]);
@@ -72,7 +73,7 @@ pub(super) fn ssd(
         let last = apply(of(factors), of(in_front.clone())) + of(summands);
         last.reshape([samples, groups, n, columns])
     });
-    let before = as_heads(c.matmul(in_front.reshape([of_groups * count, n, columns]))) * since.unsqueeze_dim(4);
+    let before = as_heads(matmul(c, in_front.reshape([of_groups * count, n, columns]))) * since.unsqueeze_dim(4);
     (chunks.join(inside + before), last)
 }
 

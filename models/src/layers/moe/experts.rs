@@ -162,18 +162,19 @@ impl Experts {
 
     /// Whether a decode step of so many copies can leave the experts' numbers of tokens on the device.
     pub fn decodes(&self, copies: usize) -> bool {
-        let (w, [_, intermediate]) = (self.gate_up.val(), self.down.dims());
-        let [gate_up, _] = self.gate_up.dims();
-        let few = FewTokens { copies, experts: gate_up / (2 * intermediate) };
+        let (w, few) = (self.gate_up.val(), self.few(copies));
         let has_kernel = |sizes| few.has_kernel(sizes, w.dtype(), &w.device());
         self.biases.is_none() && !self.is_fp8() && has_kernel(self.gate_up.dims()) && has_kernel(self.down.dims())
     }
 
     /// [`forward`](Self::forward) of a decode step's tokens `x [tokens, hidden]`, one row for each of their copies.
     pub fn decode(&self, x: Tensor<2>, p: Tensor<1>, slots: Tensor<2, Int>) -> Tensor<2> {
-        let (w, [copies, _]) = (self.gate_up.val(), slots.dims());
-        let few = FewTokens { copies, experts: w.dims()[0] / (2 * self.down.dims()[1]) };
-        few.swiglu_linear(few.linear(x, w, slots.clone()), p, self.down.val(), slots)
+        let few = self.few(slots.dims()[0]);
+        few.swiglu_linear(few.linear(x, self.gate_up.val(), slots.clone()), p, self.down.val(), slots)
+    }
+
+    fn few(&self, copies: usize) -> FewTokens {
+        FewTokens { copies, experts: self.gate_up.dims()[0] / (2 * self.down.dims()[1]) }
     }
 
     /// The output of its expert, on whichever rank, for each token of `x [tokens, hidden]`, with probabilities

@@ -29,8 +29,8 @@ impl Chunks {
     pub fn split(self, x: Tensor<4>) -> Tensor<5> {
         let [b, h, _, features] = x.dims();
         let padding = self.count * self.size - self.seq;
-        let zeros = Tensor::zeros([b, h, padding, features], (&x.device(), x.dtype()));
-        let x = if padding > 0 { Tensor::cat(vec![x, zeros], 2) } else { x };
+        let zeros = || Tensor::zeros([b, h, padding, features], (&x.device(), x.dtype()));
+        let x = if padding > 0 { Tensor::cat(vec![x.clone(), zeros()], 2) } else { x };
         x.reshape([b, h, self.count, self.size, features])
     }
 

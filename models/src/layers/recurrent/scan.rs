@@ -1,5 +1,6 @@
 //! The states between chunks: a linear recurrence, in as many steps as the logarithm of the number of chunks.
 
+use backend_dist::ops::matmul;
 use burn::tensor::Tensor;
 
 /// The states in front of each of `n` chunks, of which each turns a state `S` into `P S + U`: `summands [r, n, k, v]`,
@@ -33,5 +34,5 @@ pub(in crate::layers) fn states(factors: Tensor<4>, summands: Tensor<4>, first: 
 
 /// `P X` of matrices, or of numbers for each column. A matrix of one element is a number.
 pub(in crate::layers) fn apply(factors: Tensor<4>, x: Tensor<4>) -> Tensor<4> {
-    if factors.dims()[2] == 1 { factors * x } else { factors.matmul(x) }
+    if factors.dims()[2] == 1 { factors * x } else { matmul(factors, x) }
 }

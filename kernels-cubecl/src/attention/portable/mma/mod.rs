@@ -19,21 +19,37 @@ use tile::{ROWS, StridesLaunch, UNITS};
 /// Largest head dimension.
 const LONGEST: usize = 256;
 
+/// Runs `$body` with `$E` the type of `$half`.
+macro_rules! by_half {
+    ($half:expr, $E:ident => $body:expr) => {
+        match $half {
+            Half::Bf16 => {
+                type $E = bf16;
+                $body
+            }
+            Half::F16 => {
+                type $E = f16;
+                $body
+            }
+        }
+    };
+}
+
 /// Whether the device has these kernels for these head dimensions.
 pub fn has_kernel(client: &Client, half: Half, shape: &AttentionShape) -> bool {
     let fits = |length: usize| length > 0 && length.is_multiple_of(16) && length <= LONGEST;
-    let element = match half {
-        Half::Bf16 => bf16::elem_type_native(),
-        Half::F16 => f16::elem_type_native(),
-    };
-    let acc = f32::elem_type_native();
-    let config = MmaConfig { a_type: element, b_type: element, cd_type: acc, m: 16, n: 8, k: 16 };
     let shared = client.properties().hardware.max_shared_memory_size;
     fits(shape.head_dim)
         && fits(shape.value_dim)
         && shared_bytes(shape) <= shared
-        && client.properties().hardware.plane_size_max == 32
-        && client.features().matmul.mma.contains(&config)
+        && by_half!(half, E => has_mma::<E>(client))
+}
+
+/// Whether the device has the instruction for this type, with sums in fp32.
+pub(crate) fn has_mma<E: Float>(client: &Client) -> bool {
+    let (element, acc) = (E::elem_type_native(), f32::elem_type_native());
+    let config = MmaConfig { a_type: element, b_type: element, cd_type: acc, m: 16, n: 8, k: 16 };
+    client.properties().hardware.plane_size_max == 32 && client.features().matmul.mma.contains(&config)
 }
 
 /// The most shared memory that one of the kernels needs.
@@ -60,22 +76,6 @@ fn call<'a>(
         Half::F16 => Element::F16,
     };
     Ok(Call { client, element, shape, options, scale: f64::from(scale) })
-}
-
-/// Runs `$body` with `$E` the type of `$half`.
-macro_rules! by_half {
-    ($half:expr, $E:ident => $body:expr) => {
-        match $half {
-            Half::Bf16 => {
-                type $E = bf16;
-                $body
-            }
-            Half::F16 => {
-                type $E = f16;
-                $body
-            }
-        }
-    };
 }
 
 /// A tensor in vectors of `width` numbers, and its strides in vectors.
