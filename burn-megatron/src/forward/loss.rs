@@ -1,7 +1,6 @@
 //! The mean loss of predicting each next token, from logits.
 
-/// Label of a token whose prediction does not count.
-pub(super) const IGNORED: i64 = -100;
+pub(super) use models::hf::IGNORED;
 
 /// For each position of a sequence the token that it should predict, from labels that are the tokens themselves; the
 /// last position predicts nothing.

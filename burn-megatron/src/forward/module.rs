@@ -62,6 +62,9 @@ fn run<M: HfModule + Sync + 'static>(
 ) -> Result<ModuleOutputs, ForwardError> {
     let layout = &settings.layout;
     check_axes(layout)?;
+    if settings.gradients && !inputs.contains_key("labels") {
+        return Err(ForwardError::NoLabels);
+    }
     let host = Device::flex();
     let host = if settings.gradients { host.autodiff() } else { host };
     let config = M::without_dropout(folder.config::<M>()?);
@@ -86,11 +89,7 @@ fn run<M: HfModule + Sync + 'static>(
         })
     })?;
     let first = outputs.into_iter().flatten().next();
-    let outputs = first.expect("the first rank of a team gives its program's value");
-    match outputs.loss {
-        None if settings.gradients => Err(ForwardError::NoLabels),
-        _ => Ok(outputs),
-    }
+    Ok(first.expect("the first rank of a team gives its program's value"))
 }
 
 /// Refuses what shards the batch, the layers or the optimizer.

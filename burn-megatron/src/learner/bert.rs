@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use models::Bert;
+use models::hf::IGNORED;
 
 use super::stages::{Part, Stages};
 use crate::data::masked::BertSample;
@@ -47,7 +48,7 @@ impl BertBatch {
             tokens: ints(|sample| &sample.tokens),
             types: ints(|sample| &sample.types),
             padding: ints(|sample| &sample.padding_mask).equal_elem(0),
-            labels: ints(|sample| &sample.labels).mask_fill(ints(|sample| &sample.labels).equal_elem(-1), -100),
+            labels: ints(|sample| &sample.labels).mask_fill(ints(|sample| &sample.labels).equal_elem(-1), IGNORED),
             next_sentence: Tensor::from_data(random.as_slice(), device),
         }
     }
@@ -83,7 +84,7 @@ impl Stages for BertTraining {
         let next = relations.map(|relations| (relations, batch.next_sentence.clone()));
         let loss = Bert::loss(logits.clone(), batch.labels.clone(), next);
         let [count, length, vocabulary] = logits.dims();
-        let targets = batch.labels.clone().mask_fill(batch.labels.clone().equal_elem(-100), 0);
+        let targets = batch.labels.clone().mask_fill(batch.labels.clone().equal_elem(IGNORED), 0);
         let (logits, targets) = (logits.reshape([count * length, vocabulary]), targets.reshape([count * length]));
         (loss.clone(), ClassificationOutput::new(loss, logits, targets))
     }

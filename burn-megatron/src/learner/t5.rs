@@ -5,6 +5,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use models::T5;
 use models::encoders::cross_entropy;
+use models::hf::IGNORED;
 
 use crate::data::masked::T5Sample;
 
@@ -45,7 +46,7 @@ impl T5Batch {
             input: ints(|sample| &sample.encoder),
             padding: ints(|sample| &sample.encoder_mask).equal_elem(0),
             output: ints(|sample| &sample.decoder),
-            labels: labels.clone().mask_fill(labels.equal_elem(-1), -100),
+            labels: labels.clone().mask_fill(labels.equal_elem(-1), IGNORED),
         }
     }
 }
@@ -57,7 +58,7 @@ impl T5Training {
         let logits = self.t5.forward(input, Some(padding), output);
         let loss = cross_entropy(logits.clone(), labels.clone());
         let [count, length, vocabulary] = logits.dims();
-        let targets = labels.clone().mask_fill(labels.equal_elem(-100), 0);
+        let targets = labels.clone().mask_fill(labels.equal_elem(IGNORED), 0);
         let (logits, targets) = (logits.reshape([count * length, vocabulary]), targets.reshape([count * length]));
         (loss.clone(), ClassificationOutput::new(loss, logits, targets))
     }

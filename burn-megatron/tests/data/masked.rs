@@ -58,7 +58,12 @@ fn check_mapping(case: &Value, mapping: &[SampleSentences]) {
 }
 
 fn cases<'a>(golden: &'a Value, kind: &str) -> Vec<&'a Value> {
-    golden["cases"].as_array().unwrap().iter().filter(|case| case["kind"] == kind).collect()
+    let cases: Vec<&Value> = golden["cases"].as_array().unwrap().iter().filter(|case| case["kind"] == kind).collect();
+    assert!(cases.len() > 1);
+    assert!(
+        cases.iter().all(|case| ["mapping", "samples"].iter().all(|list| !case[list].as_array().unwrap().is_empty()))
+    );
+    cases
 }
 
 #[test]
@@ -111,12 +116,41 @@ fn samples_of_t5_are_megatrons() {
             assert_eq!(i64::from(sample.truncated), expected["truncated"].as_i64().unwrap());
         }
     }
-    let few = T5Options::new([64, 40], 1, vec![90, 91], [2, 3]);
-    let error = T5Dataset::new(sentences.clone(), 0..9, vocabulary.clone(), few).unwrap_err().to_string();
-    assert_eq!(error, "sentinels = 2; nearest legal: 9, for as many masked tokens");
-    let short = T5Options::new([64, 10], 1, (80..97).collect(), [2, 3]);
-    let error = T5Dataset::new(sentences, 0..9, vocabulary, short).unwrap_err().to_string();
-    assert_eq!(error, "decoder_seq_length = 10; nearest legal: 19");
+}
+
+#[test]
+fn outputs_of_t5_that_do_not_fit_are_named() {
+    let golden = golden();
+    let (sentences, vocabulary) = corpus(&golden);
+    let data = |lengths, sentinels: Range<i64>| {
+        let options = T5Options::new(lengths, 1, sentinels.collect(), [2, 3]);
+        T5Dataset::new(sentences.clone(), 0..9, vocabulary.clone(), options)
+    };
+    // Megatron's own lengths: 76 tokens are masked at most, in fewer spans.
+    let whole = data([512, 128], 0..100).unwrap();
+    for index in 0..whole.len() {
+        let sample = whole.sample(index).unwrap();
+        let outputs = sample.labels.iter().filter(|label| **label != -1).count();
+        let spans = (0..100).filter(|sentinel| sample.labels.contains(sentinel)).count();
+        assert!(outputs > 1 && spans > 0);
+    }
+    for (lengths, sentinels, text) in
+        [([64, 40], 90..91, "sentinels and "), ([64, 4], 80..97, "decoder_seq_length = 4")]
+    {
+        let data = data(lengths, sentinels).unwrap();
+        let errors: Vec<String> = (0..data.len())
+            .filter_map(|index| data.sample(index).err().map(|error| format!("{index} {error}")))
+            .collect();
+        let index = errors[0].split(' ').next().unwrap();
+        assert!(errors[0].contains(&format!("sample {index} needs ")) && errors[0].contains(text), "{}", errors[0]);
+    }
+    for (lengths, sentinels, text) in [
+        ([64, 40], 0..0, "sentinels = 0; nearest legal: 1"),
+        ([64, 2], 80..97, "decoder_seq_length = 2; nearest legal: 3"),
+    ] {
+        let error = data(lengths, sentinels).unwrap_err().to_string();
+        assert!(error.starts_with(text), "{error}");
+    }
 }
 
 #[test]
@@ -138,6 +172,7 @@ fn options_out_of_range_are_named() {
         ),
         (with(&|options| options.masking.max_ngram = 0, all.clone()), "masking.max_ngram = 0; nearest legal: 1"),
         (with(&|options| options.short_sequence_probability = 1.5, all), "short_sequence_probability = 1.5"),
+        (with(&|_| {}, 5..24), "corpus.bin: documents 5..24; legal: within 0..23"),
         (with(&|_| {}, 0..1), "none of 1 documents makes a sample: it needs at least 2 sentences"),
     ] {
         assert!(error.contains(text), "{error}");

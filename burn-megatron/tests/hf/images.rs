@@ -47,7 +47,7 @@ fn equals_transformers(model: &str, layouts: &[&str], limit: f64) {
     }
 }
 
-fn inputs(model: &str) -> Inputs {
+pub fn inputs(model: &str) -> Inputs {
     let mut inputs = read_module_inputs(&golden(model).join("oracle.safetensors")).unwrap();
     inputs.retain(|name, _| matches!(name.as_str(), "pixel_values" | "labels" | "input_ids"));
     inputs
@@ -64,8 +64,27 @@ fn llava_is_that_of_transformers() {
     equals_transformers("llava", &["TP1", "TP2", "TP2 SP"], 1e-6);
 }
 
+/// A mask without padding changes nothing, and the image token has two names.
 #[test]
-fn models_that_see_are_written_as_they_were_read() {
+fn other_words_for_the_same() {
+    let mut masked = inputs("llava");
+    masked.insert("attention_mask".into(), HostInput::Ints { shape: vec![2, 24], data: vec![1; 48] });
+    let expected = run("llava", &inputs("llava"), "TP1", false).unwrap();
+    assert_eq!(run("llava", &masked, "TP1", false).unwrap(), expected);
+    for change in [
+        |file: &mut Value| file["image_token_id"] = Value::Null,
+        |file: &mut Value| file["image_token_id"] = file["image_token_index"].clone(),
+        |file: &mut Value| file["image_token_id"] = file["image_token_index"].take(),
+    ] {
+        let folder = changed("llava", change, |_| {});
+        assert_eq!(ModuleFolder::open(folder.path()).unwrap().config::<Llava>().unwrap().image_token_index, 159);
+    }
+    let folder = changed("vit", |file| file["problem_type"] = "single_label_classification".into(), |_| {});
+    assert!(ModuleFolder::open(folder.path()).unwrap().config::<Vit>().is_ok());
+}
+
+#[test]
+fn vision_models_are_written_as_they_were_read() {
     round_trip::<Vit>("vit");
     round_trip::<Llava>("llava");
 }
@@ -87,6 +106,15 @@ fn what_does_not_fit_is_named() {
         (
             refused("vit", &|file| file["hidden_dropout_prob"] = 0.1.into()),
             ["`hidden_dropout_prob` is 0.1", "legal: 0"],
+        ),
+        (
+            refused("vit", &|file| file["problem_type"] = "multi_label_classification".into()),
+            ["`problem_type` is multi_label_classification", "single_label_classification"],
+        ),
+        (refused("vit", &|file| file["id2label"] = json!({"0": "cat"})), ["`num_labels` is 1", "2: one label is for"]),
+        (
+            refused("llava", &|file| file["image_token_id"] = 7.into()),
+            ["`image_token_id` is 7", "159, as `image_token_index`"],
         ),
         (refused("vit", &|file| file["image_size"] = 24.into()), ["position_embeddings", "needs [1, 37, 32]"]),
         (refused("llava", &|file| file["image_token_index"] = 160.into()), ["image_token_index = 160", "159"]),
@@ -127,11 +155,19 @@ fn images_and_image_tokens_that_do_not_fit_are_named() {
         shape: shape.into(),
         data: vec![value; shape.iter().product()],
     };
+    let first =
+        HostInput::Ints { shape: vec![2, 24], data: (0..48).map(|at| if at % 24 == 0 { 5 } else { -100 }).collect() };
     for (error, text) in [
         (with("vit", "pixel_values", floats(&[2, 3, 16, 8])), "shape [2, 3, 16, 8]; legal: [2, 3, 16, 16]"),
         (with("vit", "labels", ints(&[2], 7)), "tensor `labels` has 7 at [0]; legal: 0 to 6"),
         (with("llava", "pixel_values", floats(&[2, 1, 16, 16])), "legal: [2, 3, 16, 16]"),
         (with("llava", "pixel_values", floats(&[1, 3, 16, 16])), "`input_ids` has 8 times token 159; legal: 4"),
+        (with("llava", "attention_mask", ints(&[2, 24], 0)), "tensor `attention_mask` has 0 at [0, 0]; legal: 1"),
+        (
+            with("vit", "bool_masked_pos", ints(&[2, 4], 0)),
+            "is none that this model takes; legal: pixel_values, labels",
+        ),
+        (with("llava", "labels", first), "every label of `labels` but the first of a sequence is -100"),
         (with("llava", "input_ids", ints(&[2, 24], 5)), "`input_ids` has 0 times token 159; legal: 8"),
     ] {
         assert!(error.contains(text), "{error}");

@@ -2,7 +2,9 @@
 
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
+
+use super::single::at_least_single;
 
 /// `x / √(mean(x²) + ε) · gamma` (arXiv:1910.07467), without a mean and a bias. What is half precision is normalized in
 /// fp32; what is double precision stays so.
@@ -22,7 +24,7 @@ impl RmsNorm {
     /// From and to `[batch, sequence, features]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let dtype = x.dtype();
-        let wide = if matches!(dtype, DType::F16 | DType::BF16) { x.cast(DType::F32) } else { x };
+        let wide = at_least_single(x);
         let root = (wide.clone().square().mean_dim(2) + self.epsilon).sqrt();
         (wide / root).cast(dtype) * self.gamma.val().unsqueeze::<3>()
     }

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use thiserror::Error;
+
+use super::input_error::InputError;
 
 /// Label that does not count, as in PyTorch.
 pub const IGNORED: i64 = -100;
@@ -33,69 +34,6 @@ impl HostInput {
     }
 }
 
-/// Why a tensor cannot be used.
-#[derive(Clone, Debug, PartialEq, Error)]
-pub enum InputError {
-    /// It is not there.
-    #[error("tensor `{name}` is missing; there are: {present}")]
-    Missing {
-        /// Its name.
-        name: String,
-        /// Names of those that are.
-        present: String,
-    },
-    /// It has other dimensions.
-    #[error("tensor `{name}` has shape {found:?}; legal: {legal}")]
-    Shape {
-        /// Its name.
-        name: String,
-        /// Its shape.
-        found: Vec<usize>,
-        /// What it may be.
-        legal: String,
-    },
-    /// It has floats and should have whole numbers, or the other way round.
-    #[error("tensor `{name}` has {found}; legal: {legal}")]
-    Kind {
-        /// Its name.
-        name: String,
-        /// What it has.
-        found: &'static str,
-        /// What it may have.
-        legal: &'static str,
-    },
-    /// A number is out of range.
-    #[error("tensor `{name}` has {value} at {index:?}; legal: {legal}")]
-    Value {
-        /// The tensor's name.
-        name: String,
-        /// The number.
-        value: i64,
-        /// Where it is.
-        index: Vec<usize>,
-        /// What it may be.
-        legal: String,
-    },
-    /// There are too many or too few of a token.
-    #[error("tensor `{name}` has {found} times token {token}; legal: {legal}")]
-    Count {
-        /// The tensor's name.
-        name: String,
-        /// The token.
-        token: usize,
-        /// How often it is there.
-        found: usize,
-        /// How often it may be.
-        legal: String,
-    },
-    /// No label counts.
-    #[error("every label of `{name}` is -100: there is nothing to predict")]
-    NothingToPredict {
-        /// The tensor of labels.
-        name: String,
-    },
-}
-
 /// Tensors by name, and the device and type in which a module computes.
 #[derive(Clone, Debug)]
 pub struct ModuleInputs {
@@ -111,6 +49,17 @@ impl ModuleInputs {
     /// Whether there is a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+
+    /// Refuses a tensor of another name: it would change nothing.
+    ///
+    /// # Errors
+    /// Names it and those that are legal.
+    pub fn expect_only(&self, legal: &[&str]) -> Result<(), InputError> {
+        match self.tensors.keys().find(|name| !legal.contains(&name.as_str())) {
+            Some(name) => Err(InputError::Unknown { name: name.clone(), legal: legal.join(", ") }),
+            None => Ok(()),
+        }
     }
 
     fn get<const D: usize>(&self, name: &str) -> Result<(&HostInput, [usize; D]), InputError> {
@@ -161,6 +110,35 @@ impl ModuleInputs {
         self.ints(name, 0..limit, Some(IGNORED))
     }
 
+    /// [`labels`](Self::labels) `[batch, sequence]` that are predicted from the tokens before them: at least one counts
+    /// that is not the first of its sequence.
+    ///
+    /// # Errors
+    /// As [`labels`](Self::labels).
+    pub fn next_labels(&self, name: &str, limit: usize) -> Result<Tensor<2, Int>, InputError> {
+        let labels = self.labels(name, limit)?;
+        let (tensor, [_, length]) = self.get::<2>(name)?;
+        match tensor {
+            HostInput::Ints { data, .. }
+                if data.iter().enumerate().all(|(at, label)| at % length == 0 || *label == IGNORED) =>
+            {
+                Err(InputError::NothingToPredict { name: name.into(), but: " but the first of a sequence" })
+            }
+            _ => Ok(labels),
+        }
+    }
+
+    /// Refuses `name` if it has another number than `legal`. It may be missing.
+    ///
+    /// # Errors
+    /// As [`ids`](Self::ids).
+    pub fn expect_all<const D: usize>(&self, name: &str, legal: usize) -> Result<(), InputError> {
+        match self.has(name) {
+            true => self.ints::<D>(name, legal..legal + 1, None).map(drop),
+            false => Ok(()),
+        }
+    }
+
     fn ints<const D: usize>(
         &self,
         name: &str,
@@ -172,12 +150,13 @@ impl ModuleInputs {
         };
         let inside = |value: &i64| usize::try_from(*value).is_ok_and(|value| range.contains(&value));
         if let Some(at) = data.iter().position(|value| !inside(value) && Some(*value) != ignored) {
-            let legal = format!("0 to {}", range.end.saturating_sub(1));
+            let last = range.end.saturating_sub(1);
+            let legal = if range.start == last { format!("{last}") } else { format!("{} to {last}", range.start) };
             let legal = ignored.map_or(legal.clone(), |ignored| format!("{legal}, or {ignored}"));
             return Err(InputError::Value { name: name.into(), value: data[at], index: place(at, &shape), legal });
         }
         if ignored.is_some() && data.iter().all(|value| Some(*value) == ignored) {
-            return Err(InputError::NothingToPredict { name: name.into() });
+            return Err(InputError::NothingToPredict { name: name.into(), but: "" });
         }
         Ok(Tensor::from_data(TensorData::new(data.clone(), shape), &self.device))
     }
@@ -244,6 +223,11 @@ mod tests {
                 inputs.labels::<2>("labels", 9).unwrap_err(),
                 "every label of `labels` is -100: there is nothing to predict",
             ),
+            (
+                inputs.expect_only(&["input_ids"]).unwrap_err(),
+                "tensor `labels` is none that this model takes; legal: input_ids",
+            ),
+            (inputs.expect_all::<2>("input_ids", 0).unwrap_err(), "tensor `input_ids` has 1 at [0, 1]; legal: 0"),
             (inputs.expect_shape("labels", &[2, 3]).unwrap_err(), "tensor `labels` has shape [1, 2]; legal: [2, 3]"),
         ] {
             assert_eq!(error.to_string(), text);

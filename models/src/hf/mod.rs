@@ -2,6 +2,7 @@
 //! computes, or refused by name.
 
 pub(crate) mod decoder;
+mod input_error;
 mod inputs;
 pub(crate) mod layers;
 mod module;
@@ -9,7 +10,8 @@ mod python_json;
 mod reader;
 pub(crate) mod rope;
 
-pub use inputs::{HostInput, IGNORED, InputError, ModuleInputs};
+pub use input_error::InputError;
+pub use inputs::{HostInput, IGNORED, ModuleInputs};
 pub use module::{ForeignParam, HfModule, ModuleNames, ModuleOutput, module_classes};
 pub use python_json::parse_config;
 pub(crate) use reader::ConfigReader;

@@ -9,12 +9,12 @@ use burn::tensor::{Device, Tensor};
 use serde_json::Value;
 
 use super::HfError;
-use super::inputs::{InputError, ModuleInputs};
+use super::input_error::InputError;
+use super::inputs::ModuleInputs;
 
 /// Hugging Face's `model_type` and `architectures` of the models that are plain Burn modules.
 const MODULES: [(&str, &[&str]); 4] = [
     ("bert", &["BertForMaskedLM", "BertForPreTraining"]),
-    ("t5", &["T5ForConditionalGeneration"]),
     ("llava", &["LlavaForConditionalGeneration"]),
     ("vit", &["ViTForImageClassification"]),
 ];

@@ -1,7 +1,8 @@
 //! Softmax attention in tensor operations.
 
-use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Tensor};
+
+use crate::encoders::attention_weights;
 
 /// `x [batch, length, heads · d]` as `[batch, heads, length, d]`.
 pub(super) fn split_heads(x: Tensor<3>, heads: usize) -> Tensor<4> {
@@ -15,9 +16,5 @@ pub(super) fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, hidden: Option<Te
     let [batch, heads, length, d] = q.dims();
     // burn-nn's attention divides by an f32 root, which is 2e-8 off in f64.
     let scores = q.matmul(k.swap_dims(2, 3)) / (d as f64).sqrt();
-    let scores = match hidden {
-        Some(hidden) => scores.mask_fill(hidden, f64::NEG_INFINITY),
-        None => scores,
-    };
-    softmax(scores, 3).matmul(v).swap_dims(1, 2).reshape([batch, length, heads * d])
+    attention_weights(scores, hidden).matmul(v).swap_dims(1, 2).reshape([batch, length, heads * d])
 }

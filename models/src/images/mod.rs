@@ -1,4 +1,4 @@
-//! Models that see: image classification with [`Vit`], and [`Llava`], a language model to which images are tokens.
+//! Vision models: image classification with [`Vit`], and [`Llava`], a language model to which images are tokens.
 //!
 //! These are plain Burn modules of burn-nn's layers and tensor operations, with nothing parallel in them. A logical device
 //! gives them every layout that any Burn module has; each has a `plan` that says which parameters tensor parallelism shards.

@@ -81,7 +81,7 @@ impl BertDataset {
     /// Maps documents to samples.
     ///
     /// # Errors
-    /// If an option is out of range, or no document makes a sample.
+    /// If an option is out of range, a document is none of the file's, or none makes a sample.
     pub fn new(
         sentences: Arc<IndexedDataset>,
         documents: Range<usize>,

@@ -38,16 +38,19 @@ impl Mapping {
     /// The samples of some documents of a file.
     ///
     /// # Errors
-    /// If none makes a sample.
+    /// If a document is none of the file's, or none makes a sample.
     pub(super) fn of(
         &self,
         sentences: &IndexedDataset,
         documents: Range<usize>,
     ) -> Result<Vec<SampleSentences>, MaskedError> {
+        let (path, most) = (sentences.bin_path().display().to_string(), sentences.num_documents());
+        if documents.end > most {
+            return Err(MaskedError::Documents { path, documents, most });
+        }
         let ranges: Vec<Range<usize>> = documents.map(|document| sentences.document(document)).collect();
         let samples = self.samples(&ranges, sentences.lengths());
         if samples.is_empty() {
-            let path = sentences.bin_path().display().to_string();
             return Err(MaskedError::Empty { path, documents: ranges.len(), sentences: self.min_sentences });
         }
         Ok(samples)

@@ -44,7 +44,7 @@ impl Masking {
 
     /// Masks some of `tokens`. `replace` says what stands for a masked token: `None` is the token itself. `target` is the
     /// length that the sequence was truncated to.
-    pub fn mask(
+    pub(super) fn mask(
         &self,
         tokens: &[i64],
         target: usize,

@@ -15,7 +15,7 @@ use super::indexed::{IndexedDataset, IndexedError};
 
 pub use bert::{BertDataset, BertOptions, BertSample};
 pub use mapping::{Mapping, SampleSentences};
-pub use masking::{Masked, Masking};
+pub use masking::Masking;
 pub use t5::{T5Dataset, T5Options, T5Sample};
 
 /// What masking needs to know of a tokenizer.
@@ -133,6 +133,33 @@ pub enum MaskedError {
     /// The file can no longer be read.
     #[error(transparent)]
     Indexed(#[from] IndexedError),
+    /// Documents that the file does not have.
+    #[error("{path}: documents {documents:?}; legal: within 0..{most}")]
+    Documents {
+        /// The `.bin` file.
+        path: String,
+        /// Those that were asked for.
+        documents: Range<usize>,
+        /// How many there are.
+        most: usize,
+    },
+    /// The masked tokens of a sample are too many.
+    #[error(
+        "sample {index} needs {spans} sentinels and {tokens} tokens of output; there are {sentinels} sentinels and \
+         decoder_seq_length = {length}"
+    )]
+    Output {
+        /// Which sample.
+        index: usize,
+        /// Its masked spans.
+        spans: usize,
+        /// Its spans, their sentinels, and the token that begins or ends them.
+        tokens: usize,
+        /// Sentinels that there are.
+        sentinels: usize,
+        /// Tokens of the output that there may be.
+        length: usize,
+    },
     /// No document makes a sample.
     #[error(
         "{path}: none of {documents} documents makes a sample: it needs at least {sentences} sentences, each a sequence of the \

@@ -69,13 +69,13 @@ impl T5Options {
         if self.seq_length < 4 {
             return refuse("seq_length", self.seq_length, "4".into());
         }
-        // As many tokens as can be masked, each a span of its own, with the token that begins or ends the output.
-        let most = self.masking.most(self.seq_length - 2, self.seq_length - 2) as usize;
-        if self.sentinels.len() < most {
-            return refuse("sentinels", self.sentinels.len(), format!("{most}, for as many masked tokens"));
+        // How many spans the masked tokens of a sample make, only the sample says.
+        if self.sentinels.is_empty() {
+            return refuse("sentinels", 0, "1".into());
         }
-        if self.decoder_seq_length < 2 * most + 1 {
-            return refuse("decoder_seq_length", self.decoder_seq_length, (2 * most + 1).to_string());
+        if self.decoder_seq_length < 3 {
+            let legal = "3: a sentinel, a token, and the token that begins or ends them".into();
+            return refuse("decoder_seq_length", self.decoder_seq_length, legal);
         }
         Ok(())
     }
@@ -109,7 +109,7 @@ impl T5Dataset {
     /// Maps documents to samples.
     ///
     /// # Errors
-    /// If an option is out of range, or no document makes a sample.
+    /// If an option is out of range, a document is none of the file's, or none makes a sample.
     pub fn new(
         sentences: Arc<IndexedDataset>,
         documents: Range<usize>,
@@ -147,7 +147,8 @@ impl T5Dataset {
     /// The sample at an index.
     ///
     /// # Errors
-    /// When the `.bin` file can no longer be read, or has a token that is not in the vocabulary.
+    /// When the `.bin` file can no longer be read, or has a token that is not in the vocabulary, or what is masked needs more
+    /// sentinels or a longer output than there are.
     ///
     /// # Panics
     /// When `index` is not below [`len`](Self::len).
@@ -159,6 +160,12 @@ impl T5Dataset {
         tokens.truncate(target);
         let mask = |_: &mut RandomState| Some(self.vocabulary.mask);
         let masked = self.options.masking.mask(&tokens, target, &self.vocabulary, &mut random, mask);
+        let T5Options { decoder_seq_length: length, sentinels, .. } = &self.options;
+        let (spans, sentinels, length) = (masked.spans.len(), sentinels.len(), *length);
+        let needed = 1 + spans + masked.spans.iter().map(Vec::len).sum::<usize>();
+        if spans > sentinels || needed > length {
+            return Err(MaskedError::Output { index, spans, tokens: needed, sentinels, length });
+        }
         Ok(self.assemble(&tokens, &masked, truncated))
     }
 

@@ -1,5 +1,6 @@
 //! Plain Burn modules: read, computed with in tensor and sequence parallelism, and written.
 
+mod half_precision;
 mod t5;
 
 use std::collections::BTreeMap;
@@ -199,6 +200,23 @@ fn old_folders_of_bert() {
     assert!((loss - outputs.loss.unwrap() - 2.0_f64.ln()).abs() < 1e-12);
 }
 
+/// `bert-base-chinese` has keys of a pooler that no code reads.
+#[test]
+fn keys_of_other_heads_change_nothing() {
+    let keys = [
+        "directionality",
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+    ];
+    let folder =
+        changed("bert", |config| keys.iter().for_each(|key| config[key] = "first_token_transform".into()), |_| {});
+    let read = ModuleFolder::open(folder.path()).unwrap().config::<Bert>().unwrap();
+    assert_eq!(read, ModuleFolder::open(golden("bert")).unwrap().config::<Bert>().unwrap());
+}
+
 #[test]
 fn what_does_not_fit_is_named() {
     let weight = "bert.encoder.layer.2.attention.self.key.weight";
@@ -267,10 +285,14 @@ fn inputs_and_layouts_that_do_not_fit_are_named() {
         (with("token_type_ids", &[2, 40], 2), "tensor `token_type_ids` has 2 at [0, 0]; legal: 0 to 1"),
         (with("labels", &[2, 40], -100), "nothing to predict"),
         (with("input_ids", &[1, 129], 1), "at most 128 tokens (max_position_embeddings)"),
+        (
+            with("next_sentence_label", &[2], 0),
+            "tensor `next_sentence_label` is none that this model takes; legal: input_ids, token_type_ids, attention_mask, labels",
+        ),
+        (with("position_ids", &[2, 40], 3), "tensor `position_ids` is none that this model takes"),
     ] {
         assert!(error.contains(text), "{error}");
     }
-    let mut without = inputs.clone();
-    without.remove("labels");
-    assert!(run("bert", &without, "TP1", true).unwrap_err().to_string().contains("no `labels`"));
+    // This is said before the model runs, which would miss its tokens.
+    assert!(run("bert", &Inputs::new(), "TP1", true).unwrap_err().to_string().contains("no `labels`"));
 }

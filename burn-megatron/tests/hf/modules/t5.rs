@@ -11,13 +11,31 @@ use models::hf::HostInput;
 use models::{T5, T5Config};
 use tempfile::TempDir;
 
-use super::{Inputs, equals_transformers, round_trip, settings};
+use super::{Inputs, equals_transformers, logits, oracle, round_trip, run, settings};
 use crate::files::{golden, read};
 
 /// transformers rounds T5's mean squares and attention weights to fp32 whatever the model computes in.
 #[test]
 fn t5_is_that_of_transformers() {
     equals_transformers("t5", 1e-6);
+}
+
+/// A sequence that is all padding, and an output of one token.
+#[test]
+fn the_shortest_inputs_of_t5() {
+    let (mut inputs, _) = oracle("t5");
+    let ints = |shape: [usize; 2], data: Vec<i64>| HostInput::Ints { shape: shape.into(), data };
+    inputs.insert("attention_mask".into(), ints([2, 40], (0..80).map(|at| i64::from(at < 40)).collect()));
+    inputs.insert("labels".into(), ints([2, 1], vec![5, 6]));
+    for layout in ["TP1", "TP2"] {
+        let outputs = run("t5", &inputs, layout, true).unwrap();
+        assert_eq!(logits(&outputs).shape, [2, 1, 256]);
+        let gradients = outputs.gradients.values().flat_map(|gradient| &gradient.data);
+        assert!(gradients.chain(&logits(&outputs).data).chain(&outputs.loss).all(|value| value.is_finite()));
+    }
+    inputs.insert("decoder_attention_mask".into(), ints([2, 1], vec![1, 1]));
+    let error = run("t5", &inputs, "TP1", false).unwrap_err().to_string();
+    assert!(error.contains("`decoder_attention_mask` is none that this model takes; legal: input_ids"), "{error}");
 }
 
 #[test]

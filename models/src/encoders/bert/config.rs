@@ -7,12 +7,18 @@ use serde_json::{Value, json};
 use crate::hf::{ConfigReader, HfError};
 
 /// Keys of other heads and of training, which do not change what this model computes.
-const HARMLESS: [&str; 8] = [
+const HARMLESS: [&str; 14] = [
     "add_cross_attention",
     "classifier_dropout",
+    "directionality",
     "gradient_checkpointing",
     "initializer_range",
     "is_decoder",
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
     "position_embedding_type",
     "tie_encoder_decoder",
     "chunk_size_feed_forward",

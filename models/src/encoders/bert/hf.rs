@@ -74,6 +74,10 @@ impl HfModule for Bert {
         let [vocabulary, _] = self.embeddings.words.weight.lazy_shape().dims();
         let [most, _] = self.embeddings.positions.weight.lazy_shape().dims();
         let [types, _] = self.embeddings.types.weight.lazy_shape().dims();
+        let names = ["input_ids", "token_type_ids", "attention_mask", "labels", "next_sentence_label"];
+        // The last belongs to a head that the model may not have.
+        let taken = names.len() - usize::from(self.next_sentence.is_none());
+        inputs.expect_only(&names[..taken])?;
         let shape @ [batch, length] = inputs.shape::<2>("input_ids")?;
         if length > most {
             let legal = format!("at most {most} tokens (max_position_embeddings)");

@@ -2,10 +2,10 @@
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Initializer, Linear, LinearConfig};
-use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, Tensor};
 
 use super::config::T5Config;
+use crate::encoders::attention_weights;
 
 /// Keys and values `[batch, heads, sequence, d_kv]`.
 pub type KeysValues = [Tensor<4>; 2];
@@ -69,10 +69,7 @@ impl T5Attention {
         if let Some(bias) = bias {
             scores = scores + bias;
         }
-        if let Some(mask) = mask {
-            scores = scores.mask_fill(mask, f32::NEG_INFINITY);
-        }
-        let weights = self.dropout.forward(softmax(scores, 3));
+        let weights = self.dropout.forward(attention_weights(scores, mask));
         let [_, heads, _, d_kv] = values.dims();
         let context = weights.matmul(values).swap_dims(1, 2).reshape([batch, length, heads * d_kv]);
         self.output.forward(context)

@@ -89,6 +89,7 @@ impl HfModule for T5 {
     /// `decoder_input_ids` of the same shape; without those the decoder reads the labels, shifted.
     fn run(&self, inputs: &ModuleInputs) -> Result<ModuleOutput, InputError> {
         let [vocabulary, _] = self.shared.weight.lazy_shape().dims();
+        inputs.expect_only(&["input_ids", "attention_mask", "decoder_input_ids", "labels"])?;
         let shape @ [batch, _] = inputs.shape::<2>("input_ids")?;
         inputs.expect_shape("attention_mask", &shape)?;
         let target = if inputs.has("labels") { "labels" } else { "decoder_input_ids" };

@@ -10,6 +10,7 @@ use super::config::T5Config;
 use super::feed_forward::T5FeedForward;
 use super::positions::T5Positions;
 use crate::encoders::RmsNorm;
+use crate::hf::IGNORED;
 
 /// An encoder, a decoder, and a head over the vocabulary.
 ///
@@ -237,9 +238,9 @@ impl T5 {
     pub fn shifted(&self, labels: Tensor<2, Int>) -> Tensor<2, Int> {
         let [batch, length] = labels.dims();
         let start = Tensor::full([batch, 1], self.start_token as i64, &labels.device());
-        let before = labels.narrow(1, 0, length - 1);
-        let ignored = before.clone().equal_elem(crate::hf::IGNORED);
-        Tensor::cat(vec![start, before.mask_fill(ignored, self.pad_token as i64)], 1)
+        let ignored = labels.clone().equal_elem(IGNORED);
+        let labels = labels.mask_fill(ignored, self.pad_token as i64);
+        Tensor::cat(vec![start, labels], 1).narrow(1, 0, length)
     }
 }
 

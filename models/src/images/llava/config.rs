@@ -120,10 +120,7 @@ impl LlavaConfig {
             feature_blocks: feature_blocks(&config, vision_config.num_hidden_layers)?,
             vision_config,
             text_config,
-            image_token_index: match config.has("image_token_id") {
-                true => config.size("image_token_id")?,
-                false => config.size_or("image_token_index", 32000)?,
-            },
+            image_token_index: image_token(&config)?,
             projector_hidden_act: Activation::read(&config, "projector_hidden_act", Activation::Gelu)?,
             multimodal_projector_bias: config.flag_or("multimodal_projector_bias", true)?,
             patches_only: match strategy {
@@ -160,6 +157,18 @@ fn with_defaults(text: &Value) -> Value {
     let mut keys: Map<String, Value> = text_defaults().as_object().cloned().unwrap_or_default();
     keys.extend(text.as_object().cloned().unwrap_or_default());
     Value::Object(keys)
+}
+
+/// The image token, which has had two names.
+fn image_token(config: &ConfigReader) -> Result<usize, HfError> {
+    let (id, index) = (config.optional_size("image_token_id")?, config.optional_size("image_token_index")?);
+    match (id, index) {
+        (Some(id), Some(index)) if id != index => {
+            let legal = format!("{index}, as `image_token_index`");
+            Err(config.unsupported("image_token_id", &id.to_string(), &legal))
+        }
+        _ => Ok(id.or(index).unwrap_or(32000)),
+    }
 }
 
 /// `vision_feature_layer` as a number of blocks: hidden states are those before the first block, then those after each.

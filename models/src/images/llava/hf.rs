@@ -81,15 +81,20 @@ impl HfModule for Llava {
     }
 
     /// `input_ids [batch, sequence]` with as many image tokens as the images of
-    /// `pixel_values [images, channels, image_size, image_size]` have features, and perhaps `labels` like `input_ids`.
+    /// `pixel_values [images, channels, image_size, image_size]` have features, and perhaps `labels` like `input_ids`
+    /// and an `attention_mask` without padding.
     fn run(&self, inputs: &ModuleInputs) -> Result<ModuleOutput, InputError> {
         let (vocabulary, image) = (self.decoder().vocabulary(), self.image());
+        inputs.expect_only(&["input_ids", "attention_mask", "pixel_values", "labels"])?;
         let shape = inputs.shape::<2>("input_ids")?;
-        inputs.expect_shape("labels", &shape)?;
+        for name in ["attention_mask", "labels"] {
+            inputs.expect_shape(name, &shape)?;
+        }
+        inputs.expect_all::<2>("attention_mask", 1)?;
         let [images, ..] = inputs.shape::<4>("pixel_values")?;
         inputs.expect_shape("pixel_values", &[images, image[0], image[1], image[1]])?;
         let ids = inputs.ids("input_ids", vocabulary)?;
-        let labels = inputs.has("labels").then(|| inputs.labels("labels", vocabulary)).transpose()?;
+        let labels = inputs.has("labels").then(|| inputs.next_labels("labels", vocabulary)).transpose()?;
         let found = inputs.count("input_ids", self.image_token())?;
         let needed = images * self.image_tokens();
         if found != needed {

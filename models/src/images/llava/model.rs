@@ -133,6 +133,6 @@ impl Llava {
         let [batch, length] = labels.dims();
         // Labels move, not logits: these may be shards of sequences.
         let none = Tensor::full([batch, 1], IGNORED, &labels.device());
-        cross_entropy(logits, Tensor::cat(vec![labels.narrow(1, 1, length - 1), none], 1))
+        cross_entropy(logits, Tensor::cat(vec![labels, none], 1).narrow(1, 1, length))
     }
 }

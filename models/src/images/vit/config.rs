@@ -94,6 +94,7 @@ impl VitConfig {
         for dropout in ["hidden_dropout_prob", "attention_probs_dropout_prob"] {
             config.expect_number(dropout, 0.0, 0.0)?;
         }
+        config.expect_or_absent("problem_type", "single_label_classification")?;
         let read = Self {
             hidden_size: config.size_or("hidden_size", 768)?,
             intermediate_size: config.size_or("intermediate_size", 3072)?,
@@ -112,6 +113,9 @@ impl VitConfig {
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
         };
         config.finish(&HARMLESS)?;
+        if read.num_labels == 1 {
+            return Err(config.unsupported("num_labels", "1", "2: one label is for regression"));
+        }
         read.check()?;
         Ok(read)
     }

@@ -57,6 +57,7 @@ impl HfModule for Vit {
 
     /// `pixel_values [batch, channels, image_size, image_size]`, and perhaps `labels [batch]`.
     fn run(&self, inputs: &ModuleInputs) -> Result<ModuleOutput, InputError> {
+        inputs.expect_only(&["pixel_values", "labels"])?;
         let [batch, ..] = inputs.shape::<4>("pixel_values")?;
         let [channels, size] = self.image();
         inputs.expect_shape("pixel_values", &[batch, channels, size, size])?;

@@ -3,11 +3,11 @@
 use backend_dist::parallelize::Plan;
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 
 use super::config::VitConfig;
+use crate::encoders::cross_entropy;
 use crate::images::block::{Block, BlockSizes};
 use crate::images::patch_sequence;
 
@@ -97,6 +97,6 @@ impl Vit {
 
     /// The mean cross-entropy `[1]` of `logits [batch, classes]`.
     pub fn loss(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
-        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, classes)
+        cross_entropy(logits.unsqueeze_dim(1), classes.unsqueeze_dim(1))
     }
 }
