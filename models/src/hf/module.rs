@@ -16,7 +16,6 @@ const MODULES: [(&str, &[&str]); 4] = [
     ("bert", &["BertForMaskedLM", "BertForPreTraining"]),
     ("t5", &["T5ForConditionalGeneration"]),
     ("llava", &["LlavaForConditionalGeneration"]),
-    ("t5", &["T5ForConditionalGeneration"]),
     ("vit", &["ViTForImageClassification"]),
 ];
 
