@@ -85,6 +85,7 @@ fn sizes(num_channels: usize, image_size: usize, num_labels: usize) -> VitConfig
 
 /// The images of a list, every tenth of them for validation.
 fn read(list: &Path, size: usize, skip: bool) -> anyhow::Result<(VitConfig, Vec<Picture>, Vec<Picture>)> {
+    sizes(3, size, 1).check()?;
     let images = ImageDataset::open(list, skip)?;
     if !images.skipped().is_empty() {
         println!("{} samples are left out; the first: {}", images.skipped().len(), images.skipped()[0]);
@@ -97,6 +98,13 @@ fn read(list: &Path, size: usize, skip: bool) -> anyhow::Result<(VitConfig, Vec<
         let Target::Label(class) = *images.target(index) else {
             anyhow::bail!("{}: a sample has no `label`; this example learns classes", list.display());
         };
+        // Numbers that are no classes, such as identifiers, would make a head that does not fit into memory.
+        ensure!(
+            class < images.len(),
+            "{}: `label` is {class}; legal: below {}, the images",
+            list.display(),
+            images.len()
+        );
         classes = classes.max(class + 1);
         let picture = Picture { pixels: processor.process(&images.image(index)?), class };
         if index % 10 == 9 { &mut valid } else { &mut train }.push(picture);

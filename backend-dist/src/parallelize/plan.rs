@@ -2,7 +2,7 @@
 
 use super::attributes::Attribute;
 use super::error::PlanError;
-use super::parameters::Parameter;
+use super::parameters::{Parameter, join};
 use super::pattern::{Pattern, nearest};
 use crate::logical::Placement::{self, Replicate, Shard};
 use crate::mesh::Axis;
@@ -46,7 +46,8 @@ impl Plan {
     /// value by columns, output by rows), `PositionWiseFeedForward` (inner by columns, outer by rows), `SwiGlu` (both by
     /// columns) and `Embedding` (by rows, which are the vocabulary, where the ranks divide it, else by columns, which are
     /// the features). Other modules stay whole; a `Linear` alone may be
-    /// either half of a pair, which its path has to say.
+    /// either half of a pair, which its path has to say. The layers of any module with a field `n_heads` or `n_heads_kv` are
+    /// only divided between heads.
     pub fn auto() -> Self {
         Self { auto: true, ..Self::default() }
     }
@@ -136,12 +137,11 @@ impl Plan {
 
     /// A projection of attention may only be divided between heads.
     fn check_heads(&self, parameter: &Parameter, heads: &[Attribute], ranks: usize) -> Result<(), PlanError> {
-        let path = parameter.path();
-        let of_module =
-            |attribute: &&Attribute| path.starts_with(&format!("{}.", attribute.module)) || attribute.module.is_empty();
-        let is_projection = parameter.above(1).is_some_and(|field| is_attention(&field.container));
-        let indivisible = heads.iter().filter(of_module).find(|heads| !heads.value.is_multiple_of(ranks));
-        match indivisible.filter(|_| is_projection) {
+        // A projection is a layer of the module that shows heads, whatever its type is.
+        let module = parameter.fields.len().checked_sub(2).map(|above| join(&parameter.fields[..above]));
+        let is_linear = parameter.above(0).is_some_and(|field| field.container == "Linear");
+        let of_module = |attribute: &&Attribute| is_linear && module.as_ref() == Some(&attribute.module);
+        match heads.iter().filter(of_module).find(|heads| !heads.value.is_multiple_of(ranks)) {
             None => Ok(()),
             Some(attribute) => Err(PlanError::Heads {
                 path: attribute.module.clone(),

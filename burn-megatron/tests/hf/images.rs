@@ -4,10 +4,10 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_megatron::forward::{forward_module, read_module_inputs};
 use burn_megatron::hf::{ModuleExport, ModuleFolder};
 use models::hf::{HostInput, ModuleInputs};
-use models::images::{Llava, Vit};
+use models::images::{Llava, LlavaConfig, Vit};
 use serde_json::{Value, json};
 
-use crate::files::{golden, read};
+use crate::files::{Stored, golden, read};
 use crate::forward::difference;
 use crate::modules::{Inputs, changed, last8, logits, round_trip, run, settings};
 
@@ -174,22 +174,74 @@ fn images_and_image_tokens_that_do_not_fit_are_named() {
     }
 }
 
+/// Heads are the least that tensor parallelism can divide.
+#[test]
+fn heads_that_ranks_do_not_divide_are_named() {
+    for (model, layout, text) in [
+        ("vit", "TP8", "`blocks.0.attention` has 4 heads (`n_heads`), which 8 ranks"),
+        ("llava", "TP8", "`tower.blocks.0.attention` has 4 heads (`n_heads`), which 8 ranks"),
+        ("llava", "TP4", "`decoder.blocks.0.attention` has 2 heads (`n_heads_kv`), which 4 ranks"),
+    ] {
+        let error = run(model, &inputs(model), layout, false).unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+}
+
+/// `-2` is what comes out of the last block but one, and `full` begins with the class token.
+#[test]
+fn features_are_those_that_the_file_asks_for() {
+    let device = Device::flex();
+    let open = |layer: i64, strategy: &str| -> Llava {
+        let keys = |file: &mut Value| {
+            file["vision_feature_layer"] = layer.into();
+            file["vision_feature_select_strategy"] = strategy.into();
+        };
+        let folder = changed("llava", keys, |_| {});
+        let opened = ModuleFolder::open(folder.path()).unwrap();
+        opened.read(&opened.config::<Llava>().unwrap(), FloatDType::F64, &device).unwrap()
+    };
+    let inputs = ModuleInputs { tensors: inputs("llava"), device: device.clone(), dtype: FloatDType::F64 };
+    let pixels = || inputs.floats::<4>("pixel_values").unwrap();
+    let values = |x: Tensor<3>| -> Vec<f64> { x.into_data().iter::<f64>().collect() };
+    // The tower has two blocks: its states are those before them, between them and after them.
+    let last_but_one = open(-2, "default");
+    let tower = last_but_one.tower();
+    let states = tower.block(0, tower.embed(pixels()));
+    let [images, length, hidden] = states.dims();
+    let by_hand = last_but_one.project(states.clone()).reshape([images as i32, length as i32 - 1, -1]);
+    for (model, first) in [(&last_but_one, 1), (&open(-2, "full"), 0)] {
+        let features = model.image_features(pixels()).reshape([images as i32, (length - first) as i32, -1]);
+        assert_eq!(model.image_tokens(), length - first);
+        let patches = features.clone().narrow(1, 1 - first, length - 1);
+        assert_eq!(values(patches), values(by_hand.clone()));
+        if first == 0 {
+            // The class token, through the projector as if it were the only patch.
+            let class = states.clone().narrow(1, 0, 1);
+            let nothing = Tensor::zeros([images, 1, hidden], (&device, states.dtype()));
+            let class = last_but_one.project(Tensor::cat(vec![nothing, class], 1)).reshape([images as i32, 1, -1]);
+            assert_eq!(values(features.narrow(1, 0, 1)), values(class));
+        }
+    }
+    assert_ne!(values(by_hand), values(open(-1, "default").image_features(pixels()).unsqueeze()));
+}
+
 /// Names of the tensors as published folders have them.
 #[test]
 fn older_folders_of_llava() {
-    for rename in [
-        |name: &str| name.replace("vision_tower.", "vision_tower.vision_model."),
-        |name: &str| match name.strip_prefix("language_model.") {
-            Some(rest) if rest.starts_with("lm_head") => rest.to_string(),
-            Some(rest) => rest.replacen("model.", "model.language_model.", 1),
-            None => format!("model.{name}"),
-        },
-    ] {
+    let nested = |name: &str| name.replace("vision_tower.", "vision_tower.vision_model.");
+    let one_part = |name: &str| match name.strip_prefix("language_model.") {
+        Some(rest) if rest.starts_with("lm_head") => rest.to_string(),
+        Some(rest) => rest.replacen("model.", "model.language_model.", 1),
+        None => format!("model.{name}"),
+    };
+    let renames: [&dyn Fn(&str) -> String; 3] = [&nested, &one_part, &|name| one_part(&nested(name))];
+    for rename in renames {
         let folder = changed(
             "llava",
             |_| {},
             |tensors| {
                 *tensors = std::mem::take(tensors).into_iter().map(|(name, tensor)| (rename(&name), tensor)).collect();
+                tensors.insert(rename("vision_tower.embeddings.position_ids"), Stored::f32(&[1, 5], 0.0));
             },
         );
         let opened = ModuleFolder::open(folder.path()).unwrap();
@@ -226,4 +278,28 @@ fn llava_generates_what_the_whole_forward_pass_prefers() {
     let first = generated.iter().position(|token| *token == end).unwrap();
     let tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
     assert_eq!(model.generate(tokens, pixels, 12, end), generated[..first]);
+}
+
+#[test]
+#[should_panic(expected = "`tokens` has 2 sequences; legal: 1")]
+fn llava_generates_for_one_sequence() {
+    let model = Llava::new(&LlavaConfig::tiny(), &Device::flex());
+    model.generate(
+        Tensor::from_data([[255], [255]], &Device::flex()),
+        Tensor::ones([1, 3, 8, 8], &Device::flex()),
+        1,
+        0,
+    );
+}
+
+#[test]
+#[should_panic(expected = "`tokens` has 3 image tokens; legal: 4")]
+fn llava_generates_from_as_many_image_tokens_as_there_are() {
+    let model = Llava::new(&LlavaConfig::tiny(), &Device::flex());
+    model.generate(
+        Tensor::from_data([[7, 255, 255, 255]], &Device::flex()),
+        Tensor::ones([1, 3, 8, 8], &Device::flex()),
+        1,
+        0,
+    );
 }

@@ -22,7 +22,7 @@ struct SelfAttention {
     key: Linear,
     value: Linear,
     output: Linear,
-    heads: usize,
+    n_heads: usize,
 }
 
 /// Two linear layers.
@@ -60,7 +60,7 @@ impl BlockSizes {
                 key: linear(self.qkv_bias),
                 value: linear(self.qkv_bias),
                 output: linear(true),
-                heads: self.heads,
+                n_heads: self.heads,
             },
             mlp_norm: norm(),
             mlp: Mlp::new([self.hidden, self.intermediate, self.hidden], true, self.activation, self.std, device),
@@ -78,7 +78,7 @@ impl Block {
 
 impl SelfAttention {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let of = |layer: &Linear| split_heads(layer.forward(x.clone()), self.heads);
+        let of = |layer: &Linear| split_heads(layer.forward(x.clone()), self.n_heads);
         self.output.forward(attend(of(&self.query), of(&self.key), of(&self.value), None))
     }
 }

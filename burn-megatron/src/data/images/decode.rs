@@ -49,8 +49,9 @@ pub(super) fn expect_kind(head: &[u8]) -> Result<&'static str, String> {
 }
 
 impl RgbImage {
-    /// The pixels of a PNG or JPEG file. Grey images get three equal channels, transparency is dropped, 16 bits become 8, as
-    /// with Pillow's `convert("RGB")`. The largest image has 16384 pixels a side.
+    /// The pixels of a PNG or JPEG file. Grey images get three equal channels and transparency is dropped, as with Pillow's
+    /// `convert("RGB")`. Of 16 bits the upper 8 are kept, also where Pillow does something else with grey images. The
+    /// orientation of EXIF is not applied: pixels are as they are stored. The largest image has 16384 pixels a side.
     ///
     /// # Errors
     /// Says what is wrong with the file.

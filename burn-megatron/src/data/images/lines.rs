@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::decode::expect_kind;
 use super::error::ImageError;
-use super::sample::{Entry, Found, Location, head, target, unreadable};
+use super::sample::{Entry, Found, Location, NO_TARGET, head, target, unreadable};
 
 /// The samples of a list. Empty lines are no samples.
 pub(super) fn read(list: &Path) -> Result<Found, ImageError> {
@@ -37,5 +37,5 @@ fn sample(line: &[u8], folder: &Path, place: &str) -> Result<Entry, String> {
     let head = head(&path).map_err(|error| format!("image {name}: {error}"))?;
     expect_kind(&head).map_err(|what| format!("image {name} {what}"))?;
     let place = format!("{place}: image {name}");
-    Ok(Entry { place, image: Location::File(path), target: target(&object)? })
+    Ok(Entry { place, image: Location::File(path), target: target(&object)?.ok_or(NO_TARGET)? })
 }

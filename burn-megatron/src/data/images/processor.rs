@@ -1,7 +1,8 @@
 //! Pixels to a model's input, as the image processors of Hugging Face transformers do it.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::decode::RgbImage;
 use super::error::ImageError;
@@ -39,37 +40,32 @@ enum Size {
     Shortest(usize),
 }
 
-/// The file. Keys that are not here are refused by name.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(alias = "feature_extractor_type")]
-    image_processor_type: String,
-    do_resize: Option<bool>,
-    size: Option<SizeKeys>,
-    resample: Option<u64>,
-    do_center_crop: Option<bool>,
-    crop_size: Option<SizeKeys>,
-    do_rescale: Option<bool>,
-    rescale_factor: Option<f64>,
-    do_normalize: Option<bool>,
-    image_mean: Option<[f64; 3]>,
-    image_std: Option<[f64; 3]>,
-    #[serde(rename = "do_convert_rgb")]
-    _do_convert_rgb: Option<bool>,
-    #[serde(rename = "default_to_square")]
-    _default_to_square: Option<bool>,
-    #[serde(rename = "processor_class")]
-    _processor_class: Option<String>,
-    #[serde(rename = "_valid_processor_keys")]
-    _keys: Option<Value>,
-    #[serde(rename = "data_format")]
-    _data_format: Option<String>,
+/// The keys of a file. Null says nothing, as in transformers.
+struct Keys(Map<String, Value>);
+
+impl Keys {
+    /// The value of a key, which is taken out.
+    fn take<T: DeserializeOwned>(&mut self, key: &str, legal: &str) -> Result<Option<T>, ImageError> {
+        let Some(value) = self.0.remove(key) else { return Ok(None) };
+        let refused = |_| ImageError::Config(format!("`{key}` is {value}; legal: {legal}"));
+        serde_json::from_value(value.clone()).map(Some).map_err(refused)
+    }
+
+    /// That all keys were taken, or change no number.
+    fn finish(mut self) -> Result<(), ImageError> {
+        for key in ["do_convert_rgb", "processor_class", "_valid_processor_keys", "data_format"] {
+            self.0.remove(key);
+        }
+        match self.0.iter().next() {
+            None => Ok(()),
+            Some((key, value)) => Err(ImageError::Config(format!("`{key}` is {value}; legal: no such key"))),
+        }
+    }
 }
 
 /// A size in any of the forms that files have.
 #[derive(Clone, Copy, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, deny_unknown_fields)]
 enum SizeKeys {
     Side(usize),
     Both { height: usize, width: usize },
@@ -101,36 +97,46 @@ impl ImageProcessor {
     /// # Errors
     /// Names the key, its value, and what is legal.
     pub fn from_json(file: &Value) -> Result<Self, ImageError> {
-        let file: File = serde_json::from_value(file.clone()).map_err(|error| ImageError::Config(error.to_string()))?;
         let refuse = |what: String| ImageError::Config(what);
-        let kind = file.image_processor_type.trim_end_matches("Fast");
-        let defaults = match kind {
+        let Value::Object(keys) = file else { return Err(refuse(format!("is {file}; legal: an object"))) };
+        let mut keys =
+            Keys(keys.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect());
+        let legal = "ViTImageProcessor, CLIPImageProcessor";
+        // Older files have the second key, some have both.
+        let older: Option<String> = keys.take("feature_extractor_type", legal)?;
+        let Some(kind) = keys.take("image_processor_type", legal)?.or(older) else {
+            return Err(refuse(format!("`image_processor_type` is missing; legal: {legal}")));
+        };
+        let defaults = match kind.trim_end_matches("Fast") {
             "ViTImageProcessor" | "ViTFeatureExtractor" => VIT,
             "CLIPImageProcessor" | "CLIPFeatureExtractor" => CLIP,
-            _ => {
-                let legal = "ViTImageProcessor, CLIPImageProcessor";
-                return Err(refuse(format!("`image_processor_type` is {kind}; legal: {legal}")));
-            }
+            _ => return Err(refuse(format!("`image_processor_type` is {kind}; legal: {legal}"))),
         };
+        let (yes_or_no, number) = ("true, false", "a number");
+        let numbers = "three numbers, of red, green and blue";
+        let filters = "1 (Lanczos), 2 (bilinear), 3 (bicubic)";
+        let sides = "a number of pixels, `height` and `width`, or `shortest_edge`";
         let positive = |key: &str, [height, width]: [usize; 2]| match (1..=1 << 14).contains(&height.min(width)) {
             true if height.max(width) <= 1 << 14 => Ok([height, width]),
             _ => Err(refuse(format!("`{key}` is {height} × {width}; legal: 1 to 16384 pixels a side"))),
         };
-        let size = match (file.size, defaults.size) {
-            (None, size) => size,
-            (Some(SizeKeys::Both { height, width }), _) => Size::Both(positive("size", [height, width])?),
-            (Some(SizeKeys::Side(side)), Size::Both(_)) => Size::Both(positive("size", [side; 2])?),
-            (Some(SizeKeys::Side(side) | SizeKeys::Shortest { shortest_edge: side }), _) => {
+        let to_square = keys.take("default_to_square", yes_or_no)?;
+        let to_square = to_square.unwrap_or(matches!(defaults.size, Size::Both(_)));
+        let size = match keys.take("size", sides)? {
+            None => defaults.size,
+            Some(SizeKeys::Both { height, width }) => Size::Both(positive("size", [height, width])?),
+            Some(SizeKeys::Side(side)) if to_square => Size::Both(positive("size", [side; 2])?),
+            Some(SizeKeys::Side(side) | SizeKeys::Shortest { shortest_edge: side }) => {
                 Size::Shortest(positive("size", [side; 2])?[0])
             }
         };
-        let filter = match file.resample {
+        let filter = match keys.take("resample", filters)? {
             None => defaults.filter,
-            Some(number) => Filter::of_number(number).ok_or_else(|| {
-                refuse(format!("`resample` is {number}; legal: 1 (Lanczos), 2 (bilinear), 3 (bicubic)"))
-            })?,
+            Some(number) => {
+                Filter::of_number(number).ok_or_else(|| refuse(format!("`resample` is {number}; legal: {filters}")))?
+            }
         };
-        let crop = match file.crop_size {
+        let crop = match keys.take("crop_size", "a number of pixels, or `height` and `width`")? {
             None => [224; 2],
             Some(SizeKeys::Both { height, width }) => positive("crop_size", [height, width])?,
             Some(SizeKeys::Side(side)) => positive("crop_size", [side; 2])?,
@@ -138,17 +144,24 @@ impl ImageProcessor {
                 return Err(refuse("`crop_size` has `shortest_edge`; legal: `height` and `width`".into()));
             }
         };
-        let (mean, std) = (file.image_mean.unwrap_or(defaults.mean), file.image_std.unwrap_or(defaults.std));
+        let mean = keys.take("image_mean", numbers)?.unwrap_or(defaults.mean);
+        let std: [f64; 3] = keys.take("image_std", numbers)?.unwrap_or(defaults.std);
         if let Some(zero) = std.iter().find(|std| **std <= 0.0) {
             return Err(refuse(format!("`image_std` has {zero}; legal: numbers above 0")));
         }
         let normalize = [mean, std].map(|numbers| numbers.map(|number| number as f32));
-        Ok(Self {
-            resize: file.do_resize.unwrap_or(true).then_some((size, filter)),
-            crop: file.do_center_crop.unwrap_or(defaults.crops).then_some(crop),
-            rescale: file.do_rescale.unwrap_or(true).then_some(file.rescale_factor.unwrap_or(1.0 / 255.0)),
-            normalize: file.do_normalize.unwrap_or(true).then_some(normalize),
-        })
+        let factor = keys.take("rescale_factor", number)?.unwrap_or(1.0 / 255.0);
+        let mut does = |key: &str, default: bool| -> Result<bool, ImageError> {
+            Ok(keys.take(key, yes_or_no)?.unwrap_or(default))
+        };
+        let read = Self {
+            resize: does("do_resize", true)?.then_some((size, filter)),
+            crop: does("do_center_crop", defaults.crops)?.then_some(crop),
+            rescale: does("do_rescale", true)?.then_some(factor),
+            normalize: does("do_normalize", true)?.then_some(normalize),
+        };
+        keys.finish()?;
+        Ok(read)
     }
 
     /// Height and width of every output, if they do not depend on the image.

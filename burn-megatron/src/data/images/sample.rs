@@ -55,21 +55,25 @@ pub(super) fn head(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The target of a JSON line.
-pub(super) fn target(object: &Value) -> Result<Target, String> {
+/// What is wrong with a JSON line that has no target.
+pub(super) const NO_TARGET: &str = "has none of `label`, `text` and `messages`; legal: one of them";
+
+/// The target of a JSON line, if it has one.
+pub(super) fn target(object: &Value) -> Result<Option<Target>, String> {
     let present = |key: &str| object.get(key).filter(|value| !value.is_null());
-    match (present("label"), present("text"), present("messages")) {
+    let target = match (present("label"), present("text"), present("messages")) {
+        (None, None, None) => return Ok(None),
         (Some(label), None, None) => match label.as_u64() {
-            Some(label) => Ok(Target::Label(label as usize)),
-            None => Err(format!("`label` is {label}; legal: the number of a class, from 0")),
+            Some(label) => Target::Label(label as usize),
+            None => return Err(format!("`label` is {label}; legal: the number of a class, from 0")),
         },
         (None, Some(text), None) => match text.as_str() {
-            Some(text) => Ok(Target::Text(text.into())),
-            None => Err(format!("`text` is {text}; legal: a string")),
+            Some(text) => Target::Text(text.into()),
+            None => return Err(format!("`text` is {text}; legal: a string")),
         },
-        (None, None, Some(messages)) if messages.is_array() => Ok(Target::Messages(messages.clone())),
-        (None, None, Some(messages)) => Err(format!("`messages` is {messages}; legal: a list of messages")),
-        (None, None, None) => Err("has none of `label`, `text` and `messages`; legal: one of them".into()),
-        _ => Err("has more than one of `label`, `text` and `messages`; legal: one of them".into()),
-    }
+        (None, None, Some(messages)) if messages.is_array() => Target::Messages(messages.clone()),
+        (None, None, Some(messages)) => return Err(format!("`messages` is {messages}; legal: a list of messages")),
+        _ => return Err("has more than one of `label`, `text` and `messages`; legal: one of them".into()),
+    };
+    Ok(Some(target))
 }

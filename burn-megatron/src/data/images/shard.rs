@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::decode::{HEAD, expect_kind};
 use super::error::ImageError;
-use super::sample::{Entry, Found, Location, Target, target, unreadable};
+use super::sample::{Entry, Found, Location, NO_TARGET, Target, target, unreadable};
 
 /// Longest text, class or JSON of a sample.
 const MOST: u64 = 1 << 24;
@@ -18,8 +18,12 @@ const MOST: u64 = 1 << 24;
 #[derive(Default)]
 struct Members {
     key: String,
-    image: Option<Result<Range<u64>, String>>,
-    target: Option<Result<Target, String>>,
+    images: Vec<Result<Range<u64>, String>>,
+    /// Members of other endings, which count if there is no image: the message then says what they are.
+    others: Vec<Result<Range<u64>, String>>,
+    targets: Vec<Result<Target, String>>,
+    /// A .json without a target, which is metadata if another member has one (img2dataset writes such).
+    metadata: Vec<Result<Target, String>>,
 }
 
 /// The samples of a shard. What comes after a damaged header or the end of a truncated shard is not there.
@@ -56,11 +60,18 @@ pub(super) fn read(path: &Path) -> Result<Found, ImageError> {
         let cut_off = (bytes.end > length).then(|| format!("member {name} is cut off"));
         match ending.as_str() {
             "cls" | "txt" | "json" => {
-                let read = cut_off.map_or_else(|| said(&mut member, &ending), Err);
-                open.target = Some(read.map_err(|what| format!("member {name}: {what}")));
+                let named = |what: String| format!("member {name}: {what}");
+                match cut_off.map_or_else(|| said(&mut member, &ending), Err) {
+                    Ok(Some(target)) => open.targets.push(Ok(target)),
+                    Ok(None) => open.metadata.push(Err(named(NO_TARGET.into()))),
+                    Err(what) => open.targets.push(Err(named(what))),
+                }
             }
-            // Any other ending may be an image; if it is not, the message says what it is.
-            _ => open.image = Some(cut_off.map_or_else(|| image(&mut member, &name, bytes), Err)),
+            _ => {
+                let is_image = matches!(ending.as_str(), "png" | "jpg" | "jpeg");
+                let list = if is_image { &mut open.images } else { &mut open.others };
+                list.push(cut_off.map_or_else(|| image(&mut member, &name, bytes), Err));
+            }
         }
     }
     close(&mut open, path, &mut found);
@@ -73,14 +84,15 @@ fn image(member: &mut impl Read, name: &str, bytes: Range<u64>) -> Result<Range<
     expect_kind(&head).map(|_| bytes).map_err(|what| format!("member {name} {what}"))
 }
 
-fn said(member: &mut impl Read, ending: &str) -> Result<Target, String> {
+fn said(member: &mut impl Read, ending: &str) -> Result<Option<Target>, String> {
     let mut text = String::new();
     member.take(MOST).read_to_string(&mut text).map_err(|error| error.to_string())?;
     match ending {
-        "txt" => Ok(Target::Text(text)),
+        "txt" => Ok(Some(Target::Text(text))),
         "cls" => {
             let class = text.trim();
-            class.parse().map(Target::Label).map_err(|_| format!("is `{class}`; legal: the number of a class, from 0"))
+            let label = class.parse().map(|class| Some(Target::Label(class)));
+            label.map_err(|_| format!("is `{class}`; legal: the number of a class, from 0"))
         }
         _ => {
             let object: Value = serde_json::from_str(&text).map_err(|error| format!("is no JSON: {error}"))?;
@@ -91,15 +103,26 @@ fn said(member: &mut impl Read, ending: &str) -> Result<Target, String> {
 
 /// Ends a sample.
 fn close(open: &mut Members, path: &Path, found: &mut Found) {
-    let Members { key, image, target } = std::mem::take(open);
+    let Members { key, images, others, targets, metadata } = std::mem::take(open);
     if key.is_empty() {
         return;
     }
-    let image = image.unwrap_or(Err("has no image".into()));
-    let target = target.unwrap_or(Err("has none of .cls, .txt and .json".into()));
+    let image = one(if images.is_empty() { others } else { images }, "no image", "several images");
+    let targets = if targets.is_empty() { metadata } else { targets };
+    let target = one(targets, "none of .cls, .txt and .json", "several of .cls, .txt and .json");
     let place = format!("{}: sample {key}", path.display());
     match image.and_then(|image| Ok((image, target?))) {
         Ok((bytes, target)) => found.entries.push(Entry { place, image: Location::Within(bytes), target }),
         Err(what) => found.unusable.push(format!("{place}: {what}")),
+    }
+}
+
+/// The only one, or what is wrong with the first that is wrong.
+fn one<T>(found: Vec<Result<T, String>>, none: &str, several: &str) -> Result<T, String> {
+    let mut found: Vec<T> = found.into_iter().collect::<Result<_, _>>()?;
+    match (found.pop(), found.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (None, _) => Err(format!("has {none}")),
+        _ => Err(format!("has {several}; legal: one")),
     }
 }

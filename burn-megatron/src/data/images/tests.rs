@@ -63,7 +63,14 @@ fn wrong_processors_are_refused_by_key() {
         ("size", json!({"height": 0, "width": 8}), "`size` is 0 × 8; legal: 1 to 16384"),
         ("crop_size", json!({"shortest_edge": 8}), "`crop_size` has `shortest_edge`"),
         ("image_std", json!([0.5, 0.0, 0.5]), "`image_std` has 0"),
-        ("do_reduce_labels", json!(true), "unknown field `do_reduce_labels`"),
+        ("image_std", json!(0.5), "`image_std` is 0.5; legal: three numbers"),
+        ("resample", json!("bicubic"), "`resample` is \"bicubic\"; legal: 1 (Lanczos), 2"),
+        ("size", json!("large"), "`size` is \"large\"; legal: a number of pixels"),
+        ("size", json!({"height": 8, "width": 8, "longest_edge": 9}), "`size` is {\"height\":8,"),
+        ("image_mean", json!(0.5), "`image_mean` is 0.5; legal: three numbers"),
+        ("do_resize", json!("no"), "`do_resize` is \"no\"; legal: true, false"),
+        ("image_processor_type", json!(null), "`image_processor_type` is missing; legal: ViTImageProcessor"),
+        ("do_reduce_labels", json!(true), "`do_reduce_labels` is true; legal: no such key"),
     ] {
         let error = vit(key, value);
         assert!(error.starts_with("preprocessor_config.json: ") && error.contains(words), "{error}");
@@ -72,19 +79,71 @@ fn wrong_processors_are_refused_by_key() {
 
 #[test]
 fn the_published_files_are_read() {
-    for file in [
-        json!({"do_normalize": true, "do_rescale": true, "do_resize": true, "image_mean": [0.5, 0.5, 0.5],
+    let grey = RgbImage { width: 4, height: 3, pixels: vec![128; 36] };
+    for (file, size, first) in [
+        (
+            json!({"do_normalize": true, "do_rescale": true, "do_resize": true, "image_mean": [0.5, 0.5, 0.5],
             "image_processor_type": "ViTFeatureExtractor", "image_std": [0.5, 0.5, 0.5], "resample": 2,
             "rescale_factor": 0.00392156862745098, "size": {"height": 224, "width": 224}}),
-        json!({"crop_size": {"height": 336, "width": 336}, "do_center_crop": true, "do_convert_rgb": true,
+            224,
+            (128.0 / 255.0 - 0.5) / 0.5,
+        ),
+        (
+            json!({"crop_size": {"height": 336, "width": 336}, "do_center_crop": true, "do_convert_rgb": true,
             "do_normalize": true, "do_rescale": true, "do_resize": true,
             "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_processor_type": "CLIPImageProcessor",
             "image_std": [0.26862954, 0.26130258, 0.27577711], "resample": 3,
             "rescale_factor": 0.00392156862745098, "size": {"shortest_edge": 336}}),
+            336,
+            (128.0 / 255.0 - 0.48145466) / 0.26862954,
+        ),
+        // An older file has the second key, and sizes as numbers.
+        (
+            json!({"crop_size": 224, "do_center_crop": true, "do_normalize": true, "do_resize": true,
+            "feature_extractor_type": "CLIPFeatureExtractor", "image_processor_type": "CLIPImageProcessor",
+            "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+            "resample": 3, "size": 224, "do_rescale": null, "do_pad": null, "crop_pct": null}),
+            224,
+            (128.0 / 255.0 - 0.48145466) / 0.26862954,
+        ),
     ] {
-        assert!(ImageProcessor::from_json(&file).unwrap().output().is_some());
+        let processor = ImageProcessor::from_json(&file).unwrap();
+        let pixels = processor.process(&grey);
+        assert_eq!((processor.output(), pixels.len()), (Some([size; 2]), 3 * size * size));
+        assert!((f64::from(pixels[0]) - first).abs() < 1e-6, "{} {first}", pixels[0]);
     }
 }
+
+/// A number alone is the side of a square or the shorter side.
+#[test]
+fn a_size_of_one_number_is_what_the_file_says() {
+    let wide = RgbImage { width: 20, height: 10, pixels: vec![128; 600] };
+    let values = |kind: &str, square: Value| {
+        let file =
+            json!({"image_processor_type": kind, "size": 8, "do_center_crop": false, "default_to_square": square});
+        ImageProcessor::from_json(&file).unwrap().process(&wide).len() / 3
+    };
+    let (vit, clip) = ("ViTImageProcessor", "CLIPImageProcessor");
+    assert_eq!([values(vit, json!(null)), values(clip, json!(true))], [64; 2]);
+    assert_eq!([values(clip, json!(null)), values(vit, json!(false))], [128; 2]);
+}
+
+#[test]
+fn of_16_bits_the_upper_ones_are_kept() {
+    let pixels = |png: &[u8]| RgbImage::decode(png).unwrap().pixels;
+    assert_eq!(pixels(&RGB16), [0x12, 0x56, 0x9a, 0xff, 0x00, 0x80]);
+    assert_eq!(pixels(&GREY16), [0x12, 0x12, 0x12, 0xfe, 0xfe, 0xfe]);
+}
+
+/// Two pixels of 16 bits: 1234 5678 9abc and ffff 0080 807f.
+const RGB16: [u8; 78] = *b"\x89\x50\x4e\x47\x0d\x0a\x1a\x0a\x00\x00\x00\x0d\x49\x48\x44\x52\x00\x00\x00\x02\x00\x00\x00\x01\x10\x02\x00\x00\
+    \x00\x2b\xd0\x34\x9e\x00\x00\x00\x15\x49\x44\x41\x54\x78\x9c\x63\x10\x32\x09\xab\x98\xb5\xe7\xff\x7f\x86\x86\x86\
+    \x7a\x00\x22\x9d\x05\xe8\x0e\xbf\x84\x7b\x00\x00\x00\x00\x49\x45\x4e\x44\xae\x42\x60\x82";
+
+/// 1234 and fedc.
+const GREY16: [u8; 70] = *b"\x89\x50\x4e\x47\x0d\x0a\x1a\x0a\x00\x00\x00\x0d\x49\x48\x44\x52\x00\x00\x00\x02\x00\x00\x00\x01\x10\x00\x00\x00\
+    \x00\x81\xd9\xfc\x15\x00\x00\x00\x0d\x49\x44\x41\x54\x78\x9c\x63\x10\x32\xf9\x77\x07\x00\x03\xc1\x02\x21\x0d\xe3\
+    \x47\x32\x00\x00\x00\x00\x49\x45\x4e\x44\xae\x42\x60\x82";
 
 #[test]
 fn unusable_lines_are_named_and_counted() {
@@ -135,24 +194,61 @@ fn unusable_lines_are_named_and_counted() {
     assert!(matches!(images.target(2), Target::Messages(_)));
 }
 
-/// A shard of three samples.
-fn shard() -> Vec<u8> {
+fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
     let mut shard = tar::Builder::new(Vec::new());
-    let mut add = |name: &str, bytes: &[u8]| {
+    for (name, bytes) in members {
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
         header.set_mode(0o644);
         header.set_cksum();
-        shard.append_data(&mut header, name, bytes).unwrap();
-    };
-    let (png, jpeg) = (fs::read(golden().join("small.png")).unwrap(), fs::read(golden().join("wide.jpg")).unwrap());
-    add("train/0.png", &png);
-    add("train/0.cls", b"5\n");
-    add("train/1.txt", b"a wave");
-    add("train/1.jpg", &jpeg);
-    add("train/2.json", br#"{"text": "another"}"#);
-    add("train/2.png", &png);
+        shard.append_data(&mut header, name, *bytes).unwrap();
+    }
     shard.into_inner().unwrap()
+}
+
+/// A shard of three samples.
+fn shard() -> Vec<u8> {
+    let (png, jpeg) = (fs::read(golden().join("small.png")).unwrap(), fs::read(golden().join("wide.jpg")).unwrap());
+    tar(&[
+        ("train/0.png", &png),
+        ("train/0.cls", b"5\n"),
+        ("train/1.txt", b"a wave"),
+        ("train/1.jpg", &jpeg),
+        ("train/2.json", br#"{"text": "another"}"#),
+        ("train/2.png", &png),
+    ])
+}
+
+/// img2dataset writes an image, its caption and metadata, and others write more.
+#[test]
+fn metadata_and_other_members_do_not_count() {
+    let (folder, png) = (tempfile::tempdir().unwrap(), fs::read(golden().join("small.png")).unwrap());
+    let path = folder.path().join("shard.tar");
+    let open = |mut members: Vec<(&str, &[u8])>, turned: bool| {
+        if turned {
+            members.reverse();
+        }
+        fs::write(&path, tar(&members)).unwrap();
+        ImageDataset::open(&path, false)
+    };
+    let metadata: &[u8] = br#"{"caption": "a wave", "url": "x", "width": 13, "status": "success"}"#;
+    for turned in [false, true] {
+        let images =
+            open(vec![("0.png", &png), ("0.txt", b"a wave"), ("0.json", metadata), ("0.npy", b"\x93NUMPY")], turned);
+        let images = images.unwrap();
+        assert_eq!((images.len(), images.target(0)), (1, &Target::Text("a wave".into())));
+        assert_eq!(images.image(0).unwrap(), picture("small.png"));
+        for (members, words) in [
+            (vec![("0.png", &png[..]), ("0.json", metadata)], "member 0.json: has none of `label`"),
+            (vec![("0.png", &png), ("0.txt", b"a wave"), ("0.cls", b"3")], "has several of .cls, .txt and .json"),
+            (vec![("0.png", &png), ("0.txt", b"a wave"), ("0.cls", b"x")], "member 0.cls: is `x`"),
+            (vec![("0.png", &png), ("0.txt", b"a wave"), ("0.jpg", &png)], "has several images"),
+            (vec![("0.gif", b"GIF89a.."), ("0.txt", b"a wave")], "member 0.gif is a GIF image"),
+        ] {
+            let refused = open(members, turned).err().unwrap().to_string();
+            assert!(refused.contains(words), "{refused}: {words}");
+        }
+    }
 }
 
 #[test]

@@ -198,6 +198,13 @@ fn old_folders_of_bert() {
     with_next.insert("next_sentence_label".into(), HostInput::Ints { shape: vec![2], data: vec![0, 1] });
     let loss = forward_module(&opened, &with_next, &settings("TP2", false)).unwrap().loss.unwrap();
     assert!((loss - outputs.loss.unwrap() - 2.0_f64.ln()).abs() < 1e-12);
+    // The file said `BertForMaskedLM`, and is kept.
+    let to = folder.path().join("written");
+    written::<Bert>(folder.path(), &to, u64::MAX);
+    let json =
+        |folder: &Path| -> Value { serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap() };
+    assert_eq!(json(&to), json(folder.path()));
+    assert!(read(&to.join("model.safetensors")).contains_key("cls.seq_relationship.weight"));
 }
 
 /// `bert-base-chinese` has keys of a pooler that no code reads.

@@ -44,8 +44,8 @@ struct GroupedAttention {
     key: Linear,
     value: Linear,
     output: Linear,
-    heads: usize,
-    key_value_heads: usize,
+    n_heads: usize,
+    n_heads_kv: usize,
 }
 
 impl Decoder {
@@ -64,8 +64,8 @@ impl Decoder {
                 key: linear(hidden, key_value_heads, config.attention_bias),
                 value: linear(hidden, key_value_heads, config.attention_bias),
                 output: linear(heads, hidden, config.attention_bias),
-                heads: config.num_attention_heads,
-                key_value_heads: config.num_key_value_heads,
+                n_heads: config.num_attention_heads,
+                n_heads_kv: config.num_key_value_heads,
             },
             mlp_norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
             gate: linear(hidden, inner, config.mlp_bias),
@@ -122,18 +122,18 @@ impl GroupedAttention {
         let start = past.as_ref().map_or(0, |past| past.keys.dims()[2]);
         let end = start + length;
         let angles = RotaryEmbedding::new(&rope).angles(start..end, x.dtype(), &x.device());
-        let q = rotated(split_heads(self.query.forward(x.clone()), self.heads), &angles);
-        let k = rotated(split_heads(self.key.forward(x.clone()), self.key_value_heads), &angles);
-        let v = split_heads(self.value.forward(x), self.key_value_heads);
+        let q = rotated(split_heads(self.query.forward(x.clone()), self.n_heads), &angles);
+        let k = rotated(split_heads(self.key.forward(x.clone()), self.n_heads_kv), &angles);
+        let v = split_heads(self.value.forward(x), self.n_heads_kv);
         let (k, v) = match past.take() {
             Some(past) => (Tensor::cat(vec![past.keys, k], 2), Tensor::cat(vec![past.values, v], 2)),
             None => (k, v),
         };
         *past = Some(KeyValues { keys: k.clone(), values: v.clone() });
-        let (groups, d) = (self.heads / self.key_value_heads, rope.head_dim);
+        let (groups, d) = (self.n_heads / self.n_heads_kv, rope.head_dim);
         let repeated = |x: Tensor<4>| {
-            let x = x.reshape([batch, self.key_value_heads, 1, end, d]);
-            x.expand([batch, self.key_value_heads, groups, end, d]).reshape([batch, self.heads, end, d])
+            let x = x.reshape([batch, self.n_heads_kv, 1, end, d]);
+            x.expand([batch, self.n_heads_kv, groups, end, d]).reshape([batch, self.n_heads, end, d])
         };
         let later = Tensor::<2, Int>::ones([length, end], &q.device()).triu(1 + start as i64).bool();
         self.output.forward(attend(q, repeated(k), repeated(v), Some(later.unsqueeze())))

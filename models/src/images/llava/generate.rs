@@ -10,6 +10,9 @@ impl Llava {
     /// image_size, image_size]`: until `end`, which is not among them, and at most `most`. Images and tokens are computed
     /// once; keys and values are kept.
     ///
+    /// # Panics
+    /// If there are several sequences, or not as many image tokens as the images have features.
+    ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor};
     /// use models::images::{Llava, LlavaConfig};
@@ -21,6 +24,11 @@ impl Llava {
     /// ```
     pub fn generate(&self, tokens: Tensor<2, Int>, pixels: Tensor<4>, most: usize, end: usize) -> Vec<usize> {
         let (device, decoder) = (tokens.device(), self.decoder());
+        let (sequences, needed) = (tokens.dims()[0], pixels.dims()[0] * self.image_tokens());
+        assert_eq!(sequences, 1, "`tokens` has {sequences} sequences; legal: 1");
+        let is_image = tokens.clone().equal_elem(self.image_token() as i64).int();
+        let found = is_image.sum().into_data().iter::<i64>().sum::<i64>();
+        assert_eq!(found, needed as i64, "`tokens` has {found} image tokens; legal: {needed}, those of the images");
         let mut past: Vec<Option<KeyValues>> = vec![None; decoder.blocks()];
         let mut x = self.embed(tokens, self.image_features(pixels));
         let mut found = Vec::new();

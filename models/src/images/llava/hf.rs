@@ -38,7 +38,12 @@ const NAMES: ModuleNames = ModuleNames {
         ("decoder.head", "language_model.lm_head"),
     ],
     copies: &[],
-    derived: &["vision_tower.embeddings.position_ids", "vision_tower.vision_model.embeddings.position_ids"],
+    derived: &[
+        "vision_tower.embeddings.position_ids",
+        "vision_tower.vision_model.embeddings.position_ids",
+        "model.vision_tower.embeddings.position_ids",
+        "model.vision_tower.vision_model.embeddings.position_ids",
+    ],
 };
 
 impl HfModule for Llava {
@@ -65,15 +70,16 @@ impl HfModule for Llava {
         NAMES
     }
 
-    /// The first published folders have CLIP's model in the tower's; versions 4.5x wrote the model as one part and the
-    /// output layer as the other.
+    /// The first published folders have CLIP's model in the tower's; versions from 4.52 wrote the model as one part and
+    /// the output layer as the other, with CLIP's model in the tower's or not.
     fn older_names(name: &str) -> Vec<String> {
-        let one_part = match name.strip_prefix("language_model.") {
+        let one_part = |name: &str| match name.strip_prefix("language_model.") {
             Some(output) if output.starts_with("lm_head.") => output.into(),
             Some(rest) => rest.replacen("model.", "model.language_model.", 1),
             None => format!("model.{name}"),
         };
-        vec![name.replacen("vision_tower.", "vision_tower.vision_model.", 1), one_part]
+        let nested = name.replacen("vision_tower.", "vision_tower.vision_model.", 1);
+        vec![one_part(name), one_part(&nested), nested]
     }
 
     fn plan() -> Plan {
