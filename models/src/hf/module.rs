@@ -15,6 +15,7 @@ use super::inputs::ModuleInputs;
 /// Hugging Face's `model_type` and `architectures` of the models that are plain Burn modules.
 const MODULES: [(&str, &[&str]); 4] = [
     ("bert", &["BertForMaskedLM", "BertForPreTraining"]),
+    ("t5", &["T5ForConditionalGeneration"]),
     ("llava", &["LlavaForConditionalGeneration"]),
     ("vit", &["ViTForImageClassification"]),
 ];
