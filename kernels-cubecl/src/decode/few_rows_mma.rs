@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-use super::few_rows::{rows_of_cube, source};
+use super::rows::{rows_of_cube, source};
 use super::{FewRows, Rows};
 use crate::attention::portable::mma::has_mma;
 use crate::attention::portable::mma::tile::{Pair, accumulators, multiply};

@@ -17,6 +17,8 @@ mod few_rows_mma;
 pub mod likeliest;
 #[cfg(feature = "cuda")]
 pub mod merge;
+#[cfg(feature = "cuda")]
+mod rows;
 
 #[cfg(feature = "cuda")]
 pub use append::append;

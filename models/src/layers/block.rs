@@ -164,7 +164,7 @@ impl TransformerBlock {
         let mixer = |mixer: &TokenMixer, x: Residual, norm: &Norm| mixer.decode(x, norm, step, angles);
         let mlp = |mlp: &FeedForward, x, norm: &Norm| mlp.decode(x, norm);
         let (x, last) = self.around(x.read_by(first), &MicroBatch::default(), mixer, mlp);
-        Decoded::Sum(x, last)
+        Decoded { x, last: Some(last) }
     }
 
     /// Whether nothing in a decode step of so many tokens waits for the host, and its attention has a kernel.
@@ -197,19 +197,24 @@ impl TransformerBlock {
 }
 
 /// The activations between the blocks of a decode step: the norm that reads them next adds the last block's output.
-pub(crate) enum Decoded {
-    /// Of the embedding.
-    Embedded(Tensor<3>),
-    /// The residual stream, and what is to be added to it.
-    Sum(Residual, Tensor<3>),
+pub(crate) struct Decoded {
+    /// The residual stream.
+    x: Residual,
+    /// What is to be added to it.
+    last: Option<Tensor<3>>,
 }
 
 impl Decoded {
+    /// Of the embedding.
+    pub fn embedded(x: Tensor<3>) -> Self {
+        Self { x: x.into(), last: None }
+    }
+
     /// The residual stream, whose next reader is `norm`.
     pub fn read_by(self, norm: &Norm) -> Residual {
-        match self {
-            Self::Embedded(x) => x.into(),
-            Self::Sum(x, other) => norm.of_sum(x, other),
+        match self.last {
+            None => self.x,
+            Some(last) => norm.of_sum(self.x, last),
         }
     }
 }

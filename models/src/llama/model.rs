@@ -165,7 +165,7 @@ impl Llama {
             let x = self.scaled(embedding.extend(step.tokens()));
             let dtype = x.dtype();
             let angles = self.ropes.map(|rope| step.angles(rope, dtype));
-            let x = layers.clone().zip(angles).fold(Decoded::Embedded(x), |x, ((index, layer), angles)| {
+            let x = layers.clone().zip(angles).fold(Decoded::embedded(x), |x, ((index, layer), angles)| {
                 layer.decode(x, (index, step), angles.as_ref())
             });
             let Head { norm, lm_head } = self.head();

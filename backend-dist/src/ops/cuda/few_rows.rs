@@ -5,8 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::decode::few_rows::linear;
 use kernels_cubecl::decode::{FewRows, Rows};
 
-use super::linear::with_last;
-use super::{Float, Int, are_half, columns, empty, is_aligned, launched, packed, rows, work};
+use super::{Float, Int, are_half, columns, empty, is_aligned, launched, packed, rows, with_last, work};
 
 /// `x · wᵀ`, if there is a kernel for it.
 pub fn dense(x: &CubeTensor, w: &CubeTensor) -> Option<Float> {

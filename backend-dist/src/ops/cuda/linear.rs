@@ -9,7 +9,7 @@ use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::column_sum;
 
-use super::{Float, are_half, columns, empty, few_rows, launched, packed, reductions::sum_dim, rows};
+use super::{Float, are_half, columns, empty, few_rows, launched, packed, reductions::sum_dim, rows, with_last};
 use crate::cuda::lt::{Onto, Operand, gemm, gemm_and_bias, multiply};
 use crate::ops::plain;
 
@@ -110,11 +110,4 @@ pub fn weight_grad(grad: Float, x: Float) -> Float {
 pub fn accumulate_weight_grad(grad: Float, x: Float, sum: &CubeTensor, add: bool) {
     let onto = if add { Onto::Add } else { Onto::Replace };
     multiply(Operand::flat(grad).transposed(), Operand::flat(x), sum, onto);
-}
-
-/// The shape of `x` with another last dimension.
-pub(super) fn with_last(x: &CubeTensor, last: usize) -> Shape {
-    let mut shape = x.meta.shape().to_vec();
-    *shape.last_mut().expect("a linear operand has features") = last;
-    Shape::from(shape)
 }

@@ -282,3 +282,10 @@ fn launched<E: std::fmt::Display>(operation: &str, result: Result<(), E>) {
         panic!("{operation} on CUDA: {error}");
     }
 }
+
+/// The shape of `x` with another last dimension.
+fn with_last(x: &CubeTensor, last: usize) -> Shape {
+    let mut shape = x.meta.shape().to_vec();
+    *shape.last_mut().expect("a linear operand has features") = last;
+    Shape::from(shape)
+}

@@ -13,8 +13,7 @@ use kernels_cubecl::pointwise::moe::topk::{self, Selection as Kernel};
 use super::{empty, ids, is_here, launched, packed, work};
 use crate::cuda;
 use crate::ops::moe::RowMap;
-use crate::ops::moe::routing::OrderedCopies;
-use crate::ops::moe::routing::tables::{RowOrder, RowStarts, Run, Selection, TokenCounts, table};
+use crate::ops::moe::routing::tables::{OrderedCopies, RowOrder, RowStarts, Run, Selection, TokenCounts, table};
 
 /// Alignment, in elements, of a table in a shared buffer: 256 bytes, as CubeCL aligns its own.
 const APART: usize = 64;

@@ -9,7 +9,7 @@ pub(in crate::ops) mod tables;
 mod tests;
 
 pub use runs::Runs;
-pub use tables::{RowOrder, RowStarts, Run, Selection, TokenCounts};
+pub use tables::{OrderedCopies, RowOrder, RowStarts, Run, Selection, TokenCounts};
 
 use tables::table;
 
@@ -62,17 +62,6 @@ pub fn choose(scores: Tensor<2>, bias: Option<Tensor<1>>, valid: usize, selectio
     let (device, bias) = (scores.device(), bias.map(|bias| floats(&bias)));
     let choice = on_host::choose(&floats(&scores), [tokens, experts, valid], bias.as_deref(), selection);
     ExpertChoice { choice: table(choice, [tokens, top_k], &device), experts }
-}
-
-/// Copies of tokens in the order of their experts.
-#[derive(Clone, Debug)]
-pub struct OrderedCopies {
-    /// From tokens to copies.
-    pub map: RowMap,
-    /// `[copies, 1]`: `token · experts + expert`.
-    pub slots: Tensor<2, Int>,
-    /// `[copies]`, fp32.
-    pub probabilities: Tensor<1>,
 }
 
 impl ExpertChoice {

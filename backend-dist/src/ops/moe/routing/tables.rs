@@ -2,6 +2,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
+use crate::ops::moe::RowMap;
+
 /// How a token selects experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selection {
@@ -18,6 +20,17 @@ pub struct TokenCounts {
     pub(in crate::ops) before: Tensor<2, Int>,
     /// `[samples · experts]`.
     pub(in crate::ops) totals: Tensor<1, Int>,
+}
+
+/// Copies of tokens in the order of their experts.
+#[derive(Clone, Debug)]
+pub struct OrderedCopies {
+    /// From tokens to copies.
+    pub map: RowMap,
+    /// `[copies, 1]`: `token · experts + expert`.
+    pub slots: Tensor<2, Int>,
+    /// `[copies]`, fp32.
+    pub probabilities: Tensor<1>,
 }
 
 /// The destinations of permuted tokens: where the rows of each expert begin.
