@@ -28,10 +28,10 @@ pub fn matmul(a: Float, b: Float) -> Float {
 }
 
 pub fn forward(x: Float, w: Float) -> Float {
-    if rows(&x) <= FEW {
-        if let Some(y) = few_rows::dense(&x, &w) {
-            return y;
-        }
+    if rows(&x) <= FEW
+        && let Some(y) = few_rows::dense(&x, &w)
+    {
+        return y;
     }
     let (shape, dtype) = (with_last(&x, w.meta.shape()[0]), x.dtype);
     gemm(Operand::flat(x), Operand::flat(w).transposed(), shape, dtype)
