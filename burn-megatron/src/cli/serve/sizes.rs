@@ -31,7 +31,7 @@ pub(super) struct SizeArgs {
     /// Share of the memory that weights and KV cache may take. Default: 0.85 of a GPU, 0.5 of what the host has
     #[arg(long, value_name = "SHARE")]
     pub gpu_memory_utilization: Option<f64>,
-    /// GPUs: record no CUDA graphs. Else decode steps of a dense model on one GPU are recorded, with kernels of their own
+    /// GPUs: record no CUDA graphs. Else decode steps on one GPU are recorded, with kernels of their own
     #[arg(long)]
     pub enforce_eager: bool,
 }
