@@ -126,18 +126,19 @@ impl<B: LocalKernels> Backward<B, 1> for ExpandDim {
     }
 }
 
+/// The state is each factor, if the other one needs a gradient.
 #[derive(Debug)]
 struct Matmul;
 
 impl<B: LocalKernels> Backward<B, 2> for Matmul {
-    type State = [FloatTensor<B>; 2];
+    type State = [Option<FloatTensor<B>>; 2];
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (grad, ([a_node, b_node], [a, b])) = (grads.consume::<B>(&ops.node), (ops.parents, ops.state));
-        if let Some(node) = a_node {
+        if let (Some(node), Some(b)) = (a_node, b) {
             grads.register::<B>(node.id, B::matmul(grad.clone(), B::float_transpose(b)));
         }
-        if let Some(node) = b_node {
+        if let (Some(node), Some(a)) = (b_node, a) {
             grads.register::<B>(node.id, B::matmul(B::float_transpose(a), grad));
         }
     }
@@ -162,9 +163,13 @@ impl<B: LocalKernels, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
     }
 
     fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [of_a, of_b] = [a.is_tracked(), b.is_tracked()];
         let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
         match Matmul.prepare::<C>([a_node, b_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish([a.clone(), b.clone()], B::matmul(a, b)),
+            OpsKind::Tracked(prep) => {
+                let factors = [of_b.then(|| a.clone()), of_a.then(|| b.clone())];
+                prep.finish(factors, B::matmul(a, b))
+            }
             OpsKind::UnTracked(prep) => prep.finish(B::matmul(a, b)),
         }
     }

@@ -60,6 +60,9 @@ pub struct Mamba2Config {
     pub make_vocab_size_divisible_by: usize,
 }
 
+/// Steps that are longer at least overflow; published models have steps of 0.001 to 0.1.
+const LONGEST_STEP: f64 = 1000.0;
+
 impl Mamba2Config {
     fn init(&self) -> Init {
         Init::Normal { std: self.initializer_range }
@@ -116,6 +119,10 @@ impl Mamba2Config {
     fn check_steps(&self) -> Result<(), ConfigError> {
         let low = self.time_step_limit_min;
         not_negative(&[("time_step_limit_min", low)])?;
+        if low > LONGEST_STEP {
+            let (key, range) = ("time_step_limit_min", "from 0 to 1000");
+            return Err(ConfigError::OutOfRange { key, value: low, range, nearest: LONGEST_STEP });
+        }
         match self.time_step_limit_max {
             Some(value) if !value.is_finite() || value <= low => {
                 let (key, range) = ("time_step_limit_max", "finite and above time_step_limit_min");
@@ -198,6 +205,10 @@ mod tests {
         assert_eq!(
             refuse(Mamba2Config { time_step_limit_min: 0.5, time_step_limit_max: Some(0.1), ..tiny() }),
             "time_step_limit_max = 0.1 is not finite and above time_step_limit_min; nearest legal: 1"
+        );
+        assert_eq!(
+            refuse(Mamba2Config { time_step_limit_min: 1e5, ..tiny() }),
+            "time_step_limit_min = 100000 is not from 0 to 1000; nearest legal: 1000"
         );
         assert!(refuse(Mamba2Config { time_step_limit_min: f64::NAN, ..tiny() }).starts_with("time_step_limit_min"));
         assert_eq!(

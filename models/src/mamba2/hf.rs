@@ -75,8 +75,11 @@ impl Mamba2Config {
             hidden_dropout: 0.0,
             make_vocab_size_divisible_by: 1,
         };
-        let expand = read.expand();
-        config.expect_number("expand", 2.0, expand)?;
+        let (found, expand) = (config.number("expand")?.unwrap_or(2.0), read.expand());
+        if found != expand {
+            let value = format!("{found} for a hidden_size of {}", read.hidden_size);
+            return Err(config.unsupported("expand", &value, &expand.to_string()));
+        }
         config.finish(&HARMLESS)?;
         Ok(read)
     }

@@ -16,6 +16,7 @@ use super::{lines, shard};
 /// `messages` in place of `label`; or a shard of WebDataset, a tar file whose members belong together when their names are
 /// equal up to the first dot: `NAME.png` or `NAME.jpg`, and `NAME.cls`, `NAME.txt` or `NAME.json`, which is such a line.
 /// A `.json` without these keys may be there as metadata, as img2dataset writes it.
+#[derive(Debug)]
 pub struct ImageDataset {
     path: PathBuf,
     entries: Vec<Entry>,

@@ -22,6 +22,7 @@ pub enum Target {
 }
 
 /// A sample that is there.
+#[derive(Debug)]
 pub(super) struct Entry {
     /// File and line, or file and member.
     pub place: String,
@@ -30,6 +31,7 @@ pub(super) struct Entry {
 }
 
 /// Where the bytes of an image are.
+#[derive(Debug)]
 pub(super) enum Location {
     /// In a file of their own.
     File(PathBuf),
