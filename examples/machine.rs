@@ -222,6 +222,7 @@ fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
         decoder: Decoder::from(&FamilyConfig::Llama(config.clone())),
         layout,
         schedule,
+        passes: None,
         stages,
         micro_batch: 1,
         seq,

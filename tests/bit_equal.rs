@@ -18,6 +18,12 @@ fn same_bits<M: CausalLm>(config: &M::Config, plain: &str, others: &[&str]) {
 fn pipelines() {
     let every = ["PP2 x4", "PP4 x4 gpipe", "PP2 VPP2 x4", "PP4 x4 zb-h1", "PP2 VPP2 x4 zb-v", "PP2 x4 Et|tttL"];
     same_bits::<Llama>(&llama(), "x4", &every);
+    let own = [
+        "PP2 x4 passes:0F0,0F1,0F2,0I0,0F3,0I1,0W0,0I2,0W1,0W2,0B3/1F0,1I0,1F1,1W0,1B1,1F2,1I2,1F3,1I3,1W2,1W3",
+        "PP2 DP2 x2 ZeRO1 passes:0F0,3F0,0F1,3I0,3F1,3I1,0B0,3W0,3W1,0B1/1F0,2F0,1F1,2F1,2I0,1I0,2B1,2W0,1B1,1W0",
+    ];
+    same_bits::<Llama>(&llama(), "x4", &own[..1]);
+    same_bits::<Llama>(&llama(), "DP2 x2", &own[1..]);
     same_bits::<Llama>(&llama(), "TP2 SP DP2 x2", &["TP2 SP PP2 DP2 x2", "TP2 SP PP2 DP2 ZeRO1 x2 zb-h1"]);
 }
 

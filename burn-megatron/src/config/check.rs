@@ -74,6 +74,11 @@ impl RunConfig {
                      data.reset-position-ids = true, and training.loss = per-token"
                         .into()
                 }));
+                note(demand(!self.context.dynamic || self.pipeline.passes.is_none(), || {
+                    "pipeline.passes has one number of micro-batches, which changes from step to step with context.dynamic; \
+                     nearest legal: pipeline.passes = none"
+                        .into()
+                }));
             }
         }
         if both && self.fp8.format.is_some() {

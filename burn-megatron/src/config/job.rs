@@ -38,6 +38,7 @@ impl RunConfig {
             decoder,
             layout: layout.clone(),
             schedule,
+            passes: self.pipeline.passes.clone(),
             stages,
             micro_batch: training.micro_batch,
             seq: training.seq_length,

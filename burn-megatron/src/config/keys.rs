@@ -166,6 +166,7 @@ pub const KEYS: &[Key] = {
         key("pipeline.group-size", Count, "\"none\"", "Interleaved schedule: consecutive micro-batches per model chunk; none: pipeline-parallel")
             .or(&["microbatch-group-size", "microbatch-group-size-per-virtual-pipeline-stage"])
             .optional(),
+        key("pipeline.passes", Text, "\"none\"", "Passes of a schedule of your own: a line per rank, a word per pass, for example 0F0 0F1 0B0 0B1 (stage, pass, micro-batch), as plan --schedule-file reads and draws them; none: a built-in schedule").optional(),
         key("pipeline.layout", Text, "\"none\"", "Layers of each stage in Megatron's notation, for example Et*3|(tt|)*4L; auto: balance the stages by the cost of their layers and the output layer; none: the same number of layers each")
             .or(&["pipeline-layout", "pipeline-model-parallel-layout"])
             .optional(),

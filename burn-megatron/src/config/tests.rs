@@ -69,6 +69,7 @@ fn what_is_printed_reads_the_same() {
         good("[optimizer]\nkind = \"muon\"\nscale = \"unit-rms\"\n", &[("log.trace", "trace.json")]),
         good("[training]\ndtype = \"f16\"\n[loss-scale]\ninit = 1024\n", &[("optimizer.kind", "sgd")]),
         good("[pipeline]\nlayout = \"Et|tL\"\nschedule = \"zb-h1\"\n", &[("parallel.pp", "2")]),
+        good("[pipeline]\npasses = \"\"\"\n0F0 0B0\n1F0 1B0\n\"\"\"\n", &[("parallel.pp", "2")]),
         good("[recompute]\ngranularity = \"selective\"\nmodules = [\"norms\"]\n", &[]),
         good("[training]\ndtype = \"bf16\"\n", &[("optimizer.main-params-dtype", "bf16-remainder")]),
         good("[optimizer]\nexp-avg-dtype = \"bf16\"\n", &[("optimizer.exp-avg-sq-dtype", "bf16")]),

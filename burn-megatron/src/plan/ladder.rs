@@ -3,7 +3,6 @@
 use models::recompute::{Granularity, Module, Recompute};
 
 use super::{Job, Moments, StateBytes, memory};
-use crate::schedule::Schedule;
 
 /// A ZeRO stage and a recomputation.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,6 +87,6 @@ fn on(job: &Job, rung: Rung) -> Job {
 /// Bytes of the fullest rank; `None` where the schedule does not exist.
 pub fn peak(job: &Job) -> Option<u64> {
     let job = job.longest_sequences();
-    let schedule = Schedule::new(job.schedule).ok()?;
+    let schedule = job.lists().ok()?;
     memory(&job, &schedule).iter().map(|rank| rank.peak()).max()
 }

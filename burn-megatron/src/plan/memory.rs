@@ -49,7 +49,7 @@ impl RankMemory {
 /// Bytes of all ranks together; `None` where the schedule does not exist.
 pub fn total_memory(job: &Job) -> Option<u64> {
     let job = job.longest_sequences();
-    let schedule = Schedule::new(job.schedule).ok()?;
+    let schedule = job.lists().ok()?;
     let ranks = (job.layout.world_size() / job.layout.pp) as u64;
     Some(memory(&job, &schedule).iter().fold(0, |sum: u64, rank| sum.saturating_add(rank.peak().saturating_mul(ranks))))
 }
@@ -67,17 +67,14 @@ pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
 }
 
 /// Fragmentation. CubeCL allocates tensors in pages as large as the largest tensor. A tensor of more than half a
-/// page finds no page with enough room while small tensors lie everywhere, so a pass needs one more page for each large
-/// tensor that it has at a time. By measurement, docs/planning.md.
+/// page finds no page with enough room while small tensors lie everywhere, so a layer's pass needs one more page for each
+/// large tensor that it has at a time. The head's only large tensors are the logits and their gradient, which is written
+/// over them. By measurement, docs/planning.md.
 fn gaps(chunks: &[&StageMemory]) -> u64 {
     let units = || chunks.iter().flat_map(|stage| &stage.sizes);
     let page = units().flat_map(|(_, sizes)| sizes).copied().max().unwrap_or(0);
-    let large = |(is_head, sizes): &(bool, Vec<u64>)| {
-        let count = sizes.iter().filter(|size| 2 * **size >= page).count() as u64;
-        // The gradient of the logits reuses their memory.
-        if *is_head { count } else { 2 * count }
-    };
-    page * units().map(large).max().unwrap_or(0)
+    let large = |sizes: &[u64]| 2 * sizes.iter().filter(|size| 2 * **size >= page).count() as u64;
+    page * units().filter(|(is_head, _)| !is_head).map(|(_, sizes)| large(sizes)).max().unwrap_or(0)
 }
 
 /// A CUDA context with the kernels of a run, and the memory that the driver always reserves: an estimate.

@@ -33,7 +33,7 @@ pub use time::{StepTime, step_time};
 pub use traffic::{Traffic, traffic};
 
 use crate::schedule::stages::{Stage, StageLayout};
-use crate::schedule::{Costs, Schedule, ScheduleError, ScheduleSpec};
+use crate::schedule::{Costs, PipelineConfig, PipelineError, Schedule, ScheduleSpec};
 use gpus::{GpuModel, Hardware};
 use operations::{Over, Unit};
 use state::Bucket;
@@ -47,6 +47,8 @@ pub struct Job {
     pub layout: ParallelLayout,
     /// The pipeline schedule.
     pub schedule: ScheduleSpec,
+    /// Its passes as text, if they are not the built-in ones.
+    pub passes: Option<String>,
     /// The layers of each stage.
     pub stages: StageLayout,
     /// Sequences of a micro-batch.
@@ -89,6 +91,19 @@ pub struct Job {
 }
 
 impl Job {
+    /// The schedule in a word.
+    pub fn schedule_name(&self) -> &'static str {
+        if self.passes.is_some() { "passes of its own" } else { self.schedule.kind.name() }
+    }
+
+    /// What every pipeline rank does in a step.
+    ///
+    /// # Errors
+    /// A schedule that does not exist.
+    pub fn lists(&self) -> Result<Schedule, PipelineError> {
+        PipelineConfig { passes: self.passes.clone(), ..PipelineConfig::default() }.schedule(self.schedule)
+    }
+
     /// Number of ranks that hold the same weights.
     pub fn dp_ranks(&self) -> u64 {
         (self.layout.dp * self.layout.cp) as u64
@@ -202,10 +217,10 @@ impl Plan {
     ///
     /// # Errors
     /// A schedule that does not exist.
-    pub fn new(job: Job, hardware: &Hardware) -> Result<Self, ScheduleError> {
+    pub fn new(job: Job, hardware: &Hardware) -> Result<Self, PipelineError> {
         let job = Job { gpu_model: hardware.model, ..job };
         let dynamic = job.with_dynamic_context();
-        let schedule = Schedule::new(dynamic.schedule)?;
+        let schedule = dynamic.lists()?;
         let (memory, traffic) = (memory(&job.longest_sequences(), &schedule), traffic(&dynamic, &schedule));
         let costs = time::costs(&dynamic, hardware);
         let time = step_time(&dynamic, &schedule, hardware).expect("schedules that are made do not deadlock");

@@ -115,7 +115,7 @@ fn recompute_name(recompute: &Recompute) -> String {
 pub fn describe(job: &Job) -> String {
     let mut text = job.layout.to_string();
     if job.layout.pp > 1 {
-        _ = write!(text, " {}", job.schedule.kind);
+        _ = write!(text, " {}", job.schedule_name());
     }
     _ = write!(text, ", micro-batch {}", job.micro_batch);
     if !job.fp8.is_empty() {
@@ -143,7 +143,7 @@ impl fmt::Display for Report<'_> {
         }
         let bubble = percent(time.idle_share, 1.0);
         let micro_batches = job.schedule.micro_batches;
-        writeln!(f, "bubble       {bubble:.1} % ({}, micro-batches: {micro_batches})", job.schedule.kind)?;
+        writeln!(f, "bubble       {bubble:.1} % ({}, micro-batches: {micro_batches})", job.schedule_name())?;
         self.traffic(f)?;
         let each = thousands(time.tokens_per_second / ranks as f64);
         writeln!(

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::stages::{Expected, PartCosts, Split, StageError, StageLayout};
-use super::{ScheduleError, ScheduleKind, ScheduleSpec};
+use super::{Schedule, ScheduleError, ScheduleKind, ScheduleSpec, ScheduleTextError};
 
 /// The layout string of layers that are divided by what they cost, until [`PipelineConfig::settle`].
 pub const AUTO: &str = "auto";
@@ -18,6 +18,8 @@ pub struct PipelineConfig {
     pub schedule: Option<ScheduleKind>,
     /// See [`ScheduleSpec::group_size`].
     pub group_size: Option<usize>,
+    /// The passes of every rank as text, as a [`Schedule`] is read; excludes the two above.
+    pub passes: Option<String>,
     /// Megatron's layout string, or [`AUTO`]; excludes the four below.
     pub layout: Option<String>,
     /// See [`Split::first`].
@@ -36,6 +38,16 @@ pub enum PipelineError {
     /// There is no such schedule.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    /// The configured passes are no schedule.
+    #[error("passes: {0}")]
+    Passes(#[from] ScheduleTextError),
+    /// The configured passes are of other sizes.
+    #[error("passes does not fit {key} {value}; nearest legal: {nearest}")]
+    #[allow(missing_docs, reason = "the fields are the values in the message")]
+    PassesOf { key: &'static str, value: usize, nearest: usize },
+    /// The configured passes do not train.
+    #[error("passes has no backward passes; every stage needs one of each micro-batch, for example 0B0")]
+    ForwardOnly,
     /// The layers cannot be divided so.
     #[error(transparent)]
     Stages(#[from] StageError),
@@ -52,12 +64,18 @@ impl PipelineConfig {
         layers: usize,
         micro_batches: usize,
     ) -> Result<(ScheduleSpec, StageLayout), PipelineError> {
-        let spec = self.spec(layout, micro_batches);
-        spec.check()?;
+        let spec = match &self.passes {
+            Some(text) => self.spec_of_passes(text, layout, micro_batches)?,
+            None => {
+                let spec = self.built_in(layout, micro_batches);
+                spec.check()?;
+                spec
+            }
+        };
         Ok((spec, self.stages(&spec, layers)?))
     }
 
-    fn spec(&self, layout: &ParallelLayout, micro_batches: usize) -> ScheduleSpec {
+    fn built_in(&self, layout: &ParallelLayout, micro_batches: usize) -> ScheduleSpec {
         let by_size = if layout.pp > 1 { ScheduleKind::OneFOneB } else { ScheduleKind::NoPipeline };
         let kind = self.schedule.unwrap_or(by_size);
         let mut spec = ScheduleSpec::new(kind, layout.pp, micro_batches);
@@ -73,7 +91,9 @@ impl PipelineConfig {
     pub fn settle(&mut self, layout: &ParallelLayout, costs: &PartCosts) {
         let with_others = self.first_layers.or(self.last_layers).is_some() || self.count_embedding || self.count_loss;
         if self.layout.as_deref() == Some(AUTO) && !with_others {
-            let division = StageLayout::by_cost(costs, self.spec(layout, 1).placement());
+            let of_text = self.passes.as_deref().and_then(|text| text.parse::<Schedule>().ok());
+            let spec = of_text.map_or_else(|| self.built_in(layout, 1), |schedule| schedule.spec);
+            let division = StageLayout::by_cost(costs, spec.placement());
             self.layout = division.filter(|_| layout.pp > 1).map(|division| division.to_string());
         }
     }

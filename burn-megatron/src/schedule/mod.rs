@@ -22,6 +22,7 @@ pub mod draw;
 pub mod dynamic_context;
 mod effort;
 mod fault;
+mod from_text;
 mod inputs;
 mod orders;
 mod placement;

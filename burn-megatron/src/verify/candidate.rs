@@ -68,6 +68,11 @@ impl fmt::Display for Candidate {
         if let Some(schedule) = self.pipeline.schedule {
             write!(f, " {schedule}")?;
         }
+        if let Some(passes) = &self.pipeline.passes {
+            let ranks: Vec<String> =
+                passes.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(",")).collect();
+            write!(f, " passes:{}", ranks.join("/"))?;
+        }
         if let Some(stages) = &self.pipeline.layout {
             write!(f, " {stages}")?;
         }
@@ -89,7 +94,8 @@ impl fmt::Display for Candidate {
 /// stage, with `keep-attention` all but their attention, `selective` all modules that can be. Under `DP2 EP2
 /// moe-overlap` all-to-alls of tokens are overlapped with the experts. `CP4 a2a+p2p:2` has an all-to-all of heads in
 /// blocks of two ranks, `CP2 p2p,a2a` an algorithm for each layer, and under `DP4 dynamic:8` a document is shared by
-/// as many ranks as leave eight of its tokens on each.
+/// as many ranks as leave eight of its tokens on each. `PP2 passes:0F0,0B0/1F0,1B0` is a schedule of your own, a slash between
+/// ranks.
 impl FromStr for Candidate {
     type Err = CandidateError;
 
@@ -104,6 +110,8 @@ impl FromStr for Candidate {
                 candidate.accumulation = count;
             } else if let Ok(schedule) = word.parse::<ScheduleKind>() {
                 candidate.pipeline.schedule = Some(schedule);
+            } else if let Some(passes) = word.strip_prefix("passes:") {
+                candidate.pipeline.passes = Some(passes.replace('/', "\n"));
             } else if word.starts_with('E') && word.ends_with('L') {
                 candidate.pipeline.layout = Some(word.into());
             } else if let Some(most) = number(word, "dynamic:") {

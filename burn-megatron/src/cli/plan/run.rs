@@ -10,7 +10,6 @@ use crate::config::RunConfig;
 use crate::engine::ContextConfig;
 use crate::plan::gpus::Hardware;
 use crate::plan::{self, Job, Report, SearchRequest, SearchResult, search};
-use crate::schedule::Schedule;
 
 /// The report, and the schedule for drawing.
 pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
@@ -38,7 +37,7 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
         text += &format!("hint         {hint}\n");
     }
     let stages = plan.job.stages.clone();
-    let schedule = Schedule::new(plan.job.schedule)?;
+    let schedule = plan.job.lists()?;
     Ok((text, Plan::new(schedule, Some(stages), plan.costs)?))
 }
 

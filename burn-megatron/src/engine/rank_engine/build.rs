@@ -7,7 +7,6 @@ use super::experts::records;
 use crate::engine::anomaly::AnomalyWatch;
 use crate::engine::{EngineConfig, EngineError, GradientStats};
 use crate::optim::{BucketSpec, LossScaler, Optimizer};
-use crate::schedule::Schedule;
 use crate::trace::Recorder;
 use backend_dist::buffer::Buffer;
 use backend_dist::collective::connect;
@@ -45,7 +44,7 @@ impl<M: CausalLm> RankEngine<M> {
         let weight_decay = config.weight_decay.schedule(config.optimizer.weight_decay(), config.batch_sizes())?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
         config.check_ramp(layout, dims.layers)?;
-        let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
+        let pipeline = config.pipeline.schedule(spec)?;
         let (stages, dp_ranks) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let shards = |unit: Unit| if rank.mesh.axis_size(unit.grid().dp_ranks()) == 1 { 0 } else { layout.zero };
         let placement = pipeline.placement();

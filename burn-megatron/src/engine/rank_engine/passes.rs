@@ -8,7 +8,7 @@ use super::super::stage_p2p::StageP2p;
 use super::RankEngine;
 use super::step::Scores;
 use crate::engine::EngineError;
-use crate::schedule::{Action, Pass as Kind, Schedule, ScheduleSpec, Work};
+use crate::schedule::{Action, Pass as Kind, ScheduleSpec, Work};
 use crate::trace::SpanKind;
 use backend_dist::shard::Unit;
 use burn::tensor::{DType, Tensor};
@@ -26,7 +26,7 @@ impl<M: CausalLm> RankEngine<M> {
     pub(super) fn follow(&mut self, micro_batches: usize) -> Result<(), EngineError> {
         if micro_batches != self.pipeline.spec.micro_batches {
             let spec = ScheduleSpec { micro_batches, ..self.pipeline.spec };
-            self.pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
+            self.pipeline = self.config.pipeline.schedule(spec)?;
             self.actions = self.pipeline.posted().ranks.swap_remove(self.stages.rank());
         }
         Ok(())

@@ -82,6 +82,7 @@ fn variants(
                         found.push(Job {
                             layout: ParallelLayout { zero, ..layout },
                             schedule: spec,
+                            passes: None,
                             stages: layers.clone(),
                             micro_batch,
                             recompute: recompute.clone(),

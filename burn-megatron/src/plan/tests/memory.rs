@@ -71,18 +71,19 @@ fn heads_in_chunks_do_not_save_their_logits() {
     assert!(usual(131_072) < usual(32_768));
 }
 
-/// Pages are as large as the largest tensor. Logits at 8,192 tokens need one of their own; if the MLP's first output is
-/// the largest, it, the activation of half its size and the gradients of both need four. Two H200s had 38.0 and about
-/// 30 GiB of tensors in 40.0 and 45.5 GiB of pages.
+/// Pages are as large as the largest tensor. The logits need none besides their own; if the MLP's first output is the
+/// largest, it, the activation of half its size and the gradients of both need four. Two H200s had about 30 GiB of
+/// tensors in 45.5 GiB of pages.
 #[test]
 fn pages_have_gaps_on_gpus() {
     let job = |seq| Job { seq, micro_batch: 1, ..job(llama3_8b(), "CP2 ZeRO2", ScheduleKind::NoPipeline, 1) };
     assert_eq!(memory_of(&job(16_384))[0].pages, 0);
-    assert_eq!(memory_of(&job(16_384).on_gpus())[0].pages, 2 * 8192 * 128_256);
+    assert_eq!(memory_of(&job(16_384).on_gpus())[0].pages, 0);
     assert_eq!(memory_of(&job(131_072).on_gpus())[0].pages, 4 * 2 * 65_536 * 2 * 14_336);
 }
 
-/// The 128.1 GiB of two H200s at 131,072 tokens, and 131.9 GiB of 8,192 tokens under ZeRO 1.
+/// The 128.1 GiB of two H200s at 131,072 tokens, and 131.9 GiB of 8,192 tokens under ZeRO 1, of which 2.0 were a second
+/// copy of the logits: additions after them were not in place when that was measured.
 #[test]
 fn gpus_take_what_was_measured() {
     let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
@@ -93,7 +94,7 @@ fn gpus_take_what_was_measured() {
         ..job(llama3_8b(), "CP2 ZeRO2", ScheduleKind::NoPipeline, 1)
     };
     let short = Job { seq: 8192, micro_batch: 1, ..job(llama3_8b(), "DP2 ZeRO1", ScheduleKind::NoPipeline, 2) };
-    for (job, gib) in [(long, 128.1), (short, 131.9)] {
+    for (job, gib) in [(long, 128.1), (short, 131.9 - 2.0)] {
         let planned = memory_of(&job.on_gpus())[0].peak() as f64 / f64::from(1 << 30);
         assert!((planned / gib - 1.0).abs() < 0.04, "planned {planned} GiB, measured {gib}");
     }

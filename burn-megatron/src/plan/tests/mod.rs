@@ -98,6 +98,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         decoder,
         layout,
         schedule: spec,
+        passes: None,
         micro_batch: 2,
         seq: 1024,
         element: 2,
