@@ -5,6 +5,7 @@ pub mod accumulate;
 pub mod adamw;
 pub mod column_sum;
 pub mod columns;
+pub mod convolution;
 pub mod cross_entropy;
 mod cube;
 pub mod dropout;
@@ -23,6 +24,7 @@ pub mod reduce_slices;
 pub mod remainder;
 pub mod rope;
 pub mod split_bf16;
+pub mod ssd;
 pub mod swiglu;
 
 pub use cube::CubeShape;
