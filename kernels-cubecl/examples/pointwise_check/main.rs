@@ -26,6 +26,7 @@ use kernels_cubecl::pointwise::convolution::ConvolutionShape;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::gated_norm::GatedShape;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::moe::SumRowsShape;
@@ -175,6 +176,11 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                     false,
                     false,
                 )
+        }),
+        ("gated norm", |c| {
+            recurrent::gated_norm::<bf16>(c, GatedShape { rows: 333, groups: 1, features: 4096 })
+                + recurrent::gated_norm::<f32>(c, GatedShape { rows: 70, groups: 8, features: 1032 })
+                + recurrent::gated_norm::<f16>(c, GatedShape { rows: 9, groups: 1, features: 16_384 })
         }),
         ("state space duality", |c| {
             let shape = SsdShape { seq: 300, samples: 2, heads: 8, groups: 2, head_dim: 64, state: 128, chunk: 128 };

@@ -1,10 +1,9 @@
 //! The short causal convolution of each feature in front of a linear recurrence, with a bias and SiLU, and its gradients.
 //!
 //! A unit takes eight neighbouring features and a run of positions, and keeps the positions that the kernel still sees.
-mod gradient;
+pub mod gradient;
 
 pub use gradient::backward;
-pub use gradient::convolution_gradients;
 
 use super::swiglu::sigmoid;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};

@@ -11,6 +11,7 @@ mod cube;
 pub mod dropout;
 pub mod embedding;
 pub mod flat;
+pub mod gated_norm;
 pub mod gelu;
 pub mod head_norms;
 pub mod latent;

@@ -20,6 +20,7 @@ use kernels_cubecl::pointwise::convolution::ConvolutionShape;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::gated_norm::GatedShape;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::moe::SumRowsShape;
@@ -181,6 +182,13 @@ fn convolutions() {
     both!(recurrent::causal_convolution, ConvolutionShape { seq: 2, samples: 1, ..shape }, true, false);
     both!(recurrent::causal_convolution, ConvolutionShape { kernel: 2, ..shape }, false, true);
     assert!(!ConvolutionShape { features: 12, ..shape }.has_kernel());
+}
+
+#[test]
+fn gated_norms() {
+    both!(recurrent::gated_norm, GatedShape { rows: 19, groups: 2, features: 24 });
+    both!(recurrent::gated_norm, GatedShape { rows: 3, groups: 1, features: 8 });
+    assert!(!GatedShape { rows: 3, groups: 1, features: 12 }.has_kernel());
 }
 
 #[test]

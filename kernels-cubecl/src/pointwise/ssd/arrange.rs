@@ -53,7 +53,8 @@ pub struct Order {
 }
 
 impl Order {
-    fn of(of: Features, chunk: usize, factors: usize) -> Self {
+    /// Of these features, in chunks, with so many factors.
+    pub fn of(of: Features, chunk: usize, factors: usize) -> Self {
         let size = |size: usize| size as u32;
         Self {
             heads: size(of.heads),

@@ -15,7 +15,6 @@ pub mod steps_gradient;
 pub mod weights;
 pub mod weights_gradient;
 
-pub(crate) use super::F32x4;
 use super::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;

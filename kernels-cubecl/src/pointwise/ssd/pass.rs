@@ -1,6 +1,6 @@
 //! The states in front of chunks, one chunk after the other, and their gradients.
-use super::{CubeShape, F32x4, Form, PointwiseError, SsdShape, Vec4, buffer};
-use crate::pointwise::cube_sums;
+use super::{CubeShape, Form, PointwiseError, SsdShape, Vec4, buffer};
+use crate::pointwise::{F32x4, cube_sums};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

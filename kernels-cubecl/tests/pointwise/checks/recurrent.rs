@@ -1,7 +1,8 @@
-//! The causal convolution.
-use super::{Element, download, poisoned, random, report, upload};
+//! What is around a linear recurrence: the causal convolution and the gated norm.
+use super::{EPS, Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
 use kernels_cubecl::pointwise::convolution::{self, ConvolutionShape, Inputs};
+use kernels_cubecl::pointwise::gated_norm::{self, GatedShape};
 
 /// How many positions of the same document are in front of each position: `[seq, samples]`, documents of changing
 /// lengths.
@@ -51,4 +52,36 @@ pub fn causal_convolution<E: Element>(client: &Client, shape: ConvolutionShape, 
         + report(&name("dx"), &download::<E>(client, &x_gradient), &dx, E::LIMIT)
         + report(&name("taps"), of_taps, &dw, f32::LIMIT)
         + report(&name("bias"), of_bias, &db, f32::LIMIT)
+}
+
+pub fn gated_norm<E: Element>(client: &Client, shape: GatedShape) -> usize {
+    let GatedShape { rows, groups, features } = shape;
+    let (len, line) = (rows * groups * features, groups * features);
+    let [x, z, w, dy] = [(len, 1), (len, 2), (line, 3), (len, 4)].map(|(n, seed)| random(n, seed));
+    let sigmoid = |at: usize| 1.0 / (1.0 + (-z[at]).exp());
+    let gated: Vec<f64> = (0..len).map(|at| x[at] * z[at] * sigmoid(at)).collect();
+    let (mut y, mut dx, mut dz, mut dw) = (vec![0.0; len], vec![0.0; len], vec![0.0; len], vec![0.0; line]);
+    for first in (0..len).step_by(features) {
+        let of = first..first + features;
+        let factor = (of.clone().map(|at| gated[at].powi(2)).sum::<f64>() / features as f64 + EPS).sqrt().recip();
+        let dot = of.clone().map(|at| dy[at] * w[at % line] * gated[at]).sum::<f64>() / features as f64;
+        for at in of {
+            y[at] = w[at % line] * gated[at] * factor;
+            dw[at % line] += dy[at] * gated[at] * factor;
+            let slope = factor * (dy[at] * w[at % line] - gated[at] * factor * factor * dot);
+            let s = sigmoid(at);
+            dx[at] = slope * z[at] * s;
+            dz[at] = slope * x[at] * s * (1.0 + z[at] * (1.0 - s));
+        }
+    }
+    let [x, z, w, dy] = [x, z, w, dy].map(|values| upload::<E>(client, &values));
+    let [out, of_x, of_z] = [(); 3].map(|()| poisoned::<E>(client, len));
+    let (of_w, given, to) = (poisoned::<f32>(client, line), [&x, &z, &w], [&of_x, &of_z]);
+    gated_norm::forward::<E>(client, given, &out, EPS as f32, shape).expect("legal");
+    gated_norm::backward::<E>(client, given, &dy, [to[0], to[1], &of_w], EPS as f32, shape).expect("legal");
+    let name = |what: &str| format!("gated norm {what} {}, {shape:?}", E::NAME);
+    report(&name("y"), &download::<E>(client, &out), &y, E::LIMIT)
+        + report(&name("dx"), &download::<E>(client, &of_x), &dx, E::LIMIT)
+        + report(&name("gate"), &download::<E>(client, &of_z), &dz, E::LIMIT)
+        + report(&name("weight"), &download::<f32>(client, &of_w), &dw, f32::LIMIT)
 }
