@@ -22,6 +22,7 @@ pub mod blockwise;
 pub(crate) mod chunks;
 pub mod conjugate;
 pub mod context;
+mod convolution;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -32,6 +33,7 @@ mod extras;
 mod flex;
 pub mod fp8;
 mod fused;
+mod gated_norm;
 mod gemm;
 #[cfg(feature = "cuda")]
 pub mod grouped;
@@ -58,6 +60,7 @@ mod secondary_outputs;
 mod shared_input;
 mod softmax;
 mod split;
+mod ssd;
 mod stash;
 mod step;
 mod tape;
@@ -71,11 +74,13 @@ pub use api::{
 };
 pub use attention::{attention, attention_packed};
 pub use chunks::is_worth_chunking;
+pub use convolution::causal_convolution;
 pub use cross_entropy::vocab_parallel_cross_entropy;
 #[cfg(all(feature = "cuda", feature = "decorator"))]
 pub(crate) use cuda::packed;
 pub use dropout_mask::DropoutMask;
 pub use fused::{LinearOptions, linear_with};
+pub use gated_norm::gated_rms_norm;
 pub use gemm::{InputCollective, OutputCollective};
 pub use head::{Head, LOGITS_AT_ONCE, linear_cross_entropy, positions_at_once};
 pub use head_norms::norm_heads;
@@ -90,5 +95,6 @@ pub use saved_attention::{CoreAttention, SavedAttention};
 pub use shared_input::SharedInput;
 pub use softmax::{normalize_sum, softmax};
 pub use split::split;
+pub use ssd::{SsdHeads, SsdInputs, ssd, ssd_with_states};
 pub use stash::HandOvers;
 pub use tape::{Tape, pull_back};

@@ -13,22 +13,27 @@ mod moe_layers;
 mod plans;
 mod timings;
 
-use checks::{activation, blockwise, decode, fused, latent, moe, norm, optimizer, routing, rows, tokens};
+use checks::{
+    activation, blockwise, decode, fused, latent, moe, norm, optimizer, recurrent, routing, rows, ssd, tokens,
+};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::blockwise::Format;
 use kernels_cubecl::decode::DecodeShape;
 use kernels_cubecl::pointwise::columns::ColumnRange;
+use kernels_cubecl::pointwise::convolution::ConvolutionShape;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::gated_norm::GatedShape;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::moe::SumRowsShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::normalize::NormalizeShape;
 use kernels_cubecl::pointwise::rope::RopeShape;
+use kernels_cubecl::pointwise::ssd::SsdShape;
 
 /// Returns the number of results that are outside of their bounds.
 type Check = fn(&Client) -> usize;
@@ -155,6 +160,35 @@ fn all_checks() -> Vec<(&'static str, Check)> {
             let of = ColumnRange { rows: 301, width: 2112, first: 1536, columns: 512 };
             latent::columns::<bf16>(c, of)
                 + latent::columns::<bf16>(c, ColumnRange { rows: 3, first: 2104, columns: 8, ..of })
+        }),
+        ("convolution", |c| {
+            let shape = ConvolutionShape { seq: 2048, samples: 1, features: 4352, kernel: 4 };
+            recurrent::causal_convolution::<bf16>(c, shape, true, true)
+                + recurrent::causal_convolution::<f32>(
+                    c,
+                    ConvolutionShape { seq: 333, samples: 3, ..shape },
+                    true,
+                    true,
+                )
+                + recurrent::causal_convolution::<bf16>(
+                    c,
+                    ConvolutionShape { seq: 1001, features: 72, ..shape },
+                    false,
+                    false,
+                )
+        }),
+        ("gated norm", |c| {
+            recurrent::gated_norm::<bf16>(c, GatedShape { rows: 333, groups: 1, features: 4096 })
+                + recurrent::gated_norm::<f32>(c, GatedShape { rows: 70, groups: 8, features: 1032 })
+                + recurrent::gated_norm::<f16>(c, GatedShape { rows: 9, groups: 1, features: 16_384 })
+        }),
+        ("state space duality", |c| {
+            let shape = SsdShape { seq: 300, samples: 2, heads: 8, groups: 2, head_dim: 64, state: 128, chunk: 128 };
+            let small = SsdShape { seq: 130, heads: 12, groups: 1, head_dim: 32, state: 24, chunk: 64, ..shape };
+            ssd::recurrence::<bf16>(c, shape, true)
+                + ssd::recurrence::<f32>(c, shape, true)
+                + ssd::recurrence::<f32>(c, small, false)
+                + ssd::recurrence::<f16>(c, small, true)
         }),
         ("cross entropy", |c| {
             let shape = LogitsShape { rows: 70, columns: 1064, valid: 1003, first_row: 5000 };

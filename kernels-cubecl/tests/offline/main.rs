@@ -19,6 +19,7 @@ mod grouped;
 mod pointwise;
 mod portable;
 mod random;
+mod recurrent;
 mod routing;
 
 use cubecl::Compiler;

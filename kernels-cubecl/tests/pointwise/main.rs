@@ -7,22 +7,27 @@ mod checks;
 #[path = "../libcalls/mod.rs"]
 mod libcalls;
 
-use checks::{activation, blockwise, decode, fused, latent, moe, norm, optimizer, routing, rows, tokens};
+use checks::{
+    activation, blockwise, decode, fused, latent, moe, norm, optimizer, recurrent, routing, rows, ssd, tokens,
+};
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::blockwise::Format;
 use kernels_cubecl::decode::DecodeShape;
 use kernels_cubecl::pointwise::columns::ColumnRange;
+use kernels_cubecl::pointwise::convolution::ConvolutionShape;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
 use kernels_cubecl::pointwise::embedding::TableShape;
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::gated_norm::GatedShape;
 use kernels_cubecl::pointwise::head_norms::HeadsShape;
 use kernels_cubecl::pointwise::latent::LatentShape;
 use kernels_cubecl::pointwise::moe::SumRowsShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::normalize::NormalizeShape;
 use kernels_cubecl::pointwise::rope::RopeShape;
+use kernels_cubecl::pointwise::ssd::SsdShape;
 
 fn client() -> Client {
     cubecl::cpu::CpuRuntime::client(&Default::default())
@@ -166,6 +171,36 @@ fn latent_keys() {
 fn column_ranges() {
     both!(latent::columns, ColumnRange { rows: 7, width: 40, first: 8, columns: 24 });
     both!(latent::columns, ColumnRange { rows: 3, width: 16, first: 0, columns: 16 });
+}
+
+#[test]
+fn convolutions() {
+    let shape = ConvolutionShape { seq: 37, samples: 2, features: 24, kernel: 4 };
+    both!(recurrent::causal_convolution, shape, true, true);
+    both!(recurrent::causal_convolution, ConvolutionShape { seq: 16, features: 8, ..shape }, false, false);
+    // A sequence shorter than the kernel, and other kernels.
+    both!(recurrent::causal_convolution, ConvolutionShape { seq: 2, samples: 1, ..shape }, true, false);
+    both!(recurrent::causal_convolution, ConvolutionShape { kernel: 2, ..shape }, false, true);
+    assert!(!ConvolutionShape { features: 12, ..shape }.has_kernel());
+}
+
+#[test]
+fn gated_norms() {
+    both!(recurrent::gated_norm, GatedShape { rows: 19, groups: 2, features: 24 });
+    both!(recurrent::gated_norm, GatedShape { rows: 3, groups: 1, features: 8 });
+    assert!(!GatedShape { rows: 3, groups: 1, features: 12 }.has_kernel());
+}
+
+#[test]
+fn state_space_duality() {
+    let shape = SsdShape { seq: 21, samples: 2, heads: 4, groups: 2, head_dim: 8, state: 8, chunk: 8 };
+    both!(ssd::recurrence, shape, true);
+    // One chunk, and whole chunks of one group.
+    both!(ssd::recurrence, SsdShape { seq: 5, samples: 1, groups: 1, ..shape }, false);
+    both!(ssd::recurrence, SsdShape { seq: 32, heads: 8, groups: 1, head_dim: 16, chunk: 16, ..shape }, true);
+    assert!(
+        !SsdShape { heads: 3, groups: 1, ..shape }.has_kernel() && !SsdShape { head_dim: 24, ..shape }.has_kernel()
+    );
 }
 
 #[test]

@@ -14,12 +14,25 @@ macro_rules! by_half {
     };
 }
 
+/// The same with fp32 too, for which [`are_floats`] holds.
+macro_rules! by_float {
+    ($x:expr, $E:ident => $body:expr) => {
+        if $x.dtype() == burn::backend::DType::F32 {
+            type $E = f32;
+            $body
+        } else {
+            by_half!($x, $E => $body)
+        }
+    };
+}
+
 mod accumulate;
 mod activation;
 mod attention;
 mod blocks;
 mod blockwise;
 mod context;
+mod convolution;
 mod cross_entropy;
 mod decode;
 mod dma_overlap;
@@ -29,6 +42,7 @@ mod factors;
 mod few_rows;
 mod fp8;
 mod fp8_groups;
+mod gated_norm;
 mod gemm;
 pub(super) mod grouped;
 mod head_norms;
@@ -41,6 +55,7 @@ mod rope;
 pub(in crate::ops) mod routing;
 mod softmax;
 mod split;
+mod ssd;
 mod token_all_to_all;
 mod work;
 
@@ -253,6 +268,11 @@ fn are_half<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
     is_here(tensors[0]) && is_half && tensors.iter().all(|x| x.dtype() == dtype)
 }
 
+/// As [`are_half`], or all fp32.
+fn are_floats<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
+    are_half(tensors) || is_here(tensors[0]) && tensors.iter().all(|x| x.dtype() == DType::F32)
+}
+
 /// Ids in the layout of the kernels: contiguous i32.
 fn ids(x: Int) -> CubeTensor {
     packed(Cube::int_cast(x, IntDType::I32))
@@ -281,6 +301,14 @@ fn launched<E: std::fmt::Display>(operation: &str, result: Result<(), E>) {
     if let Err(error) = result {
         panic!("{operation} on CUDA: {error}");
     }
+}
+
+/// The fp32 numbers from `first` on as a tensor of this shape.
+fn part(x: &CubeTensor, first: usize, shape: impl Into<Shape>) -> CubeTensor {
+    let (size, shape) = (size_of::<f32>(), shape.into());
+    let behind = x.meta.shape().num_elements() - first - shape.num_elements();
+    let handle = x.handle.clone().offset_start((first * size) as u64).offset_end((behind * size) as u64);
+    CubeTensor::new_contiguous(x.client.clone(), x.device.clone(), shape, handle, DType::F32)
 }
 
 /// The shape of `x` with another last dimension.

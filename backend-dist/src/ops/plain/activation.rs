@@ -2,7 +2,7 @@
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
-use super::{add, dims, last, narrow, scale, to_dtype, widen};
+use super::{add, dims, last, narrow, scale, sigmoid, to_dtype, widen};
 use crate::ops::kernels::LocalKernels;
 use crate::ops::options::GeluKind;
 
@@ -15,10 +15,6 @@ const CUBE: f64 = 0.044_715;
 fn halves<B: Backend>(x: FloatTensor<B>) -> [FloatTensor<B>; 2] {
     let (dim, n) = (dims(&x).len() - 1, last(&x));
     [narrow::<B>(x.clone(), dim, 0, n / 2), narrow::<B>(x, dim, n / 2, n)]
-}
-
-fn sigmoid<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    B::float_recip(add::<B>(B::float_exp(B::float_neg(x)), 1.0))
 }
 
 pub fn swiglu<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {

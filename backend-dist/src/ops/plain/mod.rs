@@ -3,12 +3,15 @@
 
 pub(super) mod activation;
 pub(super) mod attention;
+pub(super) mod convolution;
 pub(super) mod cross_entropy;
 pub(super) mod dropout;
 pub(super) mod embedding;
+pub(super) mod gated_norm;
 pub(super) mod linear;
 pub(super) mod norm;
 pub(super) mod rope;
+pub(super) mod ssd;
 
 use burn::backend::{Backend, DType, FloatDType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor};
 
@@ -39,6 +42,10 @@ fn widen<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, DType) {
 
 fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
+}
+
+fn sigmoid<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_recip(add::<B>(B::float_exp(B::float_neg(x)), 1.0))
 }
 
 fn add<B: Backend>(x: FloatTensor<B>, value: f64) -> FloatTensor<B> {

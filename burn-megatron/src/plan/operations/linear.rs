@@ -21,12 +21,13 @@ impl UnitBuilder<'_> {
         let input = chain.enter_saving_shard();
         chain.linear(2 * keys + 2 * values + 2 * heads, local.hidden, false, input);
         let projected = chain.at;
-        // The convolution's input and its output before, in and after SiLU.
-        let saved = chain.tensor(4 * local.tokens * convolved * wide, None);
+        // What is convolved is a part of the projection; the output is read by what follows.
+        let saved = chain.tensor(local.tokens * convolved * wide, None);
         chain.op(local.tokens * convolved * wide, |op| {
             op.saves = vec![projected, saved];
             op.weight = convolved * kernel;
             op.matrix = op.weight;
+            op.temporary = 4 * local.tokens * convolved * wide;
         });
         let square = heads * CHUNK;
         let between_chunks = (2 * queries * dk + 3 * state) / CHUNK;

@@ -1,16 +1,17 @@
-//! Mamba-2 in its plain form (models/src/layers/mamba).
+//! Mamba-2 (models/src/layers/mamba, backend-dist/src/ops/ssd).
 
 use models::recompute::Module;
 
 use super::super::decoder::StateSpace;
 use super::{Chain, UnitBuilder};
 
-/// Positions of a chunk, of sequences that are as long.
-const CHUNK: u64 = 64;
+/// Positions of a chunk, of sequences that are as long: of the kernels in 16 bits, and else.
+const CHUNKS: [u64; 2] = [128, 64];
 
 impl UnitBuilder<'_> {
-    /// Projects the hidden states, convolves, and passes states from chunk to chunk. What autodiff saves on the way is
-    /// counted as wide tensors of the sizes that occur, as often as `tests/planned_memory.rs` finds them.
+    /// Projects the hidden states, convolves, and passes states from chunk to chunk. The convolution saves its input, and
+    /// the recurrence its inputs and the states in front of chunks; `tests/planned_memory.rs` has what both need for the
+    /// time of their backward passes.
     pub(super) fn mamba2(&self, chain: &mut Chain, mamba: &StateSpace) {
         let (local, tp, wide) = (self.local, self.layout.tp as u64, self.element.max(4));
         let [heads, head_dim, groups, state, kernel] =
@@ -22,25 +23,25 @@ impl UnitBuilder<'_> {
         let input = chain.enter_saving_shard();
         chain.linear(2 * inner + 2 * grouped + heads, local.hidden, mamba.bias, input);
         let projected = chain.at;
-        // The convolution's input and its output before and in SiLU.
-        let saved = chain.tensor(3 * local.tokens * convolved * wide, None);
-        chain.op(local.tokens * convolved * wide, |op| {
-            op.saves = vec![projected, saved];
+        // Parts of the projection are views of it, or copies in its place.
+        chain.op(local.tokens * convolved * self.element, |op| {
+            op.saves = vec![projected];
             op.matrix = convolved * kernel;
             op.weight = op.matrix + if mamba.conv_bias { convolved } else { 0 };
+            op.temporary = 4 * local.tokens * convolved * wide;
         });
-        let square = heads * CHUNK;
-        // Three shares that stay, and masks of a byte.
-        let squares = 7 * square / 2 + groups * CHUNK;
-        let per_token = 4 * inner + 2 * grouped + squares + 2 * states / CHUNK;
-        let saved = chain.tensor(local.tokens * per_token * wide, None);
+        let inputs = chain.at;
+        let chunk = if self.element == 2 { CHUNKS[0] } else { CHUNKS[1] };
+        let in_front = chain.tensor(local.tokens * states / chunk * self.element, None);
         // B with C for each group, their scores with x, the states and what they answer.
-        let multiplied = CHUNK * (grouped + inner) + 2 * states;
+        let multiplied = chunk * (grouped + inner) + 2 * states;
         let flops = 2.0 * local.tokens as f64 * multiplied as f64;
-        chain.op(local.tokens * inner * wide, |op| {
-            op.saves = vec![saved];
+        chain.op(local.tokens * inner * self.element, |op| {
+            op.saves = vec![inputs, in_front];
             op.weight = 3 * heads;
-            op.flops = [flops, 2.0 * flops, 0.0];
+            op.flops = [flops, 3.0 * flops, 0.0];
+            // Weights between the positions of a chunk and what they are made of, and operands.
+            op.temporary = local.tokens * (5 * heads * chunk + 8 * inner) * self.element;
         });
         let answers = chain.at;
         // The gate in SiLU and behind it, the norm's input and what it multiplies.

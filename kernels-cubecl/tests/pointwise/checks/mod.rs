@@ -10,8 +10,10 @@ pub mod latent;
 pub mod moe;
 pub mod norm;
 pub mod optimizer;
+pub mod recurrent;
 pub mod routing;
 pub mod rows;
+pub mod ssd;
 pub mod tokens;
 
 use cubecl::prelude::*;

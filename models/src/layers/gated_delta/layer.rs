@@ -10,7 +10,7 @@ use super::rule::{Inputs, gated_delta_rule};
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 use crate::layers::norm::{Norm, NormKind};
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
-use crate::layers::recurrent::{Borders, borders_of, convolve, extend};
+use crate::layers::recurrent::{Borders, borders_of, convolve, extend, tail};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -155,11 +155,12 @@ impl GatedDeltaNet {
             first += features;
             projected.clone().narrow(2, first - features, features)
         };
-        let (convolved, gate) = (part(2 * keys + values).cast(wide), part(values));
+        let (convolved, gate) = (part(2 * keys + values), part(values));
         let [beta, alpha] = [part(self.value_heads), part(self.value_heads)].map(|x| x.cast(wide));
-        let (before, tail) = state.map(|state| (state.heads, state.convolution)).unzip();
-        let (convolved, tail) = convolve(convolved, self.convolution.val().cast(wide), tail, borders);
-        let convolved = silu(convolved);
+        let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
+        let weight = self.convolution.val();
+        let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[1]));
+        let convolved = convolve(convolved, weight, None, seen, borders).cast(wide);
         let heads = |first: usize, heads: usize, features: usize| {
             convolved.clone().narrow(2, first, heads * features).reshape([seq, samples, heads, features])
         };
@@ -178,7 +179,7 @@ impl GatedDeltaNet {
         let answers = self.norm.forward(answers.permute([2, 0, 1, 3]).cast(dtype));
         let gate = silu(gate.cast(wide)).reshape([seq, samples, self.value_heads, self.value_dim]);
         let of = (answers.cast(wide) * gate).cast(dtype).reshape([seq, samples, values]);
-        (of, last.map(|heads| RecurrentState { heads, convolution: tail }))
+        (of, last.zip(behind).map(|(heads, convolution)| RecurrentState { heads, convolution }))
     }
 
     /// Each key head `[s, b, h, d]` as often as it serves value heads.

@@ -1,17 +1,16 @@
 //! The layer around the recurrence; every rank has some of the heads.
 
-use backend_dist::ops::{Prologue, Residual};
+use backend_dist::ops::{Prologue, Residual, SsdHeads, SsdInputs, split, ssd, ssd_with_states};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
-use burn::tensor::activation::{silu, softplus};
+use burn::tensor::activation::silu;
 use burn::tensor::{DType, Tensor};
 
-use super::ssd::{Inputs, ssd};
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 use crate::layers::norm::Norm;
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
 use crate::layers::projection_norm::ProjectionNorm;
-use crate::layers::recurrent::{Borders, borders_of, convolve, extend};
+use crate::layers::recurrent::{Borders, borders_of, convolve, extend, tail};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -84,12 +83,8 @@ pub struct Mamba2Mixer {
     norm: ProjectionNorm,
     output: RowParallelLinear,
     /// Of this rank.
-    heads: usize,
-    groups: usize,
-    head_dim: usize,
-    state: usize,
-    smallest_step: f64,
-    largest_step: f64,
+    #[module(skip)]
+    of: SsdHeads,
 }
 
 impl Mamba2Mixer {
@@ -133,12 +128,13 @@ impl Mamba2Mixer {
             skip: of_heads(params, "D", Init::ONES)?,
             norm: ProjectionNorm::of_groups(params, &format!("{name}.norm"), inner, groups, config.norm_eps)?,
             output: RowParallelLinear::new(params, &format!("{name}.out_proj"), inner, hidden, config.output)?,
-            heads: heads / ranks,
-            groups: groups / ranks.min(groups),
-            head_dim,
-            state,
-            smallest_step: config.step_limit[0],
-            largest_step: config.step_limit[1],
+            of: SsdHeads {
+                heads: heads / ranks,
+                groups: groups / ranks.min(groups),
+                head_dim,
+                state,
+                step_limit: config.step_limit,
+            },
         })
     }
 
@@ -181,42 +177,30 @@ impl Mamba2Mixer {
         borders: Option<&Borders>,
         with_state: bool,
     ) -> (Tensor<3>, Option<RecurrentState>) {
-        let ([seq, samples, _], dtype) = (projected.dims(), projected.dtype());
+        let dtype = projected.dtype();
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let (inner, grouped) = (self.heads * self.head_dim, self.groups * self.state);
-        let part = |first: usize, features: usize| projected.clone().narrow(2, first, features).cast(wide);
-        let (gate, convolved) = (part(0, inner), part(inner, inner + 2 * grouped));
-        let dt = part(2 * (inner + grouped), self.heads) + self.dt_bias.val().cast(wide).unsqueeze();
-        let dt = self.limited(softplus(dt, 1.0));
-        let (before, tail) = state.map(|state| (state.heads, state.convolution)).unzip();
-        let (convolved, tail) = convolve(convolved, self.convolution.val().cast(wide), tail, borders);
-        let convolved = silu(match &self.conv_bias {
-            Some(bias) => convolved + bias.val().cast(wide).unsqueeze(),
-            None => convolved,
-        });
-        // `[s, b, h d]` as `[b, h, s, d]`.
-        let by_head = |first: usize, heads: usize, features: usize| {
-            let x = convolved.clone().narrow(2, first, heads * features).reshape([seq, samples, heads, features]);
-            x.permute([1, 2, 0, 3])
+        let [gate, convolved, dt] =
+            split(projected, [self.of.heads * self.of.head_dim, self.of.width(), self.of.heads]);
+        let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
+        let weight = self.convolution.val();
+        let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[1]));
+        let bias = self.conv_bias.as_ref().map(Param::val);
+        let inputs = SsdInputs {
+            ages: borders.map(|borders| borders.ages(&convolved.device())),
+            x: convolve(convolved, weight, bias, seen, borders),
+            dt,
+            dt_bias: self.dt_bias.val(),
+            a_log: self.a_log.val(),
+            skip: self.skip.val(),
         };
-        let x = by_head(0, self.heads, self.head_dim);
-        let inputs = Inputs {
-            x: x.clone(),
-            dt: dt.permute([1, 2, 0]),
-            a: self.a_log.val().cast(wide).exp().neg(),
-            b: by_head(inner, self.groups, self.state),
-            c: by_head(inner + grouped, self.groups, self.state),
+        let (answers, last) = match with_state {
+            true => {
+                let (answers, last) = ssd_with_states(inputs, self.of, before);
+                (answers, Some(last))
+            }
+            false => (ssd(inputs, self.of), None),
         };
-        let (answers, last) = ssd(inputs, before, borders, with_state);
-        let answers = answers + x * self.skip.val().cast(wide).reshape([1, self.heads, 1, 1]);
-        let answers = answers.permute([2, 0, 1, 3]).reshape([seq, samples, inner]);
-        let of = self.norm.forward(answers * silu(gate)).cast(dtype);
-        (of, last.map(|heads| RecurrentState { heads, convolution: tail }))
-    }
-
-    /// Step sizes within their limits.
-    fn limited(&self, dt: Tensor<3>) -> Tensor<3> {
-        let dt = if self.smallest_step > 0.0 { dt.clamp_min(self.smallest_step) } else { dt };
-        if self.largest_step < f64::INFINITY { dt.clamp_max(self.largest_step) } else { dt }
+        let of = self.norm.forward(answers.cast(wide) * silu(gate.cast(wide))).cast(dtype);
+        (of, last.zip(behind).map(|(heads, convolution)| RecurrentState { heads, convolution }))
     }
 }

@@ -6,6 +6,5 @@
 //! transformers' `modeling_mamba2.py` does in its kernels only.
 
 mod layer;
-mod ssd;
 
 pub use layer::{Mamba2Mixer, Mamba2MixerConfig};

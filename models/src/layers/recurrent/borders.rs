@@ -16,11 +16,11 @@ impl Borders {
         Self((0..documents.samples()).map(of).collect())
     }
 
-    /// 1 where the position `distance` before is of the same document, else 0: `[s, b, 1]`, of `like`'s type.
-    pub fn reaches(&self, distance: usize, like: &Tensor<3>) -> Tensor<3> {
+    /// How many positions of the same document are in front of each position: `[s, b]`, in fp32.
+    pub fn ages(&self, device: &Device) -> Tensor<2> {
         let (samples, seq) = (self.0.len(), self.0[0].len());
-        let of = |at: usize| self.0.iter().map(move |starts| at - starts[at] >= distance);
-        numbers((0..seq).flat_map(of), [seq, samples, 1], (&like.device(), like.dtype()))
+        let ages = (0..seq).flat_map(|at| self.0.iter().map(move |starts| (at - starts[at]) as f32));
+        Tensor::from_data(TensorData::new(ages.collect::<Vec<_>>(), [seq, samples]), (device, DType::F32))
     }
 
     /// Whether two positions of a chunk are of different documents: `[b, 1, chunks, chunk, chunk]`.

@@ -1,31 +1,31 @@
-//! The causal depthwise convolution in front of a linear recurrence.
+//! The causal depthwise convolution in front of a linear recurrence, for sequences that are read in several steps too.
 
+use backend_dist::ops::causal_convolution;
 use burn::tensor::Tensor;
 
 use super::borders::Borders;
 
-/// Every feature is a weighted sum of its last `kernel` values: `x [s, b, features]`, `weight [features, kernel]` with
-/// the current position last. `before [kernel - 1, b, features]` comes in front of the sequence; without it zeros do.
-/// Values of other documents are zeros too.
-///
-/// Also returns what comes in front of the positions that follow.
+/// Every feature of `x [s, b, features]` as [`causal_convolution`] has it, with `weight [features, kernel]`. `before
+/// [kernel - 1, b, features]` comes in front of the sequence; without it zeros do.
 pub(in crate::layers) fn convolve(
     x: Tensor<3>,
     weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
     before: Option<Tensor<3>>,
     borders: Option<&Borders>,
-) -> (Tensor<3>, Tensor<3>) {
-    let ([seq, samples, features], [_, kernel]) = (x.dims(), weight.dims());
-    let before = before.unwrap_or_else(|| Tensor::zeros([kernel - 1, samples, features], (&x.device(), x.dtype())));
-    let all = Tensor::cat(vec![before, x], 0);
-    let summand = |tap: usize| {
-        let weight = weight.clone().narrow(1, tap, 1).reshape([1, 1, features]);
-        let seen = all.clone().narrow(0, tap, seq) * weight;
-        match borders.filter(|_| tap + 1 < kernel) {
-            Some(borders) => seen * borders.reaches(kernel - 1 - tap, &all),
-            None => seen,
-        }
+) -> Tensor<3> {
+    let Some(before) = before else {
+        let ages = borders.map(|borders| borders.ages(&x.device()));
+        return causal_convolution(x, weight, bias, ages);
     };
-    let sum = (1..kernel).fold(summand(0), |sum, tap| sum + summand(tap));
-    (sum, all.narrow(0, seq, kernel - 1))
+    let ([seen, ..], [seq, ..]) = (before.dims(), x.dims());
+    let before = before.cast(x.dtype());
+    causal_convolution(Tensor::cat(vec![before, x], 0), weight, bias, None).narrow(0, seen, seq)
+}
+
+/// What comes in front of the positions behind `x` in a convolution of `kernel` positions.
+pub(in crate::layers) fn tail(x: Tensor<3>, before: Option<Tensor<3>>, kernel: usize) -> Tensor<3> {
+    let [seq, samples, features] = x.dims();
+    let before = before.unwrap_or_else(|| Tensor::zeros([kernel - 1, samples, features], (&x.device(), x.dtype())));
+    Tensor::cat(vec![before.cast(x.dtype()), x], 0).narrow(0, seq, kernel - 1)
 }

@@ -1,5 +1,5 @@
-//! What linear recurrences share, Gated DeltaNet and Mamba-2: borders of documents, the convolution in front, chunks of
-//! positions and their decay, states between chunks, and states in the cache.
+//! What linear recurrences share, Gated DeltaNet and Mamba-2: borders of documents, the convolution in front, and states
+//! in the cache; and of Gated DeltaNet chunks of positions, their decay, and the states between them.
 
 mod borders;
 mod chunks;
@@ -9,6 +9,6 @@ mod steps;
 
 pub(super) use borders::Borders;
 pub(super) use chunks::{Chunks, Decays};
-pub(super) use convolution::convolve;
-pub(super) use scan::{apply, states};
+pub(super) use convolution::{convolve, tail};
+pub(super) use scan::states;
 pub(super) use steps::{borders_of, extend};

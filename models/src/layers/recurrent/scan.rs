@@ -3,8 +3,8 @@
 use backend_dist::ops::matmul;
 use burn::tensor::Tensor;
 
-/// The states in front of each of `n` chunks, of which each turns a state `S` into `P S + U`: `summands [r, n, k, v]`,
-/// `first [r, k, v]` to `[r, n, k, v]`. `factors` are matrices `[r, n, k, k]`, or a number for each column, `[r, n, 1, v]`.
+/// The states in front of each of `n` chunks, of which each turns a state `S` into `P S + U`: `factors [r, n, k, k]`,
+/// `summands [r, n, k, v]`, `first [r, k, v]` to `[r, n, k, v]`.
 ///
 /// Two neighbouring chunks are one of twice the length, `P₂ P₁ S + (P₂ U₁ + U₂)`. So the states in front of pairs follow
 /// from half as many chunks, and those inside pairs from these. Autodiff adds the gradients of a part of a tensor as a
@@ -25,14 +25,9 @@ pub(in crate::layers) fn states(factors: Tensor<4>, summands: Tensor<4>, first: 
     };
     let [heads, _, keys, values] = summands.dims();
     let ([p_1, p_2], [u_1, u_2]) = (paired(factors), paired(summands));
-    let both = apply(p_2.clone(), p_1.clone());
-    let of_pairs = states(both, apply(p_2, u_1.clone()) + u_2, first);
-    let inside = apply(p_1, of_pairs.clone()) + u_1;
+    let both = matmul(p_2.clone(), p_1.clone());
+    let of_pairs = states(both, matmul(p_2, u_1.clone()) + u_2, first);
+    let inside = matmul(p_1, of_pairs.clone()) + u_1;
     let all = Tensor::stack::<5>(vec![of_pairs, inside], 2).reshape([heads, 2 * pairs, keys, values]);
     all.narrow(1, 0, chunks)
-}
-
-/// `P X` of matrices, or of numbers for each column. A matrix of one element is a number.
-pub(in crate::layers) fn apply(factors: Tensor<4>, x: Tensor<4>) -> Tensor<4> {
-    if factors.dims()[2] == 1 { factors * x } else { matmul(factors, x) }
 }
