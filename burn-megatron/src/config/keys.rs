@@ -320,6 +320,7 @@ pub const KEYS: &[Key] = {
         key("grpo.template", Path, "\"none\"", "Jinja chat template for prompts that are lists of messages; none: the tokenizer's own").or(&["chat-template"]).optional(),
         key("grpo.skip-bad-rows", Flag, "false", "Leave out and count rows that cannot be used, instead of stopping at the first"),
         key("distill.teacher", Path, "\"none\"", "Hugging Face folder of a frozen model with the same tokens, of any size, that runs in the same layout; none: no distillation").optional(),
+        key("distill.logits", Path, "\"none\"", "File of the likeliest tokens of a teacher, which `train --write-top-k FILE` has written for the same data; in place of distill.teacher").optional(),
         key("distill.temperature", Number, "1.0", "The logits of both models are divided by it in the KL divergence"),
         key("distill.weight", Number, "0.5", "Share of the KL divergence in the loss; 1: no cross-entropy"),
         key("lora.rank", Count, "\"none\"", "Rank of the adapters; none: no adapters, all weights are trained").or(&["r", "lora-rank"]).optional(),

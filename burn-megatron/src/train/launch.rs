@@ -76,9 +76,10 @@ impl WithModel for Launch<'_> {
         if !companions.is_empty() {
             keep_companions(&mut description.config, &companions);
         }
+        let train = super::teach::taught(config, data.train)?;
         let tokenizer = data.tokenizer.or_else(|| before.and_then(|before| before.tokenizer()));
         let resume = plan.start.as_ref().map_or(Resume::Never, |start| Resume::From(start.path.clone()));
-        let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
+        let mut run = Pretraining::new(mesh, engine, training.steps, (train, data.valid), dims, build)
             .devices(devices)
             .directory(&config.output.directory)
             .logs(logs(config, peak))
@@ -139,10 +140,10 @@ fn exit(training: &TrainingSection) -> ExitOptions {
 }
 
 /// A teacher, ready for its family.
-struct BuildTeacher<'a> {
-    rank: &'a Rank,
-    dtype: FloatDType,
-    weights: &'a HfFolder,
+pub(super) struct BuildTeacher<'a> {
+    pub rank: &'a Rank,
+    pub dtype: FloatDType,
+    pub weights: &'a HfFolder,
 }
 
 impl WithModel for BuildTeacher<'_> {
