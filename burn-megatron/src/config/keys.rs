@@ -325,7 +325,7 @@ pub const KEYS: &[Key] = {
         key("distill.weight", Number, "0.5", "Share of the KL divergence in the loss; 1: no cross-entropy"),
         key("lora.rank", Count, "\"none\"", "Rank of the adapters; none: no adapters, all weights are trained").or(&["r", "lora-rank"]).optional(),
         key("lora.alpha", Number, "16.0", "Numerator of the adapters' scale, which is alpha / rank").or(&["lora-alpha"]),
-        key("lora.target-modules", Names, "[\"all-linear\"]", "Linear layers with an adapter: Hugging Face's names or their last parts, such as q_proj, or all-linear (all but the output layer, routers and routed experts)"),
+        key("lora.target-modules", Names, "[\"all-linear\"]", "Linear layers with an adapter: Hugging Face's names or their last parts, such as q_proj, in which * stands for any characters (experts.*: all routed experts), or all-linear (all but the output layer, routers and routed experts)"),
         key("lora.rslora", Flag, "false", "Scale alpha / √rank (rsLoRA)").or(&["use-rslora"]),
         key("lora.dora", Flag, "false", "Train magnitude and direction of each weight apart (DoRA)").or(&["use-dora"]),
         key("lora.base", Choice(&["nf4", "fp8-block"]), "\"none\"", "How the frozen weights of linear layers are stored (QLoRA), dequantized in front of each GEMM: nf4 (4 bits, in blocks of 64, with double quantization), fp8-block (E4M3 in blocks of 128 x 128); none: in training.dtype").or(&["quantize-base"]).optional(),

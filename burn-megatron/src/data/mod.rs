@@ -51,6 +51,7 @@ pub mod preprocess;
 mod prompts;
 mod sample;
 mod split;
+mod taught;
 mod top_k;
 
 pub use blend::{Blend, BlendIndex, BlendedDataset};
@@ -62,4 +63,5 @@ pub use order::check_samples;
 pub use prompts::{Prompt, PromptDataset, PromptSet, SkippedPrompts};
 pub use sample::{Sample, SampleError, TokenDataset};
 pub use split::{Split, SplitRatios};
-pub use top_k::{TaughtDataset, TopK, TopKFile, TopKWriter, sequence_key};
+pub use taught::{TaughtDataset, TopKFile, TopKWriter, sequence_key};
+pub use top_k::TopK;

@@ -30,7 +30,7 @@ pub(super) enum Taught {
     /// `[b, s, vocab]`.
     Logits(Tensor<3>),
     /// The likeliest tokens `[b, s, k]`, and their probabilities and that of all others `[b, s, k + 1]`.
-    TopK(Tensor<3, Int>, Tensor<3>),
+    TopK(Tensor<3, Int>, Box<Tensor<3>>),
 }
 
 impl Taught {
@@ -41,7 +41,7 @@ impl Taught {
         let ids = ids.iter().map(|id| i64::from(*id)).collect::<Vec<_>>();
         let ids = Tensor::from_data(TensorData::new(ids, [sequences, seq, *k]), (device, DType::I64));
         let data = TensorData::new(probabilities.clone(), [sequences, seq, k + 1]);
-        Some(Self::TopK(ids, Tensor::from_data(data, (device, DType::F64))))
+        Some(Self::TopK(ids, Box::new(Tensor::from_data(data, (device, DType::F64)))))
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) fn losses(student: Tensor<3>, taught: Taught, labels: Tensor<2, Int>,
             (softmax(teacher.clone(), 2), log_softmax(teacher, 2), found)
         }
         Taught::TopK(ids, wanted) => {
-            let wanted = wanted.cast(found.dtype());
+            let wanted = (*wanted).cast(found.dtype());
             let ids = if tracked { Tensor::from_inner(ids) } else { ids };
             let found = found.gather(2, ids);
             // A probability of 0 has no logarithm, and no share in the sum.

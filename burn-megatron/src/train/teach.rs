@@ -7,15 +7,15 @@ use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use models::{MicroBatch, ModelConfig};
+use models::{CausalLm, MicroBatch, ModelConfig, ParamBuilder, WithModel};
 use rayon::prelude::*;
 use safetensors::Dtype;
 
-use super::launch::BuildTeacher;
 use super::{Plan, Progress, RunData, TrainError};
 use crate::config::RunConfig;
 use crate::data::{TaughtDataset, TokenDataset, TopK, TopKFile, TopKWriter, sequence_key};
 use crate::engine::{DocumentConfig, Teacher};
+use crate::hf::HfFolder;
 use crate::refusal::{Access, advice};
 
 /// Writes the `k` likeliest tokens at every input of the sequences that a run of `plan` reads, as the teacher of its
@@ -118,4 +118,21 @@ pub(super) fn taught(config: &RunConfig, data: Arc<dyn TokenDataset>) -> Result<
     let taught = TaughtDataset { data, file: Arc::new(file) };
     taught.check(count).map_err(|error| refused(error.to_string()))?;
     Ok(Arc::new(taught))
+}
+
+/// A teacher, ready for its family.
+pub(super) struct BuildTeacher<'a> {
+    pub rank: &'a Rank,
+    pub dtype: FloatDType,
+    pub weights: &'a HfFolder,
+}
+
+impl WithModel for BuildTeacher<'_> {
+    type Output = Result<Teacher, BoxError>;
+
+    fn with<T: CausalLm + 'static>(self, sizes: &T::Config) -> Self::Output {
+        let params = ParamBuilder::new(self.rank, self.dtype, 0).with_source(self.weights).without_autodiff();
+        let model = T::build(sizes, params)?;
+        Ok(Box::new(move |tokens, batch| model.head_logits(model.hidden_states(tokens, batch))))
+    }
 }
