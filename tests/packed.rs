@@ -58,6 +58,7 @@ fn alone(batch: &TokenBatch) -> TokenBatch {
         mask: Some(mask),
         documents: None,
         references: None,
+        taught: None,
     }
 }
 
@@ -243,6 +244,7 @@ fn three_times(batch: &TokenBatch) -> TokenBatch {
         mask: batch.mask.as_ref().map(|mask| mask.repeat(3)),
         documents: batch.documents.as_ref().map(|documents| vec![documents.clone(); 3].concat()),
         references: None,
+        taught: None,
         seq: batch.seq,
     }
 }

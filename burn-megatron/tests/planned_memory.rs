@@ -44,6 +44,21 @@ micro-batch = 2
 global-batch = 16
 ";
 
+const MIXTRAL: &str = "
+[model]
+preset = \"mixtral-tiny\"
+vocab-size = 1000
+hidden-size = 128
+intermediate-size = 256
+num-hidden-layers = 4
+head-dim = 16
+num-experts = 4
+[training]
+seq-length = 128
+micro-batch = 2
+global-batch = 16
+";
+
 const MAMBA2: &str = "
 [model]
 preset = \"mamba2-tiny\"
@@ -229,6 +244,10 @@ fn planned_memory_is_what_ranks_allocate() {
         (LLAMA, "lora.rank 8 lora.base nf4"),
         (LLAMA, "lora.rank 8 lora.base nf4 parallel.tp 2 recompute.granularity full"),
         (LLAMA, "lora.rank 8 lora.base fp8-block"),
+        (MIXTRAL, ""),
+        (MIXTRAL, "lora.rank 8"),
+        (MIXTRAL, "lora.rank 8 lora.target-modules w1,w2,w3"),
+        (MIXTRAL, "lora.rank 32 lora.target-modules q_proj,w1,w2,w3 recompute.granularity full"),
     ] {
         for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
             let ratio = measured as f64 / planned.peak() as f64;

@@ -2,6 +2,7 @@
 
 mod gated_delta;
 mod mamba2;
+mod pattern;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,6 +12,7 @@ use thiserror::Error;
 
 pub(crate) use gated_delta::without_inputs;
 pub(crate) use mamba2::mamba2;
+pub use pattern::fits;
 
 /// Where a global tensor is found in another system: in some matrix rows of a tensor, perhaps transposed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,19 +1,18 @@
 //! Creates a rank's parameters and records what each of them is a slice of.
 //!
-//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `adapters` those next to frozen ones, `patterns` which are frozen by name, `values` their initial values,
+//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `adapters` those next to frozen ones, `frozen` which are frozen by name, `values` their initial values,
 //! `source` where these come from when they are not random, `place` the rank's coordinates among those that share
 //! layers.
 
 mod adapters;
 mod error;
+mod frozen;
 mod kinds;
-mod patterns;
 mod place;
 mod source;
 mod values;
 
 pub use error::BuildError;
-pub use patterns::fits;
 pub use place::{ExpertParallel, TensorParallel};
 pub use source::WeightSource;
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use backend_dist::mesh::ParallelLayout;
 use backend_dist::process::Processes;
 
 use super::device::{DeviceChoice, DeviceKind};
@@ -17,7 +18,7 @@ use crate::config::RunConfig;
 use crate::console::format::duration;
 use crate::console::say;
 use crate::learner::Faults;
-use crate::train::{Plan, STOPPED, TrainError, train_among};
+use crate::train::{Plan, STOPPED, TrainError, train_among, write_top_k};
 
 /// Arguments of `train`.
 #[derive(Debug, clap::Args)]
@@ -44,6 +45,13 @@ pub struct Args {
     /// Allow this key to differ from the checkpoint that the run resumes from; may be given several times
     #[arg(long, value_name = "SECTION.KEY")]
     allow_change: Vec<String>,
+    /// Write the likeliest tokens of distill.teacher for the training data of the run, and do not train: a file for
+    /// distill.logits of other runs
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    write_top_k: Option<PathBuf>,
+    /// Tokens of each position in the file of --write-top-k
+    #[arg(long, value_name = "K", default_value_t = 64, requires = "write_top_k")]
+    top_k: usize,
     /// Let things go wrong, to try out what becomes of the run: kill:rank3@step20,hang:rank0@step5,nan@30,slow:rank1:2x
     #[arg(long, value_name = "FAULTS")]
     inject: Option<Faults>,
@@ -66,6 +74,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let device = args.device.kind();
+    if let Some(file) = &args.write_top_k {
+        let (plan, one) = (Plan::new(&config, &args.allow_change)?, device.devices(&ParallelLayout::default())?);
+        let mut display = Display::new();
+        let written = write_top_k(&plan, &one[0], file, args.top_k, &mut |progress| display.show(progress));
+        display.clear();
+        print(&format!("{}: {} tokens a position, {} sequences\n", file.display(), args.top_k, written?))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let processes = if args.dry_run { None } else { join(&config, device)? };
     let speaks = processes.as_ref().is_none_or(Processes::is_first);
     let prepare = || -> anyhow::Result<_> {

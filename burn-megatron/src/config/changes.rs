@@ -29,8 +29,9 @@ const GUARDED: [&str; 14] = [
 ];
 
 /// Keys in these sections that do not.
-const FREE: [&str; 9] = [
+const FREE: [&str; 10] = [
     "distill.teacher",
+    "distill.logits",
     "model.hf",
     "model.make-vocab-size-divisible-by",
     "training.steps",

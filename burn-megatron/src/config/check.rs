@@ -329,6 +329,15 @@ impl RunConfig {
 
     fn check_distill(&self, note: &mut impl FnMut(Result<(), String>)) {
         let Some(distill) = self.distill.config() else { return };
+        let both = self.distill.teacher.is_some() && self.distill.logits.is_some();
+        note(demand(!both, || {
+            "distill.teacher and distill.logits: a file takes the place of a teacher; give one".into()
+        }));
+        note(demand(self.distill.logits.is_none() || !self.context.dynamic, || {
+            "context.dynamic = true packs documents anew in every step, but distill.logits knows whole sequences; nearest legal: \
+             false, with parallel.context-parallel"
+                .into()
+        }));
         let (temperature, weight) = (distill.temperature, distill.weight);
         note(demand(temperature > 0.0 && temperature.is_finite(), || {
             format!("distill.temperature = {temperature} is not above 0")
@@ -337,7 +346,7 @@ impl RunConfig {
             format!("distill.weight = {weight} is not above 0 and at most 1")
         }));
         let stages = self.parallel.pp;
-        note(demand(stages == 1, || {
+        note(demand(stages == 1 || self.distill.teacher.is_none(), || {
             format!(
                 "parallel.pipeline-parallel = {stages}: the teacher of distill.teacher has no stages; nearest legal: 1"
             )

@@ -31,7 +31,8 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "chat" => Some("chat.train"),
         "preference" => Some("preference.train"),
         "grpo" => Some("grpo.train"),
-        "distill" => Some("distill.teacher"),
+        // Or else distill.logits: without both, `check_distill` says that they mean nothing.
+        "distill" => None,
         _ => None,
     };
     single.or_else(of_section).filter(|decider| *decider != path)
@@ -52,7 +53,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
     let (section, name) = path.split_once('.').unwrap_or_default();
     match (section, name) {
         ("optimizer", "kind") | ("recompute", "granularity") | ("fp8", "format") => true,
-        ("lora", "rank") | ("chat" | "preference" | "grpo", "train") | ("distill", "teacher") => true,
+        ("lora", "rank") | ("chat" | "preference" | "grpo", "train") | ("distill", _) => true,
         ("preference", "label-smoothing") => ["dpo", "simpo"].contains(&decided),
         ("preference", "gamma") => decided == "simpo",
         ("preference", "desirable-weight" | "undesirable-weight") => decided == "kto",
@@ -69,7 +70,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",
         ("fp8", "num-layers-at-start-in-bf16" | "num-layers-at-end-in-bf16") => decided == "true",
         ("anomaly", "sigma-factor" | "window") => decided != NONE,
-        ("fp8" | "lora" | "distill", _) => decided != NONE,
+        ("fp8" | "lora", _) => decided != NONE,
         // A list of files.
         ("chat" | "preference" | "grpo", _) => !decided.is_empty(),
         _ => true,

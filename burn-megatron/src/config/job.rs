@@ -85,29 +85,42 @@ impl RunConfig {
                  needs more of both"
             )))
         };
-        if decoder.experts.is_some() || decoder.latent.is_some() || decoder.mamba.is_some() || decoder.mtp > 0 {
-            return refused("in a model with experts, latent attention, Mamba-2 or multi-token prediction");
+        if decoder.latent.is_some() || decoder.mamba.is_some() || decoder.mtp > 0 {
+            return refused("in a model with latent attention, Mamba-2 or multi-token prediction");
+        }
+        let experts =
+            (0..layers).filter_map(|layer| decoder.experts_of(layer)).map(|experts| experts.count).collect::<Vec<_>>();
+        if !experts.is_empty() && experts.len() < layers {
+            return refused("in a model of which only some layers have experts");
         }
         if self.fp8.format.is_some() {
             return refused("next to FP8 layers");
         }
-        let has = |part: &str| plan.has(&format!("layers.0.{part}"));
-        let parts = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj"];
-        let parts = parts.into_iter().chain(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]);
-        let same =
-            parts.clone().all(|part| (1..layers).all(|layer| plan.has(&format!("layers.{layer}.{part}")) == has(part)));
-        if !same || parts.filter(|part| has(part)).count() * layers != plan.len() {
+        // The experts of a layer have adapters all or none.
+        let mlp_of = if experts.is_empty() { "mlp" } else { "mlp.shared_experts" };
+        let mlp = ["gate", "up", "down"];
+        let parts = ["q", "k", "v", "o"].map(|part| (1, format!("attention.{part}_proj"))).into_iter();
+        let parts = parts.chain(mlp.map(|part| (1, format!("{mlp_of}.{part}_proj"))));
+        let count = experts.first().copied().unwrap_or(0);
+        let parts: Vec<(usize, String)> =
+            parts.chain(mlp.map(|part| (count, format!("mlp.experts.0.{part}_proj")))).collect();
+        let has: Vec<bool> = parts.iter().map(|(_, part)| plan.has(&format!("layers.0.{part}"))).collect();
+        let counted: usize = parts.iter().zip(&has).filter(|(_, has)| **has).map(|((count, _), _)| count).sum();
+        let same = |layer: usize| {
+            parts.iter().zip(&has).all(|((_, part), has)| plan.has(&format!("layers.{layer}.{part}")) == *has)
+        };
+        if !(1..layers).all(same) || counted * layers != plan.len() {
             return refused("of some layers only");
         }
-        let attention = |part: &str| has(&format!("attention.{part}_proj"));
-        let mlp = |part: &str| has(&format!("mlp.{part}_proj"));
         Ok(Some(Adapters {
             rank: rank as u64,
             dora: plan.config().dora,
-            qkv: ["q", "k", "v"].map(attention),
-            out: attention("o"),
-            up: ["gate", "up"].map(mlp),
-            down: mlp("down"),
+            qkv: [has[0], has[1], has[2]],
+            out: has[3],
+            up: [has[4], has[5]],
+            down: has[6],
+            expert_up: [has[7], has[8]],
+            expert_down: has[9],
             base: self.lora.base,
         }))
     }

@@ -173,6 +173,8 @@ impl GrpoSection {
 pub struct DistillSection {
     /// Folder of the teacher; without it there is none.
     pub teacher: Option<PathBuf>,
+    /// File that a teacher has written, in place of a teacher.
+    pub logits: Option<PathBuf>,
     /// Both models' logits are divided by it.
     pub temperature: f64,
     /// Share of the KL divergence in the loss.
@@ -180,10 +182,10 @@ pub struct DistillSection {
 }
 
 impl DistillSection {
-    /// The constants, of a run that has a teacher.
+    /// The constants, of a run that has a teacher or its file.
     pub fn config(&self) -> Option<DistillConfig> {
         let Self { temperature, weight, .. } = *self;
-        self.teacher.as_ref().map(|_| DistillConfig { temperature, weight })
+        self.teacher.as_ref().or(self.logits.as_ref()).map(|_| DistillConfig { temperature, weight })
     }
 }
 

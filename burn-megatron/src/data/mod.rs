@@ -51,6 +51,8 @@ pub mod preprocess;
 mod prompts;
 mod sample;
 mod split;
+mod taught;
+mod top_k;
 
 pub use blend::{Blend, BlendIndex, BlendedDataset};
 pub use build::{GptDataConfig, GptSplit, GptSplits};
@@ -61,3 +63,5 @@ pub use order::check_samples;
 pub use prompts::{Prompt, PromptDataset, PromptSet, SkippedPrompts};
 pub use sample::{Sample, SampleError, TokenDataset};
 pub use split::{Split, SplitRatios};
+pub use taught::{TaughtDataset, TopKFile, TopKWriter, sequence_key};
+pub use top_k::TopK;

@@ -220,7 +220,7 @@ impl TokenDataset for PromptDataset {
         let mut tokens = self.prompt(index).tokens.clone();
         tokens.resize(self.seq_length, 0);
         let (labels, mask) = (vec![0; self.seq_length], vec![false; self.seq_length]);
-        Sample { tokens, labels, loss_mask: Some(mask), documents: None, references: None }
+        Sample { tokens, labels, loss_mask: Some(mask), documents: None, references: None, taught: None }
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {

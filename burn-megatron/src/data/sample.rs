@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use super::top_k::TopK;
+
 /// One training sample of S tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -16,6 +18,8 @@ pub struct Sample {
     pub documents: Option<Vec<usize>>,
     /// In preference tuning the log-probability of each document under the reference model, 0 as long as it is not known.
     pub references: Option<Vec<f64>>,
+    /// In distillation from a file, what the teacher says at each input.
+    pub taught: Option<TopK>,
 }
 
 impl Sample {
@@ -26,7 +30,7 @@ impl Sample {
     pub fn from_tokens(mut tokens: Vec<i64>) -> Self {
         let labels = tokens[1..].to_vec();
         tokens.pop();
-        Self { tokens, labels, loss_mask: None, documents: None, references: None }
+        Self { tokens, labels, loss_mask: None, documents: None, references: None, taught: None }
     }
 
     /// Number of predictions that count in the loss.

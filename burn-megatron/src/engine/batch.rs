@@ -1,6 +1,7 @@
 //! Sequences of tokens on the host, and the device tensors of one micro-batch.
 
 use super::EngineError;
+use crate::data::TopK;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
@@ -22,6 +23,8 @@ pub struct TokenBatch {
     /// In preference tuning the log-probability of each document of each sequence under the reference model; documents
     /// are chosen and rejected answers in turn, with KTO also one to another prompt.
     pub references: Option<Vec<Vec<f64>>>,
+    /// In distillation from a file, what the teacher says at each input.
+    pub taught: Option<TopK>,
 }
 
 impl TokenBatch {
@@ -34,7 +37,16 @@ impl TokenBatch {
         let sequences = ids.len() / (seq + 1);
         let shifted =
             |offset| ids.chunks(seq + 1).flat_map(|sequence| sequence[offset..offset + seq].to_vec()).collect();
-        Self { sequences, seq, tokens: shifted(0), labels: shifted(1), mask: None, documents: None, references: None }
+        Self {
+            sequences,
+            seq,
+            tokens: shifted(0),
+            labels: shifted(1),
+            mask: None,
+            documents: None,
+            references: None,
+            taught: None,
+        }
     }
 
     /// Some of the sequences.
@@ -45,7 +57,8 @@ impl TokenBatch {
             seq: self.seq,
             tokens: self.tokens[range.clone()].to_vec(),
             labels: self.labels[range.clone()].to_vec(),
-            mask: self.mask.as_ref().map(|mask| mask[range].to_vec()),
+            mask: self.mask.as_ref().map(|mask| mask[range.clone()].to_vec()),
+            taught: self.taught.as_ref().map(|taught| taught.slice(range)),
             documents: self.documents.as_ref().map(|documents| documents[sequences.clone()].to_vec()),
             references: self.references.as_ref().map(|references| references[sequences].to_vec()),
         }
@@ -84,6 +97,7 @@ impl TokenBatch {
             mask: mask.contains(&false).then_some(mask),
             documents: (places.len() > 1).then(|| Vec::from([starts.collect()])),
             references: None,
+            taught: None,
         }
     }
 
@@ -105,6 +119,11 @@ impl TokenBatch {
             mask: self.mask.as_ref().map(|mask| select(mask, self.seq, places)),
             documents: None,
             references: None,
+            taught: self.taught.as_ref().and_then(|taught| {
+                let sequences = 0..self.sequences;
+                let parts = sequences.flat_map(|at| places.iter().map(move |place| (at * self.seq, place)));
+                TopK::concat(parts.map(|(first, place)| taught.slice(first + place.start..first + place.end)))
+            }),
         }
     }
 

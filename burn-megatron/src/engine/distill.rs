@@ -2,10 +2,12 @@
 //! `(1 - w) CE + w T² KL(teacher ‖ student)`, both distributions being those of logits divided by the temperature T, and
 //! the KL divergence the forward one.
 
+use super::TokenBatch;
 use super::local_batch::LocalBatch;
+use crate::data::TopK;
 use backend_dist::ops::{PassContext, PassKind};
 use burn::tensor::activation::{log_softmax, softmax};
-use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 /// The constants of distillation.
@@ -22,41 +24,103 @@ pub struct DistillConfig {
 /// ranks of a tensor-parallel group.
 pub type Teacher = Box<dyn Fn(Tensor<2, Int>, &models::MicroBatch) -> Tensor<3>>;
 
+/// What a teacher says of a micro-batch, without a graph.
+#[derive(Clone)]
+pub(super) enum Taught {
+    /// `[b, s, vocab]`.
+    Logits(Tensor<3>),
+    /// The likeliest tokens `[b, s, k]`, and their probabilities and that of all others `[b, s, k + 1]`.
+    TopK(Tensor<3, Int>, Box<Tensor<3>>),
+}
+
+impl Taught {
+    /// What a file says of a rank's positions of sequences.
+    pub fn of_file(batch: &TokenBatch, device: &Device) -> Option<Self> {
+        let TopK { k, ids, probabilities } = batch.taught.as_ref()?;
+        let (sequences, seq) = (batch.sequences, batch.seq);
+        let ids = ids.iter().map(|id| i64::from(*id)).collect::<Vec<_>>();
+        let ids = Tensor::from_data(TensorData::new(ids, [sequences, seq, *k]), (device, DType::I64));
+        let data = TensorData::new(probabilities.clone(), [sequences, seq, k + 1]);
+        Some(Self::TopK(ids, Box::new(Tensor::from_data(data, (device, DType::F64)))))
+    }
+}
+
 /// The teacher's logits for a micro-batch.
-pub(super) fn teach(teacher: &Teacher, local: &LocalBatch, device: &burn::tensor::Device) -> Tensor<3> {
+pub(super) fn teach(teacher: &Teacher, local: &LocalBatch, device: &Device) -> Tensor<3> {
     // It has no dropout and no auxiliary losses.
     let pass = PassContext { kind: PassKind::Evaluation, ..PassContext::default() };
     let batch = models::MicroBatch { pass, dropout: None, auxiliary: 0.0, ..local.micro_batch.clone() };
     teacher(local.tokens.tokens_on(device), &batch)
 }
 
-/// The losses `[b, s]` of logits `[b, s, vocab]`, those of the teacher without a graph; in fp32 at least.
-pub(super) fn losses(
-    student: Tensor<3>,
-    teacher: Tensor<3>,
-    labels: Tensor<2, Int>,
-    config: &DistillConfig,
-) -> Tensor<2> {
+/// The losses `[b, s]` of logits `[b, s, vocab]`; in fp32 at least. Of the likeliest tokens of a file, the KL divergence is
+/// that of the distributions over these and all others together.
+pub(super) fn losses(student: Tensor<3>, taught: Taught, labels: Tensor<2, Int>, config: &DistillConfig) -> Tensor<2> {
     let wide = |x: Tensor<3>| if x.dtype() == DType::F64 { x } else { x.cast(FloatDType::F32) };
-    let (student, teacher) = (wide(student), wide(teacher));
+    let student = wide(student);
     let [batch, seq, _] = student.dims();
     let flat = |x: Tensor<3>| x.reshape([batch, seq]);
     let entropy = log_softmax(student.clone(), 2).gather(2, labels.unsqueeze_dim(2)).neg();
     let DistillConfig { temperature, weight } = *config;
-    let teacher = teacher.div_scalar(temperature);
-    let (wanted, logs) = (softmax(teacher.clone(), 2), log_softmax(teacher, 2));
-    let (wanted, logs) = match student.is_autodiff() {
-        true => (Tensor::from_inner(wanted), Tensor::from_inner(logs)),
-        false => (wanted, logs),
+    let tracked = student.device().is_autodiff();
+    let constant = |x: Tensor<3>| if tracked { Tensor::from_inner(x) } else { x };
+    let found = log_softmax(student.div_scalar(temperature), 2);
+    let (wanted, logs, found) = match taught {
+        Taught::Logits(teacher) => {
+            let teacher = wide(teacher).div_scalar(temperature);
+            (softmax(teacher.clone(), 2), log_softmax(teacher, 2), found)
+        }
+        Taught::TopK(ids, wanted) => {
+            let wanted = (*wanted).cast(found.dtype());
+            let ids = if tracked { Tensor::from_inner(ids) } else { ids };
+            let found = found.gather(2, ids);
+            // A probability of 0 has no logarithm, and no share in the sum.
+            let rest = found.clone().exp().sum_dim(2).neg().add_scalar(1.0).clamp_min(LEAST).log();
+            let logs = wanted.clone().clamp_min(LEAST).log();
+            (wanted, logs, Tensor::cat(vec![found, rest], 2))
+        }
     };
-    let divergence = (wanted * (logs - log_softmax(student.div_scalar(temperature), 2))).sum_dim(2);
+    let divergence = (constant(wanted) * (constant(logs) - found)).sum_dim(2);
     flat(entropy.mul_scalar(1.0 - weight) + divergence.mul_scalar(weight * temperature * temperature))
 }
+
+/// Probabilities below it count as this.
+const LEAST: f64 = 1e-30;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, TensorData};
+
+    /// Of all tokens it is the whole divergence; of some, that of the lumped distributions.
+    #[test]
+    fn the_likeliest_tokens_and_the_rest() {
+        let (device, config) = (Device::flex().autodiff(), DistillConfig { temperature: 1.0, weight: 1.0 });
+        let wanted = [0.5, 0.25, 0.125, 0.125];
+        let logits = [0.3, -0.2, 0.9, 0.1];
+        let total: f64 = logits.iter().map(|x: &f64| x.exp()).sum();
+        let q = logits.map(|x| x.exp() / total);
+        for (k, groups) in [(4, vec![vec![0], vec![1], vec![2], vec![3]]), (2, vec![vec![0], vec![1], vec![2, 3]])] {
+            let mut said = TopK { k, ids: Vec::new(), probabilities: Vec::new() };
+            said.push(&wanted);
+            let data = TensorData::new(logits.to_vec(), [1, 1, 4]);
+            let x = Tensor::<3>::from_data(data, (&device, DType::F64)).require_grad();
+            let labels = Tensor::<2, Int>::from_data([[2]], (&device, DType::I64));
+            let batch = TokenBatch { taught: Some(said), ..TokenBatch::from_sequences(&[0, 2], 1) };
+            let loss = losses(x.clone(), Taught::of_file(&batch, &Device::flex()).unwrap(), labels, &config);
+            let sum = |of: &[f64], group: &Vec<usize>| group.iter().map(|at| of[*at]).sum::<f64>();
+            let expected: f64 =
+                groups.iter().map(|group| sum(&wanted, group) * (sum(&wanted, group) / sum(&q, group)).ln()).sum();
+            let found: Vec<f64> = loss.clone().into_data().iter().collect();
+            assert!((found[0] - expected).abs() < 1e-12, "{k}: {found:?} {expected}");
+            let gradient: Vec<f64> = x.grad(&loss.sum().backward()).unwrap().into_data().iter().collect();
+            for group in &groups {
+                for at in group {
+                    let expected = q[*at] - q[*at] / sum(&q, group) * sum(&wanted, group);
+                    assert!((gradient[*at] - expected).abs() < 1e-12, "{k}: {gradient:?}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn losses_are_the_formula_and_gradients_the_difference_of_distributions() {
@@ -75,7 +139,7 @@ mod tests {
         let expected = -0.3 * softmax(student, 1.0)[2].ln() + 0.7 * 4.0 * kl;
         let x = logits(student, &device).require_grad();
         let labels = Tensor::<2, Int>::from_data([[2]], (&device, DType::I64));
-        let loss = losses(x.clone(), logits(teacher, &Device::flex()), labels, &config);
+        let loss = losses(x.clone(), Taught::Logits(logits(teacher, &Device::flex())), labels, &config);
         let found: Vec<f64> = loss.clone().into_data().iter().collect();
         assert!((found[0] - expected).abs() < 1e-12, "{found:?} {expected}");
         let gradients = loss.sum().backward();

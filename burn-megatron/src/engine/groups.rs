@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use backend_dist::shard::ParamSpec;
-use models::param::fits;
+use models::names::fits;
 use serde::{Deserialize, Serialize};
 
 use crate::optim::ParamScale;

@@ -80,6 +80,7 @@ impl TrainingTasks {
             mask: Some(mask),
             documents: Some(vec![vec![0]; sequences]),
             references: Some(vec![vec![0.0]; sequences]),
+            taught: None,
         }
     }
 }

@@ -134,9 +134,9 @@ pub fn write_adapter(folder: &Path, adapter: &Adapter, base: Option<&str>) -> Re
         .map_err(refused)?;
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     serialize_to_file(views, Some(metadata), &path).map_err(refused)?;
-    // peft has no word for our `all-linear` in files: it writes the names that it stands for.
+    // peft has no words for `all-linear` and patterns in files: it writes the names that they stand for.
     let mut modules: Vec<&str> = plan.targets().map(|(_, theirs, _)| theirs).collect();
-    if !config.target_modules.iter().any(|target| target == ALL_LINEAR) {
+    if !config.target_modules.iter().any(|target| target == ALL_LINEAR || target.contains('*')) {
         modules = config.target_modules.iter().map(String::as_str).collect();
     }
     let alpha = if config.alpha.fract() == 0.0 { json!(config.alpha as i64) } else { json!(config.alpha) };

@@ -14,10 +14,10 @@ use models::{CausalLm, ModelConfig, ParamBuilder, Part, WeightSource, WithModel}
 use serde_json::Value;
 
 use super::fp8::possible;
+use super::teach::{BuildTeacher, taught};
 use super::{Plan, RunData, TrainError, resume as saving, tasks};
 use crate::checkpoint::Checkpoint;
 use crate::config::{RunConfig, TrainingSection};
-use crate::engine::Teacher;
 use crate::flops::AttentionCount;
 use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
 use crate::learner::{Description, ExitOptions, LogOptions, Pretraining, Resume, loss_over};
@@ -76,9 +76,10 @@ impl WithModel for Launch<'_> {
         if !companions.is_empty() {
             keep_companions(&mut description.config, &companions);
         }
+        let train = taught(config, data.train)?;
         let tokenizer = data.tokenizer.or_else(|| before.and_then(|before| before.tokenizer()));
         let resume = plan.start.as_ref().map_or(Resume::Never, |start| Resume::From(start.path.clone()));
-        let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
+        let mut run = Pretraining::new(mesh, engine, training.steps, (train, data.valid), dims, build)
             .devices(devices)
             .directory(&config.output.directory)
             .logs(logs(config, peak))
@@ -136,23 +137,6 @@ fn exit(training: &TrainingSection) -> ExitOptions {
     // More seconds than a duration has are no limit.
     let duration = duration.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     ExitOptions { duration, interval: training.exit_interval }
-}
-
-/// A teacher, ready for its family.
-struct BuildTeacher<'a> {
-    rank: &'a Rank,
-    dtype: FloatDType,
-    weights: &'a HfFolder,
-}
-
-impl WithModel for BuildTeacher<'_> {
-    type Output = Result<Teacher, BoxError>;
-
-    fn with<T: CausalLm + 'static>(self, sizes: &T::Config) -> Self::Output {
-        let params = ParamBuilder::new(self.rank, self.dtype, 0).with_source(self.weights).without_autodiff();
-        let model = T::build(sizes, params)?;
-        Ok(Box::new(move |tokens, batch| model.head_logits(model.hidden_states(tokens, batch))))
-    }
 }
 
 /// What makes a rank's stages of a model: random, or read from a folder.

@@ -12,6 +12,7 @@ mod preference;
 mod resume;
 mod run_data;
 mod tasks;
+mod teach;
 mod templated;
 #[cfg(test)]
 mod tests;
@@ -42,6 +43,7 @@ pub use launch::{STOPPED, TrainReport};
 pub use plan::Plan;
 pub use resume::ResumePoint;
 pub use run_data::RunData;
+pub use teach::write_top_k;
 
 /// Why a run did not start, or did not end well.
 #[derive(Debug, Error)]
@@ -70,6 +72,14 @@ pub enum TrainError {
     /// Tasks cannot be used.
     #[error("evaluation.tasks: {0}")]
     Tasks(#[from] EvalError),
+    /// The file of a teacher's likeliest tokens cannot be written or used.
+    #[error("{}: {what}", path.display())]
+    TopK {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// A sample cannot be read.
     #[error("{0}")]
     Sample(SampleError),

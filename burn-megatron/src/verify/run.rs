@@ -12,6 +12,7 @@ use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::layers::moe::RoutingReplay;
 use models::lora::BaseFormat;
+use models::names::{NameMap, fits};
 use models::param::ParamBuilder;
 use models::{CausalLm, Fp8Config, LoraConfig, LoraPlan, ModelConfig, WeightSource};
 use std::collections::BTreeMap;
@@ -38,7 +39,7 @@ pub struct Settings {
     /// as many of them as a layout; [`different_in_fp8`](super::different_in_fp8) names the layouts that compute other
     /// numbers.
     pub fp8: Option<Fp8Format>,
-    /// Adapters of all linear layers are trained, everything else is frozen.
+    /// Adapters of all linear layers are trained, but for DoRA with routed experts; everything else is frozen.
     pub lora: Option<LoraKind>,
     /// How frozen weights are stored, in the layouts and on the one device, if not as all weights.
     pub base: Option<BaseFormat>,
@@ -56,9 +57,14 @@ pub enum LoraKind {
 }
 
 impl LoraKind {
-    /// Adapters of rank 4 of all linear layers.
-    fn config(self) -> LoraConfig {
-        LoraConfig { rank: 4, rslora: self == Self::Rslora, dora: self == Self::Dora, ..LoraConfig::default() }
+    /// Adapters of rank 4 of all linear layers of a model with these names.
+    fn config(self, names: &NameMap) -> LoraConfig {
+        let mut config =
+            LoraConfig { rank: 4, rslora: self == Self::Rslora, dora: self == Self::Dora, ..LoraConfig::default() };
+        // Stacked experts are no linear layers.
+        let has_experts = names.iter().any(|(_, theirs)| fits("*.experts.*.weight", &theirs.name));
+        config.target_modules.extend((has_experts && !config.dora).then(|| "experts.*".into()));
+        config
     }
 }
 
@@ -197,7 +203,7 @@ pub(super) fn initial<M: CausalLm>(config: &M::Config, settings: &Settings) -> R
 fn plan<M: CausalLm>(config: &M::Config, settings: &Settings) -> Result<Option<Arc<LoraPlan>>, TraceError> {
     let names = config.hf_names();
     settings.base.map(|base| base.check(&names, 1)).transpose()?;
-    let plan = settings.lora.map(|kind| kind.config().plan(&names)).transpose()?;
+    let plan = settings.lora.map(|kind| kind.config(&names).plan(&names)).transpose()?;
     Ok(plan.map(Arc::new))
 }
 

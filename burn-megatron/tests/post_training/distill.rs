@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use burn::tensor::Device;
-use burn_megatron::train::{Plan, train};
+use burn_megatron::train::{Plan, train, write_top_k};
 use serde_json::Value;
 
 use super::eval::model;
@@ -72,6 +72,87 @@ fn every_layout_learns_from_the_teacher_as_one_device() {
             }
         }
     }
+}
+
+/// The file of the likeliest tokens of `lora/base` for a run.
+fn top_k(folder: &Path, k: usize) -> String {
+    let path = folder.join(format!("top{k}.safetensors"));
+    let plan = Plan::new(&config(folder, "teach", &[]), &[]).unwrap();
+    let written = write_top_k(&plan, &Device::flex(), &path, k, &mut |_| ()).unwrap();
+    assert_eq!(written, 20, "five steps of four sequences");
+    path.display().to_string()
+}
+
+#[test]
+fn every_layout_learns_from_a_file_as_one_device() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path());
+    let (all, few) = (top_k(folder.path(), 160), top_k(folder.path(), 8));
+    let from = |name: &str, file: &str, layout: &[(&str, &str)]| {
+        let keys = [("distill.teacher", "none"), ("distill.logits", file)];
+        trained(folder.path(), name, &[&keys[..], layout].concat())
+    };
+    let compare = |found: &[BTreeMap<String, Value>], expected: &[BTreeMap<String, Value>], bound: f64, what: &str| {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            for key in ["loss", "grad_norm"].into_iter().filter(|key| expected.contains_key(*key)) {
+                let [a, b] = [found, expected].map(|line| number(line, key));
+                assert!((a - b).abs() <= bound * b.abs().max(1.0), "{what}: {key} {a} {b}");
+            }
+        }
+    };
+    // All tokens of the vocabulary say what the teacher says; few of them do not.
+    let teacher = trained(folder.path(), "teacher", &[]);
+    compare(&from("all", &all, &[]), &teacher, 1e-10, "all tokens");
+    let one = from("one", &few, &[]);
+    assert!((number(&one[0], "loss") - number(&teacher[0], "loss")).abs() > 1e-3);
+    for (index, layout) in [
+        vec![("parallel.tp", "2"), ("parallel.sp", "true")],
+        vec![("parallel.cp", "2")],
+        vec![("parallel.pp", "2"), ("training.micro-batch", "1")],
+        vec![("parallel.dp", "2"), ("parallel.zero", "3"), ("training.micro-batch", "2")],
+        vec![("parallel.tp", "2"), ("parallel.cp", "2"), ("recompute.granularity", "full")],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        compare(&from(&format!("file{index}"), &few, &layout), &one, 1e-10, &format!("{layout:?}"));
+    }
+}
+
+#[test]
+fn files_that_do_not_fit_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path());
+    let file = top_k(folder.path(), 8);
+    let refused = |overrides: &[(&str, &str)]| {
+        let all = [&[("distill.teacher", "none"), ("distill.logits", file.as_str())], overrides].concat();
+        let plan = Plan::new(&config(folder.path(), "refused", &all), &[]).unwrap();
+        train(&plan, vec![Device::flex()], &mut |_| ()).err().unwrap().to_string()
+    };
+    let said = refused(&[("training.steps", "6")]);
+    assert!(said.contains("has 20 sequences, but this run reads 24"), "{said}");
+    // Other data, which the shuffled samples of another seed are too.
+    let said = refused(&[("training.seed", "7")]);
+    assert!(said.contains("has nothing about sample 0; write it with the data and the seed of this run"), "{said}");
+    let said = refused(&[("model.vocab-size", "176")]);
+    assert!(said.contains("its teacher has 160 tokens, but model.vocab-size = 176"), "{said}");
+    let bytes = fs::read(&file).unwrap();
+    for (name, part) in [("short", &bytes[..bytes.len() - 1]), ("none", &bytes[..4])] {
+        let path = folder.path().join(name);
+        fs::write(&path, part).unwrap();
+        let said = refused(&[("distill.logits", path.to_str().unwrap())]);
+        assert!(said.contains(&format!("{name}: is no whole safetensors file")), "{said}");
+    }
+    let said = refused(&[("distill.temperature", "1")]);
+    assert!(said.contains("was written with distill.temperature = 2, not 1"), "{said}");
+    let said = refused(&[("training.seq-length", "8")]);
+    assert!(said.contains("has sequences of 16 tokens; nearest legal: training.seq-length = 16"), "{said}");
+    let both = Plan::new(&config(folder.path(), "both", &[("distill.logits", file.as_str())]), &[]).err().unwrap();
+    assert!(both.to_string().contains("a file takes the place of a teacher"), "{both}");
+    let plan = Plan::new(&config(folder.path(), "teach", &[]), &[]).unwrap();
+    let none = write_top_k(&plan, &Device::flex(), Path::new("none"), 161, &mut |_| ()).unwrap_err().to_string();
+    assert!(none.contains("--top-k 161 of 160 tokens; nearest legal: 160"), "{none}");
 }
 
 /// A model that is its own teacher has a divergence of 0 without a gradient.

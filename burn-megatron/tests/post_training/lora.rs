@@ -282,8 +282,9 @@ fn adapters_that_a_model_cannot_have_are_refused_before_anything_starts() {
     let [all, adapters] = ["--lora.rank none", ""].map(|lora| gib(&format!("{short} {lora}")));
     let few = gib(&format!("{short} --lora.base nf4"));
     assert!(adapters < 0.25 * all && few < 0.6 * adapters, "{all} {adapters} {few} GiB");
-    let said = fail(folder.path(), "plan run.toml --gpu h200 --model.preset mixtral-8x7b");
-    assert!(said.contains("lora.rank = 8: memory and time of adapters in a model with experts"), "{said}");
+    let said =
+        fail(folder.path(), "plan run.toml --gpu h200 --model.preset deepseek-v3 --lora.target-modules gate_proj");
+    assert!(said.contains("lora.rank = 8: memory and time of adapters in a model with latent attention"), "{said}");
     let other = golden().join("dora/adapter").display().to_string();
     let said = refused(&[("lora.adapter", &other)]);
     assert!(said.contains("it has rank = 4, alpha = 8") && said.contains("dora = true"), "{said}");

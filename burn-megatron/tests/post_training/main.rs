@@ -5,6 +5,7 @@ mod distill;
 mod eval;
 mod grpo;
 mod lora;
+mod lora_experts;
 mod preference;
 mod prune;
 mod qlora;

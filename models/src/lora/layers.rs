@@ -20,12 +20,12 @@ use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
 /// The global tensors of an adapter.
-fn named(layer: &str, part: &str) -> String {
+pub(super) fn named(layer: &str, part: &str) -> String {
     format!("{layer}.lora_{part}.weight")
 }
 
 /// peft's `kaiming_uniform_(a=√5)`: between `±1/√in`.
-fn init_a(inputs: usize) -> Init {
+pub(super) fn init_a(inputs: usize) -> Init {
     let bound = 1.0 / (inputs as f64).sqrt();
     Init::Uniform { low: -bound, high: bound }
 }

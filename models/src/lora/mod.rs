@@ -11,27 +11,30 @@
 //! | DoRA (Liu et al., 2024) | as LoRA | `m / ‖W + s B A‖ · (x Wᵀ + s (x Aᵀ) Bᵀ)`, the norm of each matrix row without gradient |
 
 mod base;
+mod experts;
 mod layers;
 mod off;
 mod plan;
 mod share;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use backend_dist::shard::HostTensor;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::names::{Foreign, NameMap, is_router};
+use crate::names::{Foreign, NameMap, fits, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
+pub(crate) use experts::ExpertAdapters;
+pub use experts::WIDTH as EXPERT_WIDTH;
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
 pub use off::without_adapters;
 pub use plan::LoraPlan;
 pub use share::with_weights_of;
 
-/// The word for all linear layers but the output layer.
+/// The word for all linear layers but the output layer, routers and routed experts.
 pub const ALL_LINEAR: &str = "all-linear";
 
 /// Which linear layers have adapters, and of what kind.
@@ -52,7 +55,8 @@ pub struct LoraConfig {
     pub rank: usize,
     /// Numerator of the scale.
     pub alpha: f64,
-    /// Hugging Face's names of modules, whole or their last parts, such as `q_proj`; or [`ALL_LINEAR`].
+    /// Hugging Face's names of modules, whole or their last parts, such as `q_proj`, in which `*` stands for any
+    /// characters; or [`ALL_LINEAR`], which is all but the output layer, routers and routed experts.
     pub target_modules: Vec<String>,
     /// The scale is `alpha / √r`.
     pub rslora: bool,
@@ -134,10 +138,9 @@ impl LoraConfig {
         let mut targets = BTreeMap::new();
         for target in &self.target_modules {
             let all = target == ALL_LINEAR;
-            let is_named = |theirs: &str| {
-                theirs == target || theirs.strip_suffix(target.as_str()).is_some_and(|rest| rest.ends_with('.'))
-            };
-            // A router is no linear layer to peft, and experts are one tensor in memory.
+            let end = format!("*.{target}");
+            let is_named = |theirs: &str| fits(target, theirs) || fits(&end, theirs);
+            // A router is no linear layer to peft, nor are experts where transformers 5 has them as one tensor.
             let in_all = |theirs: &str| !theirs.contains(".experts.") && !is_router(theirs) && theirs != "lm_head";
             let chosen: Vec<&Linear> =
                 linear.iter().filter(|layer| if all { in_all(layer.theirs) } else { is_named(layer.theirs) }).collect();
@@ -148,14 +151,27 @@ impl LoraConfig {
                 return Err(LoraError::Target { target: target.clone(), known: known.join(", ") });
             }
             for layer in chosen {
-                if let Some(why) = layer.refused() {
+                if let Some(why) = layer.refused(self.dora) {
                     return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
                 }
                 targets.insert(layer.ours.to_string(), (layer.theirs.to_string(), layer.shape));
             }
         }
+        let together: BTreeSet<(&str, &str)> = targets.keys().filter_map(|ours| of_expert(ours)).collect();
+        let alone = |layer: &&Linear| !targets.contains_key(layer.ours);
+        let left_out = |layer: &&Linear| of_expert(layer.ours).is_some_and(|of| together.contains(&of));
+        if let Some(layer) = linear.iter().filter(alone).find(left_out) {
+            let why = "the experts of a layer have adapters all or none, and it would be left out";
+            return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
+        }
         Ok(LoraPlan::new(self.clone(), targets))
     }
+}
+
+/// Of our name of a routed expert's matrix: its layer and its place in an expert.
+fn of_expert(ours: &str) -> Option<(&str, &str)> {
+    let (layer, rest) = ours.split_once(".experts.")?;
+    Some((layer, rest.split_once('.')?.1))
 }
 
 /// A matrix that a model multiplies activations with.
@@ -167,11 +183,13 @@ struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    fn refused(&self) -> Option<&'static str> {
+    fn refused(&self, dora: bool) -> Option<&'static str> {
         match () {
             _ if self.theirs == "lm_head" => Some("it is the output layer, whose loss is computed in chunks"),
             _ if is_router(self.theirs) => Some("it is a router"),
-            _ if self.theirs.contains(".experts.") => Some("routed experts have no adapters yet"),
+            _ if dora && of_expert(self.ours).is_some() => {
+                Some("DoRA would need the norm of every expert's weight with its adapter in every pass")
+            }
             _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),
             _ if self.foreign.rows.is_some() => {
                 Some("Hugging Face stores its rows in another order, or together with another layer's")
@@ -223,9 +241,15 @@ mod tests {
         let a = file.get("layers.0.mlp.down_proj.lora_A.weight").unwrap();
         assert_eq!(a.name, "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight");
         assert_eq!(a.shape, [8, llama.intermediate_size]);
-        // Experts are not among all linear layers.
-        let mixtral = of(&[ALL_LINEAR], &MixtralConfig::tiny().hf_names()).unwrap();
-        assert!(mixtral.targets().all(|(ours, ..)| ours.contains(".attention.")));
+        // Experts are not among all linear layers, but have names.
+        let (mixtral, names) = (MixtralConfig::tiny(), MixtralConfig::tiny().hf_names());
+        assert!(of(&[ALL_LINEAR], &names).unwrap().targets().all(|(ours, ..)| ours.contains(".attention.")));
+        let (layers, experts) = (mixtral.num_hidden_layers, mixtral.num_experts);
+        assert_eq!(of(&["w2", "w3"], &names).unwrap().len(), 2 * layers * experts);
+        assert_eq!(of(&["layers.0.*.experts.*"], &names).unwrap().len(), 3 * experts);
+        let theirs = of(&["experts.*.w1"], &names).unwrap().names("base_model.model.");
+        let a = theirs.get("layers.1.mlp.experts.2.gate_proj.lora_A.weight").unwrap();
+        assert_eq!(a.name, "base_model.model.model.layers.1.block_sparse_moe.experts.2.w1.lora_A.weight");
     }
 
     #[test]
@@ -237,6 +261,14 @@ mod tests {
         assert!(refused(&["lm_head"], &names).contains("the output layer"));
         let gpt = FamilyConfig::Gpt(GptConfig::tiny()).hf_names();
         assert!(refused(&[ALL_LINEAR], &gpt).contains("transpose"));
+        let experts = MixtralConfig::tiny().hf_names();
+        let said = refused(&["experts.0.w1"], &experts);
+        assert!(
+            said.contains("experts.1.w1` are not supported: the experts of a layer have adapters all or none"),
+            "{said}"
+        );
+        let dora = LoraConfig { dora: true, target_modules: vec!["w1".into()], ..LoraConfig::default() };
+        assert!(dora.plan(&experts).unwrap_err().to_string().contains("DoRA would need the norm"));
         let none = LoraConfig { rank: 0, ..LoraConfig::default() }.plan(&names).unwrap_err();
         assert_eq!(none.to_string(), "r = 0 is not at least 1");
     }

@@ -91,6 +91,22 @@ impl<'a> ParamBuilder<'a> {
         self.create_adapter(sections, self.parallel.sequence)
     }
 
+    /// A parameter of adapters of this rank's routed experts, as [`ParamBuilder::expert_sections`]; with `is_whole` as
+    /// [`ParamBuilder::expert_shares`].
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    ///
+    /// # Panics
+    /// Outside layers.
+    pub(crate) fn expert_adapter<const D: usize>(
+        &mut self,
+        sections: Vec<(Section, Init)>,
+        is_whole: bool,
+    ) -> Result<Param<Tensor<D>>, BuildError> {
+        self.in_experts(|params| params.create_adapter(sections, is_whole))
+    }
+
     /// A parameter that starts with these values of its section, unless the adapters have a source.
     ///
     /// # Errors

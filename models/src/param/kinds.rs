@@ -27,7 +27,7 @@ impl ParamBuilder<'_> {
         &mut self,
         sections: Vec<(Section, Init)>,
     ) -> Result<Param<Tensor<D>>, BuildError> {
-        self.of_experts(sections, false)
+        self.in_experts(|params| params.create(sections, false))
     }
 
     /// A parameter of sections of routed experts that are whole on each of the ranks that share an expert, of which
@@ -42,19 +42,16 @@ impl ParamBuilder<'_> {
         &mut self,
         sections: Vec<(Section, Init)>,
     ) -> Result<Param<Tensor<D>>, BuildError> {
-        self.of_experts(sections, true)
+        self.in_experts(|params| params.create(sections, true))
     }
 
-    fn of_experts<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-        partial_gradient: bool,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    /// What `build` makes belongs to the routed experts of the layer that [`begin`](Self::begin) began.
+    pub(super) fn in_experts<T>(&mut self, build: impl FnOnce(&mut Self) -> T) -> T {
         let unit = self.unit;
         self.unit = Unit::Experts(unit.layer().expect("experts are in a layer"));
-        let param = self.create(sections, partial_gradient);
+        let built = build(self);
         self.unit = unit;
-        param
+        built
     }
 
     /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: stored

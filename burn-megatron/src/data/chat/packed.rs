@@ -102,7 +102,7 @@ impl Packed {
         tokens.resize(length, 0);
         labels.resize(length, 0);
         mask.resize(length, false);
-        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents), references: None }
+        Sample { tokens, labels, loss_mask: Some(mask), documents: Some(documents), references: None, taught: None }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Inputs of a pass, and how a segment runs in it.
 
 use crate::engine::ContextConfig;
-use crate::engine::distill::{self, DistillConfig};
+use crate::engine::distill::{self, DistillConfig, Taught};
 use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
 use crate::optim::Optimizer;
@@ -43,8 +43,10 @@ pub(in crate::engine) struct Pass<'a> {
     pub factors: Option<Vec<f64>>,
     /// The logits are divided by it.
     pub temperature: f64,
-    /// The teacher's logits `[sequences, seq, vocab]`, in distillation.
-    pub taught: Option<(Tensor<3>, DistillConfig)>,
+    /// In distillation.
+    pub distill: Option<DistillConfig>,
+    /// The teacher's logits `[sequences, seq, vocab]`; without a teacher the batch says what a file has.
+    pub taught: Option<Tensor<3>>,
     /// Chunk and micro-batch, for the timeline.
     pub index: (usize, usize),
     /// Whether it is wanted which labels are the likeliest tokens; only without a backward pass.
@@ -116,10 +118,11 @@ pub(super) fn run<M: CausalLm>(
                 let (losses, hits) = hits(model.head_logits(input()), labels);
                 return Output::Losses(losses.cast(pass.loss_type), Some(Box::new(hits.cast(pass.loss_type))));
             }
-            let losses = match &pass.taught {
+            let taught = || pass.taught.clone().map(Taught::Logits).or_else(|| Taught::of_file(tokens, pass.device));
+            let losses = match pass.distill.and_then(|config| Some((taught()?, config))) {
                 None if pass.temperature == 1.0 => model.head_losses(input(), labels, of),
                 None => cross_entropies(wide(model.head_logits(input())).div_scalar(pass.temperature), labels),
-                Some((teacher, config)) => distill::losses(model.head_logits(input()), teacher.clone(), labels, config),
+                Some((taught, config)) => distill::losses(model.head_logits(input()), taught, labels, &config),
             };
             Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) }, None)
         }

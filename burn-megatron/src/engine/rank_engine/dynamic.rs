@@ -107,7 +107,8 @@ impl<M: CausalLm> RankEngine<M> {
     fn dummy(&self) -> LocalBatch {
         let seq = packed_length(self.rank.mesh.layout(), 1, 1, self.runs_ahead);
         let (tokens, labels, mask) = (vec![0; seq], vec![0; seq], Some(vec![false; seq]));
-        let sequence = TokenBatch { sequences: 1, seq, tokens, labels, mask, documents: None, references: None };
+        let sequence =
+            TokenBatch { sequences: 1, seq, tokens, labels, mask, documents: None, references: None, taught: None };
         let mut local = LocalBatch::new(&sequence, None, self.config.documents);
         local.micro_batch.filled_from = Some(0);
         local.micro_batch.auxiliary = self.auxiliary_grad(&sequence, &local);

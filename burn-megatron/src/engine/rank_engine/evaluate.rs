@@ -105,6 +105,7 @@ impl<M: CausalLm> RankEngine<M> {
                     loss_grad: 0.0,
                     factors: None,
                     temperature,
+                    distill: None,
                     taught: None,
                     accuracy,
                     loss_type: self.loss_type(),

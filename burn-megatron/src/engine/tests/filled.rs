@@ -47,7 +47,16 @@ fn one_by_one(batch: &TokenBatch) -> f64 {
         let report = evaluate(
             "TP1",
             1,
-            &TokenBatch { sequences: 1, seq: end, tokens, labels, mask: None, documents: None, references: None },
+            &TokenBatch {
+                sequences: 1,
+                seq: end,
+                tokens,
+                labels,
+                mask: None,
+                documents: None,
+                references: None,
+                taught: None,
+            },
         );
         report.loss * report.tokens as f64
     };

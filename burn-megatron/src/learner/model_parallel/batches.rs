@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchSizes;
 use crate::console::STEPS;
-use crate::data::{SampleError, TokenDataset};
+use crate::data::{SampleError, TokenDataset, TopK};
 use crate::engine::TokenBatch;
 
 /// The samples of one optimizer step, or of one validation batch, over all ranks. Nothing is read before a rank asks
@@ -70,11 +70,19 @@ impl GlobalBatch {
         let count = range.len();
         let seq = self.data.seq_length();
         let (tokens, labels) = (Vec::new(), Vec::new());
-        let mut batch =
-            TokenBatch { sequences: count, seq, tokens, labels, mask: None, documents: None, references: None };
+        let mut batch = TokenBatch {
+            sequences: count,
+            seq,
+            tokens,
+            labels,
+            mask: None,
+            documents: None,
+            references: None,
+            taught: None,
+        };
         let (mut mask, mut documents) = (Vec::new(), Vec::new());
         let (mut masked, mut divided) = (false, false);
-        let mut references = Vec::new();
+        let (mut references, mut taught) = (Vec::new(), Vec::new());
         for index in range {
             let sample = self.data.try_sample((self.first + index) % self.data.len())?;
             batch.tokens.extend(sample.tokens);
@@ -84,10 +92,12 @@ impl GlobalBatch {
             divided |= sample.documents.is_some();
             documents.push(sample.documents.unwrap_or_else(|| vec![0]));
             references.extend(sample.references);
+            taught.extend(sample.taught);
         }
         batch.mask = masked.then_some(mask);
         batch.documents = divided.then_some(documents);
         // All samples of a data set have some, or none has.
+        batch.taught = TopK::concat(taught.into_iter());
         batch.references = (references.len() == count).then_some(references);
         Ok(batch)
     }

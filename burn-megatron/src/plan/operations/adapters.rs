@@ -1,10 +1,10 @@
-//! Adapters of linear layers next to frozen weights (`models/src/lora/layers.rs`).
+//! Adapters of linear layers next to frozen weights (`models/src/lora/layers.rs`, `models/src/lora/experts.rs`).
 
-use models::lora::BaseFormat;
+use models::lora::{BaseFormat, EXPERT_WIDTH};
 
 use super::{Activation, Chain, Op};
 
-/// Adapters of the linear layers of a dense decoder, the same in every layer; all other parameters are frozen.
+/// Adapters of the linear layers of a decoder, the same in every layer; all other parameters are frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Adapters {
     /// Rank.
@@ -19,6 +19,10 @@ pub struct Adapters {
     pub up: [bool; 2],
     /// Whether the MLP's last layer has one.
     pub down: bool,
+    /// Which of gate and up of routed experts have one.
+    pub expert_up: [bool; 2],
+    /// Whether the last layer of routed experts has one.
+    pub expert_down: bool,
     /// How the weights of these layers are stored.
     pub base: Option<BaseFormat>,
 }
@@ -83,6 +87,33 @@ impl Chain<'_> {
         let flops = 2.0 * whole as f64 * op.matrix as f64;
         op.flops.iter_mut().for_each(|pass| *pass += flops);
         // The adapters' outputs before they are added; a GPU's GEMM adds them.
+        op.temporary += op.output.bytes;
+    }
+
+    /// Adapters of the grouped GEMM that was just added, of matrices `[out, in]` of which `has` says which outputs have
+    /// one. They save what they read, `reads`: the GEMM's input, or that of its activation.
+    pub(super) fn adapt_experts(&mut self, [outputs, inputs]: [u64; 2], has: &[bool], reads: Activation) {
+        let Some(adapters) = self.builder.adapters else { return };
+        let (element, local) = (self.builder.element, self.builder.local.experts);
+        // It saves nothing for the gradient of its weight, which is not computed.
+        let op = self.ops.last_mut().expect("it was just added");
+        (op.saves, op.flops[2]) = (Vec::new(), 0.0);
+        let count = has.iter().filter(|has| **has).count() as u64;
+        if count == 0 {
+            return;
+        }
+        let (narrow, outputs) = (count * adapters.rank, outputs / has.len() as u64);
+        let width = narrow.next_multiple_of(EXPERT_WIDTH as u64);
+        // A and B of an expert as one matrix each, unless they are it.
+        let padded = if width == narrow { 0 } else { width * inputs };
+        let block = if has.len() == 1 && width == narrow { 0 } else { width * outputs * has.len() as u64 };
+        let low = self.tensor((2 * local.rows * width + local.count * (padded + block)) * element, None);
+        let op = self.ops.last_mut().expect("it was just added");
+        op.saves = vec![reads, low];
+        op.matrix = local.count * (narrow * inputs + adapters.rank * count * outputs);
+        op.weight = op.matrix;
+        let flops = 2.0 * local.rows as f64 * (width * (inputs + outputs * has.len() as u64)) as f64;
+        op.flops.iter_mut().for_each(|pass| *pass += flops);
         op.temporary += op.output.bytes;
     }
 }

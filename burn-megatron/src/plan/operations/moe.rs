@@ -39,14 +39,24 @@ impl UnitBuilder<'_> {
         self.to_experts(chain, local.rows);
         let input = chain.at;
         self.grouped(chain, 2 * local.intermediate, hidden, experts.biases, input);
+        if let Some(adapters) = self.adapters {
+            chain.adapt_experts([2 * local.intermediate, hidden], &adapters.expert_up, input);
+        }
         let input = chain.at;
         let again = self.recompute.selects(Module::MlpActivation);
         chain.op_of(local.rows * local.intermediate * element, Some(Module::MlpActivation), |op| {
             op.saves = vec![input];
             op.again = again;
         });
-        let input = chain.at;
+        let (before, input) = (input, chain.at);
         self.grouped(chain, hidden, local.intermediate, experts.biases, input);
+        if let Some(adapters) = self.adapters {
+            chain.adapt_experts(
+                [hidden, local.intermediate],
+                &[adapters.expert_down],
+                if again { before } else { input },
+            );
+        }
         self.to_experts(chain, local.copies);
         // Probabilities are applied before the second GEMM, so its output is not saved.
         chain.op(local.tokens * hidden * element, |op| op.saves = vec![places]);

@@ -12,6 +12,7 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::config::{ExpertKind, MoeConfig};
+use crate::lora::ExpertAdapters;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
@@ -80,6 +81,7 @@ pub(super) struct Experts {
     /// `[experts · hidden, intermediate]`.
     down: Param<Tensor<2>>,
     biases: Option<Biases>,
+    adapters: Option<ExpertAdapters>,
     #[module(skip)]
     recompute_activation: bool,
     /// Of both layers.
@@ -120,6 +122,7 @@ impl Experts {
             gate_up: params.expert_sections(gate_up)?,
             down: params.expert_sections(own.map(second).collect())?,
             biases: Biases::new(params, name, config)?,
+            adapters: ExpertAdapters::new(params, name, [hidden, intermediate, experts])?,
             recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
             fp8,
         })
@@ -151,20 +154,27 @@ impl Experts {
             let bias = bias.cast(y.dtype());
             return y + bias;
         }
-        if let Some([first, second]) = &self.fp8(batch) {
-            let x = fp8::grouped_linear(x, self.gate_up.val(), counts, first);
-            let (down, again) = (self.down.val(), self.recompute_activation);
-            return fp8::grouped_swiglu_linear(x, p, down, counts, again, second);
-        }
-        let x = grouped_linear(x, self.gate_up.val(), counts, &batch.pass);
-        grouped_swiglu_linear(x, p, self.down.val(), counts, self.recompute_activation, &batch.pass)
+        let (adapters, fp8, again) = (self.adapters.as_ref(), self.fp8(batch), self.recompute_activation);
+        let added = adapters.and_then(|adapters| adapters.first(x.clone(), counts));
+        let x = match &fp8 {
+            Some([first, _]) => fp8::grouped_linear(x, self.gate_up.val(), counts, first),
+            None => grouped_linear(x, self.gate_up.val(), counts, &batch.pass),
+        };
+        let x = sum(x, added);
+        let added = adapters.and_then(|adapters| adapters.down((x.clone(), p.clone()), counts, again));
+        let y = match &fp8 {
+            Some([_, second]) => fp8::grouped_swiglu_linear(x, p, self.down.val(), counts, again, second),
+            None => grouped_swiglu_linear(x, p, self.down.val(), counts, again, &batch.pass),
+        };
+        sum(y, added)
     }
 
     /// Whether a decode step of so many copies can leave the experts' numbers of tokens on the device.
     pub fn decodes(&self, copies: usize) -> bool {
         let (w, few) = (self.gate_up.val(), self.few(copies));
         let has_kernel = |sizes| few.has_kernel(sizes, w.dtype(), &w.device());
-        self.biases.is_none() && !self.is_fp8() && has_kernel(self.gate_up.dims()) && has_kernel(self.down.dims())
+        let plain = self.biases.is_none() && self.adapters.is_none();
+        plain && !self.is_fp8() && has_kernel(self.gate_up.dims()) && has_kernel(self.down.dims())
     }
 
     /// [`forward`](Self::forward) of a decode step's tokens `x [tokens, hidden]`, one row for each of their copies.
@@ -185,11 +195,19 @@ impl Experts {
 
     /// Whether all-to-alls can be overlapped with the experts' GEMMs.
     pub fn can_overlap(&self) -> bool {
-        self.biases.is_none()
+        self.biases.is_none() && self.adapters.is_none()
     }
 
     /// Features outside and inside.
     pub fn features(&self) -> [usize; 2] {
         [self.gate_up.dims()[1], self.down.dims()[1]]
+    }
+}
+
+/// With what adapters add.
+fn sum(x: Tensor<2>, added: Option<Tensor<2>>) -> Tensor<2> {
+    match added {
+        Some(added) => x + added,
+        None => x,
     }
 }

@@ -1,0 +1,153 @@
+//! Adapters of routed experts: every layout, training, peft's files and merged weights.
+
+use std::path::Path;
+
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::config::RunConfig;
+use burn_megatron::hf::{HfFolder, read_adapter, write_adapter};
+use burn_megatron::train::{Plan, train};
+use burn_megatron::verify::{self, LoraKind, verify};
+use models::layers::BalanceOver;
+use models::{Mixtral, MixtralConfig, MixtralVariant};
+
+use super::{fail, gap, golden, parse, read, succeed};
+
+#[test]
+fn every_layout_trains_adapters_of_experts_as_one_device() {
+    let settings = |lora| verify::Settings {
+        steps: 3,
+        global_batch: 8,
+        seq: 16,
+        seed: 1234,
+        dtype: FloatDType::F64,
+        tolerance: None,
+        fp8: None,
+        lora: Some(lora),
+        base: None,
+    };
+    let layouts = [
+        "DP2 EP2 ZeRO2",
+        "TP2 SP DP2",
+        "TP2 ETP1 EP2",
+        "TP2 SP DP2 EP2 ETP2",
+        "DP2 ETP2",
+        "DP4 EP2 ZeRO3 x2",
+        "CP2 EP2 selective",
+        "PP2 DP2 EP2 ZeRO1 x2 uniform1",
+        "PP2 x2 zb-h1",
+    ];
+    let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    let mixtral =
+        MixtralConfig { router_balance: BalanceOver::Sequence, num_hidden_layers: 2, ..MixtralConfig::tiny() };
+    let shared = MixtralConfig {
+        variant: MixtralVariant::Qwen2Moe,
+        moe_intermediate_size: Some(16),
+        shared_expert_intermediate_size: Some(32),
+        ..mixtral.clone()
+    };
+    for (config, kind) in [(mixtral, LoraKind::Lora), (shared, LoraKind::Rslora)] {
+        let lines = verify::<Mixtral>(&config, &settings(kind), &[Device::flex()], &candidates, |_| ()).unwrap();
+        lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
+    }
+}
+
+fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
+    let book = folder.join("book.txt");
+    std::fs::write(&book, "The quick brown fox jumps over the lazy dog.\n\n".repeat(60)).unwrap();
+    let text = format!(
+        "[model]\nhf = {:?}\n[training]\nsteps = 8\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\n[lr]\nmax = 2e-2\n\
+         decay = \"8 steps\"\n[lora]\nrank = 4\ntarget-modules = [\"q_proj\", \"w1\", \"w2\"]\n[data]\ntext = [{book:?}]\n\
+         tokenizer = \"char\"\nsamples = 32\n[evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
+        golden("hf/mixtral"),
+        folder.join(name)
+    );
+    parse(&text, overrides)
+}
+
+fn trained(config: &RunConfig) -> f64 {
+    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap().last.unwrap().loss
+}
+
+#[test]
+fn adapters_of_experts_are_trained_saved_exported_and_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let before = trained(&config(folder.path(), "before", &[("training.steps", "1"), ("lr.max", "1e-12")]));
+    let whole = trained(&config(folder.path(), "whole", &[]));
+    assert!(whole < 0.9 * before, "{before} {whole}");
+    // Stopped after half of the steps and resumed with the experts elsewhere.
+    trained(&config(folder.path(), "half", &[("training.steps", "4")]));
+    let layout = [("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.ep", "2"), ("parallel.zero", "2")];
+    let resumed = trained(&config(folder.path(), "half", &layout));
+    assert!((resumed - whole).abs() < 1e-10 * whole, "{resumed} {whole}");
+
+    // Frozen experts are not in checkpoints, so they have no moments and no master weights.
+    let checkpoint = Checkpoint::open(at("whole/checkpoints")).unwrap();
+    let has = |name: &str, shape: &[usize]| checkpoint.check(checkpoint.weights(), name, shape).is_ok();
+    let expert = "layers.3.mlp.experts.7";
+    assert!(!has(&format!("{expert}.gate_proj.weight"), &[48, 32]));
+    assert!(has(&format!("{expert}.gate_proj.lora_A.weight"), &[4, 32]));
+    assert!(has(&format!("{expert}.down_proj.lora_B.weight"), &[32, 4]));
+    assert!(!has(&format!("{expert}.up_proj.lora_A.weight"), &[4, 32]));
+
+    succeed(folder.path(), "export --checkpoint whole/checkpoints --adapter adapter");
+    let file = read(&at("adapter/adapter_model.safetensors"));
+    let name = "base_model.model.model.layers.3.block_sparse_moe.experts.7";
+    assert_eq!(file[&format!("{name}.w1.lora_A.weight")].shape, [4, 32]);
+    assert_eq!(file[&format!("{name}.w1.lora_B.weight")].shape, [48, 4]);
+    assert_eq!(file[&format!("{name}.w2.lora_A.weight")].shape, [4, 48]);
+    let base = HfFolder::open(golden("hf/mixtral")).unwrap();
+    let adapter = read_adapter(&at("adapter"), base.config()).unwrap();
+    assert_eq!(adapter.plan.len(), 4 * (1 + 2 * 8));
+    write_adapter(&at("again"), &adapter, None).unwrap();
+    assert_eq!(read_adapter(&at("again"), base.config()).unwrap().tensors, adapter.tensors);
+
+    // Merged weights compute what the adapter computes next to its base, in every layout.
+    let base = golden("hf/mixtral").display().to_string();
+    succeed(folder.path(), &format!("merge --hf {base} --adapter adapter --output merged --dtype f64"));
+    let input = golden("hf/mixtral/oracle.safetensors").display().to_string();
+    let forward = |model: &str, output: &str| {
+        let flags = format!("{model} --input {input} --output {output}.safetensors --dtype f64 --exact");
+        succeed(folder.path(), &format!("forward {flags}"));
+        read(&at(&format!("{output}.safetensors"))).remove("logits").unwrap().data
+    };
+    let merged = forward("--hf merged", "merged");
+    assert!(gap(&forward(&format!("--hf {base}"), "base"), &merged) > 1e-3);
+    for (index, layout) in ["", "--expert-parallel 2 --data-parallel 2"].into_iter().enumerate() {
+        let apart = forward(&format!("--hf {base} --adapter adapter {layout}"), &format!("apart{index}"));
+        assert!(gap(&apart, &merged) < 1e-9, "{layout}");
+    }
+    let generate = |model: &str| {
+        let flags = "--tokens 7,201,45,9 --max-new-tokens 8 --greedy --dtype f64";
+        succeed(folder.path(), &format!("generate {model} {flags}"))
+    };
+    assert_eq!(generate(&format!("--hf {base} --adapter adapter")), generate("--hf merged"));
+}
+
+#[test]
+fn what_experts_cannot_have_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused =
+        |overrides: &[(&str, &str)]| Plan::new(&config(folder.path(), "run", overrides), &[]).unwrap_err().to_string();
+    let said = refused(&[("lora.dora", "true")]);
+    assert!(said.contains("experts.0.w1` are not supported: DoRA would need the norm"), "{said}");
+    let said = refused(&[("lora.target-modules", "experts.3.w1")]);
+    assert!(
+        said.contains("experts.0.w1` are not supported: the experts of a layer have adapters all or none"),
+        "{said}"
+    );
+    let run = "[model]\npreset = \"mixtral-8x7b\"\n[data]\ntext = \"a\"\n[training]\ndtype = \"bf16\"\nseq-length = 2048\n\
+               [lora]\nrank = 16\n[recompute]\ngranularity = \"full\"\n[parallel]\nexpert-parallel = 8\ndata-parallel = 8\n";
+    std::fs::write(folder.path().join("run.toml"), run).unwrap();
+    let gib = |flags: &str| {
+        let said = succeed(folder.path(), &format!("plan run.toml --gpu h200 {flags}"));
+        let line = said.lines().find(|line| line.starts_with("memory")).unwrap_or_else(|| panic!("{said}"));
+        let mut numbers = line.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
+        numbers.next().unwrap_or_else(|| panic!("{line}"))
+    };
+    let [all, attention, experts] = ["--lora.rank none", "", "--lora.target-modules all-linear,w1,w2,w3"].map(gib);
+    assert!(attention < experts && experts < 0.6 * all, "{all} {attention} {experts} GiB");
+    let said = fail(folder.path(), "plan run.toml --gpu h200 --lora.target-modules layers.1.*.w1");
+    assert!(said.contains("of some layers only cannot be predicted"), "{said}");
+}
