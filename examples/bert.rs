@@ -23,7 +23,7 @@ use burn_megatron::data::masked::{BertDataset, BertOptions, BertSample, MaskVoca
 use burn_megatron::learner::{BertBatch, BertTraining};
 use burn_megatron::prelude::*;
 use clap::Parser;
-use examples::{Args, loader, report, repository_text, trained};
+use examples::{Args, loader, report, repository_text, tell, trained};
 
 /// The tokens before those of bytes.
 const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
@@ -64,7 +64,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .launch(Learner::new(model, AdamWConfig::new().init(), 2e-3));
     let model = trained(result)?;
     let (right, frequent) = accuracy(&valid, &device, &model)?;
-    println!("{right:.1} % of masked bytes are told right; the most frequent byte alone would be {frequent:.1} %");
+    tell(format_args!(
+        "{right:.1} % of masked bytes are told right; the most frequent byte alone would be {frequent:.1} %"
+    ));
     Ok(())
 }
 

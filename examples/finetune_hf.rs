@@ -13,15 +13,16 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use backend_dist::gpu::gpus;
+use backend_dist::mesh::{Mesh, ParallelLayout};
+use backend_dist::process::Cluster;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::cli::device::{DeviceChoice, DeviceKind};
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::config::RunConfig;
 use burn_megatron::hf::{CheckpointWeights, Export, Format, HfFolder, companions_of, export, model_of};
-use burn_megatron::prelude::ParallelLayout;
-use burn_megatron::train::{Plan, TrainReport, train};
+use burn_megatron::train::{Plan, TrainReport, train_among};
 use clap::Parser;
-use examples::repository_text;
+use examples::{repository_text, tell};
 
 /// Trains a model from a Hugging Face folder on a text and writes a Hugging Face folder.
 #[derive(Parser)]
@@ -52,22 +53,24 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    examples::report(run(Args::parse()))
+    let args = Args::parse();
+    examples::together(|cluster| run(args, cluster))
 }
 
-fn run(args: Args) -> Result<()> {
+fn run(args: Args, cluster: &Cluster) -> Result<()> {
     let tp = default_ranks(args.device.kind());
     let layout = args.layout.over(ParallelLayout { tp, sp: tp > 1, ..Default::default() })?;
-    if args.out.exists() {
+    if cluster.is_first() && args.out.exists() {
         bail!("{} exists already: remove it, or name another folder with --out", args.out.display());
     }
     let base = match &args.hf {
         Some(folder) => folder.clone(),
-        None => make_base(&args, &layout)?,
+        None => make_base(&args, &layout, cluster)?,
     };
     let text = args.data.clone().map_or_else(|| repository_files("md"), |file| Ok(vec![file]))?;
-    let loss_of_base = learn(&args, &layout, &base, &text, "before", (1, 0.0))?;
-    let loss = learn(&args, &layout, &base, &text, "tuned", (args.steps, args.lr))?;
+    let loss_of_base = learn(&args, &layout, &base, &text, "before", (1, 0.0), cluster)?;
+    let loss = learn(&args, &layout, &base, &text, "tuned", (args.steps, args.lr), cluster)?;
+    let (true, Some(loss_of_base), Some(loss)) = (cluster.is_first(), loss_of_base, loss) else { return Ok(()) };
     let tuned = args.out.join("tuned-hf");
     write_folder(&args.out.join("tuned/checkpoints"), &tuned)?;
 
@@ -85,8 +88,8 @@ fn default_ranks(device: DeviceKind) -> usize {
     }
 }
 
-/// Trains the model in `base` on `text` for some steps with a maximum learning rate, and returns its held-out loss. One
-/// step at a rate of zero only measures the loss.
+/// Trains the model in `base` on `text` for some steps with a maximum learning rate, and returns its held-out loss in the
+/// first process. One step at a rate of zero only measures the loss.
 fn learn(
     args: &Args,
     layout: &ParallelLayout,
@@ -94,7 +97,8 @@ fn learn(
     text: &[PathBuf],
     name: &str,
     (steps, rate): (usize, f64),
-) -> Result<f64> {
+    cluster: &Cluster,
+) -> Result<Option<f64>> {
     let config = format!(
         "[model]\nhf = {base:?}\n{}[lr]\nmax = {rate}\nmin = {}\nwarmup = {}\n{}",
         training(args, layout, steps),
@@ -102,21 +106,28 @@ fn learn(
         steps / 10,
         data(text, "", args, name),
     );
-    Ok(start(name, &config, args.device.kind())?.last.context("the text is too short to hold some out")?.loss)
+    let last = start(name, &config, args.device.kind(), cluster)?.last;
+    if !cluster.is_first() {
+        return Ok(None);
+    }
+    Ok(Some(last.context("the text is too short to hold some out")?.loss))
 }
 
 /// A tiny Llama trained on this repository's Rust code, as a Hugging Face folder.
-fn make_base(args: &Args, layout: &ParallelLayout) -> Result<PathBuf> {
-    println!("no --hf: a tiny Llama is trained on this repository's Rust code first");
+fn make_base(args: &Args, layout: &ParallelLayout, cluster: &Cluster) -> Result<PathBuf> {
+    tell("no --hf: a tiny Llama is trained on this repository's Rust code first");
     let text = repository_files("rs")?;
     let config = format!(
         "[model]\npreset = \"tiny\"\nvocab-size = {VOCABULARY}\n{}[lr]\nmax = 3e-3\nmin = 3e-4\nwarmup = 20\n{}",
         training(args, layout, 200),
         data(&text, &format!("tokenizer = \"bpe\"\nbpe-size = {VOCABULARY}\n"), args, "base"),
     );
-    start("base", &config, args.device.kind())?;
+    start("base", &config, args.device.kind(), cluster)?;
     let folder = args.out.join("base-hf");
-    write_folder(&args.out.join("base/checkpoints"), &folder)?;
+    cluster.first_then_others(|| match cluster.is_first() {
+        true => write_folder(&args.out.join("base/checkpoints"), &folder),
+        false => Ok(()),
+    })?;
     Ok(folder)
 }
 
@@ -139,11 +150,12 @@ fn data(text: &[PathBuf], tokenizer: &str, args: &Args, name: &str) -> String {
 }
 
 /// Plans and trains.
-fn start(name: &str, config: &str, device: DeviceKind) -> Result<TrainReport> {
+fn start(name: &str, config: &str, device: DeviceKind, cluster: &Cluster) -> Result<TrainReport> {
     let config = RunConfig::parse(name, config, &[])?;
     let plan = Plan::new(&config, &[])?;
-    println!("\n{name}\n{plan}");
-    Ok(train(&plan, device.devices(&config.parallel)?, &mut |_| ())?)
+    tell(format_args!("\n{name}\n{plan}"));
+    let processes = cluster.processes(&Mesh::new(config.parallel.clone())?)?;
+    Ok(train_among(&plan, Some(&processes), device.devices_among(&processes)?, &mut |_| ())?)
 }
 
 /// Writes the newest checkpoint of a run as a Hugging Face folder, with the model's companion files.

@@ -10,10 +10,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use backend_dist::mesh::Mesh;
+use backend_dist::process::Cluster;
 use burn_megatron::config::RunConfig;
 use burn_megatron::grpo::Completion;
-use burn_megatron::train::{Plan, train};
-use examples::report;
+use burn_megatron::train::{Plan, train_among};
+use examples::together;
 use serde_json::{Value, json};
 
 const RUN: &str = r#"
@@ -54,21 +56,29 @@ directory = "runs/grpo"
 "#;
 
 fn main() -> ExitCode {
-    report(run())
+    together(run)
 }
 
-fn run() -> anyhow::Result<()> {
+fn run(cluster: &Cluster) -> anyhow::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let overrides = words.chunks(2).map(|pair| (pair[0].trim_start_matches("--").into(), pair[1..].concat()));
     let folder = Path::new("runs/grpo");
-    fs::create_dir_all(folder)?;
-    fs::write(folder.join("tokenizer.json"), tokenizer().to_string())?;
-    fs::write(folder.join("prompts.jsonl"), prompts().join("\n"))?;
+    cluster.first_then_others(|| -> anyhow::Result<()> {
+        if cluster.is_first() {
+            fs::create_dir_all(folder)?;
+            fs::write(folder.join("tokenizer.json"), tokenizer().to_string())?;
+            fs::write(folder.join("prompts.jsonl"), prompts().join("\n"))?;
+        }
+        Ok(())
+    })?;
     let config = RunConfig::parse("grpo.toml", RUN, &overrides.collect::<Vec<_>>())?;
     // The reward is any function. `answer` of a row, with an exact match, is what there is without one.
     let plan = Plan::new(&config, &[])?.with_reward(is_right);
-    train(&plan, vec![burn::tensor::Device::flex()], &mut |_| ())?;
-    println!("{:.0} % of the sums are right; chance is 8 %", 100.0 * last_rewards(folder)?);
+    let processes = cluster.processes(&Mesh::new(config.parallel.clone())?)?;
+    train_among(&plan, Some(&processes), vec![burn::tensor::Device::flex()], &mut |_| ())?;
+    if cluster.is_first() {
+        println!("{:.0} % of the sums are right; chance is 8 %", 100.0 * last_rewards(folder)?);
+    }
     Ok(())
 }
 

@@ -1,14 +1,16 @@
-//! Shared by the examples: training text, the choice of a layout, what plain Burn models need, and exit codes.
+//! Shared by the examples: training text, the choice of a layout, what plain Burn models need, processes, and exit codes.
 
 pub mod drawings;
 pub mod machine;
 mod plain;
 mod text;
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use backend_dist::memory::RankAllocator;
+use backend_dist::process::{Cluster, ProcessWorld};
 use backend_dist::shard::stable_hash;
 use burn_megatron::prelude::LlamaConfig;
 
@@ -43,6 +45,22 @@ pub fn report(result: anyhow::Result<()>) -> ExitCode {
             eprintln!("error: {}", burn_megatron::cli::describe(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Does the work of an example in all processes that torchrun or srun has started, and prints its error, if there is one,
+/// in one line.
+pub fn together(work: impl FnOnce(&Cluster) -> anyhow::Result<()>) -> ExitCode {
+    let words = std::env::args().skip(1).collect::<Vec<_>>().join("\n");
+    let cluster = Cluster::from_env(&[("arguments", words)]);
+    report(cluster.map_err(Into::into).and_then(|cluster| cluster.run(|| work(&cluster))))
+}
+
+/// Prints a line, in the first process only.
+pub fn tell(line: impl Display) {
+    // Variables that make no sense have been refused by then.
+    if ProcessWorld::from_env().ok().flatten().is_none_or(|world| world.process == 0) {
+        println!("{line}");
     }
 }
 

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use backend_dist::gpu::GpuInfo;
 use backend_dist::mesh::Axis;
-use backend_dist::process::ProcessWorld;
-use burn::tensor::{Device, FloatDType};
+use backend_dist::process::Cluster;
+use burn::tensor::FloatDType;
 use burn_megatron::cli::device::DeviceKind;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::data::preprocess::TokenizerChoice;
@@ -28,7 +28,7 @@ use burn_megatron::prelude::*;
 use burn_megatron::schedule::PipelineConfig;
 use clap::Parser;
 use examples::machine::{self, Task};
-use examples::{Text, repository_text, small_llama};
+use examples::{Text, repository_text, small_llama, tell};
 
 /// Pretrains Llama 3 8B, or a smaller model that fits this machine, on the repository's own text or on yours.
 #[derive(Parser)]
@@ -73,12 +73,11 @@ struct Args {
     layout: LayoutArgs,
 }
 
-/// The model, its batch, and the devices.
+/// The model and its batch.
 struct Setting {
     /// Sizes; a small model gets the vocabulary of the text.
     config: LlamaConfig,
     layout: ParallelLayout,
-    devices: Vec<Device>,
     pipeline: PipelineConfig,
     recompute: Recompute,
     dtype: FloatDType,
@@ -95,7 +94,6 @@ fn on_cpu(args: &Args, folder: Option<&LlamaConfig>) -> Result<Setting> {
     let layout = args.layout.over(ParallelLayout { tp: 2, sp: true, dp: 2, ..Default::default() })?;
     Ok(Setting {
         config: folder.cloned().unwrap_or_else(small_llama),
-        devices: DeviceKind::Cpu.devices(&layout)?,
         layout,
         pipeline: PipelineConfig::default(),
         recompute: Recompute::default(),
@@ -122,10 +120,9 @@ fn on_gpus(args: &Args, folder: Option<&LlamaConfig>, gpus: &[GpuInfo]) -> Resul
     let gpus_used = args.gpus.unwrap_or(gpus.len());
     let choice =
         machine::choose(gpus, &Task { models, layout, gpus: gpus_used, seq_length, micro_batch, global_batch })?;
-    print!("{}", choice.why);
+    choice.why.lines().for_each(tell);
     Ok(Setting {
         config: choice.config,
-        devices: DeviceKind::Cuda.devices(&choice.layout)?,
         layout: choice.layout,
         pipeline: choice.pipeline,
         recompute: choice.recompute,
@@ -162,13 +159,11 @@ fn recipe(setting: &Setting) -> EngineConfig {
 }
 
 fn main() -> ExitCode {
-    examples::report(train(Args::parse()))
+    let args = Args::parse();
+    examples::together(|cluster| train(args, cluster))
 }
 
-fn train(args: Args) -> Result<()> {
-    if ProcessWorld::from_env()?.is_some() {
-        bail!("this example drives all GPUs from one process; `burn-megatron train` runs in several");
-    }
+fn train(args: Args, cluster: &Cluster) -> Result<()> {
     let folder = args.hf.as_ref().map(|path| HfFolder::open(path).map(Arc::new)).transpose()?;
     let sizes = match folder.as_ref().map(|folder| folder.config()) {
         Some(FamilyConfig::Llama(config)) => Some(config),
@@ -198,7 +193,8 @@ fn train(args: Args) -> Result<()> {
     let given = args.tokenizer.or_else(|| folder.as_ref().and_then(|folder| folder.tokenizer_path()));
     let own = TokenizerChoice::TrainBpe(if setting.on_gpus { 8192 } else { 1024 });
     let tokenizer = given.clone().map_or(own, TokenizerChoice::File);
-    let text = Text::prepare(files, &args.out, tokenizer, setting.seq_length, setting.steps * setting.global_batch)?;
+    let samples = setting.steps * setting.global_batch;
+    let text = Text::prepare(files, &args.out, tokenizer, (setting.seq_length, samples), cluster)?;
     // A small model gets the vocabulary of the text, a model with published sizes keeps its own.
     let own_vocabulary = setting.on_gpus || folder.is_some();
     let vocab_size = if own_vocabulary { setting.config.vocab_size } else { text.vocab_size };
@@ -209,12 +205,14 @@ fn train(args: Args) -> Result<()> {
     if let Err(why) = &found {
         let millions = config.parameter_count() as f64 / 1e6;
         let what = if folder.is_some() { "the folder's Llama" } else { "Llama 3 8B scaled down to" };
-        println!("{why}: {what} {millions:.1} million parameters, on {} CPU ranks, {layout}", layout.world_size());
+        let ranks = layout.world_size();
+        tell(format_args!("{why}: {what} {millions:.1} million parameters, on {ranks} CPU ranks, {layout}"));
     }
-    println!("text: {} documents, {} tokens, vocabulary {}", text.documents, text.tokens, text.vocab_size);
+    tell(format_args!("text: {} documents, {} tokens, vocabulary {}", text.documents, text.tokens, text.vocab_size));
     let saves = setting.checkpoint_every.is_some() || args.resume;
     if setting.on_gpus {
-        print!("{}", machine::hints(given.is_none().then_some(text.vocab_size), vocab_size, saves));
+        let hints = machine::hints(given.is_none().then_some(text.vocab_size), vocab_size, saves);
+        hints.lines().for_each(tell);
     }
 
     let (prompt, held_out) = (text.encode("/// The ")?, text.valid.clone());
@@ -233,8 +231,12 @@ fn train(args: Args) -> Result<()> {
     let data = (text.train.clone(), text.valid.clone());
     let (dims, dtype, writes) = (config.dims(), setting.dtype, !setting.on_gpus);
     let (sizes, recompute, weights) = (config.clone(), setting.recompute.clone(), folder.clone());
-    let flops = setting.on_gpus.then(|| machine::flops(&config, setting.seq_length, &setting.devices));
-    let mut run = Pretraining::new(Mesh::new(layout)?, recipe, setting.steps, data, dims, move |rank, part| {
+    let kind = if setting.on_gpus { DeviceKind::Cuda } else { DeviceKind::Cpu };
+    let mesh = Mesh::new(layout)?;
+    let processes = cluster.processes(&mesh)?;
+    let devices = processes.attempt(|| kind.devices_among(&processes))?;
+    let flops = setting.on_gpus.then(|| machine::flops(&config, setting.seq_length, &devices));
+    let mut run = Pretraining::new(mesh, recipe, setting.steps, data, dims, move |rank, part| {
         let params = ParamBuilder::new(rank, dtype, 1234).with_part(part).with_recompute(&recompute);
         let params = params.with_dp_ranks(rank.group(Axis::DpCp));
         Ok(match &weights {
@@ -242,7 +244,8 @@ fn train(args: Args) -> Result<()> {
             None => Llama::build(&config, params)?,
         })
     })
-    .devices(setting.devices)
+    .processes(processes)
+    .devices(devices)
     .directory(&args.out)
     .logs(LogOptions { flops, ..LogOptions::default() })
     .resume(if args.resume { Resume::IfPresent } else { Resume::Never })
@@ -275,6 +278,9 @@ fn train(args: Args) -> Result<()> {
     drop(result); // Gives the terminal back.
     if failed {
         std::process::exit(1); // The strategy has printed the reason.
+    }
+    if !cluster.is_first() {
+        return Ok(());
     }
     let (loss, sample) = run.finished().context("the training ended without a model")?;
     println!("\nheld-out text: loss {loss:.4}, perplexity {:.1}", loss.exp());

@@ -17,7 +17,7 @@ use burn::train::{
 use burn_megatron::prelude::*;
 use clap::Parser;
 use examples::drawings::{Picture, SHAPES, SIZE, drawings};
-use examples::{Args, loader, report, trained};
+use examples::{Args, loader, report, tell, trained};
 use models::images::{ClipVisionConfig, Llava, LlavaConfig};
 
 /// Letters are their bytes.
@@ -74,14 +74,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
             model.generate(tokens, pixels, TEXT, END).iter().map(|token| *token as u8 as char).collect();
         right += usize::from(answer == text(picture.class));
         if index < SHAPES.len() {
-            println!("a drawing of {}: the model says \"{answer}\"", text(picture.class));
+            tell(format_args!("a drawing of {}: the model says \"{answer}\"", text(picture.class)));
         }
     }
-    println!(
+    tell(format_args!(
         "{right} of {} drawings it never saw are named right; chance is {}",
         unseen.len(),
         unseen.len() / SHAPES.len()
-    );
+    ));
     Ok(())
 }
 

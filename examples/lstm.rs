@@ -18,7 +18,7 @@ use burn::train::{
 };
 use burn_megatron::prelude::*;
 use clap::Parser;
-use examples::{Args, Dice, accuracy, loader, report, trained};
+use examples::{Args, Dice, accuracy, loader, report, tell, trained};
 
 const SYMBOLS: usize = 6;
 /// Comes after the symbols.
@@ -46,7 +46,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .launch(Learner::new(model, AdamWConfig::new().init(), 5e-3));
     let model = trained(result)?;
     let right = accuracy(&valid, &device, |batch| model.forward(batch))?;
-    println!("{:.1} % of symbols are remembered in sequences it never saw; chance is 16.7 %", 100.0 * right);
+    tell(format_args!("{:.1} % of symbols are remembered in sequences it never saw; chance is 16.7 %", 100.0 * right));
     Ok(())
 }
 

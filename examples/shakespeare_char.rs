@@ -15,12 +15,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use backend_dist::process::Cluster;
 use burn::tensor::FloatDType;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::console::format::duration;
 use burn_megatron::data::{RandomWindows, TokensInMemory};
 use burn_megatron::prelude::*;
 use clap::Parser;
+use examples::tell;
 
 /// Trains a character-level GPT with nanoGPT's recipe.
 #[derive(Parser)]
@@ -63,10 +65,11 @@ fn recipe(steps: usize, data_parallel: usize) -> EngineConfig {
 }
 
 fn main() -> ExitCode {
-    examples::report(train(Args::parse()))
+    let args = Args::parse();
+    examples::together(|cluster| train(args, cluster))
 }
 
-fn train(args: Args) -> Result<()> {
+fn train(args: Args, cluster: &Cluster) -> Result<()> {
     let start = Instant::now();
     let layout = args.layout.over(ParallelLayout::default())?;
     let text = std::fs::read_to_string(&args.data).with_context(|| args.data.display().to_string())?;
@@ -96,7 +99,7 @@ fn train(args: Args) -> Result<()> {
     config.dims().check(&layout, CONTEXT)?;
     recipe.plan(layout.dp)?;
     recipe.lr.schedule(BATCH)?;
-    println!("{} characters, vocabulary {}; {layout}", ids.len(), characters.len());
+    tell(format_args!("{} characters, vocabulary {}; {layout}", ids.len(), characters.len()));
 
     let windows = RandomWindows::new(train, CONTEXT, args.steps * BATCH, args.seed);
     let held_out = Arc::new(TokensInMemory::new(valid, CONTEXT));
@@ -104,9 +107,12 @@ fn train(args: Args) -> Result<()> {
     let prompt = vec![ids[0]];
     let writing = GenerateOptions { window: Some(CONTEXT), ..GenerateOptions::new(300, Sampling::default()) };
     let sizes = config.clone();
-    let run = Pretraining::new(Mesh::new(layout)?, recipe, args.steps, data, config.dims(), move |rank, part| {
+    let mesh = Mesh::new(layout)?;
+    let processes = cluster.processes(&mesh)?;
+    let run = Pretraining::new(mesh, recipe, args.steps, data, config.dims(), move |rank, part| {
         Ok(Gpt::build(&config, ParamBuilder::new(rank, FloatDType::F32, args.seed).with_part(part))?)
     })
+    .processes(processes)
     .directory(&args.out)
     .evaluate(250, 20)
     .finish(move |rank, engine| {
@@ -126,6 +132,9 @@ fn train(args: Args) -> Result<()> {
     drop(result); // Gives the terminal back.
     if failed {
         std::process::exit(1); // The strategy has printed the reason.
+    }
+    if !cluster.is_first() {
+        return Ok(());
     }
     let (loss, sample) = run.finished().context("the training ended without a model")?;
     println!("\n{}\n", sample.iter().map(|id| characters[*id as usize]).collect::<String>());

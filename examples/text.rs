@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
+use backend_dist::process::Cluster;
 use burn_megatron::data::preprocess::{PreprocessOptions, TextDocuments, TokenizerChoice, prepare};
 use burn_megatron::data::{Blend, GptDataConfig, GptSplits, TokenDataset};
 use tokenizers::Tokenizer;
@@ -27,7 +28,7 @@ pub struct Text {
 
 impl Text {
     /// Reads `files`, loads or trains a tokenizer, writes tokens and tokenizer to `folder`, and divides them into samples
-    /// of `seq_length` tokens, `samples` of them for training.
+    /// of `seq_length` tokens, `samples` of them for training. The first process of the cluster reads and writes.
     ///
     /// # Errors
     /// If a file cannot be read or there is too little text.
@@ -35,33 +36,36 @@ impl Text {
         files: Vec<PathBuf>,
         folder: &Path,
         tokenizer: TokenizerChoice,
-        seq_length: usize,
-        samples: usize,
+        (seq_length, samples): (usize, usize),
+        cluster: &Cluster,
     ) -> Result<Self> {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         // The documents of a single file are its paragraphs, those of several files the files.
-        let documents = if files.len() == 1 { TextDocuments::Paragraph } else { TextDocuments::File };
-        let options = PreprocessOptions {
-            text_documents: documents,
-            ..PreprocessOptions::new(files, folder.join("text"), tokenizer)
-        };
-        let report = prepare(&options, &mut |_| ())?;
-        let output = report.outputs.first().context("no text was written")?;
+        let text_documents = if files.len() == 1 { TextDocuments::Paragraph } else { TextDocuments::File };
+        let options =
+            PreprocessOptions { text_documents, ..PreprocessOptions::new(files, folder.join("text"), tokenizer) };
+        let written = cluster.from_first(|| {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            let report = prepare(&options, &mut |_| ())?;
+            let output = report.outputs.first().context("no text was written")?;
+            let (prefix, tokens) = (output.prefix.clone(), output.summary.tokens);
+            anyhow::Ok((prefix, tokens, report.documents, report.vocab_size, report.tokenizer))
+        })?;
+        let (prefix, tokens, documents, vocab_size, tokenizer) = written;
 
         let config = GptDataConfig {
             split: "95,5".parse()?,
             num_samples: [Some(samples), None, None],
             ..GptDataConfig::new(seq_length)
         };
-        let parts = GptSplits::build(&Blend::single(&output.prefix), &config)?;
+        let parts = cluster.first_then_others(|| anyhow::Ok(GptSplits::build(&Blend::single(&prefix), &config)?))?;
         let valid = parts.valid.filter(|valid| !valid.is_empty());
-        let path = report.tokenizer.context("no tokenizer was written")?;
+        let path = tokenizer.context("no tokenizer was written")?;
         Ok(Self {
             train: parts.train.context("no text to train on")?,
             valid: valid.with_context(|| format!("the held-out text has no sample of {seq_length} tokens"))?,
-            vocab_size: report.vocab_size.context("the tokenizer does not say its size")?,
-            documents: report.documents,
-            tokens: output.summary.tokens,
+            vocab_size: vocab_size.context("the tokenizer does not say its size")?,
+            documents,
+            tokens,
             tokenizer: Tokenizer::from_file(&path).map_err(|error| anyhow!("{}: {error}", path.display()))?,
             tokenizer_path: path,
         })

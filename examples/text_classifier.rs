@@ -26,7 +26,7 @@ use burn::train::{
 };
 use burn_megatron::prelude::*;
 use clap::Parser;
-use examples::{Args, Dice, accuracy, loader, report, repository_text, trained};
+use examples::{Args, Dice, accuracy, loader, report, repository_text, tell, trained};
 
 /// File name extensions of the classes.
 const CLASSES: [&str; 3] = ["rs", "md", "toml"];
@@ -59,7 +59,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .launch(Learner::new(model, AdamWConfig::new().init(), 2e-3));
     let model = trained(result)?;
     let right = accuracy(&valid, &device, |batch| model.run(&batch).1)?;
-    println!("{:.1} % of lines from files it never saw are told right; chance is 33.3 %", 100.0 * right);
+    tell(format_args!("{:.1} % of lines from files it never saw are told right; chance is 33.3 %", 100.0 * right));
     Ok(())
 }
 

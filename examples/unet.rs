@@ -28,7 +28,7 @@ use burn::train::{
 };
 use burn_megatron::prelude::*;
 use clap::Parser;
-use examples::{Args, Dice, loader, report, trained};
+use examples::{Args, Dice, loader, report, tell, trained};
 
 const SIZE: usize = 24;
 
@@ -52,7 +52,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .launch(Learner::new(model, AdamWConfig::new().init(), 5e-3));
     let model = trained(result)?;
     let (iou, all) = iou(&model, &valid, &device)?;
-    println!("discs in scenes it never saw: IoU {iou:.3}; of calling every pixel a disc's: {all:.3}");
+    tell(format_args!("discs in scenes it never saw: IoU {iou:.3}; of calling every pixel a disc's: {all:.3}"));
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use burn_megatron::data::images::{ImageDataset, ImageProcessor, Target};
 use burn_megatron::prelude::*;
 use clap::Parser;
 use examples::drawings::{Picture, SHAPES, SIZE, drawings};
-use examples::{Args, accuracy, loader, report, trained};
+use examples::{Args, accuracy, loader, report, tell, trained};
 use models::images::{Vit, VitConfig};
 
 #[derive(Parser)]
@@ -66,7 +66,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let model = trained(result)?;
     let right = accuracy(&valid, &device, |batch| model.forward(batch))?;
     let chance = 100.0 / config.num_labels as f64;
-    println!("{:.1} % of images it never saw are told right; chance is {chance:.0} %", 100.0 * right);
+    tell(format_args!("{:.1} % of images it never saw are told right; chance is {chance:.0} %", 100.0 * right));
     Ok(())
 }
 
@@ -88,7 +88,7 @@ fn read(list: &Path, size: usize, skip: bool) -> anyhow::Result<(VitConfig, Vec<
     sizes(3, size, 1).check()?;
     let images = ImageDataset::open(list, skip)?;
     if !images.skipped().is_empty() {
-        println!("{} samples are left out; the first: {}", images.skipped().len(), images.skipped()[0]);
+        tell(format_args!("{} samples are left out; the first: {}", images.skipped().len(), images.skipped()[0]));
     }
     let keys =
         serde_json::json!({"image_processor_type": "ViTImageProcessor", "size": {"height": size, "width": size}});

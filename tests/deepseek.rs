@@ -27,7 +27,7 @@ fn deepseek() -> DeepSeekV3Config {
 }
 
 fn assert_equal_one_device(layouts: &[Candidate]) {
-    let lines = verify::<DeepSeekV3>(&deepseek(), &SETTINGS, &[Device::flex()], layouts, |_| {}).unwrap();
+    let lines = verify::<DeepSeekV3>(&deepseek(), &SETTINGS, &[Device::flex()].into(), layouts, |_| {}).unwrap();
     let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
     assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
 }

@@ -15,7 +15,7 @@ fn mixtral() -> MixtralConfig {
 
 fn equal_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
     let layouts: Vec<Candidate> = layouts.iter().map(|text| text.parse().unwrap()).collect();
-    let lines = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
+    let lines = verify::<M>(config, &SETTINGS, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
     let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
     assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
 }

@@ -60,7 +60,7 @@ fn train<M: CausalLm>(config: &M::Config, layout: &str, fp8: &Fp8Config, job: &J
         let params = params.with_part(part).with_recompute(&candidate.recompute);
         Ok(M::build(config, params.with_moe_comm_overlap(candidate.moe_overlap, Some(3)))?)
     };
-    trace(&candidate, job, &[Device::flex()], &config.dims(), build).unwrap()
+    trace(&candidate, job, &[Device::flex()].into(), &config.dims(), build).unwrap()
 }
 
 /// Three steps on two sequences of 64 tokens.
@@ -182,7 +182,7 @@ fn experts_that_other_ranks_share_than_sequences_are_refused() {
         Ok(Mixtral::build(&config, params)?)
     };
     let job = Settings { global_batch: 2, seq: 96, ..SETTINGS }.job(101);
-    let refused = trace(&candidate, &job, &[Device::flex()], &config.dims(), build).err().unwrap().to_string();
+    let refused = trace(&candidate, &job, &[Device::flex()].into(), &config.dims(), build).err().unwrap().to_string();
     assert!(
         refused.contains("context-parallel 3 and the 2 data-parallel ranks")
             && refused.contains("nearest legal context-parallel: 2, 4"),

@@ -88,7 +88,7 @@ pub fn train_on<M: CausalLm>(config: &M::Config, layout: &str, job: &Job) -> Vec
         let params = ParamBuilder::new(rank, FloatDType::F64, SETTINGS.seed);
         Ok(M::build(config, params.with_part(part).with_recompute(&candidate.recompute))?)
     };
-    trace(&candidate, job, &[Device::flex()], &config.dims(), build).unwrap()
+    trace(&candidate, job, &[Device::flex()].into(), &config.dims(), build).unwrap()
 }
 
 /// The whole model at the end. Slices that several ranks hold are taken from one data-parallel rank.

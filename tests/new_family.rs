@@ -156,7 +156,7 @@ fn a_family_from_outside_trains_in_every_kind_of_layout() {
         "TP2 CP2 PP2 x2 uniform1",
     ];
     let candidates: Vec<Candidate> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
-    let lines = verify::<Funnel>(&FUNNEL, &SETTINGS, &[Device::flex()], &candidates, |_| {}).unwrap();
+    let lines = verify::<Funnel>(&FUNNEL, &SETTINGS, &[Device::flex()].into(), &candidates, |_| {}).unwrap();
     let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
     assert!(lines.len() == layouts.len() && lines.iter().all(Line::passes), "{}", table.join("\n"));
 }

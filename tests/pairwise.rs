@@ -29,7 +29,7 @@ impl WithModel for EveryPair<'_> {
             |candidate: &Candidate| settings.fp8.is_none() || different_in_fp8(&decoder, candidate, batch).is_none();
         let layouts = pairwise(4, settings.global_batch, dims.layers, dims.experts.is_some(), fits, legal);
         assert!((20..100).contains(&layouts.len()), "{}", layouts.len());
-        let lines = verify::<M>(config, &settings, &[Device::flex()], &layouts, |_| {}).unwrap();
+        let lines = verify::<M>(config, &settings, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
         let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
         assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
     }

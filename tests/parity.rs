@@ -25,7 +25,7 @@ fn all_layouts(config: &impl ModelConfig) -> Vec<Candidate> {
 fn every_layout_equals_one_device<M: CausalLm>(config: &M::Config) {
     let layouts = all_layouts(config);
     assert!(layouts.len() > 100, "{}", layouts.len());
-    let lines = verify::<M>(config, &SETTINGS, &[Device::flex()], &layouts, |_| {}).unwrap();
+    let lines = verify::<M>(config, &SETTINGS, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
     let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
     assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
 }
@@ -56,7 +56,7 @@ fn gradients_are_derivatives<M: CausalLm>(config: &M::Config) {
             };
             Ok(M::build(config, params)?)
         };
-        trace(&single, &job, &[Device::flex()], &config.dims(), build).unwrap().remove(0)
+        trace(&single, &job, &[Device::flex()].into(), &config.dims(), build).unwrap().remove(0)
     };
     let start = run(None);
     let mut weights = assemble(&start.parameters).unwrap();
@@ -149,7 +149,7 @@ fn a_forgotten_gradient_sum_is_found() {
     let layouts = ["DP2", "TP2", "TP2 SP"].map(|text| text.parse().unwrap());
     for (dtype, steps) in [(FloatDType::F64, 3), (FloatDType::F32, 3), (FloatDType::BF16, 1)] {
         let settings = Settings { dtype, steps, ..SETTINGS };
-        let lines = verify::<ForgottenSum>(&llama(), &settings, &[Device::flex()], &layouts, |_| {}).unwrap();
+        let lines = verify::<ForgottenSum>(&llama(), &settings, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
         assert_eq!(lines.iter().map(Line::passes).collect::<Vec<_>>(), [true, true, false], "{dtype:?}");
         let worst = &lines[2].outcome.as_ref().unwrap().gradients;
         assert!(worst.relative > worst.allowed && worst.at.contains("norm"), "{dtype:?}: {worst:?}");
@@ -162,7 +162,7 @@ fn a_layout_that_fails_is_named() {
     let layouts = ["DP2", "CP2", "TP3", "DP2 ZeRO3"].map(|text| text.parse().unwrap());
     let settings = Settings { steps: 1, ..SETTINGS };
     let mut seen = 0;
-    let lines = verify::<ForgottenSum>(&llama(), &settings, &[Device::flex()], &layouts, |_| seen += 1).unwrap();
+    let lines = verify::<ForgottenSum>(&llama(), &settings, &[Device::flex()].into(), &layouts, |_| seen += 1).unwrap();
     assert_eq!((seen, lines.iter().map(Line::passes).collect::<Vec<_>>()), (4, vec![true, false, false, true]));
     assert_eq!(lines.iter().map(Line::failed).collect::<Vec<_>>(), [false, true, true, false]);
     let [panic, refusal] = [1, 2].map(|index| lines[index].to_string());

@@ -79,7 +79,7 @@ fn differs_by_rounding<M: CausalLm>(config: &M::Config, dtype: FloatDType) {
     let steps = if dtype == FloatDType::BF16 { 1 } else { 3 };
     let settings = Settings { steps, dtype, ..SETTINGS };
     let layouts = MIXES.map(|layout| layout.parse().unwrap());
-    let lines = verify::<M>(config, &settings, &[Device::flex()], &layouts, |_| {}).unwrap();
+    let lines = verify::<M>(config, &settings, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
     let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
     assert!(lines.iter().all(Line::passes), "{dtype:?}\n{}", table.join("\n"));
     // Something was rounded.
@@ -103,7 +103,7 @@ fn fp32_and_bf16_differ_from_fp64_by_rounding() {
 fn fp32_losses_stay_together_for_fifty_steps() {
     let settings = Settings { steps: 50, dtype: FloatDType::F32, ..SETTINGS };
     for layout in ["TP2 SP", "TP2 PP2 DP2 ZeRO1 x2"] {
-        let found = curve::<Llama>(&llama(), &settings, &[Device::flex()], &layout.parse().unwrap()).unwrap();
+        let found = curve::<Llama>(&llama(), &settings, &[Device::flex()].into(), &layout.parse().unwrap()).unwrap();
         assert!(found.losses[49] < found.losses[0] - 0.5 && found.passes(), "{layout}: {found}");
         assert!(found.losses != found.expected, "{layout}: {found}");
     }

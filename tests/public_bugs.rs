@@ -138,7 +138,7 @@ fn torchtitan_4135_the_norm_of_a_model_in_bf16_does_not_depend_on_how_it_is_divi
             let params = ParamBuilder::new(rank, FloatDType::BF16, SETTINGS.seed).with_part(part);
             Ok(Llama::build(&llama(), params)?)
         };
-        trace(&candidate, &job, &[Device::flex()], &llama().dims(), build).unwrap()
+        trace(&candidate, &job, &[Device::flex()].into(), &llama().dims(), build).unwrap()
     };
     let one = train("x4");
     assert_norm_counts_everything_once("x4", &one);

@@ -29,7 +29,7 @@ fn repeats_in_every_layout(name: &str, steps: usize) {
     let oracle = load(name);
     assert_eq!(oracle.steps.len(), steps);
     for layout in LAYOUTS {
-        let replay = replay(&oracle, &layout.parse().unwrap(), FloatDType::F64, &[Device::flex()]).unwrap();
+        let replay = replay(&oracle, &layout.parse().unwrap(), FloatDType::F64, &[Device::flex()].into()).unwrap();
         assert_eq!(replay.steps.len(), steps);
         assert!(replay.passes(), "{name} in {layout}:\n{replay}");
     }
@@ -63,7 +63,7 @@ fn experts() {
         "TP2 SP DP2 EP4 ETP1 ZeRO2",
         "TP2 SP PP2 VPP2 EP2 ETP1",
     ] {
-        let replay = replay(&oracle, &layout.parse().unwrap(), FloatDType::F64, &[Device::flex()]).unwrap();
+        let replay = replay(&oracle, &layout.parse().unwrap(), FloatDType::F64, &[Device::flex()].into()).unwrap();
         assert_eq!(replay.steps.len(), 10);
         assert!(replay.passes(), "{layout}:\n{replay}");
     }
@@ -74,7 +74,7 @@ fn experts() {
 #[test]
 fn single_precision_stays_near() {
     for (name, layout) in [("dense", "TP1"), ("dense", "TP2 SP"), ("tied", "TP2 SP DP2"), ("tied", "TP4")] {
-        let replay = replay(&load(name), &layout.parse().unwrap(), FloatDType::F32, &[Device::flex()]).unwrap();
+        let replay = replay(&load(name), &layout.parse().unwrap(), FloatDType::F32, &[Device::flex()].into()).unwrap();
         assert!(replay.passes(), "{name} in {layout}:\n{replay}");
     }
 }
@@ -92,7 +92,7 @@ fn the_layouts_of_two_ranks_are_all_of_them() {
 fn other_tokens_are_noticed() {
     let mut oracle = load("tied");
     oracle.batches[3].labels[5] = (oracle.batches[3].labels[5] + 1) % 128;
-    let replay = replay(&oracle, &"TP2 SP".parse().unwrap(), FloatDType::F64, &[Device::flex()]).unwrap();
+    let replay = replay(&oracle, &"TP2 SP".parse().unwrap(), FloatDType::F64, &[Device::flex()].into()).unwrap();
     assert!(!replay.passes());
     let text = replay.to_string();
     let outside: Vec<_> = text.lines().filter(|line| line.ends_with("OUTSIDE")).collect();
@@ -103,7 +103,7 @@ fn other_tokens_are_noticed() {
 fn what_does_not_run_is_refused() {
     let mut oracle = load("tied");
     let refuse = |oracle: &Oracle, layout: &str| {
-        replay(oracle, &layout.parse().unwrap(), FloatDType::F64, &[Device::flex()]).unwrap_err().to_string()
+        replay(oracle, &layout.parse().unwrap(), FloatDType::F64, &[Device::flex()].into()).unwrap_err().to_string()
     };
     assert!(refuse(&oracle, "DP3").contains("global-batch 8"), "{}", refuse(&oracle, "DP3"));
     assert!(refuse(&oracle, "TP3").contains("nearest legal"), "{}", refuse(&oracle, "TP3"));

@@ -20,6 +20,7 @@ pub use registry::{Registry, RegistryError};
 pub use section::{GroupPosition, Section, Split};
 pub use spec::{GradientSum, ParamSpec, Unit};
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// A hash of a name that is the same on every machine and in every version: 64-bit FNV-1a
@@ -29,7 +30,7 @@ pub fn stable_hash(name: &str) -> u64 {
 }
 
 /// A global tensor on the host: row-major values, wide enough for every float type.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostTensor {
     /// Size of every dimension.
     pub shape: Vec<usize>,

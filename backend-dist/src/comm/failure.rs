@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// Begins [`RunError::coords`] of a process that has failed outside of launches, with none of its ranks.
+pub(crate) const PROCESS: &str = "process ";
+
 /// One operation that a rank issued, as the flight recorder stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpRecord {
@@ -88,7 +91,8 @@ impl fmt::Display for LostProcess {
 pub struct RunError {
     /// Global rank that failed.
     pub rank: usize,
-    /// Coordinates of that rank in the mesh, for example `tp 1, dp 0`.
+    /// Coordinates of that rank in the mesh, for example `tp 1, dp 0`; `process 1` for a process that has failed
+    /// outside of launches.
     pub coords: String,
     /// Why.
     pub cause: FailureCause,
@@ -98,10 +102,11 @@ pub struct RunError {
 
 impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = if self.coords.is_empty() {
-            format!("rank {}", self.rank)
-        } else {
-            format!("rank {} ({})", self.rank, self.coords)
+        let is_process = self.coords.starts_with(PROCESS);
+        let who = match self.coords.as_str() {
+            "" => format!("rank {}", self.rank),
+            process if is_process => process.to_string(),
+            coords => format!("rank {} ({coords})", self.rank),
         };
         match &self.cause {
             FailureCause::Panic(message) => write!(f, "{who} panicked: {message}")?,
@@ -122,9 +127,12 @@ impl fmt::Display for RunError {
             FailureCause::Timeout { waiting_in, seconds } => {
                 write!(f, "{who} waited {seconds} s in {waiting_in}; the ranks that did not arrive are listed below")?
             }
+            FailureCause::Lost(lost) if is_process => {
+                write!(f, "{who} on {} is gone: {}; its own output may say why", lost.host, lost.what)?;
+            }
             FailureCause::Lost(lost) => write!(f, "{lost}")?,
         }
-        if self.ranks.len() > 1 {
+        if self.ranks.len() > 1 && !is_process {
             for line in &self.ranks {
                 write!(f, "\n  {line}")?;
             }

@@ -21,7 +21,7 @@ mod world;
 
 #[cfg(feature = "cuda")]
 pub(crate) use device::Member;
-pub(crate) use failure::Aborted;
+pub(crate) use failure::{Aborted, PROCESS};
 pub use failure::{FailureCause, LostProcess, OpRecord, RunError};
 #[cfg(feature = "cuda")]
 pub(crate) use recorder::{DeviceOp, DeviceOpKind};

@@ -2,9 +2,9 @@
 
 use super::{JoinError, ProcessWorld, host_name};
 use crate::comm::remote::{Introduction, Peer, Remote, rendezvous};
-use crate::comm::{FailureCause, RunError, World, from_bytes, to_bytes};
+use crate::comm::{FailureCause, PROCESS, RunError, World, from_bytes, to_bytes};
 use crate::launch::{BoxError, Rank, launch_in, mesh_position, thread_error};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, ParallelLayout};
 use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -67,24 +67,55 @@ impl Processes {
     /// # Errors
     /// If somebody does not come in time, or the processes differ; the same words in all that came.
     pub fn join(world: &ProcessWorld, mesh: &Mesh, agreement: &[(&str, String)]) -> Result<Self, JoinError> {
-        let (ranks, processes, layout) = (mesh.world_size(), world.processes, mesh.layout().to_string());
-        let me = introduction(world, &layout, agreement);
-        let Some(share) = world.share(ranks) else {
-            let divisors = (1..=ranks).filter(|size| ranks.is_multiple_of(*size));
-            let nearest = divisors.min_by_key(|size| size.abs_diff(processes)).unwrap_or(1);
-            return Err(JoinError::Division { ranks, layout, processes, nearest });
-        };
+        let labels = (0..mesh.world_size()).map(|rank| mesh_position(mesh, rank)).collect();
+        Self::connect(world, mesh, labels, agreement)
+    }
+
+    /// Joins processes that are to make several launches. What fails is a process, not one of its ranks.
+    pub(super) fn without_ranks(world: &ProcessWorld, agreement: &[(&str, String)]) -> Result<Self, JoinError> {
+        let layout = ParallelLayout { dp: world.processes, ..ParallelLayout::default() };
+        let mesh = Mesh::new(layout).expect("data parallelism of any size is legal");
+        Self::connect(
+            world,
+            &mesh,
+            (0..world.processes).map(|process| format!("{PROCESS}{process}")).collect(),
+            agreement,
+        )
+    }
+
+    fn connect(
+        world: &ProcessWorld,
+        mesh: &Mesh,
+        labels: Vec<String>,
+        agreement: &[(&str, String)],
+    ) -> Result<Self, JoinError> {
+        let (ranks, processes) = (mesh.world_size(), world.processes);
+        let me = introduction(world, &mesh.layout().to_string(), agreement);
+        let share = world.share(ranks).ok_or_else(|| division(world, ranks, mesh.layout()))?;
         let (streams, hosts) = rendezvous(world, &me)?;
         let peer = |stream: Option<_>| stream.map(|stream| Peer::new(stream, world.silence)).transpose();
         let peers = streams.into_iter().map(peer).collect::<Result<_, _>>();
         let peers = peers.map_err(|error| JoinError::Refused(format!("a connection ended at once: {error}")))?;
         let (process, silence) = (world.process, world.silence);
         let remote = Remote { process, share, hosts, silence, peers, coordinator: Mutex::default() };
-        let shared = World::over((0..ranks).map(|rank| mesh_position(mesh, rank)).collect(), Some(remote));
+        let shared = World::over(labels, Some(remote));
         shared.listen().map_err(|error| JoinError::Thread { processes, cause: thread_error(&error) })?;
         let ranks = process * share..(process + 1) * share;
         let (mesh, local) = (mesh.clone(), world.local);
         Ok(Self(Arc::new(Joined { mesh, process, processes, ranks, local, world: shared })))
+    }
+
+    /// The first failure that this process knows of.
+    pub(super) fn failure(&self) -> Option<RunError> {
+        self.0.world.failure()
+    }
+
+    /// Waits until all processes are done.
+    ///
+    /// # Errors
+    /// The first failure of any of them.
+    pub(super) fn finish(&self) -> Result<(), RunError> {
+        self.0.world.end().map_or(Ok(()), Err)
     }
 
     /// This process, `0..count`.
@@ -185,6 +216,13 @@ impl Processes {
     pub fn channel(&self, name: &str) -> ProcessChannel {
         ProcessChannel { joined: self.0.clone(), name: name.into(), sequence: Arc::default() }
     }
+}
+
+/// Ranks that cannot be shared out.
+pub(super) fn division(world: &ProcessWorld, ranks: usize, layout: &ParallelLayout) -> JoinError {
+    let divisors = (1..=ranks).filter(|size| ranks.is_multiple_of(*size));
+    let nearest = divisors.min_by_key(|size| size.abs_diff(world.processes)).unwrap_or(1);
+    JoinError::Division { ranks, layout: layout.to_string(), processes: world.processes, nearest }
 }
 
 /// What this process says of itself, and what it must have in common with the others.

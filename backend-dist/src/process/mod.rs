@@ -3,13 +3,16 @@
 //! [`ProcessWorld`] is what the launcher says of this process: torchrun, srun, or whatever sets the same variables.
 //! With `P` processes and a mesh of `N` ranks, process `p` hosts ranks `p·N/P` up to `(p + 1)·N/P - 1`; so one process
 //! for all GPUs of a host, one per GPU and anything between are the same program. [`Processes`] is the world after all
-//! of them have joined; [`Processes::launch`] runs the ranks that live here.
+//! of them have joined; [`Processes::launch`] runs the ranks that live here. A program with several launches has a
+//! [`Cluster`].
 
+mod cluster;
 mod environment;
 mod joined;
 #[cfg(test)]
 mod tests;
 
+pub use cluster::Cluster;
 pub use environment::{EnvironmentError, ProcessWorld, Secret};
 pub use joined::{ProcessChannel, Processes};
 

@@ -1,5 +1,6 @@
 //! Runs of several processes, with a thread for each process: all but their memory is as in a real run.
 
+mod cluster;
 mod failures;
 mod frames;
 mod joining;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backend_dist::gpu::{MemoryUse, memory_use, release_memory};
-use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::process::Cluster;
 use backend_dist::profile::{Profile, Session};
 use backend_dist::startup::{self, Phase, Startup, phase};
 use burn::data::dataloader::DataLoader;
-use burn::tensor::Device;
 use models::{CausalLm, ModelConfig, WithModel};
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +62,8 @@ pub struct Measured {
     pub profile: Option<Profile>,
 }
 
-/// Trains `timing` steps of `config` on `data`, rank `r` on `devices[r % devices.len()]`. `on_step` is called for
+/// Trains `timing` steps of `config` on `data`. What each process of the cluster has measured on its first rank; a
+/// profile is that of the GPUs of the first process. `on_step` is called for
 /// every step of rank 0 with its number from 1, its loss and its seconds. `log.trace` has the timeline of some warm-up
 /// steps.
 ///
@@ -71,17 +72,17 @@ pub struct Measured {
 pub fn measure(
     config: &RunConfig,
     data: Arc<dyn TokenDataset>,
-    devices: Vec<Device>,
+    cluster: &Cluster,
     timing: Timing,
     on_step: &(dyn Fn(usize, f64, f64) + Sync),
 ) -> Result<Measured, BoxError> {
-    config.model.config.visit(Bench { config, data, devices, timing, on_step })
+    config.model.config.visit(Bench { config, data, cluster, timing, on_step })
 }
 
 struct Bench<'a> {
     config: &'a RunConfig,
     data: Arc<dyn TokenDataset>,
-    devices: Vec<Device>,
+    cluster: &'a Cluster,
     timing: Timing,
     on_step: &'a (dyn Fn(usize, f64, f64) + Sync),
 }
@@ -98,7 +99,7 @@ impl WithModel for Bench<'_> {
         // Every step has the whole batch.
         let engine = EngineConfig { rampup_batch_size: None, ..self.config.engine() };
         let start = Instant::now();
-        let seen = launch(&mesh, &self.devices, |rank| {
+        let seen = self.cluster.launch(&mesh, |rank| {
             let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), engine.clone())?;
             self.steps(&rank, engine, start, Tracer::new(tracing.as_ref()))
         })?;

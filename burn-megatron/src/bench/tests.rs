@@ -85,7 +85,7 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
     let data = Arc::new(SyntheticTokens::new(256, 64, 1000));
     let told = Mutex::new(Vec::new());
     let hear = |step: usize, loss: f64, _: f64| told.lock().unwrap().push((step, loss));
-    let seen = measure(&config, data, vec![burn::tensor::Device::flex()], TIMING, &hear).unwrap();
+    let seen = measure(&config, data, &[burn::tensor::Device::flex()].into(), TIMING, &hear).unwrap();
     let told = told.into_inner().unwrap();
     assert_eq!(told.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=7).collect::<Vec<_>>());
     assert_eq!((seen.runs.len(), seen.steps.len(), seen.steps[0].len(), seen.ranks.len()), (2, 2, 3, 4));
@@ -133,7 +133,8 @@ fn documents_of_unequal_lengths_are_assigned_and_reported() {
     assert!(starts[0] == 0 && starts.is_sorted() && starts.len() > 1 && *starts.last().unwrap() < 64, "{starts:?}");
     let run = |more: &[(&str, &str)]| {
         let config = resolve("tiny", &[keys.as_slice(), more].concat(), 2, 0).unwrap();
-        let seen = measure(&config, data.clone(), vec![burn::tensor::Device::flex()], TIMING, &|_, _, _| ()).unwrap();
+        let seen =
+            measure(&config, data.clone(), &[burn::tensor::Device::flex()].into(), TIMING, &|_, _, _| ()).unwrap();
         let documents = DocumentReport::of(&config, &*data, 4 * TIMING.warmup, 6, false);
         let setup = Setup::of("tiny", &config, "random tokens");
         Record::new(&config, setup, Device::default(), TIMING, None, documents, seen)

@@ -4,6 +4,7 @@ mod listed;
 mod output;
 mod subject;
 
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,10 +12,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu::{self, GpuInfo};
+use backend_dist::process::Cluster;
 
 use listed::{layout_ranks, listed, of_layout};
 use output::{device, draw, save, write};
-use subject::{config, data};
+use subject::{Ranks, config, data};
 
 use super::device::{DeviceChoice, DeviceKind};
 use super::hints;
@@ -22,12 +24,11 @@ use super::host;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
 use super::print;
-use super::processes::alone;
+use super::processes::tell;
 use crate::bench::{
     DocumentLengths, DocumentReport, Record, Setup, Timing, announcement, measure, profile, text, together,
 };
 use crate::config::RunConfig;
-use crate::console::say;
 use crate::data::TokenDataset;
 use crate::plan::ladder;
 use crate::trace::summary_file;
@@ -49,7 +50,7 @@ pub struct Args {
     chart: Option<PathBuf>,
     /// Device of the ranks
     #[arg(long, value_enum, default_value = "auto")]
-    device: DeviceChoice,
+    pub(super) device: DeviceChoice,
     /// Ranks of a recipe; by default all GPUs, or two CPU ranks
     #[arg(long, value_name = "N")]
     gpus: Option<usize>,
@@ -92,12 +93,11 @@ pub struct Args {
 ///
 /// # Errors
 /// If a run is not one, does not fit, or fails; the layouts before it have been measured and written.
-pub fn run(args: Args) -> Result<ExitCode> {
+pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     if let Some(file) = &args.chart {
         let files: Vec<&Path> = std::iter::once(Path::new(&args.what)).chain(args.files.iter().map(|f| &**f)).collect();
-        return draw(file, &files);
+        return if cluster.is_first() { draw(file, &files) } else { Ok(ExitCode::SUCCESS) };
     }
-    alone("bench")?;
     let timing =
         Timing { warmup: args.warmup, steps: args.steps, runs: args.runs, profile: args.profile.unwrap_or_default() };
     let numbers = [("warmup", timing.warmup), ("steps", timing.steps), ("runs", timing.runs)];
@@ -117,17 +117,19 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bail!("--profile works on GPUs only: add --device cuda, or leave it out");
     }
     let gpus = if device == DeviceKind::Cpu || args.dry_run { Vec::new() } else { gpu::gpus()? };
+    let here = Ranks::of(cluster, &gpus)?;
     let overrides = args.overrides.clone().with_layout(&args.layout).0;
     if args.gpus.is_some() && Path::new(&args.what).is_file() {
         bail!("--gpus is for recipes; the number of ranks follows from the layout of {}", args.what);
     }
     if args.layouts.is_empty() {
         let (ranks, out) = (args.gpus.or_else(|| layout_ranks(&args.layout)), args.out.clone());
-        let config = config(&args.what, &overrides, ranks, timing, &gpus)?;
-        possible(&config, || data(&config, timing, args.document_lengths), timing)?;
+        let config = config(&args.what, &overrides, ranks, timing, here)?;
+        cluster.local_devices(&config.parallel)?;
+        possible(&config, || data(&config, timing, args.document_lengths, cluster), timing)?;
         match args.dry_run {
-            true => announce(&args, &config, timing)?,
-            false => drop(one(&args, config, timing, &gpus, out)?),
+            true => announce(&args, &config, timing, cluster)?,
+            false => drop(one(&args, config, timing, (&gpus, cluster), out)?),
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -141,27 +143,32 @@ pub fn run(args: Args) -> Result<ExitCode> {
             bail!("--layouts \"{text}\" has {} ranks, not --gpus {gpus}: leave --gpus out", layout.world_size());
         }
         let keys = [overrides.clone(), keys].concat();
-        config(&args.what, &keys, Some(layout.world_size()), timing, &gpus)
+        cluster.local_devices(&layout).with_context(|| format!("--layouts \"{text}\""))?;
+        config(&args.what, &keys, Some(layout.world_size()), timing, here)
             .with_context(|| format!("--layouts \"{text}\""))
     };
     let configs = args.layouts.iter().map(resolve).collect::<Result<Vec<_>>>()?;
     for (config, layout) in configs.iter().zip(&args.layouts) {
-        let data = || data(config, timing, args.document_lengths);
+        let data = || data(config, timing, args.document_lengths, cluster);
         possible(config, data, timing).with_context(|| format!("--layouts \"{layout}\""))?;
     }
     if args.dry_run {
         for (index, config) in configs.iter().enumerate() {
-            print(if index > 0 { "\n" } else { "" })?;
-            announce(&args, config, timing)?;
+            if index > 0 {
+                tell(cluster, "");
+            }
+            announce(&args, config, timing, cluster)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let mut records = Vec::new();
     for (index, config) in configs.into_iter().enumerate() {
         let out = args.out.as_ref().map(|out| of_layout(out, &args.layouts[index]));
-        let record = one(&args, config, timing, &gpus, out);
-        records.push(record.with_context(|| format!("--layouts \"{}\"", args.layouts[index]))?);
-        print(&format!("\n{}\n", together(&records)))?;
+        let record = one(&args, config, timing, (&gpus, cluster), out);
+        records.extend(record.with_context(|| format!("--layouts \"{}\"", args.layouts[index]))?);
+        if cluster.is_first() {
+            print(&format!("\n{}\n", together(&records)))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -170,28 +177,32 @@ pub fn run(args: Args) -> Result<ExitCode> {
 const MOST_STEPS: usize = 1 << 20;
 
 /// Prints what would be measured.
-fn announce(args: &Args, config: &RunConfig, timing: Timing) -> Result<()> {
-    let (data, described) = data(config, timing, args.document_lengths)?;
+fn announce(args: &Args, config: &RunConfig, timing: Timing, cluster: &Cluster) -> Result<()> {
+    let (data, described) = data(config, timing, args.document_lengths, cluster)?;
+    if !cluster.is_first() {
+        return Ok(());
+    }
     let (job, on_gpus) = (config.job()?, args.device.kind() != DeviceKind::Cpu);
     let planned = ladder::peak(&if on_gpus { job.on_gpus() } else { job });
     let documents = documents(config, &*data, timing, on_gpus);
     let setup = Setup::of(&args.what, config, &described);
     print(&format!("{}, {} parameters\n", setup.recipe, setup.parameters))?;
     print(&announcement(&setup, planned, documents.as_ref()))?;
-    hint(args, config);
+    hint(args, config, cluster);
     if on_gpus && !Path::new(&args.what).is_file() {
-        say(format_args!(
+        let why = format_args!(
             "{:<22}without a GPU no ZeRO stage or recomputation is chosen by its memory, as a measurement does",
             ""
-        ));
+        );
+        tell(cluster, why);
     }
     Ok(())
 }
 
 /// Prints what would be faster on GPUs.
-fn hint(args: &Args, config: &RunConfig) {
+fn hint(args: &Args, config: &RunConfig, cluster: &Cluster) {
     if let Some(hint) = (args.device.kind() == DeviceKind::Cuda).then(|| hints::of(config)).flatten() {
-        say(format_args!("{:<22}{hint}", "hint"));
+        tell(cluster, format_args!("{:<22}{hint}", "hint"));
     }
 }
 
@@ -213,29 +224,39 @@ fn documents(config: &RunConfig, data: &dyn TokenDataset, timing: Timing, on_gpu
     DocumentReport::of(config, data, first, steps, on_gpus)
 }
 
-/// Measures a run, prints and writes the record.
-fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Option<PathBuf>) -> Result<Record> {
-    let (data, described) = data(&config, timing, args.document_lengths)?;
+/// Measures a run in all processes; the first prints and writes the record.
+fn one(
+    args: &Args,
+    config: RunConfig,
+    timing: Timing,
+    (gpus, cluster): (&[GpuInfo], &Cluster),
+    out: Option<PathBuf>,
+) -> Result<Option<Record>> {
+    let say = |line: &dyn Display| tell(cluster, line);
+    let (data, described) = data(&config, timing, args.document_lengths, cluster)?;
     let setup = Setup::of(&args.what, &config, &described);
     let job = config.job()?;
     let planned = ladder::peak(&if gpus.is_empty() { job } else { job.on_gpus() });
-    say(format_args!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters));
-    hint(args, &config);
+    say(&format_args!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters));
+    hint(args, &config, cluster);
     let total = timing.total();
     let told = |step: usize, loss: f64, seconds: f64| {
         eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
     };
     if gpus.is_empty() {
-        host::check_memory(&config, 1.0)?;
+        host::check_memory(&config, 1.0 / cluster.count() as f64)?;
     }
-    let devices = args.device.kind().devices(&config.parallel)?;
-    let seen = measure(&config, data.clone(), devices, timing, &told).map_err(|error| anyhow!(error))?;
+    let on = args.device.kind().of_cluster(&config.parallel, cluster)?;
+    let seen = measure(&config, data.clone(), &on, timing, &told).map_err(|error| anyhow!(error))?;
+    if !cluster.is_first() {
+        return Ok(None);
+    }
     let documents = documents(&config, &*data, timing, !gpus.is_empty());
     let device = device(gpus.first(), &config);
     let record = Record::new(&config, setup, device, timing, planned, documents, seen);
     print(&format!("\n{}", text(&record)))?;
     let file = save(&record, out)?;
-    say(format_args!("{:<22}{}", "written to", file.display()));
+    say(&format_args!("{:<22}{}", "written to", file.display()));
     if let Some(trace) = &config.log.trace {
         let overlap = fs::read_to_string(summary_file(trace)).unwrap_or_default();
         print(&format!("{:<22}{}\n{overlap}", "timeline", trace.display()))?;
@@ -244,7 +265,7 @@ fn one(args: &Args, config: RunConfig, timing: Timing, gpus: &[GpuInfo], out: Op
         print(&format!("\n{}", profile::text(report)))?;
         let file = file.with_extension("profile.csv");
         write(&file, &profile::csv(report))?;
-        say(format_args!("{:<22}{}", "written to", file.display()));
+        say(&format_args!("{:<22}{}", "written to", file.display()));
     }
-    Ok(record)
+    Ok(Some(record))
 }

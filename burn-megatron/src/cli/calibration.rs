@@ -74,7 +74,7 @@ impl CalibrationArgs {
         let devices = self.device.devices(&layout)?;
         let settings = Settings {
             layout,
-            devices: devices.clone(),
+            cluster: devices.clone().into(),
             dtype: self.compute_dtype.into(),
             exact: false,
             gradients: false,

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail};
-use backend_dist::launch::{BoxError, launch};
+use backend_dist::launch::BoxError;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use models::lora::Adapter;
 use models::{CausalLm, FamilyConfig, ModelConfig, WithModel};
@@ -102,7 +102,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let settings = Settings {
         adapter: None,
-        devices: args.device.devices(&layout)?,
+        cluster: args.device.devices(&layout)?.into(),
         layout,
         dtype: args.dtype.into(),
         exact: false,
@@ -196,53 +196,55 @@ impl WithModel for Job<'_> {
     type Output = Result<()>;
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<()> {
-        launch(&self.mesh, &self.settings.devices, |rank| {
-            let with = |number: usize| {
-                let settings = Settings { adapter: self.adapters[number].clone(), ..self.settings.clone() };
-                build::<M>(&rank, config, self.folder, &settings)
-            };
-            let mut model = Some(with(self.adapters.len().min(2) - 1)?);
-            let turns = self.turns[rank.rank].lock().expect("no rank panicked").take().ok_or("a rank runs once")?;
-            let first = rank.group(Axis::Tp).rank() == 0;
-            let tell = |answer| self.answers.lock().expect("no rank panicked").send(answer).ok();
-            // The weights are there.
-            if first {
-                tell(None);
-            }
-            for turn in turns {
-                let turn = match turn {
-                    Turn::Say(tokens) => tokens,
-                    Turn::Adapter(number) => {
-                        // Not two models at a time.
-                        drop(model.take());
-                        model = Some(with(number)?);
-                        if first {
-                            tell(None);
-                        }
-                        continue;
-                    }
+        self.settings
+            .cluster
+            .launch(&self.mesh, |rank| {
+                let with = |number: usize| {
+                    let settings = Settings { adapter: self.adapters[number].clone(), ..self.settings.clone() };
+                    build::<M>(&rank, config, self.folder, &settings)
                 };
-                let model = model.as_ref().ok_or("a model is there between turns")?;
-                let (mut stream, mut text, mut closed) =
-                    (TextStream::after(self.tokenizer, &turn), String::new(), false);
-                let mut say = |new: String| {
-                    closed |= terminal::write(&new).is_err();
-                    text += &new;
-                    closed
-                };
-                let generated = generate(&rank, model, &turn, self.options, |token| {
-                    let is_end = self.options.stop_tokens.contains(&token);
-                    let new = if is_end { String::new() } else { stream.push(token).unwrap_or_default() };
-                    if say(new) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                })?;
+                let mut model = Some(with(self.adapters.len().min(2) - 1)?);
+                let turns = self.turns[rank.rank].lock().expect("no rank panicked").take().ok_or("a rank runs once")?;
+                let first = rank.group(Axis::Tp).rank() == 0;
+                let tell = |answer| self.answers.lock().expect("no rank panicked").send(answer).ok();
+                // The weights are there.
                 if first {
-                    say(stream.rest().unwrap_or_default());
-                    tell(Some(Answer { text, generated }));
+                    tell(None);
                 }
-            }
-            Ok::<_, BoxError>(())
-        })
-        .map(drop)
-        .context("the conversation ended")
+                for turn in turns {
+                    let turn = match turn {
+                        Turn::Say(tokens) => tokens,
+                        Turn::Adapter(number) => {
+                            // Not two models at a time.
+                            drop(model.take());
+                            model = Some(with(number)?);
+                            if first {
+                                tell(None);
+                            }
+                            continue;
+                        }
+                    };
+                    let model = model.as_ref().ok_or("a model is there between turns")?;
+                    let (mut stream, mut text, mut closed) =
+                        (TextStream::after(self.tokenizer, &turn), String::new(), false);
+                    let mut say = |new: String| {
+                        closed |= terminal::write(&new).is_err();
+                        text += &new;
+                        closed
+                    };
+                    let generated = generate(&rank, model, &turn, self.options, |token| {
+                        let is_end = self.options.stop_tokens.contains(&token);
+                        let new = if is_end { String::new() } else { stream.push(token).unwrap_or_default() };
+                        if say(new) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    })?;
+                    if first {
+                        say(stream.rest().unwrap_or_default());
+                        tell(Some(Answer { text, generated }));
+                    }
+                }
+                Ok::<_, BoxError>(())
+            })
+            .map(drop)
+            .context("the conversation ended")
     }
 }

@@ -1,9 +1,11 @@
 //! The devices of a command's ranks.
 
-use anyhow::{Context, Result, anyhow};
+use std::ops::Range;
+
+use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu::{self, GpuError};
 use backend_dist::mesh::ParallelLayout;
-use backend_dist::process::Processes;
+use backend_dist::process::{Cluster, Processes};
 use burn::tensor::Device;
 use clap::ValueEnum;
 
@@ -56,16 +58,38 @@ impl DeviceKind {
         }
     }
 
-    /// A device for each rank of this process, one of several.
+    /// A cluster with a device for each of its ranks here.
+    ///
+    /// # Errors
+    /// If the ranks cannot be shared out over the processes, there are fewer GPUs than ranks, or something that they need
+    /// is missing.
+    pub fn of_cluster(self, layout: &ParallelLayout, cluster: &Cluster) -> Result<Cluster> {
+        let numbers = cluster.local_devices(layout)?;
+        Ok(cluster.on(self.numbered(layout, numbers, (cluster.process(), cluster.count()))?))
+    }
+
+    /// A device for each rank of this process.
     ///
     /// # Errors
     /// If this host has fewer GPUs than its processes have ranks, or something that they need is missing.
     pub fn devices_among(self, processes: &Processes) -> Result<Vec<Device>> {
-        let (mut numbers, ranks) = (processes.local_devices(), processes.ranks().len());
+        let (layout, numbers) = (processes.mesh().layout(), processes.local_devices());
+        self.numbered(layout, numbers, (processes.process(), processes.count()))
+    }
+
+    /// Devices of the host, for one process of `count`.
+    fn numbered(
+        self,
+        layout: &ParallelLayout,
+        mut numbers: Range<usize>,
+        (process, count): (usize, usize),
+    ) -> Result<Vec<Device>> {
+        let ranks = numbers.len();
         match self {
+            _ if count == 1 => self.devices(layout),
             DeviceKind::Cpu => Ok(vec![Device::flex(); ranks]),
             DeviceKind::Cuda => {
-                let context = || format!("--device cuda: process {} of {}", processes.process(), processes.count());
+                let context = || format!("--device cuda: process {process} of {count}");
                 // A launcher may show every process its own GPUs only (CUDA_VISIBLE_DEVICES).
                 if gpu::gpus().with_context(context)?.len() == ranks {
                     numbers = 0..ranks;
@@ -76,19 +100,25 @@ impl DeviceKind {
         }
     }
 
-    /// All GPUs, or one CPU: layouts with more ranks than devices share them, and communicate through the host.
+    /// A cluster with all GPUs, or one CPU: layouts with more ranks than devices share them, and communicate through the
+    /// host.
     ///
     /// # Errors
-    /// If there is no GPU, or something that it needs is missing.
-    pub fn shared(self) -> Result<Vec<Device>> {
-        match self {
-            DeviceKind::Cpu => Ok(vec![Device::flex()]),
-            DeviceKind::Cuda => {
-                let gpus = gpu::gpus()?.len();
-                gpu::require(gpus)?;
-                (0..gpus).map(cuda).collect()
-            }
+    /// If there is no GPU, or something that it needs is missing; with GPUs, if there are several processes.
+    pub fn shared(self, cluster: &Cluster) -> Result<Cluster> {
+        if self == DeviceKind::Cpu {
+            return Ok(cluster.on(vec![Device::flex()]));
         }
+        if cluster.count() > 1 {
+            bail!(
+                "--share-gpus in {} processes: ranks of several processes meet in NCCL, which takes a GPU for one rank only; \
+                 nearest legal: one process",
+                cluster.count()
+            );
+        }
+        let gpus = gpu::gpus()?.len();
+        gpu::require(gpus)?;
+        Ok(cluster.on((0..gpus).map(cuda).collect::<Result<_>>()?))
     }
 }
 

@@ -7,13 +7,13 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::process::Cluster;
 use models::layout::sequence_unit;
 use models::{FamilyConfig, ModelConfig};
 
 use super::device::DeviceKind;
 use super::forward::Precision;
 use super::layout::LayoutArgs;
-use super::processes::alone;
 use super::refused;
 use crate::eval::{
     Encoder, EvalSettings, ExactMatch, Limits, TaskResult, Work, compute, read_documents, read_task, results, table,
@@ -68,7 +68,7 @@ pub struct Args {
     dtype: Precision,
     /// Where the ranks run
     #[arg(long, value_enum, default_value = "cpu")]
-    device: DeviceKind,
+    pub(super) device: DeviceKind,
     #[command(flatten)]
     layout: LayoutArgs,
 }
@@ -77,8 +77,7 @@ pub struct Args {
 ///
 /// # Errors
 /// If a file, the model or the layout cannot be used; a wrong row before the model is loaded.
-pub fn run(args: Args) -> Result<ExitCode> {
-    alone("eval")?;
+pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     let layout = args.layout.over(ParallelLayout::default())?;
     check_layout(&layout)?;
     for (key, value) in [
@@ -109,15 +108,20 @@ pub fn run(args: Args) -> Result<ExitCode> {
         vocab_size: folder.config().vocab_size(),
     };
     let work = Work::new(&tasks, &encoder, &limits)?;
-    let output = args.output.as_deref().map(|path| Ok::<_, anyhow::Error>((path, create(path)?))).transpose()?;
-    if work.truncated > 0 {
+    let output = args
+        .output
+        .as_deref()
+        .filter(|_| cluster.is_first())
+        .map(|path| Ok::<_, anyhow::Error>((path, create(path)?)))
+        .transpose()?;
+    if work.truncated > 0 && cluster.is_first() {
         let most = limits.max_length;
         eprintln!("{} samples are longer than {most} tokens: their first tokens are left out", work.truncated);
     }
     let settings = EvalSettings {
         forward: Settings {
             adapter,
-            devices: args.device.devices(&layout)?,
+            cluster: args.device.of_cluster(&layout, cluster)?,
             layout,
             dtype: args.dtype.into(),
             exact: false,
@@ -132,7 +136,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some((path, file)) = output {
         write(file, &results).map_err(refused(Access::Write, path))?;
     }
-    super::print(&table(&results))?;
+    if cluster.is_first() {
+        super::print(&table(&results))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::process::Cluster;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
 use models::ModelConfig;
 
 use super::device::DeviceKind;
 use super::layout::LayoutArgs;
-use super::processes::alone;
 use crate::element::Element;
 use crate::forward::{
     Settings, forward, forward_module, preference, read_input, read_module_inputs, read_preference,
@@ -107,7 +107,7 @@ pub struct Args {
     exact: bool,
     /// Where the ranks run
     #[arg(long, value_enum, default_value = "cpu")]
-    device: DeviceKind,
+    pub(super) device: DeviceKind,
     #[command(flatten)]
     layout: LayoutArgs,
 }
@@ -116,21 +116,20 @@ pub struct Args {
 ///
 /// # Errors
 /// If a file, the model or the layout cannot be used.
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    alone("forward")?;
+pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let layout = args.layout.over(ParallelLayout::default())?;
     let loss = args.objective.of_pairs();
     if args.reference.is_some() && !loss.is_some_and(PreferenceLoss::has_reference) {
         bail!("--reference has a meaning with --objective dpo, ipo or kto only");
     }
     if ModuleFolder::is_one(&args.hf)? {
-        return module(&args, layout);
+        return module(&args, layout, cluster);
     }
     let folder = HfFolder::open(&args.hf)?;
     let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
     let settings = Settings {
         adapter,
-        devices: args.device.devices(&layout)?,
+        cluster: args.device.of_cluster(&layout, cluster)?,
         layout,
         dtype: args.dtype.into(),
         exact: args.exact,
@@ -142,6 +141,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let input = read_input(&args.input)?;
     let output = forward(folder.config(), &folder, &input, &settings)?;
+    if !cluster.is_first() {
+        return Ok(ExitCode::SUCCESS);
+    }
     write_output(&args.output, &input, &output, element)?;
     let loss = output.loss.map_or(String::new(), |loss| format!(", loss {loss:.9}"));
     let gradients = match output.gradients.len() {
@@ -160,7 +162,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// A model that is a plain Burn module.
-fn module(args: &Args, layout: ParallelLayout) -> anyhow::Result<ExitCode> {
+fn module(args: &Args, layout: ParallelLayout, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let folder = ModuleFolder::open(&args.hf)?;
     if args.adapter.is_some() || args.objective != Objective::NextToken {
         let kind = folder.model_type();
@@ -168,13 +170,16 @@ fn module(args: &Args, layout: ParallelLayout) -> anyhow::Result<ExitCode> {
     }
     let settings = Settings {
         adapter: None,
-        devices: args.device.devices(&layout)?,
+        cluster: args.device.of_cluster(&layout, cluster)?,
         layout,
         dtype: args.dtype.into(),
         exact: true,
         gradients: args.grads,
     };
     let outputs = forward_module(&folder, &read_module_inputs(&args.input)?, &settings)?;
+    if !cluster.is_first() {
+        return Ok(ExitCode::SUCCESS);
+    }
     let element = if matches!(args.dtype, Precision::F64) { Element::F64 } else { Element::F32 };
     write_module_outputs(&args.output, &outputs, element)?;
     let shapes = outputs.tensors.iter().map(|(name, tensor)| format!("{name} {:?}", tensor.shape));
@@ -211,6 +216,9 @@ fn pairs(
         bail!("--reference has a vocabulary of {theirs} tokens, --hf of {ours}: they must have the same tokens");
     }
     let output = preference((policy.config(), policy), (reference.config(), reference), &pairs, settings)?;
+    if !settings.cluster.is_first() {
+        return Ok(ExitCode::SUCCESS);
+    }
     write_preference(&args.output, &output, element)?;
     super::print(&format!(
         "{} pairs in {}, {:?}: loss {:.9}, {} gradients in {}\n",

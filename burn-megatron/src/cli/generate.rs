@@ -8,8 +8,9 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu;
-use backend_dist::launch::{BoxError, launch};
+use backend_dist::launch::BoxError;
 use backend_dist::mesh::{Mesh, ParallelLayout};
+use backend_dist::process::Cluster;
 use backend_dist::startup::{self, Phase, phase};
 use models::{CausalLm, FamilyConfig, ModelConfig, WeightSource, WithModel};
 use tokenizers::Tokenizer;
@@ -18,7 +19,6 @@ use self::writer::Writer;
 use super::device::DeviceKind;
 use super::export::adapters;
 use super::forward::Precision;
-use super::processes::alone;
 use super::refused;
 use super::sampling::SamplingArgs;
 use crate::checkpoint::Checkpoint;
@@ -68,7 +68,7 @@ pub struct Args {
     dtype: Precision,
     /// Where the ranks run
     #[arg(long, value_enum, default_value = "cpu")]
-    device: DeviceKind,
+    pub(super) device: DeviceKind,
     /// Ranks that share each layer's matrices
     #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", default_value_t = 1)]
     tensor_parallel: usize,
@@ -86,9 +86,8 @@ struct Source {
 ///
 /// # Errors
 /// If the model or its tokenizer cannot be read, or cannot do what is asked for; before anything is written.
-pub fn run(args: Args) -> Result<ExitCode> {
-    alone("generate")?;
-    let source = open(&args)?;
+pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
+    let source = open(&args, cluster)?;
     let (tokens, writer) = match read_prompt(&args)? {
         Prompt::Tokens(tokens) => (tokens, Writer::ids()),
         Prompt::Text(text) => {
@@ -106,11 +105,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     source.config.dims().check_tp(layout.tp)?;
     let each = cache_bytes(&source.config, args.device, args.dtype, args.tensor_parallel);
     memory(args.device).map_or(Ok(()), |available| options.check_memory(tokens.len(), each, available))?;
-    beyond_positions(&source.config, tokens.len(), &options).into_iter().for_each(|note| eprintln!("{note}"));
+    let note = beyond_positions(&source.config, tokens.len(), &options).filter(|_| cluster.is_first());
+    note.into_iter().for_each(|note| eprintln!("{note}"));
 
     let writer = Mutex::new(writer);
     let settings = Settings {
-        devices: args.device.devices(&layout)?,
+        cluster: args.device.of_cluster(&layout, cluster)?,
         layout,
         dtype: args.dtype.into(),
         exact: false,
@@ -126,8 +126,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         writer: &writer,
     };
     let generated = source.config.visit(job)?;
-    writer.into_inner().expect("no rank panicked").finish()?;
-    eprintln!("{}", speed(tokens.len(), &generated));
+    if cluster.is_first() {
+        writer.into_inner().expect("no rank panicked").finish()?;
+        eprintln!("{}", speed(tokens.len(), &generated));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -152,7 +154,7 @@ pub(super) fn memory(device: DeviceKind) -> Option<u64> {
     }
 }
 
-fn open(args: &Args) -> Result<Source> {
+fn open(args: &Args, cluster: &Cluster) -> Result<Source> {
     if let Some(dir) = &args.hf {
         let folder = HfFolder::open(dir)?;
         let tokenizer = folder.tokenizer_path().map(|path| tokenizer(&path)).transpose()?;
@@ -162,7 +164,7 @@ fn open(args: &Args) -> Result<Source> {
     let dir = args.checkpoint.as_ref().context("--hf DIR or --checkpoint DIR says where the model is")?;
     let checkpoint = Checkpoint::open(dir)?;
     checkpoint.verify(0, 1)?;
-    if let Some(warning) = checkpoint.warning() {
+    if let Some(warning) = checkpoint.warning().filter(|_| cluster.is_first()) {
         eprintln!("{}: {warning}", checkpoint.path().display());
     }
     let config = model_of(&checkpoint)?;
@@ -277,7 +279,7 @@ impl WithModel for Job<'_, '_> {
     type Output = Result<Generated>;
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<Generated> {
-        let ranks = launch(&self.mesh, &self.settings.devices, |rank| {
+        let ranks = self.settings.cluster.launch(&self.mesh, |rank| {
             let model = phase(Phase::Weights, || -> Result<_, BoxError> {
                 let model = build::<M>(&rank, config, self.weights, self.settings)?;
                 rank.device.sync()?;

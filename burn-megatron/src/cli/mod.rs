@@ -36,6 +36,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 pub use foreign::parse;
+use processes::together;
 
 use crate::refusal::{Access, advice};
 
@@ -101,20 +102,20 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(*args),
         Command::Train(args) => train::run(*args),
-        Command::Bench(args) => bench::run(*args),
-        Command::Generate(args) => generate::run(*args),
+        Command::Bench(args) => together(args.device.kind(), |cluster| bench::run(*args, cluster)),
+        Command::Generate(args) => together(args.device, |cluster| generate::run(*args, cluster)),
         Command::Chat(args) => chat::run(*args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(*args),
-        Command::Eval(args) => eval::run(*args),
-        Command::Verify(args) => verify::run(args),
-        Command::Replay(args) => replay::run(args),
+        Command::Eval(args) => together(args.device, |cluster| eval::run(*args, cluster)),
+        Command::Verify(args) => together(args.device, |cluster| verify::run(args, cluster)),
+        Command::Replay(args) => together(args.device, |cluster| replay::run(args, cluster)),
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
         Command::Merge(args) => merge::run(args),
         Command::Prune(args) => prune::run(args),
         Command::Doctor(args) => doctor::run(args),
-        Command::Forward(args) => forward::run(args),
+        Command::Forward(args) => together(args.device, |cluster| forward::run(args, cluster)),
         Command::Reference(args) => reference::run(args),
     }
 }

@@ -1,12 +1,16 @@
 //! Commands that run in several processes, as torchrun or srun starts them, and commands that do not.
 
+use std::fmt::Display;
+use std::process::ExitCode;
+
 use anyhow::{Result, bail};
 use backend_dist::gpu;
 use backend_dist::mesh::Mesh;
-use backend_dist::process::{ProcessWorld, Processes};
+use backend_dist::process::{Cluster, ProcessWorld, Processes};
 
 use super::device::DeviceKind;
 use crate::config::RunConfig;
+use crate::console::say;
 
 /// Joins the other processes of a run, if there are any. An illegal layout is left for the plan to refuse.
 ///
@@ -16,13 +20,50 @@ pub(super) fn join(config: &RunConfig, place: DeviceKind) -> Result<Option<Proce
     let (Some(world), Ok(mesh)) = (ProcessWorld::from_env()?, Mesh::new(config.parallel.clone())) else {
         return Ok(None);
     };
+    let agreement = agreement(place, ("configuration", assignments(&config.to_toml())));
+    Ok(Some(Processes::join(&world, &mesh, &agreement)?))
+}
+
+/// Does the work of a command in all processes of a run: all have the same arguments, and if it fails in one, it fails in
+/// all.
+///
+/// # Errors
+/// As [`join`], and those of the work in any process.
+pub(super) fn together(place: DeviceKind, work: impl FnOnce(&Cluster) -> Result<ExitCode>) -> Result<ExitCode> {
+    let cluster = Cluster::from_env(&agreement(place, ("arguments", flags(std::env::args().skip(1)))))?;
+    cluster.run(|| work(&cluster))
+}
+
+/// Prints a line, once for all processes.
+pub(super) fn tell(cluster: &Cluster, line: impl Display) {
+    if cluster.is_first() {
+        say(line);
+    }
+}
+
+/// What all processes must have in common.
+fn agreement(place: DeviceKind, more: (&'static str, String)) -> Vec<(&'static str, String)> {
     let mut agreement = vec![("device", format!("{place:?}").to_lowercase())];
     if place == DeviceKind::Cuda {
         let version = gpu::nccl_version().map(|version| version.to_string());
         agreement.push(("NCCL", version.unwrap_or_else(|_| "missing".into())));
     }
-    agreement.push(("configuration", assignments(&config.to_toml())));
-    Ok(Some(Processes::join(&world, &mesh, &agreement)?))
+    agreement.push(more);
+    agreement
+}
+
+/// A line for each flag, with its values.
+fn flags(words: impl Iterator<Item = String>) -> String {
+    let mut text = String::new();
+    for word in words {
+        text += match word.starts_with("--") {
+            _ if text.is_empty() => "",
+            true => "\n",
+            false => " ",
+        };
+        text += &word;
+    }
+    text
 }
 
 /// A line for each key, with its section and without its meaning. Differences between processes are reported in such
@@ -48,8 +89,8 @@ fn assignments(text: &str) -> String {
 pub(super) fn alone(command: &str) -> Result<()> {
     if let Some(world) = ProcessWorld::from_env()? {
         bail!(
-            "`{command}` runs all ranks in one process, but this is one of {} (WORLD_SIZE): start it by itself, or with one \
-             process; `train` runs in several",
+            "`{command}` answers in one process, which runs all ranks, but this is one of {} (WORLD_SIZE): start it by itself, or \
+             with one process; `generate` and `eval` run in several",
             world.processes
         );
     }
@@ -59,6 +100,12 @@ pub(super) fn alone(command: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_are_compared_flag_by_flag() {
+        let words = ["verify", "--layout", "TP2 SP", "--seed", "3", "--share-gpus"].map(String::from);
+        assert_eq!(flags(words.into_iter()), "verify\n--layout TP2 SP\n--seed 3\n--share-gpus");
+    }
 
     #[test]
     fn what_processes_compare_is_every_key_with_its_section() {

@@ -1,16 +1,17 @@
 //! `burn-megatron replay`: repeat a recorded Megatron-Core run and compare every step.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::process::Cluster;
 
 use super::device::DeviceKind;
 use super::layout::LayoutArgs;
-use super::processes::alone;
+use super::processes::tell;
 use crate::config::Precision;
-use crate::console::say;
 use crate::replay::{Oracle, Replay, layouts, replay};
 
 /// Arguments of `replay`.
@@ -24,7 +25,7 @@ pub struct Args {
     dtype: Precision,
     /// Where ranks run
     #[arg(long, value_enum, default_value = "cpu")]
-    device: DeviceKind,
+    pub(super) device: DeviceKind,
     /// Layouts of more ranks than there are GPUs share them, their collectives going through the host
     #[arg(long)]
     share_gpus: bool,
@@ -43,13 +44,16 @@ pub struct Args {
 ///
 /// # Errors
 /// If the folder or the layout cannot be run.
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    alone("replay")?;
+pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let layout = args.layout.over(ParallelLayout::default())?;
     let oracle = Oracle::load(&args.dir)?;
     let (model, training) = (&oracle.model, &oracle.training);
     let list = args.layouts.as_deref().map(|text| listed(text, &oracle, args.ranks)).transpose()?;
-    say(format_args!(
+    for layout in list.as_deref().unwrap_or(std::slice::from_ref(&layout)) {
+        cluster.local_devices(layout)?;
+    }
+    let say = |line: &dyn Display| tell(cluster, line);
+    say(&format_args!(
         "replaying {} in {}, {:?}: {} layers, width {}, {} steps of {} x {} tokens",
         args.dir.display(),
         list.as_ref().map_or_else(|| layout.to_string(), |list| format!("{} layouts", list.len())),
@@ -61,8 +65,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         model.seq_length
     ));
     let one = |layout: &ParallelLayout| -> anyhow::Result<Replay> {
-        let devices = if args.share_gpus { args.device.shared()? } else { args.device.devices(layout)? };
-        replay(&oracle, layout, args.dtype.into(), &devices).with_context(|| layout.to_string())
+        let cluster = match args.share_gpus {
+            true => args.device.shared(cluster)?,
+            false => args.device.of_cluster(layout, cluster)?,
+        };
+        replay(&oracle, layout, args.dtype.into(), &cluster).with_context(|| layout.to_string())
     };
     let Some(list) = list else {
         let replay = one(&layout)?;
@@ -73,9 +80,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     for layout in &list {
         let replay = one(layout)?;
         equal += usize::from(replay.passes());
-        say(format_args!("{:<18} {}", layout.to_string(), replay.line()));
+        say(&format_args!("{:<18} {}", layout.to_string(), replay.line()));
     }
-    say(format_args!("{equal} of {} layouts equal Megatron's run", list.len()));
+    say(&format_args!("{equal} of {} layouts equal Megatron's run", list.len()));
     Ok(if equal == list.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, anyhow, bail};
-use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use models::layout::sequence_unit;
 use models::lora::{Adapter, with_weights_of};
@@ -88,7 +88,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let scheduler = args.sizes.resolve(&config, args.device, args.dtype, args.layout.tp)?;
     let settings = Settings {
         adapter: None,
-        devices: args.device.devices(&args.layout)?,
+        cluster: args.device.devices(&args.layout)?.into(),
         layout: args.layout.clone(),
         dtype: args.dtype.into(),
         exact: false,
@@ -234,25 +234,27 @@ impl WithModel for Job<'_> {
                 Ok(M::build(config, params)?)
             }
         };
-        launch(&self.mesh, &self.settings.devices, |rank| {
-            let mut models: Vec<M> = Vec::with_capacity(self.adapters.len());
-            for adapter in self.adapters {
-                let model = load(&rank, adapter)?;
-                models.push(match models.first() {
-                    Some(base) => with_weights_of(model, base),
-                    None => model,
-                });
-            }
-            let queue = match rank.rank {
-                0 => self.queue.lock().map_err(|_| "a rank has failed")?.take(),
-                _ => None,
-            };
-            if rank.rank == 0 {
-                (self.ready)();
-            }
-            Ok::<_, BoxError>(serve(&rank, &models, self.scheduler, queue)?)
-        })
-        .map(drop)
-        .context("the ranks ended")
+        self.settings
+            .cluster
+            .launch(&self.mesh, |rank| {
+                let mut models: Vec<M> = Vec::with_capacity(self.adapters.len());
+                for adapter in self.adapters {
+                    let model = load(&rank, adapter)?;
+                    models.push(match models.first() {
+                        Some(base) => with_weights_of(model, base),
+                        None => model,
+                    });
+                }
+                let queue = match rank.rank {
+                    0 => self.queue.lock().map_err(|_| "a rank has failed")?.take(),
+                    _ => None,
+                };
+                if rank.rank == 0 {
+                    (self.ready)();
+                }
+                Ok::<_, BoxError>(serve(&rank, &models, self.scheduler, queue)?)
+            })
+            .map(drop)
+            .context("the ranks ended")
     }
 }

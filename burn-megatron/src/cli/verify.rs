@@ -8,16 +8,15 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use burn::tensor::Device;
+use backend_dist::process::Cluster;
 use clap::ValueEnum;
 use models::{CausalLm, FamilyConfig, WithModel};
 
 use self::layouts::{Layouts, layouts};
 use self::model::{Adapters, Base, Family, Format, Size, Sizes, config};
 use super::device::DeviceKind;
-use super::processes::alone;
+use super::processes::tell;
 use crate::config::Precision;
-use crate::console::say;
 use crate::verify::{Bounds, Candidate, Line, Settings, curve, verify};
 
 /// Arguments of `verify`.
@@ -80,7 +79,7 @@ pub struct Args {
     curve: Option<usize>,
     /// Where the layouts run; the one device they are compared with is always a CPU
     #[arg(long, value_enum, default_value = "cpu")]
-    device: DeviceKind,
+    pub(super) device: DeviceKind,
     /// Layouts of more ranks than there are GPUs share them, their collectives going through the host
     #[arg(long)]
     share_gpus: bool,
@@ -212,17 +211,17 @@ impl Args {
 ///
 /// # Errors
 /// If the model or a layout is illegal, or the one device fails.
-pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    alone("verify")?;
+pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let sizes = args.sizes();
     let config = config(args.model, &sizes, args.dropout);
-    config.visit(Run { args: &args, sizes: &sizes, family: &config })
+    config.visit(Run { args: &args, sizes: &sizes, family: &config, cluster })
 }
 
 struct Run<'a> {
     args: &'a Args,
     sizes: &'a Sizes,
     family: &'a FamilyConfig,
+    cluster: &'a Cluster,
 }
 
 impl WithModel for Run<'_> {
@@ -239,10 +238,11 @@ impl WithModel for Run<'_> {
 
 /// Prints a line per layout.
 fn run_layouts<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let Run { args, sizes, family } = *run;
-    let Layouts { tried: list, left_out } = layouts(args, family, settings)?;
-    let devices = devices(args, &list)?;
-    say(format_args!(
+    let Run { args, sizes, family, cluster } = *run;
+    let Layouts { tried: list, left_out } = layouts(args, family, settings, cluster)?;
+    let cluster = devices(args, &list, cluster)?;
+    let say = |line: &dyn fmt::Display| tell(&cluster, line);
+    say(&format_args!(
         "{:?}: {} layers, width {}, vocabulary {}; {} of {} x {} tokens in {}; worst relative difference to one CPU device \
          in f64{}",
         args.model,
@@ -257,23 +257,23 @@ fn run_layouts<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) 
             format!(" and FP8 ({}), with as many micro-batches as a layout and its data-parallel ranks", Words(format))
         })
     ));
-    say(Line::heading());
+    say(&Line::heading());
     let start = Instant::now();
-    let lines = verify::<M>(config, settings, &devices, &list, |line| say(line))?;
+    let lines = verify::<M>(config, settings, &cluster, &list, |line| say(line))?;
     let equal = lines.iter().filter(|line| line.passes()).count();
     let failed = lines.iter().filter(|line| line.failed()).count();
     let (all, seconds) = (lines.len(), start.elapsed().as_secs_f64());
     let bounds = Bounds::new(settings.dtype, settings.tolerance, sizes.layers);
-    say(format_args!("{equal} of {all} layouts equal one device within {bounds} ({seconds:.1} s)"));
+    say(&format_args!("{equal} of {all} layouts equal one device within {bounds} ({seconds:.1} s)"));
     if failed > 0 {
-        say(format_args!("{failed} of {all} layouts failed before the last step"));
+        say(&format_args!("{failed} of {all} layouts failed before the last step"));
     }
     for (why, count) in left_out {
-        say(format_args!("left out: {count} ({why})"));
+        say(&format_args!("left out: {count} ({why})"));
     }
     let rerouted = lines.iter().map(|line| line.rerouted).fold(0.0, f64::max);
     if rerouted > 0.0 {
-        say(format_args!(
+        say(&format_args!(
             "tokens used the experts that they use in f64; up to {:.1} % of the choices would have been others",
             100.0 * rerouted
         ));
@@ -286,25 +286,25 @@ fn run_curve<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) ->
     let args = run.args;
     let list = match args.layouts.is_empty() {
         true => vec![Candidate::default()],
-        false => layouts(args, run.family, settings)?.tried,
+        false => layouts(args, run.family, settings, run.cluster)?.tried,
     };
-    let devices = devices(args, &list)?;
+    let cluster = devices(args, &list, run.cluster)?;
     let mut equal = true;
     for candidate in &list {
         let curve =
-            curve::<M>(config, settings, &devices, candidate).with_context(|| format!("--layout \"{candidate}\""))?;
-        say(format_args!("{candidate} on {}, {}: {curve}", Words(args.device), Words(args.dtype)));
+            curve::<M>(config, settings, &cluster, candidate).with_context(|| format!("--layout \"{candidate}\""))?;
+        tell(&cluster, format_args!("{candidate} on {}, {}: {curve}", Words(args.device), Words(args.dtype)));
         equal &= curve.passes();
     }
     Ok(if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A device for each rank of the largest layout, or all there are.
-fn devices(args: &Args, list: &[Candidate]) -> anyhow::Result<Vec<Device>> {
+fn devices(args: &Args, list: &[Candidate], cluster: &Cluster) -> anyhow::Result<Cluster> {
     let largest = list.iter().map(|candidate| &candidate.layout).max_by_key(|layout| layout.world_size());
     match largest {
-        Some(layout) if !args.share_gpus => args.device.devices(layout),
-        _ => args.device.shared(),
+        Some(layout) if !args.share_gpus => args.device.of_cluster(layout, cluster),
+        _ => args.device.shared(cluster),
     }
 }
 

@@ -5,6 +5,7 @@ use backend_dist::mesh::Axis;
 use backend_dist::ops::context::{ContextParallel, CpCommType};
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use models::{CausalLm, MicroBatch};
+use serde::{Deserialize, Serialize};
 
 /// A sequence whose last tokens are scored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ impl Request {
 }
 
 /// What a model says of a request.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
     /// Sum of the log-probabilities of the scored tokens.
     pub log_likelihood: f64,

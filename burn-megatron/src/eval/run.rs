@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use backend_dist::launch::{Rank, launch};
+use backend_dist::launch::Rank;
 use backend_dist::mesh::{Axis, Mesh};
 use models::layout::sequence_unit;
 use models::{CausalLm, FamilyConfig, ModelConfig, WeightSource, WithModel};
@@ -17,7 +17,7 @@ use crate::generate::{GenerateError, GenerateOptions, Sampling, TextStream, gene
 /// How to compute.
 #[derive(Clone, Debug)]
 pub struct EvalSettings {
-    /// Layout, devices, precision and adapter; without gradients.
+    /// Layout, cluster, precision and adapter; without gradients.
     pub forward: Settings,
     /// Sequences that a data-parallel rank computes at once.
     pub batch_size: usize,
@@ -65,7 +65,7 @@ impl WithModel for Run<'_> {
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output {
         let Self { source, work, tokenizer, settings } = self;
-        let Settings { layout, devices, .. } = &settings.forward;
+        let Settings { layout, cluster, .. } = &settings.forward;
         check_layout(layout)?;
         if layout.ep > 1 && !work.prompts.is_empty() {
             return Err(EvalError::ExpertParallel(layout.ep));
@@ -74,12 +74,12 @@ impl WithModel for Run<'_> {
         config.dims().check(layout, unit).map_err(ForwardError::from)?;
         let mesh = Mesh::new(layout.clone()).map_err(ForwardError::from)?;
         let batching = Batching { sequences: settings.batch_size, unit, vocab: config.vocab_size() };
-        let shares: Vec<Share> = launch(&mesh, devices, |rank| {
+        let all = cluster.launch_all(&mesh, |rank| {
             let model = build::<M>(&rank, config, source, &settings.forward)?;
             let scores = scores(&rank, &model, &work.requests, batching);
             Ok((scores, texts(&rank, &model, &work.prompts, tokenizer, &settings.stop_tokens)?))
-        })
-        .map_err(ForwardError::from)?;
+        });
+        let shares: Vec<Share> = all.map_err(ForwardError::from)?;
 
         let none = Scored { log_likelihood: 0.0, is_greedy: true };
         let mut answers =

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use backend_dist::launch::{BoxError, launch};
+use backend_dist::launch::BoxError;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::Teams;
 use backend_dist::parallelize::{check, parallelize_on};
@@ -13,6 +13,7 @@ use models::hf::{HfModule, HostInput, ModuleInputs, ModuleOutput};
 use models::images::{Llava, Vit};
 use models::{Bert, T5};
 use safetensors::SafeTensors;
+use serde::{Deserialize, Serialize};
 
 use super::error::ForwardError;
 use super::files::{integers, open, write_tensors};
@@ -28,10 +29,10 @@ const FAMILIES: [(&str, Run); 4] =
     [("bert", run::<Bert>), ("llava", run::<Llava>), ("t5", run::<T5>), ("vit", run::<Vit>)];
 
 /// What a plain Burn module computed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModuleOutputs {
     /// Under Hugging Face's names, such as `logits`.
-    pub tensors: Vec<(&'static str, HostTensor)>,
+    pub tensors: Vec<(String, HostTensor)>,
     /// The mean, if there are labels.
     pub loss: Option<f64>,
     /// The loss's gradient of every weight, under Hugging Face's name; empty unless it was wanted.
@@ -75,7 +76,7 @@ fn run<M: HfModule + Sync + 'static>(
     let on = |device: Device| ModuleInputs { tensors: inputs.clone(), device, dtype: settings.dtype };
     let mesh = Mesh::new(layout.clone())?;
     let teams = Teams::new(&mesh, Axis::Tp).sequence_parallel(layout.sequence_parallel());
-    let outputs = launch(&mesh, &settings.devices, |rank| {
+    let outputs = settings.cluster.launch_all(&mesh, |rank| {
         teams.run(&rank, |device| -> Result<ModuleOutputs, BoxError> {
             let device = if settings.gradients { device.autodiff() } else { device };
             let module = parallelize_on(module.clone(), &device, &rank, &M::plan())?;
@@ -85,6 +86,7 @@ fn run<M: HfModule + Sync + 'static>(
                 Some(loss) => named_tensors(&module, Wanted::Gradients(&loss.backward())),
                 None => BTreeMap::new(),
             };
+            let tensors = tensors.into_iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
             Ok(ModuleOutputs { tensors, loss: value, gradients })
         })
     })?;
@@ -134,7 +136,7 @@ pub fn read_module_inputs(path: &Path) -> Result<BTreeMap<String, HostInput>, Fo
 pub fn write_module_outputs(path: &Path, outputs: &ModuleOutputs, element: Element) -> Result<(), ForwardError> {
     let named = outputs.tensors.iter();
     let mut tensors: Vec<(String, Vec<usize>, &[f64])> =
-        named.map(|(name, tensor)| (name.to_string(), tensor.shape.clone(), &tensor.data[..])).collect();
+        named.map(|(name, tensor)| (name.clone(), tensor.shape.clone(), &tensor.data[..])).collect();
     if let Some(loss) = &outputs.loss {
         tensors.push(("loss".into(), vec![1], std::slice::from_ref(loss)));
     }

@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
-use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::ops::context::{ContextParallel, CpCommType, zigzag};
+use backend_dist::process::Cluster;
 use backend_dist::shard::{HostTensor, Registry};
 use burn::module::{ModuleVisitor, Param};
-use burn::tensor::{Device, FloatDType, Gradients, Int, Tensor, TensorData};
+use burn::tensor::{FloatDType, Gradients, Int, Tensor, TensorData};
 use models::layout::sequence_unit;
 use models::lora::Adapter;
 use models::{CausalLm, FamilyConfig, MicroBatch, ModelConfig, ParamBuilder, WeightSource, WithModel};
+use serde::{Deserialize, Serialize};
 
 use super::error::ForwardError;
 use super::loss::{IGNORED, counted, exact, fp32, shifted};
@@ -37,8 +39,8 @@ pub struct Input {
 pub struct Settings {
     /// Over which ranks.
     pub layout: ParallelLayout,
-    /// Rank `r` is on device `r`, from the start again after the last.
-    pub devices: Vec<Device>,
+    /// The devices of the ranks; every process of the cluster has the result.
+    pub cluster: Cluster,
     /// Type of weights and activations.
     pub dtype: FloatDType,
     /// Everything in `dtype`. Otherwise what transformers computes in fp32 in any case is fp32 here too: the RMSNorms
@@ -97,6 +99,7 @@ struct Run<'a> {
 }
 
 /// The result of a rank: logits `[sequences, positions, vocab]` of its positions, and its shard of the gradients.
+#[derive(Serialize, Deserialize)]
 struct Shard {
     logits: Vec<f64>,
     gradients: Vec<LocalTensor>,
@@ -131,20 +134,12 @@ impl WithModel for Run<'_> {
         let terms = targets.as_deref().zip(weights.as_deref()).filter(|_| settings.gradients);
 
         let mesh = Mesh::new(layout.clone())?;
-        let shards = launch(&mesh, &settings.devices, |rank| {
+        let shards = settings.cluster.launch_all(&mesh, |rank| {
             let model = build::<M>(&rank, config, self.source, settings)?;
-            Ok(shard(&rank, &model, input, terms, padded))
+            Ok(shard(&rank, &model, input, terms, padded).once(&rank))
         })?;
 
-        // Data-parallel ranks have the same gradients.
-        let coords = |rank: usize| mesh.coords(rank);
-        let is_first = |rank: usize, local: &LocalTensor| match local.unit.grid() {
-            GridKind::Dense => (coords(rank).dp, coords(rank).cp) == (0, 0),
-            GridKind::Expert => coords(rank).edp == 0,
-        };
-        let locals =
-            shards.iter().enumerate().flat_map(|(rank, shard)| shard.gradients.iter().map(move |of| (rank, of)));
-        let once = locals.filter(|(rank, local)| is_first(*rank, local)).map(|(_, local)| local);
+        let once = shards.iter().flat_map(|shard| &shard.gradients);
         let gradients = match settings.gradients {
             true => match &settings.adapter {
                 Some(adapter) => adapter.plan.names("").export(&assemble(once)?)?,
@@ -156,6 +151,22 @@ impl WithModel for Run<'_> {
         let mean = if settings.exact { exact } else { fp32 };
         let loss = targets.map(|targets| mean(&logits, &targets, vocab));
         Ok(Output { vocab, logits, loss, gradients })
+    }
+}
+
+impl Shard {
+    /// Without what other ranks have too: data-parallel ranks have the same gradients, tensor-parallel ranks the same
+    /// logits.
+    fn once(mut self, rank: &Rank) -> Self {
+        let at = rank.coords;
+        if at.tp > 0 {
+            self.logits.clear();
+        }
+        self.gradients.retain(|local| match local.unit.grid() {
+            GridKind::Dense => (at.dp, at.cp) == (0, 0),
+            GridKind::Expert => at.edp == 0,
+        });
+        self
     }
 }
 

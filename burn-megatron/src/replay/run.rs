@@ -6,8 +6,9 @@ use super::recipe::{self, RecipeError};
 use crate::batch::BatchError;
 use crate::verify::{Candidate, Job, LocalTensor, RankTrace, TraceError, assemble, first_copies, trace, worst_of};
 use backend_dist::mesh::{Mesh, ParallelLayout};
+use backend_dist::process::Cluster;
 use backend_dist::shard::HostTensor;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::FloatDType;
 use models::layout::{ModelDims, ModelLayoutError};
 use models::names::NameError;
 use models::{CausalLm, ModelConfig, ParamBuilder, WithModel};
@@ -161,8 +162,8 @@ impl fmt::Display for Replay {
     }
 }
 
-/// Trains the recorded model from its recorded weights on its recorded tokens over the ranks of `layout`; rank `r` owns
-/// `devices[r % devices.len()]`. What passes depends on `dtype`: [`Tolerances::of`].
+/// Trains the recorded model from its recorded weights on its recorded tokens over the ranks of `layout`; every
+/// process of the cluster has the result. What passes depends on `dtype`: [`Tolerances::of`].
 ///
 /// # Errors
 /// If the recorded run or the layout cannot be run; differences are in the result.
@@ -170,7 +171,7 @@ pub fn replay(
     oracle: &Oracle,
     layout: &ParallelLayout,
     dtype: FloatDType,
-    devices: &[Device],
+    cluster: &Cluster,
 ) -> Result<Replay, ReplayError> {
     let model = recipe::model(&oracle.model)?;
     let dims = model.dims();
@@ -183,7 +184,7 @@ pub fn replay(
     let candidate = Candidate { layout: layout.clone(), accumulation, ..Default::default() };
     let job = Job { engine, batches: oracle.batches.clone(), routing: None };
     let ranks =
-        model.visit(Run { candidate: &candidate, job: &job, devices, dims: &dims, dtype, initial: &initial })?;
+        model.visit(Run { candidate: &candidate, job: &job, cluster, dims: &dims, dtype, initial: &initial })?;
     let ours = &ranks[0];
     let step = |(index, theirs): (usize, &OracleStep)| ReplayStep {
         step: theirs.step,
@@ -202,7 +203,7 @@ pub fn replay(
 struct Run<'a> {
     candidate: &'a Candidate,
     job: &'a Job,
-    devices: &'a [Device],
+    cluster: &'a Cluster,
     dims: &'a ModelDims,
     dtype: FloatDType,
     initial: &'a BTreeMap<String, HostTensor>,
@@ -212,8 +213,8 @@ impl WithModel for Run<'_> {
     type Output = Result<Vec<RankTrace>, TraceError>;
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output {
-        let Self { candidate, job, devices, dims, dtype, initial } = self;
-        trace(candidate, job, devices, dims, |rank, part| {
+        let Self { candidate, job, cluster, dims, dtype, initial } = self;
+        trace(candidate, job, cluster, dims, |rank, part| {
             Ok(M::build(config, ParamBuilder::new(rank, dtype, 0).with_part(part).with_source(initial))?)
         })
     }

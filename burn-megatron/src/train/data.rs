@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use backend_dist::process::Cluster;
 use backend_dist::shard::stable_hash;
 use models::ModelConfig;
 use serde::{Deserialize, Serialize};
@@ -34,7 +35,20 @@ impl RunData {
     /// # Errors
     /// If files cannot be read, hold too little, or speak of tokens that the model does not have.
     pub fn open(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
-        Self::of(config, None, Tokens::find(config, progress)?)
+        Self::open_among(config, &Cluster::from([]), progress)
+    }
+
+    /// [`open`](Self::open) in all processes: the first one tokenizes the text before the others look at it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), or if another process fails.
+    pub fn open_among(
+        config: &RunConfig,
+        cluster: &Cluster,
+        progress: &mut (dyn FnMut(Progress) + Send),
+    ) -> Result<Self, TrainError> {
+        let tokens = cluster.from_first(|| Tokens::find(config, progress))?;
+        cluster.first_then_others(|| Self::of(config, None, tokens))
     }
 
     /// Opens the data of a run whose tokens are on disk; `reward` judges completions in place of the configuration's.

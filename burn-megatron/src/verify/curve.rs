@@ -4,8 +4,8 @@ use super::run::initial;
 use super::{Candidate, Settings, TraceError};
 use crate::engine::{EngineError, RankEngine};
 use crate::optim::AdamWConfig;
-use backend_dist::launch::launch;
 use backend_dist::mesh::Mesh;
+use backend_dist::process::Cluster;
 use burn::tensor::Device;
 use models::{CausalLm, ModelConfig, ParamBuilder};
 use std::fmt;
@@ -60,7 +60,7 @@ impl fmt::Display for Curve {
     }
 }
 
-/// Trains `settings.steps` steps on one CPU device and in the layout of `candidate` on `devices`, both in the precision
+/// Trains `settings.steps` steps on one CPU device and in the layout of `candidate` on `cluster`, both in the precision
 /// of `settings` and from the same weights.
 ///
 /// # Errors
@@ -68,7 +68,7 @@ impl fmt::Display for Curve {
 pub fn curve<M: CausalLm>(
     config: &M::Config,
     settings: &Settings,
-    devices: &[Device],
+    cluster: &Cluster,
     candidate: &Candidate,
 ) -> Result<Curve, TraceError> {
     let mut job = settings.job(config.vocab_size());
@@ -77,9 +77,9 @@ pub fn curve<M: CausalLm>(
     [lr.init, lr.max, lr.min] = RATES;
     job.engine.optimizer = AdamWConfig { beta2: 0.95, weight_decay: 0.1, ..AdamWConfig::default() }.into();
     let (initial, dims) = (initial::<M>(config, settings)?, config.dims());
-    let run = |candidate: &Candidate, devices: &[Device]| -> Result<Vec<f64>, TraceError> {
+    let run = |candidate: &Candidate, cluster: &Cluster| -> Result<Vec<f64>, TraceError> {
         let engine = job.engine_in(candidate);
-        let mut ranks = launch(&Mesh::new(candidate.layout.clone())?, devices, |rank| {
+        let mut ranks = cluster.launch_all(&Mesh::new(candidate.layout.clone())?, |rank| {
             let build = |part| {
                 let params = ParamBuilder::new(&rank, settings.dtype, settings.seed).with_source(&initial);
                 let params = params.with_part(part).with_moe_comm_overlap(candidate.moe_overlap, Some(2));
@@ -91,7 +91,7 @@ pub fn curve<M: CausalLm>(
         })?;
         Ok(ranks.remove(0))
     };
-    Ok(Curve { losses: run(candidate, devices)?, expected: run(&Candidate::default(), &[Device::flex()])? })
+    Ok(Curve { losses: run(candidate, cluster)?, expected: run(&Candidate::default(), &[Device::flex()].into())? })
 }
 
 #[cfg(test)]

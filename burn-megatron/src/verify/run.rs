@@ -6,8 +6,10 @@ use crate::element::Element;
 use crate::engine::{EngineConfig, TokenBatch};
 use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
+use backend_dist::comm::RunError;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::ops::fp8::Fp8Format;
+use backend_dist::process::Cluster;
 use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::layers::moe::RoutingReplay;
@@ -109,18 +111,19 @@ impl Settings {
     }
 }
 
-/// Trains `config` in double precision on one CPU device and, on `devices` in the precision of `settings`, in every
-/// candidate layout; `on_line` is called with the result of each. Rank `r` owns `devices[r % devices.len()]`.
+/// Trains `config` in double precision on one CPU device and, on `cluster` in the precision of `settings`, in every
+/// candidate layout; `on_line` is called with the result of each. Every process of the cluster trains the one device,
+/// and has the whole result.
 ///
 /// In bf16 tokens use the experts that they use on the one device: which of two nearly equal experts is chosen is not
 /// decided by rounding then. [`Line::rerouted`] says how many tokens would have used others.
 ///
 /// # Errors
-/// If the one device cannot be run. A layout that differs, is refused or fails is a line of the result.
+/// If the one device cannot be run, or a process of the cluster is gone. A layout that differs, is refused or fails is a line of the result.
 pub fn verify<M: CausalLm>(
     config: &M::Config,
     settings: &Settings,
-    devices: &[Device],
+    cluster: &Cluster,
     candidates: &[Candidate],
     mut on_line: impl FnMut(&Line),
 ) -> Result<Vec<Line>, TraceError> {
@@ -142,7 +145,7 @@ pub fn verify<M: CausalLm>(
     };
     let one_device = |micro_batches: usize| {
         let single = Candidate { accumulation: micro_batches, ..Candidate::default() };
-        trace(&single, &job, &[Device::flex()], &dims, build(FloatDType::F64, &single))
+        trace(&single, &job, &[Device::flex()].into(), &dims, build(FloatDType::F64, &single))
     };
     let one = one_device(1)?;
     // Modules of multi-token prediction are layers after the last one.
@@ -159,16 +162,27 @@ pub fn verify<M: CausalLm>(
         };
         let routing = routing.as_ref().map(RoutingReplay::following);
         let job = Job { routing: routing.clone(), ..job.clone() };
-        let ranks = trace(candidate, &job, devices, &dims, build(settings.dtype, candidate));
+        let ranks = match trace(candidate, &job, cluster, &dims, build(settings.dtype, candidate)) {
+            // Without that process no other layout can be tried.
+            Err(error) if cluster.check().is_err() => return Err(error),
+            ranks => ranks,
+        };
         let line = Line {
             candidate: candidate.clone(),
             outcome: ranks.map(|ranks| compare(one, &ranks, &bounds)).map_err(|error| error.to_string()),
-            rerouted: routing.map_or(0.0, |routing| routing.rerouted()),
+            rerouted: routing.map_or(Ok(0.0), |routing| rerouted(&routing, cluster))?,
         };
         on_line(&line);
         lines.push(line);
     }
     Ok(lines)
+}
+
+/// The share of the choices of experts, on all ranks of all processes, that would have been others.
+fn rerouted(routing: &RoutingReplay, cluster: &Cluster) -> Result<f64, RunError> {
+    let counts = cluster.all_gather(routing.followed())?;
+    let sum = |index: usize| counts.iter().map(|of_process| of_process[index]).sum::<u64>();
+    Ok(sum(1) as f64 / sum(0).max(1) as f64)
 }
 
 /// The random initial weights of the whole model, each rounded once to the precision of `settings`.
@@ -178,7 +192,7 @@ pub(super) fn initial<M: CausalLm>(config: &M::Config, settings: &Settings) -> R
     let build = |rank: &Rank, part| {
         adapted::<M>(config, ParamBuilder::new(rank, FloatDType::F64, settings.seed).with_part(part), &lora, None)
     };
-    let one = trace(&Candidate::default(), &job, &[Device::flex()], &config.dims(), build)?;
+    let one = trace(&Candidate::default(), &job, &[Device::flex()].into(), &config.dims(), build)?;
     let element = match settings.dtype {
         FloatDType::F32 => Element::F32,
         FloatDType::BF16 => Element::Bf16,

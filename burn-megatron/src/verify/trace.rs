@@ -3,10 +3,10 @@
 use super::Candidate;
 use crate::engine::{EngineConfig, RankEngine, TokenBatch};
 use backend_dist::comm::RunError;
-use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{LayoutError, Mesh};
+use backend_dist::process::Cluster;
 use backend_dist::shard::{HostTensor, ParamSpec, Registry, RegistryError, Section, Unit};
-use burn::tensor::Device;
 use models::layers::moe::RoutingReplay;
 use models::layout::ModelDims;
 use models::lora::LoraError;
@@ -80,15 +80,15 @@ pub enum TraceError {
     Registry(#[from] RegistryError),
 }
 
-/// Trains in a layout, one thread per rank, and returns the trace of each rank. Rank `r` owns
-/// `devices[r % devices.len()]`; `build` makes a stage of a model of size `dims`.
+/// Trains in a layout, one thread per rank, and returns the trace of each rank, in all processes of the cluster. `build`
+/// makes a stage of a model of size `dims`.
 ///
 /// # Errors
 /// If the layout is illegal or a rank fails.
 pub fn trace<M: CausalLm>(
     candidate: &Candidate,
     job: &Job,
-    devices: &[Device],
+    cluster: &Cluster,
     dims: &ModelDims,
     build: impl Fn(&Rank, Part) -> Result<M, BoxError> + Sync,
 ) -> Result<Vec<RankTrace>, TraceError> {
@@ -115,7 +115,7 @@ pub fn trace<M: CausalLm>(
         trace.parameters = parameters(&mut engine);
         Ok(trace)
     };
-    Ok(launch(&mesh, devices, train)?)
+    Ok(cluster.launch_all(&mesh, train)?)
 }
 
 /// The sections of some parameters with their parts of the values.

@@ -69,7 +69,7 @@ fn weights_of_megatron_core_are_those_that_were_saved() {
         let expected = config.megatron_names().import(&oracle.initial).unwrap();
         assert!(ours == expected, "{kind}");
         oracle.initial = config.megatron_names().export(&ours).unwrap();
-        let replay = replay(&oracle, &"TP2".parse().unwrap(), FloatDType::F64, &[Device::flex()]).unwrap();
+        let replay = replay(&oracle, &"TP2".parse().unwrap(), FloatDType::F64, &[Device::flex()].into()).unwrap();
         assert!(replay.passes() && replay.steps.len() >= 10, "{replay}");
     }
 }

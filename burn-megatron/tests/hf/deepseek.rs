@@ -22,7 +22,7 @@ fn forward_is_transformers() {
     for layout in ["TP1", "TP2 SP", "TP4", "DP2 EP2", "TP2 EP2 ETP1"] {
         let settings = Settings {
             layout: layout.parse::<ParallelLayout>().unwrap(),
-            devices: vec![Device::flex()],
+            cluster: [Device::flex()].into(),
             dtype: FloatDType::F64,
             exact: false,
             gradients: true,

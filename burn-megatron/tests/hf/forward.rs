@@ -12,7 +12,7 @@ const EXPERTS: [&str; 4] = ["mixtral", "qwen3_moe", "qwen3_next", "gpt_oss"];
 
 fn settings(layout: &str, dtype: FloatDType) -> Settings {
     let layout: ParallelLayout = layout.parse().unwrap();
-    Settings { layout, devices: vec![Device::flex()], dtype, exact: false, gradients: false, adapter: None }
+    Settings { layout, cluster: [Device::flex()].into(), dtype, exact: false, gradients: false, adapter: None }
 }
 
 fn run(model: &str, input: &Input, settings: &Settings) -> Result<Output, ForwardError> {

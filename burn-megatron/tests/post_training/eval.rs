@@ -141,7 +141,7 @@ fn perplexity_goes_over_rolling_windows() {
     let stream = [&[1], &ids[..30]].concat();
     let settings = Settings {
         layout: "TP1".parse().unwrap(),
-        devices: vec![Device::flex()],
+        cluster: [Device::flex()].into(),
         dtype: FloatDType::F64,
         exact: false,
         gradients: false,

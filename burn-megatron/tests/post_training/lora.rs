@@ -33,7 +33,7 @@ fn forward_and_gradients_are_those_of_peft_in_every_layout() {
         for layout in ["TP1", "TP2", "TP4 SP", "CP2", "DP2", "TP2 SP CP2"] {
             let settings = Settings {
                 layout: layout.parse().unwrap(),
-                devices: vec![Device::flex()],
+                cluster: [Device::flex()].into(),
                 dtype: FloatDType::F64,
                 exact: false,
                 gradients: true,
@@ -130,14 +130,14 @@ fn every_layout_trains_adapters_as_one_device() {
     let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
     let llama = LlamaConfig { num_hidden_layers: 2, attention_bias: true, ..LlamaConfig::tiny() };
     for kind in [LoraKind::Lora, LoraKind::Rslora, LoraKind::Dora] {
-        let lines = verify::<Llama>(&llama, &settings(kind), &[Device::flex()], &candidates, |_| ()).unwrap();
+        let lines = verify::<Llama>(&llama, &settings(kind), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
         lines.iter().for_each(|line| assert!(line.passes(), "{kind:?}: {line}"));
     }
     // Norms after, norms of projections, 1 + w norms, windows: every linear layer has an adapter.
     for variant in [LlamaVariant::Olmo2, LlamaVariant::Gemma3] {
         let config = LlamaConfig { variant, num_hidden_layers: 2, ..LlamaConfig::tiny() };
         let lines =
-            verify::<Llama>(&config, &settings(LoraKind::Dora), &[Device::flex()], &candidates, |_| ()).unwrap();
+            verify::<Llama>(&config, &settings(LoraKind::Dora), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
         lines.iter().for_each(|line| assert!(line.passes(), "{variant}: {line}"));
     }
     // Attention of a model with experts, whose router is frozen too.
@@ -146,7 +146,8 @@ fn every_layout_trains_adapters_as_one_device() {
     let gpt_oss = MixtralConfig { variant: MixtralVariant::GptOss, attention_bias: true, ..moe.clone() };
     for config in [moe, gpt_oss] {
         let lines =
-            verify::<Mixtral>(&config, &settings(LoraKind::Lora), &[Device::flex()], &candidates, |_| ()).unwrap();
+            verify::<Mixtral>(&config, &settings(LoraKind::Lora), &[Device::flex()].into(), &candidates, |_| ())
+                .unwrap();
         lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
     }
 }

@@ -22,7 +22,7 @@ use super::{fail, gap, golden, parse, read, succeed};
 fn settings(layout: &str) -> Settings {
     Settings {
         layout: layout.parse().unwrap(),
-        devices: vec![Device::flex()],
+        cluster: [Device::flex()].into(),
         dtype: FloatDType::F64,
         exact: false,
         gradients: true,

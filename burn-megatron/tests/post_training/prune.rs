@@ -56,7 +56,7 @@ fn folder(change: impl Fn(&str, &mut [f64], &[usize])) -> TempDir {
 fn run(config: &FamilyConfig, source: &dyn WeightSource) -> Output {
     let settings = Settings {
         layout: ParallelLayout::default(),
-        devices: vec![Device::flex()],
+        cluster: [Device::flex()].into(),
         dtype: FloatDType::F64,
         exact: true,
         gradients: false,

@@ -45,7 +45,8 @@ fn every_layout_trains_adapters_of_weights_in_few_bits_as_one_device() {
         [(BaseFormat::Nf4, LoraKind::Lora), (BaseFormat::Fp8Block, LoraKind::Lora), (BaseFormat::Nf4, LoraKind::Dora)]
     {
         // 512 columns are 4 blocks of 128: no more than 4 ranks.
-        let lines = verify::<Llama>(&llama(), &settings(base, lora), &[Device::flex()], &candidates, |_| ()).unwrap();
+        let lines =
+            verify::<Llama>(&llama(), &settings(base, lora), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
         lines.iter().for_each(|line| assert!(line.passes(), "{base:?}: {line}"));
     }
 }

@@ -148,7 +148,7 @@ fn transformers_and_compressed_tensors_agree() {
         let source = HfFolder::open(&to).unwrap();
         let settings = Settings {
             layout: "TP2".parse().unwrap(),
-            devices: vec![Device::flex()],
+            cluster: [Device::flex()].into(),
             dtype: FloatDType::F32,
             exact: false,
             gradients: false,

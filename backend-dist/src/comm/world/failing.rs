@@ -44,7 +44,6 @@ impl World {
     }
 
     /// The first failure that this process knows of.
-    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn failure(&self) -> Option<RunError> {
         self.lock().failure.clone()
     }

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
+use backend_dist::comm::RunError;
 use backend_dist::gpu::GpuInfo;
+use backend_dist::process::{Cluster, host_name};
 use models::ModelConfig;
 
 use crate::bench::{DocumentLengths, SyntheticTokens, Timing, recipe};
@@ -13,31 +15,58 @@ use crate::config::RunConfig;
 use crate::data::TokenDataset;
 use crate::train::RunData;
 
+/// The ranks that a recipe has if nothing names their number.
+#[derive(Clone, Copy)]
+pub(super) struct Ranks {
+    count: usize,
+    /// Bytes of the smallest GPU.
+    memory: Option<u64>,
+}
+
+impl Ranks {
+    /// One for each GPU of all processes, which share those of a host unless each sees its own only; two CPU ranks, or
+    /// one for each process.
+    ///
+    /// # Errors
+    /// If a process is gone.
+    pub fn of(cluster: &Cluster, gpus: &[GpuInfo]) -> Result<Self, RunError> {
+        let all = cluster.all_gather((host_name(), gpus.len(), gpus.iter().map(|gpu| gpu.total).min()))?;
+        let here = host_name();
+        let neighbours = all.iter().filter(|(host, ..)| *host == here).count();
+        let each = if gpus.len() < neighbours { gpus.len() } else { gpus.len() / neighbours };
+        let count = match cluster.all_gather(each)?.into_iter().min() {
+            Some(each @ 1..) => each * cluster.count(),
+            _ => cluster.count().max(2),
+        };
+        Ok(Self { count, memory: all.iter().filter_map(|(.., memory)| *memory).min() })
+    }
+}
+
 /// The run of a file, or a recipe distributed over the ranks.
 pub(super) fn config(
     what: &str,
     overrides: &[(String, String)],
     ranks: Option<usize>,
     timing: Timing,
-    gpus: &[GpuInfo],
+    here: Ranks,
 ) -> Result<RunConfig> {
     let path = Path::new(what);
     let config = if path.is_file() {
         RunConfig::load(Some(path), overrides)?
     } else {
-        let there = if gpus.is_empty() { 2 } else { gpus.len() };
-        let memory = gpus.iter().map(|gpu| gpu.total).min();
-        recipe::resolve(&recipe::find(what)?, overrides, ranks.unwrap_or(there), timing.total(), memory)?
+        recipe::resolve(&recipe::find(what)?, overrides, ranks.unwrap_or(here.count), timing.total(), here.memory)?
     };
     config.job()?;
     Ok(config)
 }
 
-/// The data that the run names, or random tokens; and their description.
+/// The data that the run names, or random tokens; and their description. The first process tokenizes a text before the
+/// others look at it.
 pub(super) fn data(
     config: &RunConfig,
     timing: Timing,
     documents: Option<DocumentLengths>,
+    cluster: &Cluster,
 ) -> Result<(Arc<dyn TokenDataset>, String)> {
     let is_random = config.data.text.is_empty() && config.data.prefixes.is_empty() && !config.has_conversations();
     if documents.is_some() {
@@ -60,7 +89,7 @@ pub(super) fn data(
     }
     config.check()?;
     let mut display = Display::new();
-    let data = RunData::open(config, &mut |progress| display.show(progress));
+    let data = RunData::open_among(config, cluster, &mut |progress| display.show(progress));
     display.clear();
     Ok((data?.train, "tokens of a text".into()))
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::process::Cluster;
 use models::{FamilyConfig, ModelConfig};
 
 use super::Args;
@@ -26,24 +27,53 @@ pub(super) struct Layouts {
 ///
 /// # Errors
 /// If one of the flags' layouts cannot be compared, or there is none.
-pub(super) fn layouts(args: &Args, config: &FamilyConfig, settings: &Settings) -> anyhow::Result<Layouts> {
-    let mut layouts = Layouts { tried: listed(args, config, settings)?, left_out: Vec::new() };
+pub(super) fn layouts(
+    args: &Args,
+    config: &FamilyConfig,
+    settings: &Settings,
+    cluster: &Cluster,
+) -> anyhow::Result<Layouts> {
+    let mut layouts = shared_out(listed(args, config, settings)?, args, cluster)?;
     if settings.fp8.is_some() {
-        layouts = equal_in_fp8(layouts.tried, args, &Decoder::from(config), settings)?;
+        layouts = equal_in_fp8(layouts, args, &Decoder::from(config), settings)?;
     }
     layouts.tried = spread(layouts.tried, args.sample.unwrap_or(usize::MAX));
     Ok(layouts)
 }
 
+/// Those whose ranks can be assigned to the processes evenly.
+fn shared_out(mut tried: Vec<Candidate>, args: &Args, cluster: &Cluster) -> anyhow::Result<Layouts> {
+    if !args.layouts.is_empty() {
+        for candidate in &tried {
+            cluster.local_devices(&candidate.layout).with_context(|| format!("--layout \"{candidate}\""))?;
+        }
+        return Ok(Layouts { tried, left_out: Vec::new() });
+    }
+    let all = tried.len();
+    tried.retain(|candidate| cluster.local_devices(&candidate.layout).is_ok());
+    if tried.is_empty() {
+        let count = cluster.count();
+        bail!("nothing to verify: no layout of up to {} ranks has as many in each of {count} processes", args.ranks);
+    }
+    let why = "the number of ranks is no multiple of the processes";
+    let left_out = Some((why, all - tried.len())).filter(|(_, count)| *count > 0).into_iter().collect();
+    Ok(Layouts { tried, left_out })
+}
+
 /// Those that compute the same numbers in FP8 as one device.
-fn equal_in_fp8(list: Vec<Candidate>, args: &Args, decoder: &Decoder, settings: &Settings) -> anyhow::Result<Layouts> {
+fn equal_in_fp8(
+    Layouts { tried: list, left_out }: Layouts,
+    args: &Args,
+    decoder: &Decoder,
+    settings: &Settings,
+) -> anyhow::Result<Layouts> {
     let batch = [settings.global_batch, settings.seq];
     if !is_any_in_fp8(decoder, batch) {
         bail!(
             "nothing to verify: no GEMM of these sizes is in FP8, which takes multiples of 16; nearest legal: --size wide"
         );
     }
-    let mut layouts = Layouts { tried: Vec::new(), left_out: Vec::new() };
+    let mut layouts = Layouts { tried: Vec::new(), left_out };
     for candidate in list {
         let Some(why) = different_in_fp8(decoder, &candidate, batch) else {
             layouts.tried.push(candidate);
@@ -58,7 +88,8 @@ fn equal_in_fp8(list: Vec<Candidate>, args: &Args, decoder: &Decoder, settings: 
         }
     }
     if layouts.tried.is_empty() {
-        bail!("nothing to verify: all layouts have other numbers in FP8 than one device: {}", layouts.left_out[0].0);
+        let why = layouts.left_out.last().map_or("", |(why, _)| why);
+        bail!("nothing to verify: all layouts have other numbers in FP8 than one device: {why}");
     }
     Ok(layouts)
 }

@@ -53,10 +53,9 @@ impl RoutingReplay {
         Self { record: self.record.clone(), followed: Some(Arc::default()) }
     }
 
-    /// The share of the choices so far that would have been others; 0 where nothing followed.
-    pub fn rerouted(&self) -> f64 {
-        let [all, others] = self.followed.as_ref().map_or([0, 0], |counts| *counts.lock());
-        others as f64 / all.max(1) as f64
+    /// The choices so far that have followed in this process, and those of them that would have been others.
+    pub fn followed(&self) -> [u64; 2] {
+        self.followed.as_ref().map_or([0, 0], |counts| *counts.lock())
     }
 
     /// The experts of a token that would use its `own`: these, recorded, or those of the other run.
@@ -91,7 +90,7 @@ mod tests {
         assert_eq!(of(&first, [[1, 3], [0, 2]]), [[1, 3], [0, 2]]);
         let second = first.following();
         assert_eq!(of(&second, [[1, 3], [0, 1]]), [[1, 3], [0, 2]]);
-        assert_eq!((first.rerouted(), second.rerouted()), (0.0, 0.5));
+        assert_eq!((first.followed(), second.followed()), ([0, 0], [2, 1]));
     }
 
     #[test]
