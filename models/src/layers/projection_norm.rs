@@ -3,8 +3,10 @@
 use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
 };
+use backend_dist::ops::gated_rms_norm;
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
+use burn::tensor::activation::silu;
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::norm::in_fp32;
@@ -84,6 +86,17 @@ impl ProjectionNorm {
             false => normed,
         };
         (normed * self.weight.val().cast(wide).unsqueeze()).cast(dtype)
+    }
+
+    /// [`forward`](Self::forward) of `x silu(gate)`, both `[s, b, features / parts]`: one operation if the rank has whole
+    /// groups.
+    pub fn gated(&self, x: Tensor<3>, gate: Tensor<3>) -> Tensor<3> {
+        let (dtype, ranks) = (x.dtype(), self.parallel.size());
+        if self.groups >= ranks && !(self.fp32 && dtype == DType::F64) {
+            return gated_rms_norm(x, gate, self.weight.val(), self.groups / ranks, self.eps);
+        }
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        self.forward(x.cast(wide) * silu(gate.cast(wide))).cast(dtype)
     }
 
     /// The sums `[s, b, groups]` of the rank's groups over all ranks that have a part of them.

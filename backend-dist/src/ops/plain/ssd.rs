@@ -23,19 +23,21 @@ impl<B: LocalKernels> SsdStages<B> for Formulas {
         let steps = limited::<B>(softplus::<B>(argument::<B>(inputs)), inputs.limits);
         let steps = per_head::<B>(steps, shape);
         let sums = B::float_cumsum(B::float_mul(steps.clone(), rates::<B>(inputs)), 3);
-        let (c, l) = (|at: usize| at / shape.chunk, |at: usize| at % shape.chunk);
         let last = shape.chunk - 1;
-        let all = shape.chunks() * shape.chunk;
-        let entered = (0..all).map(|at| (l(at) + c(at).min(1)) as f64);
-        let to_end = (0..all).map(|at| (last - l(at)) as f64);
-        let ages = ages::<B>(inputs, shape, &steps);
-        let distances = |of: Vec<f64>| numbers::<B>(of, [1, shape.chunks(), 1, shape.chunk], &steps);
-        let enters = reached::<B>(ages.clone(), distances(entered.collect()));
-        let stays = reached::<B>(narrow::<B>(ages, 3, last, last + 1), distances(to_end.collect()));
         let behind = narrow::<B>(sums.clone(), 3, last, last + 1);
+        let until = B::float_exp(B::float_sub(behind, sums.clone()));
+        let since = B::float_exp(sums.clone());
+        let Some(ages) = ages::<B>(inputs, shape, &steps) else { return Decays { steps, sums, until, since } };
+        let (c, l) = (|at: usize| at / shape.chunk, |at: usize| at % shape.chunk);
+        let all = 0..shape.chunks() * shape.chunk;
+        let entered = all.clone().map(|at| (l(at) + c(at).min(1)) as f64).collect();
+        let to_end = all.map(|at| (last - l(at)) as f64).collect();
+        let [entered, to_end] =
+            [entered, to_end].map(|of| numbers::<B>(of, [1, shape.chunks(), 1, shape.chunk], &steps));
+        let stays = reached::<B>(narrow::<B>(ages.clone(), 3, last, last + 1), to_end);
         Decays {
-            until: B::float_mul(B::float_exp(B::float_sub(behind, sums.clone())), stays),
-            since: B::float_mul(B::float_exp(sums.clone()), enters),
+            until: B::float_mul(until, stays),
+            since: B::float_mul(since, reached::<B>(ages, entered)),
             steps,
             sums,
         }
@@ -244,12 +246,10 @@ fn for_heads<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
     reshape::<B>(x, [size[0], size[1], shape.heads, size[3], size[4]])
 }
 
-/// How many positions of the same document are in front of each position, `[b, chunks, 1, chunk]`. Padding belongs to
-/// the last document. One document is larger than any distance.
-fn ages<B: Backend>(inputs: &StepInputs<B>, shape: SsdShape, like: &FloatTensor<B>) -> FloatTensor<B> {
-    let Some(ages) = &inputs.ages else {
-        return add::<B>(zeros::<B>([shape.samples, shape.chunks(), 1, shape.chunk], like), NEVER / 2.0);
-    };
+/// How many positions of the same document are in front of each position, `[b, chunks, 1, chunk]`, if there are several.
+/// Padding belongs to the last one.
+fn ages<B: Backend>(inputs: &StepInputs<B>, shape: SsdShape, like: &FloatTensor<B>) -> Option<FloatTensor<B>> {
+    let ages = inputs.ages.as_ref()?;
     let ages = to_dtype::<B>(ages.clone(), like.dtype());
     let padding = shape.chunks() * shape.chunk - shape.seq;
     let ages = match padding {
@@ -261,7 +261,7 @@ fn ages<B: Backend>(inputs: &StepInputs<B>, shape: SsdShape, like: &FloatTensor<
         }
     };
     let ages = reshape::<B>(ages, [shape.chunks(), shape.chunk, shape.samples, 1]);
-    B::float_permute(ages, &[2, 0, 3, 1])
+    Some(B::float_permute(ages, &[2, 0, 3, 1]))
 }
 
 /// 1 where a document is at least as old as a distance, else 0.
@@ -274,12 +274,17 @@ fn reached<B: Backend>(ages: FloatTensor<B>, distances: FloatTensor<B>) -> Float
 /// chunk, chunk]`; zero from a later one, and from another document. No exponential is taken of a positive number.
 fn shares<B: Backend>(decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> FloatTensor<B> {
     let chunk = shape.chunk;
+    let [later, earlier] = [column_of::<B>(decays.sums.clone()), row_of::<B>(decays.sums.clone())];
+    let shares = B::float_exp(B::float_clamp_max(B::float_sub(later, earlier), Scalar::Float(0.0)));
+    // A token that is decoded, for which nothing is copied to the device.
+    if chunk == 1 {
+        return shares;
+    }
     let distance = |at: usize| if at % chunk <= at / chunk { (at / chunk - at % chunk) as f64 } else { NEVER };
     let distances = numbers::<B>((0..chunk * chunk).map(distance).collect(), [1, 1, 1, chunk, chunk], &decays.sums);
-    let seen = reached::<B>(column_of::<B>(ages::<B>(inputs, shape, &decays.sums)), distances);
-    let [later, earlier] = [column_of::<B>(decays.sums.clone()), row_of::<B>(decays.sums.clone())];
-    let logarithms = B::float_clamp_max(B::float_sub(later, earlier), Scalar::Float(0.0));
-    B::float_mul(B::float_exp(logarithms), seen)
+    let ages = ages::<B>(inputs, shape, &decays.sums).map(column_of::<B>);
+    let ages = ages.unwrap_or_else(|| add::<B>(zeros::<B>([1, 1, 1, 1, 1], &decays.sums), NEVER / 2.0));
+    B::float_mul(shares, reached::<B>(ages, distances))
 }
 
 /// The share of a state that each chunk leaves, by column.

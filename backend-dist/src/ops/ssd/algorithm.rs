@@ -42,7 +42,7 @@ pub fn forward<B: LocalKernels, S: SsdStages<B>>(
     Answers { y: S::combine([inside, before], &decays, inputs, shape), in_front, last }
 }
 
-/// The gradients, given that of the output. All but the states is computed again.
+/// The gradients, given that of the output. All but the states is recomputed.
 pub fn backward<B: LocalKernels, S: SsdStages<B>>(
     steps: &StepInputs<B>,
     inputs: &Combined<B>,

@@ -44,11 +44,14 @@ impl UnitBuilder<'_> {
             op.temporary = local.tokens * (5 * heads * chunk + 8 * inner) * self.element;
         });
         let answers = chain.at;
-        // The gate in SiLU and behind it, the norm's input and what it multiplies.
-        let gate = chain.tensor(4 * local.tokens * inner * wide, None);
+        // A group of several ranks is gated and normalised step by step: the gate in SiLU and behind it, the norm's input
+        // and what it multiplies.
+        let steps = if mamba.groups as u64 >= tp { 0 } else { 4 * local.tokens * inner * wide };
+        let steps = chain.tensor(steps, None);
         chain.op(local.tokens * inner * self.element, |op| {
-            op.saves = vec![answers, gate];
+            op.saves = vec![answers, steps];
             op.weight = inner;
+            op.temporary = 5 * local.tokens * inner * wide;
         });
         let input = chain.at;
         chain.linear(local.hidden, inner, mamba.bias, input);

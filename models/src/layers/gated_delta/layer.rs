@@ -1,6 +1,6 @@
 //! The layer around the rule; every rank has some of the heads.
 
-use backend_dist::ops::{Prologue, Residual};
+use backend_dist::ops::{Prologue, Residual, split};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::activation::{sigmoid, silu, softplus};
@@ -150,13 +150,9 @@ impl GatedDeltaNet {
         let ([seq, samples, _], dtype) = (projected.dims(), projected.dtype());
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let (keys, values) = (self.key_heads * self.key_dim, self.value_heads * self.value_dim);
-        let mut first = 0;
-        let mut part = |features: usize| {
-            first += features;
-            projected.clone().narrow(2, first - features, features)
-        };
-        let (convolved, gate) = (part(2 * keys + values), part(values));
-        let [beta, alpha] = [part(self.value_heads), part(self.value_heads)].map(|x| x.cast(wide));
+        let sizes = [2 * keys + values, values, self.value_heads, self.value_heads];
+        let [convolved, gate, beta, alpha] = split(projected, sizes);
+        let [beta, alpha] = [beta, alpha].map(|x| x.cast(wide));
         let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
         let weight = self.convolution.val();
         let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[1]));

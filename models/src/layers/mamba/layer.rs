@@ -3,8 +3,7 @@
 use backend_dist::ops::{Prologue, Residual, SsdHeads, SsdInputs, split, ssd, ssd_with_states};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
-use burn::tensor::activation::silu;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 use crate::layers::norm::Norm;
@@ -177,8 +176,6 @@ impl Mamba2Mixer {
         borders: Option<&Borders>,
         with_state: bool,
     ) -> (Tensor<3>, Option<RecurrentState>) {
-        let dtype = projected.dtype();
-        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let [gate, convolved, dt] =
             split(projected, [self.of.heads * self.of.head_dim, self.of.width(), self.of.heads]);
         let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
@@ -200,7 +197,9 @@ impl Mamba2Mixer {
             }
             false => (ssd(inputs, self.of), None),
         };
-        let of = self.norm.forward(answers.cast(wide) * silu(gate.cast(wide))).cast(dtype);
-        (of, last.zip(behind).map(|(heads, convolution)| RecurrentState { heads, convolution }))
+        (
+            self.norm.gated(answers, gate),
+            last.zip(behind).map(|(heads, convolution)| RecurrentState { heads, convolution }),
+        )
     }
 }
