@@ -47,7 +47,7 @@ fn every_layout_trains_adapters_of_experts_as_one_device() {
         ..mixtral.clone()
     };
     for (config, kind) in [(mixtral, LoraKind::Lora), (shared, LoraKind::Rslora)] {
-        let lines = verify::<Mixtral>(&config, &settings(kind), &[Device::flex()], &candidates, |_| ()).unwrap();
+        let lines = verify::<Mixtral>(&config, &settings(kind), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
         lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
     }
 }
