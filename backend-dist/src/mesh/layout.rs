@@ -82,12 +82,12 @@ impl ParallelLayout {
     }
 
     /// Ranks over which ZeRO shards the parameters of a grid; 1 where nothing is sharded. The groups of routed experts
-    /// are as many as those of the other parameters, each of them inside one of these.
+    /// are as many as those of the other parameters, each of them inside one of these. The layout must be legal.
     pub fn zero_shards(&self, grid: GridKind) -> usize {
         let dense = self.dp * self.cp;
-        let (group, stage) = (self.zero_group.unwrap_or(dense), self.zero);
+        let group = self.zero_group.unwrap_or(dense);
         match grid {
-            _ if stage == 0 => 1,
+            _ if self.zero == 0 => 1,
             GridKind::Dense => group,
             GridKind::Expert => self.expert_dp() / (dense / group),
         }

@@ -100,8 +100,7 @@ fn libraries(job: &Job) -> u64 {
     let experts = u64::from(job.ranks(Over::Experts).0 > 1) + copies(GridKind::Expert);
     let experts = if job.decoder.experts.is_some() { experts } else { 0 };
     let scales = u64::from(job.layout.cp > 1 && !job.fp8.is_empty());
-    let communicators =
-        u64::from(job.layout.tp > 1) + copies(GridKind::Dense) + experts + scales + 2 * neighbours;
+    let communicators = u64::from(job.layout.tp > 1) + copies(GridKind::Dense) + experts + scales + 2 * neighbours;
     if job.gpu { CONTEXT + CUBLAS_LT + communicators * COMMUNICATOR } else { 0 }
 }
 

@@ -15,6 +15,8 @@ pub struct Traffic {
     pub pp: u64,
     /// Data parallelism: gradients and weights.
     pub dp: u64,
+    /// Of these, gradients between groups of ZeRO.
+    pub between_groups: u64,
     /// Context parallelism.
     pub cp: u64,
     /// Expert parallelism.
@@ -110,6 +112,7 @@ pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
             let mut copies = Replication::default();
             buckets(job, &local, stage, &units).iter().flatten().for_each(|b| copies += Replication::of(b, job));
             sent.dp += micro_batches * (copies.forward + copies.backward) + copies.gradients + copies.weights;
+            sent.between_groups += copies.replicas;
             sent.dp += copies.replicas;
             if tied_apart && (stage.embedding || stage.loss) {
                 sent.pp += Collective::AllReduce.sent(local.vocab * local.hidden * job.main_grad(), 2);
