@@ -203,13 +203,20 @@ proptest! {
         }
     }
 
-    /// The ranks of a group hold the parameters once, those with the same place in the groups hold the same shard.
+    /// Both grids have as many groups, and the ranks of a group of experts are in one group of the other parameters.
     #[test]
-    fn zero_groups_times_replicas_are_the_dp_ranks(layout in layouts()) {
+    fn zero_groups_of_both_grids_are_the_same_ranks(layout in layouts()) {
         let mesh = Mesh::new(layout.clone()).unwrap();
-        for grid in [GridKind::Dense, GridKind::Expert] {
-            prop_assert_eq!(mesh.axis_size(grid.dp_ranks()) % layout.zero_shards(grid), 0);
-            prop_assert!(layout.zero_group.is_none() || layout.zero_shards(grid) <= layout.zero_shards(GridKind::Dense));
+        if layout.zero > 0 {
+            let groups = |grid: GridKind| mesh.axis_size(grid.dp_ranks()) / layout.zero_shards(grid);
+            prop_assert_eq!(groups(GridKind::Dense), groups(GridKind::Expert));
+        }
+        let dense = |rank: usize| {
+            let ranks = mesh.group_of(Axis::DpCp, rank);
+            ranks.iter().position(|&other| other == rank).map(|at| at / layout.zero_shards(GridKind::Dense))
+        };
+        for experts in mesh.groups(Axis::Edp).iter().flat_map(|ranks| ranks.chunks(layout.zero_shards(GridKind::Expert))) {
+            prop_assert!(experts.iter().all(|&rank| dense(rank) == dense(experts[0])));
         }
     }
 

@@ -23,6 +23,11 @@ pub struct Sharding {
 }
 
 impl Sharding {
+    /// Of a rank that holds parameters alone.
+    pub fn single() -> Self {
+        Self { zero: 0, shards: Group::single(), replicas: Group::single() }
+    }
+
     /// By the rank's layout, for the parameters of a grid.
     pub fn of(rank: &Rank, grid: GridKind) -> Self {
         let (layout, axis) = (rank.mesh.layout(), grid.dp_ranks());
