@@ -166,7 +166,7 @@ pub enum CandidateError {
 }
 
 /// An example of every word.
-const WORDS: [&str; 26] = [
+const WORDS: [&str; 27] = [
     "TP2",
     "SP",
     "CP2",
@@ -176,6 +176,7 @@ const WORDS: [&str; 26] = [
     "VPP2",
     "DP2",
     "ZeRO1",
+    "Group2",
     "x2",
     "gpipe",
     "1f1b",
