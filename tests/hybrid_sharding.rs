@@ -12,7 +12,7 @@ use tests::{SETTINGS, gpt, llama, moe, train, weights};
 
 fn equal_one_device<M: CausalLm>(config: &M::Config, settings: &Settings, layouts: &[&str]) {
     let layouts: Vec<Candidate> = layouts.iter().map(|text| text.parse().unwrap()).collect();
-    let lines = verify::<M>(config, settings, &[Device::flex()], &layouts, |_| {}).unwrap();
+    let lines = verify::<M>(config, settings, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
     let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
     assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
 }
