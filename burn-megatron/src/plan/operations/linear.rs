@@ -21,8 +21,8 @@ impl UnitBuilder<'_> {
         let input = chain.enter_saving_shard();
         chain.linear(2 * keys + 2 * values + 2 * heads, local.hidden, false, input);
         let projected = chain.at;
-        // What is convolved is a part of the projection; the output is read by what follows.
-        let saved = chain.tensor(local.tokens * convolved * wide, None);
+        // What is convolved is a part of the projection; of its output the values are read by what follows.
+        let saved = chain.tensor(local.tokens * values * wide, None);
         chain.op(local.tokens * convolved * wide, |op| {
             op.saves = vec![projected, saved];
             op.weight = convolved * kernel;

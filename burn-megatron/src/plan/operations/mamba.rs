@@ -41,7 +41,7 @@ impl UnitBuilder<'_> {
             op.weight = 3 * heads;
             op.flops = [flops, 3.0 * flops, 0.0];
             // Weights between the positions of a chunk and what they are made of, and operands.
-            op.temporary = local.tokens * (5 * heads * chunk + 8 * inner) * self.element;
+            op.temporary = local.tokens * (13 * heads * chunk + 14 * inner) / 4 * self.element;
         });
         let answers = chain.at;
         // A group of several ranks is gated and normalised step by step: the gate in SiLU and behind it, the norm's input
