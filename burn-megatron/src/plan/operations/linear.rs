@@ -26,7 +26,6 @@ impl UnitBuilder<'_> {
         chain.op(local.tokens * convolved * wide, |op| {
             op.saves = vec![projected, saved];
             op.weight = convolved * kernel;
-            op.matrix = op.weight;
         });
         let square = heads * CHUNK;
         let between_chunks = (2 * queries * dk + 3 * state) / CHUNK;

@@ -26,8 +26,7 @@ impl UnitBuilder<'_> {
         let saved = chain.tensor(3 * local.tokens * convolved * wide, None);
         chain.op(local.tokens * convolved * wide, |op| {
             op.saves = vec![projected, saved];
-            op.matrix = convolved * kernel;
-            op.weight = op.matrix + if mamba.conv_bias { convolved } else { 0 };
+            op.weight = convolved * (kernel + u64::from(mamba.conv_bias));
         });
         let square = heads * CHUNK;
         // Three shares that stay, and masks of a byte.

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::activation::Activation;
 use crate::causal_lm::ModelConfig;
 use crate::config::ConfigError;
 use crate::hf::{ConfigReader, HfError};
-use crate::images::{Activation, ClipVisionConfig};
+use crate::images::ClipVisionConfig;
 use crate::{LlamaConfig, LlamaVariant};
 
 /// The sizes of a [`Llava`](super::Llava).
