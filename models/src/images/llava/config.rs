@@ -112,6 +112,11 @@ impl LlavaConfig {
             let dropout = text_config.attention_dropout.to_string();
             return Err(config.unsupported("attention_dropout", &dropout, "0").inside("text_config"));
         }
+        if text_config.cached_positions().is_some() {
+            return Err(config
+                .unsupported("rope_type", "longrope", "default, linear, llama3, yarn")
+                .inside("text_config"));
+        }
         config.expect_flag("tie_word_embeddings", false)?;
         if text_config.tie_word_embeddings {
             return Err(config.unsupported("tie_word_embeddings", "true", "false").inside("text_config"));
