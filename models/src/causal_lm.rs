@@ -50,6 +50,11 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
     /// What a layout must divide; see [`ModelDims::check`].
     fn dims(&self) -> ModelDims;
 
+    /// Most positions of a sequence that is generated with a cache of keys and values.
+    fn cached_positions(&self) -> Option<usize> {
+        self.dims().max_positions
+    }
+
     /// Number of tokens.
     fn vocab_size(&self) -> usize;
 

@@ -150,8 +150,8 @@ pub(crate) fn factors(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError
     }
 }
 
-/// Base and scaling of rotary frequencies must make waves, none of them shorter than without the scaling.
-pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>) -> Result<(), ConfigError> {
+/// Base and scaling of the rotary frequencies of so many features must make waves.
+pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>, rotated: usize) -> Result<(), ConfigError> {
     let refuse = |key, value, range, nearest| Err(ConfigError::OutOfRange { key, value, range, nearest });
     base("rope_theta", theta)?;
     let Some(scaling) = scaling else { return Ok(()) };
@@ -179,6 +179,28 @@ pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>) -> Result<(), Con
                 ("rope_scaling.attention_factor", of.attention_factor.unwrap_or(0.0)),
             ])
         }
+        RopeScaling::LongRope(of) => {
+            const ORIGINAL: &str = "rope_scaling.original_max_position_embeddings";
+            if of.original_max_position_embeddings < 2 {
+                return refuse(ORIGINAL, of.original_max_position_embeddings as f64, "at least 2", 2.0);
+            }
+            let lists = [("rope_scaling.short_factor", of.short_factor), ("rope_scaling.long_factor", of.long_factor)];
+            for (key, list) in lists {
+                let (list, pairs) = (list.as_slice(), rotated / 2);
+                if list.len() != pairs {
+                    return refuse(
+                        key,
+                        list.len() as f64,
+                        "as many numbers as pairs of rotated features",
+                        pairs as f64,
+                    );
+                }
+                if let Some(factor) = list.iter().find(|factor| !(**factor > 0.0 && factor.is_finite())) {
+                    return refuse(key, *factor, "above 0", 1.0);
+                }
+            }
+            factors(&[("rope_scaling.attention_factor", of.attention_factor.unwrap_or(0.0))])
+        }
     }
 }
 
@@ -200,7 +222,7 @@ mod tests {
 
     #[test]
     fn frequencies_that_make_no_waves_are_refused_by_name() {
-        let said = |theta, scaling| rotary(theta, scaling).unwrap_err().to_string();
+        let said = |theta, scaling| rotary(theta, scaling, 8).unwrap_err().to_string();
         assert_eq!(said(0.5, None).split(';').next(), Some("rope_theta = 0.5 is not at least 1"));
         let llama3 = Llama3Scaling {
             factor: 8.0,
@@ -208,13 +230,13 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 64,
         };
-        rotary(1e4, Some(RopeScaling::Llama3(llama3))).unwrap();
+        rotary(1e4, Some(RopeScaling::Llama3(llama3)), 8).unwrap();
         let equal = Llama3Scaling { high_freq_factor: 1.0, ..llama3 };
         assert!(
             said(1e4, Some(RopeScaling::Llama3(equal))).contains("high_freq_factor = 1 is not above low_freq_factor")
         );
         let yarn = YarnScaling::new(4.0, 64);
-        rotary(1e4, Some(RopeScaling::Yarn(yarn))).unwrap();
+        rotary(1e4, Some(RopeScaling::Yarn(yarn)), 8).unwrap();
         for (key, yarn) in [
             ("beta_fast = 0 is not above 0", YarnScaling { beta_fast: 0.0, ..yarn }),
             ("beta_slow = NaN is not above 0", YarnScaling { beta_slow: f64::NAN, ..yarn }),

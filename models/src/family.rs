@@ -94,6 +94,10 @@ impl ModelConfig for FamilyConfig {
         ask!(self, config => config.dims())
     }
 
+    fn cached_positions(&self) -> Option<usize> {
+        ask!(self, config => config.cached_positions())
+    }
+
     fn vocab_size(&self) -> usize {
         ask!(self, config => config.vocab_size())
     }

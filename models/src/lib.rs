@@ -26,6 +26,7 @@
 
 #![warn(missing_docs)]
 
+mod activation;
 pub mod causal_lm;
 pub mod config;
 pub mod deepseek_v3;
@@ -50,6 +51,7 @@ pub mod param;
 pub mod part;
 pub mod recompute;
 
+pub use activation::Activation;
 pub use causal_lm::{CausalLm, ModelConfig};
 pub use config::ConfigError;
 pub use deepseek_v3::{DeepSeekV3, DeepSeekV3Config};

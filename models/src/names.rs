@@ -210,14 +210,9 @@ impl Foreign {
         shape
     }
 
-    /// Shape of the other system's tensor, or of one of the stack; that of a depthwise convolution without its one
-    /// feature in the middle.
+    /// Shape of the other system's tensor, or of one of the stack.
     fn matrix(&self) -> Vec<usize> {
-        match (&self.shape[..], self.stack) {
-            (shape, Some(_)) => shape[1..].to_vec(),
-            ([features, 1, kernel], None) => vec![*features, *kernel],
-            (shape, None) => shape.to_vec(),
-        }
+        self.shape[usize::from(self.stack.is_some())..].to_vec()
     }
 
     fn read(&self, theirs: &HostTensor) -> HostTensor {
@@ -244,13 +239,15 @@ impl Foreign {
     pub fn runs(&self, ranges: &[Range<usize>]) -> Vec<Run> {
         let shape = self.our_shape();
         let fits = ranges.len() == shape.len() && ranges.iter().zip(&shape).all(|(range, size)| range.end <= *size);
-        assert!(fits && (1..=2).contains(&shape.len()), "{ranges:?} is no box of {shape:?}");
-        let columns = ranges.get(1).cloned().unwrap_or(0..1);
+        // A depthwise convolution has one feature in the middle, `[features, 1, kernel]`.
+        let flat = shape.len() == 3 && shape[1] == 1 || (1..=2).contains(&shape.len());
+        assert!(fits && flat, "{ranges:?} is no box of {shape:?}");
+        let columns = ranges[1..].last().cloned().unwrap_or(0..1);
         let matrix = self.matrix();
         let before = self.stack.map_or(0, |part| part.index * matrix.iter().product::<usize>());
         let (row_step, column_step) = match self.transposed {
             true => (1, matrix[1]),
-            false => (matrix.get(1).copied().unwrap_or(1), 1),
+            false => (matrix[1..].iter().product(), 1),
         };
         let row = |row: usize| Run {
             start: before + self.their_row(row) * row_step + columns.start * column_step,

@@ -138,7 +138,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
 pub(super) fn positions(config: &FamilyConfig) -> usize {
     let sizes = serde_json::to_value(config).unwrap_or_default();
     let trained = sizes["max_position_embeddings"].as_u64().map(|positions| positions as usize);
-    trained.or(config.dims().max_positions).unwrap_or(2048).max(2)
+    let cached = config.cached_positions();
+    trained.or(cached).unwrap_or(2048).min(cached.unwrap_or(usize::MAX)).max(2)
 }
 
 /// The adapters of the command line with their names; the first is none.

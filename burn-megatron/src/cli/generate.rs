@@ -221,7 +221,7 @@ fn options(args: &Args, source: &Source, prompt: usize) -> Result<GenerateOption
             args.stop_tokens.iter().map(|text| token_id(text, source.tokenizer.as_ref())).collect::<Result<_>>()?
         }
     };
-    let positions = source.config.dims().max_positions.filter(|_| args.window.is_none());
+    let positions = source.config.cached_positions().filter(|_| args.window.is_none());
     let room = positions.map_or(128, |positions| (positions + 1).saturating_sub(prompt).clamp(1, 128));
     Ok(GenerateOptions {
         max_new_tokens: args.max_new_tokens.unwrap_or(room),

@@ -65,7 +65,7 @@ impl GenerateOptions {
         if let Some(&token) = prompt.iter().find(|token| !(0..vocab_size as i64).contains(token)) {
             return Err(GenerateError::UnknownToken { token, vocab_size });
         }
-        let positions = config.dims().max_positions.unwrap_or(usize::MAX);
+        let positions = config.cached_positions().unwrap_or(usize::MAX);
         match self.window {
             Some(window) if window < 2 || window > positions => {
                 Err(GenerateError::Window { window, nearest: window.clamp(2, positions.max(2)) })

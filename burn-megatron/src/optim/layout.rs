@@ -190,6 +190,23 @@ mod tests {
         assert_eq!(layout.parts(&(4..11)).iter().map(|part| part.at).collect::<Vec<_>>(), [0, 2, 5]);
     }
 
+    /// As in Megatron-LM: not embeddings and the output, and nothing but matrices, such as the taps of a convolution,
+    /// `[features, 1, kernel]`.
+    #[test]
+    fn muon_takes_hidden_matrices_only() {
+        let at = GroupPosition { rank: 0, size: 1 };
+        let shapes: [&[usize]; 3] = [&[6, 3], &[6, 1, 4], &[6]];
+        let param = |shape| ParamSpec::new(vec![Section::replicated("w", shape, at)], false);
+        let params: Vec<_> = shapes.into_iter().map(param).collect();
+        let of = |hidden| {
+            let bucket =
+                BucketSpec { key: 0, params: params.clone(), hidden, at_once: 1, scale: ParamScale::default() };
+            Layout::new(&bucket, 1, 1).units.iter().map(|unit| (unit.matrix, unit.decays)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(true), [(true, true), (false, true), (false, false)]);
+        assert!(of(false).iter().all(|(matrix, _)| !matrix));
+    }
+
     /// On GPUs: slots and shards begin at multiples of the alignment, and gaps belong to no part.
     #[test]
     fn aligned_slots_and_shards_leave_gaps_that_are_nobodys() {

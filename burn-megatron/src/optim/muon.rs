@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 /// Constants of Muon. Embeddings, the output and vectors are updated by AdamW with the same learning rate. Query, key
 /// and value are a matrix each, as in Megatron, and so are gate and up, which Megatron has in one; all whole, whatever
-/// ranks hold of them (Megatron's `--muon-tp-mode duplicated`).
+/// ranks hold of them (Megatron's `--muon-tp-mode duplicated`). The taps of convolutions, which have three dimensions, are
+/// updated by AdamW too.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MuonConfig {

@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 17] = [
+pub const MODELS: [&str; 18] = [
     "llama2",
     "llama3",
     "mistral",
@@ -19,6 +19,7 @@ pub const MODELS: [&str; 17] = [
     "gemma2",
     "gemma3",
     "phi3",
+    "phi3_longrope",
     "glm4",
     "mixtral",
     "qwen3_moe",

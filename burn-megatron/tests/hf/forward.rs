@@ -86,6 +86,19 @@ fn in_double_precision() {
     }
 }
 
+/// The oracle of the test above is of a sequence that is longer than the original context of 16 positions.
+#[test]
+fn longrope_within_the_original_context() {
+    let path = golden("phi3_longrope").join("short.safetensors");
+    let (input, oracle) = (read_input(&path).unwrap(), read(&path));
+    assert_eq!((input.seq, oracle["logits_last8"].shape.clone()), (16, vec![2, 8, 160]));
+    for layout in ["TP1", "TP2 SP", "CP2", "CP4"] {
+        let output = run("phi3_longrope", &input, &settings(layout, FloatDType::F64)).unwrap();
+        let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());
+        assert!(gap < 1e-13, "{layout}: {gap:e}");
+    }
+}
+
 /// Without transformers' fp32 steps the logits differ by those; GPT-2 has none but in the loss.
 #[test]
 fn exactly() {

@@ -6,8 +6,8 @@ use burn::prelude::*;
 use burn::tensor::FloatDType;
 use burn_megatron::learner::{T5Batch, T5Training};
 use burn_megatron::prelude::*;
-use models::encoders::t5::{T5Activation, T5FeedForwardKind};
-use models::{T5, T5Config};
+use models::encoders::t5::T5FeedForwardKind;
+use models::{Activation, T5, T5Config};
 
 use crate::{layouts, proven};
 
@@ -23,7 +23,7 @@ fn training(device: &Device) -> T5Training {
         relative_attention_num_buckets: 8,
         relative_attention_max_distance: 6,
         dropout_rate: 0.0,
-        feed_forward_proj: T5FeedForwardKind::Gated(T5Activation::GeluNew),
+        feed_forward_proj: T5FeedForwardKind::Gated(Activation::GeluNew),
         ..T5Config::small()
     };
     T5Training { t5: T5::new(&config, device) }

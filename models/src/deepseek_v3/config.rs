@@ -225,7 +225,7 @@ impl ModelConfig for DeepSeekV3Config {
             let (value, nearest) = (self.topk_group as f64, self.n_group as f64);
             return Err(ConfigError::OutOfRange { key: "topk_group", value, range: "at most n_group", nearest });
         }
-        rotary(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn))?;
+        rotary(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn), self.qk_rope_head_dim)?;
         not_negative(&[
             ("mtp_loss_scaling_factor", self.mtp_loss_scaling_factor),
             ("moe_router_bias_update_rate", self.moe_router_bias_update_rate),

@@ -186,6 +186,7 @@ fn rotary(config: &ConfigReader) -> Result<(f64, Option<YarnScaling>), HfError> 
         None => Ok((theta, None)),
         Some(RopeScaling::Yarn(scaling)) => Ok((theta, Some(scaling))),
         Some(RopeScaling::Linear(_)) => Err(config.unsupported("rope_type", "linear", "default, yarn")),
+        Some(RopeScaling::LongRope(_)) => Err(config.unsupported("rope_type", "longrope", "default, yarn")),
         Some(RopeScaling::Llama3(_)) => Err(config.unsupported("rope_type", "llama3", "default, yarn")),
     }
 }

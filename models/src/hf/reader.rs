@@ -165,6 +165,12 @@ impl<'a> ConfigReader<'a> {
         count.map_or(Ok(default), |count| within(key, count))
     }
 
+    /// A list of numbers that must be present.
+    pub fn numbers(&self, key: &str) -> Result<Vec<f64>, HfError> {
+        let read = |value: &Value| value.as_array()?.iter().map(Value::as_f64).collect();
+        self.typed(key, "a list of numbers", read)?.ok_or_else(|| HfError::Missing { key: key.into() })
+    }
+
     /// Two numbers, of which each may be infinite, if present. transformers writes infinity as an object.
     pub fn limits(&self, key: &str) -> Result<Option<[f64; 2]>, HfError> {
         let number = |value: &Value| match value.get("__float__").and_then(Value::as_str) {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{ConfigReader, HfError};
-use crate::layers::{LinearScaling, Llama3Scaling, RopeScaling, YarnScaling};
+use crate::layers::{LinearScaling, Llama3Scaling, LongRopeScaling, PairFactors, RopeScaling, YarnScaling};
 
 /// What a configuration says of rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,8 +40,8 @@ pub(crate) fn read_by_kind(config: &ConfigReader, [base, local]: [f64; 2]) -> Re
     let of = |kind: &str| by_kind.object(kind)?.ok_or_else(|| HfError::Missing { key: kind.into() });
     let (full, sliding) = (of("full_attention")?, of("sliding_attention")?);
     by_kind.finish(&[])?;
-    let Parameters { theta, scaling, .. } = parameters(&full, None)?;
-    let of_local = parameters(&sliding, None)?;
+    let Parameters { theta, scaling, .. } = parameters(config, &full, None)?;
+    let of_local = parameters(config, &sliding, None)?;
     if of_local.scaling.is_some() {
         return Err(sliding.unsupported("rope_type", "scaled in sliding_attention", "default"));
     }
@@ -62,7 +62,7 @@ fn read_of(config: &ConfigReader, base: f64, partial: Option<&str>) -> Result<Ro
     let Some(rope) = rope else {
         return Ok(Rope { theta: theta.unwrap_or(base), partial: share, ..Rope::default() });
     };
-    let Parameters { theta: nested, scaling, further } = parameters(&rope, partial)?;
+    let Parameters { theta: nested, scaling, further } = parameters(config, &rope, partial)?;
     if let (Some(theta), Some(nested)) = (theta, nested)
         && theta != nested
     {
@@ -71,14 +71,14 @@ fn read_of(config: &ConfigReader, base: f64, partial: Option<&str>) -> Result<Ro
     Ok(Rope { theta: nested.or(theta).unwrap_or(base), scaling, partial: further.or(share), local: None })
 }
 
-/// What an object of rotary parameters says; `further` is the number of a further key.
+/// What an object of rotary parameters says, next to the keys of the whole model; `further` is the number of a further key.
 struct Parameters {
     theta: Option<f64>,
     scaling: Option<RopeScaling>,
     further: Option<f64>,
 }
 
-fn parameters(rope: &ConfigReader, further: Option<&str>) -> Result<Parameters, HfError> {
+fn parameters(config: &ConfigReader, rope: &ConfigReader, further: Option<&str>) -> Result<Parameters, HfError> {
     let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
         None | Some("default") => None,
         Some("linear") => Some(RopeScaling::Linear(LinearScaling { factor: rope.required_number("factor")? })),
@@ -89,7 +89,8 @@ fn parameters(rope: &ConfigReader, further: Option<&str>) -> Result<Parameters, 
             original_max_position_embeddings: rope.size("original_max_position_embeddings")?,
         })),
         Some("yarn") => Some(RopeScaling::Yarn(YarnScaling::read_hf(rope)?)),
-        Some(other) => return Err(rope.unsupported("rope_type", other, "default, linear, llama3, yarn")),
+        Some("longrope" | "su") => Some(RopeScaling::LongRope(LongRopeScaling::read_hf(config, rope)?)),
+        Some(other) => return Err(rope.unsupported("rope_type", other, "default, linear, llama3, yarn, longrope")),
     };
     let (theta, further) = (rope.number("rope_theta")?, further.map(|key| rope.number(key)).transpose()?.flatten());
     rope.finish(&[])?;
@@ -117,6 +118,10 @@ pub(crate) fn written(theta: f64, scaling: Option<RopeScaling>) -> Value {
         Some(RopeScaling::Yarn(scaling)) => {
             rope.insert("rope_type".into(), json!("yarn"));
             scaling.write_hf(&mut rope);
+        }
+        Some(scaling @ RopeScaling::LongRope(_)) => {
+            let Value::Object(keys) = json!(scaling) else { unreachable!("an object was written") };
+            rope.extend(keys.into_iter().filter(|(_, value)| !value.is_null()));
         }
     }
     Value::Object(rope)
@@ -152,5 +157,30 @@ impl YarnScaling {
         });
         let Value::Object(keys) = keys else { unreachable!("an object was written") };
         rope.extend(keys.into_iter().filter(|(_, value)| !value.is_null()));
+    }
+}
+
+impl LongRopeScaling {
+    /// Reads the keys of a `config.json`'s rotary parameters whose type is `longrope`, which was called `su` at first. The
+    /// original context may be among the keys of the model (Phi-3), where it counts more.
+    fn read_hf(config: &ConfigReader, rope: &ConfigReader) -> Result<Self, HfError> {
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        let nested = rope.optional_size(ORIGINAL)?;
+        let original =
+            config.optional_size(ORIGINAL)?.or(nested).ok_or_else(|| HfError::Missing { key: ORIGINAL.into() })?;
+        let factors = |key: &str| {
+            let numbers = rope.numbers(key)?;
+            let given = numbers.len();
+            PairFactors::try_from(numbers)
+                .map_err(|_| rope.unsupported(key, &format!("{given} numbers"), "at most 128"))
+        };
+        let stretched = config.size("max_position_embeddings")? as f64 / original as f64;
+        Ok(Self {
+            original_max_position_embeddings: original,
+            factor: rope.number("factor")?.unwrap_or(stretched),
+            short_factor: factors("short_factor")?,
+            long_factor: factors("long_factor")?,
+            attention_factor: rope.number("attention_factor")?,
+        })
     }
 }

@@ -4,8 +4,8 @@ use burn::module::Module;
 use burn::nn::{Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
-use super::activation::Activation;
 use super::attention::{attend, split_heads};
+use crate::activation::Activation;
 
 /// Attention between all patches and an MLP, of `x [batch, length, hidden]`.
 #[derive(Module, Debug)]

@@ -18,14 +18,12 @@
 //! # Ok::<(), backend_dist::launch::BoxError>(())
 //! ```
 
-mod activation;
 mod attention;
 mod block;
 pub mod clip;
 pub mod llava;
 pub mod vit;
 
-pub use activation::Activation;
 pub use block::{Block, Mlp};
 pub use clip::{ClipVision, ClipVisionConfig};
 pub use llava::{Llava, LlavaConfig};

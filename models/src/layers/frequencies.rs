@@ -9,6 +9,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use super::longrope::LongRopeScaling;
 use super::yarn::YarnScaling;
 
 /// Llama 3.1's stretching of the low frequencies (Hugging Face transformers, `modeling_rope_utils.py`,
@@ -54,6 +55,7 @@ pub struct LinearScaling {
 
 /// A scaling of the rotary frequencies. In files each is told by its `rope_type`, Llama 3's and YaRN also by their
 /// keys.
+#[allow(clippy::large_enum_variant, reason = "configurations are copied, so a model's factors are in the value itself")]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum RopeScaling {
@@ -63,6 +65,8 @@ pub enum RopeScaling {
     Llama3(Llama3Scaling),
     /// YaRN.
     Yarn(YarnScaling),
+    /// LongRoPE.
+    LongRope(LongRopeScaling),
 }
 
 /// Not one after the other, so that a message is about the keys that are there.
@@ -77,11 +81,14 @@ impl<'de> Deserialize<'de> for RopeScaling {
             Some("linear") => serde_json::from_value(keys).map(Self::Linear),
             Some("llama3") => serde_json::from_value(keys).map(Self::Llama3),
             Some("yarn") => serde_json::from_value(keys).map(Self::Yarn),
+            Some("longrope") => serde_json::from_value(keys).map(Self::LongRope),
             None if yarn => serde_json::from_value(keys).map(Self::Yarn),
             None => serde_json::from_value(keys).map(Self::Llama3),
             Some(_) => {
                 let kind = kind.unwrap_or_default();
-                return Err(D::Error::custom(format!("rope_type = {kind}; there are linear, llama3 and yarn")));
+                return Err(D::Error::custom(format!(
+                    "rope_type = {kind}; there are linear, llama3, yarn and longrope"
+                )));
             }
         };
         read.map_err(D::Error::custom)
@@ -95,6 +102,16 @@ impl RopeScaling {
             Self::Linear(scaling) => scaling.factor,
             Self::Llama3(scaling) => scaling.factor,
             Self::Yarn(scaling) => scaling.factor,
+            Self::LongRope(scaling) => scaling.factor,
+        }
+    }
+
+    /// Most positions of a sequence whose keys are cached: with LongRoPE the angles of all change when it outgrows the
+    /// original context.
+    pub(crate) fn cached_positions(&self) -> Option<usize> {
+        match self {
+            Self::LongRope(scaling) => Some(scaling.original_max_position_embeddings),
+            _ => None,
         }
     }
 }
@@ -117,25 +134,38 @@ pub struct RopeConfig {
 }
 
 impl RopeConfig {
-    /// Radians per position of each of the `head_dim / 2` rotated pairs.
+    /// Radians per position of each of the `head_dim / 2` rotated pairs; with LongRoPE those within the original context.
     pub fn frequencies(&self) -> Vec<f32> {
-        let wave = |pair: usize| {
-            let exponent = (2 * pair) as f32 / self.head_dim as f32;
-            f64::from(self.theta as f32).powf(exponent.into()) as f32
-        };
-        let waves: Vec<f32> = (0..self.head_dim / 2).map(wave).collect();
+        let waves = self.waves();
         match self.scaling {
             None => waves.into_iter().map(f32::recip).collect(),
             Some(RopeScaling::Linear(scaling)) => waves.iter().map(|w| w.recip() / scaling.factor as f32).collect(),
             Some(RopeScaling::Llama3(scaling)) => waves.iter().map(|wave| scaling.apply(wave.recip())).collect(),
             Some(RopeScaling::Yarn(scaling)) => scaling.frequencies(&waves, self.theta),
+            Some(RopeScaling::LongRope(scaling)) => scaling.frequencies(&waves, false),
         }
+    }
+
+    /// LongRoPE: the frequencies of sequences of more positions than this.
+    pub(super) fn long_frequencies(&self) -> Option<(usize, Vec<f32>)> {
+        let Some(RopeScaling::LongRope(scaling)) = self.scaling else { return None };
+        Some((scaling.original_max_position_embeddings, scaling.frequencies(&self.waves(), true)))
+    }
+
+    /// Positions per radian without scaling.
+    fn waves(&self) -> Vec<f32> {
+        let wave = |pair: usize| {
+            let exponent = (2 * pair) as f32 / self.head_dim as f32;
+            f64::from(self.theta as f32).powf(exponent.into()) as f32
+        };
+        (0..self.head_dim / 2).map(wave).collect()
     }
 
     /// What cosines and sines are multiplied with.
     pub(super) fn attention_factor(&self) -> f32 {
         match self.scaling {
             Some(RopeScaling::Yarn(scaling)) => scaling.attention_factor() as f32,
+            Some(RopeScaling::LongRope(scaling)) => scaling.attention_factor() as f32,
             _ => 1.0,
         }
     }
@@ -182,8 +212,8 @@ mod tests {
         assert_eq!(written, r#"{"rope_type":"linear","factor":2.0}"#);
         assert_eq!(read(&written), Ok(linear));
         assert!(read(r#"{"factor":2.0}"#).unwrap_err().contains("low_freq_factor"), "no type is guessed");
-        let said = read(r#"{"rope_type":"longrope","factor":2.0}"#).unwrap_err();
-        assert!(said.contains("rope_type = \"longrope\"; there are linear, llama3 and yarn"), "{said}");
+        let said = read(r#"{"rope_type":"dynamic","factor":2.0}"#).unwrap_err();
+        assert!(said.contains("rope_type = \"dynamic\"; there are linear, llama3, yarn and longrope"), "{said}");
         let yarn = r#"{"rope_type":"yarn","factor":2.0,"original_max_position_embeddings":64}"#;
         assert_eq!(read(yarn), Ok(RopeScaling::Yarn(YarnScaling::new(2.0, 64))));
     }

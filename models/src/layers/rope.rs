@@ -39,6 +39,8 @@ pub fn rotate(x: Tensor<4>, heads: usize, angles: &Angles) -> Tensor<4> {
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
     frequencies: Vec<f32>,
+    /// Those of sequences of more positions than this.
+    long: Option<(usize, Vec<f32>)>,
     factor: f32,
     cached: Arc<Mutex<Cached>>,
 }
@@ -53,6 +55,8 @@ struct Cached {
 #[derive(Clone, Debug, PartialEq)]
 struct Key {
     ranges: Vec<Range<usize>>,
+    /// Of a sequence of this length, if that is known.
+    length: Option<usize>,
     dtype: DType,
     device: Device,
     /// Devices are equal whether or not they record gradients; an evaluation must not record because of its angles.
@@ -62,20 +66,26 @@ struct Key {
 impl RotaryEmbedding {
     /// Angles for a configuration.
     pub fn new(config: &RopeConfig) -> Self {
-        Self { frequencies: config.frequencies(), factor: config.attention_factor(), cached: Arc::default() }
+        Self {
+            frequencies: config.frequencies(),
+            long: config.long_frequencies(),
+            factor: config.attention_factor(),
+            cached: Arc::default(),
+        }
     }
 
-    /// The angles of `positions` as tensors of a type on a device.
+    /// The angles of `positions` as tensors of a type on a device. With LongRoPE the sequence is within the original context.
     pub fn angles(&self, positions: Range<usize>, dtype: DType, device: &Device) -> Angles {
         self.at_positions(&mut self.cached(), Key::new(Vec::from([positions]), dtype, device))
     }
 
-    /// The angles of all positions of these ranges, one after the other.
+    /// The angles of all positions of these ranges, one after the other, with the same of LongRoPE.
     pub fn angles_of(&self, positions: Vec<Range<usize>>, dtype: DType, device: &Device) -> Angles {
         self.at_positions(&mut self.cached(), Key::new(positions, dtype, device))
     }
 
-    /// The angles of this rank's `count` positions of the `samples` samples of a micro-batch.
+    /// The angles of this rank's `count` positions of the `samples` samples of a micro-batch. With LongRoPE the length of the
+    /// whole sequence decides about the frequencies, packed or not, so that they are the same in all layouts.
     pub fn of_positions(
         &self,
         batch: &MicroBatch,
@@ -84,10 +94,10 @@ impl RotaryEmbedding {
         device: &Device,
     ) -> Angles {
         let (ranges, mut cached) = (batch.positions(count), self.cached());
-        let Some(documents) = &batch.restarts else {
-            return self.at_positions(&mut cached, Key::new(ranges, dtype, device));
-        };
-        let key = Key::new(ranges, dtype, device);
+        let length = batch.sequence_length(count);
+        let key = |ranges| Key { length: Some(length), ..Key::new(ranges, dtype, device) };
+        let Some(documents) = &batch.restarts else { return self.at_positions(&mut cached, key(ranges)) };
+        let (all, key) = (key(Vec::from([0..length])), key(ranges));
         let known =
             cached.of_documents.as_ref().filter(|(of, documents_of, _)| *of == key && documents_of == documents);
         if let Some((.., angles)) = known {
@@ -95,7 +105,6 @@ impl RotaryEmbedding {
         }
         let ids: Vec<i64> = positions_in_documents(&key.ranges, documents).into_iter().map(|id| id as i64).collect();
         let ids = Tensor::from_data(TensorData::new(ids, [count * samples, 1]), (device, DType::I64));
-        let all = Key::new(Vec::from([0..batch.sequence_length(count)]), dtype, device);
         let table = self.at_positions(&mut cached, all);
         let of = |table: Tensor<2>| embedding(table, ids.clone(), 0).reshape([count * samples, self.frequencies.len()]);
         let angles = Angles { cos: of(table.cos), sin: of(table.sin) };
@@ -112,10 +121,12 @@ impl RotaryEmbedding {
             return angles.clone();
         }
         let positions: Vec<usize> = key.ranges.iter().cloned().flatten().collect();
+        let long = self.long.as_ref().filter(|(original, _)| key.length.is_some_and(|length| length > *original));
+        let frequencies = long.map_or(&self.frequencies, |(_, frequencies)| frequencies);
         let table = |function: fn(f32) -> f32| {
             let of = |position: &usize, frequency: &f32| function(*position as f32 * frequency) * self.factor;
-            let angles = positions.iter().flat_map(|p| self.frequencies.iter().map(move |f| of(p, f)));
-            let data = TensorData::new(angles.collect::<Vec<f32>>(), [positions.len(), self.frequencies.len()]);
+            let angles = positions.iter().flat_map(|p| frequencies.iter().map(move |f| of(p, f)));
+            let data = TensorData::new(angles.collect::<Vec<f32>>(), [positions.len(), frequencies.len()]);
             Tensor::from_data(data, (&key.device, key.dtype))
         };
         let angles = Angles { cos: table(cos), sin: table(sin) };
@@ -159,6 +170,6 @@ impl LayerRopes {
 
 impl Key {
     fn new(ranges: Vec<Range<usize>>, dtype: DType, device: &Device) -> Self {
-        Self { ranges, dtype, device: device.clone(), autodiff: device.is_autodiff() }
+        Self { ranges, length: None, dtype, device: device.clone(), autodiff: device.is_autodiff() }
     }
 }

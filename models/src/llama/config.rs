@@ -150,7 +150,7 @@ impl ModelConfig for LlamaConfig {
         divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)?;
         even("head_dim", self.head_dim)?;
         self.check_rotated()?;
-        rotary(self.rope_theta, self.rope_scaling)?;
+        rotary(self.rope_theta, self.rope_scaling, self.rotated())?;
         base("rope_local_base_freq", self.rope_local_base_freq.unwrap_or(1.0))?;
         divisors(&[
             ("query_pre_attn_scalar", self.query_pre_attn_scalar),
@@ -174,6 +174,10 @@ impl ModelConfig for LlamaConfig {
             max_positions: None,
             states: None,
         }
+    }
+
+    fn cached_positions(&self) -> Option<usize> {
+        self.rope_scaling.and_then(|scaling| scaling.cached_positions())
     }
 
     fn vocab_size(&self) -> usize {

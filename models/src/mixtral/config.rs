@@ -82,7 +82,7 @@ pub struct MixtralConfig {
     pub max_position_embeddings: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Llama 3.1's scaling of the rotary frequencies, or YaRN.
+    /// Scaling of the rotary frequencies.
     pub rope_scaling: Option<RopeScaling>,
     /// Epsilon of the norms.
     pub rms_norm_eps: f64,
@@ -249,6 +249,10 @@ impl ModelConfig for MixtralConfig {
             states: self.linear_layers().first().map(|_| StateDims::linear(self.linear_attention().key_heads)),
             ..self.llama().dims()
         }
+    }
+
+    fn cached_positions(&self) -> Option<usize> {
+        self.llama().cached_positions()
     }
 
     fn vocab_size(&self) -> usize {

@@ -171,6 +171,7 @@ is_transformers! {
     gemma2_is_transformers: "gemma2",
     gemma3_is_transformers: "gemma3",
     phi3_is_transformers: "phi3",
+    phi3_longrope_is_transformers: "phi3_longrope",
     glm4_is_transformers: "glm4",
     gpt_oss_is_transformers: "gpt_oss",
     mixtral_is_transformers: "mixtral",

@@ -65,6 +65,23 @@ fn mamba2_with_states() {
     assert_cache_changes_nothing::<Mamba2>(&mamba2(), &["TP1", "TP2", "TP4 SP"]);
 }
 
+/// Taps have the shape of PyTorch's depthwise convolutions, so Muon leaves them to AdamW, as in Megatron-LM.
+#[test]
+fn taps_of_convolutions_are_no_matrices() {
+    fn taps<M: CausalLm>(config: &M::Config) -> Vec<Vec<usize>> {
+        let of = |rank: Rank| {
+            let model = M::build(config, ParamBuilder::new(&rank, FloatDType::F32, 1))?;
+            let sections = model.registry().iter().flat_map(|spec| spec.sections.clone());
+            let taps = sections.filter(|section| section.name.ends_with("_conv"));
+            Ok(taps.map(|section| section.global_shape).collect::<Vec<_>>())
+        };
+        launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[Device::flex()], of).unwrap().remove(0)
+    }
+    for shapes in [taps::<Mixtral>(&qwen3_next()), taps::<Mamba2>(&mamba2())] {
+        assert!(shapes.len() >= 3 && shapes.iter().all(|shape| shape.len() == 3 && shape[1..] == [1, 4]), "{shapes:?}");
+    }
+}
+
 /// State, convolution and attention begin anew with each document.
 #[test]
 fn packed_documents_are_each_document_alone() {

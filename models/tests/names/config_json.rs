@@ -5,8 +5,8 @@ use models::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, 
 use serde_json::{Value, json};
 
 use crate::{
-    GEMMA2, GEMMA3, GLM4, GPT_OSS, GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3, QWEN3_MOE,
-    QWEN3_NEXT, SMOLLM3, parse,
+    GEMMA2, GEMMA3, GLM4, GPT_OSS, GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, OLMO2, PHI3, PHI3_LONGROPE, QWEN2, QWEN3,
+    QWEN3_MOE, QWEN3_NEXT, SMOLLM3, parse,
 };
 
 fn llama(text: &str) -> LlamaConfig {
@@ -53,6 +53,25 @@ fn config_json_round_trip() {
     let written = FamilyConfig::Llama(tied.clone()).to_hf_like(&parse(LLAMA3)).unwrap();
     assert_eq!(FamilyConfig::from_hf(&written).unwrap(), FamilyConfig::Llama(tied));
     assert_eq!((&written["bos_token_id"], &written["attention_bias"]), (&json!(1), &json!(true)));
+}
+
+/// As Microsoft writes it: the type was `su` at first, and the original context is a key of the model.
+#[test]
+fn longrope_is_read_in_both_forms() {
+    let new = parse(PHI3_LONGROPE);
+    let config = FamilyConfig::from_hf(&new).unwrap();
+    assert_eq!(config.to_hf_like(&new).unwrap(), new);
+    assert_eq!(FamilyConfig::from_hf(&config.to_hf().unwrap()).unwrap(), config);
+    assert_eq!(serde_json::from_value::<FamilyConfig>(serde_json::to_value(&config).unwrap()).unwrap(), config);
+    assert_eq!(config.cached_positions(), Some(16));
+    for kind in ["su", "longrope"] {
+        let mut old = new.clone();
+        let rope = old.as_object_mut().unwrap().remove("rope_parameters").unwrap();
+        old["rope_theta"] = json!(1e4);
+        old["rope_scaling"] =
+            json!({"type": kind, "short_factor": rope["short_factor"], "long_factor": rope["long_factor"]});
+        assert_eq!(FamilyConfig::from_hf(&old).unwrap(), config);
+    }
 }
 
 /// transformers 4 wrote `rope_theta` and `rope_scaling` at the top level.
@@ -138,10 +157,10 @@ fn what_the_models_lack_is_refused() {
         "config.json: `scale_attn_weights` is false, which this model does not have; nearest legal: true"
     );
     assert!(refuse(LLAMA3, "hidden_act", json!("gelu")).contains("nearest legal: silu"));
-    for kind in ["dynamic", "longrope"] {
+    for kind in ["dynamic", "proportional"] {
         let said = refuse(LLAMA3, "rope_parameters", json!({"rope_type": kind, "factor": 2.0}));
         let words = format!(
-            "`rope_type` is {kind}, which this model does not have; nearest legal: default, linear, llama3, yarn"
+            "`rope_type` is {kind}, which this model does not have; nearest legal: default, linear, llama3, yarn, longrope"
         );
         assert!(said.contains(&words), "{said}");
     }
@@ -232,8 +251,15 @@ fn keys_of_other_relatives_are_refused() {
     );
     assert!(refuse(OLMO2, "clip_qkv", json!(8.0)).contains("`clip_qkv` is not a key"));
     assert!(refuse(PHI3, "resid_pdrop", json!(0.1)).contains("`resid_pdrop` is 0.1"));
-    let rope = json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
-    assert!(refuse(PHI3, "rope_parameters", rope).contains("`rope_type` is longrope"));
+    let long = vec![1.0; 3];
+    let longrope = |short: &[f64]| json!({"rope_type": "longrope", "short_factor": short, "long_factor": long});
+    let said = refuse(PHI3_LONGROPE, "rope_parameters", longrope(&[1.0]));
+    assert!(
+        said.contains("short_factor = 1 is not as many numbers as pairs of rotated features; nearest legal: 3"),
+        "{said}"
+    );
+    let said = refuse(PHI3_LONGROPE, "rope_parameters", longrope(&[1.0, 0.0, 1.0]));
+    assert!(said.contains("short_factor = 0 is not above 0"), "{said}");
     let rope = json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.2});
     assert!(refuse(GLM4, "rope_parameters", rope.clone()).contains("partial_rotary_factor"));
     assert!(refuse(LLAMA3, "rope_parameters", rope).contains("`partial_rotary_factor` is not a key"));

@@ -23,6 +23,7 @@ const OLMO2: &str = hf!("olmo2");
 const GEMMA2: &str = hf!("gemma2");
 const GEMMA3: &str = hf!("gemma3");
 const PHI3: &str = hf!("phi3");
+const PHI3_LONGROPE: &str = hf!("phi3_longrope");
 const GPT_OSS: &str = hf!("gpt_oss");
 const GLM4: &str = hf!("glm4");
 const MIXTRAL: &str = hf!("mixtral");

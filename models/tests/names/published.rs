@@ -84,7 +84,7 @@ fn mamba2_as_python_writes_it() {
     let refused = |from: &str, to: &str| read(&file.replace(from, to)).unwrap_err().to_string();
     assert!(
         refused("\"expand\": 2", "\"expand\": 3")
-            .contains("`expand` is 3, which this model does not have; nearest legal: 2")
+            .contains("`expand` is 3 for a hidden_size of 768, which this model does not have; nearest legal: 2")
     );
     assert!(refused("[0.0, Infinity]", "[0.0]").contains("a list of two numbers"));
     assert!(

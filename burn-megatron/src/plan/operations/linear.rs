@@ -26,7 +26,6 @@ impl UnitBuilder<'_> {
         chain.op(local.tokens * convolved * wide, |op| {
             op.saves = vec![projected, saved];
             op.weight = convolved * kernel;
-            op.matrix = op.weight;
             op.temporary = 4 * local.tokens * convolved * wide;
         });
         let square = heads * CHUNK;

@@ -26,8 +26,7 @@ impl UnitBuilder<'_> {
         // Parts of the projection are views of it, or copies in its place.
         chain.op(local.tokens * convolved * self.element, |op| {
             op.saves = vec![projected];
-            op.matrix = convolved * kernel;
-            op.weight = op.matrix + if mamba.conv_bias { convolved } else { 0 };
+            op.weight = convolved * (kernel + u64::from(mamba.conv_bias));
             op.temporary = 4 * local.tokens * convolved * wide;
         });
         let inputs = chain.at;

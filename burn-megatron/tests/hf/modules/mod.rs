@@ -253,7 +253,10 @@ fn what_does_not_fit_is_named() {
             }),
             ["differs from", "`cls.predictions.bias`"],
         ),
-        (open(&|config| config["hidden_act"] = "mish".into(), &same), ["`hidden_act` is mish", "gelu, gelu_new, relu"]),
+        (
+            open(&|config| config["hidden_act"] = "mish".into(), &same),
+            ["`hidden_act` is mish", "gelu_pytorch_tanh, quick_gelu, relu, relu2"],
+        ),
         (
             open(&|config| config["num_attention_heads"] = 5.into(), &same),
             ["`num_attention_heads` is 5", "nearest legal: 4"],

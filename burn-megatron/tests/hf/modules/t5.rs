@@ -6,9 +6,9 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_megatron::element::Element;
 use burn_megatron::forward::forward_module;
 use burn_megatron::hf::{ModuleExport, ModuleFolder};
-use models::encoders::t5::{T5Activation, T5FeedForwardKind};
+use models::encoders::t5::T5FeedForwardKind;
 use models::hf::HostInput;
-use models::{T5, T5Config};
+use models::{Activation, T5, T5Config};
 use tempfile::TempDir;
 
 use super::{Inputs, equals_transformers, logits, oracle, round_trip, run, settings};
@@ -49,7 +49,7 @@ fn t5_with_gates_and_a_head() {
     let mut gated = T5Config::small();
     gated = T5Config { vocab_size: 40, d_model: 16, d_kv: 8, d_ff: 24, num_layers: 2, num_decoder_layers: 1, ..gated };
     gated = T5Config { num_heads: 2, scale_decoder_outputs: false, tie_word_embeddings: false, ..gated };
-    gated.feed_forward_proj = T5FeedForwardKind::Gated(T5Activation::GeluNew);
+    gated.feed_forward_proj = T5FeedForwardKind::Gated(Activation::GeluNew);
     let (folder, again) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let what = ModuleExport { element: Element::F64, ..ModuleExport::default() };
     what.write(folder.path(), &T5::new(&gated, &Device::flex()), &gated).unwrap();

@@ -1,9 +1,9 @@
 //! Sizes of a BERT, and Hugging Face's `config.json`.
 
-use burn::nn::activation::ActivationConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::activation::Activation;
 use crate::hf::{ConfigReader, HfError};
 
 /// Keys of other heads and of training, which do not change what this model computes.
@@ -23,31 +23,6 @@ const HARMLESS: [&str; 14] = [
     "tie_encoder_decoder",
     "chunk_size_feed_forward",
 ];
-
-/// What a feed-forward network computes between its matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum BertActivation {
-    /// GELU with the error function.
-    #[serde(rename = "gelu")]
-    Gelu,
-    /// GELU by a hyperbolic tangent.
-    #[serde(rename = "gelu_new")]
-    GeluNew,
-    /// max(x, 0).
-    #[serde(rename = "relu")]
-    Relu,
-}
-
-impl BertActivation {
-    /// Burn's.
-    pub fn burn(self) -> ActivationConfig {
-        match self {
-            Self::Gelu => ActivationConfig::Gelu,
-            Self::GeluNew => ActivationConfig::GeluApproximate,
-            Self::Relu => ActivationConfig::Relu,
-        }
-    }
-}
 
 /// Sizes of a BERT, under Hugging Face's names.
 ///
@@ -70,7 +45,7 @@ pub struct BertConfig {
     /// Features inside a feed-forward network.
     pub intermediate_size: usize,
     /// What is between its matrices.
-    pub hidden_act: BertActivation,
+    pub hidden_act: Activation,
     /// The longest sequence.
     pub max_position_embeddings: usize,
     /// Kinds of tokens: those of the first and of the second sentence.
@@ -96,7 +71,7 @@ impl BertConfig {
             num_hidden_layers: 12,
             num_attention_heads: 12,
             intermediate_size: 3072,
-            hidden_act: BertActivation::Gelu,
+            hidden_act: Activation::Gelu,
             max_position_embeddings: 512,
             type_vocab_size: 2,
             layer_norm_eps: 1e-12,
@@ -112,12 +87,6 @@ impl BertConfig {
         let classes = reader.expect_module("bert")?;
         let base = Self::base();
         let number = |key: &str, default: f64| Ok::<_, HfError>(reader.number(key)?.unwrap_or(default));
-        let hidden_act = match reader.text("hidden_act")?.unwrap_or("gelu") {
-            "gelu" => BertActivation::Gelu,
-            "gelu_new" => BertActivation::GeluNew,
-            "relu" => BertActivation::Relu,
-            other => return Err(reader.unsupported("hidden_act", other, "gelu, gelu_new, relu")),
-        };
         reader.expect_flag("is_decoder", false)?;
         reader.expect_flag("add_cross_attention", false)?;
         reader.expect_flag("tie_word_embeddings", true)?;
@@ -128,7 +97,7 @@ impl BertConfig {
             num_hidden_layers: reader.size("num_hidden_layers")?,
             num_attention_heads: reader.size("num_attention_heads")?,
             intermediate_size: reader.size("intermediate_size")?,
-            hidden_act,
+            hidden_act: Activation::read(&reader, "hidden_act", base.hidden_act)?,
             max_position_embeddings: reader.size_or("max_position_embeddings", base.max_position_embeddings)?,
             type_vocab_size: reader.size_or("type_vocab_size", base.type_vocab_size)?,
             layer_norm_eps: number("layer_norm_eps", base.layer_norm_eps)?,

@@ -4,5 +4,5 @@ mod config;
 mod hf;
 mod model;
 
-pub use config::{BertActivation, BertConfig};
+pub use config::BertConfig;
 pub use model::{Bert, BertEmbeddings, BertLayer, BertPredictions};

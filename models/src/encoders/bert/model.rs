@@ -2,7 +2,7 @@
 
 use backend_dist::parallelize::Plan;
 use burn::module::{Module, Param};
-use burn::nn::activation::Activation;
+use burn::nn::activation::ActivationConfig;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
 use burn::nn::{
@@ -11,6 +11,7 @@ use burn::nn::{
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::config::BertConfig;
+use crate::activation::Activation;
 use crate::encoders::cross_entropy;
 
 /// An encoder with the head of a masked language model, and perhaps that of next-sentence prediction.
@@ -62,10 +63,13 @@ pub struct BertLayer {
     pub attention: MultiHeadAttention,
     /// Of its sum.
     pub attention_norm: LayerNorm,
-    /// Of each token.
+    /// Of each token: Burn's type, which [`Plan::auto`] knows, for its two layers.
     pub feed_forward: PositionWiseFeedForward,
     /// Of its sum.
     pub feed_forward_norm: LayerNorm,
+    /// Between the layers of `feed_forward`.
+    #[module(skip)]
+    pub activation: Activation,
     /// Of what is added.
     pub dropout: Dropout,
 }
@@ -76,6 +80,7 @@ pub struct BertPredictions {
     /// `[hidden, hidden]`.
     pub dense: Linear,
     /// After it.
+    #[module(skip)]
     pub activation: Activation,
     /// After that.
     pub norm: LayerNorm,
@@ -102,9 +107,10 @@ impl Bert {
             feed_forward: PositionWiseFeedForwardConfig::new(hidden, config.intermediate_size)
                 .with_dropout(0.0)
                 .with_initializer(normal.clone())
-                .with_activation(config.hidden_act.burn())
+                .with_activation(ActivationConfig::Identity)
                 .init(device),
             feed_forward_norm: norm(),
+            activation: config.hidden_act,
             dropout: dropout(),
         };
         Self {
@@ -118,7 +124,7 @@ impl Bert {
             layers: (0..config.num_hidden_layers).map(layer).collect(),
             predictions: BertPredictions {
                 dense: linear(hidden),
-                activation: config.hidden_act.burn().init(device),
+                activation: config.hidden_act,
                 norm: norm(),
                 bias: Initializer::Zeros.init([config.vocab_size], device),
             },
@@ -192,7 +198,8 @@ impl BertLayer {
         }
         let attended = self.dropout.forward(self.attention.forward(input).context);
         let x = self.attention_norm.forward(x + attended);
-        let computed = self.dropout.forward(self.feed_forward.forward(x.clone()));
+        let inner = self.activation.apply(self.feed_forward.linear_inner.forward(x.clone()));
+        let computed = self.dropout.forward(self.feed_forward.linear_outer.forward(inner));
         self.feed_forward_norm.forward(x + computed)
     }
 }
@@ -200,7 +207,7 @@ impl BertLayer {
 impl BertPredictions {
     /// Logits `[batch, sequence, vocabulary]`; `words [vocabulary, hidden]`.
     pub fn forward(&self, hidden: Tensor<3>, words: Tensor<2>) -> Tensor<3> {
-        let x = self.norm.forward(self.activation.forward(self.dense.forward(hidden)));
+        let x = self.norm.forward(self.activation.apply(self.dense.forward(hidden)));
         x.matmul(words.transpose().unsqueeze_dim::<3>(0)) + self.bias.val().unsqueeze::<3>()
     }
 }

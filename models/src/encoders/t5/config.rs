@@ -1,43 +1,35 @@
 //! Sizes of a T5, and Hugging Face's `config.json`.
 
-use burn::nn::activation::ActivationConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::activation::Activation;
 use crate::hf::{ConfigReader, HfError};
 
 /// Keys that follow from others, or of other heads.
 const HARMLESS: [&str; 5] = ["classifier_dropout", "n_positions", "output_past", "use_cache", "gradient_checkpointing"];
 
-/// What a feed-forward network computes between its matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum T5Activation {
-    /// max(x, 0).
-    Relu,
-    /// GELU by a hyperbolic tangent: what `gated-gelu` means.
-    GeluNew,
-}
-
 /// The form of feed-forward networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum T5FeedForwardKind {
     /// `act(x W) V`.
-    Plain(T5Activation),
+    Plain(Activation),
     /// `(act(x W) ⊙ x U) V`.
-    Gated(T5Activation),
+    Gated(Activation),
 }
 
 impl T5FeedForwardKind {
-    const NAMES: [(&'static str, Self); 2] =
-        [("relu", Self::Plain(T5Activation::Relu)), ("gated-gelu", Self::Gated(T5Activation::GeluNew))];
+    /// `gated-gelu` is GELU by a hyperbolic tangent.
+    const NAMES: [(&'static str, Self); 3] = [
+        ("relu", Self::Plain(Activation::Relu)),
+        ("gated-gelu", Self::Gated(Activation::GeluNew)),
+        ("gated-silu", Self::Gated(Activation::Silu)),
+    ];
 
-    /// Burn's activation.
-    pub fn activation(self) -> ActivationConfig {
+    /// The function of the first layer's output.
+    pub fn activation(self) -> Activation {
         let (Self::Plain(activation) | Self::Gated(activation)) = self;
-        match activation {
-            T5Activation::Relu => ActivationConfig::Relu,
-            T5Activation::GeluNew => ActivationConfig::GeluApproximate,
-        }
+        activation
     }
 }
 
@@ -105,7 +97,7 @@ impl T5Config {
             dropout_rate: 0.1,
             layer_norm_epsilon: 1e-6,
             initializer_factor: 1.0,
-            feed_forward_proj: T5FeedForwardKind::Plain(T5Activation::Relu),
+            feed_forward_proj: T5FeedForwardKind::Plain(Activation::Relu),
             tie_word_embeddings: true,
             scale_decoder_outputs: true,
             decoder_start_token_id: 0,
@@ -125,8 +117,7 @@ impl T5Config {
         let (_, feed_forward_proj) = *known.ok_or_else(|| reader.unsupported("feed_forward_proj", form, &names))?;
         let is_gated = matches!(feed_forward_proj, T5FeedForwardKind::Gated(_));
         reader.expect_flag("is_gated_act", is_gated)?;
-        let activation = form.strip_prefix("gated-").unwrap_or(form);
-        reader.expect_or_absent("dense_act_fn", if activation == "gelu" { "gelu_new" } else { activation })?;
+        reader.expect_or_absent("dense_act_fn", feed_forward_proj.activation().name())?;
         reader.expect_flag("is_encoder_decoder", true)?;
         reader.expect_flag("is_decoder", false)?;
         let num_layers = reader.size("num_layers")?;

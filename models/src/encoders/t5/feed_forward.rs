@@ -1,9 +1,10 @@
 //! The network of each token, plain or gated.
 
 use burn::module::Module;
-use burn::nn::activation::Activation;
 use burn::nn::{Dropout, DropoutConfig, Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
+
+use crate::activation::Activation;
 
 use super::config::{T5Config, T5FeedForwardKind};
 
@@ -15,6 +16,7 @@ pub struct T5FeedForward {
     /// `[d_ff, d_model]`.
     pub outer: Linear,
     /// Between them.
+    #[module(skip)]
     pub activation: Activation,
     /// After the activation.
     pub dropout: Dropout,
@@ -55,7 +57,7 @@ impl T5FeedForward {
                 }
             },
             outer: linear(inner, model),
-            activation: config.feed_forward_proj.activation().init(device),
+            activation: config.feed_forward_proj.activation(),
             dropout: DropoutConfig::new(config.dropout_rate).init(),
         }
     }
@@ -63,8 +65,8 @@ impl T5FeedForward {
     /// From and to `[batch, sequence, d_model]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let x = match &self.inner {
-            T5Inner::Plain(inner) => self.activation.forward(inner.forward(x)),
-            T5Inner::Gated(inner) => self.activation.forward(inner.gate.forward(x.clone())) * inner.up.forward(x),
+            T5Inner::Plain(inner) => self.activation.apply(inner.forward(x)),
+            T5Inner::Gated(inner) => self.activation.apply(inner.gate.forward(x.clone())) * inner.up.forward(x),
         };
         self.outer.forward(self.dropout.forward(x))
     }

@@ -9,7 +9,7 @@ mod model;
 mod positions;
 
 pub use attention::{KeysValues, T5Attention};
-pub use config::{T5Activation, T5Config, T5FeedForwardKind};
+pub use config::{T5Config, T5FeedForwardKind};
 pub use feed_forward::{T5FeedForward, T5Gated, T5Inner};
 pub use model::{T5, T5Cache, T5Decoder, T5DecoderBlock, T5Encoder, T5EncoderBlock};
 pub use positions::{T5Positions, relative_position_bucket};

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::activation::Activation;
 use crate::config::{ConfigError, divides};
 use crate::hf::{ConfigReader, HfError};
-use crate::images::Activation;
 
 /// The sizes of a [`ClipVision`](super::ClipVision).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::activation::Activation;
 use crate::causal_lm::ModelConfig;
 use crate::config::ConfigError;
 use crate::hf::{ConfigReader, HfError};
-use crate::images::{Activation, ClipVisionConfig};
+use crate::images::ClipVisionConfig;
 use crate::{LlamaConfig, LlamaVariant};
 
 /// The sizes of a [`Llava`](super::Llava).
@@ -110,6 +111,11 @@ impl LlavaConfig {
         if text_config.attention_dropout != 0.0 {
             let dropout = text_config.attention_dropout.to_string();
             return Err(config.unsupported("attention_dropout", &dropout, "0").inside("text_config"));
+        }
+        if text_config.cached_positions().is_some() {
+            return Err(config
+                .unsupported("rope_type", "longrope", "default, linear, llama3, yarn")
+                .inside("text_config"));
         }
         config.expect_flag("tie_word_embeddings", false)?;
         if text_config.tie_word_embeddings {

@@ -55,8 +55,8 @@ impl GatedDeltaConfig {
 pub struct GatedDeltaNet {
     /// Queries, keys, values, the output's gate, and for each value head β and α before their functions.
     input: ColumnParallelLinear,
-    /// `[features of queries, keys and values, kernel]`.
-    convolution: Param<Tensor<2>>,
+    /// `[features of queries, keys and values, 1, kernel]`.
+    convolution: Param<Tensor<3>>,
     /// Logarithm of each head's rate of forgetting.
     a_log: Param<Tensor<1>>,
     dt_bias: Param<Tensor<1>>,
@@ -84,10 +84,11 @@ impl GatedDeltaNet {
         let linear = |init| LinearConfig { bias: false, init };
         let input = ColumnParallelLinear::new(params, hidden, &outputs, linear(config.input))?;
         let place = params.place();
-        // PyTorch's distribution of a convolution's weights.
+        // PyTorch's distribution and shape of a convolution's weights; three dimensions, so no optimizer takes them for a
+        // matrix.
         let bound = (kernel as f64).sqrt().recip();
         let taps = ["q_conv", "k_conv", "v_conv"].into_iter().zip(config.features()).map(|(part, features)| {
-            let section = Section::split(format!("{name}.{part}"), &[features, kernel], 0, ranks, place);
+            let section = Section::split(format!("{name}.{part}"), &[features, 1, kernel], 0, ranks, place);
             (section, Init::Uniform { low: -bound, high: bound })
         });
         let convolution = params.sections(taps.collect())?;
@@ -155,7 +156,7 @@ impl GatedDeltaNet {
         let [beta, alpha] = [beta, alpha].map(|x| x.cast(wide));
         let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
         let weight = self.convolution.val();
-        let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[1]));
+        let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[2]));
         let convolved = convolve(convolved, weight, None, seen, borders).cast(wide);
         let heads = |first: usize, heads: usize, features: usize| {
             convolved.clone().narrow(2, first, heads * features).reshape([seq, samples, heads, features])

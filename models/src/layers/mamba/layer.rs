@@ -72,7 +72,7 @@ pub struct Mamba2Mixer {
     /// The output's gate z, x, B, C, and for each head the step size before its function.
     input: ColumnParallelLinear,
     /// `[features of x, B and C, kernel]`.
-    convolution: Param<Tensor<2>>,
+    convolution: Param<Tensor<3>>,
     conv_bias: Option<Param<Tensor<1>>>,
     dt_bias: Param<Tensor<1>>,
     /// Logarithm of each head's rate of forgetting, −A.
@@ -101,11 +101,12 @@ impl Mamba2Mixer {
         let outputs =
             named.each_ref().map(|(name, features, parts)| Output { name, features: *features, parts: *parts });
         let input = ColumnParallelLinear::new(params, hidden, &outputs, config.input)?;
-        // PyTorch's distribution of a convolution's weights and biases.
+        // PyTorch's distribution and shape of a convolution's weights and biases; three dimensions, so no optimizer takes
+        // them for a matrix.
         let bound = (kernel as f64).sqrt().recip();
         let uniform = Init::Uniform { low: -bound, high: bound };
         let taps = config.convolved().map(|(part, features)| {
-            (Section::split(format!("{name}.{part}_conv"), &[features, kernel], 0, parts_of(part), place), uniform)
+            (Section::split(format!("{name}.{part}_conv"), &[features, 1, kernel], 0, parts_of(part), place), uniform)
         });
         let convolution = params.sections(taps.into())?;
         let biases = config.convolved().map(|(part, features)| {
@@ -180,7 +181,7 @@ impl Mamba2Mixer {
             split(projected, [self.of.heads * self.of.head_dim, self.of.width(), self.of.heads]);
         let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
         let weight = self.convolution.val();
-        let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[1]));
+        let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[2]));
         let bias = self.conv_bias.as_ref().map(Param::val);
         let inputs = SsdInputs {
             ages: borders.map(|borders| borders.ages(&convolved.device())),

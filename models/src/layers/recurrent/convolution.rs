@@ -5,15 +5,16 @@ use burn::tensor::Tensor;
 
 use super::borders::Borders;
 
-/// Every feature of `x [s, b, features]` as [`causal_convolution`] has it, with `weight [features, kernel]`. `before
+/// Every feature of `x [s, b, features]` as [`causal_convolution`] has it, with `weight [features, 1, kernel]`, PyTorch's shape. `before
 /// [kernel - 1, b, features]` comes in front of the sequence; without it zeros do.
 pub(in crate::layers) fn convolve(
     x: Tensor<3>,
-    weight: Tensor<2>,
+    weight: Tensor<3>,
     bias: Option<Tensor<1>>,
     before: Option<Tensor<3>>,
     borders: Option<&Borders>,
 ) -> Tensor<3> {
+    let weight = weight.squeeze_dim::<2>(1);
     let Some(before) = before else {
         let ages = borders.map(|borders| borders.ages(&x.device()));
         return causal_convolution(x, weight, bias, ages);
