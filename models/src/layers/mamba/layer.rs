@@ -71,7 +71,7 @@ impl Mamba2MixerConfig {
 pub struct Mamba2Mixer {
     /// The output's gate z, x, B, C, and for each head the step size before its function.
     input: ColumnParallelLinear,
-    /// `[features of x, B and C, kernel]`.
+    /// `[features of x, B and C, 1, kernel]`.
     convolution: Param<Tensor<3>>,
     conv_bias: Option<Param<Tensor<1>>>,
     dt_bias: Param<Tensor<1>>,
