@@ -1,4 +1,4 @@
-//! ZeRO inside groups of data-parallel ranks, with replicas in the other groups (PyTorch's HSDP, Megatron-LM's
+//! ZeRO inside groups of data-parallel ranks, which all hold the same (PyTorch's HSDP, Megatron-LM's
 //! `--num-distributed-optimizer-instances`).
 
 use backend_dist::launch::launch;

@@ -52,8 +52,8 @@ pub struct ParallelLayout {
     pub sp: bool,
     /// ZeRO stage 0 to 3: what is sharded over the data parallel ranks (1 optimizer, 2 and gradients, 3 and weights).
     pub zero: u8,
-    /// ZeRO shards inside groups of so many neighbouring data and context parallel ranks, and the groups hold replicas
-    /// of each other: PyTorch's hybrid sharding (HSDP), Megatron-LM's `--num-distributed-optimizer-instances`. `None`
+    /// ZeRO shards inside groups of so many neighbouring data and context parallel ranks, and the groups hold the same:
+    /// PyTorch's hybrid sharding (HSDP), Megatron-LM's `--num-distributed-optimizer-instances`. `None`
     /// means one group of all of them.
     #[serde(rename = "zero-group")]
     pub zero_group: Option<usize>,

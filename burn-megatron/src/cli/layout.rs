@@ -35,7 +35,7 @@ pub struct LayoutArgs {
     /// ZeRO stage, what is sharded over the data-parallel ranks: 1 optimizer states, 2 also gradients, 3 also weights
     #[arg(long, value_name = "STAGE")]
     pub zero: Option<u8>,
-    /// Hybrid sharding (HSDP): ZeRO shards inside groups of so many data-parallel ranks, which are replicas of each other
+    /// Hybrid sharding (HSDP): ZeRO shards inside groups of so many data-parallel ranks, and the groups hold the same
     #[arg(long, value_name = "N")]
     pub zero_group: Option<usize>,
 }

@@ -63,7 +63,7 @@ impl Bucket {
     ) -> Self {
         let (states, split) = (config.states(), config.states().splits(dtype));
         let layout = Layout::new(&spec, sharding.ranks(), alignment);
-        let (zero, own, each) = (sharding.zero, sharding.shards.rank(), sharding.replicas.size());
+        let (zero, own, each) = (sharding.zero, sharding.shards.rank(), sharding.same_shard.size());
         let region = layout.region(own, sharding.shards.size());
         let parts = layout.parts(&region);
         let (of_matrices, of_others) = config.moments();

@@ -19,7 +19,8 @@ use std::ops::Range;
 /// | 1 | from the first contribution of a step to its reduction | from the reduction to the next step |
 /// | 2, 3 | during the backward pass of the bucket | always; sum over micro-batches of sums over data-parallel ranks |
 ///
-/// With hybrid sharding these sums are over the ranks of a group, and the replicas of a shard add theirs up once per step.
+/// With hybrid sharding these sums are over the ranks of a group, and the ranks that hold the same shard add theirs up
+/// once per step.
 ///
 /// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the shard is a view of it. Backward passes add to
 /// the whole bucket themselves (`backend_dist::ops::main_grads`), and sums over data-parallel ranks overlap with them until somebody
@@ -41,8 +42,8 @@ pub(super) struct Grads {
 
 /// A sum over data-parallel ranks in flight.
 enum Running {
-    /// Into the shard, or into a buffer that is then added to it. Then the replicas sum it, if they are to.
-    Scatter(Wait, Option<Buffer>, Option<Group>),
+    /// Into the shard, or into a buffer that is then added to it. Then the ranks that hold the same shard sum it, if they are to.
+    Scatter(Wait, Option<Buffer>, Option<Box<Group>>),
     /// Of what the rank keeps.
     Sum(Wait),
 }
@@ -162,14 +163,15 @@ impl Grads {
         }
     }
 
-    /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the data-parallel ranks, and replicas of a shard sum it.
-    pub fn reduce(&mut self, layout: &Layout, Sharding { shards, replicas, .. }: &Sharding) {
+    /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the data-parallel ranks, and then those
+    /// that hold the same shard sum it.
+    pub fn reduce(&mut self, layout: &Layout, Sharding { shards, same_shard, .. }: &Sharding) {
         match self.zero {
             0 => {
                 let whole = self.settled(layout);
                 match whole.buffer() {
-                    Some(buffer) => self.running = Some(Running::Sum(buffer.all_reduce(replicas))).into(),
-                    None => whole.all_reduce(replicas),
+                    Some(buffer) => self.running = Some(Running::Sum(buffer.all_reduce(same_shard))).into(),
+                    None => whole.all_reduce(same_shard),
                 }
                 return;
             }
@@ -192,21 +194,21 @@ impl Grads {
                 }
             }
         }
-        if replicas.size() > 1 {
-            self.sum_replicas(replicas);
+        if same_shard.size() > 1 {
+            self.sum_same_shard(same_shard);
         }
     }
 
-    /// Sums the shard over its replicas, after a running reduce-scatter.
-    fn sum_replicas(&mut self, replicas: &Group) {
+    /// Sums the shard over the ranks that hold the same, after a running reduce-scatter.
+    fn sum_same_shard(&mut self, same_shard: &Group) {
         if let Some(Running::Scatter(_, _, then)) = self.running.get_mut() {
-            *then = Some(replicas.clone());
+            *then = Some(Box::new(same_shard.clone()));
             return;
         }
         let part = self.part.as_mut().expect("a reduction leaves the shard");
         match part.buffer() {
-            Some(buffer) => self.running = Some(Running::Sum(buffer.all_reduce(replicas))).into(),
-            None => part.all_reduce(replicas),
+            Some(buffer) => self.running = Some(Running::Sum(buffer.all_reduce(same_shard))).into(),
+            None => part.all_reduce(same_shard),
         }
     }
 
@@ -220,7 +222,7 @@ impl Grads {
         wait.wait();
         let Some(part) = self.part.as_ref().and_then(Flat::buffer) else { return };
         own.into_iter().for_each(|own| part.add(0, own.tensor()));
-        *running = then.map(|replicas| Running::Sum(part.all_reduce(&replicas)));
+        *running = then.map(|same_shard| Running::Sum(part.all_reduce(&same_shard)));
     }
 
     /// Lets the thread's stream wait for a running sum over the data-parallel ranks.

@@ -51,7 +51,7 @@ impl Optimizer {
     }
 
     /// This rank's share of a bucket's weights and states: every element of the model is on exactly one rank of the
-    /// world. The replicas of a shard, which under ZeRO 0 is everything, divide its sections among themselves. Under ZeRO 3
+    /// world. The ranks that hold the same shard, which under ZeRO 0 is everything, divide its sections among themselves. Under ZeRO 3
     /// `model` is not looked at. With `copy` the bytes arrive later.
     pub fn snapshot<M: Module>(&self, bucket: usize, model: &M, copy: Option<&mut HostCopy<'_>>) -> Vec<Slice> {
         self.ready(bucket);
@@ -146,16 +146,16 @@ impl Optimizer {
     /// By part of the bucket, whether this rank writes it.
     fn writes(&self, bucket: usize) -> Vec<bool> {
         let shares = &self.buckets[bucket];
-        // To the replica with the fewest elements so far, over this and all buckets before with the same replicas.
-        let (grid, replicas) = (shares.spec.grid(), &shares.sharding.replicas);
-        let mut load = vec![0usize; replicas.size()];
+        // To the rank with the fewest elements so far, over this and all buckets before of the same ranks.
+        let (grid, same_shard) = (shares.spec.grid(), &shares.sharding.same_shard);
+        let mut load = vec![0usize; same_shard.size()];
         let mut takes = |bucket: &Bucket, part: &Part| {
-            let least = (0..load.len()).min_by_key(|&replica| load[replica]).expect("this rank is a replica");
+            let least = (0..load.len()).min_by_key(|&rank| load[rank]).expect("this rank is one of them");
             let is_owned = bucket.layout.units[part.unit].section.is_owned();
             if is_owned {
                 load[least] += part.range.len();
             }
-            is_owned && least == replicas.rank()
+            is_owned && least == same_shard.rank()
         };
         for bucket in self.buckets[..bucket].iter().filter(|bucket| bucket.spec.grid() == grid) {
             bucket.parts.iter().for_each(|part| _ = takes(bucket, part));

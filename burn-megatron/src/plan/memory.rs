@@ -86,13 +86,13 @@ const COMMUNICATOR: u64 = 3 << 27;
 const CUBLAS_LT: u64 = 64 << 20;
 
 /// Memory of driver and libraries on each GPU: one communicator for each kind of group (those that shard and those
-/// that hold replicas, of experts too, one for FP8 scales with context parallelism), two for each neighbour in a
+/// that hold the same shard, of experts too, one for FP8 scales with context parallelism), two for each neighbour in a
 /// pipeline.
 fn libraries(job: &Job) -> u64 {
     let neighbours = if job.layout.pp > 2 { 2 } else { job.layout.pp as u64 - 1 };
     let copies = |grid| {
         let bucket = Bucket::new(job, grid, 0, 0);
-        u64::from(bucket.shards > 1) + u64::from(bucket.replicas() > 1)
+        u64::from(bucket.shards > 1) + u64::from(bucket.groups() > 1)
     };
     let experts = u64::from(job.ranks(Over::Experts).0 > 1) + copies(GridKind::Expert);
     let experts = if job.decoder.experts.is_some() { experts } else { 0 };

@@ -83,8 +83,8 @@ impl Bucket {
         if self.shards == 1 { 0 } else { job.layout.zero }
     }
 
-    /// Number of ranks that hold the same shard.
-    pub fn replicas(&self) -> u64 {
+    /// Number of ZeRO's groups: of ranks that hold the same shard.
+    pub fn groups(&self) -> u64 {
         self.dp_ranks / self.shards
     }
 

@@ -85,8 +85,8 @@ impl CostModel<'_> {
         self.between_dp_ranks(bytes, if shards == 1 { self.job.dp_ranks() as usize } else { shards }, 1)
     }
 
-    /// Seconds of a collective of the ranks that hold replicas of a shard, one of each group.
-    fn replicas(&self, bytes: u64) -> f64 {
+    /// Seconds of a collective of the ranks that hold the same shard, one of each group.
+    fn between_groups(&self, bytes: u64) -> f64 {
         let shards = self.job.layout.zero_shards(GridKind::Dense);
         self.between_dp_ranks(bytes, self.job.dp_ranks() as usize / shards, shards)
     }
@@ -167,12 +167,12 @@ impl RoughTime {
                     backward: scaled(of.backward),
                     gradients: scaled(of.gradients),
                     weights: scaled(of.weights),
-                    replicas: scaled(of.replicas),
+                    between_groups: scaled(of.between_groups),
                 };
             }
         }
         let each = cost.exposed_part(cost.dp_ranks(copies.forward + copies.backward), pass);
-        let once = cost.dp_ranks(copies.gradients + copies.weights) + cost.replicas(copies.replicas);
+        let once = cost.dp_ranks(copies.gradients + copies.weights) + cost.between_groups(copies.between_groups);
         let once = cost.exposed_part(once, pass);
         let orthogonalised = newton_schulz(job, 0..job.decoder.layers + job.decoder.mtp, hardware) / pp;
         Self { pass: pass + each + 2.0 * cost.boundary(), once: once + orthogonalised, pipeline_parallel: pp }
@@ -240,7 +240,7 @@ pub fn step_time(job: &Job, schedule: &Schedule, hardware: &Hardware) -> Result<
         let chunks = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]);
         chunks.fold((0.0, 0.0), |(communications, update), stage| {
             let [forward, input, weight] = stage.passes.map(|pass| pass.total());
-            let gradients = cost.dp_ranks(stage.copies.gradients) + cost.replicas(stage.copies.replicas);
+            let gradients = cost.dp_ranks(stage.copies.gradients) + cost.between_groups(stage.copies.between_groups);
             let gradients = cost.exposed_part(gradients, input + weight);
             let weights = cost.exposed_part(cost.dp_ranks(stage.copies.weights), forward);
             (communications + gradients + weights, update + stage.update)

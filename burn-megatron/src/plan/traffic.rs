@@ -63,22 +63,22 @@ pub struct Replication {
     pub gradients: u64,
     /// Weights after the update (ZeRO 1 and 2).
     pub weights: u64,
-    /// Gradients of a shard among its replicas, after the last micro-batch (hybrid sharding).
-    pub replicas: u64,
+    /// Gradients of a shard between groups, after the last micro-batch (hybrid sharding).
+    pub between_groups: u64,
 }
 
 impl Replication {
     /// Of one bucket.
     pub fn of(bucket: &Bucket, job: &Job) -> Self {
-        let (shards, replicas) = (bucket.shards as usize, bucket.replicas() as usize);
+        let (shards, groups) = (bucket.shards as usize, bucket.groups() as usize);
         let gather = Collective::AllGather.sent(bucket.bytes(job.element), shards);
         let scatter = Collective::ReduceScatter.sent(bucket.bytes(job.main_grad()), shards);
-        let replicas = Collective::AllReduce.sent(bucket.bytes(job.main_grad()) / bucket.shards, replicas);
+        let between_groups = Collective::AllReduce.sent(bucket.bytes(job.main_grad()) / bucket.shards, groups);
         match bucket.zero(job) {
-            0 => Self { gradients: replicas, ..Self::default() },
-            1 => Self { gradients: scatter, weights: gather, replicas, ..Self::default() },
-            2 => Self { backward: scatter, weights: gather, replicas, ..Self::default() },
-            _ => Self { forward: gather, backward: gather + scatter, replicas, ..Self::default() },
+            0 => Self { gradients: between_groups, ..Self::default() },
+            1 => Self { gradients: scatter, weights: gather, between_groups, ..Self::default() },
+            2 => Self { backward: scatter, weights: gather, between_groups, ..Self::default() },
+            _ => Self { forward: gather, backward: gather + scatter, between_groups, ..Self::default() },
         }
     }
 }
@@ -89,7 +89,7 @@ impl std::ops::AddAssign for Replication {
         self.backward += other.backward;
         self.gradients += other.gradients;
         self.weights += other.weights;
-        self.replicas += other.replicas;
+        self.between_groups += other.between_groups;
     }
 }
 
@@ -112,8 +112,8 @@ pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
             let mut copies = Replication::default();
             buckets(job, &local, stage, &units).iter().flatten().for_each(|b| copies += Replication::of(b, job));
             sent.dp += micro_batches * (copies.forward + copies.backward) + copies.gradients + copies.weights;
-            sent.between_groups += copies.replicas;
-            sent.dp += copies.replicas;
+            sent.between_groups += copies.between_groups;
+            sent.dp += copies.between_groups;
             if tied_apart && (stage.embedding || stage.loss) {
                 sent.pp += Collective::AllReduce.sent(local.vocab * local.hidden * job.main_grad(), 2);
             }

@@ -51,7 +51,7 @@ impl Optimizer {
                 }
             }
             // All ranks that hold the same buckets have some, or none.
-            // Replicas have the same bits: each gathers its own group's.
+            // Groups have the same bits: each gathers its own.
             if let Some((Bucket { sharding, .. }, _)) = of_grid().next() {
                 own = sharding.shards.all_gather_host(own).concat();
             }

@@ -19,10 +19,10 @@ impl Optimizer {
         grads.complete(layout, region, sharding);
     }
 
-    /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the data-parallel ranks, and replicas of a
-    /// shard sum theirs.
+    /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the data-parallel ranks, and then
+    /// those that hold the same shard.
     pub fn reduce(&mut self, bucket: usize) {
-        if self.buckets[bucket].sharding.zero == 1 && self.buckets[bucket].sharding.replicas.size() > 1 {
+        if self.buckets[bucket].sharding.zero == 1 && self.buckets[bucket].sharding.same_shard.size() > 1 {
             self.end_scatter_before(bucket);
         }
         let Bucket { layout, grads, sharding, .. } = &mut self.buckets[bucket];
@@ -31,7 +31,7 @@ impl Optimizer {
     }
 
     /// The reduce-scatter of one bucket overlaps with the backward pass of the next: more of them would keep their
-    /// buckets' memory, and the replicas' sum could not begin.
+    /// buckets' memory, and the sum between groups could not begin.
     fn end_scatter_before(&mut self, bucket: usize) {
         let before = self.scattered.insert(self.buckets[bucket].spec.grid(), bucket);
         before.into_iter().for_each(|before| self.buckets[before].grads.end_scatter());

@@ -93,7 +93,7 @@ impl StageMemory {
         let reduce = |bucket: &Bucket| match (bucket.dp_ranks, bucket.zero(job)) {
             (1, _) => 0,
             _ if job.gpu => 0,
-            (_, 2..) if bucket.replicas() == 1 => 0,
+            (_, 2..) if bucket.groups() == 1 => 0,
             // What a collective gives, before what it was given is freed.
             _ => bucket.bytes(main_grad) / bucket.shards,
         };
