@@ -84,7 +84,8 @@ pub fn choose(gpus: &[GpuInfo], task: &Task) -> Result<Choice> {
     let mut too_large = Vec::new();
     for (name, config) in &task.models {
         let dims = config.dims();
-        let asked = job(config, task.seq_length, global_batch);
+        let mut asked = job(config, task.seq_length, global_batch);
+        asked.layout.zero_group = task.layout.zero_group;
         let legal = |layout: &ParallelLayout| {
             agrees(task.layout, layout) && layout.check().is_ok() && dims.check(layout, task.seq_length).is_ok()
         };

@@ -158,6 +158,17 @@ impl Rank {
         let block = ranks.chunks(size).find(|block| block.contains(&self.rank)).expect("a rank is in its own group");
         Group::new(&self.world, &format!("{axis}/{size}"), block, self.rank)
     }
+
+    /// This rank's handle on the ranks that have its position in their blocks of `size` neighbours: one of each
+    /// [`subgroup`](Self::subgroup) of its group along `axis`.
+    ///
+    /// # Panics
+    /// If `size` does not divide the group's size.
+    pub fn across_subgroups(&self, axis: Axis, size: usize) -> Group {
+        let (ranks, own) = (self.mesh.group_of(axis, self.rank), self.subgroup(axis, size).rank());
+        let ranks: Vec<usize> = ranks.chunks(size).map(|block| block[own]).collect();
+        Group::new(&self.world, &format!("{axis} across {size}"), &ranks, self.rank)
+    }
 }
 
 impl Rank {

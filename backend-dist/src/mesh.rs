@@ -9,6 +9,7 @@ mod grid;
 mod layout;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use layout::{LayoutError, Nearest, ParallelLayout};
 

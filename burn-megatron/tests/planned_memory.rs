@@ -180,6 +180,8 @@ fn planned_memory_is_what_ranks_allocate() {
         (LLAMA, "parallel.dp 2 parallel.zero 1"),
         (LLAMA, "parallel.dp 2 parallel.zero 2"),
         (LLAMA, "parallel.dp 2 parallel.zero 3"),
+        (LLAMA, "parallel.dp 4 parallel.zero 1 parallel.zero-group 2"),
+        (LLAMA, "parallel.dp 4 parallel.zero 3 parallel.zero-group 2"),
         (LLAMA, "parallel.tp 2"),
         (LLAMA, "parallel.tp 2 parallel.sp true"),
         (LLAMA, "parallel.pp 2"),

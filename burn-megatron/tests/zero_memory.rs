@@ -7,7 +7,7 @@ use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::shard::{GroupPosition, ParamSpec, Section};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_megatron::optim::{BucketSpec, Optimizer, OptimizerConfig, ParamScale, StepInfo};
+use burn_megatron::optim::{BucketSpec, Optimizer, OptimizerConfig, ParamScale, Sharding, StepInfo};
 
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator;
@@ -23,8 +23,8 @@ struct Matrices {
 }
 
 /// Bytes per weight after a step, and at most.
-fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
-    let mesh = Mesh::new(ParallelLayout { dp, ..ParallelLayout::default() }).unwrap();
+fn measure((zero, zero_group): (u8, Option<usize>), dp: usize, dtype: DType) -> Vec<(f64, f64)> {
+    let mesh = Mesh::new(ParallelLayout { dp, zero, zero_group, ..ParallelLayout::default() }).unwrap();
     let run = |rank: backend_dist::launch::Rank| {
         let at = GroupPosition { rank: 0, size: 1 };
         let spec = |key| ParamSpec::new(vec![Section::replicated(format!("w{key}"), &SHAPE, at)], false);
@@ -41,9 +41,9 @@ fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
         let before = live(rank.rank);
         let mut model = Matrices { all: Vec::new() };
         let config = OptimizerConfig::default();
-        let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
+        let sharding = |grid: GridKind| Sharding::of(&rank, grid);
         let single = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
-        let mut optimizer = Optimizer::new(&config, zero, buckets.clone(), dp_ranks, single, &Device::flex(), dtype);
+        let mut optimizer = Optimizer::new(&config, buckets.clone(), sharding, single, &Device::flex(), dtype);
         for bucket in &buckets {
             let weights = Tensor::<2>::from_data(tensor(0.5, &SHAPE), (&Device::flex(), dtype));
             model.all.push(Param::initialized(ParamId::from(bucket.params[0].id), weights));
@@ -76,7 +76,7 @@ fn measure(zero: u8, dp: usize, dtype: DType) -> Vec<(f64, f64)> {
 #[test]
 fn a_rank_holds_what_the_formulas_say() {
     let d = 4.0;
-    let cases = [
+    let plain = [
         (DType::F32, 0, 4.0 + 4.0 + 8.0, 4.0 + 4.0 + 8.0),
         (DType::F32, 1, 4.0 + (4.0 + 8.0) / d, 4.0 + 4.0 + 8.0 / d),
         (DType::F32, 2, 4.0 + (4.0 + 8.0) / d, 4.0 + (4.0 + 8.0) / d),
@@ -86,8 +86,14 @@ fn a_rank_holds_what_the_formulas_say() {
         (DType::BF16, 2, 2.0 + (4.0 + 12.0) / d, 2.0 + (4.0 + 12.0) / d),
         (DType::BF16, 3, 16.0 / d, 16.0 / d),
     ];
-    for (dtype, zero, rest, most) in cases {
-        for (live, peak) in measure(zero, 4, dtype) {
+    let grouped = [
+        (DType::F32, 1, 4.0 + (4.0 + 8.0) / 2.0, 4.0 + 4.0 + 8.0 / 2.0),
+        (DType::F32, 2, 4.0 + (4.0 + 8.0) / 2.0, 4.0 + (4.0 + 8.0) / 2.0),
+        (DType::BF16, 3, 16.0 / 2.0, 16.0 / 2.0),
+    ];
+    let cases = plain.map(|case| (case, None)).into_iter().chain(grouped.map(|case| (case, Some(2))));
+    for ((dtype, zero, rest, most), group) in cases {
+        for (live, peak) in measure((zero, group), 4, dtype) {
             assert!((live / rest - 1.0).abs() < 0.02, "{dtype:?} ZeRO {zero}: {live} bytes per weight, not {rest}");
             // Gathered weights and gradients of one bucket, of 4 bytes per weight each, and copies on their way.
             let transient = 4.0 * 4.0 / BUCKETS as f64;

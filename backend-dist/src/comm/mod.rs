@@ -10,6 +10,7 @@ mod collective;
 #[cfg(feature = "cuda")]
 mod device;
 mod failure;
+mod given;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod local_all_gather;
 #[cfg(any(feature = "cuda", test))]
@@ -156,14 +157,14 @@ impl Group {
     pub(crate) fn all_reduce(&self, x: FlexTensor, op: ReduceOp) -> FlexTensor {
         let name = format!("all-reduce({})", op.name());
         self.own(Arc::unwrap_or_clone(
-            self.run_collective(name, describe_tensor(&x), x, codec::TENSOR, |inputs| reduce(inputs, op)),
+            self.run_collective(name, self.describe_given(&x), x, codec::TENSOR, |inputs| reduce(inputs, op)),
         ))
     }
 
     pub(crate) fn all_gather(&self, x: FlexTensor, dim: usize) -> FlexTensor {
         let concat = |inputs: Vec<FlexTensor>| concat(&inputs, dim);
         let name = format!("all-gather(dim {dim})");
-        self.own(Arc::unwrap_or_clone(self.run_collective(name, describe_tensor(&x), x, codec::TENSOR, concat)))
+        self.own(Arc::unwrap_or_clone(self.run_collective(name, self.describe_given(&x), x, codec::TENSOR, concat)))
     }
 
     pub(crate) fn reduce_scatter(&self, x: FlexTensor, dim: usize) -> FlexTensor {
@@ -175,7 +176,7 @@ impl Group {
         );
         let lent = self.lend(&x);
         let name = format!("reduce-scatter(dim {dim})");
-        let inputs = self.run_collective(name, describe_tensor(&x), lent, codec::TENSOR, |inputs| inputs);
+        let inputs = self.run_collective(name, self.describe_given(&x), lent, codec::TENSOR, |inputs| inputs);
         let part = length / size;
         let parts = inputs.iter().map(|x| x.narrow(dim, self.member * part, part)).collect();
         self.own(without_rank(|| reduce(parts, ReduceOp::Sum)))
@@ -191,6 +192,7 @@ impl Group {
         );
         let mut tail = x.layout().shape().to_vec();
         tail[0] = 0;
+        self.count_given(&x);
         let payload = format!("{:?} rows of {tail:?}", x.dtype());
         let lent = (self.lend(&x), send.to_vec());
         let inputs = self.run_collective("all-to-all".into(), payload, lent, codec::ROWS, |inputs| inputs);
@@ -212,14 +214,14 @@ impl Group {
     pub(crate) fn broadcast(&self, x: FlexTensor, root: usize) -> FlexTensor {
         let pick = |mut inputs: Vec<FlexTensor>| inputs.swap_remove(root);
         let name = format!("broadcast from member {root}");
-        self.own(Arc::unwrap_or_clone(self.run_collective(name, describe_tensor(&x), x, codec::TENSOR, pick)))
+        self.own(Arc::unwrap_or_clone(self.run_collective(name, self.describe_given(&x), x, codec::TENSOR, pick)))
     }
 
     /// The sum over all members, on member `root`; the others get `x` back.
     pub(crate) fn reduce(&self, x: FlexTensor, root: usize) -> FlexTensor {
         let name = format!("reduce to member {root}");
         let lent = self.lend(&x);
-        let inputs = self.run_collective(name, describe_tensor(&x), lent, codec::TENSOR, |inputs| inputs);
+        let inputs = self.run_collective(name, self.describe_given(&x), lent, codec::TENSOR, |inputs| inputs);
         if self.member != root {
             return x;
         }

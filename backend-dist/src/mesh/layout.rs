@@ -1,7 +1,7 @@
 //! How many ranks each kind of parallelism gets, written by the user.
 
+use super::GridKind;
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -52,11 +52,16 @@ pub struct ParallelLayout {
     pub sp: bool,
     /// ZeRO stage 0 to 3: what is sharded over the data parallel ranks (1 optimizer, 2 and gradients, 3 and weights).
     pub zero: u8,
+    /// ZeRO shards inside groups of so many neighbouring data and context parallel ranks, and the groups hold the same:
+    /// PyTorch's hybrid sharding (HSDP), Megatron-LM's `--num-distributed-optimizer-instances`. `None`
+    /// means one group of all of them.
+    #[serde(rename = "zero-group")]
+    pub zero_group: Option<usize>,
 }
 
 impl Default for ParallelLayout {
     fn default() -> Self {
-        Self { tp: 1, cp: 1, ep: 1, etp: None, pp: 1, vpp: 1, dp: 1, sp: false, zero: 0 }
+        Self { tp: 1, cp: 1, ep: 1, etp: None, pp: 1, vpp: 1, dp: 1, sp: false, zero: 0, zero_group: None }
     }
 }
 
@@ -74,6 +79,28 @@ impl ParallelLayout {
     /// Whether activations are really sharded along the sequence: `sp` changes nothing on one tensor parallel rank.
     pub fn sequence_parallel(&self) -> bool {
         self.sp && self.tp > 1
+    }
+
+    /// Ranks over which ZeRO shards the parameters of a grid; 1 where nothing is sharded. The groups of routed experts
+    /// are as many as those of the other parameters, each of them inside one of these. The layout must be legal.
+    pub fn zero_shards(&self, grid: GridKind) -> usize {
+        let dense = self.dp * self.cp;
+        let group = self.zero_group.unwrap_or(dense);
+        match grid {
+            _ if self.zero == 0 => 1,
+            GridKind::Dense => group,
+            GridKind::Expert => self.expert_dp() / (dense / group),
+        }
+    }
+
+    /// The ZeRO stage of the parameters of a grid: 0 where one rank has nothing to shard with others.
+    pub fn zero_stage(&self, grid: GridKind) -> u8 {
+        if self.zero_shards(grid) == 1 { 0 } else { self.zero }
+    }
+
+    /// Ranks that hold the same experts.
+    fn expert_dp(&self) -> usize {
+        self.tp * self.cp * self.dp / (self.expert_tp() * self.ep)
     }
 
     /// The same layout with the data parallel size that fills `world` ranks.
@@ -108,7 +135,27 @@ impl ParallelLayout {
         let etp = self.expert_tp();
         divides("expert-tensor-parallel", etp, per_stage, &format!("{per_stage} (ranks of a pipeline stage)"))?;
         let of = format!("{per_stage} (ranks of a pipeline stage) / expert-tensor-parallel {etp}");
-        divides("expert-parallel", self.ep, per_stage / etp, &of)
+        divides("expert-parallel", self.ep, per_stage / etp, &of)?;
+        self.check_zero_group()
+    }
+
+    fn check_zero_group(&self) -> Result<(), LayoutError> {
+        let Some(group) = self.zero_group else { return Ok(()) };
+        if self.zero == 0 {
+            return Err(LayoutError::GroupWithoutZero { group });
+        }
+        let (dense, experts) = (self.dp * self.cp, self.expert_dp());
+        let of = match self.cp {
+            1 => format!("data-parallel {dense}"),
+            cp => format!("{dense} (data-parallel {} · context-parallel {cp})", self.dp),
+        };
+        divides("zero-group", group, dense, &of)?;
+        let legal = |group: usize| dense.is_multiple_of(group) && experts.is_multiple_of(dense / group);
+        if legal(group) {
+            return Ok(());
+        }
+        let nearest = Nearest::where_legal(group, dense, legal);
+        Err(LayoutError::ZeroGroupOfExperts { group, groups: dense / group, experts, nearest })
     }
 
     fn check_sizes(&self) -> Result<(), LayoutError> {
@@ -120,6 +167,7 @@ impl ParallelLayout {
             ("pipeline-parallel", self.pp),
             ("virtual-pipeline", self.vpp),
             ("data-parallel", self.dp),
+            ("zero-group", self.zero_group.unwrap_or(1)),
         ];
         if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(LayoutError::Zero { key });
@@ -203,74 +251,34 @@ pub enum LayoutError {
         /// The refused stage.
         zero: u8,
     },
+    /// Groups of ZeRO without ZeRO.
+    #[error("zero-group {group} needs zero 1, 2 or 3: with zero 0 nothing is sharded; nearest legal: zero 1")]
+    GroupWithoutZero {
+        /// The refused number of ranks.
+        group: usize,
+    },
+    /// The groups of ZeRO do not divide the ranks that hold the same experts.
+    #[error(
+        "zero-group {group} makes {groups} groups, and each holds whole experts: {groups} must divide the {experts} \
+         ranks that hold the same experts; nearest legal: {nearest}"
+    )]
+    ZeroGroupOfExperts {
+        /// The refused number of ranks.
+        group: usize,
+        /// Number of groups.
+        groups: usize,
+        /// Number of ranks that hold the same experts.
+        experts: usize,
+        /// The closest sizes that would do.
+        nearest: Nearest,
+    },
     /// A layout in words, such as `TP2 SP DP2`, has a word that is none of them.
-    #[error("`{word}` is not a part of a layout; use TP, CP, EP, ETP, PP, VPP, DP with a size, SP, or ZeRO1 to ZeRO3")]
+    #[error(
+        "`{word}` is not a part of a layout; use TP, CP, EP, ETP, PP, VPP, DP with a size, SP, ZeRO1 to ZeRO3, or Group \
+         with the size of ZeRO's groups"
+    )]
     Word {
         /// The word that was not understood.
         word: String,
     },
-}
-
-/// Shows what differs from one rank, for example `TP2 SP DP2`; one rank is `TP1`.
-impl fmt::Display for ParallelLayout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes = [
-            ("TP", self.tp),
-            ("SP", usize::from(self.sp)),
-            ("CP", self.cp),
-            ("EP", self.ep),
-            ("ETP", self.etp.unwrap_or(1)),
-            ("PP", self.pp),
-            ("VPP", self.vpp),
-            ("DP", self.dp),
-            ("ZeRO", usize::from(self.zero)),
-        ];
-        let mut words: Vec<String> = Vec::new();
-        for (name, size) in sizes {
-            match (name, size) {
-                ("SP", 1) => words.push("SP".into()),
-                ("SP", _) | ("ZeRO", 0) => {}
-                ("ETP", size) if self.etp.is_some() => words.push(format!("ETP{size}")),
-                ("ZeRO", size) => words.push(format!("ZeRO{size}")),
-                (_, 1) => {}
-                (name, size) => words.push(format!("{name}{size}")),
-            }
-        }
-        if words.is_empty() {
-            words.push("TP1".into());
-        }
-        f.write_str(&words.join(" "))
-    }
-}
-
-/// Reads what `Display` writes; `+`, `,`, `x` between words and any letter case are accepted too (`tp2+sp,dp2`).
-impl FromStr for ParallelLayout {
-    type Err = LayoutError;
-
-    fn from_str(text: &str) -> Result<Self, LayoutError> {
-        let mut layout = Self::default();
-        for word in text.split(|c: char| c.is_whitespace() || "+,x×".contains(c)).filter(|word| !word.is_empty()) {
-            let wrong = || LayoutError::Word { word: word.to_string() };
-            let upper = word.to_ascii_uppercase();
-            if upper == "SP" {
-                layout.sp = true;
-                continue;
-            }
-            let digits = upper.find(|c: char| c.is_ascii_digit()).ok_or_else(wrong)?;
-            let size: usize = upper[digits..].parse().map_err(|_| wrong())?;
-            match &upper[..digits] {
-                "TP" => layout.tp = size,
-                "CP" => layout.cp = size,
-                "EP" => layout.ep = size,
-                "ETP" => layout.etp = Some(size),
-                "PP" => layout.pp = size,
-                "VPP" => layout.vpp = size,
-                "DP" => layout.dp = size,
-                "ZERO" => layout.zero = u8::try_from(size).map_err(|_| wrong())?,
-                _ => return Err(wrong()),
-            }
-        }
-        layout.check()?;
-        Ok(layout)
-    }
 }

@@ -84,6 +84,36 @@ fn refusals_name_the_nearest_legal_values() {
     assert!("TP2 QP2".parse::<ParallelLayout>().unwrap_err().to_string().starts_with("`QP2` is not"));
 }
 
+/// ZeRO's groups: neighbours among the ranks that hold the same weights, in as many groups of those of the same experts.
+#[test]
+fn zero_groups_divide_the_ranks_that_hold_the_same() {
+    let shards = |text: &str| {
+        let layout: ParallelLayout = text.parse().unwrap();
+        assert_eq!(layout.to_string(), text);
+        [GridKind::Dense, GridKind::Expert].map(|grid| (layout.zero_shards(grid), layout.zero_stage(grid)))
+    };
+    assert_eq!(shards("DP4"), [(1, 0); 2]);
+    assert_eq!(shards("CP2 DP4 ZeRO3"), [(8, 3); 2]);
+    assert_eq!(shards("CP2 DP4 ZeRO3 Group2"), [(2, 3); 2]);
+    assert_eq!(shards("DP4 ZeRO2 Group1"), [(1, 0); 2]);
+    assert_eq!(shards("EP2 DP8 ZeRO1 Group4"), [(4, 1), (2, 1)]);
+    assert_eq!(shards("EP4 DP8 ZeRO1 Group4"), [(4, 1), (1, 0)]);
+    assert_eq!("dp4+zero3+group2".parse::<ParallelLayout>().unwrap().zero_group, Some(2));
+    let refusal = |text: &str| text.parse::<ParallelLayout>().unwrap_err().to_string();
+    assert_eq!(refusal("DP8 ZeRO1 Group3"), "zero-group 3 does not divide data-parallel 8; nearest legal: 2, 4");
+    assert_eq!(
+        refusal("CP2 DP2 ZeRO1 Group8"),
+        "zero-group 8 does not divide 4 (data-parallel 2 · context-parallel 2); nearest legal: 4"
+    );
+    assert_eq!(
+        refusal("DP8 EP4 ZeRO1 Group2"),
+        "zero-group 2 makes 4 groups, and each holds whole experts: 4 must divide the 2 ranks that hold the same experts; \
+         nearest legal: 4"
+    );
+    assert!(refusal("DP2 ZeRO1 Group0").starts_with("zero-group 0 is not a number of ranks"));
+    assert!(refusal("DP2 Group2").ends_with("nearest legal: zero 1"));
+}
+
 #[test]
 fn the_data_parallel_size_fills_the_world() {
     let layout = ParallelLayout { tp: 2, sp: true, ..Default::default() }.fill_world(8).unwrap();
@@ -95,13 +125,17 @@ fn the_data_parallel_size_fills_the_world() {
 /// Any legal layout of at most 256 ranks.
 fn layouts() -> impl Strategy<Value = ParallelLayout> {
     let size = || 1usize..=4;
-    (size(), size(), size(), size(), any::<prop::sample::Index>(), any::<prop::sample::Index>()).prop_map(
-        |(tp, cp, dp, pp, etp, ep)| {
+    let index = any::<prop::sample::Index>;
+    (size(), size(), size(), size(), index(), index(), 0u8..=3, index()).prop_map(
+        |(tp, cp, dp, pp, etp, ep, zero, group)| {
             let divisors = |n: usize| (1..=n).filter(|x| n.is_multiple_of(*x)).collect::<Vec<_>>();
             let per_stage = tp * cp * dp;
             let etp = *etp.get(&divisors(per_stage));
             let ep = *ep.get(&divisors(per_stage / etp));
-            ParallelLayout { tp, cp, dp, pp, etp: Some(etp), ep, ..Default::default() }
+            let layout = ParallelLayout { tp, cp, dp, pp, etp: Some(etp), ep, zero, ..Default::default() };
+            let groups = (0..=cp * dp).map(|size| ParallelLayout { zero_group: Some(size), ..layout.clone() });
+            let legal: Vec<_> = std::iter::once(layout.clone()).chain(groups).filter(|l| l.check().is_ok()).collect();
+            group.get(&legal).clone()
         },
     )
 }
@@ -166,6 +200,23 @@ proptest! {
             for (axis, index) in [(Axis::Tp, coords.tp), (Axis::Dp, coords.dp), (Axis::Ep, coords.ep), (Axis::Edp, coords.edp)] {
                 prop_assert_eq!(mesh.group_of(axis, rank)[index], rank);
             }
+        }
+    }
+
+    /// Both grids have as many groups, and the ranks of a group of experts are in one group of the other parameters.
+    #[test]
+    fn zero_groups_of_both_grids_are_the_same_ranks(layout in layouts()) {
+        let mesh = Mesh::new(layout.clone()).unwrap();
+        if layout.zero > 0 {
+            let groups = |grid: GridKind| mesh.axis_size(grid.dp_ranks()) / layout.zero_shards(grid);
+            prop_assert_eq!(groups(GridKind::Dense), groups(GridKind::Expert));
+        }
+        let dense = |rank: usize| {
+            let ranks = mesh.group_of(Axis::DpCp, rank);
+            ranks.iter().position(|&other| other == rank).map(|at| at / layout.zero_shards(GridKind::Dense))
+        };
+        for experts in mesh.groups(Axis::Edp).iter().flat_map(|ranks| ranks.chunks(layout.zero_shards(GridKind::Expert))) {
+            prop_assert!(experts.iter().all(|&rank| dense(rank) == dense(experts[0])));
         }
     }
 

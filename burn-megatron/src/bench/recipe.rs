@@ -147,7 +147,7 @@ pub fn resolve(
         )
     })?;
     let mut config = configs.swap_remove(index);
-    config.parallel.zero = job.layout.zero;
+    config.parallel = job.layout;
     config.recompute = job.recompute;
     Ok(config)
 }

@@ -7,7 +7,7 @@ use super::Cli;
 use crate::config::{find_anywhere, size_names};
 
 /// Megatron-LM's flags that are no alias of a key, and their equivalents.
-const FLAGS: [(&str, &str); 26] = [
+const FLAGS: [(&str, &str); 27] = [
     ("num-layers", "--model.num-hidden-layers N"),
     ("ffn-hidden-size", "--model.intermediate-size N"),
     ("num-query-groups", "--model.num-key-value-heads N"),
@@ -28,6 +28,7 @@ const FLAGS: [(&str, &str); 26] = [
     ("tokenizer-model", "--data.tokenizer FILE"),
     ("use-distributed-optimizer", "--zero 1"),
     ("data-parallel-sharding-strategy", "--zero 1, 2 or 3"),
+    ("num-distributed-optimizer-instances", "--zero-group N, the data-parallel ranks of an instance, with --zero"),
     ("recompute-activations", "--recompute.granularity selective"),
     ("lr-warmup-samples", "--lr.warmup \"N samples\""),
     ("lr-decay-samples", "--lr.decay \"N samples\""),

@@ -35,6 +35,9 @@ pub struct LayoutArgs {
     /// ZeRO stage, what is sharded over the data-parallel ranks: 1 optimizer states, 2 also gradients, 3 also weights
     #[arg(long, value_name = "STAGE")]
     pub zero: Option<u8>,
+    /// Hybrid sharding (HSDP): ZeRO shards inside groups of so many data-parallel ranks, and the groups hold the same
+    #[arg(long, value_name = "N")]
+    pub zero_group: Option<usize>,
 }
 
 impl LayoutArgs {
@@ -53,6 +56,7 @@ impl LayoutArgs {
             dp: self.data_parallel.unwrap_or(default.dp),
             sp: self.sequence_parallel.unwrap_or(default.sp),
             zero: self.zero.unwrap_or(default.zero),
+            zero_group: self.zero_group.or(default.zero_group),
         };
         layout.check()?;
         Ok(layout)
@@ -86,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_does_not_run_is_refused() {
-        for flags in ["--context-parallel-size 0", "--expert-parallel 3", "--zero 4"] {
+        for flags in ["--context-parallel-size 0", "--expert-parallel 3", "--zero 4", "--zero-group 2"] {
             let error = parse(flags).unwrap_err().to_string();
             let flag = flags.split_whitespace().next().unwrap().trim_start_matches("--").trim_end_matches("-size");
             assert!(error.contains(flag) && error.contains("nearest legal"), "{error}");
@@ -94,6 +98,7 @@ mod tests {
         assert_eq!(parse("--pipeline-parallel 2 --zero 1").unwrap().to_string(), "TP2 SP PP2 DP2 ZeRO1");
         let folded = parse("--expert-parallel 4 --expert-tensor-parallel 1").unwrap();
         assert_eq!(folded.to_string(), "TP2 SP EP4 ETP1 DP2");
+        assert_eq!(parse("--data-parallel 4 --zero 3 --zero-group 2").unwrap().to_string(), "TP2 SP DP4 ZeRO3 Group2");
         assert!(parse("--tensor-parallel 0").is_err());
         assert!(parse("--virtual-pipeline 2").is_err());
     }

@@ -77,6 +77,7 @@ impl Overrides {
             ("expert-tensor-parallel", size(layout.expert_tensor_parallel)),
             ("data-parallel", size(layout.data_parallel)),
             ("zero", layout.zero.map(|stage| stage.to_string())),
+            ("zero-group", size(layout.zero_group)),
         ];
         let given = flags.into_iter().filter_map(|(key, value)| Some((format!("parallel.{key}"), value?)));
         self.0.extend(given);

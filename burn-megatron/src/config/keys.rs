@@ -152,6 +152,8 @@ pub const KEYS: &[Key] = {
             .or(&["data-parallel-size", "dp"]),
         key("parallel.zero", UpTo(3), "0", "ZeRO stage, what is sharded over the data-parallel ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also weights (FSDP full shard)")
             .or(&["fsdp", "zero-stage"]),
+        key("parallel.zero-group", Count, "\"none\"", "Hybrid sharding (HSDP): ZeRO shards inside groups of so many neighbouring data-parallel ranks, and the groups hold the same, so that links between hosts carry gradients only; must divide data-parallel times context-parallel; none: one group of all of them")
+            .optional(),
         key("context.comm-type", CommTypes, "[\"p2p\"]", "Communication of context-parallel attention: p2p (ring), all_gather, a2a (all-to-all over heads, as Ulysses), or a2a+p2p (hierarchical); one for all layers, or a list with one per layer")
             .or(&["cp-comm-type"]),
         key("context.hierarchical-sizes", Pair, "\"none\"", "With a2a+p2p: size of the all-to-all groups and number of groups in the ring, for example [4, 2]")

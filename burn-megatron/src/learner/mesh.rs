@@ -198,8 +198,8 @@ pub(crate) fn for_any_module(layout: &ParallelLayout) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "layout {layout}: any module can have tensor, sequence and data parallelism with ZeRO 0 to 3, and one that implements \
-         `Stages` pipelines; nearest legal: {nearest}"
+        "layout {layout}: any module can have tensor, sequence and data parallelism with ZeRO 0 to 3 over all data-parallel ranks, \
+         and one that implements `Stages` pipelines; nearest legal: {nearest}"
     ))
 }
 

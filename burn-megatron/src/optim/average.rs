@@ -31,7 +31,7 @@ impl Bucket {
             self.share();
             return model;
         }
-        if self.zero == 3 {
+        if self.sharding.zero == 3 {
             std::mem::swap(&mut self.values, &mut self.average);
             return model;
         }
@@ -46,15 +46,15 @@ impl Bucket {
                 weights.own().put(0, kept.part(0..kept.len()));
                 self.share();
             }
-            (None, _) if self.zero == 3 => std::mem::swap(&mut self.values, &mut self.average),
+            (None, _) if self.sharding.zero == 3 => std::mem::swap(&mut self.values, &mut self.average),
             _ => {}
         }
     }
 
-    /// Data-parallel ranks gather each other's regions, as after a step.
+    /// The ranks that shard the bucket gather each other's regions, as after a step.
     fn share(&self) {
-        if let Some(weights) = self.weights.as_ref().filter(|_| matches!(self.zero, 1 | 2)) {
-            weights.collective(&self.dp_ranks);
+        if let Some(weights) = self.weights.as_ref().filter(|_| matches!(self.sharding.zero, 1 | 2)) {
+            weights.collective(&self.sharding.shards);
         }
     }
 

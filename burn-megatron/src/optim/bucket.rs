@@ -9,9 +9,9 @@ use super::grads::Grads;
 use super::layout::{BucketSpec, Layout, Part, overlap};
 use super::modules::{attach_places, map, visit};
 use super::rule::Rule;
+use super::sharding::Sharding;
 use super::states::{StateDtype, weights_of};
 use backend_dist::collective::all_gather;
-use backend_dist::comm::Group;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub(super) struct Bucket {
     pub spec: BucketSpec,
     pub layout: Layout,
     /// Ranks that hold the same parameters.
-    pub dp_ranks: Group,
+    pub sharding: Sharding,
     /// What this rank updates: everything under ZeRO 0, else its shard. All buffers but the gradients have its length
     /// and order.
     pub region: Range<usize>,
@@ -45,7 +45,6 @@ pub(super) struct Bucket {
     pub weights: Option<Weights>,
     /// On GPUs.
     pub launches: Option<Launches>,
-    pub zero: u8,
     /// Type of the weights in the module.
     pub dtype: DType,
     /// Masters are weights and remainders; kept so on GPUs.
@@ -58,14 +57,14 @@ impl Bucket {
         spec: BucketSpec,
         alignment: usize,
         config: &OptimizerConfig,
-        zero: u8,
-        dp_ranks: Group,
+        sharding: Sharding,
         device: &Device,
         dtype: DType,
     ) -> Self {
         let (states, split) = (config.states(), config.states().splits(dtype));
-        let layout = Layout::new(&spec, dp_ranks.size(), alignment);
-        let region = if zero == 0 { 0..layout.len } else { layout.shard(dp_ranks.rank()) };
+        let layout = Layout::new(&spec, sharding.ranks(), alignment);
+        let (zero, own, each) = (sharding.zero, sharding.shards.rank(), sharding.same_shard.size());
+        let region = layout.region(own, sharding.shards.size());
         let parts = layout.parts(&region);
         let (of_matrices, of_others) = config.moments();
         let moments = |part: &Part| if layout.units[part.unit].matrix { of_matrices } else { of_others };
@@ -82,8 +81,7 @@ impl Bucket {
         let second_at: Vec<Option<usize>> = parts.iter().map(&mut second).collect();
         let buffer = |len: usize, state: StateDtype| (len > 0).then(|| Flat::zeros(len, device, state.with(dtype)));
         let grads = Grads::new(&layout, &region, zero, device, states.main_grads.with(dtype));
-        let shards = if zero == 0 { 0..dp_ranks.size() } else { dp_ranks.rank()..dp_ranks.rank() + 1 };
-        let counted = counted(&layout, &region, shards);
+        let counted = counted(&layout, &region, own * each..(own + 1) * each);
         let launches = grads.buffer().map(|sum| Launches::new(sum, &counted, (&layout, &parts), &region, config));
         let weights = if zero < 3 { Weights::new(&layout, &region, device, dtype, split) } else { None };
         let has_first = parts.iter().any(|part| moments(part) > 0);
@@ -95,7 +93,7 @@ impl Bucket {
         Self {
             spec,
             layout,
-            dp_ranks,
+            sharding,
             region,
             parts,
             grads,
@@ -108,7 +106,6 @@ impl Bucket {
             counted,
             weights,
             launches,
-            zero,
             dtype,
             split,
         }
@@ -117,7 +114,7 @@ impl Bucket {
     /// Takes the weights over, once before anything else.
     pub fn shard<M: Module>(&mut self, model: M, device: &Device) -> M {
         if let Some(weights) = &self.weights {
-            let model = weights.take(model, &self.layout, &self.region, self.zero);
+            let model = weights.take(model, &self.layout, &self.region, self.sharding.zero);
             self.values = weights.values(self.region.len(), device);
             attach_places(&model, &self.layout, self.grads.places());
             return model;
@@ -125,12 +122,12 @@ impl Bucket {
         if self.keeps_values() {
             self.values = Some(self.extract(&model));
         }
-        if self.zero == 3 { self.release(model) } else { model }
+        if self.sharding.zero == 3 { self.release(model) } else { model }
     }
 
     /// Whether the values are kept here.
     fn keeps_values(&self) -> bool {
-        self.zero == 3 || wide(self.dtype) != self.dtype
+        self.sharding.zero == 3 || wide(self.dtype) != self.dtype
     }
 
     /// The region's values of a module, in fp32 or fp64; padding is zero.
@@ -148,10 +145,10 @@ impl Bucket {
         values.expect("the module holds the bucket's parameters")
     }
 
-    /// The whole bucket in the weights' type, from each data-parallel rank's values of its region.
+    /// The whole bucket in the weights' type, from the values that each rank of `shards` has of its region.
     pub fn gather(&self, values: Tensor<1>) -> Tensor<1> {
         let values = self.narrow(values);
-        if self.zero == 0 { values } else { all_gather(values, 0, &self.dp_ranks) }
+        if self.sharding.zero == 0 { values } else { all_gather(values, 0, &self.sharding.shards) }
     }
 
     /// Values in the weights' type.
@@ -174,13 +171,13 @@ impl Bucket {
         if let Some(weights) = self.weights.as_ref().filter(|weights| weights.has_remainders()) {
             // A region without parts has nothing to update.
             self.step_at_once(None, rule);
-            if matches!(self.zero, 1 | 2) {
-                weights.collective(&self.dp_ranks);
+            if matches!(self.sharding.zero, 1 | 2) {
+                weights.collective(&self.sharding.shards);
             }
             self.grads.forget();
             return model;
         }
-        let in_module = self.zero == 0 && !self.keeps_values() && self.weights.is_none();
+        let in_module = self.sharding.zero == 0 && !self.keeps_values() && self.weights.is_none();
         let model = match in_module {
             true => self.step_in_module(model, rule, matrices),
             false => {
@@ -196,15 +193,15 @@ impl Bucket {
                     if !at_once {
                         weights.set_own(&values);
                     }
-                    if matches!(self.zero, 1 | 2) {
-                        weights.collective(&self.dp_ranks);
+                    if matches!(self.sharding.zero, 1 | 2) {
+                        weights.collective(&self.sharding.shards);
                     }
                     self.values = Some(values);
                     model
                 } else if !self.keeps_values() {
                     self.fill(model, &self.gather(values.into_tensor()))
                 } else {
-                    let model = match self.zero {
+                    let model = match self.sharding.zero {
                         3 => model,
                         _ => self.fill(model, &self.gather(values.part(0..values.len()))),
                     };

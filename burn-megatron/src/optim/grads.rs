@@ -2,6 +2,7 @@
 
 use super::flat::Flat;
 use super::layout::{Layout, Slot};
+use super::sharding::Sharding;
 use backend_dist::buffer::{Buffer, Wait};
 use backend_dist::comm::Group;
 use backend_dist::ops::main_grads::MainGrad;
@@ -18,6 +19,9 @@ use std::ops::Range;
 /// | 1 | from the first contribution of a step to its reduction | from the reduction to the next step |
 /// | 2, 3 | during the backward pass of the bucket | always; sum over micro-batches of sums over data-parallel ranks |
 ///
+/// With hybrid sharding these sums are over the ranks of a group, and the ranks that hold the same shard add theirs up
+/// once per step.
+///
 /// On GPUs the whole bucket is there for good under ZeRO 0 and 1, and the shard is a view of it. Backward passes add to
 /// the whole bucket themselves (`backend_dist::ops::main_grads`), and sums over data-parallel ranks overlap with them until somebody
 /// needs the result.
@@ -33,8 +37,15 @@ pub(super) struct Grads {
     part_fresh: bool,
     /// By parameter: where backward passes write to. Empty where they do not.
     places: Vec<MainGrad>,
-    /// A sum over data-parallel ranks in flight, and the buffer whose result is added to the shard, unless it is the shard.
-    running: RefCell<Option<(Wait, Option<Buffer>)>>,
+    running: RefCell<Option<Running>>,
+}
+
+/// A sum over data-parallel ranks in flight.
+enum Running {
+    /// Into the shard, or into a buffer that is then added to it. Then the ranks that hold the same shard sum it, if they are to.
+    Scatter(Wait, Option<Buffer>, Option<Group>),
+    /// Of what the rank keeps.
+    Sum(Wait),
 }
 
 impl Grads {
@@ -127,7 +138,7 @@ impl Grads {
     }
 
     /// Ends a micro-batch: ZeRO 2 and 3 reduce it over the data-parallel ranks and keep their shard.
-    pub fn complete(&mut self, layout: &Layout, region: &Range<usize>, dp_ranks: &Group) {
+    pub fn complete(&mut self, layout: &Layout, region: &Range<usize>, Sharding { shards, .. }: &Sharding) {
         if self.zero < 2 {
             return;
         }
@@ -140,26 +151,29 @@ impl Grads {
         let part = self.part.as_mut().expect("ZeRO 2 and 3 keep their part");
         match (whole.buffer(), part.buffer()) {
             (Some(whole), Some(part)) if first => {
-                self.running = Some((whole.reduce_scatter(part, dp_ranks), None)).into()
+                self.running = Some(Running::Scatter(whole.reduce_scatter(part, shards), None, None)).into()
             }
             (Some(whole), Some(_)) => {
                 let own = whole.part(region.clone());
-                self.running = Some((whole.reduce_scatter(&own, dp_ranks), Some(own))).into();
+                let scatter = whole.reduce_scatter(&own, shards);
+                self.running = Some(Running::Scatter(scatter, Some(own), None)).into();
             }
-            _ if first => *part = whole.reduce_scatter(dp_ranks),
-            _ => part.add(0, whole.reduce_scatter(dp_ranks).into_tensor()),
+            _ if first => *part = whole.reduce_scatter(shards),
+            _ => part.add(0, whole.reduce_scatter(shards).into_tensor()),
         }
     }
 
-    /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the data-parallel ranks.
-    pub fn reduce(&mut self, layout: &Layout, dp_ranks: &Group) {
+    /// Ends the micro-batches of a step: ZeRO 0 and 1 sum over the data-parallel ranks, and then those
+    /// that hold the same shard sum it.
+    pub fn reduce(&mut self, layout: &Layout, Sharding { shards, same_shard, .. }: &Sharding) {
         match self.zero {
             0 => {
                 let whole = self.settled(layout);
                 match whole.buffer() {
-                    Some(buffer) => self.running = Some((buffer.all_reduce(dp_ranks), None)).into(),
-                    None => whole.all_reduce(dp_ranks),
+                    Some(buffer) => self.running = Some(Running::Sum(buffer.all_reduce(same_shard))).into(),
+                    None => whole.all_reduce(same_shard),
                 }
+                return;
             }
             1 => {
                 self.settled(layout);
@@ -167,10 +181,10 @@ impl Grads {
                 let whole = self.whole.take().expect("it is settled");
                 match (whole.buffer(), self.part.as_ref().and_then(Flat::buffer)) {
                     (Some(buffer), Some(part)) => {
-                        self.running = Some((buffer.reduce_scatter(part, dp_ranks), None)).into();
+                        self.running = Some(Running::Scatter(buffer.reduce_scatter(part, shards), None, None)).into();
                         self.whole = Some(whole);
                     }
-                    _ => self.part = Some(whole.reduce_scatter(dp_ranks)),
+                    _ => self.part = Some(whole.reduce_scatter(shards)),
                 }
             }
             _ => {
@@ -180,14 +194,42 @@ impl Grads {
                 }
             }
         }
+        if same_shard.size() > 1 {
+            self.sum_same_shard(same_shard);
+        }
+    }
+
+    /// Sums the shard over the ranks that hold the same, after a running reduce-scatter.
+    fn sum_same_shard(&mut self, same_shard: &Group) {
+        if let Some(Running::Scatter(_, _, then)) = self.running.get_mut() {
+            *then = Some(same_shard.clone());
+            return;
+        }
+        let part = self.part.as_mut().expect("a reduction leaves the shard");
+        match part.buffer() {
+            Some(buffer) => self.running = Some(Running::Sum(buffer.all_reduce(same_shard))).into(),
+            None => part.all_reduce(same_shard),
+        }
+    }
+
+    /// Lets the thread's stream wait for a running reduce-scatter, and starts what follows it.
+    pub fn end_scatter(&self) {
+        let mut running = self.running.borrow_mut();
+        let (wait, own, then) = match running.take() {
+            Some(Running::Scatter(wait, own, then)) => (wait, own, then),
+            other => return *running = other,
+        };
+        wait.wait();
+        let Some(part) = self.part.as_ref().and_then(Flat::buffer) else { return };
+        own.into_iter().for_each(|own| part.add(0, own.tensor()));
+        *running = then.map(|same_shard| Running::Sum(part.all_reduce(&same_shard)));
     }
 
     /// Lets the thread's stream wait for a running sum over the data-parallel ranks.
     pub fn wait(&self) {
-        let Some((wait, own)) = self.running.take() else { return };
-        wait.wait();
-        if let (Some(own), Some(part)) = (own, self.part.as_ref().and_then(Flat::buffer)) {
-            part.add(0, own.tensor());
+        self.end_scatter();
+        if let Some(Running::Sum(wait)) = self.running.take() {
+            wait.wait();
         }
     }
 

@@ -115,10 +115,16 @@ impl Layout {
         self.by_id.get(&id).copied()
     }
 
-    /// The shard of one data-parallel rank, of equal length for all.
+    /// The elements that one data-parallel rank would have if all of them had equal shares: the pieces in which norms
+    /// are summed, whatever is sharded.
     pub fn shard(&self, dp_rank: usize) -> Range<usize> {
-        let len = self.len / self.dp_ranks;
-        dp_rank * len..(dp_rank + 1) * len
+        self.region(dp_rank, self.dp_ranks)
+    }
+
+    /// The shard of one of so many ranks, of equal length for all. The number divides that of the data-parallel ranks.
+    pub fn region(&self, rank: usize, ranks: usize) -> Range<usize> {
+        let len = self.len / ranks;
+        rank * len..(rank + 1) * len
     }
 
     /// What `region` has of each unit.

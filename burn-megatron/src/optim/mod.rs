@@ -25,6 +25,7 @@ mod rule;
 mod saving;
 mod scaler;
 mod sgd;
+mod sharding;
 mod states;
 mod step_info;
 #[cfg(test)]
@@ -42,5 +43,6 @@ pub use optimizer::{Memory, Optimizer};
 pub use restoring::ReadBox;
 pub use scaler::{LossScale, LossScaler, LossScalerConfig};
 pub use sgd::SgdConfig;
+pub use sharding::Sharding;
 pub use states::{MainParamsDtype, StateDtype, StateDtypes};
 pub use step_info::StepInfo;

@@ -15,6 +15,7 @@ use super::gpu::Weights;
 use super::host::HostReserve;
 use super::layout::BucketSpec;
 use super::muon::matrix_steps;
+use super::sharding::Sharding;
 use super::step_info::StepInfo;
 use super::weight_buffers::WeightBuffers;
 use backend_dist::buffer::{self, Buffer};
@@ -52,6 +53,8 @@ pub struct Memory {
 /// of a bucket and updates that, from 2 on it also keeps only its shard of the gradients, under 3 only that of the
 /// weights.
 ///
+/// With hybrid sharding the data-parallel ranks are several groups that do so, each for itself: [`Sharding`].
+///
 /// Routed experts are held by other ranks than the rest of the model (`GridKind::Expert`): their buckets have data-parallel ranks
 /// and neighbours of their own.
 pub struct Optimizer {
@@ -64,8 +67,8 @@ pub struct Optimizer {
     /// Decay of the moving average of the weights, if one is wanted.
     pub(super) average: Option<f64>,
     grads_peak: u64,
-    /// By grid, the bucket whose gradients were summed over the data-parallel ranks last.
-    summed: BTreeMap<GridKind, usize>,
+    /// By grid, the bucket whose gradients were reduce-scattered last.
+    scattered: BTreeMap<GridKind, usize>,
     /// Buckets whose gradients backward passes may write to until [`Optimizer::close`].
     opened: Vec<usize>,
     /// Under ZeRO 3 on GPUs.
@@ -75,38 +78,34 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Zeroed moments for weights of type `dtype`. By grid, `data-parallel ranks` hold the same weights and see other tokens, and
+    /// Zeroed moments for weights of type `dtype`. By grid, the ranks of `sharding` hold the same weights and see other tokens, and
     /// `neighbours` gives the rank's block of so many ranks of its tensor parallel group, for sums of gradients that
-    /// are partial there and for matrices that Muon needs whole. `device` is without autodiff. Over one data-parallel rank every
-    /// ZeRO stage is 0.
+    /// are partial there and for matrices that Muon needs whole. `device` is without autodiff.
     pub fn new(
         config: &OptimizerConfig,
-        zero: u8,
         buckets: Vec<BucketSpec>,
-        dp_ranks: impl Fn(GridKind) -> Group,
+        sharding: impl Fn(GridKind) -> Sharding,
         neighbours: impl Fn(GridKind, usize) -> Group,
         device: &Device,
         dtype: DType,
     ) -> Self {
         // Views of GPU memory begin at multiples.
         let alignment = if Buffer::fits(device, dtype) { buffer::ALIGNMENT } else { 1 };
-        Self::aligned(alignment, config, zero, buckets, dp_ranks, neighbours, (device, dtype))
+        Self::aligned(alignment, config, buckets, sharding, neighbours, (device, dtype))
     }
 
     /// [`Optimizer::new`] with parameters at multiples of `alignment` in the flat buffers.
     pub(super) fn aligned(
         alignment: usize,
         config: &OptimizerConfig,
-        zero: u8,
         buckets: Vec<BucketSpec>,
-        dp_ranks: impl Fn(GridKind) -> Group,
+        sharding: impl Fn(GridKind) -> Sharding,
         neighbours: impl Fn(GridKind, usize) -> Group,
         (device, dtype): (&Device, DType),
     ) -> Self {
         let bucket = |spec: BucketSpec| {
-            let dp_ranks = dp_ranks(spec.grid());
-            let zero = if dp_ranks.size() == 1 { 0 } else { zero };
-            Bucket::new(spec, alignment, config, zero, dp_ranks, device, dtype)
+            let sharding = sharding(spec.grid());
+            Bucket::new(spec, alignment, config, sharding, device, dtype)
         };
         let mut buckets: Vec<Bucket> = buckets.into_iter().map(bucket).collect();
         let weight_buffers = share_weights(&mut buckets, device, dtype);
@@ -127,7 +126,7 @@ impl Optimizer {
             updates: 0,
             average: None,
             grads_peak: 0,
-            summed: BTreeMap::new(),
+            scattered: BTreeMap::new(),
             opened: Vec::new(),
             weight_buffers: weight_buffers.map(RefCell::new),
             host: HostReserve::default(),

@@ -74,20 +74,20 @@ impl Optimizer {
                 masters.put(own.start - bucket.region.start, values, own.start - range.start..own.end - range.start);
             }
             buffer.set_masters(masters, &self.device);
-            if matches!(bucket.zero, 1 | 2) {
-                buffer.collective(&bucket.dp_ranks);
+            if matches!(bucket.sharding.zero, 1 | 2) {
+                buffer.collective(&bucket.sharding.shards);
             }
             return (model, Ok(()));
         }
         // As after a step.
         if let (Some(buffer), Some(values)) = (&bucket.weights, &bucket.values) {
             buffer.set_own(values);
-            if matches!(bucket.zero, 1 | 2) {
-                buffer.collective(&bucket.dp_ranks);
+            if matches!(bucket.sharding.zero, 1 | 2) {
+                buffer.collective(&bucket.sharding.shards);
             }
             return (model, Ok(()));
         }
-        if bucket.zero == 3 {
+        if bucket.sharding.zero == 3 {
             return (model, Ok(()));
         }
         let model = map(model, &bucket.layout, |slot, old| {
@@ -113,7 +113,7 @@ fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> 
     let (layout, dtype) = (&bucket.layout, FloatDType::from(wide(bucket.dtype)));
     let whole;
     // Data-parallel ranks with GPUs gather each other's regions.
-    let parts = if bucket.zero == 3 || bucket.weights.is_some() {
+    let parts = if bucket.sharding.zero == 3 || bucket.weights.is_some() {
         &bucket.parts
     } else {
         whole = layout.parts(&(0..layout.len));

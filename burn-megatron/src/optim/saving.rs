@@ -1,6 +1,7 @@
 //! Weights and states of a bucket as boxes of global tensors, for a checkpoint.
 
 use super::box_runs::box_runs;
+use super::bucket::Bucket;
 use super::flat::{Flat, wide};
 use super::gpu::Weights;
 use super::host::HostReserve;
@@ -50,7 +51,7 @@ impl Optimizer {
     }
 
     /// This rank's share of a bucket's weights and states: every element of the model is on exactly one rank of the
-    /// world. Under ZeRO 0 the data-parallel ranks divide the sections among themselves, else each writes its shard. Under ZeRO 3
+    /// world. The ranks that hold the same shard, which under ZeRO 0 is everything, divide its sections among themselves. Under ZeRO 3
     /// `model` is not looked at. With `copy` the bytes arrive later.
     pub fn snapshot<M: Module>(&self, bucket: usize, model: &M, copy: Option<&mut HostCopy<'_>>) -> Vec<Slice> {
         self.ready(bucket);
@@ -65,7 +66,7 @@ impl Optimizer {
 
         let joined = bucket.weights.as_ref().and_then(Weights::masters);
         let values = joined.as_ref().or(bucket.values.as_ref());
-        if bucket.zero == 3 {
+        if bucket.sharding.zero == 3 {
             let values = values.expect("`shard` has taken the weights over");
             for (_, part) in parts() {
                 let weights = bucket.narrow(values.part(part.at..part.at + part.range.len()));
@@ -145,26 +146,21 @@ impl Optimizer {
     /// By part of the bucket, whether this rank writes it.
     fn writes(&self, bucket: usize) -> Vec<bool> {
         let shares = &self.buckets[bucket];
-        let owned = |part: &Part| shares.layout.units[part.unit].section.is_owned();
-        if shares.zero > 0 {
-            return shares.parts.iter().map(owned).collect();
-        }
-        // To the data-parallel rank with the fewest elements so far, over this and all buckets before with the same data-parallel ranks.
-        let (grid, dp_ranks) = (shares.spec.grid(), &shares.dp_ranks);
-        let mut load = vec![0usize; dp_ranks.size()];
-        let mut takes = |unit: &Unit| {
-            let least = (0..load.len()).min_by_key(|&dp_rank| load[dp_rank]).expect("there is a data-parallel rank");
-            if unit.section.is_owned() {
-                load[least] += unit.range.len();
+        // To the rank with the fewest elements so far, over this and all buckets before of the same ranks.
+        let (grid, same_shard) = (shares.spec.grid(), &shares.sharding.same_shard);
+        let mut load = vec![0usize; same_shard.size()];
+        let mut takes = |bucket: &Bucket, part: &Part| {
+            let least = (0..load.len()).min_by_key(|&rank| load[rank]).expect("this rank is one of them");
+            let is_owned = bucket.layout.units[part.unit].section.is_owned();
+            if is_owned {
+                load[least] += part.range.len();
             }
-            unit.section.is_owned() && least == dp_ranks.rank()
+            is_owned && least == same_shard.rank()
         };
-        let before = self.buckets[..bucket].iter().filter(|bucket| bucket.spec.grid() == grid);
-        before.flat_map(|bucket| &bucket.layout.units).for_each(|unit| {
-            takes(unit);
-        });
-        // Without shards the parts are the units.
-        shares.layout.units.iter().map(takes).collect()
+        for bucket in self.buckets[..bucket].iter().filter(|bucket| bucket.spec.grid() == grid) {
+            bucket.parts.iter().for_each(|part| _ = takes(bucket, part));
+        }
+        shares.parts.iter().map(|part| takes(shares, part)).collect()
     }
 }
 

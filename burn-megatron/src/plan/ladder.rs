@@ -81,6 +81,7 @@ pub fn usable(bytes: u64) -> u64 {
 fn on(job: &Job, rung: Rung) -> Job {
     let mut job = job.clone();
     job.layout.zero = if job.dp_ranks() > 1 { rung.zero } else { 0 };
+    job.layout.zero_group = job.layout.zero_group.filter(|_| job.layout.zero > 0);
     job.recompute = rung.recompute;
     job
 }

@@ -9,6 +9,7 @@ use super::Job;
 use super::operations::Over;
 use super::state::{Bucket, States};
 use crate::schedule::Schedule;
+use backend_dist::mesh::GridKind;
 use stage::StageMemory;
 use tracker::MemoryTracker;
 #[cfg(test)]
@@ -87,18 +88,19 @@ const COMMUNICATOR: u64 = 3 << 27;
 /// The workspace of cuBLASLt (backend-dist/src/cuda/lt_plan.rs).
 const CUBLAS_LT: u64 = 64 << 20;
 
-/// Memory of driver and libraries on each GPU: one communicator for each kind of group (two for experts, one for
-/// FP8 scales with context parallelism), two for each neighbour in a pipeline.
+/// Memory of driver and libraries on each GPU: one communicator for each kind of group (those that shard and those
+/// that hold the same shard, of experts too, one for FP8 scales with context parallelism), two for each neighbour in a
+/// pipeline.
 fn libraries(job: &Job) -> u64 {
     let neighbours = if job.layout.pp > 2 { 2 } else { job.layout.pp as u64 - 1 };
-    let experts = job
-        .decoder
-        .experts
-        .as_ref()
-        .map_or(0, |_| u64::from(job.ranks(Over::Experts).0 > 1) + u64::from(job.expert_dp_ranks() > 1));
+    let copies = |grid| {
+        let bucket = Bucket::new(job, grid, 0, 0);
+        u64::from(bucket.shards > 1) + u64::from(bucket.groups() > 1)
+    };
+    let experts = u64::from(job.ranks(Over::Experts).0 > 1) + copies(GridKind::Expert);
+    let experts = if job.decoder.experts.is_some() { experts } else { 0 };
     let scales = u64::from(job.layout.cp > 1 && !job.fp8.is_empty());
-    let communicators =
-        u64::from(job.layout.tp > 1) + u64::from(job.dp_ranks() > 1) + experts + scales + 2 * neighbours;
+    let communicators = u64::from(job.layout.tp > 1) + copies(GridKind::Dense) + experts + scales + 2 * neighbours;
     if job.gpu { CONTEXT + CUBLAS_LT + communicators * COMMUNICATOR } else { 0 }
 }
 
@@ -110,7 +112,7 @@ fn update(bucket: &Bucket, job: &Job) -> u64 {
         _ if job.gpu => 0,
         0 if job.element == job.wide() => 0,
         0 => whole,
-        1 | 2 => whole + whole / bucket.dp_ranks,
+        1 | 2 => whole + whole / bucket.shards,
         _ => 0,
     }
 }

@@ -19,7 +19,7 @@ mod traffic;
 
 use std::ops::Range;
 
-use backend_dist::mesh::ParallelLayout;
+use backend_dist::mesh::{GridKind, ParallelLayout};
 use backend_dist::ops::is_worth_chunking;
 use models::recompute::Recompute;
 
@@ -153,7 +153,7 @@ impl Job {
     }
 
     fn units(&self, stage: &Stage) -> Vec<Unit> {
-        let (local, again) = (self.local(), self.layout.zero == 3 && self.dp_ranks() > 1 && !self.gpu);
+        let (local, again) = (self.local(), self.layout.zero_stage(GridKind::Dense) == 3 && !self.gpu);
         operations::units(self, &local, stage, again)
     }
 }

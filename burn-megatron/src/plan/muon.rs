@@ -1,5 +1,6 @@
 //! Time of Muon's Newton-Schulz iterations, which orthogonalise whole matrices (optim/muon.rs).
 
+use backend_dist::mesh::GridKind;
 use std::ops::Range;
 
 use super::Job;
@@ -19,12 +20,11 @@ pub(super) fn iteration([rows, columns]: [usize; 2]) -> f64 {
 pub(super) fn newton_schulz(job: &Job, layers: Range<usize>, hardware: &Hardware) -> f64 {
     let Some(iterations) = job.newton_schulz else { return 0.0 };
     let layout = &job.layout;
-    let shards = |ranks: u64| if layout.zero > 0 { ranks as usize } else { 1 };
     let layer = |layer: usize| {
         let (dense, expert) = matrices(&job.decoder, layer);
         let local = job.decoder.experts.as_ref().map_or(0, |experts| experts.count / layout.ep);
         let experts: Vec<[usize; 2]> = std::iter::repeat_n(expert, local).flatten().collect();
-        slowest(&dense, shards(job.dp_ranks())) + slowest(&experts, shards(job.expert_dp_ranks()))
+        slowest(&dense, layout.zero_shards(GridKind::Dense)) + slowest(&experts, layout.zero_shards(GridKind::Expert))
     };
     let flops: f64 = layers.map(layer).sum();
     iterations as f64 * flops / hardware.gemms

@@ -192,8 +192,12 @@ impl Report<'_> {
         let busiest = traffic.iter().max_by_key(|sent| sent.total()).copied().unwrap_or_default();
         let axes = [("tp", busiest.tp), ("pp", busiest.pp), ("dp", busiest.dp), ("cp", busiest.cp)];
         let experts = self.plan.job.decoder.experts.as_ref().map(|_| ("ep", busiest.ep));
-        let axes: Vec<String> =
-            axes.into_iter().chain(experts).map(|(axis, sent)| format!("{axis} {}", bytes(sent))).collect();
+        let between = match busiest.between_groups {
+            0 => String::new(),
+            sent => format!(" (between ZeRO's groups {})", bytes(sent)),
+        };
+        let sent = |(axis, sent)| format!("{axis} {}{}", bytes(sent), if axis == "dp" { &between } else { "" });
+        let axes: Vec<String> = axes.into_iter().chain(experts).map(sent).collect();
         writeln!(
             f,
             "sent         {} per rank and step{}",

@@ -5,6 +5,7 @@ use super::Job;
 use super::decoder::LocalSizes;
 use super::operations::{Op, Unit};
 use crate::schedule::stages::Stage;
+use backend_dist::mesh::GridKind;
 
 /// Number of values per parameter that an optimizer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,12 +64,28 @@ pub struct Bucket {
     pub matrices: u64,
     /// Number of ranks that hold the same parameters.
     pub dp_ranks: u64,
+    /// Number of those over which ZeRO shards them.
+    pub shards: u64,
 }
 
 impl Bucket {
-    /// The ZeRO stage; 0 on a single rank.
+    /// Some elements of a job, held by the ranks of a grid.
+    pub fn new(job: &Job, grid: GridKind, elements: u64, matrices: u64) -> Self {
+        let dp_ranks = match grid {
+            GridKind::Dense => job.dp_ranks(),
+            GridKind::Expert => job.expert_dp_ranks(),
+        };
+        Self { elements, matrices, dp_ranks, shards: job.layout.zero_shards(grid) as u64 }
+    }
+
+    /// The ZeRO stage; 0 where one rank has nothing to shard with others.
     pub fn zero(&self, job: &Job) -> u8 {
-        if self.dp_ranks == 1 { 0 } else { job.layout.zero }
+        if self.shards == 1 { 0 } else { job.layout.zero }
+    }
+
+    /// Number of ZeRO's groups: of ranks that hold the same shard.
+    pub fn groups(&self) -> u64 {
+        self.dp_ranks / self.shards
     }
 
     /// Bytes of the whole bucket, with padding.
@@ -100,9 +117,9 @@ impl States {
 
     /// The states of a bucket, without FP8 copies.
     pub fn of(bucket: &Bucket, job: &Job) -> Self {
-        let (zero, dp_ranks) = (bucket.zero(job), bucket.dp_ranks);
-        let whole = bucket.elements.next_multiple_of(dp_ranks);
-        let shard = whole / dp_ranks;
+        let zero = bucket.zero(job);
+        let whole = bucket.elements.next_multiple_of(bucket.dp_ranks);
+        let shard = whole / bucket.shards;
         let from = |stage: u8, element: u64| element * if zero >= stage { shard } else { whole };
         let (wide, narrow) = (job.wide(), job.element < job.wide());
         let [matrix, other] =
@@ -121,7 +138,7 @@ impl States {
             quantised: 0,
             gradients: from(2, job.main_grad()),
             master: if narrow { from(1, master) } else { 0 },
-            moments: if zero >= 1 { kept.div_ceil(dp_ranks) } else { kept },
+            moments: kept.div_ceil(bucket.shards),
         }
     }
 }
@@ -141,14 +158,14 @@ impl std::ops::AddAssign for States {
 pub fn buckets(job: &Job, local: &LocalSizes, stage: &Stage, units: &[Unit]) -> Vec<Vec<Bucket>> {
     let decoder = &job.decoder;
     let table = local.vocab * local.hidden;
-    let of = |elements: u64| Bucket { elements, matrices: 0, dp_ranks: job.dp_ranks() };
+    let of = |elements: u64| Bucket::new(job, GridKind::Dense, elements, 0);
     let layer = |ops: &[Op]| -> Vec<Bucket> {
-        let bucket = |expert: bool, dp_ranks: u64| {
-            let mine = || ops.iter().filter(move |op| op.expert == expert);
+        let bucket = |grid: GridKind| {
+            let mine = || ops.iter().filter(move |op| op.expert == (grid == GridKind::Expert));
             let (elements, matrices) = (mine().map(|op| op.weight).sum(), mine().map(|op| op.matrix).sum());
-            Bucket { elements, matrices, dp_ranks }
+            Bucket::new(job, grid, elements, matrices)
         };
-        let buckets = [bucket(false, job.dp_ranks()), bucket(true, job.expert_dp_ranks())];
+        let buckets = [GridKind::Dense, GridKind::Expert].map(bucket);
         buckets.into_iter().filter(|bucket| bucket.elements > 0).collect()
     };
     let unit = |unit: &Unit| -> Vec<Bucket> {

@@ -10,6 +10,7 @@ use super::{Job, samples};
 use crate::flops::{AttentionCount, FlopShape};
 use crate::schedule::stages::Stage;
 use crate::schedule::{Action, Costs, Fault, Link, Pass, Schedule, ScheduleKind, ScheduleSpec, Ticks, simulate};
+use backend_dist::mesh::GridKind;
 use unit::{CostModel, PassTime};
 
 /// Seconds of a step, and their parts on the slowest pipeline rank.
@@ -62,13 +63,12 @@ impl CostModel<'_> {
             let (mut copies, mut moved) = (Replication::default(), 0);
             for bucket in buckets(self.job, &local, stage, &units).iter().flatten() {
                 copies += Replication::of(bucket, self.job);
-                let shard = if bucket.zero(self.job) >= 1 { bucket.dp_ranks } else { 1 };
                 // The gradient is read; weights, master weights and moments are read and written.
                 let states = self.job.state_bytes.moments(self.job.moments.others, self.job.wide());
                 let narrow = self.job.element < 4;
                 let master = if narrow { 2 * self.job.state_bytes.main_params } else { 0 };
                 let weights = if narrow { 2 * self.job.element } else { 2 * self.job.wide() };
-                moved += bucket.elements / shard * (self.job.main_grad() + 2 * states + master + weights);
+                moved += bucket.elements / bucket.shards * (self.job.main_grad() + 2 * states + master + weights);
             }
             moved += units.iter().flat_map(|unit| &unit.ops).map(|op| self.quantised_once(op)).sum::<u64>();
             let orthogonalise = |layers| newton_schulz(self.job, layers, self.hardware);
@@ -79,13 +79,24 @@ impl CostModel<'_> {
         self.job.stages.stages().iter().map(stage).collect()
     }
 
+    /// Seconds of a collective of the ranks that shard the weights; of all data-parallel ranks where nothing is sharded.
     fn dp_ranks(&self, bytes: u64) -> f64 {
+        let shards = self.job.layout.zero_shards(GridKind::Dense);
+        self.between_dp_ranks(bytes, if shards == 1 { self.job.dp_ranks() as usize } else { shards }, 1)
+    }
+
+    /// Seconds of a collective of the ranks that hold the same shard, one of each group.
+    fn between_groups(&self, bytes: u64) -> f64 {
+        let shards = self.job.layout.zero_shards(GridKind::Dense);
+        self.between_dp_ranks(bytes, self.job.dp_ranks() as usize / shards, shards)
+    }
+
+    /// Seconds for bytes that `ranks` data-parallel ranks send, every `step`-th of them.
+    fn between_dp_ranks(&self, bytes: u64, ranks: usize, step: usize) -> f64 {
         if bytes == 0 {
             return 0.0;
         }
-        let layout = &self.job.layout;
-        let (ranks, stride) = if layout.cp > 1 { (layout.dp * layout.cp, layout.tp) } else { (layout.dp, layout.tp) };
-        bytes as f64 / self.hardware.between(ranks, stride) + LATENCY
+        bytes as f64 / self.hardware.between(ranks, self.job.layout.tp * step) + LATENCY
     }
 
     /// Seconds that communication adds to a pass: its exposed part, and the slow-down of the pass while they
@@ -156,11 +167,13 @@ impl RoughTime {
                     backward: scaled(of.backward),
                     gradients: scaled(of.gradients),
                     weights: scaled(of.weights),
+                    between_groups: scaled(of.between_groups),
                 };
             }
         }
         let each = cost.exposed_part(cost.dp_ranks(copies.forward + copies.backward), pass);
-        let once = cost.exposed_part(cost.dp_ranks(copies.gradients + copies.weights), pass);
+        let once = cost.dp_ranks(copies.gradients + copies.weights) + cost.between_groups(copies.between_groups);
+        let once = cost.exposed_part(once, pass);
         let orthogonalised = newton_schulz(job, 0..job.decoder.layers + job.decoder.mtp, hardware) / pp;
         Self { pass: pass + each + 2.0 * cost.boundary(), once: once + orthogonalised, pipeline_parallel: pp }
     }
@@ -227,7 +240,8 @@ pub fn step_time(job: &Job, schedule: &Schedule, hardware: &Hardware) -> Result<
         let chunks = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]);
         chunks.fold((0.0, 0.0), |(communications, update), stage| {
             let [forward, input, weight] = stage.passes.map(|pass| pass.total());
-            let gradients = cost.exposed_part(cost.dp_ranks(stage.copies.gradients), input + weight);
+            let gradients = cost.dp_ranks(stage.copies.gradients) + cost.between_groups(stage.copies.between_groups);
+            let gradients = cost.exposed_part(gradients, input + weight);
             let weights = cost.exposed_part(cost.dp_ranks(stage.copies.weights), forward);
             (communications + gradients + weights, update + stage.update)
         })

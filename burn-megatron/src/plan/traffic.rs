@@ -15,6 +15,8 @@ pub struct Traffic {
     pub pp: u64,
     /// Data parallelism: gradients and weights.
     pub dp: u64,
+    /// Of these, gradients between groups of ZeRO.
+    pub between_groups: u64,
     /// Context parallelism.
     pub cp: u64,
     /// Expert parallelism.
@@ -61,22 +63,22 @@ pub struct Replication {
     pub gradients: u64,
     /// Weights after the update (ZeRO 1 and 2).
     pub weights: u64,
+    /// Gradients of a shard between groups, after the last micro-batch (hybrid sharding).
+    pub between_groups: u64,
 }
 
 impl Replication {
     /// Of one bucket.
     pub fn of(bucket: &Bucket, job: &Job) -> Self {
-        let ranks = bucket.dp_ranks as usize;
-        if ranks == 1 {
-            return Self::default();
-        }
-        let gather = Collective::AllGather.sent(bucket.bytes(job.element), ranks);
-        let scatter = Collective::ReduceScatter.sent(bucket.bytes(job.main_grad()), ranks);
+        let (shards, groups) = (bucket.shards as usize, bucket.groups() as usize);
+        let gather = Collective::AllGather.sent(bucket.bytes(job.element), shards);
+        let scatter = Collective::ReduceScatter.sent(bucket.bytes(job.main_grad()), shards);
+        let between_groups = Collective::AllReduce.sent(bucket.bytes(job.main_grad()) / bucket.shards, groups);
         match bucket.zero(job) {
-            0 => Self { gradients: 2 * scatter, ..Self::default() },
-            1 => Self { gradients: scatter, weights: gather, ..Self::default() },
-            2 => Self { backward: scatter, weights: gather, ..Self::default() },
-            _ => Self { forward: gather, backward: gather + scatter, ..Self::default() },
+            0 => Self { gradients: between_groups, ..Self::default() },
+            1 => Self { gradients: scatter, weights: gather, between_groups, ..Self::default() },
+            2 => Self { backward: scatter, weights: gather, between_groups, ..Self::default() },
+            _ => Self { forward: gather, backward: gather + scatter, between_groups, ..Self::default() },
         }
     }
 }
@@ -87,6 +89,7 @@ impl std::ops::AddAssign for Replication {
         self.backward += other.backward;
         self.gradients += other.gradients;
         self.weights += other.weights;
+        self.between_groups += other.between_groups;
     }
 }
 
@@ -109,6 +112,8 @@ pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
             let mut copies = Replication::default();
             buckets(job, &local, stage, &units).iter().flatten().for_each(|b| copies += Replication::of(b, job));
             sent.dp += micro_batches * (copies.forward + copies.backward) + copies.gradients + copies.weights;
+            sent.between_groups += copies.between_groups;
+            sent.dp += copies.between_groups;
             if tied_apart && (stage.embedding || stage.loss) {
                 sent.pp += Collective::AllReduce.sent(local.vocab * local.hidden * job.main_grad(), 2);
             }

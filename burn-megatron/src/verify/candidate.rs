@@ -158,7 +158,7 @@ pub enum CandidateError {
 }
 
 /// An example of every word.
-const WORDS: [&str; 26] = [
+const WORDS: [&str; 27] = [
     "TP2",
     "SP",
     "CP2",
@@ -168,6 +168,7 @@ const WORDS: [&str; 26] = [
     "VPP2",
     "DP2",
     "ZeRO1",
+    "Group2",
     "x2",
     "gpipe",
     "1f1b",

@@ -36,6 +36,8 @@ fn layouts_that_are_not_for_any_module_are_refused() {
     );
     let text = refused(mesh("TP2 CP2"));
     assert!(text.contains("nearest legal: TP2"), "{text}");
+    let text = refused(mesh("DP4 ZeRO3 Group2"));
+    assert!(text.contains("over all data-parallel ranks") && text.contains("nearest legal: DP4 ZeRO3"), "{text}");
 }
 
 #[test]

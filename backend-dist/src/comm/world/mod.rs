@@ -97,6 +97,8 @@ struct GroupState {
     here: usize,
     /// Per member: how many collectives it has called.
     called: Vec<u64>,
+    /// Per member: bytes of the tensors that it has given to them.
+    given: Vec<u64>,
     pending: HashMap<u64, PendingCollective>,
     messages: HashMap<(usize, usize), VecDeque<(OpRecord, Shared)>>,
     message_count: Vec<u64>,
@@ -156,6 +158,16 @@ impl World {
         self.remote.as_ref().map_or(0, |remote| remote.process_of(rank))
     }
 
+    /// Counts bytes that a member gives to a collective of the group.
+    pub(crate) fn count_given(&self, group: GroupId, member: usize, bytes: usize) {
+        self.lock().groups[group.index].given[member] += bytes as u64;
+    }
+
+    /// The bytes that a member has given to collectives of the group.
+    pub(crate) fn given_bytes(&self, group: GroupId, member: usize) -> u64 {
+        self.lock().groups[group.index].given[member]
+    }
+
     /// Whether this process hosts a rank.
     fn is_here(&self, rank: usize) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.process_of(rank) == remote.process)
@@ -181,6 +193,7 @@ impl World {
             processes,
             here,
             called: vec![0; ranks.len()],
+            given: vec![0; ranks.len()],
             pending: HashMap::new(),
             messages: HashMap::new(),
             message_count: vec![0; ranks.len()],

@@ -28,6 +28,9 @@ pub(super) fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)
     if text.to_ascii_lowercase().contains("zero") {
         keys.push(("zero", layout.zero.to_string()));
     }
+    if let Some(group) = layout.zero_group {
+        keys.push(("zero-group", group.to_string()));
+    }
     let mut keys: Vec<(String, String)> =
         keys.into_iter().map(|(key, value)| (format!("parallel.{key}"), value)).collect();
     if let [first, second, ..] = dynamic[..] {

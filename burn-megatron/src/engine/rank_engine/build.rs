@@ -6,7 +6,7 @@ use super::dynamic::DynamicGroups;
 use super::experts::records;
 use crate::engine::anomaly::AnomalyWatch;
 use crate::engine::{EngineConfig, EngineError, GradientStats};
-use crate::optim::{BucketSpec, LossScaler, Optimizer};
+use crate::optim::{BucketSpec, LossScaler, Optimizer, Sharding};
 use crate::schedule::Schedule;
 use crate::trace::Recorder;
 use backend_dist::buffer::Buffer;
@@ -15,7 +15,6 @@ use backend_dist::gpu::release_memory;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, GridKind};
 use backend_dist::ops::fp8::DelayedScaling;
-use backend_dist::shard::Unit;
 use backend_dist::startup::{Phase, phase};
 use burn::tensor::DType;
 use models::layout::ModelDims;
@@ -47,7 +46,6 @@ impl<M: CausalLm> RankEngine<M> {
         config.check_ramp(layout, dims.layers)?;
         let pipeline = Schedule::new(spec).map_err(crate::schedule::PipelineError::from)?;
         let (stages, dp_ranks) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
-        let shards = |unit: Unit| if rank.mesh.axis_size(unit.grid().dp_ranks()) == 1 { 0 } else { layout.zero };
         let placement = pipeline.placement();
         connect(&stages, &rank.device);
 
@@ -60,7 +58,7 @@ impl<M: CausalLm> RankEngine<M> {
                 model.and_then(|model| ready().map(|()| model))
             })?;
             let in_place = dtype_of(&model).is_some_and(|dtype| Buffer::fits(&rank.device, dtype));
-            let zero = model.registry().iter().map(|spec| shards(spec.unit)).max().unwrap_or(0);
+            let zero = model.registry().iter().map(|spec| layout.zero_stage(spec.unit.grid())).max().unwrap_or(0);
             let passes = (&config.recompute, zero, in_place);
             let chunk = Chunk::new(model, dims.layers, passes, &config.groups, &mut buckets);
             chunks.push(chunk.map_err(|error| EngineError::Model(error.into()))?);
@@ -77,10 +75,9 @@ impl<M: CausalLm> RankEngine<M> {
         let neighbours = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
         let optimizer = phase(Phase::Buffers, || {
             let device = &rank.device;
-            let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
-            let mut optimizer =
-                Optimizer::new(&config.optimizer, layout.zero, buckets, dp_ranks, neighbours, device, dtype)
-                    .with_average(config.ema_decay);
+            let sharding = |grid: GridKind| Sharding::of(rank, grid);
+            let mut optimizer = Optimizer::new(&config.optimizer, buckets, sharding, neighbours, device, dtype)
+                .with_average(config.ema_decay);
             for chunk in &mut chunks {
                 let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();
                 let registry = chunk.model().registry();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::RankEngine;
-use backend_dist::mesh::{Axis, GridKind};
+use backend_dist::mesh::Axis;
 use backend_dist::ops::fp8::{Fp8Layers, LayerHistory};
 use models::CausalLm;
 use serde_json::Value;
@@ -12,8 +12,8 @@ impl<M: CausalLm> RankEngine<M> {
     /// Quantised weights of the last step are stale. Under ZeRO 3, where weights are here only while they are used,
     /// none is kept, nor where the configuration says so.
     pub(super) fn weights_changed(&self) {
-        let copies = |(grid, _): &(GridKind, _)| self.rank.mesh.axis_size(grid.dp_ranks()) > 1;
-        let come_and_go = self.rank.mesh.layout().zero == 3 && self.model_parallel.iter().any(copies);
+        let layout = self.rank.mesh.layout();
+        let come_and_go = self.model_parallel.iter().any(|(grid, _)| layout.zero_stage(*grid) == 3);
         let report = match self.config.keep_fp8_weights && !come_and_go {
             true => Fp8Layers::weights_changed,
             false => Fp8Layers::weights_may_change,

@@ -13,8 +13,8 @@ use backend_dist::mesh::GridKind;
 use burn::tensor::{DType, Tensor};
 use std::collections::BTreeMap;
 
-/// Updates the momentum of the bucket's matrices and computes their steps. The momentum is gathered over the data-parallel ranks
-/// where it is sharded, and each orthogonalises the matrices that its region touches, whole: gathered over the tensor
+/// Updates the momentum of the bucket's matrices and computes their steps. The momentum is gathered over the ranks
+/// that shard it, and each orthogonalises the matrices that its region touches, whole: gathered over the tensor
 /// parallel ranks, so that all layouts agree. `neighbours` are blocks of tensor parallel ranks by grid and size.
 pub(in super::super) fn matrix_steps(
     bucket: &mut Bucket,
@@ -22,7 +22,7 @@ pub(in super::super) fn matrix_steps(
     info: &StepInfo,
     neighbours: &BTreeMap<(GridKind, usize), Group>,
 ) -> MatrixSteps {
-    let Bucket { spec, layout, parts, grads, first, region, zero, dp_ranks, dtype, .. } = bucket;
+    let Bucket { spec, layout, parts, grads, first, region, sharding, dtype, .. } = bucket;
     if !layout.units.iter().any(|unit| unit.matrix) {
         return MatrixSteps::default();
     }
@@ -33,7 +33,7 @@ pub(in super::super) fn matrix_steps(
         Some(momentum) => mix_at_once(parts.iter().filter(|part| of_matrix(part)), muon, info, (sum, momentum))
             .unwrap_or_else(|| mix(parts, of_matrix, muon, info, (sum, momentum), region.len())),
     };
-    let mixed = if *zero == 0 { mixed } else { all_gather(mixed, 0, dp_ranks) };
+    let mixed = if sharding.zero == 0 { mixed } else { all_gather(mixed, 0, &sharding.shards) };
 
     let single = Group::single();
     // Narrow weights need no more than bf16, which a GPU multiplies ten times faster than fp32.

@@ -33,7 +33,7 @@ impl Optimizer {
     /// Under ZeRO 2 and 3 on GPUs, lets the next backward pass add to the bucket's main gradients itself, until
     /// [`close`](Self::close). Under ZeRO 0 and 1 every backward pass does.
     pub fn open<M: Module>(&mut self, bucket: usize, model: &M) {
-        if self.buckets[bucket].zero >= 2 {
+        if self.buckets[bucket].sharding.zero >= 2 {
             let Bucket { layout, grads, .. } = &mut self.buckets[bucket];
             grads.open(layout);
             attach_places(model, layout, grads.places());
@@ -48,15 +48,15 @@ impl Optimizer {
         }
     }
 
-    /// The rank's gradients of a bucket times `scale`, flat in the order of its parameters, from all data-parallel ranks where
-    /// they are sharded. The sums of the last step stay until the next [`accumulate`](Self::accumulate).
+    /// The rank's gradients of a bucket times `scale`, flat in the order of its parameters, from all ranks that shard
+    /// them. The sums of the last step stay until the next [`accumulate`](Self::accumulate).
     pub fn gradients(&self, bucket: usize, scale: f64) -> Vec<f64> {
-        let Bucket { layout, grads, dp_ranks, zero, .. } = &self.buckets[bucket];
-        let all = if *zero == 0 {
+        let Bucket { layout, grads, sharding, .. } = &self.buckets[bucket];
+        let all = if sharding.zero == 0 {
             grads.sum().values(0..layout.len)
         } else {
             let part = grads.sum().part(0..grads.sum().len());
-            Flat::new(all_gather(part, 0, dp_ranks)).values(0..layout.len)
+            Flat::new(all_gather(part, 0, &sharding.shards)).values(0..layout.len)
         };
         layout.slots.iter().flat_map(|slot| all[slot.range.clone()].iter().map(|g| g * scale)).collect()
     }

@@ -51,8 +51,9 @@ impl Optimizer {
                 }
             }
             // All ranks that hold the same buckets have some, or none.
-            if let Some((Bucket { dp_ranks, .. }, _)) = of_grid().find(|(bucket, _)| bucket.zero > 0) {
-                own = dp_ranks.all_gather_host(own).concat();
+            // Groups have the same bits: each gathers its own.
+            if let Some((Bucket { sharding, .. }, _)) = of_grid().next() {
+                own = sharding.shards.all_gather_host(own).concat();
             }
             let ranks = holders.all_gather_host(own).into_iter().enumerate();
             let placed = |(rank, of): (usize, Vec<_>)| {

@@ -9,25 +9,32 @@ use backend_dist::mesh::GridKind;
 use burn::tensor::{DType, Tensor};
 
 impl Optimizer {
-    /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the data-parallel ranks, keep their shard
-    /// and free the rest.
+    /// Ends the bucket's contributions of one micro-batch. ZeRO 2 and 3 sum them over the ranks of a group, keep their
+    /// shard and free the rest.
     pub fn complete(&mut self, bucket: usize) {
-        // The sum of one bucket overlaps with the backward pass of the next; more of them would keep their buckets'
-        // memory.
-        if self.buckets[bucket].zero >= 2
-            && let Some(before) = self.summed.insert(self.buckets[bucket].spec.grid(), bucket)
-        {
-            self.buckets[before].grads.wait();
+        if self.buckets[bucket].sharding.zero >= 2 {
+            self.end_scatter_before(bucket);
         }
-        let Bucket { layout, region, grads, dp_ranks, .. } = &mut self.buckets[bucket];
-        grads.complete(layout, region, dp_ranks);
+        let Bucket { layout, region, grads, sharding, .. } = &mut self.buckets[bucket];
+        grads.complete(layout, region, sharding);
     }
 
-    /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the data-parallel ranks.
+    /// Ends the bucket's micro-batches of one step. ZeRO 0 and 1 sum over the data-parallel ranks, and then
+    /// those that hold the same shard.
     pub fn reduce(&mut self, bucket: usize) {
-        let Bucket { layout, grads, dp_ranks, .. } = &mut self.buckets[bucket];
-        grads.reduce(layout, dp_ranks);
+        if self.buckets[bucket].sharding.zero == 1 && self.buckets[bucket].sharding.same_shard.size() > 1 {
+            self.end_scatter_before(bucket);
+        }
+        let Bucket { layout, grads, sharding, .. } = &mut self.buckets[bucket];
+        grads.reduce(layout, sharding);
         self.note_memory();
+    }
+
+    /// The reduce-scatter of one bucket overlaps with the backward pass of the next: more of them would keep their
+    /// buckets' memory, and the sum between groups could not begin.
+    fn end_scatter_before(&mut self, bucket: usize) {
+        let before = self.scattered.insert(self.buckets[bucket].spec.grid(), bucket);
+        before.into_iter().for_each(|before| self.buckets[before].grads.end_scatter());
     }
 
     /// Sums what is partial over tensor parallel neighbours (norms under sequence parallelism, key/value heads that

@@ -45,16 +45,16 @@ impl Optimizer {
         }
     }
 
-    /// Under ZeRO 3 makes the parameters whole, from all data-parallel ranks' shards; else nothing.
+    /// Under ZeRO 3 makes the parameters whole, from the shards of all ranks of its group; else nothing.
     pub fn gather<M: Module>(&self, bucket: usize, model: M) -> M {
         if let Some(buffers) = &self.weight_buffers
             && buffers.borrow_mut().enter(bucket)
         {
-            self.weights(bucket).collective(&self.buckets[bucket].dp_ranks);
+            self.weights(bucket).collective(&self.buckets[bucket].sharding.shards);
         }
         self.ready(bucket);
         let bucket = &self.buckets[bucket];
-        if bucket.zero != 3 || self.weight_buffers.is_some() {
+        if bucket.sharding.zero != 3 || self.weight_buffers.is_some() {
             return model;
         }
         let values = bucket.values.as_ref().expect("`shard` has taken the weights over");
@@ -68,14 +68,14 @@ impl Optimizer {
         if let Some(buffers) = &self.weight_buffers
             && buffers.borrow_mut().enter_ahead(bucket, used)
         {
-            self.weights(bucket).collective(&self.buckets[bucket].dp_ranks);
+            self.weights(bucket).collective(&self.buckets[bucket].sharding.shards);
         }
     }
 
     /// Under ZeRO 3 frees the parameters: empties them, to shape `[0; D]`, or on GPUs lets others have their memory;
     /// else nothing.
     pub fn release<M: Module>(&self, bucket: usize, model: M) -> M {
-        if self.buckets[bucket].zero == 3 && self.weight_buffers.is_none() {
+        if self.buckets[bucket].sharding.zero == 3 && self.weight_buffers.is_none() {
             self.buckets[bucket].release(model)
         } else {
             model
@@ -95,7 +95,7 @@ impl Optimizer {
 /// Memory for the gathered weights of ZeRO 3 that buckets share in turn; `None` without ZeRO 3 and where the device has no
 /// buffers.
 pub(super) fn share_weights(buckets: &mut [Bucket], device: &Device, dtype: DType) -> Option<WeightBuffers> {
-    let kind = |bucket: &Bucket| (bucket.zero == 3).then_some((bucket.layout.len, bucket.spec.at_once));
+    let kind = |bucket: &Bucket| (bucket.sharding.zero == 3).then_some((bucket.layout.len, bucket.spec.at_once));
     let kinds: Vec<_> = buckets.iter().map(kind).collect();
     if kinds.iter().all(Option::is_none) {
         return None;

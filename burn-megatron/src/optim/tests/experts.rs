@@ -27,14 +27,16 @@ struct Folded {
     etp: usize,
     ep: usize,
     zero: u8,
+    group: Option<usize>,
 }
 
-const SINGLE: Folded = Folded { tp: 1, dp: 1, etp: 1, ep: 1, zero: 0 };
+const SINGLE: Folded = Folded { tp: 1, dp: 1, etp: 1, ep: 1, zero: 0, group: None };
 
 impl Folded {
     fn mesh(self) -> Mesh {
-        let Self { tp, dp, etp, ep, .. } = self;
-        Mesh::new(ParallelLayout { tp, dp, ep, etp: Some(etp), ..ParallelLayout::default() }).unwrap()
+        let Self { tp, dp, etp, ep, zero, group: zero_group } = self;
+        let layout = ParallelLayout { tp, dp, ep, etp: Some(etp), zero, zero_group, ..ParallelLayout::default() };
+        Mesh::new(layout).unwrap()
     }
 
     fn run<T: Send>(self, f: impl Fn(Rank) -> Result<T, BoxError> + Sync) -> Vec<T> {
@@ -43,7 +45,7 @@ impl Folded {
 }
 
 /// Copies of dense weights, copies of experts or neither: one rank, dense only, experts only, both, in every ZeRO
-/// stage.
+/// stage; and groups of ZeRO, in which experts are shared by one rank or by several.
 fn cases() -> impl Iterator<Item = Folded> {
     let sizes = [
         (1, 2, 1, 2),
@@ -56,7 +58,10 @@ fn cases() -> impl Iterator<Item = Folded> {
         (1, 4, 2, 2),
         (1, 6, 1, 2),
     ];
-    sizes.into_iter().flat_map(|(tp, dp, etp, ep)| (0..4).map(move |zero| Folded { tp, dp, etp, ep, zero }))
+    let folded = |(tp, dp, etp, ep), zero, group| Folded { tp, dp, etp, ep, zero, group };
+    let whole = sizes.into_iter().flat_map(move |sizes| (0..4).map(move |zero| folded(sizes, zero, None)));
+    let groups = [((1, 4, 1, 2), 2), ((2, 4, 1, 2), 2), ((1, 6, 1, 2), 2)];
+    whole.chain(groups.into_iter().flat_map(move |(sizes, of)| (1..4).map(move |zero| folded(sizes, zero, Some(of)))))
 }
 
 fn specs(mesh: &Mesh, rank: usize) -> Vec<BucketSpec> {
@@ -92,9 +97,8 @@ impl Worker {
         let mut optimizer = Optimizer::aligned(
             if case.ep == 1 { 1 } else { 4 },
             config,
-            case.zero,
             specs.clone(),
-            |grid| rank.group(grid.dp_ranks()),
+            |grid| Sharding::of(&rank, grid),
             |grid, size| rank.subgroup(grid.tensor_parallel(), size),
             (&Device::flex(), dtype),
         );
@@ -208,7 +212,7 @@ fn experts_with_muon_equal_one_rank() {
 /// Every element is written by one rank of the world, and any layout resumes what any other saved.
 #[test]
 fn checkpoints_of_experts_fit_every_layout() {
-    let folded = |tp, dp, etp, ep, zero| Folded { tp, dp, etp, ep, zero };
+    let folded = |tp, dp, etp, ep, zero| Folded { tp, dp, etp, ep, zero, group: None };
     let layouts = [
         SINGLE,
         folded(1, 2, 1, 2, 0),
@@ -217,6 +221,8 @@ fn checkpoints_of_experts_fit_every_layout() {
         folded(2, 2, 1, 2, 2),
         folded(2, 1, 1, 1, 0),
         folded(1, 4, 2, 1, 3),
+        Folded { group: Some(2), ..folded(2, 4, 1, 2, 2) },
+        Folded { group: Some(2), ..folded(1, 4, 1, 2, 3) },
     ];
     for config in [kinds()[0], kinds()[3]] {
         for dtype in [DType::F64, DType::BF16] {

@@ -39,11 +39,14 @@ pub(super) fn train(
 
 pub(super) fn cases() -> impl Iterator<Item = Case> {
     let sizes = [1, 2].into_iter().flat_map(|tp| (1..5).map(move |dp| (tp, dp)));
-    sizes.flat_map(|(tp, dp)| (0..4).map(move |zero| Case { tp, dp, zero }))
+    let whole = sizes.flat_map(|(tp, dp)| (0..4).map(move |zero| Case { tp, dp, zero, group: None }));
+    let groups = [(1, 2, 1), (1, 4, 2), (2, 4, 2), (1, 6, 3)];
+    let of = |(tp, dp, group)| (1..4).map(move |zero| Case { tp, dp, zero, group: Some(group) });
+    whole.chain(groups.into_iter().flat_map(of))
 }
 
-/// With gradients whose sums are exact, ZeRO 0 to 3 over 1 to 4 data-parallel ranks and 1 or 2 tensor parallel ranks all end with
-/// the same bits: weights, norms and gradients. One optimizer per test, for the sake of threads.
+/// With gradients whose sums are exact, ZeRO 0 to 3 over 1 to 4 data-parallel ranks and 1 or 2 tensor parallel ranks, and in
+/// groups of them, all end with the same bits: weights, norms and gradients. One optimizer per test, for the sake of threads.
 fn equals_one_rank(config: OptimizerConfig) {
     let single = train(Case::SINGLE, &config, DType::F64, SAMPLES, exact);
     let by_hand = single.gradients[0].iter().map(|g| g * g).sum::<f64>().sqrt();
@@ -84,14 +87,30 @@ fn zero_adds_in_the_same_order() {
     for (config, dtype) in kinds().into_iter().zip([DType::F32, DType::BF16, DType::F16, DType::F32]) {
         for (tp, dp) in [(1, 3), (2, 2)] {
             for micro_batch in [1, SAMPLES] {
-                let plain = train(Case { tp, dp, zero: 0 }, &config, dtype, micro_batch, rough);
+                let plain = train(Case { tp, dp, zero: 0, group: None }, &config, dtype, micro_batch, rough);
                 for zero in if micro_batch == 1 { 1..2 } else { 1..4 } {
-                    let sharded = train(Case { tp, dp, zero }, &config, dtype, micro_batch, rough);
+                    let sharded = train(Case { tp, dp, zero, group: None }, &config, dtype, micro_batch, rough);
                     assert_eq!(sharded.locals, plain.locals, "{dtype:?} ZeRO {zero} {config:?}");
                     assert_eq!((sharded.norms, sharded.gradients), (plain.norms.clone(), plain.gradients.clone()));
                 }
             }
         }
+    }
+}
+
+/// Groups sum first inside and then across, so their bits are those of plain ZeRO only where sums are exact, as above.
+/// Among themselves ZeRO 1, 2 and 3 agree, and one group of all ranks is plain ZeRO.
+#[test]
+fn groups_of_every_stage_add_in_the_same_order() {
+    for (config, dtype) in kinds().into_iter().zip([DType::F64, DType::BF16, DType::F16, DType::F32]) {
+        let run = |zero, group| {
+            let case = Case { tp: 1, dp: 4, zero, group };
+            let outcome = train(case, &config, dtype, SAMPLES, rough);
+            (outcome.locals, outcome.norms, outcome.gradients)
+        };
+        let first = run(1, Some(2));
+        assert!((2..4).all(|zero| run(zero, Some(2)) == first), "{dtype:?} {config:?}");
+        assert!((1..4).all(|zero| run(zero, Some(4)) == run(0, None)), "{dtype:?} {config:?}");
     }
 }
 
@@ -115,12 +134,20 @@ fn memory_follows_the_formulas() {
         (DType::BF16, 3, (4 * 112 + part(4), part(8), part(4))),
     ];
     for (dtype, zero, (peak, states, values)) in expected {
-        for memory in shards(Case { tp: 1, dp, zero }, dtype) {
+        for memory in shards(Case { tp: 1, dp, zero, group: None }, dtype) {
             assert_eq!((memory.grads_peak, memory.values), (peak as u64, values as u64), "{dtype:?} ZeRO {zero}");
             // The one element of padding, on one rank, has no second moment.
             let missing = states - memory.states as usize;
             assert!(missing == 0 || missing == 4, "{dtype:?} ZeRO {zero}: {missing}");
             assert_eq!(memory.grads as usize, if zero == 0 { peak } else { part(4) }, "after the step");
+        }
+    }
+    for zero in 1..4 {
+        for memory in shards(Case { tp: 1, dp, zero, group: Some(2) }, DType::F32) {
+            // Halves of 112 and of 24 elements, with an element of padding in the second.
+            let missing = 8 * padded / 2 - memory.states as usize;
+            assert!(missing == 0 || missing == 4, "ZeRO {zero}: {missing}");
+            assert_eq!(memory.grads as usize, 4 * padded / 2, "after the step");
         }
     }
     let muon = train(Case::SINGLE, &kinds()[3], DType::F64, 1, exact).memory[0];
@@ -132,7 +159,7 @@ fn memory_follows_the_formulas() {
 #[test]
 fn tied_weights_get_the_sum_of_their_gradients() {
     for zero in 0..4 {
-        let case = Case { tp: 2, dp: 2, zero };
+        let case = Case { tp: 2, dp: 2, zero, group: None };
         let sums = case.run(|rank| {
             // Tensor parallel ranks stand in for the first and the last stage.
             let stage = rank.group(Axis::Tp);
@@ -148,11 +175,11 @@ fn tied_weights_get_the_sum_of_their_gradients() {
                 at_once: 1,
                 scale: ParamScale::default(),
             };
-            let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
+            let sharding = |grid: GridKind| Sharding::of(&rank, grid);
             let config = OptimizerConfig::default();
             let buckets = vec![spec(), spec()];
             let mut optimizer =
-                Optimizer::new(&config, zero, buckets, dp_ranks, |_, _| Group::single(), &Device::flex(), DType::F64);
+                Optimizer::new(&config, buckets, sharding, |_, _| Group::single(), &Device::flex(), DType::F64);
             for bucket in 0..2 {
                 let grad = [1.0, 10.0, 100.0].map(|g| g * (1 + bucket + 2 * stage.rank()) as f64);
                 let id = optimizer.spec(bucket).params[0].id;
@@ -184,7 +211,7 @@ fn tied_weights_get_the_sum_of_their_gradients() {
 #[test]
 fn a_skipped_step_leaves_no_gradient_and_one_bad_rank_tells_all() {
     for zero in 0..4 {
-        let case = Case { tp: 1, dp: 2, zero };
+        let case = Case { tp: 1, dp: 2, zero, group: None };
         let results = case.run(|rank| {
             let mut worker = Worker::new(rank.clone(), case, &OptimizerConfig::default(), DType::F64);
             let before = worker.weights();
@@ -223,7 +250,7 @@ fn train_once(case: Case) -> Vec<f64> {
 /// Under ZeRO 3 parameters are there between `gather` and `release`, and stay leaves of autodiff.
 #[test]
 fn weights_come_and_go_under_zero_3() {
-    let case = Case { tp: 1, dp: 2, zero: 3 };
+    let case = Case { tp: 1, dp: 2, zero: 3, group: None };
     case.run(|rank| {
         let Worker { net, mut optimizer, specs, .. } = Worker::new(rank, case, &OptimizerConfig::default(), DType::F64);
         let whole = super::net(&specs, DType::F64);

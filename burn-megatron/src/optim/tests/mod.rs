@@ -67,19 +67,21 @@ fn values(net: &Net) -> Vec<f64> {
     [matrices.concat(), of(net.norm.val().into_data())].concat()
 }
 
-/// A layout of ranks, and the ZeRO stage.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A layout of ranks, the ZeRO stage, and the size of its groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Case {
     tp: usize,
     dp: usize,
     zero: u8,
+    group: Option<usize>,
 }
 
 impl Case {
-    const SINGLE: Self = Self { tp: 1, dp: 1, zero: 0 };
+    const SINGLE: Self = Self { tp: 1, dp: 1, zero: 0, group: None };
 
     fn run<T: Send>(self, f: impl Fn(Rank) -> Result<T, BoxError> + Sync) -> Vec<T> {
-        let layout = ParallelLayout { tp: self.tp, dp: self.dp, ..ParallelLayout::default() };
+        let Self { tp, dp, zero, group: zero_group } = self;
+        let layout = ParallelLayout { tp, dp, zero, zero_group, ..ParallelLayout::default() };
         launch(&Mesh::new(layout).unwrap(), &[Device::flex()], f).unwrap()
     }
 }
@@ -122,9 +124,8 @@ impl Worker {
         let buckets = specs.clone();
         // Parameters one after the other, and with gaps between them as on GPUs.
         let alignment = if case.tp == 1 { 1 } else { 4 };
-        let dp_ranks = |grid: GridKind| rank.group(grid.dp_ranks());
-        let mut optimizer =
-            Optimizer::aligned(alignment, config, case.zero, buckets, dp_ranks, neighbours, (&device, dtype));
+        let sharding = |grid: GridKind| Sharding::of(&rank, grid);
+        let mut optimizer = Optimizer::aligned(alignment, config, buckets, sharding, neighbours, (&device, dtype));
         let net = net(&specs, dtype);
         optimizer.check(&net, &[0, 1], &[]).unwrap();
         let net = (0..2).fold(net, |net, bucket| optimizer.shard(bucket, net));

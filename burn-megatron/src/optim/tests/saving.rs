@@ -61,13 +61,17 @@ pub(super) fn save(worker: &Worker) -> Vec<Slice> {
 /// what the other layout saves is what it has read.
 #[test]
 fn any_layout_goes_on_where_any_other_stopped() {
-    let case = |tp, dp, zero| Case { tp, dp, zero };
+    let case = |tp, dp, zero| Case { tp, dp, zero, group: None };
+    let grouped = |tp, dp, zero| Case { group: Some(2), ..case(tp, dp, zero) };
     let pairs = [
         (Case::SINGLE, case(2, 3, 3)),
         (case(2, 2, 1), Case::SINGLE),
         (case(1, 3, 2), case(2, 2, 0)),
         (case(2, 2, 3), case(1, 4, 1)),
         (case(2, 2, 0), case(1, 2, 3)),
+        (grouped(1, 4, 1), case(1, 4, 2)),
+        (case(1, 4, 1), grouped(2, 4, 3)),
+        (grouped(1, 4, 3), grouped(1, 6, 2)),
     ];
     for config in kinds().into_iter().chain([states::in_16_bits()]) {
         for dtype in [DType::F64, DType::BF16] {
@@ -115,7 +119,7 @@ fn any_layout_goes_on_where_any_other_stopped() {
 /// Without shards whole sections are saved, and data-parallel ranks share them.
 #[test]
 fn dp_ranks_share_the_work() {
-    let case = Case { tp: 1, dp: 2, zero: 0 };
+    let case = Case { tp: 1, dp: 2, zero: 0, group: None };
     let bytes = case.run(|rank| {
         let mut worker = Worker::new(rank, case, &OptimizerConfig::default(), DType::F64);
         worker.step(0, SAMPLES, exact);

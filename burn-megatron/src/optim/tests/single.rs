@@ -39,7 +39,7 @@ fn values(model: &Two) -> Vec<f64> {
 }
 
 fn optimizer(config: &OptimizerConfig, dtype: DType) -> Optimizer {
-    Optimizer::new(config, 0, vec![bucket()], |_| Group::single(), |_, _| Group::single(), &Device::flex(), dtype)
+    Optimizer::new(config, vec![bucket()], |_| Sharding::single(), |_, _| Group::single(), &Device::flex(), dtype)
 }
 
 const INFO: StepInfo = StepInfo { lr: 0.01, grad_scale: 0.5 };
@@ -66,7 +66,7 @@ fn train(config: &OptimizerConfig, dtype: DType) -> Vec<f64> {
 #[test]
 fn host_and_tensor_updates_agree() {
     for config in kinds().iter().take(3) {
-        let mut bucket = Bucket::new(bucket(), 1, config, 0, Group::single(), &Device::flex(), DType::F64);
+        let mut bucket = Bucket::new(bucket(), 1, config, Sharding::single(), &Device::flex(), DType::F64);
         for buffer in [&mut bucket.first, &mut bucket.second] {
             *buffer = buffer.take().map(super::super::flat::Flat::off_host);
         }

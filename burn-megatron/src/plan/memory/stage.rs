@@ -6,6 +6,7 @@ use crate::plan::Job;
 use crate::plan::operations::Unit;
 use crate::plan::state::{Bucket, States, buckets};
 use crate::schedule::stages::Stage;
+use backend_dist::mesh::GridKind;
 use std::collections::BTreeMap;
 
 /// The units of a stage in their passes.
@@ -58,7 +59,7 @@ impl StageMemory {
         let (units, local) = (job.units(stage), job.local());
         let owned = buckets(job, &local, stage, &units);
         let main_grad = job.main_grad();
-        let table = Bucket { elements: local.vocab * local.hidden, matrices: 0, dp_ranks: job.dp_ranks() };
+        let table = Bucket::new(job, GridKind::Dense, local.vocab * local.hidden, 0);
         // A frozen table has no gradient.
         let shared = job.decoder.shares_table() && stage.embedding && stage.loss && job.adapters.is_none();
         let piece = |(unit, owned): (&Unit, &Vec<Bucket>)| {
@@ -69,7 +70,7 @@ impl StageMemory {
             let gathered = |bucket: &Bucket, zero| if zero == 3 { bucket.bytes(job.element) } else { 0 };
             let reduced = |bucket: &Bucket, zero| if zero >= 2 { bucket.bytes(main_grad) } else { 0 };
             let whole_but_the_shard =
-                |bucket: &Bucket| bucket.bytes(main_grad) - bucket.bytes(main_grad) / bucket.dp_ranks;
+                |bucket: &Bucket| bucket.bytes(main_grad) - bucket.bytes(main_grad) / bucket.shards;
             let grows = |bucket: &Bucket, zero| if zero == 1 { whole_but_the_shard(bucket) } else { 0 };
             StageUnit {
                 memory: UnitMemory::new(unit, job),
@@ -90,10 +91,11 @@ impl StageMemory {
         states.quantised = if zero == 3 || !job.fp8_weights { 0 } else { quantised.sum() };
         let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
         let reduce = |bucket: &Bucket| match (bucket.dp_ranks, bucket.zero(job)) {
-            (1, _) | (_, 2..) => 0,
+            (1, _) => 0,
             _ if job.gpu => 0,
-            (dp_ranks, 1) => bucket.bytes(main_grad) / dp_ranks,
-            _ => bucket.bytes(main_grad),
+            (_, 2..) if bucket.groups() == 1 => 0,
+            // What a collective gives, before what it was given is freed.
+            _ => bucket.bytes(main_grad) / bucket.shards,
         };
         let pieces: Vec<StageUnit> = units.iter().zip(&owned).map(piece).collect();
         states.gradients -= pieces.iter().map(|piece| piece.grows).sum::<u64>();

@@ -25,7 +25,7 @@ pub(super) fn candidates(request: &SearchRequest) -> Vec<Job> {
                     for vpp in [1, 2, 4, 8].into_iter().filter(|vpp| *vpp == 1 || pp > 1 && pp * vpp <= decoder.layers)
                     {
                         for (ep, etp) in expert_sizes(decoder, tp, cp * dp) {
-                            let layout = ParallelLayout { tp, cp, ep, etp, pp, vpp, dp, sp, zero: 0 };
+                            let layout = ParallelLayout { tp, cp, ep, etp, pp, vpp, dp, sp, zero: 0, zero_group: None };
                             if (request.legal)(&layout) {
                                 variants(request, layout, sequences / dp, &mut stages, &mut found);
                             }
@@ -71,16 +71,21 @@ fn variants(
     let sizes = request.micro_batch.map_or(vec![1, 2, 4, 8, 16], |size| vec![size]);
     let most = if layout.dp * layout.cp > 1 { 3 } else { 0 };
     let stages = request.zero.map_or(0..=most, |zero| zero.min(most)..=zero.min(most));
+    let with = |zero: u8| {
+        let zero_group = request.job.layout.zero_group.filter(|_| zero > 0);
+        Some(ParallelLayout { zero, zero_group, ..layout.clone() }).filter(|layout| layout.check().is_ok())
+    };
+    let layouts: Vec<ParallelLayout> = stages.filter_map(with).collect();
     for micro_batch in sizes.into_iter().filter(|size| sequences.is_multiple_of(*size)) {
         for spec in schedules(&layout, sequences / micro_batch) {
             if spec.placement().stages().saturating_mul(spec.micro_batches) > PASSES {
                 continue;
             }
             for layers in stage_layouts.of(spec.placement()) {
-                for zero in stages.clone() {
+                for layout in &layouts {
                     for recompute in &recomputes {
                         found.push(Job {
-                            layout: ParallelLayout { zero, ..layout },
+                            layout: layout.clone(),
                             schedule: spec,
                             stages: layers.clone(),
                             micro_batch,

@@ -115,6 +115,9 @@ fn zero_cuts_states_as_the_paper_says() {
     assert!((per_parameter("DP8 ZeRO3", 4) - 2.0).abs() < 1e-3);
     assert!((per_parameter("ZeRO3", 2) - 18.0).abs() < 1e-3, "nobody to share with");
     assert!((per_parameter("DP8", 8) - 32.0).abs() < 1e-3);
+    assert!((per_parameter("DP8 ZeRO1 Group2", 2) - (6.0 + 12.0 / 2.0)).abs() < 1e-3);
+    assert!((per_parameter("DP8 ZeRO2 Group4", 2) - (2.0 + 16.0 / 4.0)).abs() < 1e-3);
+    assert!((per_parameter("DP8 ZeRO3 Group4", 4) - 16.0 / 4.0).abs() < 1e-3);
 }
 
 /// On GPUs fp32 gradients are whole all the time under ZeRO 1, sharded under ZeRO 2 with two open buckets of each size,

@@ -222,6 +222,22 @@ fn gpus_are_known_by_name() {
     assert_eq!(hardware.between(16, 1), hardware.link.min(8.0 * hardware.network));
 }
 
+/// Two hosts of eight: over slow links the weights that ZeRO 3 gathers for every pass cost more than the sum of a shard's
+/// gradients once per step. Inside one host groups only add a collective.
+#[test]
+fn groups_of_zero_pay_between_slow_hosts() {
+    let step = |layout: &str, network: f64| {
+        let hardware = Hardware { network, ..h200() };
+        Plan::new(job(llama3_8b(), layout, ScheduleKind::NoPipeline, 4).on_gpus(), &hardware).unwrap().time.step
+    };
+    let slow = 1e9;
+    assert!(step("DP16 ZeRO3 Group8", slow) < 0.5 * step("DP16 ZeRO3", slow));
+    assert!(step("DP16 ZeRO1 Group8", slow) < step("DP16 ZeRO1", slow));
+    assert!(step("DP16 ZeRO3 Group8", slow) > step("DP16 ZeRO3 Group8", 50e9));
+    assert!(step("DP8 ZeRO1 Group4", slow) >= step("DP8 ZeRO1", slow));
+    assert_eq!(step("DP8 ZeRO1 Group4", slow), step("DP8 ZeRO1 Group4", 50e9));
+}
+
 #[test]
 fn a_report_says_what_fits() {
     let asked = Job { seq: 8192, ..job(llama3_8b(), "PP2 DP4", ScheduleKind::OneFOneB, 4) };

@@ -28,6 +28,16 @@ fn dp_ranks_and_stages_communication_what_they_must() {
     assert_eq!(sent("DP8 ZeRO2"), 4 * part(4 * parameters) + part(2 * parameters));
     assert_eq!(sent("DP8 ZeRO3"), 4 * (part(4 * parameters) + 2 * part(2 * parameters)));
 
+    // Inside groups as over so many ranks, and between them the sum of a shard, once per step.
+    let all = |layout: &str| traffic_of(&job(llama3_8b(), layout, ScheduleKind::NoPipeline, 4))[0];
+    for zero in 1..4 {
+        let [grouped, inside] =
+            [format!("DP8 ZeRO{zero} Group2"), format!("DP2 ZeRO{zero}")].map(|layout| all(&layout));
+        assert_eq!(grouped.between_groups, 2 * (4 * parameters / 2) * 3 / 4);
+        assert_eq!(grouped.dp - grouped.between_groups, inside.dp);
+    }
+    assert_eq!((sent("DP8 ZeRO3 Group8"), sent("DP8 ZeRO3 Group1")), (sent("DP8 ZeRO3"), sent("DP8")));
+
     let pp = |layout: &str, kind| traffic_of(&job(llama3_8b(), layout, kind, 4)).iter().map(|t| t.pp).sum::<u64>();
     let boundary = 2 * 2 * 1024 * 4096;
     assert_eq!(pp("PP4", ScheduleKind::OneFOneB), 4 * 2 * 3 * boundary);

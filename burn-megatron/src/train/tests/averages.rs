@@ -76,7 +76,7 @@ fn the_average_follows_the_weights_in_every_layout_and_across_resumes() {
 fn the_average_of_narrow_weights_is_that_of_their_masters() {
     for extra in [
         &[("parallel.dp", "2"), ("parallel.zero", "2")][..],
-        &[("parallel.dp", "2"), ("parallel.zero", "3")],
+        &[("parallel.dp", "4"), ("parallel.zero", "3"), ("parallel.zero-group", "2"), ("training.micro-batch", "1")],
         &[("optimizer.main-params-dtype", "bf16-remainder")],
     ] {
         let narrow = [&AVERAGE[..], &[("training.dtype", "bf16"), ("lr.warmup", "1")], extra].concat();
@@ -111,6 +111,7 @@ fn norms_of_layers_make_up_the_norm_and_zeros_are_counted_once_in_every_layout()
             ("param-groups.lr-scale", "{ \"*.mlp.*\" = 2, \"lm_head.*\" = 2 }"),
         ],
         &[("parallel.pp", "2"), ("parallel.tp", "2")],
+        &[("parallel.dp", "4"), ("parallel.zero", "2"), ("parallel.zero-group", "2"), ("training.micro-batch", "1")],
     ] {
         let folder = tempfile::tempdir().unwrap();
         text(folder.path());

@@ -64,7 +64,7 @@ fn states_in_16_bits_are_saved_by_one_layout_and_read_by_another() {
     assert_eq!([Kind::Remainder, Kind::FirstMoment, Kind::SecondMoment].map(count), [elements; 3]);
     assert_eq!(count(Kind::Master), 0);
     assert!(saved.tensors().iter().all(|tensor| tensor.dtype.bitsize() == 16));
-    for layout in ["TP1", "DP4 ZeRO3", "TP4 SP", "PP2 DP2 ZeRO2"] {
+    for layout in ["TP1", "DP4 ZeRO3", "TP4 SP", "PP2 DP2 ZeRO2", "DP4 ZeRO1 Group2"] {
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         let again = tempfile::tempdir().unwrap();
         let saver = Saver::new(again.path(), mesh.world_size(), SaverOptions::default()).unwrap();
