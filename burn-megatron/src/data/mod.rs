@@ -51,6 +51,7 @@ pub mod preprocess;
 mod prompts;
 mod sample;
 mod split;
+mod tokenizer_file;
 
 pub use blend::{Blend, BlendIndex, BlendedDataset};
 pub use build::{GptDataConfig, GptSplit, GptSplits};
@@ -61,3 +62,4 @@ pub use order::check_samples;
 pub use prompts::{Prompt, PromptDataset, PromptSet, SkippedPrompts};
 pub use sample::{Sample, SampleError, TokenDataset};
 pub use split::{Split, SplitRatios};
+pub use tokenizer_file::{TokenizerFileError, find_tokenizer, read_tokenizer, tokenizer_json};
