@@ -23,6 +23,7 @@ use super::refused;
 use super::sampling::SamplingArgs;
 use crate::checkpoint::Checkpoint;
 use crate::data::preprocess::end_of_document;
+use crate::data::read_tokenizer;
 use crate::forward::{Settings, build};
 use crate::generate::{Ended, GenerateOptions, Generated, generate};
 use crate::hf::{GenerationConfig, HfFolder, model_of, read_adapter};
@@ -186,7 +187,7 @@ fn open(args: &Args, cluster: &Cluster) -> Result<Source> {
 
 pub(super) fn tokenizer(path: &Path) -> Result<Tokenizer> {
     let named = |error| anyhow!("{}: {error}", path.display());
-    let mut tokenizer = Tokenizer::from_file(path).map_err(named)?;
+    let mut tokenizer = read_tokenizer(path).map_err(|error| named(error.into()))?;
     // A prompt is of any length: neither truncated nor padded.
     tokenizer.with_truncation(None).map_err(named)?.with_padding(None);
     Ok(tokenizer)

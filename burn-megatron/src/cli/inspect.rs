@@ -15,6 +15,7 @@ use super::{print, refused};
 use crate::data::indexed::IndexedDataset;
 use crate::data::{
     Blend, DataError, EpochPlan, GptDataConfig, GptSplit, GptSplits, Sample, Split, SplitRatios, TokenDataset, npy,
+    read_tokenizer,
 };
 use crate::refusal::Access;
 
@@ -196,7 +197,7 @@ fn show(args: &Args, splits: &GptSplits) -> anyhow::Result<()> {
     if let Some(samples) = args.samples.filter(|&samples| samples > data.len()) {
         bail!("{samples} {} samples are wanted, there are {}", split.name(), data.len());
     }
-    let load = |path: &PathBuf| Tokenizer::from_file(path).map_err(|error| anyhow!("{}: {error}", path.display()));
+    let load = |path: &PathBuf| read_tokenizer(path).map_err(|error| anyhow!("{}: {error}", path.display()));
     let tokenizer = args.tokenizer.as_ref().map(load).transpose()?;
     for index in 0..args.samples.unwrap_or(SHOWN.min(data.len())) {
         let sample = describe_sample(&data.try_sample(index)?, tokenizer.as_ref())?;

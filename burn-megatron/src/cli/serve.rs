@@ -146,7 +146,8 @@ fn app(
     scheduler: SchedulerConfig,
 ) -> Result<App> {
     let dir = args.hf.as_deref().unwrap_or(Path::new("."));
-    let path = folder.tokenizer_path().with_context(|| format!("{}: no tokenizer.json", dir.display()))?;
+    let path =
+        folder.tokenizer_path().with_context(|| format!("{}: no tokenizer.json or other tokenizer", dir.display()))?;
     let tokenizer = tokenizer(&path)?;
     let chat = match ChatTokenizer::open(dir, args.chat_template.as_deref()) {
         Ok(chat) => Some(chat),

@@ -13,6 +13,7 @@ use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Origin, Problem, did_you_mean};
 use super::run::RunConfig;
 use crate::batch::{BatchPlan, BatchSizes};
+use crate::data::find_tokenizer;
 use crate::plan::Decoder;
 use crate::refusal::{Access, advice};
 use crate::schedule::AUTO;
@@ -244,7 +245,7 @@ impl Values {
 
     fn default_tokenizer(&self) -> Value {
         let of_folder = match &self.base {
-            Base::Hf(folder) => Some(folder.join("tokenizer.json")).filter(|path| path.exists()),
+            Base::Hf(folder) => find_tokenizer(folder),
             _ => None,
         };
         match of_folder {

@@ -52,6 +52,7 @@ mod prompts;
 mod sample;
 mod split;
 mod taught;
+mod tokenizer_file;
 mod top_k;
 
 pub use blend::{Blend, BlendIndex, BlendedDataset};
@@ -64,4 +65,5 @@ pub use prompts::{Prompt, PromptDataset, PromptSet, SkippedPrompts};
 pub use sample::{Sample, SampleError, TokenDataset};
 pub use split::{Split, SplitRatios};
 pub use taught::{TaughtDataset, TopKFile, TopKWriter, sequence_key};
+pub use tokenizer_file::{TokenizerFileError, find_tokenizer, read_tokenizer, tokenizer_json};
 pub use top_k::TopK;

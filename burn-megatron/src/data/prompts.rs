@@ -9,7 +9,7 @@ use tokenizers::Tokenizer;
 
 use super::chat::{ChatError, ChatTokenizer, Row, rows};
 use super::numpy::RandomState;
-use super::{Sample, SampleError, TokenDataset};
+use super::{Sample, SampleError, TokenDataset, read_tokenizer};
 
 /// How files of prompts are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl PromptDataset {
 
 fn tokenizer(path: &Path) -> Result<Tokenizer, ChatError> {
     let refused = |error: tokenizers::Error| ChatError::Tokenizer { path: path.to_path_buf(), what: error.to_string() };
-    let mut tokenizer = Tokenizer::from_file(path).map_err(refused)?;
+    let mut tokenizer = read_tokenizer(path).map_err(|error| refused(error.into()))?;
     tokenizer.with_truncation(None).map_err(refused)?.with_padding(None);
     Ok(tokenizer)
 }

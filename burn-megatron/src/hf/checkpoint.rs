@@ -7,7 +7,6 @@ use backend_dist::launch::BoxError;
 use backend_dist::mesh::ParallelLayout;
 use models::{FamilyConfig, ModelConfig};
 use serde_json::{Value, json};
-use tokenizers::Tokenizer;
 
 use super::companions::Companions;
 use super::error::HfFolderError;
@@ -15,6 +14,7 @@ use super::folder::HfFolder;
 use super::outputs::TensorReader;
 use super::shards::divide;
 use crate::checkpoint::{Checkpoint, Kind, RunState, SaveReport, Saver, SaverOptions, Slice};
+use crate::data::read_tokenizer;
 use crate::element::Element;
 
 /// The key of a checkpoint's configuration that holds the files that came with the model.
@@ -71,7 +71,7 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
     };
     let tokenizer = folder.tokenizer_path();
     if let Some(path) = &tokenizer {
-        Tokenizer::from_file(path).map_err(|error| HfFolderError::file(path, format!("is no tokenizer: {error}")))?;
+        read_tokenizer(path).map_err(|error| HfFolderError::file(path, format!("is no tokenizer: {error}")))?;
     }
     let options = SaverOptions { tokenizer, ..SaverOptions::default() };
     let saver = Saver::new(root, files.len(), options)?;

@@ -19,6 +19,7 @@ use super::outputs::TensorReader;
 use super::plain::read_plain;
 use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
+use crate::data::find_tokenizer;
 use crate::element::Element;
 
 /// An opened folder: `config.json` is understood, and every weight is there with the shape that the model needs. The
@@ -78,9 +79,9 @@ impl HfFolder {
         &self.companions
     }
 
-    /// `tokenizer.json`, if there is one.
+    /// `tokenizer.json`, or the tokenizer in another file, if there is one.
     pub fn tokenizer_path(&self) -> Option<PathBuf> {
-        Some(self.folder.join("tokenizer.json")).filter(|path| path.exists())
+        find_tokenizer(&self.folder)
     }
 
     /// Where a tensor is, and in which type it is read.

@@ -14,6 +14,7 @@ use super::outputs::{Output, TensorReader, outputs, write_tensor};
 use super::shards::{divide, name as shard_name};
 use super::tensors::INDEX;
 use super::{distributed_writer, torch_dist};
+use crate::data::tokenizer_json;
 use crate::element::Element;
 
 /// In which form weights are written.
@@ -141,7 +142,8 @@ pub(super) fn write_small_files(folder: &Path, what: &Export, config: &Value) ->
     write_text(&folder.join("config.json"), &pretty(config))?;
     if let Some(tokenizer) = what.tokenizer {
         let to = folder.join("tokenizer.json");
-        std::fs::copy(tokenizer, &to).map_err(HfFolderError::io("copy the tokenizer to", &to))?;
+        let text = tokenizer_json(tokenizer).map_err(|error| HfFolderError::file(tokenizer, error.to_string()))?;
+        std::fs::write(&to, text).map_err(HfFolderError::io("write the tokenizer to", &to))?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::data::preprocess::{
     PreprocessOptions, Progress, TextDocuments, TokenizerChoice, end_of_document, prepare, vocab_size,
 };
-use crate::data::{Blend, GptSplit, GptSplits, Sample, SampleError, TokenDataset};
+use crate::data::{Blend, GptSplit, GptSplits, Sample, SampleError, TokenDataset, read_tokenizer};
 use crate::grpo::Reward;
 
 /// Tokens on disk.
@@ -180,8 +180,8 @@ fn indexed(config: &RunConfig) -> Result<Tokens, TrainError> {
 pub(super) fn tokenizer_file(config: &RunConfig) -> Result<Option<(PathBuf, Tokenizer)>, TrainError> {
     let named = config.data.tokenizer.as_deref().filter(|name| !["char", "byte", "bpe"].contains(name));
     let Some(path) = named.map(PathBuf::from) else { return Ok(None) };
-    let tokenizer = Tokenizer::from_file(&path)
-        .map_err(|error| TrainError::Tokenizer { path: path.clone(), what: error.to_string() })?;
+    let tokenizer =
+        read_tokenizer(&path).map_err(|error| TrainError::Tokenizer { path: path.clone(), what: error.to_string() })?;
     fits(config, vocab_size(&tokenizer), Some(&path))?;
     Ok(Some((path, tokenizer)))
 }

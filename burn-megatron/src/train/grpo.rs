@@ -10,7 +10,7 @@ use super::TrainError;
 use super::run_data::{RunData, fits};
 use crate::config::RunConfig;
 use crate::data::preprocess::{end_of_document, vocab_size};
-use crate::data::{PromptDataset, PromptSet};
+use crate::data::{PromptDataset, PromptSet, TokenizerFileError, read_tokenizer};
 use crate::grpo::{ExactAnswer, Reward};
 use crate::hf::HfFolder;
 use crate::learner::GrpoRun;
@@ -70,8 +70,8 @@ fn stop_tokens(config: &RunConfig, tokenizer: &Tokenizer) -> Result<Vec<i64>, Tr
 /// Why not.
 pub(super) fn check_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
     let path = PathBuf::from(config.data.tokenizer.as_deref().unwrap_or_default());
-    let refused = |error: tokenizers::Error| TrainError::Tokenizer { path: path.clone(), what: error.to_string() };
-    let tokenizer = Tokenizer::from_file(&path).map_err(refused)?;
+    let refused = |error: TokenizerFileError| TrainError::Tokenizer { path: path.clone(), what: error.to_string() };
+    let tokenizer = read_tokenizer(&path).map_err(refused)?;
     fits(config, vocab_size(&tokenizer), Some(&path))?;
     Ok(tokenizer)
 }

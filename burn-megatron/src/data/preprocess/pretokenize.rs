@@ -5,6 +5,8 @@ use tokenizers::pre_tokenizers::split::SplitPattern;
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 use tokenizers::utils::SysRegex;
 
+use crate::data::tokenizer_file::byte_symbol;
+
 /// The expression of GPT-2's `ByteLevel` pre-tokenizer.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
@@ -101,18 +103,6 @@ pub(super) fn chunks(text: String) -> impl Iterator<Item = String> {
         start = end;
         (!chunk.is_empty()).then_some(chunk)
     })
-}
-
-/// GPT-2's printable stand-in for a byte: itself where it is printable Latin-1, else the next free code point from 256.
-pub(super) fn byte_symbol(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    match printable(byte) {
-        true => char::from(byte),
-        false => {
-            let before = (0..byte).filter(|&other| !printable(other)).count() as u32;
-            char::from_u32(256 + before).expect("a Latin character")
-        }
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer, Trainer};
 
 use super::PreprocessError;
-use super::pretokenize::{PreTokenizer, byte_symbol, chunks};
+use super::pretokenize::{PreTokenizer, chunks};
+use crate::data::tokenizer_file::{byte_symbol, read_tokenizer};
 
 /// The end-of-document token of tokenizers that are made here.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -27,7 +28,7 @@ pub const LARGEST_BPE: usize = 1 << 20;
 /// the `tokenizers` family reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizerChoice {
-    /// A `tokenizer.json`.
+    /// A file that [`read_tokenizer`](crate::data::read_tokenizer) reads.
     File(PathBuf),
     /// A byte-level BPE of this many entries, trained on the input.
     TrainBpe(usize),
@@ -60,7 +61,7 @@ impl TokenizerChoice {
             Self::None => return Ok(None),
             Self::File(path) => {
                 let named = |error: &dyn std::fmt::Display| failed(format!("{}: {error}", path.display()));
-                let mut tokenizer = Tokenizer::from_file(path).map_err(|error| named(&error))?;
+                let mut tokenizer = read_tokenizer(path).map_err(|error| named(&error))?;
                 // Documents are of any length: neither truncated nor padded.
                 tokenizer.with_truncation(None).map_err(|error| named(&error))?.with_padding(None);
                 return Ok(Some(tokenizer));

@@ -1,0 +1,242 @@
+//! SentencePiece models: `sentencepiece_model.proto` of <https://github.com/google/sentencepiece>.
+
+use std::collections::HashMap;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use super::wire::{Field, Fields};
+
+/// What SentencePiece writes for a space.
+const SPACE: &str = "▁";
+
+/// `ModelProto.SentencePiece.Type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    /// Bytes and unused pieces.
+    Other,
+}
+
+/// An entry of the vocabulary.
+struct Piece {
+    text: String,
+    score: f32,
+    kind: Kind,
+}
+
+/// `TrainerSpec.ModelType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Algorithm {
+    Unigram,
+    Bpe,
+    Word,
+    Char,
+}
+
+/// A model, with the defaults of the schema.
+struct Model {
+    pieces: Vec<Piece>,
+    algorithm: Algorithm,
+    byte_fallback: bool,
+    space_as_suffix: bool,
+    charsmap: Vec<u8>,
+    dummy_prefix: bool,
+    removes_spaces: bool,
+    escapes_spaces: bool,
+}
+
+const BROKEN: &str = "this is no SentencePiece model, or a damaged one";
+
+/// The model as a `tokenizer.json`.
+///
+/// # Errors
+/// What is wrong, or what is not read.
+pub(super) fn as_json(bytes: &[u8]) -> Result<Value, String> {
+    let model = Model::read(bytes)?;
+    model.check()?;
+    let unknown = model.pieces.iter().position(|piece| piece.kind == Kind::Unknown);
+    let unknown = unknown.ok_or("the SentencePiece model has no unknown piece")?;
+    let added = model.pieces.iter().enumerate().filter_map(|(id, piece)| {
+        let is_control = piece.kind == Kind::Control;
+        // A symbol with a space is never found: spaces have been escaped by then.
+        let is_found = is_control || piece.kind == Kind::UserDefined && !piece.text.contains(' ');
+        is_found.then(|| {
+            // User-defined symbols are looked for after spaces have become pieces' spaces, control symbols before.
+            json!({
+                "id": id, "content": piece.text, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": !is_control, "special": is_control,
+            })
+        })
+    });
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": {"type": "Sequence", "normalizers": model.normalizers()},
+        "pre_tokenizer": null,
+        "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": model.decoders()},
+        "model": match model.algorithm {
+            Algorithm::Bpe => model.bpe(unknown),
+            _ => model.unigram(unknown),
+        },
+    }))
+}
+
+impl Model {
+    fn read(bytes: &[u8]) -> Result<Self, String> {
+        let mut model = Self {
+            pieces: Vec::new(),
+            algorithm: Algorithm::Unigram,
+            byte_fallback: false,
+            space_as_suffix: false,
+            charsmap: Vec::new(),
+            dummy_prefix: true,
+            removes_spaces: true,
+            escapes_spaces: true,
+        };
+        for field in Fields::new(bytes) {
+            match field.ok_or(BROKEN)? {
+                (1, Field::Bytes(piece)) => model.pieces.push(Piece::read(piece)?),
+                (2, Field::Bytes(trainer)) => model.read_trainer(trainer)?,
+                (3, Field::Bytes(normalizer)) => model.read_normalizer(normalizer)?,
+                _ => {}
+            }
+        }
+        match model.pieces.is_empty() {
+            true => Err(BROKEN.into()),
+            false => Ok(model),
+        }
+    }
+
+    fn read_trainer(&mut self, message: &[u8]) -> Result<(), String> {
+        for field in Fields::new(message) {
+            match field.ok_or(BROKEN)? {
+                (3, Field::Varint(1)) => self.algorithm = Algorithm::Unigram,
+                (3, Field::Varint(2)) => self.algorithm = Algorithm::Bpe,
+                (3, Field::Varint(3)) => self.algorithm = Algorithm::Word,
+                (3, Field::Varint(4)) => self.algorithm = Algorithm::Char,
+                (24, Field::Varint(flag)) => self.space_as_suffix = flag != 0,
+                (35, Field::Varint(flag)) => self.byte_fallback = flag != 0,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn read_normalizer(&mut self, message: &[u8]) -> Result<(), String> {
+        for field in Fields::new(message) {
+            match field.ok_or(BROKEN)? {
+                (2, Field::Bytes(charsmap)) => self.charsmap = charsmap.to_vec(),
+                (3, Field::Varint(flag)) => self.dummy_prefix = flag != 0,
+                (4, Field::Varint(flag)) => self.removes_spaces = flag != 0,
+                (5, Field::Varint(flag)) => self.escapes_spaces = flag != 0,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let refused = |what: &str| Err(format!("the SentencePiece model {what}; take the model's tokenizer.json"));
+        let user_defined = self.pieces.iter().any(|piece| piece.kind == Kind::UserDefined);
+        match self.algorithm {
+            Algorithm::Word => refused("is one of words, and unigram and BPE are read"),
+            Algorithm::Char => refused("is one of characters, and unigram and BPE are read"),
+            _ if self.space_as_suffix => refused("has spaces at the end of words"),
+            _ if !self.escapes_spaces => refused("does not escape spaces"),
+            // A prefix before such a symbol would be looked for as a part of it.
+            _ if self.dummy_prefix && user_defined => refused("has user-defined symbols and a dummy prefix"),
+            _ => Ok(()),
+        }
+    }
+
+    /// `Normalizer::Normalize`: characters, then spaces, then the prefix; all of U+0020 alone.
+    fn normalizers(&self) -> Vec<Value> {
+        let replace =
+            |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+        let mut all = Vec::new();
+        if !self.charsmap.is_empty() {
+            let charsmap = BASE64_STANDARD.encode(&self.charsmap);
+            all.push(json!({"type": "Precompiled", "precompiled_charsmap": charsmap}));
+        }
+        if self.removes_spaces {
+            all.push(replace(json!({"Regex": r"\A +| +\z"}), ""));
+            all.push(replace(json!({"Regex": " {2,}"}), " "));
+        }
+        if self.dummy_prefix {
+            all.push(json!({"type": "Prepend", "prepend": SPACE}));
+        }
+        all.push(replace(json!({"String": " "}), SPACE));
+        all
+    }
+
+    fn decoders(&self) -> Vec<Value> {
+        let mut all = vec![
+            json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
+        if self.dummy_prefix || self.removes_spaces {
+            all.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+        }
+        all
+    }
+
+    fn unigram(&self, unknown: usize) -> Value {
+        let vocab: Vec<Value> = self.pieces.iter().map(|piece| json!([piece.text, piece.score])).collect();
+        json!({"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": self.byte_fallback})
+    }
+
+    /// SentencePiece merges two neighbours if their text is a piece, the one with the highest score first. So every
+    /// division of a piece into two is a merge, in the order of scores.
+    fn bpe(&self, unknown: usize) -> Value {
+        let is_merged = |piece: &&Piece| piece.kind == Kind::Normal;
+        let scores: HashMap<&str, f32> =
+            self.pieces.iter().filter(is_merged).map(|piece| (piece.text.as_str(), piece.score)).collect();
+        let mut merges: Vec<(f32, [&str; 2])> = Vec::new();
+        for piece in self.pieces.iter().filter(is_merged) {
+            let divisions = piece.text.char_indices().skip(1).map(|(at, _)| piece.text.split_at(at));
+            let known = divisions.filter(|(left, right)| scores.contains_key(left) && scores.contains_key(right));
+            merges.extend(known.map(|(left, right)| (piece.score, [left, right])));
+        }
+        merges.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let vocab: serde_json::Map<String, Value> =
+            self.pieces.iter().enumerate().map(|(id, piece)| (piece.text.clone(), json!(id))).collect();
+        json!({
+            "type": "BPE", "dropout": null, "unk_token": self.pieces[unknown].text, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": self.byte_fallback, "ignore_merges": false,
+            "vocab": vocab, "merges": merges.into_iter().map(|(_, merge)| merge).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Piece {
+    fn read(message: &[u8]) -> Result<Self, String> {
+        let mut piece = Self { text: String::new(), score: 0.0, kind: Kind::Normal };
+        for field in Fields::new(message) {
+            match field.ok_or(BROKEN)? {
+                (1, Field::Bytes(text)) => piece.text = String::from_utf8(text.to_vec()).map_err(|_| BROKEN)?,
+                (2, Field::Fixed32(score)) => piece.score = f32::from_le_bytes(score),
+                (3, Field::Varint(kind)) => {
+                    piece.kind = match kind {
+                        1 => Kind::Normal,
+                        2 => Kind::Unknown,
+                        3 => Kind::Control,
+                        4 => Kind::UserDefined,
+                        5 | 6 => Kind::Other,
+                        _ => return Err(BROKEN.into()),
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(piece)
+    }
+}
