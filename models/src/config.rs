@@ -156,9 +156,10 @@ pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>, rotated: usize) -
     base("rope_theta", theta)?;
     let Some(scaling) = scaling else { return Ok(()) };
     // With LongRoPE the model may be shorter than the original context; its factors are pair by pair.
-    let least = if matches!(scaling, RopeScaling::LongRope(_)) { f64::MIN_POSITIVE } else { 1.0 };
+    let is_long = matches!(scaling, RopeScaling::LongRope(_));
+    let (least, range) = if is_long { (f64::MIN_POSITIVE, "above 0") } else { (1.0, "at least 1") };
     if !(least..f64::INFINITY).contains(&scaling.factor()) {
-        return refuse("rope_scaling.factor", scaling.factor(), "at least 1", 1.0);
+        return refuse("rope_scaling.factor", scaling.factor(), range, 1.0);
     }
     match scaling {
         RopeScaling::Linear(_) => Ok(()),
@@ -192,12 +193,7 @@ pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>, rotated: usize) -
             for (key, list) in lists {
                 let (list, pairs) = (list.as_slice(), rotated / 2);
                 if list.len() != pairs {
-                    return refuse(
-                        key,
-                        list.len() as f64,
-                        "as many numbers as pairs of rotated features",
-                        pairs as f64,
-                    );
+                    return refuse(key, list.len() as f64, PAIRS, pairs as f64);
                 }
                 if let Some(factor) = list.iter().find(|factor| !(0.01..=1e6).contains(*factor)) {
                     return refuse(key, *factor, "at least 0.01 and at most 1e6", 1.0);
