@@ -43,7 +43,7 @@ pub(super) struct Grads {
 /// A sum over data-parallel ranks in flight.
 enum Running {
     /// Into the shard, or into a buffer that is then added to it. Then the ranks that hold the same shard sum it, if they are to.
-    Scatter(Wait, Option<Buffer>, Option<Box<Group>>),
+    Scatter(Wait, Option<Box<Buffer>>, Option<Box<Group>>),
     /// Of what the rank keeps.
     Sum(Wait),
 }
@@ -156,7 +156,7 @@ impl Grads {
             (Some(whole), Some(_)) => {
                 let own = whole.part(region.clone());
                 let scatter = whole.reduce_scatter(&own, shards);
-                self.running = Some(Running::Scatter(scatter, Some(own), None)).into();
+                self.running = Some(Running::Scatter(scatter, Some(Box::new(own)), None)).into();
             }
             _ if first => *part = whole.reduce_scatter(shards),
             _ => part.add(0, whole.reduce_scatter(shards).into_tensor()),
