@@ -89,8 +89,8 @@ fn assignments(text: &str) -> String {
 pub(super) fn alone(command: &str) -> Result<()> {
     if let Some(world) = ProcessWorld::from_env()? {
         bail!(
-            "`{command}` answers in one process, which runs all ranks, but this is one of {} (WORLD_SIZE): start it by itself, or \
-             with one process; `generate` and `eval` run in several",
+            "`{command}` runs in one process with all ranks, but this is one of {} (WORLD_SIZE): start it by itself, or with one \
+             process",
             world.processes
         );
     }

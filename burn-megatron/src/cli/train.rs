@@ -13,7 +13,7 @@ use super::layout::LayoutArgs;
 use super::overrides::Overrides;
 use super::preprocess::Display;
 use super::print;
-use super::processes::join;
+use super::processes::{alone, join};
 use crate::config::RunConfig;
 use crate::console::format::duration;
 use crate::console::say;
@@ -75,6 +75,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let device = args.device.kind();
     if let Some(file) = &args.write_top_k {
+        alone("train --write-top-k")?;
         let (plan, one) = (Plan::new(&config, &args.allow_change)?, device.devices(&ParallelLayout::default())?);
         let mut display = Display::new();
         let written = write_top_k(&plan, &one[0], file, args.top_k, &mut |progress| display.show(progress));

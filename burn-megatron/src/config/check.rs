@@ -351,11 +351,11 @@ impl RunConfig {
                 "parallel.pipeline-parallel = {stages}: the teacher of distill.teacher has no stages; nearest legal: 1"
             )
         }));
+        let key = if self.distill.teacher.is_some() { "distill.teacher" } else { "distill.logits" };
         note(demand(!self.preference.is_used(), || {
-            "distill.teacher and preference.train: a loss of tokens and a loss of pairs; only one can be the run's"
-                .into()
+            format!("{key} and preference.train: a loss of tokens and a loss of pairs; only one can be the run's")
         }));
-        self.no_multi_token_prediction("distill.teacher", note);
+        self.no_multi_token_prediction(key, note);
     }
 
     pub(super) fn no_multi_token_prediction(&self, key: &str, note: &mut impl FnMut(Result<(), String>)) {

@@ -4,6 +4,7 @@ use super::check::demand;
 use super::run::RunConfig;
 use crate::engine::LossMean;
 use crate::grpo::ExactAnswer;
+use models::ModelConfig;
 
 impl RunConfig {
     /// Notes what is wrong with `[grpo]`.
@@ -53,9 +54,18 @@ impl RunConfig {
         }
         self.check_grpo_layout(note);
         note(demand(self.distill.config().is_none(), || {
-            "distill.teacher and grpo.train: only one can be what the run learns from".into()
+            let key = if self.distill.teacher.is_some() { "distill.teacher" } else { "distill.logits" };
+            format!("{key} and grpo.train: only one can be what the run learns from")
         }));
         self.no_multi_token_prediction("grpo.train", note);
+        let (seq, cached) = (self.training.seq_length, self.model.config.cached_positions());
+        note(demand(cached.is_none_or(|most| seq <= most), || {
+            let most = cached.unwrap_or_default();
+            format!(
+                "training.seq-length = {seq}: LongRoPE turns sequences of more than {most} tokens by other angles than those with \
+                 which completions of grpo.train are drawn; nearest legal: {most}"
+            )
+        }));
     }
 
     /// Layouts in which a rank has all layers with all of its weights, which drawing completions needs.

@@ -31,11 +31,20 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "chat" => Some("chat.train"),
         "preference" => Some("preference.train"),
         "grpo" => Some("grpo.train"),
-        // Or else distill.logits: without both, `check_distill` says that they mean nothing.
-        "distill" => None,
+        "distill" if path != "distill.logits" => Some(TEACHER),
         _ => None,
     };
     single.or_else(of_section).filter(|decider| *decider != path)
+}
+
+const TEACHER: &str = "distill.teacher";
+
+/// The value of a decider in words. A file of its logits takes the place of a teacher.
+pub(super) fn decided(decider: &str, value: impl Fn(&str) -> String) -> String {
+    match value(decider) {
+        none if none == NONE && decider == TEACHER => value("distill.logits"),
+        word => word,
+    }
 }
 
 /// A decider's value in words, as [`belongs`] takes it.
@@ -53,7 +62,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
     let (section, name) = path.split_once('.').unwrap_or_default();
     match (section, name) {
         ("optimizer", "kind") | ("recompute", "granularity") | ("fp8", "format") => true,
-        ("lora", "rank") | ("chat" | "preference" | "grpo", "train") | ("distill", _) => true,
+        ("lora", "rank") | ("chat" | "preference" | "grpo", "train") | ("distill", "teacher" | "logits") => true,
         ("preference", "label-smoothing") => ["dpo", "simpo"].contains(&decided),
         ("preference", "gamma") => decided == "simpo",
         ("preference", "desirable-weight" | "undesirable-weight") => decided == "kto",
@@ -70,7 +79,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",
         ("fp8", "num-layers-at-start-in-bf16" | "num-layers-at-end-in-bf16") => decided == "true",
         ("anomaly", "sigma-factor" | "window") => decided != NONE,
-        ("fp8" | "lora", _) => decided != NONE,
+        ("fp8" | "lora" | "distill", _) => decided != NONE,
         // A list of files.
         ("chat" | "preference" | "grpo", _) => !decided.is_empty(),
         _ => true,

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::foreign::{belongs, decider, words};
+use super::foreign::{belongs, decided, decider, words};
 use super::keys::{KEYS, SECTIONS};
 use super::kind::NONE;
 use super::model::{sizes, snake};
@@ -26,7 +26,7 @@ impl RunConfig {
                     let (section, name) = path.split_once('.').unwrap_or_default();
                     words(&values[section][name])
                 };
-                if decider(key.path).is_some_and(|decider| !belongs(key.path, &value(decider))) {
+                if decider(key.path).is_some_and(|decider| !belongs(key.path, &decided(decider, value))) {
                     continue;
                 }
                 line(&mut text, key.name(), &values[section][key.name()], key.doc);
@@ -48,6 +48,8 @@ impl RunConfig {
 fn line(text: &mut String, name: &str, value: &Value, doc: &str) {
     let value = match value {
         Value::Null => format!("\"{NONE}\""),
+        // In one line, as keys are compared between processes; what JSON escapes reads the same in TOML.
+        Value::String(text) if text.contains('\n') => Value::from(text.as_str()).to_string(),
         // A number beyond TOML's range, which no check accepts, is shown as a text.
         value => toml::Value::try_from(without_nothing(value))
             .map_or_else(|_| format!("\"{value}\""), |value| value.to_string()),

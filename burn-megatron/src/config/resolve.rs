@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::foreign::{belongs, decider, defaults, owners, words};
+use super::foreign::{belongs, decided, decider, defaults, owners, words};
 use super::keys::{KEYS, SECTIONS, find, find_anywhere};
 use super::kind::NONE;
 use super::layer::{Entry, read_file, read_overrides};
@@ -213,7 +213,7 @@ impl Values {
         let given = std::mem::take(&mut self.given);
         for (&path, origin) in &given {
             let Some(decider) = decider(path) else { continue };
-            let decided = self.values.get(decider).map_or_else(|| NONE.into(), words);
+            let decided = decided(decider, |path| self.values.get(path).map_or_else(|| NONE.into(), words));
             if belongs(path, &decided) {
                 continue;
             }

@@ -193,7 +193,8 @@ impl TaughtDataset {
         let path = self.file.path.display();
         let missing = || {
             format!(
-                "distill.logits = {path} has nothing about sample {index}; write it with the data and the seed of this run"
+                "distill.logits = {path} has nothing about sample {index}; write it with the data, seed, number of steps and global \
+                 batch of this run"
             )
         };
         Ok(self.file.get(sequence_key(sample))?.ok_or_else(missing)?)

@@ -7,7 +7,7 @@ use super::local_batch::LocalBatch;
 use crate::data::TopK;
 use backend_dist::ops::{PassContext, PassKind};
 use burn::tensor::activation::{log_softmax, softmax};
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 /// The constants of distillation.
@@ -73,16 +73,22 @@ pub(super) fn losses(student: Tensor<3>, taught: Taught, labels: Tensor<2, Int>,
         Taught::TopK(ids, wanted) => {
             let wanted = (*wanted).cast(found.dtype());
             let ids = if tracked { Tensor::from_inner(ids) } else { ids };
-            let found = found.gather(2, ids);
+            // Summed over the others, for 1 minus the sum of the likeliest has no digits left where these are all.
+            let far = Tensor::full(ids.dims(), FAR, (&found.device(), found.dtype()));
+            let others = found.clone().scatter(2, ids.clone(), far, IndexingUpdateOp::Add);
+            let most = others.clone().detach().max_dim(2);
+            let rest = (others - most.clone()).exp().sum_dim(2).log() + most;
             // A probability of 0 has no logarithm, and no share in the sum.
-            let rest = found.clone().exp().sum_dim(2).neg().add_scalar(1.0).clamp_min(LEAST).log();
             let logs = wanted.clone().clamp_min(LEAST).log();
-            (wanted, logs, Tensor::cat(vec![found, rest], 2))
+            (wanted, logs, Tensor::cat(vec![found.gather(2, ids), rest], 2))
         }
     };
     let divergence = (constant(wanted) * (constant(logs) - found)).sum_dim(2);
     flat(entropy.mul_scalar(1.0 - weight) + divergence.mul_scalar(weight * temperature * temperature))
 }
+
+/// Added to a log-probability that is not to count.
+const FAR: f64 = -1e30;
 
 /// Probabilities below it count as this.
 const LEAST: f64 = 1e-30;

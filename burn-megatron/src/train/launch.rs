@@ -14,7 +14,7 @@ use models::{CausalLm, ModelConfig, ParamBuilder, Part, WeightSource, WithModel}
 use serde_json::Value;
 
 use super::fp8::possible;
-use super::teach::{BuildTeacher, taught};
+use super::teach::BuildTeacher;
 use super::{Plan, RunData, TrainError, resume as saving, tasks};
 use crate::checkpoint::Checkpoint;
 use crate::config::{RunConfig, TrainingSection};
@@ -76,10 +76,9 @@ impl WithModel for Launch<'_> {
         if !companions.is_empty() {
             keep_companions(&mut description.config, &companions);
         }
-        let train = taught(config, data.train)?;
         let tokenizer = data.tokenizer.or_else(|| before.and_then(|before| before.tokenizer()));
         let resume = plan.start.as_ref().map_or(Resume::Never, |start| Resume::From(start.path.clone()));
-        let mut run = Pretraining::new(mesh, engine, training.steps, (train, data.valid), dims, build)
+        let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
             .devices(devices)
             .directory(&config.output.directory)
             .logs(logs(config, peak))

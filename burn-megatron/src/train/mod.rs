@@ -217,7 +217,7 @@ pub fn train_among(
         None => start_threads()?,
         Some(processes) => processes.attempt(start_threads)?,
     }
-    let data = match processes {
+    let mut data = match processes {
         None => RunData::of(config, plan.reward(), Tokens::find(config, progress)?)?,
         Some(processes) => {
             same_start(plan, processes)?;
@@ -226,6 +226,11 @@ pub fn train_among(
             same_data(&data, processes)?;
             data
         }
+    };
+    let with_teacher = || teach::taught(config, data.train.clone());
+    data.train = match processes {
+        None => with_teacher()?,
+        Some(processes) => processes.attempt(with_teacher)?,
     };
     if processes.is_none_or(Processes::is_first) {
         let label = if config.grpo.is_used() { "grpo" } else { "chat" };

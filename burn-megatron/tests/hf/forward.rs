@@ -126,7 +126,7 @@ fn in_lower_precision() {
         // one rank and 0.052 in this layout. With the experts of fp64 both are within 0.03
         // (`models/tests/layouts/hf.rs`).
         let half = if EXPERTS.contains(&model) { 0.1 } else { 0.05 };
-        let single = if model == "qwen3_next" { 4e-6 } else { 2e-6 };
+        let single = if model == "qwen3_next" { 5e-6 } else { 2e-6 };
         for (dtype, limit) in [(FloatDType::F32, single), (FloatDType::BF16, half)] {
             let output = run(model, &input, &settings("TP2 SP", dtype)).unwrap();
             let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());

@@ -210,7 +210,7 @@ fn what_goes_wrong_in_one_process_ends_all_with_its_words() {
     });
     failing(children.collect(), &["has arguments --seed 3", "has arguments --seed 4"]);
     // It talks to a user.
-    failing(start(folder, "chat --hf hf", &all(2)), &["answers in one process", "WORLD_SIZE"]);
+    failing(start(folder, "chat --hf hf", &all(2)), &["runs in one process", "WORLD_SIZE"]);
 }
 
 #[test]

@@ -3,26 +3,24 @@
 //! both come with a `tokenizer.model`, and one is SentencePiece's, the other tiktoken's.
 
 mod byte_symbol;
+mod charsmap;
+mod config;
 mod sentencepiece;
 mod tiktoken;
 mod wire;
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use tokenizers::Tokenizer;
+
+use config::Config;
 
 pub(in crate::data) use byte_symbol::byte_symbol;
 
 /// Names of a tokenizer in a folder, the first that is there counts.
-const NAMES: [&str; 7] = [
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tiktoken.model",
-    "qwen.tiktoken",
-    "tokenizer.tiktoken",
-];
+const NAMES: [&str; 6] =
+    ["tokenizer.json", "tokenizer.model", "spiece.model", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken"];
 
 /// What is wrong with a tokenizer's file; who reads it names it.
 #[derive(Debug, thiserror::Error)]
@@ -37,15 +35,24 @@ pub fn find_tokenizer(folder: &Path) -> Option<PathBuf> {
 /// Reads a `tokenizer.json`, a SentencePiece model (unigram or BPE), or tiktoken's ranks.
 ///
 /// Control symbols of a SentencePiece model become special tokens, which are found in a text, as in `tokenizer.json`
-/// files; SentencePiece itself never finds them. Special tokens of tiktoken's ranks are those of Llama 3 or of Qwen, told by
-/// the number of ranks, or those that `tokenizer_config.json` next to the file lists.
+/// files; SentencePiece itself never finds them. Special tokens of tiktoken's ranks are those of Llama 3, Qwen or
+/// `cl100k_base`, told by the number of ranks, or those that `tokenizer_config.json` next to the file lists; ids between
+/// them that nobody lists become `<|reserved_token_N|>`. Fewer than 100000 ranks are read as Llama 3 reads its own, and
+/// larger numbers that are not known are refused.
+///
+/// Special tokens around a text (`encode` with `add_special_tokens`) are those of `add_bos_token`, `add_eos_token`,
+/// `bos_token` and `eos_token` in that `tokenizer_config.json`. What it does not say is as in the models known by the file:
+/// Llama 3's ranks and a SentencePiece `tokenizer.model` (Llama 2, Mistral, Gemma) have the first token in front, T5's
+/// `spiece.model` has `</s>` behind, and others have none. T5's `<extra_id_N>` come from that file too: as many as its
+/// `extra_ids`, or 100 if its class is `T5Tokenizer`. Other tokens that it adds to a SentencePiece model are not read.
 ///
 /// ```
-/// # let folder = tempfile::tempdir()?;
-/// let path = folder.path().join("letters.tiktoken");
-/// std::fs::write(&path, "YQ== 0\nYg== 1\nYWI= 2\n")?;
+/// # let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokenizers");
+/// let path = std::path::Path::new(golden).join("letters.tiktoken");
 /// let tokenizer = burn_megatron::data::read_tokenizer(&path)?;
-/// assert_eq!(tokenizer.encode("abba", false).unwrap().get_ids(), [2, 1, 0]);
+/// let encoding = tokenizer.encode("Hello<|end|>", false).unwrap();
+/// assert_eq!(encoding.get_ids().last(), Some(&481));
+/// assert_eq!(tokenizer.decode(encoding.get_ids(), true).unwrap(), "Hello");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -54,25 +61,42 @@ pub fn find_tokenizer(folder: &Path) -> Option<PathBuf> {
 pub fn read_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerFileError> {
     let failed = TokenizerFileError;
     let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
-    let json = match Kind::of(&bytes) {
-        Ok(Kind::Json) => None,
-        Ok(Kind::SentencePiece) => Some(sentencepiece::as_json(&bytes).map_err(failed)?),
-        Ok(Kind::Ranks) => {
-            let config = path.with_file_name("tokenizer_config.json");
-            let special = tiktoken::listed(&config).map_err(failed)?;
-            Some(tiktoken::as_json(&bytes, special).map_err(failed)?)
-        }
-        Err(what) => {
-            return Err(failed(format!(
-                "{what}; a tokenizer.json, a SentencePiece model (unigram or BPE) and tiktoken ranks are read"
-            )));
-        }
+    match Kind::of(&bytes) {
+        Ok(Kind::Json) => Tokenizer::from_bytes(&bytes).map_err(|error| failed(error.to_string())),
+        Ok(kind) => converted(path, kind, &bytes).map_err(failed),
+        Err(what) => Err(failed(format!(
+            "{what}; a tokenizer.json, a SentencePiece model (unigram or BPE) and tiktoken ranks are read"
+        ))),
+    }
+}
+
+/// A SentencePiece model or tiktoken's ranks.
+fn converted(path: &Path, kind: Kind, bytes: &[u8]) -> Result<Tokenizer, String> {
+    let config = Config::next_to(path)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (json, ends) = match kind {
+        Kind::Ranks => tiktoken::as_json(bytes, config.special_tokens()?)?,
+        _ => sentencepiece::as_json(bytes, &name, config.extra_ids())?,
     };
-    let tokenizer = match &json {
-        Some(json) => Tokenizer::from_bytes(json.to_string()),
-        None => Tokenizer::from_bytes(&bytes),
-    };
-    tokenizer.map_err(|error| failed(error.to_string()))
+    let mut tokenizer = Tokenizer::from_bytes(json.to_string()).map_err(|error| error.to_string())?;
+    check_ids(&tokenizer, &json)?;
+    if let Some(template) = config.post_processor(&tokenizer, ends)? {
+        tokenizer.with_post_processor(Some(template));
+    }
+    Ok(tokenizer)
+}
+
+/// `tokenizers` ignores the ids of added tokens: those that are not in the vocabulary are numbered behind it.
+fn check_ids(tokenizer: &Tokenizer, json: &Value) -> Result<(), String> {
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
+        let content = token["content"].as_str().unwrap_or_default();
+        let found = tokenizer.token_to_id(content).map(u64::from);
+        if found.is_none() || found != token["id"].as_u64() {
+            let found = found.map_or("none".into(), |id| id.to_string());
+            return Err(format!("the special token {content:?} has the id {}, and would have {found}", token["id"]));
+        }
+    }
+    Ok(())
 }
 
 /// The text of a file as a `tokenizer.json`, unchanged if it is one.

@@ -6,6 +6,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
+use super::charsmap;
+use super::config::End;
 use super::wire::{Field, Fields};
 
 /// What SentencePiece writes for a space.
@@ -18,8 +20,8 @@ enum Kind {
     Unknown,
     Control,
     UserDefined,
-    /// Bytes and unused pieces.
-    Other,
+    Unused,
+    Byte,
 }
 
 /// An entry of the vocabulary.
@@ -52,13 +54,30 @@ struct Model {
 
 const BROKEN: &str = "this is no SentencePiece model, or a damaged one";
 
-/// The model as a `tokenizer.json`.
+/// What a piece that is never in a text is behind the lowest score of others: more than any division of its text.
+const UNMATCHED: f64 = 1e6;
+
+/// The most `<extra_id_N>`.
+const EXTRA_IDS: u64 = 4096;
+
+/// The model in a file of the name as a `tokenizer.json`, and what is put around a text.
 ///
 /// # Errors
 /// What is wrong, or what is not read.
-pub(super) fn as_json(bytes: &[u8]) -> Result<Value, String> {
+pub(super) fn as_json(bytes: &[u8], name: &str, extra_ids: u64) -> Result<(Value, [End; 2]), String> {
+    if name == "sentencepiece.bpe.model" {
+        return Err(
+            "ids of models with a sentencepiece.bpe.model (XLM-R, mBART, NLLB) are not those of its pieces, but \
+                    shifted; take the model's tokenizer.json"
+                .into(),
+        );
+    }
     let model = Model::read(bytes)?;
     model.check()?;
+    let extra_ids = if name == "spiece.model" { extra_ids } else { 0 };
+    if extra_ids > EXTRA_IDS {
+        return Err(format!("tokenizer_config.json has {extra_ids} extra_ids, and {EXTRA_IDS} are the most"));
+    }
     let unknown = model.pieces.iter().position(|piece| piece.kind == Kind::Unknown);
     let unknown = unknown.ok_or("the SentencePiece model has no unknown piece")?;
     let added = model.pieces.iter().enumerate().filter_map(|(id, piece)| {
@@ -73,11 +92,18 @@ pub(super) fn as_json(bytes: &[u8]) -> Result<Value, String> {
             })
         })
     });
-    Ok(json!({
+    // `T5Tokenizer` counts them from the end.
+    let extra = (0..extra_ids).rev().enumerate().map(|(index, number)| {
+        json!({
+            "id": model.pieces.len() + index, "content": format!("<extra_id_{number}>"), "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false, "special": true,
+        })
+    });
+    let json = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added.collect::<Vec<_>>(),
+        "added_tokens": added.chain(extra).collect::<Vec<_>>(),
         "normalizer": {"type": "Sequence", "normalizers": model.normalizers()},
         "pre_tokenizer": null,
         "post_processor": null,
@@ -86,7 +112,8 @@ pub(super) fn as_json(bytes: &[u8]) -> Result<Value, String> {
             Algorithm::Bpe => model.bpe(unknown),
             _ => model.unigram(unknown),
         },
-    }))
+    });
+    Ok((json, model.ends(name)))
 }
 
 impl Model {
@@ -133,7 +160,10 @@ impl Model {
     fn read_normalizer(&mut self, message: &[u8]) -> Result<(), String> {
         for field in Fields::new(message) {
             match field.ok_or(BROKEN)? {
-                (2, Field::Bytes(charsmap)) => self.charsmap = charsmap.to_vec(),
+                (2, Field::Bytes(bytes)) if bytes.is_empty() || charsmap::is_sound(bytes) => {
+                    self.charsmap = bytes.to_vec()
+                }
+                (2, _) => return Err(BROKEN.into()),
                 (3, Field::Varint(flag)) => self.dummy_prefix = flag != 0,
                 (4, Field::Varint(flag)) => self.removes_spaces = flag != 0,
                 (5, Field::Varint(flag)) => self.escapes_spaces = flag != 0,
@@ -146,15 +176,30 @@ impl Model {
     fn check(&self) -> Result<(), String> {
         let refused = |what: &str| Err(format!("the SentencePiece model {what}; take the model's tokenizer.json"));
         let user_defined = self.pieces.iter().any(|piece| piece.kind == Kind::UserDefined);
+        let mut unused = self.pieces.iter().filter(|piece| piece.kind == Kind::Unused);
         match self.algorithm {
             Algorithm::Word => refused("is one of words, and unigram and BPE are read"),
             Algorithm::Char => refused("is one of characters, and unigram and BPE are read"),
+            // SentencePiece merges into unused pieces, and divides them again at the end.
+            Algorithm::Bpe if unused.next().is_some() => refused("is a BPE with unused pieces"),
+            // It would be found where SentencePiece finds an unknown character.
+            _ if unused.any(|piece| piece.text.chars().count() == 1) => refused("has an unused piece of one character"),
             _ if self.space_as_suffix => refused("has spaces at the end of words"),
             _ if !self.escapes_spaces => refused("does not escape spaces"),
             // A prefix before such a symbol would be looked for as a part of it.
             _ if self.dummy_prefix && user_defined => refused("has user-defined symbols and a dummy prefix"),
             _ => Ok(()),
         }
+    }
+
+    /// What the model's own tokenizer puts around a text, told by the name of the file: that of T5 has no first token.
+    fn ends(&self, name: &str) -> [End; 2] {
+        let is_control =
+            |text: &&str| self.pieces.iter().any(|piece| piece.kind == Kind::Control && piece.text == *text);
+        let [bos, eos] =
+            [["<s>", "<bos>"], ["</s>", "<eos>"]].map(|names| names.into_iter().find(is_control).map(String::from));
+        let is_t5 = name == "spiece.model" && bos.is_none();
+        [End { token: bos, is_added: name == "tokenizer.model" }, End { token: eos, is_added: is_t5 }]
     }
 
     /// `Normalizer::Normalize`: characters, then spaces, then the prefix; all of U+0020 alone.
@@ -189,8 +234,17 @@ impl Model {
         all
     }
 
+    /// Bytes, unused pieces, control symbols and the unknown piece have no score in SentencePiece: they are never matched.
+    /// `tokenizers` gives an unknown character a lower score still. That changes no division where every character of a
+    /// piece is a piece too, as in trained models; one with an unknown character, such as T5's `<unk>`, is still found.
     fn unigram(&self, unknown: usize) -> Value {
-        let vocab: Vec<Value> = self.pieces.iter().map(|piece| json!([piece.text, piece.score])).collect();
+        let normal = self.pieces.iter().filter(|piece| piece.kind == Kind::Normal);
+        let lowest = normal.map(|piece| f64::from(piece.score)).fold(0.0, f64::min);
+        let score = |piece: &Piece| match piece.kind {
+            Kind::Normal | Kind::UserDefined => f64::from(piece.score),
+            _ => lowest - UNMATCHED,
+        };
+        let vocab: Vec<Value> = self.pieces.iter().map(|piece| json!([piece.text, score(piece)])).collect();
         json!({"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": self.byte_fallback})
     }
 
@@ -230,7 +284,8 @@ impl Piece {
                         2 => Kind::Unknown,
                         3 => Kind::Control,
                         4 => Kind::UserDefined,
-                        5 | 6 => Kind::Other,
+                        5 => Kind::Unused,
+                        6 => Kind::Byte,
                         _ => return Err(BROKEN.into()),
                     }
                 }

@@ -1,0 +1,97 @@
+//! `tokenizer_config.json` of transformers, which says what is not in a tokenizer's file, and what is put around a text.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tokenizers::Tokenizer;
+use tokenizers::processors::template::TemplateProcessing;
+
+/// The file next to a tokenizer's.
+pub(super) struct Config {
+    path: PathBuf,
+    /// Null if there is no such file.
+    value: Value,
+}
+
+/// A special token of one end of a text.
+pub(super) struct End {
+    pub token: Option<String>,
+    /// Whether the model's own tokenizer puts it there if the configuration does not say.
+    pub is_added: bool,
+}
+
+impl Config {
+    /// # Errors
+    /// If the file is no JSON.
+    pub fn next_to(file: &Path) -> Result<Self, String> {
+        let path = file.with_file_name("tokenizer_config.json");
+        let value = match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?,
+            Err(_) => Value::Null,
+        };
+        Ok(Self { path, value })
+    }
+
+    /// The special tokens and their ids; none if there is no list of them.
+    ///
+    /// # Errors
+    /// If the list is none.
+    pub fn special_tokens(&self) -> Result<Option<Vec<(usize, String)>>, String> {
+        let broken = || format!("{} next to it has no list of special tokens", self.path.display());
+        let Some(tokens) = self.value.get("added_tokens_decoder") else { return Ok(None) };
+        let of = |(id, token): (&String, &Value)| Some((id.parse().ok()?, token["content"].as_str()?.to_string()));
+        tokens.as_object().ok_or_else(broken)?.iter().map(of).collect::<Option<Vec<_>>>().map(Some).ok_or_else(broken)
+    }
+
+    /// How many `<extra_id_N>` T5's tokenizer appends.
+    pub fn extra_ids(&self) -> u64 {
+        let is_t5 = self.value["tokenizer_class"].as_str().is_some_and(|class| class.starts_with("T5Tokenizer"));
+        self.value["extra_ids"].as_u64().unwrap_or(if is_t5 { 100 } else { 0 })
+    }
+
+    /// What puts the special tokens in front of and behind a text; none if there are none.
+    ///
+    /// # Errors
+    /// If a token that is added is not named, or unknown.
+    pub fn post_processor(
+        &self,
+        tokenizer: &Tokenizer,
+        [bos, eos]: [End; 2],
+    ) -> Result<Option<TemplateProcessing>, String> {
+        let (bos, eos) = (self.added("bos", bos)?, self.added("eos", eos)?);
+        let mut special = serde_json::Map::new();
+        for token in bos.iter().chain(&eos) {
+            let id = tokenizer.token_to_id(token).ok_or_else(|| format!("its special token {token} is not in it"))?;
+            special.insert(token.clone(), json!({"id": token, "ids": [id], "tokens": [token]}));
+        }
+        if special.is_empty() {
+            return Ok(None);
+        }
+        let around = |sequence: &str, type_id: u8| {
+            let end = |token: &String| json!({"SpecialToken": {"id": token, "type_id": type_id}});
+            let sequence = json!({"Sequence": {"id": sequence, "type_id": type_id}});
+            bos.iter().map(end).chain([sequence]).chain(eos.iter().map(end)).collect::<Vec<_>>()
+        };
+        let pair = [around("A", 0), around("B", 1)].concat();
+        let template = json!({
+            "type": "TemplateProcessing", "single": around("A", 0), "pair": pair, "special_tokens": special,
+        });
+        serde_json::from_value(template).map(Some).map_err(|error| error.to_string())
+    }
+
+    /// The special token that is added at an end, `bos` or `eos`.
+    fn added(&self, side: &str, own: End) -> Result<Option<String>, String> {
+        let flag = self.value[format!("add_{side}_token")].as_bool();
+        if !flag.unwrap_or(own.is_added) {
+            return Ok(None);
+        }
+        let token = match self.value.get(format!("{side}_token")) {
+            Some(token) => token.as_str().or(token["content"].as_str()).map(String::from),
+            None => own.token,
+        };
+        match token {
+            None if flag == Some(true) => Err(format!("{} adds a {side}_token and has none", self.path.display())),
+            token => Ok(token),
+        }
+    }
+}
