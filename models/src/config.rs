@@ -155,7 +155,9 @@ pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>, rotated: usize) -
     let refuse = |key, value, range, nearest| Err(ConfigError::OutOfRange { key, value, range, nearest });
     base("rope_theta", theta)?;
     let Some(scaling) = scaling else { return Ok(()) };
-    if !(1.0..f64::INFINITY).contains(&scaling.factor()) {
+    // With LongRoPE the model may be shorter than the original context; its factors are pair by pair.
+    let least = if matches!(scaling, RopeScaling::LongRope(_)) { f64::MIN_POSITIVE } else { 1.0 };
+    if !(least..f64::INFINITY).contains(&scaling.factor()) {
         return refuse("rope_scaling.factor", scaling.factor(), "at least 1", 1.0);
     }
     match scaling {
@@ -180,6 +182,8 @@ pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>, rotated: usize) -
             ])
         }
         RopeScaling::LongRope(of) => {
+            const PAIRS: &str =
+                "a number for each pair of rotated features, head_dim × partial_rotary_factor / 2 of them";
             const ORIGINAL: &str = "rope_scaling.original_max_position_embeddings";
             if of.original_max_position_embeddings < 2 {
                 return refuse(ORIGINAL, of.original_max_position_embeddings as f64, "at least 2", 2.0);
@@ -188,15 +192,10 @@ pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>, rotated: usize) -
             for (key, list) in lists {
                 let (list, pairs) = (list.as_slice(), rotated / 2);
                 if list.len() != pairs {
-                    return refuse(
-                        key,
-                        list.len() as f64,
-                        "as many numbers as pairs of rotated features",
-                        pairs as f64,
-                    );
+                    return refuse(key, list.len() as f64, PAIRS, pairs as f64);
                 }
-                if let Some(factor) = list.iter().find(|factor| !(**factor > 0.0 && factor.is_finite())) {
-                    return refuse(key, *factor, "above 0", 1.0);
+                if let Some(factor) = list.iter().find(|factor| !(0.01..=1e6).contains(*factor)) {
+                    return refuse(key, *factor, "at least 0.01 and at most 1e6", 1.0);
                 }
             }
             factors(&[("rope_scaling.attention_factor", of.attention_factor.unwrap_or(0.0))])

@@ -14,6 +14,10 @@ use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
 /// Which token mixer a block has.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "configurations are copied, so a model's rotary factors are in the value itself"
+)]
 #[derive(Clone, Copy, Debug)]
 pub enum Mixer {
     /// Softmax attention.

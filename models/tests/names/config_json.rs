@@ -255,11 +255,11 @@ fn keys_of_other_relatives_are_refused() {
     let longrope = |short: &[f64]| json!({"rope_type": "longrope", "short_factor": short, "long_factor": long});
     let said = refuse(PHI3_LONGROPE, "rope_parameters", longrope(&[1.0]));
     assert!(
-        said.contains("short_factor = 1 is not as many numbers as pairs of rotated features; nearest legal: 3"),
+        said.contains("short_factor = 1 is not a number for each pair of rotated features, head_dim × partial_rotary_factor / 2 of them; nearest legal: 3"),
         "{said}"
     );
     let said = refuse(PHI3_LONGROPE, "rope_parameters", longrope(&[1.0, 0.0, 1.0]));
-    assert!(said.contains("short_factor = 0 is not above 0"), "{said}");
+    assert!(said.contains("short_factor = 0 is not at least 0.01"), "{said}");
     let rope = json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.2});
     assert!(refuse(GLM4, "rope_parameters", rope.clone()).contains("partial_rotary_factor"));
     assert!(refuse(LLAMA3, "rope_parameters", rope).contains("`partial_rotary_factor` is not a key"));
