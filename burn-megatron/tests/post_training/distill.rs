@@ -134,7 +134,7 @@ fn files_that_do_not_fit_are_refused() {
     assert!(said.contains("has 20 sequences, but this run reads 24"), "{said}");
     // Other data, which the shuffled samples of another seed are too.
     let said = refused(&[("training.seed", "7")]);
-    assert!(said.contains("has nothing about sample 0; write it with the data and the seed of this run"), "{said}");
+    assert!(said.contains("has nothing about sample 0; write it with the data, seed, number of steps"), "{said}");
     let said = refused(&[("model.vocab-size", "176")]);
     assert!(said.contains("its teacher has 160 tokens, but model.vocab-size = 176"), "{said}");
     let bytes = fs::read(&file).unwrap();
