@@ -34,7 +34,7 @@ impl RunConfig {
                 "param-groups has no meaning with lora.rank: adapters are trained and everything else is frozen".into()
             }));
             let base = self.lora.base.filter(|_| self.lora.rank.is_some());
-            let fits = base.map_or(Ok(()), |base| base.check(&names, self.parallel.tp));
+            let fits = base.map_or(Ok(()), |base| base.check(&names, [self.parallel.tp, self.parallel.expert_tp()]));
             note(fits.map_err(|error| format!("lora.{error}")));
             note(demand(base.is_none() || self.fp8.format.is_none(), || {
                 "lora.base and fp8.format: weights in few bits are multiplied in training.dtype; nearest legal: fp8.format = none"
