@@ -18,7 +18,7 @@ fn read(name: &str) -> Vec<Row> {
     rows(&file(name)).unwrap().map(Result::unwrap).collect()
 }
 
-/// Zstandard, snappy in several pages with dictionaries, gzip in pages of version 2, delta encodings; lists in lists, structs in
+/// Zstandard, snappy in several pages with dictionaries, gzip in pages of version 2, plain pages; lists in lists, structs in
 /// lists in structs, nulls at every level.
 #[test]
 fn rows_are_those_of_json_lines() {
@@ -151,6 +151,8 @@ fn bad_rows_and_damaged_files_are_named() {
     assert!(said.contains("cut.parquet: column prompt: "), "{said}");
     let said = fail(folder.path(), &command(&file("brotli.parquet"), ""));
     assert!(said.contains("column output: BROTLI") && said.contains("snappy, zstd, gzip"), "{said}");
+    let said = fail(folder.path(), &command(&file("delta.parquet"), ""));
+    assert!(said.contains("column output: DELTA_BYTE_ARRAY is not read"), "{said}");
     let said = fail(folder.path(), &command(&folder.path().join("none.parquet"), ""));
     assert!(said.contains("none.parquet: No such file"), "{said}");
 }

@@ -48,7 +48,6 @@ write(
     "alpaca",
     [{"instruction": f"Say {i}.", "input": [None, "", "as a word"][i % 3], "output": ["zero", "one", "two"][i % 3] * (i + 1)} for i in range(30)],
     compression="none", use_dictionary=False,
-    column_encoding={"instruction": "DELTA_LENGTH_BYTE_ARRAY", "input": "PLAIN", "output": "DELTA_BYTE_ARRAY"},
 )
 write(
     "sharegpt",
@@ -67,3 +66,4 @@ bad = pa.table({
 })
 pq.write_table(bad, "bad.parquet")
 pq.write_table(bad.select(["output"]), "brotli.parquet", compression="brotli")
+pq.write_table(bad.select(["output"]), "delta.parquet", use_dictionary=False, column_encoding={"output": "DELTA_BYTE_ARRAY"})

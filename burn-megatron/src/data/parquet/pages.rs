@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::ColumnChunkMetaData;
@@ -76,6 +76,22 @@ impl Pages {
         }
     }
 
+    /// What the library's decoders take for granted, and allocate memory by.
+    fn check(&self, page: &Page) -> Result<()> {
+        let damaged = |what: String| Err(ParquetError::General(what));
+        match page {
+            // Every value of a dictionary takes a byte or more.
+            Page::DictionaryPage { buf, num_values, .. } if *num_values as usize > buf.len() => {
+                damaged(format!("a dictionary of {} bytes is said to have {num_values} values", buf.len()))
+            }
+            Page::DataPage { encoding, .. } | Page::DataPageV2 { encoding, .. } => match encoding {
+                Encoding::PLAIN | Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY | Encoding::RLE => Ok(()),
+                other => damaged(format!("{other} is not read; write the file with dictionaries or plain values")),
+            },
+            Page::DictionaryPage { .. } => Ok(()),
+        }
+    }
+
     fn too_long(&self) -> ParquetError {
         ParquetError::General(format!("a page has more than the {} bytes that its column is said to have", self.most))
     }
@@ -84,10 +100,8 @@ impl Pages {
 impl PageReader for Pages {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
         let Some(mut page) = self.stored.get_next_page()? else { return Ok(None) };
-        if self.codec == Compression::UNCOMPRESSED {
-            return Ok(Some(page));
-        }
         match &mut page {
+            _ if self.codec == Compression::UNCOMPRESSED => {}
             Page::DataPage { buf, .. } | Page::DictionaryPage { buf, .. } => *buf = self.decompress(buf, 0)?.into(),
             Page::DataPageV2 { buf, is_compressed, def_levels_byte_len, rep_levels_byte_len, .. } => {
                 if *is_compressed {
@@ -96,6 +110,7 @@ impl PageReader for Pages {
                 }
             }
         }
+        self.check(&page)?;
         Ok(Some(page))
     }
 
