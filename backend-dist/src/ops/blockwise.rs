@@ -88,13 +88,13 @@ impl QuantizedWeight {
 pub(super) enum Kept<B: Backend> {
     Value(FloatTensor<B>),
     /// It is computed again.
-    Stored(QuantizedWeight),
+    Stored(Box<QuantizedWeight>),
 }
 
 impl<B: Fp8Kernels> Kept<B> {
     /// Of a weight, and what it was computed from.
     pub fn of(value: &FloatTensor<B>, stored: Option<QuantizedWeight>) -> Self {
-        stored.map_or_else(|| Self::Value(value.clone()), Self::Stored)
+        stored.map_or_else(|| Self::Value(value.clone()), |stored| Self::Stored(stored.into()))
     }
 
     /// The weight.

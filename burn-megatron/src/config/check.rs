@@ -345,12 +345,6 @@ impl RunConfig {
         note(demand(weight > 0.0 && weight <= 1.0, || {
             format!("distill.weight = {weight} is not above 0 and at most 1")
         }));
-        let stages = self.parallel.pp;
-        note(demand(stages == 1 || self.distill.teacher.is_none(), || {
-            format!(
-                "parallel.pipeline-parallel = {stages}: the teacher of distill.teacher has no stages; nearest legal: 1"
-            )
-        }));
         let key = if self.distill.teacher.is_some() { "distill.teacher" } else { "distill.logits" };
         note(demand(!self.preference.is_used(), || {
             format!("{key} and preference.train: a loss of tokens and a loss of pairs; only one can be the run's")

@@ -59,6 +59,9 @@ fn every_layout_learns_from_the_teacher_as_one_device() {
         vec![("parallel.cp", "2")],
         vec![("parallel.dp", "2"), ("parallel.zero", "3"), ("training.micro-batch", "2")],
         vec![("parallel.tp", "2"), ("parallel.cp", "2"), ("recompute.granularity", "full")],
+        vec![("parallel.pp", "2")],
+        vec![("parallel.pp", "2"), ("parallel.tp", "2"), ("parallel.sp", "true"), ("parallel.dp", "2")],
+        vec![("parallel.pp", "2"), ("pipeline.schedule", "zb-h1"), ("parallel.cp", "2")],
     ]
     .into_iter()
     .enumerate()
@@ -189,7 +192,6 @@ fn teachers_that_do_not_fit_are_refused() {
     let other = golden("hf/llama3").display().to_string();
     for (overrides, words) in [
         (vec![("distill.teacher", other.as_str())], "it has 256 tokens, but model.vocab-size = 160"),
-        (vec![("parallel.pp", "2")], "parallel.pipeline-parallel = 2: the teacher of distill.teacher has no stages"),
         (vec![("distill.weight", "1.5")], "distill.weight = 1.5 is not above 0 and at most 1"),
         (vec![("distill.temperature", "0")], "distill.temperature = 0 is not above 0"),
         (vec![("distill.teacher", "/nowhere")], "distill.teacher = /nowhere"),
