@@ -250,6 +250,9 @@ fn planned_memory_is_what_ranks_allocate() {
         (MIXTRAL, "lora.rank 8"),
         (MIXTRAL, "lora.rank 8 lora.target-modules w1,w2,w3"),
         (MIXTRAL, "lora.rank 32 lora.target-modules q_proj,w1,w2,w3 recompute.granularity full"),
+        (MIXTRAL, "lora.rank 8 lora.target-modules w1,w2,w3 lora.dora true"),
+        (MIXTRAL, "lora.rank 8 lora.base nf4"),
+        (MIXTRAL, "lora.rank 8 lora.base nf4 lora.target-modules all-linear,w1,w2,w3 recompute.granularity full"),
     ] {
         for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
             let ratio = measured as f64 / planned.peak() as f64;

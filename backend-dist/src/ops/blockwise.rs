@@ -83,6 +83,29 @@ impl QuantizedWeight {
     }
 }
 
+/// What a node needs of a weight in its backward pass.
+#[derive(Clone, Debug)]
+pub(super) enum Kept<B: Backend> {
+    Value(FloatTensor<B>),
+    /// It is computed again.
+    Stored(Box<QuantizedWeight>),
+}
+
+impl<B: Fp8Kernels> Kept<B> {
+    /// Of a weight, and what it was computed from.
+    pub fn of(value: &FloatTensor<B>, stored: Option<QuantizedWeight>) -> Self {
+        stored.map_or_else(|| Self::Value(value.clone()), |stored| Self::Stored(stored.into()))
+    }
+
+    /// The weight.
+    pub fn value(self) -> FloatTensor<B> {
+        match self {
+            Self::Value(value) => value,
+            Self::Stored(stored) => stored.primitive::<B>(),
+        }
+    }
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"))]
 pub(super) trait BlockwiseOps: Backend {
     fn op_dequantize(

@@ -17,7 +17,7 @@ use crate::data::preprocess::{
 /// Arguments of `preprocess`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Text (.txt and others) or JSON lines (.jsonl, .json); a .json file may also be one array of documents
+    /// Text (.txt and others), JSON lines (.jsonl, .json) or Parquet (.parquet); a .json file may also be one array of documents
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     input: Vec<PathBuf>,
     /// Outputs are PREFIX_KEY_document.bin and .idx

@@ -34,7 +34,7 @@ impl RunConfig {
                 "param-groups has no meaning with lora.rank: adapters are trained and everything else is frozen".into()
             }));
             let base = self.lora.base.filter(|_| self.lora.rank.is_some());
-            let fits = base.map_or(Ok(()), |base| base.check(&names, self.parallel.tp));
+            let fits = base.map_or(Ok(()), |base| base.check(&names, [self.parallel.tp, self.parallel.expert_tp()]));
             note(fits.map_err(|error| format!("lora.{error}")));
             note(demand(base.is_none() || self.fp8.format.is_none(), || {
                 "lora.base and fp8.format: weights in few bits are multiplied in training.dtype; nearest legal: fp8.format = none"
@@ -344,12 +344,6 @@ impl RunConfig {
         }));
         note(demand(weight > 0.0 && weight <= 1.0, || {
             format!("distill.weight = {weight} is not above 0 and at most 1")
-        }));
-        let stages = self.parallel.pp;
-        note(demand(stages == 1 || self.distill.teacher.is_none(), || {
-            format!(
-                "parallel.pipeline-parallel = {stages}: the teacher of distill.teacher has no stages; nearest legal: 1"
-            )
         }));
         let key = if self.distill.teacher.is_some() { "distill.teacher" } else { "distill.logits" };
         note(demand(!self.preference.is_used(), || {

@@ -47,6 +47,7 @@ mod memory;
 pub mod npy;
 pub mod numpy;
 mod order;
+mod parquet;
 pub mod preprocess;
 mod prompts;
 mod sample;
@@ -54,6 +55,7 @@ mod split;
 mod taught;
 mod tokenizer_file;
 mod top_k;
+mod zstd;
 
 pub use blend::{Blend, BlendIndex, BlendedDataset};
 pub use build::{GptDataConfig, GptSplit, GptSplits};

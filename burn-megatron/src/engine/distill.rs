@@ -8,6 +8,8 @@ use crate::data::TopK;
 use backend_dist::ops::{PassContext, PassKind};
 use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::{DType, Device, FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
+use models::layout::ModelDims;
+use models::{CausalLm, MicroBatch};
 use serde::{Deserialize, Serialize};
 
 /// The constants of distillation.
@@ -20,9 +22,57 @@ pub struct DistillConfig {
     pub weight: f64,
 }
 
-/// A frozen model on this rank: from the tokens `[b, s]` of a rank's positions to logits `[b, s, vocab]`, gathered on all
-/// ranks of a tensor-parallel group.
-pub type Teacher = Box<dyn Fn(Tensor<2, Int>, &models::MicroBatch) -> Tensor<3>>;
+/// A frozen model on this rank, or a stage of one.
+pub struct Teacher {
+    /// Features of its activations.
+    pub(super) hidden: usize,
+    model: Box<dyn Frozen>,
+}
+
+impl Teacher {
+    /// A teacher of size `dims`, built without autodiff.
+    pub fn new<M: CausalLm + 'static>(model: M, dims: &ModelDims) -> Self {
+        Self { hidden: dims.hidden, model: Box::new(model) }
+    }
+
+    /// Logits `[b, s, vocab]` of the tokens `[b, s]` of a rank's positions, gathered on all ranks of a tensor-parallel group.
+    ///
+    /// # Panics
+    /// If the model is not whole.
+    pub fn logits(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        self.model.logits(self.model.activations(tokens, None, batch))
+    }
+
+    /// The activations after this stage, of those that the stage before has sent.
+    pub(super) fn activations(&self, local: &LocalBatch, before: Option<Tensor<3>>, device: &Device) -> Tensor<3> {
+        // It has no dropout and no auxiliary losses.
+        let pass = PassContext { kind: PassKind::Evaluation, ..PassContext::default() };
+        let batch = MicroBatch { pass, dropout: None, auxiliary: 0.0, ..local.micro_batch.clone() };
+        self.model.activations(local.tokens.tokens_on(device), before, &batch)
+    }
+
+    /// The logits of the last stage's activations.
+    pub(super) fn logits_of(&self, activations: Tensor<3>) -> Tensor<3> {
+        self.model.logits(activations)
+    }
+}
+
+/// A stage of any family.
+trait Frozen {
+    fn activations(&self, tokens: Tensor<2, Int>, before: Option<Tensor<3>>, batch: &MicroBatch) -> Tensor<3>;
+    fn logits(&self, activations: Tensor<3>) -> Tensor<3>;
+}
+
+impl<M: CausalLm> Frozen for M {
+    fn activations(&self, tokens: Tensor<2, Int>, before: Option<Tensor<3>>, batch: &MicroBatch) -> Tensor<3> {
+        let x = before.unwrap_or_else(|| self.embed(tokens, batch));
+        self.part().layers.clone().fold(x, |x, layer| self.layer(layer, x, batch))
+    }
+
+    fn logits(&self, activations: Tensor<3>) -> Tensor<3> {
+        self.head_logits(activations)
+    }
+}
 
 /// What a teacher says of a micro-batch, without a graph.
 #[derive(Clone)]
@@ -43,14 +93,6 @@ impl Taught {
         let data = TensorData::new(probabilities.clone(), [sequences, seq, k + 1]);
         Some(Self::TopK(ids, Box::new(Tensor::from_data(data, (device, DType::F64)))))
     }
-}
-
-/// The teacher's logits for a micro-batch.
-pub(super) fn teach(teacher: &Teacher, local: &LocalBatch, device: &Device) -> Tensor<3> {
-    // It has no dropout and no auxiliary losses.
-    let pass = PassContext { kind: PassKind::Evaluation, ..PassContext::default() };
-    let batch = models::MicroBatch { pass, dropout: None, auxiliary: 0.0, ..local.micro_batch.clone() };
-    teacher(local.tokens.tokens_on(device), &batch)
 }
 
 /// The losses `[b, s]` of logits `[b, s, vocab]`; in fp32 at least. Of the likeliest tokens of a file, the KL divergence is

@@ -13,6 +13,7 @@ mod preference;
 mod rollouts;
 mod state;
 mod step;
+mod teacher;
 mod untrained;
 
 use super::anomaly::AnomalyWatch;
@@ -100,6 +101,8 @@ pub struct RankEngine<M> {
     reference: Option<Reference<M>>,
     /// Of distillation.
     teacher: Option<Teacher>,
+    /// Activations of its last stage, by micro-batch, until the forward pass of the head.
+    heard: HashMap<usize, Tensor<3>>,
     /// Its logits, by micro-batch, from the forward pass to the backward pass.
     taught: HashMap<usize, Tensor<3>>,
 }
@@ -115,12 +118,6 @@ impl<M: CausalLm> RankEngine<M> {
     /// Makes the gradients of the next step NaN, as a broken GPU would.
     pub(crate) fn poison(&mut self) {
         self.poisoned = true;
-    }
-
-    /// With a teacher, of which the loss of training takes the logits; the loss of evaluation stays the cross-entropy.
-    pub fn with_teacher(mut self, teacher: Teacher) -> Self {
-        self.teacher = Some(teacher);
-        self
     }
 
     /// How the global batch of the next step is split.

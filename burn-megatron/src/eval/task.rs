@@ -95,7 +95,8 @@ pub struct Task {
     pub questions: Vec<(u64, Question)>,
 }
 
-/// Reads the questions of a file, a JSON object per line (`.gz` and `.zst` are decompressed), up to `limit` of them.
+/// Reads the questions of a file, a JSON object per line (`.gz` and `.zst` are decompressed) or rows of a `.parquet` file, up
+/// to `limit` of them.
 ///
 /// | kind | keys |
 /// |---|---|
@@ -122,13 +123,13 @@ pub fn read_task(path: &Path, limit: usize) -> Result<Task, EvalError> {
 }
 
 /// Reads a text whose perplexity is wanted: a file is one document, and a row with the key `text` of a `.jsonl` or
-/// `.json` file (also `.gz`, `.zst`) is one, up to `limit` of them.
+/// `.json` file (also `.gz`, `.zst`) or of a `.parquet` file is one, up to `limit` of them.
 ///
 /// # Errors
 /// If the file cannot be read, a row has no text, or there is none.
 pub fn read_documents(path: &Path, limit: usize) -> Result<Task, EvalError> {
     let name = path.to_string_lossy();
-    let is_json = [".jsonl", ".json", ".gz", ".zst"].iter().any(|ending| name.ends_with(ending));
+    let is_json = [".jsonl", ".json", ".gz", ".zst", ".parquet"].iter().any(|ending| name.ends_with(ending));
     let mut questions = Vec::new();
     if is_json {
         for row in rows(path)?.take(limit) {

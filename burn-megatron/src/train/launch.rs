@@ -93,7 +93,10 @@ impl WithModel for Launch<'_> {
         }
         if let Some(teacher) = plan.teacher() {
             let dtype = FloatDType::from(training.dtype);
-            run = run.teacher(move |rank| teacher.config().visit(BuildTeacher { rank, dtype, weights: &teacher }));
+            run = run.teacher(move |rank, part| {
+                let part = part(teacher.config().dims().layers);
+                teacher.config().visit(BuildTeacher { rank, part: Some(part), dtype, weights: &teacher })
+            });
         }
         if let Some(grpo) = data.grpo {
             run = run.grpo(grpo);

@@ -226,7 +226,7 @@ fn source_file(key: &str, file: &Path) -> Result<String, String> {
     let about = std::fs::metadata(file).map_err(|error| format!("{key}: {}: {error}", file.display()))?;
     let size = about.len();
     if about.is_dir() {
-        return Err(format!("{key}: {} is a folder; name its .txt or .jsonl files", file.display()));
+        return Err(format!("{key}: {} is a folder; name its .txt, .jsonl or .parquet files", file.display()));
     }
     if about.is_file() && size == 0 {
         return Err(format!("{key}: {} is empty", file.display()));

@@ -7,7 +7,7 @@ use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use models::{CausalLm, MicroBatch, ModelConfig, ParamBuilder, WithModel};
+use models::{CausalLm, MicroBatch, ModelConfig, ParamBuilder, Part, WithModel};
 use rayon::prelude::*;
 use safetensors::Dtype;
 
@@ -46,13 +46,14 @@ pub fn write_top_k(
     let writer = TopKWriter::create(path, [count, seq, k], vocabulary, (temperature, stored)).map_err(io)?;
     let documents = config.engine().documents;
     let write = |rank: Rank| -> Result<(), BoxError> {
-        let teacher: Teacher = teacher.config().visit(BuildTeacher { rank: &rank, dtype, weights: &teacher })?;
+        let teacher: Teacher =
+            teacher.config().visit(BuildTeacher { rank: &rank, part: None, dtype, weights: &teacher })?;
         for index in 0..count {
             let sample = data.try_sample(index)?;
             let key = sequence_key(&sample);
             let tokens = TensorData::new(sample.tokens.clone(), [1, seq]);
             let tokens: Tensor<2, Int> = Tensor::from_data(tokens, (&rank.device, DType::I64));
-            let logits = teacher(tokens, &micro_batch(sample.documents, documents));
+            let logits = teacher.logits(tokens, &micro_batch(sample.documents, documents));
             let logits = if logits.dtype() == DType::F64 { logits } else { logits.cast(DType::F32) };
             let all: Vec<f64> = softmax(logits.div_scalar(temperature), 2).try_into_data()?.iter().collect();
             let none = || TopK { k, ids: Vec::new(), probabilities: Vec::new() };
@@ -123,6 +124,8 @@ pub(super) fn taught(config: &RunConfig, data: Arc<dyn TokenDataset>) -> Result<
 /// A teacher, ready for its family.
 pub(super) struct BuildTeacher<'a> {
     pub rank: &'a Rank,
+    /// What it has of the model; `None` is all.
+    pub part: Option<Part>,
     pub dtype: FloatDType,
     pub weights: &'a HfFolder,
 }
@@ -132,7 +135,10 @@ impl WithModel for BuildTeacher<'_> {
 
     fn with<T: CausalLm + 'static>(self, sizes: &T::Config) -> Self::Output {
         let params = ParamBuilder::new(self.rank, self.dtype, 0).with_source(self.weights).without_autodiff();
-        let model = T::build(sizes, params)?;
-        Ok(Box::new(move |tokens, batch| model.head_logits(model.hidden_states(tokens, batch))))
+        let params = match self.part {
+            Some(part) => params.with_part(part),
+            None => params,
+        };
+        Ok(Teacher::new(T::build(sizes, params)?, &sizes.dims()))
     }
 }

@@ -41,7 +41,7 @@ pub struct Settings {
     /// as many of them as a layout; [`different_in_fp8`](super::different_in_fp8) names the layouts that compute other
     /// numbers.
     pub fp8: Option<Fp8Format>,
-    /// Adapters of all linear layers are trained, but for DoRA with routed experts; everything else is frozen.
+    /// Adapters of all linear layers are trained, of routed experts too; everything else is frozen.
     pub lora: Option<LoraKind>,
     /// How frozen weights are stored, in the layouts and on the one device, if not as all weights.
     pub base: Option<BaseFormat>,
@@ -65,7 +65,7 @@ impl LoraKind {
             LoraConfig { rank: 4, rslora: self == Self::Rslora, dora: self == Self::Dora, ..LoraConfig::default() };
         // Stacked experts are no linear layers.
         let has_experts = names.iter().any(|(_, theirs)| fits("*.experts.*.weight", &theirs.name));
-        config.target_modules.extend((has_experts && !config.dora).then(|| "experts.*".into()));
+        config.target_modules.extend(has_experts.then(|| "experts.*".into()));
         config
     }
 }
@@ -216,7 +216,7 @@ pub(super) fn initial<M: CausalLm>(config: &M::Config, settings: &Settings) -> R
 /// Which layers have adapters, if there are any.
 fn plan<M: CausalLm>(config: &M::Config, settings: &Settings) -> Result<Option<Arc<LoraPlan>>, TraceError> {
     let names = config.hf_names();
-    settings.base.map(|base| base.check(&names, 1)).transpose()?;
+    settings.base.map(|base| base.check(&names, [1, 1])).transpose()?;
     let plan = settings.lora.map(|kind| kind.config(&names).plan(&names)).transpose()?;
     Ok(plan.map(Arc::new))
 }

@@ -133,7 +133,7 @@ fn options_that_cannot_work_are_refused_at_once() {
         assert!(said.contains(words), "{arguments}: {said}");
     }
     let said = fail(folder.path(), "preprocess --input . --output-prefix o --tokenizer byte");
-    assert!(said.contains(". is a folder; name its .txt or .jsonl files"), "{said}");
+    assert!(said.contains(". is a folder; name its .txt, .jsonl or .parquet files"), "{said}");
     let said = fail(folder.path(), "inspect folder");
     assert!(said.contains("folder.idx: is a folder; a file is needed"), "{said}");
     let output = run(folder.path(), "inspect o --seq-length 4 --seed -1");

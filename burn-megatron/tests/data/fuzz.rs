@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use burn_megatron::data::chat::rows;
 use burn_megatron::data::indexed::{Dtype, IndexedDataset, IndexedWriter};
 use burn_megatron::data::preprocess::{PreprocessOptions, TokenizerChoice, prepare};
 use burn_megatron::data::{Blend, GptDataConfig, GptSplits, TokenDataset};
@@ -108,5 +109,33 @@ proptest! {
                 prop_assert_eq!(left, 1, "a failed run leaves nothing: {}", error);
             }
         }
+    }
+
+    /// Pages of Parquet are compressed, so that few bytes say nothing.
+    #[test]
+    fn damaged_tables_are_named_or_read(
+        name in prop::sample::select(vec!["messages", "completions", "turns", "alpaca", "sharegpt", "bad"]),
+        footer: bool,
+        damage in damage(),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("table.parquet");
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/parquet").join(name);
+        let mut bytes = fs::read(golden.with_extension("parquet")).unwrap();
+        // The end of a file says where everything is.
+        if footer {
+            let tail = u32::from_le_bytes(bytes[bytes.len() - 8..bytes.len() - 4].try_into().unwrap()) as usize;
+            let mut end = bytes.split_off(bytes.len() - 8 - tail);
+            apply(&mut end, &damage);
+            bytes.extend(end);
+        } else {
+            apply(&mut bytes, &damage);
+        }
+        fs::write(&path, bytes).unwrap();
+        let error = match rows(&path) {
+            Ok(rows) => rows.take(10_000).find_map(Result::err),
+            Err(error) => Some(error),
+        };
+        prop_assert!(error.is_none_or(|error| error.to_string().contains("table.parquet")));
     }
 }

@@ -46,9 +46,10 @@ fn every_layout_trains_adapters_of_experts_as_one_device() {
         shared_expert_intermediate_size: Some(32),
         ..mixtral.clone()
     };
-    for (config, kind) in [(mixtral, LoraKind::Lora), (shared, LoraKind::Rslora)] {
+    let kinds = [(mixtral.clone(), LoraKind::Lora), (shared, LoraKind::Rslora), (mixtral, LoraKind::Dora)];
+    for (config, kind) in kinds {
         let lines = verify::<Mixtral>(&config, &settings(kind), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
+        lines.iter().for_each(|line| assert!(line.passes(), "{kind:?}: {line}"));
     }
 }
 
@@ -125,13 +126,39 @@ fn adapters_of_experts_are_trained_saved_exported_and_merged() {
     assert_eq!(generate(&format!("--hf {base} --adapter adapter")), generate("--hf merged"));
 }
 
+/// The merged weights divide by the norms of `W + s B A` itself.
+#[test]
+fn magnitudes_of_experts_are_trained_exported_and_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    let dora = ("lora.dora", "true");
+    let before = trained(&config(folder.path(), "before", &[dora, ("training.steps", "1"), ("lr.max", "1e-12")]));
+    assert!(trained(&config(folder.path(), "run", &[dora])) < 0.9 * before);
+    succeed(folder.path(), "export --checkpoint run/checkpoints --adapter adapter");
+    let file = read(&folder.path().join("adapter/adapter_model.safetensors"));
+    let name = "base_model.model.model.layers.3.block_sparse_moe.experts.7";
+    assert_eq!(file[&format!("{name}.w1.lora_magnitude_vector")].shape, [48]);
+    assert_eq!(file[&format!("{name}.w2.lora_magnitude_vector")].shape, [32]);
+    let base = golden("hf/mixtral").display().to_string();
+    succeed(folder.path(), &format!("merge --hf {base} --adapter adapter --output merged --dtype f64"));
+    let input = golden("hf/mixtral/oracle.safetensors").display().to_string();
+    let forward = |model: &str, output: &str| {
+        let flags = format!("{model} --input {input} --output {output}.safetensors --dtype f64 --exact");
+        succeed(folder.path(), &format!("forward {flags}"));
+        read(&folder.path().join(format!("{output}.safetensors"))).remove("logits").unwrap().data
+    };
+    let merged = forward("--hf merged", "merged");
+    assert!(gap(&forward(&format!("--hf {base}"), "base"), &merged) > 1e-3);
+    for (index, layout) in ["", "--expert-parallel 2 --data-parallel 2"].into_iter().enumerate() {
+        let apart = forward(&format!("--hf {base} --adapter adapter {layout}"), &format!("apart{index}"));
+        assert!(gap(&apart, &merged) < 1e-9, "{layout}");
+    }
+}
+
 #[test]
 fn what_experts_cannot_have_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused =
         |overrides: &[(&str, &str)]| Plan::new(&config(folder.path(), "run", overrides), &[]).unwrap_err().to_string();
-    let said = refused(&[("lora.dora", "true")]);
-    assert!(said.contains("experts.0.w1` are not supported: DoRA would need the norm"), "{said}");
     let said = refused(&[("lora.target-modules", "experts.3.w1")]);
     assert!(
         said.contains("experts.0.w1` are not supported: the experts of a layer have adapters all or none"),

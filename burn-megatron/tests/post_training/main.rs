@@ -6,6 +6,7 @@ mod eval;
 mod grpo;
 mod lora;
 mod lora_experts;
+mod parquet;
 mod preference;
 mod prune;
 mod qlora;

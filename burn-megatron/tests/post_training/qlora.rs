@@ -7,8 +7,9 @@ use burn::tensor::{Device, FloatDType};
 use burn_megatron::config::RunConfig;
 use burn_megatron::train::{Plan, train};
 use burn_megatron::verify::{LoraKind, Settings, verify};
+use models::layers::BalanceOver;
 use models::lora::BaseFormat;
-use models::{Llama, LlamaConfig};
+use models::{Llama, LlamaConfig, Mixtral, MixtralConfig};
 
 use super::{fail, parse};
 
@@ -26,9 +27,8 @@ fn llama() -> LlamaConfig {
     }
 }
 
-#[test]
-fn every_layout_trains_adapters_of_weights_in_few_bits_as_one_device() {
-    let settings = |base, lora| Settings {
+fn settings(base: BaseFormat, lora: LoraKind) -> Settings {
+    Settings {
         steps: 2,
         global_batch: 4,
         seq: 8,
@@ -38,7 +38,11 @@ fn every_layout_trains_adapters_of_weights_in_few_bits_as_one_device() {
         fp8: None,
         lora: Some(lora),
         base: Some(base),
-    };
+    }
+}
+
+#[test]
+fn every_layout_trains_adapters_of_weights_in_few_bits_as_one_device() {
     let layouts = ["TP2 SP", "TP4", "PP2 DP2 x2 uniform1", "CP2 DP2 ZeRO3", "TP2 DP2 ZeRO2 selective"];
     let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
     for (base, lora) in
@@ -47,6 +51,28 @@ fn every_layout_trains_adapters_of_weights_in_few_bits_as_one_device() {
         // 512 columns are 4 blocks of 128: no more than 4 ranks.
         let lines =
             verify::<Llama>(&llama(), &settings(base, lora), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
+        lines.iter().for_each(|line| assert!(line.passes(), "{base:?}: {line}"));
+    }
+}
+
+/// Of experts too: blocks of 64 and of 128 elements divide what two ranks have of one.
+#[test]
+fn every_layout_trains_adapters_of_experts_in_few_bits_as_one_device() {
+    let mixtral = MixtralConfig {
+        hidden_size: 128,
+        intermediate_size: 256,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 4,
+        head_dim: 64,
+        router_balance: BalanceOver::Sequence,
+        ..MixtralConfig::tiny()
+    };
+    let layouts = ["DP2 EP2 ZeRO2", "DP2 ETP2", "TP2 SP DP2 EP2 ETP1", "DP2 EP2 ZeRO3 x2", "PP2 DP2 EP2 x2 uniform1"];
+    let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    for (base, lora) in [(BaseFormat::Nf4, LoraKind::Dora), (BaseFormat::Fp8Block, LoraKind::Lora)] {
+        let settings = settings(base, lora);
+        let lines = verify::<Mixtral>(&mixtral, &settings, &[Device::flex()].into(), &candidates, |_| ()).unwrap();
         lines.iter().for_each(|line| assert!(line.passes(), "{base:?}: {line}"));
     }
 }

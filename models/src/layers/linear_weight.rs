@@ -1,6 +1,7 @@
 //! The weight of a linear layer: a parameter, or frozen in few bits.
 
 use backend_dist::ops::blockwise::QuantizedWeight;
+use backend_dist::ops::moe::GroupWeights;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -39,6 +40,20 @@ impl LinearWeight {
         match (&self.param, &self.stored) {
             (Some(param), _) => param.val().inner(),
             (None, Some(stored)) => stored.value(),
+            (None, None) => unreachable!("a weight is a parameter or stored in few bits"),
+        }
+    }
+
+    /// Of groups, for a grouped GEMM.
+    pub fn of_groups(&self, tracked: bool) -> GroupWeights {
+        GroupWeights { value: self.value(tracked), stored: self.stored() }
+    }
+
+    /// `[out, in]`.
+    pub fn dims(&self) -> [usize; 2] {
+        match (&self.param, &self.stored) {
+            (Some(param), _) => param.dims(),
+            (None, Some(stored)) => stored.dims(),
             (None, None) => unreachable!("a weight is a parameter or stored in few bits"),
         }
     }

@@ -1,7 +1,7 @@
 //! Frozen weights in few bits (QLoRA): which layouts their blocks allow, and a rank's part of them.
 //!
 //! A rank has the codes and scales of the whole matrix, so every layout computes what one device does. For that its part
-//! is whole blocks; the mean and the 8-bit scales of NF4 are those of all blocks, which tensor-parallel ranks gather.
+//! is whole blocks; the mean and the 8-bit scales of NF4 are those of all blocks, which the ranks that share a matrix gather.
 
 use backend_dist::comm::Group;
 use backend_dist::mesh::Nearest;
@@ -11,11 +11,11 @@ use burn::tensor::{DType, Device};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::{LoraError, linear_layers};
+use super::{LoraError, linear_layers, of_expert};
 use crate::names::NameMap;
 
-/// How the frozen weights of linear layers are stored, under an adapter or not. Embeddings, the output layer, norms,
-/// routers and routed experts stay as they are.
+/// How the frozen weights of linear layers are stored, under an adapter or not, those of routed experts too. Embeddings,
+/// the output layer, norms and routers stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BaseFormat {
@@ -60,17 +60,19 @@ impl BaseFormat {
         }
     }
 
-    /// Whether all layers of a model with these names can be shared by `tp` tensor-parallel ranks.
+    /// Whether all layers of a model with these names can be shared by `tp` tensor-parallel ranks, and an expert by `etp`.
     ///
     /// # Errors
     /// The first that cannot, with the nearest legal numbers of ranks.
-    pub fn check(self, names: &NameMap, tp: usize) -> Result<(), LoraError> {
+    pub fn check(self, names: &NameMap, [tp, etp]: [usize; 2]) -> Result<(), LoraError> {
         for layer in linear_layers(names) {
-            let kept =
-                layer.theirs == "lm_head" || layer.theirs.ends_with(".gate") || layer.theirs.contains(".experts.");
-            if kept {
+            if layer.theirs == "lm_head" || layer.theirs.ends_with(".gate") {
                 continue;
             }
+            let (key, ranks) = match of_expert(layer.ours) {
+                Some(_) => ("expert-tensor-parallel", etp),
+                None => ("tensor-parallel", tp),
+            };
             let [rows, columns] = layer.shape;
             let inputs_are_shared = layer.ours.ends_with("o_proj") || layer.ours.ends_with("down_proj");
             // Ranks may share heads of keys and values; what they then have is checked when they are built.
@@ -84,10 +86,10 @@ impl BaseFormat {
                 let what = format!("its {columns} inputs are not a multiple of {}", self.columns());
                 return Err(LoraError::Base { layer: layer.ours.into(), what });
             }
-            if !legal(tp) {
+            if !legal(ranks) {
                 let what = format!(
-                    "a rank's part of {rows} × {columns} is not whole blocks with tensor-parallel = {tp}; nearest legal: {}",
-                    Nearest::where_legal(tp, 1024, legal)
+                    "a rank's part of {rows} × {columns} is not whole blocks with {key} = {ranks}; nearest legal: {}",
+                    Nearest::where_legal(ranks, 1024, legal)
                 );
                 return Err(LoraError::Base { layer: layer.ours.into(), what });
             }
@@ -202,7 +204,7 @@ fn place(section: &Section) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LlamaConfig, ModelConfig};
+    use crate::{LlamaConfig, MixtralConfig, ModelConfig};
 
     #[test]
     fn layouts_that_cut_blocks_are_refused_with_the_nearest() {
@@ -215,13 +217,17 @@ mod tests {
             ..LlamaConfig::tiny()
         };
         let names = config.hf_names();
-        assert_eq!([1, 2].map(|tp| BaseFormat::Nf4.check(&names, tp)), [Ok(()), Ok(())]);
-        let refused = BaseFormat::Nf4.check(&names, 4).unwrap_err().to_string();
+        assert_eq!([1, 2].map(|tp| BaseFormat::Nf4.check(&names, [tp, tp])), [Ok(()), Ok(())]);
+        let refused = BaseFormat::Nf4.check(&names, [4, 1]).unwrap_err().to_string();
         assert!(refused.contains("down_proj") && refused.contains("nearest legal: 3, 6"), "{refused}");
-        let refused = BaseFormat::Fp8Block.check(&names, 2).unwrap_err().to_string();
+        let refused = BaseFormat::Fp8Block.check(&names, [2, 1]).unwrap_err().to_string();
         assert!(refused.contains("384") && refused.contains("nearest legal: 1, 3"), "{refused}");
+        let experts = MixtralConfig { hidden_size: 256, intermediate_size: 384, ..MixtralConfig::tiny() }.hf_names();
+        assert_eq!(BaseFormat::Nf4.check(&experts, [1, 2]), Ok(()));
+        let refused = BaseFormat::Nf4.check(&experts, [1, 4]).unwrap_err().to_string();
+        assert!(refused.contains("experts.0.down_proj") && refused.contains("expert-tensor-parallel = 4"), "{refused}");
         let odd = LlamaConfig { hidden_size: 96, ..config };
-        let refused = BaseFormat::Nf4.check(&odd.hf_names(), 1).unwrap_err().to_string();
+        let refused = BaseFormat::Nf4.check(&odd.hf_names(), [1, 1]).unwrap_err().to_string();
         assert!(refused.contains("its 96 inputs are not a multiple of 64"), "{refused}");
     }
 

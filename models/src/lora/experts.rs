@@ -2,17 +2,21 @@
 //!
 //! The ranks that share an expert all have its tokens, and their outputs are summed after the layer. So a rank has its
 //! rows of gate's and up's B and its columns of down's A; the other halves are whole on each, with a part of their
-//! gradients on each. Nothing is communicated but what the experts communicate.
+//! gradients on each. Nothing is communicated but what the experts communicate, and for DoRA's norms of down's rows, of
+//! which each rank has some columns, one number a row.
 
 use std::sync::Arc;
 
-use backend_dist::ops::PassContext;
+use backend_dist::collective::all_reduce;
+use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::moe::{grouped_linear, grouped_swiglu_linear};
+use backend_dist::ops::{PassContext, embedding};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor, TensorData};
 
-use super::layers::{init_a, named};
+use super::layers::{divided, init_a, named};
+use crate::layers::LinearWeight;
 use crate::param::{BuildError, ParamBuilder};
 
 /// Rows of a group's matrix that the grouped GEMM of GPUs takes multiples of. A is padded with zeros to so many: without
@@ -34,6 +38,7 @@ struct Adapters {
     a: Param<Tensor<2>>,
     /// `[experts · out, rank]` by output, where it has an adapter.
     b: Vec<Option<Param<Tensor<2>>>>,
+    dora: Option<Dora>,
     #[module(skip)]
     experts: usize,
     #[module(skip)]
@@ -42,8 +47,22 @@ struct Adapters {
     scale: f64,
 }
 
+/// What DoRA has beyond A and B.
+#[derive(Module, Debug)]
+struct Dora {
+    /// `[experts · out]` by output, where it has an adapter.
+    magnitude: Vec<Option<Param<Tensor<1>>>>,
+    /// `‖W‖²` of the columns that this rank has, `[experts, outputs · out]`, at least in fp32.
+    #[module(skip)]
+    squares: Tensor<2>,
+    /// The ranks that have columns each.
+    #[module(skip)]
+    group: Option<Group>,
+}
+
 impl ExpertAdapters {
-    /// The adapters of the experts under the global name `name`; `None` if they have none.
+    /// The adapters of the experts under the global name `name`, whose matrices are `gate_up` and `down_w`; `None` if they
+    /// have none.
     ///
     /// # Errors
     /// See [`BuildError`].
@@ -51,37 +70,48 @@ impl ExpertAdapters {
         params: &mut ParamBuilder,
         name: &str,
         [hidden, intermediate, experts]: [usize; 3],
+        [gate_up, down_w]: [&LinearWeight; 2],
     ) -> Result<Option<Self>, BuildError> {
-        let first = Adapters::new(params, (name, experts), &["gate", "up"], [intermediate, hidden], 0)?;
-        let down = Adapters::new(params, (name, experts), &["down"], [hidden, intermediate], 1)?;
+        let first = Adapters::new(params, (name, experts), &["gate", "up"], [intermediate, hidden], (0, gate_up))?;
+        let down = Adapters::new(params, (name, experts), &["down"], [hidden, intermediate], (1, down_w))?;
         Ok((first.is_some() || down.is_some()).then_some(Self { first, down }))
     }
 
-    /// What is added to gate and up of `x [tokens, hidden]`, the tokens of each expert one after the other.
-    pub fn first(&self, x: Tensor<2>, counts: &[usize]) -> Option<Tensor<2>> {
-        let adapters = self.first.as_ref()?;
+    /// Gate and up from `base`, what the weight `w` makes of `x [tokens, hidden]`, the tokens of each expert one after the
+    /// other.
+    pub fn first(&self, base: Tensor<2>, x: Tensor<2>, counts: &[usize], w: &LinearWeight) -> Tensor<2> {
+        let Some(adapters) = self.first.as_ref() else { return base };
         let counts = adapters.counts(counts);
-        Some(adapters.widen(grouped_linear(x, adapters.a(), &counts, &PassContext::default()), &counts))
+        let low = grouped_linear(x, adapters.a(), &counts, &PassContext::default());
+        adapters.add(base, low, &counts, w)
     }
 
-    /// What is added to the experts' outputs of `x [tokens, 2 intermediate] = [gate | up]` and probabilities
-    /// `p [tokens]`. The activation is recomputed: its gradient is linear in that of its output.
-    pub fn down(&self, (x, p): (Tensor<2>, Tensor<1>), counts: &[usize], recompute: bool) -> Option<Tensor<2>> {
-        let adapters = self.down.as_ref()?;
+    /// The experts' outputs from `base`, what the weight `w` makes of `x [tokens, 2 intermediate] = [gate | up]` and
+    /// probabilities `p [tokens]`. The activation is recomputed: its gradient is linear in that of its output.
+    pub fn down(
+        &self,
+        base: Tensor<2>,
+        (x, p): (Tensor<2>, Tensor<1>),
+        counts: &[usize],
+        recompute: bool,
+        w: &LinearWeight,
+    ) -> Tensor<2> {
+        let Some(adapters) = self.down.as_ref() else { return base };
         let counts = adapters.counts(counts);
         let low = grouped_swiglu_linear(x, p, adapters.a(), &counts, recompute, &PassContext::default());
-        Some(adapters.widen(low, &counts))
+        adapters.add(base, low, &counts, w)
     }
 }
 
 impl Adapters {
-    /// Adapters of matrices `[out, in]` of the experts, of which `dim` is divided among the ranks that share an expert.
+    /// Adapters of matrices `[out, in]` of the experts, of which `dim` is divided among the ranks that share an expert;
+    /// the rank's are `w`.
     fn new(
         params: &mut ParamBuilder,
         (name, experts): (&str, usize),
         parts: &[&str],
         [outputs, inputs]: [usize; 2],
-        dim: usize,
+        (dim, w): (usize, &LinearWeight),
     ) -> Result<Option<Self>, BuildError> {
         let (etp, own) = (params.experts().etp, params.experts().local(experts));
         let layer = |expert: usize, part: &str| format!("{name}.{expert}.{part}_proj");
@@ -102,7 +132,64 @@ impl Adapters {
             has.then(|| params.expert_adapter(own.clone().map(b).collect(), dim == 1)).transpose()
         });
         let b = b.collect::<Result<_, _>>()?;
-        Ok(Some(Self { a, b, experts: own.len(), rank, scale }))
+        let mut adapters = Self { a, b, dora: None, experts: own.len(), rank, scale };
+        if config.dora {
+            let group = Some(params.experts().parts.clone()).filter(|_| dim == 1);
+            let squares = squares(w.plain(), own.len());
+            let norms = summed(squares.clone(), group.as_ref()).sqrt();
+            let features = norms.dims()[1] / parts.len();
+            let mut magnitude = Vec::with_capacity(parts.len());
+            for (index, (part, has)) in parts.iter().zip(&has).enumerate() {
+                let name = |expert| named(&layer(expert, part), "magnitude_vector");
+                let section = |expert| match dim {
+                    0 => Section::split(name(expert), &[outputs], 0, etp.size, etp),
+                    _ => Section::replicated(name(expert), &[outputs], etp),
+                };
+                let values = norms.clone().narrow(1, index * features, features).reshape([own.len() * features]);
+                let new = || params.expert_adapter_of_values(own.clone().map(section).collect(), values, dim == 1);
+                magnitude.push(has.then(new).transpose()?);
+            }
+            adapters.dora = Some(Dora { magnitude, squares, group });
+        }
+        Ok(Some(adapters))
+    }
+
+    /// The outputs from `base`, those of the weight `w`, and those of A, `low`.
+    fn add(&self, base: Tensor<2>, low: Tensor<2>, counts: &Arc<[usize]>, w: &LinearWeight) -> Tensor<2> {
+        let sum = base + self.widen(low, counts);
+        match &self.dora {
+            None => sum,
+            Some(dora) => sum * of_tokens(self.factors(dora, w), counts),
+        }
+    }
+
+    /// `m / ‖W + s B A‖` of every row of the experts' matrices, `[experts · outputs · out]`, 1 where there is no adapter.
+    /// The square of the norm is `‖W‖² + 2 s B · W Aᵀ + s² B · B A Aᵀ`, so that no matrix as large as `W` is made.
+    fn factors(&self, dora: &Dora, w: &LinearWeight) -> Tensor<1> {
+        let (w, experts, rank, outputs) = (w.plain(), self.experts, self.rank, self.b.len());
+        let ([rows, inputs], dtype) = (w.dims(), w.dtype());
+        let (features, wide) = (rows / experts / outputs, dora.squares.dtype());
+        let w = w.reshape([experts, rows / experts, inputs]);
+        let a = self.a.val().inner().reshape([experts, self.narrow(), inputs]);
+        let (mut before, mut factors) = (0, Vec::with_capacity(outputs));
+        for (index, (b, magnitude)) in self.b.iter().zip(&dora.magnitude).enumerate() {
+            let (Some(b), Some(magnitude)) = (b, magnitude) else {
+                factors.push(Tensor::ones([experts, features], (&self.a.val().device(), dtype)));
+                continue;
+            };
+            let b = b.val().inner().reshape([experts, features, rank]);
+            let a = a.clone().narrow(1, before, rank);
+            before += rank;
+            let (start, of) = (index * features, |x: Tensor<3>| (x.cast(wide) * b.clone().cast(wide)).sum_dim(2));
+            let cross = of(w.clone().narrow(1, start, features).matmul(a.clone().swap_dims(1, 2)));
+            let square = of(b.clone().matmul(a.clone().matmul(a.swap_dims(1, 2))));
+            let added = cross.mul_scalar(2.0 * self.scale) + square.mul_scalar(self.scale * self.scale);
+            let squares = dora.squares.clone().narrow(1, start, features) + added.reshape([experts, features]);
+            let norms = summed(squares, dora.group.as_ref()).sqrt().reshape([experts * features]);
+            factors.push(divided(magnitude.val(), norms).reshape([experts, features]));
+        }
+        let all = if outputs == 1 { factors.remove(0) } else { Tensor::cat(factors, 1) };
+        all.reshape([rows])
     }
 
     /// Tokens of each expert, whose groups are neighbours where it has several.
@@ -155,5 +242,29 @@ impl Adapters {
         let rows: Vec<Tensor<3>> = self.b.iter().map(matrix).collect();
         let outputs = rows.len();
         Tensor::cat(rows, 1).reshape([self.experts * outputs * features, width])
+    }
+}
+
+/// For each token the row of its expert, of `values [experts · features]`.
+pub(crate) fn of_tokens(values: Tensor<1>, counts: &[usize]) -> Tensor<2> {
+    let (features, tokens) = (values.dims()[0] / counts.len(), counts.iter().sum::<usize>());
+    let of_each = |(expert, count): (usize, &usize)| std::iter::repeat_n(expert as i64, *count);
+    let experts: Vec<i64> = counts.iter().enumerate().flat_map(of_each).collect();
+    let experts = Tensor::from_data(TensorData::new(experts, [tokens, 1]), (&values.device(), DType::I64));
+    embedding(values.reshape([counts.len(), features]), experts, 0).reshape([tokens, features])
+}
+
+/// Sums of squares of the rows of experts' matrices, `[experts, rows]`; at least in fp32.
+fn squares(w: Tensor<2>, experts: usize) -> Tensor<2> {
+    let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
+    let rows = w.dims()[0];
+    (w.clone() * w).sum_dim(1).reshape([experts, rows / experts])
+}
+
+/// Over the ranks that have columns each.
+fn summed(squares: Tensor<2>, group: Option<&Group>) -> Tensor<2> {
+    match group.filter(|group| group.size() > 1) {
+        Some(group) => all_reduce(squares, ReduceOp::Sum, group),
+        None => squares,
     }
 }

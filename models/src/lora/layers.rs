@@ -223,7 +223,7 @@ fn row_norms(w: Tensor<2>, group: Option<&Group>) -> Tensor<1> {
 }
 
 /// A magnitude divided by a norm that has no gradient.
-fn divided(magnitude: Tensor<1>, norms: Tensor<1>) -> Tensor<1> {
+pub(super) fn divided(magnitude: Tensor<1>, norms: Tensor<1>) -> Tensor<1> {
     let inverse = norms.recip().cast(magnitude.dtype());
     match magnitude.device().is_autodiff() {
         true => magnitude * Tensor::from_inner(inverse),

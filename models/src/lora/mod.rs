@@ -27,8 +27,8 @@ use thiserror::Error;
 use crate::names::{Foreign, NameMap, fits, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
-pub(crate) use experts::ExpertAdapters;
 pub use experts::WIDTH as EXPERT_WIDTH;
+pub(crate) use experts::{ExpertAdapters, of_tokens};
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
 pub use off::without_adapters;
 pub use plan::LoraPlan;
@@ -151,7 +151,7 @@ impl LoraConfig {
                 return Err(LoraError::Target { target: target.clone(), known: known.join(", ") });
             }
             for layer in chosen {
-                if let Some(why) = layer.refused(self.dora) {
+                if let Some(why) = layer.refused() {
                     return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
                 }
                 targets.insert(layer.ours.to_string(), (layer.theirs.to_string(), layer.shape));
@@ -183,13 +183,10 @@ struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    fn refused(&self, dora: bool) -> Option<&'static str> {
+    fn refused(&self) -> Option<&'static str> {
         match () {
             _ if self.theirs == "lm_head" => Some("it is the output layer, whose loss is computed in chunks"),
             _ if is_router(self.theirs) => Some("it is a router"),
-            _ if dora && of_expert(self.ours).is_some() => {
-                Some("DoRA would need the norm of every expert's weight with its adapter in every pass")
-            }
             _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),
             _ if self.foreign.rows.is_some() => {
                 Some("Hugging Face stores its rows in another order, or together with another layer's")

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use backend_dist::comm::Group;
+use backend_dist::ops::blockwise::QuantizedWeight;
 use backend_dist::shard::{Init, Section};
 use burn::module::Param;
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -37,9 +39,31 @@ impl<'a> ParamBuilder<'a> {
     /// # Errors
     /// As [`ParamBuilder::sections`], and if sections in few bits are not whole blocks.
     pub(crate) fn linear_weight(&mut self, sections: Vec<(Section, Init)>) -> Result<LinearWeight, BuildError> {
-        let Some(base) = self.base.filter(|_| self.has_adapters()) else { return Ok(self.sections(sections)?.into()) };
-        let mut quantizer = Quantizer::new(base, &self.parallel.group);
-        for (section, init) in &sections {
+        match self.stored(&sections, &self.parallel.group)? {
+            Some(stored) => Ok(stored.into()),
+            None => Ok(self.sections(sections)?.into()),
+        }
+    }
+
+    /// The matrices of this rank's routed experts, as [`ParamBuilder::linear_weight`].
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::linear_weight`].
+    ///
+    /// # Panics
+    /// Outside layers.
+    pub(crate) fn expert_weight(&mut self, sections: Vec<(Section, Init)>) -> Result<LinearWeight, BuildError> {
+        match self.stored(&sections, &self.experts().parts)? {
+            Some(stored) => Ok(stored.into()),
+            None => Ok(self.expert_sections(sections)?.into()),
+        }
+    }
+
+    /// Sections in few bits, if frozen weights are; `group` are the ranks that share each.
+    fn stored(&self, sections: &[(Section, Init)], group: &Group) -> Result<Option<QuantizedWeight>, BuildError> {
+        let Some(base) = self.base.filter(|_| self.has_adapters()) else { return Ok(None) };
+        let mut quantizer = Quantizer::new(base, group);
+        for (section, init) in sections {
             let values = match self.source {
                 Some(source) => self.read(section, FloatDType::F32, source)?.into_f32(),
                 None => {
@@ -49,7 +73,7 @@ impl<'a> ParamBuilder<'a> {
             };
             quantizer.add(section, &values)?;
         }
-        Ok(quantizer.finish(DType::from(self.dtype), &self.device).into())
+        Ok(Some(quantizer.finish(DType::from(self.dtype), &self.device)))
     }
 
     /// Whether there are adapters, so that other parameters are frozen.
@@ -105,6 +129,27 @@ impl<'a> ParamBuilder<'a> {
         is_whole: bool,
     ) -> Result<Param<Tensor<D>>, BuildError> {
         self.in_experts(|params| params.create_adapter(sections, is_whole))
+    }
+
+    /// A parameter of routed experts that starts with these values of its sections, one after the other, as
+    /// [`ParamBuilder::expert_adapter`].
+    ///
+    /// # Errors
+    /// As [`ParamBuilder::sections`].
+    ///
+    /// # Panics
+    /// Outside layers.
+    pub(crate) fn expert_adapter_of_values(
+        &mut self,
+        sections: Vec<Section>,
+        values: Tensor<1>,
+        is_whole: bool,
+    ) -> Result<Param<Tensor<1>>, BuildError> {
+        if self.lora.as_ref().is_some_and(|lora| lora.source.is_some()) {
+            return self.expert_adapter(sections.into_iter().map(|section| (section, Init::ONES)).collect(), is_whole);
+        }
+        let values = values.cast(DType::from(self.dtype));
+        self.in_experts(|params| params.assemble(sections, vec![values], is_whole, true))
     }
 
     /// A parameter that starts with these values of its section, unless the adapters have a source.

@@ -10,6 +10,7 @@ use super::expert_pipeline::ExpertPipeline;
 use super::row_map::RowMap;
 use crate::collective_ops::{Collective, CollectiveOps};
 use crate::comm::Group;
+use crate::ops::blockwise::QuantizedWeight;
 use crate::ops::fp8;
 use crate::ops::pass::PassContext;
 
@@ -50,6 +51,21 @@ pub fn router_logits(x: Tensor<2>, w: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(<Dispatch as MoeOps>::op_router_logits(x.into_dispatch(), w.into_dispatch()))
 }
 
+/// The matrices of groups, `[groups · out, in]`, one after the other.
+#[derive(Clone, Debug)]
+pub struct GroupWeights {
+    /// For the GEMM.
+    pub value: Tensor<2>,
+    /// What it was computed from: then the backward pass computes it again instead of saving it.
+    pub stored: Option<QuantizedWeight>,
+}
+
+impl From<Tensor<2>> for GroupWeights {
+    fn from(value: Tensor<2>) -> Self {
+        Self { value, stored: None }
+    }
+}
+
 /// Grouped GEMM: `x · w_gᵀ` for the `counts[g]` consecutive tokens of group `g` of `x [tokens, in]`. `w [groups · out,
 /// in]` has the groups' matrices one after the other; the output is `[tokens, out]`.
 ///
@@ -58,10 +74,16 @@ pub fn router_logits(x: Tensor<2>, w: Tensor<2>) -> Tensor<2> {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>, pass: &PassContext) -> Tensor<2> {
+pub fn grouped_linear(
+    x: Tensor<2>,
+    w: impl Into<GroupWeights>,
+    counts: &Arc<[usize]>,
+    pass: &PassContext,
+) -> Tensor<2> {
+    let GroupWeights { value: w, stored } = w.into();
     check_groups(x.dims(), x.dims()[1], w.dims(), counts);
-    let (x, w) = (x.into_dispatch(), w.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(x, w, counts.clone(), pass.weight_grads.clone()))
+    let (x, w, deferral) = (x.into_dispatch(), w.into_dispatch(), pass.weight_grads.clone());
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(x, w, stored, counts.clone(), deferral))
 }
 
 /// [`grouped_linear`] of `silu(gate) up p` for `x [tokens, 2 in] = [gate | up]` and a probability `p [tokens]`, in f32
@@ -73,11 +95,12 @@ pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>, pass: &
 pub fn grouped_swiglu_linear(
     x: Tensor<2>,
     p: Tensor<1>,
-    w: Tensor<2>,
+    w: impl Into<GroupWeights>,
     counts: &Arc<[usize]>,
     recompute: bool,
     pass: &PassContext,
 ) -> Tensor<2> {
+    let GroupWeights { value: w, stored } = w.into();
     let [rows, double] = x.dims();
     assert!(double.is_multiple_of(2), "grouped_swiglu_linear: {double} features are not [gate | up]");
     assert_eq!(p.dims(), [rows], "grouped_swiglu_linear: a factor for each of {rows} rows");
@@ -86,7 +109,7 @@ pub fn grouped_swiglu_linear(
     check_groups([rows, double], double / 2, w.dims(), counts);
     let (x, p, w) = (x.into_dispatch(), p.into_dispatch(), w.into_dispatch());
     let (counts, deferral) = (counts.clone(), pass.weight_grads.clone());
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, counts, recompute, deferral))
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, stored, counts, recompute, deferral))
 }
 
 /// The output of its expert, on whichever rank, for each of the tokens `x [tokens, hidden]` that `pipeline` dispatches:

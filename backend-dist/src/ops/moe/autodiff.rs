@@ -18,6 +18,7 @@ use burn::backend::{
 use super::expert_gemms::{ExpertGemms, Plain};
 use super::expert_pipeline::{self, ExpertPipeline, SavedPipeline, ThroughExperts};
 use super::kernels::MoeKernels;
+use crate::ops::blockwise::{Kept, QuantizedWeight};
 use crate::ops::extension::on_backends;
 use crate::ops::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
 use crate::ops::weight_grads::Deferral;
@@ -34,6 +35,7 @@ pub(super) trait MoeOps: Backend {
     fn op_grouped_linear(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
+        stored: Option<QuantizedWeight>,
         counts: Counts,
         deferral: Deferral,
     ) -> FloatTensor<Self>;
@@ -41,6 +43,7 @@ pub(super) trait MoeOps: Backend {
         x: FloatTensor<Self>,
         p: FloatTensor<Self>,
         w: FloatTensor<Self>,
+        stored: Option<QuantizedWeight>,
         counts: Counts,
         recompute: bool,
         deferral: Deferral,
@@ -69,6 +72,7 @@ on_backends! {
         fn op_grouped_linear(
             x: FloatTensor<Self>,
             w: FloatTensor<Self>,
+            _: Option<QuantizedWeight>,
             counts: Counts,
             _: Deferral,
         ) -> FloatTensor<Self> {
@@ -79,6 +83,7 @@ on_backends! {
             x: FloatTensor<Self>,
             p: FloatTensor<Self>,
             w: FloatTensor<Self>,
+            _: Option<QuantizedWeight>,
             counts: Counts,
             _: bool,
             _: Deferral,
@@ -146,6 +151,7 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
     fn op_grouped_linear(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,
+        stored: Option<QuantizedWeight>,
         counts: Counts,
         deferral: Deferral,
     ) -> FloatTensor<Self> {
@@ -153,7 +159,8 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
         match GroupedLinear.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let saved = (tracked[1].then(|| x.clone()), tracked[0].then(|| w.clone()), counts.clone(), deferral);
+                let kept = tracked[0].then(|| Kept::of(&w, stored));
+                let saved = (tracked[1].then(|| x.clone()), kept, counts.clone(), deferral);
                 prep.finish(saved, B::grouped_forward(x, w, &counts))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(x, w, &counts)),
@@ -164,6 +171,7 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
         x: FloatTensor<Self>,
         p: FloatTensor<Self>,
         w: FloatTensor<Self>,
+        stored: Option<QuantizedWeight>,
         counts: Counts,
         recompute: bool,
         deferral: Deferral,
@@ -174,7 +182,8 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
             OpsKind::Tracked(prep) => {
                 let input = B::weighted_swiglu(x.clone(), p.clone());
                 let kept = keep.then(|| input.clone());
-                let saved = SavedSwiGlu { x, p, input: kept, w: w.clone(), counts: counts.clone(), deferral };
+                let saved =
+                    SavedSwiGlu { x, p, input: kept, w: Kept::of(&w, stored), counts: counts.clone(), deferral };
                 prep.finish(saved, B::grouped_forward(input, w, &counts))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::grouped_forward(B::weighted_swiglu(x, p), w, &counts)),

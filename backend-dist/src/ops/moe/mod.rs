@@ -16,8 +16,8 @@ mod token_all_to_all;
 
 pub use crate::comm::Splits;
 pub use api::{
-    all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_faster_in_two_chunks, router_logits,
-    row_multiple, through_experts,
+    GroupWeights, all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_faster_in_two_chunks,
+    router_logits, row_multiple, through_experts,
 };
 pub(in crate::ops) use expert_gemms::{ExpertGemms, ExpertRange};
 pub use expert_pipeline::{ExpertChunk, ExpertPipeline};

@@ -31,7 +31,7 @@ pub enum ChatError {
     Row {
         /// Input file.
         file: PathBuf,
-        /// Line of the file, or element of its array, from 1.
+        /// Line of the file, element of its array, or row of its table, from 1.
         line: u64,
         /// The key and what is wrong with it.
         what: String,

@@ -1,15 +1,15 @@
-//! Files of rows: JSON lines or one JSON array, plain or compressed.
+//! Files of rows: JSON lines or one JSON array, plain or compressed, or Parquet.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 use minijinja::value::Value;
-use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
-use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
+use super::super::parquet;
+use super::super::zstd::ZstdFrames;
 use super::error::ChatError;
 use super::row::{Conversation, from_value, parse_row};
 
@@ -18,7 +18,7 @@ use super::row::{Conversation, from_value, parse_row};
 pub struct Row {
     /// Input file.
     pub file: Arc<Path>,
-    /// Line of the file, or element of its array, from 1.
+    /// Line of the file, element of its array, or row of its table, from 1.
     pub line: u64,
     body: Body,
 }
@@ -27,6 +27,8 @@ pub struct Row {
 enum Body {
     Bytes(Vec<u8>),
     Value(Value),
+    /// What is wrong with it.
+    Bad(String),
 }
 
 impl Row {
@@ -38,6 +40,7 @@ impl Row {
         match &self.body {
             Body::Bytes(bytes) => parse_row(bytes),
             Body::Value(value) => from_value(value),
+            Body::Bad(what) => Err(what.clone()),
         }
     }
 
@@ -49,6 +52,7 @@ impl Row {
         match &self.body {
             Body::Bytes(bytes) => serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}")),
             Body::Value(value) => Ok(value.clone()),
+            Body::Bad(what) => Err(what.clone()),
         }
     }
 
@@ -60,6 +64,7 @@ impl Row {
         let parsed = match &self.body {
             Body::Bytes(bytes) => serde_json::from_slice(bytes),
             Body::Value(value) => serde_json::to_value(value),
+            Body::Bad(what) => return Err(what.clone()),
         };
         parsed.map_err(|error| format!("not JSON: {error}"))
     }
@@ -70,16 +75,28 @@ impl Row {
     }
 }
 
-/// The rows of a file: a JSON object per line, or one array of them. Names that end in `.gz` and `.zst` are decompressed.
+/// The rows of a file: a JSON object per line, or one array of them. Names that end in `.gz` and `.zst` are decompressed;
+/// a `.parquet` file has a row of columns with the same names.
 ///
 /// # Errors
-/// If the file cannot be read, or its array is not JSON.
+/// If the file cannot be read, its array is not JSON, or its table is damaged.
 pub fn rows(path: &Path) -> Result<Box<dyn Iterator<Item = Result<Row, ChatError>>>, ChatError> {
     let refused = |cause| ChatError::Read { path: path.into(), cause };
+    if path.extension().is_some_and(|extension| extension == "parquet") {
+        let (rows, file): (_, Arc<Path>) = (parquet::Rows::open(path).map_err(refused)?, path.into());
+        let row = move |(index, row): (usize, _)| match row {
+            Ok(row) => {
+                let body = Result::map_or_else(row, Body::Bad, Body::Bytes);
+                Ok(Row { file: file.clone(), line: index as u64 + 1, body })
+            }
+            Err(cause) => Err(ChatError::Read { path: file.to_path_buf(), cause }),
+        };
+        return Ok(Box::new(rows.enumerate().map(row)));
+    }
     let file = BufReader::with_capacity(1 << 20, File::open(path).map_err(refused)?);
     let mut reader: Box<dyn BufRead> = match path.extension().and_then(|extension| extension.to_str()) {
         Some("gz") => Box::new(BufReader::new(MultiGzDecoder::new(file))),
-        Some("zst") => Box::new(BufReader::new(ZstdFrames { source: file, frame: None })),
+        Some("zst") => Box::new(BufReader::new(ZstdFrames::new(file))),
         _ => Box::new(file),
     };
     let file: Arc<Path> = path.into();
@@ -104,52 +121,4 @@ pub fn rows(path: &Path) -> Result<Box<dyn Iterator<Item = Result<Row, ChatError
         }
     });
     Ok(Box::new(lines))
-}
-
-/// The frames of a Zstandard file, one after the other.
-struct ZstdFrames<R: BufRead> {
-    source: R,
-    frame: Option<Box<FrameDecoder>>,
-}
-
-impl<R: BufRead> ZstdFrames<R> {
-    /// Begins the next frame; false at the end of the file.
-    fn next_frame(&mut self) -> io::Result<bool> {
-        while !self.source.fill_buf()?.is_empty() {
-            let mut frame = Box::new(FrameDecoder::new());
-            match frame.init(&mut self.source) {
-                Ok(()) => {
-                    self.frame = Some(frame);
-                    return Ok(true);
-                }
-                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame { length, .. })) => {
-                    io::copy(&mut (&mut self.source).take(length.into()), &mut io::sink())?;
-                }
-                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
-            }
-        }
-        Ok(false)
-    }
-}
-
-impl<R: BufRead> Read for ZstdFrames<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if let Some(frame) = &mut self.frame {
-                while frame.can_collect() < buffer.len() && !frame.is_finished() {
-                    let more = BlockDecodingStrategy::UptoBytes(buffer.len() - frame.can_collect());
-                    let decoded = frame.decode_blocks(&mut self.source, more);
-                    decoded.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-                }
-                let read = frame.read(buffer)?;
-                if read > 0 || buffer.is_empty() {
-                    return Ok(read);
-                }
-                self.frame = None;
-            }
-            if !self.next_frame()? {
-                return Ok(0);
-            }
-        }
-    }
 }

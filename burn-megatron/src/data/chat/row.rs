@@ -8,6 +8,9 @@ use super::values::{get, kind, list, message, text};
 /// Roles that chat templates know.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 
+/// Keys that say which form a row has.
+const FORMS: [&str; 6] = ["messages", "conversations", "prompt", "completion", "instruction", "output"];
+
 /// One conversation with at least one assistant turn.
 #[derive(Clone, Debug)]
 pub struct Conversation {
@@ -54,10 +57,14 @@ pub(super) fn from_value(row: &Value) -> Result<Conversation, String> {
         _ => {
             let keys: Vec<String> =
                 row.try_iter().map(|keys| keys.map(|key| key.to_string()).collect()).unwrap_or_default();
+            let alike = |key: &String| FORMS.map(|form| (strsim::jaro(key, form), key.clone(), form));
+            let nearest = keys.iter().flat_map(alike).max_by(|a, b| a.0.total_cmp(&b.0));
+            let nearest = nearest.filter(|(alike, ..)| *alike > 0.7);
             return Err(format!(
-                "no key of a conversation among {}; there must be `messages`, `conversations`, `prompt` and `completion`, or \
+                "no key of a conversation among {}{}; there must be `messages`, `conversations`, `prompt` and `completion`, or \
                  `instruction` and `output`",
-                if keys.is_empty() { "no keys".into() } else { keys.join(", ") }
+                if keys.is_empty() { "no keys".into() } else { keys.join(", ") },
+                nearest.map(|(_, key, form)| format!("; is `{key}` meant to be `{form}`?")).unwrap_or_default()
             ));
         }
     };

@@ -25,6 +25,7 @@ pub(super) fn fields(body: Body, keys: &[String]) -> Result<Vec<Field>, String> 
             format!("not JSON: {what} at column {}", error.column())
         })?,
         Body::Value(value) => value,
+        Body::Bad(what) => return Err(what),
     };
     match value {
         Value::Object(mut object) => keys.iter().map(|key| field(key, take(&mut object, key)?)).collect(),
@@ -38,7 +39,9 @@ pub(super) fn fields(body: Body, keys: &[String]) -> Result<Vec<Field>, String> 
 fn take(object: &mut Map<String, Value>, key: &str) -> Result<Value, String> {
     object.remove(key).ok_or_else(|| {
         let keys: Vec<&str> = object.keys().map(String::as_str).collect();
-        format!("no key '{key}'; the keys are {}", keys.join(", "))
+        let nearest = keys.iter().map(|other| (strsim::jaro(other, key), other)).max_by(|a, b| a.0.total_cmp(&b.0));
+        let nearest = nearest.filter(|(alike, _)| *alike > 0.7).map(|(_, other)| format!("did you mean `{other}`? "));
+        format!("no key '{key}'; {}the keys are {}", nearest.unwrap_or_default(), keys.join(", "))
     })
 }
 
@@ -76,6 +79,8 @@ mod tests {
     fn what_is_wrong_is_said() {
         let wrong = |json, keys: &[&str]| parse(json, keys).unwrap_err();
         assert_eq!(wrong(r#"{"a": 1, "b": 2}"#, &["text"]), "no key 'text'; the keys are a, b");
+        let texts = wrong(r#"{"texts": "x", "id": 2}"#, &["text"]);
+        assert_eq!(texts, "no key 'text'; did you mean `texts`? the keys are id, texts");
         assert_eq!(wrong("{\"text\": \r\n", &["text"]), "not JSON: EOF while parsing a value at column 8");
         assert_eq!(
             wrong(r#"{"text": [1, "x"]}"#, &["text"]),

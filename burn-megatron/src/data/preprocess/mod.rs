@@ -1,6 +1,6 @@
 //! Text files to Megatron's `.bin`/`.idx`.
 //!
-//! [`prepare`] reads `.txt`, `.jsonl` and `.json` files, makes or loads a tokenizer, and writes
+//! [`prepare`] reads `.txt`, `.jsonl`, `.json` and `.parquet` files, makes or loads a tokenizer, and writes
 //! `{prefix}_{key}_document.bin/.idx` for every JSON key. The result depends on the input and the options only, not on
 //! the number of workers.
 //!
@@ -51,7 +51,7 @@ pub const MAX_WORKERS: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct PreprocessOptions {
     /// Files in order. `.jsonl` and `.ndjson`: a document per line; `.json`: the same, or one array of documents;
-    /// everything else is text.
+    /// `.parquet`: a document per row, whose columns are keys; everything else is text.
     pub inputs: Vec<PathBuf>,
     /// Outputs are named `{prefix}_{key}_document`.
     pub output_prefix: PathBuf,
@@ -156,12 +156,12 @@ pub enum Stage {
     Tokens,
 }
 
-/// Where a document was read: file and line, or file and element of its array.
+/// Where a document was read: file and line, element of its array, or row of its table.
 #[derive(Clone, Debug)]
 pub struct Location {
     /// Input file.
     pub file: PathBuf,
-    /// Line of the file, or element of its array, from 1.
+    /// Line of the file, element of its array, or row of its table, from 1.
     pub line: u64,
 }
 

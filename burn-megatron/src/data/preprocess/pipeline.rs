@@ -152,7 +152,7 @@ fn save(tokenizer: &Tokenizer, prefix: &Path) -> Result<(PathBuf, NamedTempFile)
 fn total_bytes(inputs: &[PathBuf]) -> Result<u64, PreprocessError> {
     let size = |path: &PathBuf| match fs::metadata(path) {
         Ok(about) if about.is_dir() => {
-            let what = format!("{} is a folder; name its .txt or .jsonl files", path.display());
+            let what = format!("{} is a folder; name its .txt, .jsonl or .parquet files", path.display());
             Err(PreprocessError::Options(what))
         }
         about => about.map(|about| about.len()).map_err(|cause| PreprocessError::Read { path: path.clone(), cause }),

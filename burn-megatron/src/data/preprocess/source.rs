@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::super::parquet;
 use super::{Location, PreprocessError};
 
 /// What a document is in a text file. The documents of a file, one after the other, are the whole file: no newline is
@@ -33,6 +34,8 @@ pub(super) enum Body {
     Text(Vec<u8>),
     Json(Vec<u8>),
     Value(Value),
+    /// What is wrong with it.
+    Bad(String),
 }
 
 /// The documents of several files in order.
@@ -50,6 +53,11 @@ enum Reader {
     /// Elements of an array, and the bytes each stands for.
     Array {
         values: std::iter::Enumerate<std::vec::IntoIter<Value>>,
+        bytes_each: u64,
+    },
+    /// Rows, and the bytes each stands for.
+    Table {
+        rows: std::iter::Enumerate<parquet::Rows>,
         bytes_each: u64,
     },
 }
@@ -95,6 +103,11 @@ impl Reader {
         let size = file.metadata().map_err(io)?.len();
         let mut file = BufReader::with_capacity(1 << 20, file);
         let unit = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("parquet") => {
+                let rows = parquet::Rows::open(path).map_err(io)?;
+                let bytes_each = size / rows.len().max(1);
+                return Ok(Reader::Table { rows: rows.enumerate(), bytes_each });
+            }
             Some("jsonl" | "ndjson") => Unit::Json,
             Some("json") if !starts_array_of_documents(file.fill_buf().map_err(io)?) => Unit::Json,
             Some("json") => {
@@ -118,6 +131,14 @@ impl Reader {
                 body: Body::Value(value),
                 bytes: *bytes_each,
             })),
+            Reader::Table { rows, bytes_each } => {
+                let Some((i, row)) = rows.next() else { return Ok(None) };
+                Ok(Some(Record {
+                    location: Location { file: file.to_path_buf(), line: i as u64 + 1 },
+                    body: row.map_err(io)?.map_or_else(Body::Bad, Body::Json),
+                    bytes: *bytes_each,
+                }))
+            }
             Reader::Lines { lines, unit } => {
                 let unread = match unit {
                     Unit::Json => lines.not_blank(),
@@ -212,6 +233,7 @@ mod tests {
         let body = |body| match body {
             Body::Text(bytes) | Body::Json(bytes) => String::from_utf8(bytes).unwrap(),
             Body::Value(value) => value.to_string(),
+            Body::Bad(what) => what,
         };
         Records::new(vec![path], text).map(|record| record.unwrap()).map(|r| (r.location.line, body(r.body))).collect()
     }

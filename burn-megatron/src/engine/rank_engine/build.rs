@@ -141,6 +141,7 @@ impl<M: CausalLm> RankEngine<M> {
             token_factors: HashMap::new(),
             reference: None,
             teacher: None,
+            heard: HashMap::new(),
             taught: HashMap::new(),
         };
         engine.weights_changed();

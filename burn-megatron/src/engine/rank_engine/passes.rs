@@ -1,7 +1,6 @@
 //! The passes of a training step, in the order of the rank's list.
 
 use super::super::chunk::{Chunk, Output, Pass};
-use super::super::distill::teach;
 use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::super::stage_p2p::StageP2p;
@@ -36,6 +35,7 @@ impl<M: CausalLm> RankEngine<M> {
     pub(super) fn passes(&mut self, local_batches: &[LocalBatch]) -> Result<(Losses, Scores), EngineError> {
         let mut p2p = self.stage_p2p(local_batches);
         let kl = self.kl(local_batches)?;
+        self.hear_teacher(local_batches);
         let (mut losses, mut scores) = (Losses::default(), Scores::default());
         self.token_factors.clear();
         self.peak_in_flight = 0;
@@ -84,11 +84,15 @@ impl<M: CausalLm> RankEngine<M> {
 
     /// Between stages, for micro-batches of these local_batches.
     pub(super) fn stage_p2p(&self, local_batches: &[LocalBatch]) -> StageP2p {
+        let shapes = local_batches.iter().map(|local| self.activation_shape(local, self.hidden)).collect();
+        StageP2p::new(self.stages.clone(), self.rank.device.clone(), shapes, self.dtype, self.warm)
+    }
+
+    /// Of a micro-batch's activations with so many features, as this rank has them.
+    pub(super) fn activation_shape(&self, local: &LocalBatch, hidden: usize) -> [usize; 3] {
         let layout = self.rank.mesh.layout();
         let parts = if layout.sequence_parallel() { layout.tp } else { 1 };
-        let shape = |local: &LocalBatch| [local.tokens.seq / parts, local.tokens.sequences, self.hidden];
-        let shapes = local_batches.iter().map(shape).collect();
-        StageP2p::new(self.stages.clone(), self.rank.device.clone(), shapes, self.dtype, self.warm)
+        [local.tokens.seq / parts, local.tokens.sequences, hidden]
     }
 
     /// One pass, `last` if no other adds to the stage's gradients, before one that uses the buckets `next` first; the
@@ -116,11 +120,12 @@ impl<M: CausalLm> RankEngine<M> {
         };
         // The last pass that computes the head takes them away.
         let taught = match work.pass {
-            Kind::Forward => {
-                let logits = self.teacher.as_ref().map(|teacher| teach(teacher, local, &self.rank.device));
+            Kind::Forward if self.chunks[work.chunk].model().part().head => {
+                let logits = self.teach(work.micro_batch, local);
                 self.taught.extend(logits.clone().map(|logits| (work.micro_batch, logits)));
                 logits
             }
+            Kind::Forward => None,
             _ => self.taught.remove(&work.micro_batch),
         };
         let mut pass = Pass {

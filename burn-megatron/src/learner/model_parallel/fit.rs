@@ -32,7 +32,7 @@ use crate::learner::report::{Failure, Fit, Fitted};
 use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog, Sinks};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
-pub(super) type BuildTeacher = Arc<dyn Fn(&Rank) -> Result<Teacher, BoxError> + Send + Sync>;
+pub(super) type BuildTeacher = Arc<dyn Fn(&Rank, &dyn Fn(usize) -> Part) -> Result<Teacher, BoxError> + Send + Sync>;
 pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
 
 /// The strategy of a [`Pretraining`](super::Pretraining).
@@ -186,7 +186,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             say(&without_host_memory(&trouble));
         }
         if let Some(build) = &self.teacher {
-            engine = engine.with_teacher(phase(Phase::Weights, || build(rank))?);
+            let teacher = phase(Phase::Weights, || build(rank, &|layers| engine.teacher_part(layers)))?;
+            engine = engine.with_teacher(teacher);
         }
         if self.engine.grpo.is_some_and(|grpo| grpo.beta > 0.0) {
             let reference = phase(Phase::Weights, || self.reference(rank, &engine))?;

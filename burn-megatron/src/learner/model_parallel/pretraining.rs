@@ -159,8 +159,11 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     }
 
     /// What makes the frozen model of distillation ([`EngineConfig::distill`]) on a rank's own thread, after the model that
-    /// learns.
-    pub fn teacher(mut self, build: impl Fn(&Rank) -> Result<Teacher, BoxError> + Send + Sync + 'static) -> Self {
+    /// learns. It is told what the rank's part of a model with so many layers is.
+    pub fn teacher(
+        mut self,
+        build: impl Fn(&Rank, &dyn Fn(usize) -> Part) -> Result<Teacher, BoxError> + Send + Sync + 'static,
+    ) -> Self {
         self.teacher = Some(Arc::new(build));
         self
     }

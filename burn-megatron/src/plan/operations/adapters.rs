@@ -37,15 +37,20 @@ impl Op {
 
 impl Chain<'_> {
     /// Freezes the GEMM that was just added: it saves nothing for the gradient of its weight, which is not computed.
-    pub(super) fn freeze_gemm(&mut self, [outputs, inputs]: [u64; 2]) {
+    pub(super) fn freeze_gemm(&mut self, sizes: [u64; 2]) {
+        self.freeze_matrices(1, sizes);
+    }
+
+    /// The same of a grouped one with so many matrices.
+    fn freeze_matrices(&mut self, count: u64, [outputs, inputs]: [u64; 2]) {
         let Some(adapters) = self.builder.adapters else { return };
         let (element, op) = (self.builder.element, self.ops.last_mut().expect("it was just added"));
         (op.saves, op.flops[2]) = (Vec::new(), 0.0);
         if let Some(base) = adapters.base {
-            op.frozen -= outputs * inputs * element;
-            op.frozen += base.bytes(outputs as usize, inputs as usize) as u64;
+            op.frozen -= count * outputs * inputs * element;
+            op.frozen += count * base.bytes(outputs as usize, inputs as usize) as u64;
             // It exists in front of its GEMMs.
-            op.temporary += outputs * inputs * element;
+            op.temporary += count * outputs * inputs * element;
         }
     }
 
@@ -95,9 +100,7 @@ impl Chain<'_> {
     pub(super) fn adapt_experts(&mut self, [outputs, inputs]: [u64; 2], has: &[bool], reads: Activation) {
         let Some(adapters) = self.builder.adapters else { return };
         let (element, local) = (self.builder.element, self.builder.local.experts);
-        // It saves nothing for the gradient of its weight, which is not computed.
-        let op = self.ops.last_mut().expect("it was just added");
-        (op.saves, op.flops[2]) = (Vec::new(), 0.0);
+        self.freeze_matrices(local.count, [outputs, inputs]);
         let count = has.iter().filter(|has| **has).count() as u64;
         if count == 0 {
             return;
@@ -108,10 +111,13 @@ impl Chain<'_> {
         let padded = if width == narrow { 0 } else { width * inputs };
         let block = if has.len() == 1 && width == narrow { 0 } else { width * outputs * has.len() as u64 };
         let low = self.tensor((2 * local.rows * width + local.count * (padded + block)) * element, None);
+        // The outputs before they are scaled, and the factors of each.
+        let scaled = 2 * local.rows * outputs * has.len() as u64 * element;
+        let scaled = adapters.dora.then(|| self.tensor(scaled, None));
         let op = self.ops.last_mut().expect("it was just added");
-        op.saves = vec![reads, low];
+        op.saves = [reads, low].into_iter().chain(scaled).collect();
         op.matrix = local.count * (narrow * inputs + adapters.rank * count * outputs);
-        op.weight = op.matrix;
+        op.weight = op.matrix + if adapters.dora { local.count * count * outputs } else { 0 };
         let flops = 2.0 * local.rows as f64 * (width * (inputs + outputs * has.len() as u64)) as f64;
         op.flops.iter_mut().for_each(|pass| *pass += flops);
         op.temporary += op.output.bytes;

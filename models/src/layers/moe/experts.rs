@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use backend_dist::ops::decode::FewTokens;
-use backend_dist::ops::embedding;
 use backend_dist::ops::fp8::{self, ExpertSharding, Fp8Experts};
 use backend_dist::ops::moe::{ExpertPipeline, grouped_linear, grouped_swiglu_linear, through_experts};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor};
 
 use super::config::{ExpertKind, MoeConfig};
-use crate::lora::ExpertAdapters;
+use crate::layers::LinearWeight;
+use crate::lora::{ExpertAdapters, of_tokens};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
@@ -52,16 +52,6 @@ impl Biases {
         }))
     }
 
-    /// The bias of its expert for each token.
-    fn of_tokens(bias: &Param<Tensor<1>>, counts: &[usize]) -> Tensor<2> {
-        let bias = bias.val();
-        let (features, tokens) = (bias.dims()[0] / counts.len(), counts.iter().sum::<usize>());
-        let of_each = |(expert, count): (usize, &usize)| std::iter::repeat_n(expert as i64, *count);
-        let experts: Vec<i64> = counts.iter().enumerate().flat_map(of_each).collect();
-        let experts = Tensor::from_data(TensorData::new(experts, [tokens, 1]), (&bias.device(), DType::I64));
-        embedding(bias.reshape([counts.len(), features]), experts, 0).reshape([tokens, features])
-    }
-
     /// The activation of `x [tokens, 2 intermediate] = [gate | up]`, times the probabilities `p [tokens, 1]`.
     fn activation(&self, x: Tensor<2>, p: Tensor<2>) -> Tensor<2> {
         let (dtype, half) = (x.dtype(), x.dims()[1] / 2);
@@ -77,9 +67,9 @@ impl Biases {
 #[derive(Module, Debug)]
 pub(super) struct Experts {
     /// `[experts · 2 intermediate, hidden]`: gate and up of an expert, then of the next.
-    gate_up: Param<Tensor<2>>,
+    gate_up: LinearWeight,
     /// `[experts · hidden, intermediate]`.
-    down: Param<Tensor<2>>,
+    down: LinearWeight,
     biases: Option<Biases>,
     adapters: Option<ExpertAdapters>,
     #[module(skip)]
@@ -118,11 +108,15 @@ impl Experts {
             false => None,
         };
         let gate_up = own.clone().flat_map(|expert| [first(expert, "gate"), first(expert, "up")]).collect();
+        let gate_up = params.expert_weight(gate_up)?;
+        let down = params.expert_weight(own.map(second).collect())?;
+        let biases = Biases::new(params, name, config)?;
+        let adapters = ExpertAdapters::new(params, name, [hidden, intermediate, experts], [&gate_up, &down])?;
         Ok(Self {
-            gate_up: params.expert_sections(gate_up)?,
-            down: params.expert_sections(own.map(second).collect())?,
-            biases: Biases::new(params, name, config)?,
-            adapters: ExpertAdapters::new(params, name, [hidden, intermediate, experts])?,
+            gate_up,
+            down,
+            biases,
+            adapters,
             recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
             fp8,
         })
@@ -143,44 +137,52 @@ impl Experts {
     /// each expert), times the probabilities `p [tokens]`. The probabilities are multiplied with the activation, before
     /// the second layer, as in Megatron-LM (`megatron/core/transformer/moe/experts.py`).
     pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>, batch: &MicroBatch) -> Tensor<2> {
+        let tracked = x.device().is_autodiff();
+        let gate_up = self.gate_up.of_groups(tracked);
         if let Some(biases) = &self.biases {
             let p = p.reshape([x.dims()[0], 1]);
-            let h =
-                grouped_linear(x, self.gate_up.val(), counts, &batch.pass) + Biases::of_tokens(&biases.gate_up, counts);
-            let y = grouped_linear(biases.activation(h, p.clone()), self.down.val(), counts, &batch.pass);
+            let h = grouped_linear(x, gate_up, counts, &batch.pass) + of_tokens(biases.gate_up.val(), counts);
+            let y = grouped_linear(biases.activation(h, p.clone()), self.down.of_groups(tracked), counts, &batch.pass);
             // The ranks that share an expert are added up.
             let bias =
-                Biases::of_tokens(&biases.down, counts).cast(p.dtype()) * p.mul_scalar((biases.ranks as f64).recip());
+                of_tokens(biases.down.val(), counts).cast(p.dtype()) * p.mul_scalar((biases.ranks as f64).recip());
             let bias = bias.cast(y.dtype());
             return y + bias;
         }
         let (adapters, fp8, again) = (self.adapters.as_ref(), self.fp8(batch), self.recompute_activation);
-        let added = adapters.and_then(|adapters| adapters.first(x.clone(), counts));
-        let x = match &fp8 {
-            Some([first, _]) => fp8::grouped_linear(x, self.gate_up.val(), counts, first),
-            None => grouped_linear(x, self.gate_up.val(), counts, &batch.pass),
+        let h = match &fp8 {
+            Some([first, _]) => fp8::grouped_linear(x.clone(), gate_up.value, counts, first),
+            None => grouped_linear(x.clone(), gate_up, counts, &batch.pass),
         };
-        let x = sum(x, added);
-        let added = adapters.and_then(|adapters| adapters.down((x.clone(), p.clone()), counts, again));
+        let h = match adapters {
+            Some(adapters) => adapters.first(h, x, counts, &self.gate_up),
+            None => h,
+        };
+        let down = self.down.of_groups(tracked);
         let y = match &fp8 {
-            Some([_, second]) => fp8::grouped_swiglu_linear(x, p, self.down.val(), counts, again, second),
-            None => grouped_swiglu_linear(x, p, self.down.val(), counts, again, &batch.pass),
+            Some([_, second]) => fp8::grouped_swiglu_linear(h.clone(), p.clone(), down.value, counts, again, second),
+            None => grouped_swiglu_linear(h.clone(), p.clone(), down, counts, again, &batch.pass),
         };
-        sum(y, added)
+        match adapters {
+            Some(adapters) => adapters.down(y, (h, p), counts, again, &self.down),
+            None => y,
+        }
     }
 
     /// Whether a decode step of so many copies can leave the experts' numbers of tokens on the device.
     pub fn decodes(&self, copies: usize) -> bool {
-        let (w, few) = (self.gate_up.val(), self.few(copies));
+        if !self.can_overlap() || self.is_fp8() {
+            return false;
+        }
+        let (w, few) = (self.gate_up.value(false), self.few(copies));
         let has_kernel = |sizes| few.has_kernel(sizes, w.dtype(), &w.device());
-        let plain = self.biases.is_none() && self.adapters.is_none();
-        plain && !self.is_fp8() && has_kernel(self.gate_up.dims()) && has_kernel(self.down.dims())
+        has_kernel(self.gate_up.dims()) && has_kernel(self.down.dims())
     }
 
     /// [`forward`](Self::forward) of a decode step's tokens `x [tokens, hidden]`, one row for each of their copies.
     pub fn decode(&self, x: Tensor<2>, p: Tensor<1>, slots: Tensor<2, Int>) -> Tensor<2> {
         let few = self.few(slots.dims()[0]);
-        few.swiglu_linear(few.linear(x, self.gate_up.val(), slots.clone()), p, self.down.val(), slots)
+        few.swiglu_linear(few.linear(x, self.gate_up.value(false), slots.clone()), p, self.down.value(false), slots)
     }
 
     fn few(&self, copies: usize) -> FewTokens {
@@ -190,24 +192,16 @@ impl Experts {
     /// The output of its expert, on whichever rank, for each token of `x [tokens, hidden]`, with probabilities
     /// `p [tokens, 1]`. All-to-alls are overlapped with the GEMMs.
     pub fn through(&self, x: Tensor<2>, p: Tensor<2>, pipeline: &Arc<ExpertPipeline>) -> Tensor<2> {
-        through_experts(x, p, [self.gate_up.val(), self.down.val()], pipeline, self.recompute_activation)
+        through_experts(x, p, [self.gate_up.value(false), self.down.value(false)], pipeline, self.recompute_activation)
     }
 
     /// Whether all-to-alls can be overlapped with the experts' GEMMs.
     pub fn can_overlap(&self) -> bool {
-        self.biases.is_none() && self.adapters.is_none()
+        self.biases.is_none() && self.adapters.is_none() && self.gate_up.stored().is_none()
     }
 
     /// Features outside and inside.
     pub fn features(&self) -> [usize; 2] {
         [self.gate_up.dims()[1], self.down.dims()[1]]
-    }
-}
-
-/// With what adapters add.
-fn sum(x: Tensor<2>, added: Option<Tensor<2>>) -> Tensor<2> {
-    match added {
-        Some(added) => x + added,
-        None => x,
     }
 }

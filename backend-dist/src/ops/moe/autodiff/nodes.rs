@@ -14,6 +14,8 @@ use burn::backend::{
 use super::super::kernels::MoeKernels;
 use super::super::plain::cast;
 use super::Counts;
+use crate::ops::blockwise::Kept;
+use crate::ops::fp8::Fp8Kernels;
 use crate::ops::main_grads::main_grad;
 use crate::ops::weight_grads::Deferral;
 
@@ -71,9 +73,9 @@ fn weight_grad<B: MoeKernels>(
 #[derive(Debug)]
 pub(super) struct GroupedLinear;
 
-impl<B: MoeKernels> Backward<B, 2> for GroupedLinear {
+impl<B: MoeKernels + Fp8Kernels> Backward<B, 2> for GroupedLinear {
     /// The input if the weight needs a gradient, the weight if the input does.
-    type State = (Option<FloatTensor<B>>, Option<FloatTensor<B>>, Counts, Deferral);
+    type State = (Option<FloatTensor<B>>, Option<Kept<B>>, Counts, Deferral);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
@@ -82,7 +84,7 @@ impl<B: MoeKernels> Backward<B, 2> for GroupedLinear {
             weight_grad::<B>((node.id, deferral.of(node.order)), grad.clone(), x, counts.clone(), grads);
         }
         if let (Some(node), Some(w)) = (x_node, w) {
-            grads.register::<B>(node.id, B::grouped_input_grad(grad, w, &counts));
+            grads.register::<B>(node.id, B::grouped_input_grad(grad, w.value(), &counts));
         }
     }
 }
@@ -94,7 +96,7 @@ pub(super) struct SavedSwiGlu<B: MoeKernels> {
     pub p: FloatTensor<B>,
     /// The GEMM's input if the weight needs a gradient; `None` also if it is recomputed.
     pub input: Option<FloatTensor<B>>,
-    pub w: FloatTensor<B>,
+    pub w: Kept<B>,
     pub counts: Counts,
     pub deferral: Deferral,
 }
@@ -102,7 +104,7 @@ pub(super) struct SavedSwiGlu<B: MoeKernels> {
 #[derive(Debug)]
 pub(super) struct GroupedSwiGluLinear;
 
-impl<B: MoeKernels> Backward<B, 3> for GroupedSwiGluLinear {
+impl<B: MoeKernels + Fp8Kernels> Backward<B, 3> for GroupedSwiGluLinear {
     type State = SavedSwiGlu<B>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -115,7 +117,7 @@ impl<B: MoeKernels> Backward<B, 3> for GroupedSwiGluLinear {
         if x_node.is_none() && p_node.is_none() {
             return;
         }
-        let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, B::grouped_input_grad(grad, w, &counts));
+        let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, B::grouped_input_grad(grad, w.value(), &counts));
         for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
             if let Some(node) = node {
                 grads.register::<B>(node.id, value);
