@@ -10,6 +10,7 @@ mod preference;
 mod prune;
 mod qlora;
 mod quantise;
+mod real_weights;
 mod talk;
 
 use std::collections::BTreeMap;
