@@ -110,6 +110,7 @@ impl MixtralConfig {
                 }
             }
             MixtralVariant::Qwen3Next => {
+                config.expect_flag("use_sliding_window", false)?;
                 let sparse = Self {
                     head_dim: config.size_or("head_dim", 256)?,
                     moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
