@@ -116,7 +116,18 @@ fn families_with_experts() {
         router_balance: BalanceOver::Sequence,
         ..MixtralConfig::qwen3_next_tiny()
     };
-    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss, qwen3_next] {
+    let glm4_moe = MixtralConfig {
+        variant: MixtralVariant::Glm4Moe,
+        shared_expert_intermediate_size: Some(48),
+        first_k_dense_replace: 1,
+        n_group: 2,
+        routed_scaling_factor: 2.5,
+        attention_bias: true,
+        use_qk_norm: true,
+        router_z_loss_coef: 0.0,
+        ..mixtral.clone()
+    };
+    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss, qwen3_next, glm4_moe] {
         every_pair(&FamilyConfig::Mixtral(config));
     }
 }

@@ -75,8 +75,9 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
         None
     }
 
-    /// Whether a tensor of a Hugging Face checkpoint that is no weight is known to follow from the configuration:
-    /// tables of rotary frequencies, which old versions of transformers wrote. `name` is without the optional prefix.
+    /// Whether a tensor of a Hugging Face checkpoint that is no weight of the model is passed over: tables of rotary
+    /// frequencies, which old versions of transformers wrote, copies, and modules that the model does not have. `name` is
+    /// without the optional prefix.
     fn hf_is_derived(&self, name: &str) -> bool {
         name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq")
     }

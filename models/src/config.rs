@@ -70,6 +70,11 @@ pub enum ConfigError {
     },
 }
 
+/// The largest number that divides both; the other one, if one is 0.
+pub(crate) fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
 /// `value` must divide `total`.
 pub(crate) fn divides(key: &'static str, value: usize, of: &'static str, total: usize) -> Result<(), ConfigError> {
     match value > 0 && total.is_multiple_of(value) {

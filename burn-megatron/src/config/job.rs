@@ -228,7 +228,7 @@ impl From<&FamilyConfig> for Decoder {
                     top_k: config.num_experts_per_tok,
                     intermediate: config.expert_size(),
                     shared: config.shared_expert().unwrap_or(0),
-                    shared_gate: config.shared_expert().is_some(),
+                    shared_gate: config.has_shared_gate(),
                     biases: config.variant == models::MixtralVariant::GptOss,
                     dense_layers: config.dense_layers(),
                 }),
@@ -249,7 +249,7 @@ impl From<&FamilyConfig> for Decoder {
                 softcap: false,
                 sinks: config.variant == models::MixtralVariant::GptOss,
                 output_gate: config.variant == models::MixtralVariant::Qwen3Next,
-                attention_bias: [config.has_input_biases(), config.attention_bias],
+                attention_bias: [config.has_input_biases(), config.has_output_bias()],
                 mlp_bias: false,
                 positions: None,
                 tied: config.tie_word_embeddings,
@@ -389,6 +389,13 @@ mod tests {
                 ..MixtralConfig::tiny()
             }),
             FamilyConfig::Mixtral(MixtralConfig { variant: MixtralVariant::Qwen2Moe, ..MixtralConfig::tiny() }),
+            FamilyConfig::Mixtral(MixtralConfig {
+                variant: MixtralVariant::Glm4Moe,
+                first_k_dense_replace: 1,
+                attention_bias: true,
+                use_qk_norm: true,
+                ..MixtralConfig::tiny()
+            }),
             FamilyConfig::Mamba2(Mamba2Config { use_bias: true, tie_word_embeddings: true, ..Mamba2Config::tiny() }),
             FamilyConfig::Mamba2(Mamba2Config { n_groups: 1, use_conv_bias: false, ..Mamba2Config::tiny() }),
             FamilyConfig::Mixtral(MixtralConfig {

@@ -4,7 +4,7 @@
 pub const SIZES: &[(&str, &str)] = &[
     (
         "variant",
-        "Variant of the family: llama, mistral, qwen2, qwen3, smollm3, olmo2, gemma2, gemma3, phi3 or glm4; mixtral, qwen2_moe, qwen3_moe, qwen3_next or gpt_oss",
+        "Variant of the family: llama, mistral, qwen2, qwen3, smollm3, olmo2, gemma2, gemma3, phi3 or glm4; mixtral, qwen2_moe, qwen3_moe, qwen3_next, glm4_moe or gpt_oss",
     ),
     ("vocab-size", "Vocabulary size; default with a tokenizer that is made from the text: its size"),
     ("hidden-size", "Hidden size"),
@@ -31,7 +31,7 @@ pub const SIZES: &[(&str, &str)] = &[
         "Every so many layers, one layer has full attention instead of the window (gemma2, gemma3, gpt_oss)",
     ),
     ("no-rope-layer-interval", "Every so many layers, one layer has no RoPE (smollm3)"),
-    ("partial-rotary-factor", "Fraction of the head dimension that has RoPE (phi3, glm4, qwen3_next)"),
+    ("partial-rotary-factor", "Fraction of the head dimension that has RoPE (phi3, glm4, qwen3_next, glm4_moe)"),
     ("rope-local-base-freq", "RoPE base of the layers with a sliding window (gemma3)"),
     (
         "full-attention-interval",
@@ -56,6 +56,7 @@ pub const SIZES: &[(&str, &str)] = &[
     ("gelu-tanh", "Use the tanh approximation of GELU, as GPT-2 does"),
     ("bias", "Use biases in the linear layers"),
     ("attention-bias", "Use biases in the query, key, value and output projections"),
+    ("use-qk-norm", "Normalise every query and key head before RoPE (glm4_moe)"),
     ("mlp-bias", "Use biases in the MLP"),
     ("tie-word-embeddings", "Share the weight of the embedding with the output layer"),
     ("initializer-range", "Standard deviation of the random initial weights"),
@@ -68,7 +69,7 @@ pub const SIZES: &[(&str, &str)] = &[
     ("moe-intermediate-size", "Intermediate size of an expert"),
     (
         "shared-expert-intermediate-size",
-        "Intermediate size of the shared expert (qwen2_moe, qwen3_next); none: intermediate-size",
+        "Intermediate size of the shared expert (qwen2_moe, qwen3_next, glm4_moe); none: intermediate-size, in glm4_moe moe-intermediate-size",
     ),
     ("norm-topk-prob", "Normalise the top-k probabilities of a token to a sum of one"),
     ("routed-scaling-factor", "Factor of the top-k probabilities"),

@@ -1,4 +1,5 @@
-//! DeepSeek-V3 from transformers, which leaves out modules of multi-token prediction, and with them.
+//! DeepSeek-V3 and GLM-4.5, whose routers transformers computes in fp32. It leaves out modules of multi-token prediction.
+//! Here DeepSeek-V3 has them too, and GLM-4.5's are passed over.
 
 use std::process::Command;
 
@@ -7,7 +8,7 @@ use burn::tensor::{Device, FloatDType};
 use burn_megatron::forward::{Settings, forward, read_input};
 use burn_megatron::hf::HfFolder;
 
-use crate::files::{Tensors, changed, golden, read};
+use crate::files::{Stored, Tensors, changed, golden, read};
 use crate::forward::{difference, last};
 
 const MODEL: &str = "deepseek_v3";
@@ -16,9 +17,13 @@ const MODEL: &str = "deepseek_v3";
 /// as fp64 does.
 #[test]
 fn forward_is_transformers() {
-    let path = golden(MODEL).join("oracle.safetensors");
-    let (input, oracle, folder) = (read_input(&path).unwrap(), read(&path), HfFolder::open(golden(MODEL)).unwrap());
-    let unrounded = read(&golden(MODEL).join("router_fp64.safetensors"));
+    [MODEL, "glm4_moe"].into_iter().for_each(compare);
+}
+
+fn compare(model: &str) {
+    let path = golden(model).join("oracle.safetensors");
+    let (input, oracle, folder) = (read_input(&path).unwrap(), read(&path), HfFolder::open(golden(model)).unwrap());
+    let unrounded = read(&golden(model).join("router_fp64.safetensors"));
     for layout in ["TP1", "TP2 SP", "TP4", "DP2 EP2", "TP2 EP2 ETP1"] {
         let settings = Settings {
             layout: layout.parse::<ParallelLayout>().unwrap(),
@@ -30,18 +35,32 @@ fn forward_is_transformers() {
         };
         let output = forward(folder.config(), &folder, &input, &settings).unwrap();
         let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());
-        assert!(gap < 2e-7, "{layout}: logits {gap:e}");
+        assert!(gap < 2e-7, "{model} {layout}: logits {gap:e}");
         let gap = difference(&last(&output, &input), &unrounded["logits_last8"].values());
-        assert!(gap < 1e-13, "{layout}: logits without the router's rounding {gap:e}");
+        assert!(gap < 1e-13, "{model} {layout}: logits without the router's rounding {gap:e}");
         let mut compared = 0;
         for (name, expected) in
             oracle.iter().filter_map(|(name, expected)| Some((name.strip_prefix("grad.")?, expected)))
         {
             let gap = difference(&output.gradients[name].data, &expected.values());
-            assert!(gap < 1e-6, "{layout}: gradient of {name} {gap:e}");
+            assert!(gap < 1e-6, "{model} {layout}: gradient of {name} {gap:e}");
             compared += 1;
         }
         assert!(compared > 40);
+    }
+}
+
+/// The published GLM-4.5 has its module as a layer after the last one, Qwen3-Next under a prefix of its own.
+#[test]
+fn modules_that_a_model_does_not_have_are_passed_over() {
+    for (model, tensor, weight) in [
+        ("glm4_moe", "model.layers.3.eh_proj.weight", "model.layers.2.eh_proj.weight"),
+        ("qwen3_next", "mtp.fc.weight", "mtq.fc.weight"),
+    ] {
+        let with = |name: &str| changed(model, |tensors| drop(tensors.insert(name.into(), Stored::f32(&[2, 4], 1.0))));
+        assert!(HfFolder::open(with(tensor).path()).is_ok(), "{model}");
+        let refused = HfFolder::open(with(weight).path()).err().unwrap().to_string();
+        assert!(refused.contains(weight) && refused.contains("is not part of the model"), "{refused}");
     }
 }
 

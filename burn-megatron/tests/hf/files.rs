@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 18] = [
+pub const MODELS: [&str; 19] = [
     "llama2",
     "llama3",
     "mistral",
@@ -22,6 +22,7 @@ pub const MODELS: [&str; 18] = [
     "phi3_longrope",
     "glm4",
     "mixtral",
+    "qwen2_moe",
     "qwen3_moe",
     "qwen3_next",
     "mamba2",

@@ -8,7 +8,7 @@ use burn_megatron::hf::HfFolder;
 use crate::files::{MODELS, Tensors, golden, read};
 
 /// Models with experts.
-const EXPERTS: [&str; 4] = ["mixtral", "qwen3_moe", "qwen3_next", "gpt_oss"];
+const EXPERTS: [&str; 5] = ["mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "gpt_oss"];
 
 fn settings(layout: &str, dtype: FloatDType) -> Settings {
     let layout: ParallelLayout = layout.parse().unwrap();

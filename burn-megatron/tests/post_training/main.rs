@@ -11,6 +11,7 @@ mod preference;
 mod prune;
 mod qlora;
 mod quantise;
+mod real_weights;
 mod talk;
 
 use std::collections::BTreeMap;

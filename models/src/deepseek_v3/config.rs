@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::block::LatentBlockConfig;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, even, factors, not_negative, positive, rotary};
+use crate::config::{ConfigError, common_divisor, even, factors, not_negative, positive, rotary};
 use crate::layers::{
     Activation, Balance, BalanceOver, Capacity, Dispatcher, ExpertGroups, ExpertKind, Ffn, LinearConfig, MlaConfig,
     MlpConfig, MoeConfig, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, YarnScaling,
@@ -289,11 +289,6 @@ impl ModelConfig for DeepSeekV3Config {
         let first = format!("model.layers.{}.enorm.weight", self.num_hidden_layers);
         if has(&first) { self } else { Self { num_nextn_predict_layers: 0, ..self } }
     }
-}
-
-/// The largest number that divides both; the other one, if one is 0.
-fn common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 #[cfg(test)]

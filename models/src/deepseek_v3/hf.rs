@@ -10,7 +10,7 @@ use crate::layers::{BalanceOver, RopeScaling, YarnScaling};
 use crate::names::{Foreign, NameMap};
 
 /// Keys that repeat what the architecture is, or say how DeepSeek serves it.
-const HARMLESS: [&str; 5] = ["auto_map", "ep_size", "num_key_value_heads", "output_router_logits", "pretraining_tp"];
+const HARMLESS: [&str; 4] = ["auto_map", "ep_size", "num_key_value_heads", "output_router_logits"];
 
 /// The names of `DeepseekV3ForCausalLM`'s tensors. Modules of multi-token prediction are layers after the last one, as
 /// in the published files; transformers leaves them out.
@@ -85,13 +85,16 @@ const KEYS: [&str; 24] = [
 
 impl DeepSeekV3Config {
     /// Reads a `config.json` with `"model_type": "deepseek_v3"`, as transformers 5 writes it or as DeepSeek published
-    /// it. An absent key has transformers' default.
+    /// it, or `"kimi_k2"`, which Moonshot AI calls the same architecture. An absent key has transformers' default.
     ///
     /// # Errors
     /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect_model("deepseek_v3")?;
+        match config.text("model_type")? {
+            Some("kimi_k2") => config.expect_class("deepseek_v3")?,
+            _ => config.expect_model("deepseek_v3")?,
+        }
         config.expect_or_absent("hidden_act", "silu")?;
         config.quantisation("fp8")?;
         config.expect_or_absent("scoring_func", "sigmoid")?;

@@ -7,9 +7,16 @@ use crate::hf::{ConfigReader, HfError};
 use crate::limits::limit;
 use crate::names::{Foreign, NameMap};
 
-/// Keys of a head that classifies, which a language model does not have.
-const HARMLESS: [&str; 5] =
-    ["summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"];
+/// Keys of a head that classifies, which a language model does not have, and of OpenAI's GPT before it.
+const HARMLESS: [&str; 7] = [
+    "n_special",
+    "predict_special_tokens",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+];
 
 /// The names of `GPT2LMHeadModel`'s tensors. Its linear layers store `[in, out]`, and query, key and value are one.
 pub(super) fn names(config: &GptConfig) -> NameMap {

@@ -126,7 +126,7 @@ impl HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 18] = [
+const ARCHITECTURES: [(&str, &str); 19] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
@@ -141,6 +141,7 @@ const ARCHITECTURES: [(&str, &str); 18] = [
     ("qwen2_moe", "Qwen2MoeForCausalLM"),
     ("qwen3_moe", "Qwen3MoeForCausalLM"),
     ("qwen3_next", "Qwen3NextForCausalLM"),
+    ("glm4_moe", "Glm4MoeForCausalLM"),
     ("gpt_oss", "GptOssForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
     ("deepseek_v3", "DeepseekV3ForCausalLM"),
@@ -148,7 +149,8 @@ const ARCHITECTURES: [(&str, &str); 18] = [
 ];
 
 /// Keys that say how to use, store or describe a model, not what it computes.
-const HARMLESS: [&str; 37] = [
+const HARMLESS: [&str; 40] = [
+    "_attn_implementation",
     "_attn_implementation_autoset",
     "_name_or_path",
     "bos_token_id",
@@ -173,6 +175,8 @@ const HARMLESS: [&str; 37] = [
     "output_hidden_states",
     "pad_token_id",
     "prefix",
+    // How Megatron-LM divided the model while it was trained.
+    "pretraining_tp",
     "problem_type",
     "repetition_penalty",
     "return_dict",
@@ -183,6 +187,7 @@ const HARMLESS: [&str; 37] = [
     "top_p",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "typical_p",
     "use_cache",
@@ -216,9 +221,10 @@ impl FamilyConfig {
             "qwen3_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Moe).map(Self::Mixtral),
             "qwen3_next" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Next).map(Self::Mixtral),
             "qwen2_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen2Moe).map(Self::Mixtral),
+            "glm4_moe" => MixtralConfig::from_hf(config, MixtralVariant::Glm4Moe).map(Self::Mixtral),
             "gpt_oss" => MixtralConfig::from_hf(config, MixtralVariant::GptOss).map(Self::Mixtral),
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
-            "deepseek_v3" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
+            "deepseek_v3" | "kimi_k2" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
             "mamba2" => Mamba2Config::from_hf(config).map(Self::Mamba2),
             other if module_classes(other).is_some() => Err(HfError::Module { kind: other.into() }),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),

@@ -30,6 +30,11 @@ impl<'a> ConfigReader<'a> {
     /// Checks `model_type` and, if they are given, `architectures`.
     pub fn expect_model(&self, kind: &'static str) -> Result<(), HfError> {
         self.expect("model_type", kind)?;
+        self.expect_class(kind)
+    }
+
+    /// Checks `architectures`, if they are given, of a model that is of Hugging Face's `kind`.
+    pub fn expect_class(&self, kind: &str) -> Result<(), HfError> {
         let Some(classes) = self.texts("architectures")? else { return Ok(()) };
         match classes.iter().all(|class| class_of(kind) == Some(*class)) {
             true => Ok(()),

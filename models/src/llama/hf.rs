@@ -32,8 +32,8 @@ impl LlamaConfig {
         if gated {
             config.expect_or_absent("hidden_activation", GELU_TANH)?;
         }
-        if !of.harmless.contains(&"pretraining_tp") {
-            config.expect_number("pretraining_tp", 1.0, 1.0)?;
+        for absent in ["use_mrope", "rope_interleaved", "lm_head_bias"] {
+            config.expect_flag(absent, false)?;
         }
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
         let rope = read_rope(&config, variant)?;
@@ -159,7 +159,12 @@ fn window(config: &ConfigReader, variant: LlamaVariant) -> Result<Option<usize>,
         LlamaVariant::Mistral if !config.has("sliding_window") => {
             Err(HfError::Missing { key: "sliding_window".into() })
         }
-        LlamaVariant::Gemma2 | LlamaVariant::Gemma3 => config.size("sliding_window").map(Some),
+        LlamaVariant::Gemma2 | LlamaVariant::Gemma3 => {
+            let window = config.size("sliding_window")?;
+            // The published Gemma 2 names it twice.
+            config.expect_number("sliding_window_size", window as f64, window as f64)?;
+            Ok(Some(window))
+        }
         _ if variant.has("use_sliding_window") => config.expect_flag("use_sliding_window", false).map(|()| None),
         _ if variant.has("sliding_window") => config.optional_size("sliding_window"),
         _ => Ok(None),

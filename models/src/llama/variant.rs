@@ -83,7 +83,8 @@ pub(crate) struct Architecture {
 const LLAMA: Architecture = Architecture {
     model_type: "llama",
     keys: &["attention_bias", "mlp_bias"],
-    harmless: &[],
+    // nanotron writes it.
+    harmless: &["is_llama_config"],
     norm: NormKind::Rms,
     placement: NormPlacement::Before,
     query_key_norm: None,
@@ -118,7 +119,7 @@ const QWEN3: Architecture = Architecture {
 const SMOLLM3: Architecture = Architecture {
     model_type: "smollm3",
     keys: &["attention_bias", "mlp_bias", "use_sliding_window", "no_rope_layer_interval"],
-    harmless: &["max_window_layers", "sliding_window", "pretraining_tp"],
+    harmless: UNUSED_WINDOW,
     tied: true,
     ..LLAMA
 };

@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::variant::MixtralVariant;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divisors, positive};
+use crate::config::{ConfigError, common_divisor, divisors, positive};
 use crate::layers::{
     Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, ExpertKind, Ffn, MoeConfig, RopeScaling, RouterConfig,
-    Scores, SharedExperts,
+    SharedExperts,
 };
 use crate::layout::{ExpertDims, ModelDims, StateDims};
 use crate::limits;
@@ -26,9 +26,10 @@ pub struct MixtralConfig {
     pub hidden_size: usize,
     /// Width of an expert; in a Qwen3-MoE of the MLPs of layers without experts.
     pub intermediate_size: usize,
-    /// Width of an expert where it is not `intermediate_size` (Qwen2-MoE and Qwen3-MoE).
+    /// Width of an expert where it is not `intermediate_size` (Qwen2-MoE, Qwen3-MoE, GLM-4.5).
     pub moe_intermediate_size: Option<usize>,
-    /// Width of the shared expert (Qwen2-MoE, which always has one); `None` is `intermediate_size`.
+    /// Width of the shared expert (Qwen2-MoE and GLM-4.5, which always have one); `None` is `intermediate_size`, in a GLM-4.5
+    /// that of an expert.
     pub shared_expert_intermediate_size: Option<usize>,
     /// Number of blocks.
     pub num_hidden_layers: usize,
@@ -48,6 +49,17 @@ pub struct MixtralConfig {
     pub decoder_sparse_step: usize,
     /// Further layers with an MLP (Qwen2-MoE and Qwen3-MoE).
     pub mlp_only_layers: Vec<usize>,
+    /// The first layers, which have an MLP in place of experts (GLM-4.5).
+    pub first_k_dense_replace: usize,
+    /// Groups of neighbouring experts (GLM-4.5).
+    pub n_group: usize,
+    /// Groups that a token may use (GLM-4.5).
+    pub topk_group: usize,
+    /// The factor of the probabilities (GLM-4.5).
+    pub routed_scaling_factor: f64,
+    /// How much a step moves the bias that experts are chosen by (GLM-4.5; `--moe-router-bias-update-rate`); `None` is
+    /// 0.001.
+    pub moe_router_bias_update_rate: Option<f64>,
     /// Coefficient of the load-balancing loss of each layer, as Megatron-LM defines it (`--moe-aux-loss-coeff`).
     pub router_aux_loss_coef: f64,
     /// Over which tokens the load is balanced (`--moe-router-load-balancing-type`).
@@ -64,7 +76,7 @@ pub struct MixtralConfig {
     pub sliding_window_pattern: Option<usize>,
     /// Bound of an expert's gate, and with either sign of what it multiplies (gpt-oss, which always has one).
     pub swiglu_limit: Option<f64>,
-    /// Share of a head's features that are rotated (Qwen3-Next); `None` is 0.25.
+    /// Share of a head's features that are rotated; `None` is 0.25 in a Qwen3-Next, 0.5 in a GLM-4.5.
     pub partial_rotary_factor: Option<f64>,
     /// Every this many layers one has attention, the others Gated DeltaNet (Qwen3-Next); `None` is 4.
     pub full_attention_interval: Option<usize>,
@@ -88,8 +100,10 @@ pub struct MixtralConfig {
     pub rms_norm_eps: f64,
     /// The output layer shares the embedding's weight.
     pub tie_word_embeddings: bool,
-    /// Query, key, value and output projections have biases (Qwen3-MoE and gpt-oss).
+    /// Query, key, value and output projections have biases (Qwen3-MoE and gpt-oss; in a GLM-4.5 without the last).
     pub attention_bias: bool,
+    /// Every query and key head is normalised before rotation (GLM-4.5).
+    pub use_qk_norm: bool,
     /// Standard deviation of the initial weights; projections onto the residual stream get `std / √(2 layers)`, as in
     /// Megatron-LM.
     pub initializer_range: f64,
@@ -116,7 +130,9 @@ impl MixtralConfig {
     }
 
     fn is_dense(&self, layer: usize) -> bool {
-        self.mlp_only_layers.contains(&layer) || !(layer + 1).is_multiple_of(self.decoder_sparse_step.max(1))
+        layer < self.first_k_dense_replace
+            || self.mlp_only_layers.contains(&layer)
+            || !(layer + 1).is_multiple_of(self.decoder_sparse_step.max(1))
     }
 
     /// Parameters that a token uses: all but those of the experts that it does not.
@@ -128,8 +144,17 @@ impl MixtralConfig {
 
     /// Width of the shared expert, if there is one.
     pub fn shared_expert(&self) -> Option<usize> {
-        let is_shared = matches!(self.variant, MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Next);
-        is_shared.then(|| self.shared_expert_intermediate_size.unwrap_or(self.intermediate_size))
+        let default = match self.variant {
+            MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Next => self.intermediate_size,
+            MixtralVariant::Glm4Moe => self.expert_size(),
+            MixtralVariant::Mixtral | MixtralVariant::GptOss | MixtralVariant::Qwen3Moe => return None,
+        };
+        Some(self.shared_expert_intermediate_size.unwrap_or(default))
+    }
+
+    /// Whether a learned function of the token weighs the shared expert.
+    pub fn has_shared_gate(&self) -> bool {
+        matches!(self.variant, MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Next)
     }
 
     /// Whether query, key and value projections have biases.
@@ -137,18 +162,23 @@ impl MixtralConfig {
         self.attention_bias || self.variant == MixtralVariant::Qwen2Moe
     }
 
+    /// Whether the output projection of attention has a bias.
+    pub fn has_output_bias(&self) -> bool {
+        self.attention_bias && self.variant != MixtralVariant::Glm4Moe
+    }
+
     /// Whether every query and key head is normalised.
     pub fn has_head_norms(&self) -> bool {
-        matches!(self.variant, MixtralVariant::Qwen3Moe | MixtralVariant::Qwen3Next)
+        self.use_qk_norm || matches!(self.variant, MixtralVariant::Qwen3Moe | MixtralVariant::Qwen3Next)
     }
 
     /// The Llama that this is but for its experts.
     pub(super) fn llama(&self) -> LlamaConfig {
         LlamaConfig {
             variant: match self.variant {
-                MixtralVariant::Mixtral | MixtralVariant::GptOss => LlamaVariant::Llama,
                 MixtralVariant::Qwen2Moe => LlamaVariant::Qwen2,
-                MixtralVariant::Qwen3Moe | MixtralVariant::Qwen3Next => LlamaVariant::Qwen3,
+                _ if self.has_head_norms() => LlamaVariant::Qwen3,
+                _ => LlamaVariant::Llama,
             },
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
@@ -208,14 +238,15 @@ impl MixtralConfig {
             experts: self.num_experts,
             kind: self.expert_kind(),
             router: RouterConfig {
-                scores: if self.norm_topk_prob { Scores::NormalisedSoftmax } else { Scores::SoftmaxBeforeTopK },
                 balance: (self.router_aux_loss_coef != 0.0).then_some(balance),
                 z_loss: self.router_z_loss_coef,
-                ..RouterConfig::new(self.num_experts_per_tok)
+                ..self.routing()
             },
             capacity: self.moe_capacity,
             dispatcher: self.moe_dispatcher,
-            shared: self.shared_expert().map(|intermediate| SharedExperts { intermediate, gate: true }),
+            shared: self
+                .shared_expert()
+                .map(|intermediate| SharedExperts { intermediate, gate: self.has_shared_gate() }),
             input: self.llama().init(),
             output: self.llama().residual_init(),
         }
@@ -237,14 +268,17 @@ impl ModelConfig for MixtralConfig {
         divisors(&[("swiglu_limit", self.swiglu_limit)])?;
         self.check_variant()?;
         LlamaConfig { partial_rotary_factor: None, ..self.llama() }.check()?;
+        self.llama().check_rotated()?;
         self.check_linear()?;
+        self.check_routing()?;
         self.experts().check()
     }
 
     fn dims(&self) -> ModelDims {
-        let has_mlp = !self.dense_layers().is_empty();
+        // Ranks divide the MLPs of layers without experts and the shared experts.
+        let mlp = if self.dense_layers().is_empty() { 0 } else { self.intermediate_size };
         ModelDims {
-            intermediate: if has_mlp { self.intermediate_size } else { self.shared_expert().unwrap_or(0) },
+            intermediate: common_divisor(mlp, self.shared_expert().unwrap_or(0)),
             experts: Some(ExpertDims { count: self.num_experts, intermediate: self.expert_size() }),
             states: self.linear_layers().first().map(|_| StateDims::linear(self.linear_attention().key_heads)),
             ..self.llama().dims()
@@ -278,7 +312,19 @@ impl ModelConfig for MixtralConfig {
             ("qwen3-next-80b-a3b", Self::qwen3_next_80b_a3b()),
             ("gpt-oss-20b", Self::gpt_oss_20b()),
             ("gpt-oss-120b", Self::gpt_oss_120b()),
+            ("glm-4.5-air", Self::glm4_5_air()),
+            ("glm-4.5", Self::glm4_5()),
         ]
+    }
+
+    /// Modules of multi-token prediction are not read.
+    fn hf_is_derived(&self, name: &str) -> bool {
+        let layer = || name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
+        match self.variant {
+            MixtralVariant::Qwen3Next => name.starts_with("mtp."),
+            MixtralVariant::Glm4Moe => layer().is_some_and(|layer| layer >= self.num_hidden_layers),
+            _ => name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq"),
+        }
     }
 
     fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {

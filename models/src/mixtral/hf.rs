@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::config::{MixtralConfig, SWIGLU_LIMIT};
-use super::linear;
 use super::variant::MixtralVariant;
+use super::{glm, linear};
 use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LayerNames, USUAL};
 use crate::hf::rope::{self, Rope};
 use crate::hf::{ConfigReader, HfError, layers};
@@ -18,7 +18,7 @@ pub(super) fn names(config: &MixtralConfig) -> NameMap {
             LayerNames { experts, ..USUAL }
         }
         MixtralVariant::GptOss => LayerNames { stacked_experts: true, ..USUAL },
-        MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe | MixtralVariant::Qwen3Next => USUAL,
+        _ => USUAL,
     };
     decoder::names(&config.frame(), |layer| config.block(layer), called)
 }
@@ -35,7 +35,7 @@ impl MixtralConfig {
         config.expect_or_absent("hidden_act", "silu")?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
         let rope = match variant {
-            MixtralVariant::Qwen3Next => rope::read_partial(&config, variant.rope_base())?,
+            MixtralVariant::Qwen3Next | MixtralVariant::Glm4Moe => rope::read_partial(&config, variant.rope_base())?,
             _ => {
                 let (theta, scaling) = rope::read(&config, variant.rope_base())?;
                 Rope { theta, scaling, ..Rope::default() }
@@ -49,7 +49,7 @@ impl MixtralConfig {
             num_hidden_layers: config.size("num_hidden_layers")?,
             num_attention_heads: heads,
             num_key_value_heads: config.size("num_key_value_heads")?,
-            num_experts: experts_of(&config)?,
+            num_experts: experts_of(&config, variant)?,
             num_experts_per_tok: top_k(&config, variant)?,
             router_aux_loss_coef: config.number("router_aux_loss_coef")?.unwrap_or(0.001),
             max_position_embeddings: config.size("max_position_embeddings")?,
@@ -82,7 +82,9 @@ impl MixtralConfig {
                 layers::expect_kinds(&config, &read.layer_types())?;
                 read
             }
+            MixtralVariant::Glm4Moe => glm::read(&config, Self { partial_rotary_factor: rope.partial, ..common })?,
             MixtralVariant::Qwen2Moe => {
+                layers::expect_kinds(&config, &common.layer_types())?;
                 config.expect_flag("use_sliding_window", false)?;
                 config.expect_flag("qkv_bias", true)?;
                 Self {
@@ -108,6 +110,7 @@ impl MixtralConfig {
                 }
             }
             MixtralVariant::Qwen3Next => {
+                config.expect_flag("use_sliding_window", false)?;
                 let sparse = Self {
                     head_dim: config.size_or("head_dim", 256)?,
                     moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
@@ -151,6 +154,7 @@ impl MixtralConfig {
                 config["swiglu_limit"] = json!(self.swiglu_limit.unwrap_or(SWIGLU_LIMIT));
                 config["attention_bias"] = json!(self.attention_bias);
             }
+            MixtralVariant::Glm4Moe => self.write_glm(&mut config),
             MixtralVariant::Qwen2Moe => {
                 config["moe_intermediate_size"] = json!(self.expert_size());
                 config["shared_expert_intermediate_size"] = json!(self.shared_expert());
@@ -189,7 +193,10 @@ fn top_k(config: &ConfigReader, variant: MixtralVariant) -> Result<usize, HfErro
 }
 
 /// transformers 4 called a Qwen3-MoE's `num_experts`.
-fn experts_of(config: &ConfigReader) -> Result<usize, HfError> {
+fn experts_of(config: &ConfigReader, variant: MixtralVariant) -> Result<usize, HfError> {
+    if variant == MixtralVariant::Glm4Moe {
+        return config.size("n_routed_experts");
+    }
     match (config.optional_size("num_local_experts")?, config.optional_size("num_experts")?) {
         (Some(experts), None) | (None, Some(experts)) => Ok(experts),
         (Some(experts), Some(same)) if experts == same => Ok(experts),

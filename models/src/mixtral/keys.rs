@@ -7,23 +7,38 @@ use crate::config::ConfigError;
 impl MixtralConfig {
     /// Whether only keys are set that the variant has.
     pub(super) fn check_variant(&self) -> Result<(), ConfigError> {
-        use MixtralVariant::{GptOss, Qwen2Moe, Qwen3Moe, Qwen3Next};
+        use MixtralVariant::{Glm4Moe, GptOss, Qwen2Moe, Qwen3Moe, Qwen3Next};
         let size = |size: Option<usize>| size.map(|size| size.to_string());
-        let foreign: [(_, Option<String>, &[MixtralVariant]); 16] = [
-            ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen2Moe, Qwen3Moe, Qwen3Next]),
-            ("shared_expert_intermediate_size", size(self.shared_expert_intermediate_size), &[Qwen2Moe, Qwen3Next]),
+        let number = |number: Option<f64>| number.map(|number| number.to_string());
+        let foreign: [(_, Option<String>, &[MixtralVariant]); 22] = [
+            ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe]),
+            (
+                "shared_expert_intermediate_size",
+                size(self.shared_expert_intermediate_size),
+                &[Qwen2Moe, Qwen3Next, Glm4Moe],
+            ),
             (
                 "decoder_sparse_step",
                 size(Some(self.decoder_sparse_step).filter(|step| *step != 1)),
                 &[Qwen2Moe, Qwen3Moe, Qwen3Next],
             ),
             ("mlp_only_layers", size(self.mlp_only_layers.first().copied()), &[Qwen2Moe, Qwen3Moe, Qwen3Next]),
-            ("attention_bias", size(self.attention_bias.then_some(1)), &[Qwen3Moe, GptOss, Qwen3Next]),
-            ("norm_topk_prob", size((!self.norm_topk_prob).then_some(0)), &[Qwen2Moe, Qwen3Moe, Qwen3Next]),
+            ("attention_bias", size(self.attention_bias.then_some(1)), &[Qwen3Moe, GptOss, Qwen3Next, Glm4Moe]),
+            ("norm_topk_prob", size((!self.norm_topk_prob).then_some(0)), &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe]),
             ("sliding_window", size(self.sliding_window), &[GptOss]),
             ("sliding_window_pattern", size(self.sliding_window_pattern), &[GptOss]),
-            ("swiglu_limit", self.swiglu_limit.map(|limit| limit.to_string()), &[GptOss]),
-            ("partial_rotary_factor", self.partial_rotary_factor.map(|share| share.to_string()), &[Qwen3Next]),
+            ("swiglu_limit", number(self.swiglu_limit), &[GptOss]),
+            ("partial_rotary_factor", number(self.partial_rotary_factor), &[Qwen3Next, Glm4Moe]),
+            ("use_qk_norm", size(self.use_qk_norm.then_some(1)), &[Glm4Moe]),
+            ("first_k_dense_replace", size(Some(self.first_k_dense_replace).filter(|layers| *layers != 0)), &[Glm4Moe]),
+            ("n_group", size(Some(self.n_group).filter(|groups| *groups != 1)), &[Glm4Moe]),
+            ("topk_group", size(Some(self.topk_group).filter(|groups| *groups != 1)), &[Glm4Moe]),
+            (
+                "routed_scaling_factor",
+                number(Some(self.routed_scaling_factor).filter(|factor| *factor != 1.0)),
+                &[Glm4Moe],
+            ),
+            ("moe_router_bias_update_rate", number(self.moe_router_bias_update_rate), &[Glm4Moe]),
             ("full_attention_interval", size(self.full_attention_interval), &[Qwen3Next]),
             ("linear_num_key_heads", size(self.linear_num_key_heads), &[Qwen3Next]),
             ("linear_num_value_heads", size(self.linear_num_value_heads), &[Qwen3Next]),

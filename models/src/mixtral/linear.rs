@@ -4,10 +4,11 @@
 use serde_json::{Value, json};
 
 use super::config::MixtralConfig;
+use super::glm;
 use super::variant::MixtralVariant;
 use crate::config::{ConfigError, divides, positive, taps};
 use crate::hf::{ConfigReader, HfError};
-use crate::layers::{AttentionConfig, GatedDeltaConfig, Mixer, NormKind, QueryKeyNorm};
+use crate::layers::{AttentionConfig, GatedDeltaConfig, LinearConfig, Mixer, NormKind, QueryKeyNorm};
 use crate::limits;
 use crate::llama::is_last_of;
 
@@ -46,8 +47,12 @@ impl MixtralConfig {
 
     /// Share of a head's features that are rotated.
     pub(super) fn rotated_share(&self) -> Option<f64> {
-        let is_partial = self.variant == MixtralVariant::Qwen3Next;
-        is_partial.then(|| self.partial_rotary_factor.unwrap_or(ROTATED))
+        let default = match self.variant {
+            MixtralVariant::Qwen3Next => ROTATED,
+            MixtralVariant::Glm4Moe => glm::ROTATED,
+            _ => return None,
+        };
+        Some(self.partial_rotary_factor.unwrap_or(default))
     }
 
     pub(super) fn norm(&self) -> NormKind {
@@ -64,6 +69,7 @@ impl MixtralConfig {
         let attention = self.llama().attention(layer);
         Mixer::Attention(AttentionConfig {
             window: self.window(layer),
+            output: LinearConfig { bias: self.has_output_bias(), ..attention.output },
             sinks: self.variant == MixtralVariant::GptOss,
             output_gate: self.variant == MixtralVariant::Qwen3Next,
             query_key_norm: attention.query_key_norm.map(|norm| QueryKeyNorm { kind: self.norm(), ..norm }),
@@ -88,8 +94,7 @@ impl MixtralConfig {
         }
         // The rows of the heads' projections are in another order in files.
         limits::reordered(&[("num_hidden_layers", self.num_hidden_layers), keys[0], ("parts", 4)])?;
-        divides("linear_num_key_heads", key_heads, "linear_num_value_heads", value_heads)?;
-        self.llama().check_rotated()
+        divides("linear_num_key_heads", key_heads, "linear_num_value_heads", value_heads)
     }
 
     /// Adds the keys that only this model has to its `config.json`.

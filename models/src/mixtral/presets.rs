@@ -30,6 +30,11 @@ impl MixtralConfig {
             norm_topk_prob: true,
             decoder_sparse_step: 1,
             mlp_only_layers: Vec::new(),
+            first_k_dense_replace: 0,
+            n_group: 1,
+            topk_group: 1,
+            routed_scaling_factor: 1.0,
+            moe_router_bias_update_rate: None,
             router_aux_loss_coef: 0.01,
             router_balance: BalanceOver::MicroBatch,
             router_z_loss_coef: 0.0,
@@ -51,6 +56,7 @@ impl MixtralConfig {
             rms_norm_eps: 1e-5,
             tie_word_embeddings: false,
             attention_bias: false,
+            use_qk_norm: false,
             initializer_range: 0.02,
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
@@ -162,6 +168,49 @@ impl MixtralConfig {
         Self { num_hidden_layers: 36, num_experts: 128, ..Self::gpt_oss_20b() }
     }
 
+    /// GLM-4.5-Air: 107 billion parameters, of which a token uses 12, without its module of multi-token prediction.
+    pub fn glm4_5_air() -> Self {
+        Self {
+            variant: MixtralVariant::Glm4Moe,
+            vocab_size: 151_552,
+            hidden_size: 4096,
+            intermediate_size: 10_944,
+            moe_intermediate_size: Some(1408),
+            shared_expert_intermediate_size: Some(1408),
+            num_hidden_layers: 46,
+            first_k_dense_replace: 1,
+            num_attention_heads: 96,
+            num_key_value_heads: 8,
+            head_dim: 128,
+            partial_rotary_factor: Some(0.5),
+            num_experts: 128,
+            num_experts_per_tok: 8,
+            router_aux_loss_coef: 0.0001,
+            router_balance: BalanceOver::Sequence,
+            max_position_embeddings: 131_072,
+            rope_theta: 1_000_000.0,
+            attention_bias: true,
+            make_vocab_size_divisible_by: 128,
+            ..Self::tiny()
+        }
+    }
+
+    /// GLM-4.5: 353 billion parameters, of which a token uses 32, without its module of multi-token prediction.
+    pub fn glm4_5() -> Self {
+        Self {
+            hidden_size: 5120,
+            intermediate_size: 12_288,
+            moe_intermediate_size: Some(1536),
+            shared_expert_intermediate_size: Some(1536),
+            num_hidden_layers: 92,
+            first_k_dense_replace: 3,
+            num_experts: 160,
+            routed_scaling_factor: 2.5,
+            use_qk_norm: true,
+            ..Self::glm4_5_air()
+        }
+    }
+
     /// Mixtral 8x7B, version 0.1.
     pub fn mixtral_8x7b() -> Self {
         Self {
@@ -223,6 +272,8 @@ mod tests {
             (MixtralConfig::gpt_oss_20b(), 20_914_757_184),
             (MixtralConfig::qwen3_next_80b_a3b(), 79_674_391_296),
             (MixtralConfig::gpt_oss_120b(), 116_829_156_672),
+            (MixtralConfig::glm4_5_air(), 106_852_251_264),
+            (MixtralConfig::glm4_5(), 352_797_829_024),
         ];
         for (config, parameters) in published {
             assert_eq!((config.check(), config.parameter_count()), (Ok(()), parameters));

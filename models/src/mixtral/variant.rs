@@ -14,6 +14,9 @@ pub enum MixtralVariant {
     Mixtral,
     /// gpt-oss: attention sinks, a window in every other layer, biases everywhere, clamped SwiGLU.
     GptOss,
+    /// GLM-4.5: half of the features rotated, an MLP in the first layers, then experts chosen by sigmoid scores and a
+    /// bias, and a shared one.
+    Glm4Moe,
     /// Qwen2-MoE: biases of queries, keys and values, a gated shared expert, and some layers may have an MLP.
     Qwen2Moe,
     /// Qwen3-MoE: every query and key head is normalised before rotation, and some layers may have an MLP instead of
@@ -37,6 +40,7 @@ impl MixtralVariant {
         match self {
             Self::Mixtral => "mixtral",
             Self::GptOss => "gpt_oss",
+            Self::Glm4Moe => "glm4_moe",
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
             Self::Qwen3Next => "qwen3_next",
@@ -48,7 +52,7 @@ impl MixtralVariant {
         match self {
             Self::Mixtral => 1e6,
             Self::GptOss => 150_000.0,
-            Self::Qwen2Moe | Self::Qwen3Moe | Self::Qwen3Next => 1e4,
+            Self::Glm4Moe | Self::Qwen2Moe | Self::Qwen3Moe | Self::Qwen3Next => 1e4,
         }
     }
 
@@ -61,6 +65,8 @@ impl MixtralVariant {
             // The last two count only where `use_sliding_window` is true.
             Self::Qwen2Moe | Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
             Self::Qwen3Next => &["output_router_logits"],
+            // Of layers that are not read.
+            Self::Glm4Moe => &["output_router_logits", "num_nextn_predict_layers"],
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::harness::{Batch, assert_close, assert_within, run_on};
 const POSITIONS: usize = 8;
 
 const LOGITS: f64 = 1e-12;
-/// transformers computes DeepSeek-V3's router in fp32, its GEMM included, in an order of MKL's own. With the
+/// transformers computes the router of DeepSeek-V3 and GLM-4.5 in fp32, its GEMM included, in an order of MKL's own. With the
 /// router in fp64 (`router_fp64.safetensors`) there is nothing between us but [`LOGITS`].
 const LOGITS_OF_DEEPSEEK: f64 = 2e-7;
 /// Gemma 2's eager attention, the only one of transformers' with a soft cap, has its softmax in fp32.
@@ -141,9 +141,10 @@ macro_rules! is_transformers {
             let (weights, oracle) = (file("model.safetensors"), file("oracle.safetensors"));
             let (config, names) = (FamilyConfig::from_hf(&config).unwrap(), tensors(&weights));
             let config = config.hf_present(|name| names.contains_key(name));
-            let is_deepseek = $folder == "deepseek_v3";
+            // transformers has the router's GEMM in fp32.
+            let is_fp32 = ["deepseek_v3", "glm4_moe"].contains(&$folder);
             let logits = match $folder {
-                "deepseek_v3" => LOGITS_OF_DEEPSEEK,
+                "deepseek_v3" | "glm4_moe" => LOGITS_OF_DEEPSEEK,
                 "gemma2" => LOGITS_OF_GEMMA2,
                 "qwen3_next" => LOGITS_OF_QWEN3_NEXT,
                 "mamba2" => LOGITS_OF_MAMBA2,
@@ -153,7 +154,7 @@ macro_rules! is_transformers {
                 "qwen3_next" => (LOGITS_OF_QWEN3_NEXT, GRADIENTS_OF_QWEN3_NEXT, HALF_OF_QWEN3_NEXT),
                 _ => (LOSS, GRADIENTS, HALF),
             };
-            let unrounded = is_deepseek.then(|| file("router_fp64.safetensors"));
+            let unrounded = is_fp32.then(|| file("router_fp64.safetensors"));
             let unrounded = unrounded.as_deref();
             config.visit(Transformers { weights: &weights, oracle: &oracle, logits, loss, gradients, half, unrounded });
         }
@@ -175,6 +176,8 @@ is_transformers! {
     glm4_is_transformers: "glm4",
     gpt_oss_is_transformers: "gpt_oss",
     mixtral_is_transformers: "mixtral",
+    qwen2_moe_is_transformers: "qwen2_moe",
+    glm4_moe_is_transformers: "glm4_moe",
     qwen3_moe_is_transformers: "qwen3_moe",
     qwen3_next_is_transformers: "qwen3_next",
     deepseek_v3_is_transformers: "deepseek_v3",

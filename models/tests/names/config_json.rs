@@ -174,7 +174,8 @@ fn what_the_models_lack_is_refused() {
     assert!(refuse(MIXTRAL, "router_jitter_noise", json!(0.1)).contains("nearest legal: 0"));
     assert!(refuse(QWEN3_MOE, "num_experts", json!(4)).contains("`num_experts` is given twice"));
     assert!(refuse(QWEN3_MOE, "mlp_only_layers", json!([-1])).contains("`mlp_only_layers` is [-1], not a list"));
-    assert!(refuse(LLAMA2, "pretraining_tp", json!(2)).contains("`pretraining_tp` is 2"));
+    assert!(refuse(LLAMA2, "rope_interleaved", json!(true)).contains("`rope_interleaved` is true"));
+    assert!(refuse(GEMMA2, "sliding_window_size", json!(3)).contains("`sliding_window_size` is 3"));
     assert_eq!(refuse(LLAMA3, "vocab_size", json!(-1)), "config.json: `vocab_size` is -1, not a positive integer");
     assert_eq!(refuse(LLAMA3, "hidden_size", Value::Null), "config.json: `hidden_size` is missing");
 }
@@ -203,7 +204,7 @@ fn an_architecture_that_is_not_here_is_refused() {
          mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), \
          smollm3 (SmolLM3ForCausalLM), olmo2 (Olmo2ForCausalLM), gemma2 (Gemma2ForCausalLM), \
          gemma3_text (Gemma3ForCausalLM), phi3 (Phi3ForCausalLM), glm4 (Glm4ForCausalLM), mixtral (MixtralForCausalLM), \
-         qwen2_moe (Qwen2MoeForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM), mamba2 (Mamba2ForCausalLM)"
+         qwen2_moe (Qwen2MoeForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), glm4_moe (Glm4MoeForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM), mamba2 (Mamba2ForCausalLM)"
     );
     let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");

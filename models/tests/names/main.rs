@@ -3,6 +3,7 @@
 
 mod config_json;
 mod published;
+mod published_files;
 mod tensors;
 
 use serde_json::Value;

@@ -43,6 +43,10 @@ pub enum Family {
     /// Gated DeltaNet, then attention with a gated output and rotary positions of half of the features, in turn; four
     /// experts and a gated shared one
     Qwen3Next,
+    /// Grouped queries with rotary positions of half of the features, biases of queries, keys and values and norms of every
+    /// query and key head; an MLP in the first layer, then four experts in two groups, chosen by sigmoid scores and a bias,
+    /// and a shared one
+    Glm4Moe,
     /// Four experts with biases and clamped SwiGLU in the place of each MLP, attention sinks, a window in every other
     /// layer
     GptOss,
@@ -153,6 +157,7 @@ pub fn config(family: Family, sizes: &Sizes, dropout: f64) -> FamilyConfig {
         Family::Qwen2Moe => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Qwen2Moe)),
         Family::Qwen3Moe => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::Qwen3Moe)),
         Family::Qwen3Next => FamilyConfig::Mixtral(qwen3_next(sizes)),
+        Family::Glm4Moe => FamilyConfig::Mixtral(glm4_moe(sizes)),
         Family::GptOss => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::GptOss)),
         Family::DeepSeekV3 => FamilyConfig::DeepSeekV3(deepseek_v3(sizes)),
         Family::Mamba2 => FamilyConfig::Mamba2(mamba2(sizes, dropout)),
@@ -224,6 +229,20 @@ fn qwen3_next(sizes: &Sizes) -> MixtralConfig {
         linear_key_head_dim: Some(head_dim),
         linear_value_head_dim: Some(head_dim),
         ..mixtral(sizes, MixtralVariant::Qwen3Next)
+    }
+}
+
+fn glm4_moe(sizes: &Sizes) -> MixtralConfig {
+    MixtralConfig {
+        moe_intermediate_size: Some(sizes.ffn / 2),
+        first_k_dense_replace: 1,
+        n_group: 2,
+        topk_group: 1,
+        routed_scaling_factor: 2.5,
+        moe_router_bias_update_rate: Some(0.01),
+        attention_bias: true,
+        use_qk_norm: true,
+        ..mixtral(sizes, MixtralVariant::Glm4Moe)
     }
 }
 

@@ -1,0 +1,94 @@
+//! `config.json` of published models, as in `tests/golden/published`: read, with the published number of parameters, or
+//! refused as its table says.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use models::encoders::{Bert, T5};
+use models::hf::{HfError, HfModule, parse_config};
+use models::images::Llava;
+use models::{FamilyConfig, ModelConfig};
+use serde_json::Value;
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/published");
+const GUIDE: &str = include_str!("../../../docs/guide/hugging-face.md");
+
+/// Model and result of each row.
+fn table() -> Vec<[String; 2]> {
+    let readme = fs::read_to_string(Path::new(FOLDER).join("README.md")).unwrap();
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_string()).collect::<Vec<_>>();
+    let row = |cells: Vec<String>| match &cells[..] {
+        [_, model, _, result, _] if model.contains('/') => Some([model.clone(), result.clone()]),
+        _ => None,
+    };
+    readme.lines().filter(|line| line.starts_with('|')).map(cells).filter_map(row).collect()
+}
+
+fn file(model: &str) -> Value {
+    let bytes = fs::read(Path::new(FOLDER).join(model.replace('/', "--")).join("config.json")).unwrap();
+    parse_config(&bytes).unwrap()
+}
+
+/// A plain Burn module, or why not.
+fn module(config: &Value) -> Result<String, HfError> {
+    match config["model_type"].as_str() {
+        Some("bert") => Bert::from_hf(config).map(drop),
+        Some("t5") => T5::from_hf(config).map(drop),
+        Some("llava") => Llava::from_hf(config).map(drop),
+        other => panic!("{other:?} is no module"),
+    }?;
+    Ok("Burn module".into())
+}
+
+/// What the table would say of a file.
+fn result(config: &Value) -> Result<String, HfError> {
+    let read = match FamilyConfig::from_hf(config) {
+        Err(HfError::Module { .. }) => return module(config),
+        other => other?,
+    };
+    // Without modules of multi-token prediction, which some published counts include.
+    let model = read.clone().hf_present(|_| false);
+    assert_eq!(FamilyConfig::from_hf(&read.to_hf().unwrap()).unwrap(), read, "written and read again");
+    let digits = model.parameter_count().to_string();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).unwrap()).collect();
+    Ok(groups.join(","))
+}
+
+#[test]
+fn published_files_are_read_or_refused_by_name() {
+    let table = table();
+    assert!(table.len() >= 30, "{} models", table.len());
+    let mut wrong = Vec::new();
+    for [model, expected] in &table {
+        let found = result(&file(model));
+        let right = match (&found, expected.strip_prefix("refused: ")) {
+            (Ok(found), None) => found == expected,
+            (Err(error), Some(reason)) => error.to_string().contains(reason),
+            _ => false,
+        };
+        if !right {
+            wrong.push(format!("{model}: {} instead of {expected}", found.unwrap_or_else(|error| error.to_string())));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_folder_is_in_the_table() {
+    let folders = fs::read_dir(FOLDER).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let folders: BTreeSet<String> = folders.filter(|name| name != "README.md").collect();
+    assert_eq!(folders, table().iter().map(|[model, _]| model.replace('/', "--")).collect());
+}
+
+/// The guide lists what is refused, with the reason, and nothing else.
+#[test]
+fn the_guide_names_what_is_refused() {
+    let table = table();
+    let refused = table.iter().filter_map(|[model, result]| Some((model.as_str(), result.strip_prefix("refused: ")?)));
+    let refused: Vec<String> = refused.map(|(model, reason)| format!("| {model} | {reason} |")).collect();
+    let heading = "| refused | because |";
+    let listed = GUIDE.lines().skip_while(|line| *line != heading).skip(2).take_while(|line| line.starts_with('|'));
+    assert_eq!(listed.collect::<Vec<_>>(), refused);
+}
