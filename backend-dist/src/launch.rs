@@ -307,7 +307,10 @@ pub(crate) fn launch_in<T: Send>(
     let results: Vec<Option<T>> = std::thread::scope(|scope| {
         let run = &run;
         let start = |rank: usize| {
-            let started = rank_thread(rank).spawn_scoped(scope, move || run(rank));
+            let started = rank_thread(rank).spawn_scoped(scope, move || {
+                let _ended = Ended(world);
+                run(rank)
+            });
             let ranks = here.len();
             started
                 .inspect_err(|error| {
@@ -321,6 +324,7 @@ pub(crate) fn launch_in<T: Send>(
         };
         // Those that have been started stop at their next operation.
         let threads: Vec<_> = here.clone().map_while(start).collect();
+        world.wait_for_threads(threads.len());
         threads.into_iter().map(|thread| thread.join().unwrap_or(None)).collect()
     });
     let failure = world.end();
@@ -333,6 +337,15 @@ pub(crate) fn launch_in<T: Send>(
     match failure {
         Some(failure) => Err(failure),
         None => Ok(results.into_iter().map(|value| value.expect("no failure means a value from every rank")).collect()),
+    }
+}
+
+/// Says that the thread of a rank has ended, however it does.
+struct Ended<'a>(&'a World);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.note_ended_thread();
     }
 }
 

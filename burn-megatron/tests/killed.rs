@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -40,11 +41,10 @@ fn started(folder: &Path, name: &str, step: u64) -> (Child, Said) {
     (child, lines)
 }
 
-/// Starts a run and kills it when it says that it has done this step.
-fn kill_after(folder: &Path, name: &str, step: u64) {
-    let (mut child, _) = started(folder, name, step);
-    child.kill().unwrap();
-    child.wait().unwrap();
+/// A run that is killed before this step.
+fn killed_before(folder: &Path, name: &str, step: u64) {
+    let output = command(folder, name, &format!("--inject kill:rank1@step{step}")).output().unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{output:?}");
 }
 
 fn signal(child: &Child, signal: &str) {
@@ -77,6 +77,14 @@ fn losses(folder: &Path, name: &str) -> Vec<String> {
 
 fn last_checkpoint(folder: &Path, name: &str) -> Checkpoint {
     Checkpoint::open(folder.join(name).join("checkpoints")).unwrap()
+}
+
+fn same_tensors(one: &Checkpoint, other: &Checkpoint) {
+    for tensor in other.tensors() {
+        let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+        let bytes = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
+        assert!(bytes(one) == bytes(other), "{}/{}", tensor.kind, tensor.name);
+    }
 }
 
 /// A folder with a run.
@@ -163,6 +171,47 @@ fn a_slow_rank_is_named_with_its_share_of_the_time() {
 }
 
 #[test]
+fn a_rank_that_fails_is_named_and_all_begin_again_with_the_bits_of_a_run_that_was_left_alone() {
+    let folder = folder();
+    let flags = "--training.steps 24 --checkpoint.every 16";
+    finish(folder.path(), "alone", flags);
+    let flags = format!("{flags} --training.max-restarts 2 --checkpoint.non-persistent-every 3");
+    let faults = "error:rank3@step11,panic:rank0@step18";
+    let output = command(folder.path(), "failed", &format!("{flags} --inject {faults}")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    for words in [
+        "rank 3 (dp 1, tp 1) failed: fault error:rank3@step11 of --inject; running; its last operation was broadcast",
+        "; all ranks begin again with step 10, from memory; 1 restart left",
+        "rank 0 (dp 0, tp 0) panicked: fault panic:rank0@step18 of --inject",
+        "; all ranks begin again with step 17, from failed/checkpoints/step_00000016; 0 restarts left",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert_eq!(losses(folder.path(), "failed"), losses(folder.path(), "alone"));
+    same_tensors(&last_checkpoint(folder.path(), "failed"), &last_checkpoint(folder.path(), "alone"));
+}
+
+#[test]
+fn a_rank_that_hangs_ends_its_process_after_the_timeout() {
+    let folder = folder();
+    let flags = "--inject hang:rank1@step3 --training.distributed-timeout-minutes 0.05";
+    let output = command(folder.path(), "hangs", flags).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(" waited 3 s in ") && said.contains("did not stop within 3 s"), "{said}");
+}
+
+#[test]
+fn a_fault_that_cannot_happen_is_refused_with_the_nearest_that_can() {
+    let folder = folder();
+    let output = command(folder.path(), "refused", "--inject kill:rank4@step2").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let refused = format!("there are ranks 0 to 3 and steps 1 to {STEPS}; nearest legal: kill:rank3@step2");
+    assert!(output.status.code() == Some(1) && said.contains(&refused), "{said}");
+}
+
+#[test]
 fn a_limit_of_the_size_of_files_is_an_error_that_is_named() {
     let folder = folder();
     let run = command(folder.path(), "limited", "");
@@ -179,9 +228,9 @@ fn a_limit_of_the_size_of_files_is_an_error_that_is_named() {
 fn a_killed_run_ends_with_the_bits_of_one_that_was_left_alone() {
     let folder = folder();
     finish(folder.path(), "alone", "");
-    // Killed three times: inside a save's background write or between saves, wherever that is.
-    for step in [2, 7, 25] {
-        kill_after(folder.path(), "killed", step);
+    // Three times, the last two while a save is being written.
+    for step in [3, 7, 25] {
+        killed_before(folder.path(), "killed", step);
     }
     stop_after(folder.path(), "killed", 30, "-TERM");
     stop_after(folder.path(), "killed", 45, "-HUP");
@@ -191,14 +240,10 @@ fn a_killed_run_ends_with_the_bits_of_one_that_was_left_alone() {
     let (alone, killed) = (last_checkpoint(folder.path(), "alone"), last_checkpoint(folder.path(), "killed"));
     assert_eq!(killed.state().step, STEPS);
     assert_eq!((killed.state().consumed_samples, killed.state().updates), (STEPS * 4, STEPS));
-    for tensor in alone.tensors() {
-        let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
-        let bytes = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
-        assert!(bytes(&killed) == bytes(&alone), "{}/{}", tensor.kind, tensor.name);
-    }
+    same_tensors(&killed, &alone);
 
     // Another layout may take over.
-    kill_after(folder.path(), "moved", 13);
+    killed_before(folder.path(), "moved", 13);
     finish(folder.path(), "moved", "--tensor-parallel 1 --sequence-parallel=false --data-parallel 4");
     assert_eq!(last_checkpoint(folder.path(), "moved").state().layout.to_string(), "DP4");
     for (moved, alone) in losses(folder.path(), "moved").iter().zip(losses(folder.path(), "alone")) {

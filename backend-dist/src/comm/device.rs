@@ -40,9 +40,10 @@ impl Member {
         self.world.upgrade().is_none_or(|world| world.failure().is_some())
     }
 
-    /// Ends the run because `op`, operation `sequence` of the group, was issued `seconds` ago and has not ended.
-    pub(crate) fn time_out(&self, op: DeviceOp, sequence: u64, seconds: u64) {
-        if let Some(world) = self.world.upgrade() {
+    /// Ends the run if `op`, operation `sequence` of the group, was issued too long ago and has not ended.
+    pub(crate) fn time_out(&self, op: DeviceOp, sequence: u64, since: Instant) {
+        if let Some(world) = self.world.upgrade().filter(|world| since.elapsed() > world.patience()) {
+            let seconds = world.patience().as_secs();
             let waiting_in = Box::new(world.device_record(self.group, self.member, sequence, op));
             world.fail(self.rank, FailureCause::Timeout { waiting_in, seconds });
         }
@@ -69,6 +70,11 @@ impl Group {
     /// Stops this rank if the run has failed.
     pub(crate) fn stop_if_failed(&self) {
         self.world_and_id().0.stop_if_failed();
+    }
+
+    /// How long its members wait for each other.
+    pub(crate) fn patience(&self) -> Duration {
+        self.world_and_id().0.patience()
     }
 
     fn world_and_id(&self) -> &(Arc<World>, GroupId) {

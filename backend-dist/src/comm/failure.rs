@@ -100,39 +100,55 @@ pub struct RunError {
     pub ranks: Vec<String>,
 }
 
-impl fmt::Display for RunError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_process = self.coords.starts_with(PROCESS);
+impl RunError {
+    /// Which rank, why, and what that rank was doing, in one line.
+    pub fn summary(&self) -> String {
+        let doing = self.ranks.get(self.rank).and_then(|line| line.split_once(": "));
+        let doing = doing.map(|(_, doing)| format!("; {doing}")).unwrap_or_default();
+        format!("{}{doing}", self.first_line()).replace('\n', " ")
+    }
+
+    fn is_process(&self) -> bool {
+        self.coords.starts_with(PROCESS)
+    }
+
+    /// Which rank, and why.
+    fn first_line(&self) -> String {
+        let is_process = self.is_process();
         let who = match self.coords.as_str() {
             "" => format!("rank {}", self.rank),
             process if is_process => process.to_string(),
             coords => format!("rank {} ({coords})", self.rank),
         };
         match &self.cause {
-            FailureCause::Panic(message) => write!(f, "{who} panicked: {message}")?,
-            FailureCause::Error(message) => write!(f, "{who} failed: {message}")?,
-            FailureCause::Mismatch { issued, peer, expected } => write!(
-                f,
+            FailureCause::Panic(message) => format!("{who} panicked: {message}"),
+            FailureCause::Error(message) => format!("{who} failed: {message}"),
+            FailureCause::Mismatch { issued, peer, expected } => format!(
                 "{who} issued {issued}, but rank {peer} issued {expected}: all ranks of a group must issue the same \
                  operations in the same order with the same shapes"
-            )?,
-            FailureCause::Missing { peer, waiting_in } => write!(
-                f,
+            ),
+            FailureCause::Missing { peer, waiting_in } => format!(
                 "{who} has finished without {waiting_in}, in which rank {peer} waits: all ranks of a group must issue \
                  the same operations in the same order"
-            )?,
+            ),
             FailureCause::Deadlock => {
-                write!(f, "deadlock, seen by {who}: every rank waits for another one or has finished")?
+                format!("deadlock, seen by {who}: every rank waits for another one or has finished")
             }
             FailureCause::Timeout { waiting_in, seconds } => {
-                write!(f, "{who} waited {seconds} s in {waiting_in}; the ranks that did not arrive are listed below")?
+                format!("{who} waited {seconds} s in {waiting_in}; the ranks that did not arrive are listed below")
             }
             FailureCause::Lost(lost) if is_process => {
-                write!(f, "{who} on {} is gone: {}; its own output may say why", lost.host, lost.what)?;
+                format!("{who} on {} is gone: {}; its own output may say why", lost.host, lost.what)
             }
-            FailureCause::Lost(lost) => write!(f, "{lost}")?,
+            FailureCause::Lost(lost) => lost.to_string(),
         }
-        if self.ranks.len() > 1 && !is_process {
+    }
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.first_line())?;
+        if self.ranks.len() > 1 && !self.is_process() {
             for line in &self.ranks {
                 write!(f, "\n  {line}")?;
             }

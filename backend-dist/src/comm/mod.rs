@@ -27,7 +27,7 @@ pub use failure::{FailureCause, LostProcess, OpRecord, RunError};
 #[cfg(feature = "cuda")]
 pub(crate) use recorder::{DeviceOp, DeviceOpKind};
 #[cfg(feature = "cuda")]
-pub(crate) use world::{DeviceLink, PATIENCE};
+pub(crate) use world::DeviceLink;
 pub(crate) use world::{GroupId, World};
 
 pub use collective::{Collective, ReduceOp};

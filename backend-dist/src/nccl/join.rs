@@ -1,7 +1,7 @@
 //! Rendezvous of the members of a group.
 
 use super::library::{finished, text};
-use crate::comm::{Group, PATIENCE};
+use crate::comm::Group;
 use crate::gpu;
 use cudarc::driver::result as driver;
 use cudarc::nccl::{result as nccl, sys};
@@ -61,8 +61,8 @@ pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks:
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err("NCCL has panicked; its message is above".into()),
             Err(mpsc::RecvTimeoutError::Timeout) => group.stop_if_failed(),
         }
-        if start.elapsed() > PATIENCE {
-            let seconds = PATIENCE.as_secs();
+        if start.elapsed() > group.patience() {
+            let seconds = group.patience().as_secs();
             return Err(format!("the members have not found each other in {seconds} s: see NCCL_DEBUG=INFO"));
         }
     }

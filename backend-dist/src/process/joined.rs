@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// All processes of a world, as one of them sees it; also of a world of one. Made for one [`launch`](Self::launch);
 /// dropping it ends the connections, and with them the run of any process that has not finished.
@@ -131,6 +132,12 @@ impl Processes {
     /// Whether this is the process of rank 0, which speaks to the user.
     pub fn is_first(&self) -> bool {
         self.0.process == 0
+    }
+
+    /// How long a rank of this process waits for its peers before the run counts as dead: ten minutes, unless this is called
+    /// before the launch. Whoever computes for longer between two collectives is taken for one that hangs.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.0.world.set_patience(timeout);
     }
 
     /// The mesh of all ranks.

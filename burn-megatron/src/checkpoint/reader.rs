@@ -2,6 +2,7 @@
 
 mod find;
 mod masters;
+mod memory;
 mod resume;
 mod shards;
 mod verify;

@@ -8,6 +8,7 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
 use super::boxes;
+use super::manifest::{SavedSlice, SavedTensor};
 
 /// What the values of a tensor are to the training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -86,6 +87,18 @@ impl SliceData {
             Self::Copied(bytes) => bytes.wait(),
         }
     }
+
+    /// The bytes in memory of their own, which waits for a copy that is under way.
+    ///
+    /// # Errors
+    /// If the GPU has failed.
+    pub(crate) fn into_own(self) -> Result<Self, String> {
+        self.wait()?;
+        Ok(match self {
+            Self::Copied(bytes) => Self::Own(bytes.bytes().to_vec()),
+            own => own,
+        })
+    }
 }
 
 impl From<Vec<u8>> for SliceData {
@@ -135,6 +148,17 @@ impl Slice {
         let range =
             if self.ranges == boxes::whole(&self.global_shape) { String::new() } else { boxes::text(&self.ranges) };
         format!("{}/{}{range}", self.kind, self.name)
+    }
+
+    /// The tensor that it is a part of, with itself as the only slice, in a file.
+    pub(super) fn saved(&self, file: &str) -> SavedTensor {
+        SavedTensor {
+            kind: self.kind,
+            name: self.name.clone(),
+            dtype: self.dtype,
+            global_shape: self.global_shape.clone(),
+            slices: vec![SavedSlice { file: file.into(), key: self.key(), ranges: self.ranges.clone() }],
+        }
     }
 
     /// Why the slice cannot be written, if it cannot.

@@ -52,7 +52,9 @@ pub struct Args {
     /// Tokens of each position in the file of --write-top-k
     #[arg(long, value_name = "K", default_value_t = 64, requires = "write_top_k")]
     top_k: usize,
-    /// Let things go wrong, to try out what becomes of the run: kill:rank3@step20,hang:rank0@step5,nan@30,slow:rank1:2x
+    /// Let things go wrong, to try out what becomes of the run: kill:rank3@step20 (its process), hang:rank0@step5,
+    /// error:rank1@step7, panic:rank1@step9, nan@30, slow:rank1:2x, with commas between them. A restart passes over the first
+    /// of the list that ends a rank
     #[arg(long, value_name = "FAULTS")]
     inject: Option<Faults>,
     #[command(flatten)]
@@ -88,6 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let prepare = || -> anyhow::Result<_> {
         let mut plan = Plan::new(&config, &args.allow_change)?;
         plan.faults = args.inject.unwrap_or_default();
+        plan.faults.check(config.parallel.world_size(), config.training.steps as u64).map_err(anyhow::Error::msg)?;
         if speaks {
             say(&plan);
             if device == DeviceKind::Cpu {

@@ -29,7 +29,7 @@ const GUARDED: [&str; 14] = [
 ];
 
 /// Keys in these sections that do not.
-const FREE: [&str; 10] = [
+const FREE: [&str; 12] = [
     "distill.teacher",
     "distill.logits",
     "model.hf",
@@ -38,6 +38,8 @@ const FREE: [&str; 10] = [
     "training.micro-batch",
     "training.exit-duration-in-mins",
     "training.exit-interval",
+    "training.max-restarts",
+    "training.distributed-timeout-minutes",
     "data.cache",
     "lora.adapter",
 ];

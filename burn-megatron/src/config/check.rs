@@ -166,6 +166,18 @@ impl RunConfig {
              nearest legal: none of the two"
                 .into()
         }));
+        let timeout = self.training.distributed_timeout_minutes;
+        note(demand(timeout > 0.0, || {
+            format!("training.distributed-timeout-minutes = {timeout} is not above 0; nearest legal: 10")
+        }));
+        let copies = self.checkpoint.non_persistent_every.filter(|_| self.training.max_restarts == 0);
+        note(demand(copies.is_none(), || {
+            format!(
+                "checkpoint.non-persistent-every = {} copies the state for restarts, and training.max-restarts = 0; nearest legal: \
+                 training.max-restarts = 1",
+                copies.unwrap_or_default()
+            )
+        }));
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
     }

@@ -215,6 +215,8 @@ pub const KEYS: &[Key] = {
             .optional(),
         key("training.exit-interval", Count, "\"none\"", "Save and end, with exit code 0, after a step whose number is a multiple of this; the same command continues the run")
             .optional(),
+        key("training.max-restarts", Whole, "0", "If a rank fails in a run of one process: how often all ranks may begin again in the process, from the newest copy in host memory or on disk; processes that fail are started again by torchrun --max-restarts or Slurm"),
+        key("training.distributed-timeout-minutes", Number, "10.0", "Minutes that a rank waits for others before the run counts as dead; more than any computation between two collectives takes"),
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "FP8 format: e4m3 for all tensors, or hybrid with e5m2 for output gradients; none: no FP8")
             .or(&["fp8-format"])
             .optional(),
@@ -352,6 +354,9 @@ pub const KEYS: &[Key] = {
         key("checkpoint.directory", Path, "", "Folder of the checkpoints; none: save none; default: checkpoints in output.directory").or(&["save"]).optional(),
         key("checkpoint.every", Interval, "\"auto\"", "Steps between checkpoints; auto: as often as keeps saving within 5 % of the time; none: only after the last step")
             .or(&["save-interval"])
+            .optional(),
+        key("checkpoint.non-persistent-every", Count, "\"none\"", "Steps between copies of the state in host memory, from which training.max-restarts begins again without a disk; none: only from checkpoints")
+            .or(&["non-persistent-save-interval"])
             .optional(),
         key("checkpoint.keep-last", Count, "2", "Number of newest checkpoints to keep; none: all").optional(),
         key("checkpoint.keep-every", Count, "\"none\"", "Also keep checkpoints whose step is a multiple of this number; none: no others").optional(),

@@ -115,6 +115,17 @@ pub struct TrainingSection {
     /// The run ends after a step that is a multiple of this.
     #[serde(default)]
     pub exit_interval: Option<u64>,
+    /// How often the ranks of a process may begin again.
+    #[serde(default)]
+    pub max_restarts: usize,
+    /// Minutes that a rank waits for others.
+    #[serde(default = "ten")]
+    pub distributed_timeout_minutes: f64,
+}
+
+/// The timeout of checkpoints' runs that had none in their configuration.
+fn ten() -> f64 {
+    10.0
 }
 
 /// Precision of a run.
@@ -236,6 +247,9 @@ pub struct CheckpointSection {
     pub directory: Option<PathBuf>,
     /// How often checkpoints are saved; the last step is saved in any case.
     pub every: SaveEvery,
+    /// Steps between copies in host memory.
+    #[serde(default)]
+    pub non_persistent_every: Option<u64>,
     /// Newest checkpoints to keep.
     pub keep_last: Option<usize>,
     /// Also keep those whose step is a multiple of this.

@@ -52,7 +52,7 @@ pub use mesh::MeshStrategy;
 pub(crate) use mesh::{for_any_module, for_stages};
 pub use model_parallel::{
     BatchStream, CheckpointOptions, Description, ExitOptions, Faults, GlobalBatch, GrpoRun, LogOptions, Megatron,
-    Pretraining, Resume, global_weights, loss_over,
+    Pretraining, RestartOptions, Resume, global_weights, loss_over,
 };
 pub(crate) use model_parallel::{Tracer, Tracing};
 pub(crate) use module_steps::{ModuleSteps, ModuleTrace, Named};

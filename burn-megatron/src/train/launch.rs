@@ -20,7 +20,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{RunConfig, TrainingSection};
 use crate::flops::AttentionCount;
 use crate::hf::{Companions, HfFolder, companions_of, keep_companions};
-use crate::learner::{Description, ExitOptions, LogOptions, Pretraining, Resume, loss_over};
+use crate::learner::{Description, ExitOptions, LogOptions, Pretraining, RestartOptions, Resume, loss_over};
 use crate::metrics::{FlopsPerToken, RunInfo, TokenLoss, on_gpu, peak};
 
 /// Exit code of a program whose training was stopped before its last step, by a signal or a key: `EX_TEMPFAIL` of
@@ -86,6 +86,11 @@ impl WithModel for Launch<'_> {
             .resume(resume)
             .other_data(plan.other_data())
             .inject(plan.faults.clone())
+            .restarts(RestartOptions {
+                max_restarts: training.max_restarts,
+                copy_every: config.checkpoint.non_persistent_every,
+            })
+            .timeout(minutes(training.distributed_timeout_minutes))
             .exit(exit(training))
             .describe(description);
         if let Some(tasks) = tasks::open(config)? {
@@ -135,10 +140,12 @@ impl WithModel for Launch<'_> {
 
 /// When the run ends before its last step.
 fn exit(training: &TrainingSection) -> ExitOptions {
-    let duration = training.exit_duration_in_mins.map(|minutes| minutes * 60.0);
-    // More seconds than a duration has are no limit.
-    let duration = duration.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    ExitOptions { duration, interval: training.exit_interval }
+    ExitOptions { duration: training.exit_duration_in_mins.map(minutes), interval: training.exit_interval }
+}
+
+/// More seconds than a duration has are no limit.
+fn minutes(minutes: f64) -> Duration {
+    Duration::try_from_secs_f64(minutes * 60.0).unwrap_or(Duration::MAX)
 }
 
 /// What makes a rank's stages of a model: random, or read from a folder.

@@ -158,6 +158,17 @@ pub enum TrainError {
         /// Where process 0 would.
         ours: String,
     },
+    /// Restarts are for one process.
+    #[error(
+        "training.max-restarts = {restarts} begins again in a process whose rank has failed, and there are {processes} processes: their \
+         launcher starts them again (torchrun --max-restarts, srun with --requeue); nearest legal: 0"
+    )]
+    Restarts {
+        /// How many were asked for.
+        restarts: usize,
+        /// The processes.
+        processes: usize,
+    },
     /// The processes read other data.
     #[error(
         "process {process} has {theirs}, but process 0 {ours}: the files of data.prefixes, or of output.directory for data.text, must \
@@ -206,6 +217,10 @@ pub fn train_among(
     progress: &mut (dyn FnMut(Progress) + Send),
 ) -> Result<TrainReport, TrainError> {
     let config = plan.config();
+    if let Some(processes) = processes.filter(|all| all.count() > 1 && config.training.max_restarts > 0) {
+        let (restarts, processes) = (config.training.max_restarts, processes.count());
+        return Err(TrainError::Restarts { restarts, processes });
+    }
     limit_of_files_is_an_error();
     // Before anything is written: two runs in one folder would mix their data and logs.
     let lock = || lock_output(&config.output.directory);

@@ -1,6 +1,7 @@
 //! Commands in several processes, started as torchrun starts them.
 
 mod commands;
+mod restarts;
 mod train;
 
 use std::io::Read;

@@ -1,7 +1,8 @@
 //! `burn-megatron train` in several processes, started as torchrun starts them.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
@@ -9,11 +10,11 @@ use std::time::Duration;
 use burn_megatron::checkpoint::Checkpoint;
 use serde_json::Value;
 
-use super::{Ended, PROGRAM, Process, all, command, command_of, ended, run, start};
+use super::{Ended, PROGRAM, Process, all, command, command_of, ended, run};
 
 const STEPS: u64 = 12;
 
-fn folder() -> tempfile::TempDir {
+pub(super) fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let text: String = (0..400).map(|i| format!("Line {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
     fs::write(folder.path().join("book.txt"), text).unwrap();
@@ -23,11 +24,11 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-fn train(name: &str) -> String {
+pub(super) fn train(name: &str) -> String {
     format!("train run.toml --output.directory {name} --training.steps {STEPS} --checkpoint.every 3")
 }
 
-fn succeed(folder: &Path, arguments: &str, processes: usize) {
+pub(super) fn succeed(folder: &Path, arguments: &str, processes: usize) {
     let all = run(folder, arguments, processes);
     for (process, Ended { status, stdout, stderr }) in all.iter().enumerate() {
         assert!(status.success(), "process {process} of {processes}: {stdout}{stderr}");
@@ -37,7 +38,7 @@ fn succeed(folder: &Path, arguments: &str, processes: usize) {
 }
 
 /// Loss and gradient norm of every step, the last time it was done, as they were written.
-fn steps(folder: &Path, name: &str) -> Vec<[String; 2]> {
+pub(super) fn steps(folder: &Path, name: &str) -> Vec<[String; 2]> {
     let log = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
     let mut steps = vec![Default::default(); STEPS as usize];
     for line in log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
@@ -49,7 +50,7 @@ fn steps(folder: &Path, name: &str) -> Vec<[String; 2]> {
     steps
 }
 
-fn tensors(folder: &Path, name: &str) -> Vec<(String, Vec<u8>)> {
+pub(super) fn tensors(folder: &Path, name: &str) -> Vec<(String, Vec<u8>)> {
     let checkpoint = Checkpoint::open(folder.join(name).join("checkpoints")).unwrap();
     assert_eq!(checkpoint.state().step, STEPS);
     checkpoint.verify(0, 1).unwrap();
@@ -82,16 +83,10 @@ fn several_processes_train_and_save_the_bits_of_one_and_outlive_a_killed_one() {
     }
 
     // A process is killed in the middle; the others end and say which it was.
-    for victim in [0, 2] {
-        let mut children = start(folder, &train("killed"), &all(4));
-        let mut lines = BufReader::new(children[0].stdout.take().unwrap()).lines();
-        let wanted = format!("step {:>2}/{STEPS}", if victim == 0 { 4 } else { 8 });
-        assert!(lines.any(|line| line.unwrap().starts_with(&wanted)), "the run ended early");
-        let mut dead = children.remove(victim);
-        dead.kill().unwrap();
-        dead.wait().unwrap();
-        for child in children {
-            let Ended { status, stderr, .. } = ended(child, Duration::from_secs(20));
+    for (victim, step) in [(0, 5), (2, 9)] {
+        let mut all = run(folder, &format!("{} --inject kill:rank{victim}@step{step}", train("killed")), 4);
+        assert_eq!(all.remove(victim).status.signal(), Some(9));
+        for Ended { status, stderr, .. } in all {
             assert!(!status.success());
             assert!(stderr.contains(&format!("process {victim} on ")) && stderr.contains("is gone"), "{stderr}");
             assert!(stderr.contains(&format!("(rank {victim})")), "{stderr}");

@@ -1,6 +1,6 @@
 //! How a run ends before its time: the first failure of any rank stops all.
 
-use super::{Activity, PATIENCE, State, World};
+use super::{Activity, State, World};
 use crate::comm::failure::{Aborted, FailureCause, LostProcess, OpRecord, RunError};
 use std::panic::resume_unwind;
 use std::sync::{MutexGuard, PoisonError};
@@ -23,6 +23,8 @@ pub(super) struct Ending {
     pub all_finished: bool,
     /// The ranks of this process have stopped.
     pub stopped: bool,
+    /// How many threads of ranks of this process have.
+    pub threads: usize,
 }
 
 impl World {
@@ -116,7 +118,7 @@ impl World {
         waiting: Activity,
         ready: impl Fn(&State) -> bool,
     ) -> MutexGuard<'a, State> {
-        let start = Instant::now();
+        let (start, patience) = (Instant::now(), self.patience());
         loop {
             self.leave_if_failed(&state);
             if ready(&state) {
@@ -129,12 +131,12 @@ impl World {
             self.leave_if_failed(&state);
             let (next, timeout) = self
                 .changed
-                .wait_timeout(state, PATIENCE.saturating_sub(start.elapsed()))
+                .wait_timeout(state, patience.saturating_sub(start.elapsed()))
                 .unwrap_or_else(PoisonError::into_inner);
             state = next;
             if timeout.timed_out() && !ready(&state) {
                 let waiting_in = Box::new(state.ranks[rank].last.clone().expect("a waiting rank has issued something"));
-                self.stop(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: PATIENCE.as_secs() });
+                self.stop(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: patience.as_secs() });
             }
         }
     }
@@ -197,14 +199,47 @@ impl World {
     /// Ends the process if its ranks do not: one that waits for a device that waits for a dead peer never comes back.
     pub(super) fn end_at_last(&self) {
         let mut state = self.wait_for_failure();
-        let start = Instant::now();
-        while state.failure.is_some() && !state.ending.stopped && start.elapsed() < GRACE {
-            state = self.changed.wait_timeout(state, GRACE).unwrap_or_else(PoisonError::into_inner).0;
+        let (start, grace) = (Instant::now(), self.grace());
+        while state.failure.is_some() && !state.ending.stopped && start.elapsed() < grace {
+            state = self.changed.wait_timeout(state, grace).unwrap_or_else(PoisonError::into_inner).0;
         }
         if let (false, Some(failure)) = (state.ending.stopped, &state.failure) {
-            eprintln!("\n{failure}\nthe ranks of this process did not stop within {} s; it ends here", GRACE.as_secs());
-            std::process::exit(1);
+            self.give_up(failure);
         }
+    }
+
+    /// The thread of a rank of this process has ended.
+    pub(crate) fn note_ended_thread(&self) {
+        self.lock().ending.threads += 1;
+        self.over.notify_all();
+    }
+
+    /// Waits until so many threads of ranks of this process have ended. Ends the process if it is the only one and a rank
+    /// has made the others wait for too long: a thread that hangs cannot be ended.
+    pub(crate) fn wait_for_threads(&self, count: usize) {
+        let mut state = self.lock();
+        let (mut since, grace) = (None, self.grace());
+        while state.ending.threads < count {
+            let hangs = self.remote.is_none()
+                && state.failure.as_ref().is_some_and(|failure| matches!(failure.cause, FailureCause::Timeout { .. }));
+            if let (true, Some(failure)) = (hangs, &state.failure)
+                && since.get_or_insert_with(Instant::now).elapsed() >= grace
+            {
+                self.give_up(failure);
+            }
+            state = self.over.wait_timeout(state, grace).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Who does not wait long for a rank that hangs does not wait longer for it to stop.
+    fn grace(&self) -> Duration {
+        GRACE.min(self.patience())
+    }
+
+    fn give_up(&self, failure: &RunError) -> ! {
+        let seconds = self.grace().as_secs();
+        eprintln!("\n{failure}\nthe ranks of this process did not stop within {seconds} s; it ends here");
+        std::process::exit(1);
     }
 
     /// Waits until the run has failed or ended.

@@ -27,14 +27,15 @@ use super::remote::{Blob, Contribution, Member, OpKey, Remote};
 use failing::Ending;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 type Shared = Arc<dyn Any + Send + Sync>;
 
-/// How long a rank waits for its peers before the run is declared dead. A rank that computes for longer between two
-/// collectives than this is indistinguishable from one that hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+/// How long a rank waits for its peers before the run is declared dead, unless the run says otherwise. A rank that computes
+/// for longer between two collectives than this is indistinguishable from one that hangs.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// All ranks and what they communicate, as one process sees it.
 pub(crate) struct World {
@@ -46,6 +47,8 @@ pub(crate) struct World {
     over: Condvar,
     /// The other processes, if there are any.
     remote: Option<Remote>,
+    /// How long a rank waits for its peers, in milliseconds.
+    patience: AtomicU64,
     /// The device communicators of its groups.
     #[cfg(feature = "cuda")]
     pub(crate) links: DeviceLinks,
@@ -148,9 +151,20 @@ impl World {
             changed: Condvar::new(),
             over: Condvar::new(),
             remote,
+            patience: AtomicU64::new(PATIENCE.as_millis() as u64),
             #[cfg(feature = "cuda")]
             links: DeviceLinks::default(),
         })
+    }
+
+    /// How long a rank waits for its peers.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience.load(Ordering::Relaxed))
+    }
+
+    /// Sets it, before the ranks start.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.patience.store(patience.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The process that hosts a rank.

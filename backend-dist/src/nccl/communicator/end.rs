@@ -1,7 +1,7 @@
 //! The watchdog of a communicator, and its end: in order, or by force if a peer is gone.
 
 use super::{Communicator, Mark};
-use crate::comm::{DeviceLink, PATIENCE};
+use crate::comm::DeviceLink;
 use crate::gpu::memory_use::ledger;
 use crate::nccl::library::text;
 use cudarc::driver::{result as driver, sys as cuda_sys};
@@ -13,12 +13,6 @@ use std::time::{Duration, Instant};
 /// How long the end of a run waits for a call of the device's thread to return.
 const CALL: Duration = Duration::from_secs(2);
 
-impl Mark {
-    fn is_too_old(&self) -> bool {
-        self.since.elapsed() > PATIENCE
-    }
-}
-
 impl DeviceLink for Communicator {
     /// Fails the run if NCCL has an error or an operation takes too long. Does not wait.
     fn check(&self) {
@@ -26,8 +20,8 @@ impl DeviceLink for Communicator {
             Ok(mark) => mark,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                if let Some(Mark { op, sequence, .. }) = self.entering().clone().filter(Mark::is_too_old) {
-                    self.member.time_out(op, sequence, PATIENCE.as_secs());
+                if let Some(Mark { op, sequence, since }) = self.entering().clone() {
+                    self.member.time_out(op, sequence, since);
                 }
                 return;
             }
@@ -49,11 +43,8 @@ impl DeviceLink for Communicator {
             match has_passed {
                 Ok(()) => {}
                 Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)) => {
-                    let last = Mark { since, op, sequence };
-                    if last.is_too_old() {
-                        self.member.time_out(last.op.clone(), sequence, PATIENCE.as_secs());
-                    }
-                    *mark = Some(last);
+                    self.member.time_out(op.clone(), sequence, since);
+                    *mark = Some(Mark { since, op, sequence });
                 }
                 Err(error) => self.member.fail(&format!("the GPU has failed: {error}")),
             }

@@ -1,5 +1,6 @@
 //! What only rank 0 does: decisions for all ranks, events for burn-train, the log of the run.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use backend_dist::launch::BoxError;
@@ -35,6 +36,8 @@ pub(super) struct Coordinator {
     /// Those that were finished when the run was started, and those of the whole run.
     pub bounds: (u64, u64),
     pub exit: ExitOptions,
+    /// The newest checkpoint that the run has saved.
+    pub newest: Option<PathBuf>,
     /// What saves cost, and when the next one is due.
     pub costs: SaveCosts,
 }
@@ -82,11 +85,14 @@ impl Coordinator {
         self.request.take()
     }
 
-    /// Notes which checkpoint the run resumes from.
-    pub fn resumed(&mut self, checkpoint: &Checkpoint, stats: LoadStats) -> Result<(), BoxError> {
+    /// Notes which checkpoint the run resumes from. After a restart that was said.
+    pub fn resumed(&mut self, checkpoint: &Checkpoint, stats: LoadStats, is_said: bool) -> Result<(), BoxError> {
         (self.step, self.bounds.0) = (stats.step, stats.step);
         if let Some(log) = &mut self.log {
             log.resumed(&stats)?;
+        }
+        if is_said {
+            return Ok(());
         }
         let (path, layout) = (checkpoint.path().display(), &checkpoint.state().layout);
         let warning = checkpoint.warning().map(|warning| format!("; {warning}")).unwrap_or_default();
@@ -106,6 +112,7 @@ impl Coordinator {
                 log::warn!("{error}");
             }
             last = Some(stats);
+            self.newest = Some(report.path);
         }
         Ok(last)
     }

@@ -1,7 +1,10 @@
-//! Faults on purpose: what a run does when a rank dies, hangs or is slow, or a batch is bad, can be tried out.
+//! Faults on purpose: what a run does when a rank dies, fails, hangs or is slow, or a batch is bad, can be tried out.
 
+use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
+
+use backend_dist::launch::BoxError;
 
 /// What goes wrong, for example `kill:rank3@step20,nan@30,slow:rank1:2x`.
 ///
@@ -9,73 +12,159 @@ use std::time::Duration;
 /// use burn_megatron::prelude::Faults;
 ///
 /// let refused = "kill:rank3".parse::<Faults>().unwrap_err();
-/// assert_eq!(refused, "fault `kill:rank3` is none of kill:rankR@stepN, hang:rankR@stepN, nan@N and slow:rankR:Fx");
+/// assert_eq!(refused, "fault `kill:rank3` is incomplete; nearest legal: kill:rankR@stepN");
+/// let faults: Faults = "kill:rank3@step20, nan@30".parse()?;
+/// let refused = faults.check(2, 100).unwrap_err();
+/// assert_eq!(refused, "fault kill:rank3@step20: there are ranks 0 to 1 and steps 1 to 100; nearest legal: kill:rank1@step20");
+/// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults(Vec<Fault>);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// The process of a rank is killed before a step.
-    Kill { rank: usize, step: u64 },
-    /// A rank does nothing any more.
-    Hang { rank: usize, step: u64 },
+    /// A rank ends before a step, once.
+    End { how: Ending, rank: usize, step: u64 },
     /// The gradients of a step are NaN.
     Nan { step: u64 },
     /// The steps of a rank take so many times as long.
     Slow { rank: usize, factor: f64 },
 }
 
+/// How a rank ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ending {
+    /// Its process is killed.
+    Kill,
+    /// It does nothing any more.
+    Hang,
+    /// It returns an error.
+    Error,
+    Panic,
+}
+
+/// The forms of faults, by their first word.
+const FORMS: [(&str, &str); 6] = [
+    ("kill", "kill:rankR@stepN"),
+    ("hang", "hang:rankR@stepN"),
+    ("error", "error:rankR@stepN"),
+    ("panic", "panic:rankR@stepN"),
+    ("nan", "nan@N"),
+    ("slow", "slow:rankR:Fx"),
+];
+
 impl FromStr for Faults {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let legal = "kill:rankR@stepN, hang:rankR@stepN, nan@N and slow:rankR:Fx";
-        let fault = |text: &str| fault(text).ok_or_else(|| format!("fault `{text}` is none of {legal}"));
+        let fault = |text: &str| fault(text).ok_or_else(|| refusal(text));
         text.split(',').map(|text| fault(text.trim())).collect::<Result<_, _>>().map(Self)
     }
 }
 
+fn refusal(text: &str) -> String {
+    let word = text.split([':', '@']).next().unwrap_or_default();
+    match FORMS.iter().find(|(kind, _)| *kind == word) {
+        Some((_, form)) => format!("fault `{text}` is incomplete; nearest legal: {form}"),
+        None => format!("fault `{text}` is none of {}", FORMS.map(|(_, form)| form).join(", ")),
+    }
+}
+
 fn fault(text: &str) -> Option<Fault> {
-    let at_step = |text: &str| {
-        let (rank, step) = text.strip_prefix("rank")?.split_once("@step")?;
-        Some((rank.parse().ok()?, step.parse().ok()?))
-    };
     if let Some(step) = text.strip_prefix("nan@") {
         return Some(Fault::Nan { step: step.parse().ok()? });
     }
-    let (kind, rest) = text.split_once(':')?;
-    match kind {
-        "kill" => at_step(rest).map(|(rank, step)| Fault::Kill { rank, step }),
-        "hang" => at_step(rest).map(|(rank, step)| Fault::Hang { rank, step }),
+    let (kind, rest) = text.split_once(":rank")?;
+    let how = match kind {
+        "kill" => Ending::Kill,
+        "hang" => Ending::Hang,
+        "error" => Ending::Error,
+        "panic" => Ending::Panic,
         "slow" => {
-            let (rank, factor) = rest.strip_prefix("rank")?.split_once(':')?;
+            let (rank, factor) = rest.split_once(':')?;
             let factor: f64 = factor.strip_suffix('x')?.parse().ok()?;
-            (factor >= 1.0).then_some(Fault::Slow { rank: rank.parse().ok()?, factor })
+            return (factor >= 1.0).then_some(Fault::Slow { rank: rank.parse().ok()?, factor });
         }
-        _ => None,
+        _ => return None,
+    };
+    let (rank, step) = rest.split_once("@step")?;
+    Some(Fault::End { how, rank: rank.parse().ok()?, step: step.parse().ok()? })
+}
+
+/// As it is read.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::End { how, rank, step } => {
+                write!(f, "{}:rank{rank}@step{step}", format!("{how:?}").to_lowercase())
+            }
+            Self::Nan { step } => write!(f, "nan@{step}"),
+            Self::Slow { rank, factor } => write!(f, "slow:rank{rank}:{factor}x"),
+        }
     }
 }
 
 impl Faults {
+    /// Whether a run of so many ranks and steps has the ranks and steps that are named.
+    ///
+    /// # Errors
+    /// Names the first fault that cannot happen, and the nearest that can.
+    pub fn check(&self, ranks: usize, steps: u64) -> Result<(), String> {
+        let nearest = |fault: &Fault| {
+            let mut nearest = *fault;
+            if let Fault::End { rank, .. } | Fault::Slow { rank, .. } = &mut nearest {
+                *rank = (*rank).min(ranks.saturating_sub(1));
+            }
+            if let Fault::End { step, .. } | Fault::Nan { step } = &mut nearest {
+                *step = (*step).clamp(1, steps.max(1));
+            }
+            nearest
+        };
+        match self.0.iter().find(|fault| nearest(fault) != **fault) {
+            None => Ok(()),
+            Some(fault) => Err(format!(
+                "fault {fault}: there are ranks 0 to {} and steps 1 to {steps}; nearest legal: {}",
+                ranks.saturating_sub(1),
+                nearest(fault)
+            )),
+        }
+    }
+
     /// Whether the gradients of a step are to be NaN.
     pub(super) fn is_nan(&self, step: u64) -> bool {
         self.0.contains(&Fault::Nan { step })
     }
 
-    /// What happens to a rank before a step, counted from 1: nothing, or it does not return. A process that torchrun has
-    /// started again is left in peace, or it would die at the same step for ever.
-    pub(super) fn before(&self, rank: usize, step: u64) {
-        let restarted = || std::env::var("TORCHELASTIC_RESTART_COUNT").is_ok_and(|count| count != "0");
-        if self.0.contains(&Fault::Kill { rank, step }) && !restarted() {
+    /// How a rank ends before a step of a run that was begun again so often. Every restart passes over the first fault of
+    /// this kind in the list, or a run would die at the same step for ever.
+    fn ending(&self, rank: usize, step: u64, restarts: usize) -> Option<Ending> {
+        let endings = self.0.iter().filter_map(|fault| match *fault {
+            Fault::End { how, rank, step } => Some((how, (rank, step))),
+            _ => None,
+        });
+        endings.skip(restarts).find(|(_, at)| *at == (rank, step)).map(|(how, _)| how)
+    }
+
+    /// What happens to a rank before a step, counted from 1: nothing, or it does not return. `restarts` are those within
+    /// this process; those of its launcher are counted too.
+    ///
+    /// # Errors
+    /// If it is to fail.
+    ///
+    /// # Panics
+    /// If it is to panic.
+    pub(super) fn before(&self, rank: usize, step: u64, restarts: usize) -> Result<(), BoxError> {
+        match self.ending(rank, step, restarts + launcher_restarts()) {
+            None => {}
             // SAFETY: a signal to this process; nothing is touched.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-        }
-        if self.0.contains(&Fault::Hang { rank, step }) && !restarted() {
-            loop {
+            Some(Ending::Kill) => drop(unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }),
+            Some(Ending::Hang) => loop {
                 std::thread::park();
-            }
+            },
+            Some(Ending::Error) => return Err(format!("fault error:rank{rank}@step{step} of --inject").into()),
+            Some(Ending::Panic) => panic!("fault panic:rank{rank}@step{step} of --inject"),
         }
+        Ok(())
     }
 
     /// How much longer a step of this time takes on a rank.
@@ -88,27 +177,74 @@ impl Faults {
     }
 }
 
+/// How often torchrun or Slurm have started this process again.
+fn launcher_restarts() -> usize {
+    let count = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
+    ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"].into_iter().filter_map(count).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn faults(text: &str) -> Faults {
+        text.parse().unwrap()
+    }
+
     #[test]
     fn faults_are_read_and_wrong_ones_are_named() {
-        let faults: Faults = "kill:rank3@step20, nan@30,slow:rank1:2.5x,hang:rank0@step4".parse().unwrap();
+        let all =
+            faults("kill:rank3@step20, nan@30,slow:rank1:2.5x,hang:rank0@step4,error:rank2@step1,panic:rank0@step9");
+        let end = |how, rank, step| Fault::End { how, rank, step };
         let expected = [
-            Fault::Kill { rank: 3, step: 20 },
+            end(Ending::Kill, 3, 20),
             Fault::Nan { step: 30 },
             Fault::Slow { rank: 1, factor: 2.5 },
-            Fault::Hang { rank: 0, step: 4 },
+            end(Ending::Hang, 0, 4),
+            end(Ending::Error, 2, 1),
+            end(Ending::Panic, 0, 9),
         ];
-        assert_eq!(faults.0, expected);
-        assert!(faults.is_nan(30) && !faults.is_nan(20));
-        assert_eq!((faults.delay(1, 2.0), faults.delay(0, 2.0)), (Duration::from_secs(3), Duration::ZERO));
-        for wrong in
-            ["", "kill", "kill:rank3", "kill:3@step2", "nan@x", "slow:rank1:0.5x", "slow:rank1:2", "slip:rank1@step2"]
-        {
-            let error = wrong.parse::<Faults>().unwrap_err();
-            assert!(error.starts_with(&format!("fault `{wrong}` is none of kill:rankR@stepN")), "{error}");
+        assert_eq!(all.0, expected);
+        assert!(all.is_nan(30) && !all.is_nan(20));
+        assert_eq!((all.delay(1, 2.0), all.delay(0, 2.0)), (Duration::from_secs(3), Duration::ZERO));
+        for (wrong, form) in [
+            ("kill", "kill:rankR@stepN"),
+            ("hang:3@step2", "hang:rankR@stepN"),
+            ("nan@x", "nan@N"),
+            ("slow:rank1:0.5x", "slow:rankR:Fx"),
+            ("slow:rank1:2", "slow:rankR:Fx"),
+        ] {
+            let expected = format!("fault `{wrong}` is incomplete; nearest legal: {form}");
+            assert_eq!(wrong.parse::<Faults>().unwrap_err(), expected);
         }
+        for wrong in ["", "slip:rank1@step2"] {
+            let error = wrong.parse::<Faults>().unwrap_err();
+            assert!(error.starts_with(&format!("fault `{wrong}` is none of kill:rankR@stepN, hang:rankR")), "{error}");
+        }
+    }
+
+    #[test]
+    fn ranks_and_steps_that_a_run_does_not_have_are_named_with_the_nearest() {
+        let check = |text: &str| faults(text).check(4, 30);
+        assert_eq!(check("kill:rank3@step30,nan@1,slow:rank0:2x"), Ok(()));
+        for (wrong, nearest) in [
+            ("hang:rank4@step2", "hang:rank3@step2"),
+            ("error:rank0@step31", "error:rank0@step30"),
+            ("nan@0", "nan@1"),
+            ("slow:rank9:1.5x", "slow:rank3:1.5x"),
+        ] {
+            let expected = format!("fault {wrong}: there are ranks 0 to 3 and steps 1 to 30; nearest legal: {nearest}");
+            assert_eq!(check(&format!("nan@1,{wrong}")), Err(expected));
+        }
+    }
+
+    #[test]
+    fn a_restart_passes_over_the_fault_that_it_is_for() {
+        let faults = faults("error:rank1@step5,nan@3,kill:rank0@step9,error:rank1@step5");
+        let at = |restarts| [(1, 5), (0, 9), (0, 5)].map(|(rank, step)| faults.ending(rank, step, restarts));
+        assert_eq!(at(0), [Some(Ending::Error), Some(Ending::Kill), None]);
+        assert_eq!(at(1), [Some(Ending::Error), Some(Ending::Kill), None], "the second of this rank and step");
+        assert_eq!(at(2), [Some(Ending::Error), None, None]);
+        assert_eq!(at(3), [None; 3]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
@@ -17,11 +17,13 @@ use models::{CausalLm, Part};
 use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
 use super::coordinator::{Coordinator, say};
+use super::copies::Copies;
 use super::evaluate::log_probabilities;
 use super::exit::ExitOptions;
 use super::faults::Faults;
 use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
+use super::restarts::{RestartOptions, Restarts};
 use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Description, Saves, check_data, without_host_memory};
 use super::stragglers::StragglerWatch;
@@ -52,6 +54,10 @@ pub(super) struct ModelParallel<M, R> {
     pub logs: LogOptions,
     pub sinks: Sinks,
     pub faults: Faults,
+    pub restarts: RestartOptions,
+    pub timeout: Option<Duration>,
+    /// In one process, where it makes them.
+    pub copies: Option<Arc<Copies>>,
     pub exit: ExitOptions,
     /// Whether the run has ended so.
     pub exited: Arc<AtomicBool>,
@@ -69,7 +75,7 @@ pub(super) struct ModelParallel<M, R> {
     pub request: SaveRequest,
     pub records: Option<Records>,
     /// The checkpoint that the run resumes from, or why it cannot be read.
-    pub resumed: Arc<Result<Option<Checkpoint>, CheckpointError>>,
+    pub resumed: Result<Option<Arc<Checkpoint>>, CheckpointError>,
 }
 
 impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
@@ -81,9 +87,8 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         valid: ValidLoader<Megatron>,
         _: usize,
     ) -> Fitted<Megatron> {
-        let epochs = components.num_epochs;
-        let processes = self.processes.clone().unwrap_or_else(|| Processes::alone(&self.mesh));
-        let start = processes.attempt(|| self.start(&processes, components.checkpoint, &components.interrupter));
+        let (epochs, epoch) = (components.num_epochs, components.checkpoint);
+        let interrupter = components.interrupter.clone();
         let coordinator = Mutex::new(Coordinator {
             processor: components.event_processor,
             interrupter: components.interrupter,
@@ -96,21 +101,42 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
             step: 0,
             bounds: (0, self.steps as u64),
             exit: self.exit,
+            newest: None,
             costs: SaveCosts::new(None),
         });
-        let failure = match start {
-            Err(error) => Some(Failure { rank: 0, message: error.to_string() }),
-            Ok(start) => match processes.launch(&self.devices, |rank| {
+        let several = self.processes.as_ref().filter(|processes| processes.count() > 1);
+        let mut restarts = Restarts::new(if several.is_none() { self.restarts.max_restarts } else { 0 });
+        let (mut begun, mut again) = (None, None);
+        let failure = loop {
+            let processes = several.cloned().unwrap_or_else(|| Processes::alone(&self.mesh));
+            if let Some(timeout) = self.timeout {
+                processes.set_timeout(timeout);
+            }
+            let start = processes.attempt(|| self.start(&processes, epoch, &interrupter, again.take()));
+            let start = match start {
+                Ok(start) => Start { restarts: restarts.done(), ..start },
+                Err(error) => break Some(Failure { rank: 0, message: error.to_string() }),
+            };
+            let begun = begun.get_or_insert_with(|| lock(&start.from).clone());
+            let launched = processes.launch(&self.devices, |rank| {
                 // From the first event to the last.
                 let mut coordinator = (rank.rank == 0).then(|| lock(&coordinator));
                 self.run(&rank, &start, epochs, &*train, &*valid, coordinator.as_deref_mut())
-            }) {
-                Err(failure) => Some(failure.into()),
+            });
+            let failure = match launched {
+                Err(failure) => failure,
                 Ok(values) => {
                     *lock(&self.finished) = values.into_iter().next();
-                    None
+                    break None;
                 }
-            },
+            };
+            match self.restart((start, begun), &failure, &mut restarts, &mut lock(&coordinator)) {
+                Ok(from) => again = Some(from),
+                Err(why) => {
+                    let Failure { rank, message } = failure.into();
+                    break Some(Failure { rank, message: [message, why].join("\n").trim_end().into() });
+                }
+            }
         };
         let coordinator = coordinator.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         Fitted { model: coordinator.learner.model(), processor: coordinator.processor, failure }
@@ -118,10 +144,12 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
 }
 
 /// What the ranks of a run share.
-struct Start {
-    saves: Option<Arc<Saves>>,
-    /// The checkpoint of an epoch that was asked for through burn-train.
-    of_epoch: Option<Checkpoint>,
+pub(super) struct Start {
+    pub saves: Option<Arc<Saves>>,
+    /// Where they begin, until all have; at the first step without it.
+    from: Mutex<Option<Arc<Checkpoint>>>,
+    /// How often they have begun before.
+    restarts: usize,
     tracing: Option<Tracing>,
     /// Where there are several processes.
     stop_channel: Option<StopChannel>,
@@ -131,24 +159,30 @@ struct Start {
 
 impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     /// Takes the folder of checkpoints and looks at the one to resume from. `epoch` is burn-train's
-    /// `SupervisedTraining::checkpoint`.
-    fn start(&self, processes: &Processes, epoch: Option<usize>, interrupter: &Interrupter) -> Result<Start, BoxError> {
-        let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
-        let epoch_of = |checkpoint: &Checkpoint| checkpoint.state().step as usize / self.epoch;
-        let of_epoch = match (epoch, &self.checkpoints) {
-            (Some(epoch), Some(options)) if resumed.as_ref().is_none_or(|resumed| epoch_of(resumed) != epoch) => {
-                Some(Checkpoint::of_step(&options.root, (epoch * self.epoch) as u64)?)
+    /// `SupervisedTraining::checkpoint`; `again` is where a run begins again that has begun before.
+    fn start(
+        &self,
+        processes: &Processes,
+        epoch: Option<usize>,
+        interrupter: &Interrupter,
+        again: Option<Option<Arc<Checkpoint>>>,
+    ) -> Result<Start, BoxError> {
+        let resumed = self.resumed.as_ref().map_err(Clone::clone)?;
+        let epoch_of = |checkpoint: &Arc<Checkpoint>| checkpoint.state().step as usize / self.epoch;
+        let is_new = again.is_none();
+        let from = match (again, epoch, &self.checkpoints) {
+            (Some(from), ..) => from,
+            (None, Some(epoch), Some(options)) if resumed.as_ref().is_none_or(|resumed| epoch_of(resumed) != epoch) => {
+                Some(Arc::new(Checkpoint::of_step(&options.root, (epoch * self.epoch) as u64)?))
             }
-            _ => None,
+            _ => resumed.clone(),
         };
-        let mut step = 0;
-        if let Some(checkpoint) = of_epoch.as_ref().or(resumed.as_ref()) {
-            step = checkpoint.state().step;
-            if !self.other_data {
-                check_data(checkpoint, &*self.data.train)?;
-            }
-            self.train.resume_at(step as usize, checkpoint.state().consumed_samples as usize);
+        if let Some(checkpoint) = from.as_ref().filter(|_| is_new && !self.other_data) {
+            check_data(checkpoint, &*self.data.train)?;
         }
+        let state = from.as_ref().map(|checkpoint| checkpoint.state());
+        let (step, consumed) = state.map_or((0, 0), |state| (state.step, state.consumed_samples));
+        self.train.resume_at(step as usize, consumed as usize);
         let saves = self
             .checkpoints
             .as_ref()
@@ -165,7 +199,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let channel = || processes.channel("requests to stop");
         let stop_channel =
             (processes.count() > 1).then(|| StopChannel { interrupter: interrupter.clone(), channel: channel() });
-        Ok(Start { saves, of_epoch, tracing, stop_channel, ranks: processes.ranks().len() })
+        Ok(Start { saves, from: from.into(), restarts: 0, tracing, stop_channel, ranks: processes.ranks().len() })
     }
 
     /// One rank's part of the run.
@@ -180,7 +214,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     ) -> Result<R, BoxError> {
         let world = rank.group(Axis::World);
         let mut engine = RankEngine::new(rank, &self.dims, |part| (self.build)(rank, part), self.engine.clone())?;
-        if self.checkpoints.as_ref().is_some_and(|options| options.saver.background && options.saver.pinned_memory)
+        let reserves = |options: &CheckpointOptions| options.saver.background && options.saver.pinned_memory;
+        if self.checkpoints.as_ref().map_or(self.copies.is_some(), reserves)
             && let Some(trouble) = engine.reserve_host_memory(start.ranks).filter(|_| rank.leads_process())
         {
             say(&without_host_memory(&trouble));
@@ -194,8 +229,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             engine = engine.with_reference(reference);
         }
         self.references(&mut engine, coordinator.is_some())?;
-        let resumed = self.resumed.as_ref().as_ref().map_err(Clone::clone)?;
-        if let Some(checkpoint) = start.of_epoch.as_ref().or(resumed.as_ref()) {
+        let from = lock(&start.from).clone();
+        if let Some(checkpoint) = from.as_deref() {
             let begin = Instant::now();
             let bytes = phase(Phase::Checkpoint, || -> Result<_, BoxError> {
                 let read = checkpoint.verify(world.rank(), world.size())?;
@@ -208,11 +243,15 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             if let Some(coordinator) = &mut coordinator {
                 coordinator.log = Some(RunLog::open(&self.files, engine.steps())?.with(self.sinks.clone()));
                 let seconds = begin.elapsed().as_secs_f64();
-                coordinator.resumed(checkpoint, LoadStats { step: engine.steps(), bytes, seconds })?;
+                let stats = LoadStats { step: engine.steps(), bytes, seconds };
+                coordinator.resumed(checkpoint, stats, start.restarts > 0)?;
             }
         } else if let Some(coordinator) = &mut coordinator {
             coordinator.log = Some(RunLog::open(&self.files, 0)?.with(self.sinks.clone()));
         }
+        // A copy in memory must not outlive the next one.
+        drop(from);
+        *lock(&start.from) = None;
         if let Some(coordinator) = &mut coordinator {
             let pace = start.saves.as_ref().map(|saves| saves.rehearse(&engine)).transpose()?;
             coordinator.costs = SaveCosts::new(pace.flatten());
@@ -229,6 +268,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             config,
             data,
             faults,
+            restarts: start.restarts,
+            copies: self.copies.as_ref(),
             drawn: None,
             stop_channel,
             saves,

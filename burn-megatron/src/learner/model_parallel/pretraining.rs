@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Mesh;
@@ -16,11 +17,13 @@ use models::{CausalLm, Part};
 
 use super::batches::BatchStream;
 use super::burn_train_bridge::{BySteps, Records, SaveRequest};
+use super::copies::Copies;
 use super::exit::ExitOptions;
 use super::faults::Faults;
 use super::fit::{Build, BuildTeacher, Finish, ModelParallel};
 use super::logs::LogOptions;
 use super::placeholder::Megatron;
+use super::restarts::RestartOptions;
 use super::rollouts::GrpoRun;
 use super::saving::{CheckpointOptions, Description, Resume};
 use super::shown_metrics::with_metrics;
@@ -84,6 +87,8 @@ pub struct Pretraining<M, R = ()> {
     logs: LogOptions,
     sinks: Sinks,
     faults: Faults,
+    restarts: RestartOptions,
+    timeout: Option<Duration>,
     exit: ExitOptions,
     exited: Arc<AtomicBool>,
     checkpoints: Option<CheckpointOptions>,
@@ -127,6 +132,8 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             logs: LogOptions::default(),
             sinks: Sinks::default(),
             faults: Faults::default(),
+            restarts: RestartOptions::default(),
+            timeout: None,
             exit: ExitOptions::default(),
             exited: Arc::default(),
             checkpoints: None,
@@ -219,6 +226,18 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self
     }
 
+    /// What the run does when a rank fails; only in one process.
+    pub fn restarts(mut self, restarts: RestartOptions) -> Self {
+        self.restarts = restarts;
+        self
+    }
+
+    /// How long a rank waits for others before the run counts as dead; ten minutes without this.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// When the run saves and ends before its last step.
     pub fn exit(mut self, exit: ExitOptions) -> Self {
         self.exit = exit;
@@ -278,6 +297,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             logs: self.logs,
             sinks: self.sinks,
             faults: self.faults,
+            restarts: self.restarts,
+            timeout: self.timeout,
             exit: self.exit,
             exited: self.exited,
             checkpoints: self.checkpoints,
@@ -310,6 +331,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         };
         let request = SaveRequest::default();
         let records = self.checkpoints.as_ref().map(|options| Records::of(options.root.clone(), self.evaluate_every));
+        let copies = self.restarts.copy_every.filter(|_| self.processes.as_ref().is_none_or(|all| all.count() == 1));
         let strategy = ModelParallel {
             mesh: self.mesh.clone(),
             processes: self.processes.clone(),
@@ -324,6 +346,9 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             logs: self.logs.clone(),
             sinks: self.sinks.clone(),
             faults: self.faults.clone(),
+            restarts: self.restarts,
+            timeout: self.timeout,
+            copies: copies.map(|every| Copies::new(every, self.mesh.world_size())),
             exit: self.exit,
             exited: self.exited.clone(),
             files: self.logs.files(&self.directory),
@@ -341,7 +366,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             description: self.description.clone(),
             request: request.clone(),
             records: records.clone(),
-            resumed: Arc::new(resumed),
+            resumed: resumed.map(|checkpoint| checkpoint.map(Arc::new)),
         };
         let mut training = SupervisedTraining::new(&self.directory, Arc::new(train), Arc::new(valid))
             .num_epochs(self.steps.div_ceil(self.evaluate_every))

@@ -39,6 +39,9 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         let path = worker.world.broadcast_host((worker.world.rank() == 0).then(newest), 0)?;
         let checkpoint = Checkpoint::open(path)?;
         checkpoint.verify(worker.world.rank(), worker.world.size())?;
+        if let Some(copies) = worker.copies {
+            copies.clear();
+        }
         worker.world.barrier();
         worker.engine.restore(&checkpoint)?;
         worker.engine.skip_to(consumed);

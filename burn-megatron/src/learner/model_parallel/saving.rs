@@ -200,24 +200,7 @@ impl Saves {
         config: &EngineConfig,
     ) -> Result<f64, CheckpointError> {
         let start = Instant::now();
-        let position = engine.position();
-        let value = |part: Result<Value, serde_json::Error>| part.expect("configurations are JSON");
-        let state = RunState {
-            step: position.step,
-            consumed_samples: position.consumed,
-            updates: position.updates,
-            skipped_samples: Some(position.skipped),
-            layout: rank.mesh.layout().clone(),
-            world_size: rank.mesh.world_size(),
-            model: self.description.model.clone(),
-            config: self.description.config.clone(),
-            data: self.data.clone(),
-            schedule: value(serde_json::to_value(config)),
-            rng: json!({ "seed": config.seed, "kind": "counter-based: dropout is a function of seed, updates and position" }),
-            loss_scale: value(serde_json::to_value(engine.loss_scale())),
-            fp8: engine.fp8_state(),
-            anomalies: value(serde_json::to_value(engine.anomaly_state())),
-        };
+        let state = run_state(rank, engine, config, &self.description, &self.data);
         self.saver.submit(rank.rank, engine.snapshot(), &state)?;
         Ok(start.elapsed().as_secs_f64())
     }
@@ -238,6 +221,34 @@ impl Saves {
     /// Waits for the save in progress, which all ranks must have submitted to.
     pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.saver.wait()
+    }
+}
+
+/// Everything but the tensors of a rank's state after a step.
+pub(super) fn run_state<M: CausalLm>(
+    rank: &Rank,
+    engine: &RankEngine<M>,
+    config: &EngineConfig,
+    description: &Description,
+    data: &Value,
+) -> RunState {
+    let position = engine.position();
+    let value = |part: Result<Value, serde_json::Error>| part.expect("configurations are JSON");
+    RunState {
+        step: position.step,
+        consumed_samples: position.consumed,
+        updates: position.updates,
+        skipped_samples: Some(position.skipped),
+        layout: rank.mesh.layout().clone(),
+        world_size: rank.mesh.world_size(),
+        model: description.model.clone(),
+        config: description.config.clone(),
+        data: data.clone(),
+        schedule: value(serde_json::to_value(config)),
+        rng: json!({ "seed": config.seed, "kind": "counter-based: dropout is a function of seed, updates and position" }),
+        loss_scale: value(serde_json::to_value(engine.loss_scale())),
+        fp8: engine.fp8_state(),
+        anomalies: value(serde_json::to_value(engine.anomaly_state())),
     }
 }
 

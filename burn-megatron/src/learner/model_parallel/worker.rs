@@ -11,13 +11,15 @@ use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::train::{Interrupter, LearnerEvent, TrainingItem};
 use models::CausalLm;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::batches::{BatchRange, GlobalBatch};
 use super::coordinator::{Coordinator, say};
+use super::copies::Copies;
 use super::faults::Faults;
 use super::logs::Tracer;
 use super::rollouts::{Drawn, GrpoRun};
-use super::saving::{Saves, without_host_memory};
+use super::saving::{Description, Saves, run_state, without_host_memory};
 use super::stragglers::StragglerWatch;
 use crate::data::TokenDataset;
 use crate::engine::{AnomalyAction, EngineConfig, RankEngine, TokenBatch};
@@ -71,6 +73,9 @@ pub(super) struct Worker<'a, M> {
     pub config: &'a EngineConfig,
     pub data: &'a Data,
     pub faults: &'a Faults,
+    /// How often the run has begun before, within this process.
+    pub restarts: usize,
+    pub copies: Option<&'a Arc<Copies>>,
     /// The last completions of GRPO.
     pub drawn: Option<Drawn>,
     pub stop_channel: Option<&'a StopChannel>,
@@ -116,7 +121,7 @@ impl<M: CausalLm> Worker<'_, M> {
             let micro_batches = phase(Phase::Batch, || self.micro_batches(&batch))?;
             recorder.end(data, SpanKind::Data, None, None);
             self.engine.set_recorder(self.tracer.recorder(step));
-            self.faults.before(self.rank.rank, step);
+            self.faults.before(self.rank.rank, step, self.restarts)?;
             self.attempts += 1;
             if self.faults.is_nan(self.attempts) {
                 self.engine.poison();
@@ -194,6 +199,10 @@ impl<M: CausalLm> Worker<'_, M> {
             // After the step is in the log: a run that is killed in between does it again.
             if save || self.saves.as_ref().is_some_and(|saves| saves.due(step)) {
                 self.save(coordinator.as_deref_mut())?;
+            } else if let Some(copies) = self.copies.filter(|copies| copies.due(step)) {
+                let state = run_state(self.rank, &self.engine, self.config, &Description::default(), &Value::Null);
+                copies.add(state, self.engine.snapshot());
+                self.tell_host_trouble();
             }
         }
         end_train(epoch, &batches, coordinator);
@@ -302,9 +311,7 @@ impl<M: CausalLm> Worker<'_, M> {
         let step = self.engine.steps();
         let Some(saves) = self.saves.as_ref().filter(|_| step != self.saved) else { return Ok(()) };
         let stall = saves.submit(self.rank, &self.engine, self.config)?;
-        if let Some(trouble) = self.engine.take_host_trouble() {
-            say(&without_host_memory(&trouble));
-        }
+        self.tell_host_trouble();
         self.saved = step;
         // The slowest rank's: the others wait for it in the next step.
         let stall = self.world.all_gather_host(stall).into_iter().fold(0.0, f64::max);
@@ -312,6 +319,12 @@ impl<M: CausalLm> Worker<'_, M> {
             coordinator.costs.begin(step, stall);
         }
         Ok(())
+    }
+
+    fn tell_host_trouble(&self) {
+        if let Some(trouble) = self.engine.take_host_trouble() {
+            say(&without_host_memory(&trouble));
+        }
     }
 
     /// Saves the last step and waits until it is on disk. A process whose writers are still at work must not end.

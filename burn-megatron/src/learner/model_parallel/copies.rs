@@ -1,0 +1,174 @@
+//! Copies of the state in host memory, from which a run in one process goes on after a rank has failed.
+
+use std::collections::BTreeMap;
+use std::mem::take;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use crate::checkpoint::{Checkpoint, RunState, Slice, SliceData};
+
+/// The newest copy that all ranks have made, and those that some have not made yet.
+pub(super) struct Copies {
+    every: u64,
+    ranks: usize,
+    made: Mutex<Made>,
+}
+
+#[derive(Default)]
+struct Made {
+    newest: Option<Arc<Checkpoint>>,
+    /// By step: slices of the ranks that are through, and how many they are.
+    incomplete: BTreeMap<u64, (Vec<Slice>, usize)>,
+    /// Tells copies that are under way when all are dropped.
+    generation: u64,
+}
+
+impl Copies {
+    /// One after every so many steps, by so many ranks.
+    pub fn new(every: u64, ranks: usize) -> Arc<Self> {
+        Arc::new(Self { every, ranks, made: Mutex::default() })
+    }
+
+    /// Whether one is due after this step.
+    pub fn due(&self, step: u64) -> bool {
+        step.is_multiple_of(self.every)
+    }
+
+    /// Takes a rank's share of the state. What is still being copied from a GPU is waited for on another thread, so that
+    /// the page-locked memory is free for the next copy.
+    pub fn add(self: &Arc<Self>, state: RunState, slices: Vec<Slice>) {
+        let generation = self.made().generation;
+        let copies = self.clone();
+        let is_under_way = slices.iter().any(|slice| matches!(slice.data, SliceData::Copied(_)));
+        let add = move || {
+            let own = |slice: Slice| Ok(Slice { data: slice.data.into_own()?, ..slice });
+            match slices.into_iter().map(own).collect::<Result<_, String>>() {
+                Ok(slices) => copies.keep(generation, state, slices),
+                Err(error) => log::warn!("no copy in memory of step {}: {error}", state.step),
+            }
+        };
+        match is_under_way {
+            false => add(),
+            true => {
+                if let Err(error) = thread::Builder::new().name("copy".into()).spawn(add) {
+                    log::warn!("no copy in memory: {error}");
+                }
+            }
+        }
+    }
+
+    fn keep(&self, generation: u64, state: RunState, slices: Vec<Slice>) {
+        let mut made = self.made();
+        if made.generation != generation {
+            return;
+        }
+        let step = state.step;
+        let (all, ranks) = made.incomplete.entry(step).or_default();
+        all.extend(slices);
+        *ranks += 1;
+        if *ranks < self.ranks {
+            return;
+        }
+        let slices = take(all);
+        made.incomplete.retain(|other, _| *other > step);
+        match Checkpoint::in_memory(state, slices) {
+            Ok(copy) => made.newest = Some(Arc::new(copy)),
+            Err(error) => log::warn!("no copy in memory of step {step}: {error}"),
+        }
+    }
+
+    /// The newest one that is complete. Those that are not will not be: their ranks have ended.
+    pub fn newest(&self) -> Option<Arc<Checkpoint>> {
+        let mut made = self.made();
+        *made = Made { newest: made.newest.take(), incomplete: BTreeMap::new(), generation: made.generation + 1 };
+        made.newest.clone()
+    }
+
+    /// Drops them: the run has gone back to a checkpoint before them.
+    pub fn clear(&self) {
+        let mut made = self.made();
+        *made = Made { generation: made.generation + 1, ..Made::default() };
+    }
+
+    fn made(&self) -> MutexGuard<'_, Made> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_dist::mesh::ParallelLayout;
+    use safetensors::Dtype;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::checkpoint::Kind;
+
+    fn state(step: u64) -> RunState {
+        let [model, config, data, schedule, rng, loss_scale, fp8, anomalies] = std::array::from_fn(|_| Value::Null);
+        let (layout, world_size) = (ParallelLayout::default(), 2);
+        let (consumed_samples, updates, skipped_samples) = (step, step, None);
+        RunState {
+            step,
+            consumed_samples,
+            updates,
+            skipped_samples,
+            layout,
+            world_size,
+            model,
+            config,
+            data,
+            schedule,
+            rng,
+            loss_scale,
+            fp8,
+            anomalies,
+        }
+    }
+
+    /// Half of the columns of a tensor of two rows, which are the step and 10 more.
+    fn half(step: u64, rank: usize) -> Vec<Slice> {
+        let columns = 2 * rank..2 * rank + 2;
+        let values =
+            (0..2u64).flat_map(|row| columns.clone().map(move |column| (step + 10 * row + column as u64) as f32));
+        vec![Slice {
+            kind: Kind::Weight,
+            name: "weight".into(),
+            global_shape: vec![2, 4],
+            ranges: vec![0..2, columns.clone()],
+            dtype: Dtype::F32,
+            data: values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>().into(),
+        }]
+    }
+
+    #[test]
+    fn the_newest_copy_is_the_last_that_all_ranks_have_made() {
+        let copies = Copies::new(5, 2);
+        assert!(copies.due(5) && !copies.due(6));
+        let add = |step: u64, rank: usize| copies.add(state(step), half(step, rank));
+        add(5, 1);
+        add(5, 0);
+        add(10, 0);
+        let newest = copies.newest().unwrap();
+        assert_eq!(newest.state().step, 5);
+        // Any box of it can be read.
+        let read = newest.read_f64(Kind::Weight, "weight", &[2, 4], &[0..2, 1..4]).unwrap();
+        assert_eq!(read, [6.0, 7.0, 8.0, 16.0, 17.0, 18.0]);
+        // The rank that lacked has ended; the other one makes its share anew.
+        add(10, 1);
+        assert_eq!(copies.newest().unwrap().state().step, 5);
+        add(10, 0);
+        add(10, 1);
+        assert_eq!(copies.newest().unwrap().state().step, 10);
+        copies.clear();
+        assert!(copies.newest().is_none());
+    }
+
+    #[test]
+    fn shares_that_do_not_make_up_the_state_are_no_copy() {
+        let copies = Copies::new(1, 2);
+        copies.add(state(1), half(1, 0));
+        copies.add(state(1), half(1, 0));
+        assert!(copies.newest().is_none());
+    }
+}

@@ -1,0 +1,133 @@
+//! How a run in one process goes on after a rank has failed: all ranks end and begin again, from the newest copy of their
+//! state.
+
+use std::sync::Arc;
+
+use backend_dist::comm::{FailureCause, RunError};
+use models::CausalLm;
+
+use super::coordinator::{Coordinator, say};
+use super::fit::{ModelParallel, Start};
+use crate::checkpoint::Checkpoint;
+
+/// What a run in one process does when a rank fails. Processes that fail are started again by their launcher.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// // A step costs a copy of the state every 50 steps; a failure at most the 50 steps since.
+/// let restarts = RestartOptions { max_restarts: 3, copy_every: Some(50) };
+/// // For `Pretraining::restarts`.
+/// assert_eq!(RestartOptions::default().max_restarts, 0, "the first failure ends the run");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RestartOptions {
+    /// How often a run may begin again.
+    pub max_restarts: usize,
+    /// Steps between two copies in host memory. Without them, a run begins again from its last checkpoint, or from its
+    /// start.
+    pub copy_every: Option<u64>,
+}
+
+/// The restarts of a run.
+pub(super) struct Restarts {
+    most: usize,
+    done: usize,
+    /// Step, rank and cause of the last failure.
+    last: Option<(u64, usize, FailureCause)>,
+}
+
+impl Restarts {
+    pub fn new(most: usize) -> Self {
+        Self { most, done: 0, last: None }
+    }
+
+    /// How many there were.
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// After a failure in this step: how many are left after one more.
+    ///
+    /// # Errors
+    /// Why there is none; without words where there never was to be one.
+    fn next(&mut self, step: u64, failure: &RunError) -> Result<usize, String> {
+        let failure = (step, failure.rank, failure.cause.clone());
+        match self.most {
+            0 => return Err(String::new()),
+            most if most == self.done => return Err(format!("no restart is left of {most}")),
+            _ if self.last.as_ref() == Some(&failure) => {
+                return Err(format!("no restart: step {step} has failed in the same way before"));
+            }
+            _ => {}
+        }
+        self.done += 1;
+        self.last = Some(failure);
+        Ok(self.most - self.done)
+    }
+}
+
+impl<M: CausalLm, R> ModelParallel<M, R> {
+    /// After a failure: where the run begins again, which is where it first `begun` if there is nothing else.
+    ///
+    /// # Errors
+    /// Why it does not, if there is anything to say.
+    pub(super) fn restart(
+        &self,
+        (start, begun): (Start, &Option<Arc<Checkpoint>>),
+        failure: &RunError,
+        restarts: &mut Restarts,
+        coordinator: &mut Coordinator,
+    ) -> Result<Option<Arc<Checkpoint>>, String> {
+        if coordinator.interrupter.should_stop() {
+            return Err(String::new());
+        }
+        let left = restarts.next(coordinator.step + 1, failure)?;
+        if let Some(saves) = &start.saves {
+            // A save that lacks a rank's share has failed, and is none of this run's failures.
+            let mut reports = saves.wait().unwrap_or_default();
+            reports.extend(saves.finished().unwrap_or_default());
+            coordinator.saved(reports).map_err(|error| error.to_string())?;
+        }
+        // Gives the folder of checkpoints up.
+        drop(start);
+        let copy = self.copies.as_ref().and_then(|copies| copies.newest());
+        let of_disk = match &coordinator.newest {
+            Some(path) => Some(Arc::new(Checkpoint::open(path).map_err(|error| error.to_string())?)),
+            None => begun.clone(),
+        };
+        let step = |from: &Option<Arc<Checkpoint>>| from.as_ref().map(|checkpoint| checkpoint.state().step);
+        let from = if step(&copy) >= step(&of_disk) { copy } else { of_disk };
+        coordinator.step = step(&from).unwrap_or(0);
+        coordinator.bounds.0 = coordinator.step;
+        let of = from.as_ref().map_or("its start".into(), |from| from.path().display().to_string());
+        let restarts = if left == 1 { "restart" } else { "restarts" };
+        let on = coordinator.step + 1;
+        say(&format!("{}; all ranks begin again with step {on}, from {of}; {left} {restarts} left", failure.summary()));
+        log::info!("{failure}");
+        Ok(from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(rank: usize, what: &str) -> RunError {
+        let cause = FailureCause::Error(what.into());
+        RunError { rank, coords: String::new(), cause, ranks: Vec::new() }
+    }
+
+    #[test]
+    fn restarts_end_when_they_are_used_up_or_would_only_repeat() {
+        assert_eq!(Restarts::new(0).next(3, &failure(0, "no data")), Err(String::new()));
+        let mut restarts = Restarts::new(3);
+        assert_eq!(restarts.next(3, &failure(0, "no data")), Ok(2));
+        let again = Err("no restart: step 3 has failed in the same way before".to_string());
+        assert_eq!(restarts.next(3, &failure(0, "no data")), again);
+        assert_eq!(restarts.next(4, &failure(0, "no data")), Ok(1), "the run has gone further");
+        assert_eq!(restarts.next(4, &failure(1, "no data")), Ok(0), "another rank");
+        assert_eq!(restarts.next(9, &failure(0, "no data")), Err("no restart is left of 3".to_string()));
+        assert_eq!(restarts.done(), 3);
+    }
+}

@@ -1,0 +1,82 @@
+//! A run of one process whose ranks fail goes on with the bits of one that was left alone.
+
+use super::*;
+use crate::checkpoint::SaverOptions;
+
+/// Which faults, copies and checkpoints, and the steps that the run resumes from.
+struct Case {
+    layout: &'static str,
+    faults: &'static str,
+    copy_every: Option<u64>,
+    save_every: Option<u64>,
+    resumed: &'static [u64],
+}
+
+fn failing(case: &Case, max_restarts: usize, folder: &Path) -> Pretraining<Llama> {
+    let run = run(case.layout, &folder.join("run")).inject(case.faults.parse().unwrap());
+    let run = run.restarts(RestartOptions { max_restarts, copy_every: case.copy_every });
+    match case.save_every {
+        None => run,
+        Some(every) => {
+            let (root, saver) = (folder.join("checkpoints"), SaverOptions { background: true, ..Default::default() });
+            run.checkpoints(CheckpointOptions { root, every: Some(every).into(), saver })
+        }
+    }
+}
+
+/// Loss, gradient norm and learning rate of every step, as they were written.
+fn steps(folder: &Path) -> Vec<[serde_json::Value; 4]> {
+    let lines = log(&folder.join("run")).into_iter().filter(|line| line["kind"] == "train");
+    lines.map(|line| ["step", "loss", "grad_norm", "lr"].map(|key| line[key].clone())).collect()
+}
+
+#[test]
+fn a_run_whose_ranks_fail_ends_with_the_bits_of_one_that_was_left_alone() {
+    for case in [
+        Case {
+            layout: "TP2 SP DP2 ZeRO1",
+            faults: "error:rank3@step7,panic:rank0@step11",
+            copy_every: Some(3),
+            save_every: None,
+            resumed: &[6, 9],
+        },
+        Case { layout: "PP2 DP2", faults: "panic:rank1@step4", copy_every: Some(1), save_every: None, resumed: &[3] },
+        Case { layout: "DP2 ZeRO3", faults: "error:rank1@step9", copy_every: None, save_every: Some(4), resumed: &[8] },
+        // The checkpoint is newer than the copy, and after the first restart it is the other way around.
+        Case {
+            layout: "DP4 ZeRO2",
+            faults: "error:rank2@step11,error:rank3@step12",
+            copy_every: Some(11),
+            save_every: Some(9),
+            resumed: &[9, 11],
+        },
+        Case { layout: "TP2", faults: "error:rank0@step3", copy_every: None, save_every: None, resumed: &[] },
+    ] {
+        let [alone, failed] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+        let (layout, restarts) = (case.layout, case.faults.split(',').count());
+        let left_alone = run(layout, &alone.path().join("run")).finish(global_weights);
+        assert!(launch(&left_alone).error.is_none(), "{layout}");
+        let run = failing(&case, restarts, failed.path()).finish(global_weights);
+        let error = launch(&run).error;
+        assert!(error.is_none(), "{layout}: {error:?}");
+        assert_eq!(run.finished(), left_alone.finished(), "{layout}");
+        assert_eq!(steps(failed.path()), steps(alone.path()), "{layout}: each step once");
+        let lines = log(&failed.path().join("run"));
+        let resumed = lines.iter().filter(|line| line["kind"] == "resumed").map(|line| line["step"].as_u64().unwrap());
+        assert_eq!(resumed.collect::<Vec<_>>(), case.resumed, "{layout}");
+    }
+}
+
+#[test]
+fn a_failure_that_repeats_or_comes_once_too_often_ends_the_run() {
+    for (faults, restarts, why) in [
+        ("error:rank1@step3,error:rank1@step3", 5, "no restart: step 3 has failed in the same way before"),
+        ("error:rank1@step3,panic:rank0@step5", 1, "no restart is left of 1"),
+        ("error:rank1@step3", 0, "rank 1 (dp 1) failed: fault error:rank1@step3 of --inject"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let case = Case { layout: "DP2", faults, copy_every: Some(2), save_every: None, resumed: &[] };
+        let error = launch(&failing(&case, restarts, folder.path())).error.expect(faults).to_string();
+        assert!(error.contains(why), "{faults}: {error}");
+    }
+}

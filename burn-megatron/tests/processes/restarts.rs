@@ -1,0 +1,103 @@
+//! Processes that fail are started again by their launcher, all of them, as torchrun and Slurm do it, and go on with the
+//! bits of a run that was left alone.
+
+use std::path::Path;
+use std::process::Child;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::train::{folder, steps, succeed, tensors, train};
+use super::{Ended, Process, all, command, ended};
+
+/// How torchrun's agent of one host runs processes (torch/distributed/elastic/agent/server/api.py): when one has failed, the
+/// others get SIGTERM and after 30 seconds SIGKILL, and all are started again, with the same port. Returns how the last
+/// ones have ended, and how often they were started again.
+fn torchrun(folder: &Path, arguments: &str, processes: usize, max_restarts: usize) -> (Vec<Ended>, usize) {
+    let world = all(processes);
+    for restart in 0.. {
+        let start = |process: &Process| {
+            let mut command = command(folder, arguments, Some(process));
+            command.env("TORCHELASTIC_RUN_ID", "run").env("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string());
+            command.env("TORCHELASTIC_RESTART_COUNT", restart.to_string()).spawn().unwrap()
+        };
+        let mut children: Vec<Child> = world.iter().map(start).collect();
+        let failed = watch(&mut children);
+        if failed {
+            stop(&mut children);
+        }
+        if !failed || restart == max_restarts {
+            return (children.into_iter().map(|child| ended(child, Duration::from_secs(10))).collect(), restart);
+        }
+    }
+    unreachable!("the last restart returns")
+}
+
+/// Waits until one has failed, or all have ended well.
+fn watch(children: &mut [Child]) -> bool {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < Duration::from_secs(240), "the processes neither end nor fail");
+        let ended: Vec<_> = children.iter_mut().map(|child| child.try_wait().unwrap()).collect();
+        if ended.iter().flatten().any(|status| !status.success()) {
+            return true;
+        }
+        if ended.iter().all(Option::is_some) {
+            return false;
+        }
+        sleep(Duration::from_millis(100));
+    }
+}
+
+fn stop(children: &mut [Child]) {
+    for child in children.iter_mut() {
+        if child.try_wait().unwrap().is_none() {
+            // SAFETY: a signal to a process that has not been waited for.
+            unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+        }
+    }
+    let start = Instant::now();
+    for child in children {
+        while child.try_wait().unwrap().is_none() {
+            if start.elapsed() > Duration::from_secs(30) {
+                child.kill().unwrap();
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn processes_that_torchrun_starts_again_resume_with_the_bits_of_a_run_that_was_left_alone() {
+    let folder = folder();
+    let folder = folder.path();
+    succeed(folder, &train("alone"), 1);
+    // The first process and another one, of two ranks each; a failure and a hang besides the kills.
+    let faults = "kill:rank3@step5,kill:rank0@step7,error:rank2@step9,hang:rank1@step11";
+    let flags = format!("{} --training.distributed-timeout-minutes 0.2 --inject {faults}", train("again"));
+    let (all, restarts) = torchrun(folder, &flags, 2, 5);
+    for Ended { status, stdout, stderr } in &all {
+        assert!(status.success(), "after {restarts} restarts: {stdout}{stderr}");
+    }
+    assert_eq!(restarts, 4, "{}", all[0].stdout);
+    assert!(all[0].stdout.contains("resuming from again/checkpoints/step_00000009"), "{}", all[0].stdout);
+    assert_eq!(steps(folder, "again"), steps(folder, "alone"));
+    assert!(tensors(folder, "again") == tensors(folder, "alone"));
+
+    // A fault for which no restart is left ends the run, and says which.
+    let (all, restarts) = torchrun(folder, &format!("{} --inject error:rank2@step4", train("ends")), 2, 0);
+    assert_eq!(restarts, 0);
+    let named = |ended: &Ended| !ended.status.success() && ended.stderr.contains("rank 2 (dp 1, tp 0)");
+    assert!(all.iter().any(named), "{}{}", all[0].stderr, all[1].stderr);
+}
+
+#[test]
+fn restarts_within_a_process_are_refused_where_there_are_several() {
+    let folder = folder();
+    for Ended { status, stderr, .. } in
+        super::run(folder.path(), &format!("{} --training.max-restarts 2", train("no")), 2)
+    {
+        let why =
+            "training.max-restarts = 2 begins again in a process whose rank has failed, and there are 2 processes";
+        assert!(!status.success() && stderr.contains(why) && stderr.contains("nearest legal: 0"), "{stderr}");
+    }
+}
