@@ -18,7 +18,7 @@ use std::sync::LazyLock;
 /// Numbers with one scale.
 pub const BLOCK: usize = 256;
 
-/// Blocks whose greatest magnitude is less, 2⁻¹⁰⁰, are zero: every product of an entry and a scale is a normal fp32
+/// Blocks whose greatest magnitude is less, 2⁻¹⁰⁰, are zero: every entry times a scale is a normal fp32
 /// number, so that a block that was read and is quantised with the same scale has the same codes.
 pub(crate) const LEAST: f32 = f32::from_bits(27 << 23);
 
