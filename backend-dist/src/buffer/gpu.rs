@@ -19,7 +19,7 @@ use std::ops::Range;
 pub use collectives::Wait;
 pub use ranges::RangeTable;
 pub use squares::{ChunkTable, squares};
-pub use updates::{TensorTable, adamw, join_masters, momentum, muon_mix, muon_step, split_masters};
+pub use updates::{TensorTable, adamw, encode_blocks, join_masters, momentum, muon_mix, muon_step, split_masters};
 
 /// A flat array of type `f32`, `bf16` or `f16` in GPU memory, or a slice of one.
 #[derive(Clone)]

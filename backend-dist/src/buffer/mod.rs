@@ -11,17 +11,19 @@ mod none;
 
 #[cfg(feature = "cuda")]
 pub use gpu::{
-    Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, join_masters, momentum, muon_mix, muon_step,
-    split_masters, squares,
+    Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, encode_blocks, join_masters, momentum, muon_mix,
+    muon_step, split_masters, squares,
 };
 #[cfg(not(feature = "cuda"))]
 pub use none::{
-    Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, join_masters, momentum, muon_mix, muon_step,
-    split_masters, squares,
+    Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, encode_blocks, join_masters, momentum, muon_mix,
+    muon_step, split_masters, squares,
 };
 
+pub use kernels_cubecl::narrow::dynamic::{BLOCK, Map};
 pub use kernels_cubecl::narrow::{Place, join, round, split};
 
+use burn::tensor::{DType, Device};
 use std::ops::Range;
 
 /// Alignment of tensors in a [`Buffer`], in elements; at least 512 bytes of any type, as CubeCL's operations on views
@@ -70,15 +72,39 @@ pub enum Parameters<'a> {
     },
 }
 
+/// A moment in 8 bits ([`Map`]).
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    /// Two codes in each `bf16` number, whose type says nothing.
+    pub codes: Buffer,
+    /// An `f32` number for each [`BLOCK`].
+    pub scales: Buffer,
+}
+
+impl Blocks {
+    /// `len` zeros, a multiple of [`BLOCK`]; `None` where the device has no buffers.
+    pub fn zeros(len: usize, device: &Device) -> Option<Self> {
+        let codes = Buffer::zeros(len / 2, device, DType::BF16)?;
+        Some(Self { codes, scales: Buffer::zeros(len / BLOCK, device, DType::F32)? })
+    }
+}
+
+/// How the moments of an [`adamw`] step are kept.
+#[derive(Clone, Copy, Debug)]
+pub enum Moments<'a> {
+    /// First and second moment in `f32` or `bf16`.
+    Floats(&'a Buffer, &'a Buffer),
+    /// First moment by [`Map::Signed`], second by [`Map::Unsigned`].
+    Blocks(&'a Blocks, &'a Blocks),
+}
+
 /// The equally long buffers of one [`adamw`] step.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWBuffers<'a> {
     /// The parameters.
     pub parameters: Parameters<'a>,
-    /// First moment in `f32` or `bf16`.
-    pub first: &'a Buffer,
-    /// Second moment in `f32` or `bf16`.
-    pub second: &'a Buffer,
+    /// Both moments.
+    pub moments: Moments<'a>,
     /// Gradient sums in `f32` or `bf16`.
     pub grad: &'a Buffer,
     /// The ends of the tensors, which have weight decay, and their places in global tensors.

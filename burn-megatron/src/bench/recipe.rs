@@ -137,7 +137,7 @@ pub fn resolve(
     }
     let (index, job) = ladder::first_of(&jobs, None, memory).with_context(|| {
         let small = jobs.iter().find_map(|job| ladder::with_small_states(job, memory));
-        let other = small.map_or(String::new(), |_| format!(", or {}", ladder::SMALL_STATES));
+        let other = small.map_or(String::new(), |(_, keys)| format!(", or {keys}"));
         format!(
             "{} does not fit into {:.1} GiB on {} ranks, with any ZeRO stage and recomputation: take more GPUs or a \
              smaller --training.micro-batch or --training.seq-length{other}",

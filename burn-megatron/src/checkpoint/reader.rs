@@ -3,6 +3,7 @@
 mod find;
 mod masters;
 mod memory;
+mod moments;
 mod resume;
 mod shards;
 mod verify;
@@ -170,7 +171,7 @@ impl Checkpoint {
     }
 
     /// The box `ranges` of a tensor, row-major and little-endian, whatever slices it was saved in. Master weights that were
-    /// saved as remainders are in fp32 again.
+    /// saved as remainders are in fp32 again, and so are moments that were saved in 8 bits.
     ///
     /// # Errors
     /// If the tensor is not there or has another shape than `shape`, or its files have changed since the checkpoint was
@@ -188,11 +189,20 @@ impl Checkpoint {
         if self.is_joined(kind, name) {
             return self.joined(name, shape, ranges);
         }
+        if let Some(values) = self.decoded(kind, name, shape, ranges)? {
+            return Ok((Dtype::F32, bytemuck::pod_collect_to_vec(&values)));
+        }
         let located = self.locate(kind, name, shape, ranges)?;
+        let dtype = self.manifest.tensors[located.index].dtype;
+        Ok((dtype, self.stored(located, ranges)?))
+    }
+
+    /// The bytes of a box of a tensor.
+    fn stored(&self, located: &Located, ranges: &[Range<usize>]) -> Result<Vec<u8>, CheckpointError> {
         let dtype = self.manifest.tensors[located.index].dtype;
         let mut values = vec![0; boxes::len(ranges) * (dtype.bitsize() / 8)];
         self.fill(located, ranges, &mut values)?;
-        Ok((dtype, values))
+        Ok(values)
     }
 
     /// Where a tensor is.

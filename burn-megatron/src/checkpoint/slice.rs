@@ -29,12 +29,27 @@ pub enum Kind {
     /// Adam's running mean of the squared gradient.
     #[serde(rename = "exp_avg_sq")]
     SecondMoment,
+    /// What codes of the mean are multiplied by, where it is saved in 8 bits: of each element, or of 256 elements of a row.
+    #[serde(rename = "exp_avg_scale")]
+    FirstScale,
+    /// The same of the mean of squares.
+    #[serde(rename = "exp_avg_sq_scale")]
+    SecondScale,
     /// The exponential moving average of the weights.
     #[serde(rename = "ema")]
     Average,
 }
 
 impl Kind {
+    /// The scales of a moment.
+    pub(crate) fn scales(self) -> Option<Self> {
+        match self {
+            Self::FirstMoment => Some(Self::FirstScale),
+            Self::SecondMoment => Some(Self::SecondScale),
+            _ => None,
+        }
+    }
+
     /// The name in files.
     pub fn name(self) -> &'static str {
         match self {
@@ -43,6 +58,8 @@ impl Kind {
             Self::Remainder => "master_remainder",
             Self::FirstMoment => "exp_avg",
             Self::SecondMoment => "exp_avg_sq",
+            Self::FirstScale => "exp_avg_scale",
+            Self::SecondScale => "exp_avg_sq_scale",
             Self::Average => "ema",
         }
     }

@@ -13,12 +13,22 @@ impl RunConfig {
         let name = format!("{dtype:?}").to_lowercase();
         for (key, state) in [("exp-avg-dtype", states.exp_avg), ("exp-avg-sq-dtype", states.exp_avg_sq)] {
             note(demand(state == StateDtype::F32 || dtype != Precision::F64, || {
+                let state = state.name();
                 format!(
-                    "optimizer.{key} = bf16 with training.dtype = {name}, whose states are f64; nearest legal: f32, which \
+                    "optimizer.{key} = {state} with training.dtype = {name}, whose states are f64; nearest legal: f32, which \
                      leaves them so"
                 )
             }));
         }
+        let moments = [states.exp_avg, states.exp_avg_sq];
+        let in_blocks = moments.map(|moment| moment == StateDtype::Bits8);
+        note(demand(in_blocks[0] == in_blocks[1], || {
+            let [first, second] = moments.map(StateDtype::name);
+            format!(
+                "optimizer.exp-avg-dtype = {first} and optimizer.exp-avg-sq-dtype = {second}: moments are in 8 bits both or \
+                 not at all; nearest legal: 8bit for both"
+            )
+        }));
         let adds_in_bf16 = dtype == Precision::Bf16 && self.fp8.format.is_none();
         let is_dense = matches!(self.model.config, FamilyConfig::Llama(_) | FamilyConfig::Gpt(_));
         note(demand(states.main_grads == StateDtype::F32 || adds_in_bf16 && is_dense, || {

@@ -7,7 +7,7 @@ use models::{FamilyConfig, LlamaConfig, Mamba2Config, MixtralConfig};
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::flops::FlopShape;
-use crate::optim::OptimizerConfig;
+use crate::optim::{OptimizerConfig, StateDtype};
 use crate::plan::gpus::GPUS;
 use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Linear, Moments, StateBytes, StateSpace};
 
@@ -45,9 +45,9 @@ impl RunConfig {
             element: training.dtype.bytes(),
             moments: Moments { matrices: matrices as u64, others: others as u64 },
             state_bytes: StateBytes {
-                exp_avg: states.exp_avg.bytes() as u64,
-                exp_avg_sq: states.exp_avg_sq.bytes() as u64,
-                main_grads: states.main_grads.bytes() as u64,
+                exp_avg: states.exp_avg.block_bytes() as u64,
+                exp_avg_sq: states.exp_avg_sq.block_bytes() as u64,
+                main_grads: if states.main_grads == StateDtype::F32 { 4 } else { 2 },
                 main_params: states.main_params.bytes() as u64,
                 ema: if training.ema_decay.is_some() { 4 } else { 0 },
             },

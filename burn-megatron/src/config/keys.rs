@@ -252,8 +252,8 @@ pub const KEYS: &[Key] = {
         key("optimizer.weight-decay", Number, "", "Decoupled weight decay, multiplied by the learning rate; default: 0.01")
             .or(&["end-weight-decay"]),
         key("optimizer.decay-vectors", Flag, "", "Apply weight decay to norm weights and biases too; default: false"),
-        key("optimizer.exp-avg-dtype", Choice(&["f32", "bf16"]), "", "Type of the first moment (exp_avg), in bf16 with stochastic rounding; default: f32"),
-        key("optimizer.exp-avg-sq-dtype", Choice(&["f32", "bf16"]), "", "Type of the second moment (exp_avg_sq), in bf16 with stochastic rounding; default: f32"),
+        key("optimizer.exp-avg-dtype", Choice(&["f32", "bf16", "8bit"]), "", "Type of the first moment (exp_avg): in bf16 with stochastic rounding, in 8bit by blockwise dynamic quantisation as in bitsandbytes, which is for both moments; default: f32"),
+        key("optimizer.exp-avg-sq-dtype", Choice(&["f32", "bf16", "8bit"]), "", "Type of the second moment (exp_avg_sq), likewise; default: f32"),
         key("optimizer.main-grads-dtype", Choice(&["f32", "bf16"]), "", "Type in which gradients are accumulated over micro-batches and reduced over data-parallel ranks; bf16 for bf16 training of dense models without FP8; default: f32"),
         key("optimizer.main-params-dtype", Choice(&["f32", "bf16-remainder"]), "", "Master weights of bf16 training: fp32 copies, or the 16 bits that a bf16 weight lacks of its fp32 master (2 bytes instead of 4, same master bit for bit); default: f32"),
         key("param-groups.lr-scale", Scales, "{}", "Factors of the learning rate by pattern of the names of tensors, in which * stands for any characters, for example { \"embed_tokens.*\" = 0.1 }"),

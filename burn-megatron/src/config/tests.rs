@@ -73,6 +73,7 @@ fn what_is_printed_reads_the_same() {
         good("[recompute]\ngranularity = \"selective\"\nmodules = [\"norms\"]\n", &[]),
         good("[training]\ndtype = \"bf16\"\n", &[("optimizer.main-params-dtype", "bf16-remainder")]),
         good("[optimizer]\nexp-avg-dtype = \"bf16\"\n", &[("optimizer.exp-avg-sq-dtype", "bf16")]),
+        good("[optimizer]\nexp-avg-dtype = \"8bit\"\n", &[("optimizer.exp-avg-sq-dtype", "8bit")]),
         good("[recompute]\ngranularity = \"full\"\nmethod = \"block\"\n", &[]),
         good("[weight-decay]\nincr-style = \"linear\"\nstart = 0.001\n", &[]),
         good("[model]\nrope-scaling = { rope_type = \"linear\", factor = 2.0 }\n", &[]),

@@ -2,6 +2,7 @@
 
 mod update;
 
+use super::blocks::Blocks;
 use super::config::OptimizerConfig;
 use super::flat::{Flat, own, wide};
 use super::gpu::{Launches, Weights};
@@ -33,6 +34,8 @@ pub(super) struct Bucket {
     pub values: Option<Flat>,
     pub first: Option<Flat>,
     pub second: Option<Flat>,
+    /// Both moments instead, where they are in 8 bits.
+    pub blocks: Option<[Blocks; 2]>,
     /// The moving average of the values, if one is wanted.
     pub average: Option<Flat>,
     /// On GPUs the weights, while passes compute with the average.
@@ -85,10 +88,11 @@ impl Bucket {
         let launches = grads.buffer().map(|sum| Launches::new(sum, &counted, (&layout, &parts), &region, config));
         let weights = if zero < 3 { Weights::new(&layout, &region, device, dtype, split) } else { None };
         let has_first = parts.iter().any(|part| moments(part) > 0);
-        let first = buffer(if has_first { region.len() } else { 0 }, states.exp_avg);
+        let blocks = (has_first && states.in_blocks(dtype)).then(|| Blocks::zeros(region.len(), device));
+        let first = buffer(if has_first && blocks.is_none() { region.len() } else { 0 }, states.exp_avg);
         // One launch goes over whole regions.
         let second_len = if launches.is_some() && all && second_len > 0 { region.len() } else { second_len };
-        let second = buffer(second_len, states.exp_avg_sq);
+        let second = buffer(if blocks.is_none() { second_len } else { 0 }, states.exp_avg_sq);
         let values = None;
         Self {
             spec,
@@ -100,6 +104,7 @@ impl Bucket {
             values,
             first,
             second,
+            blocks,
             average: None,
             kept: None,
             second_at,
@@ -177,6 +182,7 @@ impl Bucket {
             self.grads.forget();
             return model;
         }
+        let widened = self.widen_moments();
         let in_module = self.sharding.zero == 0 && !self.keeps_values() && self.weights.is_none();
         let model = match in_module {
             true => self.step_in_module(model, rule, matrices),
@@ -210,8 +216,27 @@ impl Bucket {
                 }
             }
         };
+        if widened {
+            self.narrow_moments();
+        }
         self.grads.forget();
         model
+    }
+
+    /// On the host, moments in 8 bits are in fp32 while they are updated; whether they are.
+    fn widen_moments(&mut self) -> bool {
+        let Some(blocks) = self.blocks.as_ref().filter(|blocks| blocks[0].gpu().is_none()) else { return false };
+        let device = self.grads.sum().device();
+        let [first, second] = blocks.each_ref().map(|moment| Some(moment.widen(&device)));
+        (self.first, self.second) = (first, second);
+        true
+    }
+
+    fn narrow_moments(&mut self) {
+        let moments = [self.first.take(), self.second.take()];
+        for (blocks, values) in self.blocks.iter_mut().flatten().zip(moments.iter().flatten()) {
+            blocks.keep(values);
+        }
     }
 
     fn update<'a>(&'a mut self, rule: &'a Rule, matrices: &'a MatrixSteps) -> Update<'a> {
@@ -246,7 +271,7 @@ impl Bucket {
     fn step_at_once(&self, values: Option<&Flat>, rule: &Rule) -> bool {
         let Some(launches) = &self.launches else { return false };
         let flats = [values, self.first.as_ref(), self.second.as_ref(), Some(self.grads.sum())];
-        launches.step(rule, flats, self.weights.as_ref())
+        launches.step(rule, flats, self.blocks.as_ref(), self.weights.as_ref())
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a bucket has on a GPU only: weights in one buffer, and everything in one launch.
 
+use super::blocks::Blocks;
 use super::config::OptimizerConfig;
 use super::flat::{Flat, wide};
 use super::layout::{Layout, Part};
@@ -7,8 +8,8 @@ use super::modules::{map, visit};
 use super::rule::Rule;
 use super::states::place;
 use backend_dist::buffer::{
-    AdamWBuffers, AdamWStep, Buffer, ChunkTable, MomentumBuffers, MomentumRule, MomentumStep, Parameters, Place,
-    RangeTable, TensorTable, Wait, adamw, join_masters, momentum, split_masters,
+    AdamWBuffers, AdamWStep, Buffer, ChunkTable, Moments, MomentumBuffers, MomentumRule, MomentumStep, Parameters,
+    Place, RangeTable, TensorTable, Wait, adamw, join_masters, momentum, split_masters,
 };
 use backend_dist::comm::Group;
 use backend_dist::shard::HostFloats;
@@ -177,6 +178,7 @@ impl Launches {
         &self,
         rule: &Rule,
         [values, first, second, sum]: [Option<&Flat>; 4],
+        blocks: Option<&[Blocks; 2]>,
         weights: Option<&Weights>,
     ) -> bool {
         let [master, first, second, grad] = [values, first, second, sum].map(|flat| flat.and_then(Flat::buffer));
@@ -198,7 +200,11 @@ impl Launches {
         };
         match rule {
             Rule::AdamW(k) => {
-                let (Some(first), Some(second)) = (first, second) else { return false };
+                let moments = match (blocks.map(|[m, v]| (m.gpu(), v.gpu())), first, second) {
+                    (Some((Some(first), Some(second))), ..) => Moments::Blocks(first, second),
+                    (None, Some(first), Some(second)) => Moments::Floats(first, second),
+                    _ => return false,
+                };
                 let step = AdamWStep {
                     beta1: k.config.beta1,
                     beta2: k.config.beta2,
@@ -209,7 +215,7 @@ impl Launches {
                     grad_scale: k.grad_scale,
                     step: k.step,
                 };
-                adamw(AdamWBuffers { parameters, first, second, grad, tensors }, &step);
+                adamw(AdamWBuffers { parameters, moments, grad, tensors }, &step);
                 true
             }
             Rule::Sgd(k) => {

@@ -5,6 +5,7 @@
 
 mod adamw;
 mod average;
+mod blocks;
 mod box_runs;
 mod bucket;
 mod check;

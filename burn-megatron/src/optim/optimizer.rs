@@ -8,6 +8,7 @@ mod norm;
 mod sums;
 mod weights;
 
+use super::blocks::Blocks;
 use super::bucket::Bucket;
 use super::config::OptimizerConfig;
 use super::flat::Flat;
@@ -18,7 +19,7 @@ use super::muon::matrix_steps;
 use super::sharding::Sharding;
 use super::step_info::StepInfo;
 use super::weight_buffers::WeightBuffers;
-use backend_dist::buffer::{self, Buffer};
+use backend_dist::buffer::{self, BLOCK, Buffer};
 use backend_dist::comm::Group;
 use backend_dist::mesh::GridKind;
 use backend_dist::ops::main_grads;
@@ -103,6 +104,9 @@ impl Optimizer {
         neighbours: impl Fn(GridKind, usize) -> Group,
         (device, dtype): (&Device, DType),
     ) -> Self {
+        // A shard begins with a block of moments.
+        let in_blocks = config.states().in_blocks(dtype);
+        let alignment = if in_blocks { alignment.next_multiple_of(BLOCK) } else { alignment };
         let bucket = |spec: BucketSpec| {
             let sharding = sharding(spec.grid());
             Bucket::new(spec, alignment, config, sharding, device, dtype)
@@ -199,6 +203,7 @@ impl Optimizer {
             let bytes = |flat: &Option<Flat>| flat.as_ref().map_or(0, Flat::bytes);
             memory.grads += bucket.grads.bytes();
             memory.states += bytes(&bucket.first) + bytes(&bucket.second) + bytes(&bucket.average);
+            memory.states += bucket.blocks.iter().flatten().map(Blocks::bytes).sum::<u64>();
             memory.values += bytes(&bucket.values) + bucket.weights.as_ref().map_or(0, Weights::remainder_bytes);
         }
         memory

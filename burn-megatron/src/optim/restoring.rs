@@ -31,7 +31,8 @@ impl Optimizer {
 
     /// Takes a bucket's weights, and its moments if `moments` says so, from `read`, which is asked for boxes of
     /// [`Kind::Weight`] (to give the most precise weights there are), [`Kind::FirstMoment`], [`Kind::SecondMoment`] and
-    /// [`Kind::Average`].
+    /// [`Kind::Average`]; where moments are in 8 bits also of their scales, of each element, to give zeros where there are
+    /// none.
     /// The module's weights are replaced; under ZeRO 3 the module is left as it is until the next
     /// [`Optimizer::gather`]. All data-parallel ranks call it in the same order of buckets.
     ///
@@ -51,7 +52,10 @@ impl Optimizer {
             Ok(values) => values,
             Err(error) => return (model, Err(error)),
         };
-        let Values { weights, first, second, average } = values;
+        let Values { weights, first, second, average, moments } = values;
+        for (blocks, (values, scales)) in bucket.blocks.iter_mut().flatten().zip(moments) {
+            blocks.set(values.into_f32(), &scales.into_f32(), &self.device);
+        }
         if let Some(kept) = &mut bucket.values {
             for (range, values) in &weights {
                 let own = overlap(range, &bucket.region);
@@ -100,6 +104,7 @@ impl Optimizer {
 }
 
 /// What was read of a bucket, in the type that sums are kept in.
+#[derive(Default)]
 struct Values {
     /// Where this rank has whole weights on the host of all of the bucket, else of the region, by elements of the bucket.
     weights: Vec<(Range<usize>, HostFloats)>,
@@ -107,6 +112,8 @@ struct Values {
     first: Vec<(usize, HostFloats)>,
     second: Vec<(usize, HostFloats)>,
     average: Vec<(usize, HostFloats)>,
+    /// In 8 bits: values and scales of all of the region.
+    moments: Vec<(HostFloats, HostFloats)>,
 }
 
 fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> Result<Values, E> {
@@ -119,7 +126,7 @@ fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> 
         whole = layout.parts(&(0..layout.len));
         &whole
     };
-    let mut values = Values { weights: Vec::new(), first: Vec::new(), second: Vec::new(), average: Vec::new() };
+    let mut values = Values::default();
     for part in parts {
         let weights = read_part(Kind::Weight, &layout.units[part.unit], &part.range, dtype, read)?;
         values.weights.push((part.range.clone(), weights));
@@ -133,12 +140,27 @@ fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> 
     }
     for (part, second_at) in bucket.parts.iter().zip(&bucket.second_at) {
         let unit = &layout.units[part.unit];
+        if bucket.blocks.is_some() {
+            continue;
+        }
         if bucket.first.is_some() {
             values.first.push((part.at, read_part(Kind::FirstMoment, unit, &part.range, dtype, read)?));
         }
         if let Some(at) = second_at {
             values.second.push((*at, read_part(Kind::SecondMoment, unit, &part.range, dtype, read)?));
         }
+    }
+    for kind in [Kind::FirstMoment, Kind::SecondMoment].into_iter().filter(|_| bucket.blocks.is_some()) {
+        let of_scales = kind.scales().expect("moments have scales");
+        let region = || HostFloats::zeros(dtype, bucket.region.len());
+        let (mut moment, mut scales) = (region(), region());
+        for part in &bucket.parts {
+            for (kind, to) in [(kind, &mut moment), (of_scales, &mut scales)] {
+                let found = read_part(kind, &layout.units[part.unit], &part.range, dtype, read)?;
+                to.put(part.at, &found, 0..found.len());
+            }
+        }
+        values.moments.push((moment, scales));
     }
     Ok(values)
 }

@@ -1,5 +1,6 @@
 //! Weights and states of a bucket as boxes of global tensors, for a checkpoint.
 
+use super::blocks::{Blocks, scales_section};
 use super::box_runs::box_runs;
 use super::bucket::Bucket;
 use super::flat::{Flat, wide};
@@ -9,7 +10,7 @@ use super::layout::{Part, Unit};
 use super::modules::visit;
 use super::optimizer::Optimizer;
 use crate::checkpoint::{Kind, Slice, SliceData};
-use backend_dist::buffer::{self, Buffer};
+use backend_dist::buffer::{self, BLOCK, Buffer};
 use backend_dist::host_copy::{HostCopy, held};
 use backend_dist::shard::copy_bytes;
 use burn::module::Module;
@@ -94,6 +95,10 @@ impl Optimizer {
                 }
             }
         }
+        let kinds = [Kind::FirstMoment, Kind::SecondMoment];
+        for (blocks, kind) in bucket.blocks.iter().flatten().zip(kinds) {
+            read_blocks(&mut slices, kind, blocks, parts().map(|(_, part)| (unit(part), part)));
+        }
         slices
     }
 
@@ -110,11 +115,11 @@ impl Optimizer {
     }
 
     /// What this rank writes of a bucket on a GPU; `None` on CPUs, where padding is between the elements of a slice, and
-    /// where master weights are put together first.
+    /// where master weights are put together first or moments are in 8 bits.
     fn copies(&self, bucket: usize) -> Option<Vec<Source<'_>>> {
         let writes = self.writes(bucket);
         let bucket = &self.buckets[bucket];
-        let own = bucket.weights.as_ref().filter(|_| !bucket.split)?.own();
+        let own = bucket.weights.as_ref().filter(|_| !bucket.split && bucket.blocks.is_none())?.own();
         let narrow = wide(bucket.dtype) != bucket.dtype;
         let kept = |flat: &'_ Option<Flat>| flat.as_ref().map(|flat| (flat.buffer().cloned(), flat.dtype()));
         let mut sources = Vec::new();
@@ -183,6 +188,43 @@ fn read(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, 
     } else {
         (stored(data.dtype()), data.dtype().size(), data.bytes())
     };
+    cut_bytes(slices, kind, unit, range, (dtype, width), bytes);
+}
+
+/// Adds the boxes of parts of units, with a copy of the codes and scales of a moment in 8 bits.
+fn read_blocks<'a>(
+    slices: &mut Vec<Slice>,
+    kind: Kind,
+    blocks: &Blocks,
+    parts: impl Iterator<Item = (&'a Unit, &'a Part)>,
+) {
+    let ((codes, scales), of_scales) = (blocks.data(), kind.scales().expect("moments have scales"));
+    for (unit, part) in parts {
+        let (range, here) = (&part.range, part.at..part.at + part.range.len());
+        cut_bytes(slices, kind, unit, range, (Dtype::U8, 1), &codes[here.clone()]);
+        // A parameter begins with a block; what lies behind others in it may not.
+        let whole = scales_section(&unit.section).filter(|_| unit.range.start.is_multiple_of(BLOCK));
+        if let Some(section) = whole {
+            let less = |range: &Range<usize>| range.start / BLOCK..range.end / BLOCK;
+            let unit = Unit { section, range: less(&unit.range), ..unit.clone() };
+            let bytes = bytemuck::cast_slice(&scales[less(&here)]);
+            cut_bytes(slices, of_scales, &unit, &less(range), (Dtype::F32, 4), bytes);
+        } else {
+            let each: Vec<f32> = here.map(|i| scales[i / BLOCK]).collect();
+            cut_bytes(slices, of_scales, unit, range, (Dtype::F32, 4), bytemuck::cast_slice(&each));
+        }
+    }
+}
+
+/// Adds the boxes of a part of a unit, with a copy of their bytes, given the part's.
+fn cut_bytes(
+    slices: &mut Vec<Slice>,
+    kind: Kind,
+    unit: &Unit,
+    range: &Range<usize>,
+    (dtype, width): (Dtype, usize),
+    bytes: &[u8],
+) {
     cut(slices, kind, unit, range, dtype, |runs| {
         let mut copy = vec![0; runs.iter().map(ExactSizeIterator::len).sum::<usize>() * width];
         let mut filled = 0;

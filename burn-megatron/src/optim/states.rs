@@ -2,7 +2,7 @@
 
 use super::flat::wide;
 use super::layout::Unit;
-use backend_dist::buffer::{self, Place};
+use backend_dist::buffer::{self, BLOCK, Place};
 use backend_dist::shard::stable_hash;
 use burn::tensor::{DType, Tensor, TensorData};
 use half::bf16;
@@ -24,15 +24,33 @@ pub enum StateDtype {
     F32,
     /// bf16: 2 bytes an element.
     Bf16,
+    /// 8 bits, and a scale for each block of 256 elements ([`backend_dist::buffer::Map`]): for both moments or none, not for gradients. Rounded to
+    /// nearest, as in bitsandbytes and torchao; what is less than the step of a code is lost in the element, but a block's
+    /// scale follows its greatest element.
+    #[serde(rename = "8bit")]
+    Bits8,
 }
 
 impl StateDtype {
-    /// Bytes of an element.
-    pub fn bytes(self) -> usize {
-        if self == Self::F32 { 4 } else { 2 }
+    /// The value of its key.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Bits8 => "8bit",
+        }
     }
 
-    /// The tensor type next to weights of type `param`.
+    /// Bytes of a block of 256 elements.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4 * BLOCK,
+            Self::Bf16 => 2 * BLOCK,
+            Self::Bits8 => BLOCK + 4,
+        }
+    }
+
+    /// The tensor type next to weights of type `param`, if the state is kept in one.
     pub(super) fn with(self, param: DType) -> DType {
         match (wide(param), self) {
             (DType::F32, Self::Bf16) => DType::BF16,
@@ -76,6 +94,11 @@ pub struct StateDtypes {
 }
 
 impl StateDtypes {
+    /// Whether moments next to weights of type `param` are in 8 bits.
+    pub(super) fn in_blocks(&self, param: DType) -> bool {
+        wide(param) == DType::F32 && self.exp_avg == StateDtype::Bits8 && self.exp_avg_sq == StateDtype::Bits8
+    }
+
     /// Whether masters of weights of type `param` are weights with remainders.
     pub(super) fn splits(&self, param: DType) -> bool {
         param == DType::BF16 && self.main_params == MainParamsDtype::Bf16Remainder

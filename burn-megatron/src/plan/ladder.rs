@@ -2,6 +2,7 @@
 
 use models::recompute::{Granularity, Module, Recompute};
 
+use super::state::BLOCK;
 use super::{Job, Moments, StateBytes, memory};
 
 /// A ZeRO stage and a recomputation.
@@ -46,24 +47,33 @@ pub fn first_of(jobs: &[Job], zero: Option<u8>, bytes: u64) -> Option<(usize, Jo
     all.find(|(_, job)| fits(job, bytes))
 }
 
-/// The keys of optimizer states in 16 bits.
-pub const SMALL_STATES: &str = "optimizer.main-params-dtype = bf16-remainder, optimizer.exp-avg-dtype = bf16 and \
-                                optimizer.exp-avg-sq-dtype = bf16";
+/// Optimizer states in fewer bits than fp32, and their keys.
+const SMALL_STATES: [(StateBytes, &str); 2] = [
+    (
+        StateBytes::BF16,
+        "optimizer.main-params-dtype = bf16-remainder, optimizer.exp-avg-dtype = bf16 and optimizer.exp-avg-sq-dtype = \
+         bf16",
+    ),
+    (
+        StateBytes::BITS8,
+        "optimizer.main-params-dtype = bf16-remainder, optimizer.exp-avg-dtype = 8bit and optimizer.exp-avg-sq-dtype = \
+         8bit",
+    ),
+];
 
-/// The job with the optimizer states of [`SMALL_STATES`] and, if it needs them, the first settings with which it fits
-/// into GPUs of `bytes`. `None` if it fits with none, has such states already, or cannot have them: they are for bf16 and
-/// AdamW.
-pub fn with_small_states(job: &Job, bytes: u64) -> Option<Job> {
-    let state_bytes =
-        StateBytes { main_grads: job.state_bytes.main_grads, ema: job.state_bytes.ema, ..StateBytes::BF16 };
-    if job.element != 2 || job.moments != Moments::ADAMW || job.state_bytes == state_bytes {
-        return None;
-    }
-    let job = Job { state_bytes, ..job.clone() };
-    if fits(&job, bytes) {
-        return Some(job);
-    }
-    Some(first_of(&[job], None, bytes)?.1)
+/// The job with the first smaller optimizer states and, if it needs them, the first settings with which it fits into GPUs
+/// of `bytes`; and the keys of these states. `None` if it fits with none, or cannot have them: they are for bf16 and AdamW.
+pub fn with_small_states(job: &Job, bytes: u64) -> Option<(Job, &'static str)> {
+    let size = |states: &StateBytes| states.exp_avg + states.exp_avg_sq + BLOCK * states.main_params;
+    let smaller = |(states, _): &&(StateBytes, _)| size(states) < size(&job.state_bytes);
+    let all = SMALL_STATES.iter().filter(|_| job.element == 2 && job.moments == Moments::ADAMW).filter(smaller);
+    let with = |&(states, keys): &(StateBytes, &'static str)| {
+        let state_bytes = StateBytes { main_grads: job.state_bytes.main_grads, ema: job.state_bytes.ema, ..states };
+        let job = Job { state_bytes, ..job.clone() };
+        let found = if fits(&job, bytes) { job } else { first_of(&[job], None, bytes)?.1 };
+        Some((found, keys))
+    };
+    all.into_iter().find_map(with)
 }
 
 /// Whether every rank fits into a GPU of `bytes`.

@@ -179,10 +179,10 @@ impl Report<'_> {
             }
         }
         if peak > most
-            && let Some(small) = ladder::with_small_states(&self.plan.job, most)
+            && let Some((small, keys)) = ladder::with_small_states(&self.plan.job, most)
         {
             let needs = bytes(ladder::peak(&small).unwrap_or_default());
-            writeln!(f, "             fits in {needs} with {}: {}", ladder::SMALL_STATES, describe(&small))?;
+            writeln!(f, "             fits in {needs} with {keys}: {}", describe(&small))?;
         }
         Ok(())
     }

@@ -7,6 +7,9 @@ use super::operations::{Op, Unit};
 use crate::schedule::stages::Stage;
 use backend_dist::mesh::GridKind;
 
+/// Elements whose moments have one scale.
+pub(super) const BLOCK: u64 = 256;
+
 /// Number of values per parameter that an optimizer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moments {
@@ -27,7 +30,8 @@ impl Moments {
     pub const MUON: Self = Self { matrices: 1, others: 2 };
 }
 
-/// Bytes of an element of the optimizer's states, next to weights that are not fp64.
+/// Bytes of the optimizer's states, next to weights that are not fp64: of 256 elements of the moments, which may have a
+/// scale, and of one element of all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateBytes {
     /// Of the first moment.
@@ -44,13 +48,15 @@ pub struct StateBytes {
 
 impl StateBytes {
     /// All in fp32.
-    pub const F32: Self = Self { exp_avg: 4, exp_avg_sq: 4, main_grads: 4, main_params: 4, ema: 0 };
+    pub const F32: Self = Self { exp_avg: 1024, exp_avg_sq: 1024, main_grads: 4, main_params: 4, ema: 0 };
     /// Moments in bf16, master weights as remainders of bf16 weights, main gradients in fp32.
-    pub const BF16: Self = Self { exp_avg: 2, exp_avg_sq: 2, main_grads: 4, main_params: 2, ema: 0 };
+    pub const BF16: Self = Self { exp_avg: 512, exp_avg_sq: 512, main_grads: 4, main_params: 2, ema: 0 };
+    /// The same with moments in 8 bits.
+    pub const BITS8: Self = Self { exp_avg: 260, exp_avg_sq: 260, ..Self::BF16 };
 
-    /// Bytes of `count` moments, given those of fp64 weights.
+    /// Bytes of 256 elements of `count` moments, given those of an element of fp64 weights.
     pub(super) fn moments(self, count: u64, wide: u64) -> u64 {
-        let each = if wide > 4 { [wide; 2] } else { [self.exp_avg, self.exp_avg_sq] };
+        let each = if wide > 4 { [BLOCK * wide; 2] } else { [self.exp_avg, self.exp_avg_sq] };
         each.into_iter().take(count as usize).sum()
     }
 }
@@ -125,7 +131,7 @@ impl States {
         let [matrix, other] =
             [job.moments.matrices, job.moments.others].map(|count| job.state_bytes.moments(count, wide));
         let average = if job.state_bytes.ema > 0 { job.state_bytes.ema.max(wide) } else { 0 };
-        let kept = matrix * bucket.matrices + other * (whole - bucket.matrices) + average * whole;
+        let moments = (matrix * bucket.matrices + other * (whole - bucket.matrices)).div_ceil(BLOCK);
         // CPU ranks keep masters in fp32 in any case.
         let master = if job.gpu { job.state_bytes.main_params } else { wide };
         Self {
@@ -138,7 +144,7 @@ impl States {
             quantised: 0,
             gradients: from(2, job.main_grad()),
             master: if narrow { from(1, master) } else { 0 },
-            moments: kept.div_ceil(bucket.shards),
+            moments: (moments + average * whole).div_ceil(bucket.shards),
         }
     }
 }

@@ -4,7 +4,7 @@ mod unit;
 
 use super::gpus::{Hardware, LATENCY, OVERLAPPED_GEMM_RATE};
 use super::muon::newton_schulz;
-use super::state::buckets;
+use super::state::{BLOCK, buckets};
 use super::traffic::Replication;
 use super::{Job, samples};
 use crate::flops::{AttentionCount, FlopShape};
@@ -64,7 +64,7 @@ impl CostModel<'_> {
             for bucket in buckets(self.job, &local, stage, &units).iter().flatten() {
                 copies += Replication::of(bucket, self.job);
                 // The gradient is read; weights, master weights and moments are read and written.
-                let states = self.job.state_bytes.moments(self.job.moments.others, self.job.wide());
+                let states = self.job.state_bytes.moments(self.job.moments.others, self.job.wide()) / BLOCK;
                 let narrow = self.job.element < 4;
                 let master = if narrow { 2 * self.job.state_bytes.main_params } else { 0 };
                 let weights = if narrow { 2 * self.job.element } else { 2 * self.job.wide() };

@@ -229,6 +229,7 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + optimizer::adamw::<bf16>(c, FloatType::Bf16)
                 + optimizer::adamw::<f16>(c, FloatType::F16)
                 + optimizer::adamw_in_16_bits(c)
+                + optimizer::adamw_in_8_bits(c)
         }),
         ("sgd and lion", |c| {
             [MomentumRule::Plain, MomentumRule::Sum, MomentumRule::Nesterov, MomentumRule::Lion]

@@ -3,8 +3,10 @@
 use crate::checks::{upload, upload_i32, upload_u32};
 use crate::clock::Clock;
 use half::bf16;
+use kernels_cubecl::narrow::dynamic::Map;
 use kernels_cubecl::pointwise::accumulate::accumulate;
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep, Parameters};
+use kernels_cubecl::pointwise::adamw_blocks::{self, Blocks, BlocksBucket};
 use kernels_cubecl::pointwise::column_sum::column_sum;
 use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::dropout::{self, Drop};
@@ -59,6 +61,23 @@ pub fn optimizers(clock: &mut Clock) {
         ..bucket
     };
     clock.time("adamw, 16-bit states", 20 * BUCKET, |_| adamw::step(client, bucket, &step).expect("legal"));
+    let maps = upload_u32(client, &Map::words());
+    let [first_codes, second_codes] = [(); 2].map(|()| client.empty(BUCKET));
+    let [first_scales, second_scales] = [(); 2].map(|()| client.create_from_slice(&vec![0; BUCKET / 64]));
+    let blocks = BlocksBucket {
+        parameters: bucket.parameters,
+        first: Blocks { codes: &first_codes, scales: &first_scales },
+        second: Blocks { codes: &second_codes, scales: &second_scales },
+        gradient: (gradient.at(0), FloatType::Bf16),
+        maps: &maps,
+        ends: &ends,
+        decays: &decays,
+        tensors,
+        len: BUCKET,
+    };
+    clock.time("adamw, 8-bit moments, bf16 gradients", 14 * BUCKET, |_| {
+        adamw_blocks::step(client, blocks, &step).expect("legal")
+    });
     let bucket = MomentumBucket {
         master: master.at(0),
         momentum: Some(first.at(0)),

@@ -1,4 +1,4 @@
-//! Optimizer states in 16 bits. An fp32 number as a bf16 number and a remainder of 16 bits, which together are the fp32
+//! Optimizer states in 16 bits, and in 8 ([`dynamic`]). An fp32 number as a bf16 number and a remainder of 16 bits, which together are the fp32
 //! number bit for bit (as TransformerEngine's `store_param_remainders`); and stochastic rounding to bf16, with random
 //! bits that are a function of the element's place in the global tensor and of the step, so that they depend on no
 //! layout.
@@ -11,6 +11,7 @@
 //! assert_eq!(f32::from_bits(u32::from(weight) << 16), 0.100_097_656_25, "0.1 rounded to bf16");
 //! ```
 
+pub mod dynamic;
 #[cfg(feature = "cuda")]
 pub(crate) mod kernel;
 

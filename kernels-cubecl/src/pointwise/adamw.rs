@@ -38,6 +38,35 @@ pub enum Parameters<'a> {
     Split(&'a Handle, &'a Handle),
 }
 
+impl Parameters<'_> {
+    /// The type of the weights, fp32 where there are no others than the masters; and whether these are weights and
+    /// remainders.
+    pub(super) fn form(&self) -> (FloatType, bool) {
+        match self {
+            Self::Wide(_) => (FloatType::F32, false),
+            Self::Master(_, _, float) => (*float, false),
+            Self::Split(..) => (FloatType::Bf16, true),
+        }
+    }
+
+    /// Masters, weights in words of two, remainders, and weights. Arguments of other forms than the parameters' are any
+    /// buffer, which a kernel then does not access.
+    pub(super) fn buffers(&self, vectors: usize) -> Result<[BufferArg; 4], PointwiseError> {
+        let (weight, rest) = match self {
+            Self::Wide(master) => (*master, *master),
+            Self::Master(master, weight, _) => (*weight, *master),
+            Self::Split(weight, remainder) => (*weight, *remainder),
+        };
+        let (float, split) = self.form();
+        Ok([
+            buffer("master", rest, vectors, if split { 8 } else { 16 })?,
+            buffer("weight", weight, vectors, 8)?,
+            buffer("remainder", rest, vectors, 8)?,
+            buffer("weight", weight, vectors, 4 * float.size())?,
+        ])
+    }
+}
+
 /// The buffers of a bucket of `len` parameters. Zeros between tensors stay zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWBucket<'a> {
@@ -90,6 +119,12 @@ pub(super) fn tensor_of(ends: &[u32], tensors: u32, at: u32) -> u32 {
     low
 }
 
+/// Both moments after a gradient.
+#[cube]
+pub(super) fn next_moments(first: f32, second: f32, grad: f32, beta1: f32, beta2: f32) -> (f32, f32) {
+    (beta1 * first + (1.0 - beta1) * grad, beta2 * second + (1.0 - beta2) * grad * grad)
+}
+
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn adamw_step<G: Float, M: Float, V: Float, W: Float>(
@@ -119,19 +154,8 @@ pub fn adamw_step<G: Float, M: Float, V: Float, W: Float>(
     if at < vectors {
         let index = at as usize;
         let (grad, mut m, mut v) = (gradient[index], first[index], second[index]);
-        let mut param = F32x4::empty();
-        let mut upper = Halves::empty();
-        let mut lower = Halves::empty();
-        if comptime![forms.split] {
-            upper = halves[index];
-            lower = remainder[index];
-            #[unroll]
-            for i in 0..4usize {
-                param.insert(i, narrow::join(narrow::half(upper, i), narrow::half(lower, i)));
-            }
-        } else {
-            param = master[index];
-        }
+        let mut param =
+            if comptime![forms.split] { narrow::join_vector(halves[index], remainder[index]) } else { master[index] };
         // The tensor of the first element; the others may be in later tensors.
         let mut tensor = tensor_of(ends, tensors, at * 4);
         let mut rounded = Vector::<W, Const<4>>::empty();
@@ -142,8 +166,8 @@ pub fn adamw_step<G: Float, M: Float, V: Float, W: Float>(
             }
             let keep = if decays[tensor as usize] == 1 { keep } else { 1.0f32.runtime() };
             let grad = f32::cast_from(grad.extract(i)) * gradient_scale;
-            let next_m = beta1 * f32::cast_from(m.extract(i)) + (1.0 - beta1) * grad;
-            let next_v = beta2 * f32::cast_from(v.extract(i)) + (1.0 - beta2) * grad * grad;
+            let (next_m, next_v) =
+                next_moments(f32::cast_from(m.extract(i)), f32::cast_from(v.extract(i)), grad, beta1, beta2);
             let next = param.extract(i) * keep - step_size * next_m / (next_v.sqrt() * root_scale + eps);
             let mut random = 0u32;
             if comptime![forms.first || forms.second] {
@@ -165,13 +189,7 @@ pub fn adamw_step<G: Float, M: Float, V: Float, W: Float>(
         first[index] = m;
         second[index] = v;
         if comptime![forms.split] {
-            #[unroll]
-            for i in 0..2usize {
-                let (low, low_rest) = narrow::split(param.extract(comptime![2 * i]));
-                let (high, high_rest) = narrow::split(param.extract(comptime![2 * i + 1]));
-                upper.insert(i, narrow::pack(low, high));
-                lower.insert(i, narrow::pack(low_rest, high_rest));
-            }
+            let (upper, lower) = narrow::split_vector(param);
             halves[index] = upper;
             remainder[index] = lower;
         } else {
@@ -200,16 +218,8 @@ pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), P
     let ends = buffer("ends", bucket.ends, bucket.tensors, 4)?;
     let decays = buffer("decays", bucket.decays, bucket.tensors, 4)?;
     let places = buffer("places", bucket.places, 5 * bucket.tensors, 4)?;
-    // Arguments of other forms than the bucket's are any buffer, which the kernel then does not access.
-    let (weight, float, rest, split) = match bucket.parameters {
-        Parameters::Wide(master) => (master, FloatType::F32, master, false),
-        Parameters::Master(master, weight, float) => (weight, float, master, false),
-        Parameters::Split(weight, remainder) => (weight, FloatType::Bf16, remainder, true),
-    };
-    let width = if split { 8 } else { 16 };
-    let master = buffer("master", rest, vectors, width)?;
-    let (halves, remainder) = (buffer("weight", weight, vectors, 8)?, buffer("remainder", rest, vectors, 8)?);
-    let weight = buffer("weight", weight, vectors, 4 * float.size())?;
+    let (float, split) = bucket.parameters.form();
+    let [master, halves, remainder, weight] = bucket.parameters.buffers(vectors)?;
     let [is_first, is_second, is_gradient] =
         [bucket.first, bucket.second, bucket.gradient].map(|(_, float)| float == FloatType::Bf16);
     let narrow = float != FloatType::F32 && !split;

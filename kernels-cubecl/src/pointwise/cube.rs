@@ -92,13 +92,16 @@ pub(crate) fn plane_total(value: f32, #[comptime] cube: CubeShape) -> f32 {
     if comptime![cube.plane > 1] { plane_sum(value) } else { value }
 }
 
+/// The greatest number of the plane, in all its units.
+#[cube]
+pub(crate) fn plane_greatest(value: f32, #[comptime] cube: CubeShape) -> f32 {
+    if comptime![cube.plane > 1] { plane_max(value) } else { value }
+}
+
 /// The greatest number of all units of the cube, in all of them.
 #[cube]
 pub(crate) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[comptime] cube: CubeShape) -> f32 {
-    let mut greatest = value;
-    if comptime![cube.plane > 1] {
-        greatest = plane_max(value);
-    }
+    let greatest = plane_greatest(value, cube);
     if UNIT_POS % comptime![cube.plane] == 0 {
         scratch[(UNIT_POS / comptime![cube.plane]) as usize] = greatest;
     }

@@ -3,6 +3,7 @@
 
 pub mod accumulate;
 pub mod adamw;
+pub mod adamw_blocks;
 pub mod column_sum;
 pub mod columns;
 pub mod convolution;

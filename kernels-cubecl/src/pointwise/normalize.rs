@@ -1,6 +1,6 @@
 //! Short rows in fp32 divided by their sums, and softmax, which divides the exponentials by theirs: a plane for each
 //! row.
-use super::cube::plane_total;
+use super::cube::{plane_greatest, plane_total};
 use super::{CubeShape, PointwiseError, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
@@ -37,12 +37,6 @@ impl NormalizeShape {
         let count = self.rows.div_ceil(cube.planes()) as u32;
         (CubeCount::Static(count, 1, 1), (self.columns as u32).div_ceil(cube.plane))
     }
-}
-
-/// The greatest number of the plane, in all its units.
-#[cube]
-fn plane_greatest(value: f32, #[comptime] cube: CubeShape) -> f32 {
-    if comptime![cube.plane > 1] { plane_max(value) } else { value }
 }
 
 /// The plane's row, its offset, and the unit's position in it. Past the last row, that row is read again.

@@ -8,16 +8,7 @@ use cubecl::server::Handle;
 pub fn split_masters(values: &[F32x4], weight: &mut [Halves], remainder: &mut [Halves], vectors: u32) {
     let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
-        let value = values[at as usize];
-        let mut upper = Halves::empty();
-        let mut lower = Halves::empty();
-        #[unroll]
-        for i in 0..2usize {
-            let (low, low_rest) = narrow::split(value.extract(comptime![2 * i]));
-            let (high, high_rest) = narrow::split(value.extract(comptime![2 * i + 1]));
-            upper.insert(i, narrow::pack(low, high));
-            lower.insert(i, narrow::pack(low_rest, high_rest));
-        }
+        let (upper, lower) = narrow::split_vector(values[at as usize]);
         weight[at as usize] = upper;
         remainder[at as usize] = lower;
     }
@@ -27,13 +18,7 @@ pub fn split_masters(values: &[F32x4], weight: &mut [Halves], remainder: &mut [H
 pub fn join_masters(weight: &[Halves], remainder: &[Halves], values: &mut [F32x4], vectors: u32) {
     let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
-        let (upper, lower) = (weight[at as usize], remainder[at as usize]);
-        let mut value = F32x4::empty();
-        #[unroll]
-        for i in 0..4usize {
-            value.insert(i, narrow::join(narrow::half(upper, i), narrow::half(lower, i)));
-        }
-        values[at as usize] = value;
+        values[at as usize] = narrow::join_vector(weight[at as usize], remainder[at as usize]);
     }
 }
 

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, column_sum, columns, cross_entropy, dropout, flat, gelu, head_norms, latent, moe, momentum, muon,
-    norm, normalize, partial_sums, reduce_slices, remainder, rope, split_bf16, swiglu,
+    CubeShape, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gelu, head_norms, latent, moe,
+    momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope, split_bf16, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -198,6 +198,29 @@ fn adamw_compiles_for_all_weights() {
     registers_only("AdamW, 16-bit states and gradients", step!(bf16, bf16, bf16, bf16, split));
     let ptx = compile("AdamW", step!(f32, f32, f32, f32, wide));
     assert_eq!(ptx.matches("st.global").count(), 3, "masters and moments are written, and nothing else");
+}
+
+/// A block's numbers stay in registers between its two passes.
+#[test]
+fn adamw_with_moments_in_8_bits_compiles() {
+    macro_rules! step {
+        ($gradient:ty, $weight:ty, $narrow:expr, $split:expr) => {
+            kernel!(
+                adamw_blocks::adamw_blocks_step::AdamwBlocksStep<$gradient, $weight>,
+                settings(),
+                (
+                    b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), (), (),
+                    $narrow, $split, GPU
+                )
+            )
+        };
+    }
+    check("AdamW, moments in 8 bits", step!(f32, bf16, true, false));
+    registers_only("AdamW, moments in 8 bits, remainders, bf16 gradients", step!(bf16, bf16, false, true));
+    registers_only(
+        "codes of a moment",
+        kernel!(adamw_blocks::encode_blocks::EncodeBlocks, settings(), (b(), b(), b(), b(), (), 0)),
+    );
 }
 
 #[test]

@@ -261,7 +261,8 @@ fn adamw() {
     let failures = optimizer::adamw::<f32>(&client, FloatType::F32)
         + optimizer::adamw::<bf16>(&client, FloatType::Bf16)
         + optimizer::adamw::<f16>(&client, FloatType::F16)
-        + optimizer::adamw_in_16_bits(&client);
+        + optimizer::adamw_in_16_bits(&client)
+        + optimizer::adamw_in_8_bits(&client);
     assert_eq!(failures, 0);
 }
 

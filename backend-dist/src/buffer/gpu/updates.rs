@@ -1,7 +1,10 @@
 //! The optimizers' kernels on buffers.
 
 use super::{Buffer, float_type, primitive, table};
-use crate::buffer::{AdamWBuffers, AdamWStep, MomentumBuffers, MomentumRule, MomentumStep, Parameters, Place};
+use crate::buffer::{
+    AdamWBuffers, AdamWStep, BLOCK, Blocks, Map, Moments, MomentumBuffers, MomentumRule, MomentumStep, Parameters,
+    Place,
+};
 use crate::cuda::dense;
 use crate::profile::{Operation, operation};
 use burn::backend::Cube;
@@ -9,6 +12,7 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use cubecl::server::Handle;
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket};
+use kernels_cubecl::pointwise::adamw_blocks::{self, BlocksBucket};
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket};
 use kernels_cubecl::pointwise::{muon, remainder};
@@ -19,6 +23,8 @@ pub struct TensorTable {
     ends: Handle,
     decays: Handle,
     places: Handle,
+    /// Of moments in 8 bits.
+    maps: Handle,
     tensors: usize,
 }
 
@@ -39,17 +45,19 @@ impl TensorTable {
         assert!(ends.len() == decays.len() && ends.len() == places.len(), "one flag and one place for each tensor");
         let decays: Vec<u32> = decays.iter().copied().map(u32::from).collect();
         let places: Vec<u32> = places.iter().flat_map(Place::words).collect();
-        let [ends_table, decays, places] = [ends, &decays, &places].map(|values| table(&buffer.0, values));
-        Self { ends: ends_table, decays, places, tensors: ends.len() }
+        let [ends_table, decays, places, maps] =
+            [ends, &decays, &places, &Map::words()].map(|values| table(&buffer.0, values));
+        Self { ends: ends_table, decays, places, maps, tensors: ends.len() }
     }
 }
 
 /// One step of AdamW in one launch.
 ///
 /// # Panics
-/// If a buffer is shorter than the first moment, or the number of parameters is not a multiple of four.
+/// If a buffer is shorter than the gradient, or the number of parameters is not a multiple of four; with moments in 8 bits
+/// of [`BLOCK`].
 pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
-    let AdamWBuffers { parameters, first, second, grad, tensors } = buffers;
+    let AdamWBuffers { parameters, moments, grad, tensors } = buffers;
     let width = |buffer: &Buffer| buffer.0.dtype.size();
     let (place, own) = match parameters {
         Parameters::Wide(master) => (adamw::Parameters::Wide(&master.0.handle), 8),
@@ -59,20 +67,14 @@ pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
         }
         Parameters::Split { weight, remainder } => (adamw::Parameters::Split(&weight.0.handle, &remainder.0.handle), 8),
     };
-    // Masters and both moments are read and written, gradients read, weights written.
-    let bytes = own + 2 * width(first) + 2 * width(second) + width(grad);
-    let _noted = operation(&first.0, || Operation::optimizer("AdamW", first.len() * bytes));
-    let bucket = AdamWBucket {
-        parameters: place,
-        first: typed(first),
-        second: typed(second),
-        gradient: typed(grad),
-        ends: &tensors.ends,
-        decays: &tensors.decays,
-        places: &tensors.places,
-        tensors: tensors.tensors,
-        len: first.len(),
+    let (client, len, gradient) = (&grad.0.client, grad.len(), typed(grad));
+    let states = match moments {
+        Moments::Floats(first, second) => width(first) + width(second),
+        Moments::Blocks(..) => 2,
     };
+    // Masters and both moments are read and written, gradients read, weights written.
+    let _noted = operation(&grad.0, || Operation::optimizer("AdamW", len * (own + 2 * states + width(grad))));
+    let TensorTable { ends, decays, places, maps, tensors } = tensors;
     let step = adamw::AdamWStep {
         beta1: k.beta1 as f32,
         beta2: k.beta2 as f32,
@@ -83,7 +85,34 @@ pub fn adamw(buffers: AdamWBuffers, k: &AdamWStep) {
         gradient_scale: k.grad_scale as f32,
         step: k.step,
     };
-    adamw::step(&first.0.client, bucket, &step).unwrap_or_else(|error| panic!("AdamW on {first:?}: {error}"));
+    let done = match moments {
+        Moments::Floats(first, second) => {
+            let (first, second, tensors) = (typed(first), typed(second), *tensors);
+            let bucket = AdamWBucket { parameters: place, first, second, gradient, ends, decays, places, tensors, len };
+            adamw::step(client, bucket, &step)
+        }
+        Moments::Blocks(first, second) => {
+            let (first, second, tensors) = (handles(first), handles(second), *tensors);
+            let bucket = BlocksBucket { parameters: place, first, second, gradient, maps, ends, decays, tensors, len };
+            adamw_blocks::step(client, bucket, &step)
+        }
+    };
+    done.unwrap_or_else(|error| panic!("AdamW on {grad:?}: {error}"));
+}
+
+fn handles(blocks: &Blocks) -> adamw_blocks::Blocks<'_> {
+    adamw_blocks::Blocks { codes: &blocks.codes.0.handle, scales: &blocks.scales.0.handle }
+}
+
+/// Writes the codes of `values`, by the scales that `blocks` has.
+///
+/// # Panics
+/// If there are less values than elements, or their number is not a multiple of [`BLOCK`].
+pub fn encode_blocks(values: Tensor<1>, blocks: &Blocks, map: Map) {
+    let (values, scales) = (dense(primitive(values.cast(DType::F32))), &blocks.scales);
+    let maps = table(&scales.0, &Map::words());
+    adamw_blocks::encode(&scales.0.client, &values.handle, handles(blocks), (map, &maps), scales.len() * BLOCK)
+        .unwrap_or_else(|error| panic!("the codes of {scales:?}: {error}"));
 }
 
 /// Writes `values` as `bf16` weights and remainders ([`split`](crate::buffer::split)).

@@ -87,6 +87,9 @@ impl Checkpoint {
             values.bytes_mut().copy_from_slice(&bytes);
             return Ok(values);
         }
+        if let Some(values) = self.decoded(kind, name, shape, ranges)? {
+            return Ok(HostFloats::F32(values));
+        }
         let located = self.locate(kind, name, shape, ranges)?;
         let saved = self.tensors()[located.index].dtype;
         let Some(element) = Element::of(saved) else {

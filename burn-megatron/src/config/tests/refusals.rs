@@ -97,6 +97,10 @@ fn contradictions_are_found_together() {
     }
     let states = "exp-avg-sq-dtype = \"bf16\"\nmain-params-dtype = \"bf16-remainder\"\n";
     let double = contradiction(&format!("[training]\ndtype = \"f64\"\n[optimizer]\n{states}"));
+    let mixed = contradiction("[optimizer]\nexp-avg-dtype = \"8bit\"\nexp-avg-sq-dtype = \"bf16\"\n");
+    let said =
+        "optimizer.exp-avg-dtype = 8bit and optimizer.exp-avg-sq-dtype = bf16: moments are in 8 bits both or not";
+    assert!(mixed.contains(said), "{mixed}");
     let experts = contradiction(
         "[model]\npreset = \"mixtral-tiny\"\n[training]\ndtype = \"bf16\"\n[optimizer]\nmain-grads-dtype = \"bf16\"\n",
     );

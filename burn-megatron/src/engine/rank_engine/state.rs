@@ -7,9 +7,10 @@ use crate::engine::AnomalyState;
 use crate::engine::anomaly::AnomalyWatch;
 use crate::host_memory;
 use crate::optim::{LossScale, LossScaler, StateDtype};
+use backend_dist::buffer::BLOCK;
 use backend_dist::gpu;
 use backend_dist::host_copy::HostCopy;
-use backend_dist::shard::{ParamSpec, Section};
+use backend_dist::shard::{HostFloats, ParamSpec, Section};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use models::CausalLm;
@@ -50,11 +51,11 @@ impl<M: CausalLm> RankEngine<M> {
     pub fn checkpoint_bytes(&self) -> u64 {
         // Weights, moments, and masters of weights that are narrower.
         let (own, states) = (self.dtype.size(), self.config.optimizer.states());
-        let moment = |state: StateDtype| if own > 4 { own } else { state.bytes() };
+        let moment = |state: StateDtype| if own > 4 { own * BLOCK } else { state.block_bytes() };
         let master = if own < 4 { states.main_params.bytes() } else { 0 };
         let average = if self.config.ema_decay.is_some() { own.max(4) } else { 0 };
-        let widths = (own + moment(states.exp_avg) + moment(states.exp_avg_sq) + master + average) as u64;
-        widths * self.elements as u64
+        let block = BLOCK * (own + master + average) + moment(states.exp_avg) + moment(states.exp_avg_sq);
+        (block as u64 * self.elements as u64).div_ceil(BLOCK as u64)
     }
 
     /// This rank's share of weights and optimizer states: every element of the model is on exactly one rank of the
@@ -125,6 +126,11 @@ impl<M: CausalLm> RankEngine<M> {
             let kind = match kind {
                 Kind::Weight | Kind::Master => weights,
                 Kind::Average if !averages => weights,
+                // Scales of moments.
+                Kind::FirstScale | Kind::SecondScale => {
+                    let shape = &section.global_shape;
+                    return checkpoint.scales(kind, &section.name, shape, ranges).map(HostFloats::F32);
+                }
                 kind => kind,
             };
             checkpoint.read_floats(kind, &section.name, &section.global_shape, ranges)

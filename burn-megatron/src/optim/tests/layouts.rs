@@ -39,9 +39,9 @@ pub(super) fn train(
 
 pub(super) fn cases() -> impl Iterator<Item = Case> {
     let sizes = [1, 2].into_iter().flat_map(|tp| (1..5).map(move |dp| (tp, dp)));
-    let whole = sizes.flat_map(|(tp, dp)| (0..4).map(move |zero| Case { tp, dp, zero, group: None }));
+    let whole = sizes.flat_map(|(tp, dp)| (0..4).map(move |zero| Case { tp, dp, zero, ..Case::SINGLE }));
     let groups = [(1, 2, 1), (1, 4, 2), (2, 4, 2), (1, 6, 3)];
-    let of = |(tp, dp, group)| (1..4).map(move |zero| Case { tp, dp, zero, group: Some(group) });
+    let of = |(tp, dp, group)| (1..4).map(move |zero| Case { tp, dp, zero, group: Some(group), ..Case::SINGLE });
     whole.chain(groups.into_iter().flat_map(of))
 }
 
@@ -87,9 +87,9 @@ fn zero_adds_in_the_same_order() {
     for (config, dtype) in kinds().into_iter().zip([DType::F32, DType::BF16, DType::F16, DType::F32]) {
         for (tp, dp) in [(1, 3), (2, 2)] {
             for micro_batch in [1, SAMPLES] {
-                let plain = train(Case { tp, dp, zero: 0, group: None }, &config, dtype, micro_batch, rough);
+                let plain = train(Case { tp, dp, zero: 0, ..Case::SINGLE }, &config, dtype, micro_batch, rough);
                 for zero in if micro_batch == 1 { 1..2 } else { 1..4 } {
-                    let sharded = train(Case { tp, dp, zero, group: None }, &config, dtype, micro_batch, rough);
+                    let sharded = train(Case { tp, dp, zero, ..Case::SINGLE }, &config, dtype, micro_batch, rough);
                     assert_eq!(sharded.locals, plain.locals, "{dtype:?} ZeRO {zero} {config:?}");
                     assert_eq!((sharded.norms, sharded.gradients), (plain.norms.clone(), plain.gradients.clone()));
                 }
@@ -104,7 +104,7 @@ fn zero_adds_in_the_same_order() {
 fn groups_of_every_stage_add_in_the_same_order() {
     for (config, dtype) in kinds().into_iter().zip([DType::F64, DType::BF16, DType::F16, DType::F32]) {
         let run = |zero, group| {
-            let case = Case { tp: 1, dp: 4, zero, group };
+            let case = Case { tp: 1, dp: 4, zero, group, ..Case::SINGLE };
             let outcome = train(case, &config, dtype, SAMPLES, rough);
             (outcome.locals, outcome.norms, outcome.gradients)
         };
@@ -134,7 +134,7 @@ fn memory_follows_the_formulas() {
         (DType::BF16, 3, (4 * 112 + part(4), part(8), part(4))),
     ];
     for (dtype, zero, (peak, states, values)) in expected {
-        for memory in shards(Case { tp: 1, dp, zero, group: None }, dtype) {
+        for memory in shards(Case { tp: 1, dp, zero, ..Case::SINGLE }, dtype) {
             assert_eq!((memory.grads_peak, memory.values), (peak as u64, values as u64), "{dtype:?} ZeRO {zero}");
             // The one element of padding, on one rank, has no second moment.
             let missing = states - memory.states as usize;
@@ -143,7 +143,7 @@ fn memory_follows_the_formulas() {
         }
     }
     for zero in 1..4 {
-        for memory in shards(Case { tp: 1, dp, zero, group: Some(2) }, DType::F32) {
+        for memory in shards(Case { tp: 1, dp, zero, group: Some(2), ..Case::SINGLE }, DType::F32) {
             // Halves of 112 and of 24 elements, with an element of padding in the second.
             let missing = 8 * padded / 2 - memory.states as usize;
             assert!(missing == 0 || missing == 4, "ZeRO {zero}: {missing}");
@@ -159,7 +159,7 @@ fn memory_follows_the_formulas() {
 #[test]
 fn tied_weights_get_the_sum_of_their_gradients() {
     for zero in 0..4 {
-        let case = Case { tp: 2, dp: 2, zero, group: None };
+        let case = Case { tp: 2, dp: 2, zero, ..Case::SINGLE };
         let sums = case.run(|rank| {
             // Tensor parallel ranks stand in for the first and the last stage.
             let stage = rank.group(Axis::Tp);
@@ -211,7 +211,7 @@ fn tied_weights_get_the_sum_of_their_gradients() {
 #[test]
 fn a_skipped_step_leaves_no_gradient_and_one_bad_rank_tells_all() {
     for zero in 0..4 {
-        let case = Case { tp: 1, dp: 2, zero, group: None };
+        let case = Case { tp: 1, dp: 2, zero, ..Case::SINGLE };
         let results = case.run(|rank| {
             let mut worker = Worker::new(rank.clone(), case, &OptimizerConfig::default(), DType::F64);
             let before = worker.weights();
@@ -250,7 +250,7 @@ fn train_once(case: Case) -> Vec<f64> {
 /// Under ZeRO 3 parameters are there between `gather` and `release`, and stay leaves of autodiff.
 #[test]
 fn weights_come_and_go_under_zero_3() {
-    let case = Case { tp: 1, dp: 2, zero: 3, group: None };
+    let case = Case { tp: 1, dp: 2, zero: 3, ..Case::SINGLE };
     case.run(|rank| {
         let Worker { net, mut optimizer, specs, .. } = Worker::new(rank, case, &OptimizerConfig::default(), DType::F64);
         let whole = super::net(&specs, DType::F64);

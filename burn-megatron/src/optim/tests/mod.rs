@@ -25,10 +25,11 @@ struct Net {
     norm: Param<Tensor<1>>,
 }
 
-fn specs(at: GroupPosition) -> Vec<BucketSpec> {
-    let embedding = vec![Section::split_padded("embedding", &[7, 3], 0, at.size, 8, at)];
-    let qk = vec![Section::split("q", &[8, 6], 0, at.size, at), Section::split("k", &[3, 6], 0, 1, at)];
-    let out = vec![Section::split("out", &[5, 8], 1, at.size, at)];
+/// Rows are `width` times as long as they need to be.
+fn specs(at: GroupPosition, width: usize) -> Vec<BucketSpec> {
+    let embedding = vec![Section::split_padded("embedding", &[7, 3 * width], 0, at.size, 8, at)];
+    let qk = vec![Section::split("q", &[8, 6 * width], 0, at.size, at), Section::split("k", &[3, 6 * width], 0, 1, at)];
+    let out = vec![Section::split("out", &[5, 8 * width], 1, at.size, at)];
     let norm = vec![Section::replicated("norm", &[5], at)];
     let layer = vec![ParamSpec::new(qk, false), ParamSpec::new(out, false), ParamSpec::new(norm, true)];
     vec![
@@ -68,19 +69,21 @@ fn values(net: &Net) -> Vec<f64> {
 }
 
 /// A layout of ranks, the ZeRO stage, and the size of its groups.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Case {
     tp: usize,
     dp: usize,
     zero: u8,
     group: Option<usize>,
+    /// Of the rows; 256 makes them whole blocks of moments in 8 bits.
+    width: usize,
 }
 
 impl Case {
-    const SINGLE: Self = Self { tp: 1, dp: 1, zero: 0, group: None };
+    const SINGLE: Self = Self { tp: 1, dp: 1, zero: 0, group: None, width: 1 };
 
     fn run<T: Send>(self, f: impl Fn(Rank) -> Result<T, BoxError> + Sync) -> Vec<T> {
-        let Self { tp, dp, zero, group: zero_group } = self;
+        let Self { tp, dp, zero, group: zero_group, .. } = self;
         let layout = ParallelLayout { tp, dp, zero, zero_group, ..ParallelLayout::default() };
         launch(&Mesh::new(layout).unwrap(), &[Device::flex()], f).unwrap()
     }
@@ -118,7 +121,7 @@ fn rough(step: usize, sample: usize, name: u64, place: usize) -> f64 {
 impl Worker {
     fn new(rank: Rank, case: Case, config: &OptimizerConfig, dtype: DType) -> Self {
         let tp = rank.group(Axis::Tp);
-        let specs = specs(GroupPosition { rank: tp.rank(), size: tp.size() });
+        let specs = specs(GroupPosition { rank: tp.rank(), size: tp.size() }, case.width);
         let neighbours = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
         let device = Device::flex();
         let buckets = specs.clone();
@@ -190,9 +193,8 @@ fn assemble(case: Case, locals: &[Vec<f64>]) -> BTreeMap<String, HostTensor> {
     let mut slices = Vec::new();
     for (rank, local) in locals.iter().enumerate() {
         let mut start = 0;
-        for spec in
-            specs(GroupPosition { rank: rank % case.tp, size: case.tp }).into_iter().flat_map(|bucket| bucket.params)
-        {
+        let at = GroupPosition { rank: rank % case.tp, size: case.tp };
+        for spec in specs(at, case.width).into_iter().flat_map(|bucket| bucket.params) {
             let local = local[start..start + spec.local_len()].to_vec();
             start += local.len();
             for (section, elements) in spec.sections.iter().zip(spec.elements()) {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::checkpoint::{Kind, Slice};
+use backend_dist::buffer::Map;
 use std::convert::Infallible;
 use std::ops::Range;
 
@@ -19,6 +20,7 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
             safetensors::Dtype::BF16 => {
                 slice.data.chunks(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
             }
+            safetensors::Dtype::U8 => slice.data.iter().map(|code| f64::from(*code)).collect(),
             safetensors::Dtype::I16 => {
                 bytemuck::pod_collect_to_vec::<u8, u16>(&slice.data).into_iter().map(f64::from).collect()
             }
@@ -50,6 +52,23 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
         }
         saved.insert((Kind::Master, name), masters);
     }
+    for (moment, scales, map) in
+        [(Kind::FirstMoment, Kind::FirstScale, Map::Signed), (Kind::SecondMoment, Kind::SecondScale, Map::Unsigned)]
+    {
+        let names: Vec<_> = saved.keys().filter(|(kind, _)| *kind == scales).map(|(_, name)| name.clone()).collect();
+        for name in names {
+            let values = &saved[&(moment, name.clone())];
+            let (len, shape) = (values.data.len(), values.shape.clone());
+            let each = |i: usize, scales: &HostTensor| scales.data[i / (len / scales.data.len())];
+            let known = &saved[&(scales, name.clone())];
+            let known = HostTensor { data: (0..len).map(|i| each(i, known)).collect(), shape };
+            let values = saved.get_mut(&(moment, name.clone())).expect("scales are of a moment");
+            for (value, scale) in values.data.iter_mut().zip(&known.data) {
+                *value = map.number(*value as u8, *scale as f32).into();
+            }
+            saved.insert((scales, name), known);
+        }
+    }
     saved
 }
 
@@ -61,7 +80,7 @@ pub(super) fn save(worker: &Worker) -> Vec<Slice> {
 /// what the other layout saves is what it has read.
 #[test]
 fn any_layout_goes_on_where_any_other_stopped() {
-    let case = |tp, dp, zero| Case { tp, dp, zero, group: None };
+    let case = |tp, dp, zero| Case { tp, dp, zero, ..Case::SINGLE };
     let grouped = |tp, dp, zero| Case { group: Some(2), ..case(tp, dp, zero) };
     let pairs = [
         (Case::SINGLE, case(2, 3, 3)),
@@ -73,9 +92,10 @@ fn any_layout_goes_on_where_any_other_stopped() {
         (case(1, 4, 1), grouped(2, 4, 3)),
         (grouped(1, 4, 3), grouped(1, 6, 2)),
     ];
-    for config in kinds().into_iter().chain([states::in_16_bits()]) {
+    let narrow = [(states::in_16_bits(), 1), (states::in_8_bits(), 256)];
+    for (config, width) in kinds().map(|config| (config, 1)).into_iter().chain(narrow) {
         for dtype in [DType::F64, DType::BF16] {
-            for (before, after) in pairs {
+            for (before, after) in pairs.map(|(a, b)| (Case { width, ..a }, Case { width, ..b })) {
                 let mut parts = before.run(|rank| {
                     let mut worker = Worker::new(rank, before, &config, dtype);
                     worker.step(0, SAMPLES, exact);
@@ -119,7 +139,7 @@ fn any_layout_goes_on_where_any_other_stopped() {
 /// Without shards whole sections are saved, and data-parallel ranks share them.
 #[test]
 fn dp_ranks_share_the_work() {
-    let case = Case { tp: 1, dp: 2, zero: 0, group: None };
+    let case = Case { tp: 1, dp: 2, zero: 0, ..Case::SINGLE };
     let bytes = case.run(|rank| {
         let mut worker = Worker::new(rank, case, &OptimizerConfig::default(), DType::F64);
         worker.step(0, SAMPLES, exact);

@@ -31,6 +31,12 @@ fn all_in_16_bits() -> OptimizerConfig {
     AdamWConfig { main_grads_dtype: StateDtype::Bf16, ..config }.into()
 }
 
+/// Moments in 8 bits, masters as weights and remainders.
+pub(super) fn in_8_bits() -> OptimizerConfig {
+    let OptimizerConfig::AdamW(config) = in_16_bits() else { unreachable!("it is AdamW") };
+    AdamWConfig { exp_avg_dtype: StateDtype::Bits8, exp_avg_sq_dtype: StateDtype::Bits8, ..config }.into()
+}
+
 /// However elements are sharded, each is rounded with the same random bits.
 #[test]
 fn states_in_16_bits_equal_one_rank() {
@@ -43,6 +49,22 @@ fn states_in_16_bits_equal_one_rank() {
             assert_eq!(other.norms, single.norms, "{case:?} {dtype:?}");
             let all = train(case, &all_in_16_bits(), dtype, 3, exact);
             assert_eq!((all.weights, all.norms), (other.weights, other.norms), "{case:?} {dtype:?} gradients");
+        }
+    }
+}
+
+/// However elements are sharded, a block of moments has the same elements: over tensor-parallel ranks where their rows are
+/// whole blocks, over data-parallel ranks always, also where several tensors share a block.
+#[test]
+fn states_in_8_bits_equal_one_rank() {
+    for (width, tp) in [(256, 2), (1, 1)] {
+        let of = |case| Case { width, ..case };
+        let single = train(of(Case::SINGLE), &in_8_bits(), DType::BF16, SAMPLES, exact);
+        assert_ne!(single.weights, train(of(Case::SINGLE), &in_16_bits(), DType::BF16, SAMPLES, exact).weights);
+        for case in cases().filter(|case| case.tp <= tp).map(of) {
+            let other = train(case, &in_8_bits(), DType::BF16, 3, exact);
+            assert_eq!(other.weights, single.weights, "{case:?}");
+            assert_eq!(other.norms, single.norms, "{case:?}");
         }
     }
 }
@@ -82,9 +104,12 @@ fn states_in_16_bits_take_half_of_the_memory() {
     let (wide, narrow) = (memory(&kinds()[0]), memory(&in_16_bits()));
     assert_eq!((2 * narrow.states, narrow.values, narrow.grads), (wide.states, wide.values, wide.grads));
     assert_eq!(2 * memory(&all_in_16_bits()).grads, narrow.grads);
+    // A byte each and a scale for 256, of parameters that begin with a block: the embedding, and three of the layer.
+    assert_eq!(memory(&in_8_bits()).states, 4 * 2 * (256 + 4));
     // fp64 weights have fp64 states.
     let double = |config: &OptimizerConfig| train(Case::SINGLE, config, DType::F64, SAMPLES, exact).memory[0].states;
     assert_eq!(double(&in_16_bits()), double(&kinds()[0]));
+    assert_eq!(double(&in_8_bits()), double(&kinds()[0]));
 }
 
 /// A checkpoint of fp32 moments begins a run with bf16 moments, rounded to nearest, and the other way round, exactly.
@@ -96,7 +121,9 @@ fn moments_are_converted_when_a_run_resumes() {
             let mut worker = Worker::new(rank, Case::SINGLE, &config, DType::BF16);
             let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
                 let kind = if kind == Kind::Weight { Kind::Master } else { kind };
-                Ok::<_, Infallible>(HostFloats::from(from[&(kind, section.name.clone())].read_box(ranges)))
+                let none = || HostFloats::from(vec![0.0; ranges.iter().map(ExactSizeIterator::len).product()]);
+                let found = from.get(&(kind, section.name.clone()));
+                Ok::<_, Infallible>(found.map_or_else(none, |tensor| HostFloats::from(tensor.read_box(ranges))))
             };
             for bucket in 0..2 {
                 let (net, result) = worker.optimizer.restore(bucket, worker.net, true, &mut read);
@@ -115,6 +142,20 @@ fn moments_are_converted_when_a_run_resumes() {
         let expected: Vec<f64> = wide[&key].data.iter().map(|value| rounded(key.0, *value)).collect();
         assert_eq!(tensor.data, expected, "{key:?}");
     }
+    // In 8 bits, within half of the greatest distance of two codes.
+    let coded = resumed(&wide, in_8_bits());
+    for ((kind, name), tensor) in &wide {
+        let close = if matches!(kind, Kind::FirstMoment | Kind::SecondMoment) { 0.0071 } else { 0.0 };
+        let most = wide.iter().filter(|((other, _), _)| other == kind).flat_map(|(_, tensor)| &tensor.data);
+        let most = most.fold(0.0f64, |most, value| most.max(value.abs()));
+        for (value, found) in tensor.data.iter().zip(&coded[&(*kind, name.clone())].data) {
+            assert!((value - found).abs() <= close * most, "{kind} {name}: {value} {found}");
+        }
+    }
+    let mut plain = coded.clone();
+    plain.retain(|(kind, _), _| !matches!(kind, Kind::FirstScale | Kind::SecondScale));
+    assert_eq!(resumed(&coded, kinds()[0]), plain, "exactly");
+    assert_eq!(resumed(&coded, in_8_bits()), coded, "bit for bit");
 }
 
 /// Without gradients a second moment decays by `beta2` a step, also where that is less than the last digit of bf16: on
@@ -146,4 +187,31 @@ fn second_moments_in_bf16_decay() {
     let mean = v.values(0..len).iter().sum::<f64>() / len as f64;
     let expected = bf16::from_f64(before).to_f64() * config.beta2.powi(steps as i32);
     assert!((mean / expected - 1.0).abs() < 5e-3, "{mean} instead of {expected}");
+}
+
+/// Over 300 steps with gradients of a mean, noise and sizes of their own, parameters go where fp32 moments lead them.
+#[test]
+fn moments_in_8_bits_lead_where_those_in_fp32_do() {
+    let moved = |dtype| {
+        let adamw =
+            AdamWConfig { beta2: 0.95, exp_avg_dtype: dtype, exp_avg_sq_dtype: dtype, ..AdamWConfig::default() };
+        let case = Case { width: 16, ..Case::SINGLE };
+        let run = |rank| {
+            let mut worker = Worker::new(rank, case, &adamw.into(), DType::F32);
+            let before = worker.weights();
+            for step in 0..300 {
+                worker.step(step, 1, |step, sample, name, place| {
+                    let size = 10f64.powi((place % 4) as i32 - 4);
+                    size * (0.3 * f64::from(u8::from(place % 3 == 0)) + rough(step, sample, name, place))
+                });
+            }
+            Ok(worker.weights().iter().zip(before).map(|(after, before)| after - before).collect::<Vec<_>>())
+        };
+        case.run(run).remove(0)
+    };
+    let (wide, coded) = (moved(StateDtype::F32), moved(StateDtype::Bits8));
+    let size = |moves: &[f64]| moves.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let apart: Vec<f64> = wide.iter().zip(&coded).map(|(a, b)| a - b).collect();
+    let share = size(&apart) / size(&wide);
+    assert!((1e-6..0.05).contains(&share), "{share}");
 }

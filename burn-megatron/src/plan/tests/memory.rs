@@ -195,11 +195,37 @@ fn small_states_are_proposed_where_they_make_a_run_fit() {
     let h200 = 143_771 << 20;
     let job = Job { micro_batch: 1, seq: 8192, ..single(llama3_8b()) }.on_gpus();
     assert!(ladder::first_of(std::slice::from_ref(&job), None, h200).is_none());
-    let small = ladder::with_small_states(&job, h200).unwrap();
+    let (small, keys) = ladder::with_small_states(&job, h200).unwrap();
     assert!(ladder::fits(&small, h200));
     assert_eq!(small.state_bytes, StateBytes::BF16);
-    assert!(ladder::with_small_states(&small, h200).is_none(), "it has them");
+    assert!(keys.contains("optimizer.exp-avg-dtype = bf16"), "{keys}");
+    let (smallest, keys) = ladder::with_small_states(&small, h200).unwrap();
+    assert_eq!(smallest.state_bytes, StateBytes::BITS8);
+    assert!(keys.contains("optimizer.exp-avg-dtype = 8bit"), "{keys}");
+    assert!(ladder::with_small_states(&smallest, h200).is_none(), "it has them");
     assert!(ladder::with_small_states(&Job { moments: Moments::ONE, ..job }, h200).is_none(), "not AdamW");
+}
+
+/// The whole of Llama-3-8B at 8,192 tokens fits one H100 of 80 GB with moments in 8 bits, which have a scale for 256
+/// elements, and main gradients in bf16: 8 1/32 bytes a parameter.
+#[test]
+fn states_in_8_bits_fit_a_gpu_of_80_gb() {
+    let h100 = 81_559 << 20;
+    let with = |state_bytes| {
+        Job {
+            micro_batch: 1,
+            seq: 8192,
+            state_bytes: StateBytes { main_grads: 2, ..state_bytes },
+            ..single(llama3_8b())
+        }
+        .on_gpus()
+    };
+    let states = memory_of(&with(StateBytes::BITS8))[0].states;
+    assert_eq!(states.moments, 2 * 8_030_261_248 / 256 * 260);
+    assert_eq!(states.total(), 8 * 8_030_261_248 + 8 * 8_030_261_248 / 256);
+    assert!(ladder::first_of(&[with(StateBytes::BF16)], None, h100).is_none());
+    let (job, keys) = ladder::with_small_states(&with(StateBytes::F32), h100).unwrap();
+    assert!(keys.contains("8bit") && ladder::fits(&job, h100), "{keys}");
 }
 
 /// "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198): sbh (10 + 24/t) bytes per layer

@@ -3,8 +3,10 @@ use super::{Element, download, poisoned, random, report, upload, upload_u32};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::bf16;
+use kernels_cubecl::narrow::dynamic::{BLOCK, Map};
 use kernels_cubecl::narrow::{self, Place};
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep, Parameters};
+use kernels_cubecl::pointwise::adamw_blocks::{self, Blocks, BlocksBucket};
 use kernels_cubecl::pointwise::flat::FloatType;
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::{muon, remainder};
@@ -142,6 +144,98 @@ pub fn adamw_in_16_bits(client: &Client) -> usize {
 
 fn bits(of: u16) -> f64 {
     bf16::from_bits(of).to_f64()
+}
+
+/// With moments in 8 bits, against the step with fp32 moments that begins with the same numbers: the same parameters bit
+/// for bit, and the codes and scales of its moments.
+pub fn adamw_in_8_bits(client: &Client) -> usize {
+    const LEN: usize = 5 * BLOCK;
+    // Tensors that share blocks and vectors, one with whole blocks, and a block of zeros.
+    let ends = [5, 6, 300, 1024, LEN as u32];
+    let (ends, decays) = (upload_u32(client, &ends), upload_u32(client, &DECAYS));
+    let (maps, places) = (upload_u32(client, &Map::words()), place_words(client));
+    let zero_last = |mut values: Vec<f64>| {
+        values[4 * BLOCK..].fill(0.0);
+        values
+    };
+    let [p, m, v, g] = [1, 2, 3, 4].map(|seed| zero_last(random(LEN, seed)));
+    let v: Vec<f64> = v.iter().map(|v| 1e-9 * v * v).collect();
+    let as_f32 = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<f32>>();
+    let quantised = |map: Map, values: &[f64]| -> (Vec<f64>, Vec<f64>) {
+        let values = as_f32(values);
+        let scales: Vec<f32> = values.chunks(BLOCK).map(Map::scale).collect();
+        let code = |(i, x): (usize, &f32)| f64::from(map.code(*x, scales[i / BLOCK]));
+        (values.iter().enumerate().map(code).collect(), scales.iter().map(|scale| f64::from(*scale)).collect())
+    };
+    let codes_of = |handle: &Handle| -> Vec<f64> {
+        client.read_one_unchecked(handle.clone()).iter().map(|code| f64::from(*code)).collect()
+    };
+    let mut failures = 0;
+    let upload_moment = |map: Map, values: &[f64]| {
+        let (codes, scales) = quantised(map, values);
+        let (there, of_scales) = (client.create_from_slice(&[0xff; LEN]), upload::<f32>(client, &scales));
+        let blocks = Blocks { codes: &there, scales: &of_scales };
+        adamw_blocks::encode(client, &upload::<f32>(client, values), blocks, (map, &maps), LEN).expect("legal");
+        let failures = report(&format!("codes, {map:?}"), &codes_of(&there), &codes, 0.0);
+        let number = |(i, code): (usize, &f64)| f64::from(map.number(*code as u8, scales[i / BLOCK] as f32));
+        let wide: Vec<f64> = codes.iter().enumerate().map(number).collect();
+        (there, of_scales, upload::<f32>(client, &wide), failures)
+    };
+    for (split, of_gradient) in [(true, FloatType::Bf16), (false, FloatType::F32)] {
+        let (m_codes, m_scales, first, of_m) = upload_moment(Map::Signed, &m);
+        let (v_codes, v_scales, second, of_v) = upload_moment(Map::Unsigned, &v);
+        failures += of_m + of_v;
+        let [master, own] = [(); 2].map(|()| upload::<f32>(client, &p));
+        let [weight, wide_weight, remainder] = [(); 3].map(|()| poisoned::<bf16>(client, LEN));
+        remainder::split(client, &own, (&weight, &remainder), LEN).expect("legal");
+        let gradient =
+            if of_gradient == FloatType::F32 { upload::<f32>(client, &g) } else { upload::<bf16>(client, &g) };
+        let wide = AdamWBucket {
+            parameters: Parameters::Master(&master, &wide_weight, FloatType::Bf16),
+            first: (&first, FloatType::F32),
+            second: (&second, FloatType::F32),
+            gradient: (&gradient, of_gradient),
+            ends: &ends,
+            decays: &decays,
+            places: &places,
+            tensors: DECAYS.len(),
+            len: LEN,
+        };
+        adamw::step(client, wide, &ADAMW).expect("legal");
+        let parameters = match split {
+            true => Parameters::Split(&weight, &remainder),
+            false => Parameters::Master(&own, &weight, FloatType::Bf16),
+        };
+        let bucket = BlocksBucket {
+            parameters,
+            first: Blocks { codes: &m_codes, scales: &m_scales },
+            second: Blocks { codes: &v_codes, scales: &v_scales },
+            gradient: (&gradient, of_gradient),
+            maps: &maps,
+            ends: &ends,
+            decays: &decays,
+            tensors: DECAYS.len(),
+            len: LEN,
+        };
+        adamw_blocks::step(client, bucket, &ADAMW).expect("legal");
+        if split {
+            remainder::join(client, (&weight, &remainder), &own, LEN).expect("legal");
+        } else {
+            let [found, expected] = [&weight, &wide_weight].map(|of| download::<bf16>(client, of));
+            failures += report("adamw weight, moments in 8 bits", &found, &expected, 0.0);
+        }
+        let [found, expected] = [&own, &master].map(|of| download::<f32>(client, of));
+        failures += report("adamw master, moments in 8 bits", &found, &expected, 0.0);
+        for (name, map, codes, scales, wide) in [
+            ("first", Map::Signed, &m_codes, &m_scales, &first),
+            ("second", Map::Unsigned, &v_codes, &v_scales, &second),
+        ] {
+            let expected = quantised(map, &download::<f32>(client, wide));
+            failures += report(&format!("its {name} moment's codes"), &codes_of(codes), &expected.0, 0.0);
+            failures += report(&format!("their scales, {name}"), &download::<f32>(client, scales), &expected.1, 0.0);
+        }
+    }
+    failures
 }
 
 /// With weights of type `E`.

@@ -1,4 +1,4 @@
-//! Optimizer states in 16 bits, through layouts and checkpoints.
+//! Optimizer states in 16 and in 8 bits, through layouts and checkpoints.
 
 use super::resume::{Weights, after, finish};
 use super::*;
@@ -6,83 +6,146 @@ use crate::checkpoint::{Checkpoint, Kind, RunState, Saver, SaverOptions};
 use crate::engine::RankEngine;
 use crate::optim::{MainParamsDtype, StateDtype};
 
-fn small() -> EngineConfig {
+fn small(moments: StateDtype) -> EngineConfig {
     let optimizer = AdamWConfig {
         weight_decay: 0.1,
-        exp_avg_dtype: StateDtype::Bf16,
-        exp_avg_sq_dtype: StateDtype::Bf16,
+        exp_avg_dtype: moments,
+        exp_avg_sq_dtype: moments,
         main_params_dtype: MainParamsDtype::Bf16Remainder,
         ..AdamWConfig::default()
     };
     EngineConfig { optimizer: optimizer.into(), ..engine() }
 }
 
-fn built(rank: &Rank, part: models::Part, seed: u64) -> Result<Llama, BoxError> {
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::BF16, seed).with_part(part))?)
+/// For moments in 8 bits, rows of two tensor-parallel ranks are whole blocks.
+fn config(moments: StateDtype) -> LlamaConfig {
+    let tiny = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
+    match moments {
+        StateDtype::Bits8 => LlamaConfig { hidden_size: 512, intermediate_size: 512, head_dim: 64, ..tiny },
+        _ => tiny,
+    }
 }
 
-fn run_of(layout: &str, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
+fn built(rank: &Rank, part: models::Part, seed: u64, config: &LlamaConfig) -> Result<Llama, BoxError> {
+    Ok(Llama::build(config, ParamBuilder::new(rank, FloatDType::BF16, seed).with_part(part))?)
+}
+
+fn run_of(layout: &str, moments: StateDtype, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let (dims, tokens) = (LlamaConfig::tiny().dims(), (data(900, 1), data(200, 2)));
+    let (config, tokens) = (config(moments), (data(900, 1), data(200, 2)));
     let saver = SaverOptions::default();
-    Pretraining::new(mesh, small(), 12, tokens, dims, |rank: &Rank, part| built(rank, part, 7))
+    let dims = config.dims();
+    Pretraining::new(mesh, small(moments), 12, tokens, dims, move |rank: &Rank, part| built(rank, part, 7, &config))
         .directory(folder.join("run"))
         .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver })
 }
 
-fn trained(layout: &str) -> (tempfile::TempDir, Weights, Vec<serde_json::Value>) {
+fn trained(layout: &str, moments: StateDtype) -> (tempfile::TempDir, Weights, Vec<serde_json::Value>) {
     let folder = tempfile::tempdir().unwrap();
-    let (weights, log) = finish(run_of(layout, folder.path(), Some(5)), folder.path());
+    let (weights, log) = finish(run_of(layout, moments, folder.path(), Some(5)), folder.path());
     (folder, weights, log)
 }
 
 /// ZeRO and pipelines shard the states in other ways, and end with the same bits; so does a run that was stopped.
-#[test]
-fn states_in_16_bits_are_the_same_in_pipelines_under_zero_and_after_a_stop() {
-    let (folder, weights, log) = trained("DP2");
+fn the_same_in_pipelines_under_zero_and_after_a_stop(moments: StateDtype) {
+    let (folder, weights, log) = trained("DP2", moments);
     for layout in ["DP2 ZeRO1", "PP2 DP2 ZeRO1"] {
-        assert!(trained(layout).1 == weights, "{layout}");
+        assert!(trained(layout, moments).1 == weights, "{layout}");
     }
     let again = tempfile::tempdir().unwrap();
     let from = Checkpoint::list(folder.path().join("checkpoints")).unwrap()[&5].clone();
-    let (resumed, rest) = finish(run_of("DP2", again.path(), None).resume(Resume::From(from)), again.path());
+    let (resumed, rest) = finish(run_of("DP2", moments, again.path(), None).resume(Resume::From(from)), again.path());
     assert_eq!(after(&rest, 0), after(&log, 5));
     assert!(resumed == weights);
+}
+
+#[test]
+fn states_in_16_bits_are_the_same_in_pipelines_under_zero_and_after_a_stop() {
+    the_same_in_pipelines_under_zero_and_after_a_stop(StateDtype::Bf16);
+}
+
+#[test]
+fn states_in_8_bits_are_the_same_in_pipelines_under_zero_and_after_a_stop() {
+    the_same_in_pipelines_under_zero_and_after_a_stop(StateDtype::Bits8);
 }
 
 /// What any layout saves is what it has read, in 8 bytes a parameter: weights, remainders and moments.
 #[test]
 fn states_in_16_bits_are_saved_by_one_layout_and_read_by_another() {
-    let (folder, ..) = trained("TP2 SP DP2 ZeRO1");
+    let (folder, ..) = trained("TP2 SP DP2 ZeRO1", StateDtype::Bf16);
     let saved = Checkpoint::open(folder.path().join("checkpoints")).unwrap();
-    let count = |kind: Kind| {
-        let of_kind = saved.tensors().iter().filter(|tensor| tensor.kind == kind);
-        of_kind.map(|tensor| tensor.global_shape.iter().product::<usize>()).sum::<usize>()
-    };
-    let elements = count(Kind::Weight);
-    assert_eq!([Kind::Remainder, Kind::FirstMoment, Kind::SecondMoment].map(count), [elements; 3]);
+    let count = |kind: Kind| elements(&saved, kind);
+    assert_eq!([Kind::Remainder, Kind::FirstMoment, Kind::SecondMoment].map(count), [count(Kind::Weight); 3]);
     assert_eq!(count(Kind::Master), 0);
     assert!(saved.tensors().iter().all(|tensor| tensor.dtype.bitsize() == 16));
     for layout in ["TP1", "DP4 ZeRO3", "TP4 SP", "PP2 DP2 ZeRO2", "DP4 ZeRO1 Group2"] {
-        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-        let again = tempfile::tempdir().unwrap();
-        let saver = Saver::new(again.path(), mesh.world_size(), SaverOptions::default()).unwrap();
-        backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
-            let dims = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() }.dims();
-            let mut engine = RankEngine::new(&rank, &dims, |part| built(&rank, part, 99), small())?;
-            engine.restore(&saved)?;
-            let state = RunState { layout: mesh.layout().clone(), ..saved.state().clone() };
-            Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
-        })
-        .unwrap();
-        saver.wait().unwrap();
-        let written = Checkpoint::open(again.path()).unwrap();
-        assert_eq!(saved.tensors().len(), written.tensors().len(), "{layout}");
-        for tensor in saved.tensors() {
-            let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
-            let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
-            assert!(values(&saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
-        }
+        saved_again(&saved, layout, StateDtype::Bf16);
     }
+}
+
+/// A byte for each moment, and a scale for 256. Where blocks are the same in both layouts codes and scales are; these
+/// are all layouts here.
+#[test]
+fn states_in_8_bits_are_saved_by_one_layout_and_read_by_another() {
+    let moments = StateDtype::Bits8;
+    let (folder, ..) = trained("TP2 SP DP2 ZeRO1", moments);
+    let saved = Checkpoint::open(folder.path().join("checkpoints")).unwrap();
+    let count = |kind: Kind| elements(&saved, kind);
+    assert_eq!([Kind::FirstMoment, Kind::SecondMoment].map(count), [count(Kind::Weight); 2]);
+    assert_eq!([Kind::FirstScale, Kind::SecondScale].map(count), [count(Kind::Weight) / 256; 2]);
+    let codes = saved.tensors().iter().filter(|tensor| tensor.kind == Kind::FirstMoment);
+    assert!(codes.into_iter().all(|tensor| tensor.dtype == safetensors::Dtype::U8));
+    for layout in ["TP1", "DP4 ZeRO3", "PP2 DP2 ZeRO2", "DP4 ZeRO1 Group2"] {
+        saved_again(&saved, layout, moments);
+    }
+}
+
+fn elements(saved: &Checkpoint, kind: Kind) -> usize {
+    let of_kind = saved.tensors().iter().filter(|tensor| tensor.kind == kind);
+    of_kind.map(|tensor| tensor.global_shape.iter().product::<usize>()).sum()
+}
+
+/// What a layout saves after it has read a checkpoint is what it has read.
+fn saved_again(saved: &Checkpoint, layout: &str, moments: StateDtype) {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let (again, config) = (tempfile::tempdir().unwrap(), config(moments));
+    let saver = Saver::new(again.path(), mesh.world_size(), SaverOptions::default()).unwrap();
+    backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
+        let build = |part| built(&rank, part, 99, &config);
+        let mut engine = RankEngine::new(&rank, &config.dims(), build, small(moments))?;
+        engine.restore(saved)?;
+        let state = RunState { layout: mesh.layout().clone(), ..saved.state().clone() };
+        Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
+    })
+    .unwrap();
+    saver.wait().unwrap();
+    let written = Checkpoint::open(again.path()).unwrap();
+    assert_eq!(saved.tensors().len(), written.tensors().len(), "{layout}");
+    for tensor in saved.tensors() {
+        let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+        let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
+        assert!(values(saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
+    }
+}
+
+/// The losses of 12 steps, and that after them, are those of fp32 moments.
+#[test]
+fn losses_with_moments_in_8_bits_are_those_of_fp32() {
+    let losses = |exact: bool| {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, mesh) = (config(StateDtype::Bits8), Mesh::new("TP1".parse().unwrap()).unwrap());
+        let recipe = small(if exact { StateDtype::F32 } else { StateDtype::Bits8 });
+        let dims = config.dims();
+        let build = move |rank: &Rank, part| built(rank, part, 7, &config);
+        let run = Pretraining::new(mesh, recipe, 12, (data(900, 1), data(200, 2)), dims, build);
+        let (_, log) = finish(run.directory(folder.path().join("run")), folder.path());
+        let losses = log.iter().filter(|line| line["kind"] == "train").map(|line| line["loss"].as_f64().unwrap());
+        losses.collect::<Vec<_>>()
+    };
+    let (wide, coded) = (losses(true), losses(false));
+    assert!(wide[11] < 0.9 * wide[0], "it learns: {wide:?}");
+    for (wide, coded) in wide.iter().zip(&coded) {
+        assert!((wide - coded).abs() < 0.02 * wide, "{wide} {coded}");
+    }
+    assert_ne!(wide, coded);
 }
