@@ -61,7 +61,7 @@ fn autocast_trains_as_f32_does() {
 }
 
 /// The output of causal attention of 4 heads over 2, and the gradients in query, key and value.
-fn attended(device: &Device) -> Vec<Vec<f64>> {
+fn output_and_gradients(device: &Device) -> Vec<Vec<f64>> {
     let tensor = |seed: usize, heads: usize| {
         let values: Vec<f32> = (0..2 * heads * 6 * 8).map(|i| ((i * 7 + seed * 13) as f32 * 0.37).sin()).collect();
         Tensor::<4>::from_data(TensorData::new(values, [2, heads, 6, 8]), (device, DType::F32)).require_grad()
@@ -78,12 +78,12 @@ fn attended(device: &Device) -> Vec<Vec<f64>> {
 
 #[test]
 fn attention_under_autocast_is_one_operation_in_half_precision() {
-    let expected = attended(&Device::flex().autodiff());
+    let expected = output_and_gradients(&Device::flex().autodiff());
     let mesh = Mesh::new("TP1".parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[Device::flex()], |rank| {
         let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
         let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
-        let found = attended(&device);
+        let found = output_and_gradients(&device);
         let kernels = explain(&device).kernels;
         assert_eq!(["attention", "attention gradient"].map(|kernel| kernels.get(kernel)), [Some(&1); 2], "{kernels:?}");
         Ok(found)

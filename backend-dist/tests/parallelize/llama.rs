@@ -75,7 +75,7 @@ impl Llama {
     }
 
     fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
-        self.loss_with(tokens, attended)
+        self.loss_with(tokens, written_out)
     }
 
     fn loss_with(&self, tokens: Tensor<2, Int>, attend: Attend) -> Tensor<1> {
@@ -108,7 +108,7 @@ impl Attention {
 type Attend = fn(Tensor<4>, Tensor<4>, Tensor<4>) -> Tensor<4>;
 
 /// Causal attention, as users write it.
-fn attended(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+fn written_out(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
     let [batch, heads, length, _] = q.dims();
     let repeated = |x: Tensor<4>| {
         let x = x.reshape([batch, HEADS[1], 1, length, HEAD]);
@@ -120,7 +120,7 @@ fn attended(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
 }
 
 /// The same as one operation.
-fn attended_whole(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+fn in_one(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
     attention(q, k, v, None, None, AttentionModuleOptions { is_causal: true, ..Default::default() })
 }
 
@@ -143,7 +143,7 @@ fn attention_of_grouped_queries_is_one_operation_on_each_rank() {
     let written = Case::<Llama> {
         init: Llama::new,
         loss: |model, device, rank| {
-            let attend = if rank.is_some() { attended_whole } else { attended };
+            let attend = if rank.is_some() { in_one } else { written_out };
             model.loss_with(ints([2, 8], 24, device), attend)
         },
     };
