@@ -2,12 +2,14 @@
 
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::LogicalOptions;
+use backend_dist::mesh_backend::{LogicalOptions, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::ModuleRecord;
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 /// The losses of some steps on the same batch.
@@ -55,5 +57,41 @@ fn autocast_trains_as_f32_does() {
             assert_ne!(losses, expected, "{layout}: nothing was rounded");
             assert!(losses[5] < 0.9 * losses[0], "{layout}: {losses:?}");
         }
+    }
+}
+
+/// The output of causal attention of 4 heads over 2, and the gradients in query, key and value.
+fn output_and_gradients(device: &Device) -> Vec<Vec<f64>> {
+    let tensor = |seed: usize, heads: usize| {
+        let values: Vec<f32> = (0..2 * heads * 6 * 8).map(|i| ((i * 7 + seed * 13) as f32 * 0.37).sin()).collect();
+        Tensor::<4>::from_data(TensorData::new(values, [2, heads, 6, 8]), (device, DType::F32)).require_grad()
+    };
+    let qkv = [tensor(1, 4), tensor(2, 2), tensor(3, 2)];
+    let [q, k, v] = qkv.clone();
+    let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let out = attention(q, k, v, None, None, causal);
+    let grads = (out.clone() * tensor(4, 4).detach()).sum().backward();
+    let read = |x: Tensor<4>| x.into_data().iter::<f64>().collect::<Vec<_>>();
+    let gradients = qkv.iter().map(|x| read(x.grad(&grads).unwrap()));
+    std::iter::once(read(out)).chain(gradients).collect()
+}
+
+#[test]
+fn attention_under_autocast_is_one_operation_in_half_precision() {
+    let expected = output_and_gradients(&Device::flex().autodiff());
+    let mesh = Mesh::new("TP1".parse().unwrap()).unwrap();
+    let ranks = launch(&mesh, &[Device::flex()], |rank| {
+        let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
+        let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+        let found = output_and_gradients(&device);
+        let kernels = explain(&device).kernels;
+        assert_eq!(["attention", "attention gradient"].map(|kernel| kernels.get(kernel)), [Some(&1); 2], "{kernels:?}");
+        Ok(found)
+    });
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for (i, (x, y)) in ranks.unwrap()[0].iter().zip(&expected).enumerate() {
+        let difference: Vec<f64> = x.iter().zip(y).map(|(x, y)| x - y).collect();
+        let relative = norm(&difference) / norm(y);
+        assert!((1e-5..2e-2).contains(&relative), "tensor {i}: {relative}");
     }
 }

@@ -132,7 +132,8 @@ impl<M: Module + ModuleDisplay> Case<M> {
         self.check_with(layout, axes, plans, false)
     }
 
-    fn check_with(&self, layout: &str, axes: &[Axis], plans: &[Plan], fusion: bool) -> Report {
+    /// [`check_on`](Self::check_on) with fused operations, or without.
+    pub fn check_with(&self, layout: &str, axes: &[Axis], plans: &[Plan], fusion: bool) -> Report {
         let expected = self.alone();
         let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();

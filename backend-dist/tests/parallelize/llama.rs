@@ -11,6 +11,8 @@ use burn::nn::{
     SwiGlu, SwiGluConfig,
 };
 use burn::tensor::activation::{log_softmax, softmax};
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Int, Tensor};
 
 /// Heads of queries, and of keys and values.
@@ -73,11 +75,15 @@ impl Llama {
     }
 
     fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        self.loss_with(tokens, written_out)
+    }
+
+    fn loss_with(&self, tokens: Tensor<2, Int>, attend: Attend) -> Tensor<1> {
         let [batch, length] = tokens.dims();
         let labels: Tensor<2, Int> = ints([batch, length], 23, &tokens.device());
         let mut x = self.embedding.forward(tokens);
         for block in &self.blocks {
-            x = x.clone() + block.attention.forward(block.attention_norm.forward(x), &self.rope);
+            x = x.clone() + block.attention.forward(block.attention_norm.forward(x), &self.rope, attend);
             let hidden = block.gate.forward(block.mlp_norm.forward(x.clone()));
             x = x + block.down.forward(hidden);
         }
@@ -88,24 +94,34 @@ impl Llama {
 }
 
 impl Attention {
-    fn forward(&self, x: Tensor<3>, rope: &RotaryEncoding) -> Tensor<3> {
+    fn forward(&self, x: Tensor<3>, rope: &RotaryEncoding, attend: Attend) -> Tensor<3> {
         let [batch, length, _] = x.dims();
         let heads = |x: Tensor<3>, n: usize| x.reshape([batch, length, n, HEAD]).swap_dims(1, 2);
         let q = rope.forward(heads(self.wq.forward(x.clone()), HEADS[0]));
         let k = rope.forward(heads(self.wk.forward(x.clone()), HEADS[1]));
         let v = heads(self.wv.forward(x), HEADS[1]);
-        let groups = HEADS[0] / HEADS[1];
-        let repeated = |x: Tensor<4>| {
-            let x = x.reshape([batch, HEADS[1], 1, length, HEAD]).expand([batch, HEADS[1], groups, length, HEAD]);
-            x.reshape([batch, HEADS[0], length, HEAD])
-        };
-        let (k, v) = (repeated(k), repeated(v));
-        let future = Tensor::<2, Int>::ones([length, length], &q.device()).triu(1).bool().unsqueeze::<4>();
-        let scores = q.matmul(k.swap_dims(2, 3)) / (HEAD as f64).sqrt();
-        let weights = softmax(scores.mask_fill(future, -1e9), 3);
-        let out = weights.matmul(v).swap_dims(1, 2).reshape([batch, length, HEADS[0] * HEAD]);
+        let out = attend(q, k, v).swap_dims(1, 2).reshape([batch, length, HEADS[0] * HEAD]);
         self.wo.forward(out)
     }
+}
+
+type Attend = fn(Tensor<4>, Tensor<4>, Tensor<4>) -> Tensor<4>;
+
+/// Causal attention, as users write it.
+fn written_out(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+    let [batch, heads, length, _] = q.dims();
+    let repeated = |x: Tensor<4>| {
+        let x = x.reshape([batch, HEADS[1], 1, length, HEAD]);
+        x.expand([batch, HEADS[1], HEADS[0] / HEADS[1], length, HEAD]).reshape([batch, heads, length, HEAD])
+    };
+    let future = Tensor::<2, Int>::ones([length, length], &q.device()).triu(1).bool().unsqueeze::<4>();
+    let scores = q.matmul(repeated(k).swap_dims(2, 3)) / (HEAD as f64).sqrt();
+    softmax(scores.mask_fill(future, -1e9), 3).matmul(repeated(v))
+}
+
+/// The same as one operation.
+fn in_one(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+    attention(q, k, v, None, None, AttentionModuleOptions { is_causal: true, ..Default::default() })
 }
 
 fn plan() -> Plan {
@@ -118,6 +134,24 @@ fn a_llama_of_burn_nn() {
     for layout in LAYOUTS {
         let report = case.check(layout, &plan());
         assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+    }
+}
+
+/// Burn computes the softmax of the operation in f32, and flash attention in f64.
+#[test]
+fn attention_of_grouped_queries_is_one_operation_on_each_rank() {
+    let written = Case::<Llama> {
+        init: Llama::new,
+        loss: |model, device, rank| {
+            let attend = if rank.is_some() { in_one } else { written_out };
+            model.loss_with(ints([2, 8], 24, device), attend)
+        },
+    };
+    for layout in LAYOUTS {
+        let report = written.check_with(layout, &[Axis::Tp], &[plan()], true);
+        assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+        let counts = ["attention", "attention gradient"].map(|kernel| report.kernels.get(kernel));
+        assert_eq!(counts, [Some(&2); 2], "{layout}: {report}");
     }
 }
 

@@ -4,6 +4,7 @@
 //! Under autocast, tensors that Burn knows as f32 may be stored in half precision: GEMMs read and write half precision,
 //! and what is computed from that alone remains so. Sums over rows, parameters and their gradients are f32.
 
+mod attention;
 mod chain;
 mod expression;
 mod fuse;
@@ -50,6 +51,8 @@ pub(super) struct Executor<B: Inner> {
     /// Tensors of which all elements are one number.
     constants: ById<(f64, Shape)>,
     kernels: BTreeMap<&'static str, usize>,
+    /// What attention saved for its backward pass, as kernels keep it.
+    logsumexps: ById<Float<B>>,
     /// Batches of GEMMs that wait whether they are summed.
     gemms: ById<Gemm<B>>,
 }
@@ -71,6 +74,7 @@ impl<B: Inner> Executor<B> {
             late: Ids::default(),
             constants: ById::default(),
             kernels: BTreeMap::new(),
+            logsumexps: ById::default(),
             gemms: ById::default(),
         }
     }
@@ -87,7 +91,11 @@ impl<B: Inner> Executor<B> {
             {
                 self.matmul(op);
             }
-            _ if self.note_constant(&op) || self.fuse(&op) || self.sum_gemms(&op) || self.wait(&op) => {}
+            _ if self.note_constant(&op)
+                || self.fuse(&op)
+                || self.sum_gemms(&op)
+                || self.wait(&op)
+                || self.attention(&op) => {}
             _ => self.run(op),
         }
     }
@@ -204,6 +212,7 @@ impl<B: Inner> Executor<B> {
         self.halves.remove(&id);
         self.copies.remove(&id);
         self.views.remove(&id);
+        self.logsumexps.remove(&id);
     }
 
     /// The tensor as it is stored, and whether that is half precision.

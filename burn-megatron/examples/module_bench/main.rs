@@ -1,11 +1,14 @@
-//! Trains an encoder of burn-nn, unmodified, through burn-train: with Burn's own strategies and in layouts of
+//! Trains a model of burn-nn, unmodified, through burn-train: with Burn's own strategies and in layouts of
 //! `MegatronStrategy::mesh`. What counts is the time of a step, from the difference of a long and a short training. One
 //! way a process: what one holds of a GPU's memory is not there for the next.
 //!
-//! `cargo run --release --example module_bench --features cuda -- WAYS [WIDTH] [LAYERS] [BATCH]`: 1024, 24 and 16 are
-//! an encoder of 302 million parameters and 16 × 512 tokens for each data-parallel rank. `WAYS` are separated by commas:
-//! `burn` is one device, `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, and with
-//! `+bf16` under autocast.
+//! `cargo run --release --example module_bench --features cuda -- WAYS MODEL [WIDTH] [LAYERS] [BATCH] [SEQUENCE]`:
+//! `encoder` is a `TransformerEncoder` of 302 million parameters (1024, 24) and 16 × 512 tokens for each data-parallel
+//! rank, unless sizes are given; `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
+//! `burn-megatron bench llama3-1b --training.micro-batch 1`. `WAYS` are separated by commas: `burn` is one device,
+//! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, and with `+bf16` under autocast.
+
+mod llama;
 
 use std::time::Instant;
 
@@ -22,47 +25,59 @@ use burn::train::{
     ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep, TrainingStrategy,
 };
 use burn_megatron::prelude::*;
+use llama::Llama;
 
-const SEQUENCE: usize = 512;
 /// Steps of a training that makes kernels, of a short one, and of a long one.
 const STEPS: [usize; 3] = [4, 4, 24];
 
 fn main() -> Result<(), BoxError> {
     let mut arguments = std::env::args().skip(1);
     let ways = arguments.next().unwrap_or("burn,TP1+bf16".into());
-    let sizes: Vec<usize> = arguments.map(|text| text.parse()).collect::<Result<_, _>>()?;
-    let size = |index: usize, default| sizes.get(index).copied().unwrap_or(default);
-    let (width, layers, batch) = (size(0, 1024), size(1, 24), size(2, 16));
+    let model = arguments.next().unwrap_or("encoder".into());
+    let given: Vec<usize> = arguments.map(|text| text.parse()).collect::<Result<_, _>>()?;
+    let (is_llama, usual) = match model.as_str() {
+        "encoder" => (false, [1024, 24, 16, 512]),
+        "llama" => (true, [2048, 16, 1, 4096]),
+        other => return Err(format!("model {other}; nearest legal: encoder, llama").into()),
+    };
+    let size = |index: usize| given.get(index).copied().unwrap_or(usual[index]);
+    let sizes = Sizes { is_llama, width: size(0), layers: size(1), batch: size(2), sequence: size(3) };
     println!("{:<20} {:>9} {:>12} {:>9}", "way", "step, ms", "tokens/s", "loss");
     for way in ways.split(',') {
         let mut ends = Vec::new();
         for steps in STEPS {
-            ends.push(train(way, (width, layers, batch), steps)?);
+            ends.push(train(way, sizes, steps)?);
         }
         let [_, (short, ..), (long, loss, ranks)] = ends[..] else { unreachable!("three trainings") };
         let step = (long - short) / (STEPS[2] - STEPS[1]) as f64;
-        let tokens = (ranks * batch * SEQUENCE) as f64 / step;
+        let tokens = (ranks * sizes.batch * sizes.sequence) as f64 / step;
         println!("{way:<20} {:>9.1} {tokens:>12.0} {loss:>9.5}", 1e3 * step);
     }
     Ok(())
 }
 
+/// The model, and the batch of each data-parallel rank.
+#[derive(Clone, Copy)]
+struct Sizes {
+    is_llama: bool,
+    width: usize,
+    layers: usize,
+    batch: usize,
+    sequence: usize,
+}
+
 /// Seconds, the loss on the last batch, and the number of data-parallel ranks.
-fn train(
-    way: &str,
-    (width, layers, batch): (usize, usize, usize),
-    steps: usize,
-) -> Result<(f64, f64, usize), BoxError> {
+fn train(way: &str, sizes: Sizes, steps: usize) -> Result<(f64, f64, usize), BoxError> {
+    let batch = sizes.batch;
     let device = device();
     let (strategy, ranks) = strategy(way)?;
     let items = (0..steps * batch * ranks).collect();
     let loader = |items| {
-        let batches = DataLoaderBuilder::new(Waves { width }).batch_size(batch);
+        let batches = DataLoaderBuilder::new(sizes).batch_size(batch);
         batches.build(InMemDataset::<usize>::new(items))
     };
     device.seed(1);
-    let config = TransformerEncoderConfig::new(width, 4 * width, 16, layers).with_dropout(0.0).with_norm_first(true);
-    let model = Encoder { layers: config.init(&device.clone().autodiff()) };
+    let model = Model::new(sizes, &device.clone().autodiff());
     let directory = tempfile::tempdir()?;
     let start = Instant::now();
     let result = SupervisedTraining::new(directory.path(), loader(items), loader(vec![0]))
@@ -75,12 +90,12 @@ fn train(
     }
     // The valid model's loss waits for everything.
     let model = result.model.fork(&device);
-    let batch = Waves { width }.batch((0..batch).collect(), &device);
+    let batch = sizes.batch((0..batch).collect(), &device);
     let loss = InferenceStep::step(&model, batch).0.into_scalar::<f64>();
     Ok((start.elapsed().as_secs_f64(), loss, ranks))
 }
 
-fn strategy(way: &str) -> Result<(TrainingStrategy<Encoder>, usize), BoxError> {
+fn strategy(way: &str) -> Result<(TrainingStrategy<Model>, usize), BoxError> {
     let device = device();
     if way == "burn" {
         return Ok((ExecutionStrategy::single(device).into(), 1));
@@ -114,13 +129,37 @@ fn numbered(_: usize) -> Device {
 }
 
 #[derive(Module, Debug)]
-struct Encoder {
-    layers: TransformerEncoder,
+#[expect(clippy::large_enum_variant, reason = "there is one")]
+enum Model {
+    Encoder(TransformerEncoder),
+    Llama(Llama),
 }
 
-impl Encoder {
-    fn loss(&self, x: Tensor<3>) -> Tensor<1> {
-        self.layers.forward(TransformerEncoderInput::new(x)).powi_scalar(2).mean()
+#[derive(Clone, Debug)]
+enum Batch {
+    /// `[items, sequence, width]`.
+    Waves(Tensor<3>),
+    /// `[items, sequence + 1]`.
+    Tokens(Tensor<2, Int>),
+}
+
+impl Model {
+    fn new(Sizes { is_llama, width, layers, sequence, .. }: Sizes, device: &Device) -> Self {
+        if is_llama {
+            return Self::Llama(Llama::new(width, layers, sequence, device));
+        }
+        let config = TransformerEncoderConfig::new(width, 4 * width, 16, layers);
+        Self::Encoder(config.with_dropout(0.0).with_norm_first(true).init(device))
+    }
+
+    fn loss(&self, batch: Batch) -> Tensor<1> {
+        match (self, batch) {
+            (Self::Encoder(layers), Batch::Waves(x)) => {
+                layers.forward(TransformerEncoderInput::new(x)).powi_scalar(2).mean()
+            }
+            (Self::Llama(llama), Batch::Tokens(tokens)) => llama.loss(tokens),
+            _ => unreachable!("batches are made for the model"),
+        }
     }
 }
 
@@ -139,37 +178,36 @@ impl Adaptor<LossInput> for Loss {
     }
 }
 
-impl TrainStep for Encoder {
-    type Input = Tensor<3>;
+impl TrainStep for Model {
+    type Input = Batch;
     type Output = Loss;
 
-    fn step(&self, x: Tensor<3>) -> TrainOutput<Loss> {
-        let loss = self.loss(x);
+    fn step(&self, batch: Batch) -> TrainOutput<Loss> {
+        let loss = self.loss(batch);
         TrainOutput::new(self, loss.backward(), Loss(loss))
     }
 }
 
-impl InferenceStep for Encoder {
-    type Input = Tensor<3>;
+impl InferenceStep for Model {
+    type Input = Batch;
     type Output = Loss;
 
-    fn step(&self, x: Tensor<3>) -> Loss {
-        Loss(self.loss(x))
+    fn step(&self, batch: Batch) -> Loss {
+        Loss(self.loss(batch))
     }
 }
 
-/// Batches `[items, sequence, width]` that are computed where they are used.
-#[derive(Clone)]
-struct Waves {
-    width: usize,
-}
-
-impl Batcher<usize, Tensor<3>> for Waves {
-    fn batch(&self, items: Vec<usize>, device: &Device) -> Tensor<3> {
+/// Batches that are computed where they are used.
+impl Batcher<usize, Batch> for Sizes {
+    fn batch(&self, items: Vec<usize>, device: &Device) -> Batch {
+        let Self { is_llama, width, sequence, .. } = *self;
+        if is_llama {
+            return Batch::Tokens(llama::tokens(&items, sequence, device));
+        }
         let (first, count) = (items[0] as i64, items.len() as i64);
         let each = |n: i64, shape: [usize; 3]| Tensor::<1, Int>::arange(0..n, device).float().reshape(shape);
         let item = each(count, [items.len(), 1, 1]) + first as f64;
-        let at = each(SEQUENCE as i64, [1, SEQUENCE, 1]) * 0.37 + each(self.width as i64, [1, 1, self.width]) * 0.11;
-        (at + item).sin()
+        let at = each(sequence as i64, [1, sequence, 1]) * 0.37 + each(width as i64, [1, 1, width]) * 0.11;
+        Batch::Waves((at + item).sin())
     }
 }
