@@ -83,7 +83,7 @@ impl Walk {
         };
         let fields: Vec<_> = group.get_fields().iter().filter_map(field).collect();
         let kind = Kind::Struct(fields);
-        (self.read.len() > start).then(|| Node { there, columns: start..self.read.len(), kind })
+        (self.read.len() > start).then_some(Node { there, columns: start..self.read.len(), kind })
     }
 
     fn list(&mut self, there: i16, repetition: i16, element: impl FnOnce(&mut Self) -> Option<Node>) -> Option<Node> {
