@@ -87,7 +87,7 @@ impl QuantizedWeight {
 #[derive(Clone, Debug)]
 pub(super) enum Kept<B: Backend> {
     Value(FloatTensor<B>),
-    /// It is computed again.
+    /// It is recomputed.
     Stored(Box<QuantizedWeight>),
 }
 

@@ -1,6 +1,6 @@
 //! Parquet files as rows of JSON: what JSON lines with the same data have.
 //!
-//! A null in a row or in a struct is left out, as if its key were missing: a column of structs has every field in every row,
+//! A null of a row or of a struct is left out, as if its key were missing: a column of structs has every field in every row,
 //! and a chat template takes `tool_calls` that are there for calls. TRL does the same (`remove_none_values`).
 //! Columns of types that JSON does not have (decimals, fixed-length bytes, bytes that are no text) are left out too.
 

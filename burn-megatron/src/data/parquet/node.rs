@@ -22,7 +22,7 @@ enum Kind {
     Scalar,
     /// Keys in quotes.
     Struct(Vec<(String, Node)>),
-    /// A list has an element from its definition level, and goes on at its repetition level. A map is a list of structs
+    /// A list has an element from its definition level, and continues at its repetition level. A map is a list of structs
     /// with `key` and `value`.
     List {
         element: Box<Node>,

@@ -15,7 +15,7 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::super::zstd::ZstdFrames;
 
-/// The pages of a column in a row group.
+/// The pages of a column of a row group.
 pub(super) struct Pages {
     stored: SerializedPageReader<File>,
     codec: Compression,
