@@ -10,7 +10,7 @@ use std::sync::Arc;
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::moe::{grouped_linear, grouped_swiglu_linear};
-use backend_dist::ops::{PassContext, embedding};
+use backend_dist::ops::{PassContext, embedding, matmul, sum_dim};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -180,9 +180,9 @@ impl Adapters {
             let b = b.val().inner().reshape([experts, features, rank]);
             let a = a.clone().narrow(1, before, rank);
             before += rank;
-            let (start, of) = (index * features, |x: Tensor<3>| (x.cast(wide) * b.clone().cast(wide)).sum_dim(2));
-            let cross = of(w.clone().narrow(1, start, features).matmul(a.clone().swap_dims(1, 2)));
-            let square = of(b.clone().matmul(a.clone().matmul(a.swap_dims(1, 2))));
+            let (start, of) = (index * features, |x: Tensor<3>| sum_dim(x.cast(wide) * b.clone().cast(wide), 2));
+            let cross = of(matmul(w.clone().narrow(1, start, features), a.clone().swap_dims(1, 2)));
+            let square = of(matmul(b.clone(), matmul(a.clone(), a.swap_dims(1, 2))));
             let added = cross.mul_scalar(2.0 * self.scale) + square.mul_scalar(self.scale * self.scale);
             let squares = dora.squares.clone().narrow(1, start, features) + added.reshape([experts, features]);
             let norms = summed(squares, dora.group.as_ref()).sqrt().reshape([experts * features]);
@@ -258,7 +258,7 @@ pub(crate) fn of_tokens(values: Tensor<1>, counts: &[usize]) -> Tensor<2> {
 fn squares(w: Tensor<2>, experts: usize) -> Tensor<2> {
     let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
     let rows = w.dims()[0];
-    (w.clone() * w).sum_dim(1).reshape([experts, rows / experts])
+    sum_dim(w.clone() * w, 1).reshape([experts, rows / experts])
 }
 
 /// Over the ranks that have columns each.

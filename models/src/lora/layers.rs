@@ -9,7 +9,8 @@ use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
 use backend_dist::ops::{
-    LinearOptions, Prologue, SharedInput, add_linear, geglu, gelu, layer_norm, linear_with, rms_norm, swiglu,
+    LinearOptions, Prologue, SharedInput, add_linear, geglu, gelu, layer_norm, linear_with, matmul, rms_norm, sum_dim,
+    swiglu,
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -207,14 +208,14 @@ fn narrow((x, shared): (Tensor<3>, SharedInput), a: &Param<Tensor<2>>) -> Tensor
 
 /// `W + s B A`.
 fn merged(w: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f64) -> Tensor<2> {
-    w + b.matmul(a).mul_scalar(scale)
+    w + matmul(b, a).mul_scalar(scale)
 }
 
 /// The norm of each matrix row, of which the ranks of `group` have some columns each; at least in fp32.
 fn row_norms(w: Tensor<2>, group: Option<&Group>) -> Tensor<1> {
     let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
     let rows = w.dims()[0];
-    let squares = (w.clone() * w).sum_dim(1).reshape([rows]);
+    let squares = sum_dim(w.clone() * w, 1).reshape([rows]);
     let squares = match group.filter(|group| group.size() > 1) {
         Some(group) => all_reduce(squares, ReduceOp::Sum, group),
         None => squares,

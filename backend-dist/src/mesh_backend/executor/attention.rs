@@ -9,7 +9,8 @@ use burn::tensor::{DType, FloatDType, Slice};
 use burn_ir::{AttentionBackwardOpIr, AttentionOptionsIr, ModuleOperationIr, OperationIr, TensorIr, TensorStatus};
 
 impl<B: Inner> Executor<B> {
-    /// Runs attention in half precision, and in f64, whose softmax Burn computes in f32; without a mask or a bias.
+    /// Runs attention without a mask or a bias. Burn's own has its softmax in f32 for f64 too, and its gradients on GPUs are
+    /// not to be relied on: a Llama in f32 trained to NaN.
     pub(super) fn attention(&mut self, op: &OperationIr) -> bool {
         use ModuleOperationIr as Op;
         match op {
@@ -73,7 +74,7 @@ impl<B: Inner> Executor<B> {
         let dtype = self.half.filter(|_| q.dtype == self.limits.dtype).unwrap_or(q.dtype);
         let AttentionModuleOptions { scale, softcap, is_causal, causal_alignment } = options.clone().into();
         let is_at_end = causal_alignment == CausalAlignment::BottomRight || q.shape[2] == k.shape[2];
-        let is_here = matches!(dtype, DType::BF16 | DType::F16 | DType::F64)
+        let is_here = matches!(dtype, DType::BF16 | DType::F16 | DType::F32 | DType::F64)
             && [k, v].iter().all(|x| x.dtype == q.dtype)
             && (!is_causal || is_at_end);
         let usual = AttentionOptions::causal(q.shape[3]);
