@@ -25,12 +25,14 @@ fn input(model: &str) -> (Input, Tensors) {
     (read_input(&path).unwrap(), read(&path))
 }
 
-/// The largest difference, relative to the largest value.
+/// The largest difference, relative to the largest value. Of zeros, as the gradients of an expert without tokens, the
+/// difference itself.
 pub fn difference(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    worst.fold(0.0, |worst: f64, gap| if gap > worst || gap.is_nan() { gap } else { worst }) / largest
+    worst.fold(0.0, |worst: f64, gap| if gap > worst || gap.is_nan() { gap } else { worst })
+        / if largest == 0.0 { 1.0 } else { largest }
 }
 
 /// Logits of the last eight positions of each sequence.
