@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::boxes::{self, Flaw};
 use super::error::CheckpointError;
 use super::hashes::PIECE;
+use super::slice::Slice;
 use super::{Kind, RunState, names};
 
 /// More than the largest run counts, and far from where sums overflow.
@@ -72,6 +73,17 @@ pub struct SavedSlice {
 }
 
 impl SavedTensor {
+    /// The tensor that a slice is a part of, with it as the only one, in a file.
+    pub(super) fn of_slice(slice: &Slice, file: &str) -> Self {
+        Self {
+            kind: slice.kind,
+            name: slice.name.clone(),
+            dtype: slice.dtype,
+            global_shape: slice.global_shape.clone(),
+            slices: vec![SavedSlice { file: file.into(), key: slice.key(), ranges: slice.ranges.clone() }],
+        }
+    }
+
     /// Kind and name, as in the keys of files.
     pub fn key(&self) -> String {
         format!("{}/{}", self.kind, self.name)

@@ -8,7 +8,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::disk::Files;
 use super::error::CheckpointError;
-use super::manifest::{SavedFile, Shard};
+use super::manifest::{SavedFile, SavedTensor, Shard};
 use super::{Slice, boxes, hashes, names};
 
 /// Bytes that are written at a time.
@@ -48,7 +48,7 @@ pub(super) fn write(
         let whole = whole.map_or_else(|_| hashes::whole(parts()), joined);
         Ok((whole, pieces.map_or_else(|_| hashes::pieces(parts()), joined)))
     })?;
-    let tensors = slices.iter().map(|slice| slice.saved(&name)).collect();
+    let tensors = slices.iter().map(|slice| SavedTensor::of_slice(slice, &name)).collect();
     Ok(Shard { file: Some(SavedFile { name, bytes, sha256, pieces }), tensors })
 }
 

@@ -8,7 +8,6 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
 use super::boxes;
-use super::manifest::{SavedSlice, SavedTensor};
 
 /// What the values of a tensor are to the training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -165,17 +164,6 @@ impl Slice {
         let range =
             if self.ranges == boxes::whole(&self.global_shape) { String::new() } else { boxes::text(&self.ranges) };
         format!("{}/{}{range}", self.kind, self.name)
-    }
-
-    /// The tensor that it is a part of, with itself as the only slice, in a file.
-    pub(super) fn saved(&self, file: &str) -> SavedTensor {
-        SavedTensor {
-            kind: self.kind,
-            name: self.name.clone(),
-            dtype: self.dtype,
-            global_shape: self.global_shape.clone(),
-            slices: vec![SavedSlice { file: file.into(), key: self.key(), ranges: self.ranges.clone() }],
-        }
     }
 
     /// Why the slice cannot be written, if it cannot.

@@ -1,4 +1,4 @@
-//! Processes that fail are started again by their launcher, all of them, as torchrun and Slurm do it, and go on with the
+//! Processes that fail are started again by their launcher, all of them, as torchrun and Slurm do it, and continue with the
 //! bits of a run that was left alone.
 
 use std::path::Path;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::super::error::CheckpointError;
-use super::super::manifest::{Manifest, Shard};
+use super::super::manifest::{Manifest, SavedTensor, Shard};
 use super::super::{Kind, RunState, Slice};
 use super::shards::ShardFiles;
 use super::{Checkpoint, Located};
@@ -13,7 +13,7 @@ use super::{Checkpoint, Located};
 const NAME: &str = "memory";
 
 impl Checkpoint {
-    /// The slices that all ranks have handed over after a step, for a run to go on from.
+    /// The slices that all ranks have handed over after a step, for a run to continue from.
     ///
     /// # Errors
     /// If they overlap or leave something out.
@@ -22,7 +22,7 @@ impl Checkpoint {
         let mut shards = ShardFiles::new(&path);
         let (mut saved, mut starts) = (Vec::new(), HashMap::<(Kind, String), Vec<(usize, u64)>>::new());
         for slice in slices.into_iter().filter(|slice| !slice.data.is_empty()) {
-            saved.push(slice.saved(NAME));
+            saved.push(SavedTensor::of_slice(&slice, NAME));
             starts.entry((slice.kind, slice.name)).or_default().push((shards.keep(slice.data), 0));
         }
         // The slices of a tensor stay in this order.

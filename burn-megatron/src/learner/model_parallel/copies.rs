@@ -1,4 +1,4 @@
-//! Copies of the state in host memory, from which a run in one process goes on after a rank has failed.
+//! Copies of the state in host memory, from which a run in one process continues after a rank has failed.
 
 use std::collections::BTreeMap;
 use std::mem::take;

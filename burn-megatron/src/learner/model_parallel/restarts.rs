@@ -1,4 +1,4 @@
-//! How a run in one process goes on after a rank has failed: all ranks end and begin again, from the newest copy of their
+//! How a run in one process continues after a rank has failed: all ranks end and begin again, from the newest copy of their
 //! state.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A run of one process whose ranks fail goes on with the bits of one that was left alone.
+//! A run of one process whose ranks fail continues with the bits of one that was left alone.
 
 use super::*;
 use crate::checkpoint::SaverOptions;
