@@ -15,7 +15,7 @@ pub(super) struct Blocks {
 
 enum Store {
     Host { codes: Vec<u8>, scales: Vec<f32> },
-    Gpu(buffer::Blocks),
+    Gpu(Box<buffer::Blocks>),
 }
 
 impl Blocks {
@@ -23,7 +23,7 @@ impl Blocks {
     pub fn zeros(len: usize, device: &Device) -> [Self; 2] {
         let store = || {
             let host = || Store::Host { codes: vec![0; len], scales: vec![0.0; len / BLOCK] };
-            buffer::Blocks::zeros(len, device).map_or_else(host, Store::Gpu)
+            buffer::Blocks::zeros(len, device).map_or_else(host, |blocks| Store::Gpu(Box::new(blocks)))
         };
         [Map::Signed, Map::Unsigned].map(|map| Self { map, store: store() })
     }
@@ -38,7 +38,7 @@ impl Blocks {
 
     /// The GPU memory, if it is there.
     pub fn gpu(&self) -> Option<&buffer::Blocks> {
-        if let Store::Gpu(blocks) = &self.store { Some(blocks) } else { None }
+        if let Store::Gpu(blocks) = &self.store { Some(blocks.as_ref()) } else { None }
     }
 
     /// Codes and scales.
