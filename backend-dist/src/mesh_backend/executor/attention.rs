@@ -9,8 +9,8 @@ use burn::tensor::{DType, FloatDType, Slice};
 use burn_ir::{AttentionBackwardOpIr, AttentionOptionsIr, ModuleOperationIr, OperationIr, TensorIr, TensorStatus};
 
 impl<B: Inner> Executor<B> {
-    /// Runs attention without a mask or a bias. Burn's own has its softmax in f32 for f64 too, and its gradients on GPUs are
-    /// not to be relied on: a Llama in f32 trained to NaN.
+    /// Runs attention without a mask or a bias. Burn's own has its softmax in f32 for f64 too, and with its
+    /// gradients on a GPU a Llama in f32 trained to NaN.
     pub(super) fn attention(&mut self, op: &OperationIr) -> bool {
         use ModuleOperationIr as Op;
         match op {
