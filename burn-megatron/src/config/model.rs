@@ -213,6 +213,16 @@ fn snake_keys(value: Value) -> Value {
     }
 }
 
+/// Sizes that a family may leave out, where its start has the value that changes nothing.
+fn has_default(name: &str, value: &Value) -> bool {
+    match name {
+        "make_vocab_size_divisible_by" => true,
+        "decoder_sparse_step" | "n_group" | "topk_group" => *value == 1,
+        "first_k_dense_replace" => *value == 0,
+        _ => false,
+    }
+}
+
 /// If only the family is known: sizes that follow from others, and a problem for each that is missing.
 fn complete(
     start: &FamilyConfig,
@@ -226,8 +236,7 @@ fn complete(
     let size = |name: &str| fields.get(name).and_then(Value::as_u64).unwrap_or(0);
     let heads = size("num_attention_heads");
     for (name, value) in sizes(start) {
-        let has_default = ["make_vocab_size_divisible_by", "decoder_sparse_step"].contains(&name.as_str());
-        if given(&name) || rest.contains_key(&name) || !value.is_u64() || has_default {
+        if given(&name) || rest.contains_key(&name) || !value.is_u64() || has_default(&name, &value) {
             continue;
         }
         match name.as_str() {
