@@ -8,8 +8,10 @@ use syn::{Attribute, ItemMod, ItemUse, Meta, UseTree, Visibility};
 use crate::repository;
 
 /// The crates of the workspace, as their sources call them, and their folders.
-pub const CRATES: [(&str, &str); 4] = [
+pub const CRATES: [(&str, &str); 6] = [
     ("kernels_cubecl", "kernels-cubecl"),
+    ("ranks", "backend-dist/ranks"),
+    ("ops", "backend-dist/ops"),
     ("backend_dist", "backend-dist"),
     ("models", "models"),
     ("burn_megatron", "burn-megatron"),
@@ -63,7 +65,9 @@ impl Paths {
     fn hand_on(&mut self, path: &[String], name: String) {
         let own: Vec<String> = self.module.clone();
         self.add(path);
-        let is_relative = !["crate", "self", "super"].contains(&path[0].as_str()) && path.len() > 1;
+        let start = path[0].as_str();
+        let is_crate = ["crate", "self", "super"].contains(&start) || CRATES.iter().any(|(name, _)| *name == start);
+        let is_relative = !is_crate && path.len() > 1;
         let of_this = if is_relative { [own.as_slice(), path].concat() } else { absolute(&own, path) };
         self.handed_on.insert(name, of_this.join("::"));
     }

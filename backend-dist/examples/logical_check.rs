@@ -9,7 +9,7 @@ use backend_dist::gpu;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::logical::Placement;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::mesh_backend::{LogicalOptions, Redistribute, Report, explain};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute, Report, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};

@@ -5,7 +5,7 @@
 
 use backend_dist::launch::{BoxError, launch};
 use backend_dist::mesh::Mesh;
-use backend_dist::mesh_backend::{LogicalOptions, explain};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, explain};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, FloatDType, Tensor};

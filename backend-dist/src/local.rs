@@ -1,4 +1,4 @@
-//! Each rank's share of the tensors of a [logical device](crate::launch::Rank::logical_device), for programs that
+//! Each rank's share of the tensors of a [logical device](crate::mesh_backend::LogicalDevice::logical_device), for programs that
 //! communicate with ranks outside of it: data parallelism around tensor parallelism.
 //!
 //! On other devices a tensor is its own share.

@@ -2,7 +2,7 @@
 
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalOptions, explain};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};

@@ -4,7 +4,7 @@ pub use backend_dist::fully_shard::{FullyShard, Units, fully_shard};
 pub use backend_dist::launch::{BoxError, Rank, launch};
 pub use backend_dist::logical::Placement;
 pub use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-pub use backend_dist::mesh_backend::{LogicalOptions, Redistribute, Teams, explain};
+pub use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute, Teams, explain};
 pub use backend_dist::parallelize::{Plan, PlanError, parallelize};
 pub use models::{
     Bert, BertConfig, CausalLm, FamilyConfig, Gpt, GptConfig, Llama, LlamaConfig, ModelConfig, ParamBuilder, Recompute,

@@ -8,10 +8,10 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::sequence::Sequence;
-use crate::collective;
-use crate::comm::{Group, ReduceOp};
+use ranks::collective;
+use ranks::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
-use crate::overlap::{self, Pending};
+use ranks::overlap::{self, Pending};
 
 /// Bytes of gradients that are reduced behind the backward pass: more would keep whole gradients alive for nothing.
 #[cfg(feature = "cuda")]

@@ -50,13 +50,13 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Re
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
-use crate::comm::Group;
 use crate::gradients::{average_gradients_of, clip_grad_norm};
 use crate::local::{Placements, to_local};
 pub use gathers::Counts;
 use gathers::Gathers;
 use op::{Sharding, unshard};
 pub use owners::Owners;
+use ranks::comm::Group;
 pub use states::running_states;
 pub use units::Units;
 

@@ -8,8 +8,8 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 
 use super::*;
-use crate::launch::launch;
-use crate::mesh::{Axis, Mesh, ParallelLayout};
+use ranks::launch::launch;
+use ranks::mesh::{Axis, Mesh, ParallelLayout};
 
 /// Tokens in, one number for each of 3 classes out. `tied` is the embedding's parameter in a second field.
 #[derive(Module, Debug)]

@@ -5,7 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
 use std::collections::HashSet;
 
-use crate::comm::Group;
+use ranks::comm::Group;
 
 /// What PyTorch's `clip_grad_norm_` multiplies gradients with: `max_norm / (norm + 1e-6)`, at most 1.
 fn clip_factor(max_norm: f64, norm: f64) -> f64 {

@@ -6,8 +6,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::comm::Group;
 use crate::local::{Placements, to_local};
+use ranks::comm::Group;
 
 /// One parameter's gradient on this rank, flat. Of a parameter that is sharded on a logical device, each rank's share.
 pub struct FlatGrad {

@@ -11,12 +11,12 @@ use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use crate::collective::all_reduce;
-use crate::comm::{Group, ReduceOp};
 pub use clip::clip_grad_norm;
 use flat::put_back;
 pub use flat::{FlatGrad, dtypes, into_grads, split, take_used};
 pub use placed::place_gradients;
+use ranks::collective::all_reduce;
+use ranks::comm::{Group, ReduceOp};
 
 /// Replaces every gradient by its mean over `group`.
 ///
@@ -49,10 +49,10 @@ pub(crate) fn average_gradients_of<M: Module>(
 
 #[cfg(test)]
 mod tests {
-    use crate::launch::launch;
-    use crate::mesh::{Axis, Mesh, ParallelLayout};
     use burn::nn::{Linear, LinearConfig};
     use burn::tensor::Device;
+    use ranks::launch::launch;
+    use ranks::mesh::{Axis, Mesh, ParallelLayout};
 
     use super::*;
 

@@ -7,9 +7,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
 use super::flat::dtypes;
-use crate::collective::all_reduce;
-use crate::comm::{Group, ReduceOp};
 use crate::local::{Placements, to_local};
+use ranks::collective::all_reduce;
+use ranks::comm::{Group, ReduceOp};
 
 /// Brings each gradient of `module` to where its parameter is on the logical device along the axis of `group`; those
 /// that are sums over the group, of parameters that every rank holds, in one all-reduce per number type. On other

@@ -4,12 +4,12 @@ use super::command;
 use super::device::MeshDevice;
 use super::follow::{Followers, Message};
 use super::worker::Worker;
-use crate::collective_ops::Collective;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterChannel, RouterClient, RouterTensor};
 use burn_std::future::{DynFut, block_on};
+use ranks::collective_ops::Collective;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

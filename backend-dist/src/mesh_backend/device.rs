@@ -3,19 +3,22 @@
 use super::channel::{MeshBackend, MeshChannel, MeshClient};
 use super::follow::Followers;
 use super::interpreter::{Interpret, Interpreter};
+use super::local::COLLECTIVES;
 use super::options::LogicalOptions;
 use super::report::Report;
 use super::worker::Worker;
-use crate::comm::Group;
-use crate::gpu;
-use crate::launch::Rank;
 use crate::logical::MeshAxis;
 use crate::logical::rules::Policy;
-use crate::mesh::Axis;
 use burn::backend::{DeviceId, DeviceOps, DeviceSettings, DispatchDevice};
 use burn::tensor::Device;
 use burn_group::{GroupDevice, MemberDevice};
 use burn_router::{RouterClientRegistration, register_scoped_client};
+use ranks::attached::Attached;
+use ranks::collective_ops::ON_GROUPS;
+use ranks::comm::Group;
+use ranks::gpu;
+use ranks::launch::Rank;
+use ranks::mesh::Axis;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The only member of the device group through which Burn reaches one rank's side of a logical device.
@@ -60,6 +63,7 @@ static SLOTS: Mutex<Slots> = Mutex::new(Slots { settings: Vec::new(), free: Vec:
 impl Slot {
     /// One whose default types are those of `settings`, behind which `client` makes the client of its member.
     fn open(settings: DeviceSettings, client: impl FnOnce(MeshDevice) -> MeshClient) -> (Self, Opened) {
+        ON_GROUPS.get_or_init(|| COLLECTIVES);
         let (member, group) = {
             let mut slots = lock(&SLOTS);
             let has_settings = |slot: &Slot| slots.settings[usize::from(slot.member.0)] == settings;
@@ -126,6 +130,44 @@ pub fn explain(device: &Device) -> Report {
     live.client.worker().ask(|interpreter| interpreter.report())
 }
 
+/// What a [`Rank`] has with this crate: devices that distribute what is on them.
+pub trait LogicalDevice {
+    /// The device whose tensors have the shapes of one device and live on the ranks along `axes`: see
+    /// [`mesh_backend`](crate::mesh_backend). All of these ranks must do the same with it, with the same data. Repeated
+    /// calls give the same device. It ends with the rank, whose results must be read before.
+    ///
+    /// Random tensors are the same on every rank and in every layout; `Device::seed` begins their stream.
+    ///
+    /// # Panics
+    /// If two of the axes have a rank in common but this one, or the rank's device has autodiff.
+    fn logical_device(&self, axes: &[Axis]) -> Device {
+        self.logical_device_with(axes, LogicalOptions::default())
+    }
+
+    /// A [`logical_device`](Self::logical_device) with options.
+    ///
+    /// # Panics
+    /// As [`logical_device`](Self::logical_device), or if the autocast type is neither bf16 nor f16, or fusion is off with it.
+    fn logical_device_with(&self, axes: &[Axis], options: LogicalOptions) -> Device;
+}
+
+impl LogicalDevice for Rank {
+    fn logical_device_with(&self, axes: &[Axis], options: LogicalOptions) -> Device {
+        options.check();
+        for (i, &axis) in axes.iter().enumerate() {
+            let ranks = self.mesh.group_of(axis, self.rank);
+            let shared = |other: &&Axis| {
+                let others = self.mesh.group_of(**other, self.rank);
+                others.iter().filter(|rank| ranks.contains(rank)).count() > 1
+            };
+            if let Some(other) = axes[..i].iter().find(shared) {
+                panic!("logical device: the axes {other} and {axis} share ranks; name axes that do not, as tp and dp");
+            }
+        }
+        self.attached::<LogicalDevices>().device(self, axes, options)
+    }
+}
+
 /// The logical devices of one rank. They end with it.
 #[derive(Default)]
 pub(crate) struct LogicalDevices {
@@ -153,14 +195,6 @@ impl LogicalDevices {
         )
     }
 
-    /// Waits until they have begun everything that was asked of them.
-    pub fn finish(&self) {
-        let devices: Vec<Device> = lock(&self.made).iter().map(|made| made.device.clone()).collect();
-        for live in devices.iter().filter_map(live) {
-            live.client.worker().ask(|_| ());
-        }
-    }
-
     /// A logical device of which `followers` are other ranks.
     pub(super) fn make(&self, rank: &Rank, wanted: &Wanted, followers: Followers) -> Device {
         let interpreter = interpreter(rank, wanted);
@@ -173,6 +207,16 @@ impl LogicalDevices {
         let (options, registration) = (wanted.options, opened.registration);
         lock(&self.made).push(Made { axes, options, device: device.clone(), slot, registration });
         device
+    }
+}
+
+impl Attached for LogicalDevices {
+    /// Waits until they have begun everything that was asked of them.
+    fn finish(&self) {
+        let devices: Vec<Device> = lock(&self.made).iter().map(|made| made.device.clone()).collect();
+        for live in devices.iter().filter_map(live) {
+            live.client.worker().ask(|_| ());
+        }
     }
 }
 

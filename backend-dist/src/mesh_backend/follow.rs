@@ -3,11 +3,11 @@
 
 use super::command::Command;
 use super::interpreter::Interpret;
-use crate::collective_ops::Collective;
-use crate::comm::Group;
 use crate::logical::TensorState;
 use burn::tensor::TensorData;
 use burn_ir::{OperationIr, TensorId, TensorIr};
+use ranks::collective_ops::Collective;
+use ranks::comm::Group;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;

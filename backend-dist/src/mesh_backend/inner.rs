@@ -4,14 +4,14 @@
 mod cube;
 
 use super::executor::{Launch, Limits, Written};
-use crate::collective_ops::CollectiveOps;
-use crate::ops::LocalKernels;
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::tensor::{DType, TensorData};
 use burn_ir::{BackendIr, HandleKind};
+use ops::LocalKernels;
+use ranks::collective_ops::CollectiveOps;
 
 /// A backend that runs a rank's share of every operation.
 pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {

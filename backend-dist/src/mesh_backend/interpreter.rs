@@ -14,8 +14,6 @@ use super::options::LogicalOptions;
 use super::random::Random;
 use super::report::Report;
 use super::table::{self, Table};
-use crate::collective_ops::Collective;
-use crate::comm::Group;
 use crate::logical::Placement::Replicate;
 use crate::logical::{Homes, MeshAxis, TensorState, keeps_weights, plan};
 use across::Arrivals;
@@ -27,6 +25,8 @@ use burn_ir::{
 };
 use burn_std::future::DynFut;
 use inputs::{Local, Locals, Rename};
+use ranks::collective_ops::Collective;
+use ranks::comm::Group;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 

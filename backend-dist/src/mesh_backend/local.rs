@@ -3,17 +3,16 @@
 use super::command::{self, Answer, Command};
 use super::device::{Live, live};
 use super::follow::Message;
-use crate::collective_ops::{Collective, CollectiveOps};
-use crate::comm::Group;
 use crate::logical::{Placement, TensorState};
 use burn::backend::TensorMetadata;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::FloatTensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_group::GroupBackend;
 use burn_ir::{TensorId, TensorIr, TensorStatus};
+use ranks::collective_ops::{Collective, OnGroups};
 use std::collections::HashSet;
 
 /// A tensor of a logical device.
@@ -153,15 +152,11 @@ macro_rules! across {
     }};
 }
 
-impl CollectiveOps for GroupBackend {
-    fn collective(x: FloatTensor<Self>, what: Collective, _: Option<Collective>, group: Group) -> FloatTensor<Self> {
-        across!(x, what, group, float_mul_scalar, float_empty)
-    }
-
-    fn collective_int(x: IntTensor<Self>, what: Collective, group: Group) -> IntTensor<Self> {
-        across!(x, what, group, int_mul_scalar, int_empty)
-    }
-}
+/// Collectives with ranks that are not of the tensor's device.
+pub(super) const COLLECTIVES: OnGroups = OnGroups {
+    float: |x, what, group| across!(x, what, group, float_mul_scalar, float_empty),
+    int: |x, what, group| across!(x, what, group, int_mul_scalar, int_empty),
+};
 
 /// The tensors of a logical device that did not exist at some time.
 pub(crate) struct Recent(Option<(Live, TensorId)>);

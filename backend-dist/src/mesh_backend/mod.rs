@@ -1,13 +1,13 @@
 //! The backend that distributes any Burn model: a device whose tensors have the shapes of one device and live on the
 //! ranks of a mesh.
 //!
-//! [`Rank::logical_device`](crate::launch::Rank::logical_device) makes the device. Burn sends every operation on its
+//! [`LogicalDevice::logical_device`] makes the device. Burn sends every operation on its
 //! tensors here as [`OperationIr`](burn_ir::OperationIr). The [plan](crate::logical::plan()) of the operation says how
-//! its inputs must be placed; they are moved there by [collectives](crate::collective), and the rank runs the operation
+//! its inputs must be placed; they are moved there by [collectives](ranks::collective), and the rank runs the operation
 //! on its shards, on its own device. Autodiff is around all of this and does not know.
 //!
 //! ```
-//! use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::{Redistribute, explain}};
+//! use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::{LogicalDevice, Redistribute, explain}};
 //! use backend_dist::logical::Placement::{Partial, Replicate, Shard};
 //! use burn::tensor::{Device, Tensor};
 //!
@@ -46,10 +46,8 @@ mod table;
 mod team;
 mod worker;
 
-pub use device::{MeshDevice, explain};
+pub use device::{LogicalDevice, MeshDevice, explain};
 pub use options::LogicalOptions;
 pub use redistribute::Redistribute;
 pub use report::{Count, Report};
 pub use team::Teams;
-
-pub(crate) use device::LogicalDevices;

@@ -2,10 +2,10 @@
 
 use burn::tensor::{DType, FloatDType};
 
-/// How a [logical device](crate::launch::Rank::logical_device_with) computes.
+/// How a [logical device](crate::mesh_backend::LogicalDevice::logical_device_with) computes.
 ///
 /// ```
-/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::LogicalOptions};
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::{LogicalDevice, LogicalOptions}};
 /// use burn::tensor::{Device, FloatDType, Tensor};
 ///
 /// launch(&Mesh::new("TP2".parse()?)?, &[Device::flex()], |rank| {

@@ -2,15 +2,15 @@
 
 use super::command::{self, Command};
 use super::device::{Live, live};
-use crate::launch::Rank;
 use crate::logical::Placement;
-use crate::mesh::Axis;
 use burn::tensor::{Device, Int, Tensor};
+use ranks::launch::Rank;
+use ranks::mesh::Axis;
 
-/// Tensors of a [logical device](Rank::logical_device) along the axes of the mesh.
+/// Tensors of a [logical device](super::LogicalDevice::logical_device) along the axes of the mesh.
 ///
 /// ```
-/// use backend_dist::{launch::launch, logical::Placement, mesh::{Axis, Mesh}, mesh_backend::Redistribute};
+/// use backend_dist::{launch::launch, logical::Placement, mesh::{Axis, Mesh}, mesh_backend::{LogicalDevice, Redistribute}};
 /// use burn::tensor::Tensor;
 ///
 /// launch(&Mesh::new("TP2".parse()?)?, &[burn::tensor::Device::flex()], |rank| {

@@ -2,12 +2,12 @@
 
 use super::inner::Inner;
 use super::report::Report;
-use crate::collective_ops::Collective;
-use crate::comm::{Group, ReduceOp};
 use crate::logical::Placement::{self, Partial, Replicate, Shard, Strided, Varying};
 use burn::backend::TensorMetadata;
 use burn::tensor::{IntDType, Shape, Slice};
 use burn_ir::HandleKind;
+use ranks::collective_ops::Collective;
+use ranks::comm::{Group, ReduceOp};
 
 /// `x`, a rank's share of a tensor in the placements `from`, in the placements `to`, which must divide its shape. All
 /// ranks of `groups`, one for each axis, must call this alike. The collectives are added to `report`.

@@ -1,12 +1,12 @@
 //! Logical devices of a program that runs on one rank of several.
 
-use super::device::{Wanted, interpreter};
+use super::device::{LogicalDevices, Wanted, interpreter};
 use super::follow::{Followers, Leader, Message, follow, forward};
 use super::options::LogicalOptions;
-use crate::comm::Group;
-use crate::launch::{BoxError, Rank};
-use crate::mesh::{Axis, Mesh};
 use burn::tensor::Device;
+use ranks::comm::Group;
+use ranks::launch::{BoxError, Rank};
+use ranks::mesh::{Axis, Mesh};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 /// The ranks of each group along an axis as one *team*: the first of them, the leader, runs a program on a logical
 /// device, and the others do the same operations on their shares.
 ///
-/// With [`Rank::logical_device`] all ranks run the program, so all need the same data in the same order. A team's
+/// With [`logical_device`](super::LogicalDevice::logical_device) all ranks run the program, so all need the same data in the same order. A team's
 /// program reads its data once, and any of its threads may use the device: a data loader, metrics, a checkpointer.
 /// Ranks of a team in other processes get their operations over the network.
 ///
@@ -128,7 +128,7 @@ impl Teams {
                 let lines = lines.map(|(follower, _)| self.line(rank, *follower, &group)).collect();
                 let followers = Followers::new(followers.into_iter().map(|(_, sender)| sender).collect());
                 let mut program_of = Program { followers: followers.clone(), ended_well: false, lines };
-                let result = program(rank.logical_devices().make(rank, &wanted, followers));
+                let result = program(rank.attached::<LogicalDevices>().make(rank, &wanted, followers));
                 program_of.ended_well = result.is_ok();
                 result.map(Some)
             }

@@ -3,8 +3,8 @@
 
 use super::follow::{Message, next};
 use super::interpreter::Interpret;
-use crate::comm::Aborted;
-use crate::launch::Rank;
+use ranks::comm::Aborted;
+use ranks::launch::Rank;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 

@@ -1,11 +1,11 @@
 //! Why a plan does not fit a module.
 
-use crate::mesh::Axis;
+use ranks::mesh::Axis;
 
 /// Why a [plan](super::Plan) does not fit a module.
 ///
 /// ```
-/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}};
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::LogicalDevice};
 /// use backend_dist::parallelize::{Plan, PlanError, parallelize};
 /// use burn::nn::transformer::TransformerEncoderConfig;
 /// use burn::tensor::Device;

@@ -1,8 +1,8 @@
-//! Places the parameters of any Burn module on a [logical device](crate::launch::Rank::logical_device): tensor
+//! Places the parameters of any Burn module on a [logical device](crate::mesh_backend::LogicalDevice::logical_device): tensor
 //! parallelism of a model whose source knows nothing of it.
 //!
 //! ```
-//! use backend_dist::{launch::launch, mesh::{Axis, Mesh}};
+//! use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::LogicalDevice};
 //! use burn::nn::transformer::{TransformerEncoderConfig, TransformerEncoderInput};
 //! use burn::tensor::{Device, Tensor};
 //! use backend_dist::parallelize::{Plan, parallelize};
@@ -32,12 +32,12 @@ mod tests;
 pub use error::PlanError;
 pub use plan::{Plan, Style};
 
-use crate::launch::Rank;
 use crate::logical::Placement;
 use burn::module::{Module, ModuleDisplay};
 use burn::tensor::Device;
 use parameters::{Parameter, parameters};
 use place::Placer;
+use ranks::launch::Rank;
 use std::collections::HashMap;
 
 /// The module with its parameters placed as `plan` says. They must be on a logical device of `rank` that has the plan's

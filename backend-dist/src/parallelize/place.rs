@@ -1,12 +1,12 @@
 //! Moves the parameters of a module.
 
 use super::parameters::{Field, field, join};
-use crate::launch::Rank;
 use crate::logical::Placement;
-use crate::mesh::Axis;
 use crate::mesh_backend::Redistribute;
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
+use ranks::launch::Rank;
+use ranks::mesh::Axis;
 use std::collections::HashMap;
 
 pub(super) struct Placer<'a> {

@@ -5,7 +5,7 @@ use super::error::PlanError;
 use super::parameters::{Parameter, join};
 use super::pattern::{Pattern, nearest};
 use crate::logical::Placement::{self, Replicate, Shard};
-use crate::mesh::Axis;
+use ranks::mesh::Axis;
 use std::collections::HashMap;
 
 /// How a layer's parameters are sharded.

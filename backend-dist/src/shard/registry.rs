@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use thiserror::Error;
 
-use crate::ops::fp8::Fp8Layers;
+use ops::fp8::Fp8Layers;
 
 use super::{HostTensor, ParamSpec, Section};
 

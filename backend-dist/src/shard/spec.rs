@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use crate::mesh::GridKind;
+use ranks::mesh::GridKind;
 use serde::{Deserialize, Serialize};
 
 use super::{Section, stable_hash};

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::mesh::GridKind;
+use ranks::mesh::GridKind;
 
 /// The same section on every rank of a group.
 fn everywhere(size: usize, make: impl Fn(GroupPosition) -> Section) -> Vec<Section> {

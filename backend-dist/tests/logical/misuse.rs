@@ -4,7 +4,7 @@ use crate::cpu;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::logical::Placement::{self, Partial, Shard};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalOptions, Redistribute, explain};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute, explain};
 use burn::tensor::{Device, Tensor};
 use std::time::{Duration, Instant};
 

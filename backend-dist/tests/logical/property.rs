@@ -5,7 +5,7 @@ use crate::operations::{Inputs, OPERATIONS};
 use backend_dist::launch::{Rank, launch};
 use backend_dist::logical::Placement::{self, Partial, Replicate, Shard};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalOptions, Redistribute};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use proptest::prelude::*;
 

@@ -4,7 +4,7 @@ use crate::cpu;
 use backend_dist::launch::launch;
 use backend_dist::logical::Placement::Shard;
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalOptions, Redistribute};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute};
 use burn::nn::DropoutConfig;
 use burn::tensor::{Distribution, Tensor};
 

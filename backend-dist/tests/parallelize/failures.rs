@@ -3,6 +3,7 @@
 use crate::harness::cpu;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh_backend::LogicalDevice;
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::nn::transformer::TransformerEncoderConfig;
 use std::time::{Duration, Instant};

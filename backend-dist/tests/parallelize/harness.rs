@@ -2,7 +2,7 @@
 
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalOptions, Report, explain};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Report, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::{Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Int, Tensor, TensorData};

@@ -4,7 +4,7 @@ use crate::harness::{cpu, determined, tensor};
 use backend_dist::launch::launch;
 use backend_dist::logical::Placement::Shard;
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalOptions, Redistribute};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};

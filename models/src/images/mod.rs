@@ -4,7 +4,7 @@
 //! gives them every layout that any Burn module has; each has a `plan` that says which parameters tensor parallelism shards.
 //!
 //! ```
-//! use backend_dist::{launch::launch, mesh::{Axis, Mesh}, parallelize::parallelize};
+//! use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::LogicalDevice, parallelize::parallelize};
 //! use burn::tensor::{Device, Tensor};
 //! use models::images::{Vit, VitConfig};
 //!

@@ -3,10 +3,10 @@
 
 use super::{Executor, Float};
 use crate::mesh_backend::inner::Inner;
-use crate::ops::AttentionOptions;
 use burn::tensor::ops::{AttentionModuleOptions, CausalAlignment};
 use burn::tensor::{DType, FloatDType, Slice};
 use burn_ir::{AttentionBackwardOpIr, AttentionOptionsIr, ModuleOperationIr, OperationIr, TensorIr, TensorStatus};
+use ops::AttentionOptions;
 
 impl<B: Inner> Executor<B> {
     /// Runs attention without a mask or a bias. Burn's own has its softmax in f32 for f64 too, and with its

@@ -1,14 +1,14 @@
 //! On NVIDIA GPUs: chains by our kernel, GEMMs by cuBLASLt.
 
 use super::Inner;
-use crate::cuda::empty;
-use crate::cuda::lt::{self, Operand};
 use crate::mesh_backend::executor::{Launch, Limits, Written};
-use crate::ops::packed;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Cube, ops::FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Shape};
 use kernels_cubecl::fused::{self, Plan};
+use ops::packed;
+use ranks::cuda::empty;
+use ranks::cuda::lt::{self, Operand};
 
 impl Inner for Cube {
     const FUSES: bool = true;

@@ -2,12 +2,12 @@
 //! names for shares, and sequence parallelism.
 
 use super::Interpreter;
-use crate::collective_ops::Collective;
 use crate::logical::Placement::{self, Replicate};
 use crate::logical::TensorState;
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::run_collective;
 use burn_ir::{HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
+use ranks::collective_ops::Collective;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -6,11 +6,11 @@
 //! With the mean over the ranks in place of each, the rest is what one device computes with all ranks' samples.
 
 use super::Interpreter;
-use crate::collective_ops::Collective;
-use crate::comm::ReduceOp;
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::run_collective;
 use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr};
+use ranks::collective_ops::Collective;
+use ranks::comm::ReduceOp;
 use std::collections::VecDeque;
 
 /// Recognizes means over the samples of a batch.

@@ -2,14 +2,14 @@
 //! of which the rank has a part, and maxima over one.
 
 use super::Interpreter;
-use crate::collective_ops::Collective;
-use crate::comm::ReduceOp;
 use crate::logical::rules::Completion;
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::run_collective;
 use burn::backend::tensor::BoolTensor;
 use burn::backend::{DeviceOps, TensorMetadata};
 use burn_ir::{BaseOperationIr, HandleKind, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use ranks::collective_ops::Collective;
+use ranks::comm::ReduceOp;
 
 /// An operation whose indices are those of a whole dimension.
 struct LookUp<'a> {

@@ -24,7 +24,7 @@ impl UnitBuilder<'_> {
     }
 
     /// Logits, whose weight has the given number of own elements, and their losses. Logits that are computed in
-    /// chunks are recomputed instead of saved (backend-dist/src/ops/head.rs).
+    /// chunks are recomputed instead of saved (backend-dist/ops/src/head.rs).
     fn losses(&self, chain: &mut Chain, weight: u64) {
         let (local, wide) = (self.local, self.element.max(4));
         let positions = positions_at_once(local.tokens as usize, local.vocab as usize, self.logits_at_once) as u64;

@@ -1,4 +1,4 @@
-//! Mamba-2 (models/src/layers/mamba, backend-dist/src/ops/ssd).
+//! Mamba-2 (models/src/layers/mamba, backend-dist/ops/src/ssd).
 
 use models::recompute::Module;
 

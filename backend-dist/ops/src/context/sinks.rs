@@ -1,0 +1,133 @@
+//! Attention with sinks: a learned logit of each query head that takes part in the softmax and has no value (gpt-oss).
+//!
+//! The sink changes output and log-sum-exp of all keys, whoever has computed them: with `l = ln(e^lse + e^sink)` the
+//! output is multiplied with `e^(lse - l)`. The gradients of queries, keys and values are then those of attention with
+//! this output and `l`, and the sink's is `-Σ e^(sink - l) (grad · output)`. So kernels need not know of sinks.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, TensorMetadata,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::algorithms::{ContextOptions, Saved, backward_with, forward_with};
+use super::api::context_options;
+use super::kernels::ContextKernels;
+use super::p2p::PointToPoint;
+use super::sink_softmax::with_sinks;
+use super::{ContextParallel, Documents};
+use crate::extension::on_backends;
+use crate::main_grads::deliver;
+use crate::options::{AttentionOptions, ScoreOffset};
+use crate::pass::PassContext;
+use crate::saved_attention::CoreAttention;
+
+/// [`attention_over_context`](super::attention_over_context) with `sinks [hq]`: the softmax of each query head has one
+/// more score, its sink, with a value of zero. Without context and documents there may be more keys than queries, as in
+/// [`attention`](crate::attention).
+///
+/// # Panics
+///
+/// As [`attention_over_context`](super::attention_over_context), if there is no sink for each head, and if gradients are
+/// wanted of fewer queries than keys.
+pub fn attention_with_sinks(
+    [q, k, v]: [Tensor<4>; 3],
+    sinks: Tensor<1>,
+    options: AttentionOptions,
+    context: Option<&ContextParallel>,
+    documents: Option<&Documents>,
+    pass: &PassContext,
+) -> Tensor<4> {
+    let ([s, b, hq, _], keys) = (q.dims(), k.dims());
+    assert_eq!(sinks.dims(), [hq], "attention: a sink for each of {hq} heads");
+    let context = context.filter(|context| context.group.size() > 1);
+    let whole = context.is_none() && documents.is_none();
+    assert!(s == keys[0] || whole && s < keys[0], "attention: q is {:?}, k is {keys:?}", q.dims());
+    let options = context_options([s, b], [hq, keys[2]], options, context, documents);
+    let ([q, k, v], sinks) = ([q, k, v].map(Tensor::into_dispatch), sinks.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as SinkOps>::op_attention_sinks(q, k, v, sinks, options, pass.attention.clone()))
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+trait SinkOps: Backend {
+    fn op_attention_sinks(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        sinks: FloatTensor<Self>,
+        context_options: ContextOptions,
+        attention: CoreAttention,
+    ) -> FloatTensor<Self>;
+}
+
+on_backends! {
+    impl SinkOps {
+        fn op_attention_sinks(
+            q: FloatTensor<Self>,
+            k: FloatTensor<Self>,
+            v: FloatTensor<Self>,
+            sinks: FloatTensor<Self>,
+            context_options: ContextOptions,
+            attention: CoreAttention,
+        ) -> FloatTensor<Self> {
+            let (queries, keys) = (q.shape()[0], k.shape()[0]);
+            if queries == keys {
+                return forward_with::<Self>([q, k, v], Some(&sinks), &context_options, &attention).0;
+            }
+            let offset = ScoreOffset::whole(queries, keys);
+            let found = <Self as ContextKernels>::attention_at([q, k, v], context_options.options, offset);
+            let [out, _] = with_sinks::<Self>(found, sinks);
+            out
+        }
+    }
+}
+
+#[derive(Debug)]
+struct AttentionSinks;
+
+impl<B: ContextKernels + PointToPoint> Backward<B, 4> for AttentionSinks {
+    type State = (Saved<B>, FloatTensor<B>, usize, ContextOptions);
+
+    fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let (saved, sinks, kv_heads, context_options) = ops.state;
+        let [q_node, k_node, v_node, sinks_node] = ops.parents;
+        let (of_heads, of_sinks) = backward_with::<B>(saved, grad, kv_heads, Some(sinks), &context_options);
+        for (node, value) in [q_node, k_node, v_node].into_iter().zip(of_heads) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, value);
+            }
+        }
+        if let (Some(node), Some(value)) = (sinks_node, of_sinks) {
+            deliver::<B>(grads, node.id, value);
+        }
+    }
+}
+
+// Compute-bound: a checkpointing strategy must never repeat a collective without the other ranks.
+impl<B: ContextKernels + PointToPoint, C: CheckpointStrategy> SinkOps for Autodiff<B, C> {
+    fn op_attention_sinks(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        sinks: FloatTensor<Self>,
+        context_options: ContextOptions,
+        attention: CoreAttention,
+    ) -> FloatTensor<Self> {
+        let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
+        let (sinks, sinks_node) = sinks.into_parts();
+        let (queries, keys, kv_heads) = (q.shape()[0], k.shape()[0], k.shape()[2]);
+        assert_eq!(queries, keys, "attention with sinks: gradients of fewer queries than keys");
+        let (out, saved) = forward_with::<B>([q, k, v], Some(&sinks), &context_options, &attention);
+        match AttentionSinks.prepare::<C>([q_node, k_node, v_node, sinks_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((saved, sinks, kv_heads, context_options), out),
+            OpsKind::UnTracked(prep) => prep.finish(out),
+        }
+    }
+}

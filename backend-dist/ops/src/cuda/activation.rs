@@ -1,0 +1,61 @@
+//! SwiGLU and GELU.
+
+use burn::backend::{Cube, TensorMetadata};
+use kernels_cubecl::pointwise::{gelu as gelu_kernels, swiglu as kernels};
+
+use super::{Float, are_half, columns, empty, launched, packed, rows};
+use crate::{options::GeluKind, plain};
+
+pub fn swiglu(x: Float) -> Float {
+    let half = columns(&x) / 2;
+    if !are_half([&x]) || !kernels::has_kernel(half) {
+        return plain::activation::swiglu::<Cube>(x);
+    }
+    let x = packed(x);
+    let mut shape = x.shape();
+    *shape.last_mut().expect("swiglu has a last dimension") = half;
+    let out = empty(&x, shape, x.dtype());
+    let done = by_half!(x, E => kernels::forward::<E>(&x.client, &x.handle, &out.handle, rows(&x), half));
+    launched("swiglu", done);
+    out
+}
+
+pub fn swiglu_grad(x: Float, grad: Float) -> Float {
+    let half = columns(&x) / 2;
+    if !are_half([&x, &grad]) || !kernels::has_kernel(half) {
+        return plain::activation::swiglu_grad::<Cube>(x, grad);
+    }
+    let (x, grad) = (packed(x), packed(grad));
+    let dx = empty(&x, x.shape(), x.dtype());
+    let done = by_half!(x, E => {
+        kernels::backward::<E>(&x.client, &x.handle, &grad.handle, &dx.handle, rows(&x), half)
+    });
+    launched("swiglu gradient", done);
+    dx
+}
+
+pub fn gelu(x: Float, kind: GeluKind) -> Float {
+    let len = x.shape().num_elements();
+    if !are_half([&x]) || !gelu_kernels::has_kernel(len) {
+        return plain::activation::gelu::<Cube>(x, kind);
+    }
+    let x = packed(x);
+    let (out, tanh) = (empty(&x, x.shape(), x.dtype()), kind == GeluKind::Tanh);
+    let done = by_half!(x, E => gelu_kernels::forward::<E>(&x.client, &x.handle, &out.handle, len, tanh));
+    launched("gelu", done);
+    out
+}
+
+pub fn gelu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
+    let len = x.shape().num_elements();
+    if !are_half([&x, &grad]) || !gelu_kernels::has_kernel(len) {
+        return plain::activation::gelu_grad::<Cube>(x, grad, kind);
+    }
+    let (x, grad) = (packed(x), packed(grad));
+    let (dx, tanh) = (empty(&x, x.shape(), x.dtype()), kind == GeluKind::Tanh);
+    let done = by_half!(x, E => {
+        gelu_kernels::backward::<E>(&x.client, &x.handle, &grad.handle, &dx.handle, len, tanh)
+    });
+    launched("gelu gradient", done);
+    dx
+}

@@ -1,0 +1,113 @@
+//! GEMMs, all by cuBLASLt on operands in place, and biases.
+//!
+//! The GEMM adds a bias (`CUBLASLT_EPILOGUE_BIAS`), but computes no activation: a GEMM with GELU's epilogue would write
+//! activation and pre-activation (for `DGELU_BGRAD`) and tie two layers together. The fused kernel before the next GEMM
+//! instead reads the pre-activation, which is saved anyway, in one pass.
+
+use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
+use burn::tensor::Shape;
+use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::pointwise::column_sum;
+
+use super::{Float, are_half, columns, empty, few_rows, launched, packed, reductions::sum_dim, rows, with_last};
+use crate::plain;
+use ranks::cuda::lt::{Onto, Operand, gemm, gemm_and_bias, multiply};
+
+/// Rows up to which a kernel of ours reads the weight faster than cuBLASLt.
+const FEW: usize = 4;
+
+/// `[.., m, k] · [.., k, n]`.
+pub fn matmul(a: Float, b: Float) -> Float {
+    let (left, right) = (a.meta.shape().to_vec(), b.meta.shape().to_vec());
+    let lead = left.len() - 2;
+    assert_eq!(left[..lead], right[..lead], "GEMM: {left:?} · {right:?} are batches of different sizes");
+    let mut shape = left;
+    shape[lead + 1] = right[lead + 1];
+    let dtype = a.dtype;
+    gemm(Operand::batched(a), Operand::batched(b), Shape::from(shape), dtype)
+}
+
+pub fn forward(x: Float, w: Float) -> Float {
+    if rows(&x) <= FEW
+        && let Some(y) = few_rows::dense(&x, &w)
+    {
+        return y;
+    }
+    let (shape, dtype) = (with_last(&x, w.meta.shape()[0]), x.dtype);
+    gemm(Operand::flat(x), Operand::flat(w).transposed(), shape, dtype)
+}
+
+/// cuBLASLt adds the bias in f32 before rounding. It has no such GEMM in f64; for a single row or feature the bias is
+/// added separately, as in PyTorch's `addmm` (`aten/src/ATen/native/cuda/Blas.cpp`).
+pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
+    let dtype = x.dtype;
+    if !adds_bias(&x, &w, &b) {
+        return plain::linear::add_bias::<Cube>(forward(x, w), b);
+    }
+    let shape = with_last(&x, w.meta.shape()[0]);
+    gemm_and_bias(Operand::flat(x), Operand::flat(w).transposed(), packed(b), shape, dtype)
+}
+
+pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
+    match is_written_in_place(&y, &x) {
+        true => added(y, Operand::flat(x), Operand::flat(w).transposed()),
+        false => Cube::float_add(y, forward(x, w)),
+    }
+}
+
+pub fn add_input_grad(sum: Float, grad: Float, w: Float) -> Float {
+    match is_written_in_place(&sum, &grad) {
+        true => added(sum, Operand::flat(grad), Operand::flat(w)),
+        false => Cube::float_add(sum, input_grad(grad, w)),
+    }
+}
+
+/// Whether nothing else holds `y`, and a GEMM of `x` can be added to it.
+fn is_written_in_place(y: &CubeTensor, x: &CubeTensor) -> bool {
+    y.can_mut() && y.is_contiguous() && y.dtype == x.dtype
+}
+
+/// cuBLASLt adds `a · b` to `y` in f32 before rounding.
+fn added(y: Float, a: Operand, b: Operand) -> Float {
+    multiply(a, b, &y, Onto::Add);
+    y
+}
+
+/// Whether cuBLASLt adds `b` to the GEMM of `x` and `w`.
+pub fn adds_bias(x: &CubeTensor, w: &CubeTensor, b: &CubeTensor) -> bool {
+    let same = w.dtype == x.dtype && b.dtype == x.dtype && x.dtype != DType::F64;
+    same && rows(x) >= 2 && w.meta.shape().iter().all(|&n| n >= 2)
+}
+
+/// In f32 for half precision types.
+pub fn bias_grad(grad: Float) -> Float {
+    let (rows, columns) = (rows(&grad), columns(&grad));
+    if !are_half([&grad]) || !column_sum::has_kernel(rows, columns) {
+        let wide = if grad.dtype() == DType::F64 { FloatDType::F64 } else { FloatDType::F32 };
+        let grad = Cube::float_reshape(Cube::float_cast(grad, wide), Shape::from([rows, columns]));
+        return Cube::float_reshape(sum_dim(grad, 0), Shape::from([columns]));
+    }
+    let grad = packed(grad);
+    let sum = empty(&grad, [columns], DType::F32);
+    let done = by_half!(grad, E => column_sum::column_sum::<E>(&grad.client, &grad.handle, &sum.handle, rows, columns));
+    launched("gradient of a bias", done);
+    sum
+}
+
+pub fn input_grad(grad: Float, w: Float) -> Float {
+    let (shape, dtype) = (with_last(&grad, w.meta.shape()[1]), grad.dtype);
+    gemm(Operand::flat(grad), Operand::flat(w), shape, dtype)
+}
+
+pub fn weight_grad(grad: Float, x: Float) -> Float {
+    let dtype = x.dtype;
+    let (grad, x) = (Operand::flat(grad).transposed(), Operand::flat(x));
+    let shape = Shape::from([grad.rows(), x.columns()]);
+    gemm(grad, x, shape, dtype)
+}
+
+/// cuBLASLt adds the GEMM to `sum` in f32, in place.
+pub fn accumulate_weight_grad(grad: Float, x: Float, sum: &CubeTensor, add: bool) {
+    let onto = if add { Onto::Add } else { Onto::Replace };
+    multiply(Operand::flat(grad).transposed(), Operand::flat(x), sum, onto);
+}

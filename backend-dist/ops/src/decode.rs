@@ -1,0 +1,172 @@
+//! The attention of a decode step, where every sequence has one new token and its keys and values are in blocks.
+
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, tensor::IntTensor};
+use burn::tensor::{DType, Device, Int, Tensor};
+use kernels_cubecl::decode::{DecodeShape, FewRows, MOST_COPIES, has_likeliest};
+
+use super::options::{AttentionOptions, PackedHeads};
+use ranks::gpu;
+
+/// What the kernels of a decode step read besides queries, keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedAttention {
+    /// Heads of the packed projection.
+    pub heads: PackedHeads,
+    /// Length of a head.
+    pub head_dim: usize,
+    /// Positions of a block.
+    pub block_size: usize,
+    /// Scale and window; anything else has no kernel.
+    pub options: AttentionOptions,
+}
+
+impl PagedAttention {
+    /// Whether there are kernels for tensors of this kind. They run on NVIDIA GPUs and know no softcap.
+    pub fn has_kernel(&self, dtype: DType, device: &Device) -> bool {
+        let AttentionOptions { softcap, dropout, causal, .. } = self.options;
+        let known = matches!(dtype, DType::BF16 | DType::F16 | DType::F32);
+        let plain = causal && softcap.is_none() && dropout.is_none();
+        plain && known && gpu::index(device).is_some() && self.shape(1, 1, 1).has_kernel()
+    }
+
+    pub(super) fn shape(&self, sequences: usize, pages: usize, max_blocks: usize) -> DecodeShape {
+        let Self { heads: PackedHeads { heads, kv_heads }, head_dim, block_size, .. } = *self;
+        DecodeShape { sequences, heads, kv_heads, head_dim, block_size, pages, max_blocks }
+    }
+}
+
+/// Writes the keys and values of the new tokens in `qkv [sequences, 1, heads + 2 kv_heads, d]` **in place** into the
+/// caches `[slots, kv_heads d]`, whoever else holds them, and returns the attention of the queries,
+/// `[sequences, 1, heads, d]`. `table [sequences, max_blocks]` lists the blocks of each sequence, `lengths [sequences]`
+/// its positions with the new one; both are i32 and read on the device only. A sequence of length 0 is left out.
+///
+/// # Panics
+/// Unless [`PagedAttention::has_kernel`], or if a size does not fit.
+pub fn paged_attention(
+    qkv: Tensor<4>,
+    [keys, values]: [&Tensor<2>; 2],
+    [table, lengths]: [Tensor<1, Int>; 2],
+    call: PagedAttention,
+) -> Tensor<4> {
+    let [keys, values] = [keys, values].map(|cache| cache.clone().into_dispatch());
+    let (qkv, table, lengths) = (qkv.into_dispatch(), table.into_dispatch(), lengths.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as DecodeOps>::op_paged_attention(qkv, keys, values, table, lengths, call))
+}
+
+/// The first column of the greatest number of each row of `logits [rows, columns]`, or −1 if one of them is not finite;
+/// `None` where there is no kernel for it: it runs on NVIDIA GPUs, for columns that are a multiple of 8.
+pub fn likeliest(logits: &Tensor<2>) -> Option<Tensor<1, Int>> {
+    let known = matches!(logits.dtype(), DType::BF16 | DType::F16 | DType::F32);
+    let has_kernel = known && gpu::index(&logits.device()).is_some() && has_likeliest(logits.dims()[1]);
+    has_kernel.then(|| Tensor::from_dispatch(<Dispatch as DecodeOps>::op_likeliest(logits.clone().into_dispatch())))
+}
+
+/// A layer of experts for few tokens. Which rows an expert has is read on the device, so the host waits for nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct FewTokens {
+    /// Copies of tokens, for all experts.
+    pub copies: usize,
+    /// Experts, whose matrices `w [experts · features, inner]` are one below the other.
+    pub experts: usize,
+}
+
+impl FewTokens {
+    /// Whether there is a kernel for the matrices `[experts · features, inner]`, and experts have so few tokens that
+    /// reading them is most of the time.
+    pub fn has_kernel(&self, [rows, inner]: [usize; 2], dtype: DType, device: &Device) -> bool {
+        /// Copies of an expert on average. More of them are better padded to the tiles of a grouped GEMM.
+        const FEW: usize = 8;
+        let Self { copies, experts } = *self;
+        let known = matches!(dtype, DType::BF16 | DType::F16 | DType::F32) && gpu::index(device).is_some();
+        let sizes = FewRows { rows: copies, groups: experts, features: rows / experts, inner };
+        known && copies <= MOST_COPIES.min(FEW * experts) && sizes.has_kernel()
+    }
+
+    /// The first layer: for each of the `slots [copies, 1]`, i32 numbers `token · experts + expert` in the order of the
+    /// experts, the token's row of `x [tokens, inner]` times the expert's matrix, `[copies, features]`.
+    ///
+    /// # Panics
+    /// Unless [`has_kernel`](Self::has_kernel).
+    pub fn linear(self, x: Tensor<2>, w: Tensor<2>, slots: Tensor<2, Int>) -> Tensor<2> {
+        self.check(x.dims()[1], w.dims(), slots.dims());
+        let (x, w, slots) = (x.into_dispatch(), w.into_dispatch(), slots.into_dispatch());
+        Tensor::from_dispatch(<Dispatch as DecodeOps>::op_slots_linear(x, w, slots, self.experts))
+    }
+
+    /// The second layer, of `silu(gate) up p` for `x [copies, 2 inner] = [gate | up]` and `p [copies]`, `[copies,
+    /// features]`.
+    ///
+    /// # Panics
+    /// Unless [`has_kernel`](Self::has_kernel).
+    pub fn swiglu_linear(self, x: Tensor<2>, p: Tensor<1>, w: Tensor<2>, slots: Tensor<2, Int>) -> Tensor<2> {
+        self.check(x.dims()[1] / 2, w.dims(), slots.dims());
+        let (x, p) = (x.into_dispatch(), p.into_dispatch());
+        let (w, slots) = (w.into_dispatch(), slots.into_dispatch());
+        Tensor::from_dispatch(<Dispatch as DecodeOps>::op_slots_swiglu_linear(x, p, w, slots, self.experts))
+    }
+
+    fn check(&self, inputs: usize, w: [usize; 2], slots: [usize; 2]) {
+        let fits = slots == [self.copies, 1] && w[0].is_multiple_of(self.experts) && inputs == w[1];
+        assert!(fits, "{self:?}: {inputs} features, matrices {w:?}, slots {slots:?}");
+    }
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"))]
+pub(super) trait DecodeOps: Backend {
+    fn op_slots_linear(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        experts: usize,
+    ) -> FloatTensor<Self>;
+
+    fn op_slots_swiglu_linear(
+        x: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        experts: usize,
+    ) -> FloatTensor<Self>;
+
+    fn op_paged_attention(
+        qkv: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        table: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        call: PagedAttention,
+    ) -> FloatTensor<Self>;
+
+    fn op_likeliest(logits: FloatTensor<Self>) -> IntTensor<Self>;
+}
+
+impl DecodeOps for burn::backend::Flex {
+    fn op_slots_linear(_: FloatTensor<Self>, _: FloatTensor<Self>, _: IntTensor<Self>, _: usize) -> FloatTensor<Self> {
+        panic!("experts of few tokens have kernels on GPUs only")
+    }
+
+    fn op_slots_swiglu_linear(
+        x: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        experts: usize,
+    ) -> FloatTensor<Self> {
+        Self::op_slots_linear(x, w, slots, experts)
+    }
+
+    fn op_paged_attention(
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: IntTensor<Self>,
+        _: IntTensor<Self>,
+        call: PagedAttention,
+    ) -> FloatTensor<Self> {
+        panic!("{call:?} has kernels on GPUs only")
+    }
+
+    fn op_likeliest(_: FloatTensor<Self>) -> IntTensor<Self> {
+        panic!("`likeliest` has a kernel on GPUs only")
+    }
+}

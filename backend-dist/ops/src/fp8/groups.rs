@@ -1,0 +1,86 @@
+//! The FP8 kernels of an MoE layer's experts: matrices with a scale for each group of rows.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::{DType, tensor::FloatTensor};
+
+use super::kernels::{Fp8Kernels, Precision, Scales, Sides};
+use super::recipe::Number;
+use crate::kernels::LocalKernels;
+
+/// Groups of rows of a matrix `[rows, columns]`, each quantised with its own scale.
+#[derive(Clone, Debug)]
+pub struct Groups<B: LocalKernels> {
+    /// The values of one group after the other, in the backend's own form: bytes on CUDA, floats on the FP8 grid on the
+    /// CPU.
+    pub data: FloatTensor<B>,
+    /// Rows of each.
+    pub counts: Arc<[usize]>,
+    /// Columns of all.
+    pub columns: usize,
+    /// Each group is stored as its transpose, `[columns, rows]`.
+    pub transposed: bool,
+    /// The reciprocals of the scales, in the backend's own form.
+    pub inverse: FloatTensor<B>,
+    /// The element type.
+    pub number: Number,
+}
+
+impl<B: LocalKernels> Groups<B> {
+    /// Rows and contraction dimension of a group's matrix, and its range of elements.
+    pub fn matrix(&self, group: usize) -> ([usize; 2], Range<usize>) {
+        let (rows, columns) = (self.counts[group], self.columns);
+        let start = self.counts[..group].iter().sum::<usize>() * columns;
+        (if self.transposed { [columns, rows] } else { [rows, columns] }, start..start + rows * columns)
+    }
+}
+
+/// Both forms of quantised groups.
+#[derive(Clone, Debug)]
+pub struct QuantizedGroups<B: LocalKernels> {
+    /// Untransposed.
+    pub by_rows: Option<Groups<B>>,
+    /// Their transposes.
+    pub by_columns: Option<Groups<B>>,
+}
+
+/// [`Fp8Kernels`] for groups of rows. Counts are multiples of 16 or zero, and not all zero; columns are multiples of
+/// 16.
+///
+/// `x` may have several groups for each of the weights `w`: groups `i n .. (i + 1) n` belong to weight `i`.
+pub trait Fp8GroupKernels: Fp8Kernels {
+    /// The amax of each group of `x [rows, columns]`, `[groups]`; 0 for an empty one.
+    fn fp8_groups_amax(x: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self>;
+
+    /// Quantises each group of `x [rows, columns]` with its own scale, `[groups]`.
+    fn fp8_groups_cast(
+        x: FloatTensor<Self>,
+        scales: &Scales<Self>,
+        number: Number,
+        counts: &Arc<[usize]>,
+        sides: Sides,
+    ) -> QuantizedGroups<Self>;
+
+    /// `x_g · w_iᵀ`, one group after the other: `[rows, rows of a w]`.
+    fn fp8_groups_gemm(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, precision: Precision) -> FloatTensor<Self>;
+
+    /// `Σ_g grad_g · x_gᵀ` over the groups of each of `matrices` weights, one after the other; both operands are
+    /// transposes. Zero for a weight without rows.
+    fn fp8_groups_weight_grad(
+        grad: &Groups<Self>,
+        x: &Groups<Self>,
+        matrices: usize,
+        dtype: DType,
+    ) -> FloatTensor<Self>;
+
+    /// Writes [`fp8_groups_weight_grad`](Self::fp8_groups_weight_grad) to the f32 elements of `sum`, or adds it to
+    /// them.
+    fn fp8_groups_accumulate(
+        grad: &Groups<Self>,
+        x: &Groups<Self>,
+        matrices: usize,
+        sum: &FloatTensor<Self>,
+        add: bool,
+    );
+}

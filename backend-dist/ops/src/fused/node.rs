@@ -1,0 +1,176 @@
+//! The linear layer as an autograd node: what it saves for backward and which gradients it computes.
+
+use burn::backend::{
+    Autodiff,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    tensor::FloatTensor,
+};
+
+use super::{FusedOps, LinearConfig, Output, forward};
+use crate::{
+    context::attend,
+    extras::Extras,
+    fp8::{self, Fp8Weight, Purpose, SavedFp8},
+    gemm::{Gemms, Weight, weight_grad},
+    kernels::LocalKernels,
+    main_grads::deliver,
+    prologue::step_grads,
+    saved_attention::CoreAttention,
+    step::{Step, side_by_side},
+};
+
+/// Saved for the backward pass of a linear layer.
+#[derive(Clone, Debug)]
+struct Saved<B: LocalKernels> {
+    config: LinearConfig,
+    /// The prologue's input, unless nothing before the GEMM needs it.
+    x: Option<FloatTensor<B>>,
+    params: Vec<FloatTensor<B>>,
+    /// The GEMM's input if the weight needs a gradient; `None` also if it is recomputed from `x`.
+    out: Option<FloatTensor<B>>,
+    /// Of attention, unless recomputed.
+    statistics: Option<[FloatTensor<B>; 2]>,
+    /// If something before the GEMM needs a gradient, unless it is stored in few bits.
+    w: Option<FloatTensor<B>>,
+    /// If something before the GEMM needs a gradient.
+    needs_w: bool,
+    /// Of a GEMM in FP8, which saves its own form of `out`.
+    fp8: Option<SavedFp8<B>>,
+}
+
+/// Parents: the input, the prologue's parameters, the bias if there is one, the weight.
+#[derive(Debug)]
+struct Linear;
+
+impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
+    type State = Saved<B>;
+
+    fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let other = ops.state.config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
+        let config = &ops.state.config;
+        let shared = config.shared_input.as_ref().filter(|_| config.fp8.is_none() && config.collectives.are_local());
+        let earlier = shared.and_then(|shared| shared.earlier::<B, _, N>(&ops, grads));
+        let Saved { config, x, params, out, mut statistics, w, needs_w, fp8 } = ops.state;
+        let LinearConfig { step, context, collectives, fp8: layer, stored, recompute, bias, pass, .. } = config;
+        let w = w.or_else(|| stored.filter(|_| needs_w).map(|stored| stored.primitive::<B>()));
+        let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
+        let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
+        if let [Some(node)] = biases {
+            deliver::<B>(grads, node.id, B::bias_grad(grad.clone()));
+        }
+        let mut out = out.or_else(|| statistics.as_ref().map(|[out, _]| side_by_side::<B>(out.clone())));
+        let used = weight.is_some() || step.is_attention();
+        let mut recomputed = None;
+        if let (true, Some(x)) = (recompute && used, &x) {
+            if let (true, Some(context)) = (step.is_attention(), &context) {
+                let (attention, saved) =
+                    attend::<B>(step.heads::<B>(x.clone(), &params), context, &CoreAttention::Compute);
+                (out, recomputed) = (Some(attention), Some((saved, context)));
+            } else {
+                let prologue = step.forward::<B>(x.clone(), &params, &CoreAttention::Compute);
+                (out, statistics) = (Some(prologue.out), prologue.statistics);
+            }
+        }
+        let weight = weight.as_ref().map(|node| (node.id, pass.weight_grads.of(node.order)));
+        let grad = match layer.zip(fp8) {
+            Some((layer, saved)) => {
+                let weight = weight.map(|(id, deferral)| Fp8Weight { id, deferral, input: out });
+                fp8::backward::<B>(&layer, saved, grad, w, weight, &collectives, grads)
+            }
+            None => {
+                let weight = weight.zip(out).map(|((id, deferral), input)| Weight { id, deferral, input });
+                match (earlier, &w) {
+                    (Some(sum), Some(w)) => {
+                        weight_grad::<B>(grad.clone(), weight, &collectives.entry, grads);
+                        Some(B::linear_add_input_grad(sum, grad, w.clone()))
+                    }
+                    _ => B::gemm_grads(grad, w, weight, &collectives, grads),
+                }
+            }
+        };
+        match (grad, recomputed) {
+            (Some(grad), Some((saved, context))) => {
+                for (node, grad) in inputs.iter().zip(step.grads_of_heads::<B>(saved.grads(grad, context))) {
+                    if let Some(node) = node {
+                        deliver::<B>(grads, node.id, grad);
+                    }
+                }
+            }
+            (Some(grad), None) => {
+                let needed: [bool; N] = std::array::from_fn(|i| inputs.get(i).is_some_and(Option::is_some));
+                let x = x.unwrap_or_else(|| grad.clone());
+                for (node, grad) in
+                    inputs.iter().zip(step_grads::<B, N>(step, x, &params, statistics, grad, other, needed))
+                {
+                    if let (Some(node), Some(grad)) = (node, grad) {
+                        deliver::<B>(grads, node.id, grad);
+                    }
+                }
+            }
+            (None, _) => {}
+        }
+    }
+}
+
+/// `inputs` are those of [`Linear`].
+fn record<B: Gemms, C: CheckpointStrategy, const N: usize>(
+    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    config: LinearConfig,
+) -> FloatTensor<Autodiff<B, C>> {
+    let tracked = inputs.each_ref().map(|input| input.is_tracked());
+    let inputs_end = N - 1 - usize::from(config.bias);
+    let (weight, others) = (tracked[N - 1], tracked[..inputs_end].contains(&true));
+    let mut tensors = Vec::with_capacity(N);
+    let nodes = inputs.map(|input| {
+        let (tensor, node) = input.into_parts();
+        tensors.push(tensor);
+        node
+    });
+    let w = tensors.pop().expect("a linear layer has a weight");
+    let x = tensors.remove(0);
+    // Compute-bound: a checkpointing strategy must never repeat a collective.
+    match Linear.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => {
+            let (plain, recompute) = (matches!(config.step, Step::None), config.recompute);
+            let attention = config.step.is_attention();
+            let keep = weight && !attention && (plain || !recompute);
+            let Output { y, prologue, fp8 } =
+                forward::<B>(x.clone(), &tensors, w.clone(), &config, Purpose::Train { keep });
+            // Backward does not need the bias.
+            tensors.truncate(inputs_end - 1);
+            let saved = Saved {
+                x: (!plain && (others || recompute)).then_some(x),
+                params: tensors,
+                out: (keep && fp8.is_none()).then_some(prologue.out),
+                statistics: prologue.statistics.filter(|_| !recompute),
+                w: (others && config.stored.is_none()).then_some(w),
+                needs_w: others,
+                fp8,
+                config: LinearConfig { recompute: recompute && !plain, ..config },
+            };
+            prep.finish(saved, y)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &config, Purpose::Evaluate).y),
+    }
+}
+
+impl<B: Gemms, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
+    fn op_linear(
+        x: FloatTensor<Self>,
+        extras: Extras<Self>,
+        w: FloatTensor<Self>,
+        config: LinearConfig,
+    ) -> FloatTensor<Self> {
+        match extras {
+            Extras::None => record::<B, C, 2>([x, w], config),
+            Extras::One(a) => record::<B, C, 3>([x, a, w], config),
+            Extras::Two(a, b) => record::<B, C, 4>([x, a, b, w], config),
+            Extras::Three(a, b, c) => record::<B, C, 5>([x, a, b, c, w], config),
+        }
+    }
+}

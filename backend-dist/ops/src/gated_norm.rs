@@ -1,0 +1,159 @@
+//! RMSNorm of a gated value, as one autograd node.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, Flex,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::{kernels::LocalKernels, main_grads::deliver, plain};
+use crate::extension::on_backends;
+
+/// `w u / √(mean(u²) + eps)` with `u = x silu(gate)` for `x` and `gate [s, b, features]`, whose mean is over each of
+/// `groups` groups of neighbouring features; `w [features]`.
+///
+/// # Panics
+///
+/// If the sizes do not fit.
+pub fn gated_rms_norm(x: Tensor<3>, gate: Tensor<3>, w: Tensor<1>, groups: usize, eps: f64) -> Tensor<3> {
+    let ([.., features], [size]) = (x.dims(), w.dims());
+    let fits = x.dims() == gate.dims() && size == features && groups > 0 && features.is_multiple_of(groups);
+    assert!(fits, "gated_rms_norm: {:?} gated by {:?}, {groups} groups, {size} weights", x.dims(), gate.dims());
+    let (x, gate, w) = (x.into_dispatch(), gate.into_dispatch(), w.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as GatedNormOps>::op_gated_norm(x, gate, w, GatedNorm { groups, eps }))
+}
+
+/// The groups and the epsilon.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedNorm {
+    /// Groups of features.
+    pub groups: usize,
+    /// Epsilon.
+    pub eps: f64,
+}
+
+/// The tensors of [`gated_rms_norm`].
+#[derive(Clone, Debug)]
+pub struct GatedInputs<B: Backend> {
+    /// `[s, b, features]`.
+    pub x: FloatTensor<B>,
+    /// `[s, b, features]`.
+    pub gate: FloatTensor<B>,
+    /// `[features]`.
+    pub w: FloatTensor<B>,
+}
+
+/// The kernels of [`gated_rms_norm`]; the default bodies are the formulas.
+pub trait GatedNormKernels: LocalKernels {
+    /// See [`gated_rms_norm`].
+    fn gated_norm(inputs: GatedInputs<Self>, norm: GatedNorm) -> FloatTensor<Self> {
+        plain::gated_norm::forward::<Self>(inputs, norm)
+    }
+
+    /// The gradients of x, of the gate, and of the weight.
+    fn gated_norm_grads(inputs: GatedInputs<Self>, grad: FloatTensor<Self>, norm: GatedNorm) -> [FloatTensor<Self>; 3] {
+        plain::gated_norm::grads::<Self>(inputs, grad, norm)
+    }
+}
+
+impl GatedNormKernels for Flex {}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+trait GatedNormOps: Backend {
+    fn op_gated_norm(
+        x: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        norm: GatedNorm,
+    ) -> FloatTensor<Self>;
+}
+
+on_backends! {
+    impl GatedNormOps {
+        fn op_gated_norm(
+            x: FloatTensor<Self>,
+            gate: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            norm: GatedNorm,
+        ) -> FloatTensor<Self> {
+            Self::gated_norm(GatedInputs { x, gate, w }, norm)
+        }
+    }
+}
+
+/// Parents: x, the gate, the weight.
+#[derive(Debug)]
+struct Gated;
+
+impl<B: GatedNormKernels> Backward<B, 3> for Gated {
+    type State = (GatedInputs<B>, GatedNorm);
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (grad, (inputs, norm)) = (grads.consume::<B>(&ops.node), ops.state);
+        for (node, grad) in ops.parents.into_iter().zip(B::gated_norm_grads(inputs, grad, norm)) {
+            if let Some(node) = node {
+                deliver::<B>(grads, node.id, grad);
+            }
+        }
+    }
+}
+
+impl<B: GatedNormKernels, C: CheckpointStrategy> GatedNormOps for Autodiff<B, C> {
+    fn op_gated_norm(
+        x: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        norm: GatedNorm,
+    ) -> FloatTensor<Self> {
+        let ((x, x_node), (gate, gate_node), (w, w_node)) = (x.into_parts(), gate.into_parts(), w.into_parts());
+        let inputs = GatedInputs { x, gate, w };
+        let y = B::gated_norm(inputs.clone(), norm);
+        match Gated.prepare::<C>([x_node, gate_node, w_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((inputs, norm), y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::activation::silu;
+    use burn::tensor::{DType, Device, Distribution};
+
+    use super::*;
+
+    /// Values and gradients are those of separate operations.
+    #[test]
+    fn groups_are_gated_and_normalised() {
+        let on = (&Device::flex().autodiff(), DType::F64);
+        for groups in [1, 3] {
+            let random = |shape: [usize; 3]| Tensor::<3>::random(shape, Distribution::Default, on);
+            let [x, gate] = [(); 2].map(|()| random([4, 2, 12]).require_grad());
+            let w = random([1, 1, 12]).reshape([12]).require_grad();
+            let slope = random([4, 2, 12]);
+            let found = gated_rms_norm(x.clone(), gate.clone(), w.clone(), groups, 1e-5);
+            let value = (x.clone() * silu(gate.clone())).reshape([4, 2, groups, 12 / groups]);
+            let mean = (value.clone() * value.clone()).mean_dim(3);
+            let normed: Tensor<3> = (value / mean.add_scalar(1e-5).sqrt()).reshape([4, 2, 12]);
+            let expected = normed * w.clone().unsqueeze();
+            let [a, b] = [&found, &expected].map(|y| (y.clone() * slope.clone()).sum().backward());
+            let pairs = [
+                (found.into_data(), expected.into_data()),
+                (x.grad(&a).unwrap().into_data(), x.grad(&b).unwrap().into_data()),
+                (gate.grad(&a).unwrap().into_data(), gate.grad(&b).unwrap().into_data()),
+                (w.grad(&a).unwrap().into_data(), w.grad(&b).unwrap().into_data()),
+            ];
+            for (found, expected) in pairs {
+                for (a, b) in found.iter::<f64>().zip(expected.iter::<f64>()) {
+                    assert!((a - b).abs() <= 1e-12, "{groups} groups: {a} instead of {b}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The head of a language model in chunks: hidden states to losses, with the logits of some positions at a time.
+//!
+//! Logits are the largest tensor of a step and grow with the sequence. The backward pass recomputes the logits of a
+//! chunk, computes its gradients from them, and frees both, so that no more than one chunk exists at any time.
+
+use std::ops::Range;
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, FloatDType, Slice, TensorMetadata,
+    autodiff::{
+        NodeId,
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{DType, Int, Tensor};
+
+use super::cross_entropy::{self, VocabShard};
+use super::gemm::InputCollective;
+use super::kernels::LocalKernels;
+use super::main_grads::main_grad;
+use super::plain;
+use crate::extension::on_backends;
+use ranks::collective_ops::CollectiveOps;
+use ranks::comm::Group;
+
+/// Default for the logits that a rank holds at a time: 4 GiB in half precision.
+pub const LOGITS_AT_ONCE: usize = 1 << 31;
+
+/// How many of `positions`, each with `logits` logits on this rank, a head computes at a time if it may hold `at_once`
+/// logits: all, or equal chunks of at most half as many logits. A chunked head computes its GEMM twice, so small
+/// excesses would not be worth chunking.
+pub fn positions_at_once(positions: usize, logits: usize, at_once: usize) -> usize {
+    if positions * logits <= at_once {
+        return positions.max(1);
+    }
+    let most = (at_once / 2 / logits.max(1)).max(1);
+    positions.div_ceil(positions.div_ceil(most))
+}
+
+/// The rank's shard of an output layer.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// The collective on the hidden states.
+    pub entry: InputCollective,
+    /// The ranks that share the vocabulary.
+    pub group: Group,
+    /// Token id of the first row of the rank's weight.
+    pub first_row: usize,
+    /// Number of token ids; rows of the weight with ids from here on are padding.
+    pub vocab_size: usize,
+    /// Logits are capped, see [`softcap`](super::softcap).
+    pub softcap: Option<f64>,
+    /// Positions of the whole sequence whose logits are computed at a time.
+    pub positions: usize,
+}
+
+impl Head {
+    fn shard(&self, rows: usize) -> VocabShard {
+        VocabShard { first_row: self.first_row, valid: self.vocab_size.saturating_sub(self.first_row).min(rows) }
+    }
+
+    fn logits<B: LocalKernels>(&self, x: FloatTensor<B>, w: FloatTensor<B>) -> FloatTensor<B> {
+        let logits = B::linear_forward(x, w);
+        match self.softcap {
+            Some(cap) => plain::activation::softcap::<B>(logits, cap),
+            None => logits,
+        }
+    }
+
+    fn chunks(&self, positions: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let step = self.positions;
+        (0..positions).step_by(step).map(move |start| start..positions.min(start + step))
+    }
+}
+
+/// The fusion of [`linear_with`](super::linear_with) of hidden states `x [s, b, hidden]`, or of the rank's shard of the
+/// sequence, with the rank's shard `w [rows, hidden]` of the output layer, and
+/// [`vocab_parallel_cross_entropy`](super::vocab_parallel_cross_entropy) of the logits with `labels [s, b]`; output
+/// `[s, b]`. Only the logits of `head.positions` positions exist at a time, in the forward and in the backward pass.
+///
+/// The weight's gradient is computed together with that of the hidden states, also within
+/// [`deferred`](super::weight_grads::Deferral::deferred): deferring it would need all logits, or their GEMM a third time.
+///
+/// # Panics
+///
+/// If the shapes do not fit, or `head.positions` is 0.
+pub fn linear_cross_entropy(x: Tensor<3>, w: Tensor<2>, labels: Tensor<2, Int>, head: Head) -> Tensor<2> {
+    let ([s, b, hidden], [rows, inner], shape) = (x.dims(), w.dims(), labels.dims());
+    assert_eq!(hidden, inner, "head: hidden states have {hidden} features, weight [{rows}, {inner}] takes {inner}");
+    let whole = if matches!(head.entry, InputCollective::AllGather(_)) { s * head.group.size() } else { s };
+    assert_eq!([whole, b], shape, "head: hidden states of {whole} positions, {b} samples; labels {shape:?}");
+    assert!(head.positions > 0, "head: logits of no position at a time");
+    let (x, w, labels) = (x.into_dispatch(), w.into_dispatch(), labels.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as HeadOps>::op_head(x, w, labels, head))
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+trait HeadOps: Backend {
+    fn op_head(x: FloatTensor<Self>, w: FloatTensor<Self>, labels: IntTensor<Self>, head: Head) -> FloatTensor<Self>;
+}
+
+on_backends! {
+    impl HeadOps {
+        fn op_head(
+            x: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            head: Head,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(x, w, labels, &head).0
+        }
+    }
+}
+
+/// `x[range]` in the first dimension.
+fn chunk<B: Backend>(x: &FloatTensor<B>, range: &Range<usize>) -> FloatTensor<B> {
+    B::float_slice(x.clone(), &slices(&x.shape().to_vec(), range))
+}
+
+fn labels_of<B: Backend>(labels: &IntTensor<B>, range: &Range<usize>) -> IntTensor<B> {
+    B::int_slice(labels.clone(), &slices(&labels.shape().to_vec(), range))
+}
+
+fn slices(shape: &[usize], range: &Range<usize>) -> Vec<Slice> {
+    let others = shape[1..].iter().map(|&size| Slice::from(0..size));
+    std::iter::once(Slice::from(range.clone())).chain(others).collect()
+}
+
+fn concat<B: Backend>(mut chunks: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+    if chunks.len() == 1 { chunks.remove(0) } else { B::float_cat(chunks, 0) }
+}
+
+/// Losses and log-sum-exps, both `[s, b]`.
+fn forward<B: LocalKernels + CollectiveOps>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    labels: IntTensor<B>,
+    head: &Head,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let (x, shard) = (head.entry.forward::<B>(x), head.shard(w.shape()[0]));
+    let chunks = head.chunks(x.shape()[0]).map(|range| {
+        let logits = head.logits::<B>(chunk::<B>(&x, &range), w.clone());
+        cross_entropy::forward::<B>(logits, labels_of::<B>(&labels, &range), shard, head.group.clone())
+    });
+    let (losses, lse) = chunks.unzip();
+    (concat::<B>(losses), concat::<B>(lse))
+}
+
+/// Hidden states before the input collective, weight, labels, log-sum-exps.
+type Saved<B> = (FloatTensor<B>, FloatTensor<B>, IntTensor<B>, FloatTensor<B>, Head);
+
+#[derive(Debug)]
+struct LinearCrossEntropy;
+
+impl<B: LocalKernels + CollectiveOps> Backward<B, 2> for LinearCrossEntropy {
+    type State = Saved<B>;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let ([x_node, w_node], (x, w, labels, lse, head)) = (ops.parents, ops.state);
+        let (x, shard) = (head.entry.forward::<B>(x), head.shard(w.shape()[0]));
+        let mut weight = w_node.map(|node| WeightGrad::<B> { id: node.id, sum: None });
+        let mut inputs = Vec::new();
+        for range in head.chunks(x.shape()[0]) {
+            let x = chunk::<B>(&x, &range);
+            let logits = head.logits::<B>(x.clone(), w.clone());
+            let [lse, grad] = [&lse, &grad].map(|rows| chunk::<B>(rows, &range));
+            let labels = labels_of::<B>(&labels, &range);
+            let grad = B::vocab_logits_grad(logits.clone(), lse, labels, grad, shard.first_row, shard.valid);
+            let grad = match head.softcap {
+                Some(cap) => plain::activation::softcap_grad::<B>(logits, grad, cap),
+                None => grad,
+            };
+            if x_node.is_some() {
+                inputs.push(B::linear_input_grad(grad.clone(), w.clone()));
+            }
+            if let Some(weight) = &mut weight {
+                weight.add(grad, x);
+            }
+        }
+        if let Some(weight) = weight {
+            weight.finish(w.dtype(), grads);
+        }
+        if let Some(node) = x_node {
+            grads.register::<B>(node.id, head.entry.backward::<B>(concat::<B>(inputs)));
+        }
+    }
+}
+
+/// The gradient of the weight `id`, chunk by chunk.
+struct WeightGrad<B: Backend> {
+    id: NodeId,
+    /// Of a weight without a main gradient, at least in f32.
+    sum: Option<FloatTensor<B>>,
+}
+
+impl<B: LocalKernels> WeightGrad<B> {
+    fn add(&mut self, grad: FloatTensor<B>, x: FloatTensor<B>) {
+        if let Some((sum, add)) = main_grad::<B>(self.id) {
+            return B::linear_accumulate_weight_grad(grad, x, &sum, add);
+        }
+        let chunk = B::linear_weight_grad(grad, x);
+        let wide = if chunk.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let chunk = to_dtype::<B>(chunk, wide);
+        self.sum = Some(match self.sum.take() {
+            Some(sum) => B::float_add(sum, chunk),
+            None => chunk,
+        });
+    }
+
+    fn finish(self, dtype: DType, grads: &mut Gradients) {
+        if let Some(sum) = self.sum {
+            grads.register::<B>(self.id, to_dtype::<B>(sum, dtype));
+        }
+    }
+}
+
+fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
+}
+
+impl<B: LocalKernels + CollectiveOps, C: CheckpointStrategy> HeadOps for Autodiff<B, C> {
+    fn op_head(x: FloatTensor<Self>, w: FloatTensor<Self>, labels: IntTensor<Self>, head: Head) -> FloatTensor<Self> {
+        let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
+        // Compute-bound: a checkpointing strategy must never repeat a collective.
+        match LinearCrossEntropy.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let (loss, lse) = forward::<B>(x.clone(), w.clone(), labels.clone(), &head);
+                prep.finish((x, w, labels, lse, head), loss)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, w, labels, &head).0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_chunked_evenly_and_not_for_small_excesses() {
+        assert_eq!(positions_at_once(8192, 128_256, LOGITS_AT_ONCE), 8192);
+        assert_eq!(positions_at_once(16_384, 128_256, LOGITS_AT_ONCE), 16_384);
+        assert_eq!(positions_at_once(65_536, 128_256, LOGITS_AT_ONCE), 8192);
+        assert_eq!(positions_at_once(10, 7, 69), 4, "three chunks of 4, 4 and 2 positions with 28 logits at most");
+        assert_eq!(positions_at_once(10, 7, 1), 1);
+        assert_eq!(positions_at_once(0, 7, 1), 1);
+    }
+}

@@ -1,0 +1,198 @@
+//! RMSNorm of the query heads and of the key heads of a packed projection, with separate weights, as one autograd node.
+//! Separate operations would slice the projection, copy it, and concatenate its gradient.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, Flex,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::{Slice, Tensor};
+
+use super::{
+    kernels::{LocalKernels, NormGrads, NormNeeds},
+    main_grads::deliver,
+    options::PackedHeads,
+};
+use crate::extension::on_backends;
+
+/// `w x / √(mean(x²) + eps)` over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with
+/// the first of `weights [d]` for queries and the second for keys; values are unchanged.
+///
+/// # Panics
+///
+/// If heads or weights do not fit `qkv`.
+pub fn norm_heads(qkv: Tensor<4>, weights: [Tensor<1>; 2], eps: f64, heads: PackedHeads) -> Tensor<4> {
+    let [.., all, features] = qkv.dims();
+    assert_eq!(all, heads.total(), "norm_heads: {all} heads are not {heads:?}");
+    for weight in &weights {
+        assert_eq!(weight.dims(), [features], "norm_heads: the weight does not fit heads of {features} features");
+    }
+    let [queries, keys] = weights.map(Tensor::into_dispatch);
+    let norms = HeadNorms { heads, eps };
+    Tensor::from_dispatch(<Dispatch as HeadNormOps>::op_norm_heads(qkv.into_dispatch(), queries, keys, norms))
+}
+
+/// Which heads are normalised, and the epsilon.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms {
+    /// The packed heads.
+    pub heads: PackedHeads,
+    /// Epsilon of both norms.
+    pub eps: f64,
+}
+
+/// The kernels of [`norm_heads`]; the default bodies slice the projection.
+pub trait HeadNormKernels: LocalKernels {
+    /// See [`norm_heads`].
+    fn norm_heads(qkv: FloatTensor<Self>, weights: [FloatTensor<Self>; 2], norms: HeadNorms) -> FloatTensor<Self> {
+        forward_unfused::<Self>(qkv, weights, norms)
+    }
+
+    /// The gradients of `qkv` and of the weights.
+    fn norm_heads_grads(
+        qkv: FloatTensor<Self>,
+        weights: [FloatTensor<Self>; 2],
+        grad: FloatTensor<Self>,
+        norms: HeadNorms,
+    ) -> [FloatTensor<Self>; 3] {
+        grads_unfused::<Self>(qkv, weights, grad, norms)
+    }
+}
+
+impl HeadNormKernels for Flex {}
+
+/// Queries, keys and values.
+fn split_heads<B: Backend>(qkv: FloatTensor<B>, PackedHeads { heads, kv_heads }: PackedHeads) -> [FloatTensor<B>; 3] {
+    let part = |heads: std::ops::Range<usize>| {
+        let slices = [Slice::full(), Slice::full(), Slice::from(heads), Slice::full()];
+        B::float_slice(qkv.clone(), &slices)
+    };
+    [part(0..heads), part(heads..heads + kv_heads), part(heads + kv_heads..heads + 2 * kv_heads)]
+}
+
+pub fn forward_unfused<B: LocalKernels>(
+    qkv: FloatTensor<B>,
+    [of_queries, of_keys]: [FloatTensor<B>; 2],
+    HeadNorms { heads, eps }: HeadNorms,
+) -> FloatTensor<B> {
+    let [queries, keys, values] = split_heads::<B>(qkv, heads);
+    let (queries, keys) = (B::rms_norm_forward(queries, of_queries, eps), B::rms_norm_forward(keys, of_keys, eps));
+    B::float_cat(vec![queries, keys, values], 2)
+}
+
+pub fn grads_unfused<B: LocalKernels>(
+    qkv: FloatTensor<B>,
+    [of_queries, of_keys]: [FloatTensor<B>; 2],
+    grad: FloatTensor<B>,
+    HeadNorms { heads, eps }: HeadNorms,
+) -> [FloatTensor<B>; 3] {
+    let ([queries, keys, _], [of_q, of_k, of_v]) = (split_heads::<B>(qkv, heads), split_heads::<B>(grad, heads));
+    let both = |x, w, grad| {
+        let NormGrads { x, w, .. } = B::rms_norm_grads(x, w, grad, eps, NormNeeds { x: true, w: true, b: false });
+        (x.expect("it was asked for"), w.expect("it was asked for"))
+    };
+    let ((queries, q), (keys, k)) = (both(queries, of_queries, of_q), both(keys, of_keys, of_k));
+    [B::float_cat(vec![queries, keys, of_v], 2), q, k]
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait HeadNormOps: Backend {
+    fn op_norm_heads(
+        qkv: FloatTensor<Self>,
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        norms: HeadNorms,
+    ) -> FloatTensor<Self>;
+}
+
+on_backends! {
+    impl HeadNormOps {
+        fn op_norm_heads(
+            qkv: FloatTensor<Self>,
+            queries: FloatTensor<Self>,
+            keys: FloatTensor<Self>,
+            norms: HeadNorms,
+        ) -> FloatTensor<Self> {
+            Self::norm_heads(qkv, [queries, keys], norms)
+        }
+    }
+}
+
+/// Parents: the projection, the queries' weight, the keys'.
+#[derive(Debug)]
+struct Norms;
+
+impl<B: HeadNormKernels> Backward<B, 3> for Norms {
+    type State = ([FloatTensor<B>; 3], HeadNorms);
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let ([qkv, queries, keys], norms) = ops.state;
+        for (node, grad) in ops.parents.into_iter().zip(B::norm_heads_grads(qkv, [queries, keys], grad, norms)) {
+            if let Some(node) = node {
+                deliver::<B>(grads, node.id, grad);
+            }
+        }
+    }
+}
+
+impl<B: HeadNormKernels, C: CheckpointStrategy> HeadNormOps for Autodiff<B, C> {
+    fn op_norm_heads(
+        qkv: FloatTensor<Self>,
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        norms: HeadNorms,
+    ) -> FloatTensor<Self> {
+        let ((qkv, qkv_node), (queries, q_node), (keys, k_node)) =
+            (qkv.into_parts(), queries.into_parts(), keys.into_parts());
+        let saved = [qkv.clone(), queries.clone(), keys.clone()];
+        let y = B::norm_heads(qkv, [queries, keys], norms);
+        match Norms.prepare::<C>([qkv_node, q_node, k_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((saved, norms), y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, Distribution};
+
+    use super::*;
+    use crate::rms_norm;
+
+    /// Values and gradients are those of separate operations, bit for bit.
+    #[test]
+    fn heads_are_normalised_as_separate_ones() {
+        let device = Device::flex().autodiff();
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, (&device, dtype));
+            let (qkv, slope) = (random([3, 2, 8, 6]).require_grad(), random([3, 2, 8, 6]));
+            let weights = [(); 2].map(|()| random([1, 1, 1, 6]).reshape([6]).require_grad());
+            let heads = PackedHeads { heads: 4, kv_heads: 2 };
+            let part = |first, count| qkv.clone().narrow(2, first, count);
+            let apart = Tensor::cat(
+                vec![
+                    rms_norm(part(0, 4), weights[0].clone(), 1e-5),
+                    rms_norm(part(4, 2), weights[1].clone(), 1e-5),
+                    part(6, 2),
+                ],
+                2,
+            );
+            let whole = norm_heads(qkv.clone(), weights.clone(), 1e-5, heads);
+            whole.to_data().assert_eq(&apart.to_data(), true);
+            let [found, expected] = [whole, apart].map(|y| (y * slope.clone()).sum().backward());
+            let gradient = |of: &Tensor<1>, from| of.grad(from).expect("it takes part").into_data();
+            for weight in &weights {
+                gradient(weight, &found).assert_eq(&gradient(weight, &expected), true);
+            }
+            let gradient = |from| qkv.grad(from).expect("it takes part").into_data();
+            gradient(&found).assert_eq(&gradient(&expected), true);
+        }
+    }
+}

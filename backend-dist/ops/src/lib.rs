@@ -1,0 +1,96 @@
+//! Local fused operations with hand-written backward passes.
+//!
+//! Every operation has three layers:
+//!
+//! 1. [`LocalKernels`]: forward and gradients on one backend. The default bodies (module `plain`) are the formulas
+//!    written with Burn's primitives and serve every backend; module `flex` replaces them with tight loops on the CPU.
+//! 2. `LocalOps`: the operations as Burn backend extensions. Concrete backends call their kernels. `Autodiff` records
+//!    one node per operation and calls the gradient kernels; it computes only the gradients that some parent needs.
+//! 3. The public functions of this module, on [`Tensor`](burn::tensor::Tensor).
+//!
+//! Activations are `[sequence, batch, hidden]`, linear weights `[out, in]`, attention inputs
+//! `[sequence, batch, heads, head_dim]`. f32 and f64 are computed in their own precision, bf16 and f16 through f32.
+
+mod api;
+mod attention;
+mod autodiff;
+pub mod blockwise;
+pub mod conjugate;
+pub mod context;
+mod convolution;
+mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub mod decode;
+mod dropout_mask;
+pub(crate) mod extension;
+mod extras;
+mod flex;
+pub mod fp8;
+mod fused;
+mod gated_norm;
+mod gemm;
+#[cfg(feature = "cuda")]
+pub mod grouped;
+mod head;
+mod head_norms;
+mod kernels;
+mod latent;
+mod local;
+pub mod main_grads;
+pub mod moe;
+mod options;
+#[cfg_attr(
+    not(any(feature = "cuda", test)),
+    expect(dead_code, reason = "CPU ranks do not overlap communication with GEMMs")
+)]
+pub(crate) mod overlap_schedule;
+mod pass;
+mod plain;
+mod prologue;
+mod reductions;
+mod residual;
+mod saved_attention;
+mod secondary_outputs;
+mod shared_input;
+mod softmax;
+mod split;
+mod ssd;
+mod stash;
+mod step;
+mod tape;
+#[cfg(test)]
+mod tests;
+pub mod weight_grads;
+
+pub use api::{
+    add_bias, add_linear, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope, rope_packed, softcap,
+    swiglu,
+};
+pub use attention::{attention, attention_packed};
+pub use convolution::causal_convolution;
+pub use cross_entropy::vocab_parallel_cross_entropy;
+#[cfg(feature = "cuda")]
+#[doc(hidden)]
+pub use cuda::packed;
+pub use dropout_mask::DropoutMask;
+pub use fused::{LinearOptions, linear_with};
+pub use gated_norm::gated_rms_norm;
+pub use gemm::{InputCollective, OutputCollective};
+pub use head::{Head, LOGITS_AT_ONCE, linear_cross_entropy, positions_at_once};
+pub use head_norms::norm_heads;
+pub use kernels::{LocalKernels, NormGrads, NormNeeds};
+pub use latent::latent_keys;
+pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use pass::{PassContext, PassKind};
+pub use prologue::Prologue;
+pub use ranks::gemm_split::is_worth_chunking;
+pub use reductions::{expand_dim, log_sum_exp, matmul, sum, sum_dim};
+pub use residual::Residual;
+pub use saved_attention::{CoreAttention, SavedAttention};
+pub use shared_input::SharedInput;
+pub use softmax::{normalize_sum, softmax};
+pub use split::split;
+pub use ssd::{SsdHeads, SsdInputs, ssd, ssd_with_states};
+pub use stash::HandOvers;
+pub use tape::{Tape, pull_back};

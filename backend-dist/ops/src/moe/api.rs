@@ -1,0 +1,195 @@
+//! The public operations: shape checks, then the extension.
+
+use std::sync::Arc;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Tensor};
+
+use super::autodiff::MoeOps;
+use super::expert_pipeline::ExpertPipeline;
+use super::row_map::RowMap;
+use crate::blockwise::QuantizedWeight;
+use crate::fp8;
+use crate::pass::PassContext;
+use ranks::collective_ops::{Collective, CollectiveOps};
+use ranks::comm::Group;
+
+/// Gathers rows of `x [rows, n]` by `map`: an output row is a sum of rows of `x`, or a copy of one for a map that
+/// picks.
+///
+/// # Panics
+/// If the map takes another number of rows.
+pub fn gather_rows(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
+    assert_eq!(x.dims()[0], map.inputs(), "gather_rows: x is {:?}, the map takes {} rows", x.dims(), map.inputs());
+    let (to, back) = map.tables();
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_gather_rows(
+        x.into_dispatch(),
+        to.into_dispatch(),
+        back.into_dispatch(),
+    ))
+}
+
+/// Rows `send[j]` of dimension 0 go to member `j`, the output has `receive[i]` rows of each member `i`; gradients are
+/// sent back.
+pub fn all_to_all(x: Tensor<2>, send: &[usize], receive: &[usize], group: &Group) -> Tensor<2> {
+    if group.size() == 1 {
+        return x;
+    }
+    let collective =
+        |send: &[usize], receive: &[usize]| Collective::AllToAll { send: send.into(), receive: receive.into() };
+    let (forward, backward) = (collective(send, receive), collective(receive, send));
+    Tensor::from_dispatch(Dispatch::collective(x.into_dispatch(), forward, Some(backward), group.clone()))
+}
+
+/// `x · wᵀ` for `x [tokens, hidden]` and `w [experts, hidden]`, computed and returned in f32, or f64 for f64
+/// (Megatron's `--moe-router-dtype fp32`). Gradients have the types of `x` and `w`; that of `w` is accumulated in f32.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn router_logits(x: Tensor<2>, w: Tensor<2>) -> Tensor<2> {
+    assert_eq!(x.dims()[1], w.dims()[1], "router: input is {:?}, weight {:?}", x.dims(), w.dims());
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_router_logits(x.into_dispatch(), w.into_dispatch()))
+}
+
+/// The matrices of groups, `[groups · out, in]`, one after the other.
+#[derive(Clone, Debug)]
+pub struct GroupWeights {
+    /// For the GEMM.
+    pub value: Tensor<2>,
+    /// What it was computed from: then the backward pass computes it again instead of saving it.
+    pub stored: Option<QuantizedWeight>,
+}
+
+impl From<Tensor<2>> for GroupWeights {
+    fn from(value: Tensor<2>) -> Self {
+        Self { value, stored: None }
+    }
+}
+
+/// Grouped GEMM: `x · w_gᵀ` for the `counts[g]` consecutive tokens of group `g` of `x [tokens, in]`. `w [groups · out,
+/// in]` has the groups' matrices one after the other; the output is `[tokens, out]`.
+///
+/// The weight's gradient can be [deferred](crate::weight_grads::Deferral) by `pass`, and goes to its
+/// [main gradient](crate::main_grads) if it has one.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn grouped_linear(
+    x: Tensor<2>,
+    w: impl Into<GroupWeights>,
+    counts: &Arc<[usize]>,
+    pass: &PassContext,
+) -> Tensor<2> {
+    let GroupWeights { value: w, stored } = w.into();
+    check_groups(x.dims(), x.dims()[1], w.dims(), counts);
+    let (x, w, deferral) = (x.into_dispatch(), w.into_dispatch(), pass.weight_grads.clone());
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(x, w, stored, counts.clone(), deferral))
+}
+
+/// [`grouped_linear`] of `silu(gate) up p` for `x [tokens, 2 in] = [gate | up]` and a probability `p [tokens]`, in f32
+/// or f64. With the probability before the GEMM, backward does not need the GEMM's output. With `recompute`, the GEMM's
+/// input is recomputed in the backward pass.
+///
+/// # Panics
+/// If the shapes or types do not fit.
+pub fn grouped_swiglu_linear(
+    x: Tensor<2>,
+    p: Tensor<1>,
+    w: impl Into<GroupWeights>,
+    counts: &Arc<[usize]>,
+    recompute: bool,
+    pass: &PassContext,
+) -> Tensor<2> {
+    let GroupWeights { value: w, stored } = w.into();
+    let [rows, double] = x.dims();
+    assert!(double.is_multiple_of(2), "grouped_swiglu_linear: {double} features are not [gate | up]");
+    assert_eq!(p.dims(), [rows], "grouped_swiglu_linear: a factor for each of {rows} rows");
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    assert_eq!(p.dtype(), wide, "grouped_swiglu_linear: the type of the factors of {:?}", x.dtype());
+    check_groups([rows, double], double / 2, w.dims(), counts);
+    let (x, p, w) = (x.into_dispatch(), p.into_dispatch(), w.into_dispatch());
+    let (counts, deferral) = (counts.clone(), pass.weight_grads.clone());
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, stored, counts, recompute, deferral))
+}
+
+/// The output of its expert, on whichever rank, for each of the tokens `x [tokens, hidden]` that `pipeline` dispatches:
+/// [`grouped_linear`] with `gate_up` and [`grouped_swiglu_linear`] with `down`, or the same in FP8, between two
+/// [`all_to_all`]s. These overlap the experts if every member has a GPU. `p [tokens, 1]` are the probabilities. All
+/// members must call it.
+///
+/// # Panics
+/// If the shapes or types do not fit.
+pub fn through_experts(
+    x: Tensor<2>,
+    p: Tensor<2>,
+    [gate_up, down]: [Tensor<2>; 2],
+    pipeline: &Arc<ExpertPipeline>,
+    recompute: bool,
+) -> Tensor<2> {
+    let ([count, hidden], [rows, inner], experts) = (x.dims(), gate_up.dims(), pipeline.experts());
+    assert_eq!(count, pipeline.rows(), "experts: tokens, and those that are sent");
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    assert_eq!((p.dims(), p.dtype()), ([count, 1], wide), "experts: a probability for each row of {:?}", x.dtype());
+    let fits =
+        inner == hidden && rows.is_multiple_of(2 * experts) && down.dims() == [experts * hidden, rows / experts / 2];
+    assert!(fits, "{experts} experts: matrices {:?} and {:?}, {hidden} features", [rows, inner], down.dims());
+    if pipeline.fp8.is_some() {
+        let groups = pipeline.chunks.iter().flat_map(|chunk| chunk.counts.iter().copied());
+        let sizes: Vec<usize> = [hidden, down.dims()[1]].into_iter().chain(groups).collect();
+        let multiple = sizes.iter().all(|size| size.is_multiple_of(fp8::MULTIPLE));
+        assert!(
+            multiple,
+            "FP8 experts: features and groups of rows, {sizes:?}, must be multiples of {}",
+            fp8::MULTIPLE
+        );
+    }
+    let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
+    let (x, p, pipeline) = (x.into_dispatch(), p.into_dispatch(), pipeline.clone());
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_through_experts(x, p, gate_up, down, pipeline, recompute))
+}
+
+/// Whether [`through_experts`] is faster with a rank's experts in two chunks than in one, if every rank has a GPU, a
+/// collective transfers `bytes` per rank, and the experts have feature sizes `[hidden, intermediate]`.
+#[cfg(feature = "cuda")]
+pub fn is_faster_in_two_chunks(bytes: usize, features: [usize; 2]) -> bool {
+    ranks::gemm_split::is_worth_chunking(ranks::gpu::model::GpuModel::here(), bytes, features)
+}
+
+/// Never: CPU ranks overlap nothing.
+#[cfg(not(feature = "cuda"))]
+pub fn is_faster_in_two_chunks(_: usize, _: [usize; 2]) -> bool {
+    false
+}
+
+/// Returns `x`. When `x` gets a gradient, `loss [1]` gets the gradient `scale`: an auxiliary loss that is not added to
+/// another loss (Megatron's `MoEAuxLossAutoScaler`).
+pub fn inject<const D: usize>(x: Tensor<D>, loss: Tensor<1>, scale: f64) -> Tensor<D> {
+    assert_eq!(loss.dims(), [1], "inject: a loss is one number");
+    Tensor::from_dispatch(<Dispatch as MoeOps>::op_inject(x.into_dispatch(), loss.into_dispatch(), scale))
+}
+
+/// The tokens of a group should be a multiple of this on this device. On GPUs every GEMM size needs its own plan, so
+/// sizes that change with every call are padded with zeros.
+pub fn row_multiple(device: &Device) -> usize {
+    if is_gpu(device) { 128 } else { 1 }
+}
+
+#[cfg(feature = "cuda")]
+fn is_gpu(device: &Device) -> bool {
+    let anchor = Tensor::<1>::empty([1], (&device.clone().without_autodiff(), DType::F32));
+    anchor.try_into_primitive::<burn::backend::Cube>().is_ok_and(|x| matches!(x.device, cubecl::Device::Cuda(_)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn is_gpu(_: &Device) -> bool {
+    false
+}
+
+fn check_groups([rows, _]: [usize; 2], inner: usize, w: [usize; 2], counts: &[usize]) {
+    assert!(
+        !counts.is_empty() && w[0].is_multiple_of(counts.len()) && w[1] == inner,
+        "grouped linear: weight {w:?} for {} groups of rows of {inner} features",
+        counts.len()
+    );
+    assert_eq!(counts.iter().sum::<usize>(), rows, "grouped linear: groups {counts:?} make up the rows");
+}

@@ -1,0 +1,92 @@
+//! The backend kernels of MoE operations.
+
+use std::ops::Range;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Shape, TensorMetadata};
+use burn::tensor::{Int, Tensor};
+
+use super::plain;
+use super::token_all_to_all::{self, TokenAllToAll};
+use crate::kernels::LocalKernels;
+use ranks::collective_ops::CollectiveOps;
+
+/// Forward and gradients on a backend without autodiff. Shapes are checked by the public functions; the default bodies
+/// are the formulas in Burn's primitives.
+pub(crate) trait MoeKernels: LocalKernels + CollectiveOps + TokenAllToAll {
+    /// An index table as a primitive of this backend.
+    fn table(table: &Tensor<2, Int>) -> IntTensor<Self>;
+
+    /// Runs `work`; with `_is_shared` its GEMMs share the SMs with collectives.
+    fn sharing<T>(_is_shared: bool, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+
+    /// Rows of `x`, reshaped to this many columns. No copy on backends that accumulate in place.
+    fn rows_in_place(x: &FloatTensor<Self>, rows: Range<usize>, columns: usize) -> FloatTensor<Self> {
+        let all = x.shape().num_elements() / columns;
+        token_all_to_all::rows::<Self>(&Self::float_reshape(x.clone(), Shape::from([all, columns])), rows)
+    }
+
+    /// Row `i` of the output is `Σ_j x[index[i, j]]`, added in this order, at least in f32; negative indices are
+    /// skipped. `x [rows, n]`, `index [m, terms]`, output `[m, n]`.
+    fn sum_rows(x: FloatTensor<Self>, index: IntTensor<Self>) -> FloatTensor<Self> {
+        plain::sum_rows::<Self>(x, index)
+    }
+
+    /// `silu(gate) up p` of `x [rows, 2 n] = [gate | up]` and `p [rows]`, at least in f32 and rounded once.
+    fn weighted_swiglu(x: FloatTensor<Self>, p: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::weighted_swiglu::<Self>(x, p)
+    }
+
+    /// Gradients of [`weighted_swiglu`](Self::weighted_swiglu) in `x` and `p`.
+    fn weighted_swiglu_grads(
+        x: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 2] {
+        plain::weighted_swiglu_grads::<Self>(x, p, grad)
+    }
+
+    /// `x · wᵀ`, at least in f32.
+    fn router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::router_logits::<Self>(x, w)
+    }
+
+    /// Gradients of [`router_logits`](Self::router_logits) in `x`, of its type, and in `w`, at least in f32: those that
+    /// are needed.
+    fn router_logits_grads(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        needed: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        plain::router_logits_grads::<Self>(x, w, grad, needed)
+    }
+
+    /// A GEMM `x_g · w_gᵀ` for each group of tokens; empty groups have none.
+    fn grouped_forward(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
+        plain::grouped_forward::<Self>(x, w, counts)
+    }
+
+    /// Gradient of [`grouped_forward`](Self::grouped_forward) in `x`: `grad_g · w_g`.
+    fn grouped_input_grad(grad: FloatTensor<Self>, w: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
+        plain::grouped_input_grad::<Self>(grad, w, counts)
+    }
+
+    /// Gradient of [`grouped_forward`](Self::grouped_forward) in `w`: `grad_gᵀ · x_g`, zero for an empty group.
+    fn grouped_weight_grad(grad: FloatTensor<Self>, x: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
+        plain::grouped_weight_grad::<Self>(grad, x, counts)
+    }
+
+    /// Writes [`grouped_weight_grad`](Self::grouped_weight_grad) to the f32 elements of `sum`, or adds it to them.
+    fn grouped_accumulate_weight_grad(
+        grad: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        counts: &[usize],
+        sum: &FloatTensor<Self>,
+        add: bool,
+    ) {
+        Self::accumulate(Self::grouped_weight_grad(grad, x, counts), sum, add);
+    }
+}

@@ -1,0 +1,29 @@
+//! The operations of an MoE layer on one rank: permuting tokens, grouped GEMMs, router logits, and auxiliary losses
+//! that only exist as gradients.
+//!
+//! There is no scatter: a [`RowMap`] includes its transpose, so that a gradient is a sum over rows in a fixed order
+//! too. The same input gives the same bits, on GPUs as well.
+
+mod api;
+mod autodiff;
+mod expert_gemms;
+mod expert_pipeline;
+mod kernels;
+mod plain;
+pub mod routing;
+mod row_map;
+mod token_all_to_all;
+
+pub use api::{
+    GroupWeights, all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_faster_in_two_chunks,
+    router_logits, row_multiple, through_experts,
+};
+pub(crate) use expert_gemms::{ExpertGemms, ExpertRange};
+pub use expert_pipeline::{ExpertChunk, ExpertPipeline};
+pub(crate) use kernels::MoeKernels;
+#[cfg(feature = "cuda")]
+pub(crate) use plain::{groups, router_logits_grads, sum_rows, weighted_swiglu, weighted_swiglu_grads};
+pub use ranks::comm::Splits;
+pub use row_map::RowMap;
+#[cfg(feature = "cuda")]
+pub(crate) use token_all_to_all::{TokenAllToAll, all_to_all_matrices, append_chunk, concat_chunks};

@@ -1,0 +1,133 @@
+//! The operations as formulas in Burn's primitives.
+
+use std::ops::Range;
+
+use burn::backend::{
+    Backend, DType, FloatDType, Scalar, Shape, Slice, TensorMetadata,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use super::token_all_to_all::rows;
+use crate::kernels::LocalKernels;
+
+/// f32 for half precision.
+pub(super) fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+pub(super) fn cast<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
+}
+
+/// Rows and columns of a matrix.
+fn size<T: TensorMetadata>(x: &T) -> [usize; 2] {
+    let shape = x.shape();
+    [shape[0], shape[1]]
+}
+
+fn zeros<B: Backend>(like: &FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> {
+    B::float_zeros(Shape::from(shape), &like.device(), FloatDType::from(like.dtype()))
+}
+
+pub(crate) fn sum_rows<B: Backend>(x: FloatTensor<B>, index: IntTensor<B>) -> FloatTensor<B> {
+    let ([_, columns], [count, terms], dtype) = (size(&x), size(&index), x.dtype());
+    let x = if terms == 1 { x } else { cast::<B>(x, wide(dtype)) };
+    // Index -1 becomes the first row of the table, which is zero.
+    let table = B::float_cat(vec![zeros::<B>(&x, [1, columns]), x], 0);
+    let index = B::int_add_scalar(index, Scalar::Int(1));
+    let term = |j: usize| {
+        let column = B::int_slice(index.clone(), &[Slice::from(0..count), Slice::from(j..j + 1)]);
+        B::float_select(table.clone(), 0, B::int_reshape(column, Shape::from([count])))
+    };
+    let sum = (0..terms).map(term).reduce(B::float_add).expect("a table has a column");
+    cast::<B>(sum, dtype)
+}
+
+pub(crate) fn weighted_swiglu<B: LocalKernels>(x: FloatTensor<B>, p: FloatTensor<B>) -> FloatTensor<B> {
+    let ([count, _], dtype) = (size(&x), x.dtype());
+    let out = B::swiglu_forward(cast::<B>(x, wide(dtype)));
+    cast::<B>(B::float_mul(out, B::float_reshape(p, Shape::from([count, 1]))), dtype)
+}
+
+pub(crate) fn weighted_swiglu_grads<B: LocalKernels>(
+    x: FloatTensor<B>,
+    p: FloatTensor<B>,
+    grad: FloatTensor<B>,
+) -> [FloatTensor<B>; 2] {
+    let ([count, _], dtype) = (size(&x), x.dtype());
+    let (x, grad) = (cast::<B>(x, wide(dtype)), cast::<B>(grad, wide(dtype)));
+    let products = B::float_mul(B::swiglu_forward(x.clone()), grad.clone());
+    let p_grad = B::float_reshape(B::sum_dim(products, 1), Shape::from([count]));
+    let grad = B::float_mul(grad, B::float_reshape(p, Shape::from([count, 1])));
+    [cast::<B>(B::swiglu_grad(x, grad), dtype), p_grad]
+}
+
+pub(super) fn router_logits<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B>) -> FloatTensor<B> {
+    let wide = wide(x.dtype());
+    B::linear_forward(cast::<B>(x, wide), cast::<B>(w, wide))
+}
+
+pub(crate) fn router_logits_grads<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    [of_x, of_w]: [bool; 2],
+) -> [Option<FloatTensor<B>>; 2] {
+    let (dtype, wide) = (x.dtype(), wide(x.dtype()));
+    let w = of_x.then(|| cast::<B>(B::linear_input_grad(grad.clone(), cast::<B>(w, wide)), dtype));
+    [w, of_w.then(|| B::linear_weight_grad(grad, cast::<B>(x, wide)))]
+}
+
+/// Each group that has tokens, with their range.
+pub(crate) fn groups(counts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut end = 0;
+    counts.iter().enumerate().filter_map(move |(group, &count)| {
+        end += count;
+        (count > 0).then_some((group, end - count..end))
+    })
+}
+
+pub(super) fn grouped_forward<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    counts: &[usize],
+) -> FloatTensor<B> {
+    let out = size(&w)[0] / counts.len();
+    let part = |(group, range)| B::linear_forward(rows::<B>(&x, range), rows::<B>(&w, group * out..(group + 1) * out));
+    B::float_cat(groups(counts).map(part).collect(), 0)
+}
+
+pub(super) fn grouped_input_grad<B: LocalKernels>(
+    grad: FloatTensor<B>,
+    w: FloatTensor<B>,
+    counts: &[usize],
+) -> FloatTensor<B> {
+    let out = size(&w)[0] / counts.len();
+    let part =
+        |(group, range)| B::linear_input_grad(rows::<B>(&grad, range), rows::<B>(&w, group * out..(group + 1) * out));
+    B::float_cat(groups(counts).map(part).collect(), 0)
+}
+
+pub(super) fn grouped_weight_grad<B: LocalKernels>(
+    grad: FloatTensor<B>,
+    x: FloatTensor<B>,
+    counts: &[usize],
+) -> FloatTensor<B> {
+    let (out, inner) = (size(&grad)[1], size(&x)[1]);
+    let mut parts: Vec<FloatTensor<B>> = counts.iter().map(|_| zeros::<B>(&x, [out, inner])).collect();
+    for (group, range) in groups(counts) {
+        parts[group] = B::linear_weight_grad(rows::<B>(&grad, range.clone()), rows::<B>(&x, range));
+    }
+    B::float_cat(parts, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_without_rows_are_left_out() {
+        let found: Vec<_> = groups(&[2, 0, 3]).collect();
+        assert_eq!(found, [(0, 0..2), (2, 2..5)]);
+    }
+}

@@ -1,0 +1,95 @@
+//! RMSNorm and LayerNorm. With `x̂` the normalised row and `g = grad · w`, both gradients are
+//! `dx = (g - [mean(g)] - x̂ mean(g x̂)) / σ`, where only LayerNorm has the bracket.
+
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+
+use super::{add, dims, last, reshape, rows, to_dtype, widen};
+use crate::kernels::{LocalKernels, NormGrads, NormNeeds};
+
+/// The normalised rows and `1/σ` of every row, `[rows, n]` and `[rows, 1]`.
+fn normalise<B: LocalKernels>(x: FloatTensor<B>, eps: f64, center: bool) -> [FloatTensor<B>; 2] {
+    let x = rows::<B>(x);
+    let x = if center { B::float_sub(x.clone(), B::mean_dim(x, 1)) } else { x };
+    let square = B::mean_dim(B::float_mul(x.clone(), x.clone()), 1);
+    let inverse = B::float_recip(B::float_sqrt(add::<B>(square, eps)));
+    [B::float_mul(x, inverse.clone()), inverse]
+}
+
+/// A vector as one matrix row, in the type of `like`.
+fn row<B: Backend>(w: FloatTensor<B>, like: &FloatTensor<B>) -> FloatTensor<B> {
+    let n = last(&w);
+    to_dtype::<B>(reshape::<B>(w, [1, n]), like.dtype())
+}
+
+pub fn rms_norm<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+    let shape = dims(&x);
+    let (x, dtype) = widen::<B>(x);
+    let [x, _] = normalise::<B>(x, eps, false);
+    let w = row::<B>(w, &x);
+    to_dtype::<B>(reshape::<B>(B::float_mul(x, w), shape), dtype)
+}
+
+pub fn layer_norm<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    b: FloatTensor<B>,
+    eps: f64,
+) -> FloatTensor<B> {
+    let shape = dims(&x);
+    let (x, dtype) = widen::<B>(x);
+    let [x, _] = normalise::<B>(x, eps, true);
+    let (w, b) = (row::<B>(w, &x), row::<B>(b, &x));
+    to_dtype::<B>(reshape::<B>(B::float_add(B::float_mul(x, w), b), shape), dtype)
+}
+
+pub fn rms_norm_grads<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    eps: f64,
+    needs: NormNeeds,
+) -> NormGrads<B> {
+    grads::<B>(x, w, grad, eps, NormNeeds { b: false, ..needs }, false)
+}
+
+pub fn layer_norm_grads<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    eps: f64,
+    needs: NormNeeds,
+) -> NormGrads<B> {
+    grads::<B>(x, w, grad, eps, needs, true)
+}
+
+fn grads<B: LocalKernels>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    eps: f64,
+    needs: NormNeeds,
+    center: bool,
+) -> NormGrads<B> {
+    let shape = dims(&x);
+    let n = last(&x);
+    let (x, dtype) = widen::<B>(x);
+    let grad = rows::<B>(widen::<B>(grad).0);
+    let [x, inverse] = normalise::<B>(x, eps, center);
+    let over_rows = |t: FloatTensor<B>| to_dtype::<B>(reshape::<B>(B::sum_dim(t, 0), [n]), dtype);
+    NormGrads {
+        w: needs.w.then(|| over_rows(B::float_mul(grad.clone(), x.clone()))),
+        b: needs.b.then(|| over_rows(grad.clone())),
+        x: needs.x.then(|| {
+            let w = row::<B>(w, &x);
+            let g = B::float_mul(grad, w);
+            let along = B::float_mul(x.clone(), B::mean_dim(B::float_mul(g.clone(), x), 1));
+            let mean = center.then(|| B::mean_dim(g.clone(), 1));
+            let g = B::float_sub(g, along);
+            let g = match mean {
+                Some(mean) => B::float_sub(g, mean),
+                None => g,
+            };
+            to_dtype::<B>(reshape::<B>(B::float_mul(g, inverse), shape), dtype)
+        }),
+    }
+}

@@ -1,0 +1,243 @@
+//! Reductions and GEMMs in a fixed order of summation. Burn's own on GPUs are not deterministic: autotuning picks the
+//! kernel of a reduction at run time, a thread that races with the tuning may take another one, and some kernels use
+//! atomic additions.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, Shape, TensorMetadata,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::kernels::LocalKernels;
+use crate::extension::on_backends;
+
+/// Sum over dimension `dim`, which becomes 1.
+///
+/// # Panics
+/// If there is no such dimension.
+pub fn sum_dim<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
+    assert!(dim < D, "sum_dim: dimension {dim} of {D}");
+    Tensor::from_dispatch(<Dispatch as SumOps>::op_sum_dim(x.into_dispatch(), dim))
+}
+
+/// Sum of all elements.
+pub fn sum<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    /// Longer sums are reshaped to matrix rows of this length: one long sum occupies few SMs.
+    const ROW: usize = 1024;
+    let len: usize = x.dims().iter().product();
+    let (x, whole): (Tensor<1>, usize) = (x.reshape([len]), len / ROW * ROW);
+    if whole == 0 || whole == ROW {
+        return sum_dim(x, 0);
+    }
+    let rows = sum_dim(x.clone().narrow(0, 0, whole).reshape([whole / ROW, ROW]), 1);
+    let rows = sum(rows);
+    if whole == len { rows } else { rows + sum_dim(x.narrow(0, whole, len - whole), 0) }
+}
+
+/// `x` with dimension `dim`, which has one element, repeated `times` times.
+///
+/// # Panics
+/// If that dimension does not have one element.
+pub fn expand_dim<const D: usize>(x: Tensor<D>, dim: usize, times: usize) -> Tensor<D> {
+    assert!(dim < D && x.dims()[dim] == 1, "expand_dim: dimension {dim} of {:?}", x.dims());
+    Tensor::from_dispatch(<Dispatch as SumOps>::op_expand_dim(x.into_dispatch(), dim, times))
+}
+
+/// `log Σ exp(x)` over the last dimension, which becomes 1.
+pub fn log_sum_exp<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let largest = x.clone().max_dim(D - 1).detach();
+    sum_dim((x - largest.clone()).exp(), D - 1).log() + largest
+}
+
+/// `a · b` for `a [.., m, k]` and `b [.., k, n]`, whose other dimensions are equal. On GPUs by cuBLASLt, in f32 without
+/// TF32.
+///
+/// # Panics
+/// If the sizes do not fit.
+pub fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    let (left, right) = (a.dims(), b.dims());
+    let fits = left[..D - 2] == right[..D - 2] && left[D - 1] == right[D - 2];
+    assert!(fits, "matmul: {left:?} · {right:?}");
+    Tensor::from_dispatch(<Dispatch as SumOps>::op_matmul(a.into_dispatch(), b.into_dispatch()))
+}
+
+/// One method per public operation.
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+trait SumOps: Backend {
+    fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self>;
+    fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self>;
+    fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+on_backends! {
+    impl SumOps {
+        fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+            Self::sum_dim(x, dim)
+        }
+
+        fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
+            expand::<Self>(x, dim, times)
+        }
+
+        fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::matmul(a, b)
+        }
+    }
+}
+
+fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor<B> {
+    let mut shape = x.shape().to_vec();
+    shape[dim] = size;
+    B::float_expand(x, Shape::from(shape))
+}
+
+#[derive(Debug)]
+struct SumDim;
+
+impl<B: LocalKernels> Backward<B, 1> for SumDim {
+    /// The dimension and its size.
+    type State = (usize, usize);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (grad, (dim, size)) = (grads.consume::<B>(&ops.node), ops.state);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, expand::<B>(grad, dim, size));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ExpandDim;
+
+impl<B: LocalKernels> Backward<B, 1> for ExpandDim {
+    type State = usize;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::sum_dim(grad, ops.state));
+        }
+    }
+}
+
+/// The state is each factor, if the other one needs a gradient.
+#[derive(Debug)]
+struct Matmul;
+
+impl<B: LocalKernels> Backward<B, 2> for Matmul {
+    type State = [Option<FloatTensor<B>>; 2];
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (grad, ([a_node, b_node], [a, b])) = (grads.consume::<B>(&ops.node), (ops.parents, ops.state));
+        if let (Some(node), Some(b)) = (a_node, b) {
+            grads.register::<B>(node.id, B::matmul(grad.clone(), B::float_transpose(b)));
+        }
+        if let (Some(node), Some(a)) = (b_node, a) {
+            grads.register::<B>(node.id, B::matmul(B::float_transpose(a), grad));
+        }
+    }
+}
+
+impl<B: LocalKernels, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
+    fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        let size = x.shape()[dim];
+        match SumDim.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((dim, size), B::sum_dim(x, dim)),
+            OpsKind::UnTracked(prep) => prep.finish(B::sum_dim(x, dim)),
+        }
+    }
+
+    fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match ExpandDim.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(dim, expand::<B>(x, dim, times)),
+            OpsKind::UnTracked(prep) => prep.finish(expand::<B>(x, dim, times)),
+        }
+    }
+
+    fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [of_a, of_b] = [a.is_tracked(), b.is_tracked()];
+        let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
+        match Matmul.prepare::<C>([a_node, b_node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let factors = [of_b.then(|| a.clone()), of_a.then(|| b.clone())];
+                prep.finish(factors, B::matmul(a, b))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::matmul(a, b)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{normalize_sum, softmax};
+    use burn::tensor::activation;
+    use burn::tensor::{DType, Device, TensorData};
+
+    fn tensor<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|i| (i as f64 * 0.61).sin() + 1.5).collect();
+        let on = (&Device::flex().autodiff(), DType::F64);
+        Tensor::from_data(TensorData::new(values, shape), on).require_grad()
+    }
+
+    fn close<const D: usize>(what: &str, found: Tensor<D>, expected: Tensor<D>) {
+        assert_eq!(found.dims(), expected.dims(), "{what}");
+        let [found, expected] = [found, expected].map(|x| x.into_data().iter::<f64>().collect::<Vec<_>>());
+        for (a, b) in found.iter().zip(&expected) {
+            assert!((a - b).abs() <= 1e-13 * (1.0 + b.abs()), "{what}: {a} instead of {b}");
+        }
+    }
+
+    /// Value and gradient of one operation against Burn's.
+    fn alike<const D: usize, const E: usize>(
+        what: &str,
+        shape: [usize; D],
+        ours: impl Fn(Tensor<D>) -> Tensor<E>,
+        burns: impl Fn(Tensor<D>) -> Tensor<E>,
+    ) {
+        let pull = |y: Tensor<E>, x: &Tensor<D>| {
+            let weights = tensor(y.dims()).inner();
+            let loss = (y * Tensor::from_inner(weights)).sum();
+            x.grad(&loss.backward()).expect("the input has a gradient")
+        };
+        let (a, b) = (tensor(shape), tensor(shape));
+        let (y, z) = (ours(a.clone()), burns(b.clone()));
+        close(what, y.clone(), z.clone());
+        close(&format!("{what}: gradient"), pull(y, &a), pull(z, &b));
+    }
+
+    #[test]
+    fn values_and_gradients_are_burns() {
+        for dim in 0..3 {
+            alike("sum_dim", [3, 4, 5], |x| sum_dim(x, dim), |x| x.sum_dim(dim));
+        }
+        for shape in [[1, 7], [32, 32], [32, 64], [45, 67]] {
+            alike("sum", shape, sum, |x| x.sum());
+        }
+        alike("expand_dim", [3, 1, 5], |x| expand_dim(x, 1, 4), |x| x.expand([3, 4, 5]));
+        alike("normalize_sum", [6, 5], |x| normalize_sum(x, 0.1), |x| x.clone() / (x.sum_dim(1) + 0.1));
+        alike("softmax", [6, 5], softmax, |x| activation::softmax(x, 1));
+        let log = |x: Tensor<2>| x.exp().sum_dim(1).log();
+        alike("log_sum_exp", [6, 5], log_sum_exp, log);
+        alike("matmul, left", [6, 5], |x| matmul(x, tensor([5, 3])), |x| x.matmul(tensor([5, 3])));
+        alike("matmul, right", [6, 5], |x| matmul(tensor([2, 6]), x), |x| tensor([2, 6]).matmul(x));
+    }
+
+    #[test]
+    fn a_large_logit_does_not_overflow() {
+        let x = Tensor::<2>::from_data([[1000.0, 999.0]], (&Device::flex(), DType::F64));
+        let e = (-1.0f64).exp();
+        let share = Tensor::from_data([[1.0 / (1.0 + e), e / (1.0 + e)]], (&Device::flex(), DType::F64));
+        close("softmax", softmax(x.clone()), share);
+        let log = Tensor::from_data([[1000.0 + (1.0 + e).ln()]], (&Device::flex(), DType::F64));
+        close("log_sum_exp", log_sum_exp(x), log);
+    }
+}

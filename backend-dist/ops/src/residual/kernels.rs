@@ -1,0 +1,61 @@
+//! Norms fused with the additions next to them.
+
+use burn::backend::{Flex, tensor::FloatTensor};
+
+use crate::{
+    kernels::{LocalKernels, NormGrads, NormNeeds},
+    saved_attention::CoreAttention,
+    step::Step,
+};
+
+/// Additions that a backend may fuse with a norm; the default bodies run one after the other. `norm` is RMSNorm or
+/// LayerNorm, `params` its weight, and bias if it has one.
+pub trait ResidualKernels: LocalKernels {
+    /// `x + other`, and the norm of the sum.
+    fn norm_of_sum(
+        x: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        norm: Step,
+        params: &[FloatTensor<Self>],
+    ) -> [FloatTensor<Self>; 2] {
+        norm_of_sum::<Self>(x, other, norm, params)
+    }
+
+    /// The gradients of the norm of `x`, with `other` added to that of `x`.
+    fn norm_grads_plus(
+        x: FloatTensor<Self>,
+        norm: Step,
+        params: &[FloatTensor<Self>],
+        grad: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        needs: NormNeeds,
+    ) -> NormGrads<Self> {
+        norm_grads_plus::<Self>(x, norm, params, grad, other, needs)
+    }
+}
+
+impl ResidualKernels for Flex {}
+
+/// [`ResidualKernels::norm_of_sum`], one after the other.
+pub fn norm_of_sum<B: LocalKernels>(
+    x: FloatTensor<B>,
+    other: FloatTensor<B>,
+    norm: Step,
+    params: &[FloatTensor<B>],
+) -> [FloatTensor<B>; 2] {
+    let sum = B::float_add(x, other);
+    [sum.clone(), norm.forward::<B>(sum, params, &CoreAttention::Compute).out]
+}
+
+/// [`ResidualKernels::norm_grads_plus`], one after the other.
+pub fn norm_grads_plus<B: LocalKernels>(
+    x: FloatTensor<B>,
+    norm: Step,
+    params: &[FloatTensor<B>],
+    grad: FloatTensor<B>,
+    other: FloatTensor<B>,
+    needs: NormNeeds,
+) -> NormGrads<B> {
+    let NormGrads { x, w, b } = norm.norm_grads::<B>(x, params, grad, needs);
+    NormGrads { x: x.map(|x| B::float_add(x, other)), w, b }
+}

@@ -1,0 +1,95 @@
+//! Operations with several outputs. A node of Burn's graph has one output, so the others are secondary nodes: they take
+//! their values from a shared slot and store their gradients in it. Nodes run from the last to the first, so the
+//! primary node finds all gradients there.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::stash::Stash;
+use crate::extension::on_backends;
+
+/// The secondary outputs of an operation: forward their values, backward their gradients. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct SecondaryOutputs(Vec<Stash>);
+
+impl SecondaryOutputs {
+    /// So many, without values.
+    pub fn new(count: usize) -> Self {
+        Self(std::iter::repeat_with(Stash::default).take(count).collect())
+    }
+
+    /// Stores the values.
+    pub fn put<B: Backend>(&self, values: impl IntoIterator<Item = FloatTensor<B>>) {
+        self.0.iter().zip(values).for_each(|(stash, value)| stash.put(value));
+    }
+
+    /// Takes the gradients.
+    ///
+    /// # Panics
+    ///
+    /// If an output has no gradient.
+    pub fn gradients<B: Backend>(&self) -> Vec<FloatTensor<B>> {
+        (0..self.0.len()).map(|index| self.take::<B>(index)).collect()
+    }
+
+    fn take<B: Backend>(&self, index: usize) -> FloatTensor<B> {
+        let found = self.0[index].take();
+        found.unwrap_or_else(|| panic!("output {} of an operation has no value, or no gradient", index + 1))
+    }
+}
+
+/// Secondary output `index` of the operation whose primary output is `first`. Each must be taken once, and used.
+pub(super) fn secondary_output<const D: usize, const E: usize>(
+    first: &Tensor<D>,
+    secondary: &SecondaryOutputs,
+    index: usize,
+) -> Tensor<E> {
+    let first = first.clone().into_dispatch();
+    Tensor::from_dispatch(<Dispatch as OutputOps>::op_secondary(first, secondary.clone(), index))
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+trait OutputOps: Backend {
+    /// `first` only selects the backend and the node.
+    fn op_secondary(first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self>;
+}
+
+on_backends! {
+    impl OutputOps {
+        fn op_secondary(_first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
+            secondary.take::<Self>(index)
+        }
+    }
+}
+
+/// Parent: the primary output, to which no gradient flows from here.
+#[derive(Debug)]
+struct SecondaryNode;
+
+impl<B: Backend> Backward<B, 1> for SecondaryNode {
+    type State = (SecondaryOutputs, usize);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (grad, (secondary, index)) = (grads.consume::<B>(&ops.node), ops.state);
+        secondary.0[index].put(grad);
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> OutputOps for Autodiff<B, C> {
+    fn op_secondary(first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
+        let ((_, node), value) = (first.into_parts(), secondary.take::<B>(index));
+        match SecondaryNode.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((secondary, index), value),
+            OpsKind::UnTracked(prep) => prep.finish(value),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `x / (Σ x + eps)`, and softmax, which is the same of exponentials.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, Flex, Scalar, TensorMetadata,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::kernels::LocalKernels;
+use crate::extension::on_backends;
+
+/// `x / (Σ x + eps)` with sums over the last dimension.
+pub fn normalize_sum<const D: usize>(x: Tensor<D>, eps: f64) -> Tensor<D> {
+    normalize(x, Normalizer::Sum { eps })
+}
+
+/// Softmax over the last dimension.
+pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    normalize(x, Normalizer::Softmax)
+}
+
+fn normalize<const D: usize>(x: Tensor<D>, normalizer: Normalizer) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as NormalizeOps>::op_normalize(x.into_dispatch(), normalizer))
+}
+
+/// The numbers that are divided by their sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Normalizer {
+    /// The elements; `eps` is added to their sum.
+    Sum {
+        /// Avoids a division by zero.
+        eps: f64,
+    },
+    /// `exp(x - max x)`.
+    Softmax,
+}
+
+/// The kernels of [`normalize_sum`] and [`softmax`].
+pub trait NormalizeKernels: LocalKernels {
+    /// The normalised numbers and the sums, which have 1 in the last dimension.
+    fn normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> [FloatTensor<Self>; 2] {
+        plain_normalize::<Self>(x, normalizer)
+    }
+
+    /// The gradient of `x` from the `[output, sum]` of [`normalize`](Self::normalize).
+    fn normalize_grad(
+        saved: [FloatTensor<Self>; 2],
+        grad: FloatTensor<Self>,
+        normalizer: Normalizer,
+    ) -> FloatTensor<Self> {
+        plain_grad::<Self>(saved, grad, normalizer)
+    }
+}
+
+impl NormalizeKernels for Flex {}
+
+fn last(x: &impl TensorMetadata) -> usize {
+    x.shape().num_dims() - 1
+}
+
+pub fn plain_normalize<B: LocalKernels>(x: FloatTensor<B>, normalizer: Normalizer) -> [FloatTensor<B>; 2] {
+    let dim = last(&x);
+    let (x, eps) = match normalizer {
+        Normalizer::Sum { eps } => (x, eps),
+        Normalizer::Softmax => (B::float_exp(B::float_sub(x.clone(), B::float_max_dim(x, dim))), 0.0),
+    };
+    let total = B::float_add_scalar(B::sum_dim(x.clone(), dim), Scalar::Float(eps));
+    [B::float_div(x, total.clone()), total]
+}
+
+/// With `y = x / t`: `dx = (dy - Σ dy y) / t`, and with `x = exp z`: `dz = (dy - Σ dy y) y`.
+pub fn plain_grad<B: LocalKernels>(
+    [y, total]: [FloatTensor<B>; 2],
+    grad: FloatTensor<B>,
+    normalizer: Normalizer,
+) -> FloatTensor<B> {
+    let dim = last(&y);
+    let along = B::sum_dim(B::float_mul(grad.clone(), y.clone()), dim);
+    let slope = B::float_sub(grad, along);
+    match normalizer {
+        Normalizer::Sum { .. } => B::float_div(slope, total),
+        Normalizer::Softmax => B::float_mul(slope, y),
+    }
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait NormalizeOps: Backend {
+    fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self>;
+}
+
+on_backends! {
+    impl NormalizeOps {
+        fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
+            let [y, _] = Self::normalize(x, normalizer);
+            y
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Normalize;
+
+impl<B: NormalizeKernels> Backward<B, 1> for Normalize {
+    type State = ([FloatTensor<B>; 2], Normalizer);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (grad, (saved, normalizer)) = (grads.consume::<B>(&ops.node), ops.state);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::normalize_grad(saved, grad, normalizer));
+        }
+    }
+}
+
+impl<B: NormalizeKernels, C: CheckpointStrategy> NormalizeOps for Autodiff<B, C> {
+    fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        let [y, total] = B::normalize(x, normalizer);
+        match Normalize.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(([y.clone(), total], normalizer), y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Splits a projection along its features, as one autograd node: the gradients of separate slices would be as wide as
+//! the projection and mostly zeros.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, Flex, Slice,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::secondary_outputs::{SecondaryOutputs, secondary_output};
+use crate::extension::on_backends;
+
+/// Splits the features of `x [s, b, n]` into chunks of these sizes. All results must be used.
+///
+/// # Panics
+///
+/// If the sizes do not add up to `n`, or one is 0.
+pub fn split<const N: usize>(x: Tensor<3>, sizes: [usize; N]) -> [Tensor<3>; N] {
+    let features = x.dims()[2];
+    let fits = sizes.iter().sum::<usize>() == features && !sizes.contains(&0);
+    assert!(fits, "split: parts of {sizes:?} features do not make up {features}");
+    let secondary = SecondaryOutputs::new(sizes.len() - 1);
+    let first = <Dispatch as SplitOps>::op_split(x.into_dispatch(), sizes.to_vec(), secondary.clone());
+    let first = Tensor::from_dispatch(first);
+    std::array::from_fn(|i| if i == 0 { first.clone() } else { secondary_output(&first, &secondary, i - 1) })
+}
+
+/// The kernels of [`split`]; the default bodies are Burn's slices.
+pub trait SplitKernels: Backend {
+    /// Chunks of these sizes along the last of three dimensions.
+    fn split(x: FloatTensor<Self>, sizes: &[usize]) -> Vec<FloatTensor<Self>> {
+        slices::<Self>(x, sizes)
+    }
+
+    /// The concatenation of the chunks.
+    fn join(parts: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
+        Self::float_cat(parts, 2)
+    }
+}
+
+impl SplitKernels for Flex {}
+
+pub fn slices<B: Backend>(x: FloatTensor<B>, sizes: &[usize]) -> Vec<FloatTensor<B>> {
+    let mut end = 0;
+    let slice = |size: &usize| {
+        let start = end;
+        end += size;
+        B::float_slice(x.clone(), &[Slice::full(), Slice::full(), Slice::from(start..end)])
+    };
+    sizes.iter().map(slice).collect()
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait SplitOps: Backend {
+    /// Returns the first chunk; the other ones are the `secondary` outputs.
+    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self>;
+}
+
+fn split_off<B: SplitKernels>(x: FloatTensor<B>, sizes: &[usize], secondary: &SecondaryOutputs) -> FloatTensor<B> {
+    let mut parts = B::split(x, sizes).into_iter();
+    let first = parts.next().expect("there is a part");
+    secondary.put::<B>(parts);
+    first
+}
+
+on_backends! {
+    impl SplitOps {
+        fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
+            split_off::<Self>(x, &sizes, &secondary)
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Split;
+
+impl<B: SplitKernels> Backward<B, 1> for Split {
+    type State = SecondaryOutputs;
+
+    fn backward(self, ops: Ops<SecondaryOutputs, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let first = grads.consume::<B>(&ops.node);
+        let parts = [first].into_iter().chain(ops.state.gradients::<B>()).collect();
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::join(parts));
+        }
+    }
+}
+
+impl<B: SplitKernels, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
+    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        let first = split_off::<B>(x, &sizes, &secondary);
+        match Split.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(secondary, first),
+            OpsKind::UnTracked(prep) => prep.finish(first),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, Distribution};
+
+    use super::*;
+
+    /// Values and gradients are those of slices.
+    #[test]
+    fn parts_are_slices() {
+        let device = Device::flex().autodiff();
+        let random = || Tensor::<3>::random([3, 2, 9], Distribution::Default, (&device, DType::F64));
+        let (x, slope) = (random().require_grad(), random());
+        let slopes = split(slope.clone(), [4, 2, 3]);
+        let parts = split(x.clone(), [4, 2, 3]);
+        let mut first = 0;
+        for part in &parts {
+            let size = part.dims()[2];
+            part.to_data().assert_eq(&x.clone().narrow(2, first, size).to_data(), true);
+            first += size;
+        }
+        let sums = parts.into_iter().zip(slopes).map(|(part, slope)| (part * slope).sum());
+        let grads = sums.reduce(|a, b| a + b).expect("three parts").backward();
+        x.grad(&grads).expect("it takes part").into_data().assert_eq(&slope.into_data(), true);
+    }
+}

@@ -1,0 +1,120 @@
+//! Backward from an output whose gradient is received from elsewhere, as between pipeline stages.
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch, TensorMetadata,
+    autodiff::{
+        NodeId,
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients as AutodiffGradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::{Gradients, Tensor};
+
+use super::stash::Stash;
+use crate::extension::on_backends;
+
+/// The recorded graph of an output, without the output's elements.
+#[derive(Debug)]
+pub struct Tape {
+    root: Tensor<1>,
+    seed: Seed,
+    shape: Vec<usize>,
+}
+
+impl Tape {
+    /// The tape of `y`. It holds none of `y`'s elements: they are freed when the caller drops its last copy.
+    ///
+    /// # Panics
+    /// If `y` does not depend on anything that needs a gradient.
+    pub fn of<const D: usize>(y: Tensor<D>) -> Self {
+        assert!(y.is_tracked(), "a tape of a tensor which autodiff does not track");
+        let (seed, shape) = (Seed::default(), y.dims().to_vec());
+        let root = Tensor::from_dispatch(<Dispatch as TapeOps>::op_root(y.into_dispatch(), seed.clone()));
+        Self { root, seed, shape }
+    }
+
+    /// The gradients of everything that the output depends on, from the output's gradient.
+    ///
+    /// # Panics
+    /// If `grad` does not have the shape of the output.
+    pub fn pull_back<const D: usize>(self, grad: Tensor<D>) -> Gradients {
+        assert_eq!(grad.dims().as_slice(), self.shape, "the gradient does not have the output's shape");
+        self.seed.put::<Start>(<Dispatch as TapeOps>::op_start(grad.into_dispatch()));
+        self.root.backward()
+    }
+}
+
+/// [`Tape::pull_back`] from `y`, in one step.
+///
+/// # Panics
+/// If `y` is not tracked, or `grad` has another shape.
+pub fn pull_back<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Gradients {
+    Tape::of(y).pull_back(grad)
+}
+
+/// A container of the gradients that `fill` registers.
+pub(super) fn collect(fill: impl FnOnce(&mut AutodiffGradients) + Send + 'static) -> Gradients {
+    let device = burn::tensor::Device::flex().autodiff();
+    let tape = Tape::of(Tensor::<1>::zeros([1], &device).require_grad());
+    tape.seed.put::<Start>(Box::new(move |grads, _| fill(grads)));
+    tape.root.backward()
+}
+
+type Start = Box<dyn FnOnce(&mut AutodiffGradients, NodeId) + Send>;
+
+/// Starts backward; left here when the output's gradient is known.
+type Seed = Stash;
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+trait TapeOps: Backend {
+    /// One element, whose backward pass runs `seed` at `y`.
+    fn op_root(y: FloatTensor<Self>, seed: Seed) -> FloatTensor<Self>;
+
+    /// Registers `grad`.
+    fn op_start(grad: FloatTensor<Self>) -> Start;
+}
+
+on_backends! {
+    impl TapeOps {
+        fn op_root(_: FloatTensor<Self>, _: Seed) -> FloatTensor<Self> {
+            unreachable!("only tracked tensors have a tape")
+        }
+
+        fn op_start(grad: FloatTensor<Self>) -> Start {
+            Box::new(move |grads, node| grads.register::<Self>(node, grad))
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Root;
+
+impl<B: Backend> Backward<B, 1> for Root {
+    type State = Seed;
+
+    fn backward(self, ops: Ops<Seed, 1>, grads: &mut AutodiffGradients, _: &mut Checkpointer) {
+        grads.consume::<B>(&ops.node);
+        let start = ops.state.take::<Start>().expect("the seed is set before backward");
+        if let [Some(node)] = ops.parents {
+            start(grads, node.id);
+        }
+    }
+}
+
+impl<B: Backend + TapeOps, C: CheckpointStrategy> TapeOps for Autodiff<B, C> {
+    fn op_root(y: FloatTensor<Self>, seed: Seed) -> FloatTensor<Self> {
+        let (y, node) = y.into_parts();
+        let root = B::float_zeros([1].into(), &y.device(), y.dtype().into());
+        match Root.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(seed, root),
+            OpsKind::UnTracked(prep) => prep.finish(root),
+        }
+    }
+
+    fn op_start(grad: FloatTensor<Self>) -> Start {
+        B::op_start(grad.into_primitive())
+    }
+}

@@ -1,0 +1,122 @@
+//! Raw pointers and the CUDA stream of the calling thread for CubeCL's tensors.
+
+pub mod lt;
+pub mod lt_fp8;
+mod lt_plan;
+pub mod watch;
+
+use crate::failed;
+use crate::size_class::size_class;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl_common::device::DeviceId;
+use cubecl_common::device_handle::DeviceHandle;
+use cubecl_environment::backtrace::BackTrace;
+use cubecl_environment::stream::StreamId;
+use cubecl_runtime::server::{ServerError, ServerStorage};
+use cubecl_server::storage::ComputeStorage;
+use cubecl_server::stream::{FailureStore, WriteScoped};
+use cudarc::driver::result as driver;
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use std::ffi::c_void;
+
+type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
+
+/// Runs `work(pointers, compute stream)` on CubeCL's thread, after all that this thread has launched before; does not
+/// wait. The buffers are held until `work` returns. An error is passed to `failed`, and CubeCL refuses to read the
+/// buffers from then on.
+///
+/// # Panics
+/// If earlier work on the device failed, see [`failed`](crate::failed).
+pub fn submit<const N: usize>(
+    tensors: [&CubeTensor; N],
+    work: impl FnOnce([*mut c_void; N], CUstream) -> Result<(), String> + Send + 'static,
+    failed: impl FnOnce(String) + Send + 'static,
+) {
+    let device = tensors[0].client.service_id().device;
+    failed::check(device.index_id);
+    let device = DeviceHandle::<CudaServer>::new(device);
+    // Bindings hold the memory as handles do, but whoever has the last handle may still write in place: what is queued
+    // before runs before.
+    let (bindings, stream_id) = (tensors.map(|tensor| tensor.handle.clone().binding()), StreamId::current());
+    device.submit(move |server: &mut CudaServer| {
+        let queue = || -> Result<(), String> {
+            let mut resources = Vec::with_capacity(N);
+            for binding in &bindings {
+                let resource = server.get_resource(binding.clone(), stream_id);
+                resources.push(resource.map_err(|error| format!("{error:?}"))?);
+            }
+            let stream = server.write_streams().try_stream_mut(&stream_id).ok_or("the compute stream is gone")?;
+            // Pages that CubeCL has emptied after switching to larger ones stay allocated, but uncounted, until it
+            // flushes.
+            stream.memory_management_gpu.storage().flush();
+            work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), stream.sys)
+        };
+        if let Err(message) = queue() {
+            let error = ServerError::Generic { reason: message.clone(), backtrace: BackTrace::default() };
+            server.write_streams().taint(error, bindings.iter());
+            failed(message);
+        }
+    });
+}
+
+/// Runs `work(compute stream)` on CubeCL's thread, between the launches of this thread before and after this call; does
+/// not wait. There is no stream if the thread has not launched anything yet.
+pub fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send + 'static) {
+    let stream_id = StreamId::current();
+    DeviceHandle::<CudaServer>::new(device).submit(move |server: &mut CudaServer| {
+        work(server.write_streams().try_stream_mut(&stream_id).map(|stream| stream.sys));
+    });
+}
+
+/// An uninitialised contiguous tensor on the device of `like`, in a buffer of a [`size_class`].
+pub fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    let bytes = shape.num_elements() * dtype.size();
+    let held = size_class(bytes);
+    if held == bytes {
+        return empty_device_contiguous_dtype(client, device, shape, dtype);
+    }
+    let whole = Shape::from([held / dtype.size()]);
+    let buffer = empty_device_contiguous_dtype(client.clone(), device.clone(), whole, dtype);
+    CubeTensor::new_contiguous(client, device, shape, buffer.handle.offset_end((held - bytes) as u64), dtype)
+}
+
+/// Sets all bytes of the contiguous tensor to zero, in the order of the compute stream.
+pub fn clear(x: &CubeTensor) {
+    fill(x, 0);
+}
+
+/// Sets all bytes of the contiguous tensor to `byte`, in the order of the compute stream.
+pub fn fill(x: &CubeTensor, byte: u8) {
+    let bytes = x.meta.shape().num_elements() * x.dtype.size();
+    let held = x.handle.size_in_used() as usize;
+    assert!(x.is_contiguous() && bytes <= held, "to be filled: {x:?} in a buffer of {held} bytes");
+    if bytes == 0 {
+        return;
+    }
+    let device = x.client.service_id().device;
+    submit(
+        [x],
+        move |[pointer], stream| {
+            // SAFETY: the buffer has this many bytes and is held until the work is queued on the stream that orders
+            // its reuse.
+            unsafe { driver::memset_d8_async(pointer as CUdeviceptr, byte, bytes, stream) }
+                .map_err(|error| format!("filling {bytes} bytes: {error}"))
+        },
+        failed::noting(device.index_id),
+    );
+}
+
+/// Passes all launches of this thread on to CubeCL's thread. Needed before the host waits for a device without CubeCL.
+pub fn flush(tensor: &CubeTensor) {
+    DeviceHandle::<CudaServer>::new(tensor.client.service_id().device).flush_queue();
+}
+
+/// The tensor with contiguous elements; CubeCL pads rows, which its `into_contiguous` ignores.
+pub fn dense(x: CubeTensor) -> CubeTensor {
+    let x = into_contiguous(x);
+    if x.is_contiguous_buffer() { x } else { copy_contiguous(x) }
+}

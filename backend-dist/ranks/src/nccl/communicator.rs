@@ -1,0 +1,219 @@
+//! One rank's communicator of a group, with a separate stream.
+//!
+//! Invariants:
+//! - All calls for a communicator come from the device's thread in CubeCL, in the rank's order of operations, under
+//!   `calls`. Only the watchdog, which blocks nobody, and the end of the run come from elsewhere.
+//! - `cuStreamWaitEvent` waits for the last record of the event *at the time of the call*. `inputs_ready` and `done`
+//!   are recorded and waited for within one call of the device's thread, so one of each is enough. An operation that is
+//!   waited for later has its own event from `events`, from before its record until after its wait.
+//!
+//! `call` is the context of an operation, `end` the watchdog of the communicator and its end.
+
+mod call;
+mod end;
+
+pub(super) use call::Call;
+use call::stamp;
+
+use super::copies::DmaCopies;
+use super::events::Events;
+use super::join;
+use crate::comm::{DeviceLink, DeviceOp, Group, Member};
+use crate::cuda;
+use crate::gpu::memory_use::ledger;
+use crate::startup::{Phase, phase};
+use crate::timeline::{self, CollectiveKind};
+use burn_cubecl::tensor::CubeTensor;
+use cudarc::driver::{result as driver, sys as cuda_sys};
+use std::any::Any;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+/// Raw handles are stored as integers, because they cross threads.
+pub struct Communicator {
+    member: Member,
+    /// This rank's index among the members, and the group's name.
+    place: (usize, String),
+    context: usize,
+    comm: usize,
+    stream: usize,
+    inputs_ready: usize,
+    done: usize,
+    progress: usize,
+    pub(crate) events: Events,
+    /// `None` if members have no access to each other's memory.
+    copies: OnceLock<Option<DmaCopies>>,
+    calls: Mutex<Option<Mark>>,
+    /// The operation that a call is queuing now. If NCCL has to connect to the peers first, it waits for them there.
+    entered: Mutex<Option<Mark>>,
+    /// Calls that the device's thread has not run yet.
+    queued: AtomicUsize,
+    has_ended: AtomicBool,
+    is_gone: AtomicBool,
+    /// The GPU, and the bytes that were allocated on it when the communicator was created.
+    taken: (usize, u64),
+}
+
+/// An operation and its time: the one after which `progress` was recorded last, until it is seen to have ended, or the
+/// one that is being queued.
+#[derive(Clone)]
+struct Mark {
+    since: Instant,
+    op: DeviceOp,
+    sequence: u64,
+}
+
+/// A queued call; it is counted until it has run or is dropped.
+struct Queued(Arc<Communicator>);
+
+impl Queued {
+    fn new(link: &Arc<Communicator>) -> Self {
+        link.queued.fetch_add(1, Ordering::AcqRel);
+        Self(link.clone())
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Call<'_> {
+    /// This member's state of collectives by DMA copy engines, if it was set up.
+    pub(crate) fn copies(&self) -> Option<&DmaCopies> {
+        self.link.copies.get()?.as_ref()
+    }
+}
+
+impl Communicator {
+    /// Joins the communicator of `group`; every member must call this, from the rank's thread. Its kernels have at most
+    /// `blocks` thread blocks, or NCCL's default.
+    ///
+    /// # Errors
+    /// Without NCCL, with different versions of it, and NCCL's errors.
+    pub(crate) fn join(group: &Group, device: usize, blocks: Option<i32>) -> Result<Arc<Self>, String> {
+        phase(Phase::Connect, || Self::joined(group, device, blocks))
+    }
+
+    fn joined(group: &Group, device: usize, blocks: Option<i32>) -> Result<Arc<Self>, String> {
+        let id = join::agree(group)?;
+        // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
+        let context = unsafe {
+            let context = driver::primary_ctx::retain(device as i32).map_err(|error| error.to_string())?;
+            driver::ctx::set_current(context).map_err(|error| error.to_string())?;
+            context as usize
+        };
+        let free = || driver::mem_get_info().map_or(0, |(free, _)| free as u64);
+        let before = free();
+        let comm = join::meet(group, context, id, blocks)?;
+        let taken = (device, before.saturating_sub(free()));
+        ledger::add(ledger::Kind::Communicator, taken.0, taken.1);
+        let event = || {
+            let event = driver::event::create(cuda_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            event.map(|event| event as usize).map_err(|error| error.to_string())
+        };
+        // The highest priority: work that waits for peers should start before work that does not.
+        let stream = driver::stream::get_priority_range()
+            .and_then(|(_, highest)| {
+                driver::stream::create_with_priority(driver::stream::StreamKind::NonBlocking, highest)
+            })
+            .map_err(|error| error.to_string())?;
+        Ok(Arc::new(Self {
+            member: group.as_member(),
+            place: (group.rank(), group.name().to_string()),
+            context,
+            comm,
+            stream: stream as usize,
+            inputs_ready: event()?,
+            done: event()?,
+            progress: event()?,
+            events: Events::default(),
+            copies: OnceLock::new(),
+            calls: Mutex::new(None),
+            entered: Mutex::new(None),
+            queued: AtomicUsize::new(0),
+            has_ended: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
+            taken,
+        }))
+    }
+
+    /// This member's state of collectives by DMA copy engines, if `group`, whose communicator this is, supports them.
+    /// The first call is a collective.
+    pub(crate) fn copies(&self, group: &Group) -> Option<&DmaCopies> {
+        self.copies.get_or_init(|| DmaCopies::join(group, self.taken.0)).as_ref()
+    }
+
+    /// Runs `work(call, buffers)` on the device's thread, which queues operation `op` with number `sequence` on the
+    /// communicator's stream; an error or a panic in it ends the run. `work` does not run if the communicator has
+    /// ended.
+    pub(crate) fn queue<const N: usize>(
+        self: &Arc<Self>,
+        (sequence, op): (u64, DeviceOp),
+        tensors: [&CubeTensor; N],
+        work: impl FnOnce(Call, [*mut c_void; N]) -> Result<(), String> + Send + 'static,
+    ) {
+        self.submit(tensors, move |call, buffers| {
+            let mut mark = call.link.lock();
+            if !call.link.is_live() {
+                return Err("the communicator has ended".into());
+            }
+            let (member, group) = &call.link.place;
+            let times = timeline::collective(call.compute, CollectiveKind::of(op.kind(), *member), group);
+            let begin = times.map(|[begin, _]| begin);
+            begin.map_or(Ok(()), |event| stamp(event, call.link.stream as _))?;
+            let now = Mark { since: Instant::now(), op, sequence };
+            *call.link.entering() = Some(now.clone());
+            let done = work(Call { begin, ..call }, buffers);
+            *call.link.entering() = None;
+            done?;
+            times.map_or(Ok(()), |[_, end]| stamp(end, call.link.stream as _))?;
+            if mark.is_none() {
+                // SAFETY: event and stream live as long as the communicator. The last record is known to have ended.
+                unsafe { driver::event::record(call.link.progress as _, call.link.stream as _) }
+                    .map_err(|error| error.to_string())?;
+                *mark = Some(now);
+            }
+            Ok(())
+        });
+    }
+
+    /// Runs `work(call, buffers)`, which does not call NCCL, on the device's thread.
+    pub(crate) fn submit<const N: usize>(
+        self: &Arc<Self>,
+        tensors: [&CubeTensor; N],
+        work: impl FnOnce(Call, [*mut c_void; N]) -> Result<(), String> + Send + 'static,
+    ) {
+        let (queued, failed) = (Queued::new(self), self.clone());
+        // The communication stream is another one: nobody writes to the buffers in place before its work is queued.
+        let held = tensors.map(|tensor| tensor.handle.clone());
+        let work = move |buffers, compute| {
+            let _held = held;
+            // CubeCL would only log a panic, and the peers would wait forever.
+            let call = Call { link: &queued.0, compute, begin: None };
+            catch_unwind(AssertUnwindSafe(|| work(call, buffers))).unwrap_or_else(|payload| Err(panic_text(&*payload)))
+        };
+        let index = usize::from(tensors[0].client.service_id().device.index_id);
+        cuda::submit(tensors, work, move |message| {
+            failed.member.fail(&crate::gpu::out_of_memory_on(index, &message).unwrap_or(message));
+        });
+        cuda::flush(tensors[0]);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Mark>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entering(&self) -> MutexGuard<'_, Option<Mark>> {
+        self.entered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked without a message".into())
+}
