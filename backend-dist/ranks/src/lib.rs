@@ -52,6 +52,7 @@ mod no_fusion;
 pub mod overlap;
 pub mod process;
 pub mod profile;
+mod rank;
 #[cfg(any(feature = "cuda", test))]
 mod size_class;
 #[cfg(any(feature = "cuda", test))]

@@ -38,6 +38,16 @@ pub enum CheckpointError {
         /// Bytes that are free.
         free: u64,
     },
+    /// A storage refuses.
+    #[error("cannot {action} {what}: {cause}")]
+    Storage {
+        /// What was tried.
+        action: &'static str,
+        /// With what, where.
+        what: String,
+        /// What the storage says.
+        cause: Arc<io::Error>,
+    },
     /// The disk will be full during the run.
     #[error(
         "{}: {count} checkpoints of {} need {} more than is there, {} are free; free some space, set keep-last lower, or \

@@ -50,6 +50,7 @@ mod saver;
 mod shard;
 mod slice;
 mod state;
+mod storage;
 #[cfg(test)]
 mod tests;
 
@@ -62,3 +63,6 @@ pub use reader::Checkpoint;
 pub use saver::{Peers, SaveReport, Saver, SaverOptions};
 pub use slice::{Kind, Slice, SliceData};
 pub use state::RunState;
+#[cfg(feature = "object-store")]
+pub use storage::ObjectStorage;
+pub use storage::{CopyReport, FolderStorage, SharedStorage, Storage, fetch, open_storage, stored_steps, upload};

@@ -17,6 +17,8 @@ use super::error::{CheckpointError, START};
 use super::lock::{Lock, lock};
 use super::names;
 use super::names::Folder;
+use super::storage::Copier;
+use super::storage::CopyReport;
 use super::{RunState, Slice, commit, rehearsal, retention};
 pub use peers::Peers;
 pub use report::{SaveReport, SaverOptions};
@@ -49,6 +51,8 @@ struct Shared {
     writers: Range<usize>,
     /// The savers of the other processes, if there are any.
     peers: Option<Peers>,
+    /// In process 0, if there is a storage.
+    copier: Option<Copier>,
     options: SaverOptions,
     tokenizer: Option<Vec<u8>>,
     progress: Mutex<Progress>,
@@ -122,11 +126,19 @@ impl Saver {
             Some(peers) => peers.prepare(&files, root, prepare)?,
             None => Some(prepare()?),
         };
+        let copier = match &options.storage {
+            Some(storage) if peers.as_ref().is_none_or(Peers::is_first) => {
+                let (keep_last, keep_every) = (options.keep_last, options.keep_every);
+                Some(Copier::start(storage.clone(), root.to_path_buf(), keep_last, keep_every)?)
+            }
+            _ => None,
+        };
         let shared = Shared {
             files,
             root: root.to_path_buf(),
             writers,
             peers,
+            copier,
             options,
             tokenizer,
             progress: Mutex::default(),
@@ -232,6 +244,16 @@ impl Saver {
     /// How saves that have ended since the last call went, in order.
     pub fn finished(&self) -> Vec<Result<SaveReport, CheckpointError>> {
         std::mem::take(&mut self.shared.progress().ended)
+    }
+
+    /// How copies to the storage that have ended since the last call went, in order.
+    pub fn copied(&self) -> Vec<Result<CopyReport, CheckpointError>> {
+        self.shared.copier.as_ref().map_or(Vec::new(), Copier::finished)
+    }
+
+    /// Waits for the copies that are under way; [`copied`](Self::copied) returns how they went.
+    pub fn wait_for_copies(&self) {
+        self.shared.copier.iter().for_each(Copier::settle);
     }
 
     /// Says that the checkpoint of a step is not wanted any more. It is deleted at once, or after the save in progress,

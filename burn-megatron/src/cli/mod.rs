@@ -7,6 +7,7 @@ pub mod device;
 mod doctor;
 mod eval;
 mod export;
+mod fetch;
 mod foreign;
 mod forward;
 mod generate;
@@ -79,6 +80,8 @@ pub enum Command {
     Import(import::Args),
     /// Convert a checkpoint to a Hugging Face folder, also in few bits, or to PyTorch DCP or Megatron-Core's torch_dist
     Export(export::Args),
+    /// Bring a checkpoint from where a run's copies are (checkpoint.storage)
+    Fetch(fetch::Args),
     /// Add adapters to the weights of a Hugging Face folder
     Merge(merge::Args),
     /// Write a smaller model from the most important weights of a Hugging Face folder
@@ -112,6 +115,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => together(args.device, |cluster| replay::run(args, cluster)),
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
+        Command::Fetch(args) => fetch::run(args),
         Command::Merge(args) => merge::run(args),
         Command::Prune(args) => prune::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -352,6 +352,8 @@ pub const KEYS: &[Key] = {
         key("evaluation.ema", Flag, "false", "With training.ema-decay: evaluate the moving average of the weights instead of the weights"),
         key("evaluation.tasks", Paths, "[]", "Tasks to score at every evaluation: JSON lines with context and continuations and answer (acc, acc_norm, acc_bytes), or with context and continuation (perplexity), as eval --task takes them; needs data.tokenizer"),
         key("checkpoint.directory", Path, "", "Folder of the checkpoints; none: save none; default: checkpoints in output.directory").or(&["save"]).optional(),
+        key("checkpoint.storage", Text, "\"none\"", "Also copy every checkpoint to s3://BUCKET/FOLDER, gs://… or az://… (credentials from the environment, AWS_ENDPOINT for other S3 servers; build with --features object-store), or to a folder of another disk, while training continues; fetch brings one back; none: no copies")
+            .optional(),
         key("checkpoint.every", Interval, "\"auto\"", "Steps between checkpoints; auto: as often as keeps saving within 5 % of the time; none: only after the last step")
             .or(&["save-interval"])
             .optional(),

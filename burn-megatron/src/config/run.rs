@@ -245,6 +245,9 @@ pub struct EvaluationSection {
 pub struct CheckpointSection {
     /// Folder of checkpoints; without it none are saved.
     pub directory: Option<PathBuf>,
+    /// URL or folder that checkpoints are also copied to.
+    #[serde(default)]
+    pub storage: Option<String>,
     /// How often checkpoints are saved; the last step is saved in any case.
     pub every: SaveEvery,
     /// Steps between copies in host memory.

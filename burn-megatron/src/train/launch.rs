@@ -113,7 +113,7 @@ impl WithModel for Launch<'_> {
         if let Some(processes) = processes {
             run = run.processes(processes);
         }
-        if let Some(options) = saving::options(config, tokenizer) {
+        if let Some(options) = saving::options(config, tokenizer)? {
             run = run.checkpoints(options);
         }
         let exited = run.exit_flag();

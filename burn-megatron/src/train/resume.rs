@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use backend_dist::mesh::ParallelLayout;
 
-use crate::checkpoint::{Checkpoint, CheckpointError, SaverOptions};
+use crate::checkpoint::{Checkpoint, CheckpointError, SaverOptions, SharedStorage, open_storage, stored_steps};
 use crate::config::{Problem, RunConfig};
 use crate::learner::CheckpointOptions;
 
@@ -26,11 +26,13 @@ pub struct ResumePoint {
 pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<ResumePoint>, Vec<Problem>> {
     let section = &config.checkpoint;
     let one = |what: String| vec![Problem::new(what)];
+    let storage = section.storage.as_deref().map(open_storage).transpose();
+    let storage = storage.map_err(|error| one(format!("checkpoint.{error}")))?;
     let checkpoint = match (section.resume.as_str(), &section.directory) {
         ("never", Some(root)) => return starts_anew(root).map(|()| None),
         ("never" | "if-present", None) => return Ok(None),
         ("if-present", Some(root)) => match Checkpoint::open(root) {
-            Err(CheckpointError::NotFound { .. }) => return Ok(None),
+            Err(CheckpointError::NotFound { .. }) => return only_in_storage(storage, root).map(|()| None),
             opened => opened,
         },
         (path, _) => Checkpoint::open(path),
@@ -45,6 +47,25 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
     }
     let (layout, warning) = (state.layout.clone(), checkpoint.warning().map(String::from));
     if problems.is_empty() { Ok(Some(ResumePoint { path, step, layout, warning })) } else { Err(problems) }
+}
+
+/// A run whose checkpoints are only in their storage must not begin again without saying so.
+fn only_in_storage(storage: Option<SharedStorage>, root: &Path) -> Result<(), Vec<Problem>> {
+    let Some(SharedStorage(storage)) = storage else { return Ok(()) };
+    let url = storage.name();
+    let what = match stored_steps(&*storage) {
+        Ok(steps) => match steps.last() {
+            None => return Ok(()),
+            Some(step) => format!(
+                "checkpoint.resume = if-present, and {} holds none, but checkpoint.storage = {url} has step {step}: bring it \
+                 with `burn-megatron fetch {url} --output {}`, or choose another storage",
+                root.display(),
+                root.display()
+            ),
+        },
+        Err(error) => format!("checkpoint.storage = {url}: {error}"),
+    };
+    Err(vec![Problem::new(what)])
 }
 
 /// A run that starts anew must not write between the checkpoints of another.
@@ -74,11 +95,20 @@ fn starts_anew(root: &Path) -> Result<(), Vec<Problem>> {
 }
 
 /// Where and when the run saves, with its tokenizer in every checkpoint.
-pub(super) fn options(config: &RunConfig, tokenizer: Option<PathBuf>) -> Option<CheckpointOptions> {
+///
+/// # Errors
+/// If `checkpoint.storage` is none.
+pub(super) fn options(
+    config: &RunConfig,
+    tokenizer: Option<PathBuf>,
+) -> Result<Option<CheckpointOptions>, CheckpointError> {
     let section = &config.checkpoint;
+    let Some(root) = section.directory.clone() else { return Ok(None) };
+    let storage = section.storage.as_deref().map(open_storage).transpose()?;
     let (keep_last, keep_every, background) = (section.keep_last, section.keep_every, section.background);
-    let saver = SaverOptions { keep_last, keep_every, background, pinned_memory: section.pinned_memory, tokenizer };
-    section.directory.clone().map(|root| CheckpointOptions { root, every: section.every, saver })
+    let saver =
+        SaverOptions { keep_last, keep_every, background, pinned_memory: section.pinned_memory, storage, tokenizer };
+    Ok(Some(CheckpointOptions { root, every: section.every, saver }))
 }
 
 /// Whether the run may read other samples than the run that it resumes from: one of the keys that decide them may

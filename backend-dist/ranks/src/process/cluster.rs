@@ -3,8 +3,8 @@
 use super::joined::{ProcessChannel, Processes, division};
 use super::{JoinError, ProcessWorld};
 use crate::comm::RunError;
-use crate::launch::{BoxError, Rank, launch};
 use crate::mesh::{Mesh, ParallelLayout};
+use crate::rank::{BoxError, Rank};
 use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -129,7 +129,7 @@ impl Cluster {
         f: impl Fn(Rank) -> Result<T, BoxError> + Sync,
     ) -> Result<Vec<T>, RunError> {
         match &self.together {
-            None => launch(mesh, &self.devices, f),
+            None => Processes::alone(mesh).launch(&self.devices, f),
             Some(_) => self.processes(mesh)?.launch(&self.devices, f),
         }
     }

@@ -3,8 +3,8 @@
 use super::{JoinError, ProcessWorld, host_name};
 use crate::comm::remote::{Introduction, Peer, Remote, rendezvous};
 use crate::comm::{FailureCause, PROCESS, RunError, World, from_bytes, to_bytes};
-use crate::launch::{BoxError, Rank, launch_in, mesh_position, thread_error};
 use crate::mesh::{Mesh, ParallelLayout};
+use crate::rank::{BoxError, Rank, launch_in, mesh_position, thread_error};
 use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

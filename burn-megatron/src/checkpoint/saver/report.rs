@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::super::error::CheckpointError;
+use super::super::storage::SharedStorage;
 
 /// How a run saves.
 ///
@@ -25,6 +26,8 @@ pub struct SaverOptions {
     /// On GPUs the state is copied to page-locked host memory while the next step computes, and training waits for the copy
     /// only before it writes to that state. Needs as much host memory as a checkpoint has bytes.
     pub pinned_memory: bool,
+    /// Also copy every checkpoint there, after it is complete. `keep_last` and `keep_every` hold for the copies too.
+    pub storage: Option<SharedStorage>,
     /// A `tokenizer.json` to put into every checkpoint.
     pub tokenizer: Option<PathBuf>,
 }

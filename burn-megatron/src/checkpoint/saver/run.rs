@@ -130,6 +130,7 @@ impl Shared {
         let (step, bytes) = (save.state.step, shards.iter().flat_map(|shard| &shard.file).map(|file| file.bytes).sum());
         let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), shards)?;
         let seconds = save.started.elapsed().as_secs_f64();
+        self.copier.iter().for_each(|copier| copier.add(step));
         // Not under the lock: deleting takes time, and ranks ask how saves went.
         let mut retired = std::mem::take(&mut self.progress().retired);
         retired.remove(&step);
@@ -150,8 +151,10 @@ impl Shared {
         unwanted.extend(present.iter().filter(|&step| *step != latest && retired.contains(step)));
         unwanted.sort_unstable();
         unwanted.dedup();
+        // What a copy is made of now is deleted after the next save.
+        unwanted.retain(|step| !self.copier.as_ref().is_some_and(|copier| copier.needs(*step)));
         retention::delete(&self.files, &self.root, &unwanted)?;
-        retired.retain(|&step| step == latest);
+        retired.retain(|&step| present.contains(&step) && !unwanted.contains(&step));
         Ok(unwanted)
     }
 

@@ -9,4 +9,5 @@ mod reading;
 mod refused;
 mod round_trip;
 mod saving;
+mod storage;
 mod truncated;

@@ -7,11 +7,12 @@ use std::time::Instant;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::process::Processes;
 use backend_dist::shard::stable_hash;
+use indicatif::HumanBytes;
 use models::CausalLm;
 use serde_json::{Value, json};
 
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
+    Checkpoint, CheckpointError, CopyReport, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
 };
 use crate::data::{SampleError, TokenDataset};
 use crate::engine::{EngineConfig, RankEngine};
@@ -211,6 +212,23 @@ impl Saves {
     /// If one of them has failed.
     pub fn finished(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.saver.finished().into_iter().collect()
+    }
+
+    /// Lines on copies to the storage that have ended since the last call. A copy that failed does not end the run: its
+    /// checkpoint is in the folder, and the next one is copied again.
+    pub fn copied(&self) -> Vec<String> {
+        let line = |copied| match copied {
+            Ok(CopyReport { step, storage, bytes, seconds, .. }) => {
+                format!("checkpoint of step {step} copied to {storage}: {} in {seconds:.1} s", HumanBytes(bytes))
+            }
+            Err(error) => format!("a checkpoint was not copied: {error}; it is in {}", self.saver.root().display()),
+        };
+        self.saver.copied().into_iter().map(line).collect()
+    }
+
+    /// Waits until the checkpoints that are complete are copied to the storage.
+    pub fn wait_for_copies(&self) {
+        self.saver.wait_for_copies();
     }
 
     /// The checkpoint of a step is not wanted any more; see [`Saver::retire`].

@@ -150,7 +150,10 @@ impl<M: CausalLm> Worker<'_, M> {
             }
             if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
                 let saved = match &self.saves {
-                    Some(saves) => coordinator.saved(saves.finished()?)?,
+                    Some(saves) => {
+                        saves.copied().iter().for_each(|line| say(line));
+                        coordinator.saved(saves.finished()?)?
+                    }
                     None => None,
                 };
                 let gradients = self.engine.gradient_stats();
@@ -339,6 +342,8 @@ impl<M: CausalLm> Worker<'_, M> {
                 if !coordinator.costs.is_empty() {
                     say(&coordinator.costs.to_string());
                 }
+                saves.wait_for_copies();
+                saves.copied().iter().for_each(|line| say(line));
             }
         }
         Ok(())
