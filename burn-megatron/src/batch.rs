@@ -18,13 +18,11 @@ pub struct BatchPlan {
 
 /// A batch that cannot be split as asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum BatchError {
     /// One of the sizes is zero.
     #[error("`{key}` must be at least 1, it is 0")]
-    Zero {
-        /// The key of the size.
-        key: &'static str,
-    },
+    Zero { key: &'static str },
     /// `global` is not a multiple of `micro × data_parallel`.
     #[error(
         "`global-batch {global}` is not a multiple of micro-batch {micro} x data-parallel {data_parallel} = {unit}; \
@@ -32,32 +30,14 @@ pub enum BatchError {
         nearest(*.global, *.unit),
         micro_hint(*.global, *.micro, *.data_parallel)
     )]
-    NotDivisible {
-        /// The asked global batch, sequences.
-        global: usize,
-        /// The asked micro-batch, sequences.
-        micro: usize,
-        /// Data-parallel ranks.
-        data_parallel: usize,
-        /// Rows that all data-parallel ranks together take in one micro-batch.
-        unit: usize,
-    },
+    NotDivisible { global: usize, micro: usize, data_parallel: usize, unit: usize },
     /// A ramp of the batch with sizes that cannot be split, or that does not arrive.
     #[error(
         "`rampup-batch-size = {ramp}` must lead in equal increments to global-batch {global}, and start and increment must be \
          multiples of micro-batch x data-parallel = {unit}; nearest legal: {}",
         nearest.map_or("none".into(), |ramp| ramp.to_string())
     )]
-    Ramp {
-        /// As given.
-        ramp: BatchRamp,
-        /// Sequences of the batch after it.
-        global: usize,
-        /// Sequences that all data-parallel ranks together take in one micro-batch.
-        unit: usize,
-        /// The nearest that would do.
-        nearest: Option<BatchRamp>,
-    },
+    Ramp { ramp: BatchRamp, global: usize, unit: usize, nearest: Option<BatchRamp> },
 }
 
 /// The multiples of `unit` around `value`, as text.

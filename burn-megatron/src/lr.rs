@@ -108,41 +108,22 @@ fn no_warmup() -> Span {
 
 /// A learning-rate configuration that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum LrError {
     /// A length is neither a number of steps nor of samples.
     #[error("'{text}' is no length of training: write `100`, `100 steps` or `6400 samples`")]
-    Span {
-        /// As given.
-        text: String,
-    },
+    Span { text: String },
     /// The three rates are not ordered `0 <= min <= max` and `0 <= init <= max`, or not finite.
     #[error("learning rates need 0 <= min <= max and 0 <= init <= max, they are max {max}, min {min}, init {init}")]
-    Order {
-        /// `lr.max`
-        max: f64,
-        /// `lr.min`
-        min: f64,
-        /// `lr.init`
-        init: f64,
-    },
+    Order { max: f64, min: f64, init: f64 },
     /// The warm-up is not shorter than the decay.
     #[error("`lr.warmup` ({warmup} samples) must be shorter than `lr.decay` ({decay} samples)")]
-    Warmup {
-        /// Warm-up in samples.
-        warmup: u64,
-        /// Decay in samples.
-        decay: u64,
-    },
+    Warmup { warmup: u64, decay: u64 },
     /// The tail of a warm-up-stable-decay schedule is empty or starts inside the warm-up.
     #[error(
         "`lr.form.wsd.tail` ({tail} samples) must be between 1 and {longest} samples (`lr.decay` less `lr.warmup`)"
     )]
-    Tail {
-        /// Tail in samples.
-        tail: u64,
-        /// Longest legal tail in samples.
-        longest: u64,
-    },
+    Tail { tail: u64, longest: u64 },
 }
 
 impl LrConfig {

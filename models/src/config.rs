@@ -7,67 +7,23 @@ use crate::layers::RopeScaling;
 
 /// Why a model's sizes make no model.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ConfigError {
     /// A size is not a positive multiple or divisor of another one.
     #[error("{key} = {value} does not divide {of} = {total}; nearest legal: {nearest}")]
-    NotADivisor {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: usize,
-        /// The key it should divide.
-        of: &'static str,
-        /// The value of that key.
-        total: usize,
-        /// The closest values that would do.
-        nearest: Nearest,
-    },
+    NotADivisor { key: &'static str, value: usize, of: &'static str, total: usize, nearest: Nearest },
     /// A key is set in a model that has no use for it.
     #[error("{key} = {value}: {owner} have it, this model is {variant}; nearest legal: none")]
-    Foreign {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// Which models have it.
-        owner: String,
-        /// The model.
-        variant: String,
-    },
+    Foreign { key: &'static str, value: String, owner: String, variant: String },
     /// A value is outside its range.
     #[error("{key} = {value} is not {range}; nearest legal: {nearest}")]
-    OutOfRange {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: f64,
-        /// The range in words.
-        range: &'static str,
-        /// The closest value that would do.
-        nearest: f64,
-    },
+    OutOfRange { key: &'static str, value: f64, range: &'static str, nearest: f64 },
     /// A size is beyond any model.
     #[error("{key} = {value} is more than this program can hold; nearest legal: {most}")]
-    TooLarge {
-        /// The key.
-        key: String,
-        /// Its value.
-        value: u64,
-        /// The largest legal value.
-        most: u64,
-    },
+    TooLarge { key: String, value: u64, most: u64 },
     /// Sizes are legal, but not together.
     #[error("{sizes} make {count:.1e} {what}, more than {most}; take smaller sizes")]
-    TooMany {
-        /// The sizes with their keys.
-        sizes: String,
-        /// The product of the sizes.
-        count: f64,
-        /// What it counts.
-        what: &'static str,
-        /// The most that are legal.
-        most: u64,
-    },
+    TooMany { sizes: String, count: f64, what: &'static str, most: u64 },
 }
 
 /// The largest number that divides both; the other one, if one is 0.

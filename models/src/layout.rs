@@ -64,110 +64,50 @@ impl StateDims {
 
 /// Why a model cannot run in a layout.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ModelLayoutError {
     /// The tensor parallel size does not divide a size of the model.
     #[error("tensor-parallel {tp} does not divide the model's {what} ({size}); nearest legal: {nearest}")]
-    Indivisible {
-        /// Tensor parallel size.
-        tp: usize,
-        /// Which size of the model.
-        what: &'static str,
-        /// That size.
-        size: usize,
-        /// The closest tensor parallel sizes that the whole model allows.
-        nearest: Nearest,
-    },
+    Indivisible { tp: usize, what: &'static str, size: usize, nearest: Nearest },
     /// Key-value heads can neither be divided over the ranks nor copied evenly to them.
     #[error(
         "tensor-parallel {tp} and {kv_heads} key-value heads: one must divide the other; nearest legal tensor-parallel: \
          {nearest}"
     )]
-    KeyValueHeads {
-        /// Tensor parallel size.
-        tp: usize,
-        /// Key-value heads of the model.
-        kv_heads: usize,
-        /// The closest tensor parallel sizes that the whole model allows.
-        nearest: Nearest,
-    },
+    KeyValueHeads { tp: usize, kv_heads: usize, nearest: Nearest },
     /// Groups of B and C can neither be divided over the ranks nor copied evenly to them.
     #[error(
         "tensor-parallel {tp} and {groups} groups of Mamba-2 heads: one must divide the other; nearest legal \
          tensor-parallel: {nearest}"
     )]
-    StateGroups {
-        /// Tensor parallel size.
-        tp: usize,
-        /// Groups of the model.
-        groups: usize,
-        /// The closest tensor parallel sizes that the whole model allows.
-        nearest: Nearest,
-    },
+    StateGroups { tp: usize, groups: usize, nearest: Nearest },
     /// Sequence parallelism would split the sequence into unequal parts.
     #[error(
         "sequence length {seq} is not a multiple of tensor-parallel {tp}, which sequence parallelism needs; nearest legal: {nearest}"
     )]
-    SequenceLength {
-        /// Tokens of a sample.
-        seq: usize,
-        /// Tensor parallel size.
-        tp: usize,
-        /// The closest sequence lengths.
-        nearest: Nearest,
-    },
+    SequenceLength { seq: usize, tp: usize, nearest: Nearest },
     /// The ranks that share a sequence cannot have equal parts of it.
     #[error(
         "sequence length {seq} is not a multiple of {unit}: context-parallel {cp} splits it into {} chunks, and sequence \
          parallelism splits a rank's chunks over the tensor parallel ranks; nearest legal: {nearest}",
         2 * .cp
     )]
-    ContextLength {
-        /// Tokens of a sample.
-        seq: usize,
-        /// Context parallel size.
-        cp: usize,
-        /// What legal lengths are multiples of.
-        unit: usize,
-        /// The closest sequence lengths.
-        nearest: Nearest,
-    },
+    ContextLength { seq: usize, cp: usize, unit: usize, nearest: Nearest },
     /// The sequence is longer than the table of learned positions.
     #[error("sequence length {seq} exceeds the model's {max} learned positions; nearest legal: {max}")]
-    TooLong {
-        /// Tokens of a sample.
-        seq: usize,
-        /// Learned positions.
-        max: usize,
-    },
+    TooLong { seq: usize, max: usize },
     /// An expert parallel size does not divide a size of the experts.
     #[error("{key} {size} does not divide the model's {what} ({of}); nearest legal: {nearest}")]
-    Experts {
-        /// Name of the size, as its flag is spelled.
-        key: &'static str,
-        /// The refused size.
-        size: usize,
-        /// Which size of the model.
-        what: &'static str,
-        /// That size.
-        of: usize,
-        /// The closest sizes that model and layout allow.
-        nearest: Nearest,
-    },
+    Experts { key: &'static str, size: usize, what: &'static str, of: usize, nearest: Nearest },
     /// States would have to be passed between ranks.
     #[error(
         "context-parallel {cp}: the model's layers with linear attention or Mamba-2 do not pass their states between \
          ranks; nearest legal: 1"
     )]
-    States {
-        /// The refused size.
-        cp: usize,
-    },
+    States { cp: usize },
     /// Expert parallelism without experts.
     #[error("expert-parallel {ep}: the model has no experts; nearest legal: 1")]
-    NoExperts {
-        /// The refused size.
-        ep: usize,
-    },
+    NoExperts { ep: usize },
 }
 
 /// What the length of a sequence must be a multiple of: a context parallel rank has two chunks of it, and sequence

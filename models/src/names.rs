@@ -60,29 +60,17 @@ impl Run {
 
 /// Why tensors cannot be translated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum NameError {
     /// The other system's checkpoint lacks a tensor.
     #[error("tensor `{name}` is missing")]
-    Missing {
-        /// Name of the tensor.
-        name: String,
-    },
+    Missing { name: String },
     /// A tensor has another shape than the configuration says.
     #[error("tensor `{name}` is {found:?}, the model's configuration needs {expected:?}")]
-    Shape {
-        /// Name of the tensor.
-        name: String,
-        /// Its shape.
-        found: Vec<usize>,
-        /// The shape the configuration needs.
-        expected: Vec<usize>,
-    },
+    Shape { name: String, found: Vec<usize>, expected: Vec<usize> },
     /// The checkpoint has a tensor that the model does not know.
     #[error("tensor `{name}` is not part of the model")]
-    Unknown {
-        /// Name of the tensor.
-        name: String,
-    },
+    Unknown { name: String },
 }
 
 /// Every global tensor of a model with its place in another system.

@@ -18,25 +18,16 @@ pub fn forward(x: Tensor<2>, w: Tensor<2>, counts: &[usize], method: Option<Meth
 }
 
 /// `gradient_g · w_g` of each group: the gradient of [`forward`] in `x`.
-///
-/// # Panics
-/// As [`forward`].
 pub fn input_gradient(gradient: Tensor<2>, w: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
     Tensor::from_primitive::<Cube>(gemms::input_grad(primitive(gradient), primitive(w), counts, method))
 }
 
 /// `gradient_gᵀ · x_g` of each group: the gradient of [`forward`] in `w`.
-///
-/// # Panics
-/// As [`forward`].
 pub fn weight_gradient(gradient: Tensor<2>, x: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
     Tensor::from_primitive::<Cube>(gemms::weight_grad(primitive(gradient), primitive(x), counts, method))
 }
 
 /// [`weight_gradient`] written to the f32 elements of `sum` in place, or added to them.
-///
-/// # Panics
-/// As [`forward`].
 pub fn accumulate_weight_gradient(
     gradient: Tensor<2>,
     x: Tensor<2>,

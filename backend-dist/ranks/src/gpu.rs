@@ -40,42 +40,23 @@ pub struct PoolUse {
 
 /// Why GPUs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum GpuError {
     /// The program was built without GPU support.
     #[error("this program was built without GPUs; build it with `cargo build --release --features cuda`")]
     NotBuilt,
     /// A library cannot be loaded.
     #[error("{library} cannot be loaded: {advice}")]
-    Library {
-        /// The library.
-        library: Library,
-        /// What was found and what to install or set.
-        advice: String,
-    },
+    Library { library: Library, advice: String },
     /// The driver is installed, but there is no GPU.
     #[error("the NVIDIA driver sees no GPU{}", hidden(.visible))]
-    NoGpu {
-        /// `CUDA_VISIBLE_DEVICES`, if set.
-        visible: Option<String>,
-    },
+    NoGpu { visible: Option<String> },
     /// More GPUs are needed than there are.
     #[error("{asked} ranks need a GPU each, this machine has {present}{}", hidden(.visible))]
-    TooFew {
-        /// GPUs needed.
-        asked: usize,
-        /// GPUs that the driver reports.
-        present: usize,
-        /// `CUDA_VISIBLE_DEVICES`, if set.
-        visible: Option<String>,
-    },
+    TooFew { asked: usize, present: usize, visible: Option<String> },
     /// A call failed.
     #[error("{what}: {message}")]
-    Call {
-        /// The question, in words.
-        what: String,
-        /// The library's answer.
-        message: String,
-    },
+    Call { what: String, message: String },
 }
 
 fn hidden(visible: &Option<String>) -> String {

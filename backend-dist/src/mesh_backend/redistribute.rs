@@ -39,9 +39,6 @@ pub trait Redistribute: Sized {
 
     /// [`redistribute`](Self::redistribute) of a parameter: along tensor-parallel axes activations move to it, and
     /// along data-parallel axes it moves to them.
-    ///
-    /// # Panics
-    /// As [`redistribute`](Self::redistribute).
     fn redistribute_parameter(self, rank: &Rank, axis: Axis, to: Placement) -> Self;
 }
 

@@ -90,9 +90,6 @@ impl Teams {
     }
 
     /// How the logical devices compute.
-    ///
-    /// # Panics
-    /// As [`Rank::logical_device_with`].
     pub fn options(mut self, options: LogicalOptions) -> Self {
         options.check();
         self.options = options;

@@ -20,85 +20,36 @@ use ranks::mesh::Axis;
 /// # Ok::<(), backend_dist::launch::BoxError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum PlanError {
     /// A pattern, or an alternative of one, that no parameter's path matches.
     #[error("plan: pattern `{pattern}` matches no parameter; the nearest is `{nearest}`")]
-    Unmatched {
-        /// The pattern.
-        pattern: String,
-        /// The path most like it.
-        nearest: String,
-    },
+    Unmatched { pattern: String, nearest: String },
     /// The ranks do not divide a parameter's dimension.
     #[error(
         "plan: `{path}` has {size} elements along dimension {dim}, which {ranks} ranks of axis {axis} do not divide; \
          the nearest sizes are {below} and {above}"
     )]
-    Size {
-        /// The parameter.
-        path: String,
-        /// The dimension.
-        dim: usize,
-        /// Its size.
-        size: usize,
-        /// Ranks along the axis.
-        ranks: usize,
-        /// The axis.
-        axis: Axis,
-        /// The next smaller size that they divide.
-        below: usize,
-        /// The next larger one.
-        above: usize,
-    },
+    Size { path: String, dim: usize, size: usize, ranks: usize, axis: Axis, below: usize, above: usize },
     /// The ranks do not divide the heads of attention.
     #[error(
         "plan: `{path}` has {heads} heads (`{attribute}`), which {ranks} ranks of axis {axis} do not divide; \
          {heads} heads can be on {legal} ranks"
     )]
-    Heads {
-        /// The attention.
-        path: String,
-        /// The attribute: `n_heads` or `n_heads_kv`.
-        attribute: String,
-        /// How many heads.
-        heads: usize,
-        /// Ranks along the axis.
-        ranks: usize,
-        /// The axis.
-        axis: Axis,
-        /// The nearest number of ranks that divides the heads.
-        legal: usize,
-    },
+    Heads { path: String, attribute: String, heads: usize, ranks: usize, axis: Axis, legal: usize },
     /// A parameter has no dimension to shard.
     #[error("plan: `{path}` has shape {shape:?}, which has no dimension to shard by {style}")]
-    Rank {
-        /// The parameter.
-        path: String,
-        /// Its shape.
-        shape: Vec<usize>,
-        /// `columns` or `rows`.
-        style: &'static str,
-    },
+    Rank { path: String, shape: Vec<usize>, style: &'static str },
     /// Nothing is sharded.
     #[error(
         "plan: no parameter is sharded over the {ranks} ranks of axis {axis}: none is of a type that Plan::auto() knows; name \
          layers with .columns(\"..\") and .rows(\"..\"), or leave the axis out"
     )]
-    Nothing {
-        /// Ranks along the axis.
-        ranks: usize,
-        /// The axis.
-        axis: Axis,
-    },
+    Nothing { ranks: usize, axis: Axis },
     /// Sequence parallelism has nothing to begin with.
     #[error(
         "plan: sequence parallelism over the {ranks} ranks of axis {axis} begins with an embedding, or with a matrix sharded by \
          rows, and the plan shards none; name one with .rows(\"..\"), or leave SP out"
     )]
-    Sequence {
-        /// Ranks along the axis.
-        ranks: usize,
-        /// The axis.
-        axis: Axis,
-    },
+    Sequence { ranks: usize, axis: Axis },
 }

@@ -53,9 +53,6 @@ pub fn parallelize<M: Module + ModuleDisplay>(module: M, rank: &Rank, plan: &Pla
 
 /// [`parallelize`] of a module on another device: its parameters move to the logical device `device`, and each of those
 /// that the plan shards is placed before the next one moves.
-///
-/// # Errors
-/// As [`parallelize`].
 pub fn parallelize_on<M: Module + ModuleDisplay>(
     module: M,
     device: &Device,
@@ -68,9 +65,6 @@ pub fn parallelize_on<M: Module + ModuleDisplay>(
 
 /// [`parallelize_on`] of a pipeline stage: `part` is `whole` with stand-ins for the parameters of other stages. The plan is
 /// that of the whole module; only parameters whose path `is_here` are sharded.
-///
-/// # Errors
-/// As [`parallelize`].
 pub fn parallelize_part<M: Module + ModuleDisplay>(
     (whole, part): (&M, M),
     device: &Device,

@@ -18,23 +18,14 @@ pub struct Registry {
 
 /// Why parameters cannot be registered or put together.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum RegistryError {
     /// Two parameters begin with the same global tensor.
     #[error("parameter `{name}` is registered twice; a shared parameter is created once and cloned")]
-    Duplicate {
-        /// Name of the parameter.
-        name: String,
-    },
+    Duplicate { name: String },
     /// A slice of a global tensor is on none of the ranks that were given.
     #[error("global tensor `{name}`: {have} of {expected} elements are on the given ranks")]
-    Incomplete {
-        /// Name of the global tensor.
-        name: String,
-        /// Elements that were given.
-        have: usize,
-        /// Elements of the tensor.
-        expected: usize,
-    },
+    Incomplete { name: String, have: usize, expected: usize },
 }
 
 impl Registry {

@@ -14,183 +14,71 @@ use crate::refusal::{Access, advice};
 /// Why a checkpoint cannot be written or read; nothing that is in use has been changed.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum CheckpointError {
     /// The disk refuses.
     #[error("cannot {action} {}: {cause}{}", path.display(), what_to_do(action, cause))]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On which file or folder.
-        path: PathBuf,
-        /// What the system says.
-        cause: Arc<io::Error>,
-    },
+    Io { action: &'static str, path: PathBuf, cause: Arc<io::Error> },
     /// The disk was full during a write.
     #[error(
         "cannot write {}: the disk is full; the file needs {}, {} are free; delete old checkpoints, or set keep-last lower",
         path.display(), HumanBytes(*needed), HumanBytes(*free)
     )]
-    Full {
-        /// The file.
-        path: PathBuf,
-        /// Bytes of the whole file.
-        needed: u64,
-        /// Bytes that are free.
-        free: u64,
-    },
+    Full { path: PathBuf, needed: u64, free: u64 },
     /// A storage refuses.
     #[error("cannot {action} {what}: {cause}")]
-    Storage {
-        /// What was tried.
-        action: &'static str,
-        /// With what, where.
-        what: String,
-        /// What the storage says.
-        cause: Arc<io::Error>,
-    },
+    Storage { action: &'static str, what: String, cause: Arc<io::Error> },
     /// The disk will be full during the run.
     #[error(
         "{}: {count} checkpoints of {} need {} more than is there, {} are free; free some space, set keep-last lower, or \
          choose another folder",
         root.display(), HumanBytes(*each), HumanBytes(*needed), HumanBytes(*free)
     )]
-    Space {
-        /// Folder of the checkpoints.
-        root: PathBuf,
-        /// Checkpoints that exist at once.
-        count: u64,
-        /// Bytes of one.
-        each: u64,
-        /// Bytes that they take beyond those that are there.
-        needed: u64,
-        /// Bytes that are free.
-        free: u64,
-    },
+    Space { root: PathBuf, count: u64, each: u64, needed: u64, free: u64 },
     /// Another run saves to the same folder.
     #[error(
         "{key} = {} is in use by another run ({holder}); wait for it to end, or choose another folder",
         root.display()
     )]
-    Locked {
-        /// The folder.
-        root: PathBuf,
-        /// Who holds it.
-        holder: String,
-        /// The key that chooses the folder.
-        key: &'static str,
-    },
+    Locked { root: PathBuf, holder: String, key: &'static str },
     /// An option makes no sense.
     #[error("{option} {value}: {what}")]
-    Option {
-        /// Name of the option.
-        option: &'static str,
-        /// As given.
-        value: String,
-        /// What is wrong, and what would do.
-        what: String,
-    },
+    Option { option: &'static str, value: String, what: String },
     /// A slice that was handed over cannot be saved.
     #[error("writer {writer}, step {step}: tensor `{key}` cannot be saved: {what}")]
-    Slice {
-        /// The writer.
-        writer: usize,
-        /// The step that was to be saved.
-        step: u64,
-        /// Key of the slice.
-        key: String,
-        /// Why not.
-        what: String,
-    },
+    Slice { writer: usize, step: u64, key: String, what: String },
     /// The writers do not agree, or one is missing.
     #[error("step {step} is not saved: {what}")]
-    Writers {
-        /// The step that was to be saved.
-        step: u64,
-        /// What is wrong.
-        what: String,
-    },
+    Writers { step: u64, what: String },
     /// There is no checkpoint.
     #[error("there is no checkpoint in {}: {what}", path.display())]
-    NotFound {
-        /// Where it was looked for.
-        path: PathBuf,
-        /// What was found instead, and what would do.
-        what: String,
-    },
+    NotFound { path: PathBuf, what: String },
     /// There are checkpoints, but all of them are damaged or incomplete.
     #[error(
         "{}: there are checkpoints, but none can be used: {what}; restore what is missing (is a copy still under way?) or \
          name another checkpoint with checkpoint.resume; to start anew, choose another checkpoint.directory",
         path.display()
     )]
-    Unusable {
-        /// The folder of checkpoints.
-        path: PathBuf,
-        /// What is wrong with which of them.
-        what: String,
-    },
+    Unusable { path: PathBuf, what: String },
     /// A file of a checkpoint is missing, damaged or not understood.
     #[error("{}: {what}{others}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-        /// Which other checkpoints there are, as a sentence, or nothing.
-        others: String,
-    },
+    File { path: PathBuf, what: String, others: String },
     /// The slices in a checkpoint do not make up a tensor.
     #[error("{}: tensor `{key}`: {what}", path.display())]
-    Cover {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Kind and name.
-        key: String,
-        /// What is wrong.
-        what: String,
-    },
+    Cover { path: PathBuf, key: String, what: String },
     /// The checkpoint has no such tensor.
     #[error("{}: there is no tensor `{kind}/{name}`{hint}", path.display())]
-    NoTensor {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The kind asked for.
-        kind: Kind,
-        /// The name asked for.
-        name: String,
-        /// What there is instead.
-        hint: String,
-    },
+    NoTensor { path: PathBuf, kind: Kind, name: String, hint: String },
     /// The checkpoint's tensor has another shape: it is a checkpoint of another model.
     #[error(
         "{}: tensor `{kind}/{name}` has shape {saved:?}, the model needs {wanted:?}: the checkpoint is of another model; \
          give the configuration it was saved with (`state.model` in its manifest.json), or another checkpoint",
         path.display()
     )]
-    Shape {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The kind asked for.
-        kind: Kind,
-        /// The tensor.
-        name: String,
-        /// Shape in the checkpoint.
-        saved: Vec<usize>,
-        /// Shape asked for.
-        wanted: Vec<usize>,
-    },
+    Shape { path: PathBuf, kind: Kind, name: String, saved: Vec<usize>, wanted: Vec<usize> },
     /// The checkpoint's tensor has elements that cannot be used.
     #[error("{}: tensor `{kind}/{name}` has elements of type {saved}; only F64, F32, BF16 and F16 can be used here", path.display())]
-    Dtype {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The kind asked for.
-        kind: Kind,
-        /// The tensor.
-        name: String,
-        /// Type in the checkpoint.
-        saved: Dtype,
-    },
+    Dtype { path: PathBuf, kind: Kind, name: String, saved: Dtype },
 }
 
 impl CheckpointError {

@@ -34,9 +34,6 @@ impl RunConfig {
 
     /// As [`RunConfig::load`], of a text; `name` is what messages call it, and runs without an output folder are named
     /// after it.
-    ///
-    /// # Errors
-    /// As [`RunConfig::load`].
     pub fn parse(name: &str, text: &str, overrides: &[(String, String)]) -> Result<Self, ConfigErrors> {
         let mut values = Values::defaults();
         match read_file(name, text) {

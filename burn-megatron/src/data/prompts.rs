@@ -73,9 +73,6 @@ impl PromptDataset {
     /// Reads and encodes the `prompt` of every row: a text, or a list of messages with `role` and `content`. `check` says
     /// what else a row must have. `samples` completions are written, of prompts in epochs that are each in an order of
     /// its own, which follows from the seed.
-    ///
-    /// # Errors
-    /// See [`ChatError`].
     pub fn open(
         set: &PromptSet,
         (seq_length, samples, seed): (usize, usize, u32),

@@ -71,9 +71,6 @@ pub trait TokenDataset: Send + Sync {
 
     /// A hash that differs where the tokens do, from which a run that resumes knows its data again; `None` where none
     /// is known.
-    ///
-    /// # Errors
-    /// As [`try_sample`](Self::try_sample).
     fn content(&self) -> Result<Option<String>, SampleError> {
         Ok(None)
     }

@@ -84,30 +84,17 @@ impl Default for ContextConfig {
 
 /// Why attention cannot be computed so.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ContextError {
     /// Neither one word for all layers nor one for each.
     #[error("cp-comm-type has {given} entries for {layers} layers; nearest legal: 1 (for all layers), {layers}")]
-    Layers {
-        /// Entries.
-        given: usize,
-        /// Layers of the model.
-        layers: usize,
-    },
+    Layers { given: usize, layers: usize },
     /// The blocks do not make up the group.
     #[error(
         "cp-comm-type a2a+p2p needs hierarchical-context-parallel-sizes whose product is context-parallel {cp}, not {given}; \
          nearest legal: {inner} {outer}"
     )]
-    Sizes {
-        /// Ranks of the group.
-        cp: usize,
-        /// What was given.
-        given: String,
-        /// Ranks of a legal block.
-        inner: usize,
-        /// Number of such blocks.
-        outer: usize,
-    },
+    Sizes { cp: usize, given: String, inner: usize, outer: usize },
     /// The size of groups is chosen by length, but nothing says how long is too long.
     #[error(
         "hybrid-context-parallel needs max-seqlen-per-dp-cp-rank, the most tokens of a document that a rank may have"
@@ -126,16 +113,7 @@ pub enum ContextError {
         "cp-comm-type {word}: the all-to-all over {ranks} ranks redistributes heads, but a tensor parallel rank has {heads} query heads; nearest \
          legal: heads over {nearest} ranks, or p2p or all_gather"
     )]
-    Heads {
-        /// How.
-        word: CommWord,
-        /// Ranks of the all-to-all.
-        ranks: usize,
-        /// Query heads of a tensor parallel rank.
-        heads: usize,
-        /// Closest numbers of ranks.
-        nearest: Nearest,
-    },
+    Heads { word: CommWord, ranks: usize, heads: usize, nearest: Nearest },
 }
 
 impl ContextConfig {

@@ -12,66 +12,28 @@ use std::sync::Arc;
 
 /// Errors of the engine. After one, parameters and optimizer states are those of the last finished step.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum EngineError {
     /// The loss of a micro-batch is NaN or infinite.
     #[error(
         "loss {loss} in step {step}, micro-batch {micro_batch}, on rank {rank} ({coords}); parameters are those of the last finished step"
     )]
-    NonFiniteLoss {
-        /// The loss, mean over the micro-batch's tokens.
-        loss: f64,
-        /// The step that failed, counted from 1 as in the log.
-        step: u64,
-        /// Micro-batch of the rank, counted from 0.
-        micro_batch: usize,
-        /// Global rank.
-        rank: usize,
-        /// Coordinates of the rank in the mesh.
-        coords: Coords,
-    },
+    NonFiniteLoss { loss: f64, step: u64, micro_batch: usize, rank: usize, coords: Coords },
     /// The global gradient norm is NaN or infinite while every loss was finite.
     #[error("gradient norm {norm} in step {step} with loss {loss}; parameters are those of the last finished step")]
-    NonFiniteGradient {
-        /// The norm.
-        norm: f64,
-        /// The step's loss.
-        loss: f64,
-        /// The step that failed, counted from 1 as in the log.
-        step: u64,
-    },
+    NonFiniteGradient { norm: f64, loss: f64, step: u64 },
     /// A step that [`AnomalyConfig`](super::AnomalyConfig) does not let pass.
     #[error("step {step}: {anomaly}; parameters are those of the last finished step")]
-    Anomaly {
-        /// What is wrong.
-        anomaly: Anomaly,
-        /// The step that failed, counted from 1 as in the log.
-        step: u64,
-    },
+    Anomaly { anomaly: Anomaly, step: u64 },
     /// A batch does not have as many sequences as the configuration says.
     #[error("the batch has {given} sequences, `global-batch` says {expected}")]
-    Sequences {
-        /// Sequences of the batch.
-        given: usize,
-        /// Sequences of the configuration.
-        expected: usize,
-    },
+    Sequences { given: usize, expected: usize },
     /// A batch has a token that the model does not have.
     #[error(
         "{what} {id} at position {position} of sequence {sequence} of a batch is no token of the model's {vocabulary}: data and model do not \
          belong together"
     )]
-    Token {
-        /// `token` or `label`.
-        what: &'static str,
-        /// The token.
-        id: i64,
-        /// Position in the sequence.
-        position: usize,
-        /// Sequence of the batch.
-        sequence: usize,
-        /// Tokens of the model.
-        vocabulary: usize,
-    },
+    Token { what: &'static str, id: i64, position: usize, sequence: usize, vocabulary: usize },
     /// The batch sizes do not divide.
     #[error(transparent)]
     Batch(#[from] BatchError),

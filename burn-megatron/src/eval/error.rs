@@ -12,36 +12,20 @@ use crate::refusal::{Access, advice};
 
 /// Why an evaluation cannot be done.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum EvalError {
     /// A file cannot be read.
     #[error("cannot read {}: {cause}{}", path.display(), advice(Access::Read, cause))]
-    Read {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        cause: io::Error,
-    },
+    Read { path: PathBuf, cause: io::Error },
     /// A row cannot be used, or the file has none.
     #[error(transparent)]
     Rows(#[from] ChatError),
     /// A file has nothing in it.
     #[error("{}: {what}", path.display())]
-    Nothing {
-        /// File.
-        path: PathBuf,
-        /// What is missing.
-        what: &'static str,
-    },
+    Nothing { path: PathBuf, what: &'static str },
     /// A question cannot be asked of this model.
     #[error("{}:{line}: {what}", file.display())]
-    Question {
-        /// Input file.
-        file: PathBuf,
-        /// Its line, from 1.
-        line: u64,
-        /// Key, value and what to do.
-        what: String,
-    },
+    Question { file: PathBuf, line: u64, what: String },
     /// The tokenizer cannot be used.
     #[error("tokenizer: {0}")]
     Tokenizer(
@@ -59,12 +43,7 @@ pub enum EvalError {
     ),
     /// A number that must not be 0.
     #[error("{key} 0 is not legal; nearest legal: {nearest}")]
-    Zero {
-        /// Its flag.
-        key: &'static str,
-        /// The closest number.
-        nearest: usize,
-    },
+    Zero { key: &'static str, nearest: usize },
     /// Layout and model do not fit, or a rank fails.
     #[error(transparent)]
     Forward(#[from] ForwardError),

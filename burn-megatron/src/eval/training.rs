@@ -38,9 +38,6 @@ impl TrainingTasks {
     }
 
     /// The metrics of all tasks but those that need the likeliest tokens. All ranks call it together.
-    ///
-    /// # Errors
-    /// As [`RankEngine::log_probabilities`].
     pub fn evaluate<M: CausalLm>(&self, engine: &mut RankEngine<M>) -> Result<Vec<TaskResult>, EngineError> {
         let plan = engine.plan();
         let sequences = plan.micro * plan.data_parallel;

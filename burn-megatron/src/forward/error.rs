@@ -15,37 +15,17 @@ use crate::hf::HfFolderError;
 
 /// Why a forward pass cannot be done.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ForwardError {
     /// The input file is missing or damaged.
     #[error("{}: {what}", path.display())]
-    Input {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
+    Input { path: PathBuf, what: String },
     /// The output cannot be written.
     #[error("cannot write {}: {source}", path.display())]
-    Output {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: safetensors::SafeTensorError,
-    },
+    Output { path: PathBuf, source: safetensors::SafeTensorError },
     /// Tokens or labels are none of the model's.
     #[error("{tensor}[{sequence}, {position}] = {id}; legal: {legal}")]
-    Id {
-        /// `input_ids` or `labels`.
-        tensor: &'static str,
-        /// Sequence of the batch.
-        sequence: usize,
-        /// Position in the sequence.
-        position: usize,
-        /// The token.
-        id: i64,
-        /// What it may be.
-        legal: String,
-    },
+    Id { tensor: &'static str, sequence: usize, position: usize, id: i64, legal: String },
     /// Gradients need a loss.
     #[error("gradients need a loss: the input has no `labels`")]
     NoLabels,
@@ -54,40 +34,16 @@ pub enum ForwardError {
     NothingToPredict,
     /// Sequences cannot be divided evenly.
     #[error("--data-parallel {dp} does not divide the input's {sequences} sequences")]
-    Sequences {
-        /// Data parallel ranks.
-        dp: usize,
-        /// Sequences of the input.
-        sequences: usize,
-    },
+    Sequences { dp: usize, sequences: usize },
     /// A kind of parallelism that only training has.
     #[error("{key} {value} is for training only; nearest legal: {legal}")]
-    TrainingOnly {
-        /// Name of the size, as its flag is spelled.
-        key: &'static str,
-        /// The refused size.
-        value: usize,
-        /// The only size that one forward and backward pass has.
-        legal: usize,
-    },
+    TrainingOnly { key: &'static str, value: usize, legal: usize },
     /// A kind of parallelism that a forward pass of a plain Burn module does not have.
     #[error("{key} {value}: `forward` of this model has tensor and sequence parallelism; nearest legal: {legal}")]
-    Axis {
-        /// Name of the size, as its flag is spelled.
-        key: &'static str,
-        /// The refused size.
-        value: usize,
-        /// The only size that it can have.
-        legal: usize,
-    },
+    Axis { key: &'static str, value: usize, legal: usize },
     /// No plain Burn module is read from this folder.
     #[error("config.json: `model_type` {found} is no plain Burn module; legal: {legal}")]
-    ModelType {
-        /// `model_type`.
-        found: String,
-        /// Those that are.
-        legal: String,
-    },
+    ModelType { found: String, legal: String },
     /// A tensor of the input is not what the model takes.
     #[error(transparent)]
     ModuleInput(#[from] InputError),

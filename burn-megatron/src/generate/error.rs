@@ -5,78 +5,37 @@ use thiserror::Error;
 
 /// Why nothing, or nothing more, can be generated.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum GenerateError {
     /// There is nothing to continue.
     #[error("the prompt has no tokens; a model needs at least one to continue")]
     EmptyPrompt,
     /// The prompt is not of the model's vocabulary.
     #[error("the prompt has token {token}, the model knows 0..{vocab_size}")]
-    UnknownToken {
-        /// The token.
-        token: i64,
-        /// Number of tokens of the model.
-        vocab_size: usize,
-    },
+    UnknownToken { token: i64, vocab_size: usize },
     /// A learned position is needed for every token that is read; the last new token is not read.
     #[error(
         "a prompt of {prompt} tokens and {new} new ones need {} positions, the model has {positions}; {}",
         prompt.saturating_add(*new) - 1, shorter(*prompt, *positions)
     )]
-    TooLong {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// New tokens asked for.
-        new: usize,
-        /// Positions of the model.
-        positions: usize,
-    },
+    TooLong { prompt: usize, new: usize, positions: usize },
     /// The window is longer than the model's positions, or leaves nothing to resume from.
     #[error("a window of {window} tokens; nearest legal: {nearest}")]
-    Window {
-        /// Tokens of the window.
-        window: usize,
-        /// The closest window that would do.
-        nearest: usize,
-    },
+    Window { window: usize, nearest: usize },
     /// The keys and values of so many positions are more than there is memory.
     #[error(
         "{new} new tokens: keys and values of {positions} positions take {}, {} are available; {}, or a window of at most \
          {fitting} tokens", HumanBytes(*bytes), HumanBytes(*available), shorter(*prompt, *fitting)
     )]
-    Memory {
-        /// New tokens asked for.
-        new: usize,
-        /// Positions that are cached at once.
-        positions: usize,
-        /// Bytes of their keys and values.
-        bytes: u64,
-        /// Bytes that are available.
-        available: u64,
-        /// Positions that fit.
-        fitting: usize,
-        /// Tokens of the prompt.
-        prompt: usize,
-    },
+    Memory { new: usize, positions: usize, bytes: u64, available: u64, fitting: usize, prompt: usize },
     /// An option of the sampling is out of its range.
     #[error("{option} {value} is not {range}")]
-    Sampling {
-        /// Name of the option.
-        option: &'static str,
-        /// Its value.
-        value: f64,
-        /// The range in words.
-        range: &'static str,
-    },
+    Sampling { option: &'static str, value: f64, range: &'static str },
     /// The model's output is of no use.
     #[error(
         "after {position} tokens the model gives a logit of {value}: its weights are broken or overflow in its precision"
     )]
-    NotFinite {
-        /// Tokens read.
-        position: usize,
-        /// The logit.
-        value: f64,
-    },
+    NotFinite { position: usize, value: f64 },
 }
 
 fn shorter(prompt: usize, positions: usize) -> String {

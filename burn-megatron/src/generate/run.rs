@@ -160,9 +160,6 @@ pub fn generate<M: CausalLm>(
 
 /// [`generate`] for several prompts at once, each with the seed of its own draws in place of that of the options: what is
 /// written does not depend on the other prompts. `on_token` is called with the index of the prompt too.
-///
-/// # Errors
-/// As [`generate`].
 pub fn generate_batch<M: CausalLm>(
     rank: &Rank,
     model: &M,

@@ -12,51 +12,23 @@ use crate::refusal::{Access, advice};
 
 /// A folder that cannot be read or written.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum HfFolderError {
     /// The file system says no.
     #[error("cannot {action} {}: {source}{}", path.display(), advice(access(action), source))]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
     /// Not the JSON that it should be.
     #[error("{}: {source}", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Why, with line and column.
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
     /// `config.json` describes a model that we do not have.
     #[error("{}/{source}", folder.display())]
-    Config {
-        /// The folder.
-        folder: PathBuf,
-        /// The key, its value and what is legal.
-        source: HfError,
-    },
+    Config { folder: PathBuf, source: HfError },
     /// A file is not what it claims to be.
     #[error("{}: {what}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, and what to do.
-        what: String,
-    },
+    File { path: PathBuf, what: String },
     /// A tensor is missing, unexpected or another one than the configuration needs.
     #[error("{}: tensor `{tensor}` {what}", path.display())]
-    Tensor {
-        /// The file.
-        path: PathBuf,
-        /// Hugging Face's name of the tensor.
-        tensor: String,
-        /// What is wrong, and what to do.
-        what: String,
-    },
+    Tensor { path: PathBuf, tensor: String, what: String },
     /// A folder of PyTorch's distributed checkpoints cannot be read or written.
     #[error(transparent)]
     Dcp(#[from] DcpError),
@@ -65,12 +37,7 @@ pub enum HfFolderError {
     Checkpoint(#[from] CheckpointError),
     /// A weight to be written could not be read.
     #[error("weight `{name}`: {source}")]
-    Weight {
-        /// Our name of the tensor.
-        name: String,
-        /// What its source says.
-        source: BoxError,
-    },
+    Weight { name: String, source: BoxError },
 }
 
 impl HfFolderError {

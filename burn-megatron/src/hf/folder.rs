@@ -47,9 +47,6 @@ impl HfFolder {
     }
 
     /// Opens a folder whose weights are in another one.
-    ///
-    /// # Errors
-    /// As [`HfFolder::open`].
     pub fn with_weights(folder: &Path, weights: &Path) -> Result<Self, HfFolderError> {
         let folder = folder.to_path_buf();
         let raw = read_config(&folder)?;

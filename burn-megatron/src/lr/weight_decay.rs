@@ -32,19 +32,13 @@ pub struct WeightDecayConfig {
 
 /// A weight decay that grows from something that it cannot grow from.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum WeightDecayError {
     /// The start is not between 0 and the end.
     #[error(
         "`weight-decay.start` = {start} is not from 0 to `optimizer.weight-decay` = {end}; nearest legal: {nearest}"
     )]
-    Start {
-        /// `weight-decay.start`
-        start: f64,
-        /// `optimizer.weight-decay`
-        end: f64,
-        /// The closest value that would do.
-        nearest: f64,
-    },
+    Start { start: f64, end: f64, nearest: f64 },
     /// There is a form and no length.
     #[error("`weight-decay.length` is needed with an `incr-style` other than constant: 1000, or \"8000 samples\"")]
     Length,

@@ -14,7 +14,6 @@ mod mlflow;
 mod protobuf;
 mod rank_reading;
 mod reading;
-mod rewards;
 mod run_info;
 mod run_log;
 mod running;
@@ -30,14 +29,12 @@ pub use gpus::Gpus;
 pub use memory::{resident_bytes, step_memory};
 pub use rank_reading::RankReading;
 pub use reading::{
-    DroppedTokens, DroppedTokensReading, ExpertBalance, ExpertBalanceReading, FullUtilisation, FullUtilisationReading,
-    GpuIdle, GpuIdleReading, GradNorm, GradNormReading, LearningRate, LearningRateReading, Loss, LossReading, Memory,
-    MemoryReading, Perplexity, PerplexityReading, Reading, StepMetric, Teraflops, TeraflopsReading, Throughput,
-    ThroughputReading, Utilisation, UtilisationReading,
-};
-pub use rewards::{
-    CompletionLength, CompletionLengthReading, Kl, KlReading, MeanReward, MeanRewardReading, RewardAccuracy,
-    RewardAccuracyReading, RewardMargin, RewardMarginReading,
+    CompletionLength, CompletionLengthReading, DroppedTokens, DroppedTokensReading, ExpertBalance,
+    ExpertBalanceReading, FullUtilisation, FullUtilisationReading, GpuIdle, GpuIdleReading, GradNorm, GradNormReading,
+    Kl, KlReading, LearningRate, LearningRateReading, Loss, LossReading, MeanReward, MeanRewardReading, Memory,
+    MemoryReading, Perplexity, PerplexityReading, Reading, RewardAccuracy, RewardAccuracyReading, RewardMargin,
+    RewardMarginReading, StepMetric, Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation,
+    UtilisationReading,
 };
 pub use run_info::RunInfo;
 pub use run_log::{LogFiles, RunLog};

@@ -1,4 +1,4 @@
-//! The metrics themselves: one shape ([`StepMetric`]), one small [`Reading`] each.
+//! The metrics themselves: one shape ([`StepMetric`]), one line of a table each.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use burn::train::metric::{
 use super::running::Running;
 use super::stats::{StepStats, TokenLoss};
 use crate::console::format::quantity;
+use crate::preference::PreferenceMeans;
 
 /// What a metric reads from a step and how it is shown.
 pub trait Reading: Clone + Send + Sync + 'static {
@@ -98,196 +99,83 @@ impl<R: Reading> Numeric for StepMetric<R> {
     }
 }
 
-/// Mean loss per token, in nats. Named as burn-train's own loss, so that early stopping on it works unchanged.
-#[derive(Clone)]
-pub struct LossReading;
-/// [`LossReading`] as a metric.
-pub type Loss = StepMetric<LossReading>;
+/// A table of metrics: documentation, the metric and its reading; what it reads; name, unit, whether larger values are
+/// better; the value of a step and its weight; how the mean is shown.
+macro_rules! metrics {
+    ($($(#[$doc:meta])* $metric:ident $reading:ident: $input:ty = ($name:literal, $unit:expr, $higher:literal),
+        |$step:ident| $read:expr $(, $view:expr)?;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone)]
+        pub struct $reading;
+        #[doc = concat!("[`", stringify!($reading), "`] as a metric.")]
+        pub type $metric = StepMetric<$reading>;
 
-impl Reading for LossReading {
-    type Input = TokenLoss;
-    const NAME: &'static str = "Loss";
+        impl Reading for $reading {
+            type Input = $input;
+            const NAME: &'static str = $name;
+            const UNIT: Option<&'static str> = $unit;
+            const HIGHER_IS_BETTER: bool = $higher;
 
-    fn read(input: &TokenLoss) -> (f64, u64) {
-        (input.loss, input.tokens)
-    }
+            fn read($step: &$input) -> (f64, u64) {
+                $read
+            }
+
+            $(fn view(mean: f64) -> f64 {
+                $view(mean)
+            })?
+        }
+    )*};
 }
 
-/// Exponential of the mean loss per token.
-#[derive(Clone)]
-pub struct PerplexityReading;
-/// [`PerplexityReading`] as a metric.
-pub type Perplexity = StepMetric<PerplexityReading>;
-
-impl Reading for PerplexityReading {
-    type Input = TokenLoss;
-    const NAME: &'static str = "Perplexity";
-
-    fn read(input: &TokenLoss) -> (f64, u64) {
-        (input.loss, input.tokens)
-    }
-
-    fn view(mean: f64) -> f64 {
-        mean.exp()
-    }
-}
-
-/// Tokens per second of the whole world.
-#[derive(Clone)]
-pub struct ThroughputReading;
-/// [`ThroughputReading`] as a metric.
-pub type Throughput = StepMetric<ThroughputReading>;
-
-impl Reading for ThroughputReading {
-    type Input = StepStats;
+metrics! {
+    /// Mean loss per token, in nats. Named as burn-train's own loss, so that early stopping on it works unchanged.
+    Loss LossReading: TokenLoss = ("Loss", None, false), |step| (step.loss, step.tokens);
+    /// Exponential of the mean loss per token.
+    Perplexity PerplexityReading: TokenLoss = ("Perplexity", None, false), |step| (step.loss, step.tokens), f64::exp;
+    /// Tokens per second of the whole world.
     // burn-train names files after metrics, so no slash.
-    const NAME: &'static str = "Tokens per second";
-    const HIGHER_IS_BETTER: bool = true;
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.tokens_per_second(), 1)
-    }
+    Throughput ThroughputReading: StepStats = ("Tokens per second", None, true), |step| (step.tokens_per_second(), 1);
+    /// L2 norm of the gradient before clipping.
+    GradNorm GradNormReading: StepStats = ("Grad norm", None, false), |step| (step.grad_norm, 1);
+    /// Learning rate of the step.
+    LearningRate LearningRateReading: StepStats = ("Learning rate", None, false), |step| (step.lr, 1);
+    /// Teraflops per second of one rank, attention counted as Megatron-LM does; NaN where the model's cost is not known.
+    Teraflops TeraflopsReading: StepStats = ("Teraflops", None, true), |step| (step.teraflops().unwrap_or(f64::NAN), 1);
+    /// Model FLOPs utilisation in percent; NaN where the peak of the device is not known.
+    Utilisation UtilisationReading: StepStats = ("MFU", Some("%"), true), |step| (percent(step.mfu()), 1);
+    /// The same with attention counted in full, as torchtitan does.
+    FullUtilisation FullUtilisationReading: StepStats = ("MFU full attention", Some("%"), true),
+        |step| (percent(step.mfu_full_attention()), 1);
+    /// Percent of the step in which the GPUs waited for the host; NaN on CPU ranks.
+    GpuIdle GpuIdleReading: StepStats = ("GPU idle", Some("%"), false), |step| (percent(step.gpu_idle()), 1);
+    /// Memory of the fullest rank, or of the process; see [`StepStats::memory`].
+    Memory MemoryReading: StepStats = ("Memory", Some("MiB"), false), |step| (step.memory as f64 / (1024.0 * 1024.0), 1);
+    /// The fullest expert's tokens over the mean, in the worst layer; NaN in models without experts.
+    ExpertBalance ExpertBalanceReading: StepStats = ("Expert max over mean", None, false),
+        |step| (step.expert_summary().map_or(f64::NAN, |summary| summary.balance), 1);
+    /// Percent of the copies of tokens that no expert had room for; NaN in models without experts.
+    DroppedTokens DroppedTokensReading: StepStats = ("Dropped tokens", Some("%"), false),
+        |step| (percent(step.expert_summary().map(|summary| summary.dropped)), 1);
+    /// Mean reward of chosen answers less that of rejected ones, in preference tuning.
+    RewardMargin RewardMarginReading: StepStats = ("Reward margin", None, true),
+        |step| pairs(step, |means| means.rewards_margin);
+    /// Share of pairs whose chosen answer has the higher reward, in preference tuning.
+    RewardAccuracy RewardAccuracyReading: StepStats = ("Reward accuracy", None, true),
+        |step| pairs(step, |means| means.rewards_accuracy);
+    /// Mean reward of the completions, in GRPO.
+    MeanReward MeanRewardReading: StepStats = ("Reward", None, true), |step| (step.grpo.unwrap_or_default().reward, 1);
+    /// Estimate of the KL divergence from the reference model, in GRPO.
+    Kl KlReading: StepStats = ("KL", None, false), |step| (step.grpo.unwrap_or_default().kl, step.tokens);
+    /// Mean tokens of a completion, in GRPO.
+    CompletionLength CompletionLengthReading: StepStats = ("Completion length", None, false),
+        |step| (step.grpo.unwrap_or_default().completion_length, 1);
 }
 
-/// L2 norm of the gradient before clipping.
-#[derive(Clone)]
-pub struct GradNormReading;
-/// [`GradNormReading`] as a metric.
-pub type GradNorm = StepMetric<GradNormReading>;
-
-impl Reading for GradNormReading {
-    type Input = StepStats;
-    const NAME: &'static str = "Grad norm";
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.grad_norm, 1)
-    }
+fn percent(share: Option<f64>) -> f64 {
+    share.unwrap_or(f64::NAN) * 100.0
 }
 
-/// Learning rate of the step.
-#[derive(Clone)]
-pub struct LearningRateReading;
-/// [`LearningRateReading`] as a metric.
-pub type LearningRate = StepMetric<LearningRateReading>;
-
-impl Reading for LearningRateReading {
-    type Input = StepStats;
-    const NAME: &'static str = "Learning rate";
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.lr, 1)
-    }
-}
-
-/// Teraflops per second of one rank, attention counted as Megatron-LM does; NaN where the model's cost is not known.
-#[derive(Clone)]
-pub struct TeraflopsReading;
-/// [`TeraflopsReading`] as a metric.
-pub type Teraflops = StepMetric<TeraflopsReading>;
-
-impl Reading for TeraflopsReading {
-    type Input = StepStats;
-    const NAME: &'static str = "Teraflops";
-    const HIGHER_IS_BETTER: bool = true;
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.teraflops().unwrap_or(f64::NAN), 1)
-    }
-}
-
-/// Model FLOPs utilisation in percent; NaN where the peak of the device is not known.
-#[derive(Clone)]
-pub struct UtilisationReading;
-/// [`UtilisationReading`] as a metric.
-pub type Utilisation = StepMetric<UtilisationReading>;
-
-impl Reading for UtilisationReading {
-    type Input = StepStats;
-    const NAME: &'static str = "MFU";
-    const UNIT: Option<&'static str> = Some("%");
-    const HIGHER_IS_BETTER: bool = true;
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.mfu().unwrap_or(f64::NAN) * 100.0, 1)
-    }
-}
-
-/// The same with attention counted in full, as torchtitan does.
-#[derive(Clone)]
-pub struct FullUtilisationReading;
-/// [`FullUtilisationReading`] as a metric.
-pub type FullUtilisation = StepMetric<FullUtilisationReading>;
-
-impl Reading for FullUtilisationReading {
-    type Input = StepStats;
-    const NAME: &'static str = "MFU full attention";
-    const UNIT: Option<&'static str> = Some("%");
-    const HIGHER_IS_BETTER: bool = true;
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.mfu_full_attention().unwrap_or(f64::NAN) * 100.0, 1)
-    }
-}
-
-/// Percent of the step in which the GPUs waited for the host; NaN on CPU ranks.
-#[derive(Clone)]
-pub struct GpuIdleReading;
-/// [`GpuIdleReading`] as a metric.
-pub type GpuIdle = StepMetric<GpuIdleReading>;
-
-impl Reading for GpuIdleReading {
-    type Input = StepStats;
-    const NAME: &'static str = "GPU idle";
-    const UNIT: Option<&'static str> = Some("%");
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.gpu_idle().unwrap_or(f64::NAN) * 100.0, 1)
-    }
-}
-
-/// Memory of the fullest rank, or of the process; see [`StepStats::memory`].
-#[derive(Clone)]
-pub struct MemoryReading;
-/// [`MemoryReading`] as a metric.
-pub type Memory = StepMetric<MemoryReading>;
-
-impl Reading for MemoryReading {
-    type Input = StepStats;
-    const NAME: &'static str = "Memory";
-    const UNIT: Option<&'static str> = Some("MiB");
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.memory as f64 / (1024.0 * 1024.0), 1)
-    }
-}
-
-/// The fullest expert's tokens over the mean, in the worst layer; NaN in models without experts.
-#[derive(Clone)]
-pub struct ExpertBalanceReading;
-/// [`ExpertBalanceReading`] as a metric.
-pub type ExpertBalance = StepMetric<ExpertBalanceReading>;
-
-impl Reading for ExpertBalanceReading {
-    type Input = StepStats;
-    const NAME: &'static str = "Expert max over mean";
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.expert_summary().map_or(f64::NAN, |summary| summary.balance), 1)
-    }
-}
-
-/// Percent of the copies of tokens that no expert had room for; NaN in models without experts.
-#[derive(Clone)]
-pub struct DroppedTokensReading;
-/// [`DroppedTokensReading`] as a metric.
-pub type DroppedTokens = StepMetric<DroppedTokensReading>;
-
-impl Reading for DroppedTokensReading {
-    type Input = StepStats;
-    const NAME: &'static str = "Dropped tokens";
-    const UNIT: Option<&'static str> = Some("%");
-
-    fn read(input: &StepStats) -> (f64, u64) {
-        (input.expert_summary().map_or(f64::NAN, |summary| summary.dropped * 100.0), 1)
-    }
+fn pairs(step: &StepStats, value: impl Fn(&PreferenceMeans) -> f64) -> (f64, u64) {
+    let means = step.preference.unwrap_or_default();
+    (value(&means), means.pairs)
 }

@@ -7,37 +7,21 @@ use burn::tensor::Tensor;
 
 /// A module and buckets that do not describe the same parameters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum OptimError {
     /// The module holds a float parameter that no bucket knows.
     #[error(
         "parameter {id:#x} of shape {shape:?} is in the module but not in the registry: build it with `ParamBuilder`"
     )]
-    Unregistered {
-        /// Burn's parameter id.
-        id: u64,
-        /// Local shape.
-        shape: Vec<usize>,
-    },
+    Unregistered { id: u64, shape: Vec<usize> },
     /// The registered number of elements is another one.
     #[error("parameter `{name}` has shape {shape:?}, but {registered} elements are registered")]
-    Length {
-        /// Name of the parameter.
-        name: String,
-        /// Local shape in the module.
-        shape: Vec<usize>,
-        /// Elements that the registry says.
-        registered: usize,
-    },
+    Length { name: String, shape: Vec<usize>, registered: usize },
     /// The module holds a registered parameter never or more than once.
     #[error(
         "parameter `{name}` is in the module {times} times, it must be once: a tied weight is used twice, not held twice"
     )]
-    Times {
-        /// Name of the parameter.
-        name: String,
-        /// How often.
-        times: usize,
-    },
+    Times { name: String, times: usize },
 }
 
 impl Optimizer {

@@ -18,27 +18,14 @@ pub struct Sizes {
 
 /// Why a model cannot be pruned to some sizes.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum PruneError {
     /// A size is not below the model's.
     #[error("--{key} {value} of {legal}; nearest legal: {nearest}")]
-    Size {
-        /// Its flag.
-        key: &'static str,
-        /// The size.
-        value: usize,
-        /// What it may be.
-        legal: String,
-        /// The nearest legal size.
-        nearest: usize,
-    },
+    Size { key: &'static str, value: usize, legal: String, nearest: usize },
     /// Layers differ by their numbers.
     #[error("--layers: every {pattern} layers one is of another kind ({key}); such a model keeps all its layers")]
-    Pattern {
-        /// The key of the configuration.
-        key: &'static str,
-        /// Its value.
-        pattern: usize,
-    },
+    Pattern { key: &'static str, pattern: usize },
     /// The smaller model is none.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -125,9 +112,6 @@ impl Kept {
     }
 
     /// As much of a model as `sizes` say: what is most important.
-    ///
-    /// # Errors
-    /// As [`Sizes::check`].
     pub fn most_important(model: &LlamaConfig, sizes: &Sizes, of: &Importance) -> Result<Self, PruneError> {
         sizes.check(model)?;
         let mut kept = Self::all(model);

@@ -9,55 +9,23 @@ use crate::refusal::{Access, advice};
 
 /// A recorded run that cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum FileError {
     /// The file system refuses.
     #[error("cannot read {}: {source}{}", path.display(), advice(Access::Read, source))]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// Not the JSON that it should be.
     #[error("{}: {source}", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Why, with line and column.
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
     /// Not a safetensors file.
     #[error("{}: {source}", path.display())]
-    Safetensors {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: safetensors::SafeTensorError,
-    },
+    Safetensors { path: PathBuf, source: safetensors::SafeTensorError },
     /// A tensor has another element type.
     #[error("{}: tensor `{name}` has type {found:?}, expected {expected}", path.display())]
-    Type {
-        /// The file.
-        path: PathBuf,
-        /// Name of the tensor.
-        name: String,
-        /// Its type.
-        found: Dtype,
-        /// What can be read.
-        expected: &'static str,
-    },
+    Type { path: PathBuf, name: String, found: Dtype, expected: &'static str },
     /// A tensor is missing or has another shape.
     #[error("{}: tensor `{name}` should have shape {expected:?}, it {}", path.display(), shape_in_words(found))]
-    Tensor {
-        /// The file.
-        path: PathBuf,
-        /// Name of the tensor.
-        name: String,
-        /// Shape that it should have.
-        expected: Vec<usize>,
-        /// Shape that it has; `None` if it is missing.
-        found: Option<Vec<usize>>,
-    },
+    Tensor { path: PathBuf, name: String, expected: Vec<usize>, found: Option<Vec<usize>> },
 }
 
 fn shape_in_words(found: &Option<Vec<usize>>) -> String {

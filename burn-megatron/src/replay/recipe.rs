@@ -8,21 +8,14 @@ use models::{FamilyConfig, LlamaConfig, MixtralConfig};
 
 /// A recorded run that this version cannot repeat.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum RecipeError {
     /// A feature of the recorded model that ours do not have.
     #[error("the recorded model has {what}, which does not run yet")]
-    Unsupported {
-        /// The feature.
-        what: String,
-    },
+    Unsupported { what: String },
     /// A number is missing in a description.
     #[error("no `{key}` followed by a number in `{text}`")]
-    Number {
-        /// The word before the number.
-        key: &'static str,
-        /// The description.
-        text: String,
-    },
+    Number { key: &'static str, text: String },
 }
 
 /// The `nth` number after the words `key` in a description such as `AdamW lr 1e-2 constant, betas 0.9 0.95`.

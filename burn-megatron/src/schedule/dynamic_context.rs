@@ -73,9 +73,6 @@ impl DynamicContext {
     }
 
     /// The same without packing.
-    ///
-    /// # Errors
-    /// As [`DynamicContext::new`].
     pub fn apart(lengths: &[usize], ranks: usize, most: usize, effort: Effort) -> Result<Self, TooLong> {
         Self::of(lengths, ranks, most, false, effort)
     }

@@ -56,6 +56,7 @@ impl Request {
 
 /// Why a request cannot be answered.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum RequestError {
     /// As for one text.
     #[error(transparent)]
@@ -68,14 +69,7 @@ pub enum RequestError {
         "a prompt of {prompt} tokens and max_tokens {max_tokens} are more than the {max_model_len} of --max-model-len; {}",
         nearest(*prompt, *max_model_len)
     )]
-    TooLong {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// New tokens asked for.
-        max_tokens: usize,
-        /// Most tokens of a sequence.
-        max_model_len: usize,
-    },
+    TooLong { prompt: usize, max_tokens: usize, max_model_len: usize },
 }
 
 fn nearest(prompt: usize, max_model_len: usize) -> String {

@@ -134,9 +134,6 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A scheduler with all blocks free.
-    ///
-    /// # Errors
-    /// As [`SchedulerConfig::check`].
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         config.check()?;
         let free = (0..config.num_blocks as u32).rev().collect();

@@ -52,9 +52,6 @@ impl RunData {
     }
 
     /// Opens the data of a run whose tokens are on disk; `reward` judges completions in place of the configuration's.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
     pub(super) fn of(config: &RunConfig, reward: Option<Arc<dyn Reward>>, tokens: Tokens) -> Result<Self, TrainError> {
         if config.chat.is_used() {
             return super::chat::open(config);

@@ -47,6 +47,7 @@ pub use teach::write_top_k;
 
 /// Why a run did not start, or did not end well.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum TrainError {
     /// The configuration, or what it names, is wrong.
     #[error(transparent)]
@@ -74,23 +75,13 @@ pub enum TrainError {
     Tasks(#[from] EvalError),
     /// The file of a teacher's likeliest tokens cannot be written or used.
     #[error("{}: {what}", path.display())]
-    TopK {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
+    TopK { path: PathBuf, what: String },
     /// A sample cannot be read.
     #[error("{0}")]
     Sample(SampleError),
     /// The operating system refuses to make a folder.
     #[error("{}: {cause}{}", path.display(), advice(Access::Write, cause))]
-    Io {
-        /// File or folder.
-        path: PathBuf,
-        /// Cause.
-        cause: io::Error,
-    },
+    Io { path: PathBuf, cause: io::Error },
     /// The checkpoint to resume from cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -99,49 +90,21 @@ pub enum TrainError {
     HuggingFace(#[from] HfFolderError),
     /// A tokenizer cannot be used.
     #[error("data.tokenizer = {}: {what}", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        what: String,
-    },
+    Tokenizer { path: PathBuf, what: String },
     /// The tokenizer has tokens that the model does not have.
     #[error("{} has {tokens} tokens, but model.vocab-size = {vocabulary}; {advice}", path.display())]
-    Vocabulary {
-        /// The tokenizer's file.
-        path: PathBuf,
-        /// Tokens of the tokenizer.
-        tokens: usize,
-        /// Tokens of the model.
-        vocabulary: usize,
-        /// What would do.
-        advice: String,
-    },
+    Vocabulary { path: PathBuf, tokens: usize, vocabulary: usize, advice: String },
     /// The data has a token that the model does not have.
     #[error(
         "sequence {sequence} of the {part} data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
     )]
-    Token {
-        /// Name of the part.
-        part: &'static str,
-        /// Index of the sequence.
-        sequence: usize,
-        /// The token.
-        id: i64,
-        /// Tokens of the model.
-        vocabulary: usize,
-    },
+    Token { part: &'static str, sequence: usize, id: i64, vocabulary: usize },
     /// A part of the data has not even one sequence.
     #[error(
         "there is no {part} sequence of {seq_length} + 1 tokens; give it a larger share in data.split, more data, or a \
          smaller training.seq-length"
     )]
-    NoSequence {
-        /// Name of the part.
-        part: &'static str,
-        /// Tokens of a sequence.
-        seq_length: usize,
-    },
+    NoSequence { part: &'static str, seq_length: usize },
     /// Another process has failed before the training began.
     #[error(transparent)]
     Run(#[from] Box<RunError>),
@@ -150,38 +113,19 @@ pub enum TrainError {
         "process {process} would start {theirs}, but process 0 {ours}: checkpoint.directory must be on a file system that all \
          hosts share"
     )]
-    Start {
-        /// The process that differs.
-        process: usize,
-        /// Where it would start.
-        theirs: String,
-        /// Where process 0 would.
-        ours: String,
-    },
+    Start { process: usize, theirs: String, ours: String },
     /// Restarts are for one process.
     #[error(
         "training.max-restarts = {restarts} begins again in a process whose rank has failed, and there are {processes} processes: their \
          launcher starts them again (torchrun --max-restarts, srun with --requeue); nearest legal: 0"
     )]
-    Restarts {
-        /// How many were asked for.
-        restarts: usize,
-        /// The processes.
-        processes: usize,
-    },
+    Restarts { restarts: usize, processes: usize },
     /// The processes read other data.
     #[error(
         "process {process} has {theirs}, but process 0 {ours}: the files of data.prefixes, or of output.directory for data.text, must \
          be the same on all hosts"
     )]
-    OtherData {
-        /// The process that differs.
-        process: usize,
-        /// What it reads.
-        theirs: String,
-        /// What process 0 reads.
-        ours: String,
-    },
+    OtherData { process: usize, theirs: String, ours: String },
     /// The system gives too few threads.
     #[error(
         "the system does not give enough threads ({0}); allow more (`ulimit -u`, the job's limit), or ask for fewer with \
@@ -194,9 +138,6 @@ pub enum TrainError {
 }
 
 /// Trains as planned, rank `r` on `devices[r % devices.len()]`. `progress` is told how far the tokenizing of text is.
-///
-/// # Errors
-/// See [`TrainError`].
 pub fn train(
     plan: &Plan,
     devices: Vec<Device>,
@@ -207,9 +148,6 @@ pub fn train(
 
 /// [`train`] in one process of several: each has made the same plan and has the devices of its own ranks. Process 0
 /// tokenizes text and builds sample orders before the others look at them; it alone shows something and writes logs.
-///
-/// # Errors
-/// See [`TrainError`].
 pub fn train_among(
     plan: &Plan,
     processes: Option<&Processes>,

@@ -51,6 +51,7 @@ impl fmt::Display for ModuleReport {
 /// }
 /// ```
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ModuleError {
     /// At least one layout does not train like one device.
     #[error("{}\n{}", different(.0), .0)]
@@ -66,20 +67,10 @@ pub enum ModuleError {
         "floats on the CPU are {float:?} in this process{}: verify_module must come before the first tensor; a file under \
          tests/ is a process of its own", because(.why)
     )]
-    Precision {
-        /// What they are.
-        float: FloatDType,
-        /// Burn's words.
-        why: Option<String>,
-    },
+    Precision { float: FloatDType, why: Option<String> },
     /// A parameter that is not `f64`.
     #[error("parameter {path} is {dtype:?}: layouts are compared in F64; make it with the float type of its device")]
-    Parameter {
-        /// Its path in the module.
-        path: String,
-        /// Its number type.
-        dtype: DType,
-    },
+    Parameter { path: String, dtype: DType },
 }
 
 fn because(why: &Option<String>) -> String {

@@ -138,9 +138,6 @@ impl Proof {
 
 /// [`verify_module`] with a plan and an optimizer.
 ///
-/// # Errors
-/// As [`verify_module`].
-///
 /// # Panics
 /// If the closures do on one device.
 pub fn verify_module_as<M: Module + ModuleDisplay + 'static>(

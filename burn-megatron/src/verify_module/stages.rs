@@ -35,9 +35,6 @@ pub fn verify_stages<M: Stages + ModuleDisplay + 'static>(
 
 /// [`verify_stages`] with a plan, an optimizer, a schedule, a number of micro-batches, and recomputation.
 ///
-/// # Errors
-/// As [`verify_stages`].
-///
 /// # Panics
 /// If the model does on one device.
 pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(

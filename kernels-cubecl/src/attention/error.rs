@@ -2,6 +2,7 @@
 
 /// Why a call was refused. Nothing has been launched then.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum AttentionError {
     /// The device has no warpgroup MMA or no tensor maps, or CubeCL was built without its LLVM compiler.
     #[error(
@@ -12,54 +13,27 @@ pub enum AttentionError {
     #[error(
         "head dimension {head_dim} with values of {value_dim}: the kernels exist for 64, 96, 128, 256, and 192 with 128"
     )]
-    HeadDim {
-        /// Length of a query and key.
-        head_dim: usize,
-        /// Length of a value.
-        value_dim: usize,
-    },
+    HeadDim { head_dim: usize, value_dim: usize },
     /// Query heads that do not divide among the key heads.
     #[error("{heads} query heads do not divide among {kv_heads} key heads: heads must be a multiple of kv_heads")]
-    Heads {
-        /// Query heads.
-        heads: usize,
-        /// Key heads.
-        kv_heads: usize,
-    },
+    Heads { heads: usize, kv_heads: usize },
     /// A dimension of length zero.
     #[error("{0} is zero: it must be at least 1")]
     Empty(&'static str),
     /// A dimension longer than a grid of cubes.
     #[error("{name} is {size}, the kernels take at most {most}")]
-    TooLong {
-        /// Which dimension.
-        name: &'static str,
-        /// Its size.
-        size: usize,
-        /// The largest size.
-        most: usize,
-    },
+    TooLong { name: &'static str, size: usize, most: usize },
     /// A first query too far from the first key.
     #[error("first_query is {0}: it must be between -8388480 and 8388480")]
     TooFar(i64),
     /// Packed sequences in more than one batch.
     #[error("packed sequences in a batch of {batch}: concatenate them in a batch of 1")]
-    PackedBatch {
-        /// The batch of the call.
-        batch: usize,
-    },
+    PackedBatch { batch: usize },
     /// A longest sequence that is empty, or longer than all sequences together.
     #[error(
         "the longest of the packed sequences has {longest} {name}: it must be between 1 and {total}, the number of all"
     )]
-    PackedLength {
-        /// `queries` or `keys`.
-        name: &'static str,
-        /// The length given.
-        longest: usize,
-        /// The total length.
-        total: usize,
-    },
+    PackedLength { name: &'static str, longest: usize, total: usize },
     /// Packed sequences together with `first_query`: each sequence has its own.
     #[error("first_query is {0}, but packed sequences have their own; leave it out")]
     PackedFirstQuery(i64),
@@ -68,30 +42,11 @@ pub enum AttentionError {
     Probability(f32),
     /// A tensor of another shape than the call's sizes say.
     #[error("{name} has shape {found:?}: the sizes of the call need {expected:?} [seq, batch, heads, head_dim]")]
-    Shape {
-        /// Which tensor.
-        name: &'static str,
-        /// Its shape.
-        found: [usize; 4],
-        /// The expected shape.
-        expected: [usize; 4],
-    },
+    Shape { name: &'static str, found: [usize; 4], expected: [usize; 4] },
     /// Strides that TMA does not support.
     #[error("{name} has strides {strides:?}: each must be a multiple of 8 elements (16 bytes)")]
-    Strides {
-        /// Which tensor.
-        name: &'static str,
-        /// Its strides.
-        strides: [usize; 3],
-    },
+    Strides { name: &'static str, strides: [usize; 3] },
     /// A buffer that is too small.
     #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
-    Buffer {
-        /// Which tensor.
-        name: &'static str,
-        /// Its bytes.
-        found: u64,
-        /// The bytes needed.
-        expected: u64,
-    },
+    Buffer { name: &'static str, found: u64, expected: u64 },
 }

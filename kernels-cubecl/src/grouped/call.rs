@@ -14,6 +14,7 @@ const DEFAULT_SMS: u32 = 132;
 
 /// Why a call was refused. Nothing has been launched then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum GroupedError {
     /// The device has no warpgroup MMA or no tensor maps, or CubeCL was built without its LLVM compiler.
     #[error(
@@ -22,42 +23,16 @@ pub enum GroupedError {
     Device,
     /// A size the kernels do not handle.
     #[error("{what} is {found}: it must be a multiple of {multiple} from {multiple} to {most}")]
-    Size {
-        /// Which size.
-        what: &'static str,
-        /// Its value.
-        found: usize,
-        /// Its required divisor.
-        multiple: usize,
-        /// The largest value.
-        most: usize,
-    },
+    Size { what: &'static str, found: usize, multiple: usize, most: usize },
     /// A group whose rows do not fill tiles.
     #[error("group {group} has {rows} rows: they must be a multiple of {ROWS}; pad with rows of zeros")]
-    Rows {
-        /// Which group.
-        group: usize,
-        /// Its rows.
-        rows: usize,
-    },
+    Rows { group: usize, rows: usize },
     /// A buffer that is too small.
     #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
-    Buffer {
-        /// Which tensor.
-        name: &'static str,
-        /// Its bytes.
-        found: u64,
-        /// The bytes needed.
-        expected: u64,
-    },
+    Buffer { name: &'static str, found: u64, expected: u64 },
     /// A buffer that starts at an address that TMA does not support.
     #[error("{name} starts {offset} bytes into its memory: it must be a multiple of 16")]
-    Start {
-        /// Which tensor.
-        name: &'static str,
-        /// Its offset.
-        offset: u64,
-    },
+    Start { name: &'static str, offset: u64 },
 }
 
 /// Sizes of the GEMMs of a layer of groups (experts).
@@ -124,9 +99,6 @@ impl GroupedCall<'_> {
     }
 
     /// `out [rows, inner] = gradient w` for `gradient [rows, features]`.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
     pub fn input_gradient(
         &self,
         client: &Client,
@@ -141,9 +113,6 @@ impl GroupedCall<'_> {
     /// `gradientᵀ x` over the rows of each group, one below the other: `out [groups · features, inner]`. A group
     /// without rows gets zeros; [`Epilogue::AddFp32`] leaves its part as it is. Each number is added to once, so two
     /// calls give the same bits.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
     pub fn weight_gradient(
         &self,
         client: &Client,
@@ -157,9 +126,6 @@ impl GroupedCall<'_> {
     }
 
     /// Any of the GEMMs with an explicit plan, for measurements.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
     pub fn launch(
         &self,
         client: &Client,

@@ -165,9 +165,6 @@ pub fn column_sum<E: Float>(
 }
 
 /// [`column_sum`] with another slicing.
-///
-/// # Errors
-/// As [`column_sum`].
 pub fn column_sum_sliced<E: Float>(
     client: &Client,
     x: &Handle,

@@ -63,9 +63,6 @@ pub fn copy_out<E: Float>(
 }
 
 /// The columns of `x` from `part [rows, columns]`; others stay as they are.
-///
-/// # Errors
-/// As [`copy_out`].
 pub fn copy_in<E: Float>(client: &Client, part: &Handle, x: &Handle, range: ColumnRange) -> Result<(), PointwiseError> {
     copy::<E>(client, [part, x], range, [(range.columns, 0), (range.width, range.first)])
 }

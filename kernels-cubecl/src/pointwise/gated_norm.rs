@@ -228,9 +228,6 @@ pub fn forward<E: Float>(
 }
 
 /// The gradients of `x`, of `gate` (type `E`), and of the weight (fp32) in [`forward`], given that of `y`. Deterministic.
-///
-/// # Errors
-/// As [`forward`].
 pub fn backward<E: Float>(
     client: &Client,
     [x, gate, weight]: [&Handle; 3],

@@ -244,9 +244,6 @@ pub fn keys<E: Float>(
 
 /// The gradients of `kv` and `shared`, from those of the keys in [`keys`] and of the values `[tokens, heads,
 /// value_dim]`. The shared key's is a sum over the heads in fp32, always in the same order.
-///
-/// # Errors
-/// As [`keys`].
 pub fn gradients<E: Float>(
     client: &Client,
     [keys, values]: [&Handle; 2],

@@ -43,43 +43,20 @@ pub type F32x4 = Vector<f32, Const<4>>;
 
 /// Why a call was refused. Nothing has been launched then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum PointwiseError {
     /// A row length the kernels do not handle.
     #[error("{what} of length {found}: it must be a multiple of {multiple} and at most {most}")]
-    Length {
-        /// Which dimension.
-        what: &'static str,
-        /// Its length.
-        found: usize,
-        /// Its required divisor.
-        multiple: usize,
-        /// The largest length.
-        most: usize,
-    },
+    Length { what: &'static str, found: usize, multiple: usize, most: usize },
     /// A shape without a kernel.
     #[error("there is no kernel for {shape}")]
-    Shape {
-        /// The sizes.
-        shape: String,
-    },
+    Shape { shape: String },
     /// A buffer that is too small.
     #[error("the buffer of {name} has {found} bytes, {expected} are needed")]
-    Buffer {
-        /// Which tensor.
-        name: &'static str,
-        /// Its bytes.
-        found: u64,
-        /// The bytes needed.
-        expected: u64,
-    },
+    Buffer { name: &'static str, found: u64, expected: u64 },
     /// A buffer of a type that the kernel does not handle.
     #[error("{name} is {found:?}; it must be F32 or Bf16")]
-    Float {
-        /// Which tensor.
-        name: &'static str,
-        /// Its type.
-        found: flat::FloatType,
-    },
+    Float { name: &'static str, found: flat::FloatType },
 }
 
 /// `handle` as a buffer of `len` items of `bytes` bytes each.

@@ -187,9 +187,6 @@ pub fn forward(
 }
 
 /// The gradient of `x` in [`forward`], from its outputs and the gradient of `y`.
-///
-/// # Errors
-/// As [`forward`].
 pub fn backward(
     client: &Client,
     [y, totals]: [&Handle; 2],

@@ -52,9 +52,6 @@ pub fn split(
 }
 
 /// Joins `len` bf16 weights and remainders to fp32 `values`.
-///
-/// # Errors
-/// As [`split`].
 pub fn join(
     client: &Client,
     (weight, remainder): (&Handle, &Handle),

@@ -103,18 +103,12 @@ impl ModuleInputs {
     }
 
     /// [`ids`](Self::ids), or [`IGNORED`]; at least one counts.
-    ///
-    /// # Errors
-    /// As [`ids`](Self::ids).
     pub fn labels<const D: usize>(&self, name: &str, limit: usize) -> Result<Tensor<D, Int>, InputError> {
         self.ints(name, 0..limit, Some(IGNORED))
     }
 
     /// [`labels`](Self::labels) `[batch, sequence]` that are predicted from the tokens before them: at least one counts
     /// that is not the first of its sequence.
-    ///
-    /// # Errors
-    /// As [`labels`](Self::labels).
     pub fn next_labels(&self, name: &str, limit: usize) -> Result<Tensor<2, Int>, InputError> {
         let labels = self.labels(name, limit)?;
         let (tensor, [_, length]) = self.get::<2>(name)?;
@@ -129,9 +123,6 @@ impl ModuleInputs {
     }
 
     /// Refuses `name` if it has another number than `legal`. It may be missing.
-    ///
-    /// # Errors
-    /// As [`ids`](Self::ids).
     pub fn expect_all<const D: usize>(&self, name: &str, legal: usize) -> Result<(), InputError> {
         match self.has(name) {
             true => self.ints::<D>(name, legal..legal + 1, None).map(drop),

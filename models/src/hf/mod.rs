@@ -27,87 +27,46 @@ use crate::{
 
 /// Why a `config.json` cannot be used.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum HfError {
     /// A key is missing.
     #[error("config.json: `{key}` is missing")]
-    Missing {
-        /// The key.
-        key: String,
-    },
+    Missing { key: String },
     /// A value has the wrong type.
     #[error("config.json: `{key}` is {value}, not {expected}")]
-    Type {
-        /// The key.
-        key: String,
-        /// Its value.
-        value: String,
-        /// What was expected.
-        expected: &'static str,
-    },
+    Type { key: String, value: String, expected: &'static str },
     /// The file describes a model that is not here.
     #[error("config.json: there is no model for `{key}` {value}; supported: {}", supported())]
-    Architecture {
-        /// `model_type` or `architectures`.
-        key: &'static str,
-        /// Its value.
-        value: String,
-    },
+    Architecture { key: &'static str, value: String },
     /// The file describes a model that trains and runs as a Burn module, not in the engine.
     #[error(
         "config.json: `model_type` {kind} is a plain Burn module here: `burn-megatron forward` and `MegatronStrategy::mesh` \
          run it; models of the engine: {}",
         supported()
     )]
-    Module {
-        /// `model_type`.
-        kind: String,
-    },
+    Module { kind: String },
     /// A key is neither used nor known to be harmless.
     #[error(
         "config.json: `{key}` is not a key that this model knows, and it might change what the model computes; known: \
          {known}; known to change nothing: {harmless}"
     )]
-    Unknown {
-        /// The key.
-        key: String,
-        /// Keys that are used.
-        known: String,
-        /// Keys that are passed over.
-        harmless: String,
-    },
+    Unknown { key: String, known: String, harmless: String },
     /// A size is beyond any model.
     #[error("config.json: `{key}` is {value}, more than this program can hold; nearest legal: {most}")]
-    TooLarge {
-        /// The key.
-        key: String,
-        /// Its value.
-        value: u64,
-        /// The largest legal value.
-        most: u64,
-    },
+    TooLarge { key: String, value: u64, most: u64 },
     /// The weights are stored in a form that is not read.
     #[error(
         "config.json: `quantization_config` says that the weights are stored in {method}; the weights that are read are \
          f64, f32, bf16 and f16, and those of compressed-tensors. Dequantise them to bf16 first (DeepSeek-V3's repository has `fp8_cast_bf16.py` for its \
          own files), and remove this key"
     )]
-    Quantised {
-        /// `quant_method`.
-        method: String,
-    },
+    Quantised { method: String },
     /// The sizes contradict each other.
     #[error("config.json: {0}")]
     Sizes(#[from] ConfigError),
     /// The configuration asks for something the model does not do.
     #[error("config.json: `{key}` is {value}, which this model does not have; nearest legal: {legal}")]
-    Unsupported {
-        /// The key.
-        key: String,
-        /// Its value.
-        value: String,
-        /// Values that would do.
-        legal: String,
-    },
+    Unsupported { key: String, value: String, legal: String },
 }
 
 impl HfError {
@@ -249,9 +208,6 @@ impl FamilyConfig {
 
     /// The `config.json` of this model, which was once read from `original`: the same file if the model is still that
     /// one, else a new file with the harmless keys of the old one (token ids, for example).
-    ///
-    /// # Errors
-    /// As [`FamilyConfig::to_hf`].
     pub fn to_hf_like(&self, original: &Value) -> Result<Value, HfError> {
         let mut written = self.to_hf()?;
         if Self::from_hf(original).is_ok_and(|config| config.to_hf().is_ok_and(|same| same == written)) {

@@ -104,9 +104,6 @@ pub struct SelfAttention {
 
 impl SelfAttention {
     /// An attention layer under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &AttentionConfig) -> Result<Self, BuildError> {
         let ranks = params.place().size;
         let kv_parts = ranks.min(config.kv_heads);

@@ -111,9 +111,6 @@ pub struct TransformerBlock {
 
 impl TransformerBlock {
     /// A block under the global name `name`, for example `layers.0`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &BlockConfig) -> Result<Self, BuildError> {
         let hidden = config.hidden();
         let mixer = config.mixer.as_ref().map_or(String::new(), |mixer| format!("{name}.{}", mixer.name()));

@@ -69,9 +69,6 @@ pub struct VocabParallelEmbedding {
 
 impl VocabParallelEmbedding {
     /// A table under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = params.sections(vec![(shard.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
@@ -80,9 +77,6 @@ impl VocabParallelEmbedding {
 
     /// The table `name` once more, on another pipeline stage than its own. It starts equal and, as the gradients of
     /// both are summed, stays equal.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn copy(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let section = shard.section(&format!("{name}.weight"), vocab.hidden, at).held_elsewhere();
@@ -124,9 +118,6 @@ pub struct LearnedPositions {
 
 impl LearnedPositions {
     /// A table for positions `0..positions` under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(
         params: &mut ParamBuilder,
         name: &str,

@@ -22,9 +22,6 @@ pub enum FeedForward {
 
 impl FeedForward {
     /// A feed-forward part under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &Ffn) -> Result<Self, BuildError> {
         Ok(match config {
             Ffn::Dense(config) => Self::Dense(Mlp::new(params, name, config)?),

@@ -58,9 +58,6 @@ pub struct ColumnParallelLinear {
 
 impl ColumnParallelLinear {
     /// A layer of `inputs` features with the given outputs.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(
         params: &mut ParamBuilder,
         inputs: usize,
@@ -159,9 +156,6 @@ pub struct RowParallelLinear {
 
 impl RowParallelLinear {
     /// A layer from `inputs` to `outputs` features under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(
         params: &mut ParamBuilder,
         name: &str,

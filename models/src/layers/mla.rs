@@ -82,9 +82,6 @@ struct Sizes {
 
 impl LatentAttention {
     /// A layer under the global name `name`. The tensors have Hugging Face's names.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MlaConfig) -> Result<Self, BuildError> {
         let MlaConfig { hidden, heads, kv_lora_rank, input, norm_eps, .. } = *config;
         let (rotated, unrotated, value) = (config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim);

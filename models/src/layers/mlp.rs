@@ -63,9 +63,6 @@ pub struct Mlp {
 
 impl Mlp {
     /// An MLP under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MlpConfig) -> Result<Self, BuildError> {
         let parts = params.place().size;
         let (gate, up) = (format!("{name}.gate_proj"), format!("{name}.up_proj"));

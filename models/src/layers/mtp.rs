@@ -27,9 +27,6 @@ pub struct MtpProjection {
 
 impl MtpProjection {
     /// A projection under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(
         params: &mut ParamBuilder,
         name: &str,

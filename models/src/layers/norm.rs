@@ -35,9 +35,6 @@ pub struct Norm {
 
 impl Norm {
     /// A norm of `hidden` features under the global name `name`, which starts as the plain normalisation.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(
         params: &mut ParamBuilder,
         name: &str,
@@ -59,9 +56,6 @@ impl Norm {
     }
 
     /// An RMSNorm over the features of each of the rank's own heads: one weight for all heads.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn of_heads(
         params: &mut ParamBuilder,
         name: &str,

@@ -30,9 +30,6 @@ pub struct OutputLayer {
 
 impl OutputLayer {
     /// A projection with its own weight under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn untied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = params.sections(vec![(shard.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
@@ -41,9 +38,6 @@ impl OutputLayer {
 
     /// A projection that shares the weight of the embedding `name`. Where the embedding is on another pipeline stage it
     /// holds a copy, which starts equal and, as the gradients of both are summed, stays equal.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn tied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = match params.part().is_some_and(|part| !part.embedding) {
@@ -89,17 +83,11 @@ impl OutputLayer {
     }
 
     /// All logits on every rank, without padding: `[s, b, vocab]`.
-    ///
-    /// # Panics
-    /// As [`token_losses`](Self::token_losses).
     pub fn logits(&self, x: Tensor<3>, embedding: Option<&VocabParallelEmbedding>) -> Tensor<3> {
         self.gather(self.local_logits(x, embedding, &MicroBatch::default()))
     }
 
     /// [`logits`](Self::logits) of some positions of a sequence, `[1, b = 1]` each, as `[positions, vocab]`.
-    ///
-    /// # Panics
-    /// As [`token_losses`](Self::token_losses).
     pub fn logits_of(&self, x: Tensor<3>, of: &[usize], embedding: Option<&VocabParallelEmbedding>) -> Tensor<2> {
         let x = enter_tensor_parallel(x, &self.parallel);
         let ids: Vec<i64> = of.iter().map(|position| *position as i64).collect();

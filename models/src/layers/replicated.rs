@@ -31,9 +31,6 @@ pub struct ReplicatedLinear {
 impl ReplicatedLinear {
     /// A layer without bias of `inputs` features with the given outputs, global names without `.weight` and features.
     ///
-    /// # Errors
-    /// See [`BuildError`].
-    ///
     /// # Panics
     /// Without outputs.
     pub fn new(

@@ -174,9 +174,6 @@ impl Llama {
     }
 
     /// A decoder whose blocks may be others than a Llama's; `block` says what each layer is.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn of_blocks(
         frame: &Frame,
         block: impl Fn(usize) -> BlockConfig,

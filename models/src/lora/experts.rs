@@ -63,9 +63,6 @@ struct Dora {
 impl ExpertAdapters {
     /// The adapters of the experts under the global name `name`, whose matrices are `gate_up` and `down_w`; `None` if they
     /// have none.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(
         params: &mut ParamBuilder,
         name: &str,

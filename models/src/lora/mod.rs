@@ -73,41 +73,20 @@ impl Default for LoraConfig {
 
 /// Why a model cannot have these adapters.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum LoraError {
     /// A number is not legal.
     #[error("{key} = {value} is not {legal}")]
-    Value {
-        /// Its name.
-        key: &'static str,
-        /// The value.
-        value: String,
-        /// What it may be.
-        legal: &'static str,
-    },
+    Value { key: &'static str, value: String, legal: &'static str },
     /// No module has this name.
     #[error("target_modules: the model has no linear layer `{target}`; it has {known}, or {ALL_LINEAR}")]
-    Target {
-        /// As given.
-        target: String,
-        /// Last parts of the names of all linear layers.
-        known: String,
-    },
+    Target { target: String, known: String },
     /// A module that is stored in another form than a matrix of its own.
     #[error("target_modules: adapters of `{module}` are not supported: {why}")]
-    Unsupported {
-        /// Hugging Face's name.
-        module: String,
-        /// Why not.
-        why: &'static str,
-    },
+    Unsupported { module: String, why: &'static str },
     /// A frozen weight cannot be stored in few bits.
     #[error("base: `{layer}`: {what}")]
-    Base {
-        /// Our name.
-        layer: String,
-        /// Why not.
-        what: String,
-    },
+    Base { layer: String, what: String },
     /// The layers that were built have no adapter although they should.
     #[error("target_modules: the layer `{0}` cannot have an adapter in this model")]
     Unclaimed(

@@ -47,9 +47,6 @@ impl<'a> ParamBuilder<'a> {
 
     /// The matrices of this rank's routed experts, as [`ParamBuilder::linear_weight`].
     ///
-    /// # Errors
-    /// As [`ParamBuilder::linear_weight`].
-    ///
     /// # Panics
     /// Outside layers.
     pub(crate) fn expert_weight(&mut self, sections: Vec<(Section, Init)>) -> Result<LinearWeight, BuildError> {
@@ -94,9 +91,6 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// A parameter of an adapter, made of sections one after the other.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     pub(crate) fn adapter<const D: usize>(
         &mut self,
         sections: Vec<(Section, Init)>,
@@ -105,9 +99,6 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// The same, applied where activations may be sharded along the sequence.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     pub(crate) fn adapter_on_sequence<const D: usize>(
         &mut self,
         sections: Vec<(Section, Init)>,
@@ -117,9 +108,6 @@ impl<'a> ParamBuilder<'a> {
 
     /// A parameter of adapters of this rank's routed experts, as [`ParamBuilder::expert_sections`]; with `is_whole` as
     /// [`ParamBuilder::expert_shares`].
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     ///
     /// # Panics
     /// Outside layers.
@@ -133,9 +121,6 @@ impl<'a> ParamBuilder<'a> {
 
     /// A parameter of routed experts that starts with these values of its sections, one after the other, as
     /// [`ParamBuilder::expert_adapter`].
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     ///
     /// # Panics
     /// Outside layers.
@@ -153,9 +138,6 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// A parameter that starts with these values of its section, unless the adapters have a source.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     pub(crate) fn adapter_of_values(
         &mut self,
         section: Section,

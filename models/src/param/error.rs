@@ -10,6 +10,7 @@ use crate::lora::LoraError;
 
 /// Why a model cannot be built.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum BuildError {
     /// The model's sizes contradict each other.
     #[error(transparent)]
@@ -28,18 +29,8 @@ pub enum BuildError {
     Lora(#[from] LoraError),
     /// Tensors that make up one parameter, of which only some are to be frozen.
     #[error("`{frozen}` is to be frozen, but it is one parameter with `{other}`: freeze both or neither")]
-    HalfFrozen {
-        /// The one that is to be frozen.
-        frozen: String,
-        /// The other one.
-        other: String,
-    },
+    HalfFrozen { frozen: String, other: String },
     /// A weight could not be read from its source.
     #[error("weight `{name}`: {source}")]
-    Weight {
-        /// Global name.
-        name: String,
-        /// What the source says.
-        source: BoxError,
-    },
+    Weight { name: String, source: BoxError },
 }

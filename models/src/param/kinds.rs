@@ -18,9 +18,6 @@ impl ParamBuilder<'_> {
     /// A parameter made of sections of routed experts of the layer that [`begin`](Self::begin) began, this rank's own
     /// ones ([`local`](super::ExpertParallel::local)), sharded by the coordinate [`etp`](super::ExpertParallel::etp).
     ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
-    ///
     /// # Panics
     /// Outside layers.
     pub fn expert_sections<const D: usize>(
@@ -32,9 +29,6 @@ impl ParamBuilder<'_> {
 
     /// A parameter of sections of routed experts that are whole on each of the ranks that share an expert, of which
     /// each has a part of the gradient.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     ///
     /// # Panics
     /// Outside layers.
@@ -56,9 +50,6 @@ impl ParamBuilder<'_> {
 
     /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: stored
     /// with the weights in checkpoints, but unknown to the optimizer.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     pub fn state<const D: usize>(
         &mut self,
         name: &str,
@@ -76,9 +67,6 @@ impl ParamBuilder<'_> {
     }
 
     /// A parameter that is whole on every rank and applied to the whole sequence.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     pub fn replicated<const D: usize>(
         &mut self,
         name: &str,
@@ -90,9 +78,6 @@ impl ParamBuilder<'_> {
 
     /// A parameter that is whole on every rank and applied where activations may be sharded along the sequence:
     /// norms, biases after a row-parallel layer, positions.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     pub fn on_sequence<const D: usize>(
         &mut self,
         name: &str,
@@ -104,9 +89,6 @@ impl ParamBuilder<'_> {
     }
 
     /// [`on_sequence`](Self::on_sequence) of several global tensors, one after the other along the first dimension.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     pub fn on_sequence_sections<const D: usize>(
         &mut self,
         sections: Vec<(Section, Init)>,
@@ -116,9 +98,6 @@ impl ParamBuilder<'_> {
 
     /// A parameter that is whole on every rank and applied to each rank's own heads: every rank has the gradient of its
     /// heads only.
-    ///
-    /// # Errors
-    /// As [`ParamBuilder::sections`].
     pub fn on_heads<const D: usize>(
         &mut self,
         name: &str,

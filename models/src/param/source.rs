@@ -16,9 +16,6 @@ pub trait WeightSource: Send + Sync {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError>;
 
     /// The same in the type in which the values are stored: what a model is built from.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
     fn read_stored(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<HostFloats, BoxError> {
         Ok(self.read(name, shape, ranges)?.into())
     }

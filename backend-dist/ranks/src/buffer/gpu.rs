@@ -97,9 +97,6 @@ impl Buffer {
     }
 
     /// Adds to elements from `at` on, in the buffer's type.
-    ///
-    /// # Panics
-    /// As [`Buffer::put`].
     pub fn add(&self, at: usize, values: Tensor<1>) {
         self.write(at, values, true);
     }

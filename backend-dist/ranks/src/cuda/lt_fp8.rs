@@ -49,9 +49,6 @@ pub fn multiply(a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &CubeTen
 }
 
 /// [`multiply`] for one GEMM of a group; the caller records the group for profiles.
-///
-/// # Panics
-/// As [`multiply`].
 pub fn multiply_one(a: Operand, b: Operand, out: &CubeTensor, onto: Onto, sums: Sums) {
     let what = Named { a: size(&a), b: size(&b), bias: false, out: out.dtype, onto };
     queue(what, a, b, None, out, sums);

@@ -126,9 +126,6 @@ impl ParallelLayout {
     }
 
     /// Checks what can be checked without a model.
-    ///
-    /// # Errors
-    /// See [`LayoutError`].
     pub fn check(&self) -> Result<(), LayoutError> {
         self.check_sizes()?;
         let per_stage = self.tp * self.cp * self.dp;
@@ -220,65 +217,33 @@ impl fmt::Display for Nearest {
 
 /// Why a layout cannot be laid over the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum LayoutError {
     /// A size is zero.
     #[error("{key} 0 is not a number of ranks; nearest legal: 1")]
-    Zero {
-        /// Name of the size, as its flag is spelled.
-        key: &'static str,
-    },
+    Zero { key: &'static str },
     /// A size does not divide the ranks that are there for it.
     #[error("{key} {value} does not divide {of}; nearest legal: {nearest}")]
-    NotADivisor {
-        /// Name of the size, as its flag is spelled.
-        key: &'static str,
-        /// The refused size.
-        value: usize,
-        /// What it should divide, with the number.
-        of: String,
-        /// The closest sizes that would do.
-        nearest: Nearest,
-    },
+    NotADivisor { key: &'static str, value: usize, of: String, nearest: Nearest },
     /// Model chunks per stage without stages.
     #[error("virtual-pipeline {vpp} needs pipeline-parallel 2 or more; with pipeline-parallel 1 the nearest legal: 1")]
-    VirtualWithoutPipeline {
-        /// The refused number of chunks.
-        vpp: usize,
-    },
+    VirtualWithoutPipeline { vpp: usize },
     /// An unknown ZeRO stage.
     #[error("zero {zero} is not a stage; nearest legal: 3")]
-    ZeroStage {
-        /// The refused stage.
-        zero: u8,
-    },
+    ZeroStage { zero: u8 },
     /// Groups of ZeRO without ZeRO.
     #[error("zero-group {group} needs zero 1, 2 or 3: with zero 0 nothing is sharded; nearest legal: zero 1")]
-    GroupWithoutZero {
-        /// The refused number of ranks.
-        group: usize,
-    },
+    GroupWithoutZero { group: usize },
     /// The groups of ZeRO do not divide the ranks that hold the same experts.
     #[error(
         "zero-group {group} makes {groups} groups, and each holds whole experts: {groups} must divide the {experts} \
          ranks that hold the same experts; nearest legal: {nearest}"
     )]
-    ZeroGroupOfExperts {
-        /// The refused number of ranks.
-        group: usize,
-        /// Number of groups.
-        groups: usize,
-        /// Number of ranks that hold the same experts.
-        experts: usize,
-        /// The closest sizes that would do.
-        nearest: Nearest,
-    },
+    ZeroGroupOfExperts { group: usize, groups: usize, experts: usize, nearest: Nearest },
     /// A layout in words, such as `TP2 SP DP2`, has a word that is none of them.
     #[error(
         "`{word}` is not a part of a layout; use TP, CP, EP, ETP, PP, VPP, DP with a size, SP, ZeRO1 to ZeRO3, or Group \
          with the size of ZeRO's groups"
     )]
-    Word {
-        /// The word that was not understood.
-        word: String,
-    },
+    Word { word: String },
 }

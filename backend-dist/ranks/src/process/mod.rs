@@ -21,6 +21,7 @@ use std::time::Duration;
 
 /// Why the processes did not come together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum JoinError {
     /// The variables of the environment do not describe a world.
     #[error(transparent)]
@@ -30,37 +31,16 @@ pub enum JoinError {
         "{ranks} ranks ({layout}) cannot be shared out over {processes} processes (WORLD_SIZE): each hosts as many as \
          the others; nearest legal: {nearest} processes, or a layout whose number of ranks is a multiple of {processes}"
     )]
-    Division {
-        /// Ranks of the mesh.
-        ranks: usize,
-        /// Layout of the mesh.
-        layout: String,
-        /// Processes.
-        processes: usize,
-        /// The divisor of `ranks` that is nearest to `processes`.
-        nearest: usize,
-    },
+    Division { ranks: usize, layout: String, processes: usize, nearest: usize },
     /// The address of process 0 is unknown.
     #[error("MASTER_ADDR = {address}: {cause}; expected the name or address of the host of process 0")]
-    Address {
-        /// As given.
-        address: String,
-        /// What the system says.
-        cause: String,
-    },
+    Address { address: String, cause: String },
     /// Process 0 cannot listen.
     #[error(
         "process 0 cannot listen on port {port} of {address}: {cause}; another program may have the port: choose a free one with \
          BURN_MEGATRON_PORT (the same in all processes)"
     )]
-    Listen {
-        /// `MASTER_ADDR`.
-        address: String,
-        /// The port.
-        port: u16,
-        /// What the system says.
-        cause: String,
-    },
+    Listen { address: String, port: u16, cause: String },
     /// Some process did not come in time, as process 0 saw it.
     #[error(
         "waited {} s on {address} port {port}: process {} of {processes} did not come{}{}; see that all are started, that they can \
@@ -69,49 +49,24 @@ pub enum JoinError {
         waited.as_secs(), list(missing), came(there), closed(*strangers)
     )]
     Missing {
-        /// `MASTER_ADDR`.
         address: String,
-        /// The port.
         port: u16,
-        /// How long was waited.
         waited: Duration,
-        /// Processes of the world.
         processes: usize,
-        /// Those that did not come.
         missing: Vec<usize>,
-        /// Those that came, each with its host.
         there: Vec<(usize, String)>,
-        /// Connections that were closed because they were not of this run.
         strangers: usize,
     },
     /// The system starts no thread for what other processes send.
     #[error("a process of {processes} needs a thread for each other one it is connected to, and three: {cause}")]
-    Thread {
-        /// Processes of the world.
-        processes: usize,
-        /// What the system says, with its limits.
-        cause: String,
-    },
+    Thread { processes: usize, cause: String },
     /// Process 0 could not be reached.
     #[error(
         "process {process} tried for {} s to reach process 0 on {address} port {port} ({}): {cause}; see that process 0 runs \
          there, and that no firewall closes the port (BURN_MEGATRON_PORT chooses it, BURN_MEGATRON_TIMEOUT how long to try)",
         waited.as_secs(), tried.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     )]
-    Unreachable {
-        /// This process.
-        process: usize,
-        /// `MASTER_ADDR`.
-        address: String,
-        /// The port.
-        port: u16,
-        /// The addresses behind it.
-        tried: Vec<SocketAddr>,
-        /// How long was tried.
-        waited: Duration,
-        /// What became of the last attempt.
-        cause: String,
-    },
+    Unreachable { process: usize, address: String, port: u16, tried: Vec<SocketAddr>, waited: Duration, cause: String },
     /// The processes do not agree on what they are to do, or process 0 has given up: the same words in all of them.
     #[error("{0}")]
     Refused(String),

@@ -37,9 +37,6 @@ impl Checkpoint {
 
     /// The scales of a box of a moment of this shape, one for each element; zeros where the moment is not in 8 bits.
     ///
-    /// # Errors
-    /// As [`Checkpoint::read`].
-    ///
     /// # Panics
     /// If `ranges` is not inside `shape`.
     pub(crate) fn scales(

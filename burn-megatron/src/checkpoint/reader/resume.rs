@@ -14,9 +14,6 @@ use crate::element::Element;
 
 impl Checkpoint {
     /// Opens the checkpoint of a step in a folder of checkpoints.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::open`].
     pub fn of_step(root: impl AsRef<Path>, step: u64) -> Result<Self, CheckpointError> {
         Self::open(root.as_ref().join(step_name(step)))
     }
@@ -68,9 +65,6 @@ impl Checkpoint {
     }
 
     /// The same in the type in which the values are stored.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::read_f64`].
     ///
     /// # Panics
     /// If `ranges` is not inside `shape`.

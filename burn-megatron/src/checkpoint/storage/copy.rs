@@ -87,6 +87,16 @@ pub(super) fn prune(
     Ok(unwanted)
 }
 
+/// The step that `latest` names: not the highest one after a run went back to an older checkpoint.
+fn newest(storage: &dyn Storage) -> Result<Option<u64>, CheckpointError> {
+    let refused = refused(storage, "read", LATEST);
+    let folder = tempfile::tempdir().map_err(&refused)?;
+    match storage.get(LATEST, &folder.path().join(LATEST)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        got => got.map_err(refused).and_then(|()| commit::latest(&Files::new(RealDisk), folder.path())),
+    }
+}
+
 /// Brings the checkpoint of a step, by default of the newest one, into the folder `root`, where it becomes the latest. All its
 /// files are compared with their hashes. Returns its folder, which is taken as it is if it is there already.
 ///
@@ -103,7 +113,10 @@ pub fn fetch(storage: &dyn Storage, step: Option<u64>, root: &Path) -> Result<Pa
             let nearest = nearest.map_or("it has none".into(), |nearest| format!("the nearest is {nearest}"));
             return Err(none(format!("none of step {step} is complete; {nearest}")));
         }
-        None => *steps.last().ok_or_else(|| none("no step_…/SHA256SUMS, which is copied last".into()))?,
+        None => {
+            let highest = *steps.last().ok_or_else(|| none("no step_…/SHA256SUMS, which is copied last".into()))?;
+            newest(storage)?.filter(|step| steps.contains(step)).unwrap_or(highest)
+        }
     };
     let files = Files::new(RealDisk);
     files.create_folders(root)?;
@@ -121,7 +134,7 @@ pub fn fetch(storage: &dyn Storage, step: Option<u64>, root: &Path) -> Result<Pa
         let synced = fs::File::open(&to).and_then(|file| file.sync_all());
         synced.map_err(|cause| CheckpointError::io("write", &to, cause))?;
     }
-    Checkpoint::open(&partial)?.verify()?;
+    Checkpoint::open(&partial)?.verify(0, 1)?;
     files.sync_folder(&partial)?;
     files.rename(&partial, &path)?;
     files.sync_folder(root)?;

@@ -14,28 +14,26 @@ struct Scenario {
     /// Steps that were saved before, with a number that makes their values different.
     before: &'static [(u64, u32)],
     save: (u64, u32),
-    options: SaverOptions,
+    keep_last: Option<usize>,
 }
 
-const KEEP_ALL: SaverOptions =
-    SaverOptions { keep_last: None, keep_every: None, background: false, pinned_memory: false, tokenizer: None };
-
 const SCENARIOS: [Scenario; 4] = [
-    Scenario { name: "first", before: &[], save: (100, 1), options: KEEP_ALL },
-    Scenario { name: "second", before: &[(100, 1)], save: (200, 2), options: KEEP_ALL },
-    Scenario { name: "the same step again", before: &[(100, 1)], save: (100, 2), options: KEEP_ALL },
+    Scenario { name: "first", before: &[], save: (100, 1), keep_last: None },
+    Scenario { name: "second", before: &[(100, 1)], save: (200, 2), keep_last: None },
+    Scenario { name: "the same step again", before: &[(100, 1)], save: (100, 2), keep_last: None },
     Scenario {
         name: "with old ones to delete",
         before: &[(100, 1), (200, 2), (300, 3)],
         save: (400, 4),
-        options: SaverOptions { keep_last: Some(1), ..KEEP_ALL },
+        keep_last: Some(1),
     },
 ];
 
 const ROOT: &str = "/runs/checkpoints";
 
-fn save(disk: &SimDisk, (step, salt): (u64, u32), options: &SaverOptions) -> Result<(), CheckpointError> {
-    let saver = Saver::on(Files::new(disk.clone()), Path::new(ROOT), 2, options.clone())?;
+fn save(disk: &SimDisk, (step, salt): (u64, u32), keep_last: Option<usize>) -> Result<(), CheckpointError> {
+    let options = SaverOptions { keep_last, ..SaverOptions::default() };
+    let saver = Saver::on(Files::new(disk.clone()), Path::new(ROOT), 2, options)?;
     saver.rehearse(1000)?;
     let results: Vec<_> = (0..2).map(|writer| saver.submit(writer, slices(writer, salt), &state(step))).collect();
     let mut ended = saver.finished();
@@ -49,9 +47,9 @@ impl Scenario {
     /// The disk before the disturbed save, and the number of operations of the save.
     fn prepare(&self) -> (SimDisk, usize) {
         let disk = SimDisk::new();
-        self.before.iter().for_each(|&before| save(&disk, before, &KEEP_ALL).unwrap());
+        self.before.iter().for_each(|&before| save(&disk, before, None).unwrap());
         let trial = disk.fork(None);
-        save(&trial, self.save, &self.options).unwrap();
+        save(&trial, self.save, self.keep_last).unwrap();
         (disk, trial.operations())
     }
 
@@ -90,7 +88,7 @@ impl Scenario {
 
     /// Checks that the next run's save succeeds and leaves nothing but checkpoints.
     fn check_next(&self, disk: &SimDisk, when: &str) {
-        save(disk, self.save, &self.options).unwrap_or_else(|error| panic!("{}, {when}: {error}", self.name));
+        save(disk, self.save, self.keep_last).unwrap_or_else(|error| panic!("{}, {when}: {error}", self.name));
         let folder = tempfile::tempdir().unwrap();
         disk.export(folder.path());
         let root = folder.path().join(&ROOT[1..]);
@@ -112,7 +110,7 @@ fn an_operation_that_fails_is_reported_and_harms_nothing() {
             for kind in [ErrorKind::PermissionDenied, ErrorKind::StorageFull] {
                 let when = format!("operation {at} of {operations}: {kind}");
                 let disk = disk.fork(Some(Fault::Fail(at, kind)));
-                let result = save(&disk, scenario.save, &scenario.options);
+                let result = save(&disk, scenario.save, scenario.keep_last);
                 scenario.check_once(&disk, &mut checked, &when);
                 let Err(error) = result else {
                     unreported += 1;
@@ -138,7 +136,7 @@ fn a_kill_or_power_cut_at_any_operation_leaves_the_old_or_the_new_checkpoint() {
         let mut checked = BTreeSet::new();
         for at in 0..operations {
             let killed = disk.fork(Some(Fault::Kill(at)));
-            save(&killed, scenario.save, &scenario.options).expect_err("killed");
+            save(&killed, scenario.save, scenario.keep_last).expect_err("killed");
             for &loss in &losses {
                 let when = format!("killed at operation {at} of {operations}, {loss:?} lost");
                 let disk = killed.restart(loss);
@@ -157,12 +155,13 @@ fn being_killed_again_while_cleaning_up_harms_nothing() {
         let mut points = 0;
         for at in 0..operations {
             let killed = disk.fork(Some(Fault::Kill(at)));
-            save(&killed, scenario.save, &scenario.options).expect_err("killed");
+            save(&killed, scenario.save, scenario.keep_last).expect_err("killed");
             for loss in [Loss::Nothing, Loss::Some(at as u64)] {
                 let disk = killed.restart(loss);
                 for again in 0.. {
                     let disk = disk.fork(Some(Fault::Kill(again)));
-                    let opened = Saver::on(Files::new(disk.clone()), Path::new(ROOT), 2, scenario.options.clone());
+                    let options = SaverOptions { keep_last: scenario.keep_last, ..SaverOptions::default() };
+                    let opened = Saver::on(Files::new(disk.clone()), Path::new(ROOT), 2, options);
                     let when = format!("killed at operation {at}, {loss:?} lost, and at {again} of the next start");
                     for loss in [Loss::Some(again as u64), Loss::Everything] {
                         scenario.check_once(&disk.restart(loss), &mut checked, &when);

@@ -50,6 +50,10 @@ fn copies_come_back_as_they_were_and_old_ones_go() {
     assert_eq!(contents(&Checkpoint::open(back.path()).unwrap()), contents(&saved));
     assert_eq!(newest.file_name(), saved.path().file_name());
     fetch(&storage, Some(3), back.path()).unwrap();
+    // As after a run that went back to step 2.
+    upload(here.path(), 3, &storage).unwrap();
+    let third = fetch(&storage, None, &back.path().join("third")).unwrap();
+    assert_eq!(Checkpoint::open(third).unwrap().state().step, 3, "the newest is the one that was copied last");
     assert_eq!(Checkpoint::open(back.path()).unwrap().state().step, 3, "what was fetched last is the latest");
     let error = fetch(&storage, Some(2), back.path()).unwrap_err().to_string();
     assert!(error.contains("none of step 2 is complete; the nearest is 3"), "{error}");

@@ -45,9 +45,6 @@ pub struct ChatDataset(Packed);
 
 impl ChatDataset {
     /// Reads, encodes and packs all rows into sequences of `seq_length` predictions, in the order of the packing.
-    ///
-    /// # Errors
-    /// See [`ChatError`].
     pub fn open(tokenizer: &ChatTokenizer, set: &ChatSet, seq_length: usize) -> Result<(Self, ChatReport), ChatError> {
         let (mut samples, mut report) = (Vec::new(), ChatReport::default());
         report.skipped = encode_all(tokenizer, &set.files, set.skip_bad_rows, |row, sample| {

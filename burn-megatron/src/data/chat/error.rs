@@ -9,53 +9,24 @@ use crate::refusal::{Access, advice};
 
 /// Why chat data cannot be used.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ChatError {
     /// The operating system refuses to read, or a compressed file is damaged.
     #[error("cannot read {}: {cause}{}", path.display(), advice(Access::Read, cause))]
-    Read {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        cause: io::Error,
-    },
+    Read { path: PathBuf, cause: io::Error },
     /// The operating system refuses to write.
     #[error("cannot write {}: {cause}{}", path.display(), advice(Access::Write, cause))]
-    Write {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        cause: io::Error,
-    },
+    Write { path: PathBuf, cause: io::Error },
     /// A row cannot be used.
     #[error("{}:{line}: {what}", file.display())]
-    Row {
-        /// Input file.
-        file: PathBuf,
-        /// Line of the file, element of its array, or row of its table, from 1.
-        line: u64,
-        /// The key and what is wrong with it.
-        what: String,
-    },
+    Row { file: PathBuf, line: u64, what: String },
     /// The template cannot be used with any row.
     #[error("chat template of {}: {what}", path.display())]
-    Template {
-        /// File.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
+    Template { path: PathBuf, what: String },
     /// The tokenizer cannot be used.
     #[error("tokenizer {}: {what}", path.display())]
-    Tokenizer {
-        /// File or folder.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
+    Tokenizer { path: PathBuf, what: String },
     /// The files have nothing to learn from.
     #[error("{what}")]
-    Nothing {
-        /// Which files, and why not.
-        what: String,
-    },
+    Nothing { what: String },
 }

@@ -62,9 +62,6 @@ fn encoded(tokenizer: &ChatTokenizer, row: &Row) -> Result<Encoded, String> {
 
 impl PairDataset {
     /// Reads, encodes and packs all rows into sequences of `seq_length` predictions, in the order of the packing.
-    ///
-    /// # Errors
-    /// See [`ChatError`].
     pub fn open(tokenizer: &ChatTokenizer, set: &PairSet, seq_length: usize) -> Result<(Self, ChatReport), ChatError> {
         let (mut all, mut report) = (Vec::new(), ChatReport::default());
         for file in &set.files {

@@ -60,9 +60,6 @@ struct Line<'a> {
 }
 
 /// Writes one JSON object per conversation. The output is complete or not there.
-///
-/// # Errors
-/// See [`ChatError`].
 pub fn preprocess_chat(options: &ChatPreprocess) -> Result<ChatPreprocessReport, ChatError> {
     let tokenizer = ChatTokenizer::open(&options.tokenizer, options.template.as_deref())?;
     let output = &options.output;

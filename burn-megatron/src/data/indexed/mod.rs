@@ -23,73 +23,31 @@ pub use writer::{IndexedSummary, IndexedWriter};
 
 /// Why a `.bin`/`.idx` pair cannot be read or written.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum IndexedError {
     /// The operating system refuses to read.
     #[error("cannot read {}: {cause}{}", path.display(), advice(Access::Read, cause))]
-    Read {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        cause: io::Error,
-    },
+    Read { path: PathBuf, cause: io::Error },
     /// The operating system refuses to write.
     #[error("cannot write {}: {cause}{}", path.display(), advice(Access::Write, cause))]
-    Write {
-        /// File or folder.
-        path: PathBuf,
-        /// Cause.
-        cause: io::Error,
-    },
+    Write { path: PathBuf, cause: io::Error },
     /// The index is truncated, inconsistent or not Megatron's.
     #[error("{}: byte {byte}: {what}", path.display())]
-    Index {
-        /// The `.idx` file.
-        path: PathBuf,
-        /// Where in it.
-        byte: usize,
-        /// What is wrong there.
-        what: String,
-    },
+    Index { path: PathBuf, byte: usize, what: String },
     /// The tokens do not belong to the index.
     #[error("{}: byte {}: the file ends there, the index describes {expected} bytes", path.display(), found)]
-    Tokens {
-        /// The `.bin` file.
-        path: PathBuf,
-        /// Bytes in the file.
-        found: usize,
-        /// Bytes by the index.
-        expected: usize,
-    },
+    Tokens { path: PathBuf, found: usize, expected: usize },
     /// A token id does not fit into the element type.
     #[error("{}: token id {value} does not fit into {dtype}", path.display())]
-    Value {
-        /// The `.bin` file.
-        path: PathBuf,
-        /// Token id.
-        value: i64,
-        /// Element type.
-        dtype: Dtype,
-    },
+    Value { path: PathBuf, value: i64, dtype: Dtype },
     /// Another program writes the same files.
     #[error(
         "{}: {owner} is writing it; wait for its end, or choose another output (the lock is {})", path.display(), lock.display()
     )]
-    Busy {
-        /// The `.bin` file.
-        path: PathBuf,
-        /// Who writes.
-        owner: String,
-        /// The lock file.
-        lock: PathBuf,
-    },
+    Busy { path: PathBuf, owner: String, lock: PathBuf },
     /// More tokens in one sequence than its 32 bit length can say.
     #[error("{}: a sequence of {length} tokens; at most {} are possible, split the document", path.display(), i32::MAX)]
-    TooLong {
-        /// The `.bin` file.
-        path: PathBuf,
-        /// Tokens in the sequence.
-        length: usize,
-    },
+    TooLong { path: PathBuf, length: usize },
 }
 
 impl IndexedError {

@@ -101,76 +101,33 @@ fn read(
 
 /// Why there is no masked dataset, or no sample of one.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum MaskedError {
     /// A tokenizer lacks a token.
     #[error("the vocabulary has no token {name}")]
-    Special {
-        /// Its name.
-        name: &'static str,
-    },
+    Special { name: &'static str },
     /// An option is out of range.
     #[error("{name} = {value}; nearest legal: {legal}")]
-    Option {
-        /// The option.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// What it may be.
-        legal: String,
-    },
+    Option { name: &'static str, value: String, legal: String },
     /// A sentence was made with another tokenizer.
     #[error("{path}: sequence {sentence} has token {token}; the vocabulary has 0 to {most}")]
-    Token {
-        /// The `.bin` file.
-        path: String,
-        /// Its sequence.
-        sentence: usize,
-        /// The token.
-        token: i64,
-        /// The largest one.
-        most: usize,
-    },
+    Token { path: String, sentence: usize, token: i64, most: usize },
     /// The file can no longer be read.
     #[error(transparent)]
     Indexed(#[from] IndexedError),
     /// Documents that the file does not have.
     #[error("{path}: documents {documents:?}; legal: within 0..{most}")]
-    Documents {
-        /// The `.bin` file.
-        path: String,
-        /// Those that were asked for.
-        documents: Range<usize>,
-        /// How many there are.
-        most: usize,
-    },
+    Documents { path: String, documents: Range<usize>, most: usize },
     /// The masked tokens of a sample are too many.
     #[error(
         "sample {index} needs {spans} sentinels and {tokens} tokens of output; there are {sentinels} sentinels and \
          decoder_seq_length = {length}"
     )]
-    Output {
-        /// Which sample.
-        index: usize,
-        /// Its masked spans.
-        spans: usize,
-        /// Its spans, their sentinels, and the token that begins or ends them.
-        tokens: usize,
-        /// Sentinels that there are.
-        sentinels: usize,
-        /// Tokens of the output that there may be.
-        length: usize,
-    },
+    Output { index: usize, spans: usize, tokens: usize, sentinels: usize, length: usize },
     /// No document makes a sample.
     #[error(
         "{path}: none of {documents} documents makes a sample: it needs at least {sentences} sentences, each a sequence of the \
          file, of at most 512 tokens"
     )]
-    Empty {
-        /// The `.bin` file.
-        path: String,
-        /// Documents that were asked for.
-        documents: usize,
-        /// Sentences that a sample needs.
-        sentences: usize,
-    },
+    Empty { path: String, documents: usize, sentences: usize },
 }

@@ -173,31 +173,17 @@ impl fmt::Display for Location {
 
 /// Why text cannot be prepared.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum PreprocessError {
     /// The operating system refuses to read.
     #[error("cannot read {}: {cause}{}", path.display(), advice(Access::Read, cause))]
-    Read {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        cause: io::Error,
-    },
+    Read { path: PathBuf, cause: io::Error },
     /// The operating system refuses to write.
     #[error("cannot write {}: {cause}{}", path.display(), advice(Access::Write, cause))]
-    Write {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        cause: io::Error,
-    },
+    Write { path: PathBuf, cause: io::Error },
     /// A document cannot be read.
     #[error("{location}: {what}")]
-    Document {
-        /// File and line.
-        location: Location,
-        /// What is wrong.
-        what: String,
-    },
+    Document { location: Location, what: String },
     /// The tokenizer cannot be loaded, made or saved.
     #[error("tokenizer: {0}")]
     Tokenizer(String),

@@ -100,9 +100,6 @@ fn check_ids(tokenizer: &Tokenizer, json: &Value) -> Result<(), String> {
 }
 
 /// The text of a file as a `tokenizer.json`, unchanged if it is one.
-///
-/// # Errors
-/// As [`read_tokenizer`].
 pub fn tokenizer_json(path: &Path) -> Result<Vec<u8>, TokenizerFileError> {
     let failed = TokenizerFileError;
     let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;

@@ -24,9 +24,6 @@ struct Mean {
 impl<M: CausalLm> RankEngine<M> {
     /// The log-probability under this model of every answer of a batch, by sequence; all ranks get all of them. The
     /// number of sequences may be any multiple of micro-batch times data-parallel size.
-    ///
-    /// # Errors
-    /// As [`eval_step`](Self::eval_step).
     pub fn log_probabilities(&mut self, batch: &TokenBatch) -> Result<Vec<Vec<f64>>, EngineError> {
         let plan = BatchPlan::from_global(batch.sequences, self.plan.micro, self.plan.data_parallel)?;
         check_sequence(self.rank.mesh.layout(), batch.seq)?;

@@ -42,17 +42,11 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// One optimizer step, given only the sequences that [`RankEngine::sequences_of_step`] names.
-    ///
-    /// # Errors
-    /// As [`RankEngine::train_step`].
     pub fn train_micro_batches(&mut self, micro_batches: &[TokenBatch]) -> Result<StepReport, EngineError> {
         self.train(micro_batches, &[])
     }
 
     /// One optimizer step of GRPO on completions, given the same sequences with what is known of each micro-batch.
-    ///
-    /// # Errors
-    /// As [`RankEngine::train_step`].
     ///
     /// # Panics
     /// Without [`EngineConfig::grpo`](crate::engine::EngineConfig::grpo), or if there is not one entry a micro-batch.

@@ -43,9 +43,6 @@ pub(in crate::learner) struct Division {
 
 impl Division {
     /// Divides `model` over the pipeline of `layout`.
-    ///
-    /// # Errors
-    /// See [`StagesError`].
     pub fn of<M: Stages>(model: &M, layout: &ParallelLayout, wanted: &Wanted) -> Result<Self, StagesError> {
         let spec = spec(layout, wanted)?;
         let (blocks, placement) = (model.blocks(), spec.placement());

@@ -128,9 +128,6 @@ pub fn convolution_gradients<E: Float>(
 
 /// The gradients of `x` (type `E`) and, in fp32, of the taps, `[features, kernel]`, and behind these of the bias,
 /// `[features]`, in [`forward`](super::forward), given that of `y`. Deterministic.
-///
-/// # Errors
-/// As [`forward`](super::forward).
 pub fn backward<E: Float>(
     client: &Client,
     inputs: Inputs,

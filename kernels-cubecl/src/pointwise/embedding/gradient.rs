@@ -172,9 +172,6 @@ pub fn backward<E: Float, T: Float>(
 }
 
 /// [`backward`] with another plan.
-///
-/// # Errors
-/// As [`backward`].
 #[allow(clippy::too_many_arguments)]
 pub fn backward_planned<E: Float, T: Float>(
     client: &Client,

@@ -176,9 +176,6 @@ fn cubes(wanted: u32, line: Line, shape: HeadsShape) -> u32 {
 
 /// The gradients of `x` (type `E`, to `x_gradient`) and of both weights (fp32 `[2, head_dim]`, to `weight_gradients`)
 /// in [`forward`](super::forward), given that of `y`. Deterministic.
-///
-/// # Errors
-/// As [`forward`](super::forward).
 pub fn backward<E: Float>(
     client: &Client,
     x: &Handle,

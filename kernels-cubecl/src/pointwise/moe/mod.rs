@@ -267,9 +267,6 @@ pub fn swiglu<E: Float>(
 }
 
 /// The gradients of `x` and of the factors in [`swiglu`], given that of `out`.
-///
-/// # Errors
-/// As [`swiglu`].
 pub fn swiglu_gradients<E: Float>(
     client: &Client,
     [x, factors, out_gradient]: [&Handle; 3],

@@ -210,9 +210,6 @@ pub struct Gradients<'a> {
 
 /// The gradients of `x` (type `E`) and of the weights (fp32) in [`forward`](super::forward), given that of `y`. `adds`,
 /// of the size of `x`, is added to the gradient of `x`, rounded like a separate addition. Deterministic.
-///
-/// # Errors
-/// As [`forward`](super::forward).
 #[allow(clippy::too_many_arguments)]
 pub fn backward<E: Float>(
     client: &Client,
@@ -230,9 +227,6 @@ pub fn backward<E: Float>(
 }
 
 /// [`backward`] with another plan, which must fit the rows.
-///
-/// # Errors
-/// As [`forward`](super::forward).
 #[allow(clippy::too_many_arguments)]
 pub fn backward_planned<E: Float>(
     client: &Client,

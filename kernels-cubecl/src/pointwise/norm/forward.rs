@@ -229,9 +229,6 @@ pub fn forward<E: Float>(
 }
 
 /// [`forward`] with another plan, which must fit the rows.
-///
-/// # Errors
-/// As [`forward`].
 #[allow(clippy::too_many_arguments)]
 pub fn forward_planned<E: Float>(
     client: &Client,

@@ -202,9 +202,6 @@ pub fn add_features<E: Float>(
 }
 
 /// The features `of` of `x [s, b, width]` from the sum of two tensors by head; other features stay as they are.
-///
-/// # Errors
-/// As [`arrange`].
 pub fn add<E: Float>(
     client: &Client,
     [a, b]: [&Handle; 2],

@@ -193,9 +193,6 @@ pub struct CombineInputs<'a> {
 
 /// The gradient of x, the first features of `x_gradient [s, b, x B C]`, and sums `[b, c, h, l]` over a head's features:
 /// of x with `taken`, of `dy` with `before`, and of `dy` with x. Those of padding are not written.
-///
-/// # Errors
-/// As [`forward`].
 pub fn backward<E: Float>(
     client: &Client,
     inputs: CombineInputs,

@@ -149,9 +149,6 @@ pub fn states_in_front_gradients<E: Float>(
 
 /// The gradients of what chunks add, of type `E`, and of the shares that chunks leave, in parts of sums over the state
 /// (`along`, fp32, [`SsdShape::parts`] times `[b, c, h]`), from that of the states in front of chunks, fp32.
-///
-/// # Errors
-/// As [`forward`].
 pub fn backward<E: Float>(
     client: &Client,
     [in_front, gradient, since]: [&Handle; 3],

@@ -71,9 +71,6 @@ pub struct GatedDeltaNet {
 
 impl GatedDeltaNet {
     /// A layer under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &GatedDeltaConfig) -> Result<Self, BuildError> {
         let GatedDeltaConfig { hidden, key_heads, value_heads, key_dim, value_dim, kernel, .. } = *config;
         let (ranks, [keys, _, values]) = (params.place().size, config.features());

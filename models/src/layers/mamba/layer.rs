@@ -88,9 +88,6 @@ pub struct Mamba2Mixer {
 
 impl Mamba2Mixer {
     /// A layer under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &Mamba2MixerConfig) -> Result<Self, BuildError> {
         let Mamba2MixerConfig { hidden, heads, head_dim, groups, state, kernel, .. } = *config;
         let (place, inner) = (params.place(), config.inner());

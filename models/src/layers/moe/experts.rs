@@ -81,9 +81,6 @@ pub(super) struct Experts {
 
 impl Experts {
     /// The rank's experts under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
         let MoeConfig { hidden, intermediate, experts, input, output, .. } = *config;
         let (etp, own) = (params.experts().etp, params.experts().local(experts));

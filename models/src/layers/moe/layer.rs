@@ -40,9 +40,6 @@ pub struct MoeLayer {
 impl MoeLayer {
     /// A layer under the global name `name`, in the layer that [`ParamBuilder::begin`] began.
     ///
-    /// # Errors
-    /// See [`BuildError`].
-    ///
     /// # Panics
     /// If the ranks do not divide experts or their features; models check that before.
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {

@@ -65,9 +65,6 @@ pub(super) struct Routing {
 
 impl Router {
     /// A router under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
         let MoeConfig { hidden, experts, kind, router, capacity, input, .. } = *config;
         // Every rank of a tensor parallel group routes other tokens.

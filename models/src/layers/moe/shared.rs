@@ -21,9 +21,6 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Shared experts under the global name `name`.
-    ///
-    /// # Errors
-    /// See [`BuildError`].
     pub fn new(
         params: &mut ParamBuilder,
         name: &str,

@@ -64,9 +64,6 @@ impl RangeTable {
     }
 
     /// Unpacks the beginning of `packed` into the ranges of `buffer`.
-    ///
-    /// # Panics
-    /// As [`RangeTable::collect`].
     pub fn distribute(&self, packed: &Buffer, buffer: &Buffer) {
         self.copy(packed, buffer, [&self.packed_starts, &self.spread], [self.ends[1], self.ends[0]]);
     }

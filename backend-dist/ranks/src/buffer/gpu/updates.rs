@@ -127,9 +127,6 @@ pub fn split_masters(values: Tensor<1>, weight: &Buffer, remainder: &Buffer) {
 }
 
 /// The `f32` values of `bf16` weights and their remainders, in memory of their own.
-///
-/// # Panics
-/// As [`split_masters`].
 pub fn join_masters(weight: &Buffer, remainder: &Buffer) -> Tensor<1> {
     let len = weight.len();
     let (client, device) = (weight.0.client.clone(), weight.0.device.clone());
