@@ -3,6 +3,7 @@
 
 mod clip;
 mod flat;
+pub mod overlapped;
 mod placed;
 
 use std::collections::HashMap;
@@ -14,8 +15,7 @@ use burn::tensor::Tensor;
 use crate::collective::all_reduce;
 use crate::comm::{Group, ReduceOp};
 pub use clip::clip_grad_norm;
-use flat::put_back;
-pub use flat::{FlatGrad, dtypes, into_grads, split, take_used};
+pub use flat::{FlatGrad, dtypes, put_back, split, take_used};
 pub use placed::place_gradients;
 
 /// Replaces every gradient by its mean over `group`.
