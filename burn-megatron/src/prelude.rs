@@ -16,7 +16,8 @@ pub use crate::engine::{AnomalyAction, AnomalyConfig, EngineConfig, LossMean};
 pub use crate::generate::{GenerateOptions, Sampling, generate};
 pub use crate::learner::{
     Activation, CheckpointOptions, Description, ExitOptions, Faults, LogOptions, MegatronStrategy, MeshStrategy, Part,
-    Pretraining, RestartOptions, Resume, Stages, StagesStrategy, global_weights, loss_over,
+    Pretraining, ProcessesStrategy, RestartOptions, Resume, Sendable, Stages, StagesStrategy, global_weights,
+    loss_over,
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};

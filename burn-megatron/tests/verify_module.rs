@@ -87,6 +87,17 @@ fn an_encoder_trains_over_ranks_as_on_one_device() {
     assert!(report.worst().all(|(_, worst)| worst.relative <= 1e-10));
 }
 
+#[test]
+fn gradients_that_are_reduced_during_the_backward_pass_train_as_one_device() {
+    let overlapped =
+        layouts(&["DP2", "DP4", "DP2 ZeRO1", "DP4 ZeRO2", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 SP DP2 ZeRO2"]);
+    for optimizer in [adamw as fn() -> ModuleOptimizer, muon] {
+        let proof = Proof::default().optimizer(optimizer).overlap_grad_reduce();
+        let make_model = |device: &Device| Classifier::new(device, 0.0);
+        proven(verify_module_as(make_model, Classifier::loss, &overlapped, &proof), overlapped.len());
+    }
+}
+
 /// Layouts of tensor, sequence and data parallelism on 2 and 4 ranks.
 const SHARDED: [&str; 8] =
     ["TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 SP DP2 ZeRO3"];

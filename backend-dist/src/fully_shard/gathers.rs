@@ -156,8 +156,11 @@ impl Gathers {
             return self.start(index, base).wait();
         }
         if state.is_backward != backward {
+            // A block that runs again in a backward pass goes forward in between.
             state.is_backward = backward;
             state.coming.clear();
+            state.forward.interrupt();
+            state.backward.interrupt();
         }
         let sequence = if backward { &mut state.backward } else { &mut state.forward };
         if !sequence.follow(index) {

@@ -102,7 +102,12 @@ pub struct FullyShard {
 impl FullyShard {
     /// Decides who owns which parameter of `module`, the same on every rank.
     pub fn new<M: Module>(module: &M, group: &Group, units: &Units) -> Self {
-        let found = units::Find::of(module, units);
+        Self::of_some(module, group, units, |_| true)
+    }
+
+    /// [`new`](Self::new) of the parameters `of`; the others stay whole.
+    pub fn of_some<M: Module>(module: &M, group: &Group, units: &Units, of: impl Fn(ParamId) -> bool) -> Self {
+        let found = units::Find::of(module, units, &of);
         let owners = Owners::of_found(&found, group.size());
         let indices = found.paths;
         let params = found.params.into_iter().map(|param| gathers::Gathered {

@@ -23,7 +23,7 @@ impl Owners {
 
     /// Assigns the parameters of `module` that [`fully_shard`](super::fully_shard) shards to `ranks` ranks.
     pub fn of_units<M: Module>(module: &M, ranks: usize, units: &Units) -> Self {
-        Self::of_found(&Find::of(module, units), ranks)
+        Self::of_found(&Find::of(module, units, &|_| true), ranks)
     }
 
     /// Assigns the parameters that were found to `ranks` ranks.

@@ -20,6 +20,11 @@ impl Sequence {
         (self.at, self.started) = (0, 0);
     }
 
+    /// What was started and not used is thrown away.
+    pub fn interrupt(&mut self) {
+        self.started = self.at;
+    }
+
     /// The pass uses `index`. Returns whether that was expected; if not, nothing is known of what follows.
     pub fn follow(&mut self, index: usize) -> bool {
         if self.is_known && self.uses.get(self.at) == Some(&index) {
@@ -86,6 +91,16 @@ mod tests {
         let mut sequence = Sequence::default();
         pass(&mut sequence, &[0, 2, 0]);
         assert_eq!(pass(&mut sequence, &[0, 2, 0]), [(true, vec![2]), (true, vec![0]), (true, vec![])]);
+    }
+
+    #[test]
+    fn what_was_thrown_away_is_started_again() {
+        let mut sequence = Sequence::default();
+        pass(&mut sequence, &[0, 1, 2, 3]);
+        assert_eq!(pass(&mut sequence, &[0]), [(true, vec![1, 2, 3])]);
+        sequence.interrupt();
+        assert!(sequence.follow(1));
+        assert_eq!(sequence.ahead(unit), [2, 3]);
     }
 
     #[test]

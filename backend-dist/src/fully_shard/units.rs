@@ -74,6 +74,7 @@ impl Default for Units {
 /// The parameters of a module that are sharded, in the order in which the module visits them.
 pub(super) struct Find<'a> {
     units: &'a Units,
+    of: &'a dyn Fn(ParamId) -> bool,
     /// Every rank has its own.
     states: HashSet<ParamId>,
     path: Vec<String>,
@@ -94,11 +95,11 @@ pub(super) struct Found {
 }
 
 impl<'a> Find<'a> {
-    /// What there is to shard in `module`.
-    pub fn of<M: Module>(module: &M, units: &'a Units) -> Self {
+    /// What there is to shard of the parameters `of` in `module`.
+    pub fn of<M: Module>(module: &M, units: &'a Units, of: &'a dyn Fn(ParamId) -> bool) -> Self {
         let states = running_states(module);
         let (path, names, params, paths) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
-        let mut found = Self { units, states, path, names, params, paths };
+        let mut found = Self { units, of, states, path, names, params, paths };
         module.visit(&mut found);
         found
     }
@@ -116,7 +117,8 @@ impl ModuleVisitor for Find<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let length = param.lazy_shape().num_elements();
         // A tensor without elements has nothing to share out.
-        if length < self.units.keep_below.max(1) || D == 0 || self.states.contains(&param.id) {
+        let is_small = length < self.units.keep_below.max(1) || D == 0;
+        if is_small || self.states.contains(&param.id) || !(self.of)(param.id) {
             return;
         }
         let path = self.path.join(".");

@@ -27,6 +27,26 @@ impl FlatGrad {
     pub fn value(&self) -> Tensor<1> {
         self.grad.clone().unwrap_or_else(|| Tensor::zeros([self.length], (&self.device, self.dtype)))
     }
+
+    /// Whether this rank used the parameter.
+    pub(super) fn is_used(&self) -> bool {
+        self.grad.is_some()
+    }
+
+    /// Adds to the gradient.
+    pub(super) fn add(&mut self, grad: Tensor<1>) {
+        self.grad = Some(match self.grad.take() {
+            Some(earlier) => earlier + grad,
+            None => grad,
+        });
+    }
+
+    /// [`value`](Self::value), of which nothing stays here.
+    pub(super) fn take(&mut self) -> Tensor<1> {
+        let value = self.value();
+        self.grad = None;
+        value
+    }
 }
 
 /// Takes the gradients of every parameter `of` which some rank of `group` used out of `grads`, in visiting order, the
@@ -37,16 +57,23 @@ pub fn take_used<M: Module>(
     group: &Group,
     of: impl Fn(ParamId) -> bool,
 ) -> Vec<FlatGrad> {
-    let mut local = Flatten { grads, of: &of, seen: HashSet::new(), params: Vec::new() };
-    module.visit(&mut local);
-    let used = used_anywhere(&local.params, group);
-    local.params.into_iter().zip(used).filter_map(|(param, used)| used.then_some(param)).collect()
+    let params = take(module, grads, of);
+    let used = used_anywhere(params.iter().map(FlatGrad::is_used).collect(), group);
+    params.into_iter().zip(used).filter_map(|(param, used)| used.then_some(param)).collect()
 }
 
-fn used_anywhere(params: &[FlatGrad], group: &Group) -> Vec<bool> {
-    let here: Vec<bool> = params.iter().map(|param| param.grad.is_some()).collect();
+/// Takes the gradients of the parameters `of` out of `grads`, in visiting order.
+pub(super) fn take<M: Module>(module: &M, grads: &mut GradientsParams, of: impl Fn(ParamId) -> bool) -> Vec<FlatGrad> {
+    let mut local = Flatten { grads, of: &of, seen: HashSet::new(), params: Vec::new() };
+    module.visit(&mut local);
+    local.params
+}
+
+/// Which parameters some rank of `group` used, of those that each rank did.
+pub(super) fn used_anywhere(here: Vec<bool>, group: &Group) -> Vec<bool> {
+    let params = here.len();
     let ranks = group.all_gather_host(here);
-    (0..params.len()).map(|index| ranks.iter().any(|rank| rank[index])).collect()
+    (0..params).map(|index| ranks.iter().any(|rank| rank[index])).collect()
 }
 
 /// The number types in order of first use, the same on every rank.
@@ -72,17 +99,8 @@ pub fn split(bucket: &Tensor<1>, params: &[&FlatGrad]) -> Vec<(ParamId, Tensor<1
         .collect()
 }
 
-/// Flat values as gradients in the shapes of the module's parameters.
-pub fn into_grads<M: Module>(module: &M, values: HashMap<ParamId, Tensor<1>>) -> GradientsParams {
-    put_back(module, values, GradientsParams::new())
-}
-
 /// Adds flat values to `grads` in the shapes of the module's parameters.
-pub(super) fn put_back<M: Module>(
-    module: &M,
-    values: HashMap<ParamId, Tensor<1>>,
-    grads: GradientsParams,
-) -> GradientsParams {
+pub fn put_back<M: Module>(module: &M, values: HashMap<ParamId, Tensor<1>>, grads: GradientsParams) -> GradientsParams {
     let mut restore = Restore { values, grads };
     module.visit(&mut restore);
     restore.grads

@@ -3,6 +3,7 @@
 
 mod clip;
 mod flat;
+pub mod overlapped;
 mod placed;
 
 use std::collections::HashMap;
@@ -12,8 +13,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 pub use clip::clip_grad_norm;
-use flat::put_back;
-pub use flat::{FlatGrad, dtypes, into_grads, split, take_used};
+pub use flat::{FlatGrad, dtypes, put_back, split, take_used};
 pub use placed::place_gradients;
 use ranks::collective::all_reduce;
 use ranks::comm::{Group, ReduceOp};

@@ -34,6 +34,8 @@ pub(super) struct DataParallel<M> {
     pub devices: Vec<Device>,
     /// ZeRO stage: 0 to 3.
     pub zero: u8,
+    /// Whether gradients are reduced during the backward pass.
+    pub overlap: bool,
     /// What stage 3 gathers together.
     pub units: Units,
     /// How each data-parallel rank is several ranks.
@@ -58,7 +60,9 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
         starting_epoch: usize,
     ) -> Fitted<M> {
         let together = Together::join(&self.mesh(), &components, (&train, &valid)).and_then(|together| {
-            together.check_pipelines()?;
+            if self.pipeline.as_ref().is_some_and(|pipeline| !pipeline.crosses_processes()) {
+                together.check_pipelines()?;
+            }
             let devices = self.training_devices(&learner, together.processes());
             let devices = together.processes().attempt(|| devices)?;
             Ok((together, devices))
@@ -210,7 +214,8 @@ impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
         let (devices, tensor, autocast, max_grad_norm, pipeline) = (Vec::new(), None, None, None, None);
-        Self { ranks, devices, zero, units, tensor, autocast, sync_batch_norm: false, max_grad_norm, pipeline }
+        let (overlap, sync_batch_norm) = (false, false);
+        Self { ranks, devices, zero, overlap, units, tensor, autocast, sync_batch_norm, max_grad_norm, pipeline }
     }
 
     /// Whether a data-parallel rank computes on logical devices.
@@ -241,12 +246,13 @@ impl<M: LearnerModel> DataParallel<M> {
         let model = learner.model();
         let states = if self.ranks > 1 { running_states(&model) } else { HashSet::new() };
         let owners = match self.zero {
-            0 if states.is_empty() && self.tensor.is_none() => return None,
+            0 if states.is_empty() && self.tensor.is_none() && !self.overlap => return None,
             0 => Owners::of(&model, 1),
             3 => Owners::of_units(&model, self.ranks, &self.units),
             _ => Owners::of(&model, self.ranks),
         };
-        Some(Zero { stage: self.zero, owners: owners.into(), units: self.units.clone(), states: states.into() })
+        let (stage, overlap, units) = (self.zero, self.overlap, self.units.clone());
+        Some(Zero { stage, owners: owners.into(), overlap, units, states: states.into() })
     }
 
     /// A learner for every rank. With ZeRO, whoever has `resumed` from a checkpoint gets the states that it owns.

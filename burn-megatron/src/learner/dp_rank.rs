@@ -1,8 +1,9 @@
 //! One rank's model and optimizer, whole or with ZeRO.
 
+mod own;
+
 use backend_dist::comm::Group;
-use backend_dist::fully_shard::FullyShard;
-use backend_dist::gradients::{average_gradients, clip_grad_norm, place_gradients};
+use backend_dist::gradients::{average_gradients, clip_grad_norm};
 use backend_dist::launch::BoxError;
 use backend_dist::local::Recent;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -11,8 +12,10 @@ use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{InferenceStep, Learner, LearnerModel, TrainOutput, TrainStep};
 
+use own::Own;
+
 use super::processes::gather_to_first;
-use super::states::{average_states, with_own_states};
+use super::states::average_states;
 use super::tensor_parallel::Placing;
 use super::zero::records::{join, optimizer_record};
 use super::zero::{Zero, reduce_to_owners, share_parameters, with_stepped};
@@ -30,14 +33,6 @@ pub(super) struct DpRank<M: LearnerModel> {
     max_grad_norm: Option<f64>,
     /// Of a model on a logical device: the group along whose axis its parameters are sharded.
     within: Option<Group>,
-}
-
-/// A model of the rank's own: with ZeRO, and for modules with running states, which the learners' clones share.
-struct Own<M> {
-    zero: Zero,
-    /// Of stage 3 its parameters are on their owners.
-    model: M,
-    shards: Option<FullyShard>,
 }
 
 /// Where the learner's copies of parameters that it never steps cost no accelerator memory. A parameter that it steps
@@ -58,24 +53,7 @@ impl<M: LearnerModel> DpRank<M> {
         group: &Group,
         placing: Option<&Placing<M>>,
     ) -> Result<Self, BoxError> {
-        // Forks have leaves of their own: graphs of different threads must not share a node.
-        let own = |zero: Zero| {
-            let model = if zero.states.is_empty() { learner.model() } else { with_own_states(&learner.model()) };
-            let model = match placing {
-                Some(placing) => placing.place(model, device)?,
-                None => model,
-            };
-            if zero.stage < 3 {
-                return Ok(Own { zero, model: model.fork(device), shards: None });
-            }
-            let shards = FullyShard::new(&model, group, &zero.units);
-            let shards = if placing.is_some() { shards } else { shards.on(device) };
-            // Records are put together for rank 0.
-            shards.record_on(0);
-            let model = shards.shard(model).fork(device);
-            Ok::<_, BoxError>(Own { zero, model, shards: Some(shards) })
-        };
-        let own = zero.map(own).transpose()?;
+        let own = zero.map(|zero| Own::new(zero, learner.model(), device, group, placing)).transpose()?;
         match own {
             None => learner.fork(device),
             Some(_) => learner.fork(&host()),
@@ -94,8 +72,10 @@ impl<M: LearnerModel> DpRank<M> {
     /// The gradients of a step that this rank has, clipped if they are to be.
     fn clipped(&self, model: &M, grads: GradientsParams) -> GradientsParams {
         let Some(max_norm) = self.max_grad_norm else { return grads };
+        if let Some(shards) = self.own.as_ref().and_then(Own::shards) {
+            return shards.clip_grad_norm(model, grads, max_norm).0;
+        }
         match &self.own {
-            Some(Own { shards: Some(shards), .. }) => shards.clip_grad_norm(model, grads, max_norm).0,
             Some(Own { zero, .. }) if zero.stage > 0 => {
                 let counts = |id| zero.owners.owner(id) == Some(self.group.rank());
                 clip_grad_norm(model, grads, max_norm, counts, &[&self.group]).0
@@ -107,7 +87,7 @@ impl<M: LearnerModel> DpRank<M> {
 
     /// Whether a forward pass is a collective.
     pub fn is_fully_sharded(&self) -> bool {
-        self.own.as_ref().is_some_and(|own| own.shards.is_some())
+        self.own.as_ref().is_some_and(|own| own.shards().is_some())
     }
 
     /// The current model, of which this rank may hold shards.
@@ -128,15 +108,19 @@ impl<M: LearnerModel> DpRank<M> {
         }
     }
 
-    /// The model's forward and backward pass on one batch. What is left of it on a logical device is whole, but for the
-    /// gradients, which are where their parameters are: whoever reads it needs no other rank.
-    pub fn train_step(&self, batch: <M as TrainStep>::Input) -> TrainOutput<<M as TrainStep>::Output> {
-        let Some(within) = &self.within else { return self.forward_backward(batch) };
+    /// The model's forward and backward pass on one batch, the last of a step or not. What is left of it on a logical
+    /// device is whole, but for the gradients, which are where their parameters are: whoever reads it needs no other rank.
+    pub fn train_step(
+        &mut self,
+        batch: <M as TrainStep>::Input,
+        is_last: bool,
+    ) -> TrainOutput<<M as TrainStep>::Output> {
         let recent = Recent::on(&self.device);
-        let mut output = self.forward_backward(batch);
-        let model = self.model();
-        output.grads = place_gradients(&model, output.grads, within);
-        recent.make_whole(&model, &output.grads);
+        let output = match &mut self.own {
+            None => self.learner.train_step(batch),
+            Some(own) => own.pass(batch, is_last, &mut self.accumulator, self.within.as_ref()),
+        };
+        recent.make_whole(&self.model(), &output.grads);
         output
     }
 
@@ -148,24 +132,13 @@ impl<M: LearnerModel> DpRank<M> {
         output
     }
 
-    fn forward_backward(&self, batch: <M as TrainStep>::Input) -> TrainOutput<<M as TrainStep>::Output> {
-        match &self.own {
-            None => self.learner.train_step(batch),
-            Some(Own { model, shards: None, .. }) => TrainStep::step(model, batch),
-            Some(Own { model, shards: Some(shards), .. }) => {
-                shards.begin_pass(model);
-                let mut output = TrainStep::step(model, batch);
-                output.grads = shards.end_pass(model, output.grads);
-                output
-            }
-        }
-    }
-
     /// Adds the gradients of a micro-step. Every rank must call it.
     pub fn accumulate(&mut self, grads: GradientsParams) {
         let model = self.model();
         let grads = match &self.own {
-            Some(Own { zero, .. }) if zero.stage == 2 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
+            Some(Own { zero, is_reduced: false, .. }) if zero.stage == 2 => {
+                reduce_to_owners(&model, grads, &zero.owners, &self.group)
+            }
             _ => grads,
         };
         self.accumulator.accumulate(&model, grads);
@@ -176,28 +149,24 @@ impl<M: LearnerModel> DpRank<M> {
         let model = self.model();
         let grads = self.accumulator.grads();
         self.learner.lr_step();
+        let is_reduced = self.own.as_mut().is_some_and(|own| std::mem::take(&mut own.is_reduced));
         let grads = match self.own.as_ref().map(|own| &own.zero) {
-            None => average_gradients(&model, grads, &self.group),
-            Some(zero) => match zero.stage {
-                0 => average_gradients(&model, grads, &self.group),
-                1 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
-                _ => grads,
-            },
+            Some(zero) if is_reduced || zero.stage > 1 => grads,
+            Some(zero) if zero.stage == 1 => reduce_to_owners(&model, grads, &zero.owners, &self.group),
+            _ => average_gradients(&model, grads, &self.group),
         };
         let grads = self.clipped(&model, grads);
         self.learner.optimizer_step(grads);
-        let Some(Own { zero, model: current, shards }) = &mut self.own else { return };
-        if let Some(shards) = shards {
-            let owners = shards.owners();
-            let rank = self.group.rank();
-            let is_own = |id| owners.owner(id).is_none_or(|owner| owner == rank);
-            *current = with_stepped(model, &self.learner.model(), &self.device, is_own);
-            return;
-        }
-        let stepped = self.learner.model();
-        *current = match zero.stage {
-            0 => with_stepped(model, &stepped, &self.device, |_| true),
-            _ => share_parameters(model, &stepped, &zero.owners, &self.group),
+        let Some(own) = &mut self.own else { return };
+        let (stepped, rank) = (self.learner.model(), self.group.rank());
+        own.model = match (own.shards(), own.zero.stage) {
+            (Some(shards), _) => {
+                let owners = shards.owners();
+                let is_own = |id| owners.owner(id).is_none_or(|owner| owner == rank);
+                with_stepped(model, &stepped, &self.device, is_own)
+            }
+            (None, 0) => with_stepped(model, &stepped, &self.device, |_| true),
+            (None, _) => share_parameters(model, &stepped, &own.zero.owners, &self.group),
         };
     }
 
@@ -267,7 +236,13 @@ impl<M: LearnerModel> DpRank<M> {
         if !self.is_fully_sharded() {
             // A logical device ends with its rank.
             let is_read = self.within.is_some() && self.group.rank() == 0;
-            return if is_read { self.model().fork(&host()) } else { self.model() };
+            let model = match &self.own {
+                Some(own) if own.has_hooks() => {
+                    self.learner.model().fork(&self.device).load_record(own.model.clone().into_record())
+                }
+                _ => self.model(),
+            };
+            return if is_read { model.fork(&host()) } else { model };
         }
         let record = self.model().into_record();
         let model = self.learner.model();

@@ -36,10 +36,11 @@ pub struct MeshStrategy {
     pub(super) plan: Plan,
     pub(super) devices: Vec<Device>,
     pub(super) micro_batches: Option<usize>,
-    units: Units,
+    pub(super) units: Units,
     pub(super) autocast: Option<FloatDType>,
     pub(super) max_grad_norm: Option<f64>,
     pub(super) sync_batch_norm: bool,
+    pub(super) overlap: bool,
     pub(super) schedule: Option<ScheduleKind>,
     pub(super) recompute: Recompute,
 }
@@ -55,6 +56,7 @@ impl MeshStrategy {
             autocast: None,
             max_grad_norm: None,
             sync_batch_norm: false,
+            overlap: false,
             schedule: None,
             recompute: Recompute::default(),
         }
@@ -103,6 +105,15 @@ impl MeshStrategy {
         self
     }
 
+    /// Reduces gradients over data-parallel ranks in buckets, each as soon as the backward pass has its gradients, as
+    /// Megatron-LM's `--overlap-grad-reduce` and PyTorch's `DistributedDataParallel`: with ZeRO 0 and 1 in the last
+    /// micro-batch of a step, with ZeRO 2 in every one. The gradients are the same bits on CPU ranks, where it gains nothing.
+    /// A step must have one backward pass.
+    pub fn overlap_grad_reduce(mut self) -> Self {
+        self.overlap = true;
+        self
+    }
+
     /// Normalizes batches of `nn::BatchNorm` by the statistics of all data-parallel ranks in training, as PyTorch's
     /// `SyncBatchNorm`: ranks compute what one device does with all their samples. Running statistics are equal on all
     /// ranks. A step must have one backward pass.
@@ -134,7 +145,9 @@ impl MeshStrategy {
     ///   of the others are in host memory, once for all ranks.
     /// - Random numbers, as of dropout, follow from the epoch, the data-parallel rank, the micro-batch and the block: they
     ///   are the same in every pipeline, and with recomputation.
-    /// - ZeRO is that of [`zero_on`](super::MegatronStrategy::zero_on), 0 or 1, among the ranks with the same stages.
+    /// - ZeRO is that of [`zero_on`](super::MegatronStrategy::zero_on), 0 to 3, among the ranks with the same stages. From 2
+    ///   on gradients are reduced after each backward pass of a stage, and only their owners keep sums. With 3 a pass gathers
+    ///   the values of its stage; those of [`Part::Tied`](super::Part::Tied) stay whole.
     /// - The ranks of a pipeline are threads of one process, next to each other (Megatron-LM's
     ///   `--use-tp-pp-dp-mapping`), and activations go from rank to rank through host memory.
     pub fn stages(self) -> StagesStrategy {
@@ -160,6 +173,13 @@ impl MeshStrategy {
             return Err(format!(
                 "layout {layout} has {ranks} ranks{each}, and there are {given} devices; nearest legal: {here}"
             ));
+        }
+        if self.overlap && (layout.dp < 2 || layout.zero > 2) {
+            let why = match layout.zero {
+                0..=2 => "no other rank has gradients of the same parameters",
+                _ => "ZeRO 3 reduces gradients during the backward pass by itself",
+            };
+            return Err(format!("overlap_grad_reduce with layout {layout}: {why}; nearest legal: without it"));
         }
         if *micro_batches == Some(0) {
             return Err("micro_batches 0: a step takes at least 1 batch; nearest legal: 1".into());
@@ -205,15 +225,15 @@ pub(crate) fn for_any_module(layout: &ParallelLayout) -> Result<(), String> {
 
 /// Refuses what is not for a model of stages.
 pub(crate) fn for_stages(layout: &ParallelLayout) -> Result<(), String> {
-    let zero = if layout.dp > 1 { layout.zero.min(1) } else { 0 };
+    let zero = if layout.dp > 1 { layout.zero.min(3) } else { 0 };
     let ParallelLayout { tp, sp, pp, vpp, dp, .. } = *layout;
     let nearest = ParallelLayout { tp, sp: sp && tp > 1, pp, vpp, dp, zero, ..ParallelLayout::default() };
     if *layout == nearest {
         return Ok(());
     }
     Err(format!(
-        "layout {layout}: a model of stages can have pipeline, tensor, sequence and data parallelism with ZeRO 0 and 1; nearest \
-         legal: {nearest}"
+        "layout {layout}: a model of stages can have pipeline, tensor, sequence and data parallelism with ZeRO 0 to 3 over all \
+         data-parallel ranks; nearest legal: {nearest}"
     ))
 }
 
@@ -251,14 +271,15 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             let failure = Some(Failure { rank: 0, message });
             return Fitted { model: learner.model(), processor: components.event_processor, failure };
         }
-        let MeshStrategy { layout, devices, micro_batches, units, autocast, sync_batch_norm, max_grad_norm, .. } =
-            self.strategy.clone();
+        let strategy = self.strategy.clone();
+        let MeshStrategy { layout, devices, micro_batches, units, autocast, max_grad_norm, .. } = strategy;
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),
             autocast,
-            sync_batch_norm,
+            sync_batch_norm: self.strategy.sync_batch_norm,
+            overlap: self.strategy.overlap,
             max_grad_norm,
             ..DataParallel::new(layout.dp, layout.zero, units)
         };

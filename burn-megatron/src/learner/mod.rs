@@ -58,7 +58,7 @@ pub(crate) use model_parallel::{Tracer, Tracing};
 pub(crate) use module_steps::{ModuleSteps, ModuleTrace, Named};
 use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
-pub use stages::{Activation, Part, Stages, StagesError, StagesStrategy, TrainBatch};
+pub use stages::{Activation, Part, ProcessesStrategy, Sendable, Stages, StagesError, StagesStrategy, TrainBatch};
 pub(crate) use stages_steps::StagesSteps;
 pub use t5::{T5Batch, T5Training};
 

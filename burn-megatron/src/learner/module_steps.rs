@@ -12,7 +12,7 @@ use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::parallelize::Plan;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, ExecutionError, Tensor};
 use burn::train::metric::ItemLazy;
@@ -50,6 +50,8 @@ pub(crate) struct ModuleSteps<M> {
     pub items: usize,
     /// Makes the optimizer.
     pub optimizer: fn() -> ModuleOptimizer,
+    /// Whether ZeRO 0 to 2 reduces gradients during the backward pass.
+    pub overlap: bool,
 }
 
 impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
@@ -76,7 +78,7 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         // Small modules are sharded too, or nothing would be tested.
         let units = Units::auto().keep_below(2);
         let (ranks, tensor) = (layout.dp, TensorParallel::new(layout, plan, false));
-        let strategy = DataParallel { tensor, ..DataParallel::new(ranks, layout.zero, units) };
+        let strategy = DataParallel { tensor, overlap: self.overlap, ..DataParallel::new(ranks, layout.zero, units) };
         let device = strategy.training_device(host());
         let mut learner = self.learner(module);
         learner.fork(&device);
@@ -94,7 +96,7 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
             let mut dp_rank = DpRank::new(learner, device, zero.clone(), &dp, placing.as_ref())?;
             let mut losses = Vec::new();
             for step in 0..self.steps {
-                let output = dp_rank.train_step((self.items_of(step, dp.rank(), ranks), device.clone()));
+                let output = dp_rank.train_step((self.items_of(step, dp.rank(), ranks), device.clone()), true);
                 losses.push(output.item.0);
                 dp_rank.accumulate(output.grads);
                 dp_rank.step();
@@ -168,7 +170,7 @@ impl<M> fmt::Debug for Notes<M> {
 
 impl<M: Module + ModuleDisplay> Probe<M> {
     fn trace(&self, losses: Vec<f64>) -> ModuleTrace {
-        ModuleTrace { losses, gradients: self.notes.notebook.take(), parameters: named(&self.module, None) }
+        ModuleTrace { losses, gradients: self.notes.notebook.take(), parameters: named(&self.module, None, |_| true) }
     }
 }
 
@@ -192,7 +194,7 @@ impl<M: Module + ModuleDisplay> TrainStep for Probe<M> {
     }
 
     fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, grads: GradientsParams) -> Self {
-        self.notes.notebook.note(named(&self.module, Some(&grads)));
+        self.notes.notebook.note(named(&self.module, Some(&grads), |_| true));
         optimizer.step(rate, self, grads)
     }
 }
@@ -213,15 +215,16 @@ pub(super) fn number(loss: &Tensor<1>) -> f64 {
     value
 }
 
-/// The gradients of `module`, or its values.
-pub(super) fn named<M: Module>(module: &M, grads: Option<&GradientsParams>) -> Named {
-    let mut collect = Collect { path: Vec::new(), grads, found: Named::new() };
+/// Of the parameters `of` of `module` the gradients, or the values.
+pub(super) fn named<M: Module>(module: &M, grads: Option<&GradientsParams>, of: impl Fn(ParamId) -> bool) -> Named {
+    let mut collect = Collect { path: Vec::new(), of: &of, grads, found: Named::new() };
     module.visit(&mut collect);
     collect.found
 }
 
 struct Collect<'a> {
     path: Vec<String>,
+    of: &'a dyn Fn(ParamId) -> bool,
     grads: Option<&'a GradientsParams>,
     found: Named,
 }
@@ -240,7 +243,7 @@ impl ModuleVisitor for Collect<'_> {
             Some(grads) => grads.get::<D>(param.id),
             None => Some(param.val()),
         };
-        if let Some(tensor) = tensor {
+        if let Some(tensor) = tensor.filter(|_| (self.of)(param.id)) {
             self.found.insert(self.path.join("."), tensor.into_data().iter::<f64>().collect());
         }
     }

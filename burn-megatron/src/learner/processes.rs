@@ -68,9 +68,9 @@ impl Together {
             return Ok(());
         }
         let nearest = (1..count).rev().find(|count| layout.dp.is_multiple_of(*count)).unwrap_or(1);
-        let why = "the first stage hands batches, and the last one outputs of the model's own types, from thread to \
-                   thread, so the ranks of a pipeline must be in one process";
-        Err(format!("layout {layout} over {count} processes: {why}; nearest legal: {nearest} processes").into())
+        let why = "batches and outputs of the model's own types go from thread to thread between the stages";
+        let or = "or .stages().across_processes()";
+        Err(format!("layout {layout} over {count} processes: {why}; nearest legal: {nearest} processes, {or}").into())
     }
 
     /// Gives `learner`, in host memory, the parameters of the first process, with their ids; the first's seed too.

@@ -188,7 +188,7 @@ impl<M: LearnerModel> RankLoop<M> {
         let mut accumulated = accumulated + taken.len();
         let (facts, batches): (Vec<_>, _) =
             taken.into_iter().map(|(at, progress, batch)| ((at, progress), batch)).unzip();
-        let outputs = self.trained.train(batches);
+        let outputs = self.trained.train(batches, accumulated == shared.accumulation);
         if accumulated == shared.accumulation {
             self.trained.step();
             accumulated = 0;

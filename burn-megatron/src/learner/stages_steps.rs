@@ -18,6 +18,7 @@ use super::dp_rank::host;
 use super::module_steps::{Loss, ModuleTrace, Notebook, named, number};
 use super::stages::{Division, Part, StageRank, Stages, Wanted};
 use super::states::with_own_states;
+use super::zero::Units;
 use crate::schedule::ScheduleKind;
 use models::Recompute;
 
@@ -54,11 +55,17 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
             check(&probe, plan, layout.tp, layout.sequence_parallel()).map_err(|error| error.to_string())?;
         }
         let mesh = Mesh::new(layout.clone()).map_err(|error| error.to_string())?;
+        // Small modules are sharded too, or nothing would be tested.
+        let units = Units::auto().keep_below(2);
+        let training = |device: Device| {
+            let device = device.autodiff();
+            if layout.zero == 3 { device.gradient_checkpointing() } else { device }
+        };
         let teams = Teams::new(&mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(layout.sequence_parallel());
         let learner = Mutex::new(Learner::new(probe, (self.optimizer)(), 1e-2));
         let train = |rank: &Rank, device: &Device| {
             let learner = learner.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let mut stages = StageRank::new(learner, device, (rank, plan, layout.zero), division.clone())?;
+            let mut stages = StageRank::new(learner, device, (rank, plan), (layout.zero, &units), division.clone())?;
             let mut losses = Vec::new();
             for step in 0..self.steps {
                 let batch = |items| (self.batch)(items, device);
@@ -67,14 +74,12 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
                 stages.step();
             }
             stages.average_states();
-            let here = rank.coords.pp;
-            let mut parameters = named(&stages.model().module, None);
-            parameters.retain(|path, _| division.is_path_on(&format!("module.{path}"), here));
+            let parameters = named(&stages.model().module, None, |id| stages.has_value(id));
             let gradients = stages.learner().model().notes.notebook.take();
             Ok((rank.coords.dp, ModuleTrace { losses, gradients, parameters }))
         };
         let traces =
-            launch(&mesh, &[Device::flex()], |rank| teams.run(&rank, |logical| train(&rank, &logical.autodiff())));
+            launch(&mesh, &[Device::flex()], |rank| teams.run(&rank, |logical| train(&rank, &training(logical))));
         let mut ranks = vec![ModuleTrace::default(); layout.dp];
         for (dp, trace) in traces.map_err(|error| error.to_string())?.into_iter().flatten() {
             let rank = &mut ranks[dp];
@@ -119,7 +124,7 @@ impl<M: Stages + ModuleDisplay> TrainStep for Probe<M> {
     }
 
     fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, grads: GradientsParams) -> Self {
-        self.notes.notebook.note(named(&self.module, Some(&grads)));
+        self.notes.notebook.note(named(&self.module, Some(&grads), |_| true));
         optimizer.step(rate, self, grads)
     }
 }

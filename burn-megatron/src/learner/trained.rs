@@ -18,8 +18,9 @@ pub(super) trait Trained<M: LearnerModel> {
     /// Batches that [`train`](Self::train) takes at a time, of the `accumulation` of an optimizer step.
     fn at_once(&self, accumulation: usize) -> usize;
 
-    /// The forward and backward passes of these batches, whose gradients are added up.
-    fn train(&mut self, batches: Vec<<M as TrainStep>::Input>) -> Vec<<M as TrainStep>::Output>;
+    /// The forward and backward passes of these batches, whose gradients are added up; `are_last` says whether a step
+    /// follows for certain.
+    fn train(&mut self, batches: Vec<<M as TrainStep>::Input>, are_last: bool) -> Vec<<M as TrainStep>::Output>;
 
     /// Steps the model with the gradients that were added up.
     fn step(&mut self);
@@ -64,13 +65,14 @@ impl<M: LearnerModel> Trained<M> for OneModel<M> {
         1
     }
 
-    fn train(&mut self, batches: Vec<<M as TrainStep>::Input>) -> Vec<<M as TrainStep>::Output> {
-        let train = |batch| {
-            let output = self.rank.train_step(batch);
+    fn train(&mut self, batches: Vec<<M as TrainStep>::Input>, are_last: bool) -> Vec<<M as TrainStep>::Output> {
+        let count = batches.len();
+        let train = |(index, batch)| {
+            let output = self.rank.train_step(batch, are_last && index + 1 == count);
             self.rank.accumulate(output.grads);
             output.item
         };
-        batches.into_iter().map(train).collect()
+        batches.into_iter().enumerate().map(train).collect()
     }
 
     fn step(&mut self) {

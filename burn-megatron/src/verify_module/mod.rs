@@ -92,12 +92,14 @@ pub struct Proof {
     micro_batches: Option<usize>,
     schedule: Option<ScheduleKind>,
     recompute: Recompute,
+    overlap: bool,
 }
 
 impl Default for Proof {
     fn default() -> Self {
         let optimizer: fn() -> ModuleOptimizer = || AdamWConfig::new().with_weight_decay(0.1).init();
-        Self { plan: Plan::auto(), optimizer, micro_batches: None, schedule: None, recompute: Recompute::default() }
+        let (plan, recompute) = (Plan::auto(), Recompute::default());
+        Self { plan, optimizer, micro_batches: None, schedule: None, recompute, overlap: false }
     }
 }
 
@@ -111,6 +113,15 @@ impl Proof {
     /// The optimizer instead of AdamW.
     pub fn optimizer(mut self, optimizer: fn() -> ModuleOptimizer) -> Self {
         self.optimizer = optimizer;
+        self
+    }
+
+    /// Of [`verify_module_as`]: with ZeRO 0 to 2 gradients are reduced during the backward pass, as
+    /// [`MeshStrategy::overlap_grad_reduce`] does.
+    ///
+    /// [`MeshStrategy::overlap_grad_reduce`]: crate::learner::MeshStrategy::overlap_grad_reduce
+    pub fn overlap_grad_reduce(mut self) -> Self {
+        self.overlap = true;
         self
     }
 
@@ -156,7 +167,8 @@ pub fn verify_module_as<M: Module + ModuleDisplay + 'static>(
     all_double(&module)?;
     let ranks = layouts.iter().map(|layout| layout.dp).fold(1, lcm);
     let items = ITEMS.next_multiple_of(ranks);
-    let steps = ModuleSteps { loss: Arc::new(loss), steps: STEPS, items, optimizer: proof.optimizer };
+    let (loss, optimizer, overlap) = (Arc::new(loss), proof.optimizer, proof.overlap);
+    let steps = ModuleSteps { loss, steps: STEPS, items, optimizer, overlap };
     let one = steps.one_device(&module);
     let line = |layout: &ParallelLayout| {
         let ranks = steps.over_ranks(&module, layout, &proof.plan);

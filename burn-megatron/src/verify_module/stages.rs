@@ -57,7 +57,8 @@ pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(
     let batch = Arc::new(batch);
     let whole = batch.clone();
     let loss = Arc::new(move |model: &M, items: Range<usize>, device: &Device| model.run(&whole(items, device)).0);
-    let one = ModuleSteps { loss, steps: STEPS, items, optimizer: proof.optimizer }.one_device(&module);
+    let one = ModuleSteps { loss, steps: STEPS, items, optimizer: proof.optimizer, overlap: false };
+    let one = one.one_device(&module);
     let line = |layout: &ParallelLayout| {
         let (schedule, recompute, accumulation) = (proof.schedule, proof.recompute.clone(), micro_batches(layout));
         let steps = StagesSteps {

@@ -22,7 +22,7 @@ use burn::train::{
     TrainStep, TrainingStrategy,
 };
 
-use burn_megatron::prelude::{Part, Stages};
+use burn_megatron::prelude::{Part, Sendable, Stages};
 
 use crate::clip_grad_norm::clip_grad_norm;
 use crate::cpu;
@@ -206,6 +206,19 @@ pub struct Batch {
     tokens: Tensor<2, Int>,
     padding: Tensor<2, Bool>,
     classes: Tensor<1, Int>,
+}
+
+impl Sendable for Batch {
+    type Host = (TensorData, (TensorData, TensorData));
+
+    fn to_host(self) -> Self::Host {
+        (self.tokens, (self.padding, self.classes)).to_host()
+    }
+
+    fn from_host(host: Self::Host, device: &Device) -> Self {
+        let (tokens, (padding, classes)) = Sendable::from_host(host, device);
+        Self { tokens, padding, classes }
+    }
 }
 
 struct Numbered;

@@ -7,7 +7,7 @@ use burn_megatron::prelude::*;
 use crate::classifier::{Classifier, Setup, Trap, difference, interleaved};
 use crate::training::one_device;
 
-const LAYOUTS: [&str; 9] = [
+const LAYOUTS: [&str; 11] = [
     "TP2",
     "DP2",
     "DP2 ZeRO1",
@@ -16,6 +16,8 @@ const LAYOUTS: [&str; 9] = [
     "TP2 SP DP2 ZeRO1",
     "TP2 DP2 ZeRO3",
     "PP2 DP2 ZeRO1",
+    "PP2 DP2 ZeRO2",
+    "TP2 PP2 DP2 ZeRO3",
     "TP2 PP2",
 ];
 

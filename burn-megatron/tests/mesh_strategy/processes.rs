@@ -30,13 +30,17 @@ fn strategy(words: &str, processes: usize) -> TrainingStrategy<Classifier> {
         return MegatronStrategy::zero_on(layout.zero, vec![cpu(); layout.dp / processes]);
     }
     let mesh = MegatronStrategy::mesh(layout).units(Units::auto().keep_below(2));
-    if words.contains("stages") { mesh.micro_batches(2).stages().into() } else { mesh.into() }
+    match words.split(',').find(|word| matches!(*word, "stages" | "across")) {
+        Some("across") => mesh.micro_batches(2).stages().across_processes().into(),
+        Some(_) => mesh.micro_batches(2).stages().into(),
+        None => mesh.into(),
+    }
 }
 
 /// 18 items in batches of 4 over two epochs; with `resume` the third and fourth after them.
 fn setup(words: &str) -> Setup {
     let has = |word: &str| words.split(',').any(|other| other == word);
-    let mut setup = Setup { layers: if has("stages") { 2 } else { 1 }, ..Setup::default() };
+    let mut setup = Setup { layers: if has("stages") || has("across") { 2 } else { 1 }, ..Setup::default() };
     if has("checkpoints") {
         setup.checkpoints = Some(None);
     }
@@ -122,6 +126,9 @@ fn several_processes_train_as_one() {
         ("TP2 DP2", 2),
         ("TP2 SP DP2 ZeRO1", 4),
         ("PP2 DP2 ZeRO1,stages", 2),
+        ("PP2 DP2 ZeRO3,stages", 2),
+        ("PP2,across", 2),
+        ("TP2 PP2 DP2 ZeRO2,across", 4),
     ] {
         let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let alone = setup(words).run(&one.path().join("run"), strategy(words, 1)).model.numbers();
@@ -136,20 +143,23 @@ fn several_processes_train_as_one() {
         let readers = (layout(words).dp / processes).max(1);
         let batches: usize = (0..readers).map(|i| ((i + 1) * 10 / readers - i * 10 / readers).div_ceil(4)).sum();
         assert_eq!(seen.len(), batches, "{words}");
-        if words == "TP2" {
+        if matches!(words, "TP2" | "PP2,across") {
             assert!(difference(&seen, &expected) < 1e-10);
+            let losses = |folder: &Path| metric(&folder.join("run"), "Loss", 2, Split::Train);
+            assert!(difference(&losses(many.path()), &losses(one.path())) < 1e-10, "{words}");
         }
     }
 }
 
 #[test]
 fn processes_write_one_checkpoint_and_resume_from_it() {
-    for layout in ["DP2 ZeRO1", "TP2 DP2 ZeRO3"] {
+    for (layout, processes) in [("DP2 ZeRO1", 2), ("TP2 DP2 ZeRO3", 2), ("PP2 DP2 ZeRO3,across", 4)] {
         let folder = tempfile::tempdir().unwrap();
         let resumed = format!("{layout},resume");
         let words = format!("{layout},checkpoints");
-        assert!(run(folder.path(), &words, 2).iter().all(|(steps, text)| *steps > 0 && numbers(text).len() > 1));
-        let results = run(folder.path(), &resumed, 2);
+        let half = run(folder.path(), &words, processes);
+        assert!(half.iter().any(|(steps, _)| *steps > 0) && half.iter().all(|(_, text)| numbers(text).len() > 1));
+        let results = run(folder.path(), &resumed, processes);
         let words = format!("{layout},uninterrupted");
         let whole = setup(&words).numbers(strategy(&words, 1));
         for (_, text) in results {
@@ -165,8 +175,10 @@ fn a_process_that_fails_or_dies_ends_all_with_its_message() {
     for (_, text) in run(folder.path(), "DP2 ZeRO1,panic", 2) {
         assert!(text.contains("rank 1 (dp 1) panicked: the model ran into a wall"), "{text}");
     }
-    let results = run(folder.path(), "TP2 DP2,killed", 2);
-    assert!(results[0].1.contains("process 1 on ") && results[0].1.contains("is gone"), "{}", results[0].1);
+    for words in ["TP2 DP2,killed", "PP2,across,killed"] {
+        let results = run(folder.path(), words, 2);
+        assert!(results[0].1.contains("process 1 on ") && results[0].1.contains("is gone"), "{}", results[0].1);
+    }
 }
 
 /// Each process of these tests is this test once more.
@@ -178,7 +190,7 @@ fn processes_that_are_not_to_do_the_same_are_refused() {
     for (words, expected) in [
         ("DP2,items", ["has training items 18", "has training items 20"]),
         ("DP2,other", ["process 1", "is not that of the first"]),
-        ("PP2,stages", ["layout PP2 over 2 processes", "nearest legal: 1 processes"]),
+        ("PP2,stages", ["layout PP2 over 2 processes", "nearest legal: 1 processes, or .stages().across_processes()"]),
         ("DP3", ["cannot be shared out over 2 processes", "nearest legal"]),
     ] {
         let folder = tempfile::tempdir().unwrap();

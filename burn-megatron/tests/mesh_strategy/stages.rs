@@ -11,8 +11,9 @@ use crate::classifier::{Classifier, Order, Setup, Trap, difference, interleaved}
 use crate::cpu;
 use crate::training::{metric, one_device};
 
+/// Small parameters are sharded too.
 fn mesh(layout: &str) -> MeshStrategy {
-    MegatronStrategy::mesh(layout.parse().unwrap())
+    MegatronStrategy::mesh(layout.parse().unwrap()).units(Units::auto().keep_below(2))
 }
 
 #[test]
@@ -25,6 +26,9 @@ fn pipelines_train_as_one_device_with_accumulation() {
         ("PP4", None),
         ("PP2 VPP2", None),
         ("PP2 DP2 ZeRO1", None),
+        ("PP2 DP2 ZeRO2", None),
+        ("PP2 VPP2 DP2 ZeRO3", None),
+        ("TP2 SP PP2 DP2 ZeRO3", None),
         ("TP2 SP PP2 VPP2 DP2", None),
     ] {
         let ranks = layout.parse::<ParallelLayout>().unwrap().dp;
@@ -54,6 +58,17 @@ fn pipelines_train_as_one_device_with_accumulation() {
 }
 
 #[test]
+fn zero_changes_no_bit_of_a_pipeline_with_one_micro_batch() {
+    let run = |layout: &str| Setup { layers: 4, ..Setup::default() }.numbers(mesh(layout).stages().into());
+    for layout in ["PP2 DP2", "PP2 VPP2 DP2"] {
+        let plain = run(layout);
+        for zero in 1..=3 {
+            assert_eq!(run(&format!("{layout} ZeRO{zero}")), plain, "{layout}, ZeRO {zero}");
+        }
+    }
+}
+
+#[test]
 fn dropout_is_the_same_in_every_pipeline_and_with_recomputation() {
     let run = |strategy: MeshStrategy| {
         let setup = Setup { dropout: 0.2, seed: Some(5), layers: 4, ..Setup::default() };
@@ -66,6 +81,11 @@ fn dropout_is_the_same_in_every_pipeline_and_with_recomputation() {
     for layout in ["PP2", "PP2 VPP2"] {
         assert_eq!(run(mesh(layout)), one, "{layout}");
         assert_eq!(run(mesh(layout).recompute(Recompute::full())), one, "{layout}, recomputed");
+    }
+    let two = run(mesh("PP2 DP2"));
+    for strategy in [mesh("PP2 DP2 ZeRO3"), mesh("PP2 VPP2 DP2 ZeRO3").recompute(Recompute::full())] {
+        let gap = difference(&run(strategy), &two);
+        assert!(gap < 1e-10, "ZeRO 3: {gap}");
     }
     let gap = difference(&run(mesh("TP2 SP PP2").recompute(Recompute::full())), &one);
     assert!(gap < 1e-10, "{gap}");
@@ -93,7 +113,13 @@ fn checkpoints_are_those_of_one_device_and_resume_in_any_pipeline() {
         true => mesh(layout).stages().into(),
         false => mesh(layout).into(),
     };
-    for (before, after) in [("PP2 DP2", "PP2 DP2"), ("PP2 DP2 ZeRO1", "DP2"), ("TP2 DP2 ZeRO1", "TP2 PP2 DP2 ZeRO1")] {
+    for (before, after) in [
+        ("PP2 DP2", "PP2 DP2"),
+        ("PP2 DP2 ZeRO1", "DP2"),
+        ("TP2 DP2 ZeRO1", "TP2 PP2 DP2 ZeRO2"),
+        ("PP2 DP2 ZeRO3", "PP2 DP2"),
+        ("PP2 DP2 ZeRO1", "PP2 DP2 ZeRO3"),
+    ] {
         let directory = tempfile::tempdir().unwrap();
         let half = setup(2, None).run(directory.path(), strategy(before));
         assert!(half.error.is_none(), "{}", half.error.unwrap());
@@ -127,7 +153,7 @@ fn error_of(setup: Setup, strategy: StagesStrategy) -> (String, usize) {
 
 #[test]
 fn a_stage_that_panics_ends_the_training_with_its_error() {
-    for layout in ["PP2", "TP2 PP2 DP2 ZeRO1"] {
+    for layout in ["PP2", "TP2 PP2 DP2 ZeRO1", "PP2 DP2 ZeRO3"] {
         let trap = Trap { panic_at: Some(3), ..Trap::default() };
         let (text, _) = error_of(Setup { trap, ..Setup::default() }, mesh(layout).stages());
         assert!(text.contains("the model ran into a wall"), "{layout}: {text}");
@@ -138,7 +164,8 @@ fn a_stage_that_panics_ends_the_training_with_its_error() {
 fn what_does_not_fit_is_refused_before_anything_starts() {
     for (strategy, expected) in [
         (mesh("PP4"), "4 stages of a model with 2 blocks; nearest legal: pipeline-parallel 2"),
-        (mesh("PP2 DP2 ZeRO2"), "nearest legal: PP2 DP2 ZeRO1"),
+        (mesh("PP2 ZeRO3"), "nearest legal: PP2"),
+        (mesh("PP2 DP2").overlap_grad_reduce(), "overlap_grad_reduce with stages"),
         (mesh("PP2").schedule(ScheduleKind::ZbH1), "nearest legal: 1f1b"),
         (mesh("PP2").micro_batches(0), "micro_batches 0: a step takes at least 1 batch; nearest legal: 1"),
         (MegatronStrategy::mesh_on("PP2".parse().unwrap(), vec![cpu(); 3]), "nearest legal: 2"),

@@ -56,6 +56,15 @@ fn layouts_train_as_one_device_with_the_larger_batch() {
     }
 }
 
+/// Their gradients are sums over tensor-parallel ranks before they are means over data-parallel ones.
+#[test]
+fn small_parameters_that_stay_whole_train_as_on_one_device() {
+    let alone = Setup { items: interleaved(18, 2, 4), batch: 8, ..Setup::default() };
+    let strategy = MegatronStrategy::mesh("TP2 SP DP2 ZeRO3".parse().unwrap()).units(Units::auto().keep_below(100));
+    let gap = difference(&Setup::default().numbers(strategy.into()), &alone.numbers(one_device()));
+    assert!(gap < 1e-10, "{gap}");
+}
+
 #[test]
 fn micro_batches_add_up_to_one_step() {
     for layout in ["TP2", "TP2 SP DP2 ZeRO2"] {
@@ -67,6 +76,26 @@ fn micro_batches_add_up_to_one_step() {
         let gap = difference(&found, &alone.numbers(one_device()));
         assert!(gap < 1e-10, "{layout}: {gap}");
         assert!(difference(&found, &setup().numbers(mesh(layout).into())) > 1e-4, "{layout}");
+    }
+}
+
+#[test]
+fn gradients_reduced_during_the_backward_pass_train_as_those_reduced_after_it() {
+    for layout in ["DP2", "DP4 ZeRO1", "DP2 ZeRO2", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 DP2 ZeRO2"] {
+        let batch = 4 / layout.parse::<ParallelLayout>().unwrap().dp;
+        // The last step of an epoch has one micro-batch, which nobody knows to be the last.
+        let setup = || Setup { items: (0..20).collect(), batch, epochs: 4, ..Setup::default() };
+        let usual = || mesh(layout).micro_batches(2).max_grad_norm(0.05);
+        let after = setup().numbers(usual().into());
+        assert_eq!(setup().numbers(usual().overlap_grad_reduce().into()), after, "{layout}");
+        let directory = tempfile::tempdir().unwrap();
+        let half = Setup { epochs: 2, checkpoints: Some(None), ..setup() };
+        assert!(half.run(directory.path(), usual().overlap_grad_reduce().into()).error.is_none());
+        let rest = Setup { checkpoints: Some(Some(2)), ..setup() };
+        let resumed = rest.run(directory.path(), usual().overlap_grad_reduce().into());
+        assert!(resumed.error.is_none(), "{}", resumed.error.unwrap());
+        let gap = difference(&resumed.model.numbers(), &after);
+        assert!(gap < 1e-10, "{layout}, resumed: {gap}");
     }
 }
 

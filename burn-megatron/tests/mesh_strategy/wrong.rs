@@ -61,6 +61,10 @@ fn devices_and_micro_batches_are_counted() {
     assert!(refused(mesh("TP2").micro_batches(0)).contains("nearest legal: 1"));
     let text = refused(mesh("DP2").sync_batch_norm());
     assert!(text.contains("the model has no running statistics"), "{text}");
+    let text = refused(mesh("TP2").overlap_grad_reduce());
+    assert!(text.contains("no other rank has gradients of the same parameters; nearest legal: without it"), "{text}");
+    let text = refused(mesh("DP2 ZeRO3").overlap_grad_reduce());
+    assert!(text.contains("by itself; nearest legal: without it"), "{text}");
     let text = refused(mesh("TP2").max_grad_norm(0.0));
     assert!(text.contains("max_grad_norm 0 is not above 0; nearest legal: none"), "{text}");
 }

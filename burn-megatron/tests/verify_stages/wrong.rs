@@ -54,7 +54,7 @@ fn schedules_and_micro_batches_that_do_not_fit() {
 
 #[test]
 fn layouts_that_are_not_for_a_model_of_stages() {
-    for (layout, nearest) in [("PP2 DP2 ZeRO3", "PP2 DP2 ZeRO1"), ("CP2 PP2", "PP2"), ("PP2 ZeRO1", "PP2")] {
+    for (layout, nearest) in [("PP2 ZeRO3", "PP2"), ("CP2 PP2", "PP2"), ("EP2 PP2 DP2 ZeRO3", "PP2 DP2 ZeRO3")] {
         let text = refused(4, layout, &Proof::default());
         assert!(text.starts_with(&format!("layout {layout}: a model of stages can have")), "{text}");
         assert!(text.contains(&format!("nearest legal: {nearest}. ")), "{text}");

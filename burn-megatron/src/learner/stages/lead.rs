@@ -6,7 +6,8 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, TrainStep};
 
 use super::StageRank;
-use super::pipeline::{Line, Order, Reply, StagesModel, ended_early};
+use super::lines::{Line, Order, Reply};
+use super::pipeline::{StagesModel, ended_early};
 use super::values::with_values;
 use crate::learner::dp_rank::host;
 use crate::learner::processes::gather_to_first;
@@ -31,7 +32,7 @@ impl<M: StagesModel> Lead<M> {
     /// Tells all ranks.
     fn tell(&self, order: impl Fn() -> Order<Input<M>>) {
         for line in &self.lines {
-            if line.orders.send(order()).is_err() {
+            if !line.tell(order()) {
                 ended_early(&self.stages.groups().pp);
             }
         }
@@ -39,7 +40,7 @@ impl<M: StagesModel> Lead<M> {
 
     /// What rank `rank` replies; waits for it.
     fn reply(&self, rank: usize) -> Reply<Output<M>> {
-        self.lines[rank - 1].replies.recv().unwrap_or_else(|_| ended_early(&self.stages.groups().pp))
+        self.lines[rank - 1].reply().unwrap_or_else(|| ended_early(&self.stages.groups().pp))
     }
 
     /// The outputs of the last stage, `own` if that is here.
@@ -69,7 +70,7 @@ impl<M: StagesModel> Trained<M> for Lead<M> {
         accumulation
     }
 
-    fn train(&mut self, batches: Vec<Input<M>>) -> Vec<Output<M>> {
+    fn train(&mut self, batches: Vec<Input<M>>, _: bool) -> Vec<Output<M>> {
         self.tell(|| Order::Train(batches.clone()));
         let own = self.stages.train(batches);
         self.outputs(own)
@@ -109,7 +110,9 @@ impl<M: StagesModel> Trained<M> for Lead<M> {
             values.extend(more);
             states.push(bytes);
         }
-        let Some(states) = gather_to_first(states, &self.stages.groups().dp) else { return Ok(None) };
+        let Some(saved) = gather_to_first((values, states), &self.stages.groups().dp) else { return Ok(None) };
+        let (values, states): (Vec<_>, Vec<_>) = saved.into_iter().unzip();
+        let values = values.into_iter().flatten().collect();
         let mut whole = self.stages.learner().clone();
         whole.fork(&host());
         whole.load_model(with_values(whole.model(), values).into_record());
@@ -118,12 +121,6 @@ impl<M: StagesModel> Trained<M> for Lead<M> {
     }
 
     fn into_model(self: Box<Self>) -> Result<M, BoxError> {
-        let is_read = self.stages.groups().dp.rank() == 0;
-        let model = self.stages.learner().model();
-        if !is_read {
-            self.tell(|| Order::End);
-            return Ok(model);
-        }
         self.tell(|| Order::Values);
         let mut values = self.stages.values();
         for rank in 1..=self.lines.len() {
@@ -131,6 +128,8 @@ impl<M: StagesModel> Trained<M> for Lead<M> {
             values.extend(more);
         }
         self.tell(|| Order::End);
-        Ok(with_values(model.fork(&host()), values))
+        let model = self.stages.learner().model();
+        let Some(all) = gather_to_first(values, &self.stages.groups().dp) else { return Ok(model) };
+        Ok(with_values(model.fork(&host()), all.into_iter().flatten().collect()))
     }
 }

@@ -9,14 +9,17 @@ mod chunk;
 mod division;
 mod error;
 mod lead;
+mod lines;
 mod mailbox;
 mod part;
 mod pipeline;
 mod stage_model;
 mod stage_rank;
+mod stage_zero;
 mod strategy;
 mod tied;
 mod values;
+mod wire;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -28,7 +31,8 @@ pub use error::StagesError;
 pub use part::Part;
 pub(super) use pipeline::OnRank;
 pub(super) use stage_rank::StageRank;
-pub use strategy::StagesStrategy;
+pub use strategy::{ProcessesStrategy, StagesStrategy};
+pub use wire::Sendable;
 
 /// A batch of a model's training.
 pub type TrainBatch<M> = <M as TrainStep>::Input;

@@ -1,56 +1,24 @@
 //! A pipeline under burn-train: its first rank reads the batches and leads, the others do what it says.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::mesh::ParallelLayout;
+use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::parallelize::Plan;
 use burn::module::ModuleDisplay;
-use burn::tensor::{Bytes, Device};
+use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{InferenceStep, Learner, LearnerModel, TrainStep};
 
 use super::lead::Lead;
-use super::values::Values;
+use super::lines::{Follower, Line, Order, Reply};
+use super::wire::Wire;
 use super::{Division, StageRank, Stages};
 use crate::learner::trained::Trained;
-
-/// What the first rank tells another.
-pub(super) enum Order<I> {
-    Seed(u64, usize),
-    Train(Vec<I>),
-    Step,
-    AverageStates,
-    BeginEvaluation,
-    Evaluate(I),
-    /// Send what you save.
-    Save,
-    /// Send the values that you save.
-    Values,
-    End,
-}
-
-/// What another rank tells the first.
-pub(super) enum Reply<O> {
-    Outputs(Vec<O>),
-    Saved(Values, Bytes),
-    Values(Values),
-}
-
-/// The first rank's lines to another.
-pub(super) struct Line<M: TrainStep> {
-    pub orders: Sender<Order<M::Input>>,
-    pub replies: Receiver<Reply<M::Output>>,
-}
-
-/// Another rank's lines to the first.
-struct Follower<M: TrainStep> {
-    orders: Receiver<Order<M::Input>>,
-    replies: Sender<Reply<M::Output>>,
-}
+use crate::learner::zero::Units;
 
 /// A model whose validation is that of its training: the same batches and outputs.
 pub(in crate::learner) trait StagesModel:
@@ -74,6 +42,9 @@ pub(in crate::learner) trait OnRank<M: LearnerModel>: Send + Sync {
     /// Pipeline ranks.
     fn ranks(&self) -> usize;
 
+    /// Whether the ranks of a pipeline may be in several processes.
+    fn crosses_processes(&self) -> bool;
+
     /// The first rank of a pipeline.
     fn lead(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<Box<dyn Trained<M>>, BoxError>;
 
@@ -91,9 +62,11 @@ pub(in crate::learner) trait OnRank<M: LearnerModel>: Send + Sync {
 pub(in crate::learner) struct Pipeline<M: TrainStep> {
     division: Arc<Division>,
     plan: Plan,
-    zero: u8,
+    zero: (u8, Units),
     ranks: usize,
     max_grad_norm: Option<f64>,
+    /// Between processes; else there are lines between threads.
+    wire: Option<Wire<M>>,
     /// By data-parallel rank.
     lines: Mutex<HashMap<usize, Vec<Line<M>>>>,
     /// By data-parallel and pipeline rank.
@@ -101,18 +74,27 @@ pub(in crate::learner) struct Pipeline<M: TrainStep> {
 }
 
 impl<M: TrainStep> Pipeline<M> {
-    pub fn new(division: Division, layout: &ParallelLayout, plan: Plan) -> Self {
+    pub fn new(division: Division, layout: &ParallelLayout, plan: Plan, units: Units) -> Self {
         let (mut lines, mut followers): (HashMap<usize, Vec<Line<M>>>, HashMap<_, _>) = Default::default();
         for dp in 0..layout.dp {
             for pp in 1..layout.pp {
                 let ((orders, to), (from, replies)) = (channel(), channel());
-                lines.entry(dp).or_default().push(Line { orders, replies });
-                followers.insert((dp, pp), Follower { orders: to, replies: from });
+                lines.entry(dp).or_default().push(Line::Threads { orders, replies });
+                followers.insert((dp, pp), Follower::Threads { orders: to, replies: from });
             }
         }
         let (lines, followers) = (Mutex::new(lines), Mutex::new(followers));
         let (division, max_grad_norm) = (division.into(), None);
-        Self { division, plan, zero: layout.zero, ranks: layout.pp, max_grad_norm, lines, followers }
+        Self {
+            division,
+            plan,
+            zero: (layout.zero, units),
+            ranks: layout.pp,
+            max_grad_norm,
+            wire: None,
+            lines,
+            followers,
+        }
     }
 
     /// Clips gradients by the norm of all of them together.
@@ -121,11 +103,18 @@ impl<M: TrainStep> Pipeline<M> {
         self
     }
 
+    /// Sends batches and outputs between processes.
+    pub fn over(mut self, wire: Option<Wire<M>>) -> Self {
+        self.wire = wire;
+        self
+    }
+
     fn stage_rank(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<StageRank<M>, BoxError>
     where
         M: StagesModel,
     {
-        let stages = StageRank::new(learner, device, (rank, &self.plan, self.zero), self.division.clone())?;
+        let stages =
+            StageRank::new(learner, device, (rank, &self.plan), (self.zero.0, &self.zero.1), self.division.clone())?;
         Ok(stages.clipping(self.max_grad_norm))
     }
 }
@@ -135,8 +124,18 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
         self.ranks
     }
 
+    fn crosses_processes(&self) -> bool {
+        self.wire.is_some()
+    }
+
     fn lead(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<Box<dyn Trained<M>>, BoxError> {
-        let lines = lock(&self.lines).remove(&rank.coords.dp).unwrap_or_default();
+        let lines = match self.wire {
+            Some(wire) => {
+                let line = |to| Line::Processes { wire, pipeline: rank.group(Axis::Pp), to };
+                (1..self.ranks).map(line).collect()
+            }
+            None => lock(&self.lines).remove(&rank.coords.dp).unwrap_or_default(),
+        };
         Ok(Box::new(Lead::new(self.stage_rank(learner, device, rank)?, lines)))
     }
 
@@ -147,13 +146,15 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
         rank: &Rank,
         store: &EventStoreClient,
     ) -> Result<M, BoxError> {
-        let follower = lock(&self.followers).remove(&(rank.coords.dp, rank.coords.pp));
-        let Follower { orders, replies } = follower.expect("every rank of a pipeline starts once");
+        let follower = match self.wire {
+            Some(wire) => Some(Follower::Processes { wire, pipeline: rank.group(Axis::Pp) }),
+            None => lock(&self.followers).remove(&(rank.coords.dp, rank.coords.pp)),
+        };
+        let follower = follower.expect("every rank of a pipeline starts once");
         let (mut stages, mut valid) = (self.stage_rank(learner, device, rank)?, None);
-        // The first rank waits for these.
-        let reply = |reply| drop(replies.send(reply));
+        let reply = |reply| follower.reply(reply);
         loop {
-            let Ok(order) = orders.recv() else { ended_early(&stages.groups().pp) };
+            let Some(order) = follower.order() else { ended_early(&stages.groups().pp) };
             match order {
                 Order::Seed(base, epoch) => stages.seed(base, epoch),
                 Order::Train(batches) => {

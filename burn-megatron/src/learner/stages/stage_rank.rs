@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use backend_dist::comm::Group;
-use backend_dist::gradients::{average_gradients, clip_grad_norm, place_gradients};
+use backend_dist::gradients::place_gradients;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::local::Recent;
 use backend_dist::mesh::Axis;
 use backend_dist::parallelize::{Plan, parallelize_part};
-use burn::module::{Module, ModuleDisplay};
+use burn::module::{Module, ModuleDisplay, ParamId};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Bytes, Device};
 use burn::train::metric::store::EventStoreClient;
@@ -17,12 +17,13 @@ use burn::train::{Learner, LearnerModel, TrainStep};
 use super::chunk::{Chunk, Run, Seed, Value};
 use super::mailbox::Mailbox;
 use super::stage_model::stage_model;
+use super::stage_zero::StageZero;
 use super::tied::sum_tied;
 use super::values::{Values, values};
 use super::{Activation, Division, Stages};
 use crate::learner::states::{average_states, with_own_states};
 use crate::learner::zero::records::{only, optimizer_record};
-use crate::learner::zero::{Owners, Zero, reduce_to_owners, running_states, share_parameters, with_stepped};
+use crate::learner::zero::{Units, running_states};
 use crate::schedule::{Action, Pass, Work};
 
 type Input<M> = <M as TrainStep>::Input;
@@ -55,7 +56,7 @@ pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
     frozen: Option<M>,
     chunks: Vec<Chunk<M>>,
     division: Arc<Division>,
-    zero: Zero,
+    zero: StageZero,
     groups: Groups,
     /// Logical, with autodiff.
     device: Device,
@@ -66,28 +67,26 @@ pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
 
 impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
     /// The rank of `learner`, whose model is in host memory, on the logical device `device`. `plan` shards it over
-    /// tensor-parallel ranks.
+    /// tensor-parallel ranks, ZeRO stage `zero` over data-parallel ones, with these units in stage 3.
     ///
     /// # Errors
     /// If the plan does not fit the model.
     pub fn new(
         learner: Learner<M>,
         device: &Device,
-        (rank, plan, zero): (&Rank, &Plan, u8),
+        (rank, plan): (&Rank, &Plan),
+        (zero, units): (u8, &Units),
         division: Arc<Division>,
     ) -> Result<Self, BoxError> {
         let groups = Groups::of(rank);
         let (whole, here) = (learner.model(), groups.pp.rank());
-        let states = running_states(&whole);
-        let whole = if states.is_empty() { whole } else { with_own_states(&whole) };
+        let whole = if running_states(&whole).is_empty() { whole } else { with_own_states(&whole) };
         let part = stage_model(whole.clone(), &division, here);
         let model = match groups.tp.size() {
             1 => part.fork(device),
             _ => parallelize_part((&whole, part), device, rank, plan, |path| division.is_path_on(path, here))?,
         };
-        let own_states = states.into_iter().filter(|id| division.is_on(*id, here)).collect();
-        let owners = Owners::of(&model, if zero > 0 { groups.dp.size() } else { 1 });
-        let zero = Zero { stage: zero, owners: owners.into(), units: Default::default(), states: Arc::new(own_states) };
+        let (zero, model) = StageZero::new(zero, model, &division, &groups, units);
         let chunks = division.chunks(here);
         let recomputes = chunks.iter().flatten().any(|piece| piece.recompute);
         let seed = Seed { base: 0, micro_batch: 0 };
@@ -152,15 +151,21 @@ impl<M: LearnerModel + Stages> StageRank<M> {
                     let seed = Seed { micro_batch: self.seed.micro_batch + micro_batch as u64, ..self.seed };
                     let (model, frozen, device) = (&self.model, &self.frozen, &self.device);
                     let run = Run { model, frozen, device, batch: &batches[micro_batch], seed };
+                    self.zero.begin_pass(model);
                     match pass {
                         Pass::Forward => match self.chunks[chunk].forward(&run, micro_batch, input) {
                             Value::Activation(activation) => mailbox.put(*work, activation),
                             Value::Loss(_, output) => outputs[micro_batch] = Some(output),
                         },
                         _ => {
-                            let chunk = &mut self.chunks[chunk];
-                            if let Some(grad) = chunk.backward(&run, micro_batch, input, &mut self.accumulator) {
+                            let (into, mut of_pass) = (&mut self.accumulator, GradientsAccumulator::new());
+                            let reduces = self.zero.reduces_each_pass();
+                            let sum = if reduces { &mut of_pass } else { &mut *into };
+                            if let Some(grad) = self.chunks[chunk].backward(&run, micro_batch, input, sum) {
                                 mailbox.put(*work, grad);
+                            }
+                            if reduces {
+                                into.accumulate(model, self.zero.end_pass(model, of_pass.grads(), &self.groups));
                             }
                         }
                     }
@@ -215,41 +220,25 @@ impl<M: LearnerModel + Stages> StageRank<M> {
     /// Steps the model with the gradients that were added up, their mean over data-parallel ranks. Every rank must call it.
     pub fn step(&mut self) {
         let Groups { pp, dp, tp } = &self.groups;
-        let (model, here) = (self.model.clone(), pp.rank());
+        let model = self.model.clone();
         let grads = place_gradients(&model, self.accumulator.grads(), tp);
         let inner = self.device.clone().inner();
         let grads = sum_tied(&model, grads, &self.division, (pp, &inner));
-        let grads = match self.zero.stage {
-            0 => average_gradients(&model, grads, dp),
-            _ => reduce_to_owners(&model, grads, &self.zero.owners, dp),
-        };
+        let grads = self.zero.reduced(&model, grads, dp);
         let grads = match self.max_grad_norm {
-            Some(max_norm) => {
-                let (alone, owners) = (Group::single(), &self.zero.owners);
-                let among = if self.zero.stage > 0 { dp } else { &alone };
-                // A tied parameter is on two stages.
-                let counts = |id| {
-                    let is_own = self.zero.stage == 0 || owners.owner(id) == Some(dp.rank());
-                    is_own && self.division.saver(id) == here
-                };
-                clip_grad_norm(&model, grads, max_norm, counts, &[among, pp]).0
-            }
+            Some(max_norm) => self.zero.clipped(&model, grads, max_norm, &self.groups),
             None => grads,
         };
         self.learner.lr_step();
         self.learner.optimizer_step(grads);
-        let stepped = self.learner.model();
-        self.model = match self.zero.stage {
-            0 => with_stepped(model, &stepped, &self.device, |id| self.division.is_on(id, here)),
-            _ => share_parameters(model, &stepped, &self.zero.owners, dp),
-        };
+        self.model = self.zero.stepped(model, &self.learner.model(), &self.device, &self.groups);
         self.refreeze();
     }
 
     /// Gives all ranks the mean of their running states. Every rank must call it.
     pub fn average_states(&mut self) {
-        if !self.zero.states.is_empty() {
-            self.model = average_states(self.model.clone(), &self.zero.states, &self.groups.dp);
+        if !self.zero.states().is_empty() {
+            self.model = average_states(self.model.clone(), self.zero.states(), &self.groups.dp);
             self.refreeze();
         }
     }
@@ -260,24 +249,25 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         }
     }
 
-    /// What this rank saves: the values of its parameters, on the first data-parallel rank, and the states of the
-    /// optimizer that no other rank saves.
+    /// What this rank saves, and no other: values of its parameters, and states of the optimizer.
     ///
     /// # Errors
     /// If the states cannot be written.
     pub fn saved(&self, store: &EventStoreClient) -> Result<(Values, Bytes), BoxError> {
         let (here, dp) = (self.groups.pp.rank(), self.groups.dp.rank());
-        let is_saved = |id| self.division.saver(id) == here;
-        let values = values(&self.model, |id| dp == 0 && is_saved(id));
         let states = optimizer_record(&self.learner, store).into_bytes()?;
-        let is_own = |id| is_saved(id) && self.zero.owners.owner(id) == Some(dp);
-        Ok((values, only(states, here == 0 && dp == 0, is_own)?))
+        let is_own = |id| self.zero.saves_states(id, &self.groups);
+        Ok((self.values(), only(states, here == 0 && dp == 0, is_own)?))
+    }
+
+    /// Whether this rank's model has the value of a parameter or running state.
+    pub fn has_value(&self, id: ParamId) -> bool {
+        self.zero.has_value(id, &self.groups)
     }
 
     /// The values of the parameters that this rank saves.
     pub fn values(&self) -> Values {
-        let here = self.groups.pp.rank();
-        values(&self.model, |id| self.division.saver(id) == here)
+        values(&self.model, |id| self.zero.saves_value(id, &self.groups))
     }
 
     /// The model of this rank, with stand-ins.

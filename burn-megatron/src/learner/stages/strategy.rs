@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::train::{Learner, TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader};
+use burn::train::{Learner, TrainLoader, TrainStep, TrainingComponents, TrainingStrategy, ValidLoader};
 
 use super::division::{Division, Wanted};
 use super::pipeline::{Pipeline, StagesModel};
+use super::wire::{Sendable, Wire};
 use crate::learner::custom;
 use crate::learner::data_parallel::DataParallel;
 use crate::learner::mesh::{MeshStrategy, for_stages};
@@ -37,27 +38,57 @@ impl StagesStrategy {
     pub(in crate::learner) fn new(mesh: MeshStrategy) -> Self {
         Self(mesh)
     }
+
+    /// The ranks of a pipeline may be in several processes, as torchrun or srun starts them, if batches and outputs are
+    /// [`Sendable`](super::Sendable). Batches are read in the process of each pipeline's first rank, and the last stage's
+    /// outputs go there.
+    pub fn across_processes(self) -> ProcessesStrategy {
+        ProcessesStrategy(self.0)
+    }
 }
 
 #[allow(private_bounds, reason = "the name of bounds that the documentation of `StagesStrategy` writes out")]
 impl<M: StagesModel> From<StagesStrategy> for TrainingStrategy<M> {
     fn from(strategy: StagesStrategy) -> Self {
-        custom(OnStages(strategy.0))
+        custom(OnStages { mesh: strategy.0, wire: None })
     }
 }
 
-struct OnStages(MeshStrategy);
+/// A [`StagesStrategy`] whose pipelines may have ranks in several processes: [`StagesStrategy::across_processes`] makes it.
+#[derive(Clone)]
+pub struct ProcessesStrategy(MeshStrategy);
 
-impl OnStages {
+#[allow(private_bounds, reason = "as of `StagesStrategy`, with batches and outputs that are `Sendable`")]
+impl<M: StagesModel> From<ProcessesStrategy> for TrainingStrategy<M>
+where
+    M: TrainStep<Input: Sendable, Output: Sendable>,
+{
+    fn from(strategy: ProcessesStrategy) -> Self {
+        custom(OnStages { mesh: strategy.0, wire: Some(Wire::new()) })
+    }
+}
+
+struct OnStages<M: TrainStep> {
+    mesh: MeshStrategy,
+    wire: Option<Wire<M>>,
+}
+
+impl<M: StagesModel> OnStages<M> {
     /// How the model is divided, or why the training cannot start.
-    fn divided<M: StagesModel>(&self, model: &M, accumulation: Option<usize>) -> Result<Division, String> {
-        let MeshStrategy { layout, plan, micro_batches, schedule, recompute, .. } = &self.0;
+    fn divided(&self, model: &M, accumulation: Option<usize>) -> Result<Division, String> {
+        let MeshStrategy { layout, plan, micro_batches, schedule, recompute, .. } = &self.mesh;
         for_stages(layout)?;
-        if self.0.sync_batch_norm {
+        if self.mesh.sync_batch_norm {
             let why = "the passes of a pipeline on different ranks would wait for each other in it";
             return Err(format!("sync_batch_norm with stages: {why}; nearest legal: without .stages(), or without it"));
         }
-        self.0.check()?;
+        if self.mesh.overlap {
+            let why = "gradients are added up over the micro-batches of all stages first";
+            return Err(format!(
+                "overlap_grad_reduce with stages: {why}; nearest legal: without .stages(), or without it"
+            ));
+        }
+        self.mesh.check()?;
         let micro_batches = micro_batches.or(accumulation);
         let wanted = Wanted { schedule: *schedule, micro_batches, recompute: recompute.clone() };
         let division = Division::of(model, layout, &wanted).map_err(|error| error.to_string())?;
@@ -67,7 +98,7 @@ impl OnStages {
     }
 }
 
-impl<M: StagesModel> Fit<M> for OnStages {
+impl<M: StagesModel> Fit<M> for OnStages<M> {
     fn fit(
         &self,
         mut components: TrainingComponents<M>,
@@ -76,12 +107,13 @@ impl<M: StagesModel> Fit<M> for OnStages {
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> Fitted<M> {
-        let MeshStrategy { layout, plan, devices, micro_batches, autocast, max_grad_norm, .. } = self.0.clone();
+        let MeshStrategy { layout, plan, devices, micro_batches, units, autocast, max_grad_norm, .. } =
+            self.mesh.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         match self.divided(&learner.model(), components.grad_accumulation) {
             Ok(division) => {
                 let tensor = TensorParallel::new(&layout, &plan, false);
-                let pipeline = Pipeline::new(division, &layout, plan).clipping(max_grad_norm);
+                let pipeline = Pipeline::new(division, &layout, plan, units).clipping(max_grad_norm).over(self.wire);
                 let pipeline = Some(Arc::new(pipeline) as Arc<_>);
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
                 DataParallel { devices, tensor, autocast, pipeline, ..inner }.fit(

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use burn::module::ParamId;
 
 pub(super) use backend_dist::fully_shard::{Owners, Units, running_states};
-pub(super) use reduce::reduce_to_owners;
+pub(super) use reduce::{reduce_some_to_owners, reduce_to_owners};
 pub(super) use share::{Replace, share_parameters, with_stepped};
 
 /// How a rank steps a model of its own, apart from its learner's.
@@ -29,6 +29,8 @@ pub(super) struct Zero {
     /// values are on their owner only.
     pub stage: u8,
     pub owners: Arc<Owners>,
+    /// Whether gradients are reduced during the backward pass; of stage 3 they always are.
+    pub overlap: bool,
     /// What stage 3 gathers together.
     pub units: Units,
     /// The running states of the module, which the ranks average.

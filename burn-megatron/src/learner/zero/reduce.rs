@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use backend_dist::collective::all_to_all;
 use backend_dist::comm::Group;
-use backend_dist::gradients::{FlatGrad, dtypes, into_grads, split, take_used};
-use burn::module::Module;
+use backend_dist::gradients::{FlatGrad, dtypes, put_back, split, take_used};
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -22,7 +22,18 @@ use super::Owners;
 /// [`average_gradients`]: backend_dist::gradients::average_gradients
 pub(in crate::learner) fn reduce_to_owners<M: Module>(
     module: &M,
+    grads: GradientsParams,
+    owners: &Owners,
+    group: &Group,
+) -> GradientsParams {
+    reduce_some_to_owners(module, grads, |_| true, owners, group)
+}
+
+/// [`reduce_to_owners`] for the parameters `of`; the gradients of the others stay as they are.
+pub(in crate::learner) fn reduce_some_to_owners<M: Module>(
+    module: &M,
     mut grads: GradientsParams,
+    of: impl Fn(ParamId) -> bool,
     owners: &Owners,
     group: &Group,
 ) -> GradientsParams {
@@ -34,7 +45,7 @@ pub(in crate::learner) fn reduce_to_owners<M: Module>(
             panic!("parameter {} has a gradient but does not require one, so no rank keeps its state", param.id)
         })
     };
-    let params = take_used(module, &mut grads, group, |_| true);
+    let params = take_used(module, &mut grads, group, of);
     let mut means = HashMap::new();
     for dtype in dtypes(params.iter().map(|param| param.dtype)) {
         let mut members: Vec<&FlatGrad> = params.iter().filter(|param| param.dtype == dtype).collect();
@@ -53,7 +64,7 @@ pub(in crate::learner) fn reduce_to_owners<M: Module>(
             means.extend(split(&mean, &members));
         }
     }
-    into_grads(module, means)
+    put_back(module, means, grads)
 }
 
 /// The sum of `parts` runs of `length` elements, first to last, as the in-process all-reduce adds: 16-bit floats in

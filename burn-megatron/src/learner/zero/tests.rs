@@ -251,7 +251,7 @@ impl Fit<Net> for Probe {
             let before = elements(optimizer_record(&learner, store));
             let mut dp_rank = DpRank::new(learner, &device, zero.clone(), &rank.group(Axis::Dp), None)?;
             let batch = batch.lock().unwrap().clone();
-            let output = dp_rank.train_step(batch);
+            let output = dp_rank.train_step(batch, true);
             dp_rank.accumulate(output.grads);
             dp_rank.step();
             Ok([before, elements(dp_rank.states(store))])

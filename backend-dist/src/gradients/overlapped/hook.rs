@@ -1,0 +1,134 @@
+//! The operation that sees the gradient of a parameter as soon as the backward pass has it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Autodiff, Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata, backend_extension,
+};
+use burn::module::{Module, Reparameterization};
+use burn::tensor::Tensor;
+
+use super::reducing::Reducing;
+use crate::local::Placements;
+
+/// To whom the gradient of a parameter goes.
+#[derive(Clone)]
+pub(super) struct Hook {
+    pub reducing: Arc<Reducing>,
+    pub index: usize,
+    /// Where the parameter is, if it is on a logical device.
+    pub placements: Placements,
+}
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reducing.path(self.index))
+    }
+}
+
+/// Attached to a parameter: its value is the parameter's own, and its gradient is reduced.
+#[derive(Module, Debug)]
+pub struct Hooked {
+    #[module(skip)]
+    hook: Hook,
+}
+
+impl Hooked {
+    pub(super) fn new(hook: Hook) -> Self {
+        Self { hook }
+    }
+}
+
+impl Reparameterization for Hooked {
+    const NAME: &'static str = "reduced";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        match self.hook.reducing.is_on() {
+            true => Tensor::from_dispatch(Dispatch::hooked(base.into_dispatch(), self.hook.clone())),
+            false => base,
+        }
+    }
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Group: cfg(feature = "decorator"), Autodiff)]
+pub(super) trait HookOps: Backend {
+    /// `x`, whose gradient goes to the hook instead of to `x`.
+    fn hooked(x: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
+
+    /// What this rank has of the gradient where the parameter is, flat.
+    fn own_flat(gradient: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
+}
+
+macro_rules! hook_ops {
+    ($backend:ty) => {
+        impl HookOps for $backend {
+            fn hooked(x: FloatTensor<Self>, _: Hook) -> FloatTensor<Self> {
+                x
+            }
+
+            fn own_flat(gradient: FloatTensor<Self>, _: Hook) -> FloatTensor<Self> {
+                let elements = gradient.shape().num_elements();
+                Self::float_reshape(gradient, [elements].into())
+            }
+        }
+    };
+}
+
+hook_ops!(Flex);
+#[cfg(feature = "cuda")]
+hook_ops!(burn::backend::Cube);
+
+#[cfg(feature = "decorator")]
+impl HookOps for burn_group::GroupBackend {
+    fn hooked(x: FloatTensor<Self>, _: Hook) -> FloatTensor<Self> {
+        x
+    }
+
+    fn own_flat(gradient: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
+        let known = hook.placements.known().expect("a parameter stays on its device");
+        let own = crate::mesh_backend::local::local_of(known.moved_to(gradient));
+        let elements = own.shape().num_elements();
+        Self::float_reshape(own, [elements].into())
+    }
+}
+
+#[derive(Debug)]
+struct HandOver;
+
+impl<B: Backend + HookOps> Backward<B, 1> for HandOver
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    type State = Hook;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let hook = ops.state;
+        let flat = B::own_flat(grads.consume::<B>(&ops.node), hook.clone());
+        hook.reducing.arrived(hook.index, Tensor::from_primitive::<B>(flat));
+    }
+}
+
+impl<B: Backend + HookOps, C: CheckpointStrategy> HookOps for Autodiff<B, C>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn hooked(x: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
+        match HandOver.prepare::<C>([x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                hook.reducing.used(hook.index);
+                prep.finish(hook, x.into_primitive())
+            }
+            OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),
+        }
+    }
+
+    fn own_flat(_: FloatTensor<Self>, _: Hook) -> FloatTensor<Self> {
+        unreachable!("gradients of gradients are not supported")
+    }
+}

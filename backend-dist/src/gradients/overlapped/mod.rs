@@ -1,0 +1,173 @@
+//! Gradients that are reduced while the backward pass continues, as PyTorch's `DistributedDataParallel` and Megatron-LM's
+//! `--overlap-grad-reduce` do, for any Burn module.
+//!
+//! A [`Reparameterization`] of each parameter sees its gradient as soon as the backward pass has it. Buckets of gradients
+//! start to be reduced when their last gradient is there, in an order that all ranks share: in the first pass from the last
+//! parameter to the first, then in the order of the first pass. Between GPUs they travel on a stream of their own. CPU
+//! ranks meet in each collective, so that nothing is gained there.
+//!
+//! [`Reparameterization`]: burn::module::Reparameterization
+
+mod buckets;
+mod hook;
+mod reducing;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterizer};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+
+use super::flat::{put_back, take};
+use crate::local::Placements;
+use buckets::Reduced;
+use hook::{Hook, Hooked};
+use ranks::comm::Group;
+pub use reducing::Counts;
+use reducing::Reducing;
+
+/// Bytes of a bucket, as `bucket_cap_mb` of PyTorch's `DistributedDataParallel`.
+const BUCKET: usize = 25 << 20;
+
+/// Reduces the gradients of a module during its backward pass.
+///
+/// ```
+/// use backend_dist::{gradients::overlapped::Reducer, launch::launch, mesh::{Axis, Mesh}};
+/// use burn::nn::LinearConfig;
+/// use burn::optim::GradientsParams;
+/// use burn::prelude::*;
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 3).with_bias(false).init(&device);
+/// let ranks = launch(&Mesh::new("DP2".parse()?)?, &[Device::flex()], |rank| {
+///     // Every rank gets the means.
+///     let reducer = Reducer::new(&model, &rank.group(Axis::Dp), |_| None);
+///     let model = reducer.attach(model.clone().fork(&device));
+///     reducer.begin_pass(&model, GradientsParams::new());
+///     let x = Tensor::<2>::ones([1, 4], &device) * (1.0 + 2.0 * rank.rank as f64);
+///     let grads = GradientsParams::from_grads(model.forward(x).sum().backward(), &model);
+///     let grads = reducer.end_pass(&model, grads);
+///     Ok(grads.get::<2>(model.weight.id).expect("the weight was used").into_data())
+/// })?;
+/// for grad in ranks {
+///     assert_eq!(grad.try_to_vec::<f32>()?, [2.0; 12]);
+/// }
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
+#[derive(Clone)]
+pub struct Reducer {
+    /// By path: a parameter takes the id of a record that it loads.
+    indices: Arc<HashMap<String, usize>>,
+    reducing: Arc<Reducing>,
+}
+
+impl Reducer {
+    /// For clones of `module` on the members of `group`. `owner` says which member gets the mean of a parameter's
+    /// gradients; with `None` all do.
+    pub fn new<M: Module>(module: &M, group: &Group, owner: impl Fn(ParamId) -> Option<usize>) -> Self {
+        Self::with_buckets(module, group, owner, BUCKET)
+    }
+
+    /// [`new`](Self::new) with buckets of so many bytes.
+    pub fn with_buckets<M: Module>(
+        module: &M,
+        group: &Group,
+        owner: impl Fn(ParamId) -> Option<usize>,
+        bytes: usize,
+    ) -> Self {
+        let trained = Trained::of(module);
+        let params = take(module, &mut GradientsParams::new(), |id| trained.ids.contains(&id));
+        let params =
+            params.iter().map(|param| Reduced { owner: owner(param.id), dtype: param.dtype, length: param.length });
+        let reducing = Reducing::new(trained.paths, params.collect(), group.clone(), bytes);
+        Self { indices: trained.indices.into(), reducing: reducing.into() }
+    }
+
+    /// `module`, whose trained parameters' gradients are reduced from [`begin_pass`](Self::begin_pass) to
+    /// [`end_pass`](Self::end_pass). What Burn's autodiff gives then has no gradients of them.
+    pub fn attach<M: Module>(&self, module: M) -> M {
+        module.apply_reparameterization(self.clone())
+    }
+
+    /// Begins a forward pass and the one backward pass that follows; their gradients are added to `earlier`, of micro-batches
+    /// before. Every rank must call it.
+    pub fn begin_pass<M: Module>(&self, module: &M, mut earlier: GradientsParams) {
+        let trained = Trained::of(module);
+        self.reducing.begin(take(module, &mut earlier, |id| trained.ids.contains(&id)));
+    }
+
+    /// Ends a pass. `grads`, which the backward pass has left, with the means over the ranks: those that this rank gets. A
+    /// parameter that only some ranks used counts as zero on the others. Every rank must call it.
+    pub fn end_pass<M: Module>(&self, module: &M, mut grads: GradientsParams) -> GradientsParams {
+        let trained = Trained::of(module);
+        let others = take(module, &mut grads, |id| trained.ids.contains(&id));
+        let ids: Vec<ParamId> = others.iter().map(|other| other.id).collect();
+        let means = self.reducing.end(others).into_iter().map(|(index, mean)| (ids[index], mean));
+        put_back(module, means.collect(), grads)
+    }
+
+    /// How many buckets were reduced since the last call.
+    pub fn take_counts(&self) -> Counts {
+        self.reducing.take_counts()
+    }
+}
+
+impl Reparameterizer for Reducer {
+    type Reparam = Hooked;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Hooked>) {
+        let Some(&index) = self.indices.get(path) else { return (param, None) };
+        let hook = Hook { reducing: self.reducing.clone(), index, placements: Placements::of(&param.base()) };
+        (param, Some(Hooked::new(hook)))
+    }
+}
+
+/// The parameters that require gradients, in visiting order.
+#[derive(Default)]
+struct Trained {
+    path: Vec<String>,
+    ids: HashSet<ParamId>,
+    /// The first of each parameter.
+    paths: Vec<String>,
+    /// Of all paths: a module may hold one parameter in several fields.
+    indices: HashMap<String, usize>,
+    known: HashMap<ParamId, usize>,
+}
+
+impl Trained {
+    fn of<M: Module>(module: &M) -> Self {
+        let mut trained = Self::default();
+        module.visit(&mut trained);
+        trained
+    }
+}
+
+impl ModuleVisitor for Trained {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_require_grad() {
+            return;
+        }
+        let path = self.path.join(".");
+        let index = *self.known.entry(param.id).or_insert_with(|| {
+            self.paths.push(path.clone());
+            self.paths.len() - 1
+        });
+        self.ids.insert(param.id);
+        self.indices.insert(path, index);
+    }
+}

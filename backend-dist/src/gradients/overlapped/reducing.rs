@@ -1,0 +1,239 @@
+//! One rank's end of the reductions of a module's gradients: each bucket starts as soon as its gradients are there.
+
+use std::fmt;
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::buckets::{Bucket, Reduced, buckets};
+use crate::gradients::flat::{FlatGrad, used_anywhere};
+use ranks::collective;
+use ranks::comm::{Group, ReduceOp};
+#[cfg(feature = "cuda")]
+use ranks::overlap::{self, Pending};
+
+/// How many buckets were reduced since the last call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// During backward passes.
+    pub during: usize,
+    /// After them: those with a parameter that this rank did not use.
+    pub after: usize,
+}
+
+pub(super) struct Reducing {
+    paths: Vec<String>,
+    params: Vec<Reduced>,
+    group: Group,
+    /// Bytes of a bucket.
+    limit: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Whether gradients of this pass are reduced.
+    is_on: bool,
+    /// By parameter; those of earlier passes, and of this one once it has them all.
+    grads: Vec<FlatGrad>,
+    /// By parameter, of this pass.
+    uses: Vec<Uses>,
+    /// Parameters in the order in which this pass had their gradients.
+    order: Vec<usize>,
+    /// Whether the buckets follow the order of a pass.
+    is_learned: bool,
+    buckets: Vec<Bucket>,
+    started: Vec<Started>,
+    counts: Counts,
+}
+
+/// The uses of a parameter in a pass.
+#[derive(Clone, Default)]
+struct Uses {
+    /// Without a gradient so far.
+    pending: usize,
+    sum: Option<Tensor<1>>,
+    is_complete: bool,
+}
+
+/// A bucket on its way, or there.
+struct Started {
+    buffer: Tensor<1>,
+    /// What the sum is divided by.
+    ranks: usize,
+    #[cfg(feature = "cuda")]
+    pending: Option<Pending>,
+}
+
+impl Started {
+    /// The mean, on those who get it.
+    fn wait(self) -> Tensor<1> {
+        #[cfg(feature = "cuda")]
+        if let Some(pending) = self.pending {
+            pending.wait();
+        }
+        if self.ranks == 1 { self.buffer } else { self.buffer.div_scalar(self.ranks as f64) }
+    }
+}
+
+impl fmt::Debug for Reducing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reducing({} parameters over {:?})", self.params.len(), self.group)
+    }
+}
+
+impl Reducing {
+    pub fn new(paths: Vec<String>, params: Vec<Reduced>, group: Group, limit: usize) -> Self {
+        // Until it is known better: the last layer is the first to have gradients.
+        let order: Vec<usize> = (0..params.len()).rev().collect();
+        let state = State {
+            is_on: false,
+            grads: Vec::new(),
+            uses: Vec::new(),
+            order: Vec::new(),
+            is_learned: false,
+            buckets: buckets(&params, &order, limit),
+            started: Vec::new(),
+            counts: Counts::default(),
+        };
+        Self { paths, params, group, limit, state: Mutex::new(state) }
+    }
+
+    pub fn path(&self, index: usize) -> &str {
+        &self.paths[index]
+    }
+
+    /// Whether gradients are reduced now.
+    pub fn is_on(&self) -> bool {
+        self.state.lock().is_on
+    }
+
+    pub fn take_counts(&self) -> Counts {
+        std::mem::take(&mut self.state.lock().counts)
+    }
+
+    /// Begins a pass whose gradients are added to `grads`, one for each parameter.
+    pub fn begin(&self, grads: Vec<FlatGrad>) {
+        let mut state = self.state.lock();
+        state.is_on = true;
+        state.uses = vec![Uses::default(); grads.len()];
+        state.grads = grads;
+        state.order.clear();
+        state.started.clear();
+    }
+
+    /// The forward pass uses a parameter.
+    pub fn used(&self, index: usize) {
+        let uses = &mut self.state.lock().uses[index];
+        assert!(
+            !uses.is_complete,
+            "parameter `{}` is used after a backward pass had its gradient, which may be reduced: gradients that are reduced \
+             during the backward pass need steps with one backward pass; nearest legal: without overlap",
+            self.paths[index]
+        );
+        uses.pending += 1;
+    }
+
+    /// The backward pass has the gradient of a use. A collective, if a bucket has all gradients then.
+    pub fn arrived(&self, index: usize, grad: Tensor<1>) {
+        let mut state = self.state.lock();
+        assert!(state.is_on, "the gradient of `{}` comes after the end of its pass", self.paths[index]);
+        let uses = &mut state.uses[index];
+        uses.pending -= 1;
+        uses.sum = Some(match uses.sum.take() {
+            Some(sum) => sum + grad,
+            None => grad,
+        });
+        if uses.pending > 0 {
+            return;
+        }
+        uses.is_complete = true;
+        let sum = uses.sum.take().expect("it has just come");
+        state.grads[index].add(sum);
+        state.order.push(index);
+        // In their order, which is that of all ranks.
+        while let Some(bucket) = state.buckets.get(state.started.len())
+            && bucket.members.iter().all(|member| state.uses[*member].is_complete)
+        {
+            self.start(&mut state);
+            state.counts.during += 1;
+        }
+    }
+
+    /// Ends a pass: reduces what is left, with the gradients `others` that came another way, and waits. The means that this
+    /// rank gets, by parameter.
+    pub fn end(&self, others: Vec<FlatGrad>) -> Vec<(usize, Tensor<1>)> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        state.is_on = false;
+        for ((grad, uses), other) in state.grads.iter_mut().zip(&mut state.uses).zip(others) {
+            // Of a use that no gradient reached, and of a parameter without a hook.
+            let left = uses.sum.take().into_iter().chain(other.is_used().then(|| other.value()));
+            left.for_each(|left| grad.add(left));
+        }
+        let used = state.grads.iter().zip(&state.uses).map(|(grad, uses)| uses.is_complete || grad.is_used()).collect();
+        while state.started.len() < state.buckets.len() {
+            self.start(state);
+            state.counts.after += 1;
+        }
+        let used = used_anywhere(used, &self.group);
+        let mut means = Vec::new();
+        for (bucket, started) in state.buckets.iter().zip(std::mem::take(&mut state.started)) {
+            let mean = started.wait();
+            if bucket.owner.is_some_and(|owner| owner != self.group.rank()) {
+                continue;
+            }
+            let mut start = 0;
+            for &index in &bucket.members {
+                let length = self.params[index].length;
+                if used[index] {
+                    means.push((index, mean.clone().narrow(0, start, length)));
+                }
+                start += length;
+            }
+        }
+        self.learn(state);
+        means
+    }
+
+    /// From the first pass on buckets are those of its order on the first rank.
+    fn learn(&self, state: &mut State) {
+        if std::mem::replace(&mut state.is_learned, true) {
+            return;
+        }
+        let mut order = std::mem::take(&mut state.order);
+        let rest: Vec<usize> = (0..self.params.len()).rev().filter(|index| !order.contains(index)).collect();
+        order.extend(rest);
+        let order = self.group.broadcast_host((self.group.rank() == 0).then_some(order), 0);
+        state.buckets = buckets(&self.params, &order, self.limit);
+    }
+
+    /// Starts the next bucket.
+    fn start(&self, state: &mut State) {
+        let Bucket { owner, members } = &state.buckets[state.started.len()];
+        let values = members.iter().map(|index| state.grads[*index].take()).collect();
+        let started = self.reduce(Tensor::cat(values, 0), *owner);
+        state.started.push(started);
+    }
+
+    fn reduce(&self, buffer: Tensor<1>, owner: Option<usize>) -> Started {
+        let ranks = self.group.size();
+        #[cfg(feature = "cuda")]
+        if overlap::has_device_link(&self.group, &buffer.device()) {
+            let (pending, ranks) = match owner {
+                Some(owner) => (overlap::reduce_mean_into(&buffer, &buffer, owner, &self.group), 1),
+                None => (overlap::all_reduce_in_place(&buffer, &self.group), ranks),
+            };
+            return Started { buffer, ranks, pending: Some(pending) };
+        }
+        let buffer = match owner {
+            Some(owner) => collective::reduce(buffer, owner, &self.group),
+            None => collective::all_reduce(buffer, ReduceOp::Sum, &self.group),
+        };
+        Started {
+            buffer,
+            ranks,
+            #[cfg(feature = "cuda")]
+            pending: None,
+        }
+    }
+}

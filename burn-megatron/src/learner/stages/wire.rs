@@ -1,0 +1,141 @@
+//! Batches and outputs of a user's own types between processes.
+
+use backend_dist::comm::Group;
+use burn::prelude::{Bool, Int};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn::train::{ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, TrainStep};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::lines::{Order, Reply};
+use crate::learner::dp_rank::host;
+
+/// A batch or an output that can be sent to another process. [`StagesStrategy::across_processes`] needs it: batches go from
+/// the first rank of a pipeline to the others, outputs from the last stage to the first rank, whose process has the metrics.
+///
+/// Tensors, pairs and burn-train's own outputs can be sent. For a batch of one's own it is two lines:
+///
+/// ```
+/// use burn::prelude::*;
+/// use burn::tensor::TensorData;
+/// use burn_megatron::prelude::*;
+///
+/// #[derive(Module, Debug)]
+/// struct Batch {
+///     x: Tensor<2>,
+///     classes: Tensor<1, Int>,
+/// }
+///
+/// impl Sendable for Batch {
+///     type Host = (TensorData, TensorData);
+///
+///     fn to_host(self) -> Self::Host {
+///         (self.x.to_host(), self.classes.to_host())
+///     }
+///
+///     fn from_host((x, classes): Self::Host, device: &Device) -> Self {
+///         Self { x: Tensor::from_host(x, device), classes: Tensor::from_host(classes, device) }
+///     }
+/// }
+/// ```
+///
+/// [`StagesStrategy::across_processes`]: super::StagesStrategy::across_processes
+pub trait Sendable: Sized {
+    /// What is sent.
+    type Host: Clone + Send + Sync + Serialize + DeserializeOwned + 'static;
+
+    /// Without its device.
+    #[allow(clippy::wrong_self_convention, reason = "tensors are read without a copy")]
+    fn to_host(self) -> Self::Host;
+
+    /// On `device`.
+    fn from_host(host: Self::Host, device: &Device) -> Self;
+}
+
+macro_rules! sendable_tensor {
+    ($kind:ty, $at:ident, $data:ident => $options:expr) => {
+        impl<const D: usize> Sendable for Tensor<D, $kind> {
+            type Host = TensorData;
+
+            fn to_host(self) -> TensorData {
+                self.into_data()
+            }
+
+            fn from_host($data: TensorData, $at: &Device) -> Self {
+                let options = $options;
+                Self::from_data($data, options)
+            }
+        }
+    };
+}
+
+sendable_tensor!(burn::tensor::Float, device, data => (device, data.dtype()));
+sendable_tensor!(Int, device, data => (device, data.dtype()));
+sendable_tensor!(Bool, device, data => device);
+
+impl<A: Sendable, B: Sendable> Sendable for (A, B) {
+    type Host = (A::Host, B::Host);
+
+    fn to_host(self) -> Self::Host {
+        (self.0.to_host(), self.1.to_host())
+    }
+
+    fn from_host((a, b): Self::Host, device: &Device) -> Self {
+        (A::from_host(a, device), B::from_host(b, device))
+    }
+}
+
+macro_rules! sendable_output {
+    ($output:ty) => {
+        impl Sendable for $output {
+            /// Loss, output and targets.
+            type Host = [TensorData; 3];
+
+            fn to_host(self) -> Self::Host {
+                [self.loss.to_host(), self.output.to_host(), self.targets.to_host()]
+            }
+
+            fn from_host([loss, output, targets]: Self::Host, device: &Device) -> Self {
+                let (loss, output) = (Tensor::from_host(loss, device), Tensor::from_host(output, device));
+                Self { loss, output, targets: Tensor::from_host(targets, device) }
+            }
+        }
+    };
+}
+
+sendable_output!(ClassificationOutput);
+sendable_output!(MultiLabelClassificationOutput);
+sendable_output!(RegressionOutput);
+
+/// How orders and replies with a model's batches and outputs go between processes.
+pub(super) struct Wire<M: TrainStep> {
+    pub send_order: fn(Order<M::Input>, usize, &Group),
+    pub receive_order: fn(&Group) -> Order<M::Input>,
+    pub send_reply: fn(Reply<M::Output>, &Group),
+    pub receive_reply: fn(usize, &Group) -> Reply<M::Output>,
+}
+
+impl<M: TrainStep> Clone for Wire<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: TrainStep> Copy for Wire<M> {}
+
+impl<M: TrainStep<Input: Sendable, Output: Sendable>> Wire<M> {
+    pub fn new() -> Self {
+        Self {
+            send_order: |order, to, group| group.send_host(order.map(M::Input::to_host), to),
+            receive_order: |group| {
+                let order: Order<<M::Input as Sendable>::Host> = group.receive_host(0);
+                order.map(|batch| Sendable::from_host(batch, &host()))
+            },
+            send_reply: |reply, group| group.send_host(reply.map(M::Output::to_host), 0),
+            receive_reply: |from, group| {
+                let reply: Reply<<M::Output as Sendable>::Host> = group.receive_host(from);
+                reply.map(|output| Sendable::from_host(output, &host().inner()))
+            },
+        }
+    }
+}
