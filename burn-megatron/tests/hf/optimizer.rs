@@ -192,27 +192,28 @@ fn a_run_goes_back_with_its_moments() {
     for (name, format) in [("adamw", "--dcp"), ("megatron_reshardable", "--torch-dist")] {
         let folder = copied(name);
         let root = tempfile::tempdir().unwrap();
-        let at = |name: &str| root.path().join(name);
-        let from = imported(folder.path(), &at("from")).0;
+        let [from, trained, out, again] = ["from", "trained", "out", "again"].map(|name| root.path().join(name));
+        let out = std::env::var_os("BURN_MEGATRON_DCP_OUT").map_or(out, |out| Path::new(&out).join(name));
+        let from = imported(folder.path(), &from).0;
         let (theirs, batches) = recorded(name);
         let clip = (format == "--torch-dist").then_some(1.0);
-        let ours = train(&from, "TP2 DP2 ZeRO1", clip, &batches[..10], Some(&at("trained")));
+        let ours = train(&from, "TP2 DP2 ZeRO1", clip, &batches[..10], Some(&trained));
         assert!(worst(&ours, &theirs[..10]) < 5e-7);
-        let out = std::env::var_os("BURN_MEGATRON_DCP_OUT").map_or(at("out"), |out| Path::new(&out).join(name));
         let dtype = if format == "--dcp" { "f64" } else { "f32" };
-        let options =
-            ["--checkpoint", text(&at("trained")), "--max-shard-size", "100KB", "--optimizer", "--dtype", dtype];
+        let options = ["--checkpoint", text(&trained), "--max-shard-size", "100KB", "--optimizer", "--dtype", dtype];
         let said = succeed(&[&["export", format, text(&out)], &options[..]].concat());
         assert!(said.contains("step 20 in") && said.contains("weights and moments"), "{said}");
-        let trained = Checkpoint::open(at("trained")).unwrap();
-        let words = ["import", "--hf", text(&out), "--output", text(&at("again")), "--optimizer"];
+        let trained = Checkpoint::open(&trained).unwrap();
+        let words = ["import", "--hf", text(&out), "--output", text(&again), "--optimizer"];
         let consumed = ["--consumed-samples", "160"];
         succeed(&[&words[..], if format == "--dcp" { &consumed } else { &[] }].concat());
-        let again = Checkpoint::open(at("again")).unwrap();
+        let again = Checkpoint::open(&again).unwrap();
         let [a, b] = [&trained, &again].map(|of| of.state().clone());
         assert_eq!((a.step, a.updates, a.consumed_samples), (b.step, b.updates, b.consumed_samples));
         assert_eq!((a.step, a.consumed_samples), (20, 160));
-        assert_eq!(b.config, from.state().config, "{name}");
+        for section in ["optimizer", "lr", "weight-decay"] {
+            assert_eq!(b.config[section], from.state().config[section], "{name}");
+        }
         if format == "--dcp" {
             assert!(tensors(&trained) == tensors(&again), "{name}");
         } else {
@@ -221,6 +222,27 @@ fn a_run_goes_back_with_its_moments() {
             let ours = train(&again, "TP1", clip, &batches[10..], None);
             assert!(worst(&ours, &theirs[10..]) < 5e-7);
         }
+    }
+}
+
+/// Weights in bf16 keep their fp32 masters: those are what the optimizer updates.
+#[test]
+fn masters_go_with_weights_in_bf16() {
+    let (folder, root) = (copied("megatron_reshardable"), tempfile::tempdir().unwrap());
+    let [from, out, again] = ["from", "out", "again"].map(|name| root.path().join(name));
+    let from_checkpoint = imported(folder.path(), &from).0;
+    let options = ["--checkpoint", text(&from), "--optimizer", "--dtype", "bf16"];
+    succeed(&[&["export", "--torch-dist", text(&out)], &options[..]].concat());
+    let (checkpoint, _) = imported(&out, &again);
+    let kept = |of: &Checkpoint, kind: Kind| {
+        let all = tensors(of).into_iter().filter(|(of_tensor, ..)| *of_tensor == kind);
+        all.map(|(_, name, bytes)| (name, bytes)).collect::<Vec<_>>()
+    };
+    let (weights, masters) = (kept(&from_checkpoint, Kind::Weight), kept(&checkpoint, Kind::Master));
+    assert!(!masters.is_empty() && masters == weights);
+    for ((name, exact), (_, short)) in masters.iter().zip(kept(&checkpoint, Kind::Weight)) {
+        let rounded = exact.as_chunks::<4>().0.iter().map(|bytes| half::bf16::from_f32(f32::from_le_bytes(*bytes)));
+        assert!(rounded.flat_map(half::bf16::to_le_bytes).eq(short), "{name}");
     }
 }
 
