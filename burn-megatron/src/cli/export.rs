@@ -15,8 +15,8 @@ use crate::config::LoraSection;
 use crate::data::find_tokenizer;
 use crate::element::Element;
 use crate::hf::{
-    CheckpointWeights, Companions, Export, Format, adapter_of, companions_of, export, model_of, parse_size,
-    write_adapter,
+    CheckpointWeights, Companions, Export, Format, adapter_of, companions_of, export, export_states, model_of,
+    parse_size, write_adapter,
 };
 use crate::refusal::Access;
 
@@ -53,6 +53,9 @@ pub struct Args {
     /// Hugging Face folder whose tokenizer and small files are taken, where the checkpoint has none of its own
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
+    /// Write the moments of AdamW too, and what a run of PyTorch or Megatron-Core needs to continue
+    #[arg(long, conflicts_with_all = ["hf", "adapter", "ema"])]
+    optimizer: bool,
     #[command(flatten)]
     quantise: QuantiseArgs,
 }
@@ -108,6 +111,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let weights = match dtype {
         _ if args.ema => CheckpointWeights::average(&checkpoint),
         Some(_) => CheckpointWeights::most_precise(&checkpoint),
+        // An optimizer of PyTorch has no other weights than the model's.
+        None if args.optimizer && format == Format::Dcp => CheckpointWeights::most_precise(&checkpoint),
         None => CheckpointWeights::of(&checkpoint),
     };
     if args.quantise.is_asked()? {
@@ -119,12 +124,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         super::print(&args.quantise.export(plain.path(), &hf, None, args.max_shard_size)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (files, bytes) = export(&hf, &what, &weights)?;
+    let (files, bytes) = match args.optimizer {
+        true => export_states(&hf, &what, &weights, &checkpoint)?,
+        false => export(&hf, &what, &weights)?,
+    };
     super::print(&format!(
-        "{}: step {} in {files} file{} of weights, {}\n",
+        "{}: step {} in {files} file{} of weights{}, {}\n",
         hf.display(),
         checkpoint.state().step,
         if files == 1 { "" } else { "s" },
+        if args.optimizer { " and moments" } else { "" },
         HumanBytes(bytes)
     ))?;
     Ok(ExitCode::SUCCESS)

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use indicatif::HumanBytes;
 
-use crate::hf::{HfFolder, import};
+use crate::hf::{HfFolder, OptimizerStates, import, import_states};
 
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,13 @@ pub struct Args {
     /// Folder with the weights, if they are not in that of config.json
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
-    /// Folder to write the checkpoint into, as step 0; it must hold none yet
+    /// Take the moments of AdamW too, from a DCP checkpoint of PyTorch or Megatron-Core: a run continues from the checkpoint
+    #[arg(long)]
+    optimizer: bool,
+    /// Samples that the run had consumed, where its checkpoint does not say: PyTorch's
+    #[arg(long, value_name = "N", requires = "optimizer")]
+    consumed_samples: Option<u64>,
+    /// Folder to write the checkpoint into, as step 0 or that of the optimizer; it must hold none yet
     #[arg(long, alias = "checkpoint", value_name = "CKPT")]
     output: PathBuf,
 }
@@ -27,8 +33,16 @@ pub struct Args {
 /// # Errors
 /// If the folder is not a model of ours, or the checkpoint cannot be written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let folder = HfFolder::with_weights(&args.hf, args.weights.as_ref().unwrap_or(&args.hf))?;
-    let report = import(&folder, &args.output)?;
+    let weights = args.weights.as_ref().unwrap_or(&args.hf);
+    let folder = HfFolder::with_weights(&args.hf, weights)?;
+    let states = match args.optimizer {
+        true => OptimizerStates::read(&folder, weights, args.consumed_samples)?,
+        false => None,
+    };
+    let report = match &states {
+        Some(states) => import_states(&folder, states, &args.output)?,
+        None => import(&folder, &args.output)?,
+    };
     let tokenizer = if folder.tokenizer_path().is_some() { "with" } else { "without" };
     super::print(&format!(
         "{}: {} of weights in {:.1} s, {tokenizer} a tokenizer\n",
@@ -36,5 +50,21 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         HumanBytes(report.bytes),
         report.seconds
     ))?;
+    match states {
+        Some(states) => {
+            super::print(&told(&states))?;
+        }
+        None if args.optimizer => super::print("no moments of an optimizer there: weights only\n")?,
+        None => {}
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What was taken of an optimizer, and what the file of a run that continues has to say.
+fn told(states: &OptimizerStates) -> String {
+    let mut lines = vec![format!("moments of {} updates, {} samples consumed", states.updates(), states.consumed())];
+    lines.extend(states.notes().iter().map(|note| format!("note: {note}")));
+    let config = toml::to_string(states.config()).unwrap_or_default();
+    lines.push(format!("the run that continues says in its file:\n{config}"));
+    lines.join("\n")
 }

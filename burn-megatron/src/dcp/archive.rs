@@ -1,6 +1,7 @@
 //! An archive of `torch.save` with one tensor in it: a zip file whose `data.pkl` describes the tensor, and whose `data/0`
 //! are the elements, not compressed.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use safetensors::Dtype;
@@ -44,17 +45,7 @@ pub(super) fn elements(
     if offset.checked_add(length).is_none_or(|end| end > file.size()) {
         return Err(format!("should be {length} bytes from {offset} on, but the file has {}", file.size()));
     }
-    let wrong = |error: zip::result::ZipError| format!("is no archive of torch.save: {error}");
-    let mut archive = ZipArchive::new(Window { file, start: offset, length, at: 0 }).map_err(wrong)?;
-    let names: Vec<String> = archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
-    let root = names.iter().find_map(|name| name.strip_suffix("/data.pkl"));
-    let root = root.ok_or("is no archive of torch.save: it has no data.pkl")?;
-    if names.iter().any(|name| *name == format!("{root}/byteorder")) {
-        let order = read(&mut archive, &format!("{root}/byteorder"))?;
-        if order != b"little" {
-            return Err("was written in another order of bytes than little".into());
-        }
-    }
+    let (mut archive, root) = open(Window { file, start: offset, length, at: 0 })?;
     let described = Pickle::read(&read(&mut archive, &format!("{root}/data.pkl"))?, &CLASSES)?;
     let view = View::of(described.value()).ok_or("is no plain tensor")?;
     if (view.dtype, &view.shape[..]) != (dtype, shape) {
@@ -63,7 +54,8 @@ pub(super) fn elements(
     if !view.is_row_major() {
         return Err("is not contiguous; save `tensor.contiguous()`".into());
     }
-    let data = archive.by_name(&format!("{root}/data/{}", view.storage)).map_err(wrong)?;
+    let data = archive.by_name(&format!("{root}/data/{}", view.storage));
+    let data = data.map_err(|error| format!("is no archive of torch.save: {error}"))?;
     let size = dtype.bitsize() / 8;
     let bytes = (shape.iter().product::<usize>() * size) as u64;
     let skipped = view.offset.checked_mul(size).map(|skipped| skipped as u64);
@@ -76,7 +68,56 @@ pub(super) fn elements(
     start.map(|start| offset + start).ok_or_else(|| "has its elements outside the archive".into())
 }
 
-fn read(archive: &mut ZipArchive<Window>, name: &str) -> Result<Vec<u8>, String> {
+/// What an archive has that is no tensor. Of tensors in it, those of one element have a number.
+///
+/// # Errors
+/// Says what the archive is instead.
+pub(super) fn object(from: impl Read + Seek) -> Result<Pickle, String> {
+    let (mut archive, root) = open(from)?;
+    let mut pickle = Pickle::of_any(&read(&mut archive, &format!("{root}/data.pkl"))?)?;
+    let names: Vec<String> = archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
+    for name in names {
+        let Some(storage) = name.strip_prefix(&format!("{root}/data/")) else { continue };
+        let bytes = read(&mut archive, &name)?;
+        if bytes.len() <= 8 {
+            pickle.storages.insert(storage.into(), bytes);
+        }
+    }
+    Ok(pickle)
+}
+
+/// The element of a tensor that has one, of which these are the storages.
+pub(super) fn number(tensor: Value, storages: &HashMap<String, Vec<u8>>) -> Option<f64> {
+    let view = View::of(tensor)?;
+    let (bytes, one) = (storages.get(&view.storage)?, view.offset == 0 && view.shape.iter().all(|size| *size == 1));
+    let four = || bytes.first_chunk::<4>().copied();
+    let eight = || bytes.first_chunk::<8>().copied();
+    let number = match view.dtype {
+        Dtype::F32 => f64::from(f32::from_le_bytes(four()?)),
+        Dtype::F64 => f64::from_le_bytes(eight()?),
+        Dtype::I32 => f64::from(i32::from_le_bytes(four()?)),
+        Dtype::I64 => i64::from_le_bytes(eight()?) as f64,
+        _ => return None,
+    };
+    one.then_some(number)
+}
+
+/// The archive, and the folder in it that has everything.
+fn open<R: Read + Seek>(from: R) -> Result<(ZipArchive<R>, String), String> {
+    let mut archive = ZipArchive::new(from).map_err(|error| format!("is no archive of torch.save: {error}"))?;
+    let names: Vec<String> = archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
+    let root = names.iter().find_map(|name| name.strip_suffix("/data.pkl"));
+    let root = root.ok_or("is no archive of torch.save: it has no data.pkl")?;
+    if names.iter().any(|name| *name == format!("{root}/byteorder")) {
+        let order = read(&mut archive, &format!("{root}/byteorder"))?;
+        if order != b"little" {
+            return Err("was written in another order of bytes than little".into());
+        }
+    }
+    Ok((archive, root.into()))
+}
+
+fn read<R: Read + Seek>(archive: &mut ZipArchive<R>, name: &str) -> Result<Vec<u8>, String> {
     let wrong = |error: &dyn ToString| format!("is no archive of torch.save: {name}: {}", error.to_string());
     let entry = archive.by_name(name).map_err(|error| wrong(&error))?;
     let mut bytes = Vec::new();
@@ -140,11 +181,12 @@ fn typed(storage: &str) -> Option<Dtype> {
 }
 
 /// Some bytes of a file as a file of their own.
-struct Window<'a> {
-    file: &'a PositionedFile,
-    start: u64,
-    length: u64,
-    at: u64,
+pub(super) struct Window<'a> {
+    pub file: &'a PositionedFile,
+    pub start: u64,
+    pub length: u64,
+    /// Where reading goes on.
+    pub at: u64,
 }
 
 impl Read for Window<'_> {

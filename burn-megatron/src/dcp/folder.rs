@@ -9,7 +9,7 @@ use safetensors::Dtype;
 
 use super::metadata::{Entry, METADATA, Metadata};
 use super::pieces::pieces;
-use super::{DcpError, archive};
+use super::{DcpError, archive, flattened};
 use crate::checkpoint::boxes::len;
 use crate::positioned::{PositionedFile, Run};
 
@@ -76,6 +76,7 @@ impl DcpFolder {
     pub fn open(folder: &Path, choose: impl FnOnce(&[&str]) -> HashMap<String, String>) -> Result<Self, DcpError> {
         let metadata = Metadata::read(folder)?;
         let chosen = choose(&metadata.names()?);
+        let shapes = metadata.flattened();
         let (mut files, mut tensors): (Vec<(String, PositionedFile)>, _) = (Vec::new(), BTreeMap::new());
         let mut known: HashMap<String, usize> = HashMap::new();
         for (name, Entry { dtype, shape, places }) in metadata.entries(|name| chosen.contains_key(name))? {
@@ -97,9 +98,18 @@ impl DcpFolder {
                 };
                 let sizes: Vec<usize> = place.ranges.iter().map(ExactSizeIterator::len).collect();
                 let at = [place.offset, place.length];
-                let start = archive::elements(&files[file].1, at, &sizes, dtype).map_err(wrong)?;
-                chunks.push(Chunk { ranges: place.ranges, file, start });
+                let mut start = archive::elements(&files[file].1, at, &sizes, dtype).map_err(wrong)?;
+                let boxes = match shapes.get(name.as_str()) {
+                    Some(whole) => flattened::boxes(whole, &shape, &place.ranges).map_err(wrong)?,
+                    None => vec![place.ranges],
+                };
+                for ranges in boxes {
+                    let bytes = len(&ranges) * dtype.bitsize() / 8;
+                    chunks.push(Chunk { ranges, file, start });
+                    start += bytes as u64;
+                }
             }
+            let shape = shapes.get(name.as_str()).cloned().unwrap_or(shape);
             tensors.insert(chosen[&name].clone(), DcpTensor { dtype, shape, chunks });
         }
         Ok(Self { metadata: metadata.path, tensors, files })

@@ -149,6 +149,31 @@ impl Metadata {
         Ok(self.tensors()?.into_iter().map(|(name, _)| name).collect())
     }
 
+    /// Where everything is that is in one piece: what is no tensor, and tensors of one element.
+    ///
+    /// # Errors
+    /// If the file is no metadata.
+    pub fn pieces(&self) -> Result<BTreeMap<String, Place>, DcpError> {
+        let stored = places(self.part("storage_data")?);
+        let stored = stored.ok_or_else(|| DcpError::file(&self.path, "`storage_data` is none of DCP"))?;
+        let whole =
+            stored.into_iter().filter(|((_, at), (file, _, _, plain))| at.is_empty() && *plain && is_inside(file));
+        let place = |((name, _), (file, offset, length, _)): ((&str, _), (&str, u64, u64, bool))| {
+            (name.to_string(), Place { ranges: Vec::new(), file: file.to_string(), offset, length })
+        };
+        Ok(whole.map(place).collect())
+    }
+
+    /// The shapes of tensors that Megatron-Core has stored as boxes with their elements in a row
+    /// (`megatron/core/dist_checkpointing/strategies/torch.py` up to 0.15).
+    pub fn flattened<'a>(&'a self) -> HashMap<&'a str, Vec<usize>> {
+        let entries = self.pickle.value().attribute("mcore_data").and_then(Value::entries).unwrap_or_default();
+        let shape = |(name, about): (Value<'a>, Value<'a>)| {
+            Some((name.text()?, sizes(about.get("nd_reformulated_orig_global_shape")?)?))
+        };
+        entries.into_iter().filter_map(shape).collect()
+    }
+
     /// The tensors that `wanted` names, but for those with elements of types that are not ours.
     ///
     /// # Errors
@@ -181,6 +206,11 @@ fn places<'a>(entries: Vec<(Value<'a>, Value<'a>)>) -> Option<Stored<'a>> {
     entries.into_iter().map(place).collect()
 }
 
+/// Whether a path leads nowhere but into the folder.
+fn is_inside(file: &str) -> bool {
+    Path::new(file).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
 fn entry(name: &str, about: Value, stored: &Stored) -> Result<Option<Entry>, String> {
     let strange = || "is described in another form than DCP's".to_string();
     let properties = about.attribute("properties").and_then(Value::state).and_then(Value::items).ok_or_else(strange)?;
@@ -203,7 +233,7 @@ fn entry(name: &str, about: Value, stored: &Stored) -> Result<Option<Entry>, Str
             return Err("is compressed or encrypted; save it without extensions of the storage".into());
         }
         // A path in the folder: others could lead anywhere.
-        if !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
+        if !is_inside(file) {
             return Err(format!("is said to be in {file:?}, which is no file of this folder"));
         }
         Ok(Place { ranges, file: file.to_string(), offset: *offset, length: *length })

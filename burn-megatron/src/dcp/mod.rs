@@ -5,9 +5,11 @@
 //! to it.
 
 mod archive;
+mod flattened;
 mod folder;
 mod metadata;
 mod node;
+mod objects;
 mod opcodes;
 mod pickle;
 mod pickler;
@@ -21,6 +23,9 @@ use thiserror::Error;
 
 pub(crate) use folder::{DcpFolder, DcpTensor};
 pub(crate) use metadata::METADATA;
+pub(crate) use objects::DcpObjects;
+pub(crate) use pickle::{Pickle, Value};
+pub(crate) use pickler::Pickler;
 pub(crate) use writer::DcpWriter;
 
 /// A DCP folder that cannot be read or written.

@@ -7,8 +7,10 @@ pub(super) type Id = usize;
 pub(super) enum Node {
     None,
     Int(i64),
+    Float(f64),
+    Bool(bool),
     Text(String),
-    /// Truth values, floats, bytes and sets: nothing that is needed.
+    /// Bytes and sets: nothing that is needed.
     Other,
     /// A tuple or a list.
     Items(Vec<Id>),

@@ -1,19 +1,24 @@
 //! Python's pickles as data (<https://docs.python.org/3/library/pickletools.html>, protocols 2 to 5). Nothing is ever
 //! called: an object is its class, its arguments and its state.
 
+use std::collections::HashMap;
+
+use super::archive::number;
 use super::node::{Id, Node};
 use super::unpickler::run;
 
 /// A pickle that has been read.
 #[derive(Debug)]
-pub(super) struct Pickle {
+pub(crate) struct Pickle {
     nodes: Vec<Node>,
     top: Id,
+    /// The bytes of tensors of one element, by the name of their storage.
+    pub(super) storages: HashMap<String, Vec<u8>>,
 }
 
 /// A value of a pickle.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Value<'a> {
+pub(crate) struct Value<'a> {
     pickle: &'a Pickle,
     id: Id,
 }
@@ -24,8 +29,17 @@ impl Pickle {
     /// # Errors
     /// If it is damaged, or has a class or an operation of no legal pickle; with the byte.
     pub fn read(bytes: &[u8], classes: &[&str]) -> Result<Self, String> {
-        let (nodes, top) = run(bytes, classes)?;
-        Ok(Self { nodes, top })
+        let (nodes, top) = run(bytes, Some(classes))?;
+        Ok(Self { nodes, top, storages: HashMap::new() })
+    }
+
+    /// Reads a pickle of any classes, such as one of a program's own settings.
+    ///
+    /// # Errors
+    /// If it is damaged, or has an operation of no legal pickle; with the byte.
+    pub fn of_any(bytes: &[u8]) -> Result<Self, String> {
+        let (nodes, top) = run(bytes, None)?;
+        Ok(Self { nodes, top, storages: HashMap::new() })
     }
 
     /// What the pickle is of.
@@ -55,6 +69,34 @@ impl<'a> Value<'a> {
             Node::Int(value) => Some(*value),
             _ => None,
         }
+    }
+
+    pub fn boolean(self) -> Option<bool> {
+        match self.node() {
+            Node::Bool(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// A number, or the only element of a tensor.
+    pub fn number(self) -> Option<f64> {
+        match self.node() {
+            Node::Int(value) => Some(*value as f64),
+            Node::Float(value) => Some(*value),
+            Node::Object { .. } => number(self, &self.pickle.storages),
+            _ => None,
+        }
+    }
+
+    /// A whole number that is not negative, also as a float.
+    pub fn count(self) -> Option<u64> {
+        self.number().filter(|number| (0.0..=2f64.powi(53)).contains(number) && number.fract() == 0.0).map(|n| n as u64)
+    }
+
+    /// What a dictionary has under a name, or an object as an attribute.
+    pub fn get(self, name: &str) -> Option<Self> {
+        let entries = self.entries().or_else(|| self.state()?.entries())?;
+        entries.into_iter().find(|(key, _)| key.text() == Some(name)).map(|(_, value)| value)
     }
 
     pub fn is_none(self) -> bool {
@@ -103,8 +145,7 @@ impl<'a> Value<'a> {
 
     /// An attribute of an object.
     pub fn attribute(self, name: &str) -> Option<Self> {
-        let entries = self.state()?.entries()?;
-        entries.into_iter().find(|(key, _)| key.text() == Some(name)).map(|(_, value)| value)
+        self.state()?.get(name)
     }
 
     /// The name of what a file has elsewhere.

@@ -3,7 +3,7 @@
 use super::opcodes::*;
 
 /// A pickle that is being written.
-pub(super) struct Pickler(Vec<u8>);
+pub(crate) struct Pickler(Vec<u8>);
 
 impl Pickler {
     pub fn new() -> Self {
@@ -20,8 +20,13 @@ impl Pickler {
         self.0.push(NONE);
     }
 
-    pub fn no(&mut self) {
-        self.0.push(FALSE);
+    pub fn boolean(&mut self, value: bool) {
+        self.0.push(if value { TRUE } else { FALSE });
+    }
+
+    pub fn float(&mut self, value: f64) {
+        self.0.push(BINFLOAT);
+        self.0.extend(value.to_be_bytes());
     }
 
     pub fn text(&mut self, text: &str) {

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use super::node::{Id, Node};
 use super::opcodes::*;
 
-/// All values of a pickle, and which of them it is of. Its classes must be among `classes`.
+/// All values of a pickle, and which of them it is of. Its classes must be among `classes`, if there are any.
 ///
 /// # Errors
 /// If it is damaged, or has a class or an operation of no legal pickle; with the byte.
-pub(super) fn run(bytes: &[u8], classes: &[&str]) -> Result<(Vec<Node>, Id), String> {
+pub(super) fn run(bytes: &[u8], classes: Option<&[&str]>) -> Result<(Vec<Node>, Id), String> {
     let mut machine = Machine {
         bytes,
         at: 0,
@@ -33,7 +33,7 @@ pub(super) fn run(bytes: &[u8], classes: &[&str]) -> Result<(Vec<Node>, Id), Str
 struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
-    classes: &'a [&'a str],
+    classes: Option<&'a [&'a str]>,
     nodes: Vec<Node>,
     stack: Vec<Id>,
     marks: Vec<usize>,
@@ -51,7 +51,8 @@ impl<'a> Machine<'a> {
             FRAME => self.skip(8)?,
             STOP => return self.pop().map(Some),
             NONE => self.push(Node::None),
-            TRUE | FALSE => self.push(Node::Other),
+            TRUE => self.push(Node::Bool(true)),
+            FALSE => self.push(Node::Bool(false)),
             BININT => {
                 let value = self.unsigned(4)? as u32 as i32;
                 self.push(Node::Int(value.into()));
@@ -60,7 +61,11 @@ impl<'a> Machine<'a> {
             BININT2 => self.int(2)?,
             LONG1 => self.long(1)?,
             LONG4 => self.long(4)?,
-            BINFLOAT => self.other(8)?,
+            BINFLOAT => {
+                // The only number that is big-endian.
+                let bits = self.take(8)?.iter().fold(0, |bits, byte| bits << 8 | u64::from(*byte));
+                self.push(Node::Float(f64::from_bits(bits)));
+            }
             SHORT_BINUNICODE => self.unicode(1)?,
             BINUNICODE => self.unicode(4)?,
             BINUNICODE8 => self.unicode(8)?,
@@ -253,7 +258,7 @@ impl<'a> Machine<'a> {
 
     fn class(&mut self, module: &str, name: &str) -> Result<(), String> {
         let class = format!("{module}.{name}");
-        if !self.classes.contains(&class.as_str()) {
+        if self.classes.is_some_and(|classes| !classes.contains(&class.as_str())) {
             return Err(format!("class {class} is none of those that such a file has"));
         }
         self.push(Node::Class(class));
@@ -274,6 +279,8 @@ impl<'a> Machine<'a> {
     fn extend(&mut self, more: Vec<Id>) -> Result<(), String> {
         match self.top()? {
             Node::Items(items) => items.extend(more),
+            // A class of its own that is a list.
+            Node::Object { .. } => {}
             _ => return Err("elements for what is no list".into()),
         }
         Ok(())
@@ -282,6 +289,7 @@ impl<'a> Machine<'a> {
     fn set(&mut self, more: Vec<(Id, Id)>) -> Result<(), String> {
         match self.top()? {
             Node::Dict(entries) => entries.extend(more),
+            Node::Object { .. } => {}
             _ => return Err("entries for what is no dictionary".into()),
         }
         Ok(())

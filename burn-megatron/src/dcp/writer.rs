@@ -65,13 +65,13 @@ impl DcpWriter {
         Ok(())
     }
 
-    /// Writes a list of one `None`: the state of a module that has none.
+    /// Writes what is no tensor, which `object` pickles.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn write_none(&mut self, name: String) -> io::Result<()> {
+    pub fn write_object(&mut self, name: String, object: impl FnOnce(&mut Pickler)) -> io::Result<()> {
         let mut pickler = Pickler::new();
-        pickler.list(Pickler::none);
+        object(&mut pickler);
         let archive = archive("archive", &pickler.finish(), None)?;
         let place = self.append(&archive, Vec::new())?;
         self.objects.insert(name, place);
@@ -113,18 +113,13 @@ impl DcpWriter {
         Ok(self.files)
     }
 
-    /// Writes a dictionary of numbers as `torch.save` does.
+    /// Writes a file as `torch.save` does of what `object` pickles.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn save_numbers(path: &Path, numbers: &[(&str, u64)]) -> io::Result<()> {
+    pub fn save(path: &Path, object: impl FnOnce(&mut Pickler)) -> io::Result<()> {
         let mut pickler = Pickler::new();
-        pickler.dict(|pickler| {
-            for (name, value) in numbers {
-                pickler.text(name);
-                pickler.integer(*value);
-            }
-        });
+        object(&mut pickler);
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         std::fs::write(path, archive(&name, &pickler.finish(), None)?)
     }
@@ -158,7 +153,7 @@ fn described(dtype: Dtype, sizes: &[usize]) -> io::Result<Vec<u8>> {
         pickler.integer(0);
         pickler.integers(sizes.iter().copied());
         pickler.integers(strides);
-        pickler.no();
+        pickler.boolean(false);
         pickler.call("collections", "OrderedDict", |_| ());
     });
     Ok(pickler.finish())
@@ -255,9 +250,9 @@ fn tensor(pickler: &mut Pickler, entry: &Entry, dtype: &str) {
                 pickler.tuple(|pickler| {
                     pickler.class("torch", dtype);
                     pickler.call("torch.serialization", "_get_layout", |pickler| pickler.text("torch.strided"));
-                    pickler.no();
+                    pickler.boolean(false);
                     pickler.call(MODULE, "_MEM_FORMAT_ENCODING", |pickler| pickler.integer(0));
-                    pickler.no();
+                    pickler.boolean(false);
                 });
             });
             pickler.text("size");

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::companions::Companions;
 use super::error::HfFolderError;
 use super::folder::HfFolder;
+use super::optimizer::OptimizerStates;
 use super::outputs::TensorReader;
 use super::shards::divide;
 use crate::checkpoint::{Checkpoint, Kind, RunState, SaveReport, Saver, SaverOptions, Slice};
@@ -24,15 +25,17 @@ const SLICE: usize = 64 << 20;
 /// Bytes of a file, which is in memory while it is written.
 const FILE: u64 = 512 << 20;
 
-/// A box of one of the model's tensors, to be copied.
-struct Chunk {
+/// A box of one of the model's tensors or of its optimizer's, to be copied.
+struct Chunk<'a> {
+    from: &'a HfFolder,
+    kind: Kind,
     name: String,
     shape: Vec<usize>,
     ranges: Vec<Range<usize>>,
     element: Element,
 }
 
-impl Chunk {
+impl Chunk<'_> {
     fn bytes(&self) -> u64 {
         (self.ranges.iter().map(ExactSizeIterator::len).product::<usize>() * self.element.size()) as u64
     }
@@ -45,19 +48,35 @@ impl Chunk {
 /// If a weight cannot be read, `tokenizer.json` is no tokenizer, or the checkpoint cannot be written; there must be
 /// none in `root` yet.
 pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderError> {
+    write(folder, None, root)
+}
+
+/// The same with the states of an optimizer, as the checkpoint of their step, from which a run continues.
+///
+/// # Errors
+/// As [`import`].
+pub fn import_states(folder: &HfFolder, states: &OptimizerStates, root: &Path) -> Result<SaveReport, HfFolderError> {
+    write(folder, Some(states), root)
+}
+
+fn write(folder: &HfFolder, states: Option<&OptimizerStates>, root: &Path) -> Result<SaveReport, HfFolderError> {
     if root.exists() && !Checkpoint::list(root)?.is_empty() {
         return Err(HfFolderError::file(root, "holds checkpoints already; give another folder"));
     }
-    let chunks = chunks(folder)?;
+    let mut chunks = chunks(folder, Kind::Weight)?;
+    for (kind, from) in states.map_or(&[][..], OptimizerStates::kinds) {
+        chunks.extend(self::chunks(from, *kind)?);
+    }
     let sizes: Vec<u64> = chunks.iter().map(Chunk::bytes).collect();
     let files = divide(&sizes, FILE);
-    let mut config = json!({});
+    let (step, skipped) = states.map_or((0, 0), OptimizerStates::counts);
+    let mut config = states.map_or(json!({}), |states| states.config().clone());
     keep_companions(&mut config, folder.companions());
     let state = RunState {
-        step: 0,
-        consumed_samples: 0,
-        updates: 0,
-        skipped_samples: None,
+        step,
+        consumed_samples: states.map_or(0, OptimizerStates::consumed),
+        updates: states.map_or(0, OptimizerStates::updates),
+        skipped_samples: states.map(|_| skipped),
         layout: ParallelLayout::default(),
         world_size: 1,
         model: json!(folder.config()),
@@ -77,7 +96,7 @@ pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderErro
     let saver = Saver::new(root, files.len(), options)?;
     saver.rehearse(sizes.iter().sum())?;
     for (writer, file) in files.into_iter().enumerate() {
-        let slices = chunks[file].iter().map(|chunk| slice(folder, chunk)).collect::<Result<_, _>>()?;
+        let slices = chunks[file].iter().map(slice).collect::<Result<_, _>>()?;
         saver.submit(writer, slices, &state)?;
     }
     let report = saver.wait()?.pop();
@@ -89,26 +108,26 @@ fn weight(name: &str) -> impl FnOnce(BoxError) -> HfFolderError {
 }
 
 /// All tensors, the large ones in chunks of rows.
-fn chunks(folder: &HfFolder) -> Result<Vec<Chunk>, HfFolderError> {
+fn chunks(from: &HfFolder, kind: Kind) -> Result<Vec<Chunk<'_>>, HfFolderError> {
     let mut chunks = Vec::new();
-    for (name, foreign) in folder.config().hf_names().iter() {
+    for (name, foreign) in from.config().hf_names().iter().filter(|(name, _)| from.has(name)) {
         let shape = foreign.our_shape();
-        let element = folder.element(name, &shape).map_err(weight(name))?;
+        let element = from.element(name, &shape).map_err(weight(name))?;
         let row = shape[1..].iter().product::<usize>() * element.size();
         let rows = (SLICE / row.max(1)).max(1);
         for first in (0..shape[0]).step_by(rows) {
             let mut ranges: Vec<Range<usize>> = shape.iter().map(|size| 0..*size).collect();
             ranges[0] = first..(first + rows).min(shape[0]);
-            chunks.push(Chunk { name: name.into(), shape: shape.clone(), ranges, element });
+            chunks.push(Chunk { from, kind, name: name.into(), shape: shape.clone(), ranges, element });
         }
     }
     Ok(chunks)
 }
 
-fn slice(folder: &HfFolder, chunk: &Chunk) -> Result<Slice, HfFolderError> {
-    let data = folder.read_bytes(&chunk.name, &chunk.shape, &chunk.ranges).map_err(weight(&chunk.name))?;
+fn slice(chunk: &Chunk) -> Result<Slice, HfFolderError> {
+    let data = chunk.from.read_bytes(&chunk.name, &chunk.shape, &chunk.ranges).map_err(weight(&chunk.name))?;
     Ok(Slice {
-        kind: Kind::Weight,
+        kind: chunk.kind,
         name: chunk.name.clone(),
         global_shape: chunk.shape.clone(),
         ranges: chunk.ranges.clone(),

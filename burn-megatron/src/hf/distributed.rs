@@ -17,11 +17,8 @@ use crate::dcp::DcpFolder;
 /// # Errors
 /// If the folder is damaged, or not as DCP writes it.
 pub(super) fn open(folder: &Path, model: &FamilyConfig) -> Result<(DcpFolder, bool), HfFolderError> {
-    let short = |name: &str| model.hf_optional_prefix().and_then(|prefix| Some(name.strip_prefix(prefix)?.to_string()));
-    let names_of = |map: &NameMap| map.iter().map(|(_, foreign)| foreign.name.clone()).collect::<Vec<String>>();
     let mut names = model.hf_names();
-    let mut expected = names_of(&names);
-    expected.extend(names_of(&names).iter().filter_map(|name| short(name)));
+    let mut expected = hf_names(model);
     // A copy of a tied weight is refused where configuration and file differ.
     let copy = model.hf_tied_copy();
     expected.extend(copy.map(|[copy, _]| copy.to_string()));
@@ -33,22 +30,74 @@ pub(super) fn open(folder: &Path, model: &FamilyConfig) -> Result<(DcpFolder, bo
             expected = names_of(&names);
             expected.extend(copy.map(|_| "output_layer.weight".to_string()));
         }
-        let prefixes = prefixes(stored, &expected);
+        let mut prefixes = prefixes(stored, &expected);
+        prefixes.retain(|prefix| !prefix.starts_with("optim") && !prefix.contains(".optimizer.state."));
         twice = apart(&prefixes).map(|pair| pair.map(String::from));
         weights(stored, &expected, prefixes.first().copied().unwrap_or(""))
     })?;
     if megatron {
-        let vocab = names.iter().find(|(_, foreign)| foreign.name == EMBEDDING);
-        let vocab = vocab.map_or(0, |(_, foreign)| foreign.shape[0]);
-        opened.tensors = state_dict(std::mem::take(&mut opened.tensors), vocab);
+        opened.tensors = state_dict(std::mem::take(&mut opened.tensors), vocab(&names));
     }
-    match twice {
-        Some([a, b]) => {
-            let what = format!("holds these weights twice, under `{a}` and `{b}`: save only the ones that are wanted");
-            Err(HfFolderError::file(folder, what))
-        }
-        None => Ok((opened, megatron)),
+    once(folder, "weights", twice)?;
+    Ok((opened, megatron))
+}
+
+/// Opens the states of an optimizer that are called `state`, each under the name of its weight.
+///
+/// # Errors
+/// As [`open`].
+pub(super) fn open_states(
+    folder: &Path,
+    model: &FamilyConfig,
+    (megatron, state): (bool, &str),
+) -> Result<DcpFolder, HfFolderError> {
+    let names = if megatron { model.megatron_names() } else { model.hf_names() };
+    let expected = if megatron { names_of(&names) } else { hf_names(model) };
+    let (of_megatron, of_torch) = (format!("optimizer.state.{state}."), format!(".{state}"));
+    let mut twice = None;
+    let mut opened = DcpFolder::open(folder, |stored| {
+        let weight = |name: &&str| match megatron {
+            true => name.split_once(&of_megatron).map(|(_, weight)| weight.to_string()),
+            false => name.strip_suffix(&of_torch).filter(|weight| weight.contains("state.")).map(String::from),
+        };
+        let weights_of: Vec<(&str, String)> = stored.iter().filter_map(|name| Some((*name, weight(name)?))).collect();
+        let bare: Vec<&str> = weights_of.iter().map(|(_, weight)| weight.as_str()).collect();
+        let prefixes = prefixes(&bare, &expected);
+        twice = apart(&prefixes).map(|pair| pair.map(String::from));
+        let prefix = prefixes.first().copied().unwrap_or("");
+        let ours = weights(&bare, &expected, prefix);
+        weights_of.iter().filter_map(|(name, weight)| Some((name.to_string(), ours.get(weight)?.clone()))).collect()
+    })?;
+    if megatron {
+        opened.tensors = state_dict(std::mem::take(&mut opened.tensors), vocab(&names));
     }
+    once(folder, "states of an optimizer", twice)?;
+    Ok(opened)
+}
+
+fn names_of(map: &NameMap) -> Vec<String> {
+    map.iter().map(|(_, foreign)| foreign.name.clone()).collect()
+}
+
+/// Hugging Face's names of a model's tensors, also without what may be before them.
+fn hf_names(model: &FamilyConfig) -> Vec<String> {
+    let names = names_of(&model.hf_names());
+    let short = |name: &String| Some(name.strip_prefix(model.hf_optional_prefix()?)?.to_string());
+    let more: Vec<String> = names.iter().filter_map(short).collect();
+    names.into_iter().chain(more).collect()
+}
+
+/// The vocabulary of a model of these names.
+fn vocab(names: &NameMap) -> usize {
+    let found = names.iter().find(|(_, foreign)| foreign.name == EMBEDDING);
+    found.map_or(0, |(_, foreign)| foreign.shape[0])
+}
+
+/// Refuses a folder that has the same names under two prefixes.
+fn once(folder: &Path, what: &str, twice: Option<[String; 2]>) -> Result<(), HfFolderError> {
+    let Some([a, b]) = twice else { return Ok(()) };
+    let what = format!("holds these {what} twice, under `{a}` and `{b}`: save only the ones that are wanted");
+    Err(HfFolderError::file(folder, what))
 }
 
 /// What most of the weights with these names have before them; several if as many have each. A program may have put the
@@ -61,11 +110,7 @@ fn prefixes<'a>(stored: &[&'a str], expected: &[String]) -> Vec<&'a str> {
         starts.filter(|at| wanted.contains(&name[*at..])).for_each(|at| *counts.entry(&name[..at]).or_default() += 1);
     }
     let most = counts.values().max().copied().unwrap_or(0);
-    counts
-        .into_iter()
-        .filter(|(prefix, count)| *count == most && !prefix.starts_with("optim"))
-        .map(|(prefix, _)| prefix)
-        .collect()
+    counts.into_iter().filter(|(_, count)| *count == most).map(|(prefix, _)| prefix).collect()
 }
 
 /// Two prefixes of which neither continues the other: GPT's own `transformer.` is no second set of weights.

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::companions::Companions;
 use super::compressed::read_compressed;
+use super::distributed;
 use super::error::HfFolderError;
 use super::generation::GenerationConfig;
 use super::outputs::TensorReader;
@@ -20,6 +21,7 @@ use super::plain::read_plain;
 use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
 use crate::data::find_tokenizer;
+use crate::dcp::METADATA;
 use crate::element::Element;
 
 /// An opened folder: `config.json` is understood, and every weight is there with the shape that the model needs. The
@@ -79,6 +81,69 @@ impl HfFolder {
     /// `tokenizer.json`, or the tokenizer in another file, if there is one.
     pub fn tokenizer_path(&self) -> Option<PathBuf> {
         find_tokenizer(&self.folder)
+    }
+
+    /// The states of an optimizer that are called `state` in a DCP folder, as a model of such weights, and the names of
+    /// weights without one. Those with none of them have no names.
+    ///
+    /// # Errors
+    /// If one has another shape than its weight, or elements that are no floats.
+    pub(super) fn states(&self, weights: &Path, state: &str) -> Result<(Self, Vec<String>), HfFolderError> {
+        let Tensors::Distributed(_, megatron) = self.tensors else {
+            return Err(HfFolderError::file(
+                weights,
+                format!("has no {METADATA}: only DCP folders have optimizer states"),
+            ));
+        };
+        let tensors =
+            Tensors::Distributed(distributed::open_states(weights, &self.config, (megatron, state))?, megatron);
+        let prefix = self.config.hf_optional_prefix();
+        let (mut sources, mut without) = (HashMap::new(), Vec::new());
+        for (ours, foreign) in tensors.names_of(&self.config).iter() {
+            let short = prefix.and_then(|prefix| foreign.name.strip_prefix(prefix));
+            let names = [Some(foreign.name.as_str()), short];
+            let Some((name, found)) = names.into_iter().flatten().find_map(|name| Some((name, tensors.get(name)?)))
+            else {
+                without.push(foreign.name.clone());
+                continue;
+            };
+            if found.shape != foreign.shape || Element::of(found.dtype).is_none() {
+                let what = format!(
+                    "has a state `{state}` of shape {:?} in {:?}; its weight has {:?}, and states are floats",
+                    found.shape, found.dtype, foreign.shape
+                );
+                return Err(HfFolderError::tensor(found.path, name, what));
+            }
+            sources.insert(ours.to_string(), (foreign.clone(), Storage::Plain(name.to_string())));
+        }
+        without.dedup();
+        let (folder, config) = (self.folder.clone(), self.config.clone());
+        let (generation, companions) = (self.generation.clone(), self.companions.clone());
+        Ok((Self { folder, config, generation, companions, tensors, sources }, without))
+    }
+
+    /// The optimizer's own weights, if there are any and they are more precise than the model's.
+    ///
+    /// # Errors
+    /// As [`HfFolder::states`].
+    pub(super) fn more_precise(&self, weights: &Path, state: &str) -> Result<Option<Self>, HfFolderError> {
+        let (masters, _) = self.states(weights, state)?;
+        let size = |folder: &Self, name: &str| {
+            let (_, storage) = folder.sources.get(name)?;
+            Some(storage.stored(&folder.tensors)?[0].dtype.bitsize())
+        };
+        let better = masters.sources.keys().any(|name| size(&masters, name) > size(self, name));
+        Ok(better.then_some(masters))
+    }
+
+    /// Whether the folder has a tensor of ours.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.sources.contains_key(name)
+    }
+
+    /// Whether the weights are under Megatron-Core's names.
+    pub(super) fn is_megatron(&self) -> bool {
+        matches!(self.tensors, Tensors::Distributed(_, true))
     }
 
     /// Where a tensor is, and in which type it is read.

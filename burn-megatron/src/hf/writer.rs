@@ -9,11 +9,15 @@ use models::{FamilyConfig, ModelConfig};
 use serde_json::{Map, Value, json};
 
 use super::companions::Companions;
+use super::distributed_writer::Tensors;
 use super::error::HfFolderError;
+use super::optimizer::recipe::Recipe;
+use super::optimizer::writer::states;
 use super::outputs::{Output, TensorReader, outputs, write_tensor};
 use super::shards::{divide, name as shard_name};
 use super::tensors::INDEX;
 use super::{distributed_writer, torch_dist};
+use crate::checkpoint::Checkpoint;
 use crate::data::tokenizer_json;
 use crate::element::Element;
 
@@ -54,6 +58,28 @@ pub struct Export<'a> {
 /// # Errors
 /// If a weight cannot be read, the model cannot be said in Hugging Face's words, or the disk says no.
 pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result<(usize, u64), HfFolderError> {
+    write(folder, what, source, None)
+}
+
+/// The same with the states of AdamW that `checkpoint` has of these weights, to a format that holds them.
+///
+/// # Errors
+/// As [`export`]; also if the checkpoint has none, or those of another optimizer, or the format has no place for them.
+pub fn export_states(
+    folder: &Path,
+    what: &Export,
+    source: &dyn TensorReader,
+    checkpoint: &Checkpoint,
+) -> Result<(usize, u64), HfFolderError> {
+    write(folder, what, source, Some(checkpoint))
+}
+
+fn write(
+    folder: &Path,
+    what: &Export,
+    source: &dyn TensorReader,
+    optimizer: Option<&Checkpoint>,
+) -> Result<(usize, u64), HfFolderError> {
     refuse_full(folder)?;
     let names = match what.format {
         Format::Safetensors | Format::Dcp => what.config.hf_names(),
@@ -65,18 +91,31 @@ pub fn export(folder: &Path, what: &Export, source: &dyn TensorReader) -> Result
                    Megatron-Core's names of others are not known; nearest legal: --dcp";
         return Err(HfFolderError::file(folder, why));
     }
+    let megatron = matches!(what.format, Format::TorchDist { .. });
+    let is_expert = |name: &&str| name.contains(".experts.");
+    if optimizer.is_some() && megatron && stored.iter().any(is_expert) {
+        let why = "Megatron-Core has an optimizer of their own for experts, whose settings depend on its expert-parallel \
+                   ranks; nearest legal: --dcp, or without --optimizer";
+        return Err(HfFolderError::file(folder, why));
+    }
+    let recipe =
+        optimizer.map(|checkpoint| Recipe::of(checkpoint).map_err(|what| HfFolderError::file(checkpoint.path(), what)));
+    let recipe = recipe.transpose()?;
+    let states = optimizer.map(|checkpoint| states(checkpoint, &names, megatron)).transpose()?.unwrap_or_default();
     let outputs = outputs(names.iter(), what.element, source)?;
     let config = config_json(folder, what, &outputs)?;
     new_folder(folder, |partial| {
+        let tensors = Tensors { weights: &outputs, source, states: &states, recipe: recipe.as_ref() };
         let files = match what.format {
             Format::Safetensors => write_safetensors(partial, what.shard_bytes, &outputs, source)?,
-            Format::Dcp => distributed_writer::write(partial, &outputs, what.shard_bytes, None, source)?,
+            Format::Dcp => distributed_writer::write(partial, &tensors, what.shard_bytes, None)?,
             Format::TorchDist { iteration } => {
-                distributed_writer::write(partial, &outputs, what.shard_bytes, Some(iteration), source)?
+                distributed_writer::write(partial, &tensors, what.shard_bytes, Some(iteration))?
             }
         };
         write_small_files(partial, what, &config)?;
-        Ok((files, outputs.iter().map(Output::bytes).sum()))
+        let all = outputs.iter().chain(states.iter().flat_map(|states| &states.outputs));
+        Ok((files, all.map(Output::bytes).sum()))
     })
 }
 

@@ -10,6 +10,7 @@ mod forward;
 mod fuzz;
 mod images;
 mod modules;
+mod optimizer;
 mod quantised;
 mod round_trip;
 mod sweep;

@@ -144,8 +144,8 @@ pub(super) fn check_data(checkpoint: &Checkpoint, data: &dyn TokenDataset) -> Re
     if let (None, Some(now)) = (saved.get("content"), now.as_object_mut()) {
         now.remove("content");
     }
-    // Imported weights have read no data.
-    if checkpoint.state().consumed_samples == 0 || *saved == now {
+    // Imported weights have read no data, or that of another system.
+    if checkpoint.state().consumed_samples == 0 || saved.is_null() || *saved == now {
         return Ok(());
     }
     Err(format!(

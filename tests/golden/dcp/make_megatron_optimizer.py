@@ -1,0 +1,214 @@
+"""The folders `megatron_reshardable`, `megatron_model_space` and `megatron_plain`: runs of Megatron-Core that stopped after ten
+steps, with the states of AdamW, and in `losses.json` what the next twenty steps of that run report.
+
+torch 2.6 on a CPU, gloo, in this folder: `python make_megatron_optimizer.py make NAME`, with megatron-core 0.16.1 for
+`megatron_reshardable` (distributed optimizer, `fully_reshardable`) and `megatron_plain` (no distributed optimizer), with 0.12.3
+for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
+a folder of `burn-megatron export --torch-dist --optimizer` with 0.16.1 and trains on; its losses must be those of the file.
+"""
+
+import json
+import os
+import shutil
+import sys
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STEPS = (10, 30)
+SIZES = dict(num_layers=2, hidden_size=16, ffn_hidden_size=32, num_attention_heads=4, num_query_groups=2)
+VOCAB, LENGTH, BATCH = 64, 16, 8
+ADAM = dict(lr=1e-2, min_lr=1e-3, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=1.0)
+# tensor-parallel ranks, whether the optimizer is distributed, how it is sharded in files
+KINDS = {
+    "megatron_reshardable": (2, True, "fully_reshardable"),
+    "megatron_model_space": (2, True, "fully_sharded_model_space"),
+    "megatron_plain": (2, False, None),
+}
+
+
+def on_cpu():
+    """Megatron asks for CUDA in places; on a machine without one it is the CPU."""
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *_: None
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    np.product = np.prod
+    kind = torch.Tensor.type
+    torch.Tensor.type = lambda self, *to: kind(self, *to) if to else kind(self).replace("torch.", "torch.cuda.", 1)
+
+    def moved(make):
+        def made(*args, **words):
+            if str(words.get("device", "")).startswith("cuda"):
+                words["device"] = "cpu"
+            return make(*args, **words)
+
+        return made
+
+    for name in ("tensor", "zeros", "empty", "ones"):
+        setattr(torch, name, moved(getattr(torch, name)))
+
+    def reduce_scatter(output, source, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        # gloo has none.
+        whole = source.clone()
+        dist.all_reduce(whole, group=group)
+        output.copy_(whole.chunk(dist.get_world_size(group))[dist.get_rank(group)])
+
+    dist.reduce_scatter_tensor = dist._reduce_scatter_base = reduce_scatter
+
+
+def built(tp, distributed):
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, param_and_grad_buffer
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+    from megatron.core.transformer import TransformerConfig
+
+    # Reductions that wait for each other, of which gloo knows nothing; random numbers of CUDA, for dropout, which there is
+    # none of; FP8 and a step in the parameter groups, which need TransformerEngine.
+    param_and_grad_buffer._coalescing_manager = lambda *_, **__: nullcontext()
+    CudaRNGStatesTracker.fork = lambda *_: nullcontext()
+    distrib_optimizer.quantize_param_shard = lambda *_: None
+    distributed_optimizer = distrib_optimizer.DistributedOptimizer
+    copy = distributed_optimizer._set_main_param_and_optimizer_states
+
+    def with_step(self, param, tensors):
+        group, order = self.model_param_group_index_map[param]
+        own = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        own["step"] = own["step"].clone()  # One tensor of all parameters would count each of them.
+        copy(self, param, {"step": own["step"], **tensors})
+
+    distributed_optimizer._set_main_param_and_optimizer_states = with_step
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
+    torch.manual_seed(7)
+    config = TransformerConfig(
+        **SIZES, use_cpu_initialization=True, add_bias_linear=False, gated_linear_unit=True, normalization="RMSNorm",
+        activation_func=torch.nn.functional.silu, tensor_model_parallel_size=tp, pipeline_dtype=torch.float32,
+        persist_layer_norm=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
+        hidden_dropout=0.0, attention_dropout=0.0,
+    )
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    model = GPTModel(
+        config, spec, vocab_size=VOCAB, max_sequence_length=LENGTH, position_embedding_type="rope",
+        share_embeddings_and_output_weights=False,
+    )
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed, overlap_grad_reduce=False)
+    model = DistributedDataParallel(config, ddp, model)
+    model.broadcast_params()
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(optimizer="adam", use_distributed_optimizer=distributed, params_dtype=torch.float32, **ADAM), [model]
+    )
+    scheduler = OptimizerParamScheduler(
+        optimizer, init_lr=0.0, max_lr=ADAM["lr"], min_lr=ADAM["min_lr"], lr_warmup_steps=4 * BATCH,
+        lr_decay_steps=40 * BATCH, lr_decay_style="cosine", start_wd=0.1, end_wd=0.1, wd_incr_steps=40 * BATCH,
+        wd_incr_style="constant", use_checkpoint_opt_param_scheduler=True, override_opt_param_scheduler=False,
+    )
+    return model, optimizer, scheduler
+
+
+def tokens():
+    """Each follows from the one before it, but for a fifth of them."""
+    random = torch.Generator().manual_seed(3)
+    ids = torch.randint(VOCAB, (STEPS[1], BATCH, LENGTH + 1), generator=random)
+    follows = torch.rand(ids.shape, generator=random) < 0.8
+    for at in range(LENGTH):
+        ids[..., at + 1] = torch.where(follows[..., at + 1], (5 * ids[..., at] + 3) % VOCAB, ids[..., at + 1])
+    return ids
+
+
+def train(model, optimizer, scheduler, steps):
+    from megatron.core import parallel_state
+    from megatron.core.distributed import finalize_model_grads
+
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    losses = []
+    for batch in tokens()[steps[0]:steps[1]]:
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        mine = batch.chunk(size)[rank]
+        positions = torch.arange(LENGTH).expand(len(mine), -1)
+        mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)[None, None]
+        loss = model(mine[:, :-1], positions, mask, labels=mine[:, 1:].contiguous()).mean()
+        loss.backward()
+        finalize_model_grads([model])
+        optimizer.step()
+        scheduler.step(BATCH)
+        loss = loss.detach().clone()
+        dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
+        losses.append(loss.item() / size)
+    return losses
+
+
+def state(model, optimizer, scheduler, sharding, loading):
+    metadata = {"distrib_optim_sharding_type": sharding, "chained_optim_avoid_prefix": True} if sharding else {}
+    weights = model.module.sharded_state_dict()
+    words = {"metadata": metadata} if sharding != "fully_sharded_model_space" else {"sharding_type": sharding}
+    return {
+        "model": weights,
+        "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, **words),
+        "opt_param_scheduler": scheduler.state_dict(),
+    }
+
+
+def make(name):
+    from megatron.core import dist_checkpointing
+
+    tp, distributed, sharding = KINDS[name]
+    parts = built(tp, distributed)
+    before = train(*parts, (0, STEPS[0]))
+    if dist.get_rank() == 0:
+        shutil.rmtree(name, ignore_errors=True)
+        os.makedirs(name)
+    dist.barrier()
+    more = {"iteration": STEPS[0], "checkpoint_version": 3.0}
+    dist_checkpointing.save({**state(*parts, sharding, False), **more}, name)
+    losses = train(*parts, STEPS)
+    if dist.get_rank() == 0:
+        told = {"model": {**SIZES, "vocab_size": VOCAB}, "before": before, "losses": losses,
+                "tokens": tokens()[STEPS[0]:].tolist()}
+        with open(os.path.join(name, "losses.json"), "w") as file:
+            json.dump(told, file)
+
+
+def check(folder, file):
+    from megatron.core import dist_checkpointing
+
+    sharding = "fully_reshardable"
+    parts = built(2, True)
+    for optimizer in parts[1].chained_optimizers:
+        # Without TransformerEngine, a new optimizer has no step that it could tell.
+        optimizer._init_optimizer_states_with_dummy_values()
+    loaded = dist_checkpointing.load(state(*parts, sharding, True), folder)
+    parts[0].module.load_state_dict(loaded["model"], strict=False)
+    parts[1].load_state_dict(loaded["optimizer"])
+    parts[2].load_state_dict(loaded["opt_param_scheduler"])
+    with open(file) as file:
+        expected = json.load(file)["losses"]
+    done = loaded["iteration"]
+    losses = train(*parts, (done, STEPS[1]))
+    expected = expected[len(expected) - len(losses):]
+    worst = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected))
+    if dist.get_rank() == 0:
+        print(f"{folder}: {len(losses)} steps from step {done}, largest relative difference of losses {worst:.1e}")
+
+
+def run(rank, size, job, *arguments):
+    os.chdir(HERE)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29535", RANK=str(rank), WORLD_SIZE=str(size))
+    on_cpu()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    job(*arguments)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    job, *arguments = sys.argv[1:]
+    mp.start_processes(run, (4, {"make": make, "check": check}[job], *map(str, arguments)), 4, start_method="fork")
