@@ -44,8 +44,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => import(&folder, &args.output)?,
     };
     let tokenizer = if folder.tokenizer_path().is_some() { "with" } else { "without" };
+    let what = if states.is_some() { "weights and moments" } else { "weights" };
     super::print(&format!(
-        "{}: {} of weights in {:.1} s, {tokenizer} a tokenizer\n",
+        "{}: {} of {what} in {:.1} s, {tokenizer} a tokenizer\n",
         report.path.display(),
         HumanBytes(report.bytes),
         report.seconds

@@ -1,6 +1,6 @@
 //! What a DCP folder has next to tensors: numbers, words and settings, each in an archive of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::DcpError;
@@ -14,7 +14,7 @@ use crate::positioned::PositionedFile;
 pub(crate) struct DcpObjects {
     folder: PathBuf,
     /// Names of everything in the folder, tensors too.
-    pub names: Vec<String>,
+    pub names: BTreeSet<String>,
     places: BTreeMap<String, Place>,
 }
 
@@ -27,7 +27,7 @@ impl DcpObjects {
         let metadata = Metadata::read(folder)?;
         let places = metadata.pieces()?;
         let tensors = metadata.names()?;
-        let names = tensors.into_iter().chain(places.keys().map(String::as_str)).map(String::from).collect();
+        let names = tensors.into_iter().map(String::from).chain(places.keys().cloned()).collect();
         Ok(Self { folder: folder.into(), names, places })
     }
 

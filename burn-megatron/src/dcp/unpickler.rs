@@ -125,9 +125,10 @@ impl<'a> Machine<'a> {
                 self.object(arguments)?;
             }
             BUILD => {
-                let told = self.pop()?;
+                let (told, any) = (self.pop()?, self.classes.is_none());
                 match self.top()? {
                     Node::Object { state, .. } => *state = Some(told),
+                    _ if any => {}
                     _ => return Err("a state for what is no object".into()),
                 }
             }
@@ -267,10 +268,15 @@ impl<'a> Machine<'a> {
 
     fn object(&mut self, arguments: Id) -> Result<(), String> {
         let id = self.pop()?;
-        let Node::Class(class) = &self.nodes[id] else { return Err("an object without a class".into()) };
+        let class = match &self.nodes[id] {
+            Node::Class(class) => class.clone(),
+            // What a function has made, in a file that may have any.
+            _ if self.classes.is_none() => String::new(),
+            _ => return Err("an object without a class".into()),
+        };
         let node = match class.as_str() {
             "collections.OrderedDict" => Node::Dict(Vec::new()),
-            _ => Node::Object { class: class.clone(), arguments, state: None },
+            _ => Node::Object { class, arguments, state: None },
         };
         self.push(node);
         Ok(())

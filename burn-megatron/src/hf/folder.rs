@@ -21,7 +21,6 @@ use super::plain::read_plain;
 use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
 use crate::data::find_tokenizer;
-use crate::dcp::METADATA;
 use crate::element::Element;
 
 /// An opened folder: `config.json` is understood, and every weight is there with the shape that the model needs. The
@@ -89,12 +88,7 @@ impl HfFolder {
     /// # Errors
     /// If one has another shape than its weight, or elements that are no floats.
     pub(super) fn states(&self, weights: &Path, state: &str) -> Result<(Self, Vec<String>), HfFolderError> {
-        let Tensors::Distributed(_, megatron) = self.tensors else {
-            return Err(HfFolderError::file(
-                weights,
-                format!("has no {METADATA}: only DCP folders have optimizer states"),
-            ));
-        };
+        let megatron = self.is_megatron();
         let tensors =
             Tensors::Distributed(distributed::open_states(weights, &self.config, (megatron, state))?, megatron);
         let prefix = self.config.hf_optional_prefix();

@@ -11,7 +11,11 @@ import json
 import os
 import shutil
 import sys
+from argparse import Namespace
+from collections import OrderedDict
 from contextlib import nullcontext
+from enum import Enum
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,6 +33,10 @@ KINDS = {
     "megatron_model_space": (2, True, "fully_sharded_model_space"),
     "megatron_plain": (2, False, None),
 }
+
+
+class Megatron(Enum):
+    ADAM = 1
 
 
 def on_cpu():
@@ -168,6 +176,10 @@ def make(name):
         os.makedirs(name)
     dist.barrier()
     more = {"iteration": STEPS[0], "checkpoint_version": 3.0}
+    if not distributed:
+        # As Megatron-LM has it; two steps more than the scheduler has counted were skipped.
+        seen = dict(consumed_train_samples=(STEPS[0] + 2) * BATCH, params_dtype=torch.float32, save=Path("runs"))
+        more = {**more, "iteration": STEPS[0] + 2, "args": Namespace(**seen, optimizer=Megatron.ADAM, layers=OrderedDict(a=1))}
     dist_checkpointing.save({**state(*parts, sharding, False), **more}, name)
     losses = train(*parts, STEPS)
     if dist.get_rank() == 0:

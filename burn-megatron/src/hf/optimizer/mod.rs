@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::error::HfFolderError;
 use super::folder::HfFolder;
 use crate::checkpoint::Kind;
-use crate::dcp::DcpObjects;
+use crate::dcp::{DcpFolder, DcpObjects, METADATA};
 
 /// Names of AdamW's moments.
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
@@ -51,6 +51,10 @@ impl OptimizerStates {
     /// If they are those of another optimizer than AdamW, are sharded in a way that cannot be read, or are damaged; the
     /// message names the key.
     pub fn read(model: &HfFolder, weights: &Path, consumed: Option<u64>) -> Result<Option<Self>, HfFolderError> {
+        if !DcpFolder::is_one(weights) {
+            let what = format!("has no {METADATA}: moments come from DCP folders of PyTorch and Megatron-Core");
+            return Err(HfFolderError::file(weights, what));
+        }
         let objects = DcpObjects::open(weights)?;
         let found = match model.is_megatron() {
             true => megatron::states(&objects).map_err(|what| HfFolderError::file(weights, what))?,
