@@ -18,6 +18,7 @@ use super::lock::{Lock, lock};
 use super::names;
 use super::names::Folder;
 use super::{RunState, Slice, commit, rehearsal, retention};
+use crate::data::tokenizer_json;
 pub use peers::Peers;
 pub use report::{SaveReport, SaverOptions};
 use run::{Progress, Save};
@@ -106,12 +107,10 @@ impl Saver {
         if options.keep_every == Some(0) {
             return Err(zero("keep-every", "is not a number of steps; nearest legal: 1"));
         }
-        let tokenizer = match &options.tokenizer {
-            Some(path) => {
-                Some(files.read(path)?.ok_or_else(|| CheckpointError::file(path, "there is no such tokenizer"))?)
-            }
-            None => None,
-        };
+        // Converted here: the file's name and the files next to it say what is put around a text.
+        let json =
+            |path: &PathBuf| tokenizer_json(path).map_err(|error| CheckpointError::file(path, error.to_string()));
+        let tokenizer = options.tokenizer.as_ref().map(json).transpose()?;
         let prepare = || {
             files.create_folders(root)?;
             let lock = lock(&files, root, names::LOCK, "checkpoint.directory")?;

@@ -25,7 +25,7 @@ pub struct SaverOptions {
     /// On GPUs the state is copied to page-locked host memory while the next step computes, and training waits for the copy
     /// only before it writes to that state. Needs as much host memory as a checkpoint has bytes.
     pub pinned_memory: bool,
-    /// A `tokenizer.json` to put into every checkpoint.
+    /// A tokenizer to put into every checkpoint, as a `tokenizer.json`.
     pub tokenizer: Option<PathBuf>,
 }
 
