@@ -266,6 +266,12 @@ impl Saver {
         }
     }
 
+    /// Waits for the save in progress, if any, and says how all went that [`finished`](Self::finished) would.
+    pub fn settled(&self) -> Vec<Result<SaveReport, CheckpointError>> {
+        self.settle();
+        self.finished()
+    }
+
     /// Ends the save in progress, one way or the other.
     fn settle(&self) {
         let mut progress = self.shared.progress();
