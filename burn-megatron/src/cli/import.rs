@@ -10,7 +10,7 @@ use crate::hf::{HfFolder, import};
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder with config.json, the weights and perhaps tokenizer.json; weights are safetensors files or a PyTorch DCP
+    /// Folder with config.json, the weights and perhaps a tokenizer; weights are safetensors files or a PyTorch DCP
     /// checkpoint
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
@@ -28,10 +28,11 @@ pub struct Args {
 /// If the folder is not a model of ours, or the checkpoint cannot be written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let folder = HfFolder::with_weights(&args.hf, args.weights.as_ref().unwrap_or(&args.hf))?;
-    let report = import(&folder, &args.output)?;
-    let tokenizer = if folder.tokenizer_path().is_some() { "with" } else { "without" };
+    let tokenizer = super::tokenizer_to_copy(&args.hf);
+    let with = if tokenizer.is_some() { "with" } else { "without" };
+    let report = import(&folder, tokenizer, &args.output)?;
     super::print(&format!(
-        "{}: {} of weights in {:.1} s, {tokenizer} a tokenizer\n",
+        "{}: {} of weights in {:.1} s, {with} a tokenizer\n",
         report.path.display(),
         HumanBytes(report.bytes),
         report.seconds

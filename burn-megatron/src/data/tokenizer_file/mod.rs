@@ -32,6 +32,19 @@ pub fn find_tokenizer(folder: &Path) -> Option<PathBuf> {
     NAMES.iter().map(|name| folder.join(name)).find(|path| path.is_file())
 }
 
+/// The file of a folder that has its tokenizer, for who can do without one that is in a form that is not read. A
+/// `tokenizer.json` always counts: who reads it says what is wrong with it.
+///
+/// # Errors
+/// The file, and what is wrong with it.
+pub fn readable_tokenizer(folder: &Path) -> Result<Option<PathBuf>, TokenizerFileError> {
+    let Some(path) = find_tokenizer(folder) else { return Ok(None) };
+    match read_tokenizer(&path) {
+        Err(error) if !path.ends_with(NAMES[0]) => Err(TokenizerFileError(format!("{}: {error}", path.display()))),
+        _ => Ok(Some(path)),
+    }
+}
+
 /// Reads a `tokenizer.json`, a SentencePiece model (unigram or BPE), or tiktoken's ranks.
 ///
 /// Control symbols of a SentencePiece model become special tokens, which are found in a text, as in `tokenizer.json`
