@@ -191,11 +191,7 @@ fn open(args: &Args, cluster: &Cluster) -> Result<Source> {
 }
 
 pub(super) fn tokenizer(path: &Path) -> Result<Tokenizer> {
-    let named = |error| anyhow!("{}: {error}", path.display());
-    let mut tokenizer = read_tokenizer(path).map_err(|error| named(error.into()))?;
-    // A prompt is of any length: neither truncated nor padded.
-    tokenizer.with_truncation(None).map_err(named)?.with_padding(None);
-    Ok(tokenizer)
+    read_tokenizer(path).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
 /// What is to be continued.
