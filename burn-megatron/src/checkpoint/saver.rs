@@ -20,6 +20,7 @@ use super::names::Folder;
 use super::storage::Copier;
 use super::storage::CopyReport;
 use super::{RunState, Slice, commit, rehearsal, retention};
+use crate::data::tokenizer_json;
 pub use peers::Peers;
 pub use report::{SaveReport, SaverOptions};
 use run::{Progress, Save};
@@ -110,12 +111,10 @@ impl Saver {
         if options.keep_every == Some(0) {
             return Err(zero("keep-every", "is not a number of steps; nearest legal: 1"));
         }
-        let tokenizer = match &options.tokenizer {
-            Some(path) => {
-                Some(files.read(path)?.ok_or_else(|| CheckpointError::file(path, "there is no such tokenizer"))?)
-            }
-            None => None,
-        };
+        // Converted here: the file's name and the files next to it say what is put around a text.
+        let json =
+            |path: &PathBuf| tokenizer_json(path).map_err(|error| CheckpointError::file(path, error.to_string()));
+        let tokenizer = options.tokenizer.as_ref().map(json).transpose()?;
         let prepare = || {
             files.create_folders(root)?;
             let lock = lock(&files, root, names::LOCK, "checkpoint.directory")?;
@@ -287,6 +286,12 @@ impl Saver {
             Some(failed) => Err(ended.remove(failed).expect_err("it is one")),
             None => std::mem::take(ended).into_iter().collect(),
         }
+    }
+
+    /// Waits for the save in progress, if any, and says how all went that [`finished`](Self::finished) would.
+    pub fn settled(&self) -> Vec<Result<SaveReport, CheckpointError>> {
+        self.settle();
+        self.finished()
     }
 
     /// Ends the save in progress, one way or the other.

@@ -12,7 +12,6 @@ use super::quantise::QuantiseArgs;
 use super::refused;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::config::LoraSection;
-use crate::data::find_tokenizer;
 use crate::element::Element;
 use crate::hf::{
     CheckpointWeights, Companions, Export, Format, adapter_of, companions_of, export, export_states, model_of,
@@ -95,7 +94,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(like) = &args.like {
         let found = Companions::read(like).with_context(|| format!("--like {}", like.display()))?;
         companions = if companions.is_empty() { found } else { companions };
-        tokenizer = tokenizer.or_else(|| find_tokenizer(like));
+        tokenizer = tokenizer.or_else(|| super::tokenizer_to_copy(like));
     }
     checkpoint.verify(0, 1)?;
     let own = args.ema.then(|| of_weights(&checkpoint)).transpose()?;

@@ -23,7 +23,7 @@ use super::refused;
 use super::sampling::SamplingArgs;
 use crate::checkpoint::Checkpoint;
 use crate::data::preprocess::end_of_document;
-use crate::data::read_tokenizer;
+use crate::data::{read_tokenizer, readable_tokenizer};
 use crate::forward::{Settings, build};
 use crate::generate::{Ended, GenerateOptions, Generated, generate};
 use crate::hf::{GenerationConfig, HfFolder, model_of, read_adapter};
@@ -158,7 +158,12 @@ pub(super) fn memory(device: DeviceKind) -> Option<u64> {
 fn open(args: &Args, cluster: &Cluster) -> Result<Source> {
     if let Some(dir) = &args.hf {
         let folder = HfFolder::open(dir)?;
-        let tokenizer = folder.tokenizer_path().map(|path| tokenizer(&path)).transpose()?;
+        // Ids need none.
+        let path = match args.tokens {
+            Some(_) => readable_tokenizer(dir).unwrap_or_default(),
+            None => folder.tokenizer_path(),
+        };
+        let tokenizer = path.map(|path| tokenizer(&path)).transpose()?;
         let (config, generation) = (folder.config().clone(), folder.generation().clone());
         return Ok(Source { config, weights: Box::new(folder), tokenizer, generation });
     }
@@ -186,11 +191,7 @@ fn open(args: &Args, cluster: &Cluster) -> Result<Source> {
 }
 
 pub(super) fn tokenizer(path: &Path) -> Result<Tokenizer> {
-    let named = |error| anyhow!("{}: {error}", path.display());
-    let mut tokenizer = read_tokenizer(path).map_err(|error| named(error.into()))?;
-    // A prompt is of any length: neither truncated nor padded.
-    tokenizer.with_truncation(None).map_err(named)?.with_padding(None);
-    Ok(tokenizer)
+    read_tokenizer(path).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
 /// What is to be continued.

@@ -1,10 +1,18 @@
-//! Hints before a run starts: settings that would make it faster.
+//! Hints before a run starts: settings that would make it faster, and what its checkpoints lack.
 
 use backend_dist::gpu;
 
 use crate::config::{Precision, RunConfig};
+use crate::data::readable_tokenizer;
 use crate::plan::Plan;
 use crate::plan::gpus::{GPUS, GpuModel, Hardware};
+
+/// Why the checkpoints of a run have no tokenizer although the model's folder has one.
+pub(super) fn lacks_tokenizer(config: &RunConfig) -> Option<String> {
+    let folder = config.model.hf.as_ref().filter(|_| config.data.tokenizer.is_none())?;
+    let error = readable_tokenizer(folder).err()?;
+    Some(format!("checkpoints are without a tokenizer: {error}"))
+}
 
 /// The hint for a run on this machine's GPUs, or on the first GPU that the planner knows if it has none.
 pub(super) fn of(config: &RunConfig) -> Option<String> {

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 
 use indicatif::HumanBytes;
 
-use crate::hf::{HfFolder, OptimizerStates, import, import_states};
+use crate::hf::{HfFolder, OptimizerStates, import};
 
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder with config.json, the weights and perhaps tokenizer.json; weights are safetensors files or a PyTorch DCP
+    /// Folder with config.json, the weights and perhaps a tokenizer; weights are safetensors files or a PyTorch DCP
     /// checkpoint
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
@@ -39,14 +39,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => OptimizerStates::read(&folder, weights, args.consumed_samples)?,
         false => None,
     };
-    let report = match &states {
-        Some(states) => import_states(&folder, states, &args.output)?,
-        None => import(&folder, &args.output)?,
-    };
-    let tokenizer = if folder.tokenizer_path().is_some() { "with" } else { "without" };
+    let tokenizer = super::tokenizer_to_copy(&args.hf);
+    let with = if tokenizer.is_some() { "with" } else { "without" };
+    let report = import(&folder, states.as_ref(), tokenizer, &args.output)?;
     let what = if states.is_some() { "weights and moments" } else { "weights" };
     super::print(&format!(
-        "{}: {} of {what} in {:.1} s, {tokenizer} a tokenizer\n",
+        "{}: {} of {what} in {:.1} s, {with} a tokenizer\n",
         report.path.display(),
         HumanBytes(report.bytes),
         report.seconds

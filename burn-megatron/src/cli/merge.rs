@@ -53,7 +53,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         .zip(factors)
         .map(|(path, factor)| Ok((read_adapter(path, base.config())?, factor)))
         .collect::<Result<Vec<_>, HfFolderError>>()?;
-    let tokenizer = base.tokenizer_path();
+    let tokenizer = super::tokenizer_to_copy(&args.hf);
     let what = Export {
         config: base.config(),
         companions: base.companions(),

@@ -32,13 +32,14 @@ mod train;
 mod verify;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 pub use foreign::parse;
 use processes::together;
 
+use crate::data::readable_tokenizer;
 use crate::refusal::{Access, advice};
 
 /// Megatron-LM in Rust on Burn.
@@ -146,6 +147,14 @@ fn print(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
+}
+
+/// The tokenizer of a folder that is written again with the model, unless it is in a form that is not read, which is said.
+fn tokenizer_to_copy(folder: &Path) -> Option<PathBuf> {
+    readable_tokenizer(folder).unwrap_or_else(|error| {
+        eprintln!("the tokenizer is left out: {error}");
+        None
+    })
 }
 
 /// The error of a file that the system refuses, with what to do.

@@ -68,7 +68,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         importance(&texts.calibration(&folder), (model, &folder), loss).map_err(|error| anyhow::anyhow!(error))?;
     let before = texts.perplexities(&folder)?;
     let pruned = Pruned::new(&folder, model, Kept::most_important(model, &sizes, &importance)?)?;
-    let tokenizer = folder.tokenizer_path();
+    let tokenizer = super::tokenizer_to_copy(&args.hf);
     let what = Export {
         config: pruned.config(),
         companions: folder.companions(),

@@ -72,7 +72,7 @@ impl QuantiseArgs {
         }
         let texts = self.texts.texts(from, &folder)?;
         let mut hessians = (self.method == Method::Gptq).then(|| InputHessians::new(texts.calibration(&folder)));
-        let tokenizer = folder.tokenizer_path();
+        let tokenizer = super::tokenizer_to_copy(from);
         let what = Export {
             config: folder.config(),
             companions: folder.companions(),

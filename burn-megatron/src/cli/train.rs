@@ -99,6 +99,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             } else if let Some(hint) = hints::of(&config) {
                 say(format_args!("{:<12} {hint}", "hint"));
             }
+            if let Some(hint) = hints::lacks_tokenizer(&config) {
+                say(format_args!("{:<12} {hint}", "hint"));
+            }
         }
         host::check_samples(&config)?;
         // A file for GPUs may be checked on a machine without.

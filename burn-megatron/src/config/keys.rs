@@ -279,7 +279,7 @@ pub const KEYS: &[Key] = {
         key("data.weights", Numbers, "\"none\"", "Blend weight of each prefix; none: every prefix whole, once").optional(),
         key("data.text", Paths, "[]", "Text files (.txt, .jsonl or .parquet) that are tokenized when the run starts, instead of data.prefixes"),
         key("data.text-documents", Choice(&["paragraph", "line", "file"]), "", "What counts as a document in .txt files; default: paragraph for a single file, file for several"),
-        key("data.tokenizer", Text, "", "Path of a tokenizer.json, a SentencePiece model or tiktoken ranks; with data.text also char, byte, or bpe (trained on the text); default: the tokenizer of model.hf, else bpe with data.text and none with data.prefixes")
+        key("data.tokenizer", Text, "", "Path of a tokenizer.json, a SentencePiece model or tiktoken ranks; with data.text also char, byte, or bpe (trained on the text); default: the tokenizer of model.hf (with data.prefixes if it can be read), else bpe with data.text and none with data.prefixes")
             .optional(),
         key("data.bpe-size", Count, "1024", "Vocabulary size of a bpe tokenizer that is trained on the text"),
         key("data.split", Shares, "\"95,5,0\"", "Proportions of the data for training, validation and test"),

@@ -13,7 +13,7 @@ use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Origin, Problem, did_you_mean};
 use super::run::RunConfig;
 use crate::batch::{BatchPlan, BatchSizes};
-use crate::data::find_tokenizer;
+use crate::data::{find_tokenizer, readable_tokenizer};
 use crate::plan::Decoder;
 use crate::refusal::{Access, advice};
 use crate::schedule::AUTO;
@@ -242,6 +242,8 @@ impl Values {
 
     fn default_tokenizer(&self) -> Value {
         let of_folder = match &self.base {
+            // What is tokenized already needs none.
+            Base::Hf(folder) if self.files("data.prefixes") > 0 => readable_tokenizer(folder).unwrap_or_default(),
             Base::Hf(folder) => find_tokenizer(folder),
             _ => None,
         };

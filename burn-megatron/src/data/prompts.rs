@@ -132,10 +132,7 @@ impl PromptDataset {
 }
 
 fn tokenizer(path: &Path) -> Result<Tokenizer, ChatError> {
-    let refused = |error: tokenizers::Error| ChatError::Tokenizer { path: path.to_path_buf(), what: error.to_string() };
-    let mut tokenizer = read_tokenizer(path).map_err(|error| refused(error.into()))?;
-    tokenizer.with_truncation(None).map_err(refused)?.with_padding(None);
-    Ok(tokenizer)
+    read_tokenizer(path).map_err(|error| ChatError::Tokenizer { path: path.to_path_buf(), what: error.to_string() })
 }
 
 fn order(prompts: usize, count: usize, seed: u32) -> Vec<u32> {

@@ -8,7 +8,7 @@ use tokenizers::Tokenizer;
 use super::EvalError;
 use super::likelihood::Request;
 use crate::data::chat::{ChatTokenizer, special_token};
-use crate::data::{find_tokenizer, read_tokenizer};
+use crate::data::{read_tokenizer, tokenizer_path};
 
 /// A tokenizer, and what conditions the first token of a text.
 pub struct Encoder {
@@ -31,13 +31,12 @@ impl Encoder {
     /// # Errors
     /// If a file is missing or wrong, or there is no prefix.
     pub fn open(folder: &Path, others: &[u32], chat: bool) -> Result<Self, EvalError> {
-        let path = find_tokenizer(folder).unwrap_or_else(|| folder.join("tokenizer.json"));
+        let path = tokenizer_path(folder);
         let refused = |error: &dyn std::fmt::Display| EvalError::Tokenizer(format!("{}: {error}", path.display()));
         if !path.is_file() {
             return Err(refused(&"there is no such file; texts need the model's tokenizer"));
         }
-        let mut tokenizer = read_tokenizer(&path).map_err(|error| refused(&error))?;
-        tokenizer.with_truncation(None).map_err(|error| refused(&error))?.with_padding(None);
+        let tokenizer = read_tokenizer(&path).map_err(|error| refused(&error))?;
         let mut prefix = None;
         for name in ["bos_token", "eos_token"] {
             let token = special_token(folder, name)?;

@@ -41,6 +41,19 @@ pub enum EvalError {
         /// The refused size.
         usize,
     ),
+    /// A text is longer than the model generates texts.
+    #[error(
+        "a context of {prompt} tokens and {new} new ones: the model generates texts in at most {positions} positions; nearest \
+         legal: --max-length {positions}"
+    )]
+    TooLong {
+        /// Tokens of the context.
+        prompt: usize,
+        /// New tokens asked for.
+        new: usize,
+        /// Positions of the model.
+        positions: usize,
+    },
     /// A number that must not be 0.
     #[error("{key} 0 is not legal; nearest legal: {nearest}")]
     Zero { key: &'static str, nearest: usize },

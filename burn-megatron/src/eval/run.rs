@@ -37,7 +37,7 @@ pub struct Answers {
 /// Does the work with a model that has the weights of `source`; texts are written with `tokenizer`.
 ///
 /// # Errors
-/// If model and layout do not fit, texts are to be generated in a layout that cannot, or a rank fails.
+/// If model and layout do not fit, texts are to be generated in a layout that cannot or are too long, or a rank fails.
 pub fn compute(
     (config, source): (&FamilyConfig, &dyn WeightSource),
     work: &Work,
@@ -70,6 +70,9 @@ impl WithModel for Run<'_> {
         if layout.ep > 1 && !work.prompts.is_empty() {
             return Err(EvalError::ExpertParallel(layout.ep));
         }
+        for Prompt { tokens, max_new_tokens, .. } in &work.prompts {
+            GenerateOptions::new(*max_new_tokens, Sampling::greedy()).check(config, tokens).map_err(too_long)?;
+        }
         let unit = sequence_unit(layout);
         config.dims().check(layout, unit).map_err(ForwardError::from)?;
         let mesh = Mesh::new(layout.clone()).map_err(ForwardError::from)?;
@@ -93,6 +96,14 @@ impl WithModel for Run<'_> {
             texts.into_iter().for_each(|(index, text)| answers.texts[index] = text);
         }
         Ok(answers)
+    }
+}
+
+/// With the flag that makes texts shorter.
+fn too_long(error: GenerateError) -> EvalError {
+    match error {
+        GenerateError::TooLong { prompt, new, positions } => EvalError::TooLong { prompt, new, positions },
+        error => error.into(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! From a Hugging Face folder to a checkpoint of ours and back.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
 use backend_dist::mesh::ParallelLayout;
@@ -41,25 +41,18 @@ impl Chunk<'_> {
     }
 }
 
-/// Writes the weights of a folder as the checkpoint of step 0 in `root`, in their own element types. At no time is more
-/// than one file of half a gigabyte in memory.
+/// Writes the weights of a folder as a checkpoint in `root`, in their own element types, with a tokenizer: of step 0, or with
+/// the states of an optimizer of their step, from which a run continues. At no time is more than one file of half a gigabyte
+/// in memory.
 ///
 /// # Errors
-/// If a weight cannot be read, `tokenizer.json` is no tokenizer, or the checkpoint cannot be written; there must be
-/// none in `root` yet.
-pub fn import(folder: &HfFolder, root: &Path) -> Result<SaveReport, HfFolderError> {
-    write(folder, None, root)
-}
-
-/// The same with the states of an optimizer, as the checkpoint of their step, from which a run continues.
-///
-/// # Errors
-/// As [`import`].
-pub fn import_states(folder: &HfFolder, states: &OptimizerStates, root: &Path) -> Result<SaveReport, HfFolderError> {
-    write(folder, Some(states), root)
-}
-
-fn write(folder: &HfFolder, states: Option<&OptimizerStates>, root: &Path) -> Result<SaveReport, HfFolderError> {
+/// If a weight or the tokenizer cannot be read, or the checkpoint cannot be written; there must be none in `root` yet.
+pub fn import(
+    folder: &HfFolder,
+    states: Option<&OptimizerStates>,
+    tokenizer: Option<PathBuf>,
+    root: &Path,
+) -> Result<SaveReport, HfFolderError> {
     if root.exists() && !Checkpoint::list(root)?.is_empty() {
         return Err(HfFolderError::file(root, "holds checkpoints already; give another folder"));
     }
@@ -88,7 +81,6 @@ fn write(folder: &HfFolder, states: Option<&OptimizerStates>, root: &Path) -> Re
         fp8: Value::Null,
         anomalies: Value::Null,
     };
-    let tokenizer = folder.tokenizer_path();
     if let Some(path) = &tokenizer {
         read_tokenizer(path).map_err(|error| HfFolderError::file(path, format!("is no tokenizer: {error}")))?;
     }

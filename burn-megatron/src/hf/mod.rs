@@ -21,7 +21,7 @@ mod torch_dist;
 mod writer;
 
 pub use adapter::{Merged, adapter_of, read_adapter, write_adapter};
-pub use checkpoint::{CheckpointWeights, companions_of, import, import_states, keep_companions, model_of};
+pub use checkpoint::{CheckpointWeights, companions_of, import, keep_companions, model_of};
 pub use companions::Companions;
 pub use compressed_writer::{Compressed, InputFactors, export_compressed, linear_inputs};
 pub use error::HfFolderError;

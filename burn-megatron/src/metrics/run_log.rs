@@ -50,6 +50,7 @@ impl LogFiles {
 /// Entries are written at once: what has happened can be read, and a run that is killed leaves only whole entries.
 pub struct RunLog {
     sinks: Vec<Box<dyn MetricsSink>>,
+    wandb: Option<WandbRun>,
 }
 
 #[derive(Serialize)]
@@ -79,16 +80,18 @@ impl RunLog {
     /// # Errors
     /// The path and the cause when a folder or file cannot be made.
     pub fn open(files: &LogFiles, step: u64) -> io::Result<Self> {
-        let board = files.tensorboard.as_deref().map(|folder| EventFile::create(folder, step)).transpose()?;
-        let mut sinks: Vec<Box<dyn MetricsSink>> = vec![Box::new(JsonLines::open(&files.jsonl, step)?)];
-        sinks.extend(board.map(|board| Box::new(board) as _));
-        if let Some(folder) = &files.wandb {
-            sinks.push(Box::new(WandbRun::create(folder, &files.run)?));
-        }
-        if let Some(store) = &files.mlflow {
-            sinks.push(Box::new(MlflowRun::open(store, &files.run, &files.jsonl, step)?));
-        }
-        Ok(Self { sinks })
+        let wandb = files.wandb.as_deref().map(|folder| WandbRun::create(folder, &files.run)).transpose()?;
+        Ok(Self { sinks: open(files, step)?, wandb })
+    }
+
+    /// The same for a run that begins again in its process. What has been written of a run of W&B cannot be taken back: it
+    /// goes on with the first step that it does not have.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn again(self, files: &LogFiles, step: u64) -> io::Result<Self> {
+        drop(self.sinks);
+        Ok(Self { sinks: open(files, step)?, wandb: self.wandb.map(WandbRun::again) })
     }
 
     /// Says that the run has done what it was to do, or was asked to stop.
@@ -96,7 +99,12 @@ impl RunLog {
     /// # Errors
     /// When the disk refuses.
     pub fn end(&mut self) -> io::Result<()> {
-        self.sinks.iter_mut().try_for_each(|sink| sink.end())
+        self.all().try_for_each(|sink| sink.end())
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut dyn MetricsSink> {
+        let wandb = self.wandb.iter_mut().map(|run| run as &mut dyn MetricsSink);
+        self.sinks.iter_mut().map(|sink| &mut **sink as &mut dyn MetricsSink).chain(wandb)
     }
 
     /// Writes to this sink too.
@@ -156,8 +164,19 @@ impl RunLog {
         let entry = Entry { kind, stats };
         let (value, line) = (serde_json::to_value(&entry)?, serde_json::to_string(&entry)?);
         let entry = LogEntry { kind, step, value: &value, line: &line };
-        self.sinks.iter_mut().try_for_each(|sink| sink.entry(&entry))
+        self.all().try_for_each(|sink| sink.entry(&entry))
     }
+}
+
+/// The files from which later steps are taken back.
+fn open(files: &LogFiles, step: u64) -> io::Result<Vec<Box<dyn MetricsSink>>> {
+    let board = files.tensorboard.as_deref().map(|folder| EventFile::create(folder, step)).transpose()?;
+    let mut sinks: Vec<Box<dyn MetricsSink>> = vec![Box::new(JsonLines::open(&files.jsonl, step)?)];
+    sinks.extend(board.map(|board| Box::new(board) as _));
+    if let Some(store) = &files.mlflow {
+        sinks.push(Box::new(MlflowRun::open(store, &files.run, &files.jsonl, step)?));
+    }
+    Ok(sinks)
 }
 
 impl MetricsSink for JsonLines {

@@ -8,7 +8,7 @@ use crate::schedule::stages::Stage;
 use backend_dist::mesh::GridKind;
 
 /// Elements whose moments have one scale.
-pub(super) const BLOCK: u64 = 256;
+pub(super) const BLOCK: u64 = backend_dist::buffer::BLOCK as u64;
 
 /// Number of values per parameter that an optimizer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use models::ModelConfig;
 
 use super::TrainError;
 use crate::config::RunConfig;
-use crate::data::{TokenDataset, find_tokenizer};
+use crate::data::{TokenDataset, tokenizer_path};
 use crate::learner::GrpoRun;
 
 /// What a run trains on and is evaluated on.
@@ -43,7 +43,7 @@ pub(super) fn fits(config: &RunConfig, tokens: usize, tokenizer: Option<&Path>) 
 /// What to do about a tokenizer that is too large for a model that has its size from a folder.
 fn smaller_tokenizer(config: &RunConfig, folder: &Path, tokenizer: &Path) -> String {
     let vocabulary = config.model.config.vocab_size();
-    let own = find_tokenizer(folder).unwrap_or_else(|| folder.join("tokenizer.json"));
+    let own = tokenizer_path(folder);
     let (fixed, text) = (format!("{} has no more", folder.display()), !config.data.text.is_empty());
     let same = |a: &Path, b: &Path| a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b));
     match own.is_file() {

@@ -142,6 +142,36 @@ fn nothing_is_written_over() {
     assert_eq!(fs::read_dir(paths.root.path()).unwrap().count(), 2, "nothing is left over");
 }
 
+/// A tokenizer in a form that is not read does not keep the weights from being used.
+#[test]
+fn a_tokenizer_that_is_not_read_is_left_out_and_said() {
+    let folder = changed("llama3", |_| {});
+    let (hf, root) = (folder.path(), tempfile::tempdir().unwrap());
+    fs::write(hf.join("tokenizer.model"), "hello").unwrap();
+    let (checkpoint, out) = (root.path().join("checkpoint"), root.path().join("out"));
+    let left_out = |words: &[&str]| {
+        let output = command(words);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words:?}: {errors}");
+        assert!(
+            errors.contains("the tokenizer is left out: ") && errors.contains("tokenizer.model: this is no"),
+            "{errors}"
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let said = left_out(&["import", "--hf", text(hf), "--output", text(&checkpoint)]);
+    assert!(said.contains(" without a tokenizer"), "{said}");
+    left_out(&["export", "--checkpoint", text(&checkpoint), "--like", text(hf), "--hf", text(&out)]);
+    assert!(!out.join("tokenizer.json").exists());
+    succeed(&["generate", "--hf", text(hf), "--tokens", "1,2", "--max-new-tokens", "2"]);
+    let message = fail(&["generate", "--hf", text(hf), "--prompt", "a"]);
+    assert!(message.contains("tokenizer.model: this is no tokenizer"), "{message}");
+    // A `tokenizer.json` is what it says, or the folder is damaged.
+    fs::write(hf.join("tokenizer.json"), "{}").unwrap();
+    let message = fail(&["import", "--hf", text(hf), "--output", text(&root.path().join("other"))]);
+    assert!(message.contains("tokenizer.json: is no tokenizer"), "{message}");
+}
+
 /// What another program than `import` has saved has no files of Hugging Face's; `--like` gives them.
 #[test]
 fn a_checkpoint_without_files_takes_those_of_a_folder() {

@@ -125,6 +125,27 @@ fn log_likelihoods_are_those_of_transformers_in_every_layout() {
     }
 }
 
+/// With LongRoPE the angles of all positions change beyond the original context, and those of cached keys cannot.
+#[test]
+fn texts_beyond_the_original_context_of_longrope_are_refused_with_the_length_that_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path());
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["rope_parameters"] = json!({
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0, 1.0, 1.0, 1.0], "long_factor": [2.0, 2.0, 2.0, 2.0],
+    });
+    fs::write(&path, config.to_string()).unwrap();
+    let row = json!({"context": words(&(3..20).collect::<Vec<_>>()), "target": "w3", "max_new_tokens": 4});
+    write_rows(&folder.path().join("task.jsonl"), &[row]);
+    let message = fail(folder.path(), "eval --hf . --task task.jsonl");
+    assert!(message.contains("a context of 17 tokens and 4 new ones"), "{message}");
+    assert!(message.contains("at most 16 positions; nearest legal: --max-length 16"), "{message}");
+    let said = succeed(folder.path(), "eval --hf . --task task.jsonl --max-length 16");
+    assert!(said.contains("exact_match"), "{said}");
+}
+
 #[test]
 fn perplexity_goes_over_rolling_windows() {
     let folder = tempfile::tempdir().unwrap();

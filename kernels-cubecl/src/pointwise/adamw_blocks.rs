@@ -12,6 +12,9 @@ use half::{bf16, f16};
 /// Vectors of a block.
 const VECTORS: usize = BLOCK / 4;
 
+/// The most parameters of a bucket: what is trained can be read from a checkpoint too.
+const LEN: usize = u32::MAX as usize - BLOCK;
+
 /// A moment of a bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
@@ -194,7 +197,7 @@ pub fn encode(
     (map, maps): (Map, &Handle),
     len: usize,
 ) -> Result<(), PointwiseError> {
-    check("len", len, BLOCK, u32::MAX as usize / 2)?;
+    check("len", len, BLOCK, LEN)?;
     let (cube, vectors) = (CubeShape::of(client), len / 4);
     let (values, codes) = (buffer("values", values, vectors, 16)?, buffer("codes", to.codes, vectors, 4)?);
     let (scales, maps) = (buffer("scales", to.scales, len / BLOCK, 4)?, buffer("maps", maps, 2 * narrow::MAP, 4)?);
@@ -221,7 +224,7 @@ pub fn encode(
 /// # Errors
 /// If a buffer is too short, `len` is no multiple of 256, or the gradient is in fp16.
 pub fn step(client: &Client, bucket: BlocksBucket<'_>, k: &AdamWStep) -> Result<(), PointwiseError> {
-    check("len", bucket.len, BLOCK, u32::MAX as usize - BLOCK)?;
+    check("len", bucket.len, BLOCK, LEN)?;
     check("tensors", bucket.tensors, 1, bucket.len)?;
     let (cube, vectors, blocks) = (CubeShape::of(client), bucket.len / 4, bucket.len / BLOCK);
     let (gradient, of_gradient) = bucket.gradient;

@@ -12,10 +12,13 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{LoraError, linear_layers, of_expert};
-use crate::names::NameMap;
+use crate::names::{NameMap, is_router};
+
+/// Linear layers that are whole on every rank ([`ReplicatedLinear`](crate::layers::ReplicatedLinear)), and stay as they are.
+const WHOLE: [&str; 3] = ["q_a_proj", "kv_a_proj_with_mqa", "eh_proj"];
 
 /// How the frozen weights of linear layers are stored, under an adapter or not, those of routed experts too. Embeddings,
-/// the output layer, norms and routers stay as they are.
+/// the output layer, norms, routers and layers that are whole on every rank stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BaseFormat {
@@ -66,7 +69,8 @@ impl BaseFormat {
     /// The first that cannot, with the nearest legal numbers of ranks.
     pub fn check(self, names: &NameMap, [tp, etp]: [usize; 2]) -> Result<(), LoraError> {
         for layer in linear_layers(names) {
-            if layer.theirs == "lm_head" || layer.theirs.ends_with(".gate") {
+            let is_whole = WHOLE.iter().any(|name| layer.ours.ends_with(name));
+            if layer.theirs == "lm_head" || is_router(layer.theirs) || is_whole {
                 continue;
             }
             let (key, ranks) = match of_expert(layer.ours) {
@@ -74,7 +78,7 @@ impl BaseFormat {
                 None => ("tensor-parallel", tp),
             };
             let [rows, columns] = layer.shape;
-            let inputs_are_shared = layer.ours.ends_with("o_proj") || layer.ours.ends_with("down_proj");
+            let inputs_are_shared = ["o_proj", "out_proj", "down_proj"].iter().any(|name| layer.ours.ends_with(name));
             // Ranks may share heads of keys and values; what they then have is checked when they are built.
             let is_shared = !layer.ours.ends_with("k_proj") && !layer.ours.ends_with("v_proj");
             let ([block, row_block], legal_columns) = (self.blocks(), columns.is_multiple_of(self.columns()));
@@ -204,7 +208,12 @@ fn place(section: &Section) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LlamaConfig, MixtralConfig, ModelConfig};
+    use crate::{DeepSeekV3Config, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig};
+
+    fn experts(variant: MixtralVariant) -> NameMap {
+        let (hidden_size, intermediate_size, head_dim) = (256, 384, 32);
+        MixtralConfig { variant, hidden_size, intermediate_size, head_dim, ..MixtralConfig::tiny() }.hf_names()
+    }
 
     #[test]
     fn layouts_that_cut_blocks_are_refused_with_the_nearest() {
@@ -229,6 +238,32 @@ mod tests {
         let odd = LlamaConfig { hidden_size: 96, ..config };
         let refused = BaseFormat::Nf4.check(&odd.hf_names(), [1, 1]).unwrap_err().to_string();
         assert!(refused.contains("its 96 inputs are not a multiple of 64"), "{refused}");
+    }
+
+    /// Routers, the gate of a shared expert, and projections to the latents of attention are whole on every rank.
+    #[test]
+    fn layers_that_no_rank_shares_refuse_no_layout() {
+        assert_eq!(BaseFormat::Nf4.check(&experts(MixtralVariant::Qwen2Moe), [2, 1]), Ok(()));
+        assert_eq!(BaseFormat::Fp8Block.check(&experts(MixtralVariant::GptOss), [2, 1]), Ok(()));
+        let latent = DeepSeekV3Config {
+            intermediate_size: 256,
+            moe_intermediate_size: 256,
+            qk_nope_head_dim: 32,
+            qk_rope_head_dim: 32,
+            v_head_dim: 32,
+            ..DeepSeekV3Config::tiny()
+        };
+        assert_eq!(BaseFormat::Fp8Block.check(&latent.hf_names(), [2, 1]), Ok(()));
+    }
+
+    /// gpt-oss has the experts of a layer in one tensor.
+    #[test]
+    fn a_layout_that_cuts_blocks_of_stacked_experts_is_refused() {
+        let names = experts(MixtralVariant::GptOss);
+        assert_eq!(BaseFormat::Nf4.check(&names, [1, 3]), Ok(()));
+        let refused = BaseFormat::Nf4.check(&names, [1, 4]).unwrap_err().to_string();
+        assert!(refused.contains("experts.0.down_proj") && refused.contains("expert-tensor-parallel = 4"), "{refused}");
+        assert!(refused.contains("nearest legal: 3, 6"), "{refused}");
     }
 
     #[test]

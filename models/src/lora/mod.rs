@@ -166,6 +166,7 @@ impl Linear<'_> {
         match () {
             _ if self.theirs == "lm_head" => Some("it is the output layer, whose loss is computed in chunks"),
             _ if is_router(self.theirs) => Some("it is a router"),
+            _ if self.foreign.stack.is_some() => Some("Hugging Face stores the experts of a layer as one tensor"),
             _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),
             _ if self.foreign.rows.is_some() => {
                 Some("Hugging Face stores its rows in another order, or together with another layer's")
@@ -181,7 +182,9 @@ fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {
         let shape: [usize; 2] = foreign.our_shape().try_into().ok()?;
         let ours =
             ours.strip_suffix(".weight").filter(|name| !name.contains("embed") && !name.ends_with("positions"))?;
-        Some(Linear { ours, theirs: foreign.name.strip_suffix(".weight")?, shape, foreign })
+        // Experts that are one tensor are parameters without a module.
+        let theirs = foreign.name.strip_suffix(".weight").or(foreign.stack.map(|_| &*foreign.name))?;
+        Some(Linear { ours, theirs, shape, foreign })
     };
     names.iter().filter_map(layer).collect()
 }
@@ -198,7 +201,7 @@ pub struct Adapter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, ModelConfig};
+    use crate::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig};
 
     fn of(targets: &[&str], names: &NameMap) -> Result<LoraPlan, LoraError> {
         let target_modules = targets.iter().map(|target| target.to_string()).collect();
@@ -243,6 +246,9 @@ mod tests {
             said.contains("experts.1.w1` are not supported: the experts of a layer have adapters all or none"),
             "{said}"
         );
+        let stacked = MixtralConfig { variant: MixtralVariant::GptOss, ..MixtralConfig::tiny() }.hf_names();
+        assert!(refused(&["down_proj"], &stacked).contains("Hugging Face stores the experts of a layer as one tensor"));
+        assert!(of(&[ALL_LINEAR], &stacked).unwrap().targets().all(|(ours, ..)| ours.contains(".attention.")));
         let none = LoraConfig { rank: 0, ..LoraConfig::default() }.plan(&names).unwrap_err();
         assert_eq!(none.to_string(), "r = 0 is not at least 1");
     }

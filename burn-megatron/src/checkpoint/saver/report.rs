@@ -28,7 +28,7 @@ pub struct SaverOptions {
     pub pinned_memory: bool,
     /// Also copy every checkpoint there, after it is complete. `keep_last` and `keep_every` hold for the copies too.
     pub storage: Option<SharedStorage>,
-    /// A `tokenizer.json` to put into every checkpoint.
+    /// A tokenizer to put into every checkpoint, as a `tokenizer.json`.
     pub tokenizer: Option<PathBuf>,
 }
 

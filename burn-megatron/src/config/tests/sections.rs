@@ -40,6 +40,23 @@ fn a_model_is_a_folder_a_preset_or_a_family() {
 }
 
 #[test]
+fn tokens_need_no_tokenizer_that_is_not_read() {
+    let folder = hf("llama3");
+    let file = folder.path().join("tokenizer.model");
+    std::fs::write(&file, "hello").unwrap();
+    let tokenizer = |key: &str| {
+        good("", &[("model.hf", folder.path().to_str().unwrap()), (key, "x")])
+            .data
+            .tokenizer
+            .map(std::path::PathBuf::from)
+    };
+    assert_eq!((tokenizer("data.prefixes"), tokenizer("data.text")), (None, Some(file.clone())));
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tokenizers/llama2.model");
+    std::fs::copy(golden, &file).unwrap();
+    assert_eq!(tokenizer("data.prefixes"), Some(file));
+}
+
+#[test]
 fn a_tokenizer_made_here_gives_the_vocabulary() {
     let vocabulary = |overrides: &[(&str, &str)]| models::ModelConfig::vocab_size(&good(TEXT, overrides).model.config);
     assert_eq!(vocabulary(&[]), 1024);

@@ -8,7 +8,7 @@ use tokenizers::Tokenizer;
 
 use super::error::ChatError;
 use super::jinja::Template;
-use crate::data::{find_tokenizer, read_tokenizer};
+use crate::data::{read_tokenizer, tokenizer_path};
 
 /// How a template is given.
 pub(super) const OTHER_TEMPLATE: &str =
@@ -44,15 +44,14 @@ impl Folder {
     /// Reads a folder, or the folder of a tokenizer's file. `template` takes the place of its own templates.
     pub fn open(path: &Path, template: Option<&Path>) -> Result<Self, ChatError> {
         let (folder, file) = match path.is_dir() {
-            true => (path.to_path_buf(), find_tokenizer(path).unwrap_or_else(|| path.join("tokenizer.json"))),
+            true => (path.to_path_buf(), tokenizer_path(path)),
             false => (path.parent().unwrap_or(Path::new(".")).to_path_buf(), path.to_path_buf()),
         };
         let refused = |what: String| ChatError::Tokenizer { path: file.clone(), what };
         if !file.is_file() {
             return Err(refused("there is no such file; name a folder with a tokenizer.json".into()));
         }
-        let mut tokenizer = read_tokenizer(&file).map_err(|error| refused(error.to_string()))?;
-        tokenizer.with_truncation(None).map_err(|error| refused(error.to_string()))?.with_padding(None);
+        let tokenizer = read_tokenizer(&file).map_err(|error| refused(error.to_string()))?;
         let configs = configs(&folder)?;
         let special = special_tokens(&configs);
         let templates = match template {

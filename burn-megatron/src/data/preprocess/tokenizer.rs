@@ -60,11 +60,8 @@ impl TokenizerChoice {
         let mut tokenizer = match self {
             Self::None => return Ok(None),
             Self::File(path) => {
-                let named = |error: &dyn std::fmt::Display| failed(format!("{}: {error}", path.display()));
-                let mut tokenizer = read_tokenizer(path).map_err(|error| named(&error))?;
-                // Documents are of any length: neither truncated nor padded.
-                tokenizer.with_truncation(None).map_err(|error| named(&error))?.with_padding(None);
-                return Ok(Some(tokenizer));
+                let tokenizer = read_tokenizer(path);
+                return tokenizer.map(Some).map_err(|error| failed(format!("{}: {error}", path.display())));
             }
             Self::TrainBpe(vocab_size) => return train_bpe(texts, *vocab_size).map(Some),
             Self::Characters => {

@@ -32,7 +32,27 @@ pub fn find_tokenizer(folder: &Path) -> Option<PathBuf> {
     NAMES.iter().map(|name| folder.join(name)).find(|path| path.is_file())
 }
 
+/// The file of a folder that has its tokenizer, or that it should have.
+pub(crate) fn tokenizer_path(folder: &Path) -> PathBuf {
+    find_tokenizer(folder).unwrap_or_else(|| folder.join(NAMES[0]))
+}
+
+/// The file of a folder that has its tokenizer, for who can do without one that is in a form that is not read. A
+/// `tokenizer.json` always counts: who reads it says what is wrong with it.
+///
+/// # Errors
+/// The file, and what is wrong with it.
+pub fn readable_tokenizer(folder: &Path) -> Result<Option<PathBuf>, TokenizerFileError> {
+    let Some(path) = find_tokenizer(folder) else { return Ok(None) };
+    match read_tokenizer(&path) {
+        Err(error) if !path.ends_with(NAMES[0]) => Err(TokenizerFileError(format!("{}: {error}", path.display()))),
+        _ => Ok(Some(path)),
+    }
+}
+
 /// Reads a `tokenizer.json`, a SentencePiece model (unigram or BPE), or tiktoken's ranks.
+///
+/// Texts are of any length: what a `tokenizer.json` says of truncation and padding is left out.
 ///
 /// Control symbols of a SentencePiece model become special tokens, which are found in a text, as in `tokenizer.json`
 /// files; SentencePiece itself never finds them. Special tokens of tiktoken's ranks are those of Llama 3, Qwen or
@@ -61,13 +81,17 @@ pub fn find_tokenizer(folder: &Path) -> Option<PathBuf> {
 pub fn read_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerFileError> {
     let failed = TokenizerFileError;
     let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
-    match Kind::of(&bytes) {
-        Ok(Kind::Json) => Tokenizer::from_bytes(&bytes).map_err(|error| failed(error.to_string())),
-        Ok(kind) => converted(path, kind, &bytes).map_err(failed),
-        Err(what) => Err(failed(format!(
-            "{what}; a tokenizer.json, a SentencePiece model (unigram or BPE) and tiktoken ranks are read"
-        ))),
-    }
+    let mut tokenizer = match Kind::of(&bytes) {
+        Ok(Kind::Json) => Tokenizer::from_bytes(&bytes).map_err(|error| failed(error.to_string()))?,
+        Ok(kind) => converted(path, kind, &bytes).map_err(failed)?,
+        Err(what) => {
+            return Err(failed(format!(
+                "{what}; a tokenizer.json, a SentencePiece model (unigram or BPE) and tiktoken ranks are read"
+            )));
+        }
+    };
+    tokenizer.with_truncation(None).map_err(|error| failed(error.to_string()))?.with_padding(None);
+    Ok(tokenizer)
 }
 
 /// A SentencePiece model or tiktoken's ranks.

@@ -1,5 +1,6 @@
 //! What only rank 0 does: decisions for all ranks, events for burn-train, the log of the run.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
 use crate::checkpoint::{Checkpoint, SaveReport};
 use crate::console::{self, dashboard_possible};
-use crate::metrics::{EvalStats, LoadStats, RunLog, SaveStats, StepStats};
+use crate::metrics::{EvalStats, LoadStats, LogFiles, RunLog, SaveStats, Sinks, StepStats};
 
 /// Everything that only rank 0 does.
 pub(super) struct Coordinator {
@@ -83,6 +84,16 @@ impl Coordinator {
             checkpointer.checkpoint(&self.learner, epoch, &self.store);
         }
         self.request.take()
+    }
+
+    /// Opens the log of a run whose last finished step is `step`; after a restart it is still open.
+    pub fn open_log(&mut self, files: &LogFiles, sinks: &Sinks, step: u64) -> io::Result<()> {
+        let log = match self.log.take() {
+            Some(log) => log.again(files, step)?,
+            None => RunLog::open(files, step)?,
+        };
+        self.log = Some(log.with(sinks.clone()));
+        Ok(())
     }
 
     /// Notes which checkpoint the run resumes from. After a restart that was said.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use crate::checkpoint::{Checkpoint, RunState, Slice, SliceData};
 
@@ -12,6 +12,8 @@ pub(super) struct Copies {
     every: u64,
     ranks: usize,
     made: Mutex<Made>,
+    /// Those that wait for a GPU.
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -26,7 +28,7 @@ struct Made {
 impl Copies {
     /// One after every so many steps, by so many ranks.
     pub fn new(every: u64, ranks: usize) -> Arc<Self> {
-        Arc::new(Self { every, ranks, made: Mutex::default() })
+        Arc::new(Self { every, ranks, made: Mutex::default(), threads: Mutex::default() })
     }
 
     /// Whether one is due after this step.
@@ -49,11 +51,17 @@ impl Copies {
         };
         match is_under_way {
             false => add(),
-            true => {
-                if let Err(error) = thread::Builder::new().name("copy".into()).spawn(add) {
-                    log::warn!("no copy in memory: {error}");
-                }
-            }
+            true => self.later(add),
+        }
+    }
+
+    /// Adds on a thread of its own, which outlives its rank.
+    fn later(&self, add: impl FnOnce() + Send + 'static) {
+        let mut threads = self.threads();
+        threads.retain(|thread| !thread.is_finished());
+        match thread::Builder::new().name("copy".into()).spawn(add) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => log::warn!("no copy in memory: {error}"),
         }
     }
 
@@ -77,8 +85,13 @@ impl Copies {
         }
     }
 
-    /// The newest one that is complete. Those that are not will not be: their ranks have ended.
+    /// The newest one that is complete, when all are that have begun. Those that are not will not be: their ranks have ended.
     pub fn newest(&self) -> Option<Arc<Checkpoint>> {
+        let threads = take(&mut *self.threads());
+        for thread in threads {
+            // A panic of the thread has been printed by itself.
+            let _ = thread.join();
+        }
         let mut made = self.made();
         *made = Made { newest: made.newest.take(), incomplete: BTreeMap::new(), generation: made.generation + 1 };
         made.newest.clone()
@@ -90,6 +103,10 @@ impl Copies {
         *made = Made { generation: made.generation + 1, ..Made::default() };
     }
 
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn made(&self) -> MutexGuard<'_, Made> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,6 +114,8 @@ impl Copies {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use backend_dist::mesh::ParallelLayout;
     use safetensors::Dtype;
     use serde_json::Value;
@@ -162,6 +181,19 @@ mod tests {
         assert_eq!(copies.newest().unwrap().state().step, 10);
         copies.clear();
         assert!(copies.newest().is_none());
+    }
+
+    #[test]
+    fn a_copy_that_is_under_way_when_its_ranks_end_is_waited_for() {
+        let copies = Copies::new(5, 2);
+        (0..2).for_each(|rank| copies.add(state(5), half(5, rank)));
+        copies.add(state(10), half(10, 0));
+        let last = copies.clone();
+        copies.later(move || {
+            thread::sleep(Duration::from_millis(100));
+            last.keep(0, state(10), half(10, 1));
+        });
+        assert_eq!(copies.newest().unwrap().state().step, 10);
     }
 
     #[test]

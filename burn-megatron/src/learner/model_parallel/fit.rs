@@ -31,7 +31,7 @@ use super::worker::{Data, End, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
 use crate::learner::report::{Failure, Fit, Fitted};
-use crate::metrics::{Gauge, LoadStats, LogFiles, RunLog, Sinks};
+use crate::metrics::{Gauge, LoadStats, LogFiles, Sinks};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
 pub(super) type BuildTeacher = Arc<dyn Fn(&Rank, &dyn Fn(usize) -> Part) -> Result<Teacher, BoxError> + Send + Sync>;
@@ -106,15 +106,15 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         });
         let several = self.processes.as_ref().filter(|processes| processes.count() > 1);
         let mut restarts = Restarts::new(if several.is_none() { self.restarts.max_restarts } else { 0 });
-        let (mut begun, mut again) = (None, None);
+        let (mut begun, mut again, mut tracing) = (None, None, None);
         let failure = loop {
             let processes = several.cloned().unwrap_or_else(|| Processes::alone(&self.mesh));
             if let Some(timeout) = self.timeout {
                 processes.set_timeout(timeout);
             }
             let start = processes.attempt(|| self.start(&processes, epoch, &interrupter, again.take()));
-            let start = match start {
-                Ok(start) => Start { restarts: restarts.done(), ..start },
+            let mut start = match start {
+                Ok(start) => Start { restarts: restarts.done(), tracing: start.tracing.or(tracing), ..start },
                 Err(error) => break Some(Failure { rank: 0, message: error.to_string() }),
             };
             let begun = begun.get_or_insert_with(|| lock(&start.from).clone());
@@ -130,6 +130,7 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                     break None;
                 }
             };
+            tracing = start.tracing.take();
             match self.restart((start, begun), &failure, &mut restarts, &mut lock(&coordinator)) {
                 Ok(from) => again = Some(from),
                 Err(why) => {
@@ -150,6 +151,7 @@ pub(super) struct Start {
     from: Mutex<Option<Arc<Checkpoint>>>,
     /// How often they have begun before.
     restarts: usize,
+    /// The same after a restart.
     tracing: Option<Tracing>,
     /// Where there are several processes.
     stop_channel: Option<StopChannel>,
@@ -191,7 +193,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         if let (Some(records), Some(saves)) = (&self.records, &saves) {
             records.attach(saves);
         }
-        let tracing = self.logs.trace.as_ref().map(|file| Tracing::new(file, step, self.steps as u64));
+        let tracing =
+            self.logs.trace.as_ref().filter(|_| is_new).map(|file| Tracing::new(file, step, self.steps as u64));
         let tracing = tracing.transpose()?;
         if let Some(tracing) = tracing.as_ref().filter(|_| processes.is_first()) {
             tracing.write(&[])?;
@@ -241,13 +244,13 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
                 Ok(bytes)
             })?;
             if let Some(coordinator) = &mut coordinator {
-                coordinator.log = Some(RunLog::open(&self.files, engine.steps())?.with(self.sinks.clone()));
+                coordinator.open_log(&self.files, &self.sinks, engine.steps())?;
                 let seconds = begin.elapsed().as_secs_f64();
                 let stats = LoadStats { step: engine.steps(), bytes, seconds };
                 coordinator.resumed(checkpoint, stats, start.restarts > 0)?;
             }
         } else if let Some(coordinator) = &mut coordinator {
-            coordinator.log = Some(RunLog::open(&self.files, 0)?.with(self.sinks.clone()));
+            coordinator.open_log(&self.files, &self.sinks, 0)?;
         }
         // A copy in memory must not outlive the next one.
         drop(from);

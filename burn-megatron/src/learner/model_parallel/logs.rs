@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use backend_dist::comm::Group;
@@ -65,6 +66,8 @@ pub(crate) struct Tracing {
     /// The same moment as all processes call it: nanoseconds since 1970.
     wall_clock: u64,
     steps: RangeInclusive<u64>,
+    /// The timelines of all ranks, of rank 0; they outlive ranks that begin again.
+    lanes: Mutex<Vec<Lane>>,
 }
 
 impl Tracing {
@@ -74,7 +77,7 @@ impl Tracing {
         let last = total.min(done + 5);
         let wall_clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(io::Error::other)?;
         let (file, origin, wall_clock) = (file.into(), Instant::now(), wall_clock.as_nanos() as u64);
-        Ok(Self { file, origin, wall_clock, steps: last.min(done + 3)..=last })
+        Ok(Self { file, origin, wall_clock, steps: last.min(done + 3)..=last, lanes: Mutex::default() })
     }
 
     /// Writes the file anew.
@@ -105,13 +108,11 @@ fn expert_file(timeline: &Path) -> PathBuf {
 /// A rank's part in the tracing.
 pub(crate) struct Tracer<'a> {
     tracing: Option<&'a Tracing>,
-    /// The timelines of all ranks, on rank 0.
-    lanes: Vec<Lane>,
 }
 
 impl<'a> Tracer<'a> {
     pub fn new(tracing: Option<&'a Tracing>) -> Self {
-        Self { tracing, lanes: Vec::new() }
+        Self { tracing }
     }
 
     /// A recorder that is on if the step is traced.
@@ -136,24 +137,22 @@ impl<'a> Tracer<'a> {
     /// Notes what this rank did in a traced step; all ranks call it. Rank 0 writes the file anew, so that it is whole
     /// however the run ends. Returns the share of the step in which pipeline ranks did not compute, if there is a
     /// pipeline.
-    pub fn note(&mut self, rank: &Rank, world: &Group, step: u64, spans: [Vec<Span>; 2]) -> io::Result<Option<f64>> {
+    pub fn note(&self, rank: &Rank, world: &Group, step: u64, spans: [Vec<Span>; 2]) -> io::Result<Option<f64>> {
         let origin = self.tracing.map_or(0, |tracing| tracing.wall_clock);
         let ranks = on_one_clock(world.all_gather_host((origin, spans.concat())));
         let bubble = bubble(&rank.mesh, &ranks);
         if let (0, Some(tracing)) = (rank.rank, self.tracing) {
-            self.lanes.resize_with(ranks.len(), || Lane {
-                process: 0,
-                rank: 0,
-                name: String::new(),
-                steps: Vec::new(),
-            });
-            for (index, (lane, spans)) in self.lanes.iter_mut().zip(ranks).enumerate() {
+            let mut lanes = tracing.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+            lanes.resize_with(ranks.len(), || Lane { process: 0, rank: 0, name: String::new(), steps: Vec::new() });
+            for (index, (lane, spans)) in lanes.iter_mut().zip(ranks).enumerate() {
                 let place = Some(mesh_position(&rank.mesh, index)).filter(|place| !place.is_empty());
                 lane.rank = index;
                 lane.name = format!("rank {index}{}", place.map(|place| format!(" ({place})")).unwrap_or_default());
+                // Done again after a restart.
+                lane.steps.retain(|(traced, _)| *traced < step);
                 lane.steps.push((step, spans));
             }
-            tracing.write(&self.lanes)?;
+            tracing.write(&lanes)?;
         }
         Ok(bubble)
     }

@@ -84,9 +84,9 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         }
         let left = restarts.next(coordinator.step + 1, failure)?;
         if let Some(saves) = &start.saves {
-            // A save that lacks a rank's share has failed, and is none of this run's failures.
-            let mut reports = saves.wait().unwrap_or_default();
-            reports.extend(saves.finished().unwrap_or_default());
+            // A save that has failed, if only for lack of a rank's share, does not keep the run from beginning again.
+            let (reports, errors) = saves.settled();
+            errors.iter().for_each(|error| say(&format!("a checkpoint was not saved: {error}")));
             coordinator.saved(reports).map_err(|error| error.to_string())?;
         }
         // Gives the folder of checkpoints up.

@@ -51,6 +51,8 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         if let Some(coordinator) = coordinator {
             self.train.resume_at(step as usize, consumed as usize);
             coordinator.step = step;
+            // What the steps that are done again have in W&B's run would be that of other samples: it gets a new one.
+            coordinator.log = None;
             coordinator.log = Some(RunLog::open(&self.files, step)?.with(self.sinks.clone()));
             say(&format!("back to step {step}, and on with sample {consumed}"));
         }

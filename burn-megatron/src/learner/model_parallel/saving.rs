@@ -236,6 +236,16 @@ impl Saves {
         self.saver.retire(step)
     }
 
+    /// Waits for the save in progress, which ends if some rank has not submitted to it: those that are complete, and why others
+    /// are not.
+    pub fn settled(&self) -> (Vec<SaveReport>, Vec<CheckpointError>) {
+        let (mut reports, mut errors) = (Vec::new(), Vec::new());
+        for save in self.saver.settled() {
+            save.map_or_else(|error| errors.push(error), |report| reports.push(report));
+        }
+        (reports, errors)
+    }
+
     /// Waits for the save in progress, which all ranks must have submitted to.
     pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.saver.wait()

@@ -1,7 +1,7 @@
 //! Offline runs of Weights & Biases: folders that `wandb sync FOLDER` uploads.
 //!
 //! A run that is resumed is a run of its own, in the group of its name: what has been written of a run cannot be taken
-//! back, and the steps after the checkpoint are done again.
+//! back, and the steps after the checkpoint are done again. One that begins again in its process goes on.
 
 mod record;
 
@@ -26,6 +26,10 @@ pub(super) struct WandbRun {
     started: Duration,
     /// Values of a step, which W&B wants at once: training and validation of one step are one.
     pending: Option<(u64, Vec<(String, f64)>)>,
+    /// The last step that is written.
+    written: Option<u64>,
+    /// The same when the run began again.
+    done: Option<u64>,
 }
 
 impl WandbRun {
@@ -54,7 +58,8 @@ impl WandbRun {
                 .flatten()
                 .map(|(key, value)| (key.clone(), value.to_string()))
                 .collect();
-            let mut run = Self { path, file, log: Log::default(), started, pending: None };
+            let log = Log::default();
+            let mut run = Self { path, file, log, started, pending: None, written: None, done: None };
             run.file.write_all(&record::HEADER)?;
             run.write(&Record::Header)?;
             let start = Start { id: &id, name: &info.name, config: &config, time: started };
@@ -69,9 +74,15 @@ impl WandbRun {
         self.file.write_all(&bytes).map_err(|error| named(&self.path, &error))
     }
 
+    /// For steps that are done again: those that are written are left out.
+    pub fn again(self) -> Self {
+        Self { pending: None, done: self.written, ..self }
+    }
+
     /// Writes what has been said of the last step.
     fn flush(&mut self) -> io::Result<()> {
         let Some((step, values)) = self.pending.take() else { return Ok(()) };
+        self.written = self.written.max(Some(step));
         let time = now();
         let number = |value: f64| match serde_json::Number::from_f64(value) {
             Some(number) => Value::Number(number).to_string(),
@@ -91,6 +102,9 @@ impl WandbRun {
 
 impl MetricsSink for WandbRun {
     fn entry(&mut self, entry: &LogEntry) -> io::Result<()> {
+        if Some(entry.step) <= self.done {
+            return Ok(());
+        }
         if self.pending.as_ref().is_some_and(|(step, _)| *step != entry.step) {
             self.flush()?;
         }

@@ -36,13 +36,9 @@ impl Op {
 }
 
 impl Chain<'_> {
-    /// Freezes the GEMM that was just added: it saves nothing for the gradient of its weight, which is not computed.
-    pub(super) fn freeze_gemm(&mut self, sizes: [u64; 2]) {
-        self.freeze_matrices(1, sizes);
-    }
-
-    /// The same of a grouped one with so many matrices.
-    fn freeze_matrices(&mut self, count: u64, [outputs, inputs]: [u64; 2]) {
+    /// Freezes the GEMM that was just added, with so many matrices: it saves nothing for the gradient of their weights, which
+    /// is not computed.
+    pub(super) fn freeze_gemm(&mut self, count: u64, [outputs, inputs]: [u64; 2]) {
         let Some(adapters) = self.builder.adapters else { return };
         let (element, op) = (self.builder.element, self.ops.last_mut().expect("it was just added"));
         (op.saves, op.flops[2]) = (Vec::new(), 0.0);
@@ -100,7 +96,7 @@ impl Chain<'_> {
     pub(super) fn adapt_experts(&mut self, [outputs, inputs]: [u64; 2], has: &[bool], reads: Activation) {
         let Some(adapters) = self.builder.adapters else { return };
         let (element, local) = (self.builder.element, self.builder.local.experts);
-        self.freeze_matrices(local.count, [outputs, inputs]);
+        self.freeze_gemm(local.count, [outputs, inputs]);
         let count = has.iter().filter(|has| **has).count() as u64;
         if count == 0 {
             return;

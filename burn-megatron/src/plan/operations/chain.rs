@@ -153,7 +153,7 @@ impl<'a> Chain<'a> {
             op.fp8 = fp8;
             op.flops = [gemm; 3];
         });
-        self.freeze_gemm([outputs, inputs]);
+        self.freeze_gemm(1, [outputs, inputs]);
     }
 
     /// The tensors that a GEMM with `weight` elements of matrices and `outputs` elements of output saves, and its

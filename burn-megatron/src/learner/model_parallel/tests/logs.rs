@@ -29,7 +29,7 @@ fn steps(lines: &[Value], kind: &str) -> Vec<u64> {
 }
 
 /// Names of the spans of a rank, and the steps they belong to.
-fn traced(file: &Path, rank: usize) -> (BTreeSet<String>, BTreeSet<u64>) {
+pub(super) fn traced(file: &Path, rank: usize) -> (BTreeSet<String>, BTreeSet<u64>) {
     let trace: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let spans =
         trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X" && event["tid"] == rank);

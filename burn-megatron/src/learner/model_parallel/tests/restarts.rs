@@ -80,3 +80,26 @@ fn a_failure_that_repeats_or_comes_once_too_often_ends_the_run() {
         assert!(error.contains(why), "{faults}: {error}");
     }
 }
+
+#[test]
+fn a_run_that_begins_again_goes_on_with_its_trace_and_its_run_of_weights_and_biases() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let faults = "error:rank1@step5,error:rank0@step9";
+    let case = Case { layout: "DP2", faults, copy_every: Some(3), save_every: None, resumed: &[] };
+    let (trace, wandb) = (Some(folder.join("trace.json")), Some(folder.join("board")));
+    let run = failing(&case, 2, folder).logs(LogOptions { trace, wandb, ..LogOptions::default() });
+    let error = launch(&run).error;
+    assert!(error.is_none(), "{error:?}");
+    for rank in 0..2 {
+        assert_eq!(logs::traced(&folder.join("trace.json"), rank).1, [3, 4, 5].into());
+    }
+    let runs: Vec<_> = std::fs::read_dir(folder.join("board/wandb")).unwrap().map(|run| run.unwrap().path()).collect();
+    assert_eq!(runs.len(), 1, "{runs:?}");
+    let files = std::fs::read_dir(&runs[0]).unwrap().map(|file| file.unwrap().path());
+    let file = files.into_iter().find(|file| file.extension().is_some_and(|end| end == "wandb")).unwrap();
+    let bytes = std::fs::read(file).unwrap();
+    // Once in the summary, once in the history.
+    let losses = bytes.windows(b"train/loss".len()).filter(|window| window == b"train/loss").count();
+    assert_eq!(losses, 2 * 12, "each step once");
+}
