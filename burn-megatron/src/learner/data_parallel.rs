@@ -60,11 +60,8 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
         starting_epoch: usize,
     ) -> Fitted<M> {
         let together = Together::join(&self.mesh(), &components, (&train, &valid)).and_then(|together| {
-            if self.pipeline.as_ref().is_some_and(|pipeline| !pipeline.crosses_processes()) {
-                together.check_pipelines()?;
-            }
-            let devices = self.training_devices(&learner, together.processes());
-            let devices = together.processes().attempt(|| devices)?;
+            together.check_pipelines(self.pipeline.as_ref().is_some_and(|pipeline| pipeline.crosses_processes()))?;
+            let devices = together.processes().attempt(|| self.training_devices(&learner, together.processes()))?;
             Ok((together, devices))
         });
         match together {
@@ -173,7 +170,7 @@ impl<M: LearnerModel> DataParallel<M> {
                 if let Some(pipeline) = &self.pipeline {
                     // Batches go from the host to every stage.
                     let lead = pipeline.lead(of_stages(), device, &rank)?;
-                    return setup.run_as(lead, &host(), &rank.group(Axis::Dp), &shared);
+                    return setup.run_as(lead, &self.training_device(host()), &rank.group(Axis::Dp), &shared);
                 }
                 let placing = self.tensor.as_ref().map(|tensor| tensor.on(&rank));
                 setup.run(device, &rank.group(Axis::Dp), placing.as_ref(), &shared)

@@ -61,10 +61,10 @@ impl Together {
         &self.processes
     }
 
-    /// Refuses pipelines whose ranks are in several processes.
-    pub fn check_pipelines(&self) -> Result<(), BoxError> {
+    /// Refuses pipelines whose ranks are in several processes, unless they can be.
+    pub fn check_pipelines(&self, can_be: bool) -> Result<(), BoxError> {
         let (layout, count) = (self.processes.mesh().layout(), self.processes.count());
-        if layout.pp <= 1 || layout.dp.is_multiple_of(count) {
+        if can_be || layout.pp <= 1 || layout.dp.is_multiple_of(count) {
             return Ok(());
         }
         let nearest = (1..count).rev().find(|count| layout.dp.is_multiple_of(*count)).unwrap_or(1);

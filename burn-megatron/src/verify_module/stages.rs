@@ -17,7 +17,7 @@ use crate::verify::{Candidate, Line};
 ///
 /// `batch` makes the batch of some items of a data set, by number, on a device; its loss is a mean over the items.
 /// One device computes the items of a step at once, a data-parallel rank its share of them in micro-batches.
-/// `layouts` may have pipeline, tensor, sequence and data parallelism and ZeRO 0 and 1.
+/// `layouts` may have pipeline, tensor, sequence and data parallelism and ZeRO 0 to 3.
 ///
 /// # Errors
 /// As [`verify_module`](super::verify_module). A model that does not fit a layout, such as one with fewer blocks than
@@ -44,6 +44,9 @@ pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(
     proof: &Proof,
 ) -> Result<ModuleReport, ModuleError> {
     layouts.iter().try_for_each(|layout| for_stages(layout).map_err(ModuleError::Layout))?;
+    if proof.overlap {
+        return Err(ModuleError::Layout("overlap_grad_reduce is not for stages; nearest legal: without it".into()));
+    }
     let device = double_precision()?.autodiff();
     device.seed(SEED);
     let module = make_model(&device).fork(&device);

@@ -138,8 +138,11 @@ impl<A: Activation> Activation for Vec<A> {
     }
 }
 
-/// All operands of an operation must have the same strategy.
-fn with_autodiff<const D: usize>(inner: Tensor<D>, strategy: Option<GradientCheckpointingStrategy>) -> Tensor<D> {
+/// With autodiff. All operands of an operation must have the same strategy, and moving a tensor does not change its own.
+pub(super) fn with_autodiff<const D: usize>(
+    inner: Tensor<D>,
+    strategy: Option<GradientCheckpointingStrategy>,
+) -> Tensor<D> {
     let x = Tensor::from_inner(inner);
     match strategy {
         Some(strategy) => x.with_gradient_checkpointing_strategy(strategy),

@@ -86,7 +86,7 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
             1 => part.fork(device),
             _ => parallelize_part((&whole, part), device, rank, plan, |path| division.is_path_on(path, here))?,
         };
-        let (zero, model) = StageZero::new(zero, model, &division, &groups, units);
+        let (zero, model) = StageZero::new((zero, units), model, &division, &groups, device);
         let chunks = division.chunks(here);
         let recomputes = chunks.iter().flatten().any(|piece| piece.recompute);
         let seed = Seed { base: 0, micro_batch: 0 };

@@ -110,7 +110,8 @@ sendable_output!(RegressionOutput);
 /// How orders and replies with a model's batches and outputs go between processes.
 pub(super) struct Wire<M: TrainStep> {
     pub send_order: fn(Order<M::Input>, usize, &Group),
-    pub receive_order: fn(&Group) -> Order<M::Input>,
+    /// With batches in host memory, as data loaders make them: with the autodiff of the device, but for evaluation.
+    pub receive_order: fn(&Group, &Device) -> Order<M::Input>,
     pub send_reply: fn(Reply<M::Output>, &Group),
     pub receive_reply: fn(usize, &Group) -> Reply<M::Output>,
 }
@@ -127,9 +128,9 @@ impl<M: TrainStep<Input: Sendable, Output: Sendable>> Wire<M> {
     pub fn new() -> Self {
         Self {
             send_order: |order, to, group| group.send_host(order.map(M::Input::to_host), to),
-            receive_order: |group| {
-                let order: Order<<M::Input as Sendable>::Host> = group.receive_host(0);
-                order.map(|batch| Sendable::from_host(batch, &host()))
+            receive_order: |group, device| match group.receive_host::<Order<<M::Input as Sendable>::Host>>(0) {
+                Order::Evaluate(batch) => Order::Evaluate(Sendable::from_host(batch, &device.clone().inner())),
+                order => order.map(|batch| Sendable::from_host(batch, device)),
             },
             send_reply: |reply, group| group.send_host(reply.map(M::Output::to_host), 0),
             receive_reply: |from, group| {
