@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
-use burn::tensor::{Device, FloatDType, Tensor, TensorData, activation};
+use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 
 use super::*;
 use crate::gradients::average_gradients;
@@ -58,7 +58,7 @@ struct ToF64;
 impl ModuleMapper for ToF64 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|value| {
-            Tensor::from_inner(value.clone().inner().cast(FloatDType::F64)).set_require_grad(value.is_require_grad())
+            Tensor::from_inner(value.clone().inner().cast(DType::F64)).set_require_grad(value.is_require_grad())
         })
     }
 }
@@ -72,7 +72,7 @@ fn batch(step: usize, rank: usize, size: usize) -> Tensor<2> {
     let share = 8 / size;
     let value = |i: usize| ((i * 7 + step * 3) as f64 * 0.37).sin();
     let values: Vec<f64> = (rank * share * WIDTH..(rank + 1) * share * WIDTH).map(value).collect();
-    Tensor::from_data(TensorData::new(values, [share, WIDTH]), (&device(), FloatDType::F64))
+    Tensor::from_data(TensorData::new(values, [share, WIDTH]), (&device(), DType::F64))
 }
 
 fn data_parallel<T: Send>(size: usize, run: impl Fn(Rank) -> T + Sync) -> Vec<T> {
@@ -127,7 +127,7 @@ fn the_bits_are_those_of_a_reduction_after_the_backward_pass() {
                 let hooked = reducer.attach(plain.clone());
                 let last = rank.rank + 1 == size;
                 for step in 0..3 {
-                    let x = |micro| batch(2 * step + micro, rank.rank, size);
+                    let x = |micro: usize| batch(2 * step + micro, rank.rank, size);
                     let mut sum = GradientsAccumulator::new();
                     sum.accumulate(&plain, backward(&plain, plain.loss(x(0), last)));
                     sum.accumulate(&plain, backward(&plain, plain.loss(x(1), last)));
