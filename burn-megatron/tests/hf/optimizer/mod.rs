@@ -5,7 +5,7 @@ mod refused;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use backend_dist::launch::{RunError, launch};
+use backend_dist::launch::{BoxError, launch};
 use backend_dist::mesh::{Axis, Mesh};
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::checkpoint::{Checkpoint, Kind, RunState, Saver, SaverOptions};
@@ -93,7 +93,7 @@ struct Run<'a> {
 }
 
 impl WithModel for Run<'_> {
-    type Output = Result<Vec<f64>, RunError>;
+    type Output = Result<Vec<f64>, BoxError>;
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output {
         let Self { from, layout, clip, batches, to, dims } = self;

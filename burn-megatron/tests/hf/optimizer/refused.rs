@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use burn_megatron::checkpoint::{Checkpoint, Kind, RunState, Saver, SaverOptions};
+use burn_megatron::checkpoint::{Kind, RunState, Saver, SaverOptions};
 use serde_json::json;
 
 use super::{copied, imported, tensors};
