@@ -185,7 +185,7 @@ pub(super) struct Window<'a> {
     pub file: &'a PositionedFile,
     pub start: u64,
     pub length: u64,
-    /// Where reading goes on.
+    /// Where reading continues.
     pub at: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Boxes that are stored with their elements in a row, cut anywhere: as boxes of the tensor. Pure arithmetic.
+//! Boxes that are stored as flat arrays, sharded anywhere: as boxes of the tensor. Pure arithmetic.
 
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ pub(super) fn boxes(
     }
     let sizes: Vec<usize> = shape.iter().zip(counts).map(|(size, count)| size / count).collect();
     let one_box = ranges[..shape.len()].iter().all(|range| range.len() == 1);
-    let product = sizes.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
-    if product != Some(*elements) || !one_box {
+    let count = sizes.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
+    if count != Some(*elements) || !one_box {
         return Err(strange());
     }
     let first: Vec<usize> = ranges.iter().zip(&sizes).map(|(range, size)| range.start * size).collect();

@@ -164,7 +164,7 @@ impl Metadata {
         Ok(whole.map(place).collect())
     }
 
-    /// The shapes of tensors that Megatron-Core has stored as boxes with their elements in a row
+    /// The shapes of tensors that Megatron-Core has stored as flat arrays of boxes
     /// (`megatron/core/dist_checkpointing/strategies/torch.py` up to 0.15).
     pub fn flattened<'a>(&'a self) -> HashMap<&'a str, Vec<usize>> {
         let entries = self.pickle.value().attribute("mcore_data").and_then(Value::entries).unwrap_or_default();

@@ -1,15 +1,14 @@
-"""The folders `megatron_reshardable`, `megatron_model_space` and `megatron_plain`: runs of Megatron-Core that stopped after ten
-steps, with the states of AdamW, and in `losses.json` what the next twenty steps of that run report.
+"""The folders `megatron_reshardable`, `megatron_experts`, `megatron_model_space` and `megatron_plain`: runs of Megatron-Core that
+stopped after ten steps, with the states of AdamW, and in `losses.json` what the next twenty steps of that run report.
 
 torch 2.6 on a CPU, gloo, in this folder: `python make_megatron_optimizer.py make NAME`, with megatron-core 0.16.1 for
-`megatron_reshardable` (distributed optimizer, `fully_reshardable`) and `megatron_plain` (no distributed optimizer), with 0.12.3
-for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
+`megatron_reshardable`, `megatron_experts` (distributed optimizer, `fully_reshardable`) and `megatron_plain` (no distributed
+optimizer), with 0.12.3 for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
 a folder of `burn-megatron export --torch-dist --optimizer` with 0.16.1 and trains on; its losses must be those of the file.
 """
 
 import json
 import os
-import shutil
 import sys
 from argparse import Namespace
 from collections import OrderedDict
@@ -27,11 +26,16 @@ STEPS = (10, 30)
 SIZES = dict(num_layers=2, hidden_size=16, ffn_hidden_size=32, num_attention_heads=4, num_query_groups=2)
 VOCAB, LENGTH, BATCH = 64, 16, 8
 ADAM = dict(lr=1e-2, min_lr=1e-3, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=1.0)
-# tensor-parallel ranks, whether the optimizer is distributed, how it is sharded in files
+EXPERTS = dict(
+    num_layers=1, num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=32, moe_router_load_balancing_type="none",
+    moe_token_dispatcher_type="allgather", expert_model_parallel_size=2,
+)
+# tensor-parallel ranks, whether the optimizer is distributed, how it is sharded in files, more of the model
 KINDS = {
-    "megatron_reshardable": (2, True, "fully_reshardable"),
-    "megatron_model_space": (2, True, "fully_sharded_model_space"),
-    "megatron_plain": (2, False, None),
+    "megatron_reshardable": (2, True, "fully_reshardable", {}),
+    "megatron_experts": (1, True, "fully_reshardable", EXPERTS),
+    "megatron_model_space": (2, True, "fully_sharded_model_space", {}),
+    "megatron_plain": (2, False, None, {}),
 }
 
 
@@ -69,7 +73,7 @@ def on_cpu():
     dist.reduce_scatter_tensor = dist._reduce_scatter_base = reduce_scatter
 
 
-def built(tp, distributed):
+def built(tp, distributed, more):
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, param_and_grad_buffer
     from megatron.core.models.gpt import GPTModel
@@ -78,6 +82,7 @@ def built(tp, distributed):
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
     from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.moe import moe_utils
 
     # Reductions that wait for each other, of which gloo knows nothing; random numbers of CUDA, for dropout, which there is
     # none of; FP8 and a step in the parameter groups, which need TransformerEngine.
@@ -94,15 +99,17 @@ def built(tp, distributed):
         copy(self, param, {"step": own["step"], **tensors})
 
     distributed_optimizer._set_main_param_and_optimizer_states = with_step
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
+    moe_utils.te_general_gemm = None
+    ranks = dict(expert_model_parallel_size=2, expert_tensor_parallel_size=1) if more else {}
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp, **ranks)
     torch.manual_seed(7)
     config = TransformerConfig(
-        **SIZES, use_cpu_initialization=True, add_bias_linear=False, gated_linear_unit=True, normalization="RMSNorm",
+        **{**SIZES, **more}, use_cpu_initialization=True, add_bias_linear=False, gated_linear_unit=True, normalization="RMSNorm",
         activation_func=torch.nn.functional.silu, tensor_model_parallel_size=tp, pipeline_dtype=torch.float32,
         persist_layer_norm=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
         hidden_dropout=0.0, attention_dropout=0.0,
     )
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization="RMSNorm")
     model = GPTModel(
         config, spec, vocab_size=VOCAB, max_sequence_length=LENGTH, position_embedding_type="rope",
         share_embeddings_and_output_weights=False,
@@ -168,12 +175,14 @@ def state(model, optimizer, scheduler, sharding, loading):
 def make(name):
     from megatron.core import dist_checkpointing
 
-    tp, distributed, sharding = KINDS[name]
-    parts = built(tp, distributed)
+    tp, distributed, sharding, of_model = KINDS[name]
+    parts = built(tp, distributed, of_model)
     before = train(*parts, (0, STEPS[0]))
     if dist.get_rank() == 0:
-        shutil.rmtree(name, ignore_errors=True)
-        os.makedirs(name)
+        os.makedirs(name, exist_ok=True)
+        for file in os.listdir(name):
+            if file != "config.json":
+                os.remove(os.path.join(name, file))
     dist.barrier()
     more = {"iteration": STEPS[0], "checkpoint_version": 3.0}
     if not distributed:
@@ -183,7 +192,7 @@ def make(name):
     dist_checkpointing.save({**state(*parts, sharding, False), **more}, name)
     losses = train(*parts, STEPS)
     if dist.get_rank() == 0:
-        told = {"model": {**SIZES, "vocab_size": VOCAB}, "before": before, "losses": losses,
+        told = {"model": {**SIZES, **of_model, "vocab_size": VOCAB}, "before": before, "losses": losses,
                 "tokens": tokens()[STEPS[0]:].tolist()}
         with open(os.path.join(name, "losses.json"), "w") as file:
             json.dump(told, file)
@@ -193,7 +202,7 @@ def check(folder, file):
     from megatron.core import dist_checkpointing
 
     sharding = "fully_reshardable"
-    parts = built(2, True)
+    parts = built(2, True, {})
     for optimizer in parts[1].chained_optimizers:
         # Without TransformerEngine, a new optimizer has no step that it could tell.
         optimizer._init_optimizer_states_with_dummy_values()
