@@ -114,7 +114,7 @@ impl Bench<'_> {
         rank: &Rank,
         mut engine: RankEngine<M>,
         start: Instant,
-        mut tracer: Tracer,
+        tracer: Tracer,
     ) -> Result<Measured, BoxError> {
         let (world, timing) = (rank.group(Axis::World), self.timing);
         let stream = BatchStream::advancing(
