@@ -195,16 +195,19 @@ fn a_rank_that_fails_is_named_and_all_begin_again_with_the_bits_of_a_run_that_wa
 #[test]
 fn a_save_that_has_failed_is_said_when_a_rank_fails_before_it_was() {
     let folder = folder();
-    let flags = "--training.max-restarts 1 --inject error:rank1@step4";
-    let run = command(folder.path(), "limited", flags);
-    let mut shell = Command::new("bash");
-    let limit = ["-c", "ulimit -f 60; exec \"$@\"", "bash"];
-    let output =
-        shell.current_dir(folder.path()).args(limit).arg(run.get_program()).args(run.get_args()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    // There is time to take the folder of checkpoints away before the first save.
+    let faults = "--inject slow:rank3:50x,error:rank1@step4 --training.max-restarts 1";
+    let mut run = command(folder.path(), "failed", &format!("--training.steps 6 {faults}"));
+    let mut child = run.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("step 1/6")));
+    fs::remove_dir_all(folder.path().join("failed/checkpoints")).unwrap();
+    let said = lines.collect::<Vec<_>>().join("\n");
+    assert!(child.wait().unwrap().success(), "{said}");
     let line = said.lines().find(|line| line.starts_with("a checkpoint was not saved: ")).expect(&said);
-    assert!(line.contains("a limit of the size of files is reached") && line.contains("step_00000003"), "{line}");
+    assert!(line.contains("cannot create") && line.contains("step_00000003"), "{line}");
     assert!(said.contains("; all ranks begin again with step 1, from its start; 0 restarts left"), "{said}");
+    assert_eq!(last_checkpoint(folder.path(), "failed").state().step, 6);
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl RunLog {
     }
 
     /// The same for a run that begins again in its process. What has been written of a run of W&B cannot be taken back: it
-    /// goes on with the first step that it does not have.
+    /// continues with the first step that it does not have.
     ///
     /// # Errors
     /// As [`open`](Self::open).

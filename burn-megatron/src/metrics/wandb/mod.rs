@@ -1,7 +1,7 @@
 //! Offline runs of Weights & Biases: folders that `wandb sync FOLDER` uploads.
 //!
 //! A run that is resumed is a run of its own, in the group of its name: what has been written of a run cannot be taken
-//! back, and the steps after the checkpoint are done again. One that begins again in its process goes on.
+//! back, and the steps after the checkpoint are done again. One that begins again in its process continues.
 
 mod record;
 
