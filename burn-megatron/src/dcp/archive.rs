@@ -1,7 +1,6 @@
 //! An archive of `torch.save` with one tensor in it: a zip file whose `data.pkl` describes the tensor, and whose `data/0`
 //! are the elements, not compressed.
 
-use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use safetensors::Dtype;
@@ -86,10 +85,11 @@ pub(super) fn object(from: impl Read + Seek) -> Result<Pickle, String> {
     Ok(pickle)
 }
 
-/// The element of a tensor that has one, of which these are the storages.
-pub(super) fn number(tensor: Value, storages: &HashMap<String, Vec<u8>>) -> Option<f64> {
+/// The element of a tensor that has one.
+fn element(tensor: Value) -> Option<f64> {
     let view = View::of(tensor)?;
-    let (bytes, one) = (storages.get(&view.storage)?, view.offset == 0 && view.shape.iter().all(|size| *size == 1));
+    let (bytes, one) =
+        (tensor.storages().get(&view.storage)?, view.offset == 0 && view.shape.iter().all(|size| *size == 1));
     let four = || bytes.first_chunk::<4>().copied();
     let eight = || bytes.first_chunk::<8>().copied();
     let number = match view.dtype {
@@ -100,6 +100,16 @@ pub(super) fn number(tensor: Value, storages: &HashMap<String, Vec<u8>>) -> Opti
         _ => return None,
     };
     one.then_some(number)
+}
+
+/// A number, or the only element of a tensor.
+pub(crate) fn number(value: Value) -> Option<f64> {
+    value.scalar().or_else(|| element(value))
+}
+
+/// A whole number that is not negative, also as a float or as the only element of a tensor.
+pub(crate) fn count(value: Value) -> Option<u64> {
+    number(value).filter(|number| (0.0..=2f64.powi(53)).contains(number) && number.fract() == 0.0).map(|n| n as u64)
 }
 
 /// The archive, and the folder in it that has everything.

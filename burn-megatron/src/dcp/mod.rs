@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+pub(crate) use archive::{count, number};
 pub(crate) use folder::{DcpFolder, DcpTensor};
 pub(crate) use metadata::METADATA;
 pub(crate) use objects::DcpObjects;

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use super::archive::number;
 use super::node::{Id, Node};
 use super::unpickler::run;
 
@@ -78,19 +77,18 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A number, or the only element of a tensor.
-    pub fn number(self) -> Option<f64> {
+    /// An integer or a float.
+    pub(super) fn scalar(self) -> Option<f64> {
         match self.node() {
             Node::Int(value) => Some(*value as f64),
             Node::Float(value) => Some(*value),
-            Node::Object { .. } => number(self, &self.pickle.storages),
             _ => None,
         }
     }
 
-    /// A whole number that is not negative, also as a float.
-    pub fn count(self) -> Option<u64> {
-        self.number().filter(|number| (0.0..=2f64.powi(53)).contains(number) && number.fract() == 0.0).map(|n| n as u64)
+    /// The bytes of tensors of one element, by the name of their storage.
+    pub(super) fn storages(self) -> &'a HashMap<String, Vec<u8>> {
+        &self.pickle.storages
     }
 
     /// What a dictionary has under a name, or an object as an attribute.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::settings::{Group, rates, section};
 use super::{MASTERS, MOMENTS, Recorded, of_another_optimizer};
-use crate::dcp::{DcpObjects, Value as Saved};
+use crate::dcp::{self, DcpObjects, Value as Saved};
 use crate::hf::error::HfFolderError;
 
 const STATE: &str = "optimizer.state.";
@@ -55,17 +55,17 @@ fn of_common(common: Saved) -> Result<Recorded, String> {
     let (mut groups, mut steps, mut scaled, mut undecayed) = (Vec::new(), Vec::new(), false, false);
     for (at, optimizer) in several.into_iter().enumerate() {
         let inner = optimizer.get("optimizer").unwrap_or(optimizer);
-        steps.extend(inner.get("state").and_then(|state| state.get("common_step")).and_then(Saved::count));
+        steps.extend(inner.get("state").and_then(|state| state.get("common_step")).and_then(dcp::count));
         for (index, group) in
             inner.get("param_groups").and_then(Saved::items).unwrap_or_default().into_iter().enumerate()
         {
-            steps.extend(group.get("step").and_then(Saved::count));
-            scaled |= group.get("lr_mult").and_then(Saved::number).is_some_and(|factor| factor != 1.0);
-            undecayed |= group.get("wd_mult").and_then(Saved::number) == Some(0.0);
+            steps.extend(group.get("step").and_then(dcp::count));
+            scaled |= group.get("lr_mult").and_then(dcp::number).is_some_and(|factor| factor != 1.0);
+            undecayed |= group.get("wd_mult").and_then(dcp::number) == Some(0.0);
             groups.push(Group::read(&format!("optimizer.{at}.param_groups.{index}"), |key| group.get(key))?);
         }
     }
-    let iteration = common.get("iteration").and_then(Saved::count);
+    let iteration = common.get("iteration").and_then(dcp::count);
     let updates = steps.iter().copied().max().or(iteration);
     let updates = updates.ok_or("`iteration` is missing, and no parameter group has a `step`")?;
     if let Some(step) = steps.iter().find(|step| **step != updates) {
@@ -82,8 +82,8 @@ fn of_common(common: Saved) -> Result<Recorded, String> {
         Some(scheduler) => schedule(scheduler, &mut config, &mut notes)?,
         None => notes.push("there is no opt_param_scheduler: [lr] must say what the run was told".into()),
     }
-    let of_schedule = scheduler.and_then(|scheduler| scheduler.get("num_steps")).and_then(Saved::count);
-    let consumed = common.get("args").and_then(|args| args.get("consumed_train_samples")).and_then(Saved::count);
+    let of_schedule = scheduler.and_then(|scheduler| scheduler.get("num_steps")).and_then(dcp::count);
+    let consumed = common.get("args").and_then(|args| args.get("consumed_train_samples")).and_then(dcp::count);
     let consumed = consumed.or(of_schedule);
     let skipped = consumed.zip(of_schedule).map_or(0, |(all, scheduled)| all.saturating_sub(scheduled));
     let step = iteration.unwrap_or(updates).max(updates);
@@ -95,9 +95,9 @@ fn of_common(common: Saved) -> Result<Recorded, String> {
 fn schedule(scheduler: Saved, config: &mut Map<String, Value>, notes: &mut Vec<String>) -> Result<(), String> {
     let key = |name: &str| format!("opt_param_scheduler.{name}");
     let missing = |name: &str| format!("`{}` is missing", key(name));
-    let number = |name: &str| scheduler.get(name).and_then(Saved::number).ok_or_else(|| missing(name));
+    let number = |name: &str| scheduler.get(name).and_then(dcp::number).ok_or_else(|| missing(name));
     let samples = |name: &str| {
-        let count = scheduler.get(name).and_then(Saved::count).ok_or_else(|| missing(name))?;
+        let count = scheduler.get(name).and_then(dcp::count).ok_or_else(|| missing(name))?;
         Ok::<String, String>(format!("{count} samples"))
     };
     let text = |name: &str| scheduler.get(name).and_then(Saved::text).ok_or_else(|| missing(name));

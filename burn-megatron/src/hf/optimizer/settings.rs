@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::dcp::Value as Saved;
+use crate::dcp::{self, Value as Saved};
 
 /// What a group of parameters was told.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +22,7 @@ impl Group {
     /// If one is missing, or says what AdamW of ours does not do.
     pub fn read<'a>(name: &str, of: impl Fn(&str) -> Option<Saved<'a>>) -> Result<Self, String> {
         let missing = |key: &str| format!("`{name}.{key}` is missing: it is a setting of AdamW");
-        let number = |key: &str| of(key).and_then(Saved::number);
+        let number = |key: &str| of(key).and_then(dcp::number);
         let yes = |key: &str| of(key).and_then(Saved::boolean);
         for (key, what) in [("amsgrad", "the largest second moment"), ("maximize", "steps that raise the loss")] {
             if yes(key) == Some(true) {
@@ -35,7 +35,7 @@ impl Group {
             return Err(format!("`{name}.decoupled_weight_decay` {what}"));
         }
         let betas = of("betas").and_then(Saved::items).ok_or_else(|| missing("betas"))?;
-        let betas: Vec<f64> = betas.into_iter().filter_map(Saved::number).collect();
+        let betas: Vec<f64> = betas.into_iter().filter_map(dcp::number).collect();
         let betas = <[f64; 2]>::try_from(betas).map_err(|_| format!("`{name}.betas` are not two numbers"))?;
         let eps = number("eps").ok_or_else(|| missing("eps"))?;
         Ok(Self { name: name.into(), lr: number("lr"), betas, eps, weight_decay })

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::settings::{Group, rates, section};
 use super::{MOMENTS, Recorded, of_another_optimizer};
-use crate::dcp::{DcpObjects, Pickle};
+use crate::dcp::{self, DcpObjects, Pickle};
 use crate::hf::folder::HfFolder;
 
 /// What is before `state.` in the names of an optimizer's states, if there are any.
@@ -77,7 +77,7 @@ fn steps(objects: &DcpObjects, before: &str) -> Result<u64, String> {
     let mut found: Option<(&str, u64)> = None;
     for name in objects.names.iter().filter(|name| name.starts_with(before) && name.ends_with(".step")) {
         let read = objects.read(name).map_err(|error| error.to_string())?;
-        let step = read.value().count().ok_or_else(|| format!("`{name}` is no number of steps"))?;
+        let step = dcp::count(read.value()).ok_or_else(|| format!("`{name}` is no number of steps"))?;
         match found {
             Some((first, other)) if other != step => {
                 return Err(format!("`{name}` is {step}, `{first}` is {other}: all parameters have the same here"));
