@@ -170,7 +170,7 @@ impl<M: LearnerModel> DataParallel<M> {
                 if let Some(pipeline) = &self.pipeline {
                     // Batches go from the host to every stage.
                     let lead = pipeline.lead(of_stages(), device, &rank)?;
-                    return setup.run_as(lead, &self.training_device(host()), &rank.group(Axis::Dp), &shared);
+                    return setup.run_as(lead, &host(), &rank.group(Axis::Dp), &shared);
                 }
                 let placing = self.tensor.as_ref().map(|tensor| tensor.on(&rank));
                 setup.run(device, &rank.group(Axis::Dp), placing.as_ref(), &shared)
@@ -232,8 +232,8 @@ impl<M> DataParallel<M> {
     /// `device` with what this training asks of autodiff.
     pub(super) fn training_device(&self, device: Device) -> Device {
         let device = if device.is_autodiff() { device } else { device.autodiff() };
-        // Else operations that keep a view of a gathered weight keep the weight.
-        if self.zero == 3 { device.gradient_checkpointing() } else { device }
+        // Else operations that keep a view of a gathered weight keep the weight. Activations between stages come without.
+        if self.zero == 3 && self.pipeline.is_none() { device.gradient_checkpointing() } else { device }
     }
 }
 

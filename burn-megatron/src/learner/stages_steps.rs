@@ -57,10 +57,6 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
         let mesh = Mesh::new(layout.clone()).map_err(|error| error.to_string())?;
         // Small modules are sharded too, or nothing would be tested.
         let units = Units::auto().keep_below(2);
-        let training = |device: Device| {
-            let device = device.autodiff();
-            if layout.zero == 3 { device.gradient_checkpointing() } else { device }
-        };
         let teams = Teams::new(&mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(layout.sequence_parallel());
         let learner = Mutex::new(Learner::new(probe, (self.optimizer)(), 1e-2));
         let train = |rank: &Rank, device: &Device| {
@@ -79,7 +75,7 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
             Ok((rank.coords.dp, ModuleTrace { losses, gradients, parameters }))
         };
         let traces =
-            launch(&mesh, &[Device::flex()], |rank| teams.run(&rank, |logical| train(&rank, &training(logical))));
+            launch(&mesh, &[Device::flex()], |rank| teams.run(&rank, |logical| train(&rank, &logical.autodiff())));
         let mut ranks = vec![ModuleTrace::default(); layout.dp];
         for (dp, trace) in traces.map_err(|error| error.to_string())?.into_iter().flatten() {
             let rank = &mut ranks[dp];

@@ -125,6 +125,7 @@ fn several_processes_train_as_one() {
         ("TP2", 2),
         ("TP2 DP2", 2),
         ("TP2 SP DP2 ZeRO1", 4),
+        ("PP2 DP2,stages", 2),
         ("PP2 DP2 ZeRO1,stages", 2),
         ("PP2 DP2 ZeRO3,stages", 2),
         ("PP2,across", 2),

@@ -60,7 +60,7 @@ fn pipelines_train_as_one_device_with_accumulation() {
 #[test]
 fn zero_changes_no_bit_of_a_pipeline_with_one_micro_batch() {
     let run = |layout: &str| Setup { layers: 4, ..Setup::default() }.numbers(mesh(layout).stages().into());
-    for layout in ["PP2 DP2", "PP2 VPP2 DP2"] {
+    for layout in ["PP2 DP2", "TP2 PP2 DP2"] {
         let plain = run(layout);
         for zero in 1..=3 {
             assert_eq!(run(&format!("{layout} ZeRO{zero}")), plain, "{layout}, ZeRO {zero}");

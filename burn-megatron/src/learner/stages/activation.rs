@@ -2,7 +2,7 @@
 
 use backend_dist::collective::{recv, send};
 use backend_dist::comm::Group;
-use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Gradients, Tensor};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 
 /// A tensor, or a pair or list of activations.
 ///
@@ -17,11 +17,11 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Gradients, Tens
 /// is_activation::<Vec<Tensor<4>>>();
 /// ```
 pub trait Activation: Clone + Send + 'static {
-    /// With the autodiff of `device`, and no gradient.
-    fn untracked(self, device: &Device) -> Self;
+    /// With autodiff, and no gradient.
+    fn untracked(self) -> Self;
 
-    /// The leaf of a new graph, with the autodiff of `device`.
-    fn leaf(self, device: &Device) -> Self;
+    /// The leaf of a new graph.
+    fn leaf(self) -> Self;
 
     /// Without autodiff.
     fn inner(self) -> Self;
@@ -41,12 +41,12 @@ pub trait Activation: Clone + Send + 'static {
 }
 
 impl<const D: usize> Activation for Tensor<D> {
-    fn untracked(self, device: &Device) -> Self {
-        with_autodiff(self.inner(), device.gradient_checkpointing_strategy())
+    fn untracked(self) -> Self {
+        Tensor::from_inner(self.inner())
     }
 
-    fn leaf(self, device: &Device) -> Self {
-        self.untracked(device).require_grad()
+    fn leaf(self) -> Self {
+        Tensor::from_inner(self.inner()).require_grad()
     }
 
     fn inner(self) -> Self {
@@ -58,8 +58,7 @@ impl<const D: usize> Activation for Tensor<D> {
     }
 
     fn root(self, gradient: Self) -> Option<Tensor<1>> {
-        let strategy = self.gradient_checkpointing_strategy();
-        self.is_tracked().then(|| (self * with_autodiff(gradient, strategy)).sum())
+        self.is_tracked().then(|| (self * Tensor::from_inner(gradient)).sum())
     }
 
     fn send(self, to: usize, group: &Group) {
@@ -76,12 +75,12 @@ impl<const D: usize> Activation for Tensor<D> {
 }
 
 impl<A: Activation, B: Activation> Activation for (A, B) {
-    fn untracked(self, device: &Device) -> Self {
-        (self.0.untracked(device), self.1.untracked(device))
+    fn untracked(self) -> Self {
+        (self.0.untracked(), self.1.untracked())
     }
 
-    fn leaf(self, device: &Device) -> Self {
-        (self.0.leaf(device), self.1.leaf(device))
+    fn leaf(self) -> Self {
+        (self.0.leaf(), self.1.leaf())
     }
 
     fn inner(self) -> Self {
@@ -107,12 +106,12 @@ impl<A: Activation, B: Activation> Activation for (A, B) {
 }
 
 impl<A: Activation> Activation for Vec<A> {
-    fn untracked(self, device: &Device) -> Self {
-        self.into_iter().map(|x| x.untracked(device)).collect()
+    fn untracked(self) -> Self {
+        self.into_iter().map(A::untracked).collect()
     }
 
-    fn leaf(self, device: &Device) -> Self {
-        self.into_iter().map(|x| x.leaf(device)).collect()
+    fn leaf(self) -> Self {
+        self.into_iter().map(A::leaf).collect()
     }
 
     fn inner(self) -> Self {
@@ -135,18 +134,6 @@ impl<A: Activation> Activation for Vec<A> {
     fn receive(from: usize, device: &Device, group: &Group) -> Self {
         let length: usize = group.receive_host(from);
         (0..length).map(|_| A::receive(from, device, group)).collect()
-    }
-}
-
-/// With autodiff. All operands of an operation must have the same strategy, and moving a tensor does not change its own.
-pub(super) fn with_autodiff<const D: usize>(
-    inner: Tensor<D>,
-    strategy: Option<GradientCheckpointingStrategy>,
-) -> Tensor<D> {
-    let x = Tensor::from_inner(inner);
-    match strategy {
-        Some(strategy) => x.with_gradient_checkpointing_strategy(strategy),
-        None => x,
     }
 }
 

@@ -67,6 +67,12 @@ impl Division {
         Ok(Self { spec, stages, recompute: wanted.recompute.clone(), owners, paths })
     }
 
+    /// The same for a model that has other ids, by the paths of its parameters.
+    pub fn with_ids_of<M: Module>(&self, model: &M) -> Self {
+        let part = |(path, id)| Some((id, *self.paths.get(&path)?));
+        Self { owners: Parameters::of(model).into_iter().filter_map(part).collect(), ..self.clone() }
+    }
+
     /// The schedule of so many micro-batches. The last step of an epoch may have fewer than the schedule can take; then
     /// all forward passes come before all backward passes.
     pub fn schedule(&self, micro_batches: usize) -> Schedule {

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender};
 
 use backend_dist::comm::Group;
-use burn::tensor::{Bytes, Device};
+use burn::tensor::Bytes;
 use burn::train::TrainStep;
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +92,7 @@ impl<M: TrainStep> Line<M> {
 /// Another rank's line to the first.
 pub(super) enum Follower<M: TrainStep> {
     Threads { orders: Receiver<Order<M::Input>>, replies: Sender<Reply<M::Output>> },
-    Processes { wire: Wire<M>, pipeline: Group, host: Device },
+    Processes { wire: Wire<M>, pipeline: Group },
 }
 
 impl<M: TrainStep> Follower<M> {
@@ -100,7 +100,7 @@ impl<M: TrainStep> Follower<M> {
     pub fn order(&self) -> Option<Order<M::Input>> {
         match self {
             Self::Threads { orders, .. } => orders.recv().ok(),
-            Self::Processes { wire, pipeline, host } => Some((wire.receive_order)(pipeline, host)),
+            Self::Processes { wire, pipeline } => Some((wire.receive_order)(pipeline)),
         }
     }
 
@@ -108,7 +108,7 @@ impl<M: TrainStep> Follower<M> {
     pub fn reply(&self, reply: Reply<M::Output>) {
         match self {
             Self::Threads { replies, .. } => drop(replies.send(reply)),
-            Self::Processes { wire, pipeline, .. } => (wire.send_reply)(reply, pipeline),
+            Self::Processes { wire, pipeline } => (wire.send_reply)(reply, pipeline),
         }
     }
 }

@@ -17,7 +17,6 @@ use super::lead::Lead;
 use super::lines::{Follower, Line, Order, Reply};
 use super::wire::Wire;
 use super::{Division, StageRank, Stages};
-use crate::learner::dp_rank::host;
 use crate::learner::trained::Trained;
 use crate::learner::zero::Units;
 
@@ -148,10 +147,7 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
         store: &EventStoreClient,
     ) -> Result<M, BoxError> {
         let follower = match self.wire {
-            Some(wire) => {
-                let host = if self.zero.0 == 3 { host().gradient_checkpointing() } else { host() };
-                Some(Follower::Processes { wire, pipeline: rank.group(Axis::Pp), host })
-            }
+            Some(wire) => Some(Follower::Processes { wire, pipeline: rank.group(Axis::Pp) }),
             None => lock(&self.followers).remove(&(rank.coords.dp, rank.coords.pp)),
         };
         let follower = follower.expect("every rank of a pipeline starts once");

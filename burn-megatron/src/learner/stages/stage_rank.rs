@@ -81,12 +81,14 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
         let groups = Groups::of(rank);
         let (whole, here) = (learner.model(), groups.pp.rank());
         let whole = if running_states(&whole).is_empty() { whole } else { with_own_states(&whole) };
+        // Other processes have had other ids.
+        let division = Arc::new(division.with_ids_of(&whole));
         let part = stage_model(whole.clone(), &division, here);
         let model = match groups.tp.size() {
             1 => part.fork(device),
             _ => parallelize_part((&whole, part), device, rank, plan, |path| division.is_path_on(path, here))?,
         };
-        let (zero, model) = StageZero::new((zero, units), model, &division, &groups, device);
+        let (zero, model) = StageZero::new((zero, units), model, &division, &groups);
         let chunks = division.chunks(here);
         let recomputes = chunks.iter().flatten().any(|piece| piece.recompute);
         let seed = Seed { base: 0, micro_batch: 0 };

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use backend_dist::comm::Group;
 use backend_dist::fully_shard::FullyShard;
 use backend_dist::gradients::{average_gradients, clip_grad_norm, place_gradients};
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 
 use super::Division;
-use super::activation::with_autodiff;
 use super::stage_rank::Groups;
 use crate::learner::zero::{
     Owners, Units, reduce_some_to_owners, reduce_to_owners, running_states, share_parameters, with_stepped,
@@ -28,21 +27,6 @@ pub(super) struct StageZero {
     states: HashSet<ParamId>,
 }
 
-/// Gives values that came from the host the gradient checkpointing of a device.
-struct Checkpointing<'a>(&'a Device);
-
-impl ModuleMapper for Checkpointing<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| match (value.is_autodiff(), value.is_require_grad()) {
-            (false, _) => value,
-            (true, is_trained) => {
-                let leaf = with_autodiff(value.without_autodiff(), self.0.gradient_checkpointing_strategy());
-                if is_trained { leaf.require_grad() } else { leaf }
-            }
-        })
-    }
-}
-
 impl StageZero {
     /// Of `model`, which has stand-ins for the parameters of other pipeline ranks; the model as stage 3 has it.
     pub fn new<M: Module>(
@@ -50,7 +34,6 @@ impl StageZero {
         model: M,
         division: &Arc<Division>,
         groups: &Groups,
-        device: &Device,
     ) -> (Self, M) {
         let (division, here) = (division.clone(), groups.pp.rank());
         let states = running_states(&model).into_iter().filter(|id| division.is_on(*id, here)).collect();
@@ -61,7 +44,7 @@ impl StageZero {
         // Both ends have a tied parameter, and would have to agree on its owner.
         let is_sharded = |id| division.is_on(id, here) && division.ends(id).is_none();
         let shards = FullyShard::of_some(&model, &groups.dp, units, is_sharded);
-        let model = shards.shard(model).map(&mut Checkpointing(device));
+        let model = shards.shard(model);
         (Self { stage, owners: shards.owners().clone(), division, shards: Some(shards), states }, model)
     }
 

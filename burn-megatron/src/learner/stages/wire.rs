@@ -110,8 +110,8 @@ sendable_output!(RegressionOutput);
 /// How orders and replies with a model's batches and outputs go between processes.
 pub(super) struct Wire<M: TrainStep> {
     pub send_order: fn(Order<M::Input>, usize, &Group),
-    /// With batches in host memory, as data loaders make them: with the autodiff of the device, but for evaluation.
-    pub receive_order: fn(&Group, &Device) -> Order<M::Input>,
+    /// With batches in host memory, as data loaders make them: with autodiff, but for evaluation.
+    pub receive_order: fn(&Group) -> Order<M::Input>,
     pub send_reply: fn(Reply<M::Output>, &Group),
     pub receive_reply: fn(usize, &Group) -> Reply<M::Output>,
 }
@@ -128,9 +128,9 @@ impl<M: TrainStep<Input: Sendable, Output: Sendable>> Wire<M> {
     pub fn new() -> Self {
         Self {
             send_order: |order, to, group| group.send_host(order.map(M::Input::to_host), to),
-            receive_order: |group, device| match group.receive_host::<Order<<M::Input as Sendable>::Host>>(0) {
-                Order::Evaluate(batch) => Order::Evaluate(Sendable::from_host(batch, &device.clone().inner())),
-                order => order.map(|batch| Sendable::from_host(batch, device)),
+            receive_order: |group| match group.receive_host::<Order<<M::Input as Sendable>::Host>>(0) {
+                Order::Evaluate(batch) => Order::Evaluate(Sendable::from_host(batch, &host().inner())),
+                order => order.map(|batch| Sendable::from_host(batch, &host())),
             },
             send_reply: |reply, group| group.send_host(reply.map(M::Output::to_host), 0),
             receive_reply: |from, group| {
