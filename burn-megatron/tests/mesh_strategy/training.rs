@@ -87,7 +87,8 @@ fn gradients_reduced_during_the_backward_pass_train_as_those_reduced_after_it() 
         let setup = || Setup { items: (0..20).collect(), batch, epochs: 4, ..Setup::default() };
         let usual = || mesh(layout).micro_batches(2).max_grad_norm(0.05);
         let after = setup().numbers(usual().into());
-        assert_eq!(setup().numbers(usual().overlap_grad_reduce().into()), after, "{layout}");
+        let gap = difference(&setup().numbers(usual().overlap_grad_reduce().into()), &after);
+        assert!(gap < 1e-10, "{layout}: {gap}");
         let directory = tempfile::tempdir().unwrap();
         let half = Setup { epochs: 2, checkpoints: Some(None), ..setup() };
         assert!(half.run(directory.path(), usual().overlap_grad_reduce().into()).error.is_none());
