@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use burn_megatron::checkpoint::{Checkpoint, RunState, Saver, SaverOptions, Slice, Storage};
+use burn_megatron::checkpoint::{Checkpoint, RunState, Saver, SaverOptions, Slice};
 use burn_megatron::checkpoint::{fetch, open_storage, stored_steps, upload};
 use std::sync::Mutex;
 
@@ -38,13 +38,7 @@ fn tagged() -> HeaderMap {
 }
 
 /// Answers a request in the path style, `/bucket/KEY`.
-async fn answer(
-    State(bucket): State<Shared>,
-    method: Method,
-    OriginalUri(uri): OriginalUri,
-    headers: HeaderMap,
-    body: Bytes,
-) -> Response {
+async fn answer(State(bucket): State<Shared>, method: Method, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     let bucket = &mut *bucket.lock().unwrap();
     bucket.unsigned += usize::from(!headers.contains_key("authorization"));
     let key = uri.path().trim_start_matches("/bucket").trim_start_matches('/').to_owned();
