@@ -17,7 +17,6 @@ use ranks::mesh::{Axis, Mesh, ParallelLayout};
 struct Net {
     layers: Vec<Linear>,
     shared: Linear,
-    alias: Linear,
     frozen: Linear,
     sometimes: Linear,
     never: Linear,
@@ -28,11 +27,9 @@ const WIDTH: usize = 4;
 impl Net {
     fn new() -> Self {
         let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device());
-        let shared = linear();
         let net = Self {
             layers: (0..3).map(|_| linear()).collect(),
-            alias: shared.clone(),
-            shared,
+            shared: linear(),
             frozen: linear().no_grad(),
             sometimes: linear(),
             never: linear(),
@@ -45,7 +42,7 @@ impl Net {
         for layer in &self.layers {
             x = activation::tanh(layer.forward(x));
         }
-        x = self.alias.forward(self.frozen.forward(x));
+        x = self.shared.forward(self.frozen.forward(x));
         if sometimes {
             x = self.sometimes.forward(x);
         }
