@@ -68,8 +68,13 @@ fn every_type_of_the_prelude_has_an_example() {
     assert!(names.len() > 30, "{names:?}");
     for (place, name) in names {
         let of_module = |path: &&String| path.strip_prefix(&place).is_some_and(|rest| rest.starts_with(['/', '.']));
-        let items = files.iter().filter(|(path, _)| of_module(path)).flat_map(|(_, file)| &file.items);
-        let found: Vec<_> = items.filter_map(parts).filter(|(ident, _)| **ident == name).collect();
+        // What `backend_dist` hands on is somewhere in the crate of the ranks.
+        let of_ranks = |path: &&String| place.starts_with("backend-dist") && path.starts_with("backend-dist/ranks/src");
+        let in_files = |is_searched: &dyn Fn(&&String) -> bool| -> Vec<_> {
+            let items = files.iter().filter(|(path, _)| is_searched(path)).flat_map(|(_, file)| &file.items);
+            items.filter_map(parts).filter(|(ident, _)| **ident == name).collect()
+        };
+        let found = Some(in_files(&of_module)).filter(|found| !found.is_empty()).unwrap_or_else(|| in_files(&of_ranks));
         assert_eq!(found.len(), 1, "{name} is in {place} once");
         assert!(found[0].1.is_none_or(has_example), "{name} of {place} has no example");
     }

@@ -131,6 +131,18 @@ pub fn explain(device: &Device) -> Report {
 }
 
 /// What a [`Rank`] has with this crate: devices that distribute what is on them.
+///
+/// ```
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::LogicalDevice};
+/// use burn::tensor::{Device, Tensor};
+///
+/// let sums = launch(&Mesh::new("TP2".parse()?)?, &[Device::flex()], |rank| {
+///     let device = rank.logical_device(&[Axis::Tp]);
+///     Ok(Tensor::<1>::ones([3], &device).sum().into_scalar::<f32>())
+/// })?;
+/// assert_eq!(sums, [3.0; 2]);
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
 pub trait LogicalDevice {
     /// The device whose tensors have the shapes of one device and live on the ranks along `axes`: see
     /// [`mesh_backend`](crate::mesh_backend). All of these ranks must do the same with it, with the same data. Repeated

@@ -55,6 +55,16 @@ impl<M: StagesModel> From<StagesStrategy> for TrainingStrategy<M> {
 }
 
 /// A [`StagesStrategy`] whose pipelines may have ranks in several processes: [`StagesStrategy::across_processes`] makes it.
+///
+/// ```
+/// use burn_megatron::prelude::*;
+///
+/// // Of four processes with a rank each, as torchrun starts them.
+/// let strategy: ProcessesStrategy = MegatronStrategy::mesh("PP2 DP2".parse()?).stages().across_processes();
+/// // For `SupervisedTraining::with_training_strategy`, into a strategy.
+/// drop(strategy);
+/// # Ok::<(), BoxError>(())
+/// ```
 #[derive(Clone)]
 pub struct ProcessesStrategy(MeshStrategy);
 
