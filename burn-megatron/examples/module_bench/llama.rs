@@ -21,7 +21,7 @@ const GROUP: usize = 4;
 pub struct Llama {
     embedding: Embedding,
     blocks: Vec<Block>,
-    norm: RmsNorm,
+    pub norm: RmsNorm,
     rope: RotaryEncoding,
 }
 

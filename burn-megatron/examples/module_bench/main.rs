@@ -1,17 +1,22 @@
 //! Trains a model of burn-nn, unmodified, through burn-train: with Burn's own strategies and in layouts of
-//! `MegatronStrategy::mesh`. What counts is the time of a step, from the difference of a long and a short training. One
-//! way a process: what one holds of a GPU's memory is not there for the next.
+//! `MegatronStrategy::mesh`. What counts is the time of a step of the first rank, after those that make kernels. One way a
+//! process: what one holds of a GPU's memory is not there for the next.
 //!
 //! `cargo run --release --example module_bench --features cuda -- WAYS MODEL [WIDTH] [LAYERS] [BATCH] [SEQUENCE]`:
 //! `encoder` is a `TransformerEncoder` of 302 million parameters (1024, 24) and 16 × 512 tokens for each data-parallel
 //! rank, unless sizes are given; `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
 //! `burn-megatron bench llama3-1b --training.micro-batch 1`. `WAYS` are separated by commas: `burn` is one device,
-//! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, and with `+bf16` under autocast.
+//! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, with `+bf16` under autocast, with
+//! `+overlap` gradients reduced during the backward pass (`DP2 ZeRO1+bf16+overlap`).
 
 mod llama;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Instant;
 
+use backend_dist::local::Placements;
+use backend_dist::mesh_backend::{Report, explain};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -27,8 +32,8 @@ use burn::train::{
 use burn_megatron::prelude::*;
 use llama::Llama;
 
-/// Steps of a training that makes kernels, of a short one, and of a long one.
-const STEPS: [usize; 3] = [4, 4, 24];
+/// Steps before those that are timed, and these.
+const STEPS: [usize; 2] = [4, 20];
 
 fn main() -> Result<(), BoxError> {
     let mut arguments = std::env::args().skip(1);
@@ -42,16 +47,16 @@ fn main() -> Result<(), BoxError> {
     };
     let size = |index: usize| given.get(index).copied().unwrap_or(usual[index]);
     let sizes = Sizes { is_llama, width: size(0), layers: size(1), batch: size(2), sequence: size(3) };
-    println!("{:<20} {:>9} {:>12} {:>9}", "way", "step, ms", "tokens/s", "loss");
+    println!("{:<24} {:>9} {:>12} {:>9} {:>10}", "way", "step, ms", "tokens/s", "loss", "operations");
     for way in ways.split(',') {
-        let mut ends = Vec::new();
-        for steps in STEPS {
-            ends.push(train(way, sizes, steps)?);
-        }
-        let [_, (short, ..), (long, loss, ranks)] = ends[..] else { unreachable!("three trainings") };
-        let step = (long - short) / (STEPS[2] - STEPS[1]) as f64;
-        let tokens = (ranks * sizes.batch * sizes.sequence) as f64 / step;
-        println!("{way:<20} {:>9.1} {tokens:>12.0} {loss:>9.5}", 1e3 * step);
+        let (loss, ranks) = train(way, sizes)?;
+        let Clock { times, reports, .. } = clock().take().ok_or("no step was taken")?;
+        let [start, end] = times[..] else { return Err("the training ended before its last step".into()) };
+        let seconds = (end - start).as_secs_f64() / STEPS[1] as f64;
+        let tokens = (ranks * sizes.batch * sizes.sequence) as f64 / seconds;
+        let report = if let [start, end] = &reports[..] { end.since(start) } else { Report::default() };
+        let operations = report.operations / STEPS[1];
+        println!("{report}{way:<24} {:>9.1} {tokens:>12.0} {loss:>9.5} {operations:>10}", 1e3 * seconds);
     }
     Ok(())
 }
@@ -66,12 +71,12 @@ struct Sizes {
     sequence: usize,
 }
 
-/// Seconds, the loss on the last batch, and the number of data-parallel ranks.
-fn train(way: &str, sizes: Sizes, steps: usize) -> Result<(f64, f64, usize), BoxError> {
+/// The loss on the first batch after the training, and the number of data-parallel ranks.
+fn train(way: &str, sizes: Sizes) -> Result<(f64, usize), BoxError> {
     let batch = sizes.batch;
     let device = device();
     let (strategy, ranks) = strategy(way)?;
-    let items = (0..steps * batch * ranks).collect();
+    let items = (0..(STEPS[0] + STEPS[1] + 1) * batch * ranks).collect();
     let loader = |items| {
         let batches = DataLoaderBuilder::new(sizes).batch_size(batch);
         batches.build(InMemDataset::<usize>::new(items))
@@ -79,7 +84,6 @@ fn train(way: &str, sizes: Sizes, steps: usize) -> Result<(f64, f64, usize), Box
     device.seed(1);
     let model = Model::new(sizes, &device.clone().autodiff());
     let directory = tempfile::tempdir()?;
-    let start = Instant::now();
     let result = SupervisedTraining::new(directory.path(), loader(items), loader(vec![0]))
         .num_epochs(1)
         .with_training_strategy(strategy)
@@ -88,11 +92,41 @@ fn train(way: &str, sizes: Sizes, steps: usize) -> Result<(f64, f64, usize), Box
     if let Some(error) = result.error {
         return Err(error.to_string().into());
     }
-    // The valid model's loss waits for everything.
     let model = result.model.fork(&device);
     let batch = sizes.batch((0..batch).collect(), &device);
     let loss = InferenceStep::step(&model, batch).0.into_scalar::<f64>();
-    Ok((start.elapsed().as_secs_f64(), loss, ranks))
+    Ok((loss, ranks))
+}
+
+/// When the first rank began and ended what is timed, and what its logical device had done by then.
+struct Clock {
+    rank: ThreadId,
+    step: usize,
+    times: Vec<Instant>,
+    reports: Vec<Report>,
+}
+
+fn clock() -> MutexGuard<'static, Option<Clock>> {
+    static CLOCK: Mutex<Option<Clock>> = Mutex::new(None);
+    CLOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A rank begins a step on `x`, or on something else on its device.
+fn tick<const D: usize>(x: &Tensor<D>) {
+    let rank = thread::current().id();
+    let mut clock = clock();
+    let clock = clock.get_or_insert_with(|| Clock { rank, step: 0, times: Vec::new(), reports: Vec::new() });
+    if clock.rank != rank {
+        return;
+    }
+    if [STEPS[0], STEPS[0] + STEPS[1]].contains(&clock.step) {
+        x.device().sync().expect("the device runs");
+        clock.times.push(Instant::now());
+        if Placements::of(x).is_logical() {
+            clock.reports.push(explain(&x.device()));
+        }
+    }
+    clock.step += 1;
 }
 
 fn strategy(way: &str) -> Result<(TrainingStrategy<Model>, usize), BoxError> {
@@ -104,12 +138,16 @@ fn strategy(way: &str) -> Result<(TrainingStrategy<Model>, usize), BoxError> {
         let config = DistributedConfig { all_reduce_op: ReduceOperation::Mean };
         return Ok((ExecutionStrategy::ddp(vec![numbered(0), numbered(1)], config).into(), 2));
     }
-    let (layout, autocast) = way.strip_suffix("+bf16").map_or((way, false), |layout| (layout, true));
-    let layout: ParallelLayout = layout.parse()?;
+    let mut parts = way.split('+');
+    let layout: ParallelLayout = parts.next().unwrap_or_default().parse()?;
     let (ranks, world) = (layout.dp, layout.world_size());
     let mut strategy = MegatronStrategy::mesh(layout).devices((0..world).map(numbered).collect());
-    if autocast {
-        strategy = strategy.autocast(FloatDType::BF16);
+    for part in parts {
+        strategy = match part {
+            "bf16" => strategy.autocast(FloatDType::BF16),
+            "overlap" => strategy.overlap_grad_reduce(),
+            other => return Err(format!("+{other}; legal: +bf16, +overlap").into()),
+        };
     }
     Ok((strategy.into(), ranks))
 }
@@ -183,6 +221,10 @@ impl TrainStep for Model {
     type Output = Loss;
 
     fn step(&self, batch: Batch) -> TrainOutput<Loss> {
+        match self {
+            Self::Encoder(layers) => tick(&layers.layers[0].norm_1.gamma.val()),
+            Self::Llama(llama) => tick(&llama.norm.gamma.val()),
+        }
         let loss = self.loss(batch);
         TrainOutput::new(self, loss.backward(), Loss(loss))
     }
