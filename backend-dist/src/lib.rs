@@ -5,6 +5,7 @@
 //!
 //! - [`mesh_backend`]: tensors of the shapes of one device that live on the ranks of a mesh (feature `decorator`, on by
 //!   default), by the rules of [`logical`]; [`parallelize`] places the parameters of a module.
+//! - [`fused_adamw`]: Burn's AdamW in fewer operations there.
 //! - [`fully_shard`]: ZeRO 3 for any module. [`gradients`]: data parallelism for any module.
 //! - [`shard`]: which slice of which global tensor a local parameter holds. [`random`]: its initial values.
 
@@ -16,6 +17,8 @@ pub use ranks::{
 pub use ranks::{idle, overlap, timeline};
 
 pub mod fully_shard;
+#[cfg(feature = "decorator")]
+pub mod fused_adamw;
 pub mod gradients;
 pub mod local;
 #[cfg(feature = "decorator")]

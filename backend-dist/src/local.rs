@@ -33,7 +33,8 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Shape, Tensor};
 
-/// The rank's share of a tensor, as a tensor of which each rank has its own. On a device that is not logical, `x`.
+/// The rank's share of a tensor, as a tensor of which each rank has its own. On a device that is not logical, or of one
+/// rank, `x`.
 pub fn to_local<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "decorator")]
     return on_logical(x, local_of);
@@ -84,7 +85,7 @@ impl Placements {
         self.known.as_ref()
     }
 
-    /// Whether the tensor is on a logical device.
+    /// Whether the tensor is on a logical device of several ranks.
     pub fn is_logical(&self) -> bool {
         self.known.is_some()
     }
@@ -106,6 +107,14 @@ impl Placements {
     pub fn moved<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match &self.known {
             Some(known) => on_logical(x, |x| known.moved_to(x)),
+            None => x,
+        }
+    }
+
+    /// `x`, a tensor of the same device, in the place of the parameter whose placements these are. A collective.
+    pub fn replaced_by<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match &self.known {
+            Some(known) => on_logical(x, |x| known.replaced_by(x)),
             None => x,
         }
     }
@@ -136,6 +145,10 @@ impl Placements {
     }
 
     pub fn moved<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        x
+    }
+
+    pub fn replaced_by<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         x
     }
 

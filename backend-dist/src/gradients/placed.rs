@@ -15,9 +15,12 @@ use ranks::comm::{Group, ReduceOp};
 /// that are sums over the group, of parameters that every rank holds, in one all-reduce per number type. On other
 /// devices nothing.
 pub fn place_gradients<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> GradientsParams {
-    let mut placed = Placed { grads, sums: Vec::new() };
+    let mut placed = Placed { grads, sums: GradientsParams::new() };
     module.visit(&mut placed);
     let Placed { grads, sums } = placed;
+    let mut flat = Flat { grads: sums, sums: Vec::new() };
+    module.visit(&mut flat);
+    let sums = flat.sums;
     let mut values = HashMap::new();
     for dtype in dtypes(sums.iter().map(|sum| sum.dtype)) {
         let members: Vec<&Sum> = sums.iter().filter(|sum| sum.dtype == dtype).collect();
@@ -42,9 +45,11 @@ struct Sum {
     summand: Tensor<1>,
 }
 
+/// Asks where tensors are before it makes others: the device would have to catch up for each answer.
 struct Placed {
     grads: GradientsParams,
-    sums: Vec<Sum>,
+    /// What this rank holds of those that are sums over the group.
+    sums: GradientsParams,
 }
 
 impl ModuleVisitor for Placed {
@@ -52,11 +57,23 @@ impl ModuleVisitor for Placed {
         let Some(grad) = self.grads.remove::<D>(param.id) else { return };
         let (wanted, here) = (Placements::of(&param.base()), Placements::of(&grad));
         if wanted.is_sum_of(&here) {
-            let (dtype, length) = (grad.dtype(), grad.shape().num_elements());
-            self.sums.push(Sum { id: param.id, dtype, length, summand: to_local(grad).reshape([length]) });
+            self.sums.register::<D>(param.id, to_local(grad));
         } else {
             self.grads.register::<D>(param.id, wanted.moved(grad));
         }
+    }
+}
+
+struct Flat {
+    grads: GradientsParams,
+    sums: Vec<Sum>,
+}
+
+impl ModuleVisitor for Flat {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(summand) = self.grads.remove::<D>(param.id) else { return };
+        let (dtype, length) = (summand.dtype(), summand.shape().num_elements());
+        self.sums.push(Sum { id: param.id, dtype, length, summand: summand.reshape([length]) });
     }
 }
 

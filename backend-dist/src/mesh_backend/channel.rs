@@ -3,7 +3,9 @@
 use super::command;
 use super::device::MeshDevice;
 use super::follow::{Followers, Message};
+use super::ids::ById;
 use super::worker::Worker;
+use crate::logical::{Placement, TensorState};
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
@@ -30,6 +32,7 @@ pub(super) struct MeshClient {
     /// Burn's autodiff frees what is left of *all* graphs of the process at the end of a backward pass, so a rank drops
     /// tensors of another. It must not wait then for the other, which may wait for this one in a collective.
     dropped: Arc<Mutex<Vec<TensorId>>>,
+    states: Arc<Mutex<States>>,
     /// Ranks that do what this one does, in the order in which its interpreter does it.
     followers: Followers,
     /// Of the last tensor. Followers get ids with the tensors, so interpreters have others for what they make.
@@ -39,7 +42,7 @@ pub(super) struct MeshClient {
 impl MeshClient {
     pub fn new(device: MeshDevice, worker: Worker, followers: Followers) -> Self {
         let (worker, dropped) = (Arc::new(Mutex::new(worker)), Arc::default());
-        Self { device, worker, dropped, followers, last: Arc::default() }
+        Self { device, worker, dropped, states: Arc::default(), followers, last: Arc::default() }
     }
 
     /// Who runs the interpreter, which knows what was dropped.
@@ -53,9 +56,24 @@ impl MeshClient {
         worker
     }
 
+    /// Where a tensor is.
+    pub fn state(&self, id: TensorId) -> TensorState {
+        if let Some(state) = lock(&self.states).get(id) {
+            return state;
+        }
+        let mut worker = self.worker();
+        let known = worker.ask(|interpreter| interpreter.states());
+        let state = known.get(&id).unwrap_or_else(|| panic!("{id} is no tensor of this logical device")).clone();
+        *lock(&self.states) = States { known, is_of_now: true };
+        state
+    }
+
     /// What `message` says, here and on the followers, which begin first.
     pub fn everywhere(&self, message: Message) {
         let mut worker = self.worker();
+        if matches!(message, Message::Whole(_)) {
+            *lock(&self.states) = States::default();
+        }
         self.followers.tell(|| message.clone());
         worker.tell(message);
     }
@@ -86,6 +104,23 @@ impl MeshClient {
     }
 }
 
+/// Where tensors were when the interpreter was last asked, which had to catch up for that: whoever asks about one tensor
+/// mostly asks about all parameters of a module next.
+#[derive(Default)]
+struct States {
+    known: ById<TensorState>,
+    /// Whether no operation has come since.
+    is_of_now: bool,
+}
+
+impl States {
+    /// Where a tensor is, if that is known. A sum that has not been added up yet is, in place, by the first operation that
+    /// needs it; other tensors stay where they are.
+    fn get(&self, id: TensorId) -> Option<TensorState> {
+        self.known.get(&id).filter(|state| self.is_of_now || !state.at.contains(&Placement::Partial)).cloned()
+    }
+}
+
 /// A rank that stops within a collective unwinds with the lock and then drops its tensors.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -102,20 +137,23 @@ impl RouterClient for MeshClient {
             op => {
                 let command = command::take();
                 let mut worker = self.worker();
-                self.followers.tell(|| Message::Run(Box::new(op.clone()), command.clone()));
                 match command {
-                    None => worker.tell(Message::Run(Box::new(op), None)),
-                    Some(command) => {
-                        let answer = worker.ask(move |interpreter| interpreter.run(op, Some(command)));
-                        command::answer(answer.expect("a command is answered"));
+                    Some(_) => {
+                        let first = op.inputs().chain(op.outputs()).next().expect("a carrier has a tensor");
+                        command::answer(first.id);
                     }
+                    None => lock(&self.states).is_of_now = false,
                 }
+                let message = Message::Run(Box::new(op), command);
+                self.followers.tell(|| message.clone());
+                worker.tell(message);
             }
         }
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         let mut worker = self.worker();
+        lock(&self.states).is_of_now = false;
         self.followers.tell(|| Message::Gather(tensor.clone()));
         worker.ask(|interpreter| interpreter.read(tensor))
     }

@@ -3,13 +3,14 @@
 //! A device group has no operation of ours, but it passes on what it gets at once and on the calling thread. So a
 //! command waits in a thread-local until the next operation, its carrier, brings the tensor it is about.
 
-use crate::logical::{Placement, TensorState};
+use super::formula::Formula;
+use crate::logical::Placement;
 use burn_ir::TensorId;
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
-/// What the device shall do with the input of the carrier instead of running it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What the device shall do with the inputs of the carrier instead of running it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Command {
     /// The output is the input, moved to `to` along the mesh's axis `axis`.
     Move {
@@ -20,22 +21,17 @@ pub(super) enum Command {
         /// Whether it is a parameter.
         weight: bool,
     },
-    /// The output is the input; what the device knows of it is the answer.
-    Where,
+    /// The output is the input.
+    Name,
+    /// The output is what the formula makes of the two inputs.
+    Compute(Formula),
     /// The output is this tensor, which nobody else has. The carrier has no input.
     Adopt(TensorId),
 }
 
-/// What the device knows of the carrier's input.
-#[derive(Clone, Debug)]
-pub(super) struct Answer {
-    pub id: TensorId,
-    pub state: TensorState,
-}
-
 thread_local! {
     static WAITING: RefCell<Option<Command>> = const { RefCell::new(None) };
-    static ANSWER: RefCell<Option<Answer>> = const { RefCell::new(None) };
+    static NAME: Cell<Option<TensorId>> = const { Cell::new(None) };
 }
 
 /// The command that waits for this operation, if one does.
@@ -43,24 +39,23 @@ pub(super) fn take() -> Option<Command> {
     WAITING.take()
 }
 
-/// Tells the caller what the device knows of the carrier's input.
-pub(super) fn answer(answer: Answer) {
-    ANSWER.set(Some(answer));
+/// Tells the caller what the device calls the carrier's first tensor.
+pub(super) fn answer(name: TensorId) {
+    NAME.set(Some(name));
 }
 
-/// Runs `carrier`, which must issue exactly one operation first, under `command`. Returns its value and what
-/// the device said of its input.
+/// Runs `carrier`, which must issue exactly one operation first, under `command`. Returns its value, and what the device
+/// calls its first tensor. The device does not wait for its interpreter.
 ///
 /// # Panics
 /// If `carrier` does not reach a logical device.
-pub(super) fn send<T>(command: Command, carrier: impl FnOnce() -> T) -> (T, Answer) {
+pub(super) fn send<T>(command: Command, carrier: impl FnOnce() -> T) -> (T, TensorId) {
     WAITING.set(Some(command.clone()));
-    ANSWER.take();
+    NAME.take();
     let out = carrier();
     let unheard = WAITING.take();
-    let answer = ANSWER.take();
-    match (unheard, answer) {
-        (None, Some(answer)) => (out, answer),
+    match (unheard, NAME.take()) {
+        (None, Some(name)) => (out, name),
         _ => panic!("{command:?} reached no logical device: its tensor is on another"),
     }
 }

@@ -111,6 +111,8 @@ pub(super) struct Live {
     pub device: Device,
     pub client: MeshClient,
     pub axes: Vec<Axis>,
+    /// Along each of the axes.
+    pub ranks: Vec<usize>,
 }
 
 static LIVE: Mutex<Vec<Live>> = Mutex::new(Vec::new());
@@ -215,7 +217,8 @@ impl LogicalDevices {
         let client = |member| MeshClient::new(member, worker, followers);
         let (slot, opened) = Slot::open(rank.device.settings(), client);
         let (device, axes) = (Device::new(slot.group), wanted.axes.to_vec());
-        lock(&LIVE).push(Live { device: device.clone(), client: opened.client, axes: axes.clone() });
+        let ranks = axes.iter().map(|&axis| rank.group(axis).size()).collect();
+        lock(&LIVE).push(Live { device: device.clone(), client: opened.client, axes: axes.clone(), ranks });
         let (options, registration) = (wanted.options, opened.registration);
         lock(&self.made).push(Made { axes, options, device: device.clone(), slot, registration });
         device

@@ -7,8 +7,9 @@ mod complete;
 mod inputs;
 mod views;
 
-use super::command::{Answer, Command};
+use super::command::Command;
 use super::executor::Executor;
+use super::ids::ById;
 use super::inner::Inner;
 use super::options::LogicalOptions;
 use super::random::Random;
@@ -32,8 +33,8 @@ use std::collections::hash_map::Entry;
 
 /// An interpreter over any inner backend.
 pub(super) trait Interpret: Send {
-    /// Runs one operation, which makes a tensor, or obeys and answers the command that it carries.
-    fn run(&mut self, op: OperationIr, command: Option<Command>) -> Option<Answer>;
+    /// Runs one operation, which makes a tensor, or obeys the command that it carries.
+    fn run(&mut self, op: OperationIr, command: Option<Command>);
     /// Forgets a tensor.
     fn drop_tensor(&mut self, id: TensorId);
     /// The whole tensor; a collective unless it is replicated.
@@ -63,8 +64,8 @@ pub(super) trait Interpret: Send {
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet;
     /// What has happened.
     fn report(&self) -> Report;
-    /// Number of ranks along each axis.
-    fn ranks(&self) -> Vec<usize>;
+    /// Where all tensors are.
+    fn states(&self) -> ById<TensorState>;
 }
 
 /// The first id of tensors that only the rank knows; those of programs are below.
@@ -171,7 +172,6 @@ impl<B: Inner> Interpreter<B> {
     }
 
     fn run_planned(&mut self, op: OperationIr) {
-        self.report.operations += 1;
         let Some(op) = self.run_replicated(op) else { return };
         let plan = plan(&op, |id| &self.table.get(id).state, &self.axes, &self.homes);
         self.homes.note(&op, |id| &self.table.get(id).state, &plan);
@@ -262,11 +262,12 @@ impl<B: Inner> Interpreter<B> {
 }
 
 impl<B: Inner> Interpret for Interpreter<B> {
-    fn run(&mut self, op: OperationIr, command: Option<Command>) -> Option<Answer> {
+    fn run(&mut self, op: OperationIr, command: Option<Command>) {
         match (&op, command) {
             (OperationIr::Drop(tensor), _) => self.drop_tensor(tensor.id),
-            (_, Some(Command::Adopt(id))) => return Some(self.adopt(id, &op)),
-            (_, Some(command)) => return Some(self.carry(command, op)),
+            (_, Some(Command::Adopt(id))) => self.adopt(id, &op),
+            (_, Some(Command::Compute(formula))) => self.compute(formula, &op),
+            (_, Some(command)) => self.carry(command, op),
             (
                 OperationIr::Float(_, FloatOperationIr::Random(random))
                 | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)),
@@ -278,12 +279,12 @@ impl<B: Inner> Interpret for Interpreter<B> {
                 self.table.insert(random.out.id, state, random.out.id);
             }
             (_, None) => {
+                self.report.operations += 1;
                 let mean = self.batch_means.as_mut().and_then(|means| means.of(&op));
                 self.run_planned(op);
                 mean.iter().for_each(|mean| self.mean_across(mean));
             }
         }
-        None
     }
 
     fn drop_tensor(&mut self, id: TensorId) {
@@ -363,8 +364,8 @@ impl<B: Inner> Interpret for Interpreter<B> {
         Report { tensors: self.table.len(), kernels, ..self.report.clone() }
     }
 
-    fn ranks(&self) -> Vec<usize> {
-        self.axes.iter().map(|axis| axis.ranks).collect()
+    fn states(&self) -> ById<TensorState> {
+        self.table.states()
     }
 }
 

@@ -1,8 +1,9 @@
 //! A rank's share of a logical tensor as a tensor, and collectives of it with ranks that have other tensors.
 
-use super::command::{self, Answer, Command};
+use super::command::{self, Command};
 use super::device::{Live, live};
 use super::follow::Message;
+use super::formula::Formula;
 use crate::logical::{Placement, TensorState};
 use burn::backend::TensorMetadata;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
@@ -18,7 +19,7 @@ use std::collections::HashSet;
 /// A tensor of a logical device.
 pub(crate) type LogicalTensor = FloatTensor<GroupBackend>;
 
-/// Where a tensor of a logical device is, and among how many ranks along each of its axes.
+/// Where a tensor of a logical device of several ranks is, and among how many along each of its axes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     state: TensorState,
@@ -26,11 +27,14 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Of a tensor, if it is on a logical device.
+    /// Of a tensor, if it is on such a device.
     pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
-        let x = logical(x)?;
-        let live = live_of(&x);
-        Some(Self { state: found(&x).state, ranks: ranks_of(&live) })
+        logical(x).map(|x| Self::of_logical(&x))
+    }
+
+    fn of_logical(x: &LogicalTensor) -> Self {
+        let Live { client, ranks, .. } = live_of(x);
+        Self { state: client.state(name(x)), ranks }
     }
 
     /// What a rank holds of a tensor of this shape.
@@ -46,14 +50,29 @@ impl Known {
     }
 
     /// `x` in these placements.
-    pub fn moved_to(&self, mut x: LogicalTensor) -> LogicalTensor {
-        let is_here = found(&x).state.at;
-        for (axis, (&to, from)) in self.state.at.iter().zip(is_here).enumerate() {
-            if to != from {
-                let weight = self.state.weight;
-                let carrier = || GroupBackend::float_mul_scalar(x, 1.into());
-                x = command::send(Command::Move { axis, to, weight }, carrier).0;
-            }
+    pub fn moved_to(&self, x: LogicalTensor) -> LogicalTensor {
+        let here = Self::of_logical(&x).state;
+        self.moved_along(x, self.axes_from(&here))
+    }
+
+    /// `x` in the place of the parameter that this is of.
+    pub fn replaced_by(&self, x: LogicalTensor) -> LogicalTensor {
+        let here = Self::of_logical(&x).state;
+        let axes = self.axes_from(&here);
+        // To be known as a parameter it moves to where it is.
+        let is_known = here.weight == self.state.weight || !axes.is_empty();
+        self.moved_along(x, if is_known { axes } else { vec![0] })
+    }
+
+    /// The axes along which a tensor is elsewhere.
+    fn axes_from(&self, here: &TensorState) -> Vec<usize> {
+        (0..here.at.len()).filter(|&axis| here.at[axis] != self.state.at[axis]).collect()
+    }
+
+    fn moved_along(&self, mut x: LogicalTensor, axes: Vec<usize>) -> LogicalTensor {
+        for axis in axes {
+            let command = Command::Move { axis, to: self.state.at[axis], weight: self.state.weight };
+            x = command::send(command, || GroupBackend::float_mul_scalar(x, 1.into())).0;
         }
         x
     }
@@ -74,7 +93,7 @@ impl Known {
     }
 }
 
-/// Runs `f` on a tensor of a logical device, without autodiff; any other is returned.
+/// Runs `f` on a tensor of a logical device of several ranks, without autodiff; any other is its own share, and returned.
 pub(crate) fn on_logical<const D: usize>(x: Tensor<D>, f: impl FnOnce(LogicalTensor) -> LogicalTensor) -> Tensor<D> {
     match logical(&x) {
         Some(logical) => {
@@ -85,11 +104,25 @@ pub(crate) fn on_logical<const D: usize>(x: Tensor<D>, f: impl FnOnce(LogicalTen
     }
 }
 
+/// What `formula` makes of two tensors of a logical device, without autodiff and of one shape.
+///
+/// # Panics
+/// If they are on another device.
+pub(crate) fn compute<const D: usize>(formula: Formula, a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    let logical = |x: Tensor<D>| x.try_into_primitive::<GroupBackend>().expect("tensors of a logical device");
+    let (a, b) = (logical(a), logical(b));
+    let carrier = || GroupBackend::float_add(a, b);
+    Tensor::from_primitive::<GroupBackend>(command::send(Command::Compute(formula), carrier).0)
+}
+
+/// Whether a device is logical.
+pub(crate) fn is_logical(device: &Device) -> bool {
+    live(device).is_some()
+}
+
 /// The rank's share of `x`.
 pub(crate) fn local_of(x: LogicalTensor) -> LogicalTensor {
-    let Answer { state, .. } = found(&x);
-    let ranks = ranks_of(&live_of(&x));
-    let known = Known { state, ranks };
+    let known = Known::of_logical(&x);
     let state = TensorState { at: vec![Placement::Varying; known.ranks.len()], weight: false };
     let shape = known.local_shape(x.shape());
     renamed(&x, shape, state)
@@ -97,28 +130,24 @@ pub(crate) fn local_of(x: LogicalTensor) -> LogicalTensor {
 
 fn logical<const D: usize>(x: &Tensor<D>) -> Option<LogicalTensor> {
     let x = x.clone().without_autodiff().try_into_primitive::<GroupBackend>().ok()?;
-    live(&Device::new(x.device())).map(|_| x)
+    let live = live(&Device::new(x.device()))?;
+    live.ranks.iter().any(|&ranks| ranks > 1).then_some(x)
 }
 
 fn live_of(x: &LogicalTensor) -> Live {
     live(&Device::new(x.device())).expect("a device group is a logical device")
 }
 
-/// How many ranks a device has along each of its axes.
-fn ranks_of(live: &Live) -> Vec<usize> {
-    live.client.worker().ask(|interpreter| interpreter.ranks())
-}
-
-/// What the device of `x` knows of it.
-fn found(x: &LogicalTensor) -> Answer {
-    command::send(Command::Where, || GroupBackend::float_mul_scalar(x.clone(), 1.into())).1
+/// What the device calls `x`.
+fn name(x: &LogicalTensor) -> TensorId {
+    command::send(Command::Name, || GroupBackend::float_mul_scalar(x.clone(), 1.into())).1
 }
 
 /// What every rank holds of `x` as its share of a tensor of this shape, in this state.
 fn renamed(x: &LogicalTensor, shape: Shape, state: TensorState) -> LogicalTensor {
     let client = live_of(x).client;
     let out = client.new_id();
-    client.everywhere(Message::Alias { x: found(x).id, out, state });
+    client.everywhere(Message::Alias { x: name(x), out, state });
     let (device, dtype) = (x.device(), x.dtype());
     command::send(Command::Adopt(out), || GroupBackend::float_empty(shape, &device, dtype.into())).0
 }
@@ -142,7 +171,7 @@ macro_rules! across {
         }
         let (device, shape, dtype): (_, Shape, DType) = (x.device(), x.shape(), x.dtype());
         let carrier = || GroupBackend::$carrier(x.clone(), 1.into());
-        let id = command::send(Command::Where, carrier).1.id;
+        let id = command::send(Command::Name, carrier).1;
         let ir = TensorIr { id, shape: shape.clone(), status: TensorStatus::ReadOnly, dtype };
         // Not within an operation, where the device group would be locked: other ranks may free tensors of this one.
         let client = live(&Device::new(device)).expect("a device group is a logical device").client;
@@ -164,7 +193,8 @@ pub(crate) struct Recent(Option<(Live, TensorId)>);
 impl Recent {
     /// Those that come from now on.
     pub fn on(device: &Device) -> Self {
-        Self(live(device).map(|live| {
+        let live = live(device).filter(|live| live.ranks.iter().any(|&ranks| ranks > 1));
+        Self(live.map(|live| {
             let next = live.client.new_id();
             (live, next)
         }))
@@ -191,7 +221,7 @@ struct Gradients<'a> {
 impl ModuleVisitor for Gradients<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let gradient = self.grads.get::<D>(param.id).and_then(|gradient| logical(&gradient));
-        self.ids.extend(gradient.map(|gradient| found(&gradient).id));
+        self.ids.extend(gradient.map(|gradient| name(&gradient)));
     }
 }
 

@@ -33,6 +33,7 @@ mod command;
 mod device;
 mod executor;
 mod follow;
+pub(crate) mod formula;
 mod ids;
 mod inner;
 mod interpreter;

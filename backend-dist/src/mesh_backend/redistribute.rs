@@ -51,8 +51,9 @@ macro_rules! redistribute {
             }
 
             fn placement(&self, axis: Axis) -> Placement {
-                let (_, axis) = axis_of(&self.device(), axis);
-                command::send(Command::Where, || $detached(self).mul_scalar(1)).1.state.at[axis]
+                let (live, axis) = axis_of(&self.device(), axis);
+                let (_, name) = command::send(Command::Name, || $detached(self).mul_scalar(1));
+                live.client.state(name).at[axis]
             }
 
             fn redistribute_parameter(self, _: &Rank, axis: Axis, to: Placement) -> Self {
@@ -90,7 +91,7 @@ fn axis_of(device: &Device, axis: Axis) -> (Live, usize) {
 /// The index of `axis`, if the tensor can be moved there.
 fn checked(device: &Device, shape: &[usize], axis: Axis, to: Placement) -> usize {
     let (live, index) = axis_of(device, axis);
-    let ranks = live.client.worker().ask(|interpreter| interpreter.ranks())[index];
+    let ranks = live.ranks[index];
     match to {
         Placement::Partial | Placement::Strided { .. } | Placement::Varying => {
             panic!("axis {axis}: {to} is what operations make; ask for Replicate or Shard")

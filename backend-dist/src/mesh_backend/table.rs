@@ -75,6 +75,11 @@ impl Table {
         self.entries.remove(&id)
     }
 
+    /// Where every tensor is.
+    pub fn states(&self) -> ById<TensorState> {
+        self.entries.iter().map(|(&id, entry)| (id, entry.state.clone())).collect()
+    }
+
     /// Number of tensors.
     pub fn len(&self) -> usize {
         self.entries.len()

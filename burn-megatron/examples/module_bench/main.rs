@@ -7,7 +7,7 @@
 //! rank, unless sizes are given; `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
 //! `burn-megatron bench llama3-1b --training.micro-batch 1`. `WAYS` are separated by commas: `burn` is one device,
 //! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, with `+bf16` under autocast, with
-//! `+overlap` gradients reduced during the backward pass (`DP2 ZeRO1+bf16+overlap`).
+//! `+overlap` gradients reduced during the backward pass, with `+fused` the fused AdamW (`DP2 ZeRO1+bf16+overlap+fused`).
 
 mod llama;
 
@@ -76,6 +76,8 @@ fn train(way: &str, sizes: Sizes) -> Result<(f64, usize), BoxError> {
     let batch = sizes.batch;
     let device = device();
     let (strategy, ranks) = strategy(way)?;
+    let optimizer = AdamWConfig::new();
+    let optimizer = if way.ends_with("+fused") { optimizer.init_fused() } else { optimizer.init() };
     let items = (0..(STEPS[0] + STEPS[1] + 1) * batch * ranks).collect();
     let loader = |items| {
         let batches = DataLoaderBuilder::new(sizes).batch_size(batch);
@@ -88,7 +90,7 @@ fn train(way: &str, sizes: Sizes) -> Result<(f64, usize), BoxError> {
         .num_epochs(1)
         .with_training_strategy(strategy)
         .with_application_logger(None)
-        .launch(Learner::new(model, AdamWConfig::new().init(), 1e-4));
+        .launch(Learner::new(model, optimizer, 1e-4));
     if let Some(error) = result.error {
         return Err(error.to_string().into());
     }
@@ -146,7 +148,8 @@ fn strategy(way: &str) -> Result<(TrainingStrategy<Model>, usize), BoxError> {
         strategy = match part {
             "bf16" => strategy.autocast(FloatDType::BF16),
             "overlap" => strategy.overlap_grad_reduce(),
-            other => return Err(format!("+{other}; legal: +bf16, +overlap").into()),
+            "fused" => strategy,
+            other => return Err(format!("+{other}; legal: +bf16, +overlap, and last +fused").into()),
         };
     }
     Ok((strategy.into(), ranks))

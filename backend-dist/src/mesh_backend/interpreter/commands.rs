@@ -1,15 +1,15 @@
 //! Commands: what operations carry to the device instead of being run.
 
 use super::{Interpreter, name};
-use crate::logical::TensorState;
-use crate::mesh_backend::command::{Answer, Command};
+use crate::mesh_backend::command::Command;
+use crate::mesh_backend::formula::Formula;
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::interpreter::Interpret;
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 
 impl<B: Inner> Interpreter<B> {
     /// Obeys a command about the input of `carrier`, and makes its output the input.
-    pub(super) fn carry(&mut self, command: Command, carrier: OperationIr) -> Answer {
+    pub(super) fn carry(&mut self, command: Command, carrier: OperationIr) {
         let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
         let outputs: Vec<TensorId> = carrier.outputs().map(|x| x.id).collect();
         let ([x], [out]) = (&inputs[..], &outputs[..]) else {
@@ -17,7 +17,7 @@ impl<B: Inner> Interpreter<B> {
         };
         let entry = self.table.get(x.id);
         let (shard, mut state) = (entry.local, entry.state.clone());
-        let (from, weight) = (state.at.clone(), state.weight);
+        let from = state.at.clone();
         if let Command::Move { axis, to, weight } = command {
             state.at[axis] = to;
             state.weight = weight;
@@ -36,15 +36,24 @@ impl<B: Inner> Interpreter<B> {
                 self.drop_copies(entry);
             }
         }
-        Answer { id: x.id, state: TensorState { at: from, weight } }
+    }
+
+    /// The output of `carrier` is what the formula makes of its inputs.
+    pub(super) fn compute(&mut self, formula: Formula, carrier: &OperationIr) {
+        self.report.operations += 1;
+        let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
+        let outputs: Vec<TensorIr> = carrier.outputs().cloned().collect();
+        let ([a, b], [out]) = (&inputs[..], &outputs[..]) else {
+            panic!("{formula:?} was carried by {}", name(carrier));
+        };
+        let operations = formula.operations(a, b, out, || self.new_id());
+        operations.into_iter().for_each(|op| self.run_planned(op));
     }
 
     /// The output of `carrier` is the tensor `id`.
-    pub(super) fn adopt(&mut self, id: TensorId, carrier: &OperationIr) -> Answer {
+    pub(super) fn adopt(&mut self, id: TensorId, carrier: &OperationIr) {
         let out = carrier.outputs().next().expect("a carrier makes a tensor").id;
         let entry = self.table.remove(id).expect("a tensor is adopted once");
-        let state = entry.state.clone();
         self.table.insert(out, entry.state, entry.local);
-        Answer { id: out, state }
     }
 }

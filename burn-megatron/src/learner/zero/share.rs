@@ -7,6 +7,7 @@ use backend_dist::comm::Group;
 use backend_dist::gradients::dtypes;
 use backend_dist::local::{Placements, to_local};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::Owners;
@@ -18,15 +19,19 @@ use super::Owners;
 pub(in crate::learner) fn share_parameters<M: Module>(model: M, stepped: &M, owners: &Owners, group: &Group) -> M {
     let mut slots = Slots { owners, seen: HashSet::new(), slots: Vec::new() };
     model.visit(&mut slots);
-    let Some(Slot { device, .. }) = slots.slots.first() else { return model };
-    let own = own_values(&model, stepped, device, &|id| owners.owner(id) == Some(group.rank()));
+    let Some(device) = slots.slots.first().map(|slot| slot.device.clone()) else { return model };
+    let is_own = |id| owners.owner(id) == Some(group.rank());
+    if group.size() == 1 {
+        return with_stepped(model, stepped, &device, is_own);
+    }
+    let own = own_values(&model, stepped, &device, &is_own);
 
     let mut values = HashMap::new();
     for dtype in dtypes(slots.slots.iter().map(|slot| slot.dtype)) {
         for owner in 0..group.size() {
             let slots: Vec<&Slot> =
                 slots.slots.iter().filter(|slot| slot.dtype == dtype && slot.owner == owner).collect();
-            if slots.is_empty() || group.size() == 1 {
+            if slots.is_empty() {
                 continue;
             }
             let length: usize = slots.iter().map(|slot| slot.length).sum();
@@ -47,8 +52,7 @@ pub(in crate::learner) fn share_parameters<M: Module>(model: M, stepped: &M, own
             }
         }
     }
-    values.extend(own);
-    model.map(&mut Replace { values })
+    with_stepped(model.map(&mut Replace { values }), stepped, &device, is_own)
 }
 
 /// `model` with the values of `stepped` on `device` of those trained parameters that are `own`.
@@ -58,8 +62,51 @@ pub(in crate::learner) fn with_stepped<M: Module>(
     device: &Device,
     own: impl Fn(ParamId) -> bool,
 ) -> M {
-    let values = own_values(&model, stepped, &device.clone().inner(), &own);
-    model.map(&mut Replace { values })
+    let mut values = Stepped { is_own: &own, device: device.clone().inner(), values: GradientsParams::new() };
+    stepped.visit(&mut values);
+    model.map(&mut Take { values: values.values })
+}
+
+/// The owned values of a stepped model.
+struct Stepped<'a> {
+    is_own: &'a dyn Fn(ParamId) -> bool,
+    device: Device,
+    /// Of any rank, which is what Burn has these for.
+    values: GradientsParams,
+}
+
+impl ModuleVisitor for Stepped<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // Burn's optimizers step the first of two fields that hold one parameter, so the first counts.
+        if param.is_require_grad() && (self.is_own)(param.id) && self.values.get::<D>(param.id).is_none() {
+            // One that no step has used so far is where the learner keeps what it does not step.
+            self.values.register::<D>(param.id, param.val().inner().to_device(&self.device));
+        }
+    }
+}
+
+/// Gives parameters new values.
+struct Take {
+    values: GradientsParams,
+}
+
+impl ModuleMapper for Take {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(value) = self.values.remove::<D>(param.id).filter(|_| param.is_require_grad()) else { return param };
+        param.map(|old| {
+            let value = Placements::of(&old).replaced_by(value);
+            as_leaf(value, &old)
+        })
+    }
+}
+
+/// A new leaf under the tape of the old one, as after Burn's own optimizer step.
+fn as_leaf<const D: usize>(value: Tensor<D>, old: &Tensor<D>) -> Tensor<D> {
+    let mut new = Tensor::from_inner(value);
+    if let Some(strategy) = old.gradient_checkpointing_strategy() {
+        new = new.with_gradient_checkpointing_strategy(strategy);
+    }
+    if old.is_require_grad() { new.require_grad() } else { new }
 }
 
 /// What this rank holds of the owned values of `stepped`, placed as those of `model`, flat.
@@ -151,13 +198,7 @@ impl ModuleMapper for Replace {
         let Some(value) = self.values.remove(&param.id) else { return param };
         param.map(|old| {
             let placements = Placements::of(&old);
-            let value = placements.from_local(value.reshape(placements.local_shape(old.shape())));
-            let mut new = Tensor::from_inner(value);
-            // A new leaf under the tape of the old one, as after Burn's own optimizer step.
-            if let Some(strategy) = old.gradient_checkpointing_strategy() {
-                new = new.with_gradient_checkpointing_strategy(strategy);
-            }
-            if old.is_require_grad() { new.require_grad() } else { new }
+            as_leaf(placements.from_local(value.reshape(placements.local_shape(old.shape()))), &old)
         })
     }
 }
