@@ -7,16 +7,19 @@
 //! rank, unless sizes are given; `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
 //! `burn-megatron bench llama3-1b --training.micro-batch 1`. `WAYS` are separated by commas: `burn` is one device,
 //! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, with `+bf16` under autocast, with
-//! `+overlap` gradients reduced during the backward pass, with `+fused` the fused AdamW (`DP2 ZeRO1+bf16+overlap+fused`).
+//! `+overlap` gradients reduced during the backward pass, with `+fused` the fused AdamW (`DP2 ZeRO1+bf16+overlap+fused`), with `+profile` a table of
+//! kernels, whose recording takes time too.
 
 mod llama;
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use backend_dist::local::Placements;
 use backend_dist::mesh_backend::{Report, explain};
+use backend_dist::profile::{Profile, Session, readable};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -77,7 +80,7 @@ fn train(way: &str, sizes: Sizes) -> Result<(f64, usize), BoxError> {
     let device = device();
     let (strategy, ranks) = strategy(way)?;
     let optimizer = AdamWConfig::new();
-    let optimizer = if way.ends_with("+fused") { optimizer.init_fused() } else { optimizer.init() };
+    let optimizer = if way.contains("+fused") { optimizer.init_fused() } else { optimizer.init() };
     let items = (0..(STEPS[0] + STEPS[1] + 1) * batch * ranks).collect();
     let loader = |items| {
         let batches = DataLoaderBuilder::new(sizes).batch_size(batch);
@@ -106,6 +109,7 @@ struct Clock {
     step: usize,
     times: Vec<Instant>,
     reports: Vec<Report>,
+    profile: Option<Session>,
 }
 
 fn clock() -> MutexGuard<'static, Option<Clock>> {
@@ -113,16 +117,50 @@ fn clock() -> MutexGuard<'static, Option<Clock>> {
     CLOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Clock {
+    fn new(rank: ThreadId) -> Self {
+        let is_profiled = std::env::args().any(|argument| argument.contains("+profile"));
+        let profile = is_profiled.then(|| Session::start().expect("a profile needs a GPU"));
+        Self { rank, step: 0, times: Vec::new(), reports: Vec::new(), profile }
+    }
+}
+
+/// Milliseconds a step of the kernels that take most time.
+fn show(profile: &Profile) {
+    let mut kernels: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for span in &profile.spans {
+        let name = readable(&span.name);
+        let sum = kernels.entry(name.chars().take(60).collect()).or_default();
+        *sum = (sum.0 + 1, sum.1 + span.end - span.start);
+    }
+    let mut kernels: Vec<_> = kernels.into_iter().collect();
+    kernels.sort_by_key(|(_, (_, time))| std::cmp::Reverse(*time));
+    let each = |time: u64| time as f64 * 1e-6 / STEPS[1] as f64;
+    let busy = kernels.iter().map(|(_, (_, time))| time).sum();
+    println!("{:>8.2} ms a step, {:.2} ms of kernels ({:?})", each(profile.window), each(busy), profile.source);
+    for (name, (count, time)) in kernels.iter().take(24) {
+        println!("{:>8.2} ms {:>6} {name}", each(*time), count / STEPS[1]);
+    }
+}
+
 /// A rank begins a step on `x`, or on something else on its device.
 fn tick<const D: usize>(x: &Tensor<D>) {
     let rank = thread::current().id();
     let mut clock = clock();
-    let clock = clock.get_or_insert_with(|| Clock { rank, step: 0, times: Vec::new(), reports: Vec::new() });
+    let clock = clock.get_or_insert_with(|| Clock::new(rank));
     if clock.rank != rank {
         return;
     }
     if [STEPS[0], STEPS[0] + STEPS[1]].contains(&clock.step) {
         x.device().sync().expect("the device runs");
+        match clock.profile.take() {
+            Some(mut session) if clock.times.is_empty() => {
+                session.begin().expect("GPUs run");
+                clock.profile = Some(session);
+            }
+            Some(session) => show(&session.end().expect("GPUs run")),
+            None => {}
+        }
         clock.times.push(Instant::now());
         if Placements::of(x).is_logical() {
             clock.reports.push(explain(&x.device()));
@@ -148,8 +186,8 @@ fn strategy(way: &str) -> Result<(TrainingStrategy<Model>, usize), BoxError> {
         strategy = match part {
             "bf16" => strategy.autocast(FloatDType::BF16),
             "overlap" => strategy.overlap_grad_reduce(),
-            "fused" => strategy,
-            other => return Err(format!("+{other}; legal: +bf16, +overlap, and last +fused").into()),
+            "fused" | "profile" => strategy,
+            other => return Err(format!("+{other}; legal: +bf16, +overlap, +fused, +profile").into()),
         };
     }
     Ok((strategy.into(), ranks))
