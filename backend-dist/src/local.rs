@@ -42,6 +42,14 @@ pub fn to_local<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     x
 }
 
+/// Whether a device is [logical](crate::mesh_backend).
+pub fn is_logical(device: &Device) -> bool {
+    #[cfg(feature = "decorator")]
+    return crate::mesh_backend::local::is_logical(device);
+    #[cfg(not(feature = "decorator"))]
+    false
+}
+
 /// The tensors of a logical device that a program makes from some time on, so that what it keeps of them can be made
 /// whole: reading it needs no collective then, whoever reads it. Elsewhere nothing.
 pub struct Recent {

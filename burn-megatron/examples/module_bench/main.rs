@@ -7,19 +7,12 @@
 //! rank, unless sizes are given; `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
 //! `burn-megatron bench llama3-1b --training.micro-batch 1`. `WAYS` are separated by commas: `burn` is one device,
 //! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, with `+bf16` under autocast, with
-//! `+overlap` gradients reduced during the backward pass, with `+fused` the fused AdamW (`DP2 ZeRO1+bf16+overlap+fused`), with `+profile` a table of
-//! kernels, whose recording takes time too.
+//! `+overlap` gradients reduced during the backward pass, with `+fused` the fused AdamW, with `+profile` a table of kernels,
+//! whose recording takes time too: `DP2 ZeRO1+bf16+overlap+fused`.
 
+mod clock;
 mod llama;
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
-use std::time::Instant;
-
-use backend_dist::local::Placements;
-use backend_dist::mesh_backend::{Report, explain};
-use backend_dist::profile::{Profile, Session, readable};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -33,10 +26,8 @@ use burn::train::{
     ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep, TrainingStrategy,
 };
 use burn_megatron::prelude::*;
+use clock::{STEPS, Step, tick};
 use llama::Llama;
-
-/// Steps before those that are timed, and these.
-const STEPS: [usize; 2] = [4, 20];
 
 fn main() -> Result<(), BoxError> {
     let mut arguments = std::env::args().skip(1);
@@ -53,13 +44,12 @@ fn main() -> Result<(), BoxError> {
     println!("{:<24} {:>9} {:>12} {:>9} {:>10}", "way", "step, ms", "tokens/s", "loss", "operations");
     for way in ways.split(',') {
         let (loss, ranks) = train(way, sizes)?;
-        let Clock { times, reports, .. } = clock().take().ok_or("no step was taken")?;
-        let [start, end] = times[..] else { return Err("the training ended before its last step".into()) };
-        let seconds = (end - start).as_secs_f64() / STEPS[1] as f64;
+        let Step { seconds, report, threads } = clock::read().ok_or("the training ended before its last step")?;
         let tokens = (ranks * sizes.batch * sizes.sequence) as f64 / seconds;
-        let report = if let [start, end] = &reports[..] { end.since(start) } else { Report::default() };
+        let busy: Vec<String> = threads.iter().map(|(name, busy)| format!("{name} {:.1}", 1e3 * busy)).collect();
+        println!("{report}threads, ms of a step: {}", busy.join(", "));
         let operations = report.operations / STEPS[1];
-        println!("{report}{way:<24} {:>9.1} {tokens:>12.0} {loss:>9.5} {operations:>10}", 1e3 * seconds);
+        println!("{way:<24} {:>9.1} {tokens:>12.0} {loss:>9.5} {operations:>10}", 1e3 * seconds);
     }
     Ok(())
 }
@@ -101,72 +91,6 @@ fn train(way: &str, sizes: Sizes) -> Result<(f64, usize), BoxError> {
     let batch = sizes.batch((0..batch).collect(), &device);
     let loss = InferenceStep::step(&model, batch).0.into_scalar::<f64>();
     Ok((loss, ranks))
-}
-
-/// When the first rank began and ended what is timed, and what its logical device had done by then.
-struct Clock {
-    rank: ThreadId,
-    step: usize,
-    times: Vec<Instant>,
-    reports: Vec<Report>,
-    profile: Option<Session>,
-}
-
-fn clock() -> MutexGuard<'static, Option<Clock>> {
-    static CLOCK: Mutex<Option<Clock>> = Mutex::new(None);
-    CLOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Clock {
-    fn new(rank: ThreadId) -> Self {
-        let is_profiled = std::env::args().any(|argument| argument.contains("+profile"));
-        let profile = is_profiled.then(|| Session::start().expect("a profile needs a GPU"));
-        Self { rank, step: 0, times: Vec::new(), reports: Vec::new(), profile }
-    }
-}
-
-/// Milliseconds a step of the kernels that take most time.
-fn show(profile: &Profile) {
-    let mut kernels: BTreeMap<String, (usize, u64)> = BTreeMap::new();
-    for span in &profile.spans {
-        let name = readable(&span.name);
-        let sum = kernels.entry(name.chars().take(60).collect()).or_default();
-        *sum = (sum.0 + 1, sum.1 + span.end - span.start);
-    }
-    let mut kernels: Vec<_> = kernels.into_iter().collect();
-    kernels.sort_by_key(|(_, (_, time))| std::cmp::Reverse(*time));
-    let each = |time: u64| time as f64 * 1e-6 / STEPS[1] as f64;
-    let busy = kernels.iter().map(|(_, (_, time))| time).sum();
-    println!("{:>8.2} ms a step, {:.2} ms of kernels ({:?})", each(profile.window), each(busy), profile.source);
-    for (name, (count, time)) in kernels.iter().take(24) {
-        println!("{:>8.2} ms {:>6} {name}", each(*time), count / STEPS[1]);
-    }
-}
-
-/// A rank begins a step on `x`, or on something else on its device.
-fn tick<const D: usize>(x: &Tensor<D>) {
-    let rank = thread::current().id();
-    let mut clock = clock();
-    let clock = clock.get_or_insert_with(|| Clock::new(rank));
-    if clock.rank != rank {
-        return;
-    }
-    if [STEPS[0], STEPS[0] + STEPS[1]].contains(&clock.step) {
-        x.device().sync().expect("the device runs");
-        match clock.profile.take() {
-            Some(mut session) if clock.times.is_empty() => {
-                session.begin().expect("GPUs run");
-                clock.profile = Some(session);
-            }
-            Some(session) => show(&session.end().expect("GPUs run")),
-            None => {}
-        }
-        clock.times.push(Instant::now());
-        if Placements::of(x).is_logical() {
-            clock.reports.push(explain(&x.device()));
-        }
-    }
-    clock.step += 1;
 }
 
 fn strategy(way: &str) -> Result<(TrainingStrategy<Model>, usize), BoxError> {

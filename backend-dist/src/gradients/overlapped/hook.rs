@@ -91,8 +91,11 @@ impl HookOps for burn_group::GroupBackend {
     }
 
     fn own_flat(gradient: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
-        let known = hook.placements.known().expect("a parameter stays on its device");
-        let own = crate::mesh_backend::local::local_of(known.moved_to(gradient));
+        let own = match hook.placements.known() {
+            Some(known) => crate::mesh_backend::local::local_of(known.moved_to(gradient)),
+            // The device has one rank.
+            None => gradient,
+        };
         let elements = own.shape().num_elements();
         Self::float_reshape(own, [elements].into())
     }
