@@ -95,13 +95,16 @@ fn all_checks() -> Vec<(&'static str, Check)> {
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
         ("fused softmax", |c| {
             let sizes = [(33, 512), (7, 64), (5, 4096), (3, 16384), (4, 1030), (2, 2047)];
+            // Rows that share a plane.
+            let short = [(1030, 2), (333, 6), (77, 24), (1001, 120), (50, 40)];
+            let sizes = [&sizes[..], &short].concat();
             sizes
+                .into_iter()
                 .map(|(rows, columns)| fused::runs::<bf16>(c, "softmax", &fused::softmax(), rows, columns))
-                .iter()
                 .sum()
         }),
         ("fused norm", |c| {
-            let sizes = [(33, 1024), (7, 96), (5, 4096), (3, 8192), (4, 1030)];
+            let sizes = [(33, 1024), (7, 96), (5, 4096), (3, 8192), (4, 1030), (333, 24), (70, 56)];
             sizes
                 .map(|(rows, columns)| fused::runs::<bf16>(c, "norm of a sum", &fused::norm(), rows, columns))
                 .iter()

@@ -185,7 +185,13 @@ fn over_row(
 ) -> f32 {
     let cube = comptime![CubeShape { units: plan.units, plane: plan.plane }];
     let mut all = own;
-    if comptime![plan.plane > 1] {
+    if comptime![plan.units < plan.plane] {
+        // Neighbours exchange what they have with those twice as far away each time.
+        #[unroll]
+        for i in 0..comptime![plan.units.trailing_zeros()] {
+            all = both(all, plane_shuffle_xor(all, comptime![1u32 << i]), f);
+        }
+    } else if comptime![plan.plane > 1] {
         all = match f {
             Reduce::Sum => plane_sum(own),
             Reduce::Max => plane_max(own),

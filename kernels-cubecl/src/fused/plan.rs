@@ -13,7 +13,7 @@ pub const MOST: usize = i32::MAX as usize;
 pub struct Plan {
     /// Numbers of a vector.
     pub vector: usize,
-    /// Units of a row: whole planes.
+    /// Units of a row: whole planes, or a part of one that is a power of two.
     pub units: u32,
     /// Units of a plane.
     pub plane: u32,
@@ -48,9 +48,10 @@ impl Plan {
         let (units, side) = if plane == 1 {
             (cube.units as usize, 1)
         } else {
-            // One vector a unit for short rows; for longer ones as few as fill the row.
+            // One vector a unit for short rows, of which several share a plane; for longer ones as few as fill the row.
             let vectors = width.div_ceil(program::MOST[0]).max(if width > UNITS { 2 } else { 1 });
-            let units = width.div_ceil(vectors).next_multiple_of(plane);
+            let units = width.div_ceil(vectors);
+            let units = if units < plane { units.next_power_of_two() } else { units.next_multiple_of(plane) };
             (units, (UNITS / units).max(1))
         };
         let vectors = width.div_ceil(units);

@@ -39,6 +39,12 @@ impl Inner for Cube {
         outputs
     }
 
+    fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+        // Half precision is summed in f32 as it is read.
+        let is_read_so = matches!(x.dtype, DType::BF16 | DType::F16) && dtype == DType::F32;
+        Self::bias_grad(if is_read_so { x } else { Self::float_cast(x, dtype.into()) })
+    }
+
     fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         let (left, right) = (a.meta.shape().to_vec(), b.meta.shape().to_vec());
         let lead = left.len() - 2;
