@@ -49,15 +49,16 @@ impl Clock {
     }
 }
 
-/// A rank begins a step with the parameter `x`.
-pub fn tick<const D: usize>(x: &Tensor<D>) {
+/// A rank begins a step with the parameter `x`. Whether it is one after which the time is taken.
+pub fn tick<const D: usize>(x: &Tensor<D>) -> bool {
     let rank = thread::current().id();
     let mut clock = clock();
     let clock = clock.get_or_insert_with(|| Clock::new(rank));
     if clock.rank != rank {
-        return;
+        return false;
     }
-    if [STEPS[0], STEPS[0] + STEPS[1]].contains(&clock.step) {
+    let is_marked = [STEPS[0], STEPS[0] + STEPS[1]].contains(&clock.step);
+    if is_marked {
         let device = x.device();
         device.sync().expect("the device runs");
         match clock.profile.take() {
@@ -72,6 +73,7 @@ pub fn tick<const D: usize>(x: &Tensor<D>) {
         clock.marks.push(Mark { at: Instant::now(), report, threads: threads() });
     }
     clock.step += 1;
+    is_marked && clock.step > STEPS[1]
 }
 
 /// The step of a training that has ended.

@@ -186,11 +186,14 @@ impl TrainStep for Model {
     type Output = Loss;
 
     fn step(&self, batch: Batch) -> TrainOutput<Loss> {
-        match self {
+        let is_last = match self {
             Self::Encoder(layers) => tick(&layers.layers[0].norm_1.gamma.val()),
             Self::Llama(llama) => tick(&llama.norm.gamma.val()),
-        }
+        };
         let loss = self.loss(batch);
+        if is_last {
+            println!("loss in training {:.5}", loss.clone().into_scalar::<f64>());
+        }
         TrainOutput::new(self, loss.backward(), Loss(loss))
     }
 }

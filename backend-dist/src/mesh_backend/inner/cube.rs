@@ -6,7 +6,7 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Cube, ops::FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Shape};
 use kernels_cubecl::fused::{self, Plan};
-use ops::packed;
+use ops::{LocalKernels, packed};
 use ranks::cuda::empty;
 use ranks::cuda::lt::{self, Operand};
 
