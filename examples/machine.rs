@@ -11,7 +11,7 @@ use burn_megatron::flops::AttentionCount;
 use burn_megatron::metrics::{FlopsPerToken, peak};
 use burn_megatron::plan::gpus::{GPUS, GpuModel, Hardware};
 use burn_megatron::plan::{
-    Candidate, Decoder, Job, Moments, SearchRequest, StateBytes, bytes, describe, ladder, search,
+    Candidate, Decoder, Job, Moments, PostTraining, SearchRequest, StateBytes, bytes, describe, ladder, search,
 };
 use burn_megatron::prelude::*;
 use burn_megatron::schedule::PipelineConfig;
@@ -243,6 +243,7 @@ fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
         dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,
         adapters: None,
+        post_training: PostTraining::default(),
     }
 }
 

@@ -1,17 +1,22 @@
 //! The plan's memory against what CPU ranks allocate: the most bytes of every rank in a training step; and activations
 //! are kept for as long as the schedule says.
 
-use backend_dist::launch::launch;
+use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
 use backend_dist::mesh::Mesh;
+use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::config::RunConfig;
-use burn_megatron::engine::{RankEngine, TokenBatch};
+use burn_megatron::data::TopK;
+use burn_megatron::engine::{RankEngine, Reference, Rollouts, Teacher, TokenBatch};
+use burn_megatron::generate::{GenerateOptions, Sampling, generate_batch};
+use burn_megatron::grpo::GrpoConfig;
 use burn_megatron::plan::gpus::{self, Hardware};
 use burn_megatron::plan::{Plan, RankMemory};
-use models::{CausalLm, ModelConfig, ParamBuilder, WithModel};
+use models::{CausalLm, FamilyConfig, LlamaConfig, ModelConfig, ParamBuilder, Part, WithModel};
 
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator;
@@ -117,24 +122,80 @@ impl WithModel for Measured<'_> {
             let before = live(rank.rank);
             let build = |part| {
                 let params = ParamBuilder::new(&rank, dtype, 1).with_part(part).with_recompute(&config.recompute);
+                let params = params.with_frozen(&config.param_groups.frozen);
                 Ok(match &lora {
                     Some(plan) => M::build(sizes, params.with_lora(plan, None).with_base(config.lora.base))?,
                     None => M::build(sizes, params)?,
                 })
             };
             let mut engine = RankEngine::new(&rank, &sizes.dims(), build, config.engine())?;
+            if let Some(sizes) = &self.0.distill.teacher.as_deref().map(teacher) {
+                let part = engine.teacher_part(sizes.dims().layers);
+                engine = engine.with_teacher(sizes.visit(BuildTeacher(&rank, part, dtype)));
+            }
+            if config.grpo.config().is_some_and(|grpo| grpo.beta > 0.0) {
+                let stages = engine.stages().map(|stage| build(stage.part().clone()));
+                let stages = stages.collect::<Result<_, BoxError>>()?;
+                engine = engine.with_reference(Reference::Stages(stages));
+            }
             let rows = config.training.global_batch;
             let tokens: Vec<i64> = (0..rows * (seq + 1)).map(|at| (at * 7919 % 1000) as i64).collect();
-            let batch = TokenBatch::from_sequences(&tokens, seq);
-            engine.train_step(&batch)?;
+            let mut batch = TokenBatch::from_sequences(&tokens, seq);
+            if config.distill.logits.is_some() {
+                let (k, positions) = (4, rows * seq);
+                batch.taught =
+                    Some(TopK { k, ids: vec![1; positions * k], probabilities: vec![0.2; positions * (k + 1)] });
+            }
+            let mut step = || -> Result<(), BoxError> {
+                let Some(grpo) = config.grpo.config() else { return Ok(engine.train_step(&batch).map(drop)?) };
+                complete(&rank, &engine, &grpo, seq)?;
+                let own: Vec<TokenBatch> =
+                    engine.sequences_of_step().into_iter().map(|sequences| batch.slice(sequences)).collect();
+                engine.reference_log_probabilities(&own)?;
+                let rollouts =
+                    |micro: &TokenBatch| Rollouts { advantages: vec![1.0; micro.sequences], ..Rollouts::default() };
+                engine.train_rollouts(&own, &own.iter().map(rollouts).collect::<Vec<_>>())?;
+                Ok(())
+            };
+            step()?;
             let other = live(rank.rank);
             reset_peak(rank.rank);
-            engine.train_step(&batch)?;
+            step()?;
             assert!(peak(rank.rank) >= other);
             Ok((peak(rank.rank) - before, engine.peak_in_flight()))
         };
         launch(&mesh, &[Device::flex()], run).unwrap()
     }
+}
+
+/// The sizes of a teacher, by the `config.json` of its folder.
+fn teacher(folder: &Path) -> FamilyConfig {
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    FamilyConfig::from_hf(&serde_json::from_str(&text).unwrap()).unwrap()
+}
+
+struct BuildTeacher<'a>(&'a Rank, Part, FloatDType);
+
+impl WithModel for BuildTeacher<'_> {
+    type Output = Teacher;
+
+    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Teacher {
+        let params = ParamBuilder::new(self.0, self.2, 2).without_autodiff().with_part(self.1);
+        Teacher::new(M::build(sizes, params).unwrap(), &sizes.dims())
+    }
+}
+
+/// Draws completions as a step of GRPO does, of the longest prompts.
+fn complete<M: CausalLm>(rank: &Rank, engine: &RankEngine<M>, grpo: &GrpoConfig, seq: usize) -> Result<(), BoxError> {
+    let longest = grpo.max_completion_length;
+    let sequences: usize = engine.sequences_of_step().iter().map(|sequences| sequences.len()).sum();
+    let prompt: Vec<i64> = (0..seq + 1 - longest).map(|at| (at * 31 % 1000) as i64).collect();
+    let prompts: Vec<(&[i64], u64)> = (0..sequences as u64).map(|seed| (prompt.as_slice(), seed)).collect();
+    let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+    let options = GenerateOptions { enforce_eager: true, ..GenerateOptions::new(longest, sampling) };
+    let model = engine.stages().next().unwrap().valid();
+    generate_batch(rank, &model, &prompts, &options, |_, _| ControlFlow::Continue(()))?;
+    Ok(())
 }
 
 /// Bytes of a model on one rank, with adapters and without a step.
@@ -171,7 +232,17 @@ fn bytes_of_a_weight(base: &str) -> f64 {
 /// Measured and planned, for the rank of each pipeline stage that has most.
 fn compare(file: &str, flags: &str) -> Vec<(u64, RankMemory)> {
     let words: Vec<&str> = flags.split_whitespace().collect();
-    let overrides: Vec<(String, String)> = words.chunks(2).map(|pair| (pair[0].into(), pair[1].into())).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let wide = LlamaConfig {
+        vocab_size: 1000,
+        hidden_size: 256,
+        intermediate_size: 512,
+        num_hidden_layers: 6,
+        ..LlamaConfig::tiny()
+    };
+    std::fs::write(folder.path().join("config.json"), wide.to_hf().to_string()).unwrap();
+    let at = |word: &str| word.replace("TEACHER", &folder.path().display().to_string());
+    let overrides: Vec<(String, String)> = words.chunks(2).map(|pair| (pair[0].into(), at(pair[1]))).collect();
     let config = RunConfig::parse("run.toml", file, &overrides).unwrap();
     let job = config.job().unwrap();
     let hardware = Hardware::of(gpus::find("h100").unwrap(), job.element);
@@ -246,6 +317,35 @@ fn planned_memory_is_what_ranks_allocate() {
         (LLAMA, "lora.rank 8 lora.base nf4"),
         (LLAMA, "lora.rank 8 lora.base nf4 parallel.tp 2 recompute.granularity full"),
         (LLAMA, "lora.rank 8 lora.base fp8-block"),
+        (LLAMA, "param-groups.frozen layers.0.*"),
+        (LLAMA, "param-groups.frozen embed_tokens.*,layers.0.*,layers.1.*"),
+        (LLAMA, "param-groups.frozen embed_tokens.*,layers.0.*,layers.1.*,layers.2.* parallel.dp 2 parallel.zero 2"),
+        (LLAMA, "param-groups.frozen *.mlp.* parallel.pp 2 pipeline.schedule zb-h1"),
+        (LLAMA, "param-groups.frozen *.attention.*,*norm* parallel.tp 2 parallel.sp true"),
+        (LLAMA, "param-groups.frozen embed_tokens.* model.tie-word-embeddings true"),
+        (GPT, "param-groups.frozen layers.0.*,layers.1.*,embed_tokens.*,embed_positions.* recompute.granularity full"),
+        (MIXTRAL, "param-groups.frozen *.experts.*"),
+        (LLAMA, "distill.teacher TEACHER"),
+        (LLAMA, "distill.teacher TEACHER training.micro-batch 8"),
+        (LLAMA, "distill.teacher TEACHER training.micro-batch 8 parallel.tp 2 parallel.sp true"),
+        (LLAMA, "distill.teacher TEACHER parallel.pp 2"),
+        (LLAMA, "distill.teacher TEACHER parallel.pp 2 pipeline.schedule gpipe"),
+        (LLAMA, "distill.teacher TEACHER parallel.dp 2 parallel.zero 2 recompute.granularity full"),
+        (LLAMA, "distill.logits x training.micro-batch 8"),
+        (LLAMA, "distill.logits x training.micro-batch 8 parallel.pp 2 training.global-batch 64"),
+        (LLAMA, "grpo.train x grpo.num-generations 2 grpo.beta 0.1 grpo.max-completion-length 16"),
+        (
+            LLAMA,
+            "grpo.train x grpo.num-generations 2 grpo.beta 0.1 grpo.max-completion-length 120 training.global-batch 64",
+        ),
+        (
+            LLAMA,
+            "grpo.train x grpo.num-generations 2 grpo.max-completion-length 120 training.global-batch 64 parallel.tp 2",
+        ),
+        (
+            LLAMA,
+            "grpo.train x grpo.num-generations 2 grpo.max-completion-length 16 grpo.temperature 0.5 training.micro-batch 8",
+        ),
         (MIXTRAL, ""),
         (MIXTRAL, "lora.rank 8"),
         (MIXTRAL, "lora.rank 8 lora.target-modules w1,w2,w3"),

@@ -224,7 +224,32 @@ pub trait CausalLm: Module {
     ///
     /// # Panics
     /// If a chunk has too few blocks, or the model no positions, or is not whole.
-    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2>;
+    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
+        cache.begin(step);
+        let x = self.extend_embed(step);
+        let x = self.part().layers.clone().fold(x, |x, layer| self.extend_layer(layer, x, step, cache));
+        self.extend_head(x, step)
+    }
+
+    /// The first link of [`extend`](Self::extend): the activations of the step's tokens, `[tokens, 1, hidden]`, under
+    /// sequence parallelism padded to a multiple of the ranks, of which each has its part.
+    ///
+    /// # Panics
+    /// If the part does not begin with the embedding.
+    fn extend_embed(&self, step: &Step) -> Tensor<3>;
+
+    /// A layer of [`extend`](Self::extend), counted over the whole model. Before the first layer of a step someone calls
+    /// [`PagedKvCache::begin`].
+    ///
+    /// # Panics
+    /// If the part does not have the layer.
+    fn extend_layer(&self, index: usize, x: Tensor<3>, step: &Step, cache: &mut PagedKvCache) -> Tensor<3>;
+
+    /// The last link of [`extend`](Self::extend): the logits that the step asks for.
+    ///
+    /// # Panics
+    /// If the part does not end with the head.
+    fn extend_head(&self, x: Tensor<3>, step: &Step) -> Tensor<2>;
 
     /// The rank's parameters, with the global tensors that they are slices of.
     fn registry(&self) -> &Registry;

@@ -52,7 +52,10 @@ impl RunConfig {
                 )
             }));
         }
-        self.check_grpo_layout(note);
+        note(demand(!self.context.dynamic, || {
+            "context.dynamic = true has no meaning with grpo.train, whose sequences are one completion each; nearest legal: false"
+                .into()
+        }));
         note(demand(self.distill.config().is_none(), || {
             let key = if self.distill.teacher.is_some() { "distill.teacher" } else { "distill.logits" };
             format!("{key} and grpo.train: only one can be what the run learns from")
@@ -65,23 +68,6 @@ impl RunConfig {
                 "training.seq-length = {seq}: LongRoPE turns sequences of more than {most} tokens by other angles than those with \
                  which completions of grpo.train are drawn; nearest legal: {most}"
             )
-        }));
-    }
-
-    /// Layouts in which a rank has all layers with all of its weights, which drawing completions needs.
-    fn check_grpo_layout(&self, note: &mut impl FnMut(Result<(), String>)) {
-        let layout = &self.parallel;
-        for (key, size) in [("pipeline-parallel", layout.pp), ("expert-parallel", layout.ep)] {
-            note(demand(size == 1, || {
-                format!("parallel.{key} = {size}: completions of grpo.train are drawn without it; nearest legal: 1")
-            }));
-        }
-        note(demand(layout.zero < 3, || {
-            "parallel.zero = 3: completions of grpo.train are drawn with whole weights; nearest legal: 2".into()
-        }));
-        note(demand(!self.context.dynamic, || {
-            "context.dynamic = true has no meaning with grpo.train, whose sequences are one completion each; nearest legal: false"
-                .into()
         }));
     }
 }

@@ -4,12 +4,15 @@ use backend_dist::ops::LOGITS_AT_ONCE;
 use models::layers::{NormOver, NormPlacement};
 use models::{FamilyConfig, LlamaConfig, Mamba2Config, MixtralConfig};
 
+use super::model::hf_config;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::flops::FlopShape;
 use crate::optim::{OptimizerConfig, StateDtype};
 use crate::plan::gpus::GPUS;
-use crate::plan::{Adapters, Decoder, Experts, Job, Latent, Linear, Moments, StateBytes, StateSpace};
+use crate::plan::{
+    Adapters, Completions, Decoder, Experts, Job, Latent, Linear, LossOf, Moments, PostTraining, StateBytes, StateSpace,
+};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
@@ -61,6 +64,7 @@ impl RunConfig {
             dynamic: self.context.max_tokens_per_rank.filter(|_| self.context.dynamic),
             logits_at_once: LOGITS_AT_ONCE,
             adapters: self.adapters()?,
+            post_training: self.post_training()?,
         })
     }
 }
@@ -69,6 +73,25 @@ impl RunConfig {
     /// What the FLOPs of a token in sequences of `seq` tokens are counted from.
     pub fn flop_shape(&self, seq: usize) -> FlopShape {
         FlopShape { frozen: self.lora.rank.is_some(), ..Decoder::from(&self.model.config).flop_shape(seq) }
+    }
+
+    /// What a run has of post-training but adapters; of a teacher's folder its sizes are read.
+    fn post_training(&self) -> Result<PostTraining, ConfigErrors> {
+        let grpo = self.grpo.config();
+        let loss = match (&self.distill.teacher, &self.distill.logits) {
+            (Some(folder), _) => {
+                let problem = |error| ConfigErrors(vec![Problem::new(format!("distill.teacher: {error}"))]);
+                LossOf::Teacher(Box::new(Decoder::from(&hf_config(folder).map_err(problem)?)))
+            }
+            (None, Some(_)) => LossOf::TopK,
+            (None, None) if grpo.is_some_and(|grpo| grpo.temperature != 1.0) => LossOf::TemperedLogits,
+            (None, None) => LossOf::Label,
+        };
+        let completions = grpo.map(|grpo| Completions {
+            longest: grpo.max_completion_length,
+            reference: grpo.beta > 0.0 && (self.lora.rank.is_none() || self.lora.dora),
+        });
+        Ok(PostTraining { frozen: self.param_groups.frozen.clone(), loss, completions })
     }
 
     /// The adapters of a run as the planner sees them.

@@ -146,7 +146,7 @@ fn start(base: &Base) -> Result<FamilyConfig, Problem> {
 }
 
 /// The model's sizes by a folder's `config.json`.
-fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
+pub(super) fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
     let path = folder.join("config.json");
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text =

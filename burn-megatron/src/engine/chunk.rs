@@ -1,9 +1,10 @@
 //! A stage of the model on this rank, as a chain of segments.
 
+mod extend;
 mod pass;
 mod passes;
 
-use super::segments::{Link, Segment, segments};
+use super::segments::{Segment, segments};
 use crate::engine::ParamGroups;
 use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
@@ -12,6 +13,7 @@ use backend_dist::ops::{SavedAttention, Tape};
 use backend_dist::shard::{ParamSpec, Unit};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
+use models::lora::without_adapters;
 use models::{CausalLm, Recompute};
 pub(super) use pass::{Output, Pass};
 use std::collections::{BTreeMap, HashMap};
@@ -33,6 +35,16 @@ pub(super) struct Chunk<M> {
     late: HashMap<usize, Vec<DeferredGrads<M>>>,
     /// That gradients belong to this stage was checked once; it does not change from step to step.
     checked: bool,
+    /// What stands in for the model in forward passes without gradients.
+    stand_in: Option<StandIn<M>>,
+}
+
+/// A model in place of a stage's own.
+pub(super) enum StandIn<M> {
+    /// Another one, whose weights are whole.
+    Other(M),
+    /// The stage's own, its adapters switched off.
+    WithoutAdapters,
 }
 
 /// A segment and its parameters.
@@ -40,8 +52,10 @@ struct Step {
     segment: Segment,
     /// Buckets with its parameters.
     uses: Vec<usize>,
-    /// A backward pass has nothing to compute: an embedding that is not trained.
+    /// A backward pass has nothing to compute: nothing is trained here and in what comes before.
     is_constant: bool,
+    /// The input has a gradient.
+    needs_input_grad: bool,
     /// Those that no earlier segment uses: after the backward pass their gradients are complete.
     completes: Vec<usize>,
 }
@@ -123,11 +137,16 @@ impl<M: CausalLm> Chunk<M> {
                 .collect();
             let completes: Vec<usize> = uses.iter().filter(|bucket| !seen.contains(bucket)).copied().collect();
             seen.extend(&completes);
-            let is_constant = segment.link == Link::Embedding && uses.is_empty();
-            Step { segment, uses, completes, is_constant }
+            Step { segment, uses, completes, is_constant: false, needs_input_grad: true }
         };
         let again = zero == 3 && !in_place;
-        let steps: Vec<Step> = segments(model.part(), recompute, again).into_iter().map(step).collect();
+        let mut steps: Vec<Step> = segments(model.part(), recompute, again).into_iter().map(step).collect();
+        let mut is_constant = model.part().embedding;
+        for step in &mut steps {
+            step.needs_input_grad = !is_constant;
+            is_constant = is_constant && step.uses.is_empty();
+            step.is_constant = is_constant;
+        }
         for Step { uses, .. } in &steps {
             for bucket in uses {
                 let len = |bucket: usize| buckets[bucket].params.iter().map(ParamSpec::local_len).sum::<usize>();
@@ -138,12 +157,31 @@ impl<M: CausalLm> Chunk<M> {
         }
         let (live, late) = Default::default();
         let (buckets, leaves) = (buckets_of_units, again);
-        Ok(Self { model: Some(model), steps, buckets, zero, leaves, live, late, checked: false })
+        Ok(Self { model: Some(model), steps, buckets, zero, leaves, live, late, checked: false, stand_in: None })
     }
 
     /// The model; under ZeRO 3 its weights are released (on GPUs: undefined).
     pub fn model(&self) -> &M {
         self.model.as_ref().expect("the model is in place between calls")
+    }
+
+    /// Lets another model stand in for the stage's own in forward passes without gradients; `None` ends that.
+    pub fn stand_in(&mut self, other: Option<StandIn<M>>) {
+        self.stand_in = other;
+    }
+
+    /// Without autodiff, what runs in forward passes without gradients; its weights are gathered.
+    fn valid(&self) -> M {
+        match &self.stand_in {
+            None => self.model().valid(),
+            Some(StandIn::Other(other)) => other.valid(),
+            Some(StandIn::WithoutAdapters) => without_adapters(self.model().valid()),
+        }
+    }
+
+    /// Whether all weights are there between the passes.
+    pub fn has_whole_weights(&self) -> bool {
+        self.zero < 3
     }
 
     /// Replaces the model.

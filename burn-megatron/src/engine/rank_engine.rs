@@ -6,6 +6,7 @@ mod build;
 mod dynamic;
 mod evaluate;
 mod experts;
+mod extend;
 mod fp8;
 mod local_batches;
 mod passes;

@@ -92,9 +92,19 @@ impl CausalLm for Bigram {
         x.swap_dims(0, 1)
     }
 
-    fn extend(&self, step: &Step, _: &mut PagedKvCache) -> Tensor<2> {
-        let outputs: Vec<i64> = step.outputs().iter().map(|index| step.tokens()[*index]).collect();
-        self.table.val().select(0, Tensor::from_data(outputs.as_slice(), &self.table.val().device()))
+    fn extend_embed(&self, step: &Step) -> Tensor<3> {
+        let ids = Tensor::from_data(step.tokens().as_slice(), &self.table.val().device());
+        self.table.val().select(0, ids).unsqueeze_dim(1)
+    }
+
+    fn extend_layer(&self, _: usize, x: Tensor<3>, _: &Step, _: &mut PagedKvCache) -> Tensor<3> {
+        x
+    }
+
+    fn extend_head(&self, x: Tensor<3>, step: &Step) -> Tensor<2> {
+        let outputs: Vec<i64> = step.outputs().iter().map(|index| *index as i64).collect();
+        let ids = Tensor::from_data(outputs.as_slice(), &x.device());
+        x.squeeze_dim::<2>(1).select(0, ids)
     }
 
     fn registry(&self) -> &Registry {

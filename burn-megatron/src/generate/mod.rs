@@ -3,6 +3,7 @@
 
 mod choose;
 mod error;
+mod ranks;
 mod run;
 mod sampling;
 #[cfg(test)]
@@ -12,6 +13,8 @@ mod text;
 pub use choose::{Choice, Likely, TokenLogprobs};
 pub(crate) use choose::{Chosen, choose};
 pub use error::GenerateError;
+pub(crate) use ranks::ModelRanks;
+pub(crate) use run::generate_by;
 pub use run::{Ended, GenerateOptions, Generated, generate, generate_batch};
 pub use sampling::Sampling;
 pub use text::TextStream;

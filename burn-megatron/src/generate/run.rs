@@ -4,13 +4,13 @@ use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
 use backend_dist::launch::Rank;
-use backend_dist::mesh::Axis;
 use burn::tensor::Tensor;
 use models::layers::paged::{Chunk, Outputs, Step};
 use models::{CausalLm, ModelConfig, PagedKvCache};
 use serde::{Deserialize, Serialize};
 
 use super::choose::{self, Choice, Chosen};
+use super::ranks::ModelRanks;
 use super::{GenerateError, Sampling};
 
 /// Positions of a block of the cache.
@@ -167,15 +167,28 @@ pub fn generate_batch<M: CausalLm>(
     options: &GenerateOptions,
     mut on_token: impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<Generated>, GenerateError> {
+    let read = |step: &Step, cache: &mut PagedKvCache| Some(model.extend(step, cache));
+    generate_by(read, &ModelRanks::whole(rank), prompts, options, &mut on_token)
+}
+
+/// [`generate_batch`] with a model that `read` reads a step with; only ranks with the head get logits.
+pub(crate) fn generate_by(
+    mut read: impl FnMut(&Step, &mut PagedKvCache) -> Option<Tensor<2>>,
+    ranks: &ModelRanks,
+    prompts: &[(&[i64], u64)],
+    options: &GenerateOptions,
+    on_token: &mut impl FnMut(usize, i64) -> ControlFlow<()>,
+) -> Result<Vec<Generated>, GenerateError> {
     options.sampling.check()?;
     if prompts.iter().any(|(prompt, _)| prompt.is_empty()) {
         return Err(GenerateError::EmptyPrompt);
     }
-    let group = rank.group(Axis::Tp);
     let mut blocks = 0;
     let mut texts: Vec<Text> = prompts.iter().map(|prompt| Text::new(prompt, options, &mut blocks)).collect();
-    let mut cache = PagedKvCache::new(blocks as usize, BLOCK_SIZE);
-    if options.enforce_eager || rank.mesh.world_size() > 1 {
+    // Of a rank that has nothing left to write, while others have: a token that is no text's.
+    let idle = Chunk { tokens: vec![0], positions: 0..1, blocks: vec![blocks], outputs: Outputs::Last };
+    let mut cache = PagedKvCache::new(blocks as usize + usize::from(ranks.together.is_some()), BLOCK_SIZE);
+    if options.enforce_eager || ranks.several {
         cache = cache.eager();
     }
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
@@ -185,17 +198,17 @@ pub fn generate_batch<M: CausalLm>(
             .filter(|(_, text)| text.ended.is_none())
             .map(|(at, text)| (at, text.next_chunk(options)))
             .collect();
-        if reading.is_empty() {
+        if !ranks.any(!reading.is_empty()) {
             break;
         }
         reading.sort_by_key(|(_, chunk)| chunk.tokens.len() > 1);
         let (at, chunks): (Vec<usize>, Vec<Chunk>) = reading.into_iter().unzip();
-        let logits = model.extend(&Step::new(chunks), &mut cache);
-        let choices = match group.rank() {
-            0 => Some(choose(logits, (&texts, &at), options, &mut on_token)?),
-            _ => None,
-        };
-        for (at, (token, ended)) in at.into_iter().zip(group.broadcast_host(choices, 0)) {
+        let logits = read(&Step::new(if chunks.is_empty() { vec![idle.clone()] } else { chunks }), &mut cache);
+        if at.is_empty() {
+            continue;
+        }
+        let choices = ranks.chosen(logits, |logits| choose(logits, (&texts, &at), options, on_token))?;
+        for (at, (token, ended)) in at.into_iter().zip(choices) {
             texts[at].tokens.push(token);
             texts[at].ended = ended;
         }

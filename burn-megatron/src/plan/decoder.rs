@@ -216,6 +216,11 @@ impl Decoder {
         self.linear.as_ref().filter(|linear| linear.layers.contains(&layer))
     }
 
+    /// Whether a layer has keys and values of every position.
+    pub fn has_keys(&self, layer: usize) -> bool {
+        !self.has_state(layer)
+    }
+
     fn has_state(&self, layer: usize) -> bool {
         self.mamba.is_some() || self.linear_of(layer).is_some()
     }

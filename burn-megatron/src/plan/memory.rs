@@ -1,6 +1,7 @@
 //! Memory per pipeline rank: the states that are always allocated, and the peak that a step adds, found by going
 //! through the rank's list of actions with the tensors that each operation saves for backward.
 
+mod frozen;
 mod stage;
 mod tracker;
 mod unit;
@@ -10,6 +11,7 @@ use super::operations::Over;
 use super::state::{Bucket, States};
 use crate::schedule::Schedule;
 use backend_dist::mesh::GridKind;
+use frozen::{FrozenModels, drawing};
 use stage::StageMemory;
 use tracker::MemoryTracker;
 #[cfg(test)]
@@ -28,6 +30,10 @@ pub struct RankMemory {
     pub working: u64,
     /// Gathered weights, buffers of gradient reductions, a tensor in transfer to another stage.
     pub communication: u64,
+    /// A teacher, and its activations that wait for the head; a reference model.
+    pub frozen: u64,
+    /// Keys and values of completions.
+    pub cache: u64,
     /// Fragmentation: bytes of the GPU allocator's pages that no tensor uses.
     pub pages: u64,
     /// GPU memory of driver and libraries.
@@ -42,6 +48,8 @@ impl RankMemory {
             + self.loss
             + self.working
             + self.communication
+            + self.frozen
+            + self.cache
             + self.pages
             + self.libraries
     }
@@ -62,7 +70,11 @@ pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     let rank = |rank: usize| {
         let chunks: Vec<_> = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]).collect();
         let (pages, libraries) = (if job.gpu { gaps(&chunks) } else { 0 }, libraries(job));
-        RankMemory { pages, libraries, ..MemoryTracker::new(job, chunks).run(schedule, rank) }
+        let FrozenModels { bytes: frozen, teaching } = FrozenModels::of(job, &chunks, (placement, rank));
+        let drawing = drawing(job, &chunks, (placement, rank));
+        let step = MemoryTracker::new(job, chunks, teaching).run(schedule, rank);
+        let most = drawing.filter(|drawing| drawing.peak() > step.peak()).unwrap_or(step);
+        RankMemory { frozen, pages, libraries, ..most }
     };
     (0..placement.ranks()).map(rank).collect()
 }

@@ -9,6 +9,7 @@ pub mod ladder;
 mod memory;
 mod muon;
 mod operations;
+mod post_training;
 mod report;
 mod search;
 mod state;
@@ -26,6 +27,7 @@ use models::recompute::Recompute;
 pub use decoder::{Decoder, Experts, Latent, LayerKind, Linear, LocalExperts, LocalSizes, StateSpace};
 pub use memory::{RankMemory, memory, total_memory};
 pub use operations::Adapters;
+pub use post_training::{Completions, LossOf, PostTraining};
 pub use report::{Report, bytes, describe};
 pub use search::{Candidate, SearchRequest, SearchResult, search};
 pub use state::{Moments, StateBytes, States};
@@ -33,7 +35,7 @@ pub use time::{StepTime, step_time};
 pub use traffic::{Traffic, traffic};
 
 use crate::schedule::stages::{Stage, StageLayout};
-use crate::schedule::{Costs, PipelineConfig, PipelineError, Schedule, ScheduleSpec};
+use crate::schedule::{Costs, PipelineConfig, PipelineError, Placement, Schedule, ScheduleSpec};
 use gpus::{GpuModel, Hardware};
 use operations::{Over, Unit};
 use state::Bucket;
@@ -88,6 +90,8 @@ pub struct Job {
     pub logits_at_once: usize,
     /// Adapters, next to which all other parameters are frozen.
     pub adapters: Option<Adapters>,
+    /// Frozen parameters, a teacher, completions.
+    pub post_training: PostTraining,
 }
 
 impl Job {
@@ -170,6 +174,19 @@ impl Job {
     fn units(&self, stage: &Stage) -> Vec<Unit> {
         let (local, again) = (self.local(), self.layout.zero_stage(GridKind::Dense) == 3 && !self.gpu);
         operations::units(self, &local, stage, again)
+    }
+
+    /// What a pipeline rank has of a teacher, whose layers are divided evenly (engine/rank_engine/teacher.rs); its head
+    /// makes logits only.
+    fn teacher_units(&self, rank: usize, placement: Placement) -> Vec<Unit> {
+        let (stages, layers) = (placement.ranks(), self.decoder.layers);
+        let at = match placement {
+            Placement::Loop { .. } => rank,
+            Placement::V { ranks } => ranks - 1 - rank,
+        };
+        let layers = at * layers / stages..(at + 1) * layers / stages;
+        let stage = Stage { embedding: at == 0, layers, mtp_layers: 0..0, loss: at + 1 == stages };
+        operations::units(self, &self.local(), &stage, false)
     }
 }
 

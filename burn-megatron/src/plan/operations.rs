@@ -121,6 +121,8 @@ pub struct Unit {
     pub layers: Vec<Range<usize>>,
     /// Modules whose outputs are recomputed instead of saved.
     pub dropped: Vec<Module>,
+    /// Nothing is trained here and in what comes before: there is no backward pass.
+    pub constant: bool,
 }
 
 impl Unit {
@@ -146,6 +148,7 @@ pub fn units(job: &Job, local: &LocalSizes, stage: &Stage, again: bool) -> Vec<U
     let quantised = if job.gpu { [1, 2] } else { [job.wide(); 2] };
     let (element, fp8_experts, logits_at_once, adapters) = (*element, *fp8_experts, *logits_at_once, *adapters);
     let builder = UnitBuilder {
+        job,
         decoder,
         local,
         layout,
@@ -178,14 +181,25 @@ pub fn units(job: &Job, local: &LocalSizes, stage: &Stage, again: bool) -> Vec<U
         units.push(builder.head());
     }
     let saves_attention = recompute.granularity == Granularity::Full && recompute.keep_attention;
+    let mut constant = stage.embedding;
     for unit in &mut units {
+        if constant {
+            // What has no gradient behind it is not recorded.
+            for op in unit.ops.iter_mut().take_while(|op| op.weight == 0) {
+                (op.saves, op.flops[1]) = (Vec::new(), 0.0);
+            }
+        }
+        constant &= unit.ops.iter().all(|op| op.weight == 0) && !unit.head;
+        unit.constant = constant;
         unit.recomputed |= again;
+        unit.recomputed &= !constant;
         unit.saves_attention = saves_attention && unit.recomputed && !unit.head;
     }
     units
 }
 
 struct UnitBuilder<'a> {
+    job: &'a Job,
     decoder: &'a Decoder,
     local: &'a LocalSizes,
     layout: &'a ParallelLayout,

@@ -61,7 +61,7 @@ fn percent(part: f64, whole: f64) -> f64 {
 
 impl RankMemory {
     /// The parts by name, in the order of the report.
-    pub fn kinds(&self) -> [(&'static str, u64); 11] {
+    pub fn kinds(&self) -> [(&'static str, u64); 13] {
         [
             ("weights", self.states.weights),
             ("FP8 weights", self.states.quantised),
@@ -72,6 +72,8 @@ impl RankMemory {
             ("logits and loss", self.loss),
             ("workspace", self.working),
             ("communication buffers", self.communication),
+            ("teacher or reference model", self.frozen),
+            ("keys and values of completions", self.cache),
             ("fragmentation", self.pages),
             ("driver and libraries", self.libraries),
         ]

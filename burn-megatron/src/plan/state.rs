@@ -4,6 +4,7 @@
 use super::Job;
 use super::decoder::LocalSizes;
 use super::operations::{Op, Unit};
+use super::post_training::TABLE;
 use crate::schedule::stages::Stage;
 use backend_dist::mesh::GridKind;
 
@@ -162,7 +163,7 @@ impl std::ops::AddAssign for States {
 /// The buckets of each unit of a stage: one per layer and one for its experts, one each for embedding and head. A
 /// tied embedding has a bucket of its own, and a stage with only the head holds a copy.
 pub fn buckets(job: &Job, local: &LocalSizes, stage: &Stage, units: &[Unit]) -> Vec<Vec<Bucket>> {
-    let decoder = &job.decoder;
+    let tied = job.decoder.tied && !job.is_frozen(TABLE);
     let table = local.vocab * local.hidden;
     let of = |elements: u64| Bucket::new(job, GridKind::Dense, elements, 0);
     let layer = |ops: &[Op]| -> Vec<Bucket> {
@@ -177,13 +178,13 @@ pub fn buckets(job: &Job, local: &LocalSizes, stage: &Stage, units: &[Unit]) -> 
     let unit = |unit: &Unit| -> Vec<Bucket> {
         let inside = |at: &usize| unit.layers.iter().any(|ops| ops.contains(at));
         let weight: u64 = (0..unit.ops.len()).filter(|at| !inside(at)).map(|at| unit.ops[at].weight).sum();
-        let ends = match (unit.head, decoder.tied) {
+        let ends = match (unit.head, tied) {
             _ if weight == 0 => vec![],
             (false, true) if weight > table => vec![of(table), of(weight - table)],
             (false, _) => vec![of(weight)],
             (true, true) if stage.embedding => vec![of(weight - table)],
             (true, true) => vec![of(weight - table), of(table)],
-            (true, false) if decoder.shares_table() && !stage.embedding => vec![of(weight), of(table)],
+            (true, false) if job.shares_table() && !stage.embedding => vec![of(weight), of(table)],
             (true, false) => vec![of(weight)],
         };
         let layers = unit.layers.iter().flat_map(|ops| layer(&unit.ops[ops.clone()]));

@@ -52,10 +52,10 @@ struct StageTime {
 
 impl CostModel<'_> {
     fn stages(&self) -> Vec<StageTime> {
-        let local = self.job.local();
+        let (local, teaching) = (self.job.local(), self.teaching());
         let stage = |stage: &Stage| {
             let units = self.job.units(stage);
-            let mut passes = [PassTime::default(); 3];
+            let mut passes = [teaching, PassTime::default(), PassTime::default()];
             for unit in &units {
                 let times = self.unit(unit);
                 passes.iter_mut().zip(times).for_each(|(sum, time)| sum.add(time));
@@ -77,6 +77,17 @@ impl CostModel<'_> {
             StageTime { passes, copies, update: moved as f64 / self.hardware.bandwidth + orthogonalised }
         };
         self.job.stages.stages().iter().map(stage).collect()
+    }
+
+    /// A stage's share of the teacher's forward pass.
+    fn teaching(&self) -> PassTime {
+        let Some(teacher) = self.job.teacher() else { return PassTime::default() };
+        let (cost, placement) = (CostModel { job: &teacher, ..*self }, self.job.schedule.placement());
+        let mut all = PassTime::default();
+        for unit in (0..placement.ranks()).flat_map(|rank| teacher.teacher_units(rank, placement)) {
+            all.add(cost.unit(&unit)[0]);
+        }
+        all.divided(placement.stages() as f64)
     }
 
     /// Seconds of a collective of the ranks that shard the weights; of all data-parallel ranks where nothing is sharded.

@@ -100,7 +100,7 @@ pub fn traffic(job: &Job, schedule: &Schedule) -> Vec<Traffic> {
     let (micro_batches, boundary) =
         (schedule.spec.micro_batches as u64, local.stream_tokens * local.hidden * job.element);
     let stages = job.stages.stages();
-    let tied_apart = job.decoder.shares_table() && stages.len() > 1;
+    let tied_apart = job.shares_table() && stages.len() > 1;
     let rank = |rank: usize| {
         let mut sent = Traffic::default();
         for stage in (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]) {

@@ -97,6 +97,9 @@ fn every_layout_learns_from_its_completions_as_one_device() {
         vec![("parallel.dp", "2"), ("parallel.zero", "2"), ("training.micro-batch", "2")],
         vec![("parallel.cp", "2")],
         vec![("parallel.tp", "2"), ("parallel.dp", "2"), ("recompute.granularity", "full")],
+        vec![("parallel.pp", "2")],
+        vec![("parallel.dp", "2"), ("parallel.zero", "3"), ("training.micro-batch", "2")],
+        vec![("parallel.tp", "2"), ("parallel.sp", "true"), ("parallel.pp", "2"), ("parallel.dp", "2")],
     ];
     let kinds = [
         ("full", vec![("grpo.beta", "0.3")]),
@@ -118,6 +121,42 @@ fn every_layout_learns_from_its_completions_as_one_device() {
     let kept = |at: usize| number(&iterated[at], "reward") == number(&iterated[at + 1], "reward");
     assert_eq!([kept(0), kept(1), kept(2)], [true, false, true]);
     assert!(number(&iterated[0], "clip_ratio") == 0.0 && number(&iterated[1], "clip_ratio") > 0.0, "{iterated:?}");
+}
+
+/// Ranks that have written all of theirs continue with those that have not, and a rank may have several stages.
+#[test]
+fn experts_and_stages_on_other_ranks_draw_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path(), (0..10).map(|digit| (format!("{digit}{}", &"+="[digit % 2..]), digit)));
+    let own = [
+        ("model.family", "mixtral"),
+        ("model.num-experts", "4"),
+        ("model.num-experts-per-tok", "2"),
+        ("model.router-aux-loss-coef", "0"),
+        ("model.num-hidden-layers", "4"),
+        ("grpo.temperature", "2.0"),
+    ];
+    let one = rewarded(folder.path(), "experts", &own);
+    let lengths: Vec<f64> = one.iter().map(|line| number(line, "completion_length")).collect();
+    assert!(lengths.iter().any(|length| *length < 3.0), "none of the completions ends early: {lengths:?}");
+    let dp = [("parallel.dp", "2"), ("training.micro-batch", "2")];
+    let layouts = [
+        [&dp[..], &[("parallel.ep", "2")]].concat(),
+        [&dp[..], &[("parallel.ep", "2"), ("parallel.zero", "3")]].concat(),
+        [&dp[..], &[("parallel.ep", "2"), ("parallel.pp", "2"), ("pipeline.schedule", "zb-v")]].concat(),
+        vec![("parallel.pp", "2"), ("parallel.vpp", "2")],
+        vec![
+            ("parallel.tp", "2"),
+            ("parallel.sp", "true"),
+            ("parallel.ep", "2"),
+            ("parallel.expert-tensor-parallel", "1"),
+        ],
+        vec![("parallel.cp", "2"), ("parallel.ep", "2")],
+    ];
+    for (at, layout) in layouts.iter().enumerate() {
+        let other = rewarded(folder.path(), &format!("experts{at}"), &[&own[..], layout].concat());
+        assert_same(&format!("{layout:?}"), &other, &one);
+    }
 }
 
 #[test]
@@ -170,8 +209,7 @@ fn a_run_resumes_and_what_it_is_given_is_checked() {
         (vec![("grpo.answer-pattern", "(")], "grpo.answer-pattern is no regular expression"),
         (vec![("grpo.epsilon", "1.5")], "grpo.epsilon = 1.5 is not above 0 and below 1"),
         (vec![("grpo.temperature", "0")], "grpo.temperature = 0 is not above 0"),
-        (vec![("parallel.zero", "3"), ("parallel.dp", "2")], "parallel.zero = 3: completions of grpo.train"),
-        (vec![("parallel.pp", "2")], "parallel.pipeline-parallel = 2: completions of grpo.train"),
+        (vec![("context.dynamic", "true")], "context.dynamic = true has no meaning with grpo.train"),
         (vec![("evaluation.batches", "2")], "evaluation.batches = 2: with grpo.train there is no loss"),
         (vec![("data.tokenizer", "char")], "grpo.train needs a tokenizer.json, but data.tokenizer = char"),
         (vec![("grpo.train", "/nowhere.jsonl")], "grpo.train: /nowhere.jsonl"),

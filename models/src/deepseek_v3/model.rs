@@ -117,12 +117,16 @@ impl CausalLm for DeepSeekV3 {
         lm_head.logits(norm.forward(x), None).swap_dims(0, 1)
     }
 
-    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
-        cache.begin(step);
-        let x = self.embedding().extend(column(&step.tokens(), &self.embedding().device()));
+    fn extend_embed(&self, step: &Step) -> Tensor<3> {
+        self.embedding().extend(column(&step.tokens(), &self.embedding().device()))
+    }
+
+    fn extend_layer(&self, index: usize, x: Tensor<3>, step: &Step, cache: &mut PagedKvCache) -> Tensor<3> {
         let angles = self.rope.angles_of(step.positions(), x.dtype(), &x.device());
-        let x = (self.layers.iter().enumerate())
-            .fold(x, |x, (index, layer)| layer.extend(x, step, &angles, (index, cache)));
+        self.layers[index - self.part.layers.start].extend(x, step, &angles, (index, cache))
+    }
+
+    fn extend_head(&self, x: Tensor<3>, step: &Step) -> Tensor<2> {
         let Head { norm, lm_head, .. } = self.head();
         lm_head.logits_of(norm.forward(x), &step.outputs(), None)
     }

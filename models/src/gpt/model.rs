@@ -122,13 +122,17 @@ impl CausalLm for Gpt {
         lm_head.logits(norm.forward(x), self.table()).swap_dims(0, 1)
     }
 
-    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
-        cache.begin(step);
+    fn extend_embed(&self, step: &Step) -> Tensor<3> {
         let Embedding { tokens, positions } = self.embedding();
         let x = tokens.extend(column(&step.tokens(), &tokens.device()));
-        let x = positions.extend(x, &step.positions());
-        let x =
-            (self.layers.iter().enumerate()).fold(x, |x, (index, layer)| layer.extend(x, step, None, (index, cache)));
+        positions.extend(x, &step.positions())
+    }
+
+    fn extend_layer(&self, index: usize, x: Tensor<3>, step: &Step, cache: &mut PagedKvCache) -> Tensor<3> {
+        self.layers[index - self.part.layers.start].extend(x, step, None, (index, cache))
+    }
+
+    fn extend_head(&self, x: Tensor<3>, step: &Step) -> Tensor<2> {
         let Head { norm, lm_head } = self.head();
         lm_head.logits_of(norm.forward(x), &step.outputs(), self.table())
     }

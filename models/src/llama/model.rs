@@ -11,7 +11,7 @@ use crate::causal_lm::{CausalLm, ModelConfig};
 use crate::hf::decoder::{self, USUAL};
 use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
-    Angles, BlockConfig, Decoded, Dropout, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
+    BlockConfig, Decoded, Dropout, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
     VocabParallelEmbedding,
 };
 use crate::megatron::MegatronDecoder;
@@ -98,15 +98,23 @@ impl CausalLm for Llama {
         if let Some(logits) = self.decode(step, cache) {
             return logits;
         }
+        let x = self.extend_embed(step);
+        let x = self.part.layers.clone().fold(x, |x, layer| self.extend_layer(layer, x, step, cache));
+        self.extend_head(x, step)
+    }
+
+    fn extend_embed(&self, step: &Step) -> Tensor<3> {
         let embedding = self.embedding();
-        let x = self.scaled(embedding.extend(column(&step.tokens(), &embedding.device())));
-        let angles = |index, x: &Tensor<3>| -> Option<Angles> {
-            self.ropes.of(index).map(|rope| rope.angles_of(step.positions(), x.dtype(), &x.device()))
-        };
-        let x = (self.layers.iter().enumerate()).fold(x, |x, (index, layer)| {
-            let angles = angles(index, &x);
-            layer.extend(x, step, angles.as_ref(), (index, cache))
-        });
+        self.scaled(embedding.extend(column(&step.tokens(), &embedding.device())))
+    }
+
+    fn extend_layer(&self, index: usize, x: Tensor<3>, step: &Step, cache: &mut PagedKvCache) -> Tensor<3> {
+        let own = index - self.part.layers.start;
+        let angles = self.ropes.of(own).map(|rope| rope.angles_of(step.positions(), x.dtype(), &x.device()));
+        self.layers[own].extend(x, step, angles.as_ref(), (index, cache))
+    }
+
+    fn extend_head(&self, x: Tensor<3>, step: &Step) -> Tensor<2> {
         let Head { norm, lm_head } = self.head();
         lm_head.logits_of(norm.forward(x), &step.outputs(), self.embed_tokens.as_ref())
     }

@@ -16,6 +16,7 @@ use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 
+use super::blocks::Blocks;
 use crate::layers::{LinearWeight, enter_tensor_parallel, leave_tensor_parallel};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
@@ -36,12 +37,16 @@ pub(super) fn init_a(inputs: usize) -> Init {
 pub(crate) struct ColumnAdapters {
     /// One after the other along the first dimension.
     a: Param<Tensor<2>>,
-    b: Vec<Param<Tensor<2>>>,
+    /// The same.
+    b: Param<Tensor<2>>,
     /// DoRA's, of each adapter.
     magnitude: Vec<Param<Tensor<1>>>,
     /// By output: its local features, and which adapter is its own.
     #[module(skip)]
     outputs: Vec<(usize, Option<usize>)>,
+    /// Of several outputs.
+    #[module(skip)]
+    blocks: Option<Blocks>,
     #[module(skip)]
     rank: usize,
     #[module(skip)]
@@ -77,11 +82,10 @@ impl ColumnAdapters {
         let a =
             with.iter().map(|(name, ..)| (Section::replicated(named(name, "A"), &[rank, inputs], at), init_a(inputs)));
         let a = params.adapter_on_sequence(a.collect())?;
-        let mut b = Vec::with_capacity(with.len());
-        for (name, features, parts) in &with {
-            let section = Section::split(named(name, "B"), &[*features, rank], 0, *parts, at);
-            b.push(params.adapter(vec![(section, Init::ZEROS)])?);
-        }
+        let b = with.iter().map(|(name, features, parts)| {
+            (Section::split(named(name, "B"), &[*features, rank], 0, *parts, at), Init::ZEROS)
+        });
+        let b = params.adapter(b.collect())?;
         let mut magnitude = Vec::new();
         if config.dora {
             let norms = row_norms(w.plain(), None);
@@ -95,34 +99,37 @@ impl ColumnAdapters {
             }
         }
         let (scale, parallel) = (config.scale(), params.parallel().clone());
-        Ok(Some(Self { a, b, magnitude, outputs: places, rank, scale, parallel }))
+        let blocks = (places.len() > 1).then(|| Blocks::new(&places, [count, rank], scale, &b));
+        Ok(Some(Self { a, b, magnitude, outputs: places, blocks, rank, scale, parallel }))
     }
 
     /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.
     pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
-        let low = enter_tensor_parallel(narrow(x, &self.a), &self.parallel).mul_scalar(self.scale);
-        let sum = add_linear(base, low, self.b());
+        let low = enter_tensor_parallel(narrow(x, &self.a), &self.parallel);
+        let sum = match &self.blocks {
+            Some(blocks) => add_linear(base, low, self.scaled_b(blocks)),
+            None => add_linear(base, scaled(low, self.scale), self.b.val()),
+        };
         match self.magnitude.is_empty() {
             true => sum,
             false => sum * self.factors(w).unsqueeze(),
         }
     }
 
-    /// All B as one matrix `[features, adapters rank]`: each has its own rows and columns, elsewhere it is zero. One GEMM
-    /// then reads and writes the wide output once.
-    fn b(&self) -> Tensor<2> {
-        if let ([(_, Some(_))], [b]) = (&self.outputs[..], &self.b[..]) {
-            return b.val();
+    /// All B as one matrix `[features, adapters rank]`, scaled: each has its own rows and columns, elsewhere it is zero. One
+    /// GEMM then reads and writes the wide output once.
+    fn scaled_b(&self, blocks: &Blocks) -> Tensor<2> {
+        let spread = blocks.of(self.b.val());
+        let width = spread.dims()[1];
+        if self.outputs.iter().all(|(_, adapter)| adapter.is_some()) {
+            return spread;
         }
-        let like = self.b[0].val();
-        let zeros = |rows, adapters| Tensor::zeros([rows, adapters * self.rank], (&like.device(), like.dtype()));
-        let rows = self.outputs.iter().map(|(features, adapter)| match *adapter {
-            None => zeros(*features, self.b.len()),
-            Some(index) => {
-                let (before, after) = (index, self.b.len() - index - 1);
-                let parts = [(before > 0).then(|| zeros(*features, before)), Some(self.b[index].val())];
-                let after = (after > 0).then(|| zeros(*features, after));
-                Tensor::cat(parts.into_iter().chain([after]).flatten().collect(), 1)
+        let (mut start, place) = (0, (spread.device(), spread.dtype()));
+        let rows = self.outputs.iter().map(|(features, adapter)| match adapter {
+            None => Tensor::zeros([*features, width], (&place.0, place.1)),
+            Some(_) => {
+                start += features;
+                spread.clone().narrow(0, start - features, *features)
             }
         });
         Tensor::cat(rows.collect(), 0)
@@ -131,7 +138,7 @@ impl ColumnAdapters {
     /// `m / ‖W + s B A‖` of the rank's features, 1 where there is no adapter.
     fn factors(&self, w: &LinearWeight) -> Tensor<1> {
         let w = w.plain();
-        let (mut start, device) = (0, self.b[0].val().device());
+        let (mut start, mut start_of_b, device) = (0, 0, self.b.val().device());
         let factor = |(features, adapter): &(usize, Option<usize>)| {
             let w = w.clone().narrow(0, start, *features);
             start += features;
@@ -139,7 +146,9 @@ impl ColumnAdapters {
                 None => Tensor::ones([*features], (&device, w.dtype())),
                 Some(index) => {
                     let a = self.a.val().inner().narrow(0, index * self.rank, self.rank);
-                    let whole = merged(w, a, self.b[*index].val().inner(), self.scale);
+                    let b = self.b.val().inner().narrow(0, start_of_b, *features);
+                    start_of_b += features;
+                    let whole = merged(w, a, b, self.scale);
                     divided(self.magnitude[*index].val(), row_norms(whole, None))
                 }
             }
@@ -188,8 +197,8 @@ impl RowAdapter {
 
     /// The layer's output from `base`, its own without bias, for the layer's input `x`.
     pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
-        let low = leave_tensor_parallel(Partial::new(narrow(x, &self.a)), &self.parallel).mul_scalar(self.scale);
-        let sum = add_linear(base, low, self.b.val());
+        let low = leave_tensor_parallel(Partial::new(narrow(x, &self.a)), &self.parallel);
+        let sum = add_linear(base, scaled(low, self.scale), self.b.val());
         match &self.magnitude {
             None => sum,
             Some(magnitude) => {
@@ -198,6 +207,10 @@ impl RowAdapter {
             }
         }
     }
+}
+
+fn scaled(low: Tensor<3>, scale: f64) -> Tensor<3> {
+    if scale == 1.0 { low } else { low.mul_scalar(scale) }
 }
 
 /// `x Aᵀ` of an input that the layer's own GEMM reads too.

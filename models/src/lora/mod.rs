@@ -11,6 +11,7 @@
 //! | DoRA (Liu et al., 2024) | as LoRA | `m / ‖W + s B A‖ · (x Wᵀ + s (x Aᵀ) Bᵀ)`, the norm of each matrix row without gradient |
 
 mod base;
+mod blocks;
 mod experts;
 mod layers;
 mod off;

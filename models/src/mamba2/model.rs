@@ -50,6 +50,18 @@ impl CausalLm for Mamba2 {
         self.decoder.extend(step, cache)
     }
 
+    fn extend_embed(&self, step: &Step) -> Tensor<3> {
+        self.decoder.extend_embed(step)
+    }
+
+    fn extend_layer(&self, index: usize, x: Tensor<3>, step: &Step, cache: &mut PagedKvCache) -> Tensor<3> {
+        self.decoder.extend_layer(index, x, step, cache)
+    }
+
+    fn extend_head(&self, x: Tensor<3>, step: &Step) -> Tensor<2> {
+        self.decoder.extend_head(x, step)
+    }
+
     fn registry(&self) -> &Registry {
         self.decoder.registry()
     }

@@ -89,9 +89,9 @@ impl Output {
     }
 }
 
-/// A segment's input, as the end of its graph.
-pub(super) fn leaf(x: Tensor<3>) -> Tensor<3> {
-    Tensor::from_inner(x).require_grad()
+/// A segment's input, as the end of its graph: a leaf if its gradient is needed.
+pub(super) fn entry(x: Tensor<3>, needs_grad: bool) -> Tensor<3> {
+    Tensor::from_inner(x).set_require_grad(needs_grad)
 }
 
 /// A segment's value in a pass, with a graph if `tracked`.

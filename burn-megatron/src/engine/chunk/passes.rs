@@ -1,9 +1,10 @@
 //! The passes of a stage, segment by segment.
 
-use super::pass::{Output, Pass, leaf, run};
+use super::pass::{Output, Pass, entry, run};
 use super::{Chunk, DeferredGrads, SavedSegment, Step};
 use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
+use crate::optim::Optimizer;
 use crate::trace::SpanKind;
 use backend_dist::ops::{CoreAttention, PassContext, PassKind, SavedAttention};
 use burn::module::{ModuleVisitor, Param};
@@ -17,10 +18,11 @@ impl<M: CausalLm> Chunk<M> {
         for index in 0..self.steps.len() {
             self.gather(index, pass);
             self.prefetch(index, index + 1, pass);
-            let segment = &self.steps[index].segment;
-            let value = match pass.keep && !segment.recompute {
+            let Step { segment, is_constant, needs_input_grad, .. } = &self.steps[index];
+            let value = match pass.keep && !segment.recompute && !is_constant {
                 true => {
-                    let (leaf, context) = (x.take().map(leaf), pass.context(PassKind::Training));
+                    let leaf = x.take().map(|x| entry(x, *needs_input_grad));
+                    let context = pass.context(PassKind::Training);
                     let weight_grads = context.weight_grads.clone();
                     let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, (context, true)).split();
                     kept.push(SavedSegment {
@@ -33,11 +35,12 @@ impl<M: CausalLm> Chunk<M> {
                 false => {
                     let input = x.take();
                     let kind = if pass.keep { PassKind::Training } else { PassKind::Evaluation };
-                    let saved = (pass.keep && segment.keep_attention).then(SavedAttention::default);
+                    let saved = (pass.keep && segment.keep_attention && !is_constant).then(SavedAttention::default);
                     let attention = saved.clone().map_or(CoreAttention::Compute, CoreAttention::Save);
                     let context = PassContext { attention, ..pass.context(kind) };
-                    let value = run(&self.model().valid(), &segment.link, input.clone(), pass, (context, false));
+                    let value = run(&self.valid(), &segment.link, input.clone(), pass, (context, false));
                     if pass.keep {
+                        let input = input.filter(|_| !is_constant);
                         kept.push(SavedSegment { input, tape: None, attention: saved });
                     }
                     value
@@ -47,7 +50,7 @@ impl<M: CausalLm> Chunk<M> {
                 Output::Activation(activation) => x = Some(activation),
                 Output::Losses(values, hits) => losses = Some((values, hits)),
             }
-            self.release(index, pass);
+            self.release_weights(index, pass.optimizer);
         }
         if pass.keep {
             self.live.insert(pass.index.1, kept);
@@ -75,7 +78,7 @@ impl<M: CausalLm> Chunk<M> {
                 SavedSegment { input, tape: Some(tape), .. } => (input, tape),
                 SavedSegment { input, tape: None, attention } => {
                     let mark = pass.recorder.begin();
-                    let leaf = input.map(leaf);
+                    let leaf = input.map(|input| entry(input, self.steps[index].needs_input_grad));
                     let link = &self.steps[index].segment.link;
                     let replayed = attention.clone().map_or(CoreAttention::Compute, CoreAttention::Replay);
                     let context = PassContext { attention: replayed, ..pass.context(PassKind::Recomputation) };
@@ -105,7 +108,7 @@ impl<M: CausalLm> Chunk<M> {
                 }
                 false => (back(), None),
             };
-            if let Some(leaf) = leaf {
+            if let Some(leaf) = leaf.filter(|_| self.steps[index].needs_input_grad) {
                 let grad = leaf.grad_remove(&mut grads).map(Tensor::inner);
                 dy = Some(grad.unwrap_or_else(|| leaf.inner().zeros_like()));
             }
@@ -116,7 +119,7 @@ impl<M: CausalLm> Chunk<M> {
                 }
                 None => self.add(index, pass, self.model(), [grads]),
             }
-            self.release(index, pass);
+            self.release_weights(index, pass.optimizer);
         }
         if defer {
             self.late.insert(pass.index.1, late);
@@ -187,15 +190,23 @@ impl<M: CausalLm> Chunk<M> {
     }
 
     fn gather(&mut self, step: usize, pass: &mut Pass) {
-        if self.zero < 3 {
-            return self.steps[step].uses.iter().for_each(|bucket| pass.optimizer.ready(*bucket));
+        if self.has_whole_weights() {
+            return self.gather_weights(step, pass.optimizer);
         }
         let mark = pass.recorder.begin();
+        self.gather_weights(step, pass.optimizer);
+        pass.recorder.end(mark, SpanKind::GatherParameters, Some(pass.index.0), Some(pass.index.1));
+    }
+
+    /// Makes the weights of a segment whole.
+    pub(super) fn gather_weights(&mut self, step: usize, optimizer: &Optimizer) {
+        if self.has_whole_weights() {
+            return self.steps[step].uses.iter().for_each(|bucket| optimizer.ready(*bucket));
+        }
         for bucket in &self.steps[step].uses {
             let model = self.model.take().expect("the model is in place between calls");
-            self.model = Some(pass.optimizer.gather(*bucket, model));
+            self.model = Some(optimizer.gather(*bucket, model));
         }
-        pass.recorder.end(mark, SpanKind::GatherParameters, Some(pass.index.0), Some(pass.index.1));
     }
 
     /// Starts to gather the weights that the next segment needs, overlapped with this one where possible.
@@ -206,13 +217,14 @@ impl<M: CausalLm> Chunk<M> {
         }
     }
 
-    fn release(&mut self, step: usize, pass: &mut Pass) {
-        if self.zero < 3 {
+    /// Frees the weights of a segment under ZeRO 3.
+    pub(super) fn release_weights(&mut self, step: usize, optimizer: &Optimizer) {
+        if self.has_whole_weights() {
             return;
         }
         for bucket in &self.steps[step].uses {
             let model = self.model.take().expect("the model is in place between calls");
-            self.model = Some(pass.optimizer.release(*bucket, model));
+            self.model = Some(optimizer.release(*bucket, model));
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use super::super::local_batch::LocalBatch;
 use super::RankEngine;
+use crate::engine::chunk::StandIn;
 use crate::engine::{EngineError, TokenBatch};
 use crate::grpo::{GrpoConfig, GrpoSums};
 use burn::tensor::Tensor;
 use models::CausalLm;
 use models::layout::check_sequence;
-use models::lora::without_adapters;
 
 /// The frozen model of GRPO's KL divergence.
 pub enum Reference<M> {
@@ -57,15 +57,14 @@ impl<M: CausalLm> RankEngine<M> {
         micro_batches: &[TokenBatch],
     ) -> Result<Option<Vec<Vec<f64>>>, EngineError> {
         let Some(reference) = self.reference.take() else { return Ok(None) };
-        let own: Vec<M> = self.chunks.iter().map(|chunk| chunk.model().clone()).collect();
         for (at, chunk) in self.chunks.iter_mut().enumerate() {
-            chunk.change(|model| match &reference {
-                Reference::WithoutAdapters => without_adapters(model),
-                Reference::Stages(stages) => stages[at].clone(),
-            });
+            chunk.stand_in(Some(match &reference {
+                Reference::WithoutAdapters => StandIn::WithoutAdapters,
+                Reference::Stages(stages) => StandIn::Other(stages[at].clone()),
+            }));
         }
         let found = self.token_log_probabilities(micro_batches);
-        self.chunks.iter_mut().zip(own).for_each(|(chunk, model)| chunk.change(|_| model));
+        self.chunks.iter_mut().for_each(|chunk| chunk.stand_in(None));
         self.reference = Some(reference);
         found.map(Some)
     }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
 use backend_dist::shard::stable_hash;
-use models::CausalLm;
+use models::layers::paged::Step;
 use models::layout::sequence_unit;
+use models::{CausalLm, PagedKvCache};
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Prompt, PromptDataset};
 use crate::engine::{RankEngine, Rollouts, TokenBatch};
-use crate::generate::{Ended, GenerateOptions, Generated, Sampling, generate_batch};
+use crate::generate::{Ended, GenerateOptions, Generated, ModelRanks, Sampling, generate_by};
 use crate::grpo::{Completion, GrpoConfig, Reward, RewardStats};
 
 /// What a run of GRPO completes, and who judges it; the losses' constants are those of
@@ -108,17 +109,16 @@ impl GrpoRun {
         Ok(Drawn { batch, micro_batches, rollouts, stats })
     }
 
-    /// The completions of `sequences`, all at once. The first of the ranks that share layers
+    /// The completions of `sequences`, all at once. The first of the ranks of a model
     /// judges them.
     fn judged<'a, M: CausalLm>(
         &self,
         rank: &Rank,
-        engine: &RankEngine<M>,
+        engine: &mut RankEngine<M>,
         config: &GrpoConfig,
         (batch, sequences): (usize, &[usize]),
         prompt: &impl Fn(usize) -> &'a Prompt,
     ) -> Result<Vec<Judged>, BoxError> {
-        let model = engine.stages().next().ok_or("a rank without a stage cannot draw completions")?.valid();
         let sampling = Sampling { temperature: config.temperature, top_k: None, top_p: None, seed: 0 };
         let options = GenerateOptions {
             stop_tokens: self.stop_tokens.clone(),
@@ -128,20 +128,32 @@ impl GrpoRun {
         let seed = |sequence: &usize| stable_hash(&format!("grpo {} {batch} {sequence}", self.seed));
         let prompts: Vec<(&[i64], u64)> =
             sequences.iter().map(|sequence| (prompt(*sequence).tokens.as_slice(), seed(sequence))).collect();
-        let texts = generate_batch(rank, &model, &prompts, &options, |_, _| ControlFlow::Continue(()))?;
+        let (layers, stages) = (rank.group(Axis::Tp), rank.group(Axis::Pp));
+        let ranks = ModelRanks {
+            stages: (stages.size() > 1).then(|| (stages.clone(), engine.head_rank())),
+            together: engine.extends_together(),
+            ..ModelRanks::whole(rank)
+        };
+        let on_token = &mut |_: usize, _: i64| ControlFlow::Continue(());
+        let texts = match engine.whole() {
+            Some(model) => {
+                let model = model.valid();
+                let read = |step: &Step, cache: &mut PagedKvCache| Some(model.extend(step, cache));
+                generate_by(read, &ranks, &prompts, &options, on_token)?
+            }
+            None => generate_by(|step, cache| engine.extend(step, cache), &ranks, &prompts, &options, on_token)?,
+        };
         let judged = |(sequence, text): (&usize, Generated)| {
             let ended = text.ended == Ended::StopToken;
             Judged { sequence: *sequence, tokens: text.tokens, ended, reward: 0.0 }
         };
         let mut all: Vec<Judged> = sequences.iter().zip(texts).map(judged).collect();
-        let layers = rank.group(Axis::Tp);
-        let rewards = match layers.rank() {
-            0 => {
-                Some(all.iter().map(|it| self.reward(prompt(it.sequence), &it.tokens)).collect::<Result<Vec<_>, _>>()?)
-            }
+        let judge = || all.iter().map(|it| self.reward(prompt(it.sequence), &it.tokens)).collect::<Result<Vec<_>, _>>();
+        let of_stages = match layers.rank() {
+            0 => Some(stages.broadcast_host((stages.rank() == 0).then(judge).transpose()?, 0)),
             _ => None,
         };
-        let rewards = layers.broadcast_host(rewards, 0);
+        let rewards = layers.broadcast_host(of_stages, 0);
         all.iter_mut().zip(rewards).for_each(|(it, reward)| it.reward = reward);
         Ok(all)
     }

@@ -4,6 +4,7 @@ use super::unit::UnitMemory;
 use super::update;
 use crate::plan::Job;
 use crate::plan::operations::Unit;
+use crate::plan::post_training::TABLE;
 use crate::plan::state::{Bucket, States, buckets};
 use crate::schedule::stages::Stage;
 use backend_dist::mesh::GridKind;
@@ -16,6 +17,8 @@ pub(super) struct StageMemory {
     pub states: States,
     /// For each unit whether it is the head, and the sizes of its operations' outputs.
     pub sizes: Vec<(bool, Vec<u64>)>,
+    /// All weights of the stage, not sharded.
+    pub whole: u64,
     /// Maximum additional bytes of a bucket's update.
     pub update: u64,
     /// Maximum additional bytes of a bucket's gradient reduction.
@@ -49,7 +52,7 @@ impl Peak {
         self.bytes + self.communication + self.grown
     }
 
-    fn max(self, other: Peak) -> Peak {
+    pub fn max(self, other: Peak) -> Peak {
         if other.total() > self.total() { other } else { self }
     }
 }
@@ -61,7 +64,7 @@ impl StageMemory {
         let main_grad = job.main_grad();
         let table = Bucket::new(job, GridKind::Dense, local.vocab * local.hidden, 0);
         // A frozen table has no gradient.
-        let shared = job.decoder.shares_table() && stage.embedding && stage.loss && job.adapters.is_none();
+        let shared = job.shares_table() && stage.embedding && stage.loss;
         let piece = |(unit, owned): (&Unit, &Vec<Bucket>)| {
             let open = Some(&table).filter(|_| unit.head && shared);
             let on_host = |of: &dyn Fn(&Bucket, u8) -> u64, buckets: &mut dyn Iterator<Item = &Bucket>| {
@@ -82,11 +85,13 @@ impl StageMemory {
         };
         let mut states = States::default();
         owned.iter().flatten().for_each(|bucket| states += States::of(bucket, job));
-        let tied = job.decoder.tied && stage.embedding && stage.loss && job.adapters.is_some();
+        let tied = job.decoder.tied && stage.embedding && stage.loss && job.is_frozen(TABLE);
         let twice = if tied { table.elements * job.element } else { 0 };
-        states.weights += units.iter().flat_map(|unit| &unit.ops).map(|op| op.frozen).sum::<u64>() - twice;
-        let (zero, quantised) =
-            (table.zero(job), units.iter().flat_map(|unit| &unit.ops).filter_map(|op| op.fp8).map(|fp8| fp8.weight));
+        let ops = || units.iter().flat_map(|unit| &unit.ops);
+        let frozen = ops().map(|op| op.frozen).sum::<u64>() - twice;
+        states.weights += frozen;
+        let whole = owned.iter().flatten().map(|bucket| bucket.elements).sum::<u64>() * job.element + frozen;
+        let (zero, quantised) = (table.zero(job), ops().filter_map(|op| op.fp8).map(|fp8| fp8.weight));
         // Weights that are gathered for a pass are cast whenever they are used.
         states.quantised = if zero == 3 || !job.fp8_weights { 0 } else { quantised.sum() };
         let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
@@ -113,11 +118,17 @@ impl StageMemory {
         Self {
             units: pieces,
             states,
+            whole,
             sizes: units.iter().map(made).collect(),
             update: most(&|bucket| update(bucket, job)),
             reduce: most(&reduce),
             open: if zero >= 2 && shared && !job.gpu { table.bytes(main_grad) } else { 0 },
         }
+    }
+
+    /// Whether the losses are computed here.
+    pub fn has_head(&self) -> bool {
+        self.units.iter().any(|unit| unit.head)
     }
 
     /// Bytes saved for backward per micro-batch: outside of the head, and in it.

@@ -17,23 +17,36 @@ pub(super) struct MemoryTracker<'a> {
     /// A tensor that was sent and is not received yet.
     sent: u64,
     workspace: u64,
+    /// What a teacher's forward pass needs.
+    teaching: u64,
     fullest: RankMemory,
 }
 
 impl<'a> MemoryTracker<'a> {
-    pub fn new(job: &Job, chunks: Vec<&'a StageMemory>) -> Self {
+    pub fn new(job: &Job, chunks: Vec<&'a StageMemory>, teaching: u64) -> Self {
         let mut states = States::default();
         chunks.iter().for_each(|chunk| states += chunk.states);
         let local = job.local();
         let sent = if job.layout.pp > 1 { local.stream_tokens * local.hidden * job.element } else { 0 };
         let begun = vec![false; chunks.len()];
         let workspace = if job.gpu { 0 } else { gemm_workspace() };
-        Self { chunks, states, begun, activations: 0, loss: 0, sent, workspace, fullest: RankMemory::default() }
+        Self {
+            chunks,
+            states,
+            begun,
+            activations: 0,
+            loss: 0,
+            sent,
+            workspace,
+            teaching,
+            fullest: RankMemory::default(),
+        }
     }
 
     /// The peak of a step of `rank`.
     pub fn run(mut self, schedule: &Schedule, rank: usize) -> RankMemory {
-        self.note(0, Peak::default());
+        // In a pipeline the teacher is heard before all passes.
+        self.note(0, Peak { bytes: self.teaching, ..Peak::default() });
         for action in &schedule.ranks[rank] {
             match action {
                 Action::Compute(work) => self.pass(work, !schedule.spec.forward_only),
@@ -60,7 +73,7 @@ impl<'a> MemoryTracker<'a> {
         self.begun[work.chunk] |= grads;
         // Bytes of the micro-batch before the pass, its peak, and bytes after it.
         let (before, most, after) = match work.pass {
-            Pass::Forward => ([0, 0], stage.forward(), if recorded { kept } else { [0, 0] }),
+            Pass::Forward => ([0, 0], self.taught(stage), if recorded { kept } else { [0, 0] }),
             Pass::Backward => (kept, stage.backward(false, first), [0, 0]),
             Pass::BackwardInput => (kept, stage.backward(true, false), deferred),
             Pass::BackwardWeight => (deferred, stage.weights(first), [0, 0]),
@@ -86,6 +99,12 @@ impl<'a> MemoryTracker<'a> {
         self.states.gradients += if first { stage.grows() } else { 0 };
     }
 
+    /// The peak of a forward pass, before which the head's stage hears the teacher.
+    fn taught(&self, stage: &StageMemory) -> Peak {
+        let teaching = if stage.has_head() { self.teaching } else { 0 };
+        stage.forward().max(Peak { bytes: teaching, ..Peak::default() })
+    }
+
     /// Records a moment, of which `own` bytes are already counted as saved.
     fn note(&mut self, own: u64, peak: Peak) {
         let mut states = self.states;
@@ -96,8 +115,7 @@ impl<'a> MemoryTracker<'a> {
             loss: self.loss,
             working: peak.bytes - own,
             communication: peak.communication + self.sent,
-            pages: 0,
-            libraries: 0,
+            ..RankMemory::default()
         };
         if now.peak() > self.fullest.peak() {
             self.fullest = now;

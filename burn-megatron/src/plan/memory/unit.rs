@@ -32,6 +32,9 @@ impl UnitMemory {
         // Gradients of weights that are not deferred wait for the others.
         let at_once = |op: &Op| if op.linear { 0 } else { op.weight * element };
         let deferred = unit.ops.iter().map(|op| deferred_bytes(op) + at_once(op)).sum();
+        if unit.constant {
+            return Self { forward: lifetimes.forward(unit, true), ..Self::default() };
+        }
         let recorded = lifetimes.forward(unit, false);
         let (kept, forward) = match unit.recomputed {
             true => (first + unit.saved_attention(), lifetimes.forward(unit, true) + unit.saved_attention()),
@@ -47,7 +50,9 @@ impl UnitMemory {
 fn deferred_bytes(op: &Op) -> u64 {
     match op.fp8 {
         Some(fp8) => fp8.deferred,
-        None if op.linear => op.output.bytes + op.saves.iter().map(|input| input.bytes).sum::<u64>(),
+        None if op.linear && op.flops[2] > 0.0 => {
+            op.output.bytes + op.saves.iter().map(|input| input.bytes).sum::<u64>()
+        }
         None => 0,
     }
 }

@@ -36,13 +36,15 @@ impl Op {
 }
 
 impl Chain<'_> {
-    /// Freezes the GEMM that was just added, with so many matrices: it saves nothing for the gradient of their weights, which
-    /// is not computed.
-    pub(super) fn freeze_gemm(&mut self, count: u64, [outputs, inputs]: [u64; 2]) {
-        let Some(adapters) = self.builder.adapters else { return };
+    /// The GEMM that was just added, with so many matrices: if they are frozen, it saves nothing for the gradient of their
+    /// weights, which is not computed.
+    pub(super) fn without_frozen_gradient(&mut self, count: u64, [outputs, inputs]: [u64; 2]) {
         let (element, op) = (self.builder.element, self.ops.last_mut().expect("it was just added"));
+        if op.frozen == 0 {
+            return;
+        }
         (op.saves, op.flops[2]) = (Vec::new(), 0.0);
-        if let Some(base) = adapters.base {
+        if let Some(base) = self.builder.adapters.and_then(|adapters| adapters.base) {
             op.frozen -= count * outputs * inputs * element;
             op.frozen += count * base.bytes(outputs as usize, inputs as usize) as u64;
             // It exists in front of its GEMMs.
@@ -78,8 +80,8 @@ impl Chain<'_> {
     ) {
         let Some(Adapters { rank, dora, .. }) = self.builder.adapters.filter(|_| count > 0) else { return };
         let (element, whole) = (self.builder.element, self.builder.local.tokens);
-        // The outputs of A, before and after they are scaled, and the matrix of B.
-        let low = self.tensor((2 * tokens + block) * count * rank * element, None);
+        // The outputs of A, scaled unless the matrix of all B is, and that.
+        let low = self.tensor((tokens + block) * count * rank * element, None);
         let scaled = dora.then(|| self.tensor(whole * all * element, None));
         let op = self.ops.last_mut().expect("it was just added");
         op.saves = [came, low].into_iter().chain(scaled).collect();
@@ -88,7 +90,7 @@ impl Chain<'_> {
         let flops = 2.0 * whole as f64 * op.matrix as f64;
         op.flops.iter_mut().for_each(|pass| *pass += flops);
         // The adapters' outputs before they are added; a GPU's GEMM adds them.
-        op.temporary += op.output.bytes;
+        op.temporary += if self.builder.job.gpu { 0 } else { op.output.bytes };
     }
 
     /// Adapters of the grouped GEMM that was just added, of matrices `[out, in]` of which `has` says which outputs have
@@ -96,7 +98,6 @@ impl Chain<'_> {
     pub(super) fn adapt_experts(&mut self, [outputs, inputs]: [u64; 2], has: &[bool], reads: Activation) {
         let Some(adapters) = self.builder.adapters else { return };
         let (element, local) = (self.builder.element, self.builder.local.experts);
-        self.freeze_gemm(local.count, [outputs, inputs]);
         let count = has.iter().filter(|has| **has).count() as u64;
         if count == 0 {
             return;

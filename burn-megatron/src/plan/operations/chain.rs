@@ -16,17 +16,27 @@ pub(super) struct Chain<'a> {
     tensors: usize,
     /// GEMMs are in FP8.
     pub fp8: bool,
+    /// The start of the names of a layer's parameters.
+    pub place: String,
+    /// The name of the next operation's weight.
+    name: Option<String>,
 }
 
 impl<'a> Chain<'a> {
     pub fn new(builder: &'a UnitBuilder<'a>, bytes: u64, stream: bool) -> Self {
         let at = Activation { id: 0, bytes, module: None, stream };
-        Self { builder, ops: Vec::new(), at, tensors: 1, fp8: false }
+        Self { builder, ops: Vec::new(), at, tensors: 1, fp8: false, place: String::new(), name: None }
     }
 
     pub fn tensor(&mut self, bytes: u64, module: Option<Module>) -> Activation {
         self.tensors += 1;
         Activation { id: self.tensors - 1, bytes, module, stream: false }
+    }
+
+    /// Names the layer whose weight the next operation has.
+    pub fn of(&mut self, layer: &str) -> &mut Self {
+        self.name = Some(format!("{}{layer}.weight", self.place));
+        self
     }
 
     pub fn op(&mut self, output: u64, change: impl FnOnce(&mut Op)) {
@@ -53,7 +63,8 @@ impl<'a> Chain<'a> {
             communication: None,
         };
         change(&mut op);
-        if self.builder.adapters.is_some() {
+        let is_frozen = |name: String| self.builder.job.is_frozen(&name);
+        if self.builder.adapters.is_some() || self.name.take().is_some_and(is_frozen) {
             op.freeze(self.builder.element);
         }
         self.at = output;
@@ -153,7 +164,7 @@ impl<'a> Chain<'a> {
             op.fp8 = fp8;
             op.flops = [gemm; 3];
         });
-        self.freeze_gemm(1, [outputs, inputs]);
+        self.without_frozen_gradient(1, [outputs, inputs]);
     }
 
     /// The tensors that a GEMM with `weight` elements of matrices and `outputs` elements of output saves, and its
@@ -200,6 +211,6 @@ impl<'a> Chain<'a> {
         let recompute = self.builder.recompute;
         let all = [Module::CoreAttention, Module::MlpActivation, Module::Norms];
         let dropped = all.into_iter().filter(|module| recompute.selects(*module)).collect();
-        Unit { ops: self.ops, recomputed, saves_attention: false, head, layers, dropped }
+        Unit { ops: self.ops, recomputed, saves_attention: false, head, layers, dropped, constant: false }
     }
 }

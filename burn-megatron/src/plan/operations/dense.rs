@@ -14,13 +14,13 @@ impl UnitBuilder<'_> {
         let (local, hidden) = (self.local, self.local.hidden);
         let mut chain = Chain::new(self, local.tokens * ID, false);
         let ids = chain.at;
-        chain.op(local.tokens * hidden * self.element, |op| {
+        chain.of("embed_tokens").op(local.tokens * hidden * self.element, |op| {
             op.saves = vec![ids];
             op.weight = local.vocab * hidden;
         });
         chain.leave();
         if let Some(positions) = self.decoder.positions {
-            chain.op(self.stream(), |op| op.weight = positions as u64 * hidden);
+            chain.of("embed_positions").op(self.stream(), |op| op.weight = positions as u64 * hidden);
         }
         chain.unit(false, false, Vec::new())
     }
@@ -40,6 +40,7 @@ impl UnitBuilder<'_> {
 
     /// Layer `layer` of the whole model; multi-token prediction modules follow the last layer.
     pub(super) fn block(&self, chain: &mut Chain, layer: usize) {
+        chain.place = format!("layers.{layer}.");
         if let Some(mamba) = &self.decoder.mamba {
             return self.mamba2(chain, mamba);
         }
@@ -58,11 +59,11 @@ impl UnitBuilder<'_> {
         let (decoder, local) = (self.decoder, self.local);
         let [input_bias, output_bias] = decoder.attention_bias;
         if decoder.norms.is_before() {
-            chain.norm(Some(Module::Norms));
+            chain.of("input_layernorm").norm(Some(Module::Norms));
         }
         let input = chain.enter_saving_shard();
         let gate = if decoder.output_gate { local.queries } else { 0 };
-        chain.linear(local.queries + gate + 2 * local.keys, local.hidden, input_bias, input);
+        chain.of("attention.q_proj").linear(local.queries + gate + 2 * local.keys, local.hidden, input_bias, input);
         if let Some(adapters) = self.adapters {
             let outputs = [local.queries, local.keys, local.keys];
             let outputs: Vec<_> = outputs.into_iter().zip(adapters.qkv).collect();
@@ -72,7 +73,7 @@ impl UnitBuilder<'_> {
             let input = chain.at;
             let heads = 2 * decoder.head_dim as u64;
             let weight = if over == NormOver::Head { heads } else { local.queries + local.keys };
-            chain.op(input.bytes, |op| {
+            chain.of("attention.q_norm").op(input.bytes, |op| {
                 op.saves = vec![input];
                 op.weight = weight;
             });
@@ -88,7 +89,7 @@ impl UnitBuilder<'_> {
         let flops = 4.0 * local.tokens as f64 * local.queries as f64 * local.visible;
         let communication = self.context(2 * local.tokens * local.keys * self.element);
         let again = core.is_some_and(|core| self.recompute.selects(core));
-        chain.op_of(local.tokens * local.queries * self.element, core, |op| {
+        chain.of("attention.sinks").op_of(local.tokens * local.queries * self.element, core, |op| {
             op.saves = vec![qkv, op.output, lse];
             op.flops = [flops, 2.5 * flops, 0.0];
             op.attention = true;
@@ -102,13 +103,13 @@ impl UnitBuilder<'_> {
             chain.op(answers.bytes, |op| op.saves = vec![answers, gates]);
         }
         let input = chain.at;
-        chain.linear(local.hidden, local.queries, output_bias, input);
+        chain.of("attention.o_proj").linear(local.hidden, local.queries, output_bias, input);
         if let Some(adapters) = self.adapters {
             chain.adapt_rows(local.queries, local.hidden, adapters.out, input);
         }
         chain.leave();
         if decoder.norms.is_after() {
-            chain.norm(None);
+            chain.of("post_self_attn_layernorm").norm(None);
         }
         chain.add();
     }
@@ -126,20 +127,21 @@ impl UnitBuilder<'_> {
 
     fn mlp(&self, chain: &mut Chain) {
         if self.decoder.norms.is_before() {
-            chain.norm(Some(Module::Norms));
+            chain.of("post_attention_layernorm").norm(Some(Module::Norms));
         }
-        self.plain_mlp(chain, self.local.intermediate);
+        self.plain_mlp(chain, "mlp", self.local.intermediate);
         if self.decoder.norms.is_after() {
-            chain.norm(None);
+            chain.of("post_mlp_layernorm").norm(None);
         }
         chain.add();
     }
 
-    /// An MLP with a local intermediate size of `width`.
-    pub(super) fn plain_mlp(&self, chain: &mut Chain, width: u64) {
+    /// An MLP with a local intermediate size of `width`, by its name in a layer.
+    pub(super) fn plain_mlp(&self, chain: &mut Chain, name: &str, width: u64) {
         let (decoder, local) = (self.decoder, self.local);
         let input = chain.enter_saving_shard();
-        chain.linear(if decoder.gated { 2 * width } else { width }, local.hidden, decoder.mlp_bias, input);
+        let (outputs, first) = if decoder.gated { (2 * width, "gate") } else { (width, "up") };
+        chain.of(&format!("{name}.{first}_proj")).linear(outputs, local.hidden, decoder.mlp_bias, input);
         if let Some(adapters) = self.adapters {
             let outputs: Vec<_> = adapters.up.into_iter().map(|has| (width, has)).collect();
             chain.adapt_columns(local.hidden, &outputs, input);
@@ -151,7 +153,7 @@ impl UnitBuilder<'_> {
             op.again = again;
         });
         let input = chain.at;
-        chain.linear(local.hidden, width, decoder.mlp_bias, input);
+        chain.of(&format!("{name}.down_proj")).linear(local.hidden, width, decoder.mlp_bias, input);
         if let Some(adapters) = self.adapters {
             chain.adapt_rows(width, local.hidden, adapters.down, input);
         }

@@ -5,12 +5,19 @@ use std::ops::Range;
 use backend_dist::ops::positions_at_once;
 
 use super::super::collective::Collective;
-use super::{Chain, Communication, ID, Over, Unit, UnitBuilder};
+use super::super::post_training::LossOf;
+use super::{Activation, Chain, Communication, ID, Op, Over, Unit, UnitBuilder};
+
+/// Tensors of the logits' size that are saved for backward, and others in the widest moment: of logits divided by a
+/// temperature, with a teacher's logits, with the likeliest tokens of a file.
+const TEMPERED: [u64; 2] = [1, 1];
+const TAUGHT: [u64; 2] = [3, 2];
+const LIKELIEST: [u64; 2] = [3, 1];
 
 impl UnitBuilder<'_> {
     pub(super) fn head(&self) -> Unit {
         let mut chain = Chain::new(self, self.stream(), true);
-        chain.norm(None);
+        chain.of("norm").norm(None);
         let mut hidden = chain.at;
         self.losses(&mut chain, self.local.vocab * self.local.hidden);
         let mut modules = Vec::with_capacity(self.decoder.mtp);
@@ -26,6 +33,12 @@ impl UnitBuilder<'_> {
     /// Logits, whose weight has the given number of own elements, and their losses. Logits that are computed in
     /// chunks are recomputed instead of saved (backend-dist/ops/src/head.rs).
     fn losses(&self, chain: &mut Chain, weight: u64) {
+        match self.job.post_training.loss {
+            LossOf::Label => {}
+            LossOf::TemperedLogits => return self.losses_of_logits(chain, weight, TEMPERED),
+            LossOf::Teacher(_) => return self.losses_of_logits(chain, weight, TAUGHT),
+            LossOf::TopK => return self.losses_of_logits(chain, weight, LIKELIEST),
+        }
         let (local, wide) = (self.local, self.element.max(4));
         let positions = positions_at_once(local.tokens as usize, local.vocab as usize, self.logits_at_once) as u64;
         let chunked = positions < local.tokens;
@@ -36,12 +49,7 @@ impl UnitBuilder<'_> {
                 chain.at
             }
         };
-        chain.linear(local.vocab, local.hidden, false, input);
-        let gemm = chain.ops.last_mut().expect("it was just added");
-        (gemm.weight, gemm.matrix, gemm.frozen) = (weight, weight, 0);
-        if self.adapters.is_some() {
-            gemm.freeze(self.element);
-        }
+        let gemm = self.logits(chain, weight, input);
         if chunked {
             gemm.again = true;
             gemm.linear = false;
@@ -61,6 +69,42 @@ impl UnitBuilder<'_> {
         chain.op(local.tokens * wide, |op| {
             op.saves = if chunked { vec![statistics, labels] } else { vec![logits, statistics, labels] };
             op.communication = communication;
+        });
+    }
+
+    /// The GEMM of the logits, whose weight has the given number of own elements.
+    fn logits<'a>(&self, chain: &'a mut Chain, weight: u64, input: Activation) -> &'a mut Op {
+        let table = if self.decoder.tied { "embed_tokens" } else { "lm_head" };
+        chain.of(table).linear(self.local.vocab, self.local.hidden, false, input);
+        let gemm = chain.ops.last_mut().expect("it was just added");
+        let is_frozen = gemm.frozen > 0;
+        (gemm.weight, gemm.matrix, gemm.frozen) = (weight, weight, 0);
+        if is_frozen {
+            gemm.freeze(self.element);
+        }
+        gemm
+    }
+
+    /// The losses of whole logits, which every tensor-parallel rank has, by plain operations. What autodiff saves, and what
+    /// is there besides in the widest moment, is counted in wide tensors of the logits' size, as often as
+    /// `tests/planned_memory.rs` finds them.
+    fn losses_of_logits(&self, chain: &mut Chain, weight: u64, [saved, others]: [u64; 2]) {
+        let (local, wide) = (self.local, self.element.max(4));
+        let whole = local.tokens * self.decoder.vocab as u64;
+        chain.enter();
+        let input = chain.at;
+        self.logits(chain, weight, input);
+        if chain.parallel() {
+            let (forward, backward) = (Some(Collective::AllGather), None);
+            let bytes = whole * self.element;
+            let communication = Some(Communication { forward, backward, bytes, over: Over::Tensor, again: false });
+            chain.op(bytes, |op| op.communication = communication);
+        }
+        let taught = if matches!(self.job.post_training.loss, LossOf::Teacher(_)) { self.element } else { 0 };
+        let kept = chain.tensor(whole * (saved * wide + taught), None);
+        chain.op(local.tokens * wide, |op| {
+            op.saves = vec![kept];
+            op.temporary = others * whole * wide;
         });
     }
 

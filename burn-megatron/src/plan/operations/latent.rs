@@ -16,7 +16,9 @@ impl UnitBuilder<'_> {
         let (stream, norms) = (local.stream_tokens, Some(Module::Norms));
         let x = chain.at;
         chain.norm(norms);
-        chain.linear_of(stream, [queries.unwrap_or(0) + keys + rotated, local.hidden], false, chain.at);
+        let normed = chain.at;
+        let down = [queries.unwrap_or(0) + keys + rotated, local.hidden];
+        chain.of("attention.kv_a_proj_with_mqa").linear_of(stream, down, false, normed);
         let latents = chain.at;
         let inputs = match queries {
             Some(features) => {
@@ -30,13 +32,14 @@ impl UnitBuilder<'_> {
             }
         };
         let input = chain.enter_saving_shard_of(inputs);
-        chain.linear(local.heads * head, inputs, false, input);
+        let of_queries = if latent.queries.is_some() { "attention.q_b_proj" } else { "attention.q_proj" };
+        chain.of(of_queries).linear(local.heads * head, inputs, false, input);
         chain.op(chain.at.bytes, |_| {});
         let queries = chain.at;
         chain.at = latents;
         chain.norm_of(norms, keys, stream * keys * self.element);
         let input = chain.enter_saving_shard_of(keys);
-        chain.linear(local.heads * (unrotated + value), keys, false, input);
+        chain.of("attention.kv_b_proj").linear(local.heads * (unrotated + value), keys, false, input);
         let keys_and_values = chain.at;
         chain.at = latents;
         chain.enter_with(rotated);
@@ -57,7 +60,8 @@ impl UnitBuilder<'_> {
             op.again = again;
             op.communication = communication;
         });
-        chain.linear(local.hidden, local.heads * value, false, chain.at);
+        let input = chain.at;
+        chain.of("attention.o_proj").linear(local.hidden, local.heads * value, false, input);
         chain.leave();
         chain.add();
     }

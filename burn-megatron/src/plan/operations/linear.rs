@@ -17,9 +17,9 @@ impl UnitBuilder<'_> {
             [linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.kernel].map(|n| n as u64);
         let (keys, values, heads) = (key_heads * dk / tp, heads * dv / tp, heads / tp);
         let (convolved, queries, state) = (2 * keys + values, heads * dk, heads * dk * dv);
-        chain.norm(Some(Module::Norms));
+        chain.of("input_layernorm").norm(Some(Module::Norms));
         let input = chain.enter_saving_shard();
-        chain.linear(2 * keys + 2 * values + 2 * heads, local.hidden, false, input);
+        chain.of("linear_attention.q_proj").linear(2 * keys + 2 * values + 2 * heads, local.hidden, false, input);
         let projected = chain.at;
         // What is convolved is a part of the projection; of its output the values are read by what follows.
         let saved = chain.tensor(local.tokens * values * wide, None);
@@ -54,7 +54,7 @@ impl UnitBuilder<'_> {
             op.weight = dv;
         });
         let input = chain.at;
-        chain.linear(local.hidden, values, false, input);
+        chain.of("linear_attention.o_proj").linear(local.hidden, values, false, input);
         chain.leave();
         chain.add();
     }

@@ -19,9 +19,9 @@ impl UnitBuilder<'_> {
         let (heads, groups) = (heads / tp, groups / tp.min(groups));
         let (inner, grouped) = (heads * head_dim, groups * state);
         let (convolved, states) = (inner + 2 * grouped, inner * state);
-        chain.norm(Some(Module::Norms));
+        chain.of("input_layernorm").norm(Some(Module::Norms));
         let input = chain.enter_saving_shard();
-        chain.linear(2 * inner + 2 * grouped + heads, local.hidden, mamba.bias, input);
+        chain.of("mamba.gate_proj").linear(2 * inner + 2 * grouped + heads, local.hidden, mamba.bias, input);
         let projected = chain.at;
         // Parts of the projection are views of it, or copies in its place.
         chain.op(local.tokens * convolved * self.element, |op| {
@@ -53,7 +53,7 @@ impl UnitBuilder<'_> {
             op.temporary = 5 * local.tokens * inner * wide;
         });
         let input = chain.at;
-        chain.linear(local.hidden, inner, mamba.bias, input);
+        chain.of("mamba.out_proj").linear(local.hidden, inner, mamba.bias, input);
         chain.leave();
         chain.add();
     }

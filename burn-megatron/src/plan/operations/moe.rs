@@ -11,10 +11,10 @@ impl UnitBuilder<'_> {
     pub(super) fn moe(&self, chain: &mut Chain, experts: &Experts) {
         let local = self.local.experts;
         let (hidden, element, wide) = (self.local.hidden, self.element, self.element.max(4));
-        chain.norm(Some(Module::Norms));
+        chain.of("post_attention_layernorm").norm(Some(Module::Norms));
         if local.shared > 0 {
             let input = chain.at;
-            self.plain_mlp(chain, local.shared);
+            self.plain_mlp(chain, "mlp.shared_experts", local.shared);
             chain.at = input;
         }
         // Without sequence parallelism each rank dispatches its shard of the tokens, and all ranks get all results.
@@ -30,7 +30,7 @@ impl UnitBuilder<'_> {
         let input = chain.at;
         let probabilities = chain.tensor(local.tokens * experts.count as u64 * wide, None);
         let places = chain.tensor(local.copies * ID, None);
-        chain.op(local.copies * hidden * element, |op| {
+        chain.of("mlp.router").op(local.copies * hidden * element, |op| {
             op.saves = vec![input, probabilities, places];
             op.matrix = experts.count as u64 * hidden;
             let gate = if experts.shared_gate { hidden } else { 0 };
@@ -38,7 +38,7 @@ impl UnitBuilder<'_> {
         });
         self.to_experts(chain, local.rows);
         let input = chain.at;
-        self.grouped(chain, 2 * local.intermediate, hidden, experts.biases, input);
+        self.grouped(chain.of("mlp.experts.0.gate_proj"), 2 * local.intermediate, hidden, experts.biases, input);
         if let Some(adapters) = self.adapters {
             chain.adapt_experts([2 * local.intermediate, hidden], &adapters.expert_up, input);
         }
@@ -49,7 +49,7 @@ impl UnitBuilder<'_> {
             op.again = again;
         });
         let (before, input) = (input, chain.at);
-        self.grouped(chain, hidden, local.intermediate, experts.biases, input);
+        self.grouped(chain.of("mlp.experts.0.down_proj"), hidden, local.intermediate, experts.biases, input);
         if let Some(adapters) = self.adapters {
             chain.adapt_experts(
                 [hidden, local.intermediate],
@@ -81,7 +81,7 @@ impl UnitBuilder<'_> {
     }
 
     /// The same GEMM for every expert.
-    fn grouped(&self, chain: &mut Chain, outputs: u64, inputs: u64, biases: bool, input: Activation) {
+    fn grouped(&self, chain: &mut Chain<'_>, outputs: u64, inputs: u64, biases: bool, input: Activation) {
         let local = self.local.experts;
         let gemm = 2.0 * local.rows as f64 * outputs as f64 * inputs as f64;
         let weight = local.count * outputs * inputs;
@@ -96,5 +96,6 @@ impl UnitBuilder<'_> {
             op.linear = true;
             op.flops = [gemm; 3];
         });
+        chain.without_frozen_gradient(local.count, [outputs, inputs]);
     }
 }

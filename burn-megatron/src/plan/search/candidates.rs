@@ -94,6 +94,7 @@ fn variants(
                             decoder: request.job.decoder.clone(),
                             fp8: request.job.fp8.clone(),
                             dynamic: None,
+                            post_training: request.job.post_training.clone(),
                             ..*request.job
                         });
                     }

@@ -117,6 +117,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         dynamic: None,
         logits_at_once: LOGITS_AT_ONCE,
         adapters: None,
+        post_training: PostTraining::default(),
     }
 }
 

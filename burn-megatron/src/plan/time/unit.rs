@@ -31,6 +31,17 @@ impl PassTime {
         self.experts += other.experts;
     }
 
+    pub fn divided(self, by: f64) -> PassTime {
+        let Self { compute, recompute, memory, communication, experts } = self;
+        PassTime {
+            compute: compute / by,
+            recompute: recompute / by,
+            memory: memory / by,
+            communication: communication / by,
+            experts: experts / by,
+        }
+    }
+
     fn send(&mut self, over: Over, seconds: f64) {
         *(if over == Over::Experts { &mut self.experts } else { &mut self.communication }) += seconds;
     }
@@ -104,7 +115,7 @@ impl CostModel<'_> {
         }
         self.overlap_with_gemms(unit, &mut passes);
         self.overlap_with_experts(unit, &mut passes);
-        passes
+        if unit.constant { [passes[0], PassTime::default(), PassTime::default()] } else { passes }
     }
 
     /// Tensor-parallel communication by DMA copy engines overlaps with GEMMs. The local shard, which needs no

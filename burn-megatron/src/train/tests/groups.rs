@@ -108,6 +108,34 @@ fn groups_are_the_same_in_every_layout_and_across_resumes() {
     assert!(kinds.iter().all(|kind| *kind == crate::checkpoint::Kind::Weight), "{kinds:?}");
 }
 
+/// There is no backward pass through an embedding and first layers that are frozen: all others learn what they do where these
+/// have gradients and do not move.
+#[test]
+fn layers_behind_frozen_ones_learn_the_same() {
+    let after = |overrides: &[(&str, &str)]| {
+        let folder = tempfile::tempdir().unwrap();
+        text(folder.path());
+        let own = [("training.dtype", "f64"), ("training.clip", "none"), ("optimizer.weight-decay", "0")];
+        let config = config(folder.path(), &[&own[..], overrides].concat());
+        run(&config).unwrap();
+        weights(folder.path(), &config)
+    };
+    let still = after(&[("param-groups.lr-scale", "{ \"embed_tokens.*\" = 0, \"layers.0.*\" = 0 }")]);
+    for layout in [
+        &[][..],
+        &[("parallel.pp", "2"), ("pipeline.schedule", "zb-h1")],
+        &[("parallel.dp", "2"), ("parallel.zero", "3"), ("training.micro-batch", "1")],
+        &[("recompute.granularity", "full"), ("parallel.tp", "2")],
+    ] {
+        let frozen = [&[("param-groups.frozen", "embed_tokens.*, layers.0.*")][..], layout].concat();
+        for (name, (values, has_moments)) in after(&frozen) {
+            assert_eq!(has_moments, !(name.starts_with("embed_tokens") || name.starts_with("layers.0.")), "{name}");
+            let far = values.iter().zip(&still[&name].0).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(far < 1e-9, "{layout:?}: {name} differs by {far}");
+        }
+    }
+}
+
 #[test]
 fn frozen_experts_are_saved_by_the_ranks_that_hold_them() {
     let experts = [

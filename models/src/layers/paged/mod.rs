@@ -92,11 +92,12 @@ impl PagedKvCache {
         self.num_blocks
     }
 
-    /// Forgets what was prepared for the last step.
+    /// Forgets what was prepared for the last step, before the first layer of `step`
+    /// ([`extend_layer`](crate::CausalLm::extend_layer)).
     ///
     /// # Panics
     /// If a chunk of the step has too few blocks, or one that the cache has not.
-    pub(crate) fn begin(&mut self, step: &Step) {
+    pub fn begin(&mut self, step: &Step) {
         step.check(self.num_blocks, self.block_size);
         self.step = Prepared::default();
         // A block in the middle of a sequence was the first one of a sequence that has ended.
