@@ -1,7 +1,7 @@
 //! Memory of a stage's passes.
 
 use super::unit::UnitMemory;
-use super::update;
+use super::{staged, update};
 use crate::plan::Job;
 use crate::plan::operations::Unit;
 use crate::plan::state::{Bucket, States, buckets};
@@ -18,6 +18,8 @@ pub(super) struct StageMemory {
     pub sizes: Vec<(bool, Vec<u64>)>,
     /// Maximum additional bytes of a bucket's update.
     pub update: u64,
+    /// GPU memory that pieces of states in host memory pass through.
+    pub staged: u64,
     /// Maximum additional bytes of a bucket's gradient reduction.
     pub reduce: u64,
     /// A tied embedding's gradient buffer, which lives from the head to the embedding under ZeRO 2 and 3.
@@ -115,6 +117,7 @@ impl StageMemory {
             states,
             sizes: units.iter().map(made).collect(),
             update: most(&|bucket| update(bucket, job)),
+            staged: most(&|bucket| staged(bucket, job)),
             reduce: most(&reduce),
             open: if zero >= 2 && shared && !job.gpu { table.bytes(main_grad) } else { 0 },
         }
