@@ -21,7 +21,7 @@ pub use none::{HostBytes, HostCopy, HostMemory, OffloadMemory};
 #[cfg(feature = "cuda")]
 pub use offload::OffloadMemory;
 
-/// Elements of a piece of optimizer states: 32 MB of an fp32 state, which copy engines move at their full rate.
+/// Elements of a piece of optimizer states: 32 MB of an fp32 state, which DMA copy engines move at their full rate.
 pub const PIECE: usize = 1 << 23;
 /// Pieces that are in GPU memory at a time: one is loaded, one updated, one stored.
 pub const SLOTS: usize = 3;

@@ -10,7 +10,7 @@ use crate::buffer::Buffer;
 use crate::cuda;
 use crate::failed;
 
-/// Page-locked host memory of a rank, of which one copy engine of the GPU loads pieces while another stores pieces.
+/// Page-locked host memory of a rank, of which one DMA copy engine loads pieces while another stores pieces.
 ///
 /// Pieces pass through slots: buffers in GPU memory that one piece has at a time. A load into a slot waits for the
 /// last store from it, what the rank's thread launches after [`load`](Self::load) for the load, a store for what was

@@ -1,4 +1,4 @@
-//! Host memory that copy engines of a GPU read and write.
+//! Host memory that DMA copy engines of a GPU read and write.
 
 use cudarc::driver::{DriverError, result as driver, sys};
 use memmap2::MmapMut;

@@ -91,7 +91,7 @@ fn stopped(before: (Case, OptimizerConfig), after: (Case, OptimizerConfig), dtyp
     [saved, collect(again.into_iter().flatten()), collect(last.into_iter().flatten())]
 }
 
-/// Checkpoints do not tell where states were, and runs go on from them with the same bits, on the host or not.
+/// Checkpoints do not tell where states were, and runs continue from them with the same bits, on the host or not.
 #[test]
 fn checkpoints_are_those_of_states_on_the_device() {
     let pairs = [
