@@ -1,6 +1,7 @@
 //! States that live in page-locked host memory and pass through GPU memory piece by piece.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::mpsc::channel;
 
 use cudarc::driver::{DriverError, result as driver, sys};
@@ -16,7 +17,7 @@ use crate::failed;
 /// last store from it, what the rank's thread launches after [`load`](Self::load) for the load, a store for what was
 /// launched before it. The host waits where it looks at the bytes only.
 pub struct OffloadMemory {
-    pages: Pages,
+    pages: ManuallyDrop<Pages>,
     /// Some buffer of the GPU.
     near: Buffer,
     loads: usize,
@@ -50,15 +51,15 @@ impl OffloadMemory {
     /// What the driver says, for example that there is too little memory.
     pub fn new(near: &Buffer, bytes: usize, slots: usize) -> Result<Self, String> {
         let index = near.cube().client.service_id().device.index_id;
-        let pages = Pages::new(index.into(), bytes)?;
+        let pages = ManuallyDrop::new(Pages::new(index.into(), bytes)?);
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let event = || driver::event::create(flags).map(|event| event as usize).map_err(told);
         let stream = || {
             let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking);
             stream.map(|stream| stream as usize).map_err(told)
         };
-        let slot = |_| Ok(Slot { loaded: event()?, computed: event()?, stored: event()? });
-        let slots = (0..slots).map(slot).collect::<Result<_, String>>()?;
+        let slot = |_| -> Result<Slot, String> { Ok(Slot { loaded: event()?, computed: event()?, stored: event()? }) };
+        let slots = (0..slots).map(slot).collect::<Result<Vec<_>, _>>()?;
         let memory = Self { pages, near: near.clone(), loads: stream()?, stores: stream()?, stored: event()?, slots };
         let (ready, loads) = (event()?, memory.loads);
         cuda::submit(
@@ -187,8 +188,11 @@ impl OffloadMemory {
 
 impl Drop for OffloadMemory {
     fn drop(&mut self) {
-        // Pages that a copy still uses must not be given back, nor the slots, which the owner drops after this. Where
-        // the GPU has failed nothing is copied any more.
-        let _ = self.wait();
+        // Slots that a copy still uses must not be given back either: their owner drops them after this. A GPU whose
+        // copies have not ended may still write: better a leak.
+        if self.wait().is_ok() {
+            // SAFETY: nothing uses the pages any more, and this is the end of this value.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
     }
 }
