@@ -1,5 +1,6 @@
 //! One bucket of a rank: its gradients, moments and values, and how one step changes them.
 
+mod offload;
 mod states;
 mod update;
 
@@ -10,7 +11,6 @@ use super::gpu::{Launches, Weights};
 use super::grads::Grads;
 use super::layout::{BucketSpec, Layout, Part, overlap};
 use super::modules::{attach_places, map, visit};
-use super::offload::{Hosted, Offload};
 use super::rule::Rule;
 use super::sharding::Sharding;
 use super::states::weights_of;
@@ -19,7 +19,10 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
 
-pub(super) use update::{MatrixSteps, Update};
+use update::Update;
+
+pub(super) use offload::{Hosted, Offload};
+pub(super) use update::MatrixSteps;
 
 pub(super) struct Bucket {
     pub spec: BucketSpec,

@@ -1,8 +1,7 @@
 //! The optimizer: main gradients, their sums over ranks, ZeRO, and the update rules, with Megatron's defaults.
 //!
 //! [`Optimizer`] works on buckets of parameters. `layout` says what lies where in a bucket, `flat` holds and moves the
-//! numbers, `grads` sums them up, `rule` and `muon` change them, `offload` keeps some of them in host memory, `saving`
-//! slices them for checkpoints.
+//! numbers, `grads` sums them up, `rule` and `muon` change them, `saving` slices them for checkpoints.
 
 mod adamw;
 mod average;
@@ -20,7 +19,6 @@ mod layout;
 mod lion;
 mod modules;
 mod muon;
-mod offload;
 mod optimizer;
 mod real;
 mod restoring;

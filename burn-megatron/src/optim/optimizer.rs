@@ -9,14 +9,13 @@ mod sums;
 mod weights;
 
 use super::blocks::Blocks;
-use super::bucket::Bucket;
+use super::bucket::{Bucket, Offload};
 use super::config::OptimizerConfig;
 use super::flat::Flat;
 use super::gpu::Weights;
 use super::host::HostReserve;
 use super::layout::BucketSpec;
 use super::muon::matrix_steps;
-use super::offload::Offload;
 use super::sharding::Sharding;
 use super::step_info::StepInfo;
 use super::weight_buffers::WeightBuffers;

@@ -1,11 +1,10 @@
 //! Weights and states of a bucket from boxes of global tensors, of a checkpoint of any layout.
 
 use super::box_runs::box_runs;
-use super::bucket::Bucket;
+use super::bucket::{Bucket, Hosted};
 use super::flat::wide;
 use super::layout::{Layout, Unit, overlap};
 use super::modules::map;
-use super::offload::Hosted;
 use super::optimizer::Optimizer;
 use crate::checkpoint::Kind;
 use backend_dist::shard::{HostFloats, Section};

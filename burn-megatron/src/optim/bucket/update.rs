@@ -16,7 +16,7 @@ pub struct MatrixSteps {
 }
 
 /// Everything that one step needs of a bucket.
-pub struct Update<'a> {
+pub(super) struct Update<'a> {
     pub layout: &'a Layout,
     pub parts: &'a [Part],
     pub second_at: &'a [Option<usize>],

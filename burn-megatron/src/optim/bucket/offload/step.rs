@@ -1,9 +1,9 @@
 //! A step over states in host memory, piece by piece.
 
-use super::super::bucket::{Bucket, MatrixSteps, Update};
-use super::super::flat::{Flat, wide};
-use super::super::gpu::{Weights, adamw_step};
-use super::super::rule::Rule;
+use super::super::super::flat::{Flat, wide};
+use super::super::super::gpu::{Weights, adamw_step};
+use super::super::super::rule::Rule;
+use super::super::{Bucket, MatrixSteps, Update};
 use super::{Hosted, Offload, Piece};
 use crate::checkpoint::Kind;
 use backend_dist::buffer::{AdamWBuffers, Blocks, Moments, Parameters, adamw};

@@ -1,10 +1,10 @@
 //! States in host memory, into checkpoints and out of them.
 
-use super::super::blocks::Blocks;
-use super::super::bucket::Bucket;
-use super::super::gpu::Weights;
-use super::super::layout::Part;
-use super::super::saving::{cut_bytes, read_blocks, remainders, stored};
+use super::super::super::blocks::Blocks;
+use super::super::super::gpu::Weights;
+use super::super::super::layout::Part;
+use super::super::super::saving::{cut_bytes, read_blocks, remainders, stored};
+use super::super::Bucket;
 use super::{Hosted, Offload};
 use crate::checkpoint::{Kind, Slice};
 use backend_dist::buffer::{self, Map};

@@ -8,12 +8,12 @@ mod choice;
 mod saving;
 mod step;
 
-use super::blocks::Blocks;
-use super::bucket::Bucket;
-use super::config::OptimizerConfig;
-use super::flat::{Flat, wide};
-use super::gpu::tensor_table;
-use super::layout::Part;
+use super::super::blocks::Blocks;
+use super::super::config::OptimizerConfig;
+use super::super::flat::{Flat, wide};
+use super::super::gpu::tensor_table;
+use super::super::layout::Part;
+use super::Bucket;
 use crate::checkpoint::Kind;
 use backend_dist::buffer::{BLOCK, Buffer, Map, TensorTable};
 use backend_dist::host_copy::{OffloadMemory, PIECE, SLOTS, held};
@@ -25,7 +25,7 @@ use std::ops::Range;
 const SMALL_PIECE: usize = 4 * BLOCK;
 
 /// The host memory of a rank's states, and the GPU memory that pieces of them pass through.
-pub(super) struct Offload {
+pub struct Offload {
     memory: Memory,
     /// On GPUs.
     slots: Vec<Vec<Buffer>>,
@@ -40,7 +40,7 @@ enum Memory {
 }
 
 /// Where a bucket's states lie in host memory.
-pub(super) struct Hosted {
+pub struct Hosted {
     arrays: Vec<(Kind, Array)>,
     pieces: Vec<Piece>,
 }
