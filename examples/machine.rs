@@ -230,6 +230,7 @@ fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
         element: 2,
         moments: Moments { matrices: 2, others: 2 },
         state_bytes: StateBytes::F32,
+        offload: 0.0,
         newton_schulz: None,
         fp8: 0..0,
         fp8_weights: true,

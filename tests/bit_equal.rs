@@ -1,8 +1,9 @@
 //! Where a layout adds the same numbers in the same order as another one, it must give the same bits: pipelines as no
 //! pipeline, ZeRO as plain data parallelism, recomputation as none.
 
-use models::{CausalLm, Gpt, Llama};
-use tests::{gpt, llama, train, weights};
+use burn_megatron::optim::{AdamWConfig, OptimizerConfig};
+use models::{CausalLm, Gpt, Llama, Mixtral};
+use tests::{gpt, llama, moe, train, weights};
 
 fn same_bits<M: CausalLm>(config: &M::Config, plain: &str, others: &[&str]) {
     let reference = train::<M>(config, plain, None);
@@ -34,6 +35,29 @@ fn zero() {
     same_bits::<Llama>(&llama(), "DP2 x4", &["DP2 ZeRO1 x4"]);
     same_bits::<Llama>(&llama(), "DP2 ZeRO2 x4", &["DP2 ZeRO3 x4", "PP2 DP2 ZeRO3 x4 zb-h1", "PP2 VPP2 DP2 ZeRO3 x4"]);
     same_bits::<Gpt>(&gpt(), "TP2 SP DP2", &["TP2 SP DP2 ZeRO1", "TP2 SP DP2 ZeRO2", "TP2 SP DP2 ZeRO3"]);
+}
+
+/// With the states of all or of some layers in host memory.
+fn same_bits_on_the_host<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+    let adamw = AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() };
+    for layout in layouts {
+        let run = |adamw: AdamWConfig| train::<M>(config, layout, Some(&OptimizerConfig::from(adamw)));
+        let device = run(adamw);
+        for offload_fraction in [1.0, 0.4] {
+            let host = run(AdamWConfig { cpu_offload: true, offload_fraction, ..adamw });
+            assert_eq!(host[0].losses, device[0].losses, "{layout}: losses");
+            assert_eq!(host[0].grad_norms, device[0].grad_norms, "{layout}: gradient norms");
+            assert!(weights(layout, &host) == weights(layout, &device), "{layout}: weights");
+        }
+    }
+}
+
+#[test]
+fn optimizer_states_in_host_memory() {
+    let dense = ["x2", "TP2 SP DP2 ZeRO1 x2", "PP2 DP2 ZeRO2 x4 zb-h1", "CP2 DP2 ZeRO3", "DP4 ZeRO3 Group2"];
+    same_bits_on_the_host::<Llama>(&llama(), &dense);
+    same_bits_on_the_host::<Gpt>(&gpt(), &["PP2 DP2 ZeRO1 x2 Ett|tL", "TP2 SP DP2 ZeRO3"]);
+    same_bits_on_the_host::<Mixtral>(&moe(), &["DP4 EP2 ZeRO1 x2", "TP2 SP DP2 EP2 ETP1 ZeRO3"]);
 }
 
 #[test]

@@ -9,6 +9,11 @@ pub(crate) fn available() -> Option<u64> {
     Some(of_group().map_or(system, |group| system.min(group)))
 }
 
+/// What distinguishes this host from others of a run, where the system tells.
+pub(crate) fn host() -> Option<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()
+}
+
 /// From the text of `/proc/meminfo`.
 fn of_system(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

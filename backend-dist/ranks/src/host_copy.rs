@@ -1,4 +1,5 @@
-//! Copies of GPU buffers in page-locked host memory, made by a DMA copy engine while the GPU computes.
+//! Page-locked host memory that DMA copy engines read and write while the GPU computes: copies of GPU buffers, and states
+//! that live on the host ([`OffloadMemory`]).
 //!
 //! A copy is queued on a stream of its own, behind what the rank's thread has launched. Nobody waits for it but who
 //! reads the bytes, and the compute stream before the buffers are written again ([`HostMemory::protect`]). Page-locked
@@ -8,11 +9,22 @@
 mod gpu;
 #[cfg(not(feature = "cuda"))]
 mod none;
+#[cfg(feature = "cuda")]
+mod offload;
+#[cfg(feature = "cuda")]
+mod pages;
 
 #[cfg(feature = "cuda")]
 pub use gpu::{HostBytes, HostCopy, HostMemory};
 #[cfg(not(feature = "cuda"))]
-pub use none::{HostBytes, HostCopy, HostMemory};
+pub use none::{HostBytes, HostCopy, HostMemory, OffloadMemory};
+#[cfg(feature = "cuda")]
+pub use offload::OffloadMemory;
+
+/// Elements of a piece of optimizer states: 32 MB of an fp32 state, which DMA copy engines move at their full rate.
+pub const PIECE: usize = 1 << 23;
+/// Pieces that are in GPU memory at a time: one is loaded, one updated, one stored.
+pub const SLOTS: usize = 3;
 
 /// Bytes that each buffer takes in host memory: a multiple of what any element type is aligned to.
 pub fn held(bytes: usize) -> usize {

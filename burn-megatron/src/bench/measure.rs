@@ -100,7 +100,11 @@ impl WithModel for Bench<'_> {
         let engine = EngineConfig { rampup_batch_size: None, ..self.config.engine() };
         let start = Instant::now();
         let seen = self.cluster.launch(&mesh, |rank| {
-            let engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), engine.clone())?;
+            let mut engine = RankEngine::new(&rank, &dims, |part| build(&rank, part), engine.clone())?;
+            // Figures of a run with less states in host memory would be those of another run.
+            if let Some(trouble) = engine.take_offload_trouble() {
+                return Err(format!("optimizer.cpu-offload: {trouble}").into());
+            }
             self.steps(&rank, engine, start, Tracer::new(tracing.as_ref()))
         })?;
         Ok(seen.into_iter().next().unwrap_or_default())

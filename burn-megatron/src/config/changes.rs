@@ -29,7 +29,7 @@ const GUARDED: [&str; 14] = [
 ];
 
 /// Keys in these sections that do not.
-const FREE: [&str; 12] = [
+const FREE: [&str; 14] = [
     "distill.teacher",
     "distill.logits",
     "model.hf",
@@ -40,6 +40,8 @@ const FREE: [&str; 12] = [
     "training.exit-interval",
     "training.max-restarts",
     "training.distributed-timeout-minutes",
+    "optimizer.cpu-offload",
+    "optimizer.offload-fraction",
     "data.cache",
     "lora.adapter",
 ];

@@ -4,7 +4,7 @@ use models::FamilyConfig;
 
 use super::check::demand;
 use super::run::{Precision, RunConfig};
-use crate::optim::{MainParamsDtype, StateDtype};
+use crate::optim::{AdamWConfig, MainParamsDtype, OptimizerConfig, StateDtype};
 
 impl RunConfig {
     /// Types of optimizer states that the type of training does not have.
@@ -29,6 +29,22 @@ impl RunConfig {
                  not at all; nearest legal: 8bit for both"
             )
         }));
+        if let OptimizerConfig::AdamW(AdamWConfig { cpu_offload, offload_fraction: share, .. }) = self.optimizer {
+            note(demand(share > 0.0 && share <= 1.0, || {
+                format!("optimizer.offload-fraction = {share} is not above 0 and at most 1; nearest legal: 1.0")
+            }));
+            note(demand(cpu_offload || share == 1.0, || {
+                format!(
+                    "optimizer.offload-fraction = {share} without optimizer.cpu-offload, so that no states are in host memory; \
+                     nearest legal: optimizer.cpu-offload = true"
+                )
+            }));
+            note(demand(!cpu_offload || self.training.ema_decay.is_none(), || {
+                "optimizer.cpu-offload = true with training.ema-decay, whose average follows master weights that are on the \
+                 GPU; nearest legal: optimizer.cpu-offload = false"
+                    .into()
+            }));
+        }
         let adds_in_bf16 = dtype == Precision::Bf16 && self.fp8.format.is_none();
         let is_dense = matches!(self.model.config, FamilyConfig::Llama(_) | FamilyConfig::Gpt(_));
         note(demand(states.main_grads == StateDtype::F32 || adds_in_bf16 && is_dense, || {

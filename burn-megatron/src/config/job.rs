@@ -54,6 +54,7 @@ impl RunConfig {
                 main_params: states.main_params.bytes() as u64,
                 ema: if training.ema_decay.is_some() { 4 } else { 0 },
             },
+            offload: self.optimizer.offload(),
             newton_schulz,
             recompute: self.recompute.clone(),
             gpu: false,

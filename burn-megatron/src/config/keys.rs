@@ -256,6 +256,8 @@ pub const KEYS: &[Key] = {
         key("optimizer.exp-avg-sq-dtype", Choice(&["f32", "bf16", "8bit"]), "", "Type of the second moment (exp_avg_sq), likewise; default: f32"),
         key("optimizer.main-grads-dtype", Choice(&["f32", "bf16"]), "", "Type in which gradients are accumulated over micro-batches and reduced over data-parallel ranks; bf16 for bf16 training of dense models without FP8; default: f32"),
         key("optimizer.main-params-dtype", Choice(&["f32", "bf16-remainder"]), "", "Master weights of bf16 training: fp32 copies, or the 16 bits that a bf16 weight lacks of its fp32 master (2 bytes instead of 4, same master bit for bit); default: f32"),
+        key("optimizer.cpu-offload", Flag, "", "AdamW: moments, and master weights of bf16 and f16 training, in page-locked host memory; a step updates them on the GPU in pieces, while others are copied, with the same bits; default: false").or(&["optimizer-cpu-offload"]),
+        key("optimizer.offload-fraction", Number, "", "With optimizer.cpu-offload: share of the parameters whose states are in host memory, by whole layers, above 0 and at most 1; default: 1.0").or(&["optimizer-offload-fraction"]),
         key("param-groups.lr-scale", Scales, "{}", "Factors of the learning rate by pattern of the names of tensors, in which * stands for any characters, for example { \"embed_tokens.*\" = 0.1 }"),
         key("param-groups.weight-decay-scale", Scales, "{}", "Factors of the weight decay by pattern, for example { \"*.mlp.*\" = 0.5 }"),
         key("param-groups.frozen", Names, "[]", "Patterns of the names of tensors that are not trained: they have no gradient, moments or master weights, and checkpoints have them with the other weights"),

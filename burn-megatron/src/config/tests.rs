@@ -72,6 +72,7 @@ fn what_is_printed_reads_the_same() {
         good("[pipeline]\npasses = \"\"\"\n0F0 0B0\n1F0 1B0\n\"\"\"\n", &[("parallel.pp", "2")]),
         good("[recompute]\ngranularity = \"selective\"\nmodules = [\"norms\"]\n", &[]),
         good("[training]\ndtype = \"bf16\"\n", &[("optimizer.main-params-dtype", "bf16-remainder")]),
+        good("[optimizer]\ncpu-offload = true\n", &[("optimizer.offload-fraction", "0.5")]),
         good("[optimizer]\nexp-avg-dtype = \"bf16\"\n", &[("optimizer.exp-avg-sq-dtype", "bf16")]),
         good("[optimizer]\nexp-avg-dtype = \"8bit\"\n", &[("optimizer.exp-avg-sq-dtype", "8bit")]),
         good("[recompute]\ngranularity = \"full\"\nmethod = \"block\"\n", &[]),
@@ -156,6 +157,8 @@ fn what_decides_the_learning_must_not_change_silently() {
         [("parallel.tp", "2"), ("training.micro-batch", "4"), ("evaluation.every", "3"), ("output.directory", "x")];
     assert_eq!(check(&free, &[]), Ok(()));
     assert_eq!(check(&[("optimizer.eps", "1.0000000000000001e-8")], &[]), Ok(()), "the last bit of a float");
+
+    assert_eq!(check(&[("optimizer.cpu-offload", "true")], &[]), Ok(()), "every bit is the same");
 
     let longer = [("training.steps", "2000"), ("model.hidden-size", "32")];
     let said = check(&longer, &[]).unwrap_err();

@@ -40,6 +40,11 @@ pub enum EngineError {
     /// The learning rate is not valid.
     #[error(transparent)]
     LearningRate(#[from] LrError),
+    /// A moving average of weights whose masters are in host memory.
+    #[error(
+        "`ema_decay` with `cpu_offload`: the average follows master weights that are on the GPU; leave one of both"
+    )]
+    AverageOffload,
     /// The weight decay is not valid.
     #[error(transparent)]
     WeightDecay(#[from] WeightDecayError),

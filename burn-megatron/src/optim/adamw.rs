@@ -39,6 +39,12 @@ pub struct AdamWConfig {
     pub main_grads_dtype: StateDtype,
     /// How master weights of `bf16` weights are kept.
     pub main_params_dtype: MainParamsDtype,
+    /// Keep states in host memory (Megatron-LM's `--optimizer-cpu-offload`): moments, and master weights of narrower
+    /// weights. A step updates them on the GPU in pieces, with the same bits as without.
+    pub cpu_offload: bool,
+    /// Share of the parameters whose states are there with `cpu_offload` (`--optimizer-offload-fraction`), by whole layers:
+    /// more than 0, at most 1.
+    pub offload_fraction: f64,
 }
 
 impl Default for AdamWConfig {
@@ -53,6 +59,8 @@ impl Default for AdamWConfig {
             exp_avg_sq_dtype: StateDtype::F32,
             main_grads_dtype: StateDtype::F32,
             main_params_dtype: MainParamsDtype::F32,
+            cpu_offload: false,
+            offload_fraction: 1.0,
         }
     }
 }

@@ -19,6 +19,11 @@ enum Store {
 }
 
 impl Blocks {
+    /// A moment in host memory.
+    pub fn new(map: Map, codes: Vec<u8>, scales: Vec<f32>) -> Self {
+        Self { map, store: Store::Host { codes, scales } }
+    }
+
     /// The two moments of `len` elements, a multiple of [`BLOCK`].
     pub fn zeros(len: usize, device: &Device) -> [Self; 2] {
         let store = || {

@@ -1,5 +1,7 @@
 //! One bucket of a rank: its gradients, moments and values, and how one step changes them.
 
+mod offload;
+mod states;
 mod update;
 
 use super::blocks::Blocks;
@@ -11,13 +13,15 @@ use super::layout::{BucketSpec, Layout, Part, overlap};
 use super::modules::{attach_places, map, visit};
 use super::rule::Rule;
 use super::sharding::Sharding;
-use super::states::{StateDtype, weights_of};
+use super::states::weights_of;
 use backend_dist::collective::all_gather;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
+
 use update::Update;
 
+pub(super) use offload::{Hosted, Offload};
 pub(super) use update::MatrixSteps;
 
 pub(super) struct Bucket {
@@ -36,6 +40,8 @@ pub(super) struct Bucket {
     pub second: Option<Flat>,
     /// Both moments instead, where they are in 8 bits.
     pub blocks: Option<[Blocks; 2]>,
+    /// Both moments and the masters instead, where they are in host memory.
+    pub hosted: Option<Hosted>,
     /// The moving average of the values, if one is wanted.
     pub average: Option<Flat>,
     /// On GPUs the weights, while passes compute with the average.
@@ -55,7 +61,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// `alignment` is that of parameters in the flat buffers.
+    /// Without weights and states: [`allocate`](Self::allocate). `alignment` is that of parameters in the flat buffers.
     pub fn new(
         spec: BucketSpec,
         alignment: usize,
@@ -64,36 +70,15 @@ impl Bucket {
         device: &Device,
         dtype: DType,
     ) -> Self {
-        let (states, split) = (config.states(), config.states().splits(dtype));
+        let split = config.states().splits(dtype);
         let layout = Layout::new(&spec, sharding.ranks(), alignment);
         let (zero, own, each) = (sharding.zero, sharding.shards.rank(), sharding.same_shard.size());
         let region = layout.region(own, sharding.shards.size());
         let parts = layout.parts(&region);
-        let (of_matrices, of_others) = config.moments();
-        let moments = |part: &Part| if layout.units[part.unit].matrix { of_matrices } else { of_others };
-        // Where all parts have a second moment, they lie in it as in the region.
-        let all = parts.iter().all(|part| moments(part) > 1);
-        let mut second_len = 0;
-        let mut second = |part: &Part| {
-            (moments(part) > 1).then(|| {
-                let start = if all { part.at } else { second_len };
-                second_len = start + part.range.len();
-                start
-            })
-        };
-        let second_at: Vec<Option<usize>> = parts.iter().map(&mut second).collect();
-        let buffer = |len: usize, state: StateDtype| (len > 0).then(|| Flat::zeros(len, device, state.with(dtype)));
-        let grads = Grads::new(&layout, &region, zero, device, states.main_grads.with(dtype));
+        let second_at = states::second_at(&layout, &parts, config);
+        let grads = Grads::new(&layout, &region, zero, device, config.states().main_grads.with(dtype));
         let counted = counted(&layout, &region, own * each..(own + 1) * each);
         let launches = grads.buffer().map(|sum| Launches::new(sum, &counted, (&layout, &parts), &region, config));
-        let weights = if zero < 3 { Weights::new(&layout, &region, device, dtype, split) } else { None };
-        let has_first = parts.iter().any(|part| moments(part) > 0);
-        let blocks = (has_first && states.in_blocks(dtype)).then(|| Blocks::zeros(region.len(), device));
-        let first = buffer(if has_first && blocks.is_none() { region.len() } else { 0 }, states.exp_avg);
-        // One launch goes over whole regions.
-        let second_len = if launches.is_some() && all && second_len > 0 { region.len() } else { second_len };
-        let second = buffer(if blocks.is_none() { second_len } else { 0 }, states.exp_avg_sq);
-        let values = None;
         Self {
             spec,
             layout,
@@ -101,15 +86,16 @@ impl Bucket {
             region,
             parts,
             grads,
-            values,
-            first,
-            second,
-            blocks,
+            values: None,
+            first: None,
+            second: None,
+            blocks: None,
+            hosted: None,
             average: None,
             kept: None,
             second_at,
             counted,
-            weights,
+            weights: None,
             launches,
             dtype,
             split,
@@ -117,17 +103,26 @@ impl Bucket {
     }
 
     /// Takes the weights over, once before anything else.
-    pub fn shard<M: Module>(&mut self, model: M, device: &Device) -> M {
+    pub fn shard<M: Module>(&mut self, model: M, device: &Device, offload: Option<&mut Offload>) -> M {
         if let Some(weights) = &self.weights {
             let model = weights.take(model, &self.layout, &self.region, self.sharding.zero);
-            self.values = weights.values(self.region.len(), device);
+            match offload.filter(|_| self.hosts_masters()) {
+                Some(offload) => self.host_masters(&model, offload),
+                None => self.values = weights.values(self.region.len(), device),
+            }
             attach_places(&model, &self.layout, self.grads.places());
             return model;
         }
-        if self.keeps_values() {
-            self.values = Some(self.extract(&model));
+        match offload.filter(|_| self.hosts_masters()) {
+            Some(offload) => self.host_masters(&model, offload),
+            None if self.keeps_values() => self.values = Some(self.extract(&model)),
+            None => {}
         }
         if self.sharding.zero == 3 { self.release(model) } else { model }
+    }
+
+    fn hosts_masters(&self) -> bool {
+        self.hosted.as_ref().is_some_and(Hosted::has_masters)
     }
 
     /// Whether the values are kept here.
@@ -172,7 +167,18 @@ impl Bucket {
     }
 
     /// One step. `matrices` are the orthogonalised steps of the parts that are not updated by `rule`.
-    pub fn step<M: Module>(&mut self, model: M, rule: &Rule, matrices: &MatrixSteps) -> M {
+    pub fn step<M: Module>(
+        &mut self,
+        model: M,
+        rule: &Rule,
+        matrices: &MatrixSteps,
+        offload: Option<&mut Offload>,
+    ) -> M {
+        if let (Some(hosted), Some(offload)) = (self.hosted.take(), offload) {
+            let model = self.step_in_pieces(model, rule, &hosted, offload);
+            self.hosted = Some(hosted);
+            return model;
+        }
         if let Some(weights) = self.weights.as_ref().filter(|weights| weights.has_remainders()) {
             // A region without parts has nothing to update.
             self.step_at_once(None, rule);

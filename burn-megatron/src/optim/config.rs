@@ -103,6 +103,14 @@ impl OptimizerConfig {
         }
     }
 
+    /// Share of the parameters whose states are in host memory.
+    pub fn offload(&self) -> f64 {
+        match self {
+            Self::AdamW(config) if config.cpu_offload => config.offload_fraction,
+            _ => 0.0,
+        }
+    }
+
     /// Share of a decayed parameter that is removed per step, times the learning rate.
     pub fn weight_decay(&self) -> f64 {
         match self {

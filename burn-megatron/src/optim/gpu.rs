@@ -1,5 +1,6 @@
 //! What a bucket has on a GPU only: weights in one buffer, and everything in one launch.
 
+use super::adamw::Coefficients;
 use super::blocks::Blocks;
 use super::config::OptimizerConfig;
 use super::flat::{Flat, wide};
@@ -123,6 +124,12 @@ impl Weights {
         }
     }
 
+    /// Replaces the region, rounded to the weights' type.
+    pub fn replace(&self, values: Tensor<1>) {
+        self.wait();
+        self.own.put(0, values);
+    }
+
     /// Starts the collective of the data-parallel ranks' regions.
     pub fn collective(&self, dp_ranks: &Group) {
         self.wait();
@@ -157,12 +164,7 @@ impl Launches {
         config: &OptimizerConfig,
     ) -> Self {
         let ranges: Vec<_> = counted.iter().flat_map(|(_, ranges)| ranges.clone()).collect();
-        let has_matrices = config.muon().is_some() && parts.iter().any(|part| layout.units[part.unit].matrix);
-        let tensors = (!parts.is_empty() && !has_matrices).then(|| {
-            let decays = |part: &Part| layout.units[part.unit].decays || config.decays_vectors();
-            let decays: Vec<bool> = parts.iter().map(decays).collect();
-            TensorTable::new(sum, &ends(parts, region.len()), &decays, &places(layout, parts))
-        });
+        let tensors = tensor_table(sum, (layout, parts), region.len(), config);
         let mut partial = BTreeMap::<usize, Vec<Range<usize>>>::new();
         for part in parts {
             if let Some(size) = layout.units[part.unit].partial {
@@ -205,17 +207,7 @@ impl Launches {
                     (None, Some(first), Some(second)) => Moments::Floats(first, second),
                     _ => return false,
                 };
-                let step = AdamWStep {
-                    beta1: k.config.beta1,
-                    beta2: k.config.beta2,
-                    eps: k.config.eps,
-                    step_size: k.step_size,
-                    root_scale: k.root_scale,
-                    keep: k.keep,
-                    grad_scale: k.grad_scale,
-                    step: k.step,
-                };
-                adamw(AdamWBuffers { parameters, moments, grad, tensors }, &step);
+                adamw(AdamWBuffers { parameters, moments, grad, tensors }, &adamw_step(k));
                 true
             }
             Rule::Sgd(k) => {
@@ -232,6 +224,35 @@ impl Launches {
                 by_momentum(rule, k.lr, k.config.weight_decay, k.grad_scale)
             }
         }
+    }
+}
+
+/// The parts of `len` gradients, where an element-wise rule updates all of them and there are any.
+pub(super) fn tensor_table(
+    sum: &Buffer,
+    (layout, parts): (&Layout, &[Part]),
+    len: usize,
+    config: &OptimizerConfig,
+) -> Option<TensorTable> {
+    let has_matrices = config.muon().is_some() && parts.iter().any(|part| layout.units[part.unit].matrix);
+    (!parts.is_empty() && !has_matrices).then(|| {
+        let decays = |part: &Part| layout.units[part.unit].decays || config.decays_vectors();
+        let decays: Vec<bool> = parts.iter().map(decays).collect();
+        TensorTable::new(sum, &ends(parts, len), &decays, &places(layout, parts))
+    })
+}
+
+/// The constants of a launch.
+pub(super) fn adamw_step(k: &Coefficients) -> AdamWStep {
+    AdamWStep {
+        beta1: k.config.beta1,
+        beta2: k.config.beta2,
+        eps: k.config.eps,
+        step_size: k.step_size,
+        root_scale: k.root_scale,
+        keep: k.keep,
+        grad_scale: k.grad_scale,
+        step: k.step,
     }
 }
 

@@ -9,7 +9,7 @@ mod sums;
 mod weights;
 
 use super::blocks::Blocks;
-use super::bucket::Bucket;
+use super::bucket::{Bucket, Offload};
 use super::config::OptimizerConfig;
 use super::flat::Flat;
 use super::gpu::Weights;
@@ -40,6 +40,8 @@ pub struct Memory {
     pub states: u64,
     /// Main weights: fp32 copies of bf16 or f16 weights or their remainders, and shards of ZeRO 3.
     pub values: u64,
+    /// Moments and main weights in host memory instead.
+    pub host: u64,
 }
 
 /// The optimizer of one rank, over all its model chunks. Parameters come in buckets, each given by its index in the
@@ -76,23 +78,28 @@ pub struct Optimizer {
     weight_buffers: Option<RefCell<WeightBuffers>>,
     /// On GPUs, for checkpoints that are written while training continues.
     pub(super) host: HostReserve,
+    /// Where some states are in host memory.
+    pub(super) offload: Option<Offload>,
+    /// Why fewer of them are there than should be.
+    offload_trouble: Option<String>,
 }
 
 impl Optimizer {
     /// Zeroed moments for weights of type `dtype`. By grid, the ranks of `sharding` hold the same weights and see other tokens, and
     /// `neighbours` gives the rank's block of so many ranks of its tensor parallel group, for sums of gradients that
-    /// are partial there and for matrices that Muon needs whole. `device` is without autodiff.
+    /// are partial there and for matrices that Muon needs whole. `device` is without autodiff. States in
+    /// host memory take at most `host_bytes` there.
     pub fn new(
         config: &OptimizerConfig,
         buckets: Vec<BucketSpec>,
         sharding: impl Fn(GridKind) -> Sharding,
         neighbours: impl Fn(GridKind, usize) -> Group,
-        device: &Device,
-        dtype: DType,
+        (device, dtype): (&Device, DType),
+        host_bytes: usize,
     ) -> Self {
         // Views of GPU memory begin at multiples.
         let alignment = if Buffer::fits(device, dtype) { buffer::ALIGNMENT } else { 1 };
-        Self::aligned(alignment, config, buckets, sharding, neighbours, (device, dtype))
+        Self::aligned(alignment, config, buckets, sharding, neighbours, (device, dtype), host_bytes)
     }
 
     /// [`Optimizer::new`] with parameters at multiples of `alignment` in the flat buffers.
@@ -103,6 +110,7 @@ impl Optimizer {
         sharding: impl Fn(GridKind) -> Sharding,
         neighbours: impl Fn(GridKind, usize) -> Group,
         (device, dtype): (&Device, DType),
+        host_bytes: usize,
     ) -> Self {
         // A shard begins with a block of moments.
         let in_blocks = config.states().in_blocks(dtype);
@@ -112,6 +120,8 @@ impl Optimizer {
             Bucket::new(spec, alignment, config, sharding, device, dtype)
         };
         let mut buckets: Vec<Bucket> = buckets.into_iter().map(bucket).collect();
+        let (offload, offload_trouble) = Offload::new(&mut buckets, config, host_bytes);
+        buckets.iter_mut().for_each(|bucket| bucket.allocate(config, device));
         let weight_buffers = share_weights(&mut buckets, device, dtype);
         let muon = config.muon().is_some();
         let units = buckets.iter().flat_map(|bucket| bucket.layout.units.iter().map(|unit| (bucket.spec.grid(), unit)));
@@ -134,6 +144,8 @@ impl Optimizer {
             opened: Vec::new(),
             weight_buffers: weight_buffers.map(RefCell::new),
             host: HostReserve::default(),
+            offload,
+            offload_trouble,
         }
     }
 
@@ -153,6 +165,7 @@ impl Optimizer {
     pub fn begin_step(&mut self) {
         self.updates += 1;
         self.host.protect();
+        self.offload.iter().for_each(Offload::begin);
         self.forget_gathered();
     }
 
@@ -167,7 +180,7 @@ impl Optimizer {
         let rule = config.rule(info.lr, self.updates, info.grad_scale);
         let steps = |muon| matrix_steps(bucket, muon, &info, &self.neighbours);
         let matrices = config.muon().map(steps).unwrap_or_default();
-        let model = bucket.step(model, &rule, &matrices);
+        let model = bucket.step(model, &rule, &matrices, self.offload.as_mut());
         self.average.into_iter().for_each(|decay| bucket.follow(&model, decay));
         // The first buckets of the next forward pass arrive while the others are updated.
         if self.weight_buffers.as_ref().is_some_and(|buffers| buffers.borrow().is_free(index)) {
@@ -196,9 +209,15 @@ impl Optimizer {
         &self.buckets[bucket].spec
     }
 
+    /// Why less of the states is in host memory than should be, once.
+    pub fn take_offload_trouble(&mut self) -> Option<String> {
+        self.offload_trouble.take()
+    }
+
     /// Bytes of all buffers.
     pub fn memory(&self) -> Memory {
-        let mut memory = Memory { grads_peak: self.grads_peak, ..Memory::default() };
+        let host = self.offload.as_ref().map_or(0, Offload::bytes);
+        let mut memory = Memory { grads_peak: self.grads_peak, host, ..Memory::default() };
         for bucket in &self.buckets {
             let bytes = |flat: &Option<Flat>| flat.as_ref().map_or(0, Flat::bytes);
             memory.grads += bucket.grads.bytes();

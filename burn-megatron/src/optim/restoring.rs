@@ -1,7 +1,7 @@
 //! Weights and states of a bucket from boxes of global tensors, of a checkpoint of any layout.
 
 use super::box_runs::box_runs;
-use super::bucket::Bucket;
+use super::bucket::{Bucket, Hosted};
 use super::flat::wide;
 use super::layout::{Layout, Unit, overlap};
 use super::modules::map;
@@ -52,7 +52,14 @@ impl Optimizer {
             Ok(values) => values,
             Err(error) => return (model, Err(error)),
         };
-        let Values { weights, first, second, average, moments } = values;
+        let Values { weights, mut first, mut second, average, mut moments } = values;
+        let mut hosted = bucket.hosted.as_ref().zip(self.offload.as_mut());
+        if let Some((hosted, offload)) = &mut hosted {
+            for (kind, parts) in [(Kind::FirstMoment, &mut first), (Kind::SecondMoment, &mut second)] {
+                parts.drain(..).for_each(|(at, values)| hosted.put_floats(offload, kind, at, values));
+            }
+            hosted.put_moments(offload, std::mem::take(&mut moments), &self.device);
+        }
         for (blocks, (values, scales)) in bucket.blocks.iter_mut().flatten().zip(moments) {
             blocks.set(values.into_f32(), &scales.into_f32(), &self.device);
         }
@@ -71,13 +78,26 @@ impl Optimizer {
                 buffer.as_mut().expect("only states that are kept were read").put_floats(at, values);
             }
         }
-        if let Some(buffer) = bucket.weights.as_ref().filter(|_| bucket.split) {
+        let hosted = hosted.filter(|(hosted, _)| hosted.has_masters());
+        let masters = || {
             let mut masters = HostFloats::zeros(FloatDType::F32, bucket.region.len());
             for (range, values) in &weights {
                 let own = overlap(range, &bucket.region);
-                masters.put(own.start - bucket.region.start, values, own.start - range.start..own.end - range.start);
+                if !own.is_empty() {
+                    let from = own.start - range.start..own.end - range.start;
+                    masters.put(own.start - bucket.region.start, values, from);
+                }
             }
-            buffer.set_masters(masters, &self.device);
+            masters
+        };
+        let is_hosted = hosted.is_some();
+        if let Some((hosted, offload)) = hosted {
+            hosted.put_masters(offload, masters(), bucket.weights.as_ref(), &self.device);
+        }
+        if let Some(buffer) = bucket.weights.as_ref().filter(|_| bucket.split || is_hosted) {
+            if !is_hosted {
+                buffer.set_masters(masters(), &self.device);
+            }
             if matches!(bucket.sharding.zero, 1 | 2) {
                 buffer.collective(&bucket.sharding.shards);
             }
@@ -138,19 +158,20 @@ fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> 
     if !moments {
         return Ok(values);
     }
+    let in_blocks = bucket.blocks.is_some() || bucket.hosted.as_ref().is_some_and(Hosted::in_blocks);
     for (part, second_at) in bucket.parts.iter().zip(&bucket.second_at) {
         let unit = &layout.units[part.unit];
-        if bucket.blocks.is_some() {
+        if in_blocks {
             continue;
         }
-        if bucket.first.is_some() {
+        if bucket.first.is_some() || bucket.hosted.is_some() {
             values.first.push((part.at, read_part(Kind::FirstMoment, unit, &part.range, dtype, read)?));
         }
         if let Some(at) = second_at {
             values.second.push((*at, read_part(Kind::SecondMoment, unit, &part.range, dtype, read)?));
         }
     }
-    for kind in [Kind::FirstMoment, Kind::SecondMoment].into_iter().filter(|_| bucket.blocks.is_some()) {
+    for kind in [Kind::FirstMoment, Kind::SecondMoment].into_iter().filter(|_| in_blocks) {
         let of_scales = kind.scales().expect("moments have scales");
         let region = || HostFloats::zeros(dtype, bucket.region.len());
         let (mut moment, mut scales) = (region(), region());

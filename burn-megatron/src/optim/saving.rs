@@ -68,9 +68,12 @@ impl Optimizer {
         let joined = bucket.weights.as_ref().and_then(Weights::masters);
         let values = joined.as_ref().or(bucket.values.as_ref());
         if bucket.sharding.zero == 3 {
-            let values = values.expect("`shard` has taken the weights over");
             for (_, part) in parts() {
-                let weights = bucket.narrow(values.part(part.at..part.at + part.range.len()));
+                let here = part.at..part.at + part.range.len();
+                let weights = match (values, &bucket.weights) {
+                    (Some(values), _) => bucket.narrow(values.part(here)),
+                    (None, weights) => weights.as_ref().expect("masters in host memory").own().part(here).tensor(),
+                };
                 read(&mut slices, Kind::Weight, unit(part), &part.range, weights);
             }
         } else {
@@ -99,6 +102,9 @@ impl Optimizer {
         for (blocks, kind) in bucket.blocks.iter().flatten().zip(kinds) {
             read_blocks(&mut slices, kind, blocks, parts().map(|(_, part)| (unit(part), part)));
         }
+        if let (Some(hosted), Some(offload)) = (&bucket.hosted, &self.offload) {
+            hosted.read(&mut slices, bucket, offload, parts().map(|(_, part)| part));
+        }
         slices
     }
 
@@ -115,11 +121,12 @@ impl Optimizer {
     }
 
     /// What this rank writes of a bucket on a GPU; `None` on CPUs, where padding is between the elements of a slice, and
-    /// where master weights are put together first or moments are in 8 bits.
+    /// where master weights are put together first, moments are in 8 bits, or states are in host memory.
     fn copies(&self, bucket: usize) -> Option<Vec<Source<'_>>> {
         let writes = self.writes(bucket);
         let bucket = &self.buckets[bucket];
-        let own = bucket.weights.as_ref().filter(|_| !bucket.split && bucket.blocks.is_none())?.own();
+        let is_plain = !bucket.split && bucket.blocks.is_none() && bucket.hosted.is_none();
+        let own = bucket.weights.as_ref().filter(|_| is_plain)?.own();
         let narrow = wide(bucket.dtype) != bucket.dtype;
         let kept = |flat: &'_ Option<Flat>| flat.as_ref().map(|flat| (flat.buffer().cloned(), flat.dtype()));
         let mut sources = Vec::new();
@@ -181,18 +188,23 @@ struct Source<'a> {
 /// Adds the boxes of a part of a unit, with a copy of the part's values; of remainders these are the masters'.
 fn read(slices: &mut Vec<Slice>, kind: Kind, unit: &Unit, range: &Range<usize>, values: Tensor<1>) {
     let data = values.into_data();
-    let remainders: Vec<u8>;
+    let of_masters: Vec<u8>;
     let (dtype, width, bytes): (Dtype, usize, &[u8]) = if kind == Kind::Remainder {
-        remainders = data.iter::<f32>().flat_map(|master| buffer::split(master).1.to_le_bytes()).collect();
-        (Dtype::I16, 2, &remainders)
+        of_masters = remainders(data.iter::<f32>());
+        (Dtype::I16, 2, &of_masters)
     } else {
         (stored(data.dtype()), data.dtype().size(), data.bytes())
     };
     cut_bytes(slices, kind, unit, range, (dtype, width), bytes);
 }
 
+/// The remainders of masters.
+pub(super) fn remainders(masters: impl Iterator<Item = f32>) -> Vec<u8> {
+    masters.flat_map(|master| buffer::split(master).1.to_le_bytes()).collect()
+}
+
 /// Adds the boxes of parts of units, with a copy of the codes and scales of a moment in 8 bits.
-fn read_blocks<'a>(
+pub(super) fn read_blocks<'a>(
     slices: &mut Vec<Slice>,
     kind: Kind,
     blocks: &Blocks,
@@ -217,7 +229,7 @@ fn read_blocks<'a>(
 }
 
 /// Adds the boxes of a part of a unit, with a copy of their bytes, given the part's.
-fn cut_bytes(
+pub(super) fn cut_bytes(
     slices: &mut Vec<Slice>,
     kind: Kind,
     unit: &Unit,
@@ -261,7 +273,7 @@ fn cut(
 }
 
 /// The type's name in a safetensors file.
-fn stored(dtype: DType) -> Dtype {
+pub(super) fn stored(dtype: DType) -> Dtype {
     match dtype {
         DType::F64 => Dtype::F64,
         DType::F32 | DType::Flex32 => Dtype::F32,

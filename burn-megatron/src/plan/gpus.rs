@@ -28,6 +28,10 @@ pub struct Hardware {
 /// Seconds from the start of a collective to its first byte: NCCL's order of magnitude between GPUs of a host.
 pub const LATENCY: f64 = 15e-6;
 
+/// Bytes per second from page-locked host memory to a GPU, and as many back at the same time: PCIe 5 with 16 lanes, of
+/// 63 GB/s. An estimate.
+pub const HOST_LINK: f64 = 50e9;
+
 /// Shares of the peaks that training steps reach on H200s at their power limit (`bench --profile`,
 /// docs/measurements.md): GEMMs of Llama 3 8B 677 of 989 TFLOP/s, copies 4.15 of 4.8 TB/s, NCCL alone 358 of 450 GB/s.
 const GEMMS: f64 = 0.68;

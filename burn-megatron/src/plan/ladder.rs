@@ -61,19 +61,33 @@ const SMALL_STATES: [(StateBytes, &str); 2] = [
     ),
 ];
 
-/// The job with the first smaller optimizer states and, if it needs them, the first settings with which it fits into GPUs
-/// of `bytes`; and the keys of these states. `None` if it fits with none, or cannot have them: they are for bf16 and AdamW.
-pub fn with_small_states(job: &Job, bytes: u64) -> Option<(Job, &'static str)> {
+/// The key of states in host memory.
+const OFFLOAD: &str = "optimizer.cpu-offload = true";
+
+/// The job with the first smaller optimizer states, then with states in host memory, and, if it needs them, the first
+/// settings with which it fits into GPUs of `bytes`; and the keys of these states. `None` if it fits with none, or cannot
+/// have them: they are for AdamW, the smaller ones for bf16.
+pub fn with_small_states(job: &Job, bytes: u64) -> Option<(Job, String)> {
     let size = |states: &StateBytes| states.exp_avg + states.exp_avg_sq + BLOCK * states.main_params;
     let smaller = |(states, _): &&(StateBytes, _)| size(states) < size(&job.state_bytes);
     let all = SMALL_STATES.iter().filter(|_| job.element == 2 && job.moments == Moments::ADAMW).filter(smaller);
-    let with = |&(states, keys): &(StateBytes, &'static str)| {
+    let with = |&(states, keys): &(StateBytes, &str)| {
         let state_bytes = StateBytes { main_grads: job.state_bytes.main_grads, ema: job.state_bytes.ema, ..states };
-        let job = Job { state_bytes, ..job.clone() };
+        (Job { state_bytes, ..job.clone() }, keys.to_string())
+    };
+    let smaller: Vec<_> = all.map(with).collect();
+    let can_offload = job.gpu && job.moments == Moments::ADAMW && job.offload < 1.0 && job.state_bytes.ema == 0;
+    // Moments in 16 bits are half of the copies.
+    let narrow = smaller.iter().find(|(job, _)| job.state_bytes.exp_avg == StateBytes::BF16.exp_avg);
+    let offloaded = can_offload.then(|| match narrow {
+        Some((job, keys)) => (Job { offload: 1.0, ..job.clone() }, format!("{keys}, {OFFLOAD}")),
+        None => (Job { offload: 1.0, ..job.clone() }, OFFLOAD.to_string()),
+    });
+    let fitting = |(job, keys): (Job, String)| {
         let found = if fits(&job, bytes) { job } else { first_of(&[job], None, bytes)?.1 };
         Some((found, keys))
     };
-    all.into_iter().find_map(with)
+    smaller.iter().cloned().chain(offloaded).find_map(fitting)
 }
 
 /// Whether every rank fits into a GPU of `bytes`.

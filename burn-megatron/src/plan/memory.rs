@@ -10,6 +10,7 @@ use super::Job;
 use super::operations::Over;
 use super::state::{Bucket, States};
 use crate::schedule::Schedule;
+use backend_dist::host_copy::{PIECE, SLOTS};
 use backend_dist::mesh::GridKind;
 use frozen::{FrozenModels, drawing};
 use stage::StageMemory;
@@ -28,7 +29,8 @@ pub struct RankMemory {
     pub loss: u64,
     /// Tensors of the running pass: gradients of activations, and of a unit's weights.
     pub working: u64,
-    /// Gathered weights, buffers of gradient reductions, a tensor in transfer to another stage.
+    /// Gathered weights, buffers of gradient reductions, a tensor in transfer to another stage, pieces of states from the
+    /// host.
     pub communication: u64,
     /// A teacher, and its activations that wait for the head; a reference model.
     pub frozen: u64,
@@ -72,7 +74,9 @@ pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
         let (pages, libraries) = (if job.gpu { gaps(&chunks) } else { 0 }, libraries(job));
         let FrozenModels { bytes: frozen, teaching } = FrozenModels::of(job, &chunks, (placement, rank));
         let drawing = drawing(job, &chunks, (placement, rank));
+        let staged = chunks.iter().map(|stage| stage.staged).max().unwrap_or(0);
         let step = MemoryTracker::new(job, chunks, teaching).run(schedule, rank);
+        let step = RankMemory { communication: step.communication + staged, ..step };
         let most = drawing.filter(|drawing| drawing.peak() > step.peak()).unwrap_or(step);
         RankMemory { frozen, pages, libraries, ..most }
     };
@@ -111,6 +115,13 @@ fn libraries(job: &Job) -> u64 {
     let scales = u64::from(job.layout.cp > 1 && !job.fp8.is_empty());
     let communicators = u64::from(job.layout.tp > 1) + copies(GridKind::Dense) + experts + scales + 2 * neighbours;
     if job.gpu { CONTEXT + CUBLAS_LT + communicators * COMMUNICATOR } else { 0 }
+}
+
+/// GPU memory that pieces of a bucket's states pass through, where these are in host memory.
+fn staged(bucket: &Bucket, job: &Job) -> u64 {
+    let host = States::of(bucket, &Job { offload: 1.0, ..job.clone() }).host;
+    let elements = bucket.elements.div_ceil(bucket.shards).max(1);
+    if job.gpu && job.offload > 0.0 { SLOTS as u64 * host * elements.min(PIECE as u64) / elements } else { 0 }
 }
 
 /// Additional bytes of an update: the shard and the gathered weights of a bucket, or narrow copies of wide weights.

@@ -63,6 +63,8 @@ pub struct Job {
     pub moments: Moments,
     /// Bytes of an element of each.
     pub state_bytes: StateBytes,
+    /// Share of the parameters whose moments and master weights are in host memory.
+    pub offload: f64,
     /// Newton-Schulz iterations per step of Muon, if it is the optimizer.
     pub newton_schulz: Option<usize>,
     /// The recomputation.

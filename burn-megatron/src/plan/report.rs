@@ -180,6 +180,16 @@ impl Report<'_> {
                 false => writeln!(f, "             {}", kinds.join(", "))?,
             }
         }
+        let host = memory.iter().map(|rank| rank.states.host).max().unwrap_or(0);
+        if host > 0 {
+            let ranks = self.plan.job.layout.world_size().min(self.hardware.host) as u64;
+            let all = bytes(host * ranks);
+            writeln!(
+                f,
+                "host memory  {} of page-locked optimizer states per rank, {all} for {ranks} of a host",
+                bytes(host)
+            )?;
+        }
         if peak > most
             && let Some((small, keys)) = ladder::with_small_states(&self.plan.job, most)
         {

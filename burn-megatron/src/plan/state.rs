@@ -114,10 +114,12 @@ pub struct States {
     pub master: u64,
     /// The optimizer's states.
     pub moments: u64,
+    /// Master weights and optimizer states in host memory instead.
+    pub host: u64,
 }
 
 impl States {
-    /// The sum.
+    /// The sum, without host memory.
     pub fn total(&self) -> u64 {
         self.weights + self.quantised + self.gradients + self.master + self.moments
     }
@@ -135,6 +137,11 @@ impl States {
         let moments = (matrix * bucket.matrices + other * (whole - bucket.matrices)).div_ceil(BLOCK);
         // CPU ranks keep masters in fp32 in any case.
         let master = if job.gpu { job.state_bytes.main_params } else { wide };
+        let master = if narrow { from(1, master) } else { 0 };
+        let moments = (moments + average * whole).div_ceil(bucket.shards);
+        // CPU ranks have them in the same memory.
+        let offload = if job.gpu { job.offload } else { 0.0 };
+        let [master_on_host, moments_on_host] = [master, moments].map(|bytes| (offload * bytes as f64) as u64);
         Self {
             weights: match (zero, narrow) {
                 // Narrow weights are gathered from the master shard; GPUs keep a narrow shard too.
@@ -144,8 +151,9 @@ impl States {
             },
             quantised: 0,
             gradients: from(2, job.main_grad()),
-            master: if narrow { from(1, master) } else { 0 },
-            moments: (moments + average * whole).div_ceil(bucket.shards),
+            master: master - master_on_host,
+            moments: moments - moments_on_host,
+            host: master_on_host + moments_on_host,
         }
     }
 }
@@ -157,6 +165,7 @@ impl std::ops::AddAssign for States {
         self.gradients += other.gradients;
         self.master += other.master;
         self.moments += other.moments;
+        self.host += other.host;
     }
 }
 

@@ -2,9 +2,9 @@
 
 mod unit;
 
-use super::gpus::{Hardware, LATENCY, OVERLAPPED_GEMM_RATE};
+use super::gpus::{HOST_LINK, Hardware, LATENCY, OVERLAPPED_GEMM_RATE};
 use super::muon::newton_schulz;
-use super::state::{BLOCK, buckets};
+use super::state::{BLOCK, States, buckets};
 use super::traffic::Replication;
 use super::{Job, samples};
 use crate::flops::{AttentionCount, FlopShape};
@@ -60,9 +60,10 @@ impl CostModel<'_> {
                 let times = self.unit(unit);
                 passes.iter_mut().zip(times).for_each(|(sum, time)| sum.add(time));
             }
-            let (mut copies, mut moved) = (Replication::default(), 0);
+            let (mut copies, mut moved, mut hosted) = (Replication::default(), 0, 0);
             for bucket in buckets(self.job, &local, stage, &units).iter().flatten() {
                 copies += Replication::of(bucket, self.job);
+                hosted += States::of(bucket, self.job).host;
                 // The gradient is read; weights, master weights and moments are read and written.
                 let states = self.job.state_bytes.moments(self.job.moments.others, self.job.wide()) / BLOCK;
                 let narrow = self.job.element < 4;
@@ -74,7 +75,9 @@ impl CostModel<'_> {
             let orthogonalise = |layers| newton_schulz(self.job, layers, self.hardware);
             let (layers, mtp) = (self.job.decoder.layers, if stage.loss { self.job.decoder.mtp } else { 0 });
             let orthogonalised = orthogonalise(stage.layers.clone()) + orthogonalise(layers..layers + mtp);
-            StageTime { passes, copies, update: moved as f64 / self.hardware.bandwidth + orthogonalised }
+            // Loads, updates and stores of states in host memory overlap.
+            let update = (moved as f64 / self.hardware.bandwidth).max(hosted as f64 / HOST_LINK);
+            StageTime { passes, copies, update: update + orthogonalised }
         };
         self.job.stages.stages().iter().map(stage).collect()
     }

@@ -6,59 +6,15 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
-use cudarc::driver::{DriverError, result as driver, sys};
-use memmap2::MmapMut;
+use cudarc::driver::{result as driver, sys};
 use parking_lot::Mutex;
-use rayon::prelude::*;
 
 use super::held;
+use super::pages::{Pages, told};
 use crate::buffer::Buffer;
 use crate::cuda;
 use crate::failed;
 use crate::nccl::PinnedBuffer;
-
-/// The smallest page of the systems that have CUDA.
-const PAGE: usize = 4096;
-
-/// Page-locked memory. Raw handles are stored as integers, because they cross threads.
-struct Pages {
-    memory: MmapMut,
-    address: usize,
-    context: usize,
-}
-
-impl Pages {
-    /// Takes the memory page by page before it is locked: the system may take seconds for it, in which the driver would
-    /// let no other thread work.
-    fn new(gpu: usize, bytes: usize) -> Result<Self, String> {
-        let mut memory = MmapMut::map_anon(bytes).map_err(|error| error.to_string())?;
-        // Larger pages are locked sooner; without them it is right as well.
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage);
-        memory.par_chunks_mut(PAGE).for_each(|page| page[0] = 0);
-        let address = memory.as_mut_ptr() as usize;
-        // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process. The range is
-        // mapped until `drop` has unlocked it.
-        unsafe {
-            let context = driver::primary_ctx::retain(gpu as i32).map_err(told)?;
-            driver::ctx::set_current(context).map_err(told)?;
-            let locked = sys::cuMemHostRegister_v2(address as _, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE);
-            locked.result().map_err(told)?;
-            Ok(Self { memory, address, context: context as usize })
-        }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the range was locked in this context, which lives as long as the process, and no copy to it is under
-        // way: such a copy keeps it alive. Memory that cannot be unlocked stays so until it is unmapped.
-        unsafe {
-            let _ = driver::ctx::set_current(self.context as _);
-            let _ = sys::cuMemHostUnregister(self.address as _);
-        }
-    }
-}
 
 /// Page-locked host memory of a rank, for one copy of its buffers at a time.
 pub struct HostMemory {
@@ -102,7 +58,7 @@ pub struct HostBytes {
 
 impl fmt::Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "HostMemory({} bytes)", self.pages.memory.len())
+        write!(f, "HostMemory({} bytes)", self.pages.len())
     }
 }
 
@@ -110,10 +66,6 @@ impl fmt::Debug for HostBytes {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "HostBytes({:?})", self.range)
     }
-}
-
-fn told(error: DriverError) -> String {
-    error.to_string()
 }
 
 impl HostMemory {
@@ -183,7 +135,7 @@ impl HostCopy<'_> {
     pub fn add(&mut self, buffer: &Buffer) -> Option<HostBytes> {
         let (tensor, bytes) = (buffer.cube(), buffer.bytes());
         let start = self.filled;
-        if start + bytes > self.memory.pages.memory.len() {
+        if start + bytes > self.memory.pages.len() {
             return None;
         }
         self.filled += held(bytes);

@@ -19,6 +19,31 @@ pub struct HostCopy<'a>(PhantomData<&'a ()>);
 #[derive(Clone, Debug)]
 pub struct HostBytes(());
 
+/// Page-locked host memory that optimizer states live in; this build has none.
+#[derive(Debug)]
+pub struct OffloadMemory(());
+
+#[allow(missing_docs, reason = "documented on the host memory of GPUs")]
+impl OffloadMemory {
+    pub fn new(_: &Buffer, _: usize, _: usize) -> Result<Self, String> {
+        Err("this program was built without GPUs".into())
+    }
+
+    pub fn begin(&self) {}
+
+    pub fn load(&self, _: usize, _: &[(usize, Buffer)]) {}
+
+    pub fn store(&mut self, _: usize, _: &[(usize, Buffer)]) {}
+
+    pub fn bytes(&self) -> &[u8] {
+        &[]
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut []
+    }
+}
+
 #[allow(missing_docs, reason = "documented on the host memory of GPUs")]
 impl HostMemory {
     pub fn new(_: usize, _: usize) -> Result<Self, String> {

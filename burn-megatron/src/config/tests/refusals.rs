@@ -113,6 +113,16 @@ fn contradictions_are_found_together() {
     ] {
         assert!(double.contains(part), "{part}: {double}");
     }
+    for (keys, part) in [
+        ("cpu-offload = true\noffload-fraction = 0", "optimizer.offload-fraction = 0 is not above 0 and at most 1"),
+        ("offload-fraction = 0.5", "optimizer.offload-fraction = 0.5 without optimizer.cpu-offload"),
+        ("cpu-offload = true\n[training]\nema-decay = 0.999", "optimizer.cpu-offload = true with training.ema-decay"),
+    ] {
+        let said = contradiction(&format!("[optimizer]\n{keys}\n"));
+        assert!(said.contains(part), "{said}");
+    }
+    let other = refusal("[optimizer]\nkind = \"sgd\"\ncpu-offload = true\n", &[]);
+    assert!(other.contains("cpu-offload"), "{other}");
     assert!(contradiction("").contains("data.prefixes or data.text is needed, or chat.train"));
     let removed = refusal("", &[("performance.tune-products", "true")]);
     assert!(removed.contains("performance.tune-products was removed: tuning GEMMs gained nothing"), "{removed}");

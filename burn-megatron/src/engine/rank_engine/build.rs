@@ -6,11 +6,12 @@ use super::dynamic::DynamicGroups;
 use super::experts::records;
 use crate::engine::anomaly::AnomalyWatch;
 use crate::engine::{EngineConfig, EngineError, GradientStats};
+use crate::host_memory;
 use crate::optim::{BucketSpec, LossScaler, Optimizer, Sharding};
 use crate::trace::Recorder;
 use backend_dist::buffer::Buffer;
 use backend_dist::collective::connect;
-use backend_dist::gpu::release_memory;
+use backend_dist::gpu::{self, release_memory};
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, GridKind};
 use backend_dist::ops::fp8::DelayedScaling;
@@ -19,6 +20,21 @@ use burn::tensor::DType;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
 use std::collections::HashMap;
+
+/// Share of the free host memory that optimizer states may take: their copies for a checkpoint take as much again.
+const FILLED: f64 = 0.45;
+
+/// Host memory that the optimizer states of a rank on a GPU may take: an equal part for each rank of its host. All ranks
+/// look before any of them takes some.
+fn host_bytes(rank: &Rank, config: &EngineConfig) -> usize {
+    if config.optimizer.offload() == 0.0 || gpu::index(&rank.device).is_none() {
+        return usize::MAX;
+    }
+    let free = host_memory::available();
+    let hosts = rank.group(Axis::World).all_gather_host(host_memory::host());
+    let ranks = hosts.iter().filter(|host| **host == hosts[rank.rank]).count();
+    free.map_or(usize::MAX, |free| (FILLED * free as f64) as usize / ranks)
+}
 
 impl<M: CausalLm> RankEngine<M> {
     /// An engine before its first step. `build` makes the stages that this rank holds of a model of size `dims`.
@@ -43,6 +59,9 @@ impl<M: CausalLm> RankEngine<M> {
         let weight_decay = config.weight_decay.schedule(config.optimizer.weight_decay(), config.batch_sizes())?;
         let (spec, division) = config.pipeline.resolve(layout, dims.layers, plan.accumulation)?;
         config.check_ramp(layout, dims.layers)?;
+        if config.optimizer.offload() > 0.0 && config.ema_decay.is_some() {
+            return Err(EngineError::AverageOffload);
+        }
         let pipeline = config.pipeline.schedule(spec)?;
         let (stages, dp_ranks) = (rank.group(Axis::Pp), rank.group(Axis::DpCp));
         let placement = pipeline.placement();
@@ -75,7 +94,8 @@ impl<M: CausalLm> RankEngine<M> {
         let optimizer = phase(Phase::Buffers, || {
             let device = &rank.device;
             let sharding = |grid: GridKind| Sharding::of(rank, grid);
-            let mut optimizer = Optimizer::new(&config.optimizer, buckets, sharding, neighbours, device, dtype)
+            let (of, host_bytes) = ((device, dtype), host_bytes(rank, &config));
+            let mut optimizer = Optimizer::new(&config.optimizer, buckets, sharding, neighbours, of, host_bytes)
                 .with_average(config.ema_decay);
             for chunk in &mut chunks {
                 let own: Vec<usize> = chunk.buckets.iter().map(|(_, bucket)| *bucket).collect();

@@ -88,6 +88,12 @@ impl<M: CausalLm> RankEngine<M> {
         }
     }
 
+    /// Why fewer optimizer states are in host memory than
+    /// [`cpu_offload`](crate::optim::AdamWConfig::cpu_offload) says, once.
+    pub fn take_offload_trouble(&mut self) -> Option<String> {
+        self.optimizer.take_offload_trouble()
+    }
+
     /// Why there is no reserved host memory although there was room for it, once.
     pub fn take_host_trouble(&self) -> Option<String> {
         self.optimizer.take_host_trouble()

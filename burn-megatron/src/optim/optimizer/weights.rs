@@ -15,7 +15,7 @@ impl Optimizer {
     /// memory that holds the weights from [`gather`](Self::gather) until another bucket's are gathered there.
     pub fn shard<M: Module>(&mut self, bucket: usize, model: M) -> M {
         let bucket = &mut self.buckets[bucket];
-        let model = bucket.shard(model, &self.device);
+        let model = bucket.shard(model, &self.device, self.offload.as_mut());
         if self.average.is_some() {
             bucket.begin_average(&model);
         }
@@ -105,7 +105,7 @@ pub(super) fn share_weights(buckets: &mut [Bucket], device: &Device, dtype: DTyp
     let memory = memory?;
     for (index, bucket) in buckets.iter_mut().enumerate() {
         if let Some(slot) = buffers.of(index) {
-            bucket.weights = Weights::in_slot(&memory[slot], &bucket.region, device, dtype, bucket.split);
+            bucket.weights = Weights::in_slot(&memory[slot], &bucket.region, device, dtype, bucket.has_remainders());
         }
     }
     Some(buffers)

@@ -101,6 +101,7 @@ impl Worker {
             |grid| Sharding::of(&rank, grid),
             |grid, size| rank.subgroup(grid.tensor_parallel(), size),
             (&Device::flex(), dtype),
+            usize::MAX,
         );
         let params = || specs.iter().flat_map(|bucket| &bucket.params);
         let net = params().map(|spec| param(spec, dtype)).collect::<Vec<_>>();
@@ -202,6 +203,7 @@ fn equals_one_rank(config: OptimizerConfig) {
 #[test]
 fn experts_with_adamw_equal_one_rank() {
     equals_one_rank(kinds()[0]);
+    equals_one_rank(offload::offloaded(kinds()[0], 1.0));
 }
 
 #[test]
@@ -224,7 +226,7 @@ fn checkpoints_of_experts_fit_every_layout() {
         Folded { group: Some(2), ..folded(2, 4, 1, 2, 2) },
         Folded { group: Some(2), ..folded(1, 4, 1, 2, 3) },
     ];
-    for config in [kinds()[0], kinds()[3]] {
+    for config in [kinds()[0], kinds()[3], offload::offloaded(kinds()[0], 1.0)] {
         for dtype in [DType::F64, DType::BF16] {
             let mut kept: Option<(Saved, BTreeMap<String, HostTensor>)> = None;
             for case in layouts {

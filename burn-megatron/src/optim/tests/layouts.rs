@@ -13,6 +13,13 @@ pub(super) struct Outcome {
     pub memory: Vec<Memory>,
 }
 
+impl Outcome {
+    /// Weights, norms and gradients of every rank.
+    pub fn same_bits(&self, other: &Self) -> bool {
+        (&self.locals, &self.norms, &self.gradients) == (&other.locals, &other.norms, &other.gradients)
+    }
+}
+
 pub(super) fn train(
     case: Case,
     config: &OptimizerConfig,
@@ -178,8 +185,14 @@ fn tied_weights_get_the_sum_of_their_gradients() {
             let sharding = |grid: GridKind| Sharding::of(&rank, grid);
             let config = OptimizerConfig::default();
             let buckets = vec![spec(), spec()];
-            let mut optimizer =
-                Optimizer::new(&config, buckets, sharding, |_, _| Group::single(), &Device::flex(), DType::F64);
+            let mut optimizer = Optimizer::new(
+                &config,
+                buckets,
+                sharding,
+                |_, _| Group::single(),
+                (&Device::flex(), DType::F64),
+                usize::MAX,
+            );
             for bucket in 0..2 {
                 let grad = [1.0, 10.0, 100.0].map(|g| g * (1 + bucket + 2 * stage.rank()) as f64);
                 let id = optimizer.spec(bucket).params[0].id;

@@ -2,6 +2,7 @@
 
 mod experts;
 mod layouts;
+mod offload;
 mod saving;
 mod single;
 mod states;
@@ -128,7 +129,8 @@ impl Worker {
         // Parameters one after the other, and with gaps between them as on GPUs.
         let alignment = if case.tp == 1 { 1 } else { 4 };
         let sharding = |grid: GridKind| Sharding::of(&rank, grid);
-        let mut optimizer = Optimizer::aligned(alignment, config, buckets, sharding, neighbours, (&device, dtype));
+        let mut optimizer =
+            Optimizer::aligned(alignment, config, buckets, sharding, neighbours, (&device, dtype), usize::MAX);
         let net = net(&specs, dtype);
         optimizer.check(&net, &[0, 1], &[]).unwrap();
         let net = (0..2).fold(net, |net, bucket| optimizer.shard(bucket, net));

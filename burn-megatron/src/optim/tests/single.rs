@@ -39,7 +39,14 @@ fn values(model: &Two) -> Vec<f64> {
 }
 
 fn optimizer(config: &OptimizerConfig, dtype: DType) -> Optimizer {
-    Optimizer::new(config, vec![bucket()], |_| Sharding::single(), |_, _| Group::single(), &Device::flex(), dtype)
+    Optimizer::new(
+        config,
+        vec![bucket()],
+        |_| Sharding::single(),
+        |_, _| Group::single(),
+        (&Device::flex(), dtype),
+        usize::MAX,
+    )
 }
 
 const INFO: StepInfo = StepInfo { lr: 0.01, grad_scale: 0.5 };
@@ -67,6 +74,7 @@ fn train(config: &OptimizerConfig, dtype: DType) -> Vec<f64> {
 fn host_and_tensor_updates_agree() {
     for config in kinds().iter().take(3) {
         let mut bucket = Bucket::new(bucket(), 1, config, Sharding::single(), &Device::flex(), DType::F64);
+        bucket.allocate(config, &Device::flex());
         for buffer in [&mut bucket.first, &mut bucket.second] {
             *buffer = buffer.take().map(super::super::flat::Flat::off_host);
         }
@@ -84,7 +92,7 @@ fn host_and_tensor_updates_agree() {
             bucket.grads.replace(sum);
             bucket.values = Some(bucket.extract(&twin).off_host());
             let rule = config.rule(INFO.lr, step + 1, INFO.grad_scale);
-            twin = bucket.step(twin, &rule, &MatrixSteps::default());
+            twin = bucket.step(twin, &rule, &MatrixSteps::default(), None);
         }
         let host = train(config, DType::F64);
         for (a, b) in host.iter().zip(values(&twin)) {

@@ -1,7 +1,7 @@
 //! Memory of a stage's passes.
 
 use super::unit::UnitMemory;
-use super::update;
+use super::{staged, update};
 use crate::plan::Job;
 use crate::plan::operations::Unit;
 use crate::plan::post_training::TABLE;
@@ -21,6 +21,8 @@ pub(super) struct StageMemory {
     pub whole: u64,
     /// Maximum additional bytes of a bucket's update.
     pub update: u64,
+    /// GPU memory that pieces of states in host memory pass through.
+    pub staged: u64,
     /// Maximum additional bytes of a bucket's gradient reduction.
     pub reduce: u64,
     /// A tied embedding's gradient buffer, which lives from the head to the embedding under ZeRO 2 and 3.
@@ -121,6 +123,7 @@ impl StageMemory {
             whole,
             sizes: units.iter().map(made).collect(),
             update: most(&|bucket| update(bucket, job)),
+            staged: most(&|bucket| staged(bucket, job)),
             reduce: most(&reduce),
             open: if zero >= 2 && shared && !job.gpu { table.bytes(main_grad) } else { 0 },
         }

@@ -202,8 +202,34 @@ fn small_states_are_proposed_where_they_make_a_run_fit() {
     let (smallest, keys) = ladder::with_small_states(&small, h200).unwrap();
     assert_eq!(smallest.state_bytes, StateBytes::BITS8);
     assert!(keys.contains("optimizer.exp-avg-dtype = 8bit"), "{keys}");
-    assert!(ladder::with_small_states(&smallest, h200).is_none(), "it has them");
+    let (hosted, keys) = ladder::with_small_states(&smallest, h200).unwrap();
+    assert_eq!(
+        (hosted.state_bytes, hosted.offload, keys.as_str()),
+        (StateBytes::BITS8, 1.0, "optimizer.cpu-offload = true")
+    );
+    assert!(ladder::with_small_states(&hosted, h200).is_none(), "it has them");
     assert!(ladder::with_small_states(&Job { moments: Moments::ONE, ..job }, h200).is_none(), "not AdamW");
+}
+
+/// Masters and moments leave the GPU, but for the pieces that pass through it; a step lasts as long as their copies, 96 GB
+/// of fp32 each way.
+#[test]
+fn states_in_host_memory_cost_copies() {
+    let with = |offload, state_bytes| Job { offload, state_bytes, ..single(llama3_8b()) }.on_gpus();
+    let of = |offload| memory_of(&with(offload, StateBytes::F32))[0];
+    let (device, half, host) = (of(0.0), of(0.5), of(1.0));
+    assert_eq!((host.states.master, host.states.moments, host.states.host), (0, 0, 12 * 8_030_261_248));
+    assert_eq!(host.states.total() + host.states.host, device.states.total());
+    assert_eq!(half.states.total() + half.states.host, device.states.total());
+    assert_eq!(2 * half.states.host, host.states.host);
+    assert_eq!(host.communication - device.communication, 3 * 12 * (8 << 20), "three pieces of 8 Mi parameters");
+    let cpu = memory_of(&Job { offload: 1.0, ..single(llama3_8b()) })[0].states;
+    assert_eq!(cpu.host, 0, "the same memory");
+    let hardware = gpus::Hardware::of(gpus::find("h200").unwrap(), 2);
+    let time = |job: Job| Plan::new(job, &hardware).unwrap().time.optimizer;
+    let [plain, small] = [StateBytes::F32, StateBytes::BF16].map(|bytes| time(with(1.0, bytes)));
+    assert!((plain / (12.0 * 8_030_261_248.0 / gpus::HOST_LINK) - 1.0).abs() < 1e-6, "{plain}");
+    assert!((plain / small - 2.0).abs() < 1e-6 && time(with(0.0, StateBytes::F32)) < small / 10.0);
 }
 
 /// The whole of Llama-3-8B at 8,192 tokens fits one H100 of 80 GB with moments in 8 bits, which have a scale for 256

@@ -104,6 +104,7 @@ fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize)
         element: 2,
         moments: Moments::ADAMW,
         state_bytes: StateBytes::F32,
+        offload: 0.0,
         newton_schulz: None,
         recompute: Recompute::default(),
         fp8: 0..0,
