@@ -42,7 +42,7 @@ fn tagged() -> HeaderMap {
 async fn answer(State(bucket): State<Shared>, method: Method, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     let bucket = &mut *bucket.lock().unwrap();
     bucket.unsigned += usize::from(!headers.contains_key("authorization"));
-    let key = uri.path().trim_start_matches("/bucket").trim_start_matches('/').to_owned();
+    let key = uri.path().trim_start_matches("/bucket").trim_start_matches('/').replace("%20", " ");
     let query: HashMap<String, String> =
         url::form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
     match (method, query.get("uploadId")) {
@@ -188,7 +188,7 @@ fn checkpoints_go_to_s3_and_come_back() {
     assert_eq!(stored_steps(&*storage.0).unwrap(), [2, 3]);
     {
         let bucket = bucket.lock().unwrap();
-        assert!(bucket.objects.keys().all(|key| key.starts_with("runs/a")), "{:?}", bucket.objects.keys());
+        assert!(bucket.objects.keys().all(|key| key.starts_with("runs/a run/")), "{:?}", bucket.objects.keys());
         assert_eq!((bucket.uploads.len(), bucket.unsigned), (0, 0));
     }
     let path = fetch(&*storage.0, None, back.path()).unwrap();
