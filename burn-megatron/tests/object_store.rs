@@ -2,6 +2,7 @@
 //! `cargo test --release --workspace --features burn-megatron/object-store --test object_store`
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ fn tagged() -> HeaderMap {
 async fn answer(State(bucket): State<Shared>, method: Method, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     let bucket = &mut *bucket.lock().unwrap();
     bucket.unsigned += usize::from(!headers.contains_key("authorization"));
-    let key = uri.path().trim_start_matches("/bucket").trim_start_matches('/').to_owned();
+    let key = uri.path().trim_start_matches("/bucket").trim_start_matches('/').replace("%20", " ");
     let query: HashMap<String, String> =
         url::form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
     match (method, query.get("uploadId")) {
@@ -50,6 +51,7 @@ async fn answer(State(bucket): State<Shared>, method: Method, uri: Uri, headers:
             bucket.uploads.insert(id.clone(), BTreeMap::new());
             xml(format!("<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"))
         }
+        (Method::PUT, Some(_)) if key.ends_with("refused") => StatusCode::FORBIDDEN.into_response(),
         (Method::PUT, Some(id)) => {
             let part = query["partNumber"].parse().unwrap();
             bucket.uploads.get_mut(id).unwrap().insert(part, body);
@@ -127,6 +129,9 @@ fn serve() -> Shared {
         // SAFETY: the only test of this program, before it reads the environment on another thread.
         unsafe { std::env::set_var(name, value) };
     }
+    let odd = std::ffi::OsStr::from_bytes(b"not UTF-8: \xff");
+    // SAFETY: as above. Variables of others are nobody's business here.
+    unsafe { std::env::set_var("ODD", odd) };
     bucket
 }
 
@@ -176,14 +181,14 @@ fn checkpoints_go_to_s3_and_come_back() {
     let saver = Saver::new(here.path(), 1, options).unwrap();
     for step in 1..=3 {
         saver.submit(0, vec![weights(step)], &state(step)).unwrap();
-        saver.wait_for_copies();
+        saver.wait_for_copies().unwrap();
     }
     let copied: Vec<_> = saver.copied().into_iter().map(Result::unwrap).collect();
     assert_eq!((copied.len(), copied[2].deleted.as_slice()), (3, [1].as_slice()));
     assert_eq!(stored_steps(&*storage.0).unwrap(), [2, 3]);
     {
         let bucket = bucket.lock().unwrap();
-        assert!(bucket.objects.keys().all(|key| key.starts_with("runs/a")), "{:?}", bucket.objects.keys());
+        assert!(bucket.objects.keys().all(|key| key.starts_with("runs/a run/")), "{:?}", bucket.objects.keys());
         assert_eq!((bucket.uploads.len(), bucket.unsigned), (0, 0));
     }
     let path = fetch(&*storage.0, None, back.path()).unwrap();
@@ -199,4 +204,12 @@ fn checkpoints_go_to_s3_and_come_back() {
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     upload(here.path(), 2, &*storage.0).unwrap();
     fetch(&*storage.0, Some(2), back.path()).unwrap();
+
+    // More parts than are under way at a time, all zeros, and one that ends at once.
+    for bytes in [200 << 20, 1] {
+        let large = back.path().join("large");
+        std::fs::File::create(&large).unwrap().set_len(bytes).unwrap();
+        assert!(storage.0.put("refused", &large).is_err());
+        assert_eq!(bucket.lock().unwrap().uploads.len(), 0, "parts that stay cost money");
+    }
 }

@@ -1,5 +1,6 @@
 //! Which checkpoints are deleted, and how.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::disk::Files;
@@ -7,17 +8,26 @@ use super::error::CheckpointError;
 use super::names::Folder;
 
 /// The steps whose checkpoints are no longer wanted, of those that are there: all but the last `keep_last` up to
-/// `latest` and the multiples of `keep_every`. Without `keep_last` all are kept.
+/// `latest` and the multiples of `keep_every`. Without `keep_last` all are kept. Also those that are `retired`.
 ///
-/// Never `latest` itself, and nothing after it: a run that went back to an older checkpoint leaves the later ones alone
-/// until it reaches their steps.
-pub(super) fn unwanted(present: &[u64], latest: u64, keep_last: Option<usize>, keep_every: Option<u64>) -> Vec<u64> {
-    let Some(keep_last) = keep_last else { return Vec::new() };
+/// Never `latest` itself, and of what comes after it only what is retired: a run that went back to an older checkpoint leaves the
+/// later ones alone until it reaches their steps.
+pub(super) fn unwanted(
+    present: &[u64],
+    latest: u64,
+    keep_last: Option<usize>,
+    keep_every: Option<u64>,
+    retired: &BTreeSet<u64>,
+) -> Vec<u64> {
+    let keep_last = keep_last.unwrap_or(usize::MAX);
     let mut earlier: Vec<u64> = present.iter().copied().filter(|&step| step < latest).collect();
     earlier.sort_unstable();
     // `latest` is the first of the last.
     earlier.truncate(earlier.len().saturating_sub(keep_last.saturating_sub(1)));
     earlier.retain(|step| keep_every.is_none_or(|every| !step.is_multiple_of(every)));
+    earlier.extend(present.iter().filter(|&step| *step != latest && retired.contains(step)));
+    earlier.sort_unstable();
+    earlier.dedup();
     earlier
 }
 
@@ -46,7 +56,11 @@ pub(super) fn delete(files: &Files, root: &Path, steps: &[u64]) -> Result<(), Ch
 
 #[cfg(test)]
 mod tests {
-    use super::unwanted;
+    use super::*;
+
+    fn unwanted(present: &[u64], latest: u64, keep_last: Option<usize>, keep_every: Option<u64>) -> Vec<u64> {
+        super::unwanted(present, latest, keep_last, keep_every, &BTreeSet::new())
+    }
 
     #[test]
     fn the_last_and_every_so_many_are_kept() {

@@ -250,20 +250,38 @@ impl Saver {
         self.shared.copier.as_ref().map_or(Vec::new(), Copier::finished)
     }
 
-    /// Waits for the copies that are under way; [`copied`](Self::copied) returns how they went.
-    pub fn wait_for_copies(&self) {
-        self.shared.copier.iter().for_each(Copier::settle);
+    /// Waits for the copies that are under way, and deletes what was kept for them; [`copied`](Self::copied) returns how they
+    /// went.
+    ///
+    /// # Errors
+    /// If it cannot be deleted.
+    pub fn wait_for_copies(&self) -> Result<(), CheckpointError> {
+        let Some(copier) = &self.shared.copier else { return Ok(()) };
+        copier.settle();
+        let mut progress = self.shared.progress();
+        if progress.retired.is_empty() { Ok(()) } else { self.delete_between_saves(&mut progress) }
     }
 
-    /// Says that the checkpoint of a step is not wanted any more. It is deleted at once, or after the save in progress,
-    /// or, if `latest` names it, after the save that takes its place. Saving the step again takes this back.
+    /// Gives up the copies that have not begun; [`copied`](Self::copied) says so.
+    pub(crate) fn skip_copies(&self) {
+        self.shared.copier.iter().for_each(Copier::skip);
+    }
+
+    /// Says that the checkpoint of a step is not wanted any more, here and in the storage. It is deleted at once, or after the
+    /// save or the copy in progress, or, if `latest` names it, after the one that takes its place. Saving the step again
+    /// takes this back.
     ///
     /// # Errors
     /// If it cannot be deleted now.
     pub fn retire(&self, step: u64) -> Result<(), CheckpointError> {
-        // Held so that no save starts.
+        self.shared.copier.iter().for_each(|copier| copier.retire(step));
         let mut progress = self.shared.progress();
         progress.retired.insert(step);
+        self.delete_between_saves(&mut progress)
+    }
+
+    /// Deletes what is not wanted, unless a save is in progress, which will. None starts while `progress` is held.
+    fn delete_between_saves(&self, progress: &mut Progress) -> Result<(), CheckpointError> {
         let latest = match progress.current {
             None => commit::latest(&self.shared.files, self.root())?,
             Some(_) => None,
@@ -307,13 +325,15 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// Waits for writes in progress. A save that lacks a writer is given up.
+    /// Waits for writes and copies in progress. A save that lacks a writer is given up.
     fn drop(&mut self) {
         self.settle();
         for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // A panic of the thread has been printed by itself.
             let _ = thread.join();
         }
+        // What cannot be deleted is deleted by the next run.
+        let _ = self.wait_for_copies();
     }
 }
 

@@ -29,10 +29,14 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
     let storage = section.storage.as_deref().map(open_storage).transpose();
     let storage = storage.map_err(|error| one(format!("checkpoint.{error}")))?;
     let checkpoint = match (section.resume.as_str(), &section.directory) {
-        ("never", Some(root)) => return starts_anew(root).map(|()| None),
+        ("never", Some(root)) => {
+            return starts_anew(root).and_then(|()| only_in_storage(storage, &section.resume, root)).map(|()| None);
+        }
         ("never" | "if-present", None) => return Ok(None),
         ("if-present", Some(root)) => match Checkpoint::open(root) {
-            Err(CheckpointError::NotFound { .. }) => return only_in_storage(storage, root).map(|()| None),
+            Err(CheckpointError::NotFound { .. }) => {
+                return only_in_storage(storage, &section.resume, root).map(|()| None);
+            }
             opened => opened,
         },
         (path, _) => Checkpoint::open(path),
@@ -49,16 +53,17 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
     if problems.is_empty() { Ok(Some(ResumePoint { path, step, layout, warning })) } else { Err(problems) }
 }
 
-/// A run whose checkpoints are only in their storage must not begin again without saying so.
-fn only_in_storage(storage: Option<SharedStorage>, root: &Path) -> Result<(), Vec<Problem>> {
+/// A run whose checkpoints are only in their storage must not begin again without saying so, and one that starts anew must not
+/// delete the copies of another.
+fn only_in_storage(storage: Option<SharedStorage>, resume: &str, root: &Path) -> Result<(), Vec<Problem>> {
     let Some(SharedStorage(storage)) = storage else { return Ok(()) };
     let url = storage.name();
     let what = match stored_steps(&*storage) {
         Ok(steps) => match steps.last() {
             None => return Ok(()),
             Some(step) => format!(
-                "checkpoint.resume = if-present, and {} holds none, but checkpoint.storage = {url} has step {step}: bring it \
-                 with `burn-megatron fetch {url} --output {}`, or choose another storage",
+                "checkpoint.resume = {resume}, and {} holds none, but checkpoint.storage = {url} has step {step}: choose another \
+                 storage, or bring it with `burn-megatron fetch {url} --output {}` and resume with if-present",
                 root.display(),
                 root.display()
             ),

@@ -147,12 +147,10 @@ impl Shared {
     pub fn delete_unwanted(&self, retired: &mut BTreeSet<u64>, latest: u64) -> Result<Vec<u64>, CheckpointError> {
         let present = retention::steps(&self.files, &self.root)?;
         let (keep_last, keep_every) = (self.options.keep_last, self.options.keep_every);
-        let mut unwanted = retention::unwanted(&present, latest, keep_last, keep_every);
-        unwanted.extend(present.iter().filter(|&step| *step != latest && retired.contains(step)));
-        unwanted.sort_unstable();
-        unwanted.dedup();
-        // What a copy is made of now is deleted after the next save.
-        unwanted.retain(|step| !self.copier.as_ref().is_some_and(|copier| copier.needs(*step)));
+        let mut unwanted = retention::unwanted(&present, latest, keep_last, keep_every, retired);
+        // What a copy is made of now is deleted after the next save, or after the last copy.
+        let needed = |step: &mut u64| self.copier.as_ref().is_some_and(|copier| copier.needs(*step));
+        retired.extend(unwanted.extract_if(.., needed));
         retention::delete(&self.files, &self.root, &unwanted)?;
         retired.retain(|&step| present.contains(&step) && !unwanted.contains(&step));
         Ok(unwanted)

@@ -1,6 +1,8 @@
 //! The thread that copies a run's checkpoints to a storage.
 
 use std::collections::BTreeSet;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -9,6 +11,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use super::super::error::{CheckpointError, START};
+use super::super::names;
 use super::{SharedStorage, Storage, copy};
 
 /// A checkpoint that has been copied to the storage.
@@ -27,7 +30,7 @@ pub struct CopyReport {
 }
 
 /// Copies checkpoints one after the other. Those that wait are skipped for a newer one, so that a slow network does not fall
-/// behind; those of steps that are kept anyway are not.
+/// behind; those of steps that are kept anyway are not. What is retired is deleted after the next copy, or when none waits.
 pub(in super::super) struct Copier {
     work: Arc<Work>,
     thread: Option<JoinHandle<()>>,
@@ -45,9 +48,20 @@ struct Work {
 #[derive(Default)]
 struct Queue {
     waiting: BTreeSet<u64>,
-    current: Option<u64>,
+    /// What is under way.
+    current: Option<Job>,
+    retired: BTreeSet<u64>,
+    /// Whether a step was retired since they were last deleted.
+    deletes: bool,
     ended: Vec<Result<CopyReport, CheckpointError>>,
     closed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Job {
+    /// Of this step; what is not wanted after it is deleted.
+    Copy(u64),
+    Delete,
 }
 
 impl Copier {
@@ -71,13 +85,28 @@ impl Copier {
         let mut queue = self.work.queue.lock();
         queue.waiting.retain(|step| self.work.keep_every.is_some_and(|every| step.is_multiple_of(every)));
         queue.waiting.insert(step);
+        queue.retired.remove(&step);
         self.work.changed.notify_all();
+    }
+
+    /// The copy of this step is not wanted any more.
+    pub fn retire(&self, step: u64) {
+        let mut queue = self.work.queue.lock();
+        queue.deletes |= queue.retired.insert(step);
+        self.work.changed.notify_all();
+    }
+
+    /// Gives up those that wait, which [`finished`](Self::finished) says.
+    pub fn skip(&self) {
+        let queue = &mut *self.work.queue.lock();
+        let skipped = std::mem::take(&mut queue.waiting).into_iter();
+        queue.ended.extend(skipped.map(|step| Err(self.work.failure(Job::Copy(step), "the run begins again first"))));
     }
 
     /// Whether the checkpoint of this step must stay until it is copied.
     pub fn needs(&self, step: u64) -> bool {
         let queue = self.work.queue.lock();
-        queue.waiting.contains(&step) || queue.current == Some(step)
+        queue.waiting.contains(&step) || queue.current == Some(Job::Copy(step))
     }
 
     /// How copies that have ended since the last call went, in order.
@@ -85,10 +114,10 @@ impl Copier {
         std::mem::take(&mut self.work.queue.lock().ended)
     }
 
-    /// Waits for those that wait or are under way.
+    /// Waits for those that wait or are under way, and until what is retired is deleted.
     pub fn settle(&self) {
         let mut queue = self.work.queue.lock();
-        while !queue.waiting.is_empty() || queue.current.is_some() {
+        while !queue.waiting.is_empty() || queue.deletes || queue.current.is_some() {
             self.work.changed.wait(&mut queue);
         }
     }
@@ -105,20 +134,25 @@ impl Drop for Copier {
 
 impl Work {
     fn run(&self) {
-        while let Some(step) = self.next() {
-            let copied = self.copy(step);
+        while let Some(job) = self.next() {
+            // A thread that ends here would be waited for without end.
+            let done = catch_unwind(AssertUnwindSafe(|| self.work(job)))
+                .unwrap_or_else(|_| Err(self.failure(job, "the storage panicked; its message is above")));
             let mut queue = self.queue.lock();
             queue.current = None;
-            queue.ended.push(copied);
+            queue.ended.extend(done.transpose());
             self.changed.notify_all();
         }
     }
 
     /// Waits for the next one, the oldest first; `None` after the last one.
-    fn next(&self) -> Option<u64> {
+    fn next(&self) -> Option<Job> {
         let mut queue = self.queue.lock();
         loop {
-            queue.current = queue.waiting.pop_first();
+            queue.current = match queue.waiting.pop_first() {
+                Some(step) => Some(Job::Copy(step)),
+                None => std::mem::take(&mut queue.deletes).then_some(Job::Delete),
+            };
             if queue.current.is_some() || queue.closed {
                 return queue.current;
             }
@@ -126,10 +160,33 @@ impl Work {
         }
     }
 
-    fn copy(&self, step: u64) -> Result<CopyReport, CheckpointError> {
+    fn failure(&self, job: Job, why: &'static str) -> CheckpointError {
+        let (action, what) = match job {
+            Job::Copy(step) => ("write", names::step_name(step)),
+            Job::Delete => ("delete", "old checkpoints".into()),
+        };
+        let (what, cause) = (format!("{what} in {}", self.storage.name()), Arc::new(io::Error::other(why)));
+        CheckpointError::Storage { action, what, cause }
+    }
+
+    fn work(&self, job: Job) -> Result<Option<CopyReport>, CheckpointError> {
         let (storage, start) = (&*self.storage, Instant::now());
-        let bytes = copy::upload(&self.root, step, storage)?;
-        let deleted = copy::prune(storage, step, self.keep_last, self.keep_every)?;
-        Ok(CopyReport { step, storage: storage.name(), bytes, seconds: start.elapsed().as_secs_f64(), deleted })
+        match job {
+            Job::Copy(step) => {
+                let bytes = copy::upload(&self.root, step, storage)?;
+                let deleted = self.prune(step)?;
+                let seconds = start.elapsed().as_secs_f64();
+                Ok(Some(CopyReport { step, storage: storage.name(), bytes, seconds, deleted }))
+            }
+            Job::Delete => {
+                copy::newest(storage)?.map(|latest| self.prune(latest)).transpose()?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn prune(&self, latest: u64) -> Result<Vec<u64>, CheckpointError> {
+        let retired = self.queue.lock().retired.clone();
+        copy::prune(&*self.storage, latest, self.keep_last, self.keep_every, &retired)
     }
 }

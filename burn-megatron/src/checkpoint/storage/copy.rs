@@ -1,7 +1,8 @@
 //! Checkpoints to a storage and back.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::super::disk::{Files, RealDisk};
@@ -62,22 +63,26 @@ pub fn upload(root: &Path, step: u64, storage: &dyn Storage) -> Result<u64, Chec
         storage.put(&key, &from).map_err(refused(storage, "write", &key))?;
         bytes += fs::metadata(&from).map_err(|cause| CheckpointError::io("read", &from, cause))?.len();
     }
-    let text = |file: &mut tempfile::NamedTempFile| writeln!(file, "{}", folder.name());
-    let latest = tempfile::NamedTempFile::new().and_then(|mut file| text(&mut file).map(|()| file));
-    let put = latest.and_then(|file| storage.put(LATEST, file.path()));
+    let put = tempfile::tempdir().and_then(|folder_of_latest| {
+        // With the usual permissions, which a `NamedTempFile` has not: other users fetch it too.
+        let latest = folder_of_latest.path().join(LATEST);
+        fs::write(&latest, format!("{}\n", folder.name()))?;
+        storage.put(LATEST, &latest)
+    });
     put.map_err(refused(storage, "write", LATEST))?;
     Ok(bytes)
 }
 
-/// Deletes the checkpoints of the storage that are not wanted after that of step `latest`, and returns their steps. Each loses
-/// its mark of completeness first.
+/// Deletes the checkpoints of the storage that are not wanted after that of step `latest`, and of those before it that are
+/// `retired`. Returns their steps. Each loses its mark of completeness first.
 pub(super) fn prune(
     storage: &dyn Storage,
     latest: u64,
     keep_last: Option<usize>,
     keep_every: Option<u64>,
+    retired: &BTreeSet<u64>,
 ) -> Result<Vec<u64>, CheckpointError> {
-    let unwanted = retention::unwanted(&stored_steps(storage)?, latest, keep_last, keep_every);
+    let unwanted = retention::unwanted(&stored_steps(storage)?, latest, keep_last, keep_every, retired);
     for step in &unwanted {
         let folder = format!("{}/", names::step_name(*step));
         let mut keys = storage.list(&folder).map_err(refused(storage, "list", &folder))?;
@@ -88,7 +93,7 @@ pub(super) fn prune(
 }
 
 /// The step that `latest` names: not the highest one after a run went back to an older checkpoint.
-fn newest(storage: &dyn Storage) -> Result<Option<u64>, CheckpointError> {
+pub(super) fn newest(storage: &dyn Storage) -> Result<Option<u64>, CheckpointError> {
     let refused = refused(storage, "read", LATEST);
     let folder = tempfile::tempdir().map_err(&refused)?;
     match storage.get(LATEST, &folder.path().join(LATEST)) {
@@ -98,11 +103,11 @@ fn newest(storage: &dyn Storage) -> Result<Option<u64>, CheckpointError> {
 }
 
 /// Brings the checkpoint of a step, by default of the newest one, into the folder `root`, where it becomes the latest. All its
-/// files are compared with their hashes. Returns its folder, which is taken as it is if it is there already.
+/// files are compared with their hashes. Returns its folder, which is not copied again if it is there already.
 ///
 /// # Errors
-/// If the storage has no such checkpoint or refuses, another run saves to `root`, the disk refuses, or a file came damaged; then
-/// `root` is as it was.
+/// If the storage has no such checkpoint or refuses, another run saves to `root`, the disk refuses, or a file is damaged; then
+/// the checkpoints in `root` and its latest one are as they were.
 pub fn fetch(storage: &dyn Storage, step: Option<u64>, root: &Path) -> Result<PathBuf, CheckpointError> {
     let steps = stored_steps(storage)?;
     let none = |what: String| CheckpointError::NotFound { path: storage.name().into(), what };
@@ -123,21 +128,27 @@ pub fn fetch(storage: &dyn Storage, step: Option<u64>, root: &Path) -> Result<Pa
     let _lock = super::super::lock::lock(&files, root, names::LOCK, "--output")?;
     let path = Folder::Step(step).path(root);
     if path.exists() {
-        return Ok(path);
+        Checkpoint::open(&path)?.verify(0, 1)?;
+    } else {
+        let partial = commit::begin(&files, root, step)?;
+        get_files(storage, step, &partial).inspect_err(|_| drop(files.remove_folder(&partial)))?;
+        files.sync_folder(&partial)?;
+        files.rename(&partial, &path)?;
+        files.sync_folder(root)?;
     }
-    let partial = commit::begin(&files, root, step)?;
+    commit::point_to(&files, root, step)?;
+    Ok(path)
+}
+
+/// Copies all files of a checkpoint to an empty folder, and compares them with their hashes.
+fn get_files(storage: &dyn Storage, step: u64, to: &Path) -> Result<(), CheckpointError> {
     let folder = format!("{}/", names::step_name(step));
     let keys = storage.list(&folder).map_err(refused(storage, "list", &folder))?;
     for (key, (_, file)) in keys.iter().filter_map(|key| Some((key, parse(key)?))) {
-        let to = partial.join(file);
+        let to = to.join(file);
         storage.get(key, &to).map_err(refused(storage, "read", key))?;
         let synced = fs::File::open(&to).and_then(|file| file.sync_all());
         synced.map_err(|cause| CheckpointError::io("write", &to, cause))?;
     }
-    Checkpoint::open(&partial)?.verify(0, 1)?;
-    files.sync_folder(&partial)?;
-    files.rename(&partial, &path)?;
-    files.sync_folder(root)?;
-    commit::point_to(&files, root, step)?;
-    Ok(path)
+    Checkpoint::open(to)?.verify(0, 1).map(drop)
 }

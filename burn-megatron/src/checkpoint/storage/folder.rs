@@ -18,20 +18,33 @@ impl FolderStorage {
         Self { root: root.into() }
     }
 
-    /// Keys below `folder`, whose own key is `prefix`.
-    fn list_into(folder: &Path, prefix: &str, keys: &mut Vec<String>) -> io::Result<()> {
-        for entry in fs::read_dir(folder)? {
+    /// Keys below `folder`, whose own key is `key`, that begin with `prefix`.
+    fn list_into(folder: &Path, key: &str, prefix: &str, keys: &mut Vec<String>) -> io::Result<()> {
+        let entries = match fs::read_dir(folder) {
+            // The storage is new, or the folder has been deleted meanwhile: nothing is in it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
+            let key = format!("{key}{name}");
             match entry.file_type()?.is_dir() {
-                true => Self::list_into(&entry.path(), &format!("{prefix}{name}/"), keys)?,
+                true if may_hold(&format!("{key}/"), prefix) => {
+                    Self::list_into(&entry.path(), &format!("{key}/"), prefix, keys)?;
+                }
                 // Left by a copy that was interrupted.
-                false if name.starts_with('.') => {}
-                false => keys.push(format!("{prefix}{name}")),
+                false if key.starts_with(prefix) && !name.starts_with('.') => keys.push(key),
+                _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// Whether keys in this folder may begin with `prefix`. Other folders are not looked into: they may be another user's.
+fn may_hold(folder: &str, prefix: &str) -> bool {
+    folder.starts_with(prefix) || prefix.starts_with(folder)
 }
 
 impl Storage for FolderStorage {
@@ -56,11 +69,7 @@ impl Storage for FolderStorage {
 
     fn list(&self, prefix: &str) -> io::Result<Vec<String>> {
         let mut keys = Vec::new();
-        match Self::list_into(&self.root, "", &mut keys) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            listed => listed?,
-        }
-        keys.retain(|key| key.starts_with(prefix));
+        Self::list_into(&self.root, "", prefix, &mut keys)?;
         keys.sort();
         Ok(keys)
     }
@@ -75,5 +84,33 @@ impl Storage for FolderStorage {
         let folders = path.ancestors().skip(1).take_while(|folder| *folder != self.root);
         folders.take_while(|folder| fs::remove_dir(folder).is_ok()).for_each(drop);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_folders_that_may_hold_the_prefix_are_looked_into() {
+        for (folder, prefix, may) in [
+            ("lost+found/", "step_", false),
+            ("step_00000001/", "step_", true),
+            ("step_00000001/", "step_00000001/", true),
+            ("step_00000002/", "step_00000001/", false),
+            ("a/", "a/b/", true),
+            ("a/", "", true),
+        ] {
+            assert_eq!(may_hold(folder, prefix), may, "{folder} for {prefix}");
+        }
+        let root = tempfile::tempdir().unwrap();
+        let storage = FolderStorage::new(root.path().join("new"));
+        assert!(storage.list("").unwrap().is_empty());
+        for key in ["a/b/c", "a/d", "e", "step_1/x"] {
+            storage.put(key, "Cargo.toml".as_ref()).unwrap();
+        }
+        assert_eq!(storage.list("").unwrap(), ["a/b/c", "a/d", "e", "step_1/x"]);
+        assert_eq!(storage.list("a/b").unwrap(), ["a/b/c"]);
+        assert_eq!(storage.list("s").unwrap(), ["step_1/x"]);
     }
 }

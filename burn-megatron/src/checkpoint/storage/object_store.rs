@@ -1,5 +1,6 @@
 //! Object stores: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -39,7 +40,10 @@ impl ObjectStorage {
     pub fn open(url: &str) -> Result<Self, CheckpointError> {
         let refuse = |what: String| CheckpointError::Option { option: "storage", value: url.into(), what };
         let parsed = url::Url::parse(url).map_err(|error| refuse(format!("is no URL: {error}")))?;
-        let variables = std::env::vars().filter(|(name, _)| VARIABLES.iter().any(|start| name.starts_with(start)));
+        // `vars` panics if any variable, whosever it is, is not UTF-8.
+        let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+        let variables = std::env::vars_os().filter_map(text);
+        let variables = variables.filter(|(name, _)| VARIABLES.iter().any(|start| name.starts_with(start)));
         let (store, folder) = object_store::parse_url_opts(&parsed, variables)
             .map_err(|error| refuse(format!("cannot be opened with the {VARIABLES:?} of the environment: {error}")))?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -56,15 +60,16 @@ impl ObjectStorage {
         let mut upload = WriteMultipart::new_with_chunk_size(self.store.put_multipart(key).await?, part as usize);
         let mut block = vec![0; 1 << 20];
         loop {
-            let read = match from.read(&mut block) {
+            let capacity = upload.wait_for_capacity(AT_ONCE).await.map_err(io::Error::from);
+            let read = match capacity.and_then(|()| from.read(&mut block)) {
                 Ok(0) => break,
                 Ok(read) => read,
                 Err(error) => {
-                    upload.abort().await?;
+                    // Parts that stay cost money. The first error says more than that of the end.
+                    let _ = upload.abort().await;
                     return Err(error);
                 }
             };
-            upload.wait_for_capacity(AT_ONCE).await?;
             upload.write(&block[..read]);
         }
         upload.finish().await?;

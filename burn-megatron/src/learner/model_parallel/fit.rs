@@ -127,11 +127,16 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 Err(failure) => failure,
                 Ok(values) => {
                     *lock(&self.finished) = values.into_iter().next();
+                    start.end_copies();
                     break None;
                 }
             };
             tracing = start.tracing.take();
-            match self.restart((start, begun), &failure, &mut restarts, &mut lock(&coordinator)) {
+            let restart = self.restart((&start, begun), &failure, &mut restarts, &mut lock(&coordinator));
+            start.end_copies();
+            // Gives the folder of checkpoints up.
+            drop(start);
+            match restart {
                 Ok(from) => again = Some(from),
                 Err(why) => {
                     let Failure { rank, message } = failure.into();
@@ -157,6 +162,12 @@ pub(super) struct Start {
     stop_channel: Option<StopChannel>,
     /// Ranks of this process.
     ranks: usize,
+}
+
+impl Start {
+    fn end_copies(&self) {
+        self.saves.iter().for_each(|saves| saves.end_copies());
+    }
 }
 
 impl<M: CausalLm, R: Send> ModelParallel<M, R> {

@@ -74,7 +74,7 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
     /// Why it does not, if there is anything to say.
     pub(super) fn restart(
         &self,
-        (start, begun): (Start, &Option<Arc<Checkpoint>>),
+        (start, begun): (&Start, &Option<Arc<Checkpoint>>),
         failure: &RunError,
         restarts: &mut Restarts,
         coordinator: &mut Coordinator,
@@ -88,9 +88,8 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
             let (reports, errors) = saves.settled();
             errors.iter().for_each(|error| say(&format!("a checkpoint was not saved: {error}")));
             coordinator.saved(reports).map_err(|error| error.to_string())?;
+            saves.skip_copies();
         }
-        // Gives the folder of checkpoints up.
-        drop(start);
         let copy = self.copies.as_ref().and_then(|copies| copies.newest());
         let of_disk = match &coordinator.newest {
             Some(path) => Some(Arc::new(Checkpoint::open(path).map_err(|error| error.to_string())?)),

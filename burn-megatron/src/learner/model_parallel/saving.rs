@@ -11,6 +11,7 @@ use indicatif::HumanBytes;
 use models::CausalLm;
 use serde_json::{Value, json};
 
+use super::coordinator::say;
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CopyReport, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
 };
@@ -226,9 +227,19 @@ impl Saves {
         self.saver.copied().into_iter().map(line).collect()
     }
 
-    /// Waits until the checkpoints that are complete are copied to the storage.
-    pub fn wait_for_copies(&self) {
-        self.saver.wait_for_copies();
+    /// Gives up the copies that have not begun: a run that begins again does not wait for them.
+    pub fn skip_copies(&self) {
+        self.saver.skip_copies();
+    }
+
+    /// Waits until the checkpoints that are complete are copied to the storage, and says how that went. Not in a rank: others
+    /// that wait for it time out where a network is slow.
+    pub fn end_copies(&self) {
+        drop(self.saver.settled());
+        if let Err(error) = self.saver.wait_for_copies() {
+            say(&format!("a checkpoint was not deleted: {error}"));
+        }
+        self.copied().iter().for_each(|line| say(line));
     }
 
     /// The checkpoint of a step is not wanted any more; see [`Saver::retire`].

@@ -342,8 +342,6 @@ impl<M: CausalLm> Worker<'_, M> {
                 if !coordinator.costs.is_empty() {
                     say(&coordinator.costs.to_string());
                 }
-                saves.wait_for_copies();
-                saves.copied().iter().for_each(|line| say(line));
             }
         }
         Ok(())

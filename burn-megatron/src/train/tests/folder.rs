@@ -55,3 +55,19 @@ fn a_second_run_in_a_folder_is_refused_before_it_writes() {
     drop(lock);
     run(&config(folder.path(), &[("checkpoint.directory", "none")])).unwrap();
 }
+
+#[test]
+fn a_run_does_not_begin_among_the_copies_of_another() {
+    let [first, second, copies] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+    text(first.path());
+    text(second.path());
+    let storage = ("checkpoint.storage", copies.path().to_str().unwrap());
+    run(&config(first.path(), &[storage])).unwrap();
+    let before = walk(copies.path());
+    for resume in ["if-present", "never"] {
+        let said = run(&config(second.path(), &[storage, ("checkpoint.resume", resume)])).unwrap_err().to_string();
+        assert!(said.starts_with(&format!("checkpoint.resume = {resume}")), "{said}");
+        assert!(said.contains("has step 6: choose another storage, or bring it with `burn-megatron fetch"), "{said}");
+    }
+    assert_eq!(walk(copies.path()), before);
+}
