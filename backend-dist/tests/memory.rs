@@ -10,7 +10,7 @@ use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use burn::tensor::{DType, Device, Tensor};
 
 #[global_allocator]
-static ALLOCATOR: RankAllocator = RankAllocator;
+static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
 
 /// The counts are those of the process.
 static ALONE: Mutex<()> = Mutex::new(());

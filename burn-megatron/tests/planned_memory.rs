@@ -19,7 +19,7 @@ use burn_megatron::plan::{Plan, RankMemory};
 use models::{CausalLm, FamilyConfig, LlamaConfig, ModelConfig, ParamBuilder, Part, WithModel};
 
 #[global_allocator]
-static ALLOCATOR: RankAllocator = RankAllocator;
+static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
 
 const LLAMA: &str = "
 [model]

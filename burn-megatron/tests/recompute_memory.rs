@@ -17,7 +17,7 @@ use burn::train::{InferenceStep, Learner, RegressionOutput, SupervisedTraining, 
 use burn_megatron::prelude::*;
 
 #[global_allocator]
-static ALLOCATOR: RankAllocator = RankAllocator;
+static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
 
 const WIDTH: usize = 64;
 const ITEMS: usize = 512;

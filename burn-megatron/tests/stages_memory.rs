@@ -14,7 +14,7 @@ use burn::train::{InferenceStep, Learner, RegressionOutput, SupervisedTraining, 
 use burn_megatron::prelude::*;
 
 #[global_allocator]
-static ALLOCATOR: RankAllocator = RankAllocator;
+static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
 
 const WIDTH: usize = 256;
 const BLOCKS: usize = 8;

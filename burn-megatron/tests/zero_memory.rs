@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_megatron::optim::{BucketSpec, Optimizer, OptimizerConfig, ParamScale, Sharding, StepInfo};
 
 #[global_allocator]
-static ALLOCATOR: RankAllocator = RankAllocator;
+static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
 
 /// Large enough that what describes a bucket, a few KiB, does not count.
 const SHAPE: [usize; 2] = [256, 512];

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! #[global_allocator]
-//! static ALLOCATOR: ranks::memory::RankAllocator = ranks::memory::RankAllocator;
+//! static ALLOCATOR: ranks::memory::RankAllocator = ranks::memory::RankAllocator(std::alloc::System);
 //!
 //! # fn main() {
 //! use ranks::memory;
