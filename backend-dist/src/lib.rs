@@ -26,3 +26,4 @@ pub mod mesh_backend;
 pub mod parallelize;
 pub mod random;
 pub mod shard;
+mod step_order;
