@@ -29,3 +29,4 @@ pub mod mesh_backend;
 pub mod parallelize;
 pub mod random;
 pub mod shard;
+mod step_order;

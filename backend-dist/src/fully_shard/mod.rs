@@ -32,6 +32,7 @@
 //! # Ok::<(), backend_dist::launch::BoxError>(())
 //! ```
 
+mod bases;
 mod gathers;
 #[cfg(feature = "decorator")]
 mod logical;
@@ -43,15 +44,15 @@ mod states;
 mod tests;
 mod units;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::gradients::{average_gradients_of, clip_grad_norm};
-use crate::local::{Placements, to_local};
+use crate::local::Placements;
 pub use gathers::Counts;
 use gathers::Gathers;
 use op::{Sharding, unshard};
@@ -69,7 +70,17 @@ pub use units::Units;
 /// - A frozen parameter is gathered once in a forward pass and saved for backward where that needs it.
 /// - Put the module on a device with `gradient_checkpointing`. Without it, operations that keep a view of a weight, as
 ///   burn-nn's `Linear` does, keep the gathered weight until the backward pass.
+/// - A parameter with a reparameterization of its own, as those of Burn's `Lora`, stays whole; the adapter is sharded.
+///
+/// # Panics
+/// If such a parameter is trained: nothing would average its gradients. [`FullyShard::end_pass`] does.
 pub fn fully_shard<M: Module>(module: M, group: &Group, units: &Units) -> M {
+    if let Some(path) = units::Reparameterized::of(&module).trained {
+        panic!(
+            "`{path}` is trained and has a reparameterization, so that its gradients are not averaged; nearest legal: \
+             FullyShard with begin_pass and end_pass"
+        );
+    }
     FullyShard::new(&module, group, units).shard(module)
 }
 
@@ -139,10 +150,8 @@ impl FullyShard {
     /// Starts a forward pass of `module`, and a backward pass if one follows: from the second pass on values come ahead
     /// of their use, in the order of the pass before. The gradients are not ready before [`end_pass`](Self::end_pass).
     pub fn begin_pass<M: Module>(&self, module: &M) {
-        let values = vec![None; self.gathers.len()];
-        let mut bases = Bases { shards: self, path: Vec::new(), values, ids: HashSet::new() };
-        module.visit(&mut bases);
-        self.gathers.begin_pass(bases.values, bases.ids);
+        let (values, ids) = bases::of(module, &self.indices, &self.gathers);
+        self.gathers.begin_pass(values, ids);
     }
 
     /// Ends a pass of `module`: waits for the gradients on their way, and averages those of parameters that stay whole.
@@ -263,36 +272,4 @@ impl Reparameterization for Sharded {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         Tensor::from_dispatch(unshard(base.into_dispatch(), self.sharding.clone()))
     }
-}
-
-/// What this rank holds of every parameter, flat: all of it, or one element.
-struct Bases<'a> {
-    shards: &'a FullyShard,
-    path: Vec<String>,
-    values: Vec<Option<Tensor<1>>>,
-    /// Of the parameters that are sharded.
-    ids: HashSet<ParamId>,
-}
-
-impl ModuleVisitor for Bases<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(&index) = self.shards.indices.get(&self.path.join(".")) else { return };
-        self.ids.insert(param.id);
-        let base = to_local(param.base().without_autodiff());
-        let own = self.shards.gathers.is_owner(index);
-        self.values[index] = Some(if own { base.flatten(0, D - 1) } else { first(base) });
-    }
-}
-
-/// The first element, as a tensor of one.
-fn first<const D: usize>(x: Tensor<D>) -> Tensor<1> {
-    x.slice([(); D].map(|()| 0..1)).reshape([1])
 }

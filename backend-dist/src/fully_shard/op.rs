@@ -1,4 +1,5 @@
-//! The operation that gathers a parameter. Its output is not saved for backward but gathered again.
+//! The operation that gathers a parameter. Its output is not saved for backward but gathered again, and its gradient is
+//! reduced right after the step that completes it, if the forward pass takes the value where it uses it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,6 +21,7 @@ use burn::tensor::{Slice, Tensor};
 
 use super::gathers::Gathers;
 use crate::local::Placements;
+use crate::step_order;
 
 /// How one parameter is sharded.
 #[derive(Clone)]
@@ -108,11 +110,12 @@ impl<B: Backend + UnshardOps> RetroForward for GatherAgain<B> {
 #[derive(Debug)]
 struct Unshard;
 
-impl<B: Backend + UnshardOps> Backward<B, 1> for Unshard {
+impl<B: Backend + UnshardOps> Backward<B, 2> for Unshard {
     type State = Sharding;
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let [parent] = ops.parents;
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        step_order::begin_anew();
+        let [parent, _] = ops.parents;
         let gradient = grads.consume::<B>(&ops.node);
         let sharding = ops.state;
         let is_owner = sharding.is_owner();
@@ -126,10 +129,15 @@ impl<B: Backend + UnshardOps> Backward<B, 1> for Unshard {
 impl<B: Backend + UnshardOps, C: CheckpointStrategy> UnshardOps for Autodiff<B, C> {
     fn unshard(base: FloatTensor<Self>, sharding: Sharding, _backward: bool) -> FloatTensor<Self> {
         let node = base.node();
+        // A parameter without a gradient has no step.
+        let order = if base.is_tracked() { step_order::after_earlier_uses() } else { base.node() };
         let again = GatherAgain::<B> { base: node.id(), sharding: sharding.clone(), backend: PhantomData };
         // Whatever the device's strategy is, this node is computed again.
-        let prep =
-            Unshard.prepare::<BalancedCheckpointing>([node]).memory_bound().retro_forward(again).parents([&base]);
+        let prep = Unshard
+            .prepare::<BalancedCheckpointing>([node, order])
+            .memory_bound()
+            .retro_forward(again)
+            .parents([&base]);
         match prep.stateful() {
             OpsKind::Tracked(prep) => {
                 let whole = B::unshard(base.into_primitive(), sharding.clone(), false);

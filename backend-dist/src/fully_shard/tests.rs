@@ -1,6 +1,6 @@
 //! A sharded module trains as the module does on one device.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
@@ -91,7 +91,7 @@ fn on_one_device(mut net: Net, mut optimizer: ModuleOptimizer) -> Vec<Vec<f64>> 
         let grads = GradientsParams::from_grads(net.loss(batch(step, 0, 1)).backward(), &net);
         net = optimizer.step(0.01, net, grads);
     }
-    values(&net)
+    values(&net.materialize())
 }
 
 fn values(net: &Net) -> Vec<Vec<f64>> {
@@ -264,4 +264,30 @@ fn ranks_that_use_other_parameters_are_an_error() {
     });
     let message = result.unwrap_err().to_string();
     assert!(message.contains("broadcast from member"), "{message}");
+}
+
+/// Adapters are sharded, what they adapt stays whole.
+#[test]
+fn a_module_with_lora_trains_as_on_one_device() {
+    let net = Net::new(&device(), false).apply_lora(Lora::new(2, 4.0));
+    let expected = on_one_device(net.clone(), adamw());
+    assert!(worst(&values(&net.clone().materialize()), &expected) > 1e-3, "nothing was trained");
+    for passes in [false, true] {
+        for found in sharded(&net, adamw, 2, &Units::auto().keep_below(0), passes) {
+            let worst = worst(&found, &expected);
+            assert!(worst < 1e-12, "passes {passes}: {worst:e}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "`weight` is trained and has a reparameterization")]
+fn a_trained_parameter_with_lora_is_refused_without_passes() {
+    let linear = LinearConfig::new(8, 8).init(&device()).apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let mesh = data_parallel(1);
+    launch(&mesh, &[device()], |rank| {
+        let _ = fully_shard(linear.clone(), &rank.group(Axis::Dp), &Units::auto());
+        Ok(())
+    })
+    .unwrap();
 }

@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::running_states;
+use super::{Sharded, running_states};
 use crate::local::Placements;
 
 /// Parameters with fewer elements stay whole on every rank unless [`Units::keep_below`] says otherwise.
@@ -75,8 +75,8 @@ impl Default for Units {
 pub(super) struct Find<'a> {
     units: &'a Units,
     of: &'a dyn Fn(ParamId) -> bool,
-    /// Every rank has its own.
-    states: HashSet<ParamId>,
+    /// Running states, of which every rank has its own, and parameters to which nothing can be attached.
+    whole: HashSet<ParamId>,
     path: Vec<String>,
     names: Vec<String>,
     pub params: Vec<Found>,
@@ -97,9 +97,10 @@ pub(super) struct Found {
 impl<'a> Find<'a> {
     /// What there is to shard of the parameters `of` in `module`.
     pub fn of<M: Module>(module: &M, units: &'a Units, of: &'a dyn Fn(ParamId) -> bool) -> Self {
-        let states = running_states(module);
+        let mut whole = running_states(module);
+        whole.extend(Reparameterized::of(module).ids);
         let (path, names, params, paths) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
-        let mut found = Self { units, of, states, path, names, params, paths };
+        let mut found = Self { units, of, whole, path, names, params, paths };
         module.visit(&mut found);
         found
     }
@@ -118,7 +119,7 @@ impl ModuleVisitor for Find<'_> {
         let length = param.lazy_shape().num_elements();
         // A tensor without elements has nothing to share out.
         let is_small = length < self.units.keep_below.max(1) || D == 0;
-        if is_small || self.states.contains(&param.id) || !(self.of)(param.id) {
+        if is_small || self.whole.contains(&param.id) || !(self.of)(param.id) {
             return;
         }
         let path = self.path.join(".");
@@ -138,5 +139,49 @@ impl ModuleVisitor for Find<'_> {
             false => length,
         };
         self.params.push(Found { id: param.id, path, unit, length, local });
+    }
+}
+
+/// The parameters that have a reparameterization of the module's own, as Burn's `Lora`. A parameter has one, and Burn puts
+/// the old one back over what is attached.
+#[derive(Default)]
+pub(super) struct Reparameterized {
+    ids: HashSet<ParamId>,
+    /// Where one of them is that requires gradients.
+    pub trained: Option<String>,
+    path: Vec<String>,
+    /// The parameter visited last, and whether it requires gradients.
+    last: Option<(ParamId, bool)>,
+}
+
+impl Reparameterized {
+    pub fn of<M: Module>(module: &M) -> Self {
+        let mut found = Self::default();
+        module.visit(&mut found);
+        found
+    }
+}
+
+impl ModuleVisitor for Reparameterized {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        // Burn visits a reparameterization right after its parameter.
+        if container_type == "Reparameterization"
+            && name != Sharded::NAME
+            && let Some((id, is_trained)) = self.last
+        {
+            self.ids.insert(id);
+            if is_trained {
+                self.trained.get_or_insert_with(|| self.path.join("."));
+            }
+        }
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.last = Some((param.id, param.is_require_grad()));
     }
 }

@@ -16,6 +16,7 @@ use burn::tensor::Tensor;
 
 use super::reducing::Reducing;
 use crate::local::Placements;
+use crate::step_order;
 
 /// To whom the gradient of a parameter goes.
 #[derive(Clone)]
@@ -104,13 +105,14 @@ impl HookOps for burn_group::GroupBackend {
 #[derive(Debug)]
 struct HandOver;
 
-impl<B: Backend + HookOps> Backward<B, 1> for HandOver
+impl<B: Backend + HookOps> Backward<B, 2> for HandOver
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
     type State = Hook;
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        step_order::begin_anew();
         let hook = ops.state;
         let flat = B::own_flat(grads.consume::<B>(&ops.node), hook.clone());
         hook.reducing.arrived(hook.index, Tensor::from_primitive::<B>(flat));
@@ -122,12 +124,15 @@ where
     DispatchTensor: DispatchKindConversion<B>,
 {
     fn hooked(x: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
-        match HandOver.prepare::<C>([x.node()]).compute_bound().stateful() {
+        if !x.is_tracked() {
+            return x;
+        }
+        match HandOver.prepare::<C>([x.node(), step_order::after_earlier_uses()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 hook.reducing.used(hook.index);
                 prep.finish(hook, x.into_primitive())
             }
-            OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),
+            OpsKind::UnTracked(_) => unreachable!("`x` is tracked"),
         }
     }
 

@@ -1,10 +1,14 @@
 //! Gradients that are reduced while the backward pass continues, as PyTorch's `DistributedDataParallel` and Megatron-LM's
 //! `--overlap-grad-reduce` do, for any Burn module.
 //!
-//! A [`Reparameterization`] of each parameter sees its gradient as soon as the backward pass has it. Buckets of gradients
-//! start to be reduced when their last gradient is there, in an order that all ranks share: in the first pass from the last
-//! parameter to the first, then in the order of the first pass. Between GPUs they travel on a stream of their own. CPU
-//! ranks meet in each collective, so that nothing is gained there.
+//! A [`Reparameterization`] of each parameter sees its gradient right after the backward step that completes it, if the
+//! forward pass took the parameter's value where it used it; of a pass that takes all values at its start, some only at the
+//! end. Buckets of gradients start to be reduced when their last gradient is there, in an order that all ranks share: in
+//! the first pass from the last parameter to the first, then in the order of the first pass. Between GPUs they travel on a
+//! stream of their own. Nothing is gained on CPU ranks, which meet in each collective, and on logical devices, where
+//! reductions are in the stream of the other operations.
+//!
+//! The sum of three or more gradients of one activation may be taken in another order than without a [`Reducer`].
 //!
 //! [`Reparameterization`]: burn::module::Reparameterization
 
@@ -29,8 +33,8 @@ use ranks::comm::Group;
 pub use reducing::Counts;
 use reducing::Reducing;
 
-/// Bytes of a bucket, as `bucket_cap_mb` of PyTorch's `DistributedDataParallel`.
-const BUCKET: usize = 25 << 20;
+/// Bytes of a bucket unless others are given, as `bucket_cap_mb` of PyTorch's `DistributedDataParallel`.
+pub const BUCKET: usize = 25 << 20;
 
 /// Reduces the gradients of a module during its backward pass.
 ///

@@ -184,9 +184,9 @@ fn three_steps_are_those_of_one_device() {
     }
 }
 
-/// A weight has 128 bytes, a bias 32.
+/// A weight has 128 bytes, a bias 32. That buckets leave between two steps is a test of the order of steps.
 #[test]
-fn buckets_start_during_the_backward_pass() {
+fn a_bucket_with_an_unused_parameter_waits_for_the_end_of_the_pass() {
     let net = Net::new();
     for (bytes, expected) in [
         // In the first pass all wait for `never`, which comes first in it.
