@@ -34,8 +34,8 @@ pub(super) struct DataParallel<M> {
     pub devices: Vec<Device>,
     /// ZeRO stage: 0 to 3.
     pub zero: u8,
-    /// Whether gradients are reduced during the backward pass.
-    pub overlap: bool,
+    /// Bytes of the buckets in which gradients are reduced during the backward pass, if they are.
+    pub overlap: Option<usize>,
     /// What stage 3 gathers together.
     pub units: Units,
     /// How each data-parallel rank is several ranks.
@@ -133,7 +133,7 @@ impl<M: LearnerModel> DataParallel<M> {
             checkpoints: components.checkpointer.is_some(),
             seed,
             max_grad_norm: self.max_grad_norm,
-            waits_in_operations: self.sync_batch_norm,
+            waits_in_operations: self.sync_batch_norm || self.overlap.is_some() && self.is_logical(),
         };
         let mut setups: Vec<Option<RankSetup<M>>> = Vec::new();
         let loaders = train.into_iter().zip(valid).zip(fillers);
@@ -211,7 +211,7 @@ impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
         let (devices, tensor, autocast, max_grad_norm, pipeline) = (Vec::new(), None, None, None, None);
-        let (overlap, sync_batch_norm) = (false, false);
+        let (overlap, sync_batch_norm) = (None, false);
         Self { ranks, devices, zero, overlap, units, tensor, autocast, sync_batch_norm, max_grad_norm, pipeline }
     }
 
@@ -243,7 +243,7 @@ impl<M: LearnerModel> DataParallel<M> {
         let model = learner.model();
         let states = if self.ranks > 1 { running_states(&model) } else { HashSet::new() };
         let owners = match self.zero {
-            0 if states.is_empty() && self.tensor.is_none() && !self.overlap => return None,
+            0 if states.is_empty() && self.tensor.is_none() && self.overlap.is_none() => return None,
             0 => Owners::of(&model, 1),
             3 => Owners::of_units(&model, self.ranks, &self.units),
             _ => Owners::of(&model, self.ranks),

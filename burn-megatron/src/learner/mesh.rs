@@ -1,5 +1,6 @@
 //! Tensor and sequence parallelism inside, data parallelism with ZeRO outside, for any Burn module.
 
+use backend_dist::gradients::overlapped::BUCKET;
 use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::parallelize::Plan;
 use burn::module::ModuleDisplay;
@@ -41,6 +42,7 @@ pub struct MeshStrategy {
     pub(super) max_grad_norm: Option<f64>,
     pub(super) sync_batch_norm: bool,
     pub(super) overlap: bool,
+    pub(super) bucket: usize,
     pub(super) schedule: Option<ScheduleKind>,
     pub(super) recompute: Recompute,
 }
@@ -57,6 +59,7 @@ impl MeshStrategy {
             max_grad_norm: None,
             sync_batch_norm: false,
             overlap: false,
+            bucket: BUCKET,
             schedule: None,
             recompute: Recompute::default(),
         }
@@ -107,10 +110,18 @@ impl MeshStrategy {
 
     /// Reduces gradients over data-parallel ranks in buckets, each as soon as the backward pass has its gradients, as
     /// Megatron-LM's `--overlap-grad-reduce` and PyTorch's `DistributedDataParallel`: with ZeRO 0 and 1 in the last
-    /// micro-batch of a step, with ZeRO 2 in every one. The gradients are the same bits on CPU ranks, where it gains nothing.
-    /// A step must have one backward pass.
+    /// micro-batch of a step, with ZeRO 2 in every one. It gains nothing on CPU ranks and on logical devices (tensor
+    /// parallelism, autocast, synchronized batch normalization). A step must have one backward pass. Gradients come early
+    /// if the forward pass takes values of parameters where it uses them, as modules of burn-nn do.
     pub fn overlap_grad_reduce(mut self) -> Self {
         self.overlap = true;
+        self
+    }
+
+    /// Bytes of a bucket of [`overlap_grad_reduce`](Self::overlap_grad_reduce), as `bucket_cap_mb` of PyTorch's
+    /// `DistributedDataParallel`; 25 MiB unless it is called.
+    pub fn bucket_size(mut self, bytes: usize) -> Self {
+        self.bucket = bytes;
         self
     }
 
@@ -279,7 +290,7 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             tensor: self.tensor.clone(),
             autocast,
             sync_batch_norm: self.strategy.sync_batch_norm,
-            overlap: self.strategy.overlap,
+            overlap: self.strategy.overlap.then_some(self.strategy.bucket),
             max_grad_norm,
             ..DataParallel::new(layout.dp, layout.zero, units)
         };

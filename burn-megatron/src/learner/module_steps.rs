@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
 use backend_dist::fully_shard::Units;
+use backend_dist::gradients::overlapped::BUCKET;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::parallelize::Plan;
@@ -78,7 +79,8 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         // Small modules are sharded too, or nothing would be tested.
         let units = Units::auto().keep_below(2);
         let (ranks, tensor) = (layout.dp, TensorParallel::new(layout, plan, false));
-        let strategy = DataParallel { tensor, overlap: self.overlap, ..DataParallel::new(ranks, layout.zero, units) };
+        let overlap = self.overlap.then_some(BUCKET);
+        let strategy = DataParallel { tensor, overlap, ..DataParallel::new(ranks, layout.zero, units) };
         let device = strategy.training_device(host());
         let mut learner = self.learner(module);
         learner.fork(&device);

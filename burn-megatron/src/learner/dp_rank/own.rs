@@ -56,9 +56,10 @@ impl<M: LearnerModel> Own<M> {
             // Records are put together for rank 0.
             shards.record_on(0);
             (shards.shard(model).fork(device), During::Shards(shards))
-        } else if zero.overlap {
+        } else if let Some(bytes) = zero.overlap {
             let model = model.fork(device);
-            let reducer = Reducer::new(&model, group, |id| zero.owners.owner(id).filter(|_| zero.stage > 0));
+            let owner = |id| zero.owners.owner(id).filter(|_| zero.stage > 0);
+            let reducer = Reducer::with_buckets(&model, group, owner, bytes);
             (reducer.attach(model), During::Reductions(reducer))
         } else {
             (model.fork(device), During::Nothing)

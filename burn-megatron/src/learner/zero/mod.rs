@@ -29,8 +29,9 @@ pub(super) struct Zero {
     /// values are on their owner only.
     pub stage: u8,
     pub owners: Arc<Owners>,
-    /// Whether gradients are reduced during the backward pass; of stage 3 they always are.
-    pub overlap: bool,
+    /// Bytes of the buckets in which gradients are reduced during the backward pass, if they are; stage 3 always reduces
+    /// them then, one by one.
+    pub overlap: Option<usize>,
     /// What stage 3 gathers together.
     pub units: Units,
     /// The running states of the module, which the ranks average.
