@@ -26,6 +26,7 @@ use burn_megatron::prelude::{Part, Sendable, Stages};
 
 use crate::clip_grad_norm::clip_grad_norm;
 use crate::cpu;
+use crate::overlap::Passes;
 
 pub const WIDTH: usize = 16;
 const LENGTH: usize = 6;
@@ -52,6 +53,8 @@ pub struct Trap {
     /// Ends the process, as if it had been killed.
     pub exit_at: Option<usize>,
     pub interrupter: Handle,
+    /// Sees the backward passes of ranks of one device.
+    pub passes: Option<Passes>,
 }
 
 #[derive(Clone, Default)]
@@ -181,13 +184,17 @@ impl Stages for Classifier {
     }
 
     fn last(&self, x: Tensor<3>, batch: &Batch) -> (Tensor<1>, ClassificationOutput) {
-        if x.device().is_autodiff() {
+        let is_training = x.device().is_autodiff();
+        if is_training {
             Self::spring(&self.trap);
         }
+        let passes = self.trap.passes.as_ref().filter(|_| is_training);
         let [count, _, _] = x.dims();
-        let output = self.head.forward(x.slice([0..count, 0..1]).reshape([count, WIDTH]));
+        let x = x.slice([0..count, 0..1]).reshape([count, WIDTH]);
+        let output = self.head.forward(passes.map_or(x.clone(), |passes| passes.past_head(x)));
         let classes = batch.classes.clone();
         let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), classes.clone());
+        let loss = passes.map_or(loss.clone(), |passes| passes.begin(loss));
         (loss.clone(), ClassificationOutput::new(loss, output, classes))
     }
 }

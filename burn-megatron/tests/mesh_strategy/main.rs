@@ -4,6 +4,7 @@ mod batch_norm;
 mod classifier;
 mod clip_grad_norm;
 mod clipping;
+mod overlap;
 mod processes;
 mod stages;
 mod training;
