@@ -5,6 +5,8 @@
 mod classifier;
 #[path = "mesh_strategy/clip_grad_norm.rs"]
 mod clip_grad_norm;
+#[path = "mesh_strategy/passes.rs"]
+mod passes;
 
 use burn::tensor::{Device, FloatDType};
 use burn::train::ExecutionStrategy;

@@ -26,7 +26,7 @@ use burn_megatron::prelude::{Part, Sendable, Stages};
 
 use crate::clip_grad_norm::clip_grad_norm;
 use crate::cpu;
-use crate::overlap::Passes;
+use crate::passes::Passes;
 
 pub const WIDTH: usize = 16;
 const LENGTH: usize = 6;

@@ -5,6 +5,7 @@ mod classifier;
 mod clip_grad_norm;
 mod clipping;
 mod overlap;
+mod passes;
 mod processes;
 mod stages;
 mod training;
