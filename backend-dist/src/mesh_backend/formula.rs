@@ -37,7 +37,7 @@ impl Formula {
             }
             Self::MeanOfSquares { decay, rest } => {
                 let a = ops.scalar(NumericOperationIr::MulScalar, a, decay);
-                let square = ops.new();
+                let square = ops.tensor();
                 let kept = TensorIr { status: TensorStatus::ReadOnly, ..b.clone() };
                 ops.binary(NumericOperationIr::Mul, &kept, b, square.clone());
                 let b = ops.scalar(NumericOperationIr::MulScalar, &last(square), rest);
@@ -46,7 +46,7 @@ impl Formula {
             Self::Ratio { first, second, epsilon } => {
                 let a = ops.scalar(NumericOperationIr::DivScalar, a, first);
                 let b = ops.scalar(NumericOperationIr::DivScalar, b, second);
-                let root = ops.new();
+                let root = ops.tensor();
                 let sqrt = UnaryOpIr { input: b, out: root.clone() };
                 ops.ops.push(OperationIr::Float(out.dtype, FloatOperationIr::Sqrt(sqrt)));
                 let b = ops.scalar(NumericOperationIr::AddScalar, &last(root), epsilon);
@@ -69,13 +69,13 @@ struct Operations<'a, F> {
 }
 
 impl<F: FnMut() -> TensorId> Operations<'_, F> {
-    fn new(&mut self) -> TensorIr {
+    fn tensor(&mut self) -> TensorIr {
         TensorIr { id: (self.new_id)(), status: TensorStatus::NotInit, ..self.like.clone() }
     }
 
     /// What `op` makes of `x` and a number, for one reader.
     fn scalar(&mut self, op: fn(ScalarOpIr) -> NumericOperationIr, x: &TensorIr, number: f64) -> TensorIr {
-        let out = self.new();
+        let out = self.tensor();
         let op = op(ScalarOpIr { lhs: x.clone(), rhs: ScalarIr::Float(number), out: out.clone() });
         self.ops.push(OperationIr::NumericFloat(out.dtype, op));
         last(out)

@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 /// What backward passes have done, of all ranks.
 #[derive(Clone, Debug, Default)]
 pub struct Passes {
-    begun: Arc<AtomicUsize>,
+    pub begun: Arc<AtomicUsize>,
     /// They have the gradients of the last layer.
     pub past_head: Arc<AtomicUsize>,
     /// The pass that panics before it has a gradient.
