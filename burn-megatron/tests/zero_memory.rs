@@ -43,7 +43,8 @@ fn measure((zero, zero_group): (u8, Option<usize>), dp: usize, dtype: DType) -> 
         let config = OptimizerConfig::default();
         let sharding = |grid: GridKind| Sharding::of(&rank, grid);
         let single = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
-        let mut optimizer = Optimizer::new(&config, buckets.clone(), sharding, single, &Device::flex(), dtype);
+        let mut optimizer =
+            Optimizer::new(&config, buckets.clone(), sharding, single, (&Device::flex(), dtype), usize::MAX);
         for bucket in &buckets {
             let weights = Tensor::<2>::from_data(tensor(0.5, &SHAPE), (&Device::flex(), dtype));
             model.all.push(Param::initialized(ParamId::from(bucket.params[0].id), weights));
