@@ -13,15 +13,19 @@ use backend_dist::memory::RankAllocator;
 use backend_dist::process::{Cluster, ProcessWorld};
 use backend_dist::shard::stable_hash;
 use burn_megatron::prelude::LlamaConfig;
-use tikv_jemallocator::Jemalloc;
 
 pub use plain::{Args, Dice, accuracy, loader, trained};
 pub use text::Text;
 
-/// Counts memory per CPU rank for the log, over an allocator that is fast where one thread gives back what another asked
-/// for, as operations and launches of kernels are.
+#[cfg(not(feature = "cuda"))]
+use std::alloc::System as Below;
+// Fast where one thread gives back what another asked for, as operations and launches of kernels are.
+#[cfg(feature = "cuda")]
+use tikv_jemallocator::Jemalloc as Below;
+
+/// Counts memory per CPU rank for the log.
 #[global_allocator]
-static ALLOCATOR: RankAllocator<Jemalloc> = RankAllocator(Jemalloc);
+static ALLOCATOR: RankAllocator<Below> = RankAllocator(Below);
 
 /// Llama 3 8B scaled down: 4 of 32 layers, 1/32 of the hidden size, the same 4 query heads per key-value head and the
 /// same ratio of 3.5 between intermediate and hidden size.

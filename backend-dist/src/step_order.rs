@@ -181,8 +181,7 @@ mod tests {
                     reducer.end_pass(&pair, grads);
                     counts.lock().push(reducer.take_counts());
                 }
-                let counts = counts.lock().clone();
-                counts
+                counts.lock().clone()
             });
             // The weight and the bias of each layer.
             let each = overlapped::Counts { during: 2, after: 0 };
@@ -214,8 +213,7 @@ mod tests {
                     let fully_shard::Counts { reduced: rest, .. } = shards.take_counts();
                     reduced.lock().push(rest);
                 }
-                let reduced = reduced.lock().clone();
-                reduced
+                reduced.lock().clone()
             });
             assert_eq!(found, vec![vec![2; 6]; 2], "{takes:?}, passes {has_passes}");
         }

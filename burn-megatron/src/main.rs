@@ -4,12 +4,16 @@ use std::process::ExitCode;
 
 use backend_dist::memory::RankAllocator;
 use burn_megatron::cli;
-use tikv_jemallocator::Jemalloc;
 
-/// The log line tells the memory of CPU ranks one by one. What one thread asks for another gives back, operations and
-/// launches of kernels: jemalloc does that faster than the system's allocator.
+#[cfg(not(feature = "cuda"))]
+use std::alloc::System as Below;
+// What one thread asks for another gives back, operations and launches of kernels: jemalloc does that faster.
+#[cfg(feature = "cuda")]
+use tikv_jemallocator::Jemalloc as Below;
+
+/// The log line tells the memory of CPU ranks one by one.
 #[global_allocator]
-static ALLOCATOR: RankAllocator<Jemalloc> = RankAllocator(Jemalloc);
+static ALLOCATOR: RankAllocator<Below> = RankAllocator(Below);
 
 fn main() -> ExitCode {
     match cli::run(cli::parse()) {
