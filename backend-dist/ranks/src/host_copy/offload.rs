@@ -174,7 +174,7 @@ impl OffloadMemory {
     fn wait(&self) -> Result<(), String> {
         let tensor = self.near.cube();
         let (sender, queued) = channel();
-        cuda::mark(tensor.client.service_id().device, move |_| drop(sender.send(())));
+        cuda::mark(tensor.client.service_id().device, move |_| sender.send(()).unwrap_or(()));
         cuda::flush(tensor);
         queued.recv().map_err(|_| "the copies were not queued")?;
         // SAFETY: the context lives as long as the process, and so do the streams.
