@@ -122,8 +122,10 @@ mod tests {
             let loss = model.forward(x).powi_scalar(2).mean();
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             let before = explain(&device).operations;
-            // A record of one is a record of the other.
-            optimizer = init(step).load_record(optimizer.to_record());
+            // A record of one is a record of the other. Its order is not the same on all ranks, which read alike.
+            if rank.mesh.world_size() == 1 {
+                optimizer = init(step).load_record(optimizer.to_record());
+            }
             let read = explain(&device).operations - before;
             model = optimizer.step(1e-2, model, grads);
             operations = explain(&device).operations - before - read;

@@ -1,4 +1,4 @@
-//! Gradients leave while the backward pass goes on.
+//! Gradients leave during the backward pass.
 
 use std::sync::atomic::Ordering::SeqCst;
 
