@@ -36,7 +36,7 @@ pub struct Offload {
 enum Memory {
     /// 8 bytes each, so that every number is aligned.
     Plain(Vec<u64>),
-    Locked(OffloadMemory),
+    Locked(Box<OffloadMemory>),
 }
 
 /// Where a bucket's states lie in host memory.
@@ -113,7 +113,7 @@ impl Offload {
             _ => Vec::new(),
         };
         let memory = match near.as_ref().map(|near| OffloadMemory::new(near, end, SLOTS)) {
-            Some(Ok(memory)) => Memory::Locked(memory),
+            Some(Ok(memory)) => Memory::Locked(Box::new(memory)),
             Some(Err(error)) => {
                 buckets.iter_mut().for_each(|bucket| bucket.hosted = None);
                 return (None, Some(format!("page-locking {:.1} GB of host memory: {error}", gb(end as f64))));
