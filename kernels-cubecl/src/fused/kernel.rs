@@ -186,7 +186,7 @@ fn over_row(
     let cube = comptime![CubeShape { units: plan.units, plane: plan.plane }];
     let mut all = own;
     if comptime![plan.units < plan.plane] {
-        // Neighbours exchange what they have with those twice as far away each time.
+        // A butterfly: each time with the unit twice as far away.
         #[unroll]
         for i in 0..comptime![plan.units.trailing_zeros()] {
             all = both(all, plane_shuffle_xor(all, comptime![1u32 << i]), f);
