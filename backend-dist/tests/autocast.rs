@@ -60,6 +60,26 @@ fn autocast_trains_as_f32_does() {
     }
 }
 
+#[test]
+fn tensors_of_ones_and_zeros_are_no_memory() {
+    for layout in ["TP1", "TP2"] {
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        launch(&mesh, &[Device::flex()], |rank| {
+            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
+            let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+            let model = parallelize(config().init(&device), &rank, &Plan::auto())?;
+            let fills = || explain(&device).kernels.get("fill").copied();
+            losses(model.clone(), &device, 1);
+            let before = fills();
+            losses(model, &device, 1);
+            // That of the loss alone, and not those of Burn's gradients of sums.
+            assert_eq!(fills(), before.map(|before| before + 1), "{layout}");
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 /// The output of causal attention of 4 heads over 2, and the gradients in query, key and value.
 fn output_and_gradients(device: &Device) -> Vec<Vec<f64>> {
     let tensor = |seed: usize, heads: usize| {

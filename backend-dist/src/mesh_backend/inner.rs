@@ -8,7 +8,7 @@ use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{BackendIr, HandleKind};
 use ops::LocalKernels;
 use ranks::collective_ops::CollectiveOps;
@@ -31,6 +31,17 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
     /// Sums over all dimensions but the last, of half precision in `dtype`.
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         Self::bias_grad(Self::float_cast(x, dtype.into()))
+    }
+
+    /// The tensor in another shape.
+    fn reshaped(x: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        Self::float_reshape(x, shape)
+    }
+
+    /// A copy of `x` whose matrices of the last two dimensions [`gemm`](Self::gemm) reads in place; `None` if it reads those
+    /// of `x` so.
+    fn evenly_spaced(_: &FloatTensor<Self>) -> Option<FloatTensor<Self>> {
+        None
     }
 
     /// `a · b` of the last two dimensions with elements of `dtype`; the others broadcast. `a` and `b` have one type.

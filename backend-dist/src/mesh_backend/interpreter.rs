@@ -15,7 +15,7 @@ use super::options::LogicalOptions;
 use super::random::Random;
 use super::report::Report;
 use super::table::{self, Table};
-use crate::logical::Placement::Replicate;
+use crate::logical::Placement::{self, Replicate};
 use crate::logical::{Homes, MeshAxis, TensorState, keeps_weights, plan};
 use across::Arrivals;
 use batch_norm::BatchMeans;
@@ -137,7 +137,7 @@ impl<B: Inner> Interpreter<B> {
         TensorState { at: vec![Replicate; self.axes.len()], weight: false }
     }
 
-    /// Runs an operation whose inputs are replicated: there is nothing to plan. Returns it if there is.
+    /// Runs an operation whose inputs are replicated, or of one rank: there is nothing to plan. Returns it if there is.
     fn run_replicated(&mut self, mut op: OperationIr) -> Option<OperationIr> {
         let (mut renames, mut from_weight, mut is_whole) = (false, false, true);
         let mut consumed = Vec::new();
@@ -151,12 +151,14 @@ impl<B: Inner> Interpreter<B> {
             }
         }
         let is_embedding = self.axes.first().is_some_and(|axis| self.homes.of_embedding(&op, axis.ranks).is_some());
-        if !is_whole || is_embedding || self.homes.has_scatter(&op) {
+        let is_alone = self.axes.iter().all(|axis| axis.ranks == 1);
+        if !is_alone && (!is_whole || is_embedding || self.homes.has_scatter(&op)) {
             return Some(op);
         }
         let weight = from_weight && keeps_weights(&op);
         for out in op.outputs() {
-            let state = TensorState { weight, ..self.replicated() };
+            let at = if is_whole { None } else { self.at_of_updated(&op, out) };
+            let state = TensorState { weight, at: at.unwrap_or_else(|| self.replicated().at) };
             self.table.insert(out.id, state, out.id);
         }
         if renames {
@@ -169,6 +171,13 @@ impl<B: Inner> Interpreter<B> {
             }
         }
         None
+    }
+
+    /// Where the input is that arithmetic gives `out` in place of, so that a parameter stays where it was.
+    fn at_of_updated(&self, op: &OperationIr, out: &TensorIr) -> Option<Vec<Placement>> {
+        let OperationIr::NumericFloat(..) = op else { return None };
+        let updated = op.inputs().find(|x| x.shape == out.shape)?;
+        Some(self.table.get(updated.id).state.at.clone())
     }
 
     fn run_planned(&mut self, op: OperationIr) {

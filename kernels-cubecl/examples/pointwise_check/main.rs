@@ -222,6 +222,11 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + rows::normalize_rows(c, NormalizeShape { rows: 13, columns: 1000, softmax: true })
                 + rows::normalize_rows(c, NormalizeShape { rows: 7, columns: 60, softmax: false })
         }),
+        ("heads", |c| {
+            rows::heads::<bf16>(c, [16, 512, 16, 64], 0)
+                + rows::heads::<f32>(c, [3, 37, 5, 8], 8)
+                + rows::heads::<bf16>(c, [1, 1, 7, 24], 16)
+        }),
         ("bf16x3", |c| rows::split_bf16(c, 301, 128) + rows::split_bf16(c, 33, 8)),
         ("accumulate", |c| rows::accumulate::<bf16>(c, 100_000, 0) + rows::accumulate::<bf16>(c, 3001, 3)),
         ("slices", |c| rows::slices::<bf16>(c, 100_000, 7, 0) + rows::slices::<f32>(c, 3001, 3, 5)),

@@ -27,6 +27,7 @@ pub mod remainder;
 pub mod rope;
 pub mod split_bf16;
 pub mod ssd;
+pub mod strided_rows;
 pub mod swiglu;
 
 pub use cube::CubeShape;

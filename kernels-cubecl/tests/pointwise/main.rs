@@ -251,6 +251,12 @@ fn sums_of_slices() {
 }
 
 #[test]
+fn heads_apart_and_together() {
+    both!(rows::heads, [2, 5, 3, 8], 0);
+    both!(rows::heads, [1, 7, 2, 24], 8);
+}
+
+#[test]
 fn flat_runs_and_squares() {
     assert_eq!(rows::runs(&client()) + rows::squares(&client()) + rows::copies(&client()), 0);
 }

@@ -67,6 +67,7 @@ use burn::backend::{
 use burn::tensor::{Shape, Tensor};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
+use ranks::cuda::packed_rows;
 
 use super::dropout_mask::DropoutMask;
 use super::kernels::{LocalKernels, NormGrads, NormNeeds};
@@ -285,7 +286,11 @@ fn is_aligned(x: &CubeTensor) -> bool {
 
 /// `x` contiguous from an aligned address on: in place, else a copy.
 pub fn packed(x: CubeTensor) -> CubeTensor {
-    if is_aligned(&x) { into_contiguous(x) } else { copy_contiguous(x) }
+    match packed_rows(&x) {
+        Some(packed) => packed,
+        None if is_aligned(&x) => into_contiguous(x),
+        None => copy_contiguous(x),
+    }
 }
 
 /// An uninitialised contiguous tensor on the device of `x`.

@@ -42,7 +42,7 @@ impl Operand {
 
     /// The last two dimensions, the others as a batch.
     pub fn batched(x: CubeTensor) -> Self {
-        Self::new(x, Matrices::batched)
+        Self::new(evenly_spaced(&x).unwrap_or(x), Matrices::batched)
     }
 
     /// The transpose, without a copy.
@@ -74,6 +74,24 @@ impl Operand {
         assert!(needed <= held, "GEMM: {matrices:?} of {:?} in a buffer of {held} bytes", tensor.dtype);
         Self { tensor, matrices }
     }
+}
+
+/// A copy of `x` that [`Operand::batched`] reads in place, with its columns contiguous if they are in `x`; `None` if `x` is
+/// read in place itself.
+pub fn evenly_spaced(x: &CubeTensor) -> Option<CubeTensor> {
+    let (shape, strides) = (x.meta.shape(), x.meta.strides());
+    if Matrices::batched(shape, strides).is_some_and(|matrices| matrices.stored().is_some()) {
+        return None;
+    }
+    let (rows, columns) = (shape.num_dims() - 2, shape.num_dims() - 1);
+    let is_transposed = strides[rows] == 1 && strides[columns] != 1;
+    let swapped = |mut x: CubeTensor| {
+        if is_transposed {
+            x.meta.swap(rows, columns);
+        }
+        x
+    };
+    Some(swapped(dense(swapped(x.clone()))))
 }
 
 /// `a · b` in `shape`, which has as many elements, with elements of `dtype`.

@@ -3,7 +3,10 @@
 pub mod lt;
 pub mod lt_fp8;
 mod lt_plan;
+mod rows;
 pub mod watch;
+
+pub use rows::packed_rows;
 
 use crate::failed;
 use crate::size_class::size_class;
@@ -117,6 +120,6 @@ pub fn flush(tensor: &CubeTensor) {
 
 /// The tensor with contiguous elements; CubeCL pads rows, which its `into_contiguous` ignores.
 pub fn dense(x: CubeTensor) -> CubeTensor {
-    let x = into_contiguous(x);
+    let x = packed_rows(&x).unwrap_or_else(|| into_contiguous(x));
     if x.is_contiguous_buffer() { x } else { copy_contiguous(x) }
 }

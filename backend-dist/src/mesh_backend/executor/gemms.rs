@@ -23,7 +23,7 @@ impl<B: Inner> Executor<B> {
             }
             self.settle(x.id);
         }
-        let [a, b] = [&op.lhs, &op.rhs].map(|x| self.in_type(x, dtype));
+        let [a, b] = [&op.lhs, &op.rhs].map(|x| self.operand(x, dtype));
         let (rank, batches) = (op.out.shape.num_dims(), op.out.shape[0]);
         self.gemms.insert(op.out.id, Gemm { a, b, dtype });
         // Burn's gradient of a weight is a sum over samples.

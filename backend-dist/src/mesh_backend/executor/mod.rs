@@ -105,25 +105,14 @@ impl<B: Inner> Executor<B> {
         inputs.iter().for_each(|x| self.settle(x.id));
         if let Some((x, out, view)) = view(&op) {
             self.count("view");
-            self.link(x, out.id, view);
-            self.inner.register_op(op);
+            self.link(x, out.id, view.clone());
+            self.apply_view(x, out.id, view);
         } else if !self.sum_columns(&op) {
             self.count(kind(&op));
             inputs.iter().for_each(|x| self.widen(x));
             self.inner.register_op(op);
         }
         inputs.iter().filter(|x| x.status == TensorStatus::ReadWrite).for_each(|x| self.forget(x.id));
-    }
-
-    /// The output of a view is stored as its input is, and knows where to find a copy in half precision.
-    fn link(&mut self, x: &TensorIr, out: TensorId, view: View) {
-        if self.halves.contains(&x.id) {
-            self.halves.insert(out);
-        } else if self.half.is_some() {
-            let (root, mut views) = self.views.get(&x.id).cloned().unwrap_or((x.id, Vec::new()));
-            views.push(view);
-            self.views.insert(out, (root, views));
-        }
     }
 
     /// Lets nothing wait that computes this tensor.
@@ -133,6 +122,7 @@ impl<B: Inner> Executor<B> {
             self.flush();
         }
         if let Some((value, shape)) = self.constants.remove(&id) {
+            self.count("fill");
             let whole = B::float_full(shape, value.into(), &self.device, self.limits.dtype.into());
             self.insert(id, whole, false);
         }
@@ -164,17 +154,17 @@ impl<B: Inner> Executor<B> {
 
     /// Runs the chain and what waits for it.
     fn flush(&mut self) {
-        if let Some(launch) = self.chain.take(self.limits.dtype, self.half.is_some()) {
+        if let Some(mut launch) = self.chain.take(self.limits.dtype, self.half.is_some()) {
             self.count("fused kernel");
+            let others = std::mem::take(&mut launch.others);
             let targets: Vec<_> = launch.outputs.iter().map(|x| (x.id, x.is_half, x.is_copy)).collect();
-            for ((id, is_half, is_copy), x) in
-                targets.into_iter().zip(B::fused(launch, self.half.unwrap_or(DType::BF16), &self.device))
-            {
-                if is_copy {
-                    self.copies.insert(id, x);
-                } else {
-                    self.insert(id, x, is_half);
-                }
+            let written = B::fused(launch, self.half.unwrap_or(DType::BF16), &self.device);
+            for (output, x) in others {
+                let reshaped = B::float_reshape(written[output].clone(), x.shape);
+                self.keep((x.id, x.is_half, x.is_copy), reshaped);
+            }
+            for (target, x) in targets.into_iter().zip(written) {
+                self.keep(target, x);
             }
         }
         self.late.clear();
@@ -182,6 +172,14 @@ impl<B: Inner> Executor<B> {
             self.run(op);
         }
         self.chain.take_released().into_iter().for_each(|id| self.drop_tensor(id));
+    }
+
+    fn keep(&mut self, (id, is_half, is_copy): (TensorId, bool, bool), x: Float<B>) {
+        if is_copy {
+            self.copies.insert(id, x);
+        } else {
+            self.insert(id, x, is_half);
+        }
     }
 
     /// Runs everything that waits.
@@ -230,6 +228,15 @@ impl<B: Inner> Executor<B> {
         if is_half {
             self.halves.insert(id);
         }
+    }
+
+    /// The number that all elements of a tensor are, if it is kept as that.
+    pub fn number(&self, id: TensorId) -> Option<f64> {
+        self.constants.get(&id).map(|(number, _)| *number)
+    }
+
+    pub fn register_number(&mut self, id: TensorId, number: f64, shape: Shape) {
+        self.constants.insert(id, (number, shape));
     }
 
     pub fn register_data(&mut self, id: TensorId, data: TensorData) {

@@ -24,6 +24,20 @@ impl<B: Inner> Executor<B> {
         copy
     }
 
+    /// `x` in `dtype` as GEMMs read it. What must be copied for that is copied once, however many read it.
+    pub(super) fn operand(&mut self, x: &TensorIr, dtype: DType) -> Float<B> {
+        let is_copy = dtype != x.dtype && !self.halves.contains(&x.id);
+        let operand = self.in_type(x, dtype);
+        let Some(spaced) = B::evenly_spaced(&operand) else { return operand };
+        self.count("spaced evenly");
+        match (x.status == TensorStatus::ReadWrite, is_copy) {
+            (true, _) => {}
+            (false, true) => drop(self.copies.insert(x.id, spaced.clone())),
+            (false, false) => self.inner.register_tensor_to_device(x.id, HandleKind::Float(spaced.clone())),
+        }
+        spaced
+    }
+
     /// The copy of `id`, which is `x` or what it is a view of, in half precision.
     fn copy(&mut self, id: TensorId, x: &TensorIr, dtype: DType) -> Float<B> {
         if let Some(copy) = self.copies.get(&id) {

@@ -5,10 +5,11 @@ use crate::mesh_backend::executor::{Launch, Limits, Written};
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Cube, ops::FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Shape};
+use burn_std::tensor::{ReshapeAction, reshape_action};
 use kernels_cubecl::fused::{self, Plan};
 use ops::{LocalKernels, packed};
-use ranks::cuda::empty;
 use ranks::cuda::lt::{self, Operand};
+use ranks::cuda::{empty, packed_rows};
 
 impl Inner for Cube {
     const FUSES: bool = true;
@@ -43,6 +44,16 @@ impl Inner for Cube {
         // Half precision is summed in f32 as it is read.
         let is_read_so = matches!(x.dtype, DType::BF16 | DType::F16) && dtype == DType::F32;
         Self::bias_grad(if is_read_so { x } else { Self::float_cast(x, dtype.into()) })
+    }
+
+    fn reshaped(x: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        let is_copied = matches!(reshape_action(x.meta.shape(), x.meta.strides(), &shape), ReshapeAction::Recompute);
+        let rows = if is_copied { packed_rows(&x) } else { None };
+        Self::float_reshape(rows.unwrap_or(x), shape)
+    }
+
+    fn evenly_spaced(x: &FloatTensor<Self>) -> Option<FloatTensor<Self>> {
+        lt::evenly_spaced(x)
     }
 
     fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {

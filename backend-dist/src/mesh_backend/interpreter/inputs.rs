@@ -5,6 +5,7 @@ use crate::logical::Placement::{self, Partial, Replicate};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::reshard;
 use crate::mesh_backend::table::Table;
+use burn::tensor::Shape;
 use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
 use std::collections::HashMap;
 
@@ -106,10 +107,36 @@ impl<B: Inner> Interpreter<B> {
                 local.shape[dim] /= axis.ranks;
             }
         }
+        if let Some(id) = self.share_of_number(shard, (from, to), &local.shape) {
+            if is_consumed {
+                self.drop_local(shard);
+            }
+            return id;
+        }
         let (handle, is_half) = self.executor.stored(&local);
         let handle = reshard(handle, (from, to), &self.groups, &mut self.report);
         let id = self.new_id();
         self.executor.register_stored(id, handle, is_half);
         id
+    }
+
+    /// A share of a replicated tensor whose elements are one number, without a kernel.
+    fn share_of_number(
+        &mut self,
+        whole: TensorId,
+        (from, to): (&[Placement], &[Placement]),
+        shape: &Shape,
+    ) -> Option<TensorId> {
+        let is_share = to.iter().all(|at| *at == Replicate || at.is_shard());
+        let number = self.executor.number(whole).filter(|_| is_share && from.iter().all(|at| *at == Replicate))?;
+        let mut shape = shape.clone();
+        for (at, axis) in to.iter().zip(&self.axes) {
+            if let Some(dim) = at.dim() {
+                shape[dim] /= axis.ranks;
+            }
+        }
+        let id = self.new_id();
+        self.executor.register_number(id, number, shape);
+        Some(id)
     }
 }

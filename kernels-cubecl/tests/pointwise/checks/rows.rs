@@ -9,6 +9,7 @@ use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Ru
 use kernels_cubecl::pointwise::normalize::{self, NormalizeShape};
 use kernels_cubecl::pointwise::reduce_slices;
 use kernels_cubecl::pointwise::split_bf16::split;
+use kernels_cubecl::pointwise::strided_rows::{StridedRows, pack};
 
 pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
     let x = random(rows * columns, 1);
@@ -155,4 +156,28 @@ pub fn copies(client: &Client) -> usize {
     }
     report("chunks out of an array", &download::<f32>(client, &packed), &together, 0.0)
         + report("chunks back into an array", &download::<f32>(client, &target), &again, 0.0)
+}
+
+/// Heads of `[samples, positions, heads · columns]` by sample and head, and back, `start` elements into their buffer.
+pub fn heads<E: Element>(client: &Client, [samples, positions, heads, columns]: [usize; 4], start: usize) -> usize {
+    let len = samples * positions * heads * columns;
+    let x = random(start + len, 1);
+    let source = upload::<E>(client, &x).offset_start((start * size_of::<E>()) as u64);
+    let (apart, back) = (poisoned::<E>(client, len), poisoned::<E>(client, len));
+    let size = size_of::<E>();
+    let (width, head) = (heads * columns, positions * columns);
+    let by_head = [positions * width, columns, width, 1];
+    let rows = StridedRows::of(&[samples, heads, positions, columns], &by_head, size).expect("whole accesses");
+    pack(client, &source, rows, &apart).expect("legal");
+    let by_position = [heads * head, columns, head, 1];
+    let rows = StridedRows::of(&[samples, positions, heads, columns], &by_position, size).expect("whole accesses");
+    pack(client, &apart, rows, &back).expect("legal");
+    let place = |i: usize| {
+        let (column, position, line) = (i % columns, i / columns % positions, i / head);
+        start + ((line / heads * positions + position) * heads + line % heads) * columns + column
+    };
+    let expected: Vec<f64> = (0..len).map(|i| x[place(i)]).collect();
+    let name = format!("heads {}, {samples} × {positions} × {heads} × {columns}", E::NAME);
+    report(&name, &download::<E>(client, &apart), &expected, 0.0)
+        + report("and back", &download::<E>(client, &back), &x[start..], 0.0)
 }

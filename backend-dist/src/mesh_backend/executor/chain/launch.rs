@@ -16,6 +16,8 @@ pub struct Launch<H> {
     pub scalars: Vec<f64>,
     pub draws: Vec<Draw>,
     pub outputs: Vec<Written>,
+    /// Tensors that are one of the outputs in another shape.
+    pub others: Vec<(usize, Written)>,
 }
 
 /// A tensor that a launch writes.
@@ -75,17 +77,24 @@ impl<H> Chain<H> {
             program.steps.push(step);
         }
         (program.scalars, program.draws) = (scalars.len(), draws.len());
-        let mut outputs = Vec::new();
+        let (mut outputs, mut others) = (Vec::new(), Vec::new());
         for (id, value) in values {
             let is_whole = value.shape.num_elements() == rows * columns;
             let stored_half = keeps_half && is_whole && chain.facts[value.register].is_half;
             let mut write = |is_half, is_copy| {
-                program.outputs.push(Output {
+                let output = Output {
                     register: renamed[value.register],
                     extent: if is_whole { Extent::Whole } else { Extent::PerRow },
                     element: if is_half { Element::Half } else { Element::F32 },
-                });
-                outputs.push(Written { id: *id, shape: value.shape.clone(), is_half, is_copy });
+                };
+                let written = Written { id: *id, shape: value.shape.clone(), is_half, is_copy };
+                match program.outputs.iter().position(|other| *other == output) {
+                    Some(same) => others.push((same, written)),
+                    None => {
+                        program.outputs.push(output);
+                        outputs.push(written);
+                    }
+                }
             };
             write(stored_half, false);
             let wants_half = value.wants_half || chain.facts[value.register].has_copy;
@@ -93,7 +102,7 @@ impl<H> Chain<H> {
                 write(true, true);
             }
         }
-        Some(Launch { dtype, program, rows, columns, inputs, scalars, draws, outputs })
+        Some(Launch { dtype, program, rows, columns, inputs, scalars, draws, outputs, others })
     }
 }
 
