@@ -117,9 +117,6 @@ impl RunConfig {
         if !experts.is_empty() && experts.len() < layers {
             return refused("in a model of which only some layers have experts");
         }
-        if self.fp8.format.is_some() {
-            return refused("next to FP8 layers");
-        }
         // The experts of a layer have adapters all or none.
         let mlp_of = if experts.is_empty() { "mlp" } else { "mlp.shared_experts" };
         let mlp = ["gate", "up", "down"];

@@ -36,7 +36,8 @@ impl<B: Inner> Executor<B> {
     pub(super) fn run_gemm(&mut self, id: TensorId) {
         let Some(Gemm { a, b, dtype }) = self.gemms.remove(&id) else { return };
         self.count("GEMM");
-        self.insert(id, B::gemm(a, b, dtype), self.half == Some(dtype));
+        let product = self.allocating(elements_of_product(&a, &b), || B::gemm(a, b, dtype));
+        self.insert(id, product, self.half == Some(dtype));
     }
 
     /// Runs waiting GEMMs as one if `op` sums their results over the first dimension and nobody else reads them.
@@ -52,9 +53,17 @@ impl<B: Inner> Executor<B> {
         let columns = dims(&b)[2];
         let a = B::float_reshape(B::float_swap_dims(a, 1, 2), Shape::from([1, batches * inner, rows]));
         let b = B::float_reshape(b, Shape::from([1, batches * inner, columns]));
-        self.insert(out.id, B::gemm(B::float_swap_dims(a, 1, 2), b, out.dtype), false);
+        let sum = self.allocating(rows * columns, || B::gemm(B::float_swap_dims(a, 1, 2), b, out.dtype));
+        self.insert(out.id, sum, false);
         true
     }
+}
+
+fn elements_of_product<T: TensorMetadata>(a: &T, b: &T) -> usize {
+    let [a, b] = [a.shape(), b.shape()];
+    let lead = a.num_dims() - 2;
+    let batches: usize = (0..lead).map(|dim| a[dim].max(b[dim])).product();
+    batches * a[lead] * b[lead + 1]
 }
 
 fn dims<T: TensorMetadata>(x: &T) -> [usize; 3] {

@@ -23,7 +23,7 @@ use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
 use chain::Chain;
 use gemms::Gemm;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use views::{View, view};
 
 type Float<B> = burn::backend::tensor::FloatTensor<B>;
@@ -48,6 +48,8 @@ pub(super) struct Executor<B: Inner> {
     /// Sums over rows of what the chain computes, and their outputs.
     waiting: Vec<OperationIr>,
     late: Ids,
+    /// Elements of the rank's share of a parameter, for each size that there is.
+    lasting: HashSet<usize>,
     /// Tensors of which all elements are one number.
     constants: ById<(f64, Shape)>,
     kernels: BTreeMap<&'static str, usize>,
@@ -72,6 +74,7 @@ impl<B: Inner> Executor<B> {
             chain: Chain::default(),
             waiting: Vec::new(),
             late: Ids::default(),
+            lasting: HashSet::new(),
             constants: ById::default(),
             kernels: BTreeMap::new(),
             logsumexps: ById::default(),
@@ -136,6 +139,18 @@ impl<B: Inner> Executor<B> {
         }
     }
 
+    /// A parameter has so many elements on this rank.
+    pub fn note_parameter(&mut self, elements: usize) {
+        self.lasting.insert(elements);
+    }
+
+    /// Runs `work`, whose outputs have so many elements. Parameters, their gradients and an optimizer's states are as
+    /// large as they were a step before: with memory that is kept for that size, an allocation does not search what lies
+    /// between others.
+    fn allocating<T: Send>(&self, elements: usize, work: impl FnOnce() -> T + Send) -> T {
+        if self.lasting.contains(&elements) { B::keeping_memory(&self.device, work) } else { work() }
+    }
+
     fn count(&mut self, kernel: &'static str) {
         *self.kernels.entry(kernel).or_default() += 1;
     }
@@ -158,7 +173,8 @@ impl<B: Inner> Executor<B> {
             self.count("fused kernel");
             let others = std::mem::take(&mut launch.others);
             let targets: Vec<_> = launch.outputs.iter().map(|x| (x.id, x.is_half, x.is_copy)).collect();
-            let written = B::fused(launch, self.half.unwrap_or(DType::BF16), &self.device);
+            let half = self.half.unwrap_or(DType::BF16);
+            let written = self.allocating(launch.rows * launch.columns, || B::fused(launch, half, &self.device));
             for (output, x) in others {
                 let reshaped = B::float_reshape(written[output].clone(), x.shape);
                 self.keep((x.id, x.is_half, x.is_copy), reshaped);

@@ -3,7 +3,7 @@
 use super::Inner;
 use crate::mesh_backend::executor::{Launch, Limits, Written};
 use burn::backend::tensor::{Device, FloatTensor};
-use burn::backend::{Cube, ops::FloatTensorOps};
+use burn::backend::{Backend, Cube, ops::FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Shape};
 use burn_std::tensor::{ReshapeAction, reshape_action};
 use kernels_cubecl::fused::{self, Plan};
@@ -38,6 +38,10 @@ impl Inner for Cube {
         };
         done.unwrap_or_else(|error| panic!("a fused kernel: {error}"));
         outputs
+    }
+
+    fn keeping_memory<T: Send>(device: &Device<Self>, work: impl FnOnce() -> T + Send) -> T {
+        <Self as Backend>::memory_persistent_allocations(device, work, |work| work())
     }
 
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {

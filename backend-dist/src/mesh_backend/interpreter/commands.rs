@@ -1,6 +1,7 @@
 //! Commands: what operations carry to the device instead of being run.
 
 use super::{Interpreter, name};
+use crate::logical::{MeshAxis, Placement};
 use crate::mesh_backend::command::Command;
 use crate::mesh_backend::formula::Formula;
 use crate::mesh_backend::inner::Inner;
@@ -21,6 +22,11 @@ impl<B: Inner> Interpreter<B> {
         if let Command::Move { axis, to, weight } = command {
             state.at[axis] = to;
             state.weight = weight;
+        }
+        if state.weight {
+            let ranks = |(at, axis): (&Placement, &MeshAxis)| if at.is_shard() { axis.ranks } else { 1 };
+            let shares: usize = state.at.iter().zip(&self.axes).map(ranks).product();
+            self.executor.note_parameter(x.shape.num_elements() / shares);
         }
         let is_consumed = x.status == TensorStatus::ReadWrite;
         if from == state.at {

@@ -44,6 +44,9 @@ impl Chain<'_> {
             return;
         }
         (op.saves, op.flops[2]) = (Vec::new(), 0.0);
+        if let Some(fp8) = &mut op.fp8 {
+            fp8.deferred = 0;
+        }
         if let Some(base) = self.builder.adapters.and_then(|adapters| adapters.base) {
             op.frozen -= count * outputs * inputs * element;
             op.frozen += count * base.bytes(outputs as usize, inputs as usize) as u64;
