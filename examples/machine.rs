@@ -189,7 +189,7 @@ fn check(task: &Task) -> Result<usize> {
         bail!("{} GPUs are not a multiple of the {model} that hold the model: change --gpus or the layout", task.gpus);
     }
     given.over(ParallelLayout { dp: task.gpus / model.max(1), ..Default::default() })?;
-    let unit = given.data_parallel.unwrap_or(1) * task.micro_batch.unwrap_or(1).max(1);
+    let unit = given.data_parallel_size().unwrap_or(1) * task.micro_batch.unwrap_or(1).max(1);
     let sequences =
         task.global_batch.unwrap_or_else(|| SEQUENCES.next_multiple_of(task.gpus.max(1)).next_multiple_of(unit.max(1)));
     if !sequences.is_multiple_of(unit.max(1)) {
@@ -205,7 +205,7 @@ fn agrees(given: &LayoutArgs, layout: &ParallelLayout) -> bool {
         (given.pipeline_parallel, layout.pp),
         (given.virtual_pipeline, layout.vpp),
         (given.context_parallel, layout.cp),
-        (given.data_parallel, layout.dp),
+        (given.data_parallel_size(), layout.dp),
         (given.expert_parallel, layout.ep),
         (given.expert_tensor_parallel, layout.expert_tp()),
     ];

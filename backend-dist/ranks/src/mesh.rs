@@ -191,6 +191,16 @@ impl Mesh {
         self
     }
 
+    /// The mesh of another layout, with its ranks in the same order.
+    ///
+    /// # Errors
+    /// As [`Mesh::new`].
+    pub fn resized(&self, layout: ParallelLayout) -> Result<Mesh, LayoutError> {
+        let mut mesh = Mesh::new(layout)?;
+        (mesh.dense.order, mesh.expert.order) = (self.dense.order, self.expert.order);
+        Ok(mesh)
+    }
+
     /// The layout the mesh was made from.
     pub fn layout(&self) -> &ParallelLayout {
         &self.layout

@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu::{self, GpuError};
 use backend_dist::mesh::ParallelLayout;
-use backend_dist::process::{Cluster, Processes};
+use backend_dist::process::{Cluster, ProcessWorld, Processes};
 use burn::tensor::Device;
 use clap::ValueEnum;
 
@@ -43,6 +43,23 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
+    /// The number of ranks of a run that takes all there are, where one copy of its model takes so many: one for each GPU of
+    /// all processes; on CPUs one for each process, and at least one copy.
+    ///
+    /// # Errors
+    /// If there is no GPU, or the environment makes no sense.
+    pub(super) fn world_size(self, copy: usize) -> Result<usize, String> {
+        let world = ProcessWorld::from_env().map_err(|error| error.to_string())?;
+        let (processes, on_host) = world.map_or((1, 1), |world| (world.processes, world.on_host));
+        match self {
+            DeviceKind::Cpu => Ok(processes.max(copy)),
+            DeviceKind::Cuda => {
+                let gpus = gpu::gpus().map_err(|error| format!("--device cuda: {error}"))?;
+                Ok(processes * gpus_each(gpus.len(), on_host))
+            }
+        }
+    }
+
     /// A device for each rank of a layout.
     ///
     /// # Errors
@@ -122,6 +139,11 @@ impl DeviceKind {
     }
 }
 
+/// GPUs of each process of a host. A launcher may show every process its own only (CUDA_VISIBLE_DEVICES).
+fn gpus_each(visible: usize, processes: usize) -> usize {
+    if visible < processes { visible } else { visible / processes }
+}
+
 #[cfg(feature = "cuda")]
 fn cuda(index: usize) -> Result<Device> {
     Ok(Device::cuda(index))
@@ -182,6 +204,12 @@ mod tests {
         ] {
             assert_eq!(nearest(&layout.parse().unwrap(), ranks).to_string(), expected, "{layout} on {ranks}");
         }
+    }
+
+    #[test]
+    fn processes_of_a_host_share_its_gpus_unless_each_sees_its_own() {
+        let shares = [(8, 1, 8), (8, 8, 1), (8, 2, 4), (1, 8, 1), (2, 4, 2)];
+        assert!(shares.iter().all(|&(visible, processes, each)| gpus_each(visible, processes) == each));
     }
 
     #[test]

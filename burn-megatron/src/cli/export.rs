@@ -1,12 +1,13 @@
 //! `burn-megatron export`: from a checkpoint to a Hugging Face folder, or to a checkpoint of PyTorch or Megatron-Core.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use indicatif::HumanBytes;
 use models::lora::LoraError;
-use models::{FamilyConfig, LoraPlan};
+use models::{FamilyConfig, LoraPlan, ModelConfig};
 
 use super::quantise::QuantiseArgs;
 use super::refused;
@@ -55,6 +56,16 @@ pub struct Args {
     /// Write the moments of AdamW too, and what a run of PyTorch or Megatron-Core needs to continue
     #[arg(long, conflicts_with_all = ["hf", "adapter", "ema"])]
     optimizer: bool,
+    /// With --torch-dist --optimizer: expert-parallel size of the run of Megatron-Core that is to continue, which above 1 has
+    /// an optimizer of their own for experts [default: that of the checkpoint's run]
+    #[arg(
+        long,
+        alias = "expert-model-parallel-size",
+        value_name = "N",
+        requires = "torch_dist",
+        requires = "optimizer"
+    )]
+    expert_parallel: Option<NonZero<usize>>,
     #[command(flatten)]
     quantise: QuantiseArgs,
 }
@@ -75,7 +86,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = model_of(&checkpoint)?;
     let format = match (&args.dcp, &args.torch_dist) {
         (Some(_), _) => Format::Dcp,
-        (_, Some(_)) => Format::TorchDist { iteration: checkpoint.state().step },
+        (_, Some(_)) => {
+            let (iteration, own) = (checkpoint.state().step, checkpoint.state().layout.ep);
+            Format::TorchDist { iteration, expert_parallel: args.expert_parallel.map_or(own, NonZero::get) }
+        }
         _ => Format::Safetensors,
     };
     let folder = args.hf.or(args.dcp).or(args.torch_dist);
@@ -127,8 +141,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => export_states(&hf, &what, &weights, &checkpoint)?,
         false => export(&hf, &what, &weights)?,
     };
+    let experts = match format {
+        Format::TorchDist { expert_parallel, .. } if args.optimizer && config.dims().experts.is_some() => {
+            format!("; for expert-model-parallel-size {}", if expert_parallel > 1 { "above 1" } else { "1" })
+        }
+        _ => String::new(),
+    };
     super::print(&format!(
-        "{}: step {} in {files} file{} of weights{}, {}\n",
+        "{}: step {} in {files} file{} of weights{}, {}{experts}\n",
         hf.display(),
         checkpoint.state().step,
         if files == 1 { "" } else { "s" },

@@ -1,6 +1,10 @@
 //! The layout flags of every training command.
 
-use anyhow::Result;
+use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
+
+use anyhow::{Result, bail};
 use backend_dist::mesh::ParallelLayout;
 use clap::Args;
 
@@ -29,9 +33,10 @@ pub struct LayoutArgs {
     /// Tensor-parallel size inside each expert
     #[arg(long, alias = "expert-tensor-parallel-size", value_name = "N")]
     pub expert_tensor_parallel: Option<usize>,
-    /// Data-parallel size: groups of ranks that each train the whole model on their own share of the batch
+    /// Data-parallel size: groups of ranks that each train the whole model on their own share of the batch; auto: what
+    /// fills all ranks
     #[arg(long, alias = "data-parallel-size", value_name = "N")]
-    pub data_parallel: Option<usize>,
+    pub data_parallel: Option<DataParallel>,
     /// ZeRO stage, what is sharded over the data-parallel ranks: 1 optimizer states, 2 also gradients, 3 also weights
     #[arg(long, value_name = "STAGE")]
     pub zero: Option<u8>,
@@ -40,12 +45,52 @@ pub struct LayoutArgs {
     pub zero_group: Option<usize>,
 }
 
+/// A data-parallel size as it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataParallel {
+    /// What fills all ranks.
+    Auto,
+    /// This one.
+    Size(usize),
+}
+
+impl FromStr for DataParallel {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::Size) }
+    }
+}
+
+impl fmt::Display for DataParallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Size(size) => size.fmt(f),
+        }
+    }
+}
+
 impl LayoutArgs {
+    /// The data-parallel size, if it is given and does not follow from the number of ranks.
+    pub fn data_parallel_size(&self) -> Option<usize> {
+        match self.data_parallel? {
+            DataParallel::Auto => None,
+            DataParallel::Size(size) => Some(size),
+        }
+    }
+
     /// The layout that the flags ask for, with the sizes of `default` for flags that are not given.
     ///
     /// # Errors
-    /// If the sizes do not make a legal layout.
+    /// If the sizes do not make a legal layout, or the data-parallel size is `auto`.
     pub fn over(&self, default: ParallelLayout) -> Result<ParallelLayout> {
+        if self.data_parallel == Some(DataParallel::Auto) {
+            bail!(
+                "--data-parallel auto is for train, bench of a file and plan --gpus; nearest legal: --data-parallel {}",
+                default.dp
+            );
+        }
         let layout = ParallelLayout {
             tp: self.tensor_parallel.unwrap_or(default.tp),
             cp: self.context_parallel.unwrap_or(default.cp),
@@ -53,7 +98,7 @@ impl LayoutArgs {
             etp: self.expert_tensor_parallel.or(default.etp),
             pp: self.pipeline_parallel.unwrap_or(default.pp),
             vpp: self.virtual_pipeline.unwrap_or(default.vpp),
-            dp: self.data_parallel.unwrap_or(default.dp),
+            dp: self.data_parallel_size().unwrap_or(default.dp),
             sp: self.sequence_parallel.unwrap_or(default.sp),
             zero: self.zero.unwrap_or(default.zero),
             zero_group: self.zero_group.or(default.zero_group),
@@ -90,7 +135,9 @@ mod tests {
 
     #[test]
     fn what_does_not_run_is_refused() {
-        for flags in ["--context-parallel-size 0", "--expert-parallel 3", "--zero 4", "--zero-group 2"] {
+        for flags in
+            ["--context-parallel-size 0", "--expert-parallel 3", "--zero 4", "--zero-group 2", "--data-parallel auto"]
+        {
             let error = parse(flags).unwrap_err().to_string();
             let flag = flags.split_whitespace().next().unwrap().trim_start_matches("--").trim_end_matches("-size");
             assert!(error.contains(flag) && error.contains("nearest legal"), "{error}");

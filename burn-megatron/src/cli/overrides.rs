@@ -75,7 +75,7 @@ impl Overrides {
             ("context-parallel", size(layout.context_parallel)),
             ("expert-parallel", size(layout.expert_parallel)),
             ("expert-tensor-parallel", size(layout.expert_tensor_parallel)),
-            ("data-parallel", size(layout.data_parallel)),
+            ("data-parallel", layout.data_parallel.map(|value| value.to_string())),
             ("zero", layout.zero.map(|stage| stage.to_string())),
             ("zero-group", size(layout.zero_group)),
         ];

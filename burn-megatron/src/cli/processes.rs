@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use backend_dist::gpu;
 use backend_dist::mesh::Mesh;
-use backend_dist::process::{Cluster, ProcessWorld, Processes};
+use backend_dist::process::{Cluster, JoinError, ProcessWorld, Processes};
 
 use super::device::DeviceKind;
 use crate::config::RunConfig;
@@ -21,7 +21,10 @@ pub(super) fn join(config: &RunConfig, place: DeviceKind) -> Result<Option<Proce
         return Ok(None);
     };
     let agreement = agreement(place, ("configuration", assignments(&config.to_toml())));
-    Ok(Some(Processes::join(&world, &mesh, &agreement)?))
+    match Processes::join(&world, &mesh, &agreement) {
+        Err(error @ JoinError::Division { .. }) => bail!("{error}; --data-parallel auto fills all ranks"),
+        joined => Ok(Some(joined?)),
+    }
 }
 
 /// Does the work of a command in all processes of a run: all have the same arguments, and if it fails in one, it fails in

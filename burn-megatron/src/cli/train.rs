@@ -53,8 +53,8 @@ pub struct Args {
     #[arg(long, value_name = "K", default_value_t = 64, requires = "write_top_k")]
     top_k: usize,
     /// Let things go wrong, to try out what becomes of the run: kill:rank3@step20 (its process), hang:rank0@step5,
-    /// error:rank1@step7, panic:rank1@step9, nan@30, slow:rank1:2x, with commas between them. A restart passes over the first
-    /// of the list that ends a rank
+    /// error:rank1@step7, panic:rank1@step9, lost:rank3@step20 (its device, for good), nan@30, slow:rank1:2x, with commas
+    /// between them. A restart passes over the first of the list that ends a rank
     #[arg(long, value_name = "FAULTS")]
     inject: Option<Faults>,
     #[command(flatten)]
@@ -70,12 +70,12 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut overrides = args.overrides.with_layout(&args.layout).0;
     overrides.extend(args.trace.map(|file| ("log.trace".to_string(), file)));
-    let config = RunConfig::load(args.config.as_deref(), &overrides)?;
+    let device = args.device.kind();
+    let config = RunConfig::load_on(args.config.as_deref(), &overrides, &|copy| device.world_size(copy))?;
     if args.print_config {
         print(&config.to_toml())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let device = args.device.kind();
     if let Some(file) = &args.write_top_k {
         alone("train --write-top-k")?;
         let (plan, one) = (Plan::new(&config, &args.allow_change)?, device.devices(&ParallelLayout::default())?);

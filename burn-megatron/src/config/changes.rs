@@ -29,7 +29,7 @@ const GUARDED: [&str; 14] = [
 ];
 
 /// Keys in these sections that do not.
-const FREE: [&str; 14] = [
+const FREE: [&str; 15] = [
     "distill.teacher",
     "distill.logits",
     "model.hf",
@@ -39,6 +39,7 @@ const FREE: [&str; 14] = [
     "training.exit-duration-in-mins",
     "training.exit-interval",
     "training.max-restarts",
+    "training.min-data-parallel",
     "training.distributed-timeout-minutes",
     "optimizer.cpu-offload",
     "optimizer.offload-fraction",

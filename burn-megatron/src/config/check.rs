@@ -178,6 +178,16 @@ impl RunConfig {
                 copies.unwrap_or_default()
             )
         }));
+        let (least, dp) = (self.training.min_data_parallel.unwrap_or(1), self.parallel.dp);
+        note(demand(least <= dp, || {
+            format!("training.min-data-parallel = {least} is above parallel.data-parallel = {dp}; nearest legal: {dp}")
+        }));
+        note(demand(self.training.min_data_parallel.is_none() || self.training.max_restarts > 0, || {
+            format!(
+                "training.min-data-parallel = {least} is for restarts, and training.max-restarts = 0; nearest legal: \
+                 training.max-restarts = 1"
+            )
+        }));
         let clip = self.training.clip.unwrap_or(1.0);
         note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
     }

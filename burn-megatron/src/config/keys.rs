@@ -148,7 +148,7 @@ pub const KEYS: &[Key] = {
         key("parallel.expert-tensor-parallel", Count, "\"none\"", "Tensor-parallel size inside each expert; none: the same as tensor-parallel")
             .or(&["expert-tensor-parallel-size", "etp"])
             .optional(),
-        key("parallel.data-parallel", Count, "1", "Data-parallel size: groups of ranks that each train the whole model on their own share of the global batch")
+        key("parallel.data-parallel", Automatic, "1", "Data-parallel size: groups of ranks that each train the whole model on their own share of the global batch; auto: what fills all ranks, one for each GPU (on CPUs one for each process), so that torchrun may start the run again with more or fewer processes")
             .or(&["data-parallel-size", "dp"]),
         key("parallel.zero", UpTo(3), "0", "ZeRO stage, what is sharded over the data-parallel ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also weights (FSDP full shard)")
             .or(&["fsdp", "zero-stage"]),
@@ -216,6 +216,8 @@ pub const KEYS: &[Key] = {
         key("training.exit-interval", Count, "\"none\"", "Save and end, with exit code 0, after a step whose number is a multiple of this; the same command continues the run")
             .optional(),
         key("training.max-restarts", Whole, "0", "If a rank fails in a run of one process: how often all ranks may begin again in the process, from the newest copy in host memory or on disk; processes that fail are started again by torchrun --max-restarts or Slurm"),
+        key("training.min-data-parallel", Count, "\"none\"", "With training.max-restarts, if a device is lost for good: the run continues with the largest data-parallel size that the other devices allow, at least this one, and the same global batch; none: it ends")
+            .optional(),
         key("training.distributed-timeout-minutes", Number, "10.0", "Minutes that a rank waits for others before the run counts as dead; more than any computation between two collectives takes"),
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "FP8 format: e4m3 for all tensors, or hybrid with e5m2 for output gradients; none: no FP8")
             .or(&["fp8-format"])
@@ -356,7 +358,7 @@ pub const KEYS: &[Key] = {
         key("checkpoint.directory", Path, "", "Folder of the checkpoints; none: save none; default: checkpoints in output.directory").or(&["save"]).optional(),
         key("checkpoint.storage", Text, "\"none\"", "Also copy every checkpoint to s3://BUCKET/FOLDER, gs://… or az://… (credentials from the environment, AWS_ENDPOINT for other S3 servers; build with --features object-store), or to a folder of another disk, while training continues; fetch brings one back; none: no copies")
             .optional(),
-        key("checkpoint.every", Interval, "\"auto\"", "Steps between checkpoints; auto: as often as keeps saving within 5 % of the time; none: only after the last step")
+        key("checkpoint.every", Automatic, "\"auto\"", "Steps between checkpoints; auto: as often as keeps saving within 5 % of the time; none: only after the last step")
             .or(&["save-interval"])
             .optional(),
         key("checkpoint.non-persistent-every", Count, "\"none\"", "Steps between copies of the state in host memory, from which training.max-restarts begins again without a disk; none: only from checkpoints")

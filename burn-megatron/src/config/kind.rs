@@ -16,7 +16,7 @@ pub enum Kind {
     /// A whole number of at least 1.
     Count,
     /// A whole number of at least 1, or `auto`.
-    Interval,
+    Automatic,
     /// A whole number of at least 0.
     Whole,
     /// A whole number from 0 to this.
@@ -55,8 +55,8 @@ pub enum Kind {
     Triple,
 }
 
-/// The word for an interval that the run chooses itself.
-const AUTO: &str = "auto";
+/// The word for a number that follows from the run.
+pub(super) const AUTO: &str = "auto";
 
 /// The word for no value.
 pub(super) const NONE: &str = "none";
@@ -66,7 +66,7 @@ impl Kind {
     pub fn legal(self) -> String {
         match self {
             Self::Count => "a whole number of at least 1".into(),
-            Self::Interval => "a whole number of at least 1, or auto".into(),
+            Self::Automatic => "a whole number of at least 1, or auto".into(),
             Self::Whole => "a whole number of at least 0".into(),
             Self::UpTo(most) => format!("a whole number from 0 to {most}"),
             Self::Number => "a finite number".into(),
@@ -95,7 +95,7 @@ impl Kind {
         let json = serde_json::to_value(value).ok()?;
         let fits = match self {
             Self::Count => json.as_u64().is_some_and(|n| n > 0),
-            Self::Interval => json == AUTO || json.as_u64().is_some_and(|n| n > 0),
+            Self::Automatic => json == AUTO || json.as_u64().is_some_and(|n| n > 0),
             Self::Whole => json.is_u64(),
             Self::UpTo(most) => json.as_u64().is_some_and(|n| n <= most),
             Self::Number => return value_as_number(value).map(Value::from),
@@ -149,8 +149,8 @@ impl Kind {
         let string = || Some(toml::Value::from(text));
         match self {
             Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag | Self::Scales => written(text),
-            Self::Interval if text == AUTO => string(),
-            Self::Interval => written(text),
+            Self::Automatic if text == AUTO => string(),
+            Self::Automatic => written(text),
             Self::Text | Self::Path | Self::Choice(_) | Self::Shares => string(),
             Self::Length => {
                 if text.parse::<u64>().is_ok() {
@@ -215,7 +215,10 @@ mod tests {
     #[test]
     fn command_line_values_become_what_a_file_would_hold() {
         assert_eq!(read(Kind::Count, "12"), Some(json!(12)));
-        assert_eq!((read(Kind::Interval, "12"), read(Kind::Interval, "auto")), (Some(json!(12)), Some(json!("auto"))));
+        assert_eq!(
+            (read(Kind::Automatic, "12"), read(Kind::Automatic, "auto")),
+            (Some(json!(12)), Some(json!("auto")))
+        );
         assert_eq!(read(Kind::Number, "3e-4"), Some(json!(3e-4)));
         assert_eq!(read(Kind::Number, "1"), Some(json!(1.0)));
         assert_eq!(read(Kind::Paths, "a, b"), Some(json!(["a", "b"])));
@@ -241,8 +244,8 @@ mod tests {
             (Kind::Count, "0"),
             (Kind::Count, "1.5"),
             (Kind::Count, "\"4\""),
-            (Kind::Interval, "0"),
-            (Kind::Interval, "often"),
+            (Kind::Automatic, "0"),
+            (Kind::Automatic, "often"),
             (Kind::Whole, "-1"),
             (Kind::UpTo(3), "4"),
             (Kind::Number, "inf"),

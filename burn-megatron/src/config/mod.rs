@@ -38,6 +38,7 @@ mod run;
 mod sizes;
 #[cfg(test)]
 mod tests;
+mod world;
 
 pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
 pub use kind::Kind;
@@ -50,3 +51,4 @@ pub use run::{
     RunConfig, TrainingSection,
 };
 pub use sizes::SIZES;
+pub use world::WorldSize;

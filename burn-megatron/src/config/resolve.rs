@@ -7,11 +7,12 @@ use serde_json::{Map, Value};
 
 use super::foreign::{belongs, decided, decider, defaults, owners, words};
 use super::keys::{KEYS, SECTIONS, find, find_anywhere};
-use super::kind::NONE;
+use super::kind::{AUTO as ANY_SIZE, NONE};
 use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Origin, Problem, did_you_mean};
 use super::run::RunConfig;
+use super::world::{WorldSize, unknown as unknown_world};
 use crate::batch::{BatchPlan, BatchSizes};
 use crate::data::{find_tokenizer, readable_tokenizer};
 use crate::plan::Decoder;
@@ -24,17 +25,39 @@ impl RunConfig {
     /// # Errors
     /// Everything that is wrong with keys and values. [`RunConfig::check`] says whether they fit together.
     pub fn load(file: Option<&Path>, overrides: &[(String, String)]) -> Result<Self, ConfigErrors> {
-        let Some(path) = file else { return Self::parse("train.toml", "", overrides) };
+        Self::load_on(file, overrides, &unknown_world)
+    }
+
+    /// As [`RunConfig::load`], where the number of ranks is known, from which `parallel.data-parallel = "auto"` follows.
+    ///
+    /// # Errors
+    /// As [`RunConfig::load`]; or if the global batch cannot be shared out over so many ranks.
+    pub fn load_on(
+        file: Option<&Path>,
+        overrides: &[(String, String)],
+        world: WorldSize<'_>,
+    ) -> Result<Self, ConfigErrors> {
+        let Some(path) = file else { return Self::parse_on("train.toml", "", overrides, world) };
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .map_err(|error| Problem::new(format!("{name}: {error}{}", advice(Access::Read, &error))))
             .map_err(|problem| ConfigErrors(vec![problem]))?;
-        Self::parse(&name, &text, overrides)
+        Self::parse_on(&name, &text, overrides, world)
     }
 
     /// As [`RunConfig::load`], of a text; `name` is what messages call it, and runs without an output folder are named
     /// after it.
     pub fn parse(name: &str, text: &str, overrides: &[(String, String)]) -> Result<Self, ConfigErrors> {
+        Self::parse_on(name, text, overrides, &unknown_world)
+    }
+
+    /// As [`RunConfig::parse`], with the number of ranks.
+    pub(super) fn parse_on(
+        name: &str,
+        text: &str,
+        overrides: &[(String, String)],
+        world: WorldSize<'_>,
+    ) -> Result<Self, ConfigErrors> {
         let mut values = Values::defaults();
         match read_file(name, text) {
             Ok(entries) => values.layer(entries),
@@ -43,7 +66,7 @@ impl RunConfig {
         values.layer(read_overrides(overrides));
         let stem = Path::new(name).file_stem().unwrap_or_default();
         values.derive(&Path::new("runs").join(stem));
-        values.finish()
+        values.finish(world)
     }
 }
 
@@ -264,7 +287,11 @@ impl Values {
         }
     }
 
-    fn finish(mut self) -> Result<RunConfig, ConfigErrors> {
+    fn finish(mut self, world: WorldSize<'_>) -> Result<RunConfig, ConfigErrors> {
+        let fills_world = self.text("parallel.data-parallel").as_deref() == Some(ANY_SIZE);
+        if fills_world {
+            self.values.insert("parallel.data-parallel", 1.into());
+        }
         let family = self.text("model.family");
         let seq_length = self.number("training.seq-length") as usize;
         let hints = Hints { vocabulary: self.vocabulary(), seq_length };
@@ -294,6 +321,9 @@ impl Values {
         if config.pipeline.layout.as_deref() == Some(AUTO) && config.is_sound() {
             let costs = Decoder::from(&config.model.config).part_costs(config.training.seq_length);
             config.pipeline.settle(&config.parallel, &costs);
+        }
+        if fills_world && config.is_sound() {
+            config.fill_world(world).map_err(|problem| ConfigErrors(vec![problem]))?;
         }
         Ok(config)
     }

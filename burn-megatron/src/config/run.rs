@@ -118,6 +118,9 @@ pub struct TrainingSection {
     /// How often the ranks of a process may begin again.
     #[serde(default)]
     pub max_restarts: usize,
+    /// The smallest data-parallel size with which the run continues after devices are lost.
+    #[serde(default)]
+    pub min_data_parallel: Option<usize>,
     /// Minutes that a rank waits for others.
     #[serde(default = "ten")]
     pub distributed_timeout_minutes: f64,

@@ -3,6 +3,7 @@
 mod hostile;
 mod refusals;
 mod sections;
+mod world;
 
 use std::path::Path;
 

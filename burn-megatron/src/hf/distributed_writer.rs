@@ -8,7 +8,7 @@ use super::error::HfFolderError;
 use super::optimizer::recipe::Recipe;
 use super::optimizer::writer::{States, write_common, write_torch};
 use super::outputs::{Output, TensorReader, write_tensor};
-use super::torch_dist::Stacks;
+use super::torch_dist::{self, Stacks};
 use crate::dcp::{DcpWriter, Pickler};
 
 /// What is written.
@@ -20,15 +20,16 @@ pub(super) struct Tensors<'a> {
     pub recipe: Option<&'a Recipe>,
 }
 
-/// Writes all tensors and gives the number of files. For Megatron-Core, whose `iteration` it then is, layers and experts
-/// are stacked.
+/// Writes all tensors and gives the number of files. For Megatron-Core, whose iteration and expert-parallel size it then is,
+/// layers and experts are stacked.
 pub(super) fn write(
     folder: &Path,
     tensors: &Tensors,
     most: u64,
-    iteration: Option<u64>,
+    megatron: Option<(u64, usize)>,
 ) -> Result<usize, HfFolderError> {
     let io = || HfFolderError::io("write", folder);
+    let iteration = megatron.map(|(iteration, _)| iteration);
     let stacks = iteration.map(|_| Stacks::of(tensors.weights.iter().map(|output| output.name)));
     let place = |name: &str| match &stacks {
         Some(stacks) => stacks.place(name),
@@ -54,8 +55,12 @@ pub(super) fn write(
         write_torch(&mut writer, &states.outputs, recipe).map_err(io())?;
     }
     let files = writer.finish().map_err(io())?;
-    if let Some(iteration) = iteration {
-        let common = |pickler: &mut Pickler| write_common(pickler, iteration, tensors.recipe);
+    if let Some((iteration, expert_parallel)) = megatron {
+        let experts: Vec<&Output> =
+            tensors.weights.iter().filter(|output| torch_dist::is_of_expert(output.name)).collect();
+        let vectors = experts.iter().any(|output| output.shape.len() < 2);
+        let apart = (expert_parallel > 1 && !experts.is_empty()).then_some(vectors);
+        let common = |pickler: &mut Pickler| write_common(pickler, iteration, tensors.recipe, apart);
         DcpWriter::save(&folder.join("common.pt"), common).map_err(io())?;
         // `CheckpointingConfig` of `megatron/core/dist_checkpointing/core.py`.
         let about = json!({"sharded_backend": "torch_dist", "sharded_backend_version": 1,

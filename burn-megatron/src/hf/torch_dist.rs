@@ -84,6 +84,11 @@ pub(super) fn is_known(names: &[&str]) -> bool {
     known && Stacks::of(names.iter().copied()).layers.is_some()
 }
 
+/// Whether a tensor of a `state_dict` is one of a routed expert.
+pub(super) fn is_of_expert(name: &str) -> bool {
+    name.contains(LOCAL_EXPERTS)
+}
+
 impl Stacks {
     /// Of the tensors with these names.
     pub fn of<'a>(names: impl Iterator<Item = &'a str>) -> Self {

@@ -32,6 +32,9 @@ pub enum Format {
     TorchDist {
         /// Its number.
         iteration: u64,
+        /// Expert-parallel size of the run that continues from the states of the optimizer: above 1 Megatron-Core has an
+        /// optimizer of their own for experts.
+        expert_parallel: usize,
     },
 }
 
@@ -92,12 +95,6 @@ fn write(
         return Err(HfFolderError::file(folder, why));
     }
     let megatron = matches!(what.format, Format::TorchDist { .. });
-    let is_expert = |name: &&str| name.contains(".experts.");
-    if optimizer.is_some() && megatron && stored.iter().any(is_expert) {
-        let why = "Megatron-Core has an optimizer of their own for experts, whose settings depend on its expert-parallel \
-                   ranks; nearest legal: --dcp, or without --optimizer";
-        return Err(HfFolderError::file(folder, why));
-    }
     let recipe =
         optimizer.map(|checkpoint| Recipe::of(checkpoint).map_err(|what| HfFolderError::file(checkpoint.path(), what)));
     let recipe = recipe.transpose()?;
@@ -109,8 +106,8 @@ fn write(
         let files = match what.format {
             Format::Safetensors => write_safetensors(partial, what.shard_bytes, &outputs, source)?,
             Format::Dcp => distributed_writer::write(partial, &tensors, what.shard_bytes, None)?,
-            Format::TorchDist { iteration } => {
-                distributed_writer::write(partial, &tensors, what.shard_bytes, Some(iteration))?
+            Format::TorchDist { iteration, expert_parallel } => {
+                distributed_writer::write(partial, &tensors, what.shard_bytes, Some((iteration, expert_parallel)))?
             }
         };
         write_small_files(partial, what, &config)?;

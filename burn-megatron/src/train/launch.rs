@@ -89,6 +89,7 @@ impl WithModel for Launch<'_> {
             .restarts(RestartOptions {
                 max_restarts: training.max_restarts,
                 copy_every: config.checkpoint.non_persistent_every,
+                min_data_parallel: training.min_data_parallel,
             })
             .timeout(minutes(training.distributed_timeout_minutes))
             .exit(exit(training))

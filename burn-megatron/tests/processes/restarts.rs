@@ -10,11 +10,16 @@ use super::train::{folder, steps, succeed, tensors, train};
 use super::{Ended, Process, all, command, ended};
 
 /// How torchrun's agent of one host runs processes (torch/distributed/elastic/agent/server/api.py): when one has failed, the
-/// others get SIGTERM and after 30 seconds SIGKILL, and all are started again, with the same port. Returns how the last
-/// ones have ended, and how often they were started again.
-fn torchrun(folder: &Path, arguments: &str, processes: usize, max_restarts: usize) -> (Vec<Ended>, usize) {
-    let world = all(processes);
-    for restart in 0.. {
+/// others get SIGTERM and after 30 seconds SIGKILL, and all are started again, with the same port where they are as many as
+/// before. `worlds` are the numbers of processes, which change where nodes come and go (`--nnodes min:max`). Returns how the
+/// last ones have ended, and how often they were started again.
+fn torchrun(folder: &Path, arguments: &str, worlds: &[usize]) -> (Vec<Ended>, usize) {
+    let max_restarts = worlds.len() - 1;
+    let mut world = all(worlds[0]);
+    for (restart, &processes) in worlds.iter().enumerate() {
+        if world.len() != processes {
+            world = all(processes);
+        }
         let start = |process: &Process| {
             let mut command = command(folder, arguments, Some(process));
             command.env("TORCHELASTIC_RUN_ID", "run").env("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string());
@@ -74,7 +79,7 @@ fn processes_that_torchrun_starts_again_resume_with_the_bits_of_a_run_that_was_l
     // The first process and another one, of two ranks each; a failure and a hang besides the kills.
     let faults = "kill:rank3@step5,kill:rank0@step7,error:rank2@step9,hang:rank1@step11";
     let flags = format!("{} --training.distributed-timeout-minutes 0.2 --inject {faults}", train("again"));
-    let (all, restarts) = torchrun(folder, &flags, 2, 5);
+    let (all, restarts) = torchrun(folder, &flags, &[2; 6]);
     for Ended { status, stdout, stderr } in &all {
         assert!(status.success(), "after {restarts} restarts: {stdout}{stderr}");
     }
@@ -84,10 +89,49 @@ fn processes_that_torchrun_starts_again_resume_with_the_bits_of_a_run_that_was_l
     assert!(tensors(folder, "again") == tensors(folder, "alone"));
 
     // A fault for which no restart is left ends the run, and says which.
-    let (all, restarts) = torchrun(folder, &format!("{} --inject error:rank2@step4", train("ends")), 2, 0);
+    let (all, restarts) = torchrun(folder, &format!("{} --inject error:rank2@step4", train("ends")), &[2]);
     assert_eq!(restarts, 0);
     let named = |ended: &Ended| !ended.status.success() && ended.stderr.contains("rank 2 (dp 1, tp 0)");
     assert!(all.iter().any(named), "{}{}", all[0].stderr, all[1].stderr);
+}
+
+/// `torchrun --nnodes 1:2`: a node is lost and comes back, and the run is that of one process up to rounding.
+#[test]
+fn a_run_goes_on_with_as_many_processes_as_torchrun_starts() {
+    let folder = folder();
+    let folder = folder.path();
+    let flags = "--tensor-parallel 1 --sequence-parallel=false --training.dtype f64 --checkpoint.async false";
+    succeed(folder, &format!("{} {flags} --data-parallel 1 --zero 0", train("alone")), 1);
+    let faults = "kill:rank1@step5,kill:rank0@step9";
+    for (name, zero, worlds) in [("fewer", 1, [2, 1, 2]), ("more", 3, [2, 4, 1])] {
+        let flags = format!("{} {flags} --data-parallel auto --zero {zero} --inject {faults}", train(name));
+        let (all, restarts) = torchrun(folder, &flags, &worlds);
+        for Ended { status, stdout, stderr } in &all {
+            assert!(status.success(), "{name} after {restarts} restarts: {stdout}{stderr}");
+        }
+        assert_eq!((restarts, all.len()), (2, worlds[2]));
+        let layout = |ranks: usize| match ranks {
+            1 => format!("ZeRO{zero}"),
+            _ => format!("DP{ranks} ZeRO{zero}"),
+        };
+        let resumed = format!("resuming from {name}/checkpoints/step_00000006 (saved with {})", layout(worlds[1]));
+        assert!(all[0].stdout.contains(&resumed), "{}", all[0].stdout);
+        for (step, (ours, theirs)) in steps(folder, name).iter().zip(steps(folder, "alone")).enumerate() {
+            for (ours, theirs) in ours.iter().zip(theirs) {
+                let [ours, theirs] = [ours, &theirs].map(|value| value.parse::<f64>().unwrap());
+                assert!((ours - theirs).abs() < 1e-10 * theirs, "{name}: step {}: {ours}, {theirs}", step + 1);
+            }
+        }
+    }
+
+    // A world that does not divide the batch of four is refused by all, and leaves what is there.
+    for Ended { status, stderr, .. } in
+        super::run(folder, &format!("{} {flags} --data-parallel auto --zero 1", train("fewer")), 3)
+    {
+        let said = "parallel.data-parallel = auto: of 3 ranks, `global-batch 4` is not a multiple";
+        assert!(!status.success() && stderr.contains(said), "{stderr}");
+        assert!(stderr.contains("nearest legal numbers of ranks: 2, 4"), "{stderr}");
+    }
 }
 
 #[test]

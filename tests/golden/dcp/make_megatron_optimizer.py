@@ -4,7 +4,8 @@ stopped after ten steps, with the states of AdamW, and in `losses.json` what the
 torch 2.6 on a CPU, gloo, in this folder: `python make_megatron_optimizer.py make NAME`, with megatron-core 0.16.1 for
 `megatron_reshardable`, `megatron_experts` (distributed optimizer, `fully_reshardable`) and `megatron_plain` (no distributed
 optimizer), with 0.12.3 for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
-a folder of `burn-megatron export --torch-dist --optimizer` with 0.16.1 and trains on; its losses must be those of the file.
+a folder of `burn-megatron export --torch-dist --optimizer` with 0.16.1 and trains on; its losses must be those of the file. With
+experts a third word is the number of expert-parallel ranks, 2 without it.
 """
 
 import json
@@ -73,7 +74,7 @@ def on_cpu():
     dist.reduce_scatter_tensor = dist._reduce_scatter_base = reduce_scatter
 
 
-def built(tp, distributed, more):
+def built(tp, distributed, more, engine_names=False):
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, param_and_grad_buffer
     from megatron.core.models.gpt import GPTModel
@@ -100,7 +101,7 @@ def built(tp, distributed, more):
 
     distributed_optimizer._set_main_param_and_optimizer_states = with_step
     moe_utils.te_general_gemm = None
-    ranks = dict(expert_model_parallel_size=2, expert_tensor_parallel_size=1) if more else {}
+    ranks = dict(expert_model_parallel_size=more["expert_model_parallel_size"], expert_tensor_parallel_size=1) if more else {}
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp, **ranks)
     torch.manual_seed(7)
     config = TransformerConfig(
@@ -110,6 +111,9 @@ def built(tp, distributed, more):
         hidden_dropout=0.0, attention_dropout=0.0,
     )
     spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization="RMSNorm")
+    if more and engine_names:
+        # With TransformerEngine, only a dense layer's norm is fused.
+        del spec.submodules.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     model = GPTModel(
         config, spec, vocab_size=VOCAB, max_sequence_length=LENGTH, position_embedding_type="rope",
         share_embeddings_and_output_weights=False,
@@ -198,11 +202,15 @@ def make(name):
             json.dump(told, file)
 
 
-def check(folder, file):
+def check(folder, file, ranks=2):
     from megatron.core import dist_checkpointing
 
     sharding = "fully_reshardable"
-    parts = built(2, True, {})
+    with open(file) as opened:
+        told = json.load(opened)
+    # The folder is of one expert-parallel rank, or of several.
+    experts = {**EXPERTS, "expert_model_parallel_size": int(ranks)} if "num_moe_experts" in told["model"] else {}
+    parts = built(1 if experts else 2, True, experts, engine_names=True)
     for optimizer in parts[1].chained_optimizers:
         # Without TransformerEngine, a new optimizer has no step that it could tell.
         optimizer._init_optimizer_states_with_dummy_values()
@@ -210,8 +218,7 @@ def check(folder, file):
     parts[0].module.load_state_dict(loaded["model"], strict=False)
     parts[1].load_state_dict(loaded["optimizer"])
     parts[2].load_state_dict(loaded["opt_param_scheduler"])
-    with open(file) as file:
-        expected = json.load(file)["losses"]
+    expected = told["losses"]
     done = loaded["iteration"]
     losses = train(*parts, (done, STEPS[1]))
     expected = expected[len(expected) - len(losses):]

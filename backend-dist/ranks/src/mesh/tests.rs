@@ -29,6 +29,8 @@ fn pipeline_ranks_are_neighbours_with_the_tp_pp_dp_mapping() {
     assert_eq!(mesh.groups(Axis::Pp), [[0, 2], [1, 3], [4, 6], [5, 7]]);
     assert_eq!(mesh.groups(Axis::Dp), [[0, 4], [1, 5], [2, 6], [3, 7]]);
     assert!((0..8).all(|rank| mesh.rank_of(mesh.coords(rank)) == rank));
+    let larger = mesh.resized("TP2 DP3 PP2".parse().unwrap()).unwrap();
+    assert_eq!(larger.groups(Axis::Pp)[..2], [[0, 2], [1, 3]]);
 }
 
 /// The same machine with ETP1 EP4: EDP is 2 and the expert groups span tp and cp ("parallel folding").

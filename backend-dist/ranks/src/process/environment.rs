@@ -45,6 +45,8 @@ pub struct ProcessWorld {
     pub processes: usize,
     /// This process among those of its host.
     pub local: usize,
+    /// Processes of its host.
+    pub on_host: usize,
     /// Name or address of the host of process 0.
     pub address: String,
     /// Port on which process 0 listens.
@@ -93,7 +95,8 @@ impl ProcessWorld {
     pub fn on_one_host(process: usize, processes: usize, port: u16) -> Self {
         let (address, run) = ("127.0.0.1".to_string(), String::new());
         let (patience, silence, one_host, secret) = (PATIENCE, SILENCE, true, Secret::default());
-        Self { process, processes, local: process, address, port, patience, silence, one_host, run, secret }
+        let (local, on_host) = (process, processes);
+        Self { process, processes, local, on_host, address, port, patience, silence, one_host, run, secret }
     }
 
     /// The world that the variables of this process describe; `None` if it is alone. See
@@ -143,7 +146,8 @@ impl ProcessWorld {
             }
             false => processes,
         };
-        let one_host = here == processes && hosts(variables, size).is_none_or(|hosts| hosts == 1);
+        let on_host = here / hosts(variables, size).unwrap_or(1).max(1);
+        let one_host = on_host == processes;
         let expected = format!("the number of this process among the {here} of its host, so 0 to {}", here - 1);
         let local = number(variables, local_rank, &expected, |local| local < here)?;
         let address = variables.get("MASTER_ADDR").filter(|address| !address.is_empty()).cloned();
@@ -166,7 +170,7 @@ impl ProcessWorld {
         let run = RUN.iter().filter_map(name).collect::<Vec<_>>().join(" ");
         let (port, silence) = (port(variables)?, SILENCE);
         let secret = Secret(variables.get("BURN_MEGATRON_SECRET").cloned().unwrap_or_default());
-        Ok(Some(Self { process, processes, local, address, port, patience, silence, one_host, run, secret }))
+        Ok(Some(Self { process, processes, local, on_host, address, port, patience, silence, one_host, run, secret }))
     }
 
     /// Ranks that each process hosts, of `ranks` in all; `None` if they cannot be shared out evenly.
@@ -268,10 +272,12 @@ mod tests {
         let world = |more: &str| read(&format!("{TORCHRUN} {more}")).unwrap().unwrap();
         assert_eq!(world("TORCHELASTIC_RUN_ID=a SLURM_JOB_ID=7").run, "TORCHELASTIC_RUN_ID=a SLURM_JOB_ID=7");
         let one_host = |variables: &str| read(variables).unwrap().unwrap().one_host;
+        let on_host = |variables: &str| read(variables).unwrap().unwrap().on_host;
         assert!(one_host(&TORCHRUN.replace("LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE=8")));
         let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 MASTER_ADDR=node0 MASTER_PORT=29500";
         assert!(one_host(slurm) && one_host(&format!("{slurm} SLURM_NNODES=1")));
         assert!(!one_host(&format!("{slurm} SLURM_NNODES=2")));
+        assert_eq!((on_host(TORCHRUN), on_host(slurm), on_host(&format!("{slurm} SLURM_NNODES=2"))), (4, 8, 4));
     }
 
     #[test]

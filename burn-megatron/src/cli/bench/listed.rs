@@ -61,7 +61,7 @@ pub(super) fn of_layout(out: &Path, layout: &str) -> PathBuf {
 /// The number of ranks by the layout flags, if they name the data-parallel size.
 pub(super) fn layout_ranks(layout: &LayoutArgs) -> Option<usize> {
     let sizes = [layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel];
-    layout.data_parallel.map(|dp_ranks| sizes.into_iter().flatten().fold(dp_ranks, usize::saturating_mul))
+    layout.data_parallel_size().map(|dp_ranks| sizes.into_iter().flatten().fold(dp_ranks, usize::saturating_mul))
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use crate::plan::{self, Job, Report, SearchRequest, SearchResult, search};
 pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let mut overrides = args.overrides.clone().with_layout(&args.layout);
     overrides.0.extend(args.stages.overrides(&args.pipeline));
-    let config = RunConfig::load(args.config.as_deref(), &overrides.0)?;
+    let ranks = |_: usize| args.machine.gpus.ok_or("plan needs --gpus for it".into());
+    let config = RunConfig::load_on(args.config.as_deref(), &overrides.0, &ranks)?;
     let job = config.job()?.on_gpus();
     let (hardware, name) = args.machine.hardware(job.element)?;
     let plan = plan::Plan::new(plan::Job { documents: args.machine.documents, ..job }, &hardware)?;

@@ -150,7 +150,7 @@ mod tests {
 
     fn read(recipe: &Recipe) -> Result<Recorded, String> {
         let mut pickler = Pickler::new();
-        write_common(&mut pickler, 10, Some(recipe));
+        write_common(&mut pickler, 10, Some(recipe), None);
         of_common(Pickle::of_any(&pickler.finish()).unwrap().value())
     }
 
@@ -167,6 +167,32 @@ mod tests {
         );
         assert_eq!(told.config["optimizer"]["decay-vectors"], json!(false));
         assert!(told.notes.is_empty(), "{:?}", told.notes);
+    }
+
+    /// Megatron-Core finds a group by its multipliers, in an optimizer of its own where there are several.
+    #[test]
+    fn experts_of_several_ranks_have_the_optimizer_of_megatron_core() {
+        let keys = ["wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr"];
+        let groups = |optimizer: Saved| -> Vec<[Option<String>; 4]> {
+            let groups = optimizer.get("optimizer").and_then(|inner| inner.get("param_groups")).unwrap();
+            let told = |value: Saved| {
+                value.boolean().map(|flag| flag.to_string()).or(dcp::number(value).map(|number| number.to_string()))
+            };
+            groups.items().unwrap().iter().map(|group| keys.map(|key| group.get(key).and_then(told))).collect()
+        };
+        let optimizers = |pickle: &Pickle| {
+            let all = pickle.value().get("optimizer").and_then(Saved::entries).unwrap();
+            all.iter().map(|(index, of)| (index.integer(), groups(*of))).collect::<Vec<_>>()
+        };
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/dcp/megatron_experts/common.pt");
+        let written = |experts: Option<bool>| {
+            let mut pickler = Pickler::new();
+            write_common(&mut pickler, 10, Some(&recipe()), experts);
+            Pickle::of_any(&pickler.finish()).unwrap()
+        };
+        assert_eq!(optimizers(&written(Some(false))), optimizers(&DcpObjects::load(&golden).unwrap()));
+        assert_eq!(optimizers(&written(Some(true)))[1].1.len(), 2, "biases of experts are not decayed");
+        assert_eq!(groups(written(None).value().get("optimizer").unwrap()).len(), 2, "one optimizer of all");
     }
 
     #[test]

@@ -151,25 +151,32 @@ fn settings(recipe: &Recipe, decayed: bool) -> [(&'static str, Setting); 10] {
     ]
 }
 
-/// Megatron-Core's `common.pt` of an iteration, with what its distributed optimizer and its schedules look for.
-pub(in crate::hf) fn write_common(pickler: &mut Pickler, iteration: u64, recipe: Option<&Recipe>) {
+/// Megatron-Core's `common.pt` of an iteration, with what its distributed optimizer and its schedules look for. Experts may
+/// have an optimizer of their own, which is chained to that of the others (`ChainedOptimizer`); `experts` then says whether
+/// it has vectors.
+pub(in crate::hf) fn write_common(
+    pickler: &mut Pickler,
+    iteration: u64,
+    recipe: Option<&Recipe>,
+    experts: Option<bool>,
+) {
     pickler.dict(|pickler| {
         pickler.text("iteration");
         pickler.integer(iteration);
         let Some(recipe) = recipe else { return };
+        let vectors = !recipe.adamw.decay_vectors;
         pickler.text("checkpoint_version");
         pickler.float(3.0);
         pickler.text("optimizer");
-        pickler.dict(|pickler| {
-            pickler.text("optimizer");
-            pickler.dict(|pickler| {
-                pickler.text("param_groups");
-                let groups: &[bool] = if recipe.adamw.decay_vectors { &[true] } else { &[true, false] };
-                pickler.list(|pickler| groups.iter().for_each(|decayed| param_group(pickler, recipe, *decayed)));
-            });
-            pickler.text("param_state_sharding_type");
-            pickler.text(SHARDING);
-        });
+        match experts {
+            None => optimizer(pickler, recipe, false, vectors),
+            Some(vectors_of_experts) => pickler.dict(|pickler| {
+                pickler.integer(0);
+                optimizer(pickler, recipe, false, vectors);
+                pickler.integer(1);
+                optimizer(pickler, recipe, true, vectors && vectors_of_experts);
+            }),
+        }
         pickler.text("opt_param_scheduler");
         pickler.dict(|pickler| scheduler(pickler, recipe));
         pickler.text("content_metadata");
@@ -187,8 +194,26 @@ pub(in crate::hf) fn write_common(pickler: &mut Pickler, iteration: u64, recipe:
 /// How the states are sharded: each as its weight.
 const SHARDING: &str = "fully_reshardable";
 
+/// An optimizer of dense parameters or of experts, some of which may be vectors without weight decay.
+fn optimizer(pickler: &mut Pickler, recipe: &Recipe, of_experts: bool, vectors: bool) {
+    pickler.dict(|pickler| {
+        pickler.text("optimizer");
+        pickler.dict(|pickler| {
+            pickler.text("param_groups");
+            pickler.list(|pickler| {
+                param_group(pickler, recipe, of_experts, true);
+                if vectors {
+                    param_group(pickler, recipe, of_experts, false);
+                }
+            });
+        });
+        pickler.text("param_state_sharding_type");
+        pickler.text(SHARDING);
+    });
+}
+
 /// A group that Megatron-Core finds by its multipliers (`param_group_identifier_keys`).
-fn param_group(pickler: &mut Pickler, recipe: &Recipe, decayed: bool) {
+fn param_group(pickler: &mut Pickler, recipe: &Recipe, of_experts: bool, decayed: bool) {
     pickler.dict(|pickler| {
         for (key, value) in settings(recipe, decayed) {
             pickler.text(key);
@@ -205,7 +230,7 @@ fn param_group(pickler: &mut Pickler, recipe: &Recipe, decayed: bool) {
             pickler.float(value);
         }
         for (key, value) in [
-            ("is_expert_parallel", false),
+            ("is_expert_parallel", of_experts),
             ("is_decoupled_lr", false),
             ("default_config", true),
             ("bias_correction", true),

@@ -10,7 +10,6 @@ use crate::checkpoint::{Checkpoint, RunState, Slice, SliceData};
 /// The newest copy that all ranks have made, and those that some have not made yet.
 pub(super) struct Copies {
     every: u64,
-    ranks: usize,
     made: Mutex<Made>,
     /// Those that wait for a GPU.
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -18,6 +17,7 @@ pub(super) struct Copies {
 
 #[derive(Default)]
 struct Made {
+    ranks: usize,
     newest: Option<Arc<Checkpoint>>,
     /// By step: slices of the ranks that are through, and how many they are.
     incomplete: BTreeMap<u64, (Vec<Slice>, usize)>,
@@ -26,9 +26,14 @@ struct Made {
 }
 
 impl Copies {
-    /// One after every so many steps, by so many ranks.
-    pub fn new(every: u64, ranks: usize) -> Arc<Self> {
-        Arc::new(Self { every, ranks, made: Mutex::default(), threads: Mutex::default() })
+    /// One after every so many steps.
+    pub fn new(every: u64) -> Arc<Self> {
+        Arc::new(Self { every, made: Mutex::default(), threads: Mutex::default() })
+    }
+
+    /// From here on so many ranks make them together.
+    pub fn begin(&self, ranks: usize) {
+        self.made().ranks = ranks;
     }
 
     /// Whether one is due after this step.
@@ -71,10 +76,11 @@ impl Copies {
             return;
         }
         let step = state.step;
+        let needed = made.ranks;
         let (all, ranks) = made.incomplete.entry(step).or_default();
         all.extend(slices);
         *ranks += 1;
-        if *ranks < self.ranks {
+        if *ranks < needed {
             return;
         }
         let slices = take(all);
@@ -93,14 +99,15 @@ impl Copies {
             let _ = thread.join();
         }
         let mut made = self.made();
-        *made = Made { newest: made.newest.take(), incomplete: BTreeMap::new(), generation: made.generation + 1 };
+        made.incomplete.clear();
+        made.generation += 1;
         made.newest.clone()
     }
 
     /// Drops them: the run has gone back to a checkpoint before them.
     pub fn clear(&self) {
         let mut made = self.made();
-        *made = Made { generation: made.generation + 1, ..Made::default() };
+        *made = Made { ranks: made.ranks, generation: made.generation + 1, ..Made::default() };
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -145,6 +152,12 @@ mod tests {
         }
     }
 
+    fn copies_of_two(every: u64) -> Arc<Copies> {
+        let copies = Copies::new(every);
+        copies.begin(2);
+        copies
+    }
+
     /// Half of the columns of a tensor of two rows, which are the step and 10 more.
     fn half(step: u64, rank: usize) -> Vec<Slice> {
         let columns = 2 * rank..2 * rank + 2;
@@ -162,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_newest_copy_is_the_last_that_all_ranks_have_made() {
-        let copies = Copies::new(5, 2);
+        let copies = copies_of_two(5);
         assert!(copies.due(5) && !copies.due(6));
         let add = |step: u64, rank: usize| copies.add(state(step), half(step, rank));
         add(5, 1);
@@ -185,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_copy_that_is_under_way_when_its_ranks_end_is_waited_for() {
-        let copies = Copies::new(5, 2);
+        let copies = copies_of_two(5);
         (0..2).for_each(|rank| copies.add(state(5), half(5, rank)));
         copies.add(state(10), half(10, 0));
         let last = copies.clone();
@@ -198,7 +211,7 @@ mod tests {
 
     #[test]
     fn shares_that_do_not_make_up_the_state_are_no_copy() {
-        let copies = Copies::new(1, 2);
+        let copies = copies_of_two(1);
         copies.add(state(1), half(1, 0));
         copies.add(state(1), half(1, 0));
         assert!(copies.newest().is_none());

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use backend_dist::comm::FailureCause;
 use backend_dist::launch::BoxError;
 
 /// What goes wrong, for example `kill:rank3@step20,nan@30,slow:rank1:2x`.
@@ -41,14 +42,17 @@ enum Ending {
     /// It returns an error.
     Error,
     Panic,
+    /// It returns an error, and its device is lost for good.
+    Lost,
 }
 
 /// The forms of faults, by their first word.
-const FORMS: [(&str, &str); 6] = [
+const FORMS: [(&str, &str); 7] = [
     ("kill", "kill:rankR@stepN"),
     ("hang", "hang:rankR@stepN"),
     ("error", "error:rankR@stepN"),
     ("panic", "panic:rankR@stepN"),
+    ("lost", "lost:rankR@stepN"),
     ("nan", "nan@N"),
     ("slow", "slow:rankR:Fx"),
 ];
@@ -80,6 +84,7 @@ fn fault(text: &str) -> Option<Fault> {
         "hang" => Ending::Hang,
         "error" => Ending::Error,
         "panic" => Ending::Panic,
+        "lost" => Ending::Lost,
         "slow" => {
             let (rank, factor) = rest.split_once(':')?;
             let factor: f64 = factor.strip_suffix('x')?.parse().ok()?;
@@ -105,7 +110,8 @@ impl fmt::Display for Fault {
 }
 
 impl Faults {
-    /// Whether a run of so many ranks and steps has the ranks and steps that are named.
+    /// Whether a run of so many ranks and steps has the ranks and steps that are named. Restarts of the launcher, which may
+    /// leave fewer ranks, have passed over the first ones that end a rank.
     ///
     /// # Errors
     /// Names the first fault that cannot happen, and the nearest that can.
@@ -120,7 +126,7 @@ impl Faults {
             }
             nearest
         };
-        match self.0.iter().find(|fault| nearest(fault) != **fault) {
+        match self.after(launcher_restarts()).find(|fault| nearest(fault) != **fault) {
             None => Ok(()),
             Some(fault) => Err(format!(
                 "fault {fault}: there are ranks 0 to {} and steps 1 to {steps}; nearest legal: {}",
@@ -130,19 +136,33 @@ impl Faults {
         }
     }
 
+    /// Those that are left after so many restarts: each passes over the first in the list that ends a rank, or a run would
+    /// die at the same step for ever.
+    fn after(&self, restarts: usize) -> impl Iterator<Item = &Fault> {
+        let mut endings = 0;
+        self.0.iter().filter(move |fault| {
+            endings += usize::from(matches!(fault, Fault::End { .. }));
+            !matches!(fault, Fault::End { .. }) || endings > restarts
+        })
+    }
+
     /// Whether the gradients of a step are to be NaN.
     pub(super) fn is_nan(&self, step: u64) -> bool {
         self.0.contains(&Fault::Nan { step })
     }
 
-    /// How a rank ends before a step of a run that was begun again so often. Every restart passes over the first fault of
-    /// this kind in the list, or a run would die at the same step for ever.
+    /// How a rank ends before a step of a run that was begun again so often.
     fn ending(&self, rank: usize, step: u64, restarts: usize) -> Option<Ending> {
-        let endings = self.0.iter().filter_map(|fault| match *fault {
-            Fault::End { how, rank, step } => Some((how, (rank, step))),
+        self.after(restarts).find_map(|fault| match *fault {
+            Fault::End { how, rank: of, step: at } if (of, at) == (rank, step) => Some(how),
             _ => None,
-        });
-        endings.skip(restarts).find(|(_, at)| *at == (rank, step)).map(|(how, _)| how)
+        })
+    }
+
+    /// Whether a rank has failed because its device is lost.
+    pub(super) fn is_loss(&self, cause: &FailureCause) -> bool {
+        let is = |fault: &Fault| *cause == FailureCause::Error(of_inject(fault));
+        self.0.iter().filter(|fault| matches!(fault, Fault::End { how: Ending::Lost, .. })).any(is)
     }
 
     /// What happens to a rank before a step, counted from 1: nothing, or it does not return. `restarts` are those within
@@ -154,15 +174,16 @@ impl Faults {
     /// # Panics
     /// If it is to panic.
     pub(super) fn before(&self, rank: usize, step: u64, restarts: usize) -> Result<(), BoxError> {
-        match self.ending(rank, step, restarts + launcher_restarts()) {
-            None => {}
+        let Some(how) = self.ending(rank, step, restarts + launcher_restarts()) else { return Ok(()) };
+        let fault = Fault::End { how, rank, step };
+        match how {
             // SAFETY: a signal to this process; nothing is touched.
-            Some(Ending::Kill) => drop(unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }),
-            Some(Ending::Hang) => loop {
+            Ending::Kill => drop(unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }),
+            Ending::Hang => loop {
                 std::thread::park();
             },
-            Some(Ending::Error) => return Err(format!("fault error:rank{rank}@step{step} of --inject").into()),
-            Some(Ending::Panic) => panic!("fault panic:rank{rank}@step{step} of --inject"),
+            Ending::Error | Ending::Lost => return Err(of_inject(&fault).into()),
+            Ending::Panic => panic!("{}", of_inject(&fault)),
         }
         Ok(())
     }
@@ -175,6 +196,11 @@ impl Faults {
         });
         Duration::from_secs_f64(factor.sum::<f64>() * seconds)
     }
+}
+
+/// What a rank says that fails on purpose.
+fn of_inject(fault: &Fault) -> String {
+    format!("fault {fault} of --inject")
 }
 
 /// How often torchrun or Slurm have started this process again.
@@ -193,8 +219,9 @@ mod tests {
 
     #[test]
     fn faults_are_read_and_wrong_ones_are_named() {
-        let all =
-            faults("kill:rank3@step20, nan@30,slow:rank1:2.5x,hang:rank0@step4,error:rank2@step1,panic:rank0@step9");
+        let all = faults(
+            "kill:rank3@step20, nan@30,slow:rank1:2.5x,hang:rank0@step4,error:rank2@step1,panic:rank0@step9,lost:rank1@step2",
+        );
         let end = |how, rank, step| Fault::End { how, rank, step };
         let expected = [
             end(Ending::Kill, 3, 20),
@@ -203,6 +230,7 @@ mod tests {
             end(Ending::Hang, 0, 4),
             end(Ending::Error, 2, 1),
             end(Ending::Panic, 0, 9),
+            end(Ending::Lost, 1, 2),
         ];
         assert_eq!(all.0, expected);
         assert!(all.is_nan(30) && !all.is_nan(20));
@@ -239,6 +267,17 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_device_is_told_from_an_error_of_its_rank() {
+        let faults = faults("error:rank1@step5,lost:rank1@step7");
+        let is_loss = |step: u64| {
+            let restarts = usize::from(step > 5);
+            let error = faults.before(1, step, restarts).unwrap_err().to_string();
+            faults.is_loss(&FailureCause::Error(error))
+        };
+        assert!(!is_loss(5) && is_loss(7));
+    }
+
+    #[test]
     fn a_restart_passes_over_the_fault_that_it_is_for() {
         let faults = faults("error:rank1@step5,nan@3,kill:rank0@step9,error:rank1@step5");
         let at = |restarts| [(1, 5), (0, 9), (0, 5)].map(|(rank, step)| faults.ending(rank, step, restarts));
@@ -246,5 +285,6 @@ mod tests {
         assert_eq!(at(1), [Some(Ending::Error), Some(Ending::Kill), None], "the second of this rank and step");
         assert_eq!(at(2), [Some(Ending::Error), None, None]);
         assert_eq!(at(3), [None; 3]);
+        assert_eq!(faults.after(2).map(Fault::to_string).collect::<Vec<_>>(), ["nan@3", "error:rank1@step5"]);
     }
 }

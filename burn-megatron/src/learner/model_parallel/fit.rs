@@ -23,6 +23,7 @@ use super::exit::ExitOptions;
 use super::faults::Faults;
 use super::logs::{LogOptions, Tracer, Tracing};
 use super::placeholder::Megatron;
+use super::placement::Placement;
 use super::restarts::{RestartOptions, Restarts};
 use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Description, Saves, check_data, without_host_memory};
@@ -107,8 +108,9 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         let several = self.processes.as_ref().filter(|processes| processes.count() > 1);
         let mut restarts = Restarts::new(if several.is_none() { self.restarts.max_restarts } else { 0 });
         let (mut begun, mut again, mut tracing) = (None, None, None);
+        let mut placement = Placement::new(self.mesh.clone(), &self.devices);
         let failure = loop {
-            let processes = several.cloned().unwrap_or_else(|| Processes::alone(&self.mesh));
+            let processes = several.cloned().unwrap_or_else(|| Processes::alone(&placement.mesh));
             if let Some(timeout) = self.timeout {
                 processes.set_timeout(timeout);
             }
@@ -118,7 +120,8 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 Err(error) => break Some(Failure { rank: 0, message: error.to_string() }),
             };
             let begun = begun.get_or_insert_with(|| lock(&start.from).clone());
-            let launched = processes.launch(&self.devices, |rank| {
+            let devices = several.map_or(placement.devices(), |_| &self.devices);
+            let launched = processes.launch(devices, |rank| {
                 // From the first event to the last.
                 let mut coordinator = (rank.rank == 0).then(|| lock(&coordinator));
                 self.run(&rank, &start, epochs, &*train, &*valid, coordinator.as_deref_mut())
@@ -132,7 +135,8 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 }
             };
             tracing = start.tracing.take();
-            let restart = self.restart((&start, begun), &failure, &mut restarts, &mut lock(&coordinator));
+            let next = (&mut restarts, &mut placement);
+            let restart = self.restart((&start, begun), &failure, next, &mut lock(&coordinator));
             start.end_copies();
             // Gives the folder of checkpoints up.
             drop(start);
@@ -196,11 +200,14 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let state = from.as_ref().map(|checkpoint| checkpoint.state());
         let (step, consumed) = state.map_or((0, 0), |state| (state.step, state.consumed_samples));
         self.train.resume_at(step as usize, consumed as usize);
-        let saves = self
-            .checkpoints
-            .as_ref()
-            .map(|options| Saves::new(options, processes, self.description.clone(), &*self.data.train));
-        let saves = saves.transpose()?;
+        self.copies.iter().for_each(|copies| copies.begin(processes.ranks().len()));
+        let mut description = self.description.clone();
+        // After a device was lost it is another one than the configuration says.
+        if let Some(layout) = description.config.get_mut("parallel") {
+            *layout = serde_json::to_value(processes.mesh().layout())?;
+        }
+        let saves = self.checkpoints.as_ref();
+        let saves = saves.map(|options| Saves::new(options, processes, description, &*self.data.train)).transpose()?;
         if let (Some(records), Some(saves)) = (&self.records, &saves) {
             records.attach(saves);
         }

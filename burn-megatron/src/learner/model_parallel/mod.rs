@@ -12,6 +12,7 @@ mod faults;
 mod fit;
 mod logs;
 mod placeholder;
+mod placement;
 mod pretraining;
 mod restarts;
 mod roll_back;

@@ -348,7 +348,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             faults: self.faults.clone(),
             restarts: self.restarts,
             timeout: self.timeout,
-            copies: copies.map(|every| Copies::new(every, self.mesh.world_size())),
+            copies: copies.map(Copies::new),
             exit: self.exit,
             exited: self.exited.clone(),
             files: self.logs.files(&self.directory),

@@ -1,13 +1,16 @@
 //! How a run in one process continues after a rank has failed: all ranks end and begin again, from the newest copy of their
-//! state.
+//! state, or those whose devices are not lost.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use backend_dist::comm::{FailureCause, RunError};
+use backend_dist::mesh::ParallelLayout;
 use models::CausalLm;
 
 use super::coordinator::{Coordinator, say};
 use super::fit::{ModelParallel, Start};
+use super::placement::Placement;
 use crate::checkpoint::Checkpoint;
 
 /// What a run in one process does when a rank fails. Processes that fail are started again by their launcher.
@@ -16,7 +19,8 @@ use crate::checkpoint::Checkpoint;
 /// use burn_megatron::prelude::*;
 ///
 /// // A step costs a copy of the state every 50 steps; a failure at most the 50 steps since.
-/// let restarts = RestartOptions { max_restarts: 3, copy_every: Some(50) };
+/// // With fewer than two data-parallel ranks it is not worth the time.
+/// let restarts = RestartOptions { max_restarts: 3, copy_every: Some(50), min_data_parallel: Some(2) };
 /// // For `Pretraining::restarts`.
 /// assert_eq!(RestartOptions::default().max_restarts, 0, "the first failure ends the run");
 /// ```
@@ -27,6 +31,9 @@ pub struct RestartOptions {
     /// Steps between two copies in host memory. Without them, a run begins again from its last checkpoint, or from its
     /// start.
     pub copy_every: Option<u64>,
+    /// The run continues without the devices that are lost for good, with at least so many data-parallel ranks. `None`: with
+    /// all, or not at all.
+    pub min_data_parallel: Option<usize>,
 }
 
 /// The restarts of a run.
@@ -76,13 +83,14 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         &self,
         (start, begun): (&Start, &Option<Arc<Checkpoint>>),
         failure: &RunError,
-        restarts: &mut Restarts,
+        (restarts, placement): (&mut Restarts, &mut Placement),
         coordinator: &mut Coordinator,
     ) -> Result<Option<Arc<Checkpoint>>, String> {
         if coordinator.interrupter.should_stop() {
             return Err(String::new());
         }
         let left = restarts.next(coordinator.step + 1, failure)?;
+        let who = self.leave_out_lost(failure, placement)?;
         if let Some(saves) = &start.saves {
             // A save that has failed, if only for lack of a rank's share, does not keep the run from beginning again.
             let (reports, errors) = saves.settled();
@@ -102,9 +110,40 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         let of = from.as_ref().map_or("its start".into(), |from| from.path().display().to_string());
         let restarts = if left == 1 { "restart" } else { "restarts" };
         let on = coordinator.step + 1;
-        say(&format!("{}; all ranks begin again with step {on}, from {of}; {left} {restarts} left", failure.summary()));
+        say(&format!("{}; {who} with step {on}, from {of}; {left} {restarts} left", failure.summary()));
         log::info!("{failure}");
         Ok(from)
+    }
+
+    /// Places the ranks on the devices that are not lost, and says who continues.
+    ///
+    /// # Errors
+    /// If they are too few.
+    fn leave_out_lost(&self, failure: &RunError, placement: &mut Placement) -> Result<String, String> {
+        let least = self.restarts.min_data_parallel;
+        let mut lost = if least.is_some() { placement.dead() } else { BTreeSet::new() };
+        lost.extend(self.faults.is_loss(&failure.cause).then_some(failure.rank));
+        if lost.is_empty() {
+            return Ok("all ranks begin again".into());
+        }
+        let ranks = lost.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let what = match lost.len() {
+            1 => format!("the device of rank {ranks} is lost"),
+            _ => format!("the devices of ranks {ranks} are lost"),
+        };
+        let least = least.ok_or_else(|| format!("{what}: no restart with training.min-data-parallel = none"))?;
+        let before = placement.mesh.layout().to_string();
+        let smaller = placement.without(&lost, least, |layout| self.runs_in(layout));
+        *placement = smaller.map_err(|why| format!("{what}: no restart, because {why}"))?;
+        Ok(format!("{what}: {} continues in place of {before}", placement.mesh.layout()))
+    }
+
+    /// Whether the run can continue in a layout with another data-parallel size.
+    fn runs_in(&self, layout: &ParallelLayout) -> bool {
+        let (engine, layers) = (&self.engine, self.dims.layers);
+        let batch = engine.plan_at(0, layout.dp).and(engine.plan(layout.dp));
+        let passes = batch.map(|batch| engine.pipeline.resolve(layout, layers, batch.accumulation).is_ok());
+        layout.check().is_ok() && passes.unwrap_or(false) && engine.check_ramp(layout, layers).is_ok()
     }
 }
 

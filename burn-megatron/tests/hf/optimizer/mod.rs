@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use backend_dist::launch::{BoxError, launch};
-use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::checkpoint::{Checkpoint, Kind, RunState, Saver, SaverOptions};
 use burn_megatron::engine::{EngineConfig, RankEngine, TokenBatch};
@@ -219,20 +219,28 @@ fn flat_states_are_those_of_nested_ones() {
 /// With `BURN_MEGATRON_DCP_OUT` the folders stay there, for `check` of the scripts in golden/dcp.
 #[test]
 fn a_run_goes_back_with_its_moments() {
-    for (name, format) in [("adamw", "--dcp"), ("megatron_reshardable", "--torch-dist")] {
+    for (name, format, layout) in [
+        ("adamw", "--dcp", "TP2 DP2 ZeRO1"),
+        ("megatron_reshardable", "--torch-dist", "TP2 DP2 ZeRO1"),
+        ("megatron_experts", "--torch-dist", "TP2 DP2 EP2 ETP1 ZeRO1"),
+        ("megatron_experts", "--torch-dist", "DP4 ZeRO1"),
+    ] {
         let folder = copied(name);
         let root = tempfile::tempdir().unwrap();
         let [from, trained, out, again] = ["from", "trained", "out", "again"].map(|name| root.path().join(name));
-        let out = std::env::var_os("BURN_MEGATRON_DCP_OUT").map_or(out, |out| Path::new(&out).join(name));
+        let ep = layout.parse::<ParallelLayout>().unwrap().ep;
+        let out = std::env::var_os("BURN_MEGATRON_DCP_OUT")
+            .map_or(out, |out| Path::new(&out).join(if ep > 1 { format!("{name}_ep{ep}") } else { name.into() }));
         let from = imported(folder.path(), &from).0;
         let (theirs, batches) = recorded(name);
         let clip = (format == "--torch-dist").then_some(1.0);
-        let ours = train(&from, "TP2 DP2 ZeRO1", clip, &batches[..10], Some(&trained));
+        let ours = train(&from, layout, clip, &batches[..10], Some(&trained));
         assert!(worst(&ours, &theirs[..10]) < 5e-7);
         let dtype = if format == "--dcp" { "f64" } else { "f32" };
         let options = ["--checkpoint", text(&trained), "--max-shard-size", "100KB", "--optimizer", "--dtype", dtype];
         let said = succeed(&[&["export", format, text(&out)], &options[..]].concat());
         assert!(said.contains("step 20 in") && said.contains("weights and moments"), "{said}");
+        assert!(!name.ends_with("experts") || said.contains("; for expert-model-parallel-size "), "{said}");
         let trained = Checkpoint::open(&trained).unwrap();
         let words = ["import", "--hf", text(&out), "--output", text(&again), "--optimizer"];
         let consumed = ["--consumed-samples", "160"];

@@ -5,6 +5,7 @@ mod experts;
 mod fp8;
 mod fp8_experts;
 mod logs;
+mod lost_devices;
 mod offload;
 mod restarts;
 mod resume;

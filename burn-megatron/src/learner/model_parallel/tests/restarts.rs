@@ -14,7 +14,7 @@ struct Case {
 
 fn failing(case: &Case, max_restarts: usize, folder: &Path) -> Pretraining<Llama> {
     let run = run(case.layout, &folder.join("run")).inject(case.faults.parse().unwrap());
-    let run = run.restarts(RestartOptions { max_restarts, copy_every: case.copy_every });
+    let run = run.restarts(RestartOptions { max_restarts, copy_every: case.copy_every, ..RestartOptions::default() });
     match case.save_every {
         None => run,
         Some(every) => {
