@@ -8,7 +8,7 @@ use crate::names::NameMap;
 
 /// Keys that say how a new model begins and how positions are chunked, of experts and multi-token prediction that the
 /// model does not have, and `expand`, next to which the heads have sizes of their own.
-const HARMLESS: [&str; 23] = [
+const HARMLESS: [&str; 24] = [
     "auto_map",
     "chunk_size",
     "expand",
@@ -30,9 +30,14 @@ const HARMLESS: [&str; 23] = [
     "routed_scaling_factor",
     "time_step_floor",
     "time_step_max",
+    "time_step_min",
     "topk_group",
     "use_mamba_kernels",
 ];
+
+/// The smallest step size of transformers, which takes the key `time_step_min` for it. Megatron-LM and NVIDIA's own code take
+/// the key for that of a new model and have no smallest one, so files say that it is below every step.
+const NO_SMALLEST_STEP: f64 = 1e-9;
 
 /// transformers' words for the layers, those of older files too.
 const KINDS: [(char, &str, &str); 3] =
@@ -66,8 +71,6 @@ impl NemotronHConfig {
         if steps != [0.0, f64::INFINITY] {
             return Err(config.unsupported("time_step_limit", &format!("{steps:?}"), "[0.0, Infinity]"));
         }
-        // transformers takes it for the smallest step size, Megatron-LM and NVIDIA's own code for that of a new model.
-        config.number("time_step_min")?;
         let pattern = read_pattern(&config)?;
         let layers = pattern.chars().count();
         let epsilon = config.number("layer_norm_epsilon")?.unwrap_or(1e-5);
@@ -132,6 +135,7 @@ impl NemotronHConfig {
             "conv_kernel": self.conv_kernel,
             "use_conv_bias": self.use_conv_bias,
             "use_bias": self.use_bias,
+            "time_step_min": NO_SMALLEST_STEP,
             "max_position_embeddings": self.max_position_embeddings,
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "tie_word_embeddings": self.tie_word_embeddings,

@@ -57,8 +57,8 @@ pub enum Family {
     DeepSeekV3,
     /// Mamba-2 layers without MLPs, a group of B and C for every two heads, biases, limited step sizes
     Mamba2,
-    /// Mamba-2, attention without positions and an MLP with squared ReLU in turn, each a layer; a group of B and C for
-    /// every two heads
+    /// Mamba-2 and attention without positions in turn, each followed by an MLP with squared ReLU, all of them layers of
+    /// their own; a group of B and C for every two heads
     NemotronH,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
@@ -294,13 +294,13 @@ fn mamba2(sizes: &Sizes, dropout: f64) -> Mamba2Config {
     }
 }
 
-/// Heads of Mamba-2 and of attention as in the other families.
+/// A layer of the other families is two, a mixer and an MLP. Heads of Mamba-2 are as many as of attention.
 fn nemotron_h(sizes: &Sizes, dropout: f64) -> NemotronHConfig {
     let head_dim = sizes.hidden / sizes.heads.max(1);
     NemotronHConfig {
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
-        hybrid_override_pattern: "M*-".chars().cycle().take(sizes.layers).collect(),
+        hybrid_override_pattern: "M-*-".chars().cycle().take(2 * sizes.layers).collect(),
         num_attention_heads: sizes.heads,
         num_key_value_heads: sizes.kv_heads,
         head_dim,
