@@ -114,6 +114,7 @@ const STANDING: [(&[&str], &str); 3] = [
             "models::llama",
             "models::mamba2",
             "models::mixtral",
+            "models::nemotron_h",
         ],
         "a family's configuration names the forms of its files, whose readers make the configuration",
     ),

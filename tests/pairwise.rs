@@ -9,7 +9,7 @@ use burn_megatron::verify::{Candidate, Line, Settings, different_in_fp8, pairwis
 use models::layers::BalanceOver;
 use models::{
     CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
-    ModelConfig, WithModel,
+    ModelConfig, NemotronHConfig, WithModel,
 };
 use tests::{SETTINGS, gpt, llama, moe};
 
@@ -137,6 +137,22 @@ fn families_with_experts() {
 fn mamba2() {
     let of = Mamba2Config { vocab_size: 101, hidden_size: 32, initializer_range: 0.2, ..Mamba2Config::tiny() };
     every_pair(&FamilyConfig::Mamba2(Mamba2Config { num_heads: 4, use_bias: true, ..of }));
+}
+
+/// Layers of one part each, of which three kinds are in every stage.
+#[test]
+fn nemotron_h() {
+    every_pair(&FamilyConfig::NemotronH(NemotronHConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        hybrid_override_pattern: "M*--M*".into(),
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        intermediate_size: 48,
+        mamba_num_heads: 4,
+        initializer_range: 0.2,
+        ..NemotronHConfig::tiny()
+    }));
 }
 
 /// ZeRO 3 and full recomputation with saved attention among them, with two modules of multi-token prediction.

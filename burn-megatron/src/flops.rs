@@ -11,6 +11,8 @@ pub struct FlopShape {
     pub dense_layers: usize,
     /// Layers with routed experts.
     pub moe_layers: usize,
+    /// Layers with softmax attention.
+    pub attention_layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Query heads × head size.
@@ -86,7 +88,6 @@ impl FlopShape {
             [self.hidden, self.query_width, self.kv_width, self.ffn, self.expert_ffn, self.shared_ffn]
                 .map(|n| n as f64);
         let (dense, moe) = (self.dense_layers as f64, self.moe_layers as f64);
-        let layers = dense + moe;
         let matrices = if self.gated { 3.0 } else { 2.0 };
         // Two FLOPs for each weight forward, for the gradient of the input, and for the weight's own.
         let passes = if self.frozen { 4.0 } else { 6.0 };
@@ -104,7 +105,7 @@ impl FlopShape {
         let [by_weights, with_state] =
             self.linear.map_or([0.0; 2], |linear| [linear.weights, linear.state_flops].map(|n| n as f64));
         let linear = linear_layers * (passes * by_weights + 3.0 * with_state);
-        let attentions = layers - linear_layers;
+        let attentions = self.attention_layers as f64;
         let projections = passes * (attentions * attention + self.mtp as f64 * 2.0 * h * h);
         let logits = passes * h * self.padded_vocab as f64 * (1 + self.mtp) as f64;
         let triangle = 3.0 * (q + values) * self.seq as f64 * attentions;
@@ -129,6 +130,7 @@ mod tests {
         FlopShape {
             dense_layers: 32,
             moe_layers: 0,
+            attention_layers: 32,
             hidden: 4096,
             query_width: 4096,
             kv_width: 1024,
@@ -156,7 +158,9 @@ mod tests {
     fn both_conventions_give_the_published_numbers() {
         assert!((giga(llama3_8b(8192), AttentionCount::Causal) - 51.470).abs() < 5e-4);
         assert!((giga(llama3_8b(8192), AttentionCount::Full) - 57.91).abs() < 5e-3);
-        let llama3_70b = FlopShape { dense_layers: 80, hidden: 8192, query_width: 8192, ffn: 28672, ..llama3_8b(8192) };
+        let (dense_layers, attention_layers, hidden) = (80, 80, 8192);
+        let llama3_70b =
+            FlopShape { dense_layers, attention_layers, hidden, query_width: hidden, ffn: 28672, ..llama3_8b(8192) };
         assert!((giga(llama3_70b, AttentionCount::Causal) - 449.22).abs() < 5e-3);
         let mixtral = FlopShape {
             dense_layers: 0,

@@ -77,6 +77,20 @@ micro-batch = 2
 global-batch = 16
 ";
 
+const NEMOTRON_H: &str = "
+[model]
+preset = \"nemotron-h-tiny\"
+vocab-size = 1000
+hidden-size = 128
+head-dim = 16
+intermediate-size = 512
+mamba-num-heads = 16
+[training]
+seq-length = 128
+micro-batch = 2
+global-batch = 16
+";
+
 const DEEPSEEK: &str = "
 [model]
 preset = \"deepseek-tiny\"
@@ -294,6 +308,12 @@ fn planned_memory_is_what_ranks_allocate() {
         (MAMBA2, "model.n-groups 1 parallel.tp 2 parallel.sp true"),
         (MAMBA2, "parallel.pp 2"),
         (MAMBA2, "recompute.granularity full"),
+        (NEMOTRON_H, ""),
+        (NEMOTRON_H, "model.hybrid-override-pattern *-*-"),
+        (NEMOTRON_H, "model.hybrid-override-pattern MMM*-"),
+        (NEMOTRON_H, "parallel.tp 2 parallel.sp true"),
+        (NEMOTRON_H, "parallel.pp 2"),
+        (NEMOTRON_H, "recompute.granularity full"),
         (QWEN3_NEXT, ""),
         (QWEN3_NEXT, "model.linear-key-head-dim 64"),
         (QWEN3_NEXT, "model.linear-value-head-dim 64"),

@@ -15,6 +15,9 @@ pub enum ConfigError {
     /// A key is set in a model that has no use for it.
     #[error("{key} = {value}: {owner} have it, this model is {variant}; nearest legal: none")]
     Foreign { key: &'static str, value: String, owner: String, variant: String },
+    /// A character of a pattern of layers is no layer.
+    #[error("{key} = {pattern}: layer {layer} is `{found}`; legal: M (Mamba-2), * (attention), - (MLP)")]
+    Pattern { key: &'static str, pattern: String, layer: usize, found: char },
     /// A value is outside its range.
     #[error("{key} = {value} is not {range}; nearest legal: {nearest}")]
     OutOfRange { key: &'static str, value: f64, range: &'static str, nearest: f64 },

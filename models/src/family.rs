@@ -8,6 +8,7 @@ use crate::layout::ModelDims;
 use crate::names::NameMap;
 use crate::{
     DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, Mamba2, Mamba2Config, Mixtral, MixtralConfig,
+    NemotronH, NemotronHConfig,
 };
 
 /// The sizes of a model of any family.
@@ -37,6 +38,9 @@ pub enum FamilyConfig {
     DeepSeekV3(DeepSeekV3Config),
     /// Mamba-2.
     Mamba2(Mamba2Config),
+    /// Nemotron-H.
+    #[serde(rename = "nemotron_h")]
+    NemotronH(NemotronHConfig),
 }
 
 /// An action on a model whose family is known only when the program runs.
@@ -57,6 +61,7 @@ impl FamilyConfig {
             Self::Gpt(config) => action.with::<Gpt>(config),
             Self::DeepSeekV3(config) => action.with::<DeepSeekV3>(config),
             Self::Mamba2(config) => action.with::<Mamba2>(config),
+            Self::NemotronH(config) => action.with::<NemotronH>(config),
         }
     }
 
@@ -68,6 +73,7 @@ impl FamilyConfig {
             Self::Gpt(_) => "gpt",
             Self::DeepSeekV3(_) => "deepseek_v3",
             Self::Mamba2(_) => "mamba2",
+            Self::NemotronH(_) => "nemotron_h",
         }
     }
 }
@@ -81,6 +87,7 @@ macro_rules! ask {
             FamilyConfig::Gpt($inner) => $answer,
             FamilyConfig::DeepSeekV3($inner) => $answer,
             FamilyConfig::Mamba2($inner) => $answer,
+            FamilyConfig::NemotronH($inner) => $answer,
         }
     };
 }
@@ -116,7 +123,8 @@ impl ModelConfig for FamilyConfig {
         let gpt = GptConfig::presets().into_iter().map(|(name, config)| (name, Self::Gpt(config)));
         let deepseek = DeepSeekV3Config::presets().into_iter().map(|(name, config)| (name, Self::DeepSeekV3(config)));
         let mamba2 = Mamba2Config::presets().into_iter().map(|(name, config)| (name, Self::Mamba2(config)));
-        llama.chain(mixtral).chain(gpt).chain(deepseek).chain(mamba2).collect()
+        let nemotron = NemotronHConfig::presets().into_iter().map(|(name, config)| (name, Self::NemotronH(config)));
+        llama.chain(mixtral).chain(gpt).chain(deepseek).chain(mamba2).chain(nemotron).collect()
     }
 
     fn hf_optional_prefix(&self) -> Option<&'static str> {
@@ -138,6 +146,7 @@ impl ModelConfig for FamilyConfig {
             Self::Gpt(config) => Self::Gpt(config.hf_present(has)),
             Self::DeepSeekV3(config) => Self::DeepSeekV3(config.hf_present(has)),
             Self::Mamba2(config) => Self::Mamba2(config.hf_present(has)),
+            Self::NemotronH(config) => Self::NemotronH(config.hf_present(has)),
         }
     }
 }

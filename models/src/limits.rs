@@ -55,6 +55,9 @@ pub fn limit(key: &str) -> u64 {
         | "linear_conv_kernel_dim"
         | "num_heads"
         | "state_size"
+        | "mamba_num_heads"
+        | "mamba_head_dim"
+        | "ssm_state_size"
         | "n_groups"
         | "conv_kernel" => HEADS,
         "make_vocab_size_divisible_by" => MULTIPLE,

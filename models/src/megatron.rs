@@ -1,4 +1,5 @@
-//! Megatron-LM's names of a decoder's parameters (`megatron/core/models/gpt/gpt_model.py`), as one rank stores them.
+//! Megatron-LM's names of a decoder's parameters (`megatron/core/models/gpt/gpt_model.py`; with Mamba-2 layers
+//! `models/mamba/mamba_model.py`), as one rank stores them.
 
 use std::ops::Range;
 
@@ -32,10 +33,14 @@ impl MegatronDecoder {
         if let Some(positions) = self.positions {
             map.same("embed_positions.weight", "embedding.position_embeddings.weight", &[positions, hidden]);
         }
+        let mut last_norm = "final_layernorm";
         for layer in 0..self.layers {
             let (ours, theirs, block) = (format!("layers.{layer}"), format!("decoder.layers.{layer}"), block(layer));
+            let is_mamba = matches!(block.mixer, Some(Mixer::Mamba2(_)));
+            last_norm = if is_mamba { "final_norm" } else { last_norm };
             for (place, name) in block.norms() {
-                let (ours, theirs) = (format!("{ours}.{name}"), format!("{theirs}.{}", NORMS[place]));
+                let called = if is_mamba { "norm" } else { NORMS[place] };
+                let (ours, theirs) = (format!("{ours}.{name}"), format!("{theirs}.{called}"));
                 norm(&mut map, &ours, &theirs, hidden, self.norm);
             }
             if let Some(mixer) = &block.mixer {
@@ -50,7 +55,7 @@ impl MegatronDecoder {
                 feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
             }
         }
-        norm(&mut map, "norm", "decoder.final_layernorm", hidden, self.norm);
+        norm(&mut map, "norm", &format!("decoder.{last_norm}"), hidden, self.norm);
         if !self.tied {
             map.same("lm_head.weight", "output_layer.weight", &[size, hidden]);
         }

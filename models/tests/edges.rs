@@ -48,7 +48,7 @@ macro_rules! hf {
     };
 }
 
-const FILES: [&str; 16] = hf!(
+const FILES: [&str; 18] = hf!(
     "llama2",
     "llama3",
     "mistral",
@@ -64,7 +64,9 @@ const FILES: [&str; 16] = hf!(
     "gemma3",
     "phi3",
     "glm4",
-    "gpt_oss"
+    "gpt_oss",
+    "mamba2",
+    "nemotron_h"
 );
 
 fn values() -> Vec<Value> {

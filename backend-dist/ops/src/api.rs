@@ -138,6 +138,11 @@ pub fn geglu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_geglu(x.into_dispatch(), kind))
 }
 
+/// `max(x, 0)²`, element by element (So et al., "Primer", arXiv 2109.08668).
+pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as LocalOps>::op_squared_relu(x.into_dispatch()))
+}
+
 /// `cap tanh(x / cap)`, element by element.
 pub fn softcap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as LocalOps>::op_softcap(x.into_dispatch(), cap))

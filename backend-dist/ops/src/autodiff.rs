@@ -87,6 +87,12 @@ node!(GeGlu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
     }
 });
 
+node!(SquaredRelu, 1, FloatTensor<B>, |ops, grad, grads| {
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::squared_relu_grad(ops.state, grad));
+    }
+});
+
 // The state is the output.
 node!(Softcap, 1, (FloatTensor<B>, f64), |ops, grad, grads| {
     if let ([Some(node)], (capped, cap)) = (ops.parents, ops.state) {
@@ -204,6 +210,14 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
         match GeGlu.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((x.clone(), kind), B::geglu_forward(x, kind)),
             OpsKind::UnTracked(prep) => prep.finish(B::geglu_forward(x, kind)),
+        }
+    }
+
+    fn op_squared_relu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match SquaredRelu.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(x.clone(), B::squared_relu_forward(x)),
+            OpsKind::UnTracked(prep) => prep.finish(B::squared_relu_forward(x)),
         }
     }
 

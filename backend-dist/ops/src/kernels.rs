@@ -205,6 +205,16 @@ pub trait LocalKernels: Backend {
         plain::activation::geglu_grad::<Self>(x, grad, kind)
     }
 
+    /// `max(x, 0)²`, element by element.
+    fn squared_relu_forward(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::activation::squared_relu::<Self>(x)
+    }
+
+    /// Gradient of [`squared_relu_forward`](Self::squared_relu_forward).
+    fn squared_relu_grad(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        plain::activation::squared_relu_grad::<Self>(x, grad)
+    }
+
     /// Softmax attention: the output `[s, b, hq, d]` and the log-sum-exp of the scaled scores, `[b, hq, s]` or as the
     /// backend's own gradient kernels read it.
     fn attention_forward(

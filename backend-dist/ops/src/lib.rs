@@ -65,7 +65,7 @@ pub mod weight_grads;
 
 pub use api::{
     add_bias, add_linear, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope, rope_packed, softcap,
-    swiglu,
+    squared_relu, swiglu,
 };
 pub use attention::{attention, attention_packed};
 pub use convolution::causal_convolution;

@@ -37,6 +37,7 @@ pub(super) trait LocalOps: Backend {
         attention: CoreAttention,
     ) -> FloatTensor<Self>;
     fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self>;
+    fn op_squared_relu(x: FloatTensor<Self>) -> FloatTensor<Self>;
     fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self>;
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
     fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self>;
@@ -78,6 +79,10 @@ on_backends! {
 
         fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
             Self::geglu_forward(x, kind)
+        }
+
+        fn op_squared_relu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::squared_relu_forward(x)
         }
 
         fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self> {

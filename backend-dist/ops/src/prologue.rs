@@ -38,6 +38,8 @@ pub enum Prologue {
     Gelu(GeluKind),
     /// [`geglu`](super::geglu).
     GeGlu(GeluKind),
+    /// [`squared_relu`](super::squared_relu).
+    SquaredRelu,
     /// [`attention_packed`](super::attention_packed) of `[s, b, heads + 2 kv_heads, d]`, its heads side by side.
     Attention(PackedHeads, AttentionOptions),
     /// [`attention_in_context`](super::context::attention_in_context) of `[s, b, heads + 2 kv_heads, d]`, its heads
@@ -100,6 +102,7 @@ impl Prologue {
             Self::SwiGlu => (Step::SwiGlu, vec![]),
             Self::Gelu(kind) => (Step::Gelu(kind), vec![]),
             Self::GeGlu(kind) => (Step::GeGlu(kind), vec![]),
+            Self::SquaredRelu => (Step::SquaredRelu, vec![]),
             Self::Attention(heads, options) | Self::AttentionInContext(heads, options, ..) => {
                 let found = x[x.len() - 2];
                 assert_eq!(found, heads.total(), "attention: {heads:?} do not make up the input's heads");
@@ -146,6 +149,7 @@ pub(super) fn step_grads<B: ResidualKernels, const N: usize>(
         Step::SwiGlu => only(B::swiglu_grad(x, grad)),
         Step::Gelu(kind) => only(B::gelu_grad(x, grad, kind)),
         Step::GeGlu(kind) => only(B::geglu_grad(x, grad, kind)),
+        Step::SquaredRelu => only(B::squared_relu_grad(x, grad)),
         Step::Attention(heads, options) => {
             let statistics = statistics.expect("attention leaves statistics");
             let grad = B::float_reshape(grad, statistics[0].shape());

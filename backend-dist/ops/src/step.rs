@@ -19,6 +19,7 @@ pub(super) enum Step {
     SwiGlu,
     Gelu(GeluKind),
     GeGlu(GeluKind),
+    SquaredRelu,
     Attention(PackedHeads, AttentionOptions),
     /// Its parameters are keys and values; `value` features of a value head.
     SeparateAttention {
@@ -40,7 +41,7 @@ impl Step {
     pub fn features(self, x: &[usize]) -> usize {
         let last = x[x.len() - 1];
         match self {
-            Self::None | Self::RmsNorm(_) | Self::LayerNorm(_) | Self::Gelu(_) => last,
+            Self::None | Self::RmsNorm(_) | Self::LayerNorm(_) | Self::Gelu(_) | Self::SquaredRelu => last,
             Self::SwiGlu | Self::GeGlu(_) => last / 2,
             Self::Attention(heads, _) => heads.heads * last,
             Self::SeparateAttention { value, .. } => x[x.len() - 2] * value,
@@ -87,6 +88,7 @@ impl Step {
             Self::SwiGlu => B::swiglu_forward(x),
             Self::Gelu(kind) => B::gelu_forward(x, kind),
             Self::GeGlu(kind) => B::geglu_forward(x, kind),
+            Self::SquaredRelu => B::squared_relu_forward(x),
             Self::Attention(heads, options) => {
                 let (out, lse) = attention.run(|| B::attention_packed_forward(x, heads, options));
                 return PrologueOutput { out: side_by_side::<B>(out.clone()), statistics: Some([out, lse]) };

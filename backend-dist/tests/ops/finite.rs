@@ -2,7 +2,8 @@
 
 use crate::compare::{numbers, run};
 use backend_dist::ops::{
-    AttentionDropout, AttentionOptions, GeluKind, attention, gelu, layer_norm, linear, rms_norm, rope, swiglu,
+    AttentionDropout, AttentionOptions, GeluKind, attention, gelu, layer_norm, linear, rms_norm, rope, squared_relu,
+    swiglu,
 };
 use burn::tensor::{DType, Tensor};
 
@@ -40,6 +41,7 @@ fn gradients_are_slopes() {
     check("swiglu", &[8], |x| swiglu(x[0].clone().reshape([2, 4])).reshape([4]));
     check("gelu erf", &[5], |x| gelu(x[0].clone(), GeluKind::Erf));
     check("gelu tanh", &[5], |x| gelu(x[0].clone(), GeluKind::Tanh));
+    check("squared relu", &[5], |x| squared_relu(x[0].clone()));
     check("rope", &[8], |x| {
         let angle = Tensor::<2>::from_data([[0.3], [1.1]], (&x[0].device(), DType::F64));
         rope(x[0].clone().reshape([2, 1, 1, 4]), angle.clone().cos(), angle.sin()).reshape([8])

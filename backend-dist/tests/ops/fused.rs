@@ -12,7 +12,7 @@ use backend_dist::ops::conjugate::{
 use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
     AttentionOptions, GeluKind, InputCollective, LinearOptions, OutputCollective, PackedHeads, PassContext, Prologue,
-    attention_packed, geglu, gelu, layer_norm, linear, linear_with, pull_back, rms_norm, swiglu,
+    attention_packed, geglu, gelu, layer_norm, linear, linear_with, pull_back, rms_norm, squared_relu, swiglu,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -31,6 +31,7 @@ enum Kind {
     SwiGlu,
     GeGlu,
     Gelu,
+    SquaredRelu,
     Attention,
 }
 
@@ -52,6 +53,7 @@ impl Kind {
             Self::SwiGlu => swiglu(x),
             Self::GeGlu => geglu(x, GeluKind::Tanh),
             Self::Gelu => gelu(x, GeluKind::Tanh),
+            Self::SquaredRelu => squared_relu(x),
             Self::Attention => {
                 let y = attention_packed(x.reshape([SEQ, BATCH, 8, 3]), HEADS, OPTIONS);
                 y.reshape([SEQ, BATCH, 12])
@@ -67,6 +69,7 @@ impl Kind {
             Self::SwiGlu => Prologue::SwiGlu,
             Self::GeGlu => Prologue::GeGlu(GeluKind::Tanh),
             Self::Gelu => Prologue::Gelu(GeluKind::Tanh),
+            Self::SquaredRelu => Prologue::SquaredRelu,
             Self::Attention => {
                 let x: Tensor<4> = x.reshape([SEQ, BATCH, 8, 3]);
                 return linear_with(x, Prologue::Attention(HEADS, OPTIONS), w, None, options);
@@ -173,7 +176,8 @@ fn leaf_free(values: &[f64], dtype: DType) -> Tensor<1> {
 
 fn all_kinds(entry: InputCollective, exit: OutputCollective, rank: usize) {
     let ends = (entry, exit);
-    for kind in [Kind::None, Kind::Rms, Kind::Layer, Kind::SwiGlu, Kind::GeGlu, Kind::Gelu, Kind::Attention] {
+    let gates = [Kind::SwiGlu, Kind::GeGlu, Kind::Gelu, Kind::SquaredRelu];
+    for kind in [Kind::None, Kind::Rms, Kind::Layer, Kind::Attention].into_iter().chain(gates) {
         for choice in 0..16 {
             let tracked: [bool; 4] = std::array::from_fn(|i| choice >> i & 1 == 1);
             for dtype in [DType::F64, DType::F32, DType::BF16] {

@@ -5,7 +5,8 @@ use crate::compare::{distance, leaf, numbers, run, values};
 use backend_dist::comm::Group;
 use backend_dist::ops::{
     AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, Prologue, attention, attention_packed,
-    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope, swiglu, vocab_parallel_cross_entropy,
+    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope, squared_relu, swiglu,
+    vocab_parallel_cross_entropy,
 };
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -43,6 +44,7 @@ fn gemms_and_norms() {
     for kind in [GeluKind::Erf, GeluKind::Tanh] {
         check("gelu", &[n], |x| gelu(input(&x[0]), kind).flatten(0, 2));
     }
+    check("squared relu", &[n], |x| squared_relu(input(&x[0])).flatten(0, 2));
     check("dropout", &[n], |x| dropout(input(&x[0]), 0.25, DropoutMask::new(3)).flatten(0, 2));
     for recompute in [false, true] {
         let fused = |x: Vec<Tensor<1>>| {

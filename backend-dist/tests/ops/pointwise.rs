@@ -1,7 +1,9 @@
 //! Linear, norms, position embedding, activations, embedding.
 
 use crate::compare::{distance, numbers, run, same, values};
-use backend_dist::ops::{GeluKind, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed, swiglu};
+use backend_dist::ops::{
+    GeluKind, embedding, gelu, layer_norm, linear, rms_norm, rope, rope_packed, squared_relu, swiglu,
+};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 /// Large, so that a matrix row of one element has significant digits: its gradient is `w eps / (x² + eps)^1.5`.
@@ -149,6 +151,17 @@ fn gelu_tanh_is_the_formula() {
             x * (inner.tanh() + 1.0) * 0.5
         };
         same("gelu tanh", &[n], |x| gelu(x[0].clone() * 3.0, GeluKind::Tanh), tanh);
+    }
+}
+
+#[test]
+fn squared_relu_is_the_formula() {
+    for n in [1, 7, 64, 100_001] {
+        let plain = |x: Vec<Tensor<1>>| {
+            let positive = (x[0].clone() + x[0].clone().abs()) * 0.5;
+            positive.clone() * positive
+        };
+        same("squared relu", &[n], |x| squared_relu(x[0].clone()), plain);
     }
 }
 

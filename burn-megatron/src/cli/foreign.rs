@@ -7,7 +7,7 @@ use super::Cli;
 use crate::config::{find_anywhere, size_names};
 
 /// Megatron-LM's flags that are no alias of a key, and their equivalents.
-const FLAGS: [(&str, &str); 27] = [
+const FLAGS: [(&str, &str); 30] = [
     ("num-layers", "--model.num-hidden-layers N"),
     ("ffn-hidden-size", "--model.intermediate-size N"),
     ("num-query-groups", "--model.num-key-value-heads N"),
@@ -19,6 +19,9 @@ const FLAGS: [(&str, &str); 27] = [
     ("rotary-seq-len-interpolation-factor", "--model.rope-scaling '{ rope_type = \"linear\", factor = X }'"),
     ("untie-embeddings-and-output-weights", "--model.tie-word-embeddings false"),
     ("swiglu", "--model.preset NAME or --model.family llama"),
+    ("squared-relu", "--model.preset NAME or --model.family nemotron_h"),
+    ("mamba-state-dim", "--model.ssm-state-size N"),
+    ("mamba-num-groups", "--model.n-groups N"),
     ("normalization", "--model.preset NAME or --model.family NAME"),
     ("position-embedding-type", "--model.preset NAME or --model.family NAME"),
     ("bf16", "--training.dtype bf16"),

@@ -2,7 +2,8 @@
 
 use backend_dist::ops::LOGITS_AT_ONCE;
 use models::layers::{NormOver, NormPlacement};
-use models::{FamilyConfig, LlamaConfig, Mamba2Config, MixtralConfig};
+use models::nemotron_h::HybridLayer;
+use models::{FamilyConfig, LlamaConfig, Mamba2Config, MixtralConfig, NemotronHConfig};
 
 use super::model::hf_config;
 use super::problem::{ConfigErrors, Problem};
@@ -109,7 +110,7 @@ impl RunConfig {
                  needs more of both"
             )))
         };
-        if decoder.latent.is_some() || decoder.mamba.is_some() || decoder.mtp > 0 {
+        if decoder.latent.is_some() || decoder.lone_mlps.is_some() || decoder.mtp > 0 {
             return refused("in a model with latent attention, Mamba-2 or multi-token prediction");
         }
         let experts =
@@ -163,6 +164,7 @@ impl From<&LlamaConfig> for Decoder {
             latent: None,
             linear: None,
             mamba: None,
+            lone_mlps: None,
             mtp: 0,
             window: config.sliding_window,
             windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
@@ -176,6 +178,7 @@ impl From<&LlamaConfig> for Decoder {
             attention_bias: [attention.input.bias, attention.output.bias],
             mlp_bias: config.mlp_bias,
             positions: None,
+            rope: true,
             tied: config.tie_word_embeddings,
         }
     }
@@ -196,6 +199,7 @@ impl From<&Mamba2Config> for Decoder {
             latent: None,
             linear: None,
             mamba: Some(StateSpace {
+                layers: (0..config.num_hidden_layers).collect(),
                 heads: config.num_heads,
                 head_dim: config.head_dim,
                 groups: config.n_groups,
@@ -204,6 +208,7 @@ impl From<&Mamba2Config> for Decoder {
                 conv_bias: config.use_conv_bias,
                 bias: config.use_bias,
             }),
+            lone_mlps: Some(Vec::new()),
             mtp: 0,
             window: None,
             windowed_layers: 0,
@@ -217,6 +222,52 @@ impl From<&Mamba2Config> for Decoder {
             attention_bias: [false; 2],
             mlp_bias: false,
             positions: None,
+            rope: false,
+            tied: config.tie_word_embeddings,
+        }
+    }
+}
+
+impl From<&NemotronHConfig> for Decoder {
+    fn from(config: &NemotronHConfig) -> Self {
+        let mamba = config.layers_of(HybridLayer::Mamba2);
+        Self {
+            vocab: config.vocab_size,
+            vocab_multiple: config.make_vocab_size_divisible_by,
+            hidden: config.hidden_size,
+            intermediate: config.intermediate_size,
+            experts: None,
+            layers: config.num_hidden_layers(),
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            latent: None,
+            linear: None,
+            mamba: (!mamba.is_empty()).then_some(StateSpace {
+                layers: mamba,
+                heads: config.mamba_num_heads,
+                head_dim: config.mamba_head_dim,
+                groups: config.n_groups,
+                state: config.ssm_state_size,
+                kernel: config.conv_kernel,
+                conv_bias: config.use_conv_bias,
+                bias: config.use_bias,
+            }),
+            lone_mlps: Some(config.layers_of(HybridLayer::Mlp)),
+            mtp: 0,
+            window: None,
+            windowed_layers: 0,
+            gated: false,
+            query_key_norm: None,
+            norms: NormPlacement::Before,
+            norm_bias: false,
+            softcap: false,
+            sinks: false,
+            output_gate: false,
+            attention_bias: [false; 2],
+            mlp_bias: config.mlp_bias,
+            positions: None,
+            rope: false,
             tied: config.tie_word_embeddings,
         }
     }
@@ -260,6 +311,7 @@ impl From<&FamilyConfig> for Decoder {
                 latent: None,
                 linear: linear_layers(config),
                 mamba: None,
+                lone_mlps: None,
                 mtp: 0,
                 window: config.sliding_window,
                 windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
@@ -273,6 +325,7 @@ impl From<&FamilyConfig> for Decoder {
                 attention_bias: [config.has_input_biases(), config.has_output_bias()],
                 mlp_bias: false,
                 positions: None,
+                rope: true,
                 tied: config.tie_word_embeddings,
             },
             FamilyConfig::DeepSeekV3(config) => Self {
@@ -302,6 +355,7 @@ impl From<&FamilyConfig> for Decoder {
                 }),
                 linear: None,
                 mamba: None,
+                lone_mlps: None,
                 mtp: config.num_nextn_predict_layers,
                 window: None,
                 windowed_layers: 0,
@@ -315,9 +369,11 @@ impl From<&FamilyConfig> for Decoder {
                 attention_bias: [false; 2],
                 mlp_bias: false,
                 positions: None,
+                rope: true,
                 tied: false,
             },
             FamilyConfig::Mamba2(config) => Self::from(config),
+            FamilyConfig::NemotronH(config) => Self::from(config),
             FamilyConfig::Gpt(config) => Self {
                 vocab: config.vocab_size,
                 vocab_multiple: config.make_vocab_size_divisible_by,
@@ -331,6 +387,7 @@ impl From<&FamilyConfig> for Decoder {
                 latent: None,
                 linear: None,
                 mamba: None,
+                lone_mlps: None,
                 mtp: 0,
                 window: None,
                 windowed_layers: 0,
@@ -344,6 +401,7 @@ impl From<&FamilyConfig> for Decoder {
                 attention_bias: [config.bias; 2],
                 mlp_bias: config.bias,
                 positions: Some(config.max_position_embeddings),
+                rope: false,
                 tied: config.tie_word_embeddings,
             },
         }
@@ -357,7 +415,7 @@ mod tests {
     use burn::tensor::{Device, FloatDType};
     use models::{
         CausalLm, DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
-        ModelConfig, ParamBuilder, WithModel,
+        ModelConfig, NemotronHConfig, ParamBuilder, WithModel,
     };
 
     use super::*;
@@ -419,6 +477,12 @@ mod tests {
             }),
             FamilyConfig::Mamba2(Mamba2Config { use_bias: true, tie_word_embeddings: true, ..Mamba2Config::tiny() }),
             FamilyConfig::Mamba2(Mamba2Config { n_groups: 1, use_conv_bias: false, ..Mamba2Config::tiny() }),
+            FamilyConfig::NemotronH(NemotronHConfig { mlp_bias: true, ..NemotronHConfig::tiny() }),
+            FamilyConfig::NemotronH(NemotronHConfig {
+                hybrid_override_pattern: "*-*".into(),
+                tie_word_embeddings: true,
+                ..NemotronHConfig::tiny()
+            }),
             FamilyConfig::Mixtral(MixtralConfig {
                 linear_num_key_heads: Some(8),
                 linear_num_value_heads: Some(16),

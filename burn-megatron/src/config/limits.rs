@@ -113,6 +113,7 @@ fn model_sizes(config: &FamilyConfig) -> Vec<(String, u64)> {
         FamilyConfig::Mixtral(config) => serde_json::to_value(config),
         FamilyConfig::DeepSeekV3(config) => serde_json::to_value(config),
         FamilyConfig::Mamba2(config) => serde_json::to_value(config),
+        FamilyConfig::NemotronH(config) => serde_json::to_value(config),
     };
     let Ok(Value::Object(fields)) = value else { return Vec::new() };
     fields.into_iter().filter_map(|(key, value)| Some((key.replace('_', "-"), value.as_u64()?))).collect()

@@ -236,7 +236,8 @@ fn complete(
     let size = |name: &str| fields.get(name).and_then(Value::as_u64).unwrap_or(0);
     let heads = size("num_attention_heads");
     for (name, value) in sizes(start) {
-        if given(&name) || rest.contains_key(&name) || !value.is_u64() || has_default(&name, &value) {
+        let is_size = value.is_u64() || name == "hybrid_override_pattern";
+        if given(&name) || rest.contains_key(&name) || !is_size || has_default(&name, &value) {
             continue;
         }
         match name.as_str() {

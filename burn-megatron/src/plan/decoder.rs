@@ -1,7 +1,9 @@
 //! The sizes of a decoder, and those of one rank.
 
+mod kinds;
 mod states;
 
+pub use kinds::LayerKind;
 pub use states::{Linear, StateSpace};
 
 use backend_dist::mesh::ParallelLayout;
@@ -69,8 +71,11 @@ pub struct Decoder {
     pub latent: Option<Latent>,
     /// Layers with linear attention, if there are such.
     pub linear: Option<Linear>,
-    /// Sizes of the layers, if they are Mamba-2's.
+    /// Layers of Mamba-2, if there are such.
     pub mamba: Option<StateSpace>,
+    /// Layers that are an MLP alone, where each layer is one part alone (Mamba-2, Nemotron-H); elsewhere every layer has
+    /// attention, or what is in its place, and an MLP or experts.
+    pub lone_mlps: Option<Vec<usize>>,
     /// Number of multi-token prediction modules, each with a transformer layer of its own after the last one.
     pub mtp: usize,
     /// Size of the sliding attention window, if the model has one.
@@ -95,8 +100,10 @@ pub struct Decoder {
     pub attention_bias: [bool; 2],
     /// The MLP's linear layers have biases.
     pub mlp_bias: bool,
-    /// Number of learned position embeddings; without them the model uses RoPE.
+    /// Number of learned position embeddings.
     pub positions: Option<usize>,
+    /// Attention has RoPE.
+    pub rope: bool,
     /// The output layer shares the embedding's weight.
     pub tied: bool,
 }
@@ -143,28 +150,17 @@ pub struct LocalExperts {
     pub shared: u64,
 }
 
-/// Layers of the same kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerKind {
-    /// The first layer of the kind.
-    pub example: usize,
-    /// Number of layers.
-    pub count: usize,
-    /// The layers have experts.
-    pub moe: bool,
-    /// The layers have linear attention or Mamba-2.
-    pub linear: bool,
-}
-
 impl Decoder {
     /// The sizes that FLOPs are counted from.
     pub fn flop_shape(&self, seq: usize) -> FlopShape {
         let (kinds, experts) = (self.layer_kinds(), self.experts.as_ref());
-        let layers = |moe: bool| kinds.iter().filter(|kind| kind.moe == moe).map(|kind| kind.count).sum::<usize>();
-        let linear_layers = kinds.iter().filter(|kind| kind.linear).map(|kind| kind.count).sum();
+        let layers = |of: fn(&LayerKind) -> bool| kinds.iter().filter(|kind| of(kind)).map(|kind| kind.count).sum();
+        let (dense, moe, linear): (usize, usize, usize) =
+            (layers(|kind| kind.mlp && !kind.moe), layers(|kind| kind.moe), layers(|kind| kind.linear));
         FlopShape {
-            dense_layers: layers(false) + if experts.is_some() { 0 } else { self.mtp },
-            moe_layers: layers(true) + if experts.is_some() { self.mtp } else { 0 },
+            dense_layers: dense + if experts.is_some() { 0 } else { self.mtp },
+            moe_layers: moe + if experts.is_some() { self.mtp } else { 0 },
+            attention_layers: layers(|kind| kind.attention) + self.mtp,
             hidden: self.hidden,
             query_width: self.heads * self.head_dim,
             kv_width: self.kv_heads * self.head_dim,
@@ -176,8 +172,8 @@ impl Decoder {
                 up: self.heads * (latent.unrotated + latent.value),
             }),
             linear: match (&self.linear, &self.mamba) {
-                (Some(linear), _) => Some(linear.flops(self.hidden, linear_layers)),
-                (None, mamba) => mamba.map(|mamba| mamba.flops(self.hidden, linear_layers)),
+                (Some(of), _) => Some(of.flops(self.hidden, linear)),
+                (None, of) => of.as_ref().map(|of| of.flops(self.hidden, linear)),
             },
             output_gate: self.output_gate,
             mtp: self.mtp,
@@ -194,15 +190,19 @@ impl Decoder {
 
     /// FLOPs of a token in each layer and after the last one.
     pub fn part_costs(&self, seq: usize) -> PartCosts {
-        let nothing = FlopShape { dense_layers: 0, moe_layers: 0, mtp: 0, padded_vocab: 0, ..self.flop_shape(seq) };
+        let (dense_layers, moe_layers, attention_layers, mtp, padded_vocab) = (0, 0, 0, 0, 0);
+        let whole = self.flop_shape(seq);
+        let nothing = FlopShape { dense_layers, moe_layers, attention_layers, mtp, padded_vocab, ..whole };
         let of = |shape: FlopShape| shape.per_token(AttentionCount::Causal);
         let layer = |at: usize| {
-            let (moe, is_linear) = (self.experts_of(at).is_some(), self.has_state(at));
-            let linear = nothing.linear.map(|linear| LinearFlops { layers: usize::from(is_linear), ..linear });
-            of(FlopShape { dense_layers: usize::from(!moe), moe_layers: usize::from(moe), linear, ..nothing })
+            let moe = self.experts_of(at).is_some();
+            let linear = nothing.linear.map(|linear| LinearFlops { layers: usize::from(self.has_state(at)), ..linear });
+            let dense_layers = usize::from(self.has_mlp(at) && !moe);
+            let (moe_layers, attention_layers) = (usize::from(moe), usize::from(self.has_keys(at)));
+            of(FlopShape { dense_layers, moe_layers, attention_layers, linear, ..nothing })
         };
         let layers: Vec<f64> = (0..self.layers).map(layer).collect();
-        let end = of(self.flop_shape(seq)) - layers.iter().sum::<f64>();
+        let end = of(whole) - layers.iter().sum::<f64>();
         PartCosts { layers, end }
     }
 
@@ -216,29 +216,33 @@ impl Decoder {
         self.linear.as_ref().filter(|linear| linear.layers.contains(&layer))
     }
 
+    /// The Mamba-2 of a layer, counted over the whole model, if it is one.
+    pub fn mamba_of(&self, layer: usize) -> Option<&StateSpace> {
+        self.mamba.as_ref().filter(|mamba| mamba.layers.contains(&layer))
+    }
+
     /// Whether a layer has keys and values of every position.
     pub fn has_keys(&self, layer: usize) -> bool {
-        !self.has_state(layer)
+        self.has_mixer(layer) && !self.has_state(layer)
+    }
+
+    /// Whether a layer has attention, or what is in its place.
+    pub fn has_mixer(&self, layer: usize) -> bool {
+        !self.lone_mlps.as_ref().is_some_and(|mlps| mlps.contains(&layer))
+    }
+
+    /// Whether a layer has an MLP or experts.
+    pub fn has_mlp(&self, layer: usize) -> bool {
+        self.lone_mlps.as_ref().is_none_or(|mlps| mlps.contains(&layer))
     }
 
     fn has_state(&self, layer: usize) -> bool {
-        self.mamba.is_some() || self.linear_of(layer).is_some()
+        self.mamba_of(layer).is_some() || self.linear_of(layer).is_some()
     }
 
     /// Whether the stage of the head uses the embedding's table too, and holds a copy if it is another stage.
     pub fn shares_table(&self) -> bool {
         self.tied || self.mtp > 0
-    }
-
-    /// The kinds of layers of the model.
-    pub fn layer_kinds(&self) -> Vec<LayerKind> {
-        let of = |layer: usize| (self.experts_of(layer).is_some(), self.has_state(layer));
-        let kind = |(moe, linear)| {
-            let mut all = (0..self.layers).filter(|layer| of(*layer) == (moe, linear));
-            let example = all.next()?;
-            Some(LayerKind { example, count: 1 + all.count(), moe, linear })
-        };
-        [(false, false), (false, true), (true, false), (true, true)].into_iter().filter_map(kind).collect()
     }
 
     /// One rank's sizes in a micro-batch of `sequences` sequences of `seq` tokens, in documents of `documents` tokens.

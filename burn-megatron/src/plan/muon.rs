@@ -54,15 +54,21 @@ fn matrices(decoder: &Decoder, layer: usize) -> (Vec<[usize; 2]>, Vec<[usize; 2]
         let up = std::iter::repeat_n([width, hidden], if decoder.gated { 2 } else { 1 });
         up.chain([[hidden, width]])
     };
-    let mut dense = match &decoder.latent {
-        Some(latent) => {
+    let mut dense = match (&decoder.latent, decoder.mamba_of(layer)) {
+        (Some(latent), _) => {
             let head = latent.rotated + latent.unrotated;
             let queries =
                 latent.queries.map_or(vec![[heads * head, hidden]], |rank| vec![[rank, hidden], [heads * head, rank]]);
             let up = [heads * (latent.unrotated + latent.value), latent.keys];
             [queries, vec![[latent.keys + latent.rotated, hidden], up, [hidden, heads * latent.value]]].concat()
         }
-        None => {
+        (None, Some(mamba)) => {
+            let (inner, grouped) = (mamba.heads * mamba.head_dim, mamba.groups * mamba.state);
+            let rows = [inner, inner, grouped, grouped, mamba.heads].map(|rows| [rows, hidden]);
+            [&rows[..], &[[hidden, inner]]].concat()
+        }
+        (None, None) if !decoder.has_mixer(layer) => Vec::new(),
+        (None, None) => {
             let (query, key) = (heads * decoder.head_dim, decoder.kv_heads * decoder.head_dim);
             vec![[query, hidden], [key, hidden], [key, hidden], [hidden, query]]
         }
@@ -74,7 +80,8 @@ fn matrices(decoder: &Decoder, layer: usize) -> (Vec<[usize; 2]>, Vec<[usize; 2]
             dense.extend(mlp(experts.shared).filter(|_| experts.shared > 0));
             expert.extend(mlp(experts.intermediate));
         }
-        None => dense.extend(mlp(decoder.intermediate)),
+        None if decoder.has_mlp(layer) => dense.extend(mlp(decoder.intermediate)),
+        None => {}
     }
     (dense, expert)
 }

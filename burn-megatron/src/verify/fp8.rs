@@ -50,13 +50,9 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
     let share = decoder.local(layout, sequences, seq, seq);
     let (tokens, hidden) = (share.tokens, share.hidden);
     let fits = |sizes: [u64; 3]| sizes.iter().all(|size| *size > 0 && size.is_multiple_of(MULTIPLE as u64));
-    if let Some(mamba) = decoder.mamba {
-        let inner = share.queries;
-        let grouped = (mamba.groups / layout.tp.min(mamba.groups) * mamba.state) as u64;
-        let projected = 2 * inner + 2 * grouped + share.heads;
-        return vec![fits([tokens, projected, hidden]), fits([tokens, hidden, inner])];
-    }
+    let kinds = decoder.layer_kinds();
     let mut sizes = match decoder.latent {
+        None if !kinds.iter().any(|kind| kind.attention) => Vec::new(),
         None => {
             let gate = if decoder.output_gate { share.queries } else { 0 };
             vec![[tokens, share.queries + gate + 2 * share.keys, hidden], [tokens, hidden, share.queries]]
@@ -74,6 +70,11 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
             ]
         }
     };
+    if let Some(mamba) = &decoder.mamba {
+        let [inner, heads] = [mamba.heads * mamba.head_dim, mamba.heads].map(|all| (all / layout.tp) as u64);
+        let grouped = (mamba.groups / layout.tp.min(mamba.groups) * mamba.state) as u64;
+        sizes.extend([[tokens, 2 * inner + 2 * grouped + heads, hidden], [tokens, hidden, inner]]);
+    }
     if let Some(linear) = &decoder.linear {
         let (keys, values) = (linear.key_heads * linear.key_dim, linear.value_heads * linear.value_dim);
         let projected = (2 * (keys + values + linear.value_heads) / layout.tp) as u64;
@@ -83,7 +84,7 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
         let first = if decoder.gated { 2 * width } else { width };
         sizes.extend([[tokens, first, hidden], [tokens, hidden, width]]);
     };
-    for LayerKind { moe, .. } in decoder.layer_kinds() {
+    for LayerKind { moe, .. } in kinds.into_iter().filter(|kind| kind.mlp) {
         match moe {
             false => mlp(tokens, share.intermediate),
             true => {

@@ -83,6 +83,7 @@ fn stretch_config(config: &RunConfig, stretch: &Stretch, folder: &Path) -> RunCo
         FamilyConfig::Llama(sizes) => sizes.make_vocab_size_divisible_by = divisible,
         FamilyConfig::Mixtral(sizes) => sizes.make_vocab_size_divisible_by = divisible,
         FamilyConfig::Mamba2(sizes) => sizes.make_vocab_size_divisible_by = divisible,
+        FamilyConfig::NemotronH(sizes) => sizes.make_vocab_size_divisible_by = divisible,
         FamilyConfig::Gpt(sizes) => sizes.make_vocab_size_divisible_by = divisible,
         FamilyConfig::DeepSeekV3(sizes) => sizes.make_vocab_size_divisible_by = divisible,
     }

@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 19] = [
+pub const MODELS: [&str; 20] = [
     "llama2",
     "llama3",
     "mistral",
@@ -26,6 +26,7 @@ pub const MODELS: [&str; 19] = [
     "qwen3_moe",
     "qwen3_next",
     "mamba2",
+    "nemotron_h",
     "gpt_oss",
     "gpt2",
 ];

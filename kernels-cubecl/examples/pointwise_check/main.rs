@@ -93,6 +93,7 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + decode::few_rows::<bf16>(c, &[0, 0, 0, 0, 1, 0], 256, 512)
         }),
         ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
+        ("squared relu", |c| activation::squared_relu::<bf16>(c, 10_008) + activation::squared_relu::<f16>(c, 4096)),
         ("fused softmax", |c| {
             let sizes = [(33, 512), (7, 64), (5, 4096), (3, 16384), (4, 1030), (2, 2047)];
             // Rows that share a plane.

@@ -26,6 +26,7 @@ pub mod reduce_slices;
 pub mod remainder;
 pub mod rope;
 pub mod split_bf16;
+pub mod squared_relu;
 pub mod ssd;
 pub mod strided_rows;
 pub mod swiglu;

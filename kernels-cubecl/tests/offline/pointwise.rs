@@ -7,7 +7,7 @@ use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
     CubeShape, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gelu, head_norms, latent, moe,
-    momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope, split_bf16, swiglu,
+    momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope, split_bf16, squared_relu, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -98,6 +98,13 @@ fn gelu_compiles() {
         check("gelu", kernel!(GeluForward<bf16>, settings(), (b(), b(), (), tanh)));
         check("gelu gradient", kernel!(GeluBackward<bf16>, settings(), (b(), b(), b(), (), tanh)));
     }
+}
+
+#[test]
+fn squared_relu_compiles() {
+    use squared_relu::{squared_relu_backward::SquaredReluBackward, squared_relu_forward::SquaredReluForward};
+    check("squared relu", kernel!(SquaredReluForward<bf16>, settings(), (b(), b(), ())));
+    check("squared relu gradient", kernel!(SquaredReluBackward<bf16>, settings(), (b(), b(), b(), ())));
 }
 
 #[test]

@@ -107,6 +107,12 @@ fn gelu() {
 }
 
 #[test]
+fn squared_relu() {
+    both!(activation::squared_relu, 1000);
+    both!(activation::squared_relu, 8);
+}
+
+#[test]
 fn fused_programs() {
     // Two units unroll a whole row, so rows are short here.
     for (rows, columns) in [(3, 64), (5, 24), (1, 7), (4, 34)] {

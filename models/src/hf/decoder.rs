@@ -21,7 +21,7 @@ pub(crate) struct ExpertNames {
 /// Experts are called as MLPs are.
 pub(crate) const LIKE_MLPS: ExpertNames = ExpertNames { module: "mlp", matrices: MLP };
 
-const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+pub(super) const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// How a family calls the tensors of a layer, and which of them it stores together.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +101,7 @@ pub(crate) fn norms(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize) 
     }
 }
 
-fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &str, called: LayerNames) {
+pub(super) fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &str, called: LayerNames) {
     let AttentionConfig { hidden, heads, kv_heads, head_dim, .. } = *config;
     let bias = config.input.bias;
     let rotated = config.rope.filter(|_| called.interleaved).map_or(0, |rope| rope.head_dim);
@@ -143,7 +143,7 @@ fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &s
 
 /// `modeling_qwen3_next.py`, `Qwen3NextGatedDeltaNet`: the projections are fused, for each key head in turn with what it
 /// serves.
-fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs: &str) {
+pub(super) fn gated_delta(map: &mut NameMap, config: &GatedDeltaConfig, ours: &str, theirs: &str) {
     let GatedDeltaConfig { hidden, key_heads, value_heads, key_dim, value_dim, .. } = *config;
     let serves = value_heads / key_heads;
     for (fused, parts) in [
@@ -211,15 +211,23 @@ fn gate_up(map: &mut NameMap, config: &MlpConfig, ours: &str, theirs: &str) {
 /// An MLP or MoE of the layer `theirs`.
 pub(crate) fn feed_forward(map: &mut NameMap, ffn: &Ffn, ours: &str, theirs: &str, experts: ExpertNames) {
     match ffn {
-        Ffn::Dense(MlpConfig { hidden, intermediate, input, .. }) => {
-            mlp(map, [*hidden, *intermediate], input.bias, MLP, ours, &format!("{theirs}.mlp"));
-        }
+        Ffn::Dense(of) => dense(map, of, ours, &format!("{theirs}.mlp")),
         Ffn::Moe(moe) => map_moe(map, moe, ours, &format!("{theirs}.{}", experts.module), experts.matrices),
     }
 }
 
+/// An MLP, with a gate or without.
+pub(super) fn dense(map: &mut NameMap, config: &MlpConfig, ours: &str, theirs: &str) {
+    let MlpConfig { hidden, intermediate: width, activation, input, output } = *config;
+    if activation.is_gated() {
+        return mlp(map, [hidden, width], input.bias, MLP, ours, theirs);
+    }
+    map.linear(&format!("{ours}.up_proj"), &format!("{theirs}.up_proj"), [width, hidden], input.bias);
+    map.linear(&format!("{ours}.down_proj"), &format!("{theirs}.down_proj"), [hidden, width], output.bias);
+}
+
 /// transformers 5 puts the experts of a layer together in memory; in files each has its own matrices.
-fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str, matrices: [&str; 3]) {
+pub(super) fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str, matrices: [&str; 3]) {
     let MoeConfig { hidden, experts, intermediate, .. } = *config;
     map.same(format!("{ours}.router.weight"), format!("{theirs}.gate.weight"), &[experts, hidden]);
     if config.router.bias_rate.is_some() {

@@ -1,6 +1,7 @@
 //! Reading and writing Hugging Face's `config.json`. Every key of a file is used, known not to change what the model
 //! computes, or refused by name.
 
+pub(crate) mod backbone;
 pub(crate) mod decoder;
 mod input_error;
 mod inputs;
@@ -23,6 +24,7 @@ use crate::config::ConfigError;
 use crate::family::FamilyConfig;
 use crate::{
     DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant, ModelConfig,
+    NemotronHConfig,
 };
 
 /// Why a `config.json` cannot be used.
@@ -85,7 +87,7 @@ impl HfError {
 }
 
 /// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 19] = [
+const ARCHITECTURES: [(&str, &str); 20] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
@@ -105,6 +107,7 @@ const ARCHITECTURES: [(&str, &str); 19] = [
     ("gpt2", "GPT2LMHeadModel"),
     ("deepseek_v3", "DeepseekV3ForCausalLM"),
     ("mamba2", "Mamba2ForCausalLM"),
+    ("nemotron_h", "NemotronHForCausalLM"),
 ];
 
 /// Keys that say how to use, store or describe a model, not what it computes.
@@ -185,6 +188,7 @@ impl FamilyConfig {
             "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
             "deepseek_v3" | "kimi_k2" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
             "mamba2" => Mamba2Config::from_hf(config).map(Self::Mamba2),
+            "nemotron_h" => NemotronHConfig::from_hf(config).map(Self::NemotronH),
             other if module_classes(other).is_some() => Err(HfError::Module { kind: other.into() }),
             other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
         }?;
@@ -203,6 +207,7 @@ impl FamilyConfig {
             Self::Gpt(config) => config.to_hf(),
             Self::DeepSeekV3(config) => Ok(config.to_hf()),
             Self::Mamba2(config) => Ok(config.to_hf()),
+            Self::NemotronH(config) => Ok(config.to_hf()),
         }
     }
 

@@ -25,12 +25,14 @@ pub enum Activation {
         /// Exact, or GPT-2's approximation.
         GeluKind,
     ),
+    /// `max(x, 0)²` (Nemotron-H).
+    SquaredRelu,
 }
 
 impl Activation {
     /// Whether the first layer gives `[gate | up]`.
     pub fn is_gated(self) -> bool {
-        !matches!(self, Self::Gelu(_))
+        !matches!(self, Self::Gelu(_) | Self::SquaredRelu)
     }
 }
 
@@ -95,6 +97,7 @@ impl Mlp {
             Activation::SwiGlu => Prologue::SwiGlu,
             Activation::GeGlu(kind) => Prologue::GeGlu(kind),
             Activation::Gelu(kind) => Prologue::Gelu(kind),
+            Activation::SquaredRelu => Prologue::SquaredRelu,
         };
         self.down.forward(x, activation, self.recompute_activation, batch)
     }

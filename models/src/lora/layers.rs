@@ -9,8 +9,8 @@ use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
 use backend_dist::ops::{
-    LinearOptions, Prologue, SharedInput, add_linear, geglu, gelu, layer_norm, linear_with, matmul, rms_norm, sum_dim,
-    swiglu,
+    LinearOptions, Prologue, SharedInput, add_linear, geglu, gelu, layer_norm, linear_with, matmul, rms_norm,
+    squared_relu, sum_dim, swiglu,
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -265,6 +265,7 @@ pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>, batch: &Mi
         Prologue::SwiGlu => shaped(swiglu(x)),
         Prologue::Gelu(kind) => shaped(gelu(x, kind)),
         Prologue::GeGlu(kind) => shaped(geglu(x, kind)),
+        Prologue::SquaredRelu => shaped(squared_relu(x)),
         Prologue::Attention(packed, options) => {
             shaped(attention_in_context(heads(x), packed, options, None, None, &batch.pass))
         }

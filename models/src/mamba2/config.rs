@@ -174,7 +174,7 @@ impl ModelConfig for Mamba2Config {
     }
 
     fn megatron_names(&self) -> NameMap {
-        super::hf::megatron_names(self)
+        self.frame().megatron_names(|_| self.block())
     }
 
     fn hf_names(&self) -> NameMap {

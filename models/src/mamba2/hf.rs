@@ -1,10 +1,10 @@
-//! Mamba-2 in other systems' words: names of tensors, and Hugging Face's `config.json`.
+//! Mamba-2 in Hugging Face's words: names of tensors, and `config.json`.
 
 use serde_json::{Value, json};
 
 use super::config::Mamba2Config;
-use crate::hf::{ConfigReader, HfError, class_of};
-use crate::names::{NameMap, mamba2};
+use crate::hf::{ConfigReader, HfError, backbone, class_of};
+use crate::names::NameMap;
 
 /// Keys that say how a new model begins, how positions are chunked, and in what type residuals are added.
 const HARMLESS: [&str; 7] = [
@@ -19,27 +19,7 @@ const HARMLESS: [&str; 7] = [
 
 /// The names of the tensors of `Mamba2ForCausalLM`.
 pub(super) fn names(config: &Mamba2Config) -> NameMap {
-    named(config, ["backbone.embeddings", "backbone.layers", "backbone.norm_f", "lm_head"])
-}
-
-/// Megatron-Core's names (`models/mamba/mamba_model.py`, `ssm/mamba_layer.py`).
-pub(super) fn megatron_names(config: &Mamba2Config) -> NameMap {
-    named(config, ["embedding.word_embeddings", "decoder.layers", "decoder.final_norm", "output_layer"])
-}
-
-fn named(config: &Mamba2Config, [embedding, layers, norm, head]: [&str; 4]) -> NameMap {
-    let (mut map, table) = (NameMap::default(), [config.vocab_size, config.hidden_size]);
-    map.same("embed_tokens.weight", format!("{embedding}.weight"), &table);
-    for layer in 0..config.num_hidden_layers {
-        let (ours, theirs) = (format!("layers.{layer}"), format!("{layers}.{layer}"));
-        map.same(format!("{ours}.input_layernorm.weight"), format!("{theirs}.norm.weight"), &[config.hidden_size]);
-        mamba2(&mut map, &config.mixer(), &format!("{ours}.mamba"), &format!("{theirs}.mixer"));
-    }
-    map.same("norm.weight", format!("{norm}.weight"), &[config.hidden_size]);
-    if !config.tie_word_embeddings {
-        map.same("lm_head.weight", format!("{head}.weight"), &table);
-    }
-    map
+    backbone::names(&config.frame(), |_| config.block())
 }
 
 impl Mamba2Config {

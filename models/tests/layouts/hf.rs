@@ -21,7 +21,7 @@ const LOGITS_OF_DEEPSEEK: f64 = 2e-7;
 const LOGITS_OF_GEMMA2: f64 = 1e-6;
 /// transformers computes the delta rule and the gate of its output in fp32. The loss follows from these logits.
 const LOGITS_OF_QWEN3_NEXT: f64 = 1e-6;
-/// transformers computes the recurrence and the residual stream of Mamba-2 in fp32.
+/// transformers computes the recurrence of Mamba-2 in fp32, in Mamba-2 alone the residual stream too, in Nemotron-H logits.
 const LOGITS_OF_MAMBA2: f64 = 1e-6;
 /// In bf16, with the experts of fp64.
 const HALF: f64 = 0.03;
@@ -147,7 +147,7 @@ macro_rules! is_transformers {
                 "deepseek_v3" | "glm4_moe" => LOGITS_OF_DEEPSEEK,
                 "gemma2" => LOGITS_OF_GEMMA2,
                 "qwen3_next" => LOGITS_OF_QWEN3_NEXT,
-                "mamba2" => LOGITS_OF_MAMBA2,
+                "mamba2" | "nemotron_h" => LOGITS_OF_MAMBA2,
                 _ => LOGITS,
             };
             let (loss, gradients, half) = match $folder {
@@ -183,4 +183,5 @@ is_transformers! {
     deepseek_v3_is_transformers: "deepseek_v3",
     gpt2_is_transformers: "gpt2",
     mamba2_is_transformers: "mamba2",
+    nemotron_h_is_transformers: "nemotron_h",
 }

@@ -1,10 +1,13 @@
-//! Linear recurrences, Gated DeltaNet next to attention and Mamba-2: layouts, packed documents, decoding with states.
+//! Linear recurrences, Gated DeltaNet and Mamba-2, next to attention too: layouts, packed documents, decoding with states.
 
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use backend_dist::ops::context::Documents;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use models::{CausalLm, Mamba2, Mamba2Config, MicroBatch, Mixtral, MixtralConfig, ModelConfig, ParamBuilder};
+use models::{
+    CausalLm, Mamba2, Mamba2Config, MicroBatch, Mixtral, MixtralConfig, ModelConfig, NemotronH, NemotronHConfig,
+    ParamBuilder,
+};
 
 use crate::assert_layouts_agree;
 use crate::cache::assert_cache_changes_nothing;
@@ -65,6 +68,34 @@ fn mamba2_with_states() {
     assert_cache_changes_nothing::<Mamba2>(&mamba2(), &["TP1", "TP2", "TP4 SP"]);
 }
 
+/// Of its two groups and four key-value heads TP8 has several ranks each.
+fn nemotron_h() -> NemotronHConfig {
+    let of = NemotronHConfig {
+        vocab_size: 99,
+        hidden_size: 32,
+        mamba_head_dim: 6,
+        ssm_state_size: 5,
+        ..NemotronHConfig::tiny()
+    };
+    NemotronHConfig { hybrid_override_pattern: "M-*-M".into(), head_dim: 5, use_bias: true, mlp_bias: true, ..of }
+}
+
+#[test]
+fn nemotron_h_in_all_layouts() {
+    assert_layouts_agree::<NemotronH>(&nemotron_h(), &["TP2", "TP4", "TP8", "TP2 SP", "TP4 SP"], None);
+    let gradients = run::<NemotronH>(&nemotron_h(), "TP4", None).gradients;
+    for part in
+        ["0.mamba.A_log", "1.mlp.up_proj.bias", "2.attention.k_proj.weight", "3.post_attention_layernorm.weight"]
+    {
+        assert!(gradients[&format!("layers.{part}")].data.iter().any(|value| value.abs() > 1e-4), "{part}");
+    }
+}
+
+#[test]
+fn nemotron_h_with_states_keys_and_values() {
+    assert_cache_changes_nothing::<NemotronH>(&nemotron_h(), &["TP1", "TP2", "TP4 SP"]);
+}
+
 /// Taps have the shape of PyTorch's depthwise convolutions, so Muon leaves them to AdamW, as in Megatron-LM.
 #[test]
 fn taps_of_convolutions_are_no_matrices() {
@@ -87,6 +118,7 @@ fn taps_of_convolutions_are_no_matrices() {
 fn packed_documents_are_each_document_alone() {
     assert_documents_are_alone::<Mixtral>(&qwen3_next());
     assert_documents_are_alone::<Mamba2>(&mamba2());
+    assert_documents_are_alone::<NemotronH>(&nemotron_h());
 }
 
 fn assert_documents_are_alone<M: CausalLm>(config: &M::Config) {

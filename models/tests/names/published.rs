@@ -1,7 +1,7 @@
 //! Presets are the published models.
 
 use models::hf::parse_config;
-use models::{FamilyConfig, GptConfig, LlamaConfig, Mamba2Config, MixtralConfig};
+use models::{FamilyConfig, GptConfig, LlamaConfig, Mamba2Config, MixtralConfig, NemotronHConfig};
 
 use crate::parse;
 
@@ -91,4 +91,28 @@ fn mamba2_as_python_writes_it() {
         refused("\"n_groups\": 1", "\"n_groups\": 5")
             .contains("n_groups = 5 does not divide num_heads = 24; nearest legal: 4, 6")
     );
+}
+
+/// The keys of NVIDIA's own code, and the two forms of the pattern.
+#[test]
+fn nemotron_h_in_both_forms() {
+    let file = include_str!("../../../tests/golden/published/nvidia--Nemotron-H-8B-Base-8K/config.json");
+    let read = |file: &str| FamilyConfig::from_hf(&parse_config(file.as_bytes()).unwrap());
+    let expected = FamilyConfig::NemotronH(NemotronHConfig::nemotron_h_8b());
+    assert_eq!(read(file), Ok(expected.clone()));
+    let (pattern, list) = ("\"hybrid_override_pattern\": \"M-M-M-M*", "\"layers_block_type\": [\"mamba\", \"mlp\"], ");
+    let short = read(&file.replace(pattern, "\"hybrid_override_pattern\": \"M-M*")).unwrap_err().to_string();
+    assert!(short.contains("`num_hidden_layers` is 52, which this model does not have; nearest legal: 48"), "{short}");
+    let differs = read(&file.replace(pattern, &format!("{list}{pattern}"))).unwrap_err().to_string();
+    assert!(differs.contains("nearest legal: M-, as layers_block_type says"), "{differs}");
+    for (from, to, message) in [
+        ("\"relu2\"", "\"silu\"", "`mlp_hidden_act` is silu, which this model does not have; nearest legal: relu2"),
+        ("\"sliding_window\": null", "\"sliding_window\": 8", "`sliding_window` is 8"),
+        ("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "`rms_norm_eps` is 0.000001"),
+        ("\"use_cache\"", "\"time_step_limit\": [0.0, 0.5], \"use_cache\"", "`time_step_limit` is [0.0, 0.5]"),
+        ("\"attention_bias\": false", "\"attention_bias\": true", "`attention_bias` is true"),
+    ] {
+        let refused = read(&file.replace(from, to)).unwrap_err().to_string();
+        assert!(refused.contains(message), "{refused}");
+    }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use backend_dist::shard::HostTensor;
 use models::names::NameMap;
-use models::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig};
+use models::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig, NemotronHConfig};
 use safetensors::SafeTensors;
 
-use crate::{GPT2, LLAMA2, LLAMA3, MAMBA2, MISTRAL, MIXTRAL, QWEN3, QWEN3_MOE, QWEN3_NEXT, parse};
+use crate::{GPT2, LLAMA2, LLAMA3, MAMBA2, MISTRAL, MIXTRAL, NEMOTRON_H, QWEN3, QWEN3_MOE, QWEN3_NEXT, parse};
 
 const DENSE: &str = include_str!("../golden/megatron/dense_shapes.json");
 const MOE: &str = include_str!("../golden/megatron/moe_shapes.json");
@@ -59,6 +59,7 @@ fn hugging_face_names() {
         ("qwen3_moe", QWEN3_MOE),
         ("qwen3_next", QWEN3_NEXT),
         ("mamba2", MAMBA2),
+        ("nemotron_h", NEMOTRON_H),
         ("gpt2", GPT2),
     ] {
         let config = FamilyConfig::from_hf(&parse(config)).unwrap();
@@ -139,4 +140,33 @@ fn megatron_names_of_a_gpt() {
     assert_eq!(shapes["decoder.layers.1.mlp.linear_fc1.bias"], [12]);
     assert_eq!(shapes["decoder.final_layernorm.bias"], [8]);
     assert_round_trip(&map, &numbered(shapes));
+}
+
+/// Megatron-Core's `MambaModel`: the norm of a Mamba-2 layer has another name, as has the last one.
+#[test]
+fn megatron_names_of_a_hybrid() {
+    let config = NemotronHConfig { hybrid_override_pattern: "M*-".into(), ..NemotronHConfig::tiny() };
+    let map = config.megatron_names();
+    let mut names: Vec<&str> = map.iter().map(|(_, foreign)| foreign.name.as_str()).collect();
+    names.dedup();
+    let expected = [
+        "embedding.word_embeddings.weight",
+        "decoder.layers.0.norm.weight",
+        "decoder.layers.0.mixer.in_proj.weight",
+        "decoder.layers.0.mixer.conv1d.weight",
+        "decoder.layers.0.mixer.A_log",
+        "decoder.layers.1.input_layernorm.weight",
+        "decoder.layers.1.self_attention.linear_qkv.weight",
+        "decoder.layers.1.self_attention.linear_proj.weight",
+        "decoder.layers.2.pre_mlp_layernorm.weight",
+        "decoder.layers.2.mlp.linear_fc1.weight",
+        "decoder.layers.2.mlp.linear_fc2.weight",
+        "decoder.final_norm.weight",
+        "output_layer.weight",
+    ];
+    for name in expected {
+        assert!(names.contains(&name), "{name} is not among {names:?}");
+    }
+    let up = map.get("layers.2.mlp.up_proj.weight").unwrap();
+    assert_eq!((&up.rows, &up.shape), (&None, &vec![config.intermediate_size, config.hidden_size]));
 }

@@ -1,7 +1,7 @@
-//! SwiGLU and GELU.
+//! SwiGLU, GELU and squared ReLU.
 
 use burn::backend::{Cube, TensorMetadata};
-use kernels_cubecl::pointwise::{gelu as gelu_kernels, swiglu as kernels};
+use kernels_cubecl::pointwise::{gelu as gelu_kernels, squared_relu as squared_relu_kernels, swiglu as kernels};
 
 use super::{Float, are_half, columns, empty, launched, packed, rows};
 use crate::{options::GeluKind, plain};
@@ -57,5 +57,30 @@ pub fn gelu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
         gelu_kernels::backward::<E>(&x.client, &x.handle, &grad.handle, &dx.handle, len, tanh)
     });
     launched("gelu gradient", done);
+    dx
+}
+
+pub fn squared_relu(x: Float) -> Float {
+    let len = x.shape().num_elements();
+    if !are_half([&x]) || !squared_relu_kernels::has_kernel(len) {
+        return plain::activation::squared_relu::<Cube>(x);
+    }
+    let x = packed(x);
+    let out = empty(&x, x.shape(), x.dtype());
+    let done = by_half!(x, E => squared_relu_kernels::forward::<E>(&x.client, &x.handle, &out.handle, len));
+    launched("squared relu", done);
+    out
+}
+
+pub fn squared_relu_grad(x: Float, grad: Float) -> Float {
+    let len = x.shape().num_elements();
+    if !are_half([&x, &grad]) || !squared_relu_kernels::has_kernel(len) {
+        return plain::activation::squared_relu_grad::<Cube>(x, grad);
+    }
+    let (x, grad) = (packed(x), packed(grad));
+    let dx = empty(&x, x.shape(), x.dtype());
+    let done =
+        by_half!(x, E => squared_relu_kernels::backward::<E>(&x.client, &x.handle, &grad.handle, &dx.handle, len));
+    launched("squared relu gradient", done);
     dx
 }

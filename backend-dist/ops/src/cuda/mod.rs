@@ -180,6 +180,16 @@ impl LocalKernels for Cube {
         activation::gelu_grad(x, grad, kind)
     }
 
+    fn squared_relu_forward(x: Float) -> Float {
+        let _noted = work::memory("squared relu", &x, |bytes| 2 * bytes);
+        activation::squared_relu(x)
+    }
+
+    fn squared_relu_grad(x: Float, grad: Float) -> Float {
+        let _noted = work::memory("squared relu gradient", &x, |bytes| 3 * bytes);
+        activation::squared_relu_grad(x, grad)
+    }
+
     fn attention_forward(q: Float, k: Float, v: Float, options: AttentionOptions) -> (Float, Float) {
         let _noted = work::attention(&q, k.meta.shape()[0], &options, false);
         attention::forward([q, k, v], options)

@@ -1,4 +1,4 @@
-//! SwiGLU, GELU and GeGLU, and the soft cap of scores and logits.
+//! SwiGLU, GELU, GeGLU and squared ReLU, and the soft cap of scores and logits.
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
@@ -91,6 +91,20 @@ pub fn geglu_grad<B: LocalKernels>(x: FloatTensor<B>, grad: FloatTensor<B>, kind
     let d_gate = B::gelu_grad(gate.clone(), B::float_mul(grad.clone(), up), kind);
     let d_up = B::float_mul(grad, B::gelu_forward(gate, kind));
     to_dtype::<B>(B::float_cat(vec![d_gate, d_up], dim), dtype)
+}
+
+/// `max(x, 0)²`.
+pub fn squared_relu<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let (x, dtype) = widen::<B>(x);
+    let positive = B::relu(x);
+    to_dtype::<B>(B::float_mul(positive.clone(), positive), dtype)
+}
+
+/// `2 max(x, 0)` times the gradient.
+pub fn squared_relu_grad<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>) -> FloatTensor<B> {
+    let (x, dtype) = widen::<B>(x);
+    let slope = scale::<B>(B::relu(x), 2.0);
+    to_dtype::<B>(B::float_mul(widen::<B>(grad).0, slope), dtype)
 }
 
 /// `cap tanh(x / cap)`.

@@ -6,6 +6,7 @@ use models::layers::BalanceOver;
 use models::lora::BaseFormat;
 use models::{
     DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
+    NemotronHConfig,
 };
 
 use crate::verify::LoraKind;
@@ -56,6 +57,9 @@ pub enum Family {
     DeepSeekV3,
     /// Mamba-2 layers without MLPs, a group of B and C for every two heads, biases, limited step sizes
     Mamba2,
+    /// Mamba-2 and attention without positions in turn, each followed by an MLP with squared ReLU, all of them layers of
+    /// their own; a group of B and C for every two heads
+    NemotronH,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
 }
@@ -161,6 +165,7 @@ pub fn config(family: Family, sizes: &Sizes, dropout: f64) -> FamilyConfig {
         Family::GptOss => FamilyConfig::Mixtral(mixtral(sizes, MixtralVariant::GptOss)),
         Family::DeepSeekV3 => FamilyConfig::DeepSeekV3(deepseek_v3(sizes)),
         Family::Mamba2 => FamilyConfig::Mamba2(mamba2(sizes, dropout)),
+        Family::NemotronH => FamilyConfig::NemotronH(nemotron_h(sizes, dropout)),
         Family::Gpt => FamilyConfig::Gpt(gpt(sizes, dropout)),
     }
 }
@@ -286,6 +291,27 @@ fn mamba2(sizes: &Sizes, dropout: f64) -> Mamba2Config {
         initializer_range: 0.2,
         hidden_dropout: dropout,
         ..Mamba2Config::tiny()
+    }
+}
+
+/// A layer of the other families is two, a mixer and an MLP. Heads of Mamba-2 are as many as of attention.
+fn nemotron_h(sizes: &Sizes, dropout: f64) -> NemotronHConfig {
+    let head_dim = sizes.hidden / sizes.heads.max(1);
+    NemotronHConfig {
+        vocab_size: sizes.vocab,
+        hidden_size: sizes.hidden,
+        hybrid_override_pattern: "M-*-".chars().cycle().take(2 * sizes.layers).collect(),
+        num_attention_heads: sizes.heads,
+        num_key_value_heads: sizes.kv_heads,
+        head_dim,
+        intermediate_size: sizes.ffn,
+        mamba_num_heads: sizes.heads,
+        mamba_head_dim: 2 * head_dim,
+        n_groups: (sizes.heads / 2).max(1),
+        initializer_range: 0.2,
+        hidden_dropout: dropout,
+        attention_dropout: dropout,
+        ..NemotronHConfig::tiny()
     }
 }
 

@@ -9,7 +9,7 @@ use backend_dist::comm::Group;
 use backend_dist::ops::moe::grouped_linear;
 use backend_dist::ops::{
     AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, PassContext, Prologue, Residual, add_bias,
-    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, swiglu,
+    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, squared_relu, swiglu,
     vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
@@ -224,6 +224,7 @@ fn rows(scale: &Scale) -> Vec<Case> {
             flat(swiglu(x[0].clone().reshape([seq, batch, 2 * hidden])))
         }),
         case("gelu tanh", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| gelu(x[0].clone(), GeluKind::Tanh)),
+        case("squared relu", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| squared_relu(x[0].clone())),
         // CubeCL's erf is a polynomial of seven digits.
         Case {
             floor: 1e-6,

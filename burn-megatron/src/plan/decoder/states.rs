@@ -30,9 +30,11 @@ impl Linear {
     }
 }
 
-/// Sizes of Mamba-2 layers. A model that has them has no others, and no MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Layers of Mamba-2.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpace {
+    /// Which layers.
+    pub layers: Vec<usize>,
     /// Heads, each with a state.
     pub heads: usize,
     /// Features of a head.

@@ -41,17 +41,18 @@ impl UnitBuilder<'_> {
     /// Layer `layer` of the whole model; multi-token prediction modules follow the last layer.
     pub(super) fn block(&self, chain: &mut Chain, layer: usize) {
         chain.place = format!("layers.{layer}.");
-        if let Some(mamba) = &self.decoder.mamba {
-            return self.mamba2(chain, mamba);
+        let decoder = self.decoder;
+        match (&decoder.latent, decoder.linear_of(layer), decoder.mamba_of(layer)) {
+            (Some(latent), ..) => self.latent_attention(chain, latent),
+            (None, Some(linear), _) => self.linear_attention(chain, linear),
+            (None, None, Some(mamba)) => self.mamba2(chain, mamba),
+            (None, None, None) if decoder.has_keys(layer) => self.attention(chain),
+            (None, None, None) => {}
         }
-        match (&self.decoder.latent, self.decoder.linear_of(layer)) {
-            (Some(latent), _) => self.latent_attention(chain, latent),
-            (None, Some(linear)) => self.linear_attention(chain, linear),
-            (None, None) => self.attention(chain),
-        }
-        match self.decoder.experts_of(layer) {
+        match decoder.experts_of(layer) {
             Some(experts) => self.moe(chain, experts),
-            None => self.mlp(chain),
+            None if decoder.has_mlp(layer) => self.mlp(chain),
+            None => {}
         }
     }
 
@@ -78,7 +79,7 @@ impl UnitBuilder<'_> {
                 op.weight = weight;
             });
         }
-        if decoder.positions.is_none() {
+        if decoder.rope {
             chain.op(chain.at.bytes, |_| {});
         }
         let (qkv, statistics) = (chain.at, local.tokens * local.heads * self.element.max(4));

@@ -4,7 +4,10 @@ use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
 use models::layers::GatedDeltaConfig;
-use models::{CausalLm, GptConfig, LlamaVariant, Mamba2Config, MixtralVariant, ModelConfig, ParamBuilder, WithModel};
+use models::{
+    CausalLm, GptConfig, LlamaVariant, Mamba2Config, MixtralVariant, ModelConfig, NemotronHConfig, ParamBuilder,
+    WithModel,
+};
 
 use super::*;
 
@@ -70,6 +73,7 @@ fn flops_are_those_of_the_matrices_of_all_families() {
     let next = MixtralConfig::qwen3_next_tiny();
     // One layer of three has attention.
     let next_scores = whole(next.num_attention_heads, next.head_dim, 1);
+    let nemotron = NemotronHConfig::tiny();
     let gpt = GptConfig::tiny();
     let gpt_scores = whole(gpt.num_attention_heads, gpt.head_dim(), gpt.num_hidden_layers);
     let deepseek_used = of_experts(deepseek.num_experts_per_tok, deepseek.n_routed_experts);
@@ -81,6 +85,8 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         (FamilyConfig::Llama(LlamaConfig { tie_word_embeddings: true, ..llama.clone() }), 1.0, 1, llama_scores),
         (FamilyConfig::Gpt(gpt), 1.0, 1, gpt_scores),
         (FamilyConfig::Mamba2(Mamba2Config::tiny()), 1.0, 1, 0),
+        // One layer of six has attention.
+        (FamilyConfig::NemotronH(nemotron.clone()), 1.0, 1, whole(nemotron.num_attention_heads, nemotron.head_dim, 1)),
         (FamilyConfig::Mixtral(mixtral.clone()), mixtral_used, 1, mixtral_scores),
         (FamilyConfig::Mixtral(qwen), mixtral_used, 1, mixtral_scores),
         (FamilyConfig::Mixtral(next), mixtral_used, 1, next_scores),
@@ -99,6 +105,8 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         // Of a layer with a state, by Megatron's count: 7 for each element of Mamba-2's, 8 for one of the delta rule's.
         let states = match &config {
             FamilyConfig::Mamba2(of) => 7 * of.num_heads * of.head_dim * of.state_size * of.num_hidden_layers,
+            // Three layers of six.
+            FamilyConfig::NemotronH(of) => 7 * of.mamba_num_heads * of.mamba_head_dim * of.ssm_state_size * 3,
             FamilyConfig::Mixtral(of) if of.variant == MixtralVariant::Qwen3Next => {
                 let GatedDeltaConfig { value_heads, key_dim, value_dim, .. } = of.linear_attention();
                 8 * value_heads * key_dim * value_dim * 2

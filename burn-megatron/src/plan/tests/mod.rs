@@ -34,6 +34,7 @@ fn llama3_8b() -> Decoder {
         latent: None,
         linear: None,
         mamba: None,
+        lone_mlps: None,
         mtp: 0,
         window: None,
         windowed_layers: 0,
@@ -47,6 +48,7 @@ fn llama3_8b() -> Decoder {
         attention_bias: [false; 2],
         mlp_bias: false,
         positions: None,
+        rope: true,
         tied: false,
     }
 }

@@ -1,8 +1,8 @@
-//! SwiGLU, GELU and dropout.
+//! SwiGLU, GELU, squared ReLU and dropout.
 use super::{Element, download, poisoned, random, report, upload, upload_u32};
 use cubecl::prelude::*;
 use kernels_cubecl::pointwise::dropout::{self, Drop};
-use kernels_cubecl::pointwise::{gelu, swiglu};
+use kernels_cubecl::pointwise::{gelu, squared_relu, swiglu};
 
 pub fn swiglu<E: Element>(client: &Client, rows: usize, half: usize) -> usize {
     let (x, dy) = (random(rows * 2 * half, 1), random(rows * half, 2));
@@ -54,6 +54,18 @@ pub fn gelu<E: Element>(client: &Client, len: usize, tanh: bool) -> usize {
     gelu::backward::<E>(client, &x, &dy, &dx, len, tanh).expect("legal");
     report(&format!("gelu {}, tanh {tanh}, {len}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
         + report("gelu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
+}
+
+pub fn squared_relu<E: Element>(client: &Client, len: usize) -> usize {
+    let (x, dy) = (random(len, 1), random(len, 2));
+    let out: Vec<f64> = x.iter().map(|x| x.max(0.0).powi(2)).collect();
+    let gradient: Vec<f64> = x.iter().zip(&dy).map(|(x, d)| 2.0 * x.max(0.0) * d).collect();
+    let (x, dy) = (upload::<E>(client, &x), upload::<E>(client, &dy));
+    let (y, dx) = (poisoned::<E>(client, len), poisoned::<E>(client, len));
+    squared_relu::forward::<E>(client, &x, &y, len).expect("legal");
+    squared_relu::backward::<E>(client, &x, &dy, &dx, len).expect("legal");
+    report(&format!("squared relu {}, {len}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
+        + report("squared relu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
 }
 
 fn mix(x: u32) -> u32 {

@@ -1,0 +1,166 @@
+//! Nemotron-H in Hugging Face's words: names of tensors and `config.json`.
+
+use serde_json::{Value, json};
+
+use super::config::{HybridLayer, NemotronHConfig};
+use crate::hf::{ConfigReader, HfError, backbone, class_of};
+use crate::names::NameMap;
+
+/// Keys that say how a new model begins and how positions are chunked, of experts and multi-token prediction that the
+/// model does not have, and `expand`, next to which the heads have sizes of their own.
+const HARMLESS: [&str; 24] = [
+    "auto_map",
+    "chunk_size",
+    "expand",
+    "mamba_ssm_cache_dtype",
+    "moe_intermediate_size",
+    "moe_latent_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_overlap",
+    "mtp_layers_block_type",
+    "n_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "num_logits_to_keep",
+    "output_router_logits",
+    "rescale_prenorm_residual",
+    "residual_in_fp32",
+    "routed_scaling_factor",
+    "time_step_floor",
+    "time_step_max",
+    "time_step_min",
+    "topk_group",
+    "use_mamba_kernels",
+];
+
+/// The smallest step size of transformers, which takes the key `time_step_min` for it. Megatron-LM and NVIDIA's own code take
+/// the key for that of a new model and have no smallest one, so files say that it is below every step.
+const NO_SMALLEST_STEP: f64 = 1e-9;
+
+/// transformers' words for the layers, those of older files too.
+const KINDS: [(char, &str, &str); 3] =
+    [('M', "linear_attention", "mamba"), ('*', "full_attention", "attention"), ('-', "mlp", "mlp")];
+
+/// The names of the tensors of `NemotronHForCausalLM`.
+pub(super) fn names(config: &NemotronHConfig) -> NameMap {
+    backbone::names(&config.frame(), |layer| config.block(layer))
+}
+
+impl NemotronHConfig {
+    /// Reads a `config.json` with `"model_type": "nemotron_h"`. An absent key has transformers' default.
+    ///
+    /// # Errors
+    /// Names the key that is missing, unknown, or asks for something this model does not do.
+    pub fn from_hf(config: &Value) -> Result<Self, HfError> {
+        let config = ConfigReader::new(config)?;
+        config.expect_model("nemotron_h")?;
+        config.expect_or_absent("mamba_hidden_act", "silu")?;
+        config.expect_or_absent("mlp_hidden_act", "relu2")?;
+        for bias in ["attention_bias", "mamba_proj_bias"] {
+            config.expect_flag(bias, false)?;
+        }
+        for absent in ["hidden_dropout", "num_nextn_predict_layers"] {
+            config.expect_number(absent, 0.0, 0.0)?;
+        }
+        if let Some(window) = config.optional_size("sliding_window")? {
+            return Err(config.unsupported("sliding_window", &window.to_string(), "null"));
+        }
+        let steps = config.limits("time_step_limit")?.unwrap_or([0.0, f64::INFINITY]);
+        if steps != [0.0, f64::INFINITY] {
+            return Err(config.unsupported("time_step_limit", &format!("{steps:?}"), "[0.0, Infinity]"));
+        }
+        let pattern = read_pattern(&config)?;
+        let layers = pattern.chars().count();
+        let epsilon = config.number("layer_norm_epsilon")?.unwrap_or(1e-5);
+        // Published files name both.
+        config.expect_number("rms_norm_eps", epsilon, epsilon)?;
+        config.expect_number("num_hidden_layers", layers as f64, layers as f64)?;
+        let head_dim = config.optional_size("head_dim")?.or(config.optional_size("attention_head_dim")?);
+        let read = Self {
+            vocab_size: config.size_or("vocab_size", 131_072)?,
+            hidden_size: config.size_or("hidden_size", 4096)?,
+            hybrid_override_pattern: pattern,
+            num_attention_heads: config.size_or("num_attention_heads", 32)?,
+            num_key_value_heads: config.size_or("num_key_value_heads", 8)?,
+            head_dim: head_dim.unwrap_or(128),
+            intermediate_size: config.size_or("intermediate_size", 21_504)?,
+            mamba_num_heads: config.size_or("mamba_num_heads", 128)?,
+            mamba_head_dim: config.size_or("mamba_head_dim", 64)?,
+            ssm_state_size: config.size_or("ssm_state_size", 128)?,
+            n_groups: config.size_or("n_groups", 8)?,
+            conv_kernel: config.size_or("conv_kernel", 4)?,
+            use_conv_bias: config.flag_or("use_conv_bias", true)?,
+            use_bias: config.flag("use_bias")?,
+            mlp_bias: config.flag("mlp_bias")?,
+            max_position_embeddings: config.size_or("max_position_embeddings", 4096)?,
+            layer_norm_epsilon: epsilon,
+            tie_word_embeddings: config.flag("tie_word_embeddings")?,
+            initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
+            hidden_dropout: 0.0,
+            attention_dropout: config.number("attention_dropout")?.unwrap_or(0.0),
+            make_vocab_size_divisible_by: 1,
+        };
+        config.finish(&HARMLESS)?;
+        Ok(read)
+    }
+
+    /// The `config.json` of this model, in the form of transformers 5, with the pattern that other programs read.
+    pub fn to_hf(&self) -> Value {
+        let word = |layer| match self.kind(layer) {
+            HybridLayer::Mamba2 => KINDS[0].1,
+            HybridLayer::Attention => KINDS[1].1,
+            HybridLayer::Mlp => KINDS[2].1,
+        };
+        json!({
+            "architectures": [class_of("nemotron_h")],
+            "model_type": "nemotron_h",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_hidden_layers(),
+            "hybrid_override_pattern": self.hybrid_override_pattern,
+            "layers_block_type": (0..self.num_hidden_layers()).map(word).collect::<Vec<_>>(),
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "mlp_hidden_act": "relu2",
+            "mlp_bias": self.mlp_bias,
+            "mamba_num_heads": self.mamba_num_heads,
+            "mamba_head_dim": self.mamba_head_dim,
+            "mamba_hidden_act": "silu",
+            "ssm_state_size": self.ssm_state_size,
+            "n_groups": self.n_groups,
+            "conv_kernel": self.conv_kernel,
+            "use_conv_bias": self.use_conv_bias,
+            "use_bias": self.use_bias,
+            "time_step_min": NO_SMALLEST_STEP,
+            "max_position_embeddings": self.max_position_embeddings,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": self.initializer_range,
+            "attention_dropout": self.attention_dropout,
+        })
+    }
+}
+
+/// The pattern of `hybrid_override_pattern` or of the list `layers_block_type`, which must agree if both are there.
+fn read_pattern(config: &ConfigReader) -> Result<String, HfError> {
+    let pattern = config.text("hybrid_override_pattern")?;
+    let Some(list) = config.texts("layers_block_type")? else {
+        return Ok(pattern.ok_or_else(|| HfError::Missing { key: "hybrid_override_pattern".into() })?.into());
+    };
+    let character = |word: &str| KINDS.iter().find(|(_, new, old)| [*new, *old].contains(&word)).map(|kind| kind.0);
+    let legal = "linear_attention, full_attention, mlp";
+    let read = |word: &&str| character(word).ok_or_else(|| config.unsupported("layers_block_type", word, legal));
+    let of_list: String = list.iter().map(read).collect::<Result<_, _>>()?;
+    match pattern {
+        Some(pattern) if pattern != of_list => Err(config.unsupported(
+            "hybrid_override_pattern",
+            pattern,
+            &format!("{of_list}, as layers_block_type says"),
+        )),
+        _ => Ok(of_list),
+    }
+}
