@@ -104,7 +104,7 @@ fn a_forbidden_path_is_found_however_it_is_written() {
 }
 
 /// Circles that stand, by the modules that they are among, and why.
-const STANDING: [(&[&str], &str); 3] = [
+const STANDING: [(&[&str], &str); 2] = [
     (
         &[
             "models::deepseek_v3",
@@ -116,10 +116,6 @@ const STANDING: [(&[&str], &str); 3] = [
             "models::mixtral",
         ],
         "a family's configuration names the forms of its files, whose readers make the configuration",
-    ),
-    (
-        &["backend_dist::mesh_backend"],
-        "a logical device is made with the channel of its tensors and their collectives, which look the device up",
     ),
     (&["burn_megatron::learner"], "each of burn-train's strategies hands what another one is for to that one"),
 ];
