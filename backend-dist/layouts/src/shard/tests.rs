@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use ranks::mesh::GridKind;
+use crate::mesh::GridKind;
 
 /// The same section on every rank of a group.
 fn everywhere(size: usize, make: impl Fn(GroupPosition) -> Section) -> Vec<Section> {
@@ -27,7 +27,7 @@ proptest! {
         let sections = everywhere(ranks, |at| Section::split_padded("w", &shape, dim, parts, padded, at));
         let locals: Vec<Vec<f64>> = sections.iter().map(|section| section.slice(&global)).collect();
         let slices = sections.iter().zip(locals.iter().map(Vec::as_slice));
-        let assembled = Registry::assemble(slices).unwrap();
+        let assembled = assemble(slices).unwrap();
         prop_assert_eq!(&assembled["w"], &HostTensor { shape: shape.clone(), data: global });
         // Everything but padding is a global element, and copies are exact.
         let covered: usize = sections.iter().filter(|s| s.is_owned()).map(|s| s.slice(&vec![1; s.global_shape.iter().product()]).iter().sum::<usize>()).sum();
@@ -93,18 +93,8 @@ fn gradient_sums_are_where_ranks_hold_partial_gradients() {
 fn a_missing_slice_is_an_error() {
     let sections = everywhere(2, |at| Section::split("w", &[4], 0, 2, at));
     let only = [1.0, 2.0];
-    let error = Registry::assemble([(&sections[0], only.as_slice())]).unwrap_err();
+    let error = assemble([(&sections[0], only.as_slice())]).unwrap_err();
     assert_eq!(error.to_string(), "global tensor `w`: 2 of 4 elements are on the given ranks");
-}
-
-#[test]
-fn names_are_unique() {
-    let spec = || ParamSpec::new(vec![Section::replicated("w", &[3], GroupPosition { rank: 0, size: 1 })], false);
-    let mut registry = Registry::default();
-    registry.register(spec()).unwrap();
-    assert_eq!(registry.register(spec()), Err(RegistryError::Duplicate { name: "w".into() }));
-    assert_eq!(registry.get(stable_hash("w")), Some(&spec()));
-    assert_eq!(registry.len(), 1);
 }
 
 /// The published 64-bit FNV-1a values of "" and "foobar".

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use ranks::mesh::GridKind;
+use crate::mesh::GridKind;
 use serde::{Deserialize, Serialize};
 
 use super::{Section, stable_hash};

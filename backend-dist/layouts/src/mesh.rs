@@ -19,13 +19,13 @@ use std::fmt;
 /// A set of ranks that differ only in some coordinates: one dimension of the mesh, or several taken together.
 ///
 /// ```
-/// use ranks::mesh::{Axis, Mesh, ParallelLayout};
+/// use layouts::mesh::{Axis, Mesh, ParallelLayout};
 ///
 /// let mesh = Mesh::new(ParallelLayout { tp: 2, dp: 2, ..Default::default() })?;
 /// assert_eq!(mesh.groups(Axis::Tp), [[0, 1], [2, 3]]);
 /// assert_eq!(mesh.groups(Axis::Dp), [[0, 2], [1, 3]]);
 /// assert_eq!(Axis::DpCp.name(), "dp-cp");
-/// # Ok::<(), ranks::mesh::LayoutError>(())
+/// # Ok::<(), layouts::mesh::LayoutError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
@@ -150,13 +150,13 @@ impl fmt::Display for Coords {
 /// The ranks of a world and the groups they form.
 ///
 /// ```
-/// use ranks::mesh::{Axis, Coords, Mesh};
+/// use layouts::mesh::{Axis, Coords, Mesh};
 ///
 /// let mesh = Mesh::new("TP2 PP2 DP2".parse()?)?;
 /// assert_eq!(mesh.world_size(), 8);
 /// assert_eq!(mesh.coords(5), Coords { tp: 1, dp: 0, pp: 1, etp: 1, ..Default::default() });
 /// assert_eq!(mesh.group_of(Axis::Pp, 5), [1, 5]);
-/// # Ok::<(), ranks::mesh::LayoutError>(())
+/// # Ok::<(), layouts::mesh::LayoutError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {

@@ -12,7 +12,7 @@ use thiserror::Error;
 /// remains, `world / (etp * ep * pp)`, replicates the experts. In files the sizes are named as their flags are.
 ///
 /// ```
-/// use ranks::mesh::ParallelLayout;
+/// use layouts::mesh::ParallelLayout;
 ///
 /// let layout: ParallelLayout = "TP2 SP DP4 ZeRO1".parse()?;
 /// assert_eq!((layout.world_size(), layout.sequence_parallel()), (8, true));
@@ -20,7 +20,7 @@ use thiserror::Error;
 /// assert_eq!(filled.to_string(), "TP2 PP2 DP4");
 /// let refused = ParallelLayout { tp: 3, ..Default::default() }.fill_world(8).unwrap_err();
 /// assert_eq!(refused.to_string(), "tensor-parallel 3 does not divide world size 8; nearest legal: 2, 4");
-/// # Ok::<(), ranks::mesh::LayoutError>(())
+/// # Ok::<(), layouts::mesh::LayoutError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -35,8 +35,9 @@ pub struct Split {
 
 /// A slice as runs of one length at one distance: local element `row * width + column` is global element `first + row *
 /// stride + column` if `column < used`, else padding.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StridedSlice {
+pub struct StridedSlice {
     pub first: usize,
     pub stride: usize,
     pub width: usize,
@@ -132,7 +133,8 @@ impl Section {
     }
 
     /// The offsets of the slice in the flat global tensor.
-    pub(crate) fn strided(&self) -> StridedSlice {
+    #[doc(hidden)]
+    pub fn strided(&self) -> StridedSlice {
         let whole = self.global_shape.first().copied().unwrap_or(1);
         let (dim, range, local_dim) = match &self.split {
             None => (0, 0..whole, whole),
