@@ -4,13 +4,13 @@ use std::fs;
 
 /// Bytes that can be allocated without swapping: what the system and the control group of this process have left;
 /// `None` where the system does not tell.
-pub(crate) fn available() -> Option<u64> {
+pub fn available() -> Option<u64> {
     let system = of_system(&fs::read_to_string("/proc/meminfo").ok()?)?;
     Some(of_group().map_or(system, |group| system.min(group)))
 }
 
 /// What distinguishes this host from others of a run, where the system tells.
-pub(crate) fn host() -> Option<String> {
+pub fn host() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()
 }
 

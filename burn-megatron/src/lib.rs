@@ -24,6 +24,7 @@
 
 pub mod batch;
 pub mod bench;
+mod boxes;
 pub mod calibrate;
 pub mod checkpoint;
 #[cfg(feature = "cli")]

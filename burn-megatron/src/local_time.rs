@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 /// The time in the format of C's `strftime`; empty if it is longer than 511 bytes.
-pub(crate) fn local_time(format: &CStr) -> String {
+pub fn local_time(format: &CStr) -> String {
     let mut buffer = [0u8; 512];
     // SAFETY: `localtime_r` fills `now`; `strftime` writes at most the length of the buffer and returns what it wrote.
     let length = unsafe {

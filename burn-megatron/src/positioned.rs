@@ -5,7 +5,7 @@
 
 mod runs;
 
-pub(crate) use runs::Run;
+pub use runs::Run;
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// A regular file and the size that it had when it was opened.
 #[derive(Debug)]
-pub(crate) struct PositionedFile {
+pub struct PositionedFile {
     file: File,
     size: u64,
 }

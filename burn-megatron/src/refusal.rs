@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 /// What a program wanted of a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
     /// To read it.
     Read,
     /// To make it, write to it or remove it.
@@ -14,7 +14,7 @@ pub(crate) enum Access {
 }
 
 /// What to do about a refusal, to be put after words that name the file and the cause; nothing where they say it all.
-pub(crate) fn advice(access: Access, cause: &io::Error) -> &'static str {
+pub fn advice(access: Access, cause: &io::Error) -> &'static str {
     use Access::{Read, Write};
     use io::ErrorKind as Kind;
     let is = |errno: Errno| cause.raw_os_error() == Some(errno.raw_os_error());

@@ -12,7 +12,7 @@ const MOST: u64 = 100_000_000;
 
 /// What a file says of its tensors, which fill it to its end.
 #[derive(Debug)]
-pub(crate) struct Header {
+pub struct Header {
     /// Name, type, shape and bytes of every tensor.
     pub tensors: Metadata,
     /// Where in the file the tensors begin: what their bytes are counted from.
@@ -21,7 +21,7 @@ pub(crate) struct Header {
 
 /// Why a header cannot be read.
 #[derive(Debug)]
-pub(crate) enum HeaderFault {
+pub enum HeaderFault {
     /// The system refuses.
     Io(io::Error),
     /// The file is no safetensors file, or not a whole one.

@@ -33,7 +33,6 @@
 //! its files. A checkpoint that is opened has all its files and every element of every tensor, or the error names what
 //! is missing.
 
-pub(crate) mod boxes;
 mod clean;
 mod commit;
 mod disk;
@@ -54,6 +53,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use crate::boxes;
 pub use error::CheckpointError;
 pub(crate) use lock::lock_output;
 pub use manifest::{SavedFile, SavedSlice, SavedTensor};

@@ -67,6 +67,6 @@ pub use prompts::{Prompt, PromptDataset, PromptSet, SkippedPrompts};
 pub use sample::{Sample, SampleError, TokenDataset};
 pub use split::{Split, SplitRatios};
 pub use taught::{TaughtDataset, TopKFile, TopKWriter, sequence_key};
-pub(crate) use tokenizer_file::tokenizer_path;
+pub use tokenizer_file::tokenizer_path;
 pub use tokenizer_file::{TokenizerFileError, find_tokenizer, read_tokenizer, readable_tokenizer, tokenizer_json};
 pub use top_k::TopK;

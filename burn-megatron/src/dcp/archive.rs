@@ -103,12 +103,12 @@ fn element(tensor: Value) -> Option<f64> {
 }
 
 /// A number, or the only element of a tensor.
-pub(crate) fn number(value: Value) -> Option<f64> {
+pub fn number(value: Value) -> Option<f64> {
     value.scalar().or_else(|| element(value))
 }
 
 /// A whole number that is not negative, also as a float or as the only element of a tensor.
-pub(crate) fn count(value: Value) -> Option<u64> {
+pub fn count(value: Value) -> Option<u64> {
     number(value).filter(|number| (0.0..=2f64.powi(53)).contains(number) && number.fract() == 0.0).map(|n| n as u64)
 }
 

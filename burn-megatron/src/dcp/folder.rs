@@ -10,12 +10,12 @@ use safetensors::Dtype;
 use super::metadata::{Entry, METADATA, Metadata};
 use super::pieces::pieces;
 use super::{DcpError, archive, flattened};
-use crate::checkpoint::boxes::len;
+use crate::boxes::len;
 use crate::positioned::{PositionedFile, Run};
 
 /// A box of a tensor in a file, row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub struct Chunk {
     pub ranges: Vec<Range<usize>>,
     /// Which of the folder's files.
     pub file: usize,
@@ -25,7 +25,7 @@ pub(crate) struct Chunk {
 
 /// A tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DcpTensor {
+pub struct DcpTensor {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub chunks: Vec<Chunk>,
@@ -55,7 +55,7 @@ impl DcpTensor {
 
 /// The tensors of a folder that were asked for, by name.
 #[derive(Debug)]
-pub(crate) struct DcpFolder {
+pub struct DcpFolder {
     /// The file that describes them.
     pub metadata: PathBuf,
     pub tensors: BTreeMap<String, DcpTensor>,

@@ -8,10 +8,10 @@ use safetensors::Dtype;
 
 use super::DcpError;
 use super::pickle::{Pickle, Value};
-use crate::checkpoint::boxes::{Flaw, check_cover, fits, text};
+use crate::boxes::{Flaw, check_cover, fits, text};
 
 /// Name of the file.
-pub(crate) const METADATA: &str = ".metadata";
+pub const METADATA: &str = ".metadata";
 
 const CLASSES: [&str; 46] = [
     "torch.distributed.checkpoint.metadata.Metadata",

@@ -21,13 +21,13 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-pub(crate) use archive::{count, number};
-pub(crate) use folder::{DcpFolder, DcpTensor};
-pub(crate) use metadata::METADATA;
-pub(crate) use objects::DcpObjects;
-pub(crate) use pickle::{Pickle, Value};
-pub(crate) use pickler::Pickler;
-pub(crate) use writer::DcpWriter;
+pub use archive::{count, number};
+pub use folder::{DcpFolder, DcpTensor};
+pub use metadata::METADATA;
+pub use objects::DcpObjects;
+pub use pickle::{Pickle, Value};
+pub use pickler::Pickler;
+pub use writer::DcpWriter;
 
 /// A DCP folder that cannot be read or written.
 #[derive(Debug, Error)]

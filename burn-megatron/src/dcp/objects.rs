@@ -11,7 +11,7 @@ use crate::positioned::PositionedFile;
 
 /// The objects of a folder.
 #[derive(Debug)]
-pub(crate) struct DcpObjects {
+pub struct DcpObjects {
     folder: PathBuf,
     /// Names of everything in the folder, tensors too.
     pub names: BTreeSet<String>,

@@ -8,7 +8,7 @@ use super::unpickler::run;
 
 /// A pickle that has been read.
 #[derive(Debug)]
-pub(crate) struct Pickle {
+pub struct Pickle {
     nodes: Vec<Node>,
     top: Id,
     /// The bytes of tensors of one element, by the name of their storage.
@@ -17,7 +17,7 @@ pub(crate) struct Pickle {
 
 /// A value of a pickle.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Value<'a> {
+pub struct Value<'a> {
     pickle: &'a Pickle,
     id: Id,
 }

@@ -3,7 +3,7 @@
 use super::opcodes::*;
 
 /// A pickle that is being written.
-pub(crate) struct Pickler(Vec<u8>);
+pub struct Pickler(Vec<u8>);
 
 impl Pickler {
     pub fn new() -> Self {

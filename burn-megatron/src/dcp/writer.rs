@@ -17,7 +17,7 @@ use super::pickler::Pickler;
 const MODULE: &str = "torch.distributed.checkpoint.metadata";
 
 /// A folder that is being written.
-pub(crate) struct DcpWriter {
+pub struct DcpWriter {
     folder: PathBuf,
     /// Bytes after which another file begins.
     most: u64,

@@ -5,7 +5,8 @@ use std::fmt;
 use regex::Regex;
 use serde_json::Value;
 
-use backend_dist::launch::BoxError;
+/// Any error.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A completion to be judged.
 #[derive(Clone, Copy, Debug)]

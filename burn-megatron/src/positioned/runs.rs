@@ -21,7 +21,7 @@ const BLOCK: usize = 1 << 20;
 
 /// Bytes that are contiguous in a file and where they are read to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub struct Run {
     /// Where they begin in the file.
     pub from: usize,
     /// Where they belong.

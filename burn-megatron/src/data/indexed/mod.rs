@@ -75,7 +75,7 @@ pub fn paths(prefix: &Path) -> (PathBuf, PathBuf) {
 }
 
 /// Appends to the file name; unlike `with_extension` this keeps dots that belong to the prefix.
-pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()

@@ -33,7 +33,7 @@ pub fn find_tokenizer(folder: &Path) -> Option<PathBuf> {
 }
 
 /// The file of a folder that has its tokenizer, or that it should have.
-pub(crate) fn tokenizer_path(folder: &Path) -> PathBuf {
+pub fn tokenizer_path(folder: &Path) -> PathBuf {
     find_tokenizer(folder).unwrap_or_else(|| folder.join(NAMES[0]))
 }
 

@@ -5,39 +5,39 @@ use std::ops::Range;
 use crate::positioned::Run;
 
 /// Number of elements; a box without dimensions holds one.
-pub(crate) fn len(ranges: &[Range<usize>]) -> usize {
+pub fn len(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(ExactSizeIterator::len).product()
 }
 
 /// Number of elements of a shape that may come from a file; `None` when it exceeds the address space.
-pub(crate) fn checked_len(shape: &[usize]) -> Option<usize> {
+pub fn checked_len(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |gemm, &size| gemm.checked_mul(size))
 }
 
 /// The box of a whole tensor.
-pub(crate) fn whole(shape: &[usize]) -> Vec<Range<usize>> {
+pub fn whole(shape: &[usize]) -> Vec<Range<usize>> {
     shape.iter().map(|&size| 0..size).collect()
 }
 
 /// Size of every dimension of a box.
-pub(crate) fn shape(ranges: &[Range<usize>]) -> Vec<usize> {
+pub fn shape(ranges: &[Range<usize>]) -> Vec<usize> {
     ranges.iter().map(ExactSizeIterator::len).collect()
 }
 
 /// Whether the box lies inside a tensor of this shape.
-pub(crate) fn fits(ranges: &[Range<usize>], shape: &[usize]) -> bool {
+pub fn fits(ranges: &[Range<usize>], shape: &[usize]) -> bool {
     let inside = |(range, size): (&Range<usize>, &usize)| range.start <= range.end && range.end <= *size;
     ranges.len() == shape.len() && ranges.iter().zip(shape).all(inside)
 }
 
 /// A box as it is printed, and appended to a tensor's name when it is not the whole: `[0:512,64:128]`.
-pub(crate) fn text(ranges: &[Range<usize>]) -> String {
+pub fn text(ranges: &[Range<usize>]) -> String {
     let ranges: Vec<String> = ranges.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
     format!("[{}]", ranges.join(","))
 }
 
 /// What two boxes of one tensor have in common, if anything.
-pub(crate) fn intersection(a: &[Range<usize>], b: &[Range<usize>]) -> Option<Vec<Range<usize>>> {
+pub fn intersection(a: &[Range<usize>], b: &[Range<usize>]) -> Option<Vec<Range<usize>>> {
     a.iter()
         .zip(b)
         .map(|(a, b)| Some(a.start.max(b.start)..a.end.min(b.end)).filter(|common| common.start < common.end))
@@ -46,7 +46,7 @@ pub(crate) fn intersection(a: &[Range<usize>], b: &[Range<usize>]) -> Option<Vec
 
 /// What two boxes of one tensor have in common, in the longest runs that are contiguous in both arrays, in ascending
 /// order in both. `size` is the number of bytes of an element.
-pub(crate) fn runs(from_box: &[Range<usize>], to_box: &[Range<usize>], size: usize) -> impl Iterator<Item = Run> {
+pub fn runs(from_box: &[Range<usize>], to_box: &[Range<usize>], size: usize) -> impl Iterator<Item = Run> {
     let common = intersection(from_box, to_box);
     let runs = common.map(|common| {
         // Dimensions after `split` are whole in both arrays, so a contiguous run spans them and the range of `split`.
@@ -81,7 +81,7 @@ fn strides(ranges: &[Range<usize>], size: usize) -> Vec<usize> {
 
 /// What is wrong with boxes that should make up a tensor.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub enum Flaw {
     /// Two of them, by index, share elements.
     Overlap(usize, usize),
     /// Some elements are in none; this many are in one.
@@ -89,7 +89,7 @@ pub(crate) enum Flaw {
 }
 
 /// Checks that boxes inside `shape` hold every element exactly once.
-pub(crate) fn check_cover(shape: &[usize], boxes: &[&[Range<usize>]]) -> Result<(), Flaw> {
+pub fn check_cover(shape: &[usize], boxes: &[&[Range<usize>]]) -> Result<(), Flaw> {
     // Along the dimension that is split most, neighbours in order of their start are the only ones that can overlap.
     let starts = |d: usize| {
         let mut starts: Vec<usize> = boxes.iter().map(|ranges| ranges[d].start).collect();
