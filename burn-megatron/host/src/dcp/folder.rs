@@ -26,8 +26,11 @@ pub struct Chunk {
 /// A tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DcpTensor {
+    /// Type of its elements.
     pub dtype: Dtype,
+    /// Its size.
     pub shape: Vec<usize>,
+    /// The boxes that make it up.
     pub chunks: Vec<Chunk>,
 }
 
@@ -58,6 +61,7 @@ impl DcpTensor {
 pub struct DcpFolder {
     /// The file that describes them.
     pub metadata: PathBuf,
+    /// By name.
     pub tensors: BTreeMap<String, DcpTensor>,
     files: Vec<(String, PositionedFile)>,
 }

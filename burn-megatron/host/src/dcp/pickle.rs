@@ -56,6 +56,7 @@ impl<'a> Value<'a> {
         Self { id, ..self }
     }
 
+    /// A string, if it is one.
     pub fn text(self) -> Option<&'a str> {
         match self.node() {
             Node::Text(text) => Some(text),
@@ -63,6 +64,7 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// An integer, if it is one.
     pub fn integer(self) -> Option<i64> {
         match self.node() {
             Node::Int(value) => Some(*value),
@@ -70,6 +72,7 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// A boolean, if it is one.
     pub fn boolean(self) -> Option<bool> {
         match self.node() {
             Node::Bool(value) => Some(*value),
@@ -97,6 +100,7 @@ impl<'a> Value<'a> {
         entries.into_iter().find(|(key, _)| key.text() == Some(name)).map(|(_, value)| value)
     }
 
+    /// Whether it is `None`.
     pub fn is_none(self) -> bool {
         matches!(self.node(), Node::None)
     }

@@ -5,7 +5,14 @@ use super::opcodes::*;
 /// A pickle that is being written.
 pub struct Pickler(Vec<u8>);
 
+impl Default for Pickler {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Pickler {
+    /// A pickle of nothing yet.
     pub fn new() -> Self {
         Self(vec![PROTO, 2])
     }
@@ -16,25 +23,30 @@ impl Pickler {
         self.0
     }
 
+    /// `None`.
     pub fn none(&mut self) {
         self.0.push(NONE);
     }
 
+    /// A boolean.
     pub fn boolean(&mut self, value: bool) {
         self.0.push(if value { TRUE } else { FALSE });
     }
 
+    /// A float.
     pub fn float(&mut self, value: f64) {
         self.0.push(BINFLOAT);
         self.0.extend(value.to_be_bytes());
     }
 
+    /// A string.
     pub fn text(&mut self, text: &str) {
         self.0.push(BINUNICODE);
         self.0.extend((text.len() as u32).to_le_bytes());
         self.0.extend(text.as_bytes());
     }
 
+    /// An integer.
     pub fn integer(&mut self, value: u64) {
         match i32::try_from(value) {
             Ok(value) => {
@@ -56,12 +68,14 @@ impl Pickler {
         self.0.extend(format!("{module}\n{name}\n").bytes());
     }
 
+    /// A tuple of what `items` writes.
     pub fn tuple(&mut self, items: impl FnOnce(&mut Self)) {
         self.0.push(MARK);
         items(self);
         self.0.push(TUPLE);
     }
 
+    /// A list of what `items` writes.
     pub fn list(&mut self, items: impl FnOnce(&mut Self)) {
         self.0.extend([EMPTY_LIST, MARK]);
         items(self);
@@ -96,10 +110,12 @@ impl Pickler {
         self.0.push(BINPERSID);
     }
 
+    /// A tuple of integers.
     pub fn integers(&mut self, values: impl IntoIterator<Item = usize>) {
         self.tuple(|pickler| values.into_iter().for_each(|value| pickler.integer(value as u64)));
     }
 
+    /// A `torch.Size`.
     pub fn size(&mut self, sizes: impl IntoIterator<Item = usize>) {
         self.call("torch", "Size", |pickler| pickler.integers(sizes));
     }
