@@ -23,7 +23,7 @@
 //! ```
 
 #[doc(inline)]
-pub use host::{batch, data, dcp, flops, grpo, lr, preference, quantise, schedule, trace};
+pub use host::{batch, data, dcp, element, flops, grpo, lr, preference, quantise, schedule, trace};
 use host::{boxes, host_memory, local_time, positioned, refusal, safetensors_header};
 
 pub mod bench;
@@ -34,7 +34,6 @@ pub mod cli;
 pub mod config;
 pub mod console;
 pub mod doctor;
-pub mod element;
 pub mod engine;
 pub mod eval;
 pub mod forward;

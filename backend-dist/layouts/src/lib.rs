@@ -13,6 +13,7 @@
 //! # Ok::<(), layouts::mesh::LayoutError>(())
 //! ```
 
+pub mod element;
 pub mod mesh;
 pub mod shard;
 mod zigzag;

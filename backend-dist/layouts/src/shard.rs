@@ -7,18 +7,22 @@
 //! comparisons between layouts) works on sections.
 
 mod assemble;
+mod floats;
 mod init;
 mod section;
 mod spec;
 #[cfg(test)]
 mod tests;
+mod weight_source;
 
 pub use assemble::{RegistryError, assemble};
+pub use floats::{HostFloats, copy_bytes};
 pub use init::Init;
 #[doc(hidden)]
 pub use section::StridedSlice;
 pub use section::{GroupPosition, Section, Split};
 pub use spec::{GradientSum, ParamSpec, Unit};
+pub use weight_source::WeightSource;
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;

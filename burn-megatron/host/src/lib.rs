@@ -7,6 +7,8 @@
 //! assert_eq!("1f1b".parse(), Ok(ScheduleKind::OneFOneB));
 //! ```
 
+pub use layouts::element;
+
 pub mod batch;
 #[doc(hidden)]
 pub mod boxes;

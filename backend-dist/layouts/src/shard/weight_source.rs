@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use backend_dist::launch::BoxError;
-use backend_dist::shard::{HostFloats, HostTensor};
+use super::{HostFloats, HostTensor};
+
+/// Any error.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The source of initial weights that are not random.
 pub trait WeightSource: Send + Sync {

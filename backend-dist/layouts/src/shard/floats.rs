@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Element, FloatDType, TensorData};
 use bytemuck::{Zeroable, zeroed_vec};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::Section;
+use crate::element::Element;
 
 /// Elements that are worth another thread.
 const CHUNK: usize = 1 << 18;
@@ -41,12 +41,12 @@ macro_rules! with_values {
 
 impl HostFloats {
     /// `len` zeros. The memory is not touched, so that the threads that fill it do that.
-    pub fn zeros(dtype: FloatDType, len: usize) -> Self {
-        match dtype {
-            FloatDType::F64 => Self::F64(zeroed_vec(len)),
-            FloatDType::F32 | FloatDType::Flex32 => Self::F32(zeroed_vec(len)),
-            FloatDType::BF16 => Self::Bf16(zeroed_vec(len)),
-            FloatDType::F16 => Self::F16(zeroed_vec(len)),
+    pub fn zeros(element: Element, len: usize) -> Self {
+        match element {
+            Element::F64 => Self::F64(zeroed_vec(len)),
+            Element::F32 => Self::F32(zeroed_vec(len)),
+            Element::Bf16 => Self::Bf16(zeroed_vec(len)),
+            Element::F16 => Self::F16(zeroed_vec(len)),
         }
     }
 
@@ -61,12 +61,12 @@ impl HostFloats {
     }
 
     /// Type of the elements.
-    pub fn dtype(&self) -> FloatDType {
+    pub fn element(&self) -> Element {
         match self {
-            Self::F64(_) => FloatDType::F64,
-            Self::F32(_) => FloatDType::F32,
-            Self::Bf16(_) => FloatDType::BF16,
-            Self::F16(_) => FloatDType::F16,
+            Self::F64(_) => Element::F64,
+            Self::F32(_) => Element::F32,
+            Self::Bf16(_) => Element::Bf16,
+            Self::F16(_) => Element::F16,
         }
     }
 
@@ -85,7 +85,7 @@ impl HostFloats {
     /// # Panics
     /// If there are no such elements.
     pub fn part(&self, range: Range<usize>) -> Self {
-        let mut part = Self::zeros(self.dtype(), range.len());
+        let mut part = Self::zeros(self.element(), range.len());
         part.put(0, self, range);
         part
     }
@@ -95,31 +95,28 @@ impl HostFloats {
     /// # Panics
     /// If `values` are of another type or has no such elements, or they end after this array.
     pub fn put(&mut self, at: usize, values: &Self, range: Range<usize>) {
-        assert_eq!(self.dtype(), values.dtype(), "values of another type");
-        let width = DType::from(self.dtype()).size();
+        assert_eq!(self.element(), values.element(), "values of another type");
+        let width = self.element().size();
         let from = &values.bytes()[range.start * width..range.end * width];
         copy_bytes(from, &mut self.bytes_mut()[at * width..][..from.len()]);
     }
 
     /// In another type, each value rounded once, to the nearest and ties to even.
-    pub fn convert(self, dtype: FloatDType) -> Self {
-        if let FloatDType::Flex32 = dtype {
-            return self.convert(FloatDType::F32);
-        }
-        match (self, dtype) {
-            (same, dtype) if same.dtype() == dtype => same,
-            (Self::F64(values), FloatDType::BF16) => Self::Bf16(map(&values, |value| bf16::from_f32(to_odd(*value)))),
-            (Self::F64(values), FloatDType::F16) => Self::F16(map(&values, |value| f16::from_f32(to_odd(*value)))),
+    pub fn convert(self, element: Element) -> Self {
+        match (self, element) {
+            (same, element) if same.element() == element => same,
+            (Self::F64(values), Element::Bf16) => Self::Bf16(map(&values, |value| bf16::from_f32(to_odd(*value)))),
+            (Self::F64(values), Element::F16) => Self::F16(map(&values, |value| f16::from_f32(to_odd(*value)))),
             (Self::F64(values), _) => Self::F32(map(&values, |value| *value as f32)),
-            (Self::F32(values), dtype) => from_f32(&values, |value| *value, dtype),
-            (Self::Bf16(values), dtype) => from_f32(&values, |value| value.to_f32(), dtype),
-            (Self::F16(values), dtype) => from_f32(&values, |value| value.to_f32(), dtype),
+            (Self::F32(values), element) => from_f32(&values, |value| *value, element),
+            (Self::Bf16(values), element) => from_f32(&values, |value| value.to_f32(), element),
+            (Self::F16(values), element) => from_f32(&values, |value| value.to_f32(), element),
         }
     }
 
     /// The values, as wide as they can be.
     pub fn into_f64(self) -> Vec<f64> {
-        match self.convert(FloatDType::F64) {
+        match self.convert(Element::F64) {
             Self::F64(values) => values,
             _ => unreachable!("they were converted"),
         }
@@ -127,7 +124,7 @@ impl HostFloats {
 
     /// The values in single precision.
     pub fn into_f32(self) -> Vec<f32> {
-        match self.convert(FloatDType::F32) {
+        match self.convert(Element::F32) {
             Self::F32(values) => values,
             _ => unreachable!("they were converted"),
         }
@@ -150,15 +147,6 @@ impl HostFloats {
             Self::F16(values) => Self::F16(section.pad(&values)),
         }
     }
-
-    /// As the data of a one-dimensional tensor, without a copy.
-    pub fn into_data(self) -> TensorData {
-        fn data<E: Element>(values: Vec<E>) -> TensorData {
-            let len = values.len();
-            TensorData::new(values, [len])
-        }
-        with_values!(self, values => data(values))
-    }
 }
 
 impl From<Vec<f64>> for HostFloats {
@@ -167,13 +155,13 @@ impl From<Vec<f64>> for HostFloats {
     }
 }
 
-/// `dtype` of values that fp32 holds exactly.
-fn from_f32<A: Sync>(values: &[A], exact: impl Fn(&A) -> f32 + Sync, dtype: FloatDType) -> HostFloats {
-    match dtype {
-        FloatDType::F64 => HostFloats::F64(map(values, |value| f64::from(exact(value)))),
-        FloatDType::F32 | FloatDType::Flex32 => HostFloats::F32(map(values, exact)),
-        FloatDType::BF16 => HostFloats::Bf16(map(values, |value| bf16::from_f32(exact(value)))),
-        FloatDType::F16 => HostFloats::F16(map(values, |value| f16::from_f32(exact(value)))),
+/// The elements of values that fp32 holds exactly.
+fn from_f32<A: Sync>(values: &[A], exact: impl Fn(&A) -> f32 + Sync, element: Element) -> HostFloats {
+    match element {
+        Element::F64 => HostFloats::F64(map(values, |value| f64::from(exact(value)))),
+        Element::F32 => HostFloats::F32(map(values, exact)),
+        Element::Bf16 => HostFloats::Bf16(map(values, |value| bf16::from_f32(exact(value)))),
+        Element::F16 => HostFloats::F16(map(values, |value| f16::from_f32(exact(value)))),
     }
 }
 
@@ -215,7 +203,7 @@ mod tests {
     use super::super::GroupPosition;
     use super::*;
 
-    const ALL: [FloatDType; 4] = [FloatDType::F64, FloatDType::F32, FloatDType::BF16, FloatDType::F16];
+    const ALL: [Element; 4] = [Element::F64, Element::F32, Element::Bf16, Element::F16];
 
     /// More values than one thread takes, exact in all types.
     #[test]
@@ -223,13 +211,11 @@ mod tests {
         let values: Vec<f64> = (0..CHUNK + 7).map(|i| (i % 257) as f64 / 64.0 - 1.5).collect();
         for from in ALL {
             let stored = HostFloats::from(values.clone()).convert(from);
-            assert_eq!((stored.dtype(), stored.len()), (from, values.len()));
+            assert_eq!((stored.element(), stored.len()), (from, values.len()));
             for to in ALL {
                 let converted = stored.clone().convert(to);
-                assert_eq!(converted.dtype(), to);
-                assert!(converted.clone().into_f64() == values, "{from:?} to {to:?}");
-                let data = converted.into_data();
-                assert!(data.iter::<f64>().eq(values.iter().copied()), "{from:?} to {to:?}");
+                assert_eq!(converted.element(), to);
+                assert!(converted.into_f64() == values, "{from:?} to {to:?}");
             }
         }
     }
@@ -241,15 +227,15 @@ mod tests {
         let (middle, little) = (1.0 + 2f64.powi(-8), 2f64.powi(-40));
         let values = vec![middle + little, middle, middle - little, -middle - little, f64::INFINITY];
         let above = 1.0 + 2f64.powi(-7);
-        let rounded = HostFloats::from(values).convert(FloatDType::BF16).into_f64();
+        let rounded = HostFloats::from(values).convert(Element::Bf16).into_f64();
         assert_eq!(rounded, [above, 1.0, 1.0, -above, f64::INFINITY]);
-        let near = HostFloats::F32(vec![middle as f32, (middle as f32).next_up()]).convert(FloatDType::BF16);
+        let near = HostFloats::F32(vec![middle as f32, (middle as f32).next_up()]).convert(Element::Bf16);
         assert_eq!(near.into_f64(), [1.0, above]);
     }
 
     #[test]
     fn bytes_are_those_of_the_values_and_padding_is_zero() {
-        let mut floats = HostFloats::zeros(FloatDType::BF16, 3);
+        let mut floats = HostFloats::zeros(Element::Bf16, 3);
         floats.bytes_mut().copy_from_slice(&[0x80, 0x3f, 0, 0x40, 0x40, 0x40]);
         assert_eq!(floats.clone().into_f64(), [1.0, 2.0, 3.0]);
         assert_eq!(floats.bytes()[..2], [0x80, 0x3f]);
@@ -263,7 +249,7 @@ mod tests {
         let len = 3 * COPY / 8;
         let values = HostFloats::F64((0..len).map(|i| i as f64).collect());
         assert_eq!(values.part(2..4).into_f64(), [2.0, 3.0]);
-        let mut other = HostFloats::zeros(FloatDType::F64, len + 1);
+        let mut other = HostFloats::zeros(Element::F64, len + 1);
         other.put(1, &values, 0..len);
         assert!(other.into_f64().iter().enumerate().all(|(i, value)| *value == i.saturating_sub(1) as f64));
     }

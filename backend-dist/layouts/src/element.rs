@@ -3,9 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use backend_dist::shard::HostFloats;
-use burn::tensor::FloatDType;
 use safetensors::Dtype;
+
+use crate::shard::HostFloats;
 
 /// The element types that weights may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,7 +63,7 @@ impl Element {
 
     /// So many zeros, to be filled with what files hold.
     pub fn zeros(self, len: usize) -> HostFloats {
-        HostFloats::zeros(self.float(), len)
+        HostFloats::zeros(self, len)
     }
 
     /// The elements of some bytes.
@@ -75,16 +75,7 @@ impl Element {
 
     /// Appends the bytes of values, each rounded once.
     pub fn encode(self, values: &[f64], bytes: &mut Vec<u8>) {
-        bytes.extend_from_slice(HostFloats::from(values.to_vec()).convert(self.float()).bytes());
-    }
-
-    fn float(self) -> FloatDType {
-        match self {
-            Self::F64 => FloatDType::F64,
-            Self::F32 => FloatDType::F32,
-            Self::Bf16 => FloatDType::BF16,
-            Self::F16 => FloatDType::F16,
-        }
+        bytes.extend_from_slice(HostFloats::from(values.to_vec()).convert(self).bytes());
     }
 }
 
