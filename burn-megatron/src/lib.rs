@@ -23,12 +23,11 @@
 //! ```
 
 #[doc(inline)]
-pub use host::{batch, data, dcp, element, flops, grpo, lr, preference, quantise, schedule, trace};
-use host::{boxes, host_memory, local_time, positioned, refusal, safetensors_header};
+pub use host::{batch, checkpoint, data, dcp, element, flops, grpo, lr, preference, quantise, schedule, trace};
+use host::{host_memory, local_time, positioned, refusal, safetensors_header};
 
 pub mod bench;
 pub mod calibrate;
-pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;

@@ -1,5 +1,5 @@
-//! What training needs on the host, without tensors and without Burn: [`data`] sets, [`schedule`]s of pipelines, formats
-//! of files, and formulas.
+//! What training needs on the host, without tensors and without Burn: [`data`] sets, [`schedule`]s of pipelines,
+//! [`checkpoint`]s and other files, and formulas.
 //!
 //! ```
 //! use host::schedule::{ScheduleKind, ScheduleSpec};
@@ -12,6 +12,7 @@ pub use layouts::element;
 pub mod batch;
 #[doc(hidden)]
 pub mod boxes;
+pub mod checkpoint;
 pub mod data;
 pub mod dcp;
 pub mod flops;

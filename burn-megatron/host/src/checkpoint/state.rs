@@ -1,6 +1,6 @@
 //! Where a run stands, apart from its tensors.
 
-use backend_dist::mesh::ParallelLayout;
+use layouts::mesh::ParallelLayout;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use models::WeightSource;
+use layouts::shard::WeightSource;
 use proptest::prelude::*;
 use safetensors::Dtype;
 

@@ -14,9 +14,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use backend_dist::launch::BoxError;
-use backend_dist::shard::HostFloats;
-use models::WeightSource;
+use layouts::shard::{HostFloats, WeightSource};
 use safetensors::Dtype;
 
 use super::error::CheckpointError;
@@ -26,13 +24,16 @@ use crate::positioned::PositionedFile;
 use crate::safetensors_header::{Header, HeaderFault};
 use shards::ShardFiles;
 
+/// Any error.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// An opened checkpoint. Its files are all there, have their sizes, and hold every tensor of the manifest completely;
 /// their contents are checked by [`verify`](Checkpoint::verify).
 ///
 /// It can be shared between ranks: reading takes from the files only what is asked for.
 ///
 /// ```no_run
-/// use burn_megatron::prelude::*;
+/// use host::checkpoint::Checkpoint;
 ///
 /// let checkpoint = Checkpoint::open("runs/example/checkpoints")?;
 /// println!("{} after step {}", checkpoint.path().display(), checkpoint.state().step);
@@ -43,7 +44,7 @@ use shards::ShardFiles;
 ///     let values = checkpoint.read_f64(tensor.kind, &tensor.name, &tensor.global_shape, &ranges)?;
 ///     println!("{}: {} values", tensor.name, values.len());
 /// }
-/// # Ok::<(), BoxError>(())
+/// # Ok::<(), host::checkpoint::CheckpointError>(())
 /// ```
 pub struct Checkpoint {
     path: PathBuf,
@@ -76,7 +77,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If the folder cannot be read.
-    pub(crate) fn traces(root: &Path) -> Result<Vec<String>, CheckpointError> {
+    #[doc(hidden)]
+    pub fn traces(root: &Path) -> Result<Vec<String>, CheckpointError> {
         find::traces(root)
     }
 

@@ -8,7 +8,7 @@ use super::super::storage::SharedStorage;
 /// How a run saves.
 ///
 /// ```
-/// use burn_megatron::prelude::*;
+/// use host::checkpoint::SaverOptions;
 ///
 /// // The last two checkpoints and every 10,000th stay. Training continues while one is written.
 /// let (keep_last, keep_every) = (Some(2), Some(10_000));

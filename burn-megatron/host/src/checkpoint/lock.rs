@@ -1,21 +1,20 @@
 //! One run at a time in a folder.
 
+use std::fs;
 use std::path::Path;
-
-use backend_dist::process::host_name;
 
 use super::disk::{Files, RealDisk};
 use super::error::CheckpointError;
 use super::names;
 
 /// A lock that ends with this value or the process.
-pub(crate) type Lock = Box<dyn Send + Sync>;
+pub type Lock = Box<dyn Send + Sync>;
 
 /// Takes the folder that a run writes its logs and data to, `output.directory`, and creates it if it is missing.
 ///
 /// # Errors
 /// Names the process that has it.
-pub(crate) fn lock_output(folder: &Path) -> Result<Lock, CheckpointError> {
+pub fn lock_output(folder: &Path) -> Result<Lock, CheckpointError> {
     let files = Files::new(RealDisk);
     files.create_folders(folder)?;
     lock(&files, folder, names::RUN_LOCK, "output.directory")
@@ -33,4 +32,11 @@ pub(super) fn lock(files: &Files, root: &Path, name: &str, key: &'static str) ->
             Err(CheckpointError::Locked { root: root.to_path_buf(), holder, key })
         }
     }
+}
+
+/// Name of this host.
+fn host_name() -> String {
+    let name =
+        ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter().find_map(|file| fs::read_to_string(file).ok());
+    name.map_or("an unnamed host".into(), |name| name.trim().to_string())
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::ops::{Deref, Range};
+use std::sync::Arc;
 
-use backend_dist::host_copy::HostBytes;
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ pub enum Kind {
 
 impl Kind {
     /// The scales of a moment.
-    pub(crate) fn scales(self) -> Option<Self> {
+    pub fn scales(self) -> Option<Self> {
         match self {
             Self::FirstMoment => Some(Self::FirstScale),
             Self::SecondMoment => Some(Self::SecondScale),
@@ -70,13 +70,28 @@ impl fmt::Display for Kind {
     }
 }
 
+/// Bytes that are copied from a GPU, perhaps still.
+pub trait Copied: fmt::Debug + Send + Sync {
+    /// How many they are; waits for nothing.
+    fn count(&self) -> usize;
+
+    /// Waits until they are there.
+    ///
+    /// # Errors
+    /// If the GPU has failed.
+    fn wait(&self) -> Result<(), String>;
+
+    /// Waits for them too.
+    fn bytes(&self) -> &[u8];
+}
+
 /// The bytes of a slice.
 #[derive(Clone, Debug)]
 pub enum SliceData {
     /// In memory of their own.
     Own(Vec<u8>),
     /// In a copy of GPU memory, which may still be under way: whoever reads them waits for it.
-    Copied(HostBytes),
+    Copied(Arc<dyn Copied>),
 }
 
 impl SliceData {
@@ -84,7 +99,7 @@ impl SliceData {
     pub fn len(&self) -> usize {
         match self {
             Self::Own(bytes) => bytes.len(),
-            Self::Copied(bytes) => bytes.len(),
+            Self::Copied(bytes) => bytes.count(),
         }
     }
 
@@ -108,7 +123,7 @@ impl SliceData {
     ///
     /// # Errors
     /// If the GPU has failed.
-    pub(crate) fn into_own(self) -> Result<Self, String> {
+    pub fn into_own(self) -> Result<Self, String> {
         self.wait()?;
         Ok(match self {
             Self::Copied(bytes) => Self::Own(bytes.bytes().to_vec()),

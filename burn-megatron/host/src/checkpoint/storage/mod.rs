@@ -35,7 +35,7 @@ pub use url::open_storage;
 /// [`NotFound`](io::ErrorKind::NotFound).
 ///
 /// ```
-/// use burn_megatron::checkpoint::{FolderStorage, Storage};
+/// use host::checkpoint::{FolderStorage, Storage};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let storage = FolderStorage::new(folder.path());

@@ -236,7 +236,7 @@ fn options_that_make_no_sense_are_refused() {
 /// The name of the file and `tokenizer_config.json` next to it say what is put around a text, and neither is in a checkpoint.
 #[test]
 fn a_tokenizer_in_another_file_is_the_same_one_in_the_checkpoint() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tokenizers");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizers");
     for (file, name, config, first, last) in [
         ("llama2.model", "tokenizer.model", json!({}), Some("<s>"), None),
         ("t5.model", "spiece.model", json!({"extra_ids": 3}), None, Some("</s>")),

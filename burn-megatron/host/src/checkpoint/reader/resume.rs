@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use backend_dist::shard::HostFloats;
+use layouts::shard::HostFloats;
 
 use super::super::disk::{Files, RealDisk};
 use super::super::error::CheckpointError;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use backend_dist::buffer::join;
+use kernels_cubecl::narrow::join;
 use safetensors::Dtype;
 
 use super::super::Kind;

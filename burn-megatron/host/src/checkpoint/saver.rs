@@ -21,7 +21,7 @@ use super::storage::Copier;
 use super::storage::CopyReport;
 use super::{RunState, Slice, commit, rehearsal, retention};
 use crate::data::tokenizer_json;
-pub use peers::Peers;
+pub use peers::{Channel, Peers};
 pub use report::{SaveReport, SaverOptions};
 use run::{Progress, Save};
 
@@ -263,7 +263,8 @@ impl Saver {
     }
 
     /// Gives up the copies that have not begun; [`copied`](Self::copied) says so.
-    pub(crate) fn skip_copies(&self) {
+    #[doc(hidden)]
+    pub fn skip_copies(&self) {
         self.shared.copier.iter().for_each(Copier::skip);
     }
 

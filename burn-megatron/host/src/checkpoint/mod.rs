@@ -53,15 +53,17 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use crate::boxes;
+use crate::boxes;
 pub use error::CheckpointError;
-pub(crate) use lock::lock_output;
+#[doc(hidden)]
+pub use lock::lock_output;
 pub use manifest::{SavedFile, SavedSlice, SavedTensor};
-pub(crate) use pace::Pace;
+#[doc(hidden)]
+pub use pace::Pace;
 pub use pace::SaveEvery;
 pub use reader::Checkpoint;
-pub use saver::{Peers, SaveReport, Saver, SaverOptions};
-pub use slice::{Kind, Slice, SliceData};
+pub use saver::{Channel, Peers, SaveReport, Saver, SaverOptions};
+pub use slice::{Copied, Kind, Slice, SliceData};
 pub use state::RunState;
 #[cfg(feature = "object-store")]
 pub use storage::ObjectStorage;

@@ -17,7 +17,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If they overlap or leave something out.
-    pub(crate) fn in_memory(state: RunState, slices: Vec<Slice>) -> Result<Self, CheckpointError> {
+    #[doc(hidden)]
+    pub fn in_memory(state: RunState, slices: Vec<Slice>) -> Result<Self, CheckpointError> {
         let path = PathBuf::from(NAME);
         let mut shards = ShardFiles::new(&path);
         let (mut saved, mut starts) = (Vec::new(), HashMap::<(Kind, String), Vec<(usize, u64)>>::new());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use backend_dist::buffer::{BLOCK, Map};
+use kernels_cubecl::narrow::dynamic::{BLOCK, Map};
 use safetensors::Dtype;
 
 use super::super::error::CheckpointError;
@@ -39,7 +39,8 @@ impl Checkpoint {
     ///
     /// # Panics
     /// If `ranges` is not inside `shape`.
-    pub(crate) fn scales(
+    #[doc(hidden)]
+    pub fn scales(
         &self,
         kind: Kind,
         name: &str,

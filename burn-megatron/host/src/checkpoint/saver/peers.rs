@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use backend_dist::process::ProcessChannel;
 use serde::{Deserialize, Serialize};
 
 use super::super::disk::Files;
@@ -20,10 +19,22 @@ const VISIBLE_WITHIN: Duration = Duration::from_secs(90);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// What the savers of several processes tell each other over.
+pub trait Channel: Send + Sync {
+    /// Whether this is process 0.
+    fn is_first(&self) -> bool;
+
+    /// Every process's text, in the order of the processes.
+    ///
+    /// # Errors
+    /// The first failure of the run.
+    fn all_gather(&self, text: String) -> Result<Vec<String>, String>;
+}
+
 /// The savers of all processes of a run. They talk over a channel of their own, from the threads that write, so that
 /// training continues meanwhile; all of them save the same steps in the same order.
 pub struct Peers {
-    channel: ProcessChannel,
+    channel: Box<dyn Channel>,
 }
 
 /// What the others need to know of a save that has succeeded.
@@ -37,8 +48,8 @@ struct Completed {
 
 impl Peers {
     /// Over a channel that is used for nothing else.
-    pub fn new(channel: ProcessChannel) -> Self {
-        Self { channel }
+    pub fn new(channel: impl Channel + 'static) -> Self {
+        Self { channel: Box::new(channel) }
     }
 
     pub(super) fn is_first(&self) -> bool {
@@ -123,8 +134,10 @@ impl Peers {
         step: u64,
         value: &T,
     ) -> Result<Vec<T>, CheckpointError> {
-        let failed = |error| CheckpointError::Writers { step, what: format!("the run has failed: {error}") };
-        self.channel.all_gather(value).map_err(failed)
+        let failed = |error: String| CheckpointError::Writers { step, what: format!("the run has failed: {error}") };
+        let wrong = |error: serde_json::Error| failed(format!("processes do not understand each other: {error}"));
+        let all = self.channel.all_gather(serde_json::to_string(value).map_err(wrong)?).map_err(failed)?;
+        all.iter().map(|text| serde_json::from_str(text).map_err(wrong)).collect()
     }
 
     /// Waits until a folder that process 0 has made is visible here.

@@ -12,7 +12,7 @@ const LEAST: f64 = 5.0;
 /// When a run saves before its last step, which is saved in any case.
 ///
 /// ```
-/// use burn_megatron::prelude::*;
+/// use host::checkpoint::SaveEvery;
 ///
 /// assert!(SaveEvery::Steps(500).is_due(1500));
 /// // In configuration files and command lines: a number, or nothing.
@@ -94,7 +94,8 @@ impl From<SaveEvery> for Option<Written> {
 
 /// Decides when the next save is worth its cost. All times are seconds since training began.
 #[derive(Clone, Debug)]
-pub(crate) struct Pace {
+#[doc(hidden)]
+pub struct Pace {
     /// What the next save is expected to cost.
     cost: f64,
     /// What the saves so far have cost.
