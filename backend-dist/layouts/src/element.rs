@@ -1,11 +1,12 @@
 //! Types of weights in files: elements as bytes, little-endian.
 
+mod floats;
+
 use std::fmt;
 use std::str::FromStr;
 
+pub use floats::{HostFloats, copy_bytes};
 use safetensors::Dtype;
-
-use crate::shard::HostFloats;
 
 /// The element types that weights may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,7 +7,6 @@
 //! comparisons between layouts) works on sections.
 
 mod assemble;
-mod floats;
 mod init;
 mod section;
 mod spec;
@@ -15,8 +14,8 @@ mod spec;
 mod tests;
 mod weight_source;
 
+pub use crate::element::{HostFloats, copy_bytes};
 pub use assemble::{RegistryError, assemble};
-pub use floats::{HostFloats, copy_bytes};
 pub use init::Init;
 #[doc(hidden)]
 pub use section::StridedSlice;

@@ -6,8 +6,8 @@ use bytemuck::{Zeroable, zeroed_vec};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::Section;
-use crate::element::Element;
+use super::Element;
+use crate::shard::Section;
 
 /// Elements that are worth another thread.
 const CHUNK: usize = 1 << 18;
@@ -200,8 +200,8 @@ fn to_odd(value: f64) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::GroupPosition;
     use super::*;
+    use crate::shard::GroupPosition;
 
     const ALL: [Element; 4] = [Element::F64, Element::F32, Element::Bf16, Element::F16];
 
