@@ -1,4 +1,4 @@
-//! Types of weights in files: elements as bytes, little-endian.
+//! Types of weights in files: elements as bytes, little-endian; and floats of these types in host memory.
 
 mod floats;
 
