@@ -103,8 +103,40 @@ fn a_forbidden_path_is_found_however_it_is_written() {
     assert_eq!(rule("- A sentence of another kind."), None);
 }
 
+/// What a crate of the workspace cannot be built without, by the names in its `Cargo.toml` and in those of the crates of
+/// the workspace that it needs.
+fn needed_to_build(folder: &str, workspace: &toml::Table) -> BTreeSet<String> {
+    let manifest: toml::Table = repository::read(&format!("{folder}/Cargo.toml")).parse().expect("TOML");
+    let dependencies = manifest["dependencies"].as_table().expect("a table").iter();
+    let is_optional = |given: &toml::Value| given.get("optional").and_then(toml::Value::as_bool) == Some(true);
+    let mut found = BTreeSet::new();
+    for (name, _) in dependencies.filter(|(_, given)| !is_optional(given)) {
+        match workspace[name].get("path").and_then(toml::Value::as_str) {
+            Some(path) => found.extend(needed_to_build(path, workspace)),
+            None => drop(found.insert(name.clone())),
+        }
+    }
+    found
+}
+
+#[test]
+fn layouts_and_what_runs_on_the_host_build_without_burn() {
+    let workspace: toml::Table = repository::read("Cargo.toml").parse().expect("TOML");
+    let workspace = workspace["workspace"]["dependencies"].as_table().expect("a table");
+    let of = |folder| needed_to_build(folder, workspace);
+    let is_of_burn = |name: &String| ["burn", "cubecl", "cudarc"].iter().any(|start| name.starts_with(start));
+    for folder in ["backend-dist/layouts", "burn-megatron/host"] {
+        let wrong: Vec<_> = of(folder).into_iter().filter(is_of_burn).collect();
+        assert!(wrong.is_empty(), "{folder} needs {wrong:?}");
+    }
+    assert!(
+        of("burn-megatron/host").contains("rayon") && of("burn-megatron").contains("burn"),
+        "own crates are followed"
+    );
+}
+
 /// Circles that stand, by the modules that they are among, and why.
-const STANDING: [(&[&str], &str); 3] = [
+const STANDING: [(&[&str], &str); 2] = [
     (
         &[
             "models::deepseek_v3",
@@ -117,10 +149,6 @@ const STANDING: [(&[&str], &str); 3] = [
             "models::nemotron_h",
         ],
         "a family's configuration names the forms of its files, whose readers make the configuration",
-    ),
-    (
-        &["backend_dist::mesh_backend"],
-        "a logical device is made with the channel of its tensors and their collectives, which look the device up",
     ),
     (&["burn_megatron::learner"], "each of burn-train's strategies hands what another one is for to that one"),
 ];

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use syn::{Attribute, Expr, Ident, Item, Lit, Meta, UseTree};
 use tests::repository;
 
-/// What the prelude names, each with the folder and the module that it is from: `burn-megatron/src/lr` and `Span`.
+/// What the prelude names, each with the folder and the module that it is from: `burn-megatron/host/src/lr` and `Span`.
 fn names() -> Vec<(String, String)> {
     let file = syn::parse_file(&repository::read("burn-megatron/src/prelude.rs")).expect("Rust");
     let mut found = Vec::new();
@@ -68,13 +68,20 @@ fn every_type_of_the_prelude_has_an_example() {
     assert!(names.len() > 30, "{names:?}");
     for (place, name) in names {
         let of_module = |path: &&String| path.strip_prefix(&place).is_some_and(|rest| rest.starts_with(['/', '.']));
-        // What `backend_dist` hands on is somewhere in the crate of the ranks.
-        let of_ranks = |path: &&String| place.starts_with("backend-dist") && path.starts_with("backend-dist/ranks/src");
+        // What they hand on is a module of the same name in the crate `host`, or somewhere in the crates below `backend_dist`.
+        let of_host = place.replace("burn-megatron/src", "burn-megatron/host/src");
+        let below = |path: &&String| {
+            let starts = match place.starts_with("backend-dist") {
+                true => ["backend-dist/layouts/src", "backend-dist/ranks/src"],
+                false => [of_host.as_str(); 2],
+            };
+            starts.iter().any(|start| path.strip_prefix(start).is_some_and(|rest| rest.starts_with(['/', '.'])))
+        };
         let in_files = |is_searched: &dyn Fn(&&String) -> bool| -> Vec<_> {
             let items = files.iter().filter(|(path, _)| is_searched(path)).flat_map(|(_, file)| &file.items);
             items.filter_map(parts).filter(|(ident, _)| **ident == name).collect()
         };
-        let found = Some(in_files(&of_module)).filter(|found| !found.is_empty()).unwrap_or_else(|| in_files(&of_ranks));
+        let found = Some(in_files(&of_module)).filter(|found| !found.is_empty()).unwrap_or_else(|| in_files(&below));
         assert_eq!(found.len(), 1, "{name} is in {place} once");
         assert!(found[0].1.is_none_or(has_example), "{name} of {place} has no example");
     }

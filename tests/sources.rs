@@ -8,12 +8,14 @@ use syn::{Attribute, ItemMod, ItemUse, Meta, UseTree, Visibility};
 use crate::repository;
 
 /// The crates of the workspace, as their sources call them, and their folders.
-pub const CRATES: [(&str, &str); 6] = [
+pub const CRATES: [(&str, &str); 8] = [
     ("kernels_cubecl", "kernels-cubecl"),
+    ("layouts", "backend-dist/layouts"),
     ("ranks", "backend-dist/ranks"),
     ("ops", "backend-dist/ops"),
     ("backend_dist", "backend-dist"),
     ("models", "models"),
+    ("host", "burn-megatron/host"),
     ("burn_megatron", "burn-megatron"),
 ];
 

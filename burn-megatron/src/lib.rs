@@ -22,43 +22,30 @@
 //! # Ok::<(), BoxError>(())
 //! ```
 
-pub mod batch;
+#[doc(inline)]
+pub use host::{batch, checkpoint, data, dcp, element, flops, grpo, lr, preference, quantise, schedule, trace};
+use host::{host_memory, local_time, positioned, refusal, safetensors_header};
+
 pub mod bench;
 pub mod calibrate;
-pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
 pub mod console;
-pub mod data;
-pub mod dcp;
 pub mod doctor;
-pub mod element;
 pub mod engine;
 pub mod eval;
-pub mod flops;
 pub mod forward;
 pub mod generate;
-pub mod grpo;
 pub mod hf;
-mod host_memory;
 pub mod learner;
-mod local_time;
-pub mod lr;
 pub mod metrics;
 pub mod optim;
 pub mod plan;
-mod positioned;
-pub mod preference;
 pub mod prelude;
 pub mod prune;
-pub mod quantise;
-mod refusal;
 pub mod replay;
-mod safetensors_header;
-pub mod schedule;
 pub mod serve;
-pub mod trace;
 pub mod train;
 pub mod verify;
 pub mod verify_module;

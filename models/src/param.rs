@@ -9,12 +9,11 @@ mod error;
 mod frozen;
 mod kinds;
 mod place;
-mod source;
 mod values;
 
+pub use backend_dist::shard::WeightSource;
 pub use error::BuildError;
 pub use place::{ExpertParallel, TensorParallel};
-pub use source::WeightSource;
 
 use std::cell::Cell;
 use std::ops::Range;

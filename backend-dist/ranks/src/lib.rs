@@ -20,6 +20,8 @@
 //! Modules that the documentation leaves out are for the operations and the backend of this project: raw CUDA, NCCL and
 //! cuBLASLt under CubeCL's tensors.
 
+pub use layouts::mesh;
+
 pub mod attached;
 pub mod buffer;
 pub mod collective;
@@ -43,7 +45,6 @@ pub mod idle;
 mod in_place;
 pub mod launch;
 pub mod memory;
-pub mod mesh;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub mod nccl;

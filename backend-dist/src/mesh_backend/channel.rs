@@ -1,9 +1,9 @@
 //! The decorator as a backend of Burn: a router whose only client is a rank's interpreter.
 
 use super::command;
-use super::device::MeshDevice;
 use super::follow::{Followers, Message};
 use super::ids::ById;
+use super::slot::MeshDevice;
 use super::worker::Worker;
 use crate::logical::{Placement, TensorState};
 use burn::backend::{DTypeUsageSet, ExecutionError};

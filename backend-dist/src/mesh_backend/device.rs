@@ -1,15 +1,17 @@
-//! Logical devices: how a program gets one, and which exist.
+//! Logical devices: how a program gets one.
 
 use super::channel::{MeshBackend, MeshChannel, MeshClient};
 use super::follow::Followers;
 use super::interpreter::{Interpret, Interpreter};
+use super::live::{Live, live};
 use super::local::COLLECTIVES;
 use super::options::LogicalOptions;
 use super::report::Report;
+use super::slot::{MeshDevice, Slot};
 use super::worker::Worker;
 use crate::logical::MeshAxis;
 use crate::logical::rules::Policy;
-use burn::backend::{DeviceId, DeviceOps, DeviceSettings, DispatchDevice};
+use burn::backend::{DeviceSettings, DispatchDevice};
 use burn::tensor::Device;
 use burn_group::{GroupDevice, MemberDevice};
 use burn_router::{RouterClientRegistration, register_scoped_client};
@@ -21,105 +23,24 @@ use ranks::launch::Rank;
 use ranks::mesh::Axis;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The only member of the device group through which Burn reaches one rank's side of a logical device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MeshDevice(u16);
-
-impl burn_std::device::Device for MeshDevice {
-    fn from_id(id: DeviceId) -> Self {
-        Self(id.index_id)
-    }
-
-    fn to_id(&self) -> DeviceId {
-        // Any number that is no other backend's.
-        DeviceId { type_id: 200, index_id: self.0 }
-    }
-}
-
-impl DeviceOps for MeshDevice {
-    fn defaults(&self) -> DeviceSettings {
-        let settings = lock(&SLOTS).settings.get(usize::from(self.0)).copied();
-        settings.unwrap_or_else(|| Device::flex().settings())
-    }
-}
-
-/// A device group and its only member. Burn keeps groups for the life of the process, so they are used again.
-#[derive(Clone, Copy)]
-struct Slot {
-    group: GroupDevice,
-    member: MeshDevice,
-}
-
-/// Every slot that was made.
-struct Slots {
-    /// The default types of each.
-    settings: Vec<DeviceSettings>,
-    /// Those that no rank has.
-    free: Vec<Slot>,
-}
-
-static SLOTS: Mutex<Slots> = Mutex::new(Slots { settings: Vec::new(), free: Vec::new() });
-
-impl Slot {
-    /// One whose default types are those of `settings`, behind which `client` makes the client of its member.
-    fn open(settings: DeviceSettings, client: impl FnOnce(MeshDevice) -> MeshClient) -> (Self, Opened) {
-        ON_GROUPS.get_or_init(|| COLLECTIVES);
-        let (member, group) = {
-            let mut slots = lock(&SLOTS);
-            let has_settings = |slot: &Slot| slots.settings[usize::from(slot.member.0)] == settings;
-            match slots.free.iter().position(has_settings) {
-                Some(free) => {
-                    let slot = slots.free.swap_remove(free);
-                    (slot.member, Some(slot.group))
-                }
-                None => {
-                    let index = u16::try_from(slots.settings.len());
-                    slots.settings.push(settings);
-                    (MeshDevice(index.expect("a process has fewer than 65536 logical devices at a time")), None)
-                }
-            }
-        };
-        let client = client(member);
-        let registration = register_scoped_client::<MeshChannel>(&member, client.clone());
-        let new_group = || {
-            let member = MemberDevice { device: member, settings };
-            let group = GroupDevice::with_member_settings::<MeshBackend>(&[member]);
-            group.unwrap_or_else(|error| panic!("a device group of one member: {error}"))
-        };
-        (Self { group: group.unwrap_or_else(new_group), member }, Opened { client, registration })
-    }
-
-    /// For another rank, unless the last one has configured other default types.
-    fn close(self) {
-        let settings = Device::new(self.group).settings();
-        let mut slots = lock(&SLOTS);
-        if slots.settings[usize::from(self.member.0)] == settings {
-            slots.free.push(self);
-        }
-    }
-}
-
 /// A slot in use.
 struct Opened {
     client: MeshClient,
     registration: Option<RouterClientRegistration<MeshChannel>>,
 }
 
-/// A logical device that exists.
-#[derive(Clone)]
-pub(super) struct Live {
-    pub device: Device,
-    pub client: MeshClient,
-    pub axes: Vec<Axis>,
-    /// Along each of the axes.
-    pub ranks: Vec<usize>,
-}
-
-static LIVE: Mutex<Vec<Live>> = Mutex::new(Vec::new());
-
-/// The logical device that is `device` or that `device` is around.
-pub(super) fn live(device: &Device) -> Option<Live> {
-    lock(&LIVE).iter().find(|live| live.device == *device).cloned()
+/// A slot whose default types are those of `settings`, behind which `client` makes the client of its member.
+fn open(settings: DeviceSettings, client: impl FnOnce(MeshDevice) -> MeshClient) -> (Slot, Opened) {
+    ON_GROUPS.get_or_init(|| COLLECTIVES);
+    let (member, group) = Slot::take(settings);
+    let client = client(member);
+    let registration = register_scoped_client::<MeshChannel>(&member, client.clone());
+    let new_group = || {
+        let member = MemberDevice { device: member, settings };
+        let group = GroupDevice::with_member_settings::<MeshBackend>(&[member]);
+        group.unwrap_or_else(|error| panic!("a device group of one member: {error}"))
+    };
+    (Slot { group: group.unwrap_or_else(new_group), member }, Opened { client, registration })
 }
 
 /// What the logical device `device` has done on this rank, with or without autodiff: operations, collectives, and what
@@ -215,10 +136,10 @@ impl LogicalDevices {
         let runs_ahead = wanted.options.run_ahead.unwrap_or_else(|| gpu::index(&rank.device).is_some());
         let worker = if runs_ahead { Worker::ahead(rank, interpreter) } else { Worker::Here(interpreter) };
         let client = |member| MeshClient::new(member, worker, followers);
-        let (slot, opened) = Slot::open(rank.device.settings(), client);
+        let (slot, opened) = open(rank.device.settings(), client);
         let (device, axes) = (Device::new(slot.group), wanted.axes.to_vec());
         let ranks = axes.iter().map(|&axis| rank.group(axis).size()).collect();
-        lock(&LIVE).push(Live { device: device.clone(), client: opened.client, axes: axes.clone(), ranks });
+        Live { device: device.clone(), client: opened.client, axes: axes.clone(), ranks }.begin();
         let (options, registration) = (wanted.options, opened.registration);
         lock(&self.made).push(Made { axes, options, device: device.clone(), slot, registration });
         device
@@ -238,7 +159,7 @@ impl Attached for LogicalDevices {
 impl Drop for LogicalDevices {
     fn drop(&mut self) {
         for made in lock(&self.made).drain(..) {
-            lock(&LIVE).retain(|live| live.device != made.device);
+            Live::end(&made.device);
             drop(made.registration);
             made.slot.close();
         }

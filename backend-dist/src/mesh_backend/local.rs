@@ -1,9 +1,9 @@
 //! A rank's share of a logical tensor as a tensor, and collectives of it with ranks that have other tensors.
 
 use super::command::{self, Command};
-use super::device::{Live, live};
 use super::follow::Message;
 use super::formula::Formula;
+use super::live::{Live, live};
 use crate::logical::{Placement, TensorState};
 use burn::backend::TensorMetadata;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};

@@ -1,7 +1,7 @@
 //! Where a tensor of a logical device is, and moving it.
 
 use super::command::{self, Command};
-use super::device::{Live, live};
+use super::live::{Live, live};
 use crate::logical::Placement;
 use burn::tensor::{Device, Int, Tensor};
 use ranks::launch::Rank;

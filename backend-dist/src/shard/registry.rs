@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use thiserror::Error;
-
+use layouts::shard::assemble;
 use ops::fp8::Fp8Layers;
 
-use super::{HostTensor, ParamSpec, Section};
+use super::{HostTensor, ParamSpec, RegistryError, Section};
 
 /// The parameters of one rank, in the order in which the model created them; the same order on all ranks of a stage.
 #[derive(Clone, Debug, Default)]
@@ -14,18 +13,6 @@ pub struct Registry {
     specs: Vec<ParamSpec>,
     by_id: HashMap<u64, usize>,
     fp8: Fp8Layers,
-}
-
-/// Why parameters cannot be registered or put together.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[allow(missing_docs, reason = "the message of a variant names its fields")]
-pub enum RegistryError {
-    /// Two parameters begin with the same global tensor.
-    #[error("parameter `{name}` is registered twice; a shared parameter is created once and cloned")]
-    Duplicate { name: String },
-    /// A slice of a global tensor is on none of the ranks that were given.
-    #[error("global tensor `{name}`: {have} of {expected} elements are on the given ranks")]
-    Incomplete { name: String, have: usize, expected: usize },
 }
 
 impl Registry {
@@ -87,20 +74,22 @@ impl Registry {
     pub fn assemble<'a>(
         slices: impl IntoIterator<Item = (&'a Section, &'a [f64])>,
     ) -> Result<BTreeMap<String, HostTensor>, RegistryError> {
-        let mut tensors: BTreeMap<String, (HostTensor, usize)> = BTreeMap::new();
-        for (section, local) in slices.into_iter().filter(|(section, _)| section.is_owned()) {
-            let (tensor, have) = tensors.entry(section.name.clone()).or_insert_with(|| {
-                let shape = section.global_shape.clone();
-                let data = vec![0.0; shape.iter().product()];
-                (HostTensor { shape, data }, 0)
-            });
-            section.write_to(local, &mut tensor.data);
-            *have += section.ranges().iter().map(ExactSizeIterator::len).product::<usize>();
-        }
-        let complete = |(name, (tensor, have)): (String, (HostTensor, usize))| match tensor.data.len() {
-            expected if expected == have => Ok((name, tensor)),
-            expected => Err(RegistryError::Incomplete { name, have, expected }),
-        };
-        tensors.into_iter().map(complete).collect()
+        assemble(slices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{GroupPosition, stable_hash};
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let spec = || ParamSpec::new(vec![Section::replicated("w", &[3], GroupPosition { rank: 0, size: 1 })], false);
+        let mut registry = Registry::default();
+        registry.register(spec()).unwrap();
+        assert_eq!(registry.register(spec()), Err(RegistryError::Duplicate { name: "w".into() }));
+        assert_eq!(registry.get(stable_hash("w")), Some(&spec()));
+        assert_eq!(registry.len(), 1);
     }
 }

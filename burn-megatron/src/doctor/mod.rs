@@ -5,8 +5,8 @@ mod host;
 mod kernels;
 mod links;
 
+pub use self::host::{available_memory, host};
 pub use gpus::gpus;
-pub use host::{available_memory, host};
 pub use kernels::{KernelCheck, check_kernels};
 pub use links::{LinkSpeed, link_speed};
 use std::fmt;

@@ -6,7 +6,7 @@ use backend_dist::buffer::Buffer;
 use backend_dist::collective::{all_reduce, reduce_scatter};
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::sum;
-use backend_dist::shard::HostFloats;
+use backend_dist::shard::{HostFloats, element, into_data};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -308,7 +308,7 @@ impl Flat {
 
     /// Replaces elements from `at` on.
     pub fn put_floats(&mut self, at: usize, values: HostFloats) {
-        let values = values.convert(self.dtype.into()).into_data();
+        let values = into_data(values.convert(element(self.dtype)));
         self.put(at, Tensor::from_data(values, (&self.tensor().device(), self.dtype)));
     }
 }

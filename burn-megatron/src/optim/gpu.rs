@@ -13,9 +13,9 @@ use backend_dist::buffer::{
     Place, RangeTable, TensorTable, Wait, adamw, join_masters, momentum, split_masters,
 };
 use backend_dist::comm::Group;
-use backend_dist::shard::HostFloats;
+use backend_dist::shard::{Element, HostFloats, into_data};
 use burn::module::Module;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -77,7 +77,7 @@ impl Weights {
     pub fn set_masters(&self, values: HostFloats, device: &Device) {
         let Some(remainder) = &self.remainder else { return };
         self.wait();
-        let values = Tensor::from_data(values.convert(FloatDType::F32).into_data(), (device, DType::F32));
+        let values = Tensor::from_data(into_data(values.convert(Element::F32)), (device, DType::F32));
         split_masters(values, &self.own, remainder);
     }
 

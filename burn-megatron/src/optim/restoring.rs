@@ -7,9 +7,9 @@ use super::layout::{Layout, Unit, overlap};
 use super::modules::map;
 use super::optimizer::Optimizer;
 use crate::checkpoint::Kind;
-use backend_dist::shard::{HostFloats, Section};
+use backend_dist::shard::{Element, HostFloats, Section, element, into_data};
 use burn::module::Module;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 use std::ops::Range;
 
 /// Reads a box of a global tensor, given the section that it is part of, row-major.
@@ -80,7 +80,7 @@ impl Optimizer {
         }
         let hosted = hosted.filter(|(hosted, _)| hosted.has_masters());
         let masters = || {
-            let mut masters = HostFloats::zeros(FloatDType::F32, bucket.region.len());
+            let mut masters = HostFloats::zeros(Element::F32, bucket.region.len());
             for (range, values) in &weights {
                 let own = overlap(range, &bucket.region);
                 if !own.is_empty() {
@@ -116,7 +116,7 @@ impl Optimizer {
         }
         let model = map(model, &bucket.layout, |slot, old| {
             let dtype = if bucket.split { DType::F32 } else { bucket.dtype };
-            let values = slot_values(&bucket.layout, slot, &weights, dtype.into()).into_data();
+            let values = into_data(slot_values(&bucket.layout, slot, &weights, element(dtype)));
             bucket.narrow(Tensor::from_data(values, (&old.device(), dtype)))
         });
         (model, Ok(()))
@@ -137,7 +137,7 @@ struct Values {
 }
 
 fn read_bucket<E>(bucket: &Bucket, moments: bool, read: &mut ReadBox<'_, E>) -> Result<Values, E> {
-    let (layout, dtype) = (&bucket.layout, FloatDType::from(wide(bucket.dtype)));
+    let (layout, dtype) = (&bucket.layout, element(wide(bucket.dtype)));
     let whole;
     // Data-parallel ranks with GPUs gather each other's regions.
     let parts = if bucket.sharding.zero == 3 || bucket.weights.is_some() {
@@ -191,7 +191,7 @@ fn read_part<E>(
     kind: Kind,
     unit: &Unit,
     range: &Range<usize>,
-    dtype: FloatDType,
+    dtype: Element,
     read: &mut ReadBox<'_, E>,
 ) -> Result<HostFloats, E> {
     let start = range.start - unit.range.start;
@@ -214,10 +214,10 @@ fn read_part<E>(
 }
 
 /// The values of one parameter of the module, in its type.
-fn slot_values(layout: &Layout, slot: usize, weights: &[(Range<usize>, HostFloats)], dtype: FloatDType) -> HostFloats {
+fn slot_values(layout: &Layout, slot: usize, weights: &[(Range<usize>, HostFloats)], dtype: Element) -> HostFloats {
     let slot = &layout.slots[slot].range;
     let inside = || weights.iter().filter(|(range, _)| slot.start <= range.start && range.end <= slot.end);
-    let wide = inside().next().map_or(dtype, |(_, values)| values.dtype());
+    let wide = inside().next().map_or(dtype, |(_, values)| values.element());
     let mut all = HostFloats::zeros(wide, slot.len());
     for (range, values) in inside() {
         all.put(range.start - slot.start, values, 0..range.len());

@@ -9,15 +9,16 @@ use super::host::HostReserve;
 use super::layout::{Part, Unit};
 use super::modules::visit;
 use super::optimizer::Optimizer;
-use crate::checkpoint::{Kind, Slice, SliceData};
+use crate::checkpoint::{self, Kind, Slice, SliceData};
 use backend_dist::buffer::{self, BLOCK, Buffer};
-use backend_dist::host_copy::{HostCopy, held};
+use backend_dist::host_copy::{HostBytes, HostCopy, held};
 use backend_dist::shard::copy_bytes;
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
 use safetensors::Dtype;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 impl Optimizer {
     /// Reserves page-locked host memory on the GPU of this index for what [`snapshot`](Self::snapshot) gives of all
@@ -114,7 +115,7 @@ impl Optimizer {
         for Source { kind, unit, range, dtype, buffer } in self.copies(bucket)? {
             let (bytes, width) = (copy.add(&buffer)?, dtype.size());
             cut(&mut slices, kind, unit, &range, stored(dtype), |runs| {
-                SliceData::Copied(bytes.part(runs[0].start * width..runs[0].end * width))
+                SliceData::Copied(Arc::new(Copied(bytes.part(runs[0].start * width..runs[0].end * width))))
             });
         }
         Some(slices)
@@ -183,6 +184,24 @@ struct Source<'a> {
     range: Range<usize>,
     dtype: DType,
     buffer: Buffer,
+}
+
+/// Bytes of a copy of GPU memory.
+#[derive(Debug)]
+struct Copied(HostBytes);
+
+impl checkpoint::Copied for Copied {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn wait(&self) -> Result<(), String> {
+        self.0.wait()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
 }
 
 /// Adds the boxes of a part of a unit, with a copy of the part's values; of remainders these are the masters'.

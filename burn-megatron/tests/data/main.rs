@@ -1,10 +1,5 @@
-//! Data, from outside: Megatron's own files, and the command line.
+//! Data, from outside: the command line. Megatron's own files and damaged ones are read in `host/tests/data`.
 
 mod cli;
-#[path = "../support/damage.rs"]
-mod damage;
-mod fuzz;
-mod masked;
 mod memory;
-mod oracles;
 mod resume;

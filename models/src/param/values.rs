@@ -6,7 +6,7 @@ use std::ops::Range;
 use backend_dist::collective::all_gather;
 use backend_dist::mesh::GridKind;
 use backend_dist::random;
-use backend_dist::shard::{HostFloats, Init, Section};
+use backend_dist::shard::{HostFloats, Init, Section, element, into_data};
 use backend_dist::startup;
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
@@ -35,7 +35,7 @@ impl ParamBuilder<'_> {
             synced.map_err(|error| BuildError::Weight { name: section.name.clone(), source: error.into() })?;
             self.ahead.set(bytes);
         }
-        Ok(self.upload(values.into_data(), dtype))
+        Ok(self.upload(into_data(values), dtype))
     }
 
     /// The slice's values of `source` on the host, with their padding.
@@ -48,7 +48,7 @@ impl ParamBuilder<'_> {
         let read = source.read_stored(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
         startup::note_read(values.bytes().len());
-        Ok(values.convert(dtype).pad(section))
+        Ok(values.convert(element(dtype)).pad(section))
     }
 
     /// Random values: a GPU draws its own; on the host each data-parallel rank draws a part of a large slice.

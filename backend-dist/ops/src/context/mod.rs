@@ -19,6 +19,7 @@ mod sinks;
 pub(crate) use algorithms::ContextOptions;
 pub(crate) use api::context_options;
 pub use api::{attention_in_context, attention_over_context};
+pub use layouts::zigzag;
 pub(crate) use recompute::attend;
 pub use sinks::attention_with_sinks;
 
@@ -114,25 +115,6 @@ impl ContextParallel {
     }
 }
 
-/// The positions of rank `rank` of `size` ranks with `count` positions each. The sequence is split into `2 size`
-/// chunks. A rank has one chunk counted from the front and the same one counted from the end, so that all ranks have
-/// the same work under a causal mask (`get_batch_on_this_cp_rank` in `megatron/core/utils.py`).
-///
-/// # Panics
-/// If `count` is odd and there are several ranks.
-pub fn zigzag(rank: usize, size: usize, count: usize) -> [Range<usize>; 2] {
-    assert!(
-        size == 1 || count.is_multiple_of(2),
-        "context parallel: {count} positions a rank cannot be split into two chunks"
-    );
-    let first = count / 2;
-    let chunk = |index: usize, length: usize| index..index + length;
-    match size {
-        1 => [0..first, first..count],
-        _ => [chunk(rank * first, first), chunk((2 * size - 1 - rank) * first, first)],
-    }
-}
-
 /// The first positions of the documents in each sequence of a batch, ascending, in positions of the whole sequence; the
 /// first is 0. Attention does not cross document boundaries.
 ///
@@ -172,13 +154,6 @@ impl Documents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn the_first_rank_has_the_first_and_the_last_chunk() {
-        assert_eq!([zigzag(0, 2, 4), zigzag(1, 2, 4)], [[0..2, 6..8], [2..4, 4..6]]);
-        assert_eq!(zigzag(0, 1, 5), [0..2, 2..5]);
-    }
 
     #[test]
     fn refusals_name_legal_sizes() {
@@ -189,14 +164,5 @@ mod tests {
         assert!(refused(CpCommType::A2a, 4, 6).contains("nearest legal: 3 or 6"));
         assert!(refused(CpCommType::A2aP2p { inner: 3 }, 4, 6).contains("nearest legal: 2 or 4"));
         assert!(refused(CpCommType::A2aP2p { inner: 0 }, 4, 6).contains("nearest legal: 1"));
-    }
-
-    proptest! {
-        #[test]
-        fn every_position_has_one_rank(size in 1usize..9, half in 1usize..6) {
-            let mut all: Vec<usize> = (0..size).flat_map(|rank| zigzag(rank, size, 2 * half)).flatten().collect();
-            all.sort_unstable();
-            prop_assert_eq!(all, (0..2 * half * size).collect::<Vec<_>>());
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::process::Processes;
+use backend_dist::process::{ProcessChannel, Processes};
 use backend_dist::shard::stable_hash;
 use indicatif::HumanBytes;
 use models::CausalLm;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::coordinator::say;
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CopyReport, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
+    Channel, Checkpoint, CheckpointError, CopyReport, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
 };
 use crate::data::{SampleError, TokenDataset};
 use crate::engine::{EngineConfig, RankEngine};
@@ -157,6 +157,19 @@ pub(super) fn check_data(checkpoint: &Checkpoint, data: &dyn TokenDataset) -> Re
     .into())
 }
 
+/// What the savers of several processes tell each other over.
+struct BetweenProcesses(ProcessChannel);
+
+impl Channel for BetweenProcesses {
+    fn is_first(&self) -> bool {
+        self.0.is_first()
+    }
+
+    fn all_gather(&self, text: String) -> Result<Vec<String>, String> {
+        self.0.all_gather(&text).map_err(|error| error.to_string())
+    }
+}
+
 /// What is the same in every save of a run.
 pub(super) struct Saves {
     saver: Saver,
@@ -177,7 +190,7 @@ impl Saves {
         let (root, ranks, saver) = (&options.root, processes.ranks(), options.saver.clone());
         let saver = match processes.count() {
             1 => Saver::new(root, ranks.len(), saver)?,
-            _ => Saver::among(Peers::new(processes.channel("saves")), root, ranks, saver)?,
+            _ => Saver::among(Peers::new(BetweenProcesses(processes.channel("saves"))), root, ranks, saver)?,
         };
         Ok(Arc::new(Self { saver, every: options.every, description, data: fingerprint(data)? }))
     }

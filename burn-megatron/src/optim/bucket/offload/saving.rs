@@ -8,7 +8,7 @@ use super::super::Bucket;
 use super::{Hosted, Offload};
 use crate::checkpoint::{Kind, Slice};
 use backend_dist::buffer::{self, Map};
-use backend_dist::shard::HostFloats;
+use backend_dist::shard::{HostFloats, element, into_data};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::bf16;
 use safetensors::Dtype;
@@ -49,7 +49,7 @@ impl Hosted {
     /// Replaces elements of a moment from `at` on.
     pub fn put_floats(&self, offload: &mut Offload, kind: Kind, at: usize, values: HostFloats) {
         let array = self.array(kind).expect("both moments are kept");
-        offload.put(array, at, values.convert(array.dtype.into()).into_data().bytes());
+        offload.put(array, at, values.convert(element(array.dtype)).bytes());
     }
 
     /// Replaces both moments, in 8 bits, by values and what is known of their scales.
@@ -75,7 +75,7 @@ impl Hosted {
                 .into_iter()
                 .for_each(|weights| weights.replace(Tensor::from_data(data.clone(), (device, DType::BF16))));
         } else if let Some(array) = self.array(Kind::Master) {
-            let data = masters.convert(array.dtype.into()).into_data();
+            let data = into_data(masters.convert(element(array.dtype)));
             offload.put(array, 0, data.bytes());
             weights
                 .into_iter()
