@@ -1,6 +1,6 @@
 //! The decorator as a backend of Burn: a router whose only client is a rank's interpreter.
 
-use super::command;
+use super::command::{self, Command};
 use super::follow::{Followers, Message};
 use super::ids::ById;
 use super::slot::MeshDevice;
@@ -137,12 +137,13 @@ impl RouterClient for MeshClient {
             op => {
                 let command = command::take();
                 let mut worker = self.worker();
-                match command {
-                    Some(_) => {
-                        let first = op.inputs().chain(op.outputs()).next().expect("a carrier has a tensor");
-                        command::answer(first.id);
-                    }
-                    None => lock(&self.states).is_of_now = false,
+                if command.is_some() {
+                    let first = op.inputs().chain(op.outputs()).next().expect("a carrier has a tensor");
+                    command::answer(first.id);
+                }
+                // Others leave their inputs where they are.
+                if matches!(command, None | Some(Command::Compute(_))) {
+                    lock(&self.states).is_of_now = false;
                 }
                 let message = Message::Run(Box::new(op), command);
                 self.followers.tell(|| message.clone());

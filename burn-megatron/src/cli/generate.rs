@@ -143,7 +143,8 @@ pub(super) fn cache_bytes(config: &FamilyConfig, device: DeviceKind, dtype: Prec
         Precision::F32 => 4,
         Precision::Bf16 => 2,
     };
-    let sizes = [2, decoder.layers, decoder.kv_heads.div_ceil(ranks), decoder.head_dim, element];
+    let layers = (0..decoder.layers).filter(|layer| decoder.has_keys(*layer)).count();
+    let sizes = [2, layers, decoder.kv_heads.div_ceil(ranks), decoder.head_dim, element];
     sizes.iter().fold(1, |bytes: u64, &size| bytes.saturating_mul(size as u64))
 }
 

@@ -33,8 +33,8 @@ pub struct LayoutArgs {
     /// Tensor-parallel size inside each expert
     #[arg(long, alias = "expert-tensor-parallel-size", value_name = "N")]
     pub expert_tensor_parallel: Option<usize>,
-    /// Data-parallel size: groups of ranks that each train the whole model on their own share of the batch; auto: what
-    /// fills all ranks
+    /// Data-parallel size: groups of ranks that each train the whole model on their own share of the batch; auto (train,
+    /// bench of a file, plan --gpus): what fills all ranks
     #[arg(long, alias = "data-parallel-size", value_name = "N")]
     pub data_parallel: Option<DataParallel>,
     /// ZeRO stage, what is sharded over the data-parallel ranks: 1 optimizer states, 2 also gradients, 3 also weights

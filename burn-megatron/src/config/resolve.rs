@@ -322,7 +322,7 @@ impl Values {
             let costs = Decoder::from(&config.model.config).part_costs(config.training.seq_length);
             config.pipeline.settle(&config.parallel, &costs);
         }
-        if fills_world && config.is_sound() {
+        if fills_world && config.at_most_ranks().is_sound() {
             config.fill_world(world).map_err(|problem| ConfigErrors(vec![problem]))?;
         }
         Ok(config)

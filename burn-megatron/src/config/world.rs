@@ -2,6 +2,7 @@
 
 use backend_dist::mesh::{Nearest, ParallelLayout};
 
+use super::limits::RANKS;
 use super::problem::Problem;
 use super::run::RunConfig;
 use crate::batch::BatchPlan;
@@ -39,6 +40,14 @@ impl RunConfig {
         }
         self.parallel.dp = (ranks / copy).max(1);
         Ok(())
+    }
+
+    /// The run with as many ranks as its global batch is good for: what is too much for them is too much for fewer.
+    pub(super) fn at_most_ranks(&self) -> Self {
+        let dp = (self.training.global_batch / self.training.micro_batch.max(1)).max(1);
+        let copy = ParallelLayout { dp: 1, ..self.parallel.clone() }.world_size().max(1);
+        let parallel = ParallelLayout { dp: dp.min(RANKS as usize / copy).max(1), ..self.parallel.clone() };
+        Self { parallel, ..self.clone() }
     }
 
     /// The first problem of a layout with this data-parallel size.

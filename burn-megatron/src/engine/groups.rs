@@ -70,6 +70,17 @@ impl ParamGroups {
             }
         }
         let is_frozen = |name: &&str| self.frozen.iter().any(|pattern| fits(pattern, name));
+        // Ranks that have other experts of a layer must agree on its backward pass.
+        let mut of_layers: BTreeMap<String, (&str, bool)> = BTreeMap::new();
+        for name in &names {
+            let Some(layer) = without_expert(name) else { continue };
+            let (other, frozen) = *of_layers.entry(layer).or_insert((name, is_frozen(name)));
+            if frozen != is_frozen(name) {
+                return Err(format!(
+                    "frozen: `{name}` and `{other}` are experts of one layer; freeze all of them or none"
+                ));
+            }
+        }
         match !names.is_empty() && names.iter().all(is_frozen) {
             true => Err("frozen: it leaves no parameter to train".into()),
             false => Ok(()),
@@ -112,6 +123,13 @@ impl ParamGroups {
     }
 }
 
+/// The name of a matrix of all experts of a layer: that of one of them without its number.
+fn without_expert(name: &str) -> Option<String> {
+    let (layer, expert) = name.split_once(".experts.")?;
+    let (number, matrix) = expert.split_once('.')?;
+    number.bytes().all(|byte| byte.is_ascii_digit()).then(|| format!("{layer}.experts.*.{matrix}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +152,14 @@ mod tests {
         );
         let frozen = ParamGroups { frozen: vec!["*".into()], ..ParamGroups::default() };
         assert_eq!(frozen.check(names).unwrap_err(), "frozen: it leaves no parameter to train");
+        let experts =
+            ["layers.0.experts.0.w1", "layers.0.experts.1.w1", "layers.1.experts.0.w1", "layers.1.experts.1.w1"];
+        let frozen = |pattern: &str| ParamGroups { frozen: vec![pattern.into()], ..ParamGroups::default() };
+        assert_eq!(frozen("layers.0.*").check(experts), Ok(()));
+        assert_eq!(
+            frozen("layers.0.experts.1.*").check(experts).unwrap_err(),
+            "frozen: `layers.0.experts.1.w1` and `layers.0.experts.0.w1` are experts of one layer; freeze all of them or none"
+        );
         assert_eq!(lr(&["layers.*"]).scales().len(), 2);
     }
 }

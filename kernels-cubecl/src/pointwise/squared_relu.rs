@@ -11,7 +11,9 @@ pub fn squared_relu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], vector
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
-            let positive = max(f32::cast_from(value.extract(i)), 0.0);
+            let x = f32::cast_from(value.extract(i));
+            // Not the maximum, which is a number of a number and NaN.
+            let positive = select(x <= 0.0, 0.0, x);
             result.insert(i, E::cast_from(positive * positive));
         }
         out[at as usize] = result;
@@ -26,7 +28,9 @@ pub fn squared_relu_backward<E: Float>(x: &[Vec8<E>], dout: &[Vec8<E>], dx: &mut
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
-            let positive = max(f32::cast_from(value.extract(i)), 0.0);
+            let x = f32::cast_from(value.extract(i));
+            // Not the maximum, which is a number of a number and NaN.
+            let positive = select(x <= 0.0, 0.0, x);
             result.insert(i, E::cast_from(2.0 * positive * f32::cast_from(given.extract(i))));
         }
         dx[at as usize] = result;

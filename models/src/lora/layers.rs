@@ -51,6 +51,9 @@ pub(crate) struct ColumnAdapters {
     rank: usize,
     #[module(skip)]
     scale: f64,
+    /// The part of it by which `blocks` multiply.
+    #[module(skip)]
+    scale_of_b: f64,
     #[module(skip)]
     parallel: TensorParallel,
 }
@@ -99,15 +102,17 @@ impl ColumnAdapters {
             }
         }
         let (scale, parallel) = (config.scale(), params.parallel().clone());
-        let blocks = (places.len() > 1).then(|| Blocks::new(&places, [count, rank], scale, &b));
-        Ok(Some(Self { a, b, magnitude, outputs: places, blocks, rank, scale, parallel }))
+        // Half precision has powers of two exactly; what A gives is multiplied by other scales.
+        let scale_of_b = if scale.log2().fract() == 0.0 { scale } else { 1.0 };
+        let blocks = (places.len() > 1).then(|| Blocks::new(&places, [count, rank], scale_of_b, &b));
+        Ok(Some(Self { a, b, magnitude, outputs: places, blocks, rank, scale, scale_of_b, parallel }))
     }
 
     /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.
     pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
         let low = enter_tensor_parallel(narrow(x, &self.a), &self.parallel);
         let sum = match &self.blocks {
-            Some(blocks) => add_linear(base, low, self.scaled_b(blocks)),
+            Some(blocks) => add_linear(base, scaled(low, self.scale / self.scale_of_b), self.scaled_b(blocks)),
             None => add_linear(base, scaled(low, self.scale), self.b.val()),
         };
         match self.magnitude.is_empty() {

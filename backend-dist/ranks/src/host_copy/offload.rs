@@ -51,7 +51,7 @@ impl OffloadMemory {
     /// What the driver says, for example that there is too little memory.
     pub fn new(near: &Buffer, bytes: usize, slots: usize) -> Result<Self, String> {
         let index = near.cube().client.service_id().device.index_id;
-        let pages = ManuallyDrop::new(Pages::new(index.into(), bytes)?);
+        let pages = Pages::new(index.into(), bytes)?;
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let event = || driver::event::create(flags).map(|event| event as usize).map_err(told);
         let stream = || {
@@ -60,8 +60,8 @@ impl OffloadMemory {
         };
         let slot = |_| -> Result<Slot, String> { Ok(Slot { loaded: event()?, computed: event()?, stored: event()? }) };
         let slots = (0..slots).map(slot).collect::<Result<Vec<_>, _>>()?;
-        let memory = Self { pages, near: near.clone(), loads: stream()?, stores: stream()?, stored: event()?, slots };
-        let (ready, loads) = (event()?, memory.loads);
+        let (loads, stores, stored, ready) = (stream()?, stream()?, event()?, event()?);
+        let memory = Self { pages: ManuallyDrop::new(pages), near: near.clone(), loads, stores, stored, slots };
         cuda::submit(
             [near.cube()],
             move |_, compute| {

@@ -52,7 +52,7 @@ pub(super) fn config(
 ) -> Result<RunConfig> {
     let path = Path::new(what);
     let config = if path.is_file() {
-        RunConfig::load_on(Some(path), overrides, &|copy| Ok(ranks.unwrap_or(here.count).max(copy)))?
+        RunConfig::load_on(Some(path), overrides, &|copy| Ok(here.count.max(copy)))?
     } else {
         recipe::resolve(&recipe::find(what)?, overrides, ranks.unwrap_or(here.count), timing.total(), here.memory)?
     };

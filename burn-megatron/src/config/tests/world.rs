@@ -24,6 +24,9 @@ fn auto_fills_all_ranks_and_keeps_the_global_batch() {
     ] {
         assert_eq!(layout(&format!("{keys}{batch}"), ranks).as_deref(), Ok(expected), "{keys}");
     }
+    // What would be too many passes for one copy of the model is not for all of them.
+    let many = layout("pipeline-parallel = 2\n[training]\nglobal-batch = 262144\n", 64);
+    assert_eq!(many.as_deref(), Ok("PP2 DP32"));
     let given = RunConfig::parse_on("run.toml", "", &[("parallel.dp".into(), "auto".into())], &|_| Ok(3));
     // What is written down, and what processes compare, is the number.
     assert!(given.unwrap_err().to_string().contains("nearest legal numbers of ranks: 2, 4"));

@@ -236,7 +236,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let world = rank.group(Axis::World);
         let mut engine = RankEngine::new(rank, &self.dims, |part| (self.build)(rank, part), self.engine.clone())?;
         if let Some(trouble) = engine.take_offload_trouble() {
-            say(&format!("rank {}: optimizer states stay on the GPU, for lack of host memory: {trouble}", rank.rank));
+            say(&format!("rank {}: not all optimizer states are in host memory: {trouble}", rank.rank));
         }
         let reserves = |options: &CheckpointOptions| options.saver.background && options.saver.pinned_memory;
         if self.checkpoints.as_ref().map_or(self.copies.is_some(), reserves)

@@ -33,16 +33,16 @@ impl Placement {
         &self.devices[..self.mesh.world_size().min(self.devices.len())]
     }
 
-    /// The ranks whose GPUs do not compute any more.
+    /// The devices, by index, that do not compute any more: of ranks, and those that would be given to ranks next.
     pub fn dead(&self) -> BTreeSet<usize> {
         let mut dead: Vec<&Device> = Vec::new();
-        for (rank, device) in self.devices().iter().enumerate() {
-            if on_gpu(device) && !self.devices[..rank].contains(device) && !computes(device) {
+        for (index, device) in self.devices.iter().enumerate() {
+            if on_gpu(device) && !self.devices[..index].contains(device) && !computes(device) {
                 dead.push(device);
             }
         }
-        let ranks = self.devices().iter().enumerate().filter(|(_, device)| dead.contains(device));
-        ranks.map(|(rank, _)| rank).collect()
+        let all = self.devices.iter().enumerate().filter(|(_, device)| dead.contains(device));
+        all.map(|(index, _)| index).collect()
     }
 
     /// The world that continues without the devices of `lost` ranks: it has the largest data-parallel size, at least `least`,

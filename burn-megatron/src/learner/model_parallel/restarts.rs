@@ -90,7 +90,12 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
             return Err(String::new());
         }
         let left = restarts.next(coordinator.step + 1, failure)?;
+        let ranks = placement.mesh.world_size();
         let who = self.leave_out_lost(failure, placement)?;
+        if placement.mesh.world_size() != ranks {
+            // The same rank is on another device now.
+            restarts.last = None;
+        }
         if let Some(saves) = &start.saves {
             // A save that has failed, if only for lack of a rank's share, does not keep the run from beginning again.
             let (reports, errors) = saves.settled();
@@ -123,11 +128,12 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         let least = self.restarts.min_data_parallel;
         let mut lost = if least.is_some() { placement.dead() } else { BTreeSet::new() };
         lost.extend(self.faults.is_loss(&failure.cause).then_some(failure.rank));
-        if lost.is_empty() {
+        let of_ranks = || lost.iter().filter(|device| **device < placement.mesh.world_size());
+        if of_ranks().next().is_none() {
             return Ok("all ranks begin again".into());
         }
-        let ranks = lost.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-        let what = match lost.len() {
+        let ranks = of_ranks().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let what = match of_ranks().count() {
             1 => format!("the device of rank {ranks} is lost"),
             _ => format!("the devices of ranks {ranks} are lost"),
         };
@@ -143,7 +149,10 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         let (engine, layers) = (&self.engine, self.dims.layers);
         let batch = engine.plan_at(0, layout.dp).and(engine.plan(layout.dp));
         let passes = batch.map(|batch| engine.pipeline.resolve(layout, layers, batch.accumulation).is_ok());
-        layout.check().is_ok() && passes.unwrap_or(false) && engine.check_ramp(layout, layers).is_ok()
+        layout.check().is_ok()
+            && engine.context.check(layout, &self.dims).is_ok()
+            && passes.unwrap_or(false)
+            && engine.check_ramp(layout, layers).is_ok()
     }
 }
 

@@ -235,7 +235,7 @@ impl Saves {
             Ok(CopyReport { step, storage, bytes, seconds, .. }) => {
                 format!("checkpoint of step {step} copied to {storage}: {} in {seconds:.1} s", HumanBytes(bytes))
             }
-            Err(error) => format!("a checkpoint was not copied: {error}; it is in {}", self.saver.root().display()),
+            Err(error) => format!("checkpoint.storage: {error}; checkpoints are in {}", self.saver.root().display()),
         };
         self.saver.copied().into_iter().map(line).collect()
     }
@@ -248,7 +248,8 @@ impl Saves {
     /// Waits until the checkpoints that are complete are copied to the storage, and says how that went. Not in a rank: others
     /// that wait for it time out where a network is slow.
     pub fn end_copies(&self) {
-        drop(self.saver.settled());
+        let (_, errors) = self.settled();
+        errors.iter().for_each(|error| say(&format!("a checkpoint was not saved: {error}")));
         if let Err(error) = self.saver.wait_for_copies() {
             say(&format!("a checkpoint was not deleted: {error}"));
         }

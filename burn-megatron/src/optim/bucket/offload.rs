@@ -97,10 +97,14 @@ impl Offload {
         let gb = |bytes: f64| bytes / 1e9;
         let trouble = (wanted > most as f64).then(|| {
             let fits = (100.0 * share * most as f64 / wanted).floor() / 100.0;
+            let nearest = match fits {
+                0.0 => "optimizer.cpu-offload = false".to_string(),
+                fits => format!("optimizer.offload-fraction = {fits}"),
+            };
             let [wanted, most, end] = [wanted, most as f64, end as f64].map(gb);
             format!(
                 "a rank's states of {wanted:.1} GB may take {most:.1} GB of host memory, {end:.1} GB of them are there; \
-                 nearest optimizer.offload-fraction: {fits}"
+                 nearest legal: {nearest}"
             )
         });
         if end == 0 {

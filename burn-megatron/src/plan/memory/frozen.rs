@@ -23,7 +23,9 @@ impl FrozenModels {
         let reference = if has_reference { chunks.iter().map(|stage| stage.whole).sum() } else { 0 };
         let Some(teacher) = job.teacher() else { return Self { bytes: reference, teaching: 0 } };
         let (units, local) = (teacher.teacher_units(rank, placement), teacher.local());
-        let (first, last) = (!units[0].head && units[0].layers.is_empty(), units.iter().any(|unit| unit.head));
+        // A stage of a short teacher may have nothing.
+        let first = units.first().is_some_and(|unit| !unit.head && unit.layers.is_empty());
+        let last = units.iter().any(|unit| unit.head);
         let elements = units.iter().flat_map(|unit| &unit.ops).map(|op| op.weight).sum::<u64>();
         let twice = if teacher.decoder.tied && first && last { local.vocab * local.hidden } else { 0 };
         let stream = local.stream_tokens * local.hidden * job.element;
