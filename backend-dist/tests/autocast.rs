@@ -2,7 +2,7 @@
 
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, explain};
+use backend_dist::mesh_backend::{Count, LogicalDevice, LogicalOptions, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -78,6 +78,24 @@ fn tensors_of_ones_and_zeros_are_no_memory() {
         })
         .unwrap();
     }
+}
+
+#[test]
+fn sums_over_tensor_parallel_ranks_are_in_half_precision() {
+    let mesh = Mesh::new("TP2".parse().unwrap()).unwrap();
+    let ranks = launch(&mesh, &[Device::flex()], |rank| {
+        let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
+        let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+        let model = parallelize(config().with_norm_first(true).init(&device), &rank, &Plan::auto())?;
+        let x = Tensor::<3>::ones([4, 8, 16], &device);
+        let before = explain(&device);
+        let loss = model.forward(TransformerEncoderInput::new(x.require_grad())).mean();
+        drop(loss.backward());
+        Ok(explain(&device).since(&before).collectives["all-reduce"])
+    });
+    // Two layers, two in each direction, of `[4, 8, 16]` bf16: the residual stream, which is f32, is in none of them.
+    let expected = Count { times: 8, bytes: 8 * 4 * 8 * 16 * 2 };
+    assert_eq!(ranks.unwrap(), [expected; 2]);
 }
 
 /// The output of causal attention of 4 heads over 2, and the gradients in query, key and value.

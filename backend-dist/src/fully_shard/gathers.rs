@@ -8,6 +8,8 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::sequence::Sequence;
+#[cfg(feature = "decorator")]
+use crate::mesh_backend::local::broadcast_for_gemms;
 use ranks::collective;
 use ranks::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
@@ -22,6 +24,8 @@ const LEAVING: usize = 256 << 20;
 pub(super) struct Gathered {
     pub path: String,
     pub unit: usize,
+    /// Whether it has more than one dimension: then GEMMs read it.
+    pub is_matrix: bool,
     pub length: usize,
     pub owner: usize,
 }
@@ -153,7 +157,7 @@ impl Gathers {
         let mut state = self.state.lock();
         *(if backward { &mut state.counts.backward } else { &mut state.counts.forward }) += 1;
         if !state.in_pass {
-            return self.start(index, base).wait();
+            return self.start(index, base, false).wait();
         }
         if state.is_backward != backward {
             // A block that runs again in a backward pass goes forward in between.
@@ -171,12 +175,12 @@ impl Gathers {
                 debug_assert_eq!(came, index);
                 value.wait()
             }
-            None => self.start(index, base).wait(),
+            None => self.start(index, base, true).wait(),
         };
         let sequence = if backward { &mut state.backward } else { &mut state.forward };
         for next in sequence.ahead(|index| self.params[index].unit) {
             let base = state.bases[next].clone().expect("a module is sharded as long as it is trained");
-            let coming = self.start(next, base);
+            let coming = self.start(next, base, true);
             state.coming.push_back((next, coming));
         }
         value
@@ -219,8 +223,8 @@ impl Gathers {
         if self.is_owner(index) { sum.div_scalar(size) } else { sum }
     }
 
-    /// Starts to bring the value of parameter `index`.
-    fn start(&self, index: usize, base: Tensor<1>) -> Coming {
+    /// Starts to bring the value of parameter `index`, to compute with it or as it is.
+    fn start(&self, index: usize, base: Tensor<1>, to_compute: bool) -> Coming {
         let param = &self.params[index];
         let own = self.is_owner(index);
         #[cfg(feature = "cuda")]
@@ -230,8 +234,12 @@ impl Gathers {
             return Coming { value, pending: Some(pending) };
         }
         let value = if own { base } else { base.expand([param.length]) };
+        #[cfg(feature = "decorator")]
+        let broadcast = if to_compute && param.is_matrix { broadcast_for_gemms } else { collective::broadcast };
+        #[cfg(not(feature = "decorator"))]
+        let (broadcast, _) = (collective::broadcast, to_compute);
         Coming {
-            value: collective::broadcast(value, param.owner, &self.group),
+            value: broadcast(value, param.owner, &self.group),
             #[cfg(feature = "cuda")]
             pending: None,
         }

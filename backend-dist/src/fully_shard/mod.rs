@@ -125,6 +125,7 @@ impl FullyShard {
             owner: owners.owner(param.id).expect("every parameter found has an owner"),
             path: param.path,
             unit: param.unit,
+            is_matrix: param.is_matrix,
             length: param.local,
         });
         let gathers = Gathers::new(params.collect(), group.clone());

@@ -90,6 +90,8 @@ pub(super) struct Found {
     /// Number of the unit, in order of first appearance.
     pub unit: usize,
     pub length: usize,
+    /// Whether it has more than one dimension.
+    pub is_matrix: bool,
     /// Elements that a rank has of it when it is gathered: fewer on a logical device that shards it.
     pub local: usize,
 }
@@ -138,7 +140,7 @@ impl ModuleVisitor for Find<'_> {
             true => Placements::of(&param.base()).local_shape(param.lazy_shape()).num_elements(),
             false => length,
         };
-        self.params.push(Found { id: param.id, path, unit, length, local });
+        self.params.push(Found { id: param.id, path, unit, length, is_matrix: D > 1, local });
     }
 }
 

@@ -1,13 +1,13 @@
 //! Operations in the shapes that one rank holds.
 
 use super::Placement;
+use super::by_tensor::ByTensor;
 use burn::tensor::Slice;
-use burn_ir::{BaseOperationIr, IrVisitorMut, OperationIr, TensorId, TensorIr};
-use std::collections::HashMap;
+use burn_ir::{BaseOperationIr, IrVisitorMut, OperationIr, TensorIr};
 
 /// Divides the sharded dimensions of all tensors of `op` by `ranks`, and makes ranges along them the whole of what is
 /// left. The placements must divide the shapes.
-pub(crate) fn localize(op: &mut OperationIr, placements: &HashMap<TensorId, Placement>, ranks: usize) {
+pub(crate) fn localize(op: &mut OperationIr, placements: &ByTensor<Placement>, ranks: usize) {
     let ranges = match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => match op {
             BaseOperationIr::Slice(op) => Some((op.tensor.id, &mut op.ranges)),
@@ -17,7 +17,7 @@ pub(crate) fn localize(op: &mut OperationIr, placements: &HashMap<TensorId, Plac
         _ => None,
     };
     if let Some((id, ranges)) = ranges
-        && let Some(dim) = placements.get(&id).and_then(|at| at.dim())
+        && let Some(dim) = placements.get(id).and_then(|at| at.dim())
         && let Some(range) = ranges.get_mut(dim)
     {
         // The rule has let no other range pass.
@@ -33,13 +33,13 @@ pub(crate) fn is_full(range: &Slice, size: usize) -> bool {
 }
 
 struct Shapes<'a> {
-    placements: &'a HashMap<TensorId, Placement>,
+    placements: &'a ByTensor<Placement>,
     ranks: usize,
 }
 
 impl IrVisitorMut for Shapes<'_> {
     fn visit_tensor_mut(&mut self, tensor: &mut TensorIr) {
-        if let Some(dim) = self.placements.get(&tensor.id).and_then(|at| at.dim()) {
+        if let Some(dim) = self.placements.get(tensor.id).and_then(|at| at.dim()) {
             tensor.shape[dim] /= self.ranks;
         }
     }

@@ -5,6 +5,7 @@
 //! run the operation on what it holds, and where the outputs are then. [`plan()`] applies the rules axis by axis and
 //! rewrites the operation to the shapes that one rank holds.
 
+mod by_tensor;
 mod localize;
 mod placement;
 mod plan;
@@ -12,6 +13,8 @@ pub mod rules;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "decorator")]
+pub(crate) use by_tensor::ByTensor;
 pub use placement::{ParsePlacementError, Placement};
 #[cfg(feature = "decorator")]
 pub(crate) use plan::keeps_weights;

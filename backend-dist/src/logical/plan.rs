@@ -1,6 +1,7 @@
 //! What an operation needs on a mesh of several axes: the rules of its axes, one after the other.
 
 use super::Placement::{self, Partial, Replicate, Varying};
+use super::by_tensor::ByTensor;
 use super::localize::localize;
 use super::rules::{Completion, Decision, MeshAxis, Operand, decide};
 use burn::tensor::{DType, Shape};
@@ -20,7 +21,7 @@ pub struct TensorState {
 /// The part of a plan that concerns one axis.
 #[derive(Clone, Debug, PartialEq)]
 struct AxisPlan {
-    placements: HashMap<TensorId, Placement>,
+    placements: ByTensor<Placement>,
     scale: Option<f64>,
     completion: Option<Completion>,
     /// Whether a sharded input is gathered because there is no rule, or none for these shapes.
@@ -33,7 +34,7 @@ pub struct OpPlan {
     /// The operation in the shapes that one rank holds.
     pub local: OperationIr,
     /// Where each input must be.
-    pub inputs: HashMap<TensorId, Vec<Placement>>,
+    pub inputs: ByTensor<Vec<Placement>>,
     /// Where each output is then.
     pub outputs: Vec<(TensorId, TensorState)>,
     /// What the float outputs are multiplied by.
@@ -93,7 +94,7 @@ impl Homes {
         if !state(op.rhs.id).weight || state(activation.id).weight {
             return;
         }
-        let gathered = state(activation.id).at.iter().zip(&plan.inputs[&activation.id]).enumerate();
+        let gathered = state(activation.id).at.iter().zip(&plan.inputs[activation.id]).enumerate();
         for (axis, (from, to)) in gathered {
             // Features are gathered for the contraction, which is not for the whole forward pass.
             let is_kept = from.dim().is_some_and(|dim| dim + 1 < activation.shape.num_dims());
@@ -116,29 +117,35 @@ fn sequence_shard(shape: &Shape, ranks: usize) -> Option<Placement> {
     (ranks > 1 && shape.num_dims() == 3 && at.local_shape(shape, ranks).is_some()).then_some(at)
 }
 
-/// The plan of `op`, whose inputs are in the states that `state` gives.
+/// The plan of `op`, whose inputs are in the states that `state` gives, and `is_half` if they are stored in half
+/// precision although their type is wider.
 pub fn plan<'s>(
     op: &OperationIr,
     state: impl Fn(TensorId) -> &'s TensorState,
+    is_half: impl Fn(TensorId) -> bool,
     axes: &[MeshAxis],
     homes: &Homes,
 ) -> OpPlan {
     let mut local = op.clone();
-    let mut inputs: HashMap<TensorId, Vec<Placement>> = op.inputs().map(|x| (x.id, Vec::new())).collect();
+    let mut inputs: ByTensor<Vec<Placement>> = op.inputs().map(|x| (x.id, Vec::with_capacity(axes.len()))).collect();
     let weight = keeps_weights(op) && op.inputs().any(|x| state(x.id).weight);
     let output = |x: &TensorIr| (x.id, TensorState { at: Vec::with_capacity(axes.len()), weight });
     let mut outputs: Vec<_> = op.outputs().map(output).collect();
     let (mut scale, mut completion, mut fell_back) = (None, None, false);
     for (i, axis) in axes.iter().enumerate() {
-        let home = |id: TensorId| op.inputs().find(|x| x.id == id).and_then(|x| homes.of(i, &x.shape, axis.ranks));
-        let at = |id: TensorId| Known { at: state(id).at[i], weight: state(id).weight, home: home(id) };
-        let decided = along_axis(&local, at, axis, completion.is_none());
+        let known = |x: &TensorIr| {
+            let TensorState { at, weight } = state(x.id);
+            let home = homes.of(i, &x.shape, axis.ranks);
+            (x.id, Known { at: at[i], weight: *weight, home, is_half: at[i] == Partial && is_half(x.id) })
+        };
+        let known: ByTensor<Known> = op.inputs().map(known).collect();
+        let decided = along_axis(&local, &known, axis, completion.is_none());
         completion = completion.or(decided.completion.map(|completion| (i, completion)));
-        for (id, placements) in &mut inputs {
+        for (id, placements) in inputs.iter_mut() {
             placements.push(decided.placements[id]);
         }
         for (id, state) in &mut outputs {
-            state.at.push(decided.placements[id]);
+            state.at.push(decided.placements[*id]);
         }
         scale = decided.scale.map(|factor| factor * scale.unwrap_or(1.0)).or(scale);
         fell_back |= decided.fell_back;
@@ -152,44 +159,43 @@ struct Known {
     at: Placement,
     weight: bool,
     home: Option<Placement>,
+    is_half: bool,
 }
 
 /// The plan along one axis, which `may_complete` the rank's share of the operation.
-fn along_axis(op: &OperationIr, known: impl Fn(TensorId) -> Known, axis: &MeshAxis, may_complete: bool) -> AxisPlan {
+fn along_axis(op: &OperationIr, known: &ByTensor<Known>, axis: &MeshAxis, may_complete: bool) -> AxisPlan {
     let whole = |fell_back| AxisPlan {
         placements: op.inputs().chain(op.outputs()).map(|x| (x.id, Replicate)).collect(),
         scale: None,
         completion: None,
         fell_back,
     };
-    let at = |x: &TensorIr| known(x.id).at;
-    if op.inputs().all(|x| at(x) == Replicate && known(x.id).home.is_none()) {
+    if known.values().all(|x| x.at == Replicate && x.home.is_none()) {
         return whole(false);
     }
-    if op.inputs().any(|x| at(x) == Varying) {
+    if known.values().any(|x| x.at == Varying) {
         // Every rank computes with its own.
-        let own = |x: &TensorIr| if at(x) == Varying { Varying } else { Replicate };
+        let own = |x: &TensorIr| if known[x.id].at == Varying { Varying } else { Replicate };
         let inputs = op.inputs().map(|x| (x.id, own(x)));
         let placements = inputs.chain(op.outputs().map(|x| (x.id, Varying))).collect();
         return AxisPlan { placements, scale: None, completion: None, fell_back: false };
     }
-    let operand = |x| operand(x, &known);
+    let operand = |x| operand(x, &known[x.id]);
     let possible = |decision: &Decision| may_complete || decision.completion.is_none();
     match decide(op, &operand, axis).filter(possible).and_then(|decision| assigned(op, decision, axis.ranks)) {
         Some(plan) => plan,
-        None => whole(axis.ranks > 1 && op.inputs().any(|x| at(x).is_shard())),
+        None => whole(axis.ranks > 1 && known.values().any(|x| x.at.is_shard())),
     }
 }
 
-fn operand<'a>(x: &'a TensorIr, known: &impl Fn(TensorId) -> Known) -> Operand<'a> {
-    let Known { at, weight, home } = known(x.id);
-    Operand { shape: &x.shape, at, weight, home, ends: x.status == TensorStatus::ReadWrite }
+fn operand<'a>(x: &'a TensorIr, &Known { at, weight, home, is_half }: &Known) -> Operand<'a> {
+    Operand { shape: &x.shape, at, weight, home, ends: x.status == TensorStatus::ReadWrite, is_half }
 }
 
 /// The decision by tensor, if it can be carried out: sizes divide, a tensor that is two inputs is wanted in one
 /// placement, and sums are of numbers.
 fn assigned(op: &OperationIr, decision: Decision, ranks: usize) -> Option<AxisPlan> {
-    let mut placements = HashMap::new();
+    let mut placements = ByTensor::default();
     let wanted = decision.inputs.iter().chain(&decision.outputs).copied();
     for (x, placement) in op.inputs().chain(op.outputs()).zip(wanted) {
         let is_possible = match placement {
@@ -197,11 +203,11 @@ fn assigned(op: &OperationIr, decision: Decision, ranks: usize) -> Option<AxisPl
             Partial => !x.dtype.is_bool() && !matches!(x.dtype, DType::QFloat(_)),
             _ => !matches!(x.dtype, DType::QFloat(_)) && placement.local_shape(&x.shape, ranks).is_some(),
         };
-        if !is_possible || placements.insert(x.id, placement).is_some_and(|other| other != placement) {
+        if !is_possible || placements.add(x.id, placement).is_some_and(|other| *other != placement) {
             return None;
         }
     }
-    let is_complete = op.inputs().chain(op.outputs()).all(|x| placements.contains_key(&x.id));
+    let is_complete = op.inputs().chain(op.outputs()).all(|x| placements.get(x.id).is_some());
     let Decision { scale, completion, .. } = decision;
     is_complete.then_some(AxisPlan { placements, scale, completion, fell_back: false })
 }

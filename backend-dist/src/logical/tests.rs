@@ -10,7 +10,7 @@ use burn::tensor::{DType, Shape, Slice};
 use burn_ir::{BaseOperationIr, MatmulOpIr, OperationIr, SliceOpIr, TensorId, TensorIr, TensorStatus};
 
 fn operand(shape: &[usize], at: Placement) -> Operand<'_> {
-    Operand { shape, at, weight: false, home: None, ends: false }
+    Operand { shape, at, weight: false, home: None, ends: false, is_half: false }
 }
 
 fn decided(decision: Option<Decision>) -> Option<(Vec<Placement>, Placement)> {
@@ -86,6 +86,8 @@ fn a_residual_is_added_before_a_sum_that_nobody_else_reads_is_reduced() {
     let added = |sum: Operand| decided(elementwise(Linearity::Joint, &[sum, residual], &[2, 6, 8]));
     assert_eq!(added(sum), Some((vec![Replicate; 2], Replicate)));
     assert_eq!(added(Operand { ends: true, ..sum }), Some((vec![Partial; 2], Partial)));
+    // A sum in half precision is half as much to reduce as one with the residual.
+    assert_eq!(added(Operand { ends: true, is_half: true, ..sum }), Some((vec![Replicate; 2], Replicate)));
     // Under sequence parallelism it is scattered.
     let at_home = Operand { ends: true, home: Some(Shard(1)), ..sum };
     assert_eq!(added(at_home), Some((vec![Shard(1); 2], Shard(1))));
@@ -100,7 +102,7 @@ fn tensor(id: u64, shape: &[usize]) -> TensorIr {
 fn planned(op: &OperationIr, states: &[Vec<Placement>]) -> OpPlan {
     let states: Vec<_> = states.iter().map(|at| TensorState { at: at.clone(), weight: false }).collect();
     let axes = [2, 3].map(|ranks| MeshAxis { ranks, policy: Policy::WeightsStay });
-    plan(op, |id| &states[id.value() as usize], &axes, &Homes::default())
+    plan(op, |id| &states[id.value() as usize], |_| false, &axes, &Homes::default())
 }
 
 #[test]

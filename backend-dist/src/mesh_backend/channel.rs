@@ -79,14 +79,14 @@ impl MeshClient {
     }
 
     /// A collective of all ranks' shares of `x` over their groups of this name. No lock is held meanwhile.
-    pub fn collective(&self, x: TensorIr, what: Collective, group: &str) -> TensorId {
+    pub fn collective(&self, x: TensorIr, what: Collective, group: &str, half: bool) -> TensorId {
         let out = self.new_id();
         let run = {
             let mut worker = self.worker();
-            let message = || Message::Collective { x: x.clone(), out, what: what.clone(), group: group.into() };
+            let message = || Message::Collective { x: x.clone(), out, what: what.clone(), group: group.into(), half };
             self.followers.tell(message);
             match &mut *worker {
-                Worker::Here(interpreter) => interpreter.collective(x, out, what, group),
+                Worker::Here(interpreter) => interpreter.collective((x, half), out, what, group),
                 ahead => {
                     ahead.tell(message());
                     return out;

@@ -3,6 +3,7 @@
 
 use super::command::Command;
 use super::interpreter::Interpret;
+use super::worker::keeping_memory;
 use crate::logical::TensorState;
 use burn::tensor::TensorData;
 use burn_ir::{OperationIr, TensorId, TensorIr};
@@ -27,8 +28,8 @@ pub(super) enum Message {
     Drop(Vec<TensorId>),
     /// Begin the stream of random numbers.
     Seed(u64),
-    /// A collective over the group of this name.
-    Collective { x: TensorIr, out: TensorId, what: Collective, group: String },
+    /// A collective over the group of this name, of half precision if that is enough and autocast computes with it.
+    Collective { x: TensorIr, out: TensorId, what: Collective, group: String, half: bool },
     /// Another name for what the rank holds.
     Alias { x: TensorId, out: TensorId, state: TensorState },
     /// Make a tensor whole on every rank.
@@ -48,8 +49,8 @@ impl Message {
             Self::Data(id, data) => interpreter.register_data(id, data),
             Self::Drop(tensors) => tensors.into_iter().for_each(|id| interpreter.drop_tensor(id)),
             Self::Seed(seed) => interpreter.seed(seed),
-            Self::Collective { x, out, what, group } => {
-                interpreter.collective(x, out, what, &group)();
+            Self::Collective { x, out, what, group, half } => {
+                interpreter.collective((x, half), out, what, &group)();
                 interpreter.arrived(out);
             }
             Self::Whole(tensor) => interpreter.make_whole(tensor),
@@ -80,7 +81,7 @@ const BRIEFLY: Duration = Duration::from_micros(50);
 
 /// What comes next; `None` when nobody is there to send. Before a longer wait `flush` hands over what is queued, for
 /// which others may wait.
-pub(super) fn next<T>(queue: &Receiver<T>, flush: impl FnOnce()) -> Option<T> {
+pub(super) fn next<T>(queue: &mut Receiver<T>, flush: impl FnOnce()) -> Option<T> {
     let mut since = None;
     loop {
         match queue.try_recv() {
@@ -135,11 +136,17 @@ pub(super) fn forward(queue: &Receiver<Message>, to: usize, group: &Group) {
 
 /// Does what the leader says until its program ends. Whether that ended well.
 pub(super) fn follow(interpreter: &mut dyn Interpret, mut leader: Leader) -> bool {
-    loop {
-        match leader.next(|| interpreter.flush()) {
-            Some(Message::End) => return true,
-            Some(Message::Failed) | None => return false,
-            Some(message) => message.obey(interpreter),
+    let mut ended = false;
+    keeping_memory(interpreter, |interpreter| match leader.next(|| interpreter.flush()) {
+        Some(Message::End) => {
+            ended = true;
+            false
         }
-    }
+        Some(Message::Failed) | None => false,
+        Some(message) => {
+            message.obey(interpreter);
+            true
+        }
+    });
+    ended
 }

@@ -16,7 +16,7 @@ use super::random::Random;
 use super::report::Report;
 use super::table::{self, Table};
 use crate::logical::Placement::{self, Replicate};
-use crate::logical::{Homes, MeshAxis, TensorState, keeps_weights, plan};
+use crate::logical::{ByTensor, Homes, MeshAxis, TensorState, keeps_weights, plan};
 use across::Arrivals;
 use batch_norm::BatchMeans;
 use burn::backend::{DTypeUsageSet, ExecutionError};
@@ -28,8 +28,6 @@ use burn_std::future::DynFut;
 use inputs::{Local, Locals, Rename};
 use ranks::collective_ops::Collective;
 use ranks::comm::Group;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 /// An interpreter over any inner backend.
 pub(super) trait Interpret: Send {
@@ -43,9 +41,16 @@ pub(super) trait Interpret: Send {
     fn gather(&mut self, tensor: TensorIr);
     /// A new tensor of the same data on every rank.
     fn register_data(&mut self, id: TensorId, data: TensorData);
-    /// A collective over the group of this name on the rank's share of `x`. The caller runs what is returned, without a
-    /// lock: ranks that it waits for may free tensors of this one. Then `out` has [arrived](Self::arrived).
-    fn collective(&mut self, x: TensorIr, out: TensorId, what: Collective, group: &str) -> Box<dyn FnOnce() + Send>;
+    /// A collective over the group of this name on the rank's share of `x`, for which half precision may be enough. The
+    /// caller runs what is returned, without a lock: ranks that it waits for may free tensors of this one. Then `out` has
+    /// [arrived](Self::arrived).
+    fn collective(
+        &mut self,
+        x: (TensorIr, bool),
+        out: TensorId,
+        what: Collective,
+        group: &str,
+    ) -> Box<dyn FnOnce() + Send>;
     /// `out` is what the collective has given, in the placements of its input.
     fn arrived(&mut self, out: TensorId);
     /// The tensors from `id` on that are not whole on every rank.
@@ -60,6 +65,11 @@ pub(super) trait Interpret: Send {
     fn sync(&mut self) -> Result<(), ExecutionError>;
     /// Hands what is queued to the inner device.
     fn flush(&self);
+    /// Within which memory stays with the size that it was allocated for, if that is wanted. From here on the
+    /// interpreter counts on it as long as it [keeps memory](Self::keeps_memory).
+    fn memory_window(&mut self) -> Option<Window>;
+    /// Whether it still is.
+    fn keeps_memory(&self) -> bool;
     /// What the inner device can do with a type.
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet;
     /// What has happened.
@@ -67,6 +77,9 @@ pub(super) trait Interpret: Send {
     /// Where all tensors are.
     fn states(&self) -> ById<TensorState>;
 }
+
+/// Runs something.
+pub(super) type Window = Box<dyn Fn(&mut (dyn FnMut() + Send))>;
 
 /// The first id of tensors that only the rank knows; those of programs are below.
 const OWN_IDS: u64 = 1 << 62;
@@ -88,6 +101,7 @@ pub(super) struct Interpreter<B: Inner> {
     random: Random,
     homes: Homes,
     report: Report,
+    may_keep_memory: bool,
 }
 
 impl<B: Inner> Interpreter<B> {
@@ -106,6 +120,7 @@ impl<B: Inner> Interpreter<B> {
             random: Random::default(),
             homes: Homes::default(),
             report: Report::default(),
+            may_keep_memory: options.keep_memory.unwrap_or(B::FUSES),
         }
     }
 
@@ -182,7 +197,8 @@ impl<B: Inner> Interpreter<B> {
 
     fn run_planned(&mut self, op: OperationIr) {
         let Some(op) = self.run_replicated(op) else { return };
-        let plan = plan(&op, |id| &self.table.get(id).state, &self.axes, &self.homes);
+        let is_half = |id| self.executor.is_half(self.table.get(id).local);
+        let plan = plan(&op, |id| &self.table.get(id).state, is_half, &self.axes, &self.homes);
         self.homes.note(&op, |id| &self.table.get(id).state, &plan);
         if plan.fell_back {
             let sharded = |x: &&TensorIr| self.table.get(x.id).state.at.iter().any(|at| at.is_shard());
@@ -193,17 +209,20 @@ impl<B: Inner> Interpreter<B> {
             self.report.fallback(format!("{} {} -> {}", name(&op), inputs.join(" "), outputs.join(" ")), bytes);
         }
         let inputs: Vec<TensorIr> = op.inputs().cloned().collect();
-        let mut locals: HashMap<TensorId, Local> = HashMap::new();
+        // As GEMMs read them.
+        let half = matches!(op, OperationIr::Float(_, FloatOperationIr::Matmul(_)));
+        let mut locals: ByTensor<Local> = ByTensor::default();
         for input in &inputs {
-            if let Entry::Vacant(local) = locals.entry(input.id) {
+            if locals.get(input.id).is_none() {
                 let is_consumed = |x: &TensorIr| x.id == input.id && x.status == TensorStatus::ReadWrite;
                 let consumed = inputs.iter().any(is_consumed);
-                local.insert(self.place(input, &plan.inputs[&input.id], consumed));
+                locals.add(input.id, self.place(input, &plan.inputs[input.id], consumed, half));
             }
         }
         let mut local = plan.local;
         local.visit_mut(&mut Rename(&locals));
-        let shares: Vec<TensorIr> = local.outputs().cloned().collect();
+        let is_scaled = |out: &&TensorIr| plan.scale.is_some() && out.dtype.is_float();
+        let scaled: Vec<TensorIr> = local.outputs().filter(is_scaled).cloned().collect();
         match plan.completion {
             None => self.executor.register_op(local),
             Some((axis, completion)) => self.run_completed(local, axis, completion),
@@ -213,7 +232,7 @@ impl<B: Inner> Interpreter<B> {
         }
         op.outputs().for_each(|out| self.table.describe(out));
         if let Some(factor) = plan.scale {
-            self.scale(&shares, factor);
+            self.scale(&scaled, factor);
         }
         self.link_view(&op);
         self.shard_sequence(&op);
@@ -247,7 +266,7 @@ impl<B: Inner> Interpreter<B> {
 
     /// Multiplies what the rank holds of an operation's outputs.
     fn scale(&mut self, shares: &[TensorIr], factor: f64) {
-        for out in shares.iter().filter(|out| out.dtype.is_float()) {
+        for out in shares {
             let id = self.new_id();
             let entry = self.table.get_mut(out.id);
             let lhs = TensorIr { id: entry.local, status: TensorStatus::ReadWrite, ..out.clone() };
@@ -306,7 +325,7 @@ impl<B: Inner> Interpret for Interpreter<B> {
     fn read(&mut self, x: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         let is_consumed = x.status == TensorStatus::ReadWrite;
         let whole = self.replicated().at;
-        let local = self.place(&x, &whole, is_consumed);
+        let local = self.place(&x, &whole, is_consumed, false);
         let status = if is_consumed { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
         let data = self.executor.read(TensorIr { id: local.id, status, ..x.clone() });
         if is_consumed && let Some(mut entry) = self.table.remove(x.id) {
@@ -328,7 +347,13 @@ impl<B: Inner> Interpret for Interpreter<B> {
         self.table.insert(id, state, id);
     }
 
-    fn collective(&mut self, x: TensorIr, out: TensorId, what: Collective, group: &str) -> Box<dyn FnOnce() + Send> {
+    fn collective(
+        &mut self,
+        x: (TensorIr, bool),
+        out: TensorId,
+        what: Collective,
+        group: &str,
+    ) -> Box<dyn FnOnce() + Send> {
         self.start_across(x, out, what, group)
     }
 
@@ -362,6 +387,14 @@ impl<B: Inner> Interpret for Interpreter<B> {
     fn flush(&self) {
         // What cannot be handed over now is an error of the next read.
         let _ = B::flush(&self.device);
+    }
+
+    fn memory_window(&mut self) -> Option<Window> {
+        self.may_keep_memory.then(|| self.executor.memory_window())
+    }
+
+    fn keeps_memory(&self) -> bool {
+        self.executor.keeps_memory()
     }
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {

@@ -13,7 +13,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_group::GroupBackend;
 use burn_ir::{TensorId, TensorIr, TensorStatus};
+use ranks::collective;
 use ranks::collective_ops::{Collective, OnGroups};
+use ranks::comm::Group;
 use std::collections::HashSet;
 
 /// A tensor of a logical device.
@@ -164,7 +166,7 @@ fn shape_after(mut shape: Shape, what: &Collective, ranks: usize) -> Shape {
 }
 
 macro_rules! across {
-    ($x:expr, $what:expr, $group:expr, $carrier:ident, $empty:ident) => {{
+    ($x:expr, $half:expr, $what:expr, $group:expr, $carrier:ident, $empty:ident) => {{
         let (x, what, group) = ($x, $what, $group);
         if group.size() == 1 {
             return x;
@@ -175,16 +177,28 @@ macro_rules! across {
         let ir = TensorIr { id, shape: shape.clone(), status: TensorStatus::ReadOnly, dtype };
         // Not within an operation, where the device group would be locked: other ranks may free tensors of this one.
         let client = live(&Device::new(device)).expect("a device group is a logical device").client;
-        let out = client.collective(ir, what.clone(), group.name());
+        let out = client.collective(ir, what.clone(), group.name(), $half);
         let shape = shape_after(shape, &what, group.size());
         command::send(Command::Adopt(out), || GroupBackend::$empty(shape, &device, dtype.into())).0
     }};
 }
 
+fn across(x: LogicalTensor, what: Collective, group: &Group, half: bool) -> LogicalTensor {
+    across!(x, half, what, group, float_mul_scalar, float_empty)
+}
+
+/// `root`'s tensor on every member of `group`, for GEMMs: under autocast in half precision, as they read it.
+pub(crate) fn broadcast_for_gemms(x: Tensor<1>, root: usize, group: &Group) -> Tensor<1> {
+    match x.clone().try_into_primitive::<GroupBackend>() {
+        Ok(x) => Tensor::from_primitive::<GroupBackend>(across(x, Collective::Broadcast(root), group, true)),
+        Err(_) => collective::broadcast(x, root, group),
+    }
+}
+
 /// Collectives with ranks that are not of the tensor's device.
 pub(super) const COLLECTIVES: OnGroups = OnGroups {
-    float: |x, what, group| across!(x, what, group, float_mul_scalar, float_empty),
-    int: |x, what, group| across!(x, what, group, int_mul_scalar, int_empty),
+    float: |x, what, group| across(x, what, group, false),
+    int: |x, what, group| across!(x, false, what, group, int_mul_scalar, int_empty),
 };
 
 /// The tensors of a logical device that did not exist at some time.

@@ -87,8 +87,8 @@ impl Table {
 }
 
 impl Entry {
-    /// The shard of the tensor in `placements`, if it has been moved there before.
-    pub fn copy_in(&self, placements: &[Placement]) -> Option<TensorId> {
-        self.copies.iter().find(|(at, _)| at == placements).map(|&(_, id)| id)
+    /// The shards of the tensor in `placements`, where it has been moved before.
+    pub fn copies_in(&self, placements: &[Placement]) -> impl Iterator<Item = TensorId> {
+        self.copies.iter().filter(move |(at, _)| at == placements).map(|&(_, id)| id)
     }
 }

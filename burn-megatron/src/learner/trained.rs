@@ -66,6 +66,8 @@ impl<M: LearnerModel> Trained<M> for OneModel<M> {
     }
 
     fn train(&mut self, batches: Vec<<M as TrainStep>::Input>, are_last: bool) -> Vec<<M as TrainStep>::Output> {
+        // Else its values, which training changes, would stay beside the new ones.
+        self.valid = None;
         let count = batches.len();
         let train = |(index, batch)| {
             let output = self.rank.train_step(batch, are_last && index + 1 == count);

@@ -18,7 +18,7 @@ use burn::train::{
 };
 use burn_megatron::prelude::*;
 
-use crate::classifier::{All, Known, difference, interleaved};
+use crate::classifier::{All, Known, difference, generator, interleaved};
 use crate::cpu;
 
 const SIZE: usize = 6;
@@ -100,6 +100,7 @@ fn loader(images: Vec<usize>, batch: usize) -> Arc<dyn DataLoader<Batch>> {
 
 /// Weights and running statistics after two epochs.
 fn trained(directory: &Path, images: Vec<usize>, batch: usize, strategy: TrainingStrategy<Net>) -> Vec<f64> {
+    let _generator = generator();
     let training = SupervisedTraining::new(directory, loader(images, batch), loader((0..10).collect(), BATCH))
         .metrics((LossMetric::new(),))
         .with_application_logger(None)
@@ -109,6 +110,7 @@ fn trained(directory: &Path, images: Vec<usize>, batch: usize, strategy: Trainin
     // Not Adam, which makes steps of the rounding error that is the gradient of a bias before a normalization.
     let result = training.launch(Learner::new(Net::new(), SgdConfig::new().init(), 0.1));
     assert!(result.error.is_none(), "{}", result.error.unwrap());
+    assert!(result.interrupted.is_none(), "{:?}", result.interrupted);
     result.model.numbers()
 }
 

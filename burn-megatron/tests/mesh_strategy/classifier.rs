@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -371,10 +372,26 @@ impl Setup {
         training.launch(learner)
     }
 
+    /// [`run`](Self::run) of a training that fails, which takes less than `seconds`. Other tests are not waited for.
+    pub fn fail_within(
+        &self,
+        seconds: u64,
+        directory: &Path,
+        strategy: TrainingStrategy<Classifier>,
+    ) -> LearningResult<Classifier> {
+        let (training, learner) = self.training_from(directory, strategy, 1.0);
+        let _generator = generator();
+        let begun = Instant::now();
+        let result = training.launch(learner);
+        assert!(begun.elapsed().as_secs() < seconds, "{:?}", result.error);
+        result
+    }
+
     /// The trained numbers.
     pub fn numbers(&self, strategy: TrainingStrategy<Classifier>) -> Vec<f64> {
         let result = self.run(tempfile::tempdir().unwrap().path(), strategy);
         assert!(result.error.is_none(), "{}", result.error.unwrap());
+        assert!(result.interrupted.is_none(), "{:?}", result.interrupted);
         result.model.numbers()
     }
 }

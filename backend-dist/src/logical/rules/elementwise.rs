@@ -54,9 +54,9 @@ fn partial(linearity: Linearity, inputs: &[Operand], out: &[usize]) -> Option<Ve
     }
     match linearity {
         // One rank adds a bias, or another gradient of the same tensor. If others read the sum as well, it had better be
-        // reduced before what is as large as itself is added.
+        // reduced before what is as large as itself is added; also if that is wider, which makes the sum as wide.
         Linearity::Joint => {
-            let ends = summands.iter().all(|x| x.ends && x.home.is_none());
+            let ends = summands.iter().all(|x| x.ends && x.home.is_none() && !x.is_half);
             let can_join = |x: &Operand| x.at == Partial || x.len() < largest || ends;
             inputs.iter().all(can_join).then(|| vec![Partial; inputs.len()])
         }

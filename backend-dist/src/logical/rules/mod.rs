@@ -33,6 +33,8 @@ pub struct Operand<'a> {
     pub home: Option<Placement>,
     /// Whether nothing reads it after this operation.
     pub ends: bool,
+    /// Whether it is stored in half precision, although its type is wider.
+    pub is_half: bool,
 }
 
 impl Operand<'_> {

@@ -94,6 +94,12 @@ impl<H> Chain<H> {
         self.values.contains_key(&id)
     }
 
+    /// Whether the chain will store this tensor in half precision if it may: it computes the tensor from such tensors alone.
+    pub fn is_half(&self, id: TensorId) -> bool {
+        let is_whole = |value: &Value| self.size.is_some_and(|size| extent(&value.shape, size) == Some(Extent::Whole));
+        self.values.get(&id).is_some_and(|value| self.facts[value.register].is_half && is_whole(value))
+    }
+
     /// Nobody will read this tensor, unless it is pinned. Returns whether the chain was to compute it.
     pub fn forget(&mut self, id: TensorId) -> bool {
         if !self.has(id) {

@@ -10,7 +10,7 @@ use burn_ir::{MatmulOpIr, NumericOperationIr, OperationIr, TensorId, TensorStatu
 pub(super) struct Gemm<B: Inner> {
     a: Float<B>,
     b: Float<B>,
-    dtype: DType,
+    pub(super) dtype: DType,
 }
 
 impl<B: Inner> Executor<B> {

@@ -9,6 +9,7 @@ mod chain;
 mod expression;
 mod fuse;
 mod gemms;
+mod kept_memory;
 mod precision;
 mod views;
 
@@ -23,7 +24,8 @@ use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
 use chain::Chain;
 use gemms::Gemm;
-use std::collections::{BTreeMap, HashSet};
+use kept_memory::KeptMemory;
+use std::collections::BTreeMap;
 use views::{View, view};
 
 type Float<B> = burn::backend::tensor::FloatTensor<B>;
@@ -48,8 +50,7 @@ pub(super) struct Executor<B: Inner> {
     /// Sums over rows of what the chain computes, and their outputs.
     waiting: Vec<OperationIr>,
     late: Ids,
-    /// Elements of the rank's share of a parameter, for each size that there is.
-    lasting: HashSet<usize>,
+    memory: KeptMemory,
     /// Tensors of which all elements are one number.
     constants: ById<(f64, Shape)>,
     kernels: BTreeMap<&'static str, usize>,
@@ -74,7 +75,7 @@ impl<B: Inner> Executor<B> {
             chain: Chain::default(),
             waiting: Vec::new(),
             late: Ids::default(),
-            lasting: HashSet::new(),
+            memory: KeptMemory::default(),
             constants: ById::default(),
             kernels: BTreeMap::new(),
             logsumexps: ById::default(),
@@ -84,6 +85,7 @@ impl<B: Inner> Executor<B> {
 
     /// Runs an operation, or lets it wait.
     pub fn register_op(&mut self, op: OperationIr) {
+        self.memory.note(&op);
         if !self.fuses {
             return self.inner.register_op(op);
         }
@@ -119,7 +121,7 @@ impl<B: Inner> Executor<B> {
     }
 
     /// Lets nothing wait that computes this tensor.
-    fn settle(&mut self, id: TensorId) {
+    pub fn settle(&mut self, id: TensorId) {
         self.settle_before(id);
         if self.chain.has(id) {
             self.flush();
@@ -137,18 +139,6 @@ impl<B: Inner> Executor<B> {
         if self.late.contains(&id) {
             self.flush();
         }
-    }
-
-    /// A parameter has so many elements on this rank.
-    pub fn note_parameter(&mut self, elements: usize) {
-        self.lasting.insert(elements);
-    }
-
-    /// Runs `work`, whose outputs have so many elements. Parameters, their gradients and an optimizer's states are as
-    /// large as they were a step before: with memory that is kept for that size, an allocation does not search what lies
-    /// between others.
-    fn allocating<T: Send>(&self, elements: usize, work: impl FnOnce() -> T + Send) -> T {
-        if self.lasting.contains(&elements) { B::keeping_memory(&self.device, work) } else { work() }
     }
 
     fn count(&mut self, kernel: &'static str) {

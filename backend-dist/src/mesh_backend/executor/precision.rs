@@ -58,6 +58,21 @@ impl<B: Inner> Executor<B> {
         copy
     }
 
+    /// Whether a tensor is, or will be, stored in half precision.
+    pub fn is_half(&self, id: TensorId) -> bool {
+        self.halves.contains(&id)
+            || self.gemms.get(&id).is_some_and(|gemm| self.half == Some(gemm.dtype))
+            || (self.half.is_some() && self.chain.is_half(id))
+    }
+
+    /// The tensor in half precision if autocast computes with that, else as it is stored; and whether it is half precision.
+    pub fn halved(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
+        let Some(half) = self.half.filter(|_| x.dtype == self.limits.dtype) else { return self.stored(x) };
+        self.chain.want_half(x.id);
+        self.settle(x.id);
+        (HandleKind::Float(self.in_type(x, half)), true)
+    }
+
     fn widen_unless(&mut self, x: &TensorIr, dtype: DType) {
         if Some(dtype) != self.half {
             self.widen(x);

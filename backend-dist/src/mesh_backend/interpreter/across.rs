@@ -15,7 +15,7 @@ impl<B: Inner> Interpreter<B> {
     /// What the caller runs without a lock for a collective on the rank's share of `x` over the group of this name.
     pub(super) fn start_across(
         &mut self,
-        x: TensorIr,
+        (x, half): (TensorIr, bool),
         out: TensorId,
         what: Collective,
         group: &str,
@@ -25,7 +25,7 @@ impl<B: Inner> Interpreter<B> {
         let found = groups().find(|candidate| candidate.name() == group).cloned();
         let found = found.unwrap_or_else(|| panic!("{what:?} over {group}: the device has the groups {:?}", names()));
         let state = self.table.get(x.id).state.clone();
-        let (handle, is_half) = self.share(&x);
+        let (handle, is_half) = self.share(&x, half);
         let arrivals = self.arrivals.clone();
         Box::new(move || {
             let result = run_collective(handle, what, &found);
@@ -40,16 +40,13 @@ impl<B: Inner> Interpreter<B> {
         self.table.insert(out, state, out);
     }
 
-    /// What the rank holds of `x`, and whether that is in half precision.
-    pub(super) fn share(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
+    /// What the rank holds of `x`, and whether that is in half precision, as it also is if autocast computes with that and
+    /// it is enough.
+    pub(super) fn share(&mut self, x: &TensorIr, half: bool) -> (HandleKind<B>, bool) {
         let entry = self.table.get(x.id);
-        let mut shape = x.shape.clone();
-        for (at, axis) in entry.state.at.iter().zip(&self.axes) {
-            if let Some(dim) = at.dim() {
-                shape[dim] /= axis.ranks;
-            }
-        }
-        self.executor.stored(&TensorIr { id: entry.local, shape, status: TensorStatus::ReadOnly, dtype: x.dtype })
+        let shape = self.shape_here(&x.shape, &entry.state.at);
+        let x = TensorIr { id: entry.local, shape, status: TensorStatus::ReadOnly, dtype: x.dtype };
+        if half { self.executor.halved(&x) } else { self.executor.stored(&x) }
     }
 
     /// Moves a tensor, which remains the same tensor.
@@ -59,7 +56,8 @@ impl<B: Inner> Interpreter<B> {
         if from == at {
             return;
         }
-        let id = self.moved(&TensorIr { status: TensorStatus::ReadWrite, ..x.clone() }, shard, (&from, &at), true);
+        let id =
+            self.moved(&TensorIr { status: TensorStatus::ReadWrite, ..x.clone() }, shard, (&from, &at), true, false);
         let entry = self.table.get_mut(x.id);
         (entry.local, entry.state.at) = (id, at);
     }
@@ -67,7 +65,9 @@ impl<B: Inner> Interpreter<B> {
     /// What a read of another rank asks of this one.
     pub(super) fn take_part(&mut self, x: TensorIr) {
         let is_consumed = x.status == TensorStatus::ReadWrite;
-        let local = self.place(&x, &vec![Replicate; self.axes.len()], is_consumed);
+        let local = self.place(&x, &vec![Replicate; self.axes.len()], is_consumed, false);
+        // As the reader does, so that all ranks store alike what comes after it.
+        self.executor.settle(local.id);
         if local.is_temporary {
             self.drop_local(local.id);
         }

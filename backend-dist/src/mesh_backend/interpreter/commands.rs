@@ -1,7 +1,7 @@
 //! Commands: what operations carry to the device instead of being run.
 
 use super::{Interpreter, name};
-use crate::logical::{MeshAxis, Placement};
+use crate::logical::{MeshAxis, Placement, TensorState};
 use crate::mesh_backend::command::Command;
 use crate::mesh_backend::formula::Formula;
 use crate::mesh_backend::inner::Inner;
@@ -36,7 +36,7 @@ impl<B: Inner> Interpreter<B> {
                 self.drop_tensor(x.id);
             }
         } else {
-            let id = self.moved(x, shard, (&from, &state.at), is_consumed);
+            let id = self.moved(x, shard, (&from, &state.at), is_consumed, false);
             self.table.insert(*out, state, id);
             if is_consumed && let Some(entry) = self.table.remove(x.id) {
                 self.drop_copies(entry);
@@ -52,8 +52,28 @@ impl<B: Inner> Interpreter<B> {
         let ([a, b], [out]) = (&inputs[..], &outputs[..]) else {
             panic!("{formula:?} was carried by {}", name(carrier));
         };
-        let operations = formula.operations(a, b, out, || self.new_id());
-        operations.into_iter().for_each(|op| self.run_planned(op));
+        let (at, other) = (&self.table.get(a.id).state.at, &self.table.get(b.id).state.at);
+        if at != other || at.contains(&Placement::Partial) {
+            let operations = formula.operations(a, b, out, || self.new_id());
+            return operations.into_iter().for_each(|op| self.run_planned(op));
+        }
+        // Every rank computes its share from its shares: there is nothing to plan.
+        let at = at.clone();
+        let here = |x: &TensorIr| TensorIr {
+            id: self.table.try_get(x.id).map_or(x.id, |entry| entry.local),
+            shape: self.shape_here(&x.shape, &at),
+            ..x.clone()
+        };
+        let [a, b, share] = [a, b, out].map(here);
+        let operations = formula.operations(&a, &b, &share, || self.new_id());
+        operations.into_iter().for_each(|op| self.executor.register_op(op));
+        self.table.insert(out.id, TensorState { at, weight: false }, out.id);
+        self.table.describe(out);
+        for x in inputs.iter().filter(|x| x.status == TensorStatus::ReadWrite) {
+            if let Some(entry) = self.table.remove(x.id) {
+                self.drop_copies(entry);
+            }
+        }
     }
 
     /// The output of `carrier` is the tensor `id`.

@@ -1,13 +1,13 @@
 //! Brings the inputs of an operation to where it needs them.
 
 use super::Interpreter;
+use crate::logical::ByTensor;
 use crate::logical::Placement::{self, Partial, Replicate};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::reshard;
 use crate::mesh_backend::table::Table;
 use burn::tensor::Shape;
 use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
-use std::collections::HashMap;
 
 /// An input as the inner interpreter knows it.
 #[derive(Clone, Copy)]
@@ -20,12 +20,12 @@ pub(super) struct Local {
 }
 
 /// Points inputs at what the rank holds of them.
-pub(super) struct Rename<'a>(pub &'a HashMap<TensorId, Local>);
+pub(super) struct Rename<'a>(pub &'a ByTensor<Local>);
 
 impl IrVisitorMut for Rename<'_> {
     fn visit_tensor_mut(&mut self, x: &mut TensorIr) {
         if x.status != TensorStatus::NotInit
-            && let Some(local) = self.0.get(&x.id)
+            && let Some(local) = self.0.get(x.id)
         {
             x.id = local.id;
             if local.is_temporary {
@@ -48,13 +48,16 @@ impl IrVisitorMut for Locals<'_> {
 
 impl<B: Inner> Interpreter<B> {
     /// What the rank holds of `x` in the placements `wanted`. If the operation consumes `x`, its present shard is gone
-    /// after a move; otherwise it, or the copy, remains for others.
-    pub(super) fn place(&mut self, x: &TensorIr, wanted: &[Placement], is_consumed: bool) -> Local {
+    /// after a move; otherwise it, or the copy, remains for others. With `half`, half precision is enough, so that no more
+    /// than that is gathered.
+    pub(super) fn place(&mut self, x: &TensorIr, wanted: &[Placement], is_consumed: bool, half: bool) -> Local {
         let entry = self.table.get(x.id);
         if entry.state.at == wanted {
             return Local { id: entry.local, is_temporary: false, is_consumed };
         }
-        if let Some(id) = entry.copy_in(wanted) {
+        let is_exact = |copy| !self.executor.is_half(copy) || self.executor.is_half(entry.local);
+        let copy = entry.copies_in(wanted).find(|&copy| half || is_exact(copy));
+        if let Some(id) = copy {
             if is_consumed {
                 let shard = entry.local;
                 self.drop_local(shard);
@@ -63,14 +66,17 @@ impl<B: Inner> Interpreter<B> {
         }
         let (from, shard, is_weight) = (entry.state.at.clone(), entry.local, entry.state.weight);
         let is_whole = wanted.iter().all(|at| *at == Replicate);
-        let id = match if is_whole { self.whole_from_source(x.id) } else { None } {
+        // The sum of shares in half precision would be less exact than they are.
+        let is_gathered = |(from, to): (&Placement, &Placement)| from == to || (from.is_shard() && *to == Replicate);
+        let half = half && from.iter().zip(wanted).all(is_gathered);
+        let id = match if is_whole { self.whole_from_source(x.id, half) } else { None } {
             Some(id) => {
                 if is_consumed {
                     self.drop_local(shard);
                 }
                 id
             }
-            None => self.moved(x, shard, (&from, wanted), is_consumed),
+            None => self.moved(x, shard, (&from, wanted), is_consumed, half),
         };
         if is_consumed {
             return Local { id, is_temporary: true, is_consumed };
@@ -91,33 +97,41 @@ impl<B: Inner> Interpreter<B> {
         Local { id, is_temporary: !is_kept, is_consumed }
     }
 
-    /// Moves the shard under a new name.
+    /// Moves the shard under a new name, in half precision if autocast computes with that and `half` is enough.
     pub(super) fn moved(
         &mut self,
         x: &TensorIr,
         shard: TensorId,
         (from, to): (&[Placement], &[Placement]),
         is_consumed: bool,
+        half: bool,
     ) -> TensorId {
         let mut local = x.clone();
         local.id = shard;
         local.status = if is_consumed { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
-        for (at, axis) in from.iter().zip(&self.axes) {
-            if let Some(dim) = at.dim() {
-                local.shape[dim] /= axis.ranks;
-            }
-        }
+        local.shape = self.shape_here(&x.shape, from);
         if let Some(id) = self.share_of_number(shard, (from, to), &local.shape) {
             if is_consumed {
                 self.drop_local(shard);
             }
             return id;
         }
-        let (handle, is_half) = self.executor.stored(&local);
+        let (handle, is_half) = if half { self.executor.halved(&local) } else { self.executor.stored(&local) };
         let handle = reshard(handle, (from, to), &self.groups, &mut self.report);
         let id = self.new_id();
         self.executor.register_stored(id, handle, is_half);
         id
+    }
+
+    /// The shape of what a rank holds of a tensor of this shape in these placements.
+    pub(super) fn shape_here(&self, shape: &Shape, at: &[Placement]) -> Shape {
+        let mut shape = shape.clone();
+        for (at, axis) in at.iter().zip(&self.axes) {
+            if let Some(dim) = at.dim() {
+                shape[dim] /= axis.ranks;
+            }
+        }
+        shape
     }
 
     /// A share of a replicated tensor whose elements are one number, without a kernel.
@@ -129,14 +143,8 @@ impl<B: Inner> Interpreter<B> {
     ) -> Option<TensorId> {
         let is_share = to.iter().all(|at| *at == Replicate || at.is_shard());
         let number = self.executor.number(whole).filter(|_| is_share && from.iter().all(|at| *at == Replicate))?;
-        let mut shape = shape.clone();
-        for (at, axis) in to.iter().zip(&self.axes) {
-            if let Some(dim) = at.dim() {
-                shape[dim] /= axis.ranks;
-            }
-        }
         let id = self.new_id();
-        self.executor.register_number(id, number, shape);
+        self.executor.register_number(id, number, self.shape_here(shape, to));
         Some(id)
     }
 }

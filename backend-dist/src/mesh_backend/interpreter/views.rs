@@ -30,7 +30,8 @@ impl<B: Inner> Interpreter<B> {
             return;
         }
         let whole = vec![Replicate; self.axes.len()];
-        if let Some(copy) = entry.copy_in(&whole) {
+        let copy = entry.copies_in(&whole).next();
+        if let Some(copy) = copy {
             let copy = self.viewed(copy, op);
             self.table.get_mut(out.id).copies.push((whole, copy));
         } else if x.status != TensorStatus::ReadWrite {
@@ -38,8 +39,9 @@ impl<B: Inner> Interpreter<B> {
         }
     }
 
-    /// The whole of the tensor `x`, if it is a view of another that still exists and is sharded.
-    pub(super) fn whole_from_source(&mut self, x: TensorId) -> Option<TensorId> {
+    /// The whole of the tensor `x`, if it is a view of another that still exists and is sharded; with `half`, half
+    /// precision is enough.
+    pub(super) fn whole_from_source(&mut self, x: TensorId, half: bool) -> Option<TensorId> {
         let source = self.table.get(x).source.clone()?;
         let at = &self.table.try_get(source.id)?.state.at;
         if !at.iter().any(|at| at.is_shard()) {
@@ -47,7 +49,7 @@ impl<B: Inner> Interpreter<B> {
         }
         let (input, _) = view(&source.view)?;
         let input = TensorIr { status: TensorStatus::ReadOnly, ..input.clone() };
-        let whole = self.place(&input, &vec![Replicate; self.axes.len()], false);
+        let whole = self.place(&input, &vec![Replicate; self.axes.len()], false, half);
         let id = self.viewed(whole.id, &source.view);
         if whole.is_temporary {
             self.drop_local(whole.id);

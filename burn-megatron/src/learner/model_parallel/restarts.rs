@@ -90,10 +90,10 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
             return Err(String::new());
         }
         let left = restarts.next(coordinator.step + 1, failure)?;
-        let ranks = placement.mesh.world_size();
+        let devices = placement.devices().to_vec();
         let who = self.leave_out_lost(failure, placement)?;
-        if placement.mesh.world_size() != ranks {
-            // The same rank is on another device now.
+        if placement.devices() != devices {
+            // The same rank may be on another device now.
             restarts.last = None;
         }
         if let Some(saves) = &start.saves {

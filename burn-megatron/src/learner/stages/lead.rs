@@ -71,6 +71,7 @@ impl<M: StagesModel> Trained<M> for Lead<M> {
     }
 
     fn train(&mut self, batches: Vec<Input<M>>, _: bool) -> Vec<Output<M>> {
+        self.valid = None;
         self.tell(|| Order::Train(batches.clone()));
         let own = self.stages.train(batches);
         self.outputs(own)

@@ -158,6 +158,7 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
             match order {
                 Order::Seed(base, epoch) => stages.seed(base, epoch),
                 Order::Train(batches) => {
+                    valid = None;
                     let outputs = stages.train(batches);
                     if !outputs.is_empty() {
                         reply(Reply::Outputs(outputs));

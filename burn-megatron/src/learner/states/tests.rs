@@ -188,6 +188,7 @@ impl Setup {
     fn trained(&self, strategy: TrainingStrategy<Net>) -> Net {
         let result = self.run(tempfile::tempdir().unwrap().path(), strategy);
         assert!(result.error.is_none(), "{}", result.error.unwrap());
+        assert!(result.interrupted.is_none(), "{:?}", result.interrupted);
         result.model
     }
 }

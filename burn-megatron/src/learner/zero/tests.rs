@@ -165,6 +165,7 @@ impl Setup {
         }
         let result = training.launch(Learner::new(net, (self.optimizer)(), 0.01));
         assert!(result.error.is_none(), "{}", result.error.unwrap());
+        assert!(result.interrupted.is_none(), "{:?}", result.interrupted);
         result.model.weights()
     }
 
