@@ -17,7 +17,7 @@ const OPERATIONS: u64 = 2000;
 
 /// What a member posts: other bytes and another length for each operation.
 fn note(member: usize, number: u64) -> Vec<u8> {
-    let length = (number as usize * 37 + member * 11) % 300 + if number % 97 == 0 { LONGEST - 300 } else { 0 };
+    let length = (number as usize * 37 + member * 11) % 300 + if number.is_multiple_of(97) { LONGEST - 300 } else { 0 };
     (0..length).map(|at| (at as u64 * 7 + number * 13 + member as u64) as u8).collect()
 }
 
