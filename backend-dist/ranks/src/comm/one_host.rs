@@ -1,4 +1,4 @@
-//! What the members of a group in several processes of one host exchange without the network.
+//! What the members of a group in several processes of one host tell each other without the network.
 
 #[cfg(target_os = "linux")]
 mod board;

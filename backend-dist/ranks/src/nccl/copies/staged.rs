@@ -85,7 +85,7 @@ impl Staged {
         let hellos = group.all_gather_host(hello);
         let hellos = hellos.into_iter().collect::<Result<Vec<_>, _>>()?;
         let (own, board) = (own?, SharedBoard::meet(group)?);
-        let peers = agree(group, Peers::open(group, &hellos, &own));
+        let peers = agree(group, Peers::open(group, &hellos));
         if peers.is_err() {
             // Nobody frees what another one has open.
             group.barrier();
@@ -247,13 +247,12 @@ impl Own {
 
 impl Peers {
     /// Opens what is in other processes, and reads from there.
-    fn open(group: &Group, hellos: &[Hello], own: &Own) -> Result<Self, String> {
+    fn open(group: &Group, hellos: &[Hello]) -> Result<Self, String> {
         let mut peers = Self::default();
         for (member, hello) in hellos.iter().enumerate() {
-            let [buffers, ready @ .., _, _] = hello.raw;
-            let raw = Member { buffers, ready, done: [hello.raw[3], hello.raw[4]] };
             if group.is_here(member) {
-                peers.members.push(raw);
+                let [buffers, ready @ .., _, _] = hello.raw;
+                peers.members.push(Member { buffers, ready, done: [hello.raw[3], hello.raw[4]] });
                 continue;
             }
             let reason = |error| format!("memory of rank {} cannot be opened: {error}", hello.rank);
@@ -268,7 +267,6 @@ impl Peers {
             }
             peers.members.push(opened.clone());
         }
-        debug_assert_eq!(peers.members[group.rank()].buffers, own.0.buffers);
         Ok(peers)
     }
 }
