@@ -13,6 +13,7 @@
 //! - For the same reason two events of a kind are enough for each member: when one is recorded again, all members have
 //!   queued their waits.
 
+mod buffers;
 mod staged;
 
 use super::PinnedBuffer;
