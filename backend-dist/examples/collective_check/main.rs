@@ -8,6 +8,9 @@
 //! `all-to-all-speed` (tokens to experts), `overlap-speed`, `context-speed`. The values are small integers, so every
 //! sum is exact in every type and results must be equal; those of linear layers are random, and results equal up to
 //! rounding.
+//!
+//! All parts but `failures`, `context` and `fp8` also run in several processes of one host, with the variables that
+//! torchrun sets; each process checks and reports its own ranks.
 
 mod asynchronous;
 mod context;
@@ -19,8 +22,9 @@ mod speed;
 
 use backend_dist::comm::RunError;
 use backend_dist::gpu;
-use backend_dist::launch::{BoxError, Rank, launch};
+use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Mesh, ParallelLayout};
+use backend_dist::process::Processes;
 use burn::tensor::Device;
 use std::time::Instant;
 
@@ -66,7 +70,8 @@ fn main() {
     println!("all collectives are right");
 }
 
-/// Runs `f` on `gpus` ranks, each with a GPU of its own; four and more form two groups of tensor parallelism.
+/// Runs `f` on `gpus` ranks, each with a GPU of its own; four and more form two groups of tensor parallelism. The
+/// results of the ranks of this process.
 fn on_gpus<T: Send>(gpus: usize, f: impl Fn(&Rank) -> Result<T, BoxError> + Sync) -> Result<Vec<T>, RunError> {
     on_gpus_over(gpus, half(gpus), f)
 }
@@ -77,8 +82,9 @@ fn on_gpus_over<T: Send>(
     tp: usize,
     f: impl Fn(&Rank) -> Result<T, BoxError> + Sync,
 ) -> Result<Vec<T>, RunError> {
-    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
-    launch(&mesh(gpus, tp), &devices, |rank| f(&rank))
+    let processes = Processes::from_env(&mesh(gpus, tp), &[]).expect("the processes find each other");
+    let devices: Vec<Device> = processes.local_devices().map(Device::cuda).collect();
+    processes.launch(&devices, |rank| f(&rank))
 }
 
 /// Half of the ranks, but at least two.

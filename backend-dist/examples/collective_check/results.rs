@@ -13,15 +13,16 @@ type Values = Vec<(String, Vec<f64>)>;
 pub fn check(gpus: usize) -> usize {
     let expected = launch(&mesh(gpus, half(gpus)), &[Device::flex()], |rank| Ok(collectives(&rank)))
         .expect("CPU ranks do not fail");
-    let found = match on_gpus(gpus, |rank| Ok(collectives(rank))) {
+    let found = match on_gpus(gpus, |rank| Ok((rank.rank, collectives(rank)))) {
         Ok(found) => found,
         Err(error) => return verdict("collectives", Err(error.to_string())),
     };
     let names = expected[0].iter().map(|(name, _)| name);
     let wrong = names.enumerate().map(|(i, name)| {
-        let wrong = (0..gpus).find(|&rank| found[rank][i] != expected[rank][i]);
-        let text = |rank: usize| format!("rank {rank}: {:?} instead of {:?}", found[rank][i].1, expected[rank][i].1);
-        verdict(name, wrong.map_or(Ok(()), |rank| Err(text(rank))))
+        let wrong = found.iter().find(|(rank, found)| found[i] != expected[*rank][i]);
+        let text =
+            |rank: usize, found: &Values| format!("rank {rank}: {:?} instead of {:?}", found[i].1, expected[rank][i].1);
+        verdict(name, wrong.map_or(Ok(()), |(rank, found)| Err(text(*rank, found))))
     });
     wrong.sum()
 }

@@ -105,6 +105,17 @@ impl Group {
         self.world.as_ref().is_some_and(|(world, id)| world.links.get((*id, self.member)).is_some())
     }
 
+    /// Whether this process hosts a member.
+    pub(crate) fn is_here(&self, member: usize) -> bool {
+        self.world_and_id().0.is_here(self.ranks[member])
+    }
+
+    /// Whether the processes of all members are on one host.
+    pub(crate) fn is_on_one_host(&self) -> bool {
+        let world = &self.world_and_id().0;
+        self.ranks.iter().all(|&rank| world.host_of(rank) == world.host_of(self.ranks[0]))
+    }
+
     /// Whether ranks of this process share GPUs.
     pub(crate) fn shares_gpus(&self) -> bool {
         self.world_and_id().0.links.are_gpus_shared()

@@ -14,6 +14,8 @@ mod given;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod local_all_gather;
 #[cfg(any(feature = "cuda", test))]
+pub(crate) mod one_host;
+#[cfg(any(feature = "cuda", test))]
 mod recorder;
 mod reduce;
 pub(crate) mod remote;

@@ -145,7 +145,7 @@ impl Communicator {
     /// This member's state of collectives by DMA copy engines, if `group`, whose communicator this is, supports them.
     /// The first call is a collective.
     pub(crate) fn copies(&self, group: &Group) -> Option<&DmaCopies> {
-        self.copies.get_or_init(|| DmaCopies::join(group, self.taken.0)).as_ref()
+        self.copies.get_or_init(|| DmaCopies::join(group, self.taken.0, self.context)).as_ref()
     }
 
     /// Runs `work(call, buffers)` on the device's thread, which queues operation `op` with number `sequence` on the

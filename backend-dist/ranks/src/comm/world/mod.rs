@@ -172,6 +172,12 @@ impl World {
         self.remote.as_ref().map_or(0, |remote| remote.process_of(rank))
     }
 
+    /// The name of a rank's host; `None` in a world of one process.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn host_of(&self, rank: usize) -> Option<&str> {
+        self.remote.as_ref().map(|remote| remote.hosts[remote.process_of(rank)].as_str())
+    }
+
     /// Counts bytes that a member gives to a collective of the group.
     pub(crate) fn count_given(&self, group: GroupId, member: usize, bytes: usize) {
         self.lock().groups[group.index].given[member] += bytes as u64;
@@ -183,7 +189,7 @@ impl World {
     }
 
     /// Whether this process hosts a rank.
-    fn is_here(&self, rank: usize) -> bool {
+    pub(crate) fn is_here(&self, rank: usize) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.process_of(rank) == remote.process)
     }
 

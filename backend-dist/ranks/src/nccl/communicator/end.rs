@@ -71,6 +71,9 @@ impl DeviceLink for Communicator {
             let _ = driver::ctx::set_current(self.context as _)
                 .and_then(|()| driver::stream::synchronize(self.stream as _));
         }
+        if let Some(Some(copies)) = self.copies.get() {
+            copies.end(|| self.member.has_failed());
+        }
         self.end(nccl::comm_destroy);
     }
 

@@ -1,0 +1,159 @@
+//! GPU memory and events that processes of one host open of each other, by CUDA's handles for other processes.
+
+use crate::comm::Group;
+use cudarc::driver::{result as driver, sys};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a buffer: a shard of 16,384 tokens with 1,024 features in bf16.
+pub(super) const BUFFER: usize = 32 << 20;
+
+/// What other processes open, a `CUipcMemHandle` or `CUipcEventHandle`.
+type Handle = Vec<u8>;
+
+/// A member's buffers, and its events: ready and done, each of even and of odd rounds.
+#[derive(Clone, Default)]
+pub(super) struct Member {
+    pub buffers: usize,
+    pub ready: [usize; 2],
+    pub done: [usize; 2],
+}
+
+/// The same, as it is told to the others: raw for those in its process, which cannot open handles of their own.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Hello {
+    rank: usize,
+    raw: [usize; 5],
+    handles: Vec<Handle>,
+}
+
+/// This member's own, freed when no other has it open.
+#[derive(Default)]
+pub(super) struct Own(pub Member);
+
+/// The others', closed before they free them.
+#[derive(Default)]
+pub(super) struct Peers {
+    pub members: Vec<Member>,
+    opened: Vec<Member>,
+}
+
+impl Own {
+    /// Buffers and events on the GPU of this context. The buffers begin with the member's rank.
+    pub(super) fn new(group: &Group, context: usize) -> Result<Self, String> {
+        let mut own = Self::default();
+        let flags =
+            sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | sys::CUevent_flags::CU_EVENT_INTERPROCESS as u32;
+        let rank = group.ranks()[group.rank()] as u32;
+        // SAFETY: the context is the device's primary one, which lives as long as the process; what is written is read
+        // only if the call has succeeded, and the memory is written within its size.
+        let mut make = || unsafe {
+            driver::ctx::set_current(context as _)?;
+            own.0.buffers = driver::malloc_sync(2 * BUFFER)? as usize;
+            sys::cuMemsetD32_v2(own.0.buffers as u64, rank, 1).result()?;
+            for event in own.0.ready.iter_mut().chain(&mut own.0.done) {
+                let mut made = std::ptr::null_mut();
+                sys::cuEventCreate(&mut made, flags).result()?;
+                *event = made as usize;
+            }
+            sys::cuCtxSynchronize().result()
+        };
+        make().map_err(|error| format!("buffers that other processes read: {error}"))?;
+        Ok(own)
+    }
+
+    /// What the others open.
+    pub(super) fn hello(&self, group: &Group) -> Result<Hello, String> {
+        let Member { buffers, ready, done } = self.0;
+        let raw = [buffers, ready[0], ready[1], done[0], done[1]];
+        let bytes = |reserved: [std::ffi::c_char; 64]| reserved.map(|byte| byte as u8).to_vec();
+        let mut memory = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the driver writes the handle of memory and events that exist.
+        let handles = unsafe { sys::cuIpcGetMemHandle(&mut memory, buffers as u64) }.result().and_then(|()| {
+            let events = raw[1..].iter().map(|event| {
+                let mut handle = sys::CUipcEventHandle { reserved: [0; 64] };
+                // SAFETY: as above.
+                unsafe { sys::cuIpcGetEventHandle(&mut handle, *event as _) }.result().map(|()| bytes(handle.reserved))
+            });
+            std::iter::once(Ok(bytes(memory.reserved))).chain(events).collect()
+        });
+        let handles = handles.map_err(|error| format!("handles for other processes: {error}"))?;
+        Ok(Hello { rank: group.ranks()[group.rank()], raw, handles })
+    }
+}
+
+impl Peers {
+    /// Opens what is in other processes, and reads from there.
+    pub(super) fn open(group: &Group, hellos: &[Hello]) -> Result<Self, String> {
+        let mut peers = Self::default();
+        for (member, hello) in hellos.iter().enumerate() {
+            if group.is_here(member) {
+                let [buffers, ready @ .., _, _] = hello.raw;
+                peers.members.push(Member { buffers, ready, done: [hello.raw[3], hello.raw[4]] });
+                continue;
+            }
+            let reason = |error| format!("memory of rank {} cannot be opened: {error}", hello.rank);
+            peers.opened.push(Member::default());
+            let opened = peers.opened.last_mut().expect("it was pushed");
+            opened.open(&hello.handles).map_err(reason)?;
+            let mut found = [0u32];
+            // SAFETY: the memory is as large as a buffer.
+            unsafe { driver::memcpy_dtoh_sync(&mut found, opened.buffers as u64) }.map_err(reason)?;
+            if found[0] as usize != hello.rank {
+                return Err(format!("memory of rank {} reads as {}", hello.rank, found[0]));
+            }
+            peers.members.push(opened.clone());
+        }
+        Ok(peers)
+    }
+}
+
+impl Member {
+    fn open(&mut self, handles: &[Handle]) -> Result<(), driver::DriverError> {
+        let bytes = |handle: &Handle| std::array::from_fn(|at| handle.get(at).copied().unwrap_or(0) as _);
+        let lazily = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut events = self.ready.iter_mut().chain(&mut self.done);
+        // SAFETY: the driver checks the handles; what it writes is read only if it has opened them.
+        unsafe {
+            let mut address = 0;
+            sys::cuIpcOpenMemHandle_v2(&mut address, sys::CUipcMemHandle { reserved: bytes(&handles[0]) }, lazily)
+                .result()?;
+            self.buffers = address as usize;
+            handles[1..].iter().zip(&mut events).try_for_each(|(handle, event)| {
+                let mut opened = std::ptr::null_mut();
+                sys::cuIpcOpenEventHandle(&mut opened, sys::CUipcEventHandle { reserved: bytes(handle) }).result()?;
+                *event = opened as usize;
+                Ok(())
+            })
+        }
+    }
+
+    fn destroy_events(&self) {
+        for event in self.ready.into_iter().chain(self.done).filter(|event| *event != 0) {
+            // SAFETY: nothing waits for it any more, or the driver keeps it until then. One that cannot be destroyed is
+            // a small leak.
+            let _ = unsafe { driver::event::destroy(event as _) };
+        }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.destroy_events();
+        if self.0.buffers != 0 {
+            // SAFETY: the others have closed it, and nothing is queued that uses it. An error leaks it.
+            let _ = unsafe { driver::free_sync(self.0.buffers as u64) };
+        }
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        for opened in &self.opened {
+            opened.destroy_events();
+            if opened.buffers != 0 {
+                // SAFETY: nothing is queued that uses it. An error leaks it.
+                let _ = unsafe { sys::cuIpcCloseMemHandle(opened.buffers as u64) }.result();
+            }
+        }
+    }
+}

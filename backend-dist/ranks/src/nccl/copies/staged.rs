@@ -1,0 +1,171 @@
+//! Copies between GPUs of several processes of one host.
+//!
+//! A process cannot read another one's tensors, but memory of a fixed size, whose handle it has opened once. Every
+//! member has two such buffers. It copies what others read of its source there, with the bandwidth of its own memory,
+//! and they copy from there; sources that are larger than a buffer go through it in rounds. CubeCL's own pages are not
+//! shared: a CUDA pool whose memory other processes read never returns any to the driver, and an allocation must not
+//! be freed before all of them have closed it.
+//!
+//! Rounds are numbered like the operations of threads, with the same invariants: all members know the number of rounds
+//! after the first one of an operation, and two buffers and two events of a kind are enough for each member. A buffer
+//! is filled again two rounds later, after the events that mark the end of the others' copies.
+
+use super::buffers::{BUFFER, Own, Peers};
+use super::{Lent, Pull};
+use crate::comm::Group;
+use crate::comm::one_host::{Packed, SharedBoard, agree, piece};
+use crate::nccl::PinnedBuffer;
+use crate::nccl::communicator::Call;
+use cudarc::driver::{result as driver, sys};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How long the end of a run waits for the other members.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+struct State {
+    rounds: u64,
+    /// Sources of operations, with the number of their last round.
+    sources: VecDeque<(u64, Vec<PinnedBuffer>)>,
+    // Closed before this member's own is freed.
+    peers: Peers,
+    own: Own,
+}
+
+/// One member's state.
+pub(crate) struct Staged {
+    board: SharedBoard,
+    member: usize,
+    state: Mutex<State>,
+}
+
+impl Staged {
+    /// This member's state; a collective. `context` is that of its GPU.
+    ///
+    /// # Errors
+    /// The same for all members: why the first of them cannot take part.
+    pub(super) fn join(group: &Group, context: usize) -> Result<Self, String> {
+        let own = Own::new(group, context);
+        let hello = own.as_ref().map_err(Clone::clone).and_then(|own| own.hello(group));
+        let hellos = group.all_gather_host(hello);
+        let hellos = hellos.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let (own, board) = (own?, SharedBoard::meet(group)?);
+        let peers = agree(group, Peers::open(group, &hellos));
+        if peers.is_err() {
+            // Nobody frees what another one has open.
+            group.barrier();
+        }
+        let state = State { peers: peers?, own, ..State::default() };
+        Ok(Self { board, member: group.rank(), state: Mutex::new(state) })
+    }
+
+    /// Queues the copies of an operation, see [`DmaCopies::queue`](super::DmaCopies::queue).
+    pub(super) fn queue(
+        &self,
+        call: Call,
+        lent: &[Lent],
+        pulls: &[Pull],
+        sources: Vec<PinnedBuffer>,
+    ) -> Result<(), String> {
+        let state = &mut *self.state.lock();
+        let packed = Packed::of(lent.iter().map(|lent| lent.bytes));
+        let stream = call.target().1 as sys::CUstream;
+        let copy = |to: usize, from: usize, bytes: usize, what: fmt::Arguments| {
+            // SAFETY: the caller's ranges are within its buffers, pieces within the members'; a member's buffer is
+            // complete after `ready` and stays until `done`, and the target's memory is free after the work that the
+            // stream waits for.
+            unsafe { driver::memcpy_dtod_async(to as u64, from as u64, bytes, stream) }
+                .map_err(|error| format!("{bytes} bytes {what}: {error}"))
+        };
+        call.follow()?;
+        let (mut theirs, mut rounds, mut round) = (Vec::new(), 1, 0);
+        let mut complete = 0;
+        while round < rounds {
+            let number = state.rounds;
+            state.rounds += 1;
+            let slot = usize::from(number % 2 == 1);
+            state.prepare(call, number, self.member)?;
+            let buffer = state.own.0.buffers + slot * BUFFER;
+            for (range, &Lent { address, bytes }) in lent.iter().enumerate() {
+                let start = packed.start(range, bytes).expect("a range has its own size");
+                if let Some(piece) = piece(start, bytes, round, BUFFER) {
+                    copy(
+                        buffer + piece.buffer,
+                        address + piece.range,
+                        piece.bytes,
+                        format_args!("for the other members"),
+                    )?;
+                }
+            }
+            call.record_event(state.own.0.ready[slot])?;
+            let Some(notes) = self.board.all_gather(number, &packed.to_bytes(), || call.has_failed()) else {
+                return Err("the run has failed".into());
+            };
+            if round == 0 {
+                theirs = notes.iter().map(|note| Packed::from_bytes(note)).collect();
+                rounds = theirs.iter().map(|packed: &Packed| packed.rounds(BUFFER)).max().unwrap_or(0).max(1);
+            }
+            for (index, &Pull { member, from, to, bytes, slot: waited }) in pulls.iter().enumerate() {
+                let start = if member == self.member { Some(0) } else { theirs[member].start(from, bytes) };
+                let start = start.ok_or_else(|| format!("member {member} has no {bytes} bytes for this one"))?;
+                if member == self.member {
+                    if round == 0 && bytes > 0 {
+                        copy(to, lent[from].address, bytes, format_args!("of this member"))?;
+                    }
+                } else if let Some(piece) = piece(start, bytes, round, BUFFER) {
+                    let peer = &state.peers.members[member];
+                    call.wait_for(peer.ready[slot])?;
+                    let from = peer.buffers + slot * BUFFER + piece.buffer;
+                    copy(to + piece.range, from, piece.bytes, format_args!("from member {member}"))?;
+                }
+                // Whoever waits for a copy waits for those before it too.
+                let has_ended = member == self.member || start + bytes <= (round + 1) * BUFFER;
+                if complete == index && has_ended {
+                    complete += 1;
+                    waited.map_or(Ok(()), |slot| call.record(slot))?;
+                }
+            }
+            call.record_event(state.own.0.done[slot])?;
+            round += 1;
+        }
+        state.sources.push_back((state.rounds - 1, sources));
+        Ok(())
+    }
+
+    /// Closes what is the others', and frees this member's own when they have done the same; all work of the
+    /// communicator's stream has ended. Leaks it if they do not come.
+    pub(super) fn end(&self, has_failed: impl Fn() -> bool) {
+        let State { rounds, sources, peers, own } = std::mem::take(&mut *self.state.lock());
+        drop(peers);
+        let start = Instant::now();
+        match self.board.all_gather(rounds, &[], || has_failed() || start.elapsed() > FAREWELL) {
+            Some(_) => drop((sources, own)),
+            None => std::mem::forget(own),
+        }
+    }
+
+    /// Leaks everything that unfinished copies may use.
+    pub(super) fn abandon(&self) {
+        std::mem::forget(std::mem::take(&mut *self.state.lock()));
+    }
+}
+
+impl State {
+    /// Before the buffer of a round is filled: lets the communicator's stream wait until the others have copied what
+    /// was there, and the compute stream, which orders the reuse of memory, until older sources are copied.
+    fn prepare(&mut self, call: Call, number: u64, member: usize) -> Result<(), String> {
+        let slot = usize::from(number % 2 == 1);
+        if number >= 2 {
+            let others = self.peers.members.iter().enumerate().filter(|(other, _)| *other != member);
+            others.map(|(_, peer)| peer.done[slot]).try_for_each(|done| call.wait_for(done))?;
+        }
+        while self.sources.front().is_some_and(|(last, _)| last + 2 <= number) {
+            call.compute_waits_for(self.own.0.ready[slot])?;
+            self.sources.pop_front();
+        }
+        Ok(())
+    }
+}
