@@ -53,7 +53,9 @@ impl<T> Index<TensorId> for ByTensor<T> {
 impl<T> FromIterator<(TensorId, T)> for ByTensor<T> {
     fn from_iter<I: IntoIterator<Item = (TensorId, T)>>(all: I) -> Self {
         let mut map = Self::default();
-        all.into_iter().for_each(|(id, value)| drop(map.add(id, value)));
+        for (id, value) in all {
+            map.add(id, value);
+        }
         map
     }
 }

@@ -197,7 +197,7 @@ pub(crate) fn broadcast_for_gemms(x: Tensor<1>, root: usize, group: &Group) -> T
 
 /// Collectives with ranks that are not of the tensor's device.
 pub(super) const COLLECTIVES: OnGroups = OnGroups {
-    float: |x, what, group| across(x, what, group, false),
+    float: |x, what, group| across(x, what, &group, false),
     int: |x, what, group| across!(x, false, what, group, int_mul_scalar, int_empty),
 };
 

@@ -71,7 +71,7 @@ impl<B: Inner> Interpreter<B> {
     /// the process, on devices of other ranks too. No rank waits for such a lock while others wait for it here if a
     /// program has one backward pass between two collectives outside of operations.
     pub(super) fn mean_across(&mut self, x: &TensorIr) {
-        let (mut handle, is_half) = self.share(x);
+        let (mut handle, is_half) = self.share(x, false);
         let mut ranks = 1;
         for group in self.across.iter().filter(|group| group.size() > 1) {
             handle = run_collective(handle, Collective::AllReduce(ReduceOp::Sum), group);
