@@ -3,7 +3,6 @@
 
 use super::command::Command;
 use super::interpreter::Interpret;
-use super::worker::keeping_memory;
 use crate::logical::TensorState;
 use burn::tensor::TensorData;
 use burn_ir::{OperationIr, TensorId, TensorIr};
@@ -81,7 +80,7 @@ const BRIEFLY: Duration = Duration::from_micros(50);
 
 /// What comes next; `None` when nobody is there to send. Before a longer wait `flush` hands over what is queued, for
 /// which others may wait.
-pub(super) fn next<T>(queue: &mut Receiver<T>, flush: impl FnOnce()) -> Option<T> {
+pub(super) fn next<T>(queue: &Receiver<T>, flush: impl FnOnce()) -> Option<T> {
     let mut since = None;
     loop {
         match queue.try_recv() {
@@ -136,17 +135,11 @@ pub(super) fn forward(queue: &Receiver<Message>, to: usize, group: &Group) {
 
 /// Does what the leader says until its program ends. Whether that ended well.
 pub(super) fn follow(interpreter: &mut dyn Interpret, mut leader: Leader) -> bool {
-    let mut ended = false;
-    keeping_memory(interpreter, |interpreter| match leader.next(|| interpreter.flush()) {
-        Some(Message::End) => {
-            ended = true;
-            false
+    loop {
+        match leader.next(|| interpreter.flush()) {
+            Some(Message::End) => return true,
+            Some(Message::Failed) | None => return false,
+            Some(message) => message.obey(interpreter),
         }
-        Some(Message::Failed) | None => false,
-        Some(message) => {
-            message.obey(interpreter);
-            true
-        }
-    });
-    ended
+    }
 }

@@ -65,11 +65,6 @@ pub(super) trait Interpret: Send {
     fn sync(&mut self) -> Result<(), ExecutionError>;
     /// Hands what is queued to the inner device.
     fn flush(&self);
-    /// Within which memory stays with the size that it was allocated for, if that is wanted. From here on the
-    /// interpreter counts on it as long as it [keeps memory](Self::keeps_memory).
-    fn memory_window(&mut self) -> Option<Window>;
-    /// Whether it still is.
-    fn keeps_memory(&self) -> bool;
     /// What the inner device can do with a type.
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet;
     /// What has happened.
@@ -77,9 +72,6 @@ pub(super) trait Interpret: Send {
     /// Where all tensors are.
     fn states(&self) -> ById<TensorState>;
 }
-
-/// Runs something.
-pub(super) type Window = Box<dyn Fn(&mut (dyn FnMut() + Send))>;
 
 /// The first id of tensors that only the rank knows; those of programs are below.
 const OWN_IDS: u64 = 1 << 62;
@@ -101,7 +93,6 @@ pub(super) struct Interpreter<B: Inner> {
     random: Random,
     homes: Homes,
     report: Report,
-    may_keep_memory: bool,
 }
 
 impl<B: Inner> Interpreter<B> {
@@ -120,7 +111,6 @@ impl<B: Inner> Interpreter<B> {
             random: Random::default(),
             homes: Homes::default(),
             report: Report::default(),
-            may_keep_memory: options.keep_memory.unwrap_or(B::FUSES),
         }
     }
 
@@ -387,14 +377,6 @@ impl<B: Inner> Interpret for Interpreter<B> {
     fn flush(&self) {
         // What cannot be handed over now is an error of the next read.
         let _ = B::flush(&self.device);
-    }
-
-    fn memory_window(&mut self) -> Option<Window> {
-        self.may_keep_memory.then(|| self.executor.memory_window())
-    }
-
-    fn keeps_memory(&self) -> bool {
-        self.executor.keeps_memory()
     }
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {

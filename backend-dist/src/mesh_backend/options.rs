@@ -32,11 +32,6 @@ pub struct LogicalOptions {
     /// `None`: on GPUs, where the host is what limits small models. An error in an operation then stops the program at a
     /// later one; with `Some(false)` at that operation, whose backtrace says where it was issued.
     pub run_ahead: Option<bool>,
-    /// Whether memory stays with the size of tensor that it was allocated for (CubeCL's persistent memory): an allocation
-    /// looks for a free slice of its size and not for room between others, which is faster and takes more memory where
-    /// few tensors have one size. `None`: on GPUs, until there have been tensors of very many sizes. Where the
-    /// GPU has no memory left, slices that are free are given back. It needs [`run_ahead`](Self::run_ahead).
-    pub keep_memory: Option<bool>,
 }
 
 impl LogicalOptions {

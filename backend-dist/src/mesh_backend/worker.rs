@@ -34,8 +34,8 @@ type Question = Box<dyn FnOnce(&mut dyn Interpret) + Send>;
 impl Worker {
     /// On a thread of `rank`.
     pub fn ahead(rank: &Rank, mut interpreter: Box<dyn Interpret>) -> Self {
-        let (jobs, mut queue) = channel();
-        rank.spawn("device", move || work(&mut *interpreter, &mut queue));
+        let (jobs, queue) = channel();
+        rank.spawn("device", move || work(&mut *interpreter, &queue));
         Self::Ahead { jobs, queued: 0 }
     }
 
@@ -79,29 +79,12 @@ impl Worker {
     }
 }
 
-fn work(interpreter: &mut dyn Interpret, queue: &mut Receiver<Job>) {
-    keeping_memory(interpreter, |interpreter| {
-        match next(queue, || interpreter.flush()) {
-            Some(Job::Obey(message)) => message.obey(interpreter),
-            Some(Job::Answer(question)) => question(interpreter),
-            None => return false,
+fn work(interpreter: &mut dyn Interpret, queue: &Receiver<Job>) {
+    while let Some(job) = next(queue, || interpreter.flush()) {
+        match job {
+            Job::Obey(message) => message.obey(interpreter),
+            Job::Answer(question) => question(interpreter),
         }
-        true
-    });
-}
-
-/// Takes steps until there are no more, as long as it is wanted within a window of kept memory.
-pub(super) fn keeping_memory(interpreter: &mut dyn Interpret, mut step: impl FnMut(&mut dyn Interpret) -> bool + Send) {
-    let mut more = true;
-    if let Some(window) = interpreter.memory_window() {
-        window(&mut || {
-            while more && interpreter.keeps_memory() {
-                more = step(interpreter);
-            }
-        });
-    }
-    while more {
-        more = step(interpreter);
     }
 }
 

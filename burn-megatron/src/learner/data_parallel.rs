@@ -8,7 +8,7 @@ use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use backend_dist::process::Processes;
 use burn::optim::OptimizerRecord;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{EventProcessorTraining, Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub(super) struct DataParallel<M> {
     pub units: Units,
     /// How each data-parallel rank is several ranks.
     pub tensor: Option<TensorParallel<M>>,
-    /// How logical devices compute.
-    pub options: LogicalOptions,
+    /// The half precision type of GEMMs, if they have one.
+    pub autocast: Option<FloatDType>,
     /// Whether batch normalization is over all data-parallel ranks.
     pub sync_batch_norm: bool,
     /// To which gradients are clipped.
@@ -211,9 +211,9 @@ fn leads(mesh: &Mesh, rank: usize) -> bool {
 impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
-        let (devices, tensor, max_grad_norm, pipeline) = (Vec::new(), None, None, None);
-        let (options, overlap, sync_batch_norm) = (LogicalOptions::default(), None, false);
-        Self { ranks, devices, zero, overlap, units, tensor, options, sync_batch_norm, max_grad_norm, pipeline }
+        let (devices, tensor, autocast, max_grad_norm, pipeline) = (Vec::new(), None, None, None, None);
+        let (overlap, sync_batch_norm) = (None, false);
+        Self { ranks, devices, zero, overlap, units, tensor, autocast, sync_batch_norm, max_grad_norm, pipeline }
     }
 
     /// Whether a data-parallel rank computes on logical devices.
@@ -224,8 +224,8 @@ impl<M> DataParallel<M> {
     /// The ranks of each data-parallel rank, if they are several.
     pub(super) fn teams(&self, mesh: &Mesh) -> Option<Teams> {
         let sequence = self.tensor.as_ref().is_some_and(|tensor| tensor.sequence);
-        let fusion = self.options.autocast.map(|_| true);
-        let options = LogicalOptions { fusion, ..self.options };
+        let fusion = self.autocast.map(|_| true);
+        let options = LogicalOptions { autocast: self.autocast, fusion, ..LogicalOptions::default() };
         let teams = || Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(sequence).options(options);
         self.is_logical().then(|| teams().sync_batch_norm(self.sync_batch_norm))
     }

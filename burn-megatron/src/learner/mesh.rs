@@ -2,7 +2,6 @@
 
 use backend_dist::gradients::overlapped::BUCKET;
 use backend_dist::mesh::{Axis, ParallelLayout};
-use backend_dist::mesh_backend::LogicalOptions;
 use backend_dist::parallelize::Plan;
 use burn::module::ModuleDisplay;
 use burn::tensor::{Device, FloatDType};
@@ -39,7 +38,7 @@ pub struct MeshStrategy {
     pub(super) devices: Vec<Device>,
     pub(super) micro_batches: Option<usize>,
     pub(super) units: Units,
-    pub(super) options: LogicalOptions,
+    pub(super) autocast: Option<FloatDType>,
     pub(super) max_grad_norm: Option<f64>,
     pub(super) sync_batch_norm: bool,
     pub(super) overlap: bool,
@@ -56,7 +55,7 @@ impl MeshStrategy {
             devices: Vec::new(),
             micro_batches: None,
             units: Units::auto(),
-            options: LogicalOptions::default(),
+            autocast: None,
             max_grad_norm: None,
             sync_batch_norm: false,
             overlap: false,
@@ -96,15 +95,7 @@ impl MeshStrategy {
     /// from their outputs in bf16 or f16; parameters, gradients and optimizer states in f32. See
     /// [`LogicalOptions::autocast`](backend_dist::mesh_backend::LogicalOptions::autocast).
     pub fn autocast(mut self, half: FloatDType) -> Self {
-        self.options.autocast = Some(half);
-        self
-    }
-
-    /// Whether memory of GPUs stays with the size of tensor that it was allocated for. Without it: until tensors had very many
-    /// sizes, as with sequences of all lengths. Without is slower and takes less memory. See
-    /// [`LogicalOptions::keep_memory`](backend_dist::mesh_backend::LogicalOptions::keep_memory).
-    pub fn keep_memory(mut self, keep: bool) -> Self {
-        self.options.keep_memory = Some(keep);
+        self.autocast = Some(half);
         self
     }
 
@@ -176,8 +167,8 @@ impl MeshStrategy {
 
     /// Why no training can start with these settings, whatever the model.
     pub(super) fn check(&self) -> Result<(), String> {
-        let Self { layout, devices, micro_batches, plan, options, .. } = self;
-        if let Some(half) = options.autocast.filter(|half| !matches!(half, FloatDType::BF16 | FloatDType::F16)) {
+        let Self { layout, devices, micro_batches, plan, autocast, .. } = self;
+        if let Some(half) = autocast.filter(|half| !matches!(half, FloatDType::BF16 | FloatDType::F16)) {
             return Err(format!("autocast({half:?}): no half precision type; nearest legal: BF16, F16"));
         }
         if let Some(norm) = self.max_grad_norm.filter(|norm| !norm.is_finite() || *norm <= 0.0) {
@@ -222,7 +213,7 @@ impl MeshStrategy {
 
 impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M> {
     fn from(strategy: MeshStrategy) -> Self {
-        let is_logical = strategy.options.autocast.is_some() || strategy.sync_batch_norm;
+        let is_logical = strategy.autocast.is_some() || strategy.sync_batch_norm;
         let tensor = TensorParallel::new(&strategy.layout, &strategy.plan, is_logical);
         custom(OnMesh { tensor, strategy })
     }
@@ -292,12 +283,12 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             return Fitted { model: learner.model(), processor: components.event_processor, failure };
         }
         let strategy = self.strategy.clone();
-        let MeshStrategy { layout, devices, micro_batches, units, options, max_grad_norm, .. } = strategy;
+        let MeshStrategy { layout, devices, micro_batches, units, autocast, max_grad_norm, .. } = strategy;
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),
-            options,
+            autocast,
             sync_batch_norm: self.strategy.sync_batch_norm,
             overlap: self.strategy.overlap.then_some(self.strategy.bucket),
             max_grad_norm,

@@ -9,7 +9,6 @@ mod chain;
 mod expression;
 mod fuse;
 mod gemms;
-mod kept_memory;
 mod precision;
 mod views;
 
@@ -24,8 +23,7 @@ use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
 use chain::Chain;
 use gemms::Gemm;
-use kept_memory::KeptMemory;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use views::{View, view};
 
 type Float<B> = burn::backend::tensor::FloatTensor<B>;
@@ -50,7 +48,8 @@ pub(super) struct Executor<B: Inner> {
     /// Sums over rows of what the chain computes, and their outputs.
     waiting: Vec<OperationIr>,
     late: Ids,
-    memory: KeptMemory,
+    /// Elements of the rank's share of a parameter, for each size that there is.
+    lasting: HashSet<usize>,
     /// Tensors of which all elements are one number.
     constants: ById<(f64, Shape)>,
     kernels: BTreeMap<&'static str, usize>,
@@ -75,7 +74,7 @@ impl<B: Inner> Executor<B> {
             chain: Chain::default(),
             waiting: Vec::new(),
             late: Ids::default(),
-            memory: KeptMemory::default(),
+            lasting: HashSet::new(),
             constants: ById::default(),
             kernels: BTreeMap::new(),
             logsumexps: ById::default(),
@@ -85,7 +84,6 @@ impl<B: Inner> Executor<B> {
 
     /// Runs an operation, or lets it wait.
     pub fn register_op(&mut self, op: OperationIr) {
-        self.memory.note(&op);
         if !self.fuses {
             return self.inner.register_op(op);
         }
@@ -139,6 +137,18 @@ impl<B: Inner> Executor<B> {
         if self.late.contains(&id) {
             self.flush();
         }
+    }
+
+    /// A parameter has so many elements on this rank.
+    pub fn note_parameter(&mut self, elements: usize) {
+        self.lasting.insert(elements);
+    }
+
+    /// Runs `work`, whose outputs have so many elements. Parameters, their gradients and an optimizer's states are as
+    /// large as they were a step before: with memory that is kept for that size, an allocation does not search what lies
+    /// between others.
+    fn allocating<T: Send>(&self, elements: usize, work: impl FnOnce() -> T + Send) -> T {
+        if self.lasting.contains(&elements) { B::keeping_memory(&self.device, work) } else { work() }
     }
 
     fn count(&mut self, kernel: &'static str) {

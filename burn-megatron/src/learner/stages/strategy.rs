@@ -117,7 +117,7 @@ impl<M: StagesModel> Fit<M> for OnStages<M> {
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> Fitted<M> {
-        let MeshStrategy { layout, plan, devices, micro_batches, units, options, max_grad_norm, .. } =
+        let MeshStrategy { layout, plan, devices, micro_batches, units, autocast, max_grad_norm, .. } =
             self.mesh.clone();
         components.grad_accumulation = micro_batches.or(components.grad_accumulation);
         match self.divided(&learner.model(), components.grad_accumulation) {
@@ -126,7 +126,7 @@ impl<M: StagesModel> Fit<M> for OnStages<M> {
                 let pipeline = Pipeline::new(division, &layout, plan, units).clipping(max_grad_norm).over(self.wire);
                 let pipeline = Some(Arc::new(pipeline) as Arc<_>);
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
-                DataParallel { devices, tensor, options, pipeline, ..inner }.fit(
+                DataParallel { devices, tensor, autocast, pipeline, ..inner }.fit(
                     components,
                     learner,
                     train,
