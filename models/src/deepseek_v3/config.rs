@@ -258,16 +258,12 @@ impl ModelConfig for DeepSeekV3Config {
         }
     }
 
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
     fn megatron_names(&self) -> NameMap {
-        super::megatron::names(self)
+        self.megatron_core_names()
     }
 
     fn hf_names(&self) -> NameMap {
-        super::hf::names(self)
+        self.deepseek_names()
     }
 
     fn presets() -> Vec<(&'static str, Self)> {

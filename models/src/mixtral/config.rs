@@ -5,13 +5,15 @@ use serde::{Deserialize, Serialize};
 use super::variant::MixtralVariant;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, common_divisor, divisors, positive};
+use crate::frame::{DecoderConfig, Frame};
+use crate::hf::decoder;
 use crate::layers::{
     Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, ExpertKind, Ffn, MoeConfig, RopeScaling, RouterConfig,
     SharedExperts,
 };
 use crate::layout::{ExpertDims, ModelDims, StateDims};
 use crate::limits;
-use crate::llama::{Frame, LlamaConfig, LlamaVariant, is_last_of};
+use crate::llama::{LlamaConfig, LlamaVariant, is_last_of};
 use crate::names::NameMap;
 
 /// The sizes of a Mixtral or one of its relatives.
@@ -203,18 +205,6 @@ impl MixtralConfig {
         }
     }
 
-    pub(super) fn frame(&self) -> Frame {
-        Frame { norm: self.norm(), ..self.llama().frame() }
-    }
-
-    pub(super) fn block(&self, layer: usize) -> BlockConfig {
-        let block = BlockConfig { mixer: Some(self.mixer(layer)), norm: self.norm(), ..self.llama().block(layer) };
-        match self.is_dense(layer) {
-            true => block,
-            false => BlockConfig { mlp: Some(Ffn::Moe(self.experts())), ..block },
-        }
-    }
-
     /// The window of a layer, if it has one.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.sliding_window.filter(|_| !is_last_of(self.sliding_window_pattern, layer))
@@ -249,6 +239,20 @@ impl MixtralConfig {
                 .map(|intermediate| SharedExperts { intermediate, gate: self.has_shared_gate() }),
             input: self.llama().init(),
             output: self.llama().residual_init(),
+        }
+    }
+}
+
+impl DecoderConfig for MixtralConfig {
+    fn frame(&self) -> Frame {
+        Frame { norm: self.norm(), ..self.llama().frame() }
+    }
+
+    fn block(&self, layer: usize) -> BlockConfig {
+        let block = BlockConfig { mixer: Some(self.mixer(layer)), norm: self.norm(), ..self.llama().block(layer) };
+        match self.is_dense(layer) {
+            true => block,
+            false => BlockConfig { mlp: Some(Ffn::Moe(self.experts())), ..block },
         }
     }
 }
@@ -289,16 +293,12 @@ impl ModelConfig for MixtralConfig {
         self.llama().cached_positions()
     }
 
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
     fn megatron_names(&self) -> NameMap {
         self.frame().megatron_names(|layer| self.block(layer))
     }
 
     fn hf_names(&self) -> NameMap {
-        super::hf::names(self)
+        decoder::names(&self.frame(), |layer| self.block(layer), self.tensor_names())
     }
 
     fn presets() -> Vec<(&'static str, Self)> {

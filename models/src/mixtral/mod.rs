@@ -6,10 +6,13 @@ mod glm;
 mod hf;
 mod keys;
 mod linear;
-mod model;
 mod presets;
 mod variant;
 
 pub use config::MixtralConfig;
-pub use model::Mixtral;
 pub use variant::MixtralVariant;
+
+use crate::decoder::Decoder;
+
+/// A rank's part of a Mixtral or one of its relatives.
+pub type Mixtral = Decoder<MixtralConfig>;
