@@ -23,6 +23,7 @@ mod changes;
 mod check;
 mod check_grpo;
 mod check_states;
+mod decoder;
 mod foreign;
 mod job;
 mod keys;

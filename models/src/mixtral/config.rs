@@ -159,11 +159,6 @@ impl MixtralConfig {
         matches!(self.variant, MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Next)
     }
 
-    /// Whether query, key and value projections have biases.
-    pub fn has_input_biases(&self) -> bool {
-        self.attention_bias || self.variant == MixtralVariant::Qwen2Moe
-    }
-
     /// Whether the output projection of attention has a bias.
     pub fn has_output_bias(&self) -> bool {
         self.attention_bias && self.variant != MixtralVariant::Glm4Moe
