@@ -16,12 +16,12 @@ use models::{CausalLm, Part};
 
 use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
-use super::coordinator::{Coordinator, say};
+use super::coordinator::Coordinator;
 use super::copies::Copies;
 use super::evaluate::log_probabilities;
 use super::exit::ExitOptions;
 use super::faults::Faults;
-use super::logs::{LogOptions, Tracer, Tracing};
+use super::logs::{LogOptions, Tracer, Tracing, say};
 use super::placeholder::Megatron;
 use super::placement::Placement;
 use super::restarts::{RestartOptions, Restarts};

@@ -3,6 +3,7 @@
 //! burn-train sees a [`Megatron`] placeholder and plain numbers; the model lives in slices on the rank threads.
 
 mod batches;
+mod begin_again;
 mod burn_train_bridge;
 mod coordinator;
 mod copies;

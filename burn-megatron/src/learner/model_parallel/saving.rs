@@ -11,7 +11,7 @@ use indicatif::HumanBytes;
 use models::CausalLm;
 use serde_json::{Value, json};
 
-use super::coordinator::say;
+use super::logs::say;
 use crate::checkpoint::{
     Channel, Checkpoint, CheckpointError, CopyReport, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
 };

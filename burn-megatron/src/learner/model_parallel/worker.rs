@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::batches::{BatchRange, GlobalBatch};
-use super::coordinator::{Coordinator, say};
+use super::coordinator::Coordinator;
 use super::copies::Copies;
 use super::faults::Faults;
-use super::logs::Tracer;
+use super::logs::{Tracer, say};
 use super::rollouts::{Drawn, GrpoRun};
 use super::saving::{Description, Saves, run_state, without_host_memory};
 use super::stragglers::StragglerWatch;
