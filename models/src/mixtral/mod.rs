@@ -1,6 +1,7 @@
 //! Mixtral: a Llama whose MLPs are MoE. Qwen3-MoE adds norms of every query and key head and layers
 //! without experts, Qwen3-Next linear attention, GLM-4.5 DeepSeek-V3's router.
 
+mod block;
 mod config;
 mod glm;
 mod hf;
