@@ -11,6 +11,7 @@ mod evaluate;
 mod exit;
 mod faults;
 mod fit;
+mod held_out;
 mod logs;
 mod placeholder;
 mod placement;
