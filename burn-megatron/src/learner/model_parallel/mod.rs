@@ -19,6 +19,7 @@ mod pretraining;
 mod restarts;
 mod roll_back;
 mod rollouts;
+mod same_data;
 mod save_costs;
 mod saving;
 mod shown_metrics;
