@@ -107,6 +107,10 @@ impl ModelConfig for FamilyConfig {
         ask!(self, config => config.cached_positions())
     }
 
+    fn vocab_size(&self) -> usize {
+        ask!(self, config => config.vocab_size())
+    }
+
     fn megatron_names(&self) -> NameMap {
         ask!(self, config => config.megatron_names())
     }

@@ -196,6 +196,11 @@ impl ModelConfig for DeepSeekV3Config {
         }
     }
 
+    /// Of sizes that nobody has checked too: [`dims`](ModelConfig::dims) goes through all layers.
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
     fn megatron_names(&self) -> NameMap {
         self.megatron_core_names()
     }

@@ -234,6 +234,11 @@ impl ModelConfig for MixtralConfig {
         self.llama().cached_positions()
     }
 
+    /// Of sizes that nobody has checked too: [`dims`](ModelConfig::dims) goes through all layers.
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
     fn megatron_names(&self) -> NameMap {
         self.frame().megatron_names(|layer| self.block(layer))
     }

@@ -239,6 +239,11 @@ impl ModelConfig for NemotronHConfig {
         }
     }
 
+    /// Of sizes that nobody has checked too: [`dims`](ModelConfig::dims) goes through all layers.
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
     fn megatron_names(&self) -> NameMap {
         self.frame().megatron_names(|layer| self.block(layer))
     }
