@@ -1,18 +1,16 @@
 //! A family that the crates do not know is written outside them, in the layers of `models`, and trains in every layout
 //! like on one device: attention alternates between a window and all positions, and MLPs become narrower with depth.
 
-use backend_dist::shard::{Init, Registry};
-use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use backend_dist::shard::Init;
+use burn::tensor::Device;
 use burn_megatron::verify::{Candidate, Line, verify};
-use models::layers::paged::{PagedKvCache, Step};
 use models::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, NormKind, NormPlacement, RopeConfig,
     Vocab,
 };
 use models::layout::ModelDims;
 use models::names::NameMap;
-use models::{BuildError, CausalLm, Frame, Llama, MicroBatch, ModelConfig, ParamBuilder, Part};
+use models::{Decoder, DecoderConfig, Frame, ModelConfig};
 use serde::{Deserialize, Serialize};
 use tests::SETTINGS;
 
@@ -29,22 +27,15 @@ struct FunnelConfig {
 const FUNNEL: FunnelConfig = FunnelConfig { vocab: 101, hidden: 32, heads: 4, layers: 4, window: 5 };
 
 impl FunnelConfig {
-    fn frame(&self) -> Frame {
-        Frame {
-            vocab: Vocab { size: self.vocab, hidden: self.hidden, divisor: 1 },
-            layers: self.layers,
-            tied: true,
-            init: Init::Normal { std: 0.02 },
-            norm: NormKind::Rms,
-            norm_eps: 1e-5,
-            dropout: 0.1,
-            embedding_scale: None,
-            logit_softcap: None,
-        }
-    }
-
     fn width(&self, layer: usize) -> usize {
         2 * self.hidden * (self.layers - layer)
+    }
+}
+
+impl DecoderConfig for FunnelConfig {
+    fn frame(&self) -> Frame {
+        let vocab = Vocab { size: self.vocab, hidden: self.hidden, divisor: 1 };
+        Frame { tied: true, dropout: 0.1, ..Frame::new(vocab, self.layers, Init::Normal { std: 0.02 }, 1e-5) }
     }
 
     fn block(&self, layer: usize) -> BlockConfig {
@@ -86,70 +77,12 @@ impl ModelConfig for FunnelConfig {
         }
     }
 
-    fn vocab_size(&self) -> usize {
-        self.vocab
-    }
-
     fn megatron_names(&self) -> NameMap {
         self.frame().megatron_names(|layer| self.block(layer))
     }
 
     fn hf_names(&self) -> NameMap {
         self.frame().hf_names(|layer| self.block(layer))
-    }
-}
-
-#[derive(Module, Debug)]
-struct Funnel {
-    decoder: Llama,
-}
-
-impl CausalLm for Funnel {
-    type Config = FunnelConfig;
-
-    fn build(config: &FunnelConfig, params: ParamBuilder) -> Result<Self, BuildError> {
-        config.check_for(&params)?;
-        Ok(Self { decoder: Llama::of_blocks(&config.frame(), |layer| config.block(layer), params)? })
-    }
-
-    fn part(&self) -> &Part {
-        self.decoder.part()
-    }
-
-    fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
-        self.decoder.embed(tokens, batch)
-    }
-
-    fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        self.decoder.layer(index, x, batch)
-    }
-
-    fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
-        self.decoder.head_losses(x, labels, batch)
-    }
-
-    fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
-        self.decoder.head_logits(x)
-    }
-
-    fn extend(&self, step: &Step, cache: &mut PagedKvCache) -> Tensor<2> {
-        self.decoder.extend(step, cache)
-    }
-
-    fn extend_embed(&self, step: &Step) -> Tensor<3> {
-        self.decoder.extend_embed(step)
-    }
-
-    fn extend_layer(&self, index: usize, x: Tensor<3>, step: &Step, cache: &mut PagedKvCache) -> Tensor<3> {
-        self.decoder.extend_layer(index, x, step, cache)
-    }
-
-    fn extend_head(&self, x: Tensor<3>, step: &Step) -> Tensor<2> {
-        self.decoder.extend_head(x, step)
-    }
-
-    fn registry(&self) -> &Registry {
-        self.decoder.registry()
     }
 }
 
@@ -168,7 +101,8 @@ fn a_family_from_outside_trains_in_every_kind_of_layout() {
         "TP2 CP2 PP2 x2 uniform1",
     ];
     let candidates: Vec<Candidate> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
-    let lines = verify::<Funnel>(&FUNNEL, &SETTINGS, &[Device::flex()].into(), &candidates, |_| {}).unwrap();
+    let lines =
+        verify::<Decoder<FunnelConfig>>(&FUNNEL, &SETTINGS, &[Device::flex()].into(), &candidates, |_| {}).unwrap();
     let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
     assert!(lines.len() == layouts.len() && lines.iter().all(Line::passes), "{}", table.join("\n"));
 }

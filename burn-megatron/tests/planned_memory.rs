@@ -21,103 +21,62 @@ use models::{CausalLm, FamilyConfig, LlamaConfig, ModelConfig, ParamBuilder, Par
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
 
+/// A run of one of the models below.
+fn run_of(model: &str) -> String {
+    format!(
+        "[model]\nvocab-size = 1000\nhidden-size = 128\n{model}\
+         [training]\nseq-length = 128\nmicro-batch = 2\nglobal-batch = 16\n"
+    )
+}
+
 const LLAMA: &str = "
-[model]
 preset = \"tiny\"
-vocab-size = 1000
-hidden-size = 128
 intermediate-size = 384
 num-hidden-layers = 4
 head-dim = 16
 make-vocab-size-divisible-by = 64
-[training]
-seq-length = 128
-micro-batch = 2
-global-batch = 16
 ";
 
 const GPT: &str = "
-[model]
 preset = \"gpt-tiny\"
-vocab-size = 1000
-hidden-size = 128
 intermediate-size = 512
 num-hidden-layers = 4
-[training]
-seq-length = 128
-micro-batch = 2
-global-batch = 16
 ";
 
 const MIXTRAL: &str = "
-[model]
 preset = \"mixtral-tiny\"
-vocab-size = 1000
-hidden-size = 128
 intermediate-size = 256
 num-hidden-layers = 4
 head-dim = 16
 num-experts = 4
-[training]
-seq-length = 128
-micro-batch = 2
-global-batch = 16
 ";
 
 const MAMBA2: &str = "
-[model]
 preset = \"mamba2-tiny\"
 num-hidden-layers = 4
-vocab-size = 1000
-hidden-size = 128
 num-heads = 16
-[training]
-seq-length = 128
-micro-batch = 2
-global-batch = 16
 ";
 
 const NEMOTRON_H: &str = "
-[model]
 preset = \"nemotron-h-tiny\"
-vocab-size = 1000
-hidden-size = 128
 head-dim = 16
 intermediate-size = 512
 mamba-num-heads = 16
-[training]
-seq-length = 128
-micro-batch = 2
-global-batch = 16
 ";
 
 const DEEPSEEK: &str = "
-[model]
 preset = \"deepseek-tiny\"
 num-hidden-layers = 4
-vocab-size = 1000
-hidden-size = 128
 intermediate-size = 384
 moe-intermediate-size = 64
-[training]
-seq-length = 128
-micro-batch = 2
-global-batch = 16
 ";
 
 const QWEN3_NEXT: &str = "
-[model]
 preset = \"qwen3-next-tiny\"
-vocab-size = 1000
-hidden-size = 128
 moe-intermediate-size = 64
 shared-expert-intermediate-size = 64
 linear-key-head-dim = 16
 linear-value-head-dim = 16
-[training]
-seq-length = 128
-micro-batch = 2
-global-batch = 16
 ";
 
 /// Bytes of every rank in its second step, above what was there before the engine, and the most micro-batches whose
@@ -236,7 +195,7 @@ impl WithModel for Held<'_> {
 fn bytes_of_a_weight(base: &str) -> f64 {
     let held = |base: &str| {
         let overrides = [("lora.rank", "8"), ("lora.base", base)].map(|(key, value)| (key.into(), value.into()));
-        let config = RunConfig::parse("run.toml", LLAMA, &overrides).unwrap();
+        let config = RunConfig::parse("run.toml", &run_of(LLAMA), &overrides).unwrap();
         config.model.config.visit(Held(&config)) as f64
     };
     let layer = 256 * 128 + 128 * 128 + 768 * 128 + 128 * 384;
@@ -244,7 +203,7 @@ fn bytes_of_a_weight(base: &str) -> f64 {
 }
 
 /// Measured and planned, for the rank of each pipeline stage that has most.
-fn compare(file: &str, flags: &str) -> Vec<(u64, RankMemory)> {
+fn compare(model: &str, flags: &str) -> Vec<(u64, RankMemory)> {
     let words: Vec<&str> = flags.split_whitespace().collect();
     let folder = tempfile::tempdir().unwrap();
     let wide = LlamaConfig {
@@ -257,7 +216,7 @@ fn compare(file: &str, flags: &str) -> Vec<(u64, RankMemory)> {
     std::fs::write(folder.path().join("config.json"), wide.to_hf().to_string()).unwrap();
     let at = |word: &str| word.replace("TEACHER", &folder.path().display().to_string());
     let overrides: Vec<(String, String)> = words.chunks(2).map(|pair| (pair[0].into(), at(pair[1]))).collect();
-    let config = RunConfig::parse("run.toml", file, &overrides).unwrap();
+    let config = RunConfig::parse("run.toml", &run_of(model), &overrides).unwrap();
     let job = config.job().unwrap();
     let hardware = Hardware::of(gpus::find("h100").unwrap(), job.element);
     let plan = Plan::new(job, &hardware).unwrap();
@@ -275,7 +234,7 @@ fn compare(file: &str, flags: &str) -> Vec<(u64, RankMemory)> {
 #[test]
 fn planned_memory_is_what_ranks_allocate() {
     let mut off = Vec::new();
-    for (file, flags) in [
+    for (model, flags) in [
         (LLAMA, ""),
         (LLAMA, "parallel.dp 2 parallel.zero 1"),
         (LLAMA, "parallel.dp 2 parallel.zero 2"),
@@ -374,7 +333,7 @@ fn planned_memory_is_what_ranks_allocate() {
         (MIXTRAL, "lora.rank 8 lora.base nf4"),
         (MIXTRAL, "lora.rank 8 lora.base nf4 lora.target-modules all-linear,w1,w2,w3 recompute.granularity full"),
     ] {
-        for (rank, (measured, planned)) in compare(file, flags).into_iter().enumerate() {
+        for (rank, (measured, planned)) in compare(model, flags).into_iter().enumerate() {
             let ratio = measured as f64 / planned.peak() as f64;
             println!("{:>5.1} %  {measured:>10}  {:>10}  rank {rank} `{flags}`", 100.0 * (ratio - 1.0), planned.peak());
             if (ratio - 1.0).abs() > 0.05 {

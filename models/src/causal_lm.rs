@@ -56,7 +56,9 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
     }
 
     /// Number of tokens.
-    fn vocab_size(&self) -> usize;
+    fn vocab_size(&self) -> usize {
+        self.dims().vocab
+    }
 
     /// Where every global tensor is found in a Megatron-LM checkpoint of one rank.
     fn megatron_names(&self) -> NameMap;

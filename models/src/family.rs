@@ -1,5 +1,7 @@
 //! A model of a family that is known only when the program runs.
 
+mod hf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::{CausalLm, ModelConfig};

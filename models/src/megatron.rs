@@ -3,64 +3,50 @@
 
 use std::ops::Range;
 
+use crate::frame::Frame;
 use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormKind, NormOver,
     Vocab,
 };
 use crate::names::{NameMap, mamba2, without_inputs};
 
-/// A decoder without its blocks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MegatronDecoder {
-    pub vocab: Vocab,
-    /// Number of blocks.
-    pub layers: usize,
-    pub norm: NormKind,
-    /// Learned positions, if any.
-    pub positions: Option<usize>,
-    /// The output layer shares the embedding.
-    pub tied: bool,
-}
-
 /// Before attention, after it, before the MLP, after it. Megatron-Core itself has the first and the third.
 const NORMS: [&str; 4] = ["input_layernorm", "post_self_attn_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"];
 
-impl MegatronDecoder {
-    /// All of the decoder's parameters; `block` says what each layer is.
-    pub fn names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
-        let (mut map, Vocab { size, hidden, .. }) = (NameMap::default(), self.vocab);
-        map.same("embed_tokens.weight", "embedding.word_embeddings.weight", &[size, hidden]);
-        if let Some(positions) = self.positions {
-            map.same("embed_positions.weight", "embedding.position_embeddings.weight", &[positions, hidden]);
-        }
-        let mut last_norm = "final_layernorm";
-        for layer in 0..self.layers {
-            let (ours, theirs, block) = (format!("layers.{layer}"), format!("decoder.layers.{layer}"), block(layer));
-            let is_mamba = matches!(block.mixer, Some(Mixer::Mamba2(_)));
-            last_norm = if is_mamba { "final_norm" } else { last_norm };
-            for (place, name) in block.norms() {
-                let called = if is_mamba { "norm" } else { NORMS[place] };
-                let (ours, theirs) = (format!("{ours}.{name}"), format!("{theirs}.{called}"));
-                norm(&mut map, &ours, &theirs, hidden, self.norm);
-            }
-            if let Some(mixer) = &block.mixer {
-                let (name, in_place) = (format!("{ours}.{}", mixer.name()), format!("{theirs}.self_attention"));
-                match mixer {
-                    Mixer::Attention(of) => attention(&mut map, of, &name, &in_place),
-                    Mixer::GatedDelta(of) => gated_delta(&mut map, of, &name, &in_place),
-                    Mixer::Mamba2(of) => mamba2(&mut map, of, &name, &format!("{theirs}.mixer")),
-                }
-            }
-            if let Some(mlp) = &block.mlp {
-                feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
-            }
-        }
-        norm(&mut map, "norm", &format!("decoder.{last_norm}"), hidden, self.norm);
-        if !self.tied {
-            map.same("lm_head.weight", "output_layer.weight", &[size, hidden]);
-        }
-        map
+/// All parameters of a decoder; `block` says what each layer is.
+pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig) -> NameMap {
+    let (mut map, Vocab { size, hidden, .. }) = (NameMap::default(), frame.vocab);
+    map.same("embed_tokens.weight", "embedding.word_embeddings.weight", &[size, hidden]);
+    if let Some(positions) = frame.positions {
+        map.same("embed_positions.weight", "embedding.position_embeddings.weight", &[positions, hidden]);
     }
+    let mut last_norm = "final_layernorm";
+    for layer in 0..frame.layers {
+        let (ours, theirs, block) = (format!("layers.{layer}"), format!("decoder.layers.{layer}"), block(layer));
+        let is_mamba = matches!(block.mixer, Some(Mixer::Mamba2(_)));
+        last_norm = if is_mamba { "final_norm" } else { last_norm };
+        for (place, name) in block.norms() {
+            let called = if is_mamba { "norm" } else { NORMS[place] };
+            let (ours, theirs) = (format!("{ours}.{name}"), format!("{theirs}.{called}"));
+            norm(&mut map, &ours, &theirs, hidden, frame.norm);
+        }
+        if let Some(mixer) = &block.mixer {
+            let (name, in_place) = (format!("{ours}.{}", mixer.name()), format!("{theirs}.self_attention"));
+            match mixer {
+                Mixer::Attention(of) => attention(&mut map, of, &name, &in_place),
+                Mixer::GatedDelta(of) => gated_delta(&mut map, of, &name, &in_place),
+                Mixer::Mamba2(of) => mamba2(&mut map, of, &name, &format!("{theirs}.mixer")),
+            }
+        }
+        if let Some(mlp) = &block.mlp {
+            feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
+        }
+    }
+    norm(&mut map, "norm", &format!("decoder.{last_norm}"), hidden, frame.norm);
+    if !frame.tied {
+        map.same("lm_head.weight", "output_layer.weight", &[size, hidden]);
+    }
+    map
 }
 
 fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &str) {

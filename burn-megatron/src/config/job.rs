@@ -1,9 +1,6 @@
 //! A run as the planner sees it.
 
 use backend_dist::ops::LOGITS_AT_ONCE;
-use models::layers::{NormOver, NormPlacement};
-use models::nemotron_h::HybridLayer;
-use models::{FamilyConfig, LlamaConfig, Mamba2Config, MixtralConfig, NemotronHConfig};
 
 use super::model::hf_config;
 use super::problem::{ConfigErrors, Problem};
@@ -11,9 +8,7 @@ use super::run::RunConfig;
 use crate::flops::FlopShape;
 use crate::optim::{OptimizerConfig, StateDtype};
 use crate::plan::gpus::GPUS;
-use crate::plan::{
-    Adapters, Completions, Decoder, Experts, Job, Latent, Linear, LossOf, Moments, PostTraining, StateBytes, StateSpace,
-};
+use crate::plan::{Adapters, Completions, Decoder, Job, LossOf, Moments, PostTraining, StateBytes};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
@@ -69,9 +64,7 @@ impl RunConfig {
             post_training: self.post_training()?,
         })
     }
-}
 
-impl RunConfig {
     /// What the FLOPs of a token in sequences of `seq` tokens are counted from.
     pub fn flop_shape(&self, seq: usize) -> FlopShape {
         FlopShape { frozen: self.lora.rank.is_some(), ..Decoder::from(&self.model.config).flop_shape(seq) }
@@ -148,274 +141,14 @@ impl RunConfig {
     }
 }
 
-impl From<&LlamaConfig> for Decoder {
-    fn from(config: &LlamaConfig) -> Self {
-        let (block, attention) = (config.block(0), config.attention(0));
-        Self {
-            vocab: config.vocab_size,
-            vocab_multiple: config.make_vocab_size_divisible_by,
-            hidden: config.hidden_size,
-            intermediate: config.intermediate_size,
-            experts: None,
-            layers: config.num_hidden_layers,
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
-            latent: None,
-            linear: None,
-            mamba: None,
-            lone_mlps: None,
-            mtp: 0,
-            window: config.sliding_window,
-            windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
-            gated: true,
-            query_key_norm: attention.query_key_norm.map(|norm| norm.over),
-            norms: block.placement,
-            norm_bias: false,
-            softcap: attention.softcap.is_some(),
-            sinks: false,
-            output_gate: false,
-            attention_bias: [attention.input.bias, attention.output.bias],
-            mlp_bias: config.mlp_bias,
-            positions: None,
-            rope: true,
-            tied: config.tie_word_embeddings,
-        }
-    }
-}
-
-impl From<&Mamba2Config> for Decoder {
-    fn from(config: &Mamba2Config) -> Self {
-        Self {
-            vocab: config.vocab_size,
-            vocab_multiple: config.make_vocab_size_divisible_by,
-            hidden: config.hidden_size,
-            intermediate: 0,
-            experts: None,
-            layers: config.num_hidden_layers,
-            heads: config.num_heads,
-            kv_heads: config.num_heads,
-            head_dim: config.head_dim,
-            latent: None,
-            linear: None,
-            mamba: Some(StateSpace {
-                layers: (0..config.num_hidden_layers).collect(),
-                heads: config.num_heads,
-                head_dim: config.head_dim,
-                groups: config.n_groups,
-                state: config.state_size,
-                kernel: config.conv_kernel,
-                conv_bias: config.use_conv_bias,
-                bias: config.use_bias,
-            }),
-            lone_mlps: Some(Vec::new()),
-            mtp: 0,
-            window: None,
-            windowed_layers: 0,
-            gated: false,
-            query_key_norm: None,
-            norms: NormPlacement::Before,
-            norm_bias: false,
-            softcap: false,
-            sinks: false,
-            output_gate: false,
-            attention_bias: [false; 2],
-            mlp_bias: false,
-            positions: None,
-            rope: false,
-            tied: config.tie_word_embeddings,
-        }
-    }
-}
-
-impl From<&NemotronHConfig> for Decoder {
-    fn from(config: &NemotronHConfig) -> Self {
-        let mamba = config.layers_of(HybridLayer::Mamba2);
-        Self {
-            vocab: config.vocab_size,
-            vocab_multiple: config.make_vocab_size_divisible_by,
-            hidden: config.hidden_size,
-            intermediate: config.intermediate_size,
-            experts: None,
-            layers: config.num_hidden_layers(),
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
-            latent: None,
-            linear: None,
-            mamba: (!mamba.is_empty()).then_some(StateSpace {
-                layers: mamba,
-                heads: config.mamba_num_heads,
-                head_dim: config.mamba_head_dim,
-                groups: config.n_groups,
-                state: config.ssm_state_size,
-                kernel: config.conv_kernel,
-                conv_bias: config.use_conv_bias,
-                bias: config.use_bias,
-            }),
-            lone_mlps: Some(config.layers_of(HybridLayer::Mlp)),
-            mtp: 0,
-            window: None,
-            windowed_layers: 0,
-            gated: false,
-            query_key_norm: None,
-            norms: NormPlacement::Before,
-            norm_bias: false,
-            softcap: false,
-            sinks: false,
-            output_gate: false,
-            attention_bias: [false; 2],
-            mlp_bias: config.mlp_bias,
-            positions: None,
-            rope: false,
-            tied: config.tie_word_embeddings,
-        }
-    }
-}
-
-/// The layers with linear attention, if there are such.
-fn linear_layers(config: &MixtralConfig) -> Option<Linear> {
-    let (layers, sizes) = (config.linear_layers(), config.linear_attention());
-    (!layers.is_empty()).then_some(Linear {
-        layers,
-        key_heads: sizes.key_heads,
-        value_heads: sizes.value_heads,
-        key_dim: sizes.key_dim,
-        value_dim: sizes.value_dim,
-        kernel: sizes.kernel,
-    })
-}
-
-impl From<&FamilyConfig> for Decoder {
-    fn from(config: &FamilyConfig) -> Self {
-        match config {
-            FamilyConfig::Llama(config) => Self::from(config),
-            FamilyConfig::Mixtral(config) => Self {
-                vocab: config.vocab_size,
-                vocab_multiple: config.make_vocab_size_divisible_by,
-                hidden: config.hidden_size,
-                intermediate: config.intermediate_size,
-                experts: Some(Experts {
-                    count: config.num_experts,
-                    top_k: config.num_experts_per_tok,
-                    intermediate: config.expert_size(),
-                    shared: config.shared_expert().unwrap_or(0),
-                    shared_gate: config.has_shared_gate(),
-                    biases: config.variant == models::MixtralVariant::GptOss,
-                    dense_layers: config.dense_layers(),
-                }),
-                layers: config.num_hidden_layers,
-                heads: config.num_attention_heads,
-                kv_heads: config.num_key_value_heads,
-                head_dim: config.head_dim,
-                latent: None,
-                linear: linear_layers(config),
-                mamba: None,
-                lone_mlps: None,
-                mtp: 0,
-                window: config.sliding_window,
-                windowed_layers: (0..config.num_hidden_layers).filter(|layer| config.window(*layer).is_some()).count(),
-                gated: true,
-                query_key_norm: config.has_head_norms().then_some(NormOver::Head),
-                norms: NormPlacement::Before,
-                norm_bias: false,
-                softcap: false,
-                sinks: config.variant == models::MixtralVariant::GptOss,
-                output_gate: config.variant == models::MixtralVariant::Qwen3Next,
-                attention_bias: [config.has_input_biases(), config.has_output_bias()],
-                mlp_bias: false,
-                positions: None,
-                rope: true,
-                tied: config.tie_word_embeddings,
-            },
-            FamilyConfig::DeepSeekV3(config) => Self {
-                vocab: config.vocab_size,
-                vocab_multiple: config.make_vocab_size_divisible_by,
-                hidden: config.hidden_size,
-                intermediate: config.intermediate_size,
-                experts: Some(Experts {
-                    count: config.n_routed_experts,
-                    top_k: config.num_experts_per_tok,
-                    intermediate: config.moe_intermediate_size,
-                    shared: config.shared_intermediate_size(),
-                    shared_gate: false,
-                    biases: false,
-                    dense_layers: (0..config.first_k_dense_replace).collect(),
-                }),
-                layers: config.num_hidden_layers,
-                heads: config.num_attention_heads,
-                kv_heads: config.num_attention_heads,
-                head_dim: config.qk_nope_head_dim + config.qk_rope_head_dim,
-                latent: Some(Latent {
-                    queries: config.q_lora_rank,
-                    keys: config.kv_lora_rank,
-                    rotated: config.qk_rope_head_dim,
-                    unrotated: config.qk_nope_head_dim,
-                    value: config.v_head_dim,
-                }),
-                linear: None,
-                mamba: None,
-                lone_mlps: None,
-                mtp: config.num_nextn_predict_layers,
-                window: None,
-                windowed_layers: 0,
-                gated: true,
-                query_key_norm: None,
-                norms: NormPlacement::Before,
-                norm_bias: false,
-                softcap: false,
-                sinks: false,
-                output_gate: false,
-                attention_bias: [false; 2],
-                mlp_bias: false,
-                positions: None,
-                rope: true,
-                tied: false,
-            },
-            FamilyConfig::Mamba2(config) => Self::from(config),
-            FamilyConfig::NemotronH(config) => Self::from(config),
-            FamilyConfig::Gpt(config) => Self {
-                vocab: config.vocab_size,
-                vocab_multiple: config.make_vocab_size_divisible_by,
-                hidden: config.hidden_size,
-                intermediate: config.intermediate_size,
-                experts: None,
-                layers: config.num_hidden_layers,
-                heads: config.num_attention_heads,
-                kv_heads: config.num_attention_heads,
-                head_dim: config.head_dim(),
-                latent: None,
-                linear: None,
-                mamba: None,
-                lone_mlps: None,
-                mtp: 0,
-                window: None,
-                windowed_layers: 0,
-                gated: false,
-                query_key_norm: None,
-                norms: NormPlacement::Before,
-                norm_bias: true,
-                softcap: false,
-                sinks: false,
-                output_gate: false,
-                attention_bias: [config.bias; 2],
-                mlp_bias: config.bias,
-                positions: Some(config.max_position_embeddings),
-                rope: false,
-                tied: config.tie_word_embeddings,
-            },
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use backend_dist::launch::launch;
     use backend_dist::mesh::{Mesh, ParallelLayout};
     use burn::tensor::{Device, FloatDType};
     use models::{
-        CausalLm, DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
-        ModelConfig, NemotronHConfig, ParamBuilder, WithModel,
+        CausalLm, DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig,
+        MixtralVariant, ModelConfig, NemotronHConfig, ParamBuilder, WithModel,
     };
 
     use super::*;

@@ -22,7 +22,10 @@
 mod changes;
 mod check;
 mod check_grpo;
+mod check_post_training;
 mod check_states;
+mod decoder;
+mod derived;
 mod foreign;
 mod job;
 mod keys;

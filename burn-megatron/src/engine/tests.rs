@@ -50,9 +50,6 @@ impl ModelConfig for NoConfig {
             states: None,
         }
     }
-    fn vocab_size(&self) -> usize {
-        VOCAB
-    }
     fn megatron_names(&self) -> NameMap {
         NameMap::default()
     }

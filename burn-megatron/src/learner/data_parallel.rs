@@ -13,8 +13,7 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{EventProcessorTraining, Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
 use std::sync::Arc;
 
-use super::devices::like;
-use super::dp_rank::host;
+use super::devices::{host, like};
 use super::items::Items;
 use super::processes::Together;
 use super::rank_loop::{RankSetup, Shared};

@@ -1,9 +1,15 @@
-//! The devices of ranks that nobody has named devices for.
+//! Where a learner is: the devices of ranks that nobody has named devices for, and the host.
 
 use std::ops::Range;
 
 use backend_dist::gpu;
 use burn::tensor::Device;
+
+/// Where the learner's copies of parameters that it never steps cost no accelerator memory. A parameter that it steps
+/// moves to the device of its gradient, and stays there.
+pub(super) fn host() -> Device {
+    Device::flex().autodiff()
+}
 
 /// A device for each rank of a model that is on `device`: these GPUs of the host if it is a GPU, else all ranks share it.
 pub(super) fn like(device: Device, ranks: Range<usize>) -> Result<Vec<Device>, String> {

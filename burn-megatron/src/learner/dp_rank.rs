@@ -14,6 +14,7 @@ use burn::train::{InferenceStep, Learner, LearnerModel, TrainOutput, TrainStep};
 
 use own::Own;
 
+use super::devices::host;
 use super::processes::gather_to_first;
 use super::states::average_states;
 use super::tensor_parallel::Placing;
@@ -33,12 +34,6 @@ pub(super) struct DpRank<M: LearnerModel> {
     max_grad_norm: Option<f64>,
     /// Of a model on a logical device: the group along whose axis its parameters are sharded.
     within: Option<Group>,
-}
-
-/// Where the learner's copies of parameters that it never steps cost no accelerator memory. A parameter that it steps
-/// moves to the device of its gradient, and stays there.
-pub(super) fn host() -> Device {
-    Device::flex().autodiff()
 }
 
 impl<M: LearnerModel> DpRank<M> {

@@ -9,7 +9,6 @@ use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, Traini
 
 use super::data_parallel::DataParallel;
 use super::report::{Failure, Fit, Fitted};
-use super::stages::StagesStrategy;
 use super::tensor_parallel::TensorParallel;
 use super::zero::{Units, running_states};
 use super::{custom, processes};
@@ -145,24 +144,6 @@ impl MeshStrategy {
     pub fn recompute(mut self, recompute: Recompute) -> Self {
         self.recompute = recompute;
         self
-    }
-
-    /// For a model that implements [`Stages`](super::Stages): layouts may have pipelines (PP, VPP), and
-    /// [`recompute`](Self::recompute) has blocks to recompute.
-    ///
-    /// - Batches are read once, on the first rank of each pipeline; a step takes [`micro_batches`](Self::micro_batches)
-    ///   of them at a time. The last stage's outputs are those of the metrics.
-    /// - Each rank has the parameters of its stages on its device, and steps them. The values that the training began with
-    ///   of the others are in host memory, once for all ranks.
-    /// - Random numbers, as of dropout, follow from the epoch, the data-parallel rank, the micro-batch and the block: they
-    ///   are the same in every pipeline, and with recomputation.
-    /// - ZeRO is that of [`zero_on`](super::MegatronStrategy::zero_on), 0 to 3, among the ranks with the same stages. From 2
-    ///   on gradients are reduced after each backward pass of a stage, and only their owners keep sums. With 3 a pass gathers
-    ///   the values of its stage; those of [`Part::Tied`](super::Part::Tied) stay whole.
-    /// - The ranks of a pipeline are next to each other (Megatron-LM's `--use-tp-pp-dp-mapping`), in one process unless
-    ///   [`across_processes`](StagesStrategy::across_processes) follows, and activations go through host memory.
-    pub fn stages(self) -> StagesStrategy {
-        StagesStrategy::new(self)
     }
 
     /// Why no training can start with these settings, whatever the model.

@@ -20,7 +20,8 @@ use burn::train::metric::ItemLazy;
 use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
 
 use super::data_parallel::DataParallel;
-use super::dp_rank::{DpRank, host};
+use super::devices::host;
+use super::dp_rank::DpRank;
 use super::states::with_own_states;
 use super::tensor_parallel::TensorParallel;
 

@@ -14,7 +14,7 @@ use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, ValidL
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::dp_rank::host;
+use super::devices::host;
 
 /// How many processes the launcher has started; 1 where it says nothing that can be understood, which
 /// [`Together::join`] reports.

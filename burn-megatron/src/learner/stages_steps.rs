@@ -14,7 +14,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
 
-use super::dp_rank::host;
+use super::devices::host;
 use super::module_steps::{Loss, ModuleTrace, Notebook, named, number};
 use super::stages::{Division, Part, StageRank, Stages, Wanted};
 use super::states::with_own_states;

@@ -1,7 +1,8 @@
-//! `verify_stages` of an encoder and a Llama as Burn users build them, in double precision.
+//! `verify_stages` of an encoder, a Llama and models of images as Burn users build them, in double precision.
 
 mod bert;
 mod encoder;
+mod images;
 mod llama;
 mod t5;
 mod wrong;

@@ -3,13 +3,9 @@
 use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
-use super::block::LatentBlockConfig;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, common_divisor, even, factors, not_negative, positive, rotary};
-use crate::layers::{
-    Activation, Balance, BalanceOver, Capacity, Dispatcher, ExpertGroups, ExpertKind, Ffn, LinearConfig, MlaConfig,
-    MlpConfig, MoeConfig, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, YarnScaling,
-};
+use crate::layers::{BalanceOver, Capacity, Dispatcher, RopeConfig, RopeScaling, YarnScaling};
 use crate::layout::{ExpertDims, ModelDims};
 use crate::limits;
 use crate::names::NameMap;
@@ -88,9 +84,6 @@ pub struct DeepSeekV3Config {
     pub make_vocab_size_divisible_by: usize,
 }
 
-/// transformers gives it to the norms of the latents whatever `rms_norm_eps` says.
-const LATENT_NORM_EPS: f64 = 1e-6;
-
 impl DeepSeekV3Config {
     /// Whether layer `index` has experts; those of multi-token prediction are numbered after the last one.
     pub fn has_experts(&self, index: usize) -> bool {
@@ -124,37 +117,6 @@ impl DeepSeekV3Config {
         RopeConfig { head_dim: self.qk_rope_head_dim, theta: self.rope_theta, scaling }
     }
 
-    pub(super) fn block(&self, index: usize) -> LatentBlockConfig {
-        let residual = Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() };
-        let head_dim = (self.qk_nope_head_dim + self.qk_rope_head_dim) as f64;
-        let sharpened = self.rope_scaling.map_or(1.0, |yarn| yarn.score_factor());
-        let linear = |init| LinearConfig { bias: false, init };
-        let dense = MlpConfig {
-            hidden: self.hidden_size,
-            intermediate: self.intermediate_size,
-            activation: Activation::SwiGlu,
-            input: linear(self.init()),
-            output: linear(residual),
-        };
-        LatentBlockConfig {
-            attention: MlaConfig {
-                hidden: self.hidden_size,
-                heads: self.num_attention_heads,
-                q_lora_rank: self.q_lora_rank,
-                kv_lora_rank: self.kv_lora_rank,
-                qk_nope_head_dim: self.qk_nope_head_dim,
-                qk_rope_head_dim: self.qk_rope_head_dim,
-                v_head_dim: self.v_head_dim,
-                norm_eps: LATENT_NORM_EPS,
-                scale: sharpened / head_dim.sqrt(),
-                input: self.init(),
-                output: residual,
-            },
-            mlp: if self.has_experts(index) { Ffn::Moe(self.moe(residual)) } else { Ffn::Dense(dense) },
-            norm_eps: self.rms_norm_eps,
-        }
-    }
-
     /// What the sizes make together.
     fn check_products(&self) -> Result<(), ConfigError> {
         let blocks = ("num_hidden_layers", self.num_hidden_layers + self.num_nextn_predict_layers);
@@ -174,30 +136,6 @@ impl DeepSeekV3Config {
         limits::elements(&[blocks, hidden, ("intermediate_size", self.intermediate_size)])?;
         limits::elements(&[blocks, hidden, width, ("n_shared_experts", self.n_shared_experts)])?;
         limits::elements(&[blocks, hidden, width, experts])
-    }
-
-    fn moe(&self, output: Init) -> MoeConfig {
-        let balance = Balance { over: self.router_balance, coefficient: self.router_aux_loss_coef };
-        let shared = SharedExperts { intermediate: self.shared_intermediate_size(), gate: false };
-        MoeConfig {
-            hidden: self.hidden_size,
-            intermediate: self.moe_intermediate_size,
-            experts: self.n_routed_experts,
-            kind: ExpertKind::SwiGlu,
-            router: RouterConfig {
-                scores: if self.norm_topk_prob { Scores::Sigmoid } else { Scores::PlainSigmoid },
-                groups: (self.n_group > 1).then_some(ExpertGroups { groups: self.n_group, top_k: self.topk_group }),
-                scaling: self.routed_scaling_factor,
-                bias_rate: Some(self.moe_router_bias_update_rate),
-                balance: (balance.coefficient != 0.0).then_some(balance),
-                ..RouterConfig::new(self.num_experts_per_tok)
-            },
-            capacity: self.moe_capacity,
-            dispatcher: self.moe_dispatcher,
-            shared: (self.n_shared_experts > 0).then_some(shared),
-            input: self.init(),
-            output,
-        }
     }
 }
 
@@ -258,16 +196,17 @@ impl ModelConfig for DeepSeekV3Config {
         }
     }
 
+    /// Of sizes that nobody has checked too: [`dims`](ModelConfig::dims) goes through all layers.
     fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
     fn megatron_names(&self) -> NameMap {
-        super::megatron::names(self)
+        self.megatron_core_names()
     }
 
     fn hf_names(&self) -> NameMap {
-        super::hf::names(self)
+        self.deepseek_names()
     }
 
     fn presets() -> Vec<(&'static str, Self)> {

@@ -12,27 +12,6 @@ use crate::names::{Foreign, NameMap};
 /// Keys that repeat what the architecture is, or say how DeepSeek serves it.
 const HARMLESS: [&str; 4] = ["auto_map", "ep_size", "num_key_value_heads", "output_router_logits"];
 
-/// The names of `DeepseekV3ForCausalLM`'s tensors. Modules of multi-token prediction are layers after the last one, as
-/// in the published files; transformers leaves them out.
-pub(super) fn names(config: &DeepSeekV3Config) -> NameMap {
-    let (hidden, mut map) = (config.hidden_size, NameMap::default());
-    decoder::embedding(&mut map, config.vocab_size, hidden);
-    for layer in 0..config.num_hidden_layers + config.num_nextn_predict_layers {
-        let (ours, theirs) = (format!("layers.{layer}"), format!("model.layers.{layer}"));
-        decoder::norms(&mut map, &ours, &theirs, hidden);
-        attention(&mut map, config, &format!("{ours}.attention"), &format!("{theirs}.self_attn"));
-        decoder::feed_forward(&mut map, &config.block(layer).mlp, &format!("{ours}.mlp"), &theirs, LIKE_MLPS);
-        if layer >= config.num_hidden_layers {
-            for norm in ["enorm", "hnorm", "shared_head.norm"] {
-                map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
-            }
-            map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
-        }
-    }
-    decoder::head(&mut map, config.vocab_size, hidden, false);
-    map
-}
-
 fn attention(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &str) {
     let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
     let (queries, latent) = (config.query_width(), config.kv_lora_rank + config.qk_rope_head_dim);
@@ -84,6 +63,27 @@ const KEYS: [&str; 24] = [
 ];
 
 impl DeepSeekV3Config {
+    /// The names of `DeepseekV3ForCausalLM`'s tensors. Modules of multi-token prediction are layers after the last one, as
+    /// in the published files; transformers leaves them out.
+    pub(super) fn deepseek_names(&self) -> NameMap {
+        let (hidden, mut map) = (self.hidden_size, NameMap::default());
+        decoder::embedding(&mut map, self.vocab_size, hidden);
+        for layer in 0..self.num_hidden_layers + self.num_nextn_predict_layers {
+            let (ours, theirs) = (format!("layers.{layer}"), format!("model.layers.{layer}"));
+            decoder::norms(&mut map, &ours, &theirs, hidden);
+            attention(&mut map, self, &format!("{ours}.attention"), &format!("{theirs}.self_attn"));
+            decoder::feed_forward(&mut map, &self.block(layer).mlp, &format!("{ours}.mlp"), &theirs, LIKE_MLPS);
+            if layer >= self.num_hidden_layers {
+                for norm in ["enorm", "hnorm", "shared_head.norm"] {
+                    map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
+                }
+                map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
+            }
+        }
+        decoder::head(&mut map, self.vocab_size, hidden, false);
+        map
+    }
+
     /// Reads a `config.json` with `"model_type": "deepseek_v3"`, as transformers 5 writes it or as DeepSeek published
     /// it, or `"kimi_k2"`, which Moonshot AI calls the same architecture. An absent key has transformers' default.
     ///

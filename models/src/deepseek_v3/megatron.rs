@@ -8,26 +8,28 @@ use super::rows;
 use crate::megatron::feed_forward;
 use crate::names::{Foreign, NameMap};
 
-/// All of the model's tensors.
-pub(super) fn names(config: &DeepSeekV3Config) -> NameMap {
-    let (hidden, mut map) = (config.hidden_size, NameMap::default());
-    let table = [config.vocab_size, hidden];
-    map.same("embed_tokens.weight", "embedding.word_embeddings.weight", &table);
-    for layer in 0..config.num_hidden_layers {
-        block(&mut map, config, layer, &format!("decoder.layers.{layer}"));
-    }
-    map.same("norm.weight", "decoder.final_layernorm.weight", &[hidden]);
-    for module in 0..config.num_nextn_predict_layers {
-        let layer = config.num_hidden_layers + module;
-        let (ours, theirs) = (format!("layers.{layer}"), format!("mtp.layers.{module}"));
-        for (our, their) in [("enorm", "enorm"), ("hnorm", "hnorm"), ("shared_head.norm", "final_layernorm")] {
-            map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), &[hidden]);
+impl DeepSeekV3Config {
+    /// All of the model's tensors.
+    pub(super) fn megatron_core_names(&self) -> NameMap {
+        let (hidden, mut map) = (self.hidden_size, NameMap::default());
+        let table = [self.vocab_size, hidden];
+        map.same("embed_tokens.weight", "embedding.word_embeddings.weight", &table);
+        for layer in 0..self.num_hidden_layers {
+            block(&mut map, self, layer, &format!("decoder.layers.{layer}"));
         }
-        map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
-        block(&mut map, config, layer, &format!("{theirs}.transformer_layer"));
+        map.same("norm.weight", "decoder.final_layernorm.weight", &[hidden]);
+        for module in 0..self.num_nextn_predict_layers {
+            let layer = self.num_hidden_layers + module;
+            let (ours, theirs) = (format!("layers.{layer}"), format!("mtp.layers.{module}"));
+            for (our, their) in [("enorm", "enorm"), ("hnorm", "hnorm"), ("shared_head.norm", "final_layernorm")] {
+                map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), &[hidden]);
+            }
+            map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
+            block(&mut map, self, layer, &format!("{theirs}.transformer_layer"));
+        }
+        map.same("lm_head.weight", "output_layer.weight", &table);
+        map
     }
-    map.same("lm_head.weight", "output_layer.weight", &table);
-    map
 }
 
 fn block(map: &mut NameMap, config: &DeepSeekV3Config, layer: usize, theirs: &str) {

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, not_negative, positive, share};
+use crate::frame::{DecoderConfig, Frame};
 use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, NormKind, NormPlacement, Vocab,
 };
 use crate::layout::ModelDims;
 use crate::limits;
-use crate::megatron::MegatronDecoder;
 use crate::names::NameMap;
 
 /// A GPT's sizes.
@@ -103,16 +103,26 @@ impl GptConfig {
         self.hidden_size / self.num_attention_heads.max(1)
     }
 
-    pub(super) fn vocab(&self) -> Vocab {
-        Vocab { size: self.vocab_size, hidden: self.hidden_size, divisor: self.make_vocab_size_divisible_by }
-    }
-
     /// Distribution of embeddings and of projections inside a block.
-    pub(super) fn init(&self) -> Init {
+    fn init(&self) -> Init {
         Init::Normal { std: self.initializer_range }
     }
+}
 
-    pub(super) fn block(&self) -> BlockConfig {
+impl DecoderConfig for GptConfig {
+    fn frame(&self) -> Frame {
+        let vocab =
+            Vocab { size: self.vocab_size, hidden: self.hidden_size, divisor: self.make_vocab_size_divisible_by };
+        Frame {
+            positions: Some(self.max_position_embeddings),
+            tied: self.tie_word_embeddings,
+            norm: NormKind::Layer,
+            dropout: self.hidden_dropout,
+            ..Frame::new(vocab, self.num_hidden_layers, self.init(), self.layer_norm_epsilon)
+        }
+    }
+
+    fn block(&self, _layer: usize) -> BlockConfig {
         let residual = Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() };
         let linear = |init| LinearConfig { bias: self.bias, init };
         BlockConfig {
@@ -177,23 +187,12 @@ impl ModelConfig for GptConfig {
         }
     }
 
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
     fn megatron_names(&self) -> NameMap {
-        let decoder = MegatronDecoder {
-            vocab: self.vocab(),
-            layers: self.num_hidden_layers,
-            norm: NormKind::Layer,
-            positions: Some(self.max_position_embeddings),
-            tied: self.tie_word_embeddings,
-        };
-        decoder.names(|_| self.block())
+        self.frame().megatron_names(|layer| self.block(layer))
     }
 
     fn hf_names(&self) -> NameMap {
-        super::hf::names(self)
+        self.gpt2_names()
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
@@ -231,7 +230,7 @@ mod tests {
         assert_eq!(message, "num_attention_heads = 7 does not divide hidden_size = 64; nearest legal: 4, 8");
         let none = GptConfig { num_attention_heads: 0, ..GptConfig::tiny() };
         assert_eq!(
-            (none.head_dim(), none.block().attention().map_or(0, |attention| attention.head_dim)),
+            (none.head_dim(), none.block(0).attention().map_or(0, |attention| attention.head_dim)),
             (64, 64),
             "it is asked before it is checked"
         );

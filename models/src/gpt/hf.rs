@@ -18,38 +18,6 @@ const HARMLESS: [&str; 7] = [
     "summary_use_proj",
 ];
 
-/// The names of `GPT2LMHeadModel`'s tensors. Its linear layers store `[in, out]`, and query, key and value are one.
-pub(super) fn names(config: &GptConfig) -> NameMap {
-    let (hidden, width) = (config.hidden_size, config.intermediate_size);
-    let mut map = NameMap::default();
-    let table = [config.vocab_size, hidden];
-    map.same("embed_tokens.weight", "transformer.wte.weight", &table);
-    map.same("embed_positions.weight", "transformer.wpe.weight", &[config.max_position_embeddings, hidden]);
-    for layer in 0..config.num_hidden_layers {
-        let (ours, theirs) = (format!("layers.{layer}"), format!("transformer.h.{layer}"));
-        norm(&mut map, &format!("{ours}.input_layernorm"), &format!("{theirs}.ln_1"), hidden);
-        norm(&mut map, &format!("{ours}.post_attention_layernorm"), &format!("{theirs}.ln_2"), hidden);
-        for (index, part) in ["q", "k", "v"].iter().enumerate() {
-            let rows = Some(index * hidden..(index + 1) * hidden);
-            let (ours, theirs) = (format!("{ours}.attention.{part}_proj"), format!("{theirs}.attn.c_attn"));
-            linear(&mut map, config, &ours, &theirs, [hidden, 3 * hidden], rows);
-        }
-        let layers = [
-            ("attention.o_proj", "attn.c_proj", [hidden, hidden]),
-            ("mlp.up_proj", "mlp.c_fc", [hidden, width]),
-            ("mlp.down_proj", "mlp.c_proj", [width, hidden]),
-        ];
-        for (our, their, shape) in layers {
-            linear(&mut map, config, &format!("{ours}.{our}"), &format!("{theirs}.{their}"), shape, None);
-        }
-    }
-    norm(&mut map, "norm", "transformer.ln_f", hidden);
-    if !config.tie_word_embeddings {
-        map.same("lm_head.weight", "lm_head.weight", &table);
-    }
-    map
-}
-
 fn norm(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize) {
     for part in ["weight", "bias"] {
         map.same(format!("{ours}.{part}"), format!("{theirs}.{part}"), &[hidden]);
@@ -81,6 +49,38 @@ fn linear(
 }
 
 impl GptConfig {
+    /// The names of `GPT2LMHeadModel`'s tensors. Its linear layers store `[in, out]`, and query, key and value are one.
+    pub(super) fn gpt2_names(&self) -> NameMap {
+        let (hidden, width) = (self.hidden_size, self.intermediate_size);
+        let mut map = NameMap::default();
+        let table = [self.vocab_size, hidden];
+        map.same("embed_tokens.weight", "transformer.wte.weight", &table);
+        map.same("embed_positions.weight", "transformer.wpe.weight", &[self.max_position_embeddings, hidden]);
+        for layer in 0..self.num_hidden_layers {
+            let (ours, theirs) = (format!("layers.{layer}"), format!("transformer.h.{layer}"));
+            norm(&mut map, &format!("{ours}.input_layernorm"), &format!("{theirs}.ln_1"), hidden);
+            norm(&mut map, &format!("{ours}.post_attention_layernorm"), &format!("{theirs}.ln_2"), hidden);
+            for (index, part) in ["q", "k", "v"].iter().enumerate() {
+                let rows = Some(index * hidden..(index + 1) * hidden);
+                let (ours, theirs) = (format!("{ours}.attention.{part}_proj"), format!("{theirs}.attn.c_attn"));
+                linear(&mut map, self, &ours, &theirs, [hidden, 3 * hidden], rows);
+            }
+            let layers = [
+                ("attention.o_proj", "attn.c_proj", [hidden, hidden]),
+                ("mlp.up_proj", "mlp.c_fc", [hidden, width]),
+                ("mlp.down_proj", "mlp.c_proj", [width, hidden]),
+            ];
+            for (our, their, shape) in layers {
+                linear(&mut map, self, &format!("{ours}.{our}"), &format!("{theirs}.{their}"), shape, None);
+            }
+        }
+        norm(&mut map, "norm", "transformer.ln_f", hidden);
+        if !self.tie_word_embeddings {
+            map.same("lm_head.weight", "lm_head.weight", &table);
+        }
+        map
+    }
+
     /// Reads a `config.json` with `"model_type": "gpt2"`. An absent key has transformers' default.
     ///
     /// # Errors

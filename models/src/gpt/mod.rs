@@ -2,7 +2,10 @@
 
 mod config;
 mod hf;
-mod model;
 
 pub use config::GptConfig;
-pub use model::Gpt;
+
+use crate::decoder::Decoder;
+
+/// A rank's part of a GPT.
+pub type Gpt = Decoder<GptConfig>;

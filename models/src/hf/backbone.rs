@@ -1,8 +1,8 @@
 //! Names of families whose layers are a norm and a `mixer` each: transformers' Mamba-2, and NVIDIA's hybrids.
 
 use super::decoder::{MLP, USUAL, attention, dense, gated_delta, map_moe};
+use crate::frame::Frame;
 use crate::layers::{BlockConfig, Ffn, Mixer, Vocab};
-use crate::llama::Frame;
 use crate::names::{NameMap, mamba2};
 
 /// The tensors of such a decoder; `block` says what each layer is.

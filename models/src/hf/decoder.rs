@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::class_of;
+use crate::frame::Frame;
 use crate::layers::{AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormOver};
-use crate::llama::Frame;
 use crate::names::{NameMap, StackPart, mamba2, without_inputs};
 
 /// What a family calls a layer's feed-forward part when it has experts.

@@ -3,8 +3,8 @@
 use backend_dist::shard::Init;
 
 use super::config::LlamaConfig;
-use super::model::Frame;
 use super::variant::Bias;
+use crate::frame::{DecoderConfig, Frame};
 use crate::layers::{
     AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, QueryKeyNorm, RopeConfig, Vocab,
 };
@@ -18,26 +18,6 @@ impl LlamaConfig {
     /// Distribution of projections onto the residual stream.
     pub(crate) fn residual_init(&self) -> Init {
         Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() }
-    }
-
-    pub(crate) fn frame(&self) -> Frame {
-        let of = self.variant.architecture();
-        Frame {
-            vocab: Vocab {
-                size: self.vocab_size,
-                hidden: self.hidden_size,
-                divisor: self.make_vocab_size_divisible_by,
-            },
-            layers: self.num_hidden_layers,
-            tied: self.tie_word_embeddings,
-            init: self.init(),
-            norm: of.norm,
-            norm_eps: self.rms_norm_eps,
-            dropout: self.hidden_dropout,
-            // transformers has the factor in fp32.
-            embedding_scale: of.scaled_embedding.then(|| f64::from((self.hidden_size as f64).sqrt() as f32)),
-            logit_softcap: self.final_logit_softcapping,
-        }
     }
 
     /// The attention of a layer.
@@ -56,26 +36,6 @@ impl LlamaConfig {
             dropout: self.attention_dropout,
             query_key_norm: of.query_key_norm.map(|over| QueryKeyNorm { over, kind: of.norm, eps: self.rms_norm_eps }),
             ..AttentionConfig::new(self.hidden_size, heads, self.head_dim, [input, output])
-        }
-    }
-
-    /// What a layer is made of.
-    pub fn block(&self, layer: usize) -> BlockConfig {
-        let of = self.variant.architecture();
-        let linear = |init| LinearConfig { bias: self.mlp_bias, init };
-        BlockConfig {
-            mixer: Some(Mixer::Attention(self.attention(layer))),
-            mlp: Some(Ffn::Dense(MlpConfig {
-                hidden: self.hidden_size,
-                intermediate: self.intermediate_size,
-                activation: of.activation,
-                input: linear(self.init()),
-                output: linear(self.residual_init()),
-            })),
-            norm: of.norm,
-            placement: of.placement,
-            norm_eps: self.rms_norm_eps,
-            dropout: self.hidden_dropout,
         }
     }
 
@@ -99,6 +59,42 @@ impl LlamaConfig {
             Some(theta) => RopeConfig { head_dim, theta, scaling: None },
             None => RopeConfig { head_dim, theta: self.rope_theta, scaling: self.rope_scaling },
         })
+    }
+}
+
+impl DecoderConfig for LlamaConfig {
+    fn frame(&self) -> Frame {
+        let of = self.variant.architecture();
+        let vocab =
+            Vocab { size: self.vocab_size, hidden: self.hidden_size, divisor: self.make_vocab_size_divisible_by };
+        Frame {
+            tied: self.tie_word_embeddings,
+            norm: of.norm,
+            dropout: self.hidden_dropout,
+            // transformers has the factor in fp32.
+            embedding_scale: of.scaled_embedding.then(|| f64::from((self.hidden_size as f64).sqrt() as f32)),
+            logit_softcap: self.final_logit_softcapping,
+            ..Frame::new(vocab, self.num_hidden_layers, self.init(), self.rms_norm_eps)
+        }
+    }
+
+    fn block(&self, layer: usize) -> BlockConfig {
+        let of = self.variant.architecture();
+        let linear = |init| LinearConfig { bias: self.mlp_bias, init };
+        BlockConfig {
+            mixer: Some(Mixer::Attention(self.attention(layer))),
+            mlp: Some(Ffn::Dense(MlpConfig {
+                hidden: self.hidden_size,
+                intermediate: self.intermediate_size,
+                activation: of.activation,
+                input: linear(self.init()),
+                output: linear(self.residual_init()),
+            })),
+            norm: of.norm,
+            placement: of.placement,
+            norm_eps: self.rms_norm_eps,
+            dropout: self.hidden_dropout,
+        }
     }
 }
 

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, base, divides, divisors, even, not_negative, positive, rotary, share};
+use crate::frame::DecoderConfig;
+use crate::hf::decoder;
 use crate::layers::RopeScaling;
 use crate::layout::ModelDims;
 use crate::limits;
@@ -180,20 +182,16 @@ impl ModelConfig for LlamaConfig {
         self.rope_scaling.and_then(|scaling| scaling.cached_positions())
     }
 
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
     fn megatron_names(&self) -> NameMap {
         self.frame().megatron_names(|layer| self.block(layer))
     }
 
     fn hf_names(&self) -> NameMap {
-        super::hf::names(self)
+        decoder::names(&self.frame(), |layer| self.block(layer), self.variant.architecture().names)
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        super::published::presets()
+        Self::by_name()
     }
 
     fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {

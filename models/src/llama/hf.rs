@@ -7,12 +7,6 @@ use super::variant::LlamaVariant;
 use crate::hf::decoder::{self, GROUPED_QUERIES};
 use crate::hf::{ConfigReader, HfError, layers, rope};
 use crate::layers::Activation;
-use crate::names::NameMap;
-
-/// The names of the tensors of `LlamaForCausalLM` and its relatives.
-pub(super) fn names(config: &LlamaConfig) -> NameMap {
-    decoder::names(&config.frame(), |layer| config.block(layer), config.variant.architecture().names)
-}
 
 /// GeGLU, in the words of `config.json`.
 const GELU_TANH: &str = "gelu_pytorch_tanh";

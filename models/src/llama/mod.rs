@@ -3,12 +3,15 @@
 mod block;
 mod config;
 mod hf;
-mod model;
 mod presets;
 mod published;
 mod variant;
 
 pub(crate) use block::is_last_of;
 pub use config::LlamaConfig;
-pub use model::{Frame, Llama};
 pub use variant::LlamaVariant;
+
+use crate::decoder::Decoder;
+
+/// A rank's part of a Llama or one of its relatives.
+pub type Llama = Decoder<LlamaConfig>;

@@ -4,32 +4,34 @@ use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
 use crate::layers::{LinearScaling, RopeScaling};
 
-/// All presets by name, small ones for tests first.
-pub(super) fn presets() -> Vec<(&'static str, LlamaConfig)> {
-    vec![
-        ("tiny", LlamaConfig::tiny()),
-        ("smollm2-135m", LlamaConfig::smollm2_135m()),
-        ("llama3-1b", LlamaConfig::llama3_1b()),
-        ("llama3-3b", LlamaConfig::llama3_3b()),
-        ("llama3-8b", LlamaConfig::llama3_8b()),
-        ("llama3-70b", LlamaConfig::llama3_70b()),
-        ("mistral-7b", LlamaConfig::mistral_7b()),
-        ("qwen2.5-0.5b", qwen2_5_0_5b()),
-        ("qwen2.5-7b", qwen2_5_7b()),
-        ("qwen2.5-72b", qwen2_5_72b()),
-        ("qwen3-0.6b", LlamaConfig::qwen3_0_6b()),
-        ("smollm3-3b", smollm3_3b()),
-        ("olmo2-1b", olmo2_1b()),
-        ("olmo2-7b", olmo2_7b()),
-        ("gemma2-2b", gemma2_2b()),
-        ("gemma2-9b", gemma2_9b()),
-        ("gemma3-270m", gemma3_270m()),
-        ("gemma3-1b", gemma3_1b()),
-        ("gemma3-4b", gemma3_4b()),
-        ("phi3-mini", phi3_mini()),
-        ("phi4", phi4()),
-        ("glm4-9b", glm4_9b()),
-    ]
+impl LlamaConfig {
+    /// All presets by name, small ones for tests first.
+    pub(super) fn by_name() -> Vec<(&'static str, Self)> {
+        vec![
+            ("tiny", Self::tiny()),
+            ("smollm2-135m", Self::smollm2_135m()),
+            ("llama3-1b", Self::llama3_1b()),
+            ("llama3-3b", Self::llama3_3b()),
+            ("llama3-8b", Self::llama3_8b()),
+            ("llama3-70b", Self::llama3_70b()),
+            ("mistral-7b", Self::mistral_7b()),
+            ("qwen2.5-0.5b", qwen2_5_0_5b()),
+            ("qwen2.5-7b", qwen2_5_7b()),
+            ("qwen2.5-72b", qwen2_5_72b()),
+            ("qwen3-0.6b", Self::qwen3_0_6b()),
+            ("smollm3-3b", smollm3_3b()),
+            ("olmo2-1b", olmo2_1b()),
+            ("olmo2-7b", olmo2_7b()),
+            ("gemma2-2b", gemma2_2b()),
+            ("gemma2-9b", gemma2_9b()),
+            ("gemma3-270m", gemma3_270m()),
+            ("gemma3-1b", gemma3_1b()),
+            ("gemma3-4b", gemma3_4b()),
+            ("phi3-mini", phi3_mini()),
+            ("phi4", phi4()),
+            ("glm4-9b", glm4_9b()),
+        ]
+    }
 }
 
 fn qwen2_5_0_5b() -> LlamaConfig {
@@ -245,7 +247,7 @@ mod tests {
     /// The parameters of the published weights.
     #[test]
     fn presets_have_the_published_sizes() {
-        for (name, config) in presets() {
+        for (name, config) in LlamaConfig::presets() {
             let published: usize = match name {
                 "tiny" => continue,
                 "smollm2-135m" => 134_515_008,

@@ -5,10 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, not_negative, positive, share, taps};
+use crate::frame::{DecoderConfig, Frame};
+use crate::hf::backbone;
 use crate::layers::{BlockConfig, LinearConfig, Mamba2MixerConfig, Mixer, NormKind, NormPlacement, Vocab};
 use crate::layout::{ModelDims, StateDims};
 use crate::limits;
-use crate::llama::Frame;
 use crate::names::NameMap;
 
 /// The sizes of a Mamba-2.
@@ -68,24 +69,6 @@ impl Mamba2Config {
         Init::Normal { std: self.initializer_range }
     }
 
-    pub(super) fn frame(&self) -> Frame {
-        Frame {
-            vocab: Vocab {
-                size: self.vocab_size,
-                hidden: self.hidden_size,
-                divisor: self.make_vocab_size_divisible_by,
-            },
-            layers: self.num_hidden_layers,
-            tied: self.tie_word_embeddings,
-            init: self.init(),
-            norm: NormKind::Rms,
-            norm_eps: self.layer_norm_epsilon,
-            dropout: self.hidden_dropout,
-            embedding_scale: None,
-            logit_softcap: None,
-        }
-    }
-
     /// The sizes of a layer.
     pub fn mixer(&self) -> Mamba2MixerConfig {
         let residual = Init::Normal { std: self.initializer_range / (self.num_hidden_layers as f64).sqrt() };
@@ -105,17 +88,6 @@ impl Mamba2Config {
         }
     }
 
-    pub(super) fn block(&self) -> BlockConfig {
-        BlockConfig {
-            mixer: Some(Mixer::Mamba2(self.mixer())),
-            mlp: None,
-            norm: NormKind::Rms,
-            placement: NormPlacement::Before,
-            norm_eps: self.layer_norm_epsilon,
-            dropout: self.hidden_dropout,
-        }
-    }
-
     fn check_steps(&self) -> Result<(), ConfigError> {
         let low = self.time_step_limit_min;
         not_negative(&[("time_step_limit_min", low)])?;
@@ -129,6 +101,29 @@ impl Mamba2Config {
                 Err(ConfigError::OutOfRange { key, value, range, nearest: if low > 0.0 { 2.0 * low } else { 1.0 } })
             }
             _ => Ok(()),
+        }
+    }
+}
+
+impl DecoderConfig for Mamba2Config {
+    fn frame(&self) -> Frame {
+        let vocab =
+            Vocab { size: self.vocab_size, hidden: self.hidden_size, divisor: self.make_vocab_size_divisible_by };
+        Frame {
+            tied: self.tie_word_embeddings,
+            dropout: self.hidden_dropout,
+            ..Frame::new(vocab, self.num_hidden_layers, self.init(), self.layer_norm_epsilon)
+        }
+    }
+
+    fn block(&self, _layer: usize) -> BlockConfig {
+        BlockConfig {
+            mixer: Some(Mixer::Mamba2(self.mixer())),
+            mlp: None,
+            norm: NormKind::Rms,
+            placement: NormPlacement::Before,
+            norm_eps: self.layer_norm_epsilon,
+            dropout: self.hidden_dropout,
         }
     }
 }
@@ -169,20 +164,16 @@ impl ModelConfig for Mamba2Config {
         }
     }
 
-    fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
     fn megatron_names(&self) -> NameMap {
-        self.frame().megatron_names(|_| self.block())
+        self.frame().megatron_names(|layer| self.block(layer))
     }
 
     fn hf_names(&self) -> NameMap {
-        super::hf::names(self)
+        backbone::names(&self.frame(), |layer| self.block(layer))
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        super::presets::presets()
+        Self::by_name()
     }
 
     fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {

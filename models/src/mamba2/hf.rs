@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 
 use super::config::Mamba2Config;
-use crate::hf::{ConfigReader, HfError, backbone, class_of};
-use crate::names::NameMap;
+use crate::hf::{ConfigReader, HfError, class_of};
 
 /// Keys that say how a new model begins, how positions are chunked, and in what type residuals are added.
 const HARMLESS: [&str; 7] = [
@@ -16,11 +15,6 @@ const HARMLESS: [&str; 7] = [
     "time_step_min",
     "time_step_rank",
 ];
-
-/// The names of the tensors of `Mamba2ForCausalLM`.
-pub(super) fn names(config: &Mamba2Config) -> NameMap {
-    backbone::names(&config.frame(), |_| config.block())
-}
 
 impl Mamba2Config {
     /// Reads a `config.json` with `"model_type": "mamba2"`. An absent key has transformers' default.

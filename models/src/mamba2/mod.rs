@@ -2,8 +2,11 @@
 
 mod config;
 mod hf;
-mod model;
 mod presets;
 
 pub use config::Mamba2Config;
-pub use model::Mamba2;
+
+use crate::decoder::Decoder;
+
+/// A rank's part of a Mamba-2.
+pub type Mamba2 = Decoder<Mamba2Config>;

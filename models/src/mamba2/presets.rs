@@ -72,15 +72,16 @@ impl Mamba2Config {
             ..Self::tiny()
         }
     }
-}
 
-pub(super) fn presets() -> Vec<(&'static str, Mamba2Config)> {
-    vec![
-        ("mamba2-tiny", Mamba2Config::tiny()),
-        ("mamba2-130m", Mamba2Config::mamba2_130m()),
-        ("mamba2-370m", Mamba2Config::mamba2_370m()),
-        ("mamba2-780m", Mamba2Config::mamba2_780m()),
-        ("mamba2-1.3b", Mamba2Config::mamba2_1_3b()),
-        ("mamba2-2.7b", Mamba2Config::mamba2_2_7b()),
-    ]
+    /// All presets by name, small ones for tests first.
+    pub(super) fn by_name() -> Vec<(&'static str, Self)> {
+        vec![
+            ("mamba2-tiny", Self::tiny()),
+            ("mamba2-130m", Self::mamba2_130m()),
+            ("mamba2-370m", Self::mamba2_370m()),
+            ("mamba2-780m", Self::mamba2_780m()),
+            ("mamba2-1.3b", Self::mamba2_1_3b()),
+            ("mamba2-2.7b", Self::mamba2_2_7b()),
+        ]
+    }
 }

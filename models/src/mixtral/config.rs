@@ -5,13 +5,12 @@ use serde::{Deserialize, Serialize};
 use super::variant::MixtralVariant;
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, common_divisor, divisors, positive};
-use crate::layers::{
-    Balance, BalanceOver, BlockConfig, Capacity, Dispatcher, ExpertKind, Ffn, MoeConfig, RopeScaling, RouterConfig,
-    SharedExperts,
-};
+use crate::frame::DecoderConfig;
+use crate::hf::decoder;
+use crate::layers::{BalanceOver, Capacity, Dispatcher, RopeScaling};
 use crate::layout::{ExpertDims, ModelDims, StateDims};
 use crate::limits;
-use crate::llama::{Frame, LlamaConfig, LlamaVariant, is_last_of};
+use crate::llama::{LlamaConfig, LlamaVariant};
 use crate::names::NameMap;
 
 /// The sizes of a Mixtral or one of its relatives.
@@ -129,7 +128,7 @@ impl MixtralConfig {
         (0..self.num_hidden_layers).filter(|layer| self.is_dense(*layer)).collect()
     }
 
-    fn is_dense(&self, layer: usize) -> bool {
+    pub(super) fn is_dense(&self, layer: usize) -> bool {
         layer < self.first_k_dense_replace
             || self.mlp_only_layers.contains(&layer)
             || !(layer + 1).is_multiple_of(self.decoder_sparse_step.max(1))
@@ -155,11 +154,6 @@ impl MixtralConfig {
     /// Whether a learned function of the token weighs the shared expert.
     pub fn has_shared_gate(&self) -> bool {
         matches!(self.variant, MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Next)
-    }
-
-    /// Whether query, key and value projections have biases.
-    pub fn has_input_biases(&self) -> bool {
-        self.attention_bias || self.variant == MixtralVariant::Qwen2Moe
     }
 
     /// Whether the output projection of attention has a bias.
@@ -202,55 +196,6 @@ impl MixtralConfig {
             ..LlamaConfig::tiny()
         }
     }
-
-    pub(super) fn frame(&self) -> Frame {
-        Frame { norm: self.norm(), ..self.llama().frame() }
-    }
-
-    pub(super) fn block(&self, layer: usize) -> BlockConfig {
-        let block = BlockConfig { mixer: Some(self.mixer(layer)), norm: self.norm(), ..self.llama().block(layer) };
-        match self.is_dense(layer) {
-            true => block,
-            false => BlockConfig { mlp: Some(Ffn::Moe(self.experts())), ..block },
-        }
-    }
-
-    /// The window of a layer, if it has one.
-    pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|_| !is_last_of(self.sliding_window_pattern, layer))
-    }
-
-    fn expert_kind(&self) -> ExpertKind {
-        match self.variant {
-            // `alpha` is no key of transformers'.
-            MixtralVariant::GptOss => {
-                ExpertKind::Clamped { alpha: 1.702, limit: self.swiglu_limit.unwrap_or(SWIGLU_LIMIT) }
-            }
-            _ => ExpertKind::SwiGlu,
-        }
-    }
-
-    fn experts(&self) -> MoeConfig {
-        let balance = Balance { over: self.router_balance, coefficient: self.router_aux_loss_coef };
-        MoeConfig {
-            hidden: self.hidden_size,
-            intermediate: self.expert_size(),
-            experts: self.num_experts,
-            kind: self.expert_kind(),
-            router: RouterConfig {
-                balance: (self.router_aux_loss_coef != 0.0).then_some(balance),
-                z_loss: self.router_z_loss_coef,
-                ..self.routing()
-            },
-            capacity: self.moe_capacity,
-            dispatcher: self.moe_dispatcher,
-            shared: self
-                .shared_expert()
-                .map(|intermediate| SharedExperts { intermediate, gate: self.has_shared_gate() }),
-            input: self.llama().init(),
-            output: self.llama().residual_init(),
-        }
-    }
 }
 
 impl ModelConfig for MixtralConfig {
@@ -289,6 +234,7 @@ impl ModelConfig for MixtralConfig {
         self.llama().cached_positions()
     }
 
+    /// Of sizes that nobody has checked too: [`dims`](ModelConfig::dims) goes through all layers.
     fn vocab_size(&self) -> usize {
         self.vocab_size
     }
@@ -298,23 +244,11 @@ impl ModelConfig for MixtralConfig {
     }
 
     fn hf_names(&self) -> NameMap {
-        super::hf::names(self)
+        decoder::names(&self.frame(), |layer| self.block(layer), self.tensor_names())
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        vec![
-            ("mixtral-tiny", Self::tiny()),
-            ("qwen3-next-tiny", Self::qwen3_next_tiny()),
-            ("mixtral-8x7b", Self::mixtral_8x7b()),
-            ("mixtral-8x7b-half", Self::mixtral_8x7b_half()),
-            ("qwen1.5-moe-a2.7b", Self::qwen1_5_moe_a2_7b()),
-            ("qwen3-30b-a3b", Self::qwen3_30b_a3b()),
-            ("qwen3-next-80b-a3b", Self::qwen3_next_80b_a3b()),
-            ("gpt-oss-20b", Self::gpt_oss_20b()),
-            ("gpt-oss-120b", Self::gpt_oss_120b()),
-            ("glm-4.5-air", Self::glm4_5_air()),
-            ("glm-4.5", Self::glm4_5()),
-        ]
+        Self::by_name()
     }
 
     /// Modules of multi-token prediction are not read.

@@ -8,22 +8,20 @@ use super::{glm, linear};
 use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LayerNames, USUAL};
 use crate::hf::rope::{self, Rope};
 use crate::hf::{ConfigReader, HfError, layers};
-use crate::names::NameMap;
-
-/// The names of the tensors of `MixtralForCausalLM` and `Qwen3MoeForCausalLM`.
-pub(super) fn names(config: &MixtralConfig) -> NameMap {
-    let called = match config.variant {
-        MixtralVariant::Mixtral => {
-            let experts = ExpertNames { module: "block_sparse_moe", matrices: ["w1", "w3", "w2"] };
-            LayerNames { experts, ..USUAL }
-        }
-        MixtralVariant::GptOss => LayerNames { stacked_experts: true, ..USUAL },
-        _ => USUAL,
-    };
-    decoder::names(&config.frame(), |layer| config.block(layer), called)
-}
 
 impl MixtralConfig {
+    /// What `MixtralForCausalLM` and its relatives call the tensors of a layer.
+    pub(super) fn tensor_names(&self) -> LayerNames {
+        match self.variant {
+            MixtralVariant::Mixtral => {
+                let experts = ExpertNames { module: "block_sparse_moe", matrices: ["w1", "w3", "w2"] };
+                LayerNames { experts, ..USUAL }
+            }
+            MixtralVariant::GptOss => LayerNames { stacked_experts: true, ..USUAL },
+            _ => USUAL,
+        }
+    }
+
     /// Reads the `config.json` of a relative, as transformers 5 or 4 writes it. An absent key has transformers'
     /// default, where all relatives have the same one.
     ///

@@ -12,6 +12,23 @@ impl Default for MixtralConfig {
 }
 
 impl MixtralConfig {
+    /// All presets by name, small ones for tests first.
+    pub(super) fn by_name() -> Vec<(&'static str, Self)> {
+        vec![
+            ("mixtral-tiny", Self::tiny()),
+            ("qwen3-next-tiny", Self::qwen3_next_tiny()),
+            ("mixtral-8x7b", Self::mixtral_8x7b()),
+            ("mixtral-8x7b-half", Self::mixtral_8x7b_half()),
+            ("qwen1.5-moe-a2.7b", Self::qwen1_5_moe_a2_7b()),
+            ("qwen3-30b-a3b", Self::qwen3_30b_a3b()),
+            ("qwen3-next-80b-a3b", Self::qwen3_next_80b_a3b()),
+            ("gpt-oss-20b", Self::gpt_oss_20b()),
+            ("gpt-oss-120b", Self::gpt_oss_120b()),
+            ("glm-4.5-air", Self::glm4_5_air()),
+            ("glm-4.5", Self::glm4_5()),
+        ]
+    }
+
     /// Small enough for tests: 0.2 million parameters, four experts of which a token uses two.
     pub fn tiny() -> Self {
         Self {

@@ -5,13 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, divides, not_negative, positive, share, taps};
+use crate::frame::{DecoderConfig, Frame};
+use crate::hf::backbone;
 use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Mamba2MixerConfig, Mixer, MlpConfig, NormKind,
     NormPlacement, Vocab,
 };
 use crate::layout::{ModelDims, StateDims};
 use crate::limits;
-use crate::llama::Frame;
 use crate::names::NameMap;
 
 /// What a layer is.
@@ -119,24 +120,6 @@ impl NemotronHConfig {
         [self.init(), residual].map(|init| LinearConfig { bias, init })
     }
 
-    pub(super) fn frame(&self) -> Frame {
-        Frame {
-            vocab: Vocab {
-                size: self.vocab_size,
-                hidden: self.hidden_size,
-                divisor: self.make_vocab_size_divisible_by,
-            },
-            layers: self.num_hidden_layers(),
-            tied: self.tie_word_embeddings,
-            init: self.init(),
-            norm: NormKind::Rms,
-            norm_eps: self.layer_norm_epsilon,
-            dropout: self.hidden_dropout,
-            embedding_scale: None,
-            logit_softcap: None,
-        }
-    }
-
     /// The sizes of a Mamba-2 layer. As in Megatron-LM, step sizes have no limits.
     fn mamba2(&self) -> Mamba2MixerConfig {
         let [input, output] = self.linears(self.use_bias);
@@ -172,7 +155,31 @@ impl NemotronHConfig {
         }
     }
 
-    pub(super) fn block(&self, layer: usize) -> BlockConfig {
+    fn check_pattern(&self) -> Result<(), ConfigError> {
+        let (key, pattern) = ("hybrid_override_pattern", &self.hybrid_override_pattern);
+        let most = limits::limit("num_hidden_layers");
+        if pattern.len() as u64 > most {
+            return Err(ConfigError::TooLarge { key: format!("layers of {key}"), value: pattern.len() as u64, most });
+        }
+        match pattern.chars().enumerate().find(|(_, kind)| !matches!(kind, 'M' | '*' | '-')) {
+            Some((layer, found)) => Err(ConfigError::Pattern { key, pattern: pattern.clone(), layer, found }),
+            None => positive(&[(key, pattern.len())]),
+        }
+    }
+}
+
+impl DecoderConfig for NemotronHConfig {
+    fn frame(&self) -> Frame {
+        let vocab =
+            Vocab { size: self.vocab_size, hidden: self.hidden_size, divisor: self.make_vocab_size_divisible_by };
+        Frame {
+            tied: self.tie_word_embeddings,
+            dropout: self.hidden_dropout,
+            ..Frame::new(vocab, self.num_hidden_layers(), self.init(), self.layer_norm_epsilon)
+        }
+    }
+
+    fn block(&self, layer: usize) -> BlockConfig {
         let (mixer, mlp) = match self.kind(layer) {
             HybridLayer::Mamba2 => (Some(Mixer::Mamba2(self.mamba2())), None),
             HybridLayer::Attention => (Some(Mixer::Attention(self.attention())), None),
@@ -185,18 +192,6 @@ impl NemotronHConfig {
             placement: NormPlacement::Before,
             norm_eps: self.layer_norm_epsilon,
             dropout: self.hidden_dropout,
-        }
-    }
-
-    fn check_pattern(&self) -> Result<(), ConfigError> {
-        let (key, pattern) = ("hybrid_override_pattern", &self.hybrid_override_pattern);
-        let most = limits::limit("num_hidden_layers");
-        if pattern.len() as u64 > most {
-            return Err(ConfigError::TooLarge { key: format!("layers of {key}"), value: pattern.len() as u64, most });
-        }
-        match pattern.chars().enumerate().find(|(_, kind)| !matches!(kind, 'M' | '*' | '-')) {
-            Some((layer, found)) => Err(ConfigError::Pattern { key, pattern: pattern.clone(), layer, found }),
-            None => positive(&[(key, pattern.len())]),
         }
     }
 }
@@ -244,6 +239,7 @@ impl ModelConfig for NemotronHConfig {
         }
     }
 
+    /// Of sizes that nobody has checked too: [`dims`](ModelConfig::dims) goes through all layers.
     fn vocab_size(&self) -> usize {
         self.vocab_size
     }
@@ -253,11 +249,11 @@ impl ModelConfig for NemotronHConfig {
     }
 
     fn hf_names(&self) -> NameMap {
-        super::hf::names(self)
+        backbone::names(&self.frame(), |layer| self.block(layer))
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        super::presets::presets()
+        Self::by_name()
     }
 
     fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {

@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 
 use super::config::{HybridLayer, NemotronHConfig};
-use crate::hf::{ConfigReader, HfError, backbone, class_of};
-use crate::names::NameMap;
+use crate::hf::{ConfigReader, HfError, class_of};
 
 /// Keys that say how a new model begins and how positions are chunked, of experts and multi-token prediction that the
 /// model does not have, and `expand`, next to which the heads have sizes of their own.
@@ -42,11 +41,6 @@ const NO_SMALLEST_STEP: f64 = 1e-9;
 /// transformers' words for the layers, those of older files too.
 const KINDS: [(char, &str, &str); 3] =
     [('M', "linear_attention", "mamba"), ('*', "full_attention", "attention"), ('-', "mlp", "mlp")];
-
-/// The names of the tensors of `NemotronHForCausalLM`.
-pub(super) fn names(config: &NemotronHConfig) -> NameMap {
-    backbone::names(&config.frame(), |layer| config.block(layer))
-}
 
 impl NemotronHConfig {
     /// Reads a `config.json` with `"model_type": "nemotron_h"`. An absent key has transformers' default.

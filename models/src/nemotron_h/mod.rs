@@ -2,8 +2,11 @@
 
 mod config;
 mod hf;
-mod model;
 mod presets;
 
 pub use config::{HybridLayer, NemotronHConfig};
-pub use model::NemotronH;
+
+use crate::decoder::Decoder;
+
+/// A rank's part of a Nemotron-H.
+pub type NemotronH = Decoder<NemotronHConfig>;

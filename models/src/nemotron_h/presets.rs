@@ -106,15 +106,16 @@ impl NemotronHConfig {
             ..Self::nemotron_h_8b()
         }
     }
-}
 
-pub(super) fn presets() -> Vec<(&'static str, NemotronHConfig)> {
-    vec![
-        ("nemotron-h-tiny", NemotronHConfig::tiny()),
-        ("nemotron-h-8b", NemotronHConfig::nemotron_h_8b()),
-        ("nemotron-h-47b", NemotronHConfig::nemotron_h_47b()),
-        ("nemotron-h-56b", NemotronHConfig::nemotron_h_56b()),
-        ("nemotron-nano-9b-v2", NemotronHConfig::nemotron_nano_9b_v2()),
-        ("nemotron-nano-12b-v2", NemotronHConfig::nemotron_nano_12b_v2()),
-    ]
+    /// All presets by name, small ones for tests first.
+    pub(super) fn by_name() -> Vec<(&'static str, Self)> {
+        vec![
+            ("nemotron-h-tiny", Self::tiny()),
+            ("nemotron-h-8b", Self::nemotron_h_8b()),
+            ("nemotron-h-47b", Self::nemotron_h_47b()),
+            ("nemotron-h-56b", Self::nemotron_h_56b()),
+            ("nemotron-nano-9b-v2", Self::nemotron_nano_9b_v2()),
+            ("nemotron-nano-12b-v2", Self::nemotron_nano_12b_v2()),
+        ]
+    }
 }

@@ -1,7 +1,9 @@
 //! Hugging Face's `config.json`: what it says, what is written, what is refused.
 
 use models::layers::RopeScaling;
-use models::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
+use models::{
+    DecoderConfig, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -292,7 +294,8 @@ fn qwen2_moe_is_read_and_written() {
         "shared_expert_intermediate_size": 5632, "sliding_window": 32768, "tie_word_embeddings": false,
         "use_sliding_window": false, "vocab_size": 151_936});
     let FamilyConfig::Mixtral(config) = FamilyConfig::from_hf(&file).unwrap() else { panic!("no experts") };
-    assert_eq!((config.shared_expert(), config.expert_size(), config.has_input_biases()), (Some(5632), 1408, true));
+    let biases = config.block(0).attention().unwrap().input.bias;
+    assert_eq!((config.shared_expert(), config.expert_size(), biases), (Some(5632), 1408, true));
     assert_eq!(config.parameter_count(), 14_315_784_192);
     let names = config.hf_names();
     assert!(names.iter().any(|(_, foreign)| foreign.name == "model.layers.3.mlp.shared_expert.up_proj.weight"));

@@ -13,10 +13,10 @@ use burn::train::{
 
 use super::burn_train_bridge::SaveRequest;
 use super::exit::ExitOptions;
+use super::logs::say;
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
 use crate::checkpoint::{Checkpoint, SaveReport};
-use crate::console::{self, dashboard_possible};
 use crate::metrics::{EvalStats, LoadStats, LogFiles, RunLog, SaveStats, Sinks, StepStats};
 
 /// Everything that only rank 0 does.
@@ -126,13 +126,5 @@ impl Coordinator {
             self.newest = Some(report.path);
         }
         Ok(last)
-    }
-}
-
-/// A line of the run's log, and of the console where there is no dashboard.
-pub(super) fn say(line: &str) {
-    log::info!("{line}");
-    if !dashboard_possible() {
-        console::say(line);
     }
 }

@@ -11,9 +11,18 @@ use backend_dist::comm::Group;
 use backend_dist::launch::{Rank, mesh_position};
 use backend_dist::mesh::{Axis, Mesh};
 
+use crate::console::{self, dashboard_possible};
 use crate::engine::ExpertLoad;
 use crate::metrics::{FlopsPerToken, LogFiles, RunInfo, expert_map};
 use crate::trace::{Lane, Recorder, Span, idle_share, summaries, summary_file, write_chrome};
+
+/// A line of the run's log, and of the console where there is no dashboard.
+pub(super) fn say(line: &str) {
+    log::info!("{line}");
+    if !dashboard_possible() {
+        console::say(line);
+    }
+}
 
 /// What is logged, and where.
 ///

@@ -3,6 +3,7 @@
 //! burn-train sees a [`Megatron`] placeholder and plain numbers; the model lives in slices on the rank threads.
 
 mod batches;
+mod begin_again;
 mod burn_train_bridge;
 mod coordinator;
 mod copies;
@@ -10,6 +11,7 @@ mod evaluate;
 mod exit;
 mod faults;
 mod fit;
+mod held_out;
 mod logs;
 mod placeholder;
 mod placement;
@@ -17,6 +19,7 @@ mod pretraining;
 mod restarts;
 mod roll_back;
 mod rollouts;
+mod same_data;
 mod save_costs;
 mod saving;
 mod shown_metrics;

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use backend_dist::launch::BoxError;
 use models::CausalLm;
 
-use super::coordinator::{Coordinator, say};
+use super::coordinator::Coordinator;
 use super::fit::ModelParallel;
+use super::logs::say;
 use super::worker::Worker;
 use crate::checkpoint::Checkpoint;
 use crate::metrics::RunLog;

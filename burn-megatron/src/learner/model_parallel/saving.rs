@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::process::{ProcessChannel, Processes};
-use backend_dist::shard::stable_hash;
 use indicatif::HumanBytes;
 use models::CausalLm;
 use serde_json::{Value, json};
 
-use super::coordinator::say;
+use super::logs::say;
+use super::same_data::fingerprint;
 use crate::checkpoint::{
     Channel, Checkpoint, CheckpointError, CopyReport, Pace, Peers, RunState, SaveEvery, SaveReport, Saver, SaverOptions,
 };
-use crate::data::{SampleError, TokenDataset};
+use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine};
 
 /// Where and when a run saves.
@@ -109,52 +109,6 @@ impl Resume {
 /// The line of a run whose saves stop training for longer.
 pub(super) fn without_host_memory(trouble: &str) -> String {
     format!("training waits while checkpoints are copied, for lack of page-locked host memory: {trouble}")
-}
-
-/// What fixes the order of a run's samples: the size of the data set, a hash of three of its samples, and one of what
-/// they are drawn from.
-pub(super) fn fingerprint(data: &dyn TokenDataset) -> Result<Value, SampleError> {
-    let hash = |index: usize| Ok(format!("{:016x}", stable_hash(&as_read(&data.try_sample(index)?))));
-    let samples = [0, data.len() / 2, data.len().saturating_sub(1)];
-    let hashes = samples.into_iter().filter(|_| !data.is_empty()).map(hash);
-    let (hashes, content) = (hashes.collect::<Result<Vec<String>, SampleError>>()?, data.content()?);
-    Ok(json!({ "samples": data.len(), "seq-length": data.seq_length(), "hashes": hashes, "content": content }))
-}
-
-/// A sample as text. What a teacher says of it is not read from the data.
-fn as_read(sample: &crate::data::Sample) -> String {
-    // Name and fields are those whose text checkpoints have hashes of.
-    #[derive(Debug)]
-    #[expect(dead_code, reason = "the fields are read as text")]
-    struct Sample<'a> {
-        tokens: &'a [i64],
-        labels: &'a [i64],
-        loss_mask: Option<&'a [bool]>,
-        documents: Option<&'a [usize]>,
-        references: Option<&'a [f64]>,
-    }
-    let crate::data::Sample { tokens, labels, loss_mask, documents, references, taught: _ } = sample;
-    let (loss_mask, documents, references) = (loss_mask.as_deref(), documents.as_deref(), references.as_deref());
-    format!("{:?}", Sample { tokens, labels, loss_mask, documents, references })
-}
-
-/// Whether a run over `data` reads the samples that the checkpoint's run would have read.
-pub(super) fn check_data(checkpoint: &Checkpoint, data: &dyn TokenDataset) -> Result<(), BoxError> {
-    let (saved, mut now) = (&checkpoint.state().data, fingerprint(data)?);
-    // Older checkpoints do not say it.
-    if let (None, Some(now)) = (saved.get("content"), now.as_object_mut()) {
-        now.remove("content");
-    }
-    // Imported weights have read no data, or that of another system.
-    if checkpoint.state().consumed_samples == 0 || saved.is_null() || *saved == now {
-        return Ok(());
-    }
-    Err(format!(
-        "{}: its run read other samples: {saved}, now {now}; give the same data, seed, sequence length and number of steps, or \
-         start a new run from its weights",
-        checkpoint.path().display()
-    )
-    .into())
 }
 
 /// What the savers of several processes tell each other over.
@@ -302,23 +256,5 @@ pub(super) fn run_state<M: CausalLm>(
         loss_scale: value(serde_json::to_value(engine.loss_scale())),
         fp8: engine.fp8_state(),
         anomalies: value(serde_json::to_value(engine.anomaly_state())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::data::{Sample, TopK};
-
-    /// Another text would refuse all checkpoints that exist.
-    #[test]
-    fn samples_are_hashed_as_they_always_were() {
-        let plain = Sample::from_tokens(vec![1, 2, 3]);
-        let text = "Sample { tokens: [1, 2], labels: [2, 3], loss_mask: None, documents: None, references: None }";
-        assert_eq!(as_read(&plain), text);
-        assert_eq!(format!("{:016x}", stable_hash(text)), "3ce6495c484d2ad4");
-        let taught = TopK { k: 1, ids: vec![0], probabilities: vec![0.5, 0.5] };
-        let masked = Sample { loss_mask: Some(vec![true, false]), taught: Some(taught), ..plain };
-        assert_eq!(as_read(&masked), text.replace("loss_mask: None", "loss_mask: Some([true, false])"));
     }
 }

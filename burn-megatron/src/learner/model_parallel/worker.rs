@@ -14,23 +14,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::batches::{BatchRange, GlobalBatch};
-use super::coordinator::{Coordinator, say};
+use super::coordinator::Coordinator;
 use super::copies::Copies;
 use super::faults::Faults;
-use super::logs::Tracer;
+use super::logs::{Tracer, say};
 use super::rollouts::{Drawn, GrpoRun};
 use super::saving::{Description, Saves, run_state, without_host_memory};
 use super::stragglers::StragglerWatch;
 use crate::data::TokenDataset;
 use crate::engine::{AnomalyAction, EngineConfig, RankEngine, TokenBatch};
-use crate::eval::{TrainingTasks, table};
+use crate::eval::TrainingTasks;
 use crate::grpo::GrpoMeans;
-use crate::metrics::{EvalStats, FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
+use crate::metrics::{FlopsPerToken, Gauge, RankReading, StepStats, on_gpu, step_memory};
 use crate::trace::SpanKind;
 
 /// What rank 0 tells all ranks to do next.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-enum Next {
+pub(super) enum Next {
     /// Train on this batch, or validate; `save` after it.
     Batch {
         range: BatchRange,
@@ -212,79 +212,6 @@ impl<M: CausalLm> Worker<'_, M> {
         Ok(End::Epoch)
     }
 
-    /// Loss on held-out batches, of the weights or of their average; true to stop.
-    pub fn validate(
-        &mut self,
-        epoch: usize,
-        loader: &dyn DataLoader<GlobalBatch>,
-        coordinator: Option<&mut Coordinator>,
-    ) -> Result<bool, BoxError> {
-        let weights = self.engine.enter_average();
-        let stop = self.held_out(epoch, loader, coordinator);
-        self.engine.leave_average(weights);
-        stop
-    }
-
-    fn held_out(
-        &mut self,
-        epoch: usize,
-        loader: &dyn DataLoader<GlobalBatch>,
-        mut coordinator: Option<&mut Coordinator>,
-    ) -> Result<bool, BoxError> {
-        let mut batches = coordinator.is_some().then(|| loader.iter());
-        if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
-            coordinator.valid(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
-        }
-        let (mut sum, mut tokens, mut pairs, mut right) = (0.0, 0, None, None::<f64>);
-        let mut stop = false;
-        for iteration in 1.. {
-            let batch = match self.next(&mut batches, coordinator.as_deref(), false)? {
-                Next::Batch { range, .. } => range.of(&self.data.valid),
-                Next::EndOfSplit => break,
-                Next::Stop | Next::Exit => {
-                    stop = true;
-                    break;
-                }
-            };
-            let report = self.engine.eval_step(&batch.read(0..batch.sequences())?)?;
-            sum += report.loss * report.tokens as f64;
-            tokens += report.tokens;
-            right = report.accuracy.map(|share| right.unwrap_or(0.0) + share * report.tokens as f64);
-            pairs = report.preference.map(|means| means.over(pairs));
-            if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
-                let stats = EvalStats {
-                    loss: report.loss,
-                    tokens: report.tokens,
-                    accuracy: report.accuracy,
-                    preference: report.preference,
-                };
-                let item = TrainingItem::new(stats, batches.progress(), Some(iteration), None);
-                coordinator.valid(LearnerEvent::ProcessedItem(item));
-            }
-        }
-        let tasks = self.data.tasks.as_ref().filter(|_| !stop);
-        let tasks = tasks.map(|tasks| tasks.evaluate(&mut self.engine)).transpose()?;
-        if let (Some(coordinator), Some(batches)) = (coordinator, &batches) {
-            coordinator.flush();
-            coordinator.valid(LearnerEvent::EndSplit { epoch, progress: batches.progress() });
-            coordinator.flush();
-            if let Some(log) = coordinator.log.as_mut().filter(|_| tokens > 0 && !stop) {
-                let stats = EvalStats {
-                    loss: sum / tokens as f64,
-                    tokens,
-                    accuracy: right.map(|right| right / tokens as f64),
-                    preference: pairs,
-                };
-                log.valid(coordinator.step, &stats)?;
-            }
-            if let (Some(log), Some(results)) = (coordinator.log.as_mut(), &tasks) {
-                log.tasks(coordinator.step, results)?;
-                table(results).lines().for_each(say);
-            }
-        }
-        Ok(stop)
-    }
-
     /// Early stopping and burn-train's checkpointing; the decisions of rank 0 are everyone's. True to stop.
     pub fn end_epoch(&mut self, epoch: usize, mut coordinator: Option<&mut Coordinator>) -> Result<bool, BoxError> {
         let decision = coordinator.as_deref_mut().map(|coordinator| {
@@ -349,7 +276,7 @@ impl<M: CausalLm> Worker<'_, M> {
 
     /// Rank 0 decides once per step, so all ranks stop at the same one, and save after the same ones. A run whose time is
     /// over (`exits`) evaluates first where an evaluation is due.
-    fn next(
+    pub fn next(
         &mut self,
         batches: &mut Option<Box<dyn DataLoaderIterator<GlobalBatch> + '_>>,
         coordinator: Option<&Coordinator>,

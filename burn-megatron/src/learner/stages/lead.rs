@@ -5,11 +5,11 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, TrainStep};
 
-use super::StageRank;
-use super::lines::{Line, Order, Reply};
-use super::pipeline::{StagesModel, ended_early};
+use super::lines::{Line, ended_early};
+use super::orders::{Order, Reply};
 use super::values::with_values;
-use crate::learner::dp_rank::host;
+use super::{StageRank, StagesModel};
+use crate::learner::devices::host;
 use crate::learner::processes::gather_to_first;
 use crate::learner::trained::Trained;
 use crate::learner::zero::records::concat;

@@ -8,9 +8,11 @@ mod activation;
 mod chunk;
 mod division;
 mod error;
+mod groups;
 mod lead;
 mod lines;
 mod mailbox;
+mod orders;
 mod part;
 mod pipeline;
 mod stage_model;
@@ -21,9 +23,9 @@ mod tied;
 mod values;
 mod wire;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleDisplay};
 use burn::tensor::Tensor;
-use burn::train::TrainStep;
+use burn::train::{InferenceStep, LearnerModel, TrainStep};
 
 pub use activation::Activation;
 pub(super) use division::{Division, Wanted};
@@ -139,4 +141,21 @@ pub trait Stages: TrainStep<Input: Module> + Module {
         let x = (0..self.blocks()).fold(self.first(batch), |x, index| self.block(index, x, batch));
         self.last(x, batch)
     }
+}
+
+/// A model whose validation is that of its training: the same batches and outputs.
+pub(in crate::learner) trait StagesModel:
+    LearnerModel
+    + Stages
+    + ModuleDisplay
+    + InferenceStep<Input = <Self as TrainStep>::Input, Output = <Self as TrainStep>::Output>
+{
+}
+
+impl<M> StagesModel for M where
+    M: LearnerModel
+        + Stages
+        + ModuleDisplay
+        + InferenceStep<Input = <M as TrainStep>::Input, Output = <M as TrainStep>::Output>
+{
 }

@@ -4,38 +4,20 @@ use std::collections::HashMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::parallelize::Plan;
-use burn::module::ModuleDisplay;
 use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{InferenceStep, Learner, LearnerModel, TrainStep};
+use burn::train::{Learner, LearnerModel, TrainStep};
 
 use super::lead::Lead;
-use super::lines::{Follower, Line, Order, Reply};
+use super::lines::{Follower, Line, ended_early};
+use super::orders::{Order, Reply};
 use super::wire::Wire;
-use super::{Division, StageRank, Stages};
+use super::{Division, StageRank, StagesModel};
 use crate::learner::trained::Trained;
 use crate::learner::zero::Units;
-
-/// A model whose validation is that of its training: the same batches and outputs.
-pub(in crate::learner) trait StagesModel:
-    LearnerModel
-    + Stages
-    + ModuleDisplay
-    + InferenceStep<Input = <Self as TrainStep>::Input, Output = <Self as TrainStep>::Output>
-{
-}
-
-impl<M> StagesModel for M where
-    M: LearnerModel
-        + Stages
-        + ModuleDisplay
-        + InferenceStep<Input = <M as TrainStep>::Input, Output = <M as TrainStep>::Output>
-{
-}
 
 /// The part of each rank in the pipelines of one training.
 pub(in crate::learner) trait OnRank<M: LearnerModel>: Send + Sync {
@@ -183,12 +165,6 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
             }
         }
     }
-}
-
-/// Ends with the failure of the rank that has gone.
-pub(super) fn ended_early(pipeline: &Group) -> ! {
-    pipeline.barrier();
-    panic!("a rank of the pipeline ended before the training");
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use backend_dist::comm::Group;
 use backend_dist::gradients::place_gradients;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::local::Recent;
-use backend_dist::mesh::Axis;
 use backend_dist::parallelize::{Plan, parallelize_part};
 use burn::module::{Module, ModuleDisplay, ParamId};
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -15,6 +13,7 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, TrainStep};
 
 use super::chunk::{Chunk, Run, Seed, Value};
+use super::groups::Groups;
 use super::mailbox::Mailbox;
 use super::stage_model::stage_model;
 use super::stage_zero::StageZero;
@@ -28,22 +27,6 @@ use crate::schedule::{Action, Pass, Work};
 
 type Input<M> = <M as TrainStep>::Input;
 type Output<M> = <M as TrainStep>::Output;
-
-/// The ranks that a stage's rank communicates with.
-pub(in crate::learner) struct Groups {
-    /// The pipeline.
-    pub pp: Group,
-    /// Ranks with the same stages.
-    pub dp: Group,
-    /// Ranks that hold shards of the same parameters.
-    pub tp: Group,
-}
-
-impl Groups {
-    pub fn of(rank: &Rank) -> Self {
-        Self { pp: rank.group(Axis::Pp), dp: rank.group(Axis::Dp), tp: rank.group(Axis::Tp) }
-    }
-}
 
 /// A rank of a pipeline, which leads those that hold shards with it.
 pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {

@@ -11,7 +11,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 
 use super::Division;
-use super::stage_rank::Groups;
+use super::groups::Groups;
 use crate::learner::zero::{
     Owners, Units, reduce_some_to_owners, reduce_to_owners, running_states, share_parameters, with_stepped,
 };

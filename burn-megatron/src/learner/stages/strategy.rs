@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use burn::train::{Learner, TrainLoader, TrainStep, TrainingComponents, TrainingStrategy, ValidLoader};
 
+use super::StagesModel;
 use super::division::{Division, Wanted};
-use super::pipeline::{Pipeline, StagesModel};
+use super::pipeline::Pipeline;
 use super::wire::{Sendable, Wire};
 use crate::learner::custom;
 use crate::learner::data_parallel::DataParallel;
@@ -34,11 +35,27 @@ use crate::learner::zero::Units;
 #[derive(Clone)]
 pub struct StagesStrategy(MeshStrategy);
 
-impl StagesStrategy {
-    pub(in crate::learner) fn new(mesh: MeshStrategy) -> Self {
-        Self(mesh)
+impl MeshStrategy {
+    /// For a model that implements [`Stages`](super::Stages): layouts may have pipelines (PP, VPP), and
+    /// [`recompute`](Self::recompute) has blocks to recompute.
+    ///
+    /// - Batches are read once, on the first rank of each pipeline; a step takes [`micro_batches`](Self::micro_batches)
+    ///   of them at a time. The last stage's outputs are those of the metrics.
+    /// - Each rank has the parameters of its stages on its device, and steps them. The values that the training began with
+    ///   of the others are in host memory, once for all ranks.
+    /// - Random numbers, as of dropout, follow from the epoch, the data-parallel rank, the micro-batch and the block: they
+    ///   are the same in every pipeline, and with recomputation.
+    /// - ZeRO is that of [`zero_on`](crate::learner::MegatronStrategy::zero_on), 0 to 3, among the ranks with the same stages. From 2
+    ///   on gradients are reduced after each backward pass of a stage, and only their owners keep sums. With 3 a pass gathers
+    ///   the values of its stage; those of [`Part::Tied`](super::Part::Tied) stay whole.
+    /// - The ranks of a pipeline are next to each other (Megatron-LM's `--use-tp-pp-dp-mapping`), in one process unless
+    ///   [`across_processes`](StagesStrategy::across_processes) follows, and activations go through host memory.
+    pub fn stages(self) -> StagesStrategy {
+        StagesStrategy(self)
     }
+}
 
+impl StagesStrategy {
     /// The ranks of a pipeline may be in several processes, as torchrun or srun starts them, if batches and outputs are
     /// [`Sendable`](super::Sendable). Batches are read in the process of each pipeline's first rank, and the last stage's
     /// outputs go there.

@@ -7,8 +7,8 @@ use burn::train::{ClassificationOutput, MultiLabelClassificationOutput, Regressi
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::lines::{Order, Reply};
-use crate::learner::dp_rank::host;
+use super::orders::{Order, Reply};
+use crate::learner::devices::host;
 
 /// A batch or an output that can be sent to another process. [`StagesStrategy::across_processes`] needs it: batches go from
 /// the first rank of a pipeline to the others, outputs from the last stage to the first rank, whose process has the metrics.

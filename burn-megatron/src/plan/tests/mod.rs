@@ -8,7 +8,6 @@ mod traffic;
 
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::LOGITS_AT_ONCE;
-use models::layers::NormPlacement;
 use models::recompute::{Granularity, Method, Module, Recompute};
 use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, MixtralConfig};
 
@@ -21,50 +20,11 @@ use crate::schedule::{ScheduleKind, bounds};
 const ALL: [Module; 3] = [Module::CoreAttention, Module::MlpActivation, Module::Norms];
 
 fn llama3_8b() -> Decoder {
-    Decoder {
-        vocab: 128_256,
-        vocab_multiple: 128,
-        hidden: 4096,
-        intermediate: 14_336,
-        experts: None,
-        layers: 32,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        latent: None,
-        linear: None,
-        mamba: None,
-        lone_mlps: None,
-        mtp: 0,
-        window: None,
-        windowed_layers: 0,
-        gated: true,
-        query_key_norm: None,
-        norms: NormPlacement::Before,
-        norm_bias: false,
-        softcap: false,
-        sinks: false,
-        output_gate: false,
-        attention_bias: [false; 2],
-        mlp_bias: false,
-        positions: None,
-        rope: true,
-        tied: false,
-    }
+    Decoder::from(&FamilyConfig::Llama(LlamaConfig::llama3_8b()))
 }
 
-/// Mixtral 8x7B.
 fn mixtral() -> Decoder {
-    let experts = Experts {
-        count: 8,
-        top_k: 2,
-        intermediate: 14_336,
-        shared: 0,
-        shared_gate: false,
-        biases: false,
-        dense_layers: Vec::new(),
-    };
-    Decoder { vocab: 32_000, experts: Some(experts), ..llama3_8b() }
+    Decoder::from(&FamilyConfig::Mixtral(MixtralConfig::mixtral_8x7b()))
 }
 
 /// With one module of multi-token prediction.

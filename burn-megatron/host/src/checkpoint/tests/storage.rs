@@ -118,28 +118,19 @@ fn what_is_retired_goes_from_the_storage_too() {
     assert!(stored().contains(&3), "it was saved again");
 }
 
-/// A folder that refuses all operations that change it after the first few, or panics.
-struct Refusing {
+/// A folder with something before each operation that changes it.
+struct Before<F> {
     folder: FolderStorage,
-    allowed: AtomicUsize,
-    panics: bool,
+    change: F,
 }
 
-impl Refusing {
-    fn count(&self) -> io::Result<()> {
-        let left = self.allowed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        assert!(left.is_ok() || !self.panics, "not a bug: a storage that panics");
-        left.map(drop).map_err(|_| io::Error::other("quota exceeded"))
-    }
-}
-
-impl Storage for Refusing {
+impl<F: Fn() -> io::Result<()> + Send + Sync> Storage for Before<F> {
     fn name(&self) -> String {
-        "a bucket".into()
+        self.folder.name()
     }
 
     fn put(&self, key: &str, from: &Path) -> io::Result<()> {
-        self.count()?;
+        (self.change)()?;
         self.folder.put(key, from)
     }
 
@@ -152,7 +143,7 @@ impl Storage for Refusing {
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {
-        self.count()?;
+        (self.change)()?;
         self.folder.delete(key)
     }
 }
@@ -160,14 +151,18 @@ impl Storage for Refusing {
 #[test]
 fn whatever_the_storage_refuses_what_is_there_is_whole_and_the_run_goes_on() {
     let mut refused = 0;
-    let panicked = "a bucket: the storage panicked; its message is above";
-    let cases =
-        (0..40).flat_map(|allowed| [(allowed, false, "in a bucket: quota exceeded"), (allowed, true, panicked)]);
-    for (allowed, panics, why) in cases {
+    for (allowed, panics) in (0..40).flat_map(|allowed| [(allowed, false), (allowed, true)]) {
         let [here, there, back] = folders();
         let storage = FolderStorage::new(there.path());
-        let refusing = Refusing { folder: storage.clone(), allowed: AtomicUsize::new(allowed), panics };
-        let saver = saver(here.path(), Some(1), refusing);
+        let why = if panics { "the storage panicked; its message is above" } else { "quota exceeded" };
+        let why = format!("{}: {why}", storage.name());
+        let allowed = AtomicUsize::new(allowed);
+        let change = move || {
+            let left = allowed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            assert!(left.is_ok() || !panics, "not a bug: a storage that panics");
+            left.map(drop).map_err(|_| io::Error::other("quota exceeded"))
+        };
+        let saver = saver(here.path(), Some(1), Before { folder: storage.clone(), change });
         for step in [1, 2, 2, 3] {
             save(&saver, step);
             saver.wait_for_copies().unwrap();
@@ -176,7 +171,7 @@ fn whatever_the_storage_refuses_what_is_there_is_whole_and_the_run_goes_on() {
         let errors: Vec<String> = saver.copied().into_iter().filter_map(|copy| Some(copy.err()?.to_string())).collect();
         refused += usize::from(!errors.is_empty());
         for error in errors {
-            assert!(error.ends_with(why), "{error}");
+            assert!(error.ends_with(&why), "{error}");
         }
         let steps = stored_steps(&storage).unwrap();
         for &step in &steps {
@@ -187,85 +182,56 @@ fn whatever_the_storage_refuses_what_is_there_is_whole_and_the_run_goes_on() {
     assert!((20..80).contains(&refused), "{refused} of 80 runs were refused something");
 }
 
-/// A folder that puts nothing while it is closed.
-#[derive(Clone)]
-struct Slow {
-    folder: FolderStorage,
-    is_open: Arc<(Mutex<bool>, Condvar)>,
-}
-
-impl Storage for Slow {
-    fn name(&self) -> String {
-        self.folder.name()
-    }
-
-    fn put(&self, key: &str, from: &Path) -> io::Result<()> {
-        let (is_open, changed) = &*self.is_open;
-        let mut guard = is_open.lock();
-        while !*guard {
-            changed.wait(&mut guard);
-        }
-        drop(guard);
-        self.folder.put(key, from)
-    }
-
-    fn get(&self, key: &str, to: &Path) -> io::Result<()> {
-        self.folder.get(key, to)
-    }
-
-    fn list(&self, prefix: &str) -> io::Result<Vec<String>> {
-        self.folder.list(prefix)
-    }
-
-    fn delete(&self, key: &str) -> io::Result<()> {
-        self.folder.delete(key)
-    }
-}
-
-impl Slow {
-    fn open(&self) {
-        *self.is_open.0.lock() = true;
-        self.is_open.1.notify_all();
-    }
+/// A folder that changes nothing until it is opened, and what opens it.
+fn slow(root: &Path) -> (impl Storage + 'static, impl Fn()) {
+    let is_open: Arc<(Mutex<bool>, Condvar)> = Arc::default();
+    let open = is_open.clone();
+    let change = move || {
+        is_open.1.wait_while(&mut is_open.0.lock(), |is_open| !*is_open);
+        Ok(())
+    };
+    let open = move || {
+        *open.0.lock() = true;
+        open.1.notify_all();
+    };
+    (Before { folder: FolderStorage::new(root), change }, open)
 }
 
 #[test]
 fn copies_that_have_not_begun_can_be_given_up() {
     let [here, there, _] = folders();
-    let storage = Slow { folder: FolderStorage::new(there.path()), is_open: Arc::default() };
-    let options = SaverOptions {
-        keep_every: Some(1),
-        storage: Some(SharedStorage(Arc::new(storage.clone()))),
-        ..SaverOptions::default()
-    };
+    let (storage, open) = slow(there.path());
+    let storage = Arc::new(storage);
+    let options =
+        SaverOptions { keep_every: Some(1), storage: Some(SharedStorage(storage.clone())), ..SaverOptions::default() };
     let saver = Saver::new(here.path(), 2, options).unwrap();
     (1..=3).for_each(|step| save(&saver, step));
     saver.skip_copies();
-    storage.open();
+    open();
     saver.wait_for_copies().unwrap();
     let errors: Vec<String> = saver.copied().into_iter().filter_map(|copy| Some(copy.err()?.to_string())).collect();
     for step in [2, 3] {
         let said = format!("cannot write step_{step:08} in {}: the run begins again first", storage.name());
         assert!(errors.contains(&said), "{errors:?}");
     }
-    assert!(!stored_steps(&storage).unwrap().contains(&3));
+    assert!(!stored_steps(&*storage).unwrap().contains(&3));
     save(&saver, 4);
     saver.wait_for_copies().unwrap();
-    assert!(stored_steps(&storage).unwrap().contains(&4));
+    assert!(stored_steps(&*storage).unwrap().contains(&4));
 }
 
 #[test]
 fn a_slow_storage_keeps_what_it_reads_and_skips_what_is_old() {
     let [here, there, _] = folders();
-    let storage = Slow { folder: FolderStorage::new(there.path()), is_open: Arc::default() };
-    let saver = saver(here.path(), Some(1), storage.clone());
+    let (storage, open) = slow(there.path());
+    let saver = saver(here.path(), Some(1), storage);
     let present = || Checkpoint::list(here.path()).unwrap().into_keys().collect::<BTreeSet<u64>>();
     save(&saver, 1);
     for step in 2..=5 {
         save(&saver, step);
     }
     assert!(present().contains(&5) && present().len() <= 3, "{:?}", present());
-    storage.open();
+    open();
     saver.wait_for_copies().unwrap();
     let copied: Vec<u64> = saver.copied().into_iter().map(|copy| copy.unwrap().step).collect();
     assert!(copied.ends_with(&[5]) && copied.len() <= 2, "{copied:?}: those in between are skipped");

@@ -1,12 +1,9 @@
 //! Megatron's `BERTMaskedWordPieceDataset` (`megatron/core/datasets/bert_dataset.py`).
 
-use std::ops::Range;
-use std::sync::Arc;
-
+use super::MaskedError;
+use super::dataset::{MaskedDataset, SampleOptions};
 use super::mapping::{Mapping, SampleSentences};
 use super::masking::Masking;
-use super::{MaskVocabulary, MaskedError};
-use crate::data::indexed::IndexedDataset;
 use crate::data::numpy::RandomState;
 
 /// Stands for a token that is not masked.
@@ -38,7 +35,9 @@ impl BertOptions {
         let short_sequence_probability = 0.1;
         Self { seq_length, num_samples: None, seed, short_sequence_probability, masking, classification_head: true }
     }
+}
 
+impl SampleOptions for BertOptions {
     fn check(&self) -> Result<(), MaskedError> {
         self.masking.check()?;
         super::check_order(self.seed, self.short_sequence_probability)?;
@@ -47,6 +46,16 @@ impl BertOptions {
             return Err(MaskedError::Option { name: "seq_length", value, legal });
         }
         Ok(())
+    }
+
+    fn mapping(&self) -> Mapping {
+        Mapping {
+            num_samples: self.num_samples,
+            max_length: self.seq_length - 3,
+            short_sequence_probability: self.short_sequence_probability,
+            seed: self.seed,
+            min_sentences: if self.classification_head { 2 } else { 1 },
+        }
     }
 }
 
@@ -67,55 +76,10 @@ pub struct BertSample {
     pub truncated: bool,
 }
 
-/// Samples of documents whose sentences are the sequences of an [`IndexedDataset`], in Megatron's exact order. A sample
-/// is a function of the seed and its index.
-#[derive(Clone, Debug)]
-pub struct BertDataset {
-    sentences: Arc<IndexedDataset>,
-    vocabulary: MaskVocabulary,
-    options: BertOptions,
-    samples: Vec<SampleSentences>,
-}
+/// Samples of [`BertOptions`].
+pub type BertDataset = MaskedDataset<BertOptions>;
 
 impl BertDataset {
-    /// Maps documents to samples.
-    ///
-    /// # Errors
-    /// If an option is out of range, a document is none of the file's, or none makes a sample.
-    pub fn new(
-        sentences: Arc<IndexedDataset>,
-        documents: Range<usize>,
-        vocabulary: MaskVocabulary,
-        options: BertOptions,
-    ) -> Result<Self, MaskedError> {
-        options.check()?;
-        vocabulary.check()?;
-        let mapping = Mapping {
-            num_samples: options.num_samples,
-            max_length: options.seq_length - 3,
-            short_sequence_probability: options.short_sequence_probability,
-            seed: options.seed,
-            min_sentences: if options.classification_head { 2 } else { 1 },
-        };
-        let samples = mapping.of(&sentences, documents)?;
-        Ok(Self { sentences, vocabulary, options, samples })
-    }
-
-    /// Number of samples.
-    pub fn len(&self) -> usize {
-        self.samples.len()
-    }
-
-    /// Never: a dataset without samples is refused.
-    pub fn is_empty(&self) -> bool {
-        self.samples.is_empty()
-    }
-
-    /// The sentences of each sample.
-    pub fn mapping(&self) -> &[SampleSentences] {
-        &self.samples
-    }
-
     /// The sample at an index.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! their tokens are masked, are functions of the seed and the sample's index, draw for draw as numpy makes them.
 
 mod bert;
+mod dataset;
 mod mapping;
 mod masking;
 mod mersenne64;
@@ -14,6 +15,7 @@ use thiserror::Error;
 use super::indexed::{IndexedDataset, IndexedError};
 
 pub use bert::{BertDataset, BertOptions, BertSample};
+pub use dataset::{MaskedDataset, SampleOptions};
 pub use mapping::{Mapping, SampleSentences};
 pub use masking::Masking;
 pub use t5::{T5Dataset, T5Options, T5Sample};

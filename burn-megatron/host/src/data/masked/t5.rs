@@ -1,13 +1,10 @@
 //! Megatron's `T5MaskedWordPieceDataset` (`megatron/core/datasets/t5_dataset.py`): spans become sentinels, and the output
 //! says what they were.
 
-use std::ops::Range;
-use std::sync::Arc;
-
+use super::MaskedError;
+use super::dataset::{MaskedDataset, SampleOptions};
 use super::mapping::{Mapping, SampleSentences};
 use super::masking::{Masked, Masking};
-use super::{MaskVocabulary, MaskedError};
-use crate::data::indexed::IndexedDataset;
 use crate::data::numpy::RandomState;
 
 /// Stands for a position of the output that does not count.
@@ -60,7 +57,9 @@ impl T5Options {
             eos,
         }
     }
+}
 
+impl SampleOptions for T5Options {
     fn check(&self) -> Result<(), MaskedError> {
         self.masking.check()?;
         super::check_order(self.seed, self.short_sequence_probability)?;
@@ -79,6 +78,16 @@ impl T5Options {
         }
         Ok(())
     }
+
+    fn mapping(&self) -> Mapping {
+        Mapping {
+            num_samples: self.num_samples,
+            max_length: self.seq_length - 2,
+            short_sequence_probability: self.short_sequence_probability,
+            seed: self.seed,
+            min_sentences: 1,
+        }
+    }
 }
 
 /// A sample; the first two lists have the encoder's length, the others the decoder's.
@@ -96,54 +105,10 @@ pub struct T5Sample {
     pub truncated: bool,
 }
 
-/// Samples of documents whose sentences are the sequences of an [`IndexedDataset`], in Megatron's exact order.
-#[derive(Clone, Debug)]
-pub struct T5Dataset {
-    sentences: Arc<IndexedDataset>,
-    vocabulary: MaskVocabulary,
-    options: T5Options,
-    samples: Vec<SampleSentences>,
-}
+/// Samples of [`T5Options`].
+pub type T5Dataset = MaskedDataset<T5Options>;
 
 impl T5Dataset {
-    /// Maps documents to samples.
-    ///
-    /// # Errors
-    /// If an option is out of range, a document is none of the file's, or none makes a sample.
-    pub fn new(
-        sentences: Arc<IndexedDataset>,
-        documents: Range<usize>,
-        vocabulary: MaskVocabulary,
-        options: T5Options,
-    ) -> Result<Self, MaskedError> {
-        options.check()?;
-        vocabulary.check()?;
-        let mapping = Mapping {
-            num_samples: options.num_samples,
-            max_length: options.seq_length - 2,
-            short_sequence_probability: options.short_sequence_probability,
-            seed: options.seed,
-            min_sentences: 1,
-        };
-        let samples = mapping.of(&sentences, documents)?;
-        Ok(Self { sentences, vocabulary, options, samples })
-    }
-
-    /// Number of samples.
-    pub fn len(&self) -> usize {
-        self.samples.len()
-    }
-
-    /// Never: a dataset without samples is refused.
-    pub fn is_empty(&self) -> bool {
-        self.samples.is_empty()
-    }
-
-    /// The sentences of each sample.
-    pub fn mapping(&self) -> &[SampleSentences] {
-        &self.samples
-    }
-
     /// The sample at an index.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::checkpoint::{Checkpoint, Kind, RunState, Saver, SaverOptions};
 use crate::engine::RankEngine;
 
 /// A bias that moves fast enough to send tokens elsewhere.
-fn config() -> DeepSeekV3Config {
+pub(super) fn config() -> DeepSeekV3Config {
     DeepSeekV3Config {
         vocab_size: 33,
         hidden_size: 32,

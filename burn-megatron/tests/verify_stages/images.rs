@@ -12,24 +12,14 @@ use burn::train::{RegressionOutput, TrainOutput, TrainStep};
 use burn_megatron::prelude::*;
 use models::images::{Llava, LlavaConfig, Vit, VitConfig};
 
+use crate::{layouts, proven};
+
 const LAYOUTS: [&str; 9] =
     ["TP2", "TP4", "TP2 SP", "DP2", "TP2 DP2", "DP2 ZeRO3", "TP2 DP2 ZeRO3", "TP2 SP DP2 ZeRO1", "TP2 SP DP2 ZeRO3"];
 /// Of initial weights: attention is not uniform, and the gradient of a key's bias, which is nothing but rounding, is small.
 const STD: f64 = 0.1;
 /// Tokens of a sequence; the first ones after the second are an image.
 const LENGTH: usize = 10;
-
-fn layouts(list: &[&str]) -> Vec<ParallelLayout> {
-    list.iter().map(|layout| layout.parse().unwrap()).collect()
-}
-
-fn proven(report: Result<ModuleReport, ModuleError>, layouts: usize) {
-    let report = report.unwrap_or_else(|error| panic!("{error}"));
-    println!("{report}");
-    assert_eq!(report.worst().count(), layouts);
-    assert!(report.worst().any(|(_, worst)| worst.relative > 0.0));
-    assert!(report.worst().all(|(_, worst)| worst.relative <= 1e-10));
-}
 
 /// `[items, 3, 8, 8]`, different for every item.
 fn pixels(items: Range<usize>, device: &Device) -> Tensor<4> {

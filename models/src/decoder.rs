@@ -1,26 +1,27 @@
-//! Llama's forward pass.
+//! The forward pass of the families that are an embedding, blocks and a head.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
-use backend_dist::shard::{Init, Registry, Unit};
+use backend_dist::shard::{Registry, Unit};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use super::config::LlamaConfig;
-use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::causal_lm::CausalLm;
+use crate::frame::{DecoderConfig, Frame};
 use crate::hf::decoder::{self, USUAL};
 use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
-    BlockConfig, Decoded, Dropout, LayerRopes, Norm, NormKind, OutputLayer, TransformerBlock, Vocab,
+    BlockConfig, Decoded, Dropout, LayerRopes, LearnedPositions, Norm, OutputLayer, TransformerBlock,
     VocabParallelEmbedding,
 };
-use crate::megatron::MegatronDecoder;
+use crate::megatron;
 use crate::micro_batch::MicroBatch;
 use crate::names::NameMap;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::part::Part;
 
-/// A rank's part of a Llama or one of its relatives.
+/// A rank's part of a model whose sizes are `C`: [`Llama`](crate::Llama), for example.
 ///
 /// ```
 /// use backend_dist::launch::{BoxError, Rank};
@@ -34,8 +35,9 @@ use crate::part::Part;
 /// # Ok::<(), BoxError>(())
 /// ```
 #[derive(Module, Debug)]
-pub struct Llama {
+pub struct Decoder<C> {
     embed_tokens: Option<VocabParallelEmbedding>,
+    embed_positions: Option<LearnedPositions>,
     layers: Vec<TransformerBlock>,
     head: Option<Head>,
     #[module(skip)]
@@ -50,6 +52,8 @@ pub struct Llama {
     part: Part,
     #[module(skip)]
     registry: Arc<Registry>,
+    #[module(skip)]
+    family: PhantomData<fn() -> C>,
 }
 
 #[derive(Module, Debug)]
@@ -58,12 +62,58 @@ struct Head {
     lm_head: OutputLayer,
 }
 
-impl CausalLm for Llama {
-    type Config = LlamaConfig;
+impl<C: DecoderConfig> CausalLm for Decoder<C> {
+    type Config = C;
 
-    fn build(config: &LlamaConfig, params: ParamBuilder) -> Result<Self, BuildError> {
+    fn build(config: &C, mut params: ParamBuilder) -> Result<Self, BuildError> {
         config.check_for(&params)?;
-        Self::of_blocks(&config.frame(), |layer| config.block(layer), params)
+        let params = &mut params;
+        let frame @ Frame { vocab, init, .. } = config.frame();
+        let part = params.part_of(frame.layers);
+        let ropes = part.layers.clone().map(|layer| config.block(layer).attention().and_then(|of| of.rope));
+        let ropes = LayerRopes::new(ropes);
+        params.begin(if frame.tied { Unit::Tied } else { Unit::Embedding });
+        let embed_tokens = match part.embedding {
+            true => Some(VocabParallelEmbedding::new(params, "embed_tokens", &vocab, init)?),
+            false => None,
+        };
+        let embed_positions = match frame.positions.filter(|_| part.embedding) {
+            Some(positions) => {
+                params.begin(Unit::Embedding);
+                Some(LearnedPositions::new(params, "embed_positions", positions, vocab.hidden, init)?)
+            }
+            None => None,
+        };
+        let layer = |index| {
+            params.begin(Unit::Layer(index));
+            TransformerBlock::new(params, &format!("layers.{index}"), &config.block(index))
+        };
+        let layers = part.layers.clone().map(layer).collect::<Result<_, _>>()?;
+        params.begin(Unit::Head);
+        let head = match part.head {
+            true => Some(Head {
+                norm: Norm::new(params, "norm", vocab.hidden, frame.norm, frame.norm_eps)?,
+                lm_head: match frame.tied {
+                    true => OutputLayer::tied(params, "embed_tokens", &vocab, init)?,
+                    false => OutputLayer::untied(params, "lm_head", &vocab, init)?,
+                }
+                .with_softcap(frame.logit_softcap),
+            }),
+            false => None,
+        };
+        Ok(Self {
+            embed_tokens,
+            embed_positions,
+            layers,
+            head,
+            dropout: Dropout::new(params.parallel(), "embed_tokens", frame.dropout),
+            embedding_scale: frame.embedding_scale,
+            ropes,
+            parallel: params.parallel().clone(),
+            part,
+            registry: Arc::new(params.take_registry()),
+            family: PhantomData,
+        })
     }
 
     fn part(&self) -> &Part {
@@ -71,7 +121,12 @@ impl CausalLm for Llama {
     }
 
     fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
-        self.dropout.forward(self.scaled(self.embedding().forward(tokens.transpose())), batch)
+        let x = self.scaled(self.embedding().forward(tokens.transpose()));
+        let x = match &self.embed_positions {
+            Some(positions) => positions.forward(x, batch),
+            None => x,
+        };
+        self.dropout.forward(x, batch)
     }
 
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
@@ -105,7 +160,11 @@ impl CausalLm for Llama {
 
     fn extend_embed(&self, step: &Step) -> Tensor<3> {
         let embedding = self.embedding();
-        self.scaled(embedding.extend(column(&step.tokens(), &embedding.device())))
+        let x = self.scaled(embedding.extend(column(&step.tokens(), &embedding.device())));
+        match &self.embed_positions {
+            Some(positions) => positions.extend(x, &step.positions()),
+            None => x,
+        }
     }
 
     fn extend_layer(&self, index: usize, x: Tensor<3>, step: &Step, cache: &mut PagedKvCache) -> Tensor<3> {
@@ -124,35 +183,10 @@ impl CausalLm for Llama {
     }
 }
 
-/// A decoder of RMSNorms and rotary positions without its blocks, for families that differ from a Llama in these
-/// ([`Llama::of_blocks`]).
-#[derive(Clone, Copy, Debug)]
-pub struct Frame {
-    /// Tokens and width of the residual stream.
-    pub vocab: Vocab,
-    /// Number of blocks.
-    pub layers: usize,
-    /// The output layer shares the embedding's weight.
-    pub tied: bool,
-    /// Distribution of embedding and output layer.
-    pub init: Init,
-    /// The last norm.
-    pub norm: NormKind,
-    /// Epsilon of the last norm.
-    pub norm_eps: f64,
-    /// Share of the elements dropped after the embedding.
-    pub dropout: f64,
-    /// Embeddings are multiplied with this (Gemma).
-    pub embedding_scale: Option<f64>,
-    /// A logit `z` becomes `c tanh(z/c)` (Gemma 2).
-    pub logit_softcap: Option<f64>,
-}
-
 impl Frame {
     /// Megatron-LM's names of a decoder of such blocks; `block` says what each layer is.
     pub fn megatron_names(&self, block: impl Fn(usize) -> BlockConfig) -> NameMap {
-        let Self { vocab, layers, tied, norm, .. } = *self;
-        MegatronDecoder { vocab, layers, norm, positions: None, tied }.names(block)
+        megatron::names(self, block)
     }
 
     /// Hugging Face's names of a decoder of such blocks, as most of its families call them.
@@ -161,11 +195,12 @@ impl Frame {
     }
 }
 
-impl Llama {
+impl<C: DecoderConfig> Decoder<C> {
     /// The logits of a decode step, if all of it can run on the GPU without the host.
     fn decode(&self, step: &Step, cache: &mut PagedKvCache) -> Option<Tensor<2>> {
         let (layers, tokens) = (self.layers.iter().enumerate(), PagedKvCache::decoded_tokens(step));
-        if self.parallel.group.size() > 1 || !layers.clone().all(|(index, layer)| layer.decodes(index, tokens, cache)) {
+        let whole = self.parallel.group.size() == 1 && self.embed_positions.is_none();
+        if !whole || !layers.clone().all(|(index, layer)| layer.decodes(index, tokens, cache)) {
             return None;
         }
         let embedding = self.embedding();
@@ -178,52 +213,6 @@ impl Llama {
             });
             let Head { norm, lm_head } = self.head();
             lm_head.logits(norm.of_residual(x.read_by(norm)), self.embed_tokens.as_ref()).squeeze_dim(1)
-        })
-    }
-
-    /// A decoder whose blocks may be others than a Llama's; `block` says what each layer is.
-    pub fn of_blocks(
-        frame: &Frame,
-        block: impl Fn(usize) -> BlockConfig,
-        mut params: ParamBuilder,
-    ) -> Result<Self, BuildError> {
-        let params = &mut params;
-        let (Frame { vocab, init, .. }, part) = (frame, params.part_of(frame.layers));
-        let ropes = LayerRopes::new(
-            part.layers.clone().map(|layer| block(layer).attention().and_then(|attention| attention.rope)),
-        );
-        params.begin(if frame.tied { Unit::Tied } else { Unit::Embedding });
-        let embed_tokens = match part.embedding {
-            true => Some(VocabParallelEmbedding::new(params, "embed_tokens", vocab, *init)?),
-            false => None,
-        };
-        let layer = |index| {
-            params.begin(Unit::Layer(index));
-            TransformerBlock::new(params, &format!("layers.{index}"), &block(index))
-        };
-        let layers = part.layers.clone().map(layer).collect::<Result<_, _>>()?;
-        params.begin(Unit::Head);
-        let head = match part.head {
-            true => Some(Head {
-                norm: Norm::new(params, "norm", vocab.hidden, frame.norm, frame.norm_eps)?,
-                lm_head: match frame.tied {
-                    true => OutputLayer::tied(params, "embed_tokens", vocab, *init)?,
-                    false => OutputLayer::untied(params, "lm_head", vocab, *init)?,
-                }
-                .with_softcap(frame.logit_softcap),
-            }),
-            false => None,
-        };
-        Ok(Self {
-            embed_tokens,
-            layers,
-            head,
-            dropout: Dropout::new(params.parallel(), "embed_tokens", frame.dropout),
-            embedding_scale: frame.embedding_scale,
-            ropes,
-            parallel: params.parallel().clone(),
-            part,
-            registry: Arc::new(params.take_registry()),
         })
     }
 

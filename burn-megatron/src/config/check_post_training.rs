@@ -1,0 +1,96 @@
+//! Whether the values of `[chat]`, `[preference]` and `[distill]` fit the rest of a configuration.
+
+use super::check::demand;
+use super::run::RunConfig;
+use crate::engine::LossMean;
+use crate::plan::Decoder;
+
+impl RunConfig {
+    pub(super) fn check_chat(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let (chat, data) = (&self.chat, &self.data);
+        if !self.has_conversations() {
+            return;
+        }
+        let (key, template) = match (chat.is_used(), self.preference.is_used()) {
+            (true, _) => ("chat", " with its chat template"),
+            (_, true) => ("preference", " with its chat template"),
+            _ => ("grpo", ""),
+        };
+        let is_file = data.tokenizer.as_deref().is_some_and(|name| !["char", "byte", "bpe"].contains(&name));
+        note(demand(is_file, || {
+            let there = data.tokenizer.as_deref().unwrap_or("none");
+            format!("{key}.train needs a tokenizer.json{template}, but data.tokenizer = {there}")
+        }));
+        if let Some(weights) = &chat.weights {
+            let (weights, files) = (weights.len(), chat.train.len());
+            note(demand(weights == files, || format!("chat.weights has {weights} numbers, chat.train {files} files")));
+        }
+        let positive = chat.weights.iter().flatten().all(|weight| *weight > 0.0);
+        note(demand(positive, || "chat.weights must all be above 0".into()));
+        for masked in data.needs_end_of_document().into_iter().filter(|key| *key == "data.eod-mask-loss") {
+            note(Err(format!("{masked} has no meaning with {key}.train: only what assistants write is learned")));
+        }
+    }
+
+    pub(super) fn check_preference(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let Some(preference) = self.preference.config() else { return };
+        let positive = [
+            ("beta", preference.beta),
+            ("desirable-weight", preference.desirable_weight),
+            ("undesirable-weight", preference.undesirable_weight),
+        ];
+        for (key, value) in positive {
+            note(demand(value > 0.0 && value.is_finite(), || format!("preference.{key} = {value} is not above 0")));
+        }
+        let smoothing = preference.label_smoothing;
+        note(demand((0.0..0.5).contains(&smoothing), || {
+            format!("preference.label-smoothing = {smoothing} is not at least 0 and below 0.5")
+        }));
+        note(demand(self.training.loss == LossMean::PerToken, || {
+            "training.loss = per-micro-batch has no meaning with preference.train, whose loss is the mean over pairs; nearest \
+             legal: per-token"
+                .into()
+        }));
+        note(demand(!self.context.dynamic, || {
+            "context.dynamic = true assigns documents to ranks one by one, but the answers of a pair stay together; nearest legal: \
+             false, with parallel.context-parallel"
+                .into()
+        }));
+        self.no_multi_token_prediction("preference.train", note);
+    }
+
+    pub(super) fn check_distill(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let Some(distill) = self.distill.config() else { return };
+        let both = self.distill.teacher.is_some() && self.distill.logits.is_some();
+        note(demand(!both, || {
+            "distill.teacher and distill.logits: a file takes the place of a teacher; give one".into()
+        }));
+        note(demand(self.distill.logits.is_none() || !self.context.dynamic, || {
+            "context.dynamic = true packs documents anew in every step, but distill.logits knows whole sequences; nearest legal: \
+             false, with parallel.context-parallel"
+                .into()
+        }));
+        let (temperature, weight) = (distill.temperature, distill.weight);
+        note(demand(temperature > 0.0 && temperature.is_finite(), || {
+            format!("distill.temperature = {temperature} is not above 0")
+        }));
+        note(demand(weight > 0.0 && weight <= 1.0, || {
+            format!("distill.weight = {weight} is not above 0 and at most 1")
+        }));
+        let key = if self.distill.teacher.is_some() { "distill.teacher" } else { "distill.logits" };
+        note(demand(!self.preference.is_used(), || {
+            format!("{key} and preference.train: a loss of tokens and a loss of pairs; only one can be the run's")
+        }));
+        self.no_multi_token_prediction(key, note);
+    }
+
+    pub(super) fn no_multi_token_prediction(&self, key: &str, note: &mut impl FnMut(Result<(), String>)) {
+        let mtp = Decoder::from(&self.model.config).mtp;
+        note(demand(mtp == 0, || {
+            format!(
+                "model.num-nextn-predict-layers = {mtp}: the losses of modules of multi-token prediction have no meaning with {key}; \
+                 nearest legal: 0"
+            )
+        }));
+    }
+}

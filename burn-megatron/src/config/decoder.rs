@@ -1,0 +1,155 @@
+//! A model as the planner sees it.
+
+use models::layers::{BlockConfig, ExpertKind, Ffn, Mixer, NormKind, NormPlacement};
+use models::{DecoderConfig, DeepSeekV3Config, FamilyConfig};
+
+use crate::plan::{Decoder, Experts, Latent, Linear, StateSpace};
+
+impl From<&FamilyConfig> for Decoder {
+    fn from(config: &FamilyConfig) -> Self {
+        match config {
+            FamilyConfig::Llama(config) => of_blocks(config),
+            FamilyConfig::Mixtral(config) => of_blocks(config),
+            FamilyConfig::Gpt(config) => of_blocks(config),
+            FamilyConfig::DeepSeekV3(config) => deepseek_v3(config),
+            FamilyConfig::Mamba2(config) => of_blocks(config),
+            FamilyConfig::NemotronH(config) => of_blocks(config),
+        }
+    }
+}
+
+/// What the blocks of a model say. Layers differ in which of the parts they have, and attention by its window; what else
+/// there is of a part the first layer that has it says.
+fn of_blocks(config: &impl DecoderConfig) -> Decoder {
+    let frame = config.frame();
+    let blocks: Vec<BlockConfig> = (0..frame.layers).map(|layer| config.block(layer)).collect();
+    let with =
+        |has: fn(&BlockConfig) -> bool| (0..frame.layers).filter(|layer| has(&blocks[*layer])).collect::<Vec<_>>();
+    let attention = blocks.iter().find_map(BlockConfig::attention);
+    let linear = blocks.iter().find_map(|block| match &block.mixer {
+        Some(Mixer::GatedDelta(of)) => Some(of),
+        _ => None,
+    });
+    let mamba = blocks.iter().find_map(|block| match &block.mixer {
+        Some(Mixer::Mamba2(of)) => Some(of),
+        _ => None,
+    });
+    let mlp = blocks.iter().find_map(|block| match &block.mlp {
+        Some(Ffn::Dense(of)) => Some(of),
+        _ => None,
+    });
+    let moe = blocks.iter().find_map(|block| match &block.mlp {
+        Some(Ffn::Moe(of)) => Some(of),
+        _ => None,
+    });
+    let [heads, kv_heads, head_dim] = match (attention, mamba, linear) {
+        (Some(of), ..) => [of.heads, of.kv_heads, of.head_dim],
+        (None, Some(of), _) => [of.heads, of.heads, of.head_dim],
+        (None, None, Some(of)) => [of.value_heads, of.key_heads, of.value_dim],
+        (None, None, None) => [1; 3],
+    };
+    let windows: Vec<usize> = blocks.iter().filter_map(|block| block.attention()?.window).collect();
+    let is_lone = |block: &BlockConfig| block.mixer.is_none() || block.mlp.is_none();
+    Decoder {
+        vocab: frame.vocab.size,
+        vocab_multiple: frame.vocab.divisor,
+        hidden: frame.vocab.hidden,
+        intermediate: mlp.map(|of| of.intermediate).or(moe.map(|of| of.intermediate)).unwrap_or(0),
+        experts: moe.map(|of| Experts {
+            count: of.experts,
+            top_k: of.router.top_k,
+            intermediate: of.intermediate,
+            shared: of.shared.map_or(0, |shared| shared.intermediate),
+            shared_gate: of.shared.is_some_and(|shared| shared.gate),
+            biases: matches!(of.kind, ExpertKind::Clamped { .. }),
+            dense_layers: with(|block| matches!(block.mlp, Some(Ffn::Dense(_)))),
+        }),
+        layers: frame.layers,
+        heads,
+        kv_heads,
+        head_dim,
+        latent: None,
+        linear: linear.map(|of| Linear {
+            layers: with(|block| matches!(block.mixer, Some(Mixer::GatedDelta(_)))),
+            key_heads: of.key_heads,
+            value_heads: of.value_heads,
+            key_dim: of.key_dim,
+            value_dim: of.value_dim,
+            kernel: of.kernel,
+        }),
+        mamba: mamba.map(|of| StateSpace {
+            layers: with(|block| matches!(block.mixer, Some(Mixer::Mamba2(_)))),
+            heads: of.heads,
+            head_dim: of.head_dim,
+            groups: of.groups,
+            state: of.state,
+            kernel: of.kernel,
+            conv_bias: of.conv_bias,
+            bias: of.input.bias,
+        }),
+        lone_mlps: blocks.iter().any(is_lone).then(|| with(|block| block.mixer.is_none())),
+        mtp: 0,
+        window: windows.first().copied(),
+        windowed_layers: windows.len(),
+        gated: mlp.map_or(moe.is_some(), |of| of.activation.is_gated()),
+        query_key_norm: attention.and_then(|of| of.query_key_norm).map(|norm| norm.over),
+        norms: blocks.first().map_or(NormPlacement::Before, |block| block.placement),
+        norm_bias: frame.norm == NormKind::Layer,
+        softcap: attention.is_some_and(|of| of.softcap.is_some()),
+        sinks: attention.is_some_and(|of| of.sinks),
+        output_gate: attention.is_some_and(|of| of.output_gate),
+        attention_bias: attention.map_or([false; 2], |of| [of.input.bias, of.output.bias]),
+        mlp_bias: mlp.is_some_and(|of| of.input.bias),
+        positions: frame.positions,
+        rope: blocks.iter().any(|block| block.attention().is_some_and(|of| of.rope.is_some())),
+        tied: frame.tied,
+    }
+}
+
+/// Latent attention is in no block of the other families.
+fn deepseek_v3(config: &DeepSeekV3Config) -> Decoder {
+    Decoder {
+        vocab: config.vocab_size,
+        vocab_multiple: config.make_vocab_size_divisible_by,
+        hidden: config.hidden_size,
+        intermediate: config.intermediate_size,
+        experts: Some(Experts {
+            count: config.n_routed_experts,
+            top_k: config.num_experts_per_tok,
+            intermediate: config.moe_intermediate_size,
+            shared: config.shared_intermediate_size(),
+            shared_gate: false,
+            biases: false,
+            dense_layers: (0..config.first_k_dense_replace).collect(),
+        }),
+        layers: config.num_hidden_layers,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_attention_heads,
+        head_dim: config.qk_nope_head_dim + config.qk_rope_head_dim,
+        latent: Some(Latent {
+            queries: config.q_lora_rank,
+            keys: config.kv_lora_rank,
+            rotated: config.qk_rope_head_dim,
+            unrotated: config.qk_nope_head_dim,
+            value: config.v_head_dim,
+        }),
+        linear: None,
+        mamba: None,
+        lone_mlps: None,
+        mtp: config.num_nextn_predict_layers,
+        window: None,
+        windowed_layers: 0,
+        gated: true,
+        query_key_norm: None,
+        norms: NormPlacement::Before,
+        norm_bias: false,
+        softcap: false,
+        sinks: false,
+        output_gate: false,
+        attention_bias: [false; 2],
+        mlp_bias: false,
+        positions: None,
+        rope: true,
+        tied: false,
+    }
+}

@@ -1,0 +1,60 @@
+//! What a layer of each relative is.
+
+use super::config::{MixtralConfig, SWIGLU_LIMIT};
+use super::variant::MixtralVariant;
+use crate::frame::{DecoderConfig, Frame};
+use crate::layers::{Balance, BlockConfig, ExpertKind, Ffn, MoeConfig, RouterConfig, SharedExperts};
+use crate::llama::is_last_of;
+
+impl MixtralConfig {
+    /// The window of a layer, if it has one.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| !is_last_of(self.sliding_window_pattern, layer))
+    }
+
+    fn expert_kind(&self) -> ExpertKind {
+        match self.variant {
+            // `alpha` is no key of transformers'.
+            MixtralVariant::GptOss => {
+                ExpertKind::Clamped { alpha: 1.702, limit: self.swiglu_limit.unwrap_or(SWIGLU_LIMIT) }
+            }
+            _ => ExpertKind::SwiGlu,
+        }
+    }
+
+    pub(super) fn experts(&self) -> MoeConfig {
+        let balance = Balance { over: self.router_balance, coefficient: self.router_aux_loss_coef };
+        MoeConfig {
+            hidden: self.hidden_size,
+            intermediate: self.expert_size(),
+            experts: self.num_experts,
+            kind: self.expert_kind(),
+            router: RouterConfig {
+                balance: (self.router_aux_loss_coef != 0.0).then_some(balance),
+                z_loss: self.router_z_loss_coef,
+                ..self.routing()
+            },
+            capacity: self.moe_capacity,
+            dispatcher: self.moe_dispatcher,
+            shared: self
+                .shared_expert()
+                .map(|intermediate| SharedExperts { intermediate, gate: self.has_shared_gate() }),
+            input: self.llama().init(),
+            output: self.llama().residual_init(),
+        }
+    }
+}
+
+impl DecoderConfig for MixtralConfig {
+    fn frame(&self) -> Frame {
+        Frame { norm: self.norm(), ..self.llama().frame() }
+    }
+
+    fn block(&self, layer: usize) -> BlockConfig {
+        let block = BlockConfig { mixer: Some(self.mixer(layer)), norm: self.norm(), ..self.llama().block(layer) };
+        match self.is_dense(layer) {
+            true => block,
+            false => BlockConfig { mlp: Some(Ffn::Moe(self.experts())), ..block },
+        }
+    }
+}
