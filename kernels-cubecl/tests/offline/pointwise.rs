@@ -46,7 +46,7 @@ fn latent_keys_compile() {
 }
 
 #[test]
-fn low_rank_products_compile() {
+fn low_rank_gemms_compile() {
     use low_rank::{Plan, low_rank::LowRank};
     use low_rank_swiglu::{
         low_rank_swiglu_backward::LowRankSwigluBackward, low_rank_swiglu_forward::LowRankSwigluForward,

@@ -50,7 +50,7 @@ fn swiglu() {
 
 /// The cpu runtime has no matrix instruction, so the kernels are refused here.
 #[test]
-fn low_rank_products() {
+fn low_rank_gemms() {
     both!(low_rank::add, [128, 256, 16]);
     both!(low_rank::swiglu, [128, 256, 32]);
 }

@@ -113,7 +113,7 @@ impl ColumnAdapters {
         self.magnitude.is_empty()
     }
 
-    /// What A makes of the layer's input `x`, the rank's positions of it, and all B: their product is added.
+    /// What A makes of the layer's input `x`, the rank's positions of it, and all B: their GEMM is added.
     fn low_and_b(&self, x: (Tensor<3>, SharedInput)) -> (Tensor<3>, Tensor<2>) {
         let low = enter_tensor_parallel(narrow(x, &self.a), &self.parallel);
         match &self.blocks {

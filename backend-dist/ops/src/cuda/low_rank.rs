@@ -1,4 +1,4 @@
-//! Products of short rows, which adapters add to wide tensors.
+//! GEMMs of short rows, which adapters add to wide tensors.
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
@@ -9,16 +9,16 @@ use super::{Float, are_half, columns, empty, is_aligned, launched, packed, rows,
 use crate::low_rank_swiglu::{LowRankKernels, grad_unfused, unfused};
 
 /// Adds `x · w`, or `x · wᵀ` if `w` is `transposed`, to `y` in f32 before rounding, as cuBLASLt does, if there is a kernel
-/// for it. cuBLASLt adds a product of short rows at two thirds of the memory's bandwidth.
+/// for it. cuBLASLt adds a GEMM of short rows at two thirds of the memory's bandwidth.
 pub fn add(y: &CubeTensor, x: &CubeTensor, w: &CubeTensor, transposed: bool) -> bool {
     let sizes = LowRank { rows: rows(x), columns: columns(y), inner: columns(x), transposed };
     let fits = are_half([y, x, w]) && [y, x, w].iter().all(|x| x.is_contiguous() && is_aligned(x));
     if !fits || !has_kernel(sizes, x) {
         return false;
     }
-    let _noted = work::memory("low-rank product added", y, |bytes| 2 * bytes);
+    let _noted = work::memory("low-rank GEMM added", y, |bytes| 2 * bytes);
     let done = by_half!(x, E => low_rank::add::<E>(&x.client, sizes, [&x.handle, &w.handle, &y.handle]));
-    launched("low-rank product added", done);
+    launched("low-rank GEMM added", done);
     true
 }
 

@@ -1,4 +1,4 @@
-//! Products of short rows, added to wide ones; where a device has no such kernel, that they are refused.
+//! GEMMs of short rows, added to wide ones; where a device has no such kernel, that they are refused.
 use super::{Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
 use kernels_cubecl::pointwise::low_rank::{self, LowRank};
