@@ -129,7 +129,8 @@ fn plus<E: Float>(y: Vec8<E>, acc: &Sequence<Array<Acc2>>, #[comptime] half: usi
 pub fn low_rank<E: Float>(x: &[Vec4<E>], w: &[E], y: &mut [Vec8<E>], columns: u32, #[comptime] plan: Plan) {
     let (line, quarter) = (UNIT_POS % 32 / 4, UNIT_POS % 4);
     let first = (CUBE_POS_X * (CUBE_DIM_X / 32) + UNIT_POS / 32) * comptime![COLUMNS as u32];
-    let (width, short) = (columns / 8, comptime![4 * plan.steps as u32]);
+    let width = columns / 8;
+    let short = comptime![4 * plan.steps as u32];
     let of_w = right::<E>(w, first, columns, plan);
     let mut row = CUBE_POS_Y * comptime![ROWS as u32] + line;
     let end = row + comptime![ROWS as u32];
