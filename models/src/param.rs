@@ -245,7 +245,11 @@ impl<'a> ParamBuilder<'a> {
 
     /// The FP8 side of the linear layer `name` of what [`ParamBuilder::begin`] began.
     pub fn fp8_linear(&self, name: &str) -> Option<Fp8Linear> {
-        Some(Fp8Linear::new(&self.fp8_layers, name, self.fp8_recipe()?, self.parallel.group.clone()))
+        let layer = Fp8Linear::new(&self.fp8_layers, name, self.fp8_recipe()?, self.parallel.group.clone());
+        Some(match self.is_frozen(&format!("{name}.weight")) {
+            true => layer.with_frozen_weight(&self.fp8_layers),
+            false => layer,
+        })
     }
 
     /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began, if experts have
@@ -273,7 +277,8 @@ impl<'a> ParamBuilder<'a> {
         let tokens = (self.parallel.size() > self.experts.group.size()).then(|| self.parallel.group.clone());
         let (own, parts) = (self.experts.local(experts), self.experts.parts.clone());
         let ranks = ExpertRanks { experts, local: own, shards: parts, tokens, dp_ranks: self.expert_senders() };
-        Ok(Some(Fp8Experts::new(&self.fp8_layers, name, recipe, sharding, ranks)))
+        let layer = Fp8Experts::new(&self.fp8_layers, name, recipe, sharding, ranks);
+        Ok(Some(if self.has_adapters() { layer.with_frozen_weights(&self.fp8_layers) } else { layer }))
     }
 
     /// The data-parallel ranks of the stage whose tokens are dispatched to this rank's experts.

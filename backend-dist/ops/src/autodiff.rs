@@ -15,6 +15,7 @@ use burn::backend::{
 
 use super::{
     dropout_mask::DropoutMask,
+    gemm::deliver_weight_grad,
     kernels::{LocalKernels, NormGrads, NormNeeds},
     local::LocalOps,
     main_grads::{deliver, main_grad},
@@ -146,7 +147,7 @@ node!(AddBias, 2, (), |ops, grad, grads| {
 node!(AddLinear, 3, (FloatTensor<B>, FloatTensor<B>), |ops, grad, grads| {
     let ([y_node, x_node, w_node], (x, w)) = (ops.parents, ops.state);
     if let Some(node) = w_node {
-        deliver::<B>(grads, node.id, B::linear_weight_grad(grad.clone(), x));
+        deliver_weight_grad::<B>(grads, node.id, grad.clone(), x);
     }
     if let Some(node) = x_node {
         grads.register::<B>(node.id, B::linear_input_grad(grad.clone(), w));

@@ -126,6 +126,40 @@ fn weights_are_quantised_once_until_they_change() {
     assert_eq!(run(w), once, "nothing is left of the weights before");
 }
 
+/// A step reports changes of the trained weights, a checkpoint that is read those of the frozen ones.
+#[test]
+fn frozen_weights_are_quantised_once_for_all_steps() {
+    let (x, w, grad) = operands();
+    let layers = Fp8Layers::default();
+    let of = |recipe| layer_of(&layers, recipe).with_frozen_weight(&layers);
+    let run = |layer: &Fp8Linear, w: &Tensor<2>| {
+        let x = x.clone().detach().require_grad();
+        let y = linear_with(x.clone(), Prologue::None, w.clone().detach(), None, options(layer));
+        let grads = pull_back(y.clone(), grad.clone());
+        [values(y), values(x.grad(&grads).unwrap())]
+    };
+    let doubled = w.clone() * 2.0;
+    let layer = of(Fp8Recipe::tensorwise(Fp8Format::Hybrid));
+    let [once, twice] = [&w, &doubled].map(|w| run(&layer, w));
+    assert_ne!(once, twice, "nobody reports changes: every use quantises");
+    layers.frozen_weights_changed();
+    assert_eq!(run(&layer, &w), once);
+    layers.weights_changed();
+    assert_eq!(run(&layer, &doubled), once, "kept over steps");
+    layers.frozen_weights_changed();
+    assert_eq!(run(&layer, &doubled), twice);
+    // Delayed scaling records the amax of every step, for its histories.
+    let delayed = Fp8Recipe { scaling: Fp8Scaling::Delayed, ..Fp8Recipe::tensorwise(Fp8Format::Hybrid) };
+    let (layer, mut scaling) = (of(delayed), DelayedScaling::new([&layers]));
+    for w in [&w, &doubled] {
+        layers.weights_changed();
+        run(&layer, w);
+        scaling.end_step(&[Group::single()], &Device::flex(), DType::F64);
+        let found = f64::from_bits(scaling.state()["layer"].amax[1][0]);
+        assert_eq!(found, amax(&values(w.clone())));
+    }
+}
+
 /// One step of a delayed layer with `x` scaled by `size`; the output.
 fn step(layer: &Fp8Linear, size: f64) -> (Vec<f64>, Vec<f64>) {
     let (x, w, grad) = operands();

@@ -9,6 +9,7 @@ mod finite;
 mod fp8;
 mod fused;
 mod half;
+mod low_rank_swiglu;
 mod moe;
 mod pointwise;
 mod residual;

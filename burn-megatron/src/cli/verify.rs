@@ -33,7 +33,7 @@ pub struct Args {
     /// design (docs/fp8.md) are left out, and counted
     #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "curve")]
     fp8: Option<Format>,
-    /// Train adapters of rank 4 of all linear layers, of routed experts too, everything else frozen
+    /// Train adapters of rank 16 of all linear layers, of routed experts too, everything else frozen
     #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, default_missing_value = "lora", conflicts_with = "curve")]
     lora: Option<Adapters>,
     /// Store the frozen weights of linear layers in few bits, on the one device too

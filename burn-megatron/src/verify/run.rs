@@ -59,10 +59,16 @@ pub enum LoraKind {
 }
 
 impl LoraKind {
-    /// Adapters of rank 4 of all linear layers of a model with these names.
+    /// Adapters of rank 16, for which GPUs have kernels, and a scale other than 1 of all linear layers of a model with these
+    /// names.
     fn config(self, names: &NameMap) -> LoraConfig {
-        let mut config =
-            LoraConfig { rank: 4, rslora: self == Self::Rslora, dora: self == Self::Dora, ..LoraConfig::default() };
+        let mut config = LoraConfig {
+            rank: 16,
+            alpha: 32.0,
+            rslora: self == Self::Rslora,
+            dora: self == Self::Dora,
+            ..LoraConfig::default()
+        };
         // Stacked experts are no linear layers.
         let has_experts = names.iter().any(|(_, theirs)| fits("*.experts.*.weight", &theirs.name));
         config.target_modules.extend(has_experts.then(|| "experts.*".into()));

@@ -14,7 +14,7 @@ mod plans;
 mod timings;
 
 use checks::{
-    activation, blockwise, decode, fused, latent, moe, norm, optimizer, recurrent, routing, rows, ssd, tokens,
+    activation, blockwise, decode, fused, latent, low_rank, moe, norm, optimizer, recurrent, routing, rows, ssd, tokens,
 };
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
@@ -42,6 +42,13 @@ type Check = fn(&Client) -> usize;
 fn all_checks() -> Vec<(&'static str, Check)> {
     vec![
         ("swiglu", |c| activation::swiglu::<bf16>(c, 33, 1032) + activation::swiglu::<f32>(c, 5, 4104)),
+        ("low rank", |c| {
+            low_rank::add::<bf16>(c, [256, 512, 16])
+                + low_rank::add::<f16>(c, [128, 256, 48])
+                + low_rank::add::<f32>(c, [128, 256, 16])
+                + low_rank::swiglu::<bf16>(c, [256, 512, 32])
+                + low_rank::swiglu::<f16>(c, [128, 256, 16])
+        }),
         ("weighted swiglu", |c| {
             moe::swiglu::<bf16>(c, 33, 1032) + moe::swiglu::<bf16>(c, 5, 14_336) + moe::swiglu::<f16>(c, 7, 24)
         }),
@@ -258,6 +265,7 @@ fn main() {
     let mut clock = clock::Clock::new(client, filters);
     timings::optimizers(&mut clock);
     timings::activations(&mut clock);
+    timings::low_rank(&mut clock);
     timings::norms(&mut clock);
     latent_attention::all(&mut clock);
     timings::tokens(&mut clock);

@@ -13,10 +13,11 @@ use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::embedding::{self, TableShape};
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
 use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
+use kernels_cubecl::pointwise::low_rank::{self, LowRank};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
-use kernels_cubecl::pointwise::{gelu, muon, reduce_slices, swiglu};
+use kernels_cubecl::pointwise::{gelu, low_rank_swiglu, muon, reduce_slices, swiglu};
 use std::collections::BTreeSet;
 
 pub const TOKENS: usize = 8192;
@@ -135,6 +136,34 @@ pub fn activations(clock: &mut Clock) {
     let how = Drop { first_column: 0, limit: 1 << 29, scale: 1.25 };
     clock.time(names[6], 4 * len, |i| {
         dropout::apply::<bf16>(client, dy.at(i), &keys, y.at(i), (TOKENS, FFN), how).expect("legal")
+    });
+}
+
+/// Adapters of rank 16 of Llama 3 8B.
+pub fn low_rank(clock: &mut Clock) {
+    let names = ["low rank", "low rank swiglu", "low rank swiglu gradient"];
+    if !clock.wants(&names) {
+        return;
+    }
+    let client = clock.client;
+    let half = |len| clock.tensor(FloatType::Bf16, len);
+    let (len, inner) = (TOKENS * FFN, 32);
+    let (y, out, dout, dy) = (half(2 * len), half(len), half(len), half(2 * len));
+    let (x, w) = (half(TOKENS * inner), half(2 * FFN * inner));
+    for columns in [HIDDEN, 2 * FFN] {
+        let sizes = LowRank { rows: TOKENS, columns, inner, transposed: true };
+        clock.time(names[0], 4 * TOKENS * columns, |i| {
+            low_rank::add::<bf16>(client, sizes, [x.at(i), w.at(i), y.at(i)]).expect("legal")
+        });
+    }
+    let (sizes, most) = (LowRank { rows: TOKENS, columns: FFN, inner, transposed: true }, client.empty(4));
+    clock.time(names[1], 6 * len, |i| {
+        let tensors = [y.at(i), x.at(i), w.at(i), out.at(i)];
+        low_rank_swiglu::forward::<bf16>(client, sizes, tensors, Some(&most)).expect("legal")
+    });
+    clock.time(names[2], 10 * len, |i| {
+        let tensors = [y.at(i), x.at(i), w.at(i), dout.at(i), dy.at(i)];
+        low_rank_swiglu::backward::<bf16>(client, sizes, tensors, Some(&most)).expect("legal")
     });
 }
 

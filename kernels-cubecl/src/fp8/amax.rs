@@ -14,7 +14,7 @@ const MOST: usize = 8 * (u32::MAX as usize / 2);
 
 /// The greatest magnitude of eight numbers and `top`.
 #[cube]
-pub(super) fn greatest<E: Float>(x: Vec8<E>, top: f32) -> f32 {
+pub(crate) fn greatest<E: Float>(x: Vec8<E>, top: f32) -> f32 {
     let mut found = top;
     #[unroll]
     for i in 0..8usize {
@@ -98,12 +98,17 @@ pub fn amax<E: Float>(client: &Client, x: &Handle, amax: &Handle, len: usize) ->
     let parts = client.empty(4 * cubes);
     let (x, written) = (buffer("x", x, vectors, 16)?, buffer("parts", &parts, cubes, 4)?);
     let (count, units) = (CubeCount::Static(cubes as u32, 1, 1), cubes as u32 * cube.units);
-    let target = buffer("amax", amax, 1, 4)?;
     // SAFETY: units stay before `vectors`, and every cube writes its own partial result.
     unsafe { cube_maxima::launch_unchecked::<E>(client, count, cube.dim(), x, written, vectors as u32, units, cube) };
-    let (parts, one) = (buffer("parts", &parts, cubes, 4)?, CubeCount::new_single());
-    // SAFETY: there are `cubes` partial results.
-    unsafe { greatest_part::launch_unchecked(client, one, cube.dim(), parts, target, cubes as u32, cube) };
+    reduce(client, &parts, amax, cubes)
+}
+
+/// `amax [1]` of `count` partial results.
+pub(crate) fn reduce(client: &Client, parts: &Handle, amax: &Handle, count: usize) -> Result<(), PointwiseError> {
+    let (parts, amax) = (buffer("parts", parts, count, 4)?, buffer("amax", amax, 1, 4)?);
+    let (one, cube) = (CubeCount::new_single(), CubeShape::of(client));
+    // SAFETY: there are `count` partial results.
+    unsafe { greatest_part::launch_unchecked(client, one, cube.dim(), parts, amax, count as u32, cube) };
     Ok(())
 }
 

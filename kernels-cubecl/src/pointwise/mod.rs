@@ -16,6 +16,8 @@ pub mod gated_norm;
 pub mod gelu;
 pub mod head_norms;
 pub mod latent;
+pub mod low_rank;
+pub mod low_rank_swiglu;
 pub mod moe;
 pub mod momentum;
 pub mod muon;

@@ -6,8 +6,9 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gelu, head_norms, latent, moe,
-    momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope, split_bf16, squared_relu, swiglu,
+    CubeShape, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gelu, head_norms, latent,
+    low_rank, low_rank_swiglu, moe, momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope,
+    split_bf16, squared_relu, swiglu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -42,6 +43,25 @@ fn latent_keys_compile() {
         check("gradients of latent keys", kernel);
     }
     check("columns", kernel!(columns::copy_columns::CopyColumns<bf16>, settings(), (b(), b(), (), (), (), (), (), ())));
+}
+
+#[test]
+fn low_rank_gemms_compile() {
+    use low_rank::{Plan, low_rank::LowRank};
+    use low_rank_swiglu::{
+        low_rank_swiglu_backward::LowRankSwigluBackward, low_rank_swiglu_forward::LowRankSwigluForward,
+    };
+    for (steps, transposed) in [(1, false), (1, true), (3, false), (3, true)] {
+        let plan = Plan { steps, transposed };
+        check(&format!("{plan:?}"), kernel!(LowRank<bf16>, settings(), (b(), b(), b(), (), plan)));
+    }
+    let plan = Plan { steps: 2, transposed: true };
+    for amax in [false, true] {
+        let forward = kernel!(LowRankSwigluForward<bf16>, settings(), (b(), b(), b(), b(), b(), (), plan, amax));
+        check("swiglu of a sum", forward);
+        let backward = kernel!(LowRankSwigluBackward<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), plan, amax));
+        check("gradient of swiglu of a sum", backward);
+    }
 }
 
 #[test]

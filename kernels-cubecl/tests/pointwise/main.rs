@@ -8,7 +8,7 @@ mod checks;
 mod libcalls;
 
 use checks::{
-    activation, blockwise, decode, fused, latent, moe, norm, optimizer, recurrent, routing, rows, ssd, tokens,
+    activation, blockwise, decode, fused, latent, low_rank, moe, norm, optimizer, recurrent, routing, rows, ssd, tokens,
 };
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
@@ -46,6 +46,13 @@ macro_rules! both {
 fn swiglu() {
     both!(activation::swiglu, 5, 8);
     both!(activation::swiglu, 3, 1032);
+}
+
+/// The cpu runtime has no matrix instruction, so the kernels are refused here.
+#[test]
+fn low_rank_gemms() {
+    both!(low_rank::add, [128, 256, 16]);
+    both!(low_rank::swiglu, [128, 256, 32]);
 }
 
 #[test]

@@ -3,9 +3,10 @@
 //! The names are Megatron-LM's (`megatron/core/tensor_parallel/layers.py`) and speak of the mathematicians' `x A`: a
 //! column-parallel layer shards the outputs, a row-parallel layer the inputs.
 
-use backend_dist::ops::fp8::Fp8Linear;
+use backend_dist::ops::fp8::{Fp8Linear, KnownAmax};
 use backend_dist::ops::{
-    InputCollective, LinearOptions, OutputCollective, Prologue, Residual, SharedInput, add_bias, linear_with,
+    AmaxOfSwiGlu, InputCollective, LinearOptions, OutputCollective, Prologue, Residual, SharedInput, add_bias,
+    linear_with,
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -112,9 +113,32 @@ impl ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
-    /// The outputs with the adapters' for the layer's own input `x`, which two GEMMs read.
+    /// The outputs with the adapters' for the layer's own input `x`.
     fn adapted(&self, x: Tensor<3>, adapters: &ColumnAdapters, batch: &MicroBatch) -> Tensor<3> {
-        let (entry, overlap, fp8) = (entry(&self.parallel), self.parallel.overlap, self.fp8.clone());
+        let (base, x) = self.base(x, self.fp8.clone(), batch);
+        with_bias(adapters.add(base, x, &self.weight), self.bias.as_ref())
+    }
+
+    /// Whether there is [`swiglu`](Self::swiglu): with adapters other than DoRA's, and without a bias.
+    pub(super) fn has_swiglu(&self) -> bool {
+        self.bias.is_none() && self.adapters.as_ref().is_some_and(ColumnAdapters::is_sum)
+    }
+
+    /// `silu(gate) up` of the outputs `[gate | up]` for the layer's own input `x`, and for `amax` that of the result.
+    ///
+    /// # Panics
+    /// Without adapters.
+    pub(super) fn swiglu(&self, x: Tensor<3>, amax: Option<KnownAmax>, batch: &MicroBatch) -> Tensor<3> {
+        let adapters = self.adapters.as_ref().expect("the sum with adapters is one operation with the activation");
+        let gradient = self.fp8.is_some().then(KnownAmax::default);
+        let fp8 = self.fp8.clone().zip(gradient.clone()).map(|(fp8, gradient)| fp8.with_gradient_amax(gradient));
+        let (base, x) = self.base(x, fp8, batch);
+        adapters.swiglu(base, x, AmaxOfSwiGlu { output: amax, gradient })
+    }
+
+    /// What the weight makes of `x`, which the adapters' GEMM reads too.
+    fn base(&self, x: Tensor<3>, fp8: Option<Fp8Linear>, batch: &MicroBatch) -> (Tensor<3>, (Tensor<3>, SharedInput)) {
+        let (entry, overlap) = (entry(&self.parallel), self.parallel.overlap);
         let shared = SharedInput::default();
         let options = LinearOptions {
             entry,
@@ -126,8 +150,7 @@ impl ColumnParallelLinear {
             ..Default::default()
         };
         let weight = self.weight.value(x.device().is_autodiff());
-        let base = linear_with(x.clone(), Prologue::None, weight, None, options);
-        with_bias(adapters.add(base, (x, shared), &self.weight), self.bias.as_ref())
+        (linear_with(x.clone(), Prologue::None, weight, None, options), (x, shared))
     }
 }
 
@@ -184,11 +207,36 @@ impl RowParallelLinear {
         recompute: bool,
         batch: &MicroBatch,
     ) -> Tensor<3> {
+        self.with_fp8(self.fp8.clone(), x, prologue, recompute, batch)
+    }
+
+    /// Whether the amax of the input would be used.
+    pub(super) fn is_in_fp8(&self) -> bool {
+        self.fp8.is_some()
+    }
+
+    /// The same for the input `x`, whose amax may be known.
+    pub(super) fn with_amax(&self, x: Tensor<3>, amax: Option<KnownAmax>, batch: &MicroBatch) -> Tensor<3> {
+        let fp8 = self.fp8.clone().map(|fp8| match amax {
+            Some(amax) => fp8.with_input_amax(amax),
+            None => fp8,
+        });
+        self.with_fp8(fp8, x, Prologue::None, false, batch)
+    }
+
+    fn with_fp8<const D: usize>(
+        &self,
+        fp8: Option<Fp8Linear>,
+        x: Tensor<D>,
+        prologue: Prologue,
+        recompute: bool,
+        batch: &MicroBatch,
+    ) -> Tensor<3> {
         if let Some(observed) = &self.observed {
             observed.record(apply(prologue.clone(), x.clone(), batch));
         }
         let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
-        let (overlap, fp8, pass) = (self.parallel.overlap, self.fp8.clone(), batch.pass_context());
+        let (overlap, pass) = (self.parallel.overlap, batch.pass_context());
         let stored = self.weight.stored();
         let weight = self.weight.value(x.device().is_autodiff());
         if let Some(adapter) = &self.adapter {

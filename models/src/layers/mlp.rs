@@ -1,5 +1,6 @@
 //! The feed-forward part of a block: column-parallel, activation, row-parallel.
 
+use backend_dist::ops::fp8::KnownAmax;
 use backend_dist::ops::{GeluKind, Prologue, Residual};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -84,12 +85,28 @@ impl Mlp {
 
     /// `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
-        self.down(self.up.forward(x, norm, batch), batch)
+        match self.is_fused() {
+            true => self.fused(norm.of_residual(x.into()), batch),
+            false => self.down(self.up.forward(x, norm, batch), batch),
+        }
     }
 
     /// The same without the norm.
     pub(super) fn of_normed(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        self.down(self.up.after(x, Prologue::None, batch), batch)
+        match self.is_fused() {
+            true => self.fused(x, batch),
+            false => self.down(self.up.after(x, Prologue::None, batch), batch),
+        }
+    }
+
+    /// Whether the activation is one operation with the sum of the first layer's outputs and its adapters'.
+    fn is_fused(&self) -> bool {
+        self.activation == Activation::SwiGlu && self.up.has_swiglu()
+    }
+
+    fn fused(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
+        let amax = self.down.is_in_fp8().then(KnownAmax::default);
+        self.down.with_amax(self.up.swiglu(x, amax.clone(), batch), amax, batch)
     }
 
     fn down(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {

@@ -9,8 +9,8 @@ use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
 use backend_dist::ops::{
-    LinearOptions, Prologue, SharedInput, add_linear, geglu, gelu, layer_norm, linear_with, matmul, rms_norm,
-    squared_relu, sum_dim, swiglu,
+    AmaxOfSwiGlu, LinearOptions, Prologue, SharedInput, add_linear, geglu, gelu, layer_norm, linear_with,
+    low_rank_swiglu, matmul, rms_norm, squared_relu, sum_dim, swiglu,
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -108,13 +108,30 @@ impl ColumnAdapters {
         Ok(Some(Self { a, b, magnitude, outputs: places, blocks, rank, scale, scale_of_b, parallel }))
     }
 
+    /// Whether an output is a sum without further factors.
+    pub fn is_sum(&self) -> bool {
+        self.magnitude.is_empty()
+    }
+
+    /// What A makes of the layer's input `x`, the rank's positions of it, and all B: their GEMM is added.
+    fn low_and_b(&self, x: (Tensor<3>, SharedInput)) -> (Tensor<3>, Tensor<2>) {
+        let low = enter_tensor_parallel(narrow(x, &self.a), &self.parallel);
+        match &self.blocks {
+            Some(blocks) => (scaled(low, self.scale / self.scale_of_b), self.scaled_b(blocks)),
+            None => (scaled(low, self.scale), self.b.val()),
+        }
+    }
+
+    /// `silu(gate) up` of the layer's outputs `[gate | up]` from `base`, as [`add`](Self::add).
+    pub fn swiglu(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), amax: AmaxOfSwiGlu) -> Tensor<3> {
+        let (low, b) = self.low_and_b(x);
+        low_rank_swiglu(base, low, b, amax)
+    }
+
     /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.
     pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
-        let low = enter_tensor_parallel(narrow(x, &self.a), &self.parallel);
-        let sum = match &self.blocks {
-            Some(blocks) => add_linear(base, scaled(low, self.scale / self.scale_of_b), self.scaled_b(blocks)),
-            None => add_linear(base, scaled(low, self.scale), self.b.val()),
-        };
+        let (low, b) = self.low_and_b(x);
+        let sum = add_linear(base, low, b);
         match self.magnitude.is_empty() {
             true => sum,
             false => sum * self.factors(w).unsqueeze(),

@@ -13,11 +13,18 @@ impl ParamBuilder<'_> {
         self
     }
 
-    /// Whether a parameter of these sections is frozen by its name.
+    /// Whether a parameter that is not of an adapter is frozen: by its name, or because there are adapters.
+    pub(super) fn is_frozen(&self, name: &str) -> bool {
+        self.has_adapters() || self.frozen.iter().any(|pattern| fits(pattern, name))
+    }
+
+    /// Whether a parameter of these sections is frozen.
+    ///
+    /// # Errors
+    /// If some of the sections are.
     pub(super) fn freezes(&self, sections: &[(Section, Init)]) -> Result<bool, BuildError> {
-        let is_frozen = |name: &str| self.frozen.iter().any(|pattern| fits(pattern, name));
         let (frozen, other): (Vec<&str>, Vec<&str>) =
-            sections.iter().map(|(section, _)| section.name.as_str()).partition(|name| is_frozen(name));
+            sections.iter().map(|(section, _)| section.name.as_str()).partition(|name| self.is_frozen(name));
         match (frozen.first(), other.first()) {
             (Some(frozen), Some(other)) => {
                 Err(BuildError::HalfFrozen { frozen: frozen.to_string(), other: other.to_string() })

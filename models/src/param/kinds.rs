@@ -116,7 +116,7 @@ impl ParamBuilder<'_> {
             .iter()
             .map(|(section, init)| self.values(section, *init, self.dtype, self.source))
             .collect::<Result<Vec<_>, _>>()?;
-        let trained = !self.has_adapters() && !self.freezes(&sections)?;
+        let trained = !self.freezes(&sections)?;
         let sections = sections.into_iter().map(|(section, _)| section).collect();
         self.assemble(sections, parts, partial_gradient, trained)
     }

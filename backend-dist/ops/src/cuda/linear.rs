@@ -9,7 +9,9 @@ use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::column_sum;
 
-use super::{Float, are_half, columns, empty, few_rows, launched, packed, reductions::sum_dim, rows, with_last};
+use super::{
+    Float, are_half, columns, empty, few_rows, launched, low_rank, packed, reductions::sum_dim, rows, with_last,
+};
 use crate::plain;
 use ranks::cuda::lt::{Onto, Operand, gemm, gemm_and_bias, multiply};
 
@@ -49,28 +51,28 @@ pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
 }
 
 pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
-    match is_written_in_place(&y, &x) {
-        true => added(y, Operand::flat(x), Operand::flat(w).transposed()),
-        false => Cube::float_add(y, forward(x, w)),
+    if !is_written_in_place(&y, &x) {
+        return Cube::float_add(y, forward(x, w));
     }
+    if !low_rank::add(&y, &x, &w, true) {
+        multiply(Operand::flat(x), Operand::flat(w).transposed(), &y, Onto::Add);
+    }
+    y
 }
 
 pub fn add_input_grad(sum: Float, grad: Float, w: Float) -> Float {
-    match is_written_in_place(&sum, &grad) {
-        true => added(sum, Operand::flat(grad), Operand::flat(w)),
-        false => Cube::float_add(sum, input_grad(grad, w)),
+    if !is_written_in_place(&sum, &grad) {
+        return Cube::float_add(sum, input_grad(grad, w));
     }
+    if !low_rank::add(&sum, &grad, &w, false) {
+        multiply(Operand::flat(grad), Operand::flat(w), &sum, Onto::Add);
+    }
+    sum
 }
 
 /// Whether nothing else holds `y`, and a GEMM of `x` can be added to it.
 fn is_written_in_place(y: &CubeTensor, x: &CubeTensor) -> bool {
     y.can_mut() && y.is_contiguous() && y.dtype == x.dtype
-}
-
-/// cuBLASLt adds `a · b` to `y` in f32 before rounding.
-fn added(y: Float, a: Operand, b: Operand) -> Float {
-    multiply(a, b, &y, Onto::Add);
-    y
 }
 
 /// Whether cuBLASLt adds `b` to the GEMM of `x` and `w`.

@@ -48,6 +48,7 @@ pub(super) mod grouped;
 mod head_norms;
 mod latent;
 mod linear;
+mod low_rank;
 mod moe;
 mod norm;
 mod reductions;

@@ -105,7 +105,15 @@ impl Fp8Experts {
         ranks: ExpertRanks,
     ) -> Self {
         let slots = delayed::slots(layers, name, recipe, Some(ranks.experts));
-        Self { recipe, sharding, ranks, weight: Cached::new(&layers.weights), slots, pass: PassContext::default() }
+        Self { recipe, sharding, ranks, weight: Cached::new(&layers.trained), slots, pass: PassContext::default() }
+    }
+
+    /// As [`Fp8Linear::with_frozen_weight`](super::Fp8Linear::with_frozen_weight).
+    pub fn with_frozen_weights(self, layers: &Fp8Layers) -> Self {
+        match self.slots {
+            None => Self { weight: Cached::new(&layers.frozen), ..self },
+            Some(_) => self,
+        }
     }
 
     /// The layer in a pass.

@@ -51,24 +51,31 @@ impl Layer {
 /// The FP8 layers that were built for one model, in the order in which they were built. Clones are the same layers.
 ///
 /// Quantised weights are computed whenever they are used, which suits weights that are gathered and released (ZeRO 3),
-/// until [`weights_changed`](Self::weights_changed) is called.
+/// until [`weights_changed`](Self::weights_changed) is called, or [`frozen_weights_changed`](Self::frozen_weights_changed)
+/// for weights that are not trained.
 #[derive(Clone, Debug, Default)]
 pub struct Fp8Layers {
     /// Those with delayed scaling.
     pub(super) delayed: Arc<Mutex<Vec<Layer>>>,
-    pub(super) weights: WeightVersion,
+    pub(super) trained: WeightVersion,
+    pub(super) frozen: WeightVersion,
 }
 
 impl Fp8Layers {
-    /// Reports a change of the weights. From now on every change must be reported: until the next call a weight is
+    /// Reports a change of the trained weights. From now on every change must be reported: until the next call a weight is
     /// quantised once and the result, two bytes for each element, is cached.
     pub fn weights_changed(&self) {
-        self.weights.set(|version| (version + 1) | 1);
+        self.trained.changed();
     }
 
     /// Ends the caching that [`weights_changed`](Self::weights_changed) began.
     pub fn weights_may_change(&self) {
-        self.weights.set(|version| (version + 1) & !1);
+        self.trained.set(|version| (version + 1) & !1);
+    }
+
+    /// As [`weights_changed`](Self::weights_changed), of the frozen weights: when they are read from a checkpoint.
+    pub fn frozen_weights_changed(&self) {
+        self.frozen.changed();
     }
 }
 
@@ -80,6 +87,10 @@ impl WeightVersion {
     /// `None` while weights may change without a report.
     pub fn get(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Relaxed)).filter(|version| !version.is_multiple_of(2))
+    }
+
+    fn changed(&self) {
+        self.set(|version| (version + 1) | 1);
     }
 
     fn set(&self, next: impl Fn(u64) -> u64) {

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use super::delayed;
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
+use super::known_amax::KnownAmax;
 use super::layers::{AmaxSlots, Fp8Layers, Operand};
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::{Sharing, largest};
@@ -44,6 +45,10 @@ pub struct Fp8Linear {
     weight: Cached,
     /// Of delayed scaling.
     slots: Option<Arc<Mutex<AmaxSlots>>>,
+    /// Of the input, if its writer may have found it.
+    input_amax: Option<KnownAmax>,
+    /// Of the gradient of the output.
+    gradient_amax: Option<KnownAmax>,
 }
 
 #[derive(Clone)]
@@ -63,15 +68,35 @@ impl Fp8Linear {
     /// Its delayed-scaling histories are named by `name`, the same in every layout;
     /// [`DelayedScaling`](super::DelayedScaling) updates them.
     pub fn new(layers: &Fp8Layers, name: &str, recipe: Fp8Recipe, group: Group) -> Self {
-        let (weight, slots) = (Cached::new(&layers.weights), delayed::slots(layers, name, recipe, None));
-        Self { recipe, group, weight, slots }
+        let (weight, slots) = (Cached::new(&layers.trained), delayed::slots(layers, name, recipe, None));
+        Self { recipe, group, weight, slots, input_amax: None, gradient_amax: None }
+    }
+
+    /// The layer with an input whose writer may tell its amax.
+    pub fn with_input_amax(self, amax: KnownAmax) -> Self {
+        Self { input_amax: Some(amax), ..self }
+    }
+
+    /// The layer with an output whose gradient's writer may tell its amax.
+    pub fn with_gradient_amax(self, amax: KnownAmax) -> Self {
+        Self { gradient_amax: Some(amax), ..self }
+    }
+
+    /// The weight is frozen: while caching is on, it is quantised once and not in every step. With delayed scaling it is
+    /// looked at in every step, for the history of its amax.
+    pub fn with_frozen_weight(self, layers: &Fp8Layers) -> Self {
+        match self.slots {
+            None => Self { weight: Cached::new(&layers.frozen), ..self },
+            Some(_) => self,
+        }
     }
 
     /// Scales for `x`, whose other shards are described by `scope`. With `note` the amax is recorded in the history.
     fn scales<B: Fp8Kernels>(&self, x: FloatTensor<B>, operand: Operand, scope: &ScaleScope, note: bool) -> Scales<B> {
-        let number = match operand {
-            Operand::Input | Operand::Weight => self.recipe.forward(),
-            Operand::Gradient => self.recipe.backward(),
+        let (number, told) = match operand {
+            Operand::Input => (self.recipe.forward(), self.input_amax.as_ref()),
+            Operand::Weight => (self.recipe.forward(), None),
+            Operand::Gradient => (self.recipe.backward(), self.gradient_amax.as_ref()),
         };
         let known = self.slots.as_ref().and_then(|slots| delayed::scales(slots, operand));
         let noting = self.slots.as_ref().filter(|_| note && !scope.sharing.is_dummy);
@@ -80,7 +105,7 @@ impl Fp8Linear {
         if let (Some(known), None) = (&known, noting) {
             return known.clone();
         }
-        let amax = B::fp8_amax(x);
+        let amax = told.and_then(KnownAmax::take::<B>).unwrap_or_else(|| B::fp8_amax(x));
         if let Some(slots) = noting {
             delayed::note(slots, operand, B::fp8_tensor(amax.clone()));
         }

@@ -20,6 +20,7 @@ use crate::{
     main_grads::deliver,
     prologue::step_grads,
     saved_attention::CoreAttention,
+    shared_input::SharedInput,
     step::{Step, side_by_side},
 };
 
@@ -52,11 +53,13 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
     fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let other = ops.state.config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
-        let config = &ops.state.config;
-        let shared = config.shared_input.as_ref().filter(|_| config.fp8.is_none() && config.collectives.are_local());
-        let earlier = shared.and_then(|shared| shared.earlier::<B, _, N>(&ops, grads));
         let Saved { config, x, params, out, mut statistics, w, needs_w, fp8 } = ops.state;
-        let LinearConfig { step, context, collectives, fp8: layer, stored, recompute, bias, pass, .. } = config;
+        let LinearConfig {
+            step, context, collectives, fp8: layer, stored, recompute, bias, shared_input, pass, ..
+        } = config;
+        let shared = shared_input.filter(|_| needs_w);
+        // A GEMM that is left to the other layer runs without collectives.
+        let leaves = shared.as_ref().is_some_and(SharedInput::is_first) && collectives.are_local();
         let w = w.or_else(|| stored.filter(|_| needs_w).map(|stored| stored.primitive::<B>()));
         let (weight, others) = (&ops.parents[N - 1], &ops.parents[..N - 1]);
         let (inputs, biases) = others.split_at(others.len() - usize::from(bias));
@@ -84,14 +87,17 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
             }
             None => {
                 let weight = weight.zip(out).map(|((id, deferral), input)| Weight { id, deferral, input });
-                match (earlier, &w) {
-                    (Some(sum), Some(w)) => {
-                        weight_grad::<B>(grad.clone(), weight, &collectives.entry, grads);
-                        Some(B::linear_add_input_grad(sum, grad, w.clone()))
-                    }
-                    _ => B::gemm_grads(grad, w, weight, &collectives, grads),
+                if let (true, Some(shared), Some(w)) = (leaves, &shared, &w) {
+                    weight_grad::<B>(grad.clone(), weight, &collectives.entry, grads);
+                    let w = w.clone();
+                    return shared.leave::<B>(move |sum| B::linear_add_input_grad(sum, grad, w));
                 }
+                B::gemm_grads(grad, w, weight, &collectives, grads)
             }
+        };
+        let grad = match (grad, shared) {
+            (Some(grad), Some(shared)) => Some(shared.with_left::<B>(grad)),
+            (grad, _) => grad,
         };
         match (grad, recomputed) {
             (Some(grad), Some((saved, context))) => {

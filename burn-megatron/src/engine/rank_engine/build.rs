@@ -164,7 +164,7 @@ impl<M: CausalLm> RankEngine<M> {
             heard: HashMap::new(),
             taught: HashMap::new(),
         };
-        engine.weights_changed();
+        engine.all_weights_changed();
         Ok(engine)
     }
 }

@@ -9,8 +9,16 @@ use models::CausalLm;
 use serde_json::Value;
 
 impl<M: CausalLm> RankEngine<M> {
-    /// Quantised weights of the last step are stale. Under ZeRO 3, where weights are here only while they are used,
-    /// none is kept, nor where the configuration says so.
+    /// All weights are new: those of a model that was built or read from a checkpoint.
+    pub(super) fn all_weights_changed(&self) {
+        if self.config.keep_fp8_weights {
+            self.chunks.iter().for_each(|chunk| chunk.model().registry().fp8().frozen_weights_changed());
+        }
+        self.weights_changed();
+    }
+
+    /// Quantised weights of the last step are stale. Under ZeRO 3, where trained weights are here only while they are used,
+    /// none of them is kept; where the configuration says so, none at all.
     pub(super) fn weights_changed(&self) {
         let layout = self.rank.mesh.layout();
         let come_and_go = self.model_parallel.iter().any(|(grid, _)| layout.zero_stage(*grid) == 3);
@@ -41,6 +49,6 @@ impl<M: CausalLm> RankEngine<M> {
     pub(super) fn restore_fp8(&mut self, state: &Value) {
         let state: BTreeMap<String, LayerHistory> = serde_json::from_value(state.clone()).unwrap_or_default();
         self.fp8.restore(&state, &self.rank.device, self.dtype);
-        self.weights_changed();
+        self.all_weights_changed();
     }
 }

@@ -93,9 +93,10 @@ impl StageMemory {
         let frozen = ops().map(|op| op.frozen).sum::<u64>() - twice;
         states.weights += frozen;
         let whole = owned.iter().flatten().map(|bucket| bucket.elements).sum::<u64>() * job.element + frozen;
-        let (zero, quantised) = (table.zero(job), ops().filter_map(|op| op.fp8).map(|fp8| fp8.weight));
+        let zero = table.zero(job);
         // Weights that are gathered for a pass are cast whenever they are used.
-        states.quantised = if zero == 3 || !job.fp8_weights { 0 } else { quantised.sum() };
+        let quantised = ops().filter(|op| job.fp8_weights && (zero < 3 || op.frozen > 0)).filter_map(|op| op.fp8);
+        states.quantised = quantised.map(|fp8| fp8.weight).sum();
         let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
         let reduce = |bucket: &Bucket| match (bucket.dp_ranks, bucket.zero(job)) {
             (1, _) => 0,

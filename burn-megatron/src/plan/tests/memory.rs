@@ -338,4 +338,13 @@ fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
     assert_eq!(memory_of(&but_experts)[0].states.quantised, 30 * 2 * attention);
     let sharded = Job { fp8: 0..32, ..super::job(llama3_8b(), "DP4 ZeRO3", ScheduleKind::NoPipeline, 1) }.on_gpus();
     assert_eq!(memory_of(&sharded)[0].states.quantised, 0, "quantised whenever they are gathered");
+    // Frozen weights are not gathered: they are whole everywhere, and quantised once.
+    let base = Job { adapters: Some(all_linear(16)), ..sharded };
+    assert_eq!(memory_of(&base)[0].states.quantised, 32 * 2 * (attention + 3 * 4096 * 14_336));
+}
+
+/// LoRA of this rank on all linear layers.
+fn all_linear(rank: u64) -> Adapters {
+    let (qkv, up, expert_up) = ([true; 3], [true; 2], [false; 2]);
+    Adapters { rank, dora: false, qkv, out: true, up, down: true, expert_up, expert_down: false, base: None }
 }

@@ -7,6 +7,7 @@ pub mod blockwise;
 pub mod decode;
 pub mod fused;
 pub mod latent;
+pub mod low_rank;
 pub mod moe;
 pub mod norm;
 pub mod optimizer;

@@ -1,0 +1,71 @@
+//! GEMMs of short rows, added to wide ones; where a device has no such kernel, that they are refused.
+use super::{Element, download, poisoned, random, report, upload};
+use cubecl::prelude::*;
+use kernels_cubecl::pointwise::low_rank::{self, LowRank};
+use kernels_cubecl::pointwise::low_rank_swiglu;
+
+/// `y + x · w`, `w [inner, columns]`.
+fn sums(y: &[f64], x: &[f64], w: &[f64], [columns, inner]: [usize; 2]) -> Vec<f64> {
+    let at = |i: usize| -> f64 {
+        let (row, column) = (i / columns, i % columns);
+        (0..inner).map(|k| x[row * inner + k] * w[k * columns + column]).sum()
+    };
+    y.iter().enumerate().map(|(i, y)| y + at(i)).collect()
+}
+
+fn transposed(w: &[f64], columns: usize) -> Vec<f64> {
+    (0..w.len()).map(|i| w[i % (w.len() / columns) * columns + i / (w.len() / columns)]).collect()
+}
+
+pub fn add<E: Element>(client: &Client, [rows, columns, inner]: [usize; 3]) -> usize {
+    let (y, x, w) = (random(rows * columns, 1), random(rows * inner, 2), random(inner * columns, 3));
+    let expected = sums(&y, &x, &w, [columns, inner]);
+    let run = |is_transposed: bool| {
+        let sizes = LowRank { rows, columns, inner, transposed: is_transposed };
+        let w = if is_transposed { transposed(&w, columns) } else { w.clone() };
+        let [x, w, y] = [&x, &w, &y].map(|x| upload::<E>(client, x));
+        let done = low_rank::add::<E>(client, sizes, [&x, &w, &y]);
+        match sizes.has_kernel::<E>(client) {
+            false => usize::from(done.is_ok()),
+            true => {
+                done.expect("legal");
+                report(&format!("{} {sizes:?}", E::NAME), &download::<E>(client, &y), &expected, E::LIMIT)
+            }
+        }
+    };
+    run(false) + run(true)
+}
+
+pub fn swiglu<E: Element>(client: &Client, [rows, half, inner]: [usize; 3]) -> usize {
+    let sizes = LowRank { rows, columns: half, inner, transposed: true };
+    let (y, x, w) = (random(2 * rows * half, 1), random(rows * inner, 2), random(2 * inner * half, 3));
+    let dout = random(rows * half, 4);
+    let sum = sums(&y, &x, &w, [2 * half, inner]);
+    let (mut out, mut gradient) = (vec![0.0; rows * half], vec![0.0; 2 * rows * half]);
+    for (i, d) in dout.iter().enumerate() {
+        let at = i / half * 2 * half + i % half;
+        let (g, u) = (sum[at], sum[at + half]);
+        let s = 1.0 / (1.0 + (-g).exp());
+        out[i] = g * s * u;
+        gradient[at] = d * u * s * (1.0 + g * (1.0 - s));
+        gradient[at + half] = d * g * s;
+    }
+    let of = transposed(&w, 2 * half);
+    let [y, x, w, dout] = [&y, &x, &of, &dout].map(|x| upload::<E>(client, x));
+    let (to, dy) = (poisoned::<E>(client, rows * half), poisoned::<E>(client, 2 * rows * half));
+    let [most, most_of_dy] = [(); 2].map(|()| poisoned::<f32>(client, 1));
+    let forward = low_rank_swiglu::forward::<E>(client, sizes, [&y, &x, &w, &to], Some(&most));
+    let backward = low_rank_swiglu::backward::<E>(client, sizes, [&y, &x, &w, &dout, &dy], Some(&most_of_dy));
+    if !sizes.has_kernel::<E>(client) {
+        return usize::from(forward.is_ok() || backward.is_ok());
+    }
+    [forward, backward].into_iter().for_each(|done| done.expect("legal"));
+    let (to, dy) = (download::<E>(client, &to), download::<E>(client, &dy));
+    // The amax is that of the rounded numbers.
+    let amax = |x: &[f64]| [x.iter().fold(0.0, |top: f64, x| top.max(x.abs()))];
+    let found = [&most, &most_of_dy].map(|x| download::<f32>(client, x));
+    report(&format!("swiglu of a sum, {} {sizes:?}", E::NAME), &to, &out, E::LIMIT)
+        + report("its gradient", &dy, &gradient, E::LIMIT)
+        + report("its amax", &found[0], &amax(&to), 0.0)
+        + report("the gradient's amax", &found[1], &amax(&dy), 0.0)
+}
