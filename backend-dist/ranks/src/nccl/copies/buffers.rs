@@ -28,7 +28,11 @@ pub(super) struct Hello {
 
 /// This member's own, freed when no other has it open.
 #[derive(Default)]
-pub(super) struct Own(pub Member);
+pub(super) struct Own {
+    pub member: Member,
+    /// The stream that fills the buffers.
+    pub stream: usize,
+}
 
 /// The others', closed before they free them.
 #[derive(Default)]
@@ -48,9 +52,12 @@ impl Own {
         // only if the call has succeeded, and the memory is written within its size.
         let mut make = || unsafe {
             driver::ctx::set_current(context as _)?;
-            own.0.buffers = driver::malloc_sync(2 * BUFFER)? as usize;
-            sys::cuMemsetD32_v2(own.0.buffers as u64, rank, 1).result()?;
-            for event in own.0.ready.iter_mut().chain(&mut own.0.done) {
+            let (_, highest) = driver::stream::get_priority_range()?;
+            let kind = driver::stream::StreamKind::NonBlocking;
+            own.stream = driver::stream::create_with_priority(kind, highest)? as usize;
+            own.member.buffers = driver::malloc_sync(2 * BUFFER)? as usize;
+            sys::cuMemsetD32_v2(own.member.buffers as u64, rank, 1).result()?;
+            for event in own.member.ready.iter_mut().chain(&mut own.member.done) {
                 let mut made = std::ptr::null_mut();
                 sys::cuEventCreate(&mut made, flags).result()?;
                 *event = made as usize;
@@ -63,7 +70,7 @@ impl Own {
 
     /// What the others open.
     pub(super) fn hello(&self, group: &Group) -> Result<Hello, String> {
-        let Member { buffers, ready, done } = self.0;
+        let Member { buffers, ready, done } = self.member;
         let raw = [buffers, ready[0], ready[1], done[0], done[1]];
         let bytes = |reserved: [std::ffi::c_char; 64]| reserved.map(|byte| byte as u8).to_vec();
         let mut memory = sys::CUipcMemHandle { reserved: [0; 64] };
@@ -138,10 +145,16 @@ impl Member {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        self.0.destroy_events();
-        if self.0.buffers != 0 {
-            // SAFETY: the others have closed it, and nothing is queued that uses it. An error leaks it.
-            let _ = unsafe { driver::free_sync(self.0.buffers as u64) };
+        let Self { member, stream } = self;
+        member.destroy_events();
+        // SAFETY: the others have closed it, and nothing is queued that uses it. An error leaks it.
+        unsafe {
+            if member.buffers != 0 {
+                let _ = driver::free_sync(member.buffers as u64);
+            }
+            if *stream != 0 {
+                let _ = driver::stream::destroy(*stream as _);
+            }
         }
     }
 }
