@@ -10,7 +10,7 @@ mod pieces;
 #[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "GPUs of several processes need it"))]
 pub(crate) use {
     board::SharedBoard,
-    pieces::{Packed, Piece, piece},
+    pieces::{Packed, piece},
 };
 
 use super::Group;

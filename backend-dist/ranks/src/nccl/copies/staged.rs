@@ -3,7 +3,7 @@
 //! A process cannot read another one's tensors, but memory of a fixed size, whose handle it has opened once. Every
 //! member has two such buffers. It copies what others read of its source there, with the bandwidth of its own memory,
 //! and they copy from there; sources that are larger than a buffer go through it in rounds. A stream of its own fills
-//! the buffers, so that one is filled while the other is read. CubeCL's own pages are not shared: a CUDA pool whose
+//! the buffers, piece by piece, so that one piece is filled while another is read. CubeCL's own pages are not shared: a CUDA pool whose
 //! memory other processes read never returns any to the driver, and an allocation must not be freed before all of them
 //! have closed it.
 //!
@@ -11,10 +11,10 @@
 //! after the first one of an operation, and two buffers and two events of a kind are enough for each member. A buffer
 //! is filled again two rounds later, after the events that mark the end of the others' copies.
 
-use super::buffers::{BUFFER, Own, Peers};
+use super::buffers::{BUFFER, Own, PIECE, PIECES, Peers};
 use super::{Lent, Pull};
 use crate::comm::Group;
-use crate::comm::one_host::{Packed, Piece, SharedBoard, agree, piece};
+use crate::comm::one_host::{Packed, SharedBoard, agree, piece};
 use crate::nccl::PinnedBuffer;
 use crate::nccl::communicator::{Call, behind, stamp};
 use cudarc::driver::{result as driver, sys};
@@ -82,13 +82,21 @@ impl Staged {
             let slot = usize::from(number % 2 == 1);
             state.prepare(call, number, self.member)?;
             let buffer = state.own.member.buffers + slot * BUFFER;
-            for (range, &Lent { address, bytes }) in lent.iter().enumerate() {
-                let start = packed.start(range, bytes).expect("a range has its own size");
-                if let Some(Piece { buffer: at, range, bytes }) = piece(start, bytes, round, BUFFER) {
-                    copy(filling, [address + range, buffer + at], bytes, self.member)?;
+            for (at, ready) in state.own.member.ready[slot].into_iter().enumerate() {
+                let mut is_filled = false;
+                for (range, &Lent { address, bytes }) in lent.iter().enumerate() {
+                    let start = packed.start(range, bytes).expect("a range has its own size");
+                    if let Some(piece) = piece(start, bytes, round * PIECES + at, PIECE) {
+                        let to = buffer + at * PIECE + piece.buffer;
+                        copy(filling, [address + piece.range, to], piece.bytes, self.member)?;
+                        is_filled = true;
+                    }
+                }
+                // The last one also marks the end of this member's fills.
+                if is_filled || at == PIECES - 1 {
+                    stamp(ready, filling)?;
                 }
             }
-            stamp(state.own.member.ready[slot], filling)?;
             let Some(notes) = self.board.all_gather(number, &packed.to_bytes(), || call.has_failed()) else {
                 return Err("the run has failed".into());
             };
@@ -103,11 +111,13 @@ impl Staged {
                 if is_own && round == 0 && bytes > 0 {
                     copy(stream, [lent[from].address, to], bytes, member)?;
                 }
-                let part = piece(start, bytes, round, BUFFER).filter(|_| !is_own);
-                if let Some(Piece { buffer: at, range, bytes }) = part {
-                    let peer = &state.peers.members[member];
-                    behind(stream, peer.ready[slot])?;
-                    copy(stream, [peer.buffers + slot * BUFFER + at, to + range], bytes, member)?;
+                let peer = &state.peers.members[member];
+                for (at, ready) in peer.ready[slot].into_iter().enumerate().filter(|_| !is_own) {
+                    if let Some(piece) = piece(start, bytes, round * PIECES + at, PIECE) {
+                        behind(stream, ready)?;
+                        let from = peer.buffers + slot * BUFFER + at * PIECE + piece.buffer;
+                        copy(stream, [from, to + piece.range], piece.bytes, member)?;
+                    }
                 }
                 // Whoever waits for a copy waits for those before it too.
                 if complete == index && (is_own || start + bytes <= (round + 1) * BUFFER) {
@@ -154,7 +164,7 @@ impl State {
         }
         while self.sources.front().is_some_and(|(last, _)| last + 2 <= number) {
             // This member's own copies of its source are before `done`.
-            call.compute_waits_for(self.own.member.ready[slot])?;
+            call.compute_waits_for(self.own.member.ready[slot][PIECES - 1])?;
             call.compute_waits_for(self.own.member.done[slot])?;
             self.sources.pop_front();
         }
