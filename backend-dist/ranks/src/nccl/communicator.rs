@@ -12,8 +12,7 @@
 mod call;
 mod end;
 
-pub(super) use call::Call;
-use call::stamp;
+pub(super) use call::{Call, behind, stamp};
 
 use super::copies::DmaCopies;
 use super::events::Events;

@@ -3,6 +3,7 @@
 use super::{Communicator, Mark};
 use crate::comm::DeviceLink;
 use crate::gpu::memory_use::ledger;
+use crate::nccl::copies::DmaCopies;
 use crate::nccl::library::text;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
@@ -85,6 +86,11 @@ impl DeviceLink for Communicator {
     /// Whether its end is complete.
     fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Whether DMA copy engines carry data from other processes.
+    fn waits_for_processes(&self) -> bool {
+        matches!(self.copies.get(), Some(Some(DmaCopies::Staged(_))))
     }
 }
 

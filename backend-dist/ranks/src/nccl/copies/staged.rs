@@ -2,24 +2,24 @@
 //!
 //! A process cannot read another one's tensors, but memory of a fixed size, whose handle it has opened once. Every
 //! member has two such buffers. It copies what others read of its source there, with the bandwidth of its own memory,
-//! and they copy from there; sources that are larger than a buffer go through it in rounds. CubeCL's own pages are not
-//! shared: a CUDA pool whose memory other processes read never returns any to the driver, and an allocation must not
-//! be freed before all of them have closed it.
+//! and they copy from there; sources that are larger than a buffer go through it in rounds. A stream of its own fills
+//! the buffers, piece by piece, so that one piece is filled while another is read. CubeCL's own pages are not shared: a CUDA pool whose
+//! memory other processes read never returns any to the driver, and an allocation must not be freed before all of them
+//! have closed it.
 //!
 //! Rounds are numbered like the operations of threads, with the same invariants: all members know the number of rounds
 //! after the first one of an operation, and two buffers and two events of a kind are enough for each member. A buffer
 //! is filled again two rounds later, after the events that mark the end of the others' copies.
 
-use super::buffers::{BUFFER, Own, Peers};
+use super::buffers::{BUFFER, Own, PIECE, PIECES, Peers};
 use super::{Lent, Pull};
 use crate::comm::Group;
 use crate::comm::one_host::{Packed, SharedBoard, agree, piece};
 use crate::nccl::PinnedBuffer;
-use crate::nccl::communicator::Call;
+use crate::nccl::communicator::{Call, behind, stamp};
 use cudarc::driver::{result as driver, sys};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::fmt;
 use std::time::{Duration, Instant};
 
 /// How long the end of a run waits for the other members.
@@ -72,35 +72,31 @@ impl Staged {
     ) -> Result<(), String> {
         let state = &mut *self.state.lock();
         let packed = Packed::of(lent.iter().map(|lent| lent.bytes));
-        let stream = call.target().1 as sys::CUstream;
-        let copy = |to: usize, from: usize, bytes: usize, what: fmt::Arguments| {
-            // SAFETY: the caller's ranges are within its buffers, pieces within the members'; a member's buffer is
-            // complete after `ready` and stays until `done`, and the target's memory is free after the work that the
-            // stream waits for.
-            unsafe { driver::memcpy_dtod_async(to as u64, from as u64, bytes, stream) }
-                .map_err(|error| format!("{bytes} bytes {what}: {error}"))
-        };
+        let [filling, stream] = [state.own.stream as sys::CUstream, call.target().1 as sys::CUstream];
         call.follow()?;
-        let (mut theirs, mut rounds, mut round) = (Vec::new(), 1, 0);
-        let mut complete = 0;
+        call.let_follow(filling)?;
+        let (mut theirs, mut rounds, mut round, mut complete) = (Vec::new(), 1, 0, 0);
         while round < rounds {
             let number = state.rounds;
             state.rounds += 1;
             let slot = usize::from(number % 2 == 1);
             state.prepare(call, number, self.member)?;
-            let buffer = state.own.0.buffers + slot * BUFFER;
-            for (range, &Lent { address, bytes }) in lent.iter().enumerate() {
-                let start = packed.start(range, bytes).expect("a range has its own size");
-                if let Some(piece) = piece(start, bytes, round, BUFFER) {
-                    copy(
-                        buffer + piece.buffer,
-                        address + piece.range,
-                        piece.bytes,
-                        format_args!("for the other members"),
-                    )?;
+            let buffer = state.own.member.buffers + slot * BUFFER;
+            for (at, ready) in state.own.member.ready[slot].into_iter().enumerate() {
+                let mut is_filled = false;
+                for (range, &Lent { address, bytes }) in lent.iter().enumerate() {
+                    let start = packed.start(range, bytes).expect("a range has its own size");
+                    if let Some(piece) = piece(start, bytes, round * PIECES + at, PIECE) {
+                        let to = buffer + at * PIECE + piece.buffer;
+                        copy(filling, [address + piece.range, to], piece.bytes, self.member)?;
+                        is_filled = true;
+                    }
+                }
+                // The last one also marks the end of this member's fills.
+                if is_filled || at == PIECES - 1 {
+                    stamp(ready, filling)?;
                 }
             }
-            call.record_event(state.own.0.ready[slot])?;
             let Some(notes) = self.board.all_gather(number, &packed.to_bytes(), || call.has_failed()) else {
                 return Err("the run has failed".into());
             };
@@ -109,26 +105,27 @@ impl Staged {
                 rounds = theirs.iter().map(|packed: &Packed| packed.rounds(BUFFER)).max().unwrap_or(0).max(1);
             }
             for (index, &Pull { member, from, to, bytes, slot: waited }) in pulls.iter().enumerate() {
-                let start = if member == self.member { Some(0) } else { theirs[member].start(from, bytes) };
+                let is_own = member == self.member;
+                let start = if is_own { Some(0) } else { theirs[member].start(from, bytes) };
                 let start = start.ok_or_else(|| format!("member {member} has no {bytes} bytes for this one"))?;
-                if member == self.member {
-                    if round == 0 && bytes > 0 {
-                        copy(to, lent[from].address, bytes, format_args!("of this member"))?;
+                if is_own && round == 0 && bytes > 0 {
+                    copy(stream, [lent[from].address, to], bytes, member)?;
+                }
+                let peer = &state.peers.members[member];
+                for (at, ready) in peer.ready[slot].into_iter().enumerate().filter(|_| !is_own) {
+                    if let Some(piece) = piece(start, bytes, round * PIECES + at, PIECE) {
+                        behind(stream, ready)?;
+                        let from = peer.buffers + slot * BUFFER + at * PIECE + piece.buffer;
+                        copy(stream, [from, to + piece.range], piece.bytes, member)?;
                     }
-                } else if let Some(piece) = piece(start, bytes, round, BUFFER) {
-                    let peer = &state.peers.members[member];
-                    call.wait_for(peer.ready[slot])?;
-                    let from = peer.buffers + slot * BUFFER + piece.buffer;
-                    copy(to + piece.range, from, piece.bytes, format_args!("from member {member}"))?;
                 }
                 // Whoever waits for a copy waits for those before it too.
-                let has_ended = member == self.member || start + bytes <= (round + 1) * BUFFER;
-                if complete == index && has_ended {
+                if complete == index && (is_own || start + bytes <= (round + 1) * BUFFER) {
                     complete += 1;
                     waited.map_or(Ok(()), |slot| call.record(slot))?;
                 }
             }
-            call.record_event(state.own.0.done[slot])?;
+            stamp(state.own.member.done[slot], stream)?;
             round += 1;
         }
         state.sources.push_back((state.rounds - 1, sources));
@@ -139,6 +136,8 @@ impl Staged {
     /// communicator's stream has ended. Leaks it if they do not come.
     pub(super) fn end(&self, has_failed: impl Fn() -> bool) {
         let State { rounds, sources, peers, own } = std::mem::take(&mut *self.state.lock());
+        // SAFETY: the stream lives as long as `own`. An error no longer concerns the run.
+        let _ = unsafe { driver::stream::synchronize(own.stream as _) };
         drop(peers);
         let start = Instant::now();
         match self.board.all_gather(rounds, &[], || has_failed() || start.elapsed() > FAREWELL) {
@@ -154,18 +153,29 @@ impl Staged {
 }
 
 impl State {
-    /// Before the buffer of a round is filled: lets the communicator's stream wait until the others have copied what
-    /// was there, and the compute stream, which orders the reuse of memory, until older sources are copied.
+    /// Before the buffer of a round is filled: lets the stream that fills it wait until the others have copied what was
+    /// there, and the compute stream, which orders the reuse of memory, until older sources are copied.
     fn prepare(&mut self, call: Call, number: u64, member: usize) -> Result<(), String> {
         let slot = usize::from(number % 2 == 1);
         if number >= 2 {
             let others = self.peers.members.iter().enumerate().filter(|(other, _)| *other != member);
-            others.map(|(_, peer)| peer.done[slot]).try_for_each(|done| call.wait_for(done))?;
+            let stream = self.own.stream as sys::CUstream;
+            others.map(|(_, peer)| peer.done[slot]).try_for_each(|done| behind(stream, done))?;
         }
         while self.sources.front().is_some_and(|(last, _)| last + 2 <= number) {
-            call.compute_waits_for(self.own.0.ready[slot])?;
+            // This member's own copies of its source are before `done`.
+            call.compute_waits_for(self.own.member.ready[slot][PIECES - 1])?;
+            call.compute_waits_for(self.own.member.done[slot])?;
             self.sources.pop_front();
         }
         Ok(())
     }
+}
+
+/// Queues a copy between two addresses of what `member` sends.
+fn copy(stream: sys::CUstream, [from, to]: [usize; 2], bytes: usize, member: usize) -> Result<(), String> {
+    // SAFETY: the callers' ranges are within their buffers, pieces within the members'. A member's buffer is complete
+    // after `ready` and stays until `done`, and the target's memory is free after the work that the stream waits for.
+    unsafe { driver::memcpy_dtod_async(to as u64, from as u64, bytes, stream) }
+        .map_err(|error| format!("{bytes} bytes from member {member}: {error}"))
 }
