@@ -53,9 +53,12 @@ pub struct Homes {
     sequence: bool,
 }
 
+/// Dimension of the sequence in activations `[batch, sequence, features]`.
+const SEQUENCE: usize = 1;
+
 impl Homes {
-    /// Sequence parallelism along the first axis: activations `[batch, sequence, features]` that are sums are scattered,
-    /// whether they have been gathered before or not.
+    /// Sequence parallelism along the first axis: activations of three dimensions that are sums are scattered along the
+    /// second one, whether they have been gathered before or not.
     pub fn with_sequence(mut self, sequence: bool) -> Self {
         self.sequence = sequence;
         self
@@ -108,11 +111,10 @@ impl Homes {
     }
 }
 
-/// `[batch, sequence, features]` sharded along the first of batch and sequence that the ranks divide. Samples follow each
-/// other in memory, so that a gather of them needs no copy; in Megatron-LM sequences do.
+/// `[batch, sequence, features]` sharded along the sequence, if the ranks divide it.
 fn sequence_shard(shape: &Shape, ranks: usize) -> Option<Placement> {
-    let is_possible = |at: &Placement| at.local_shape(shape, ranks).is_some();
-    if ranks < 2 || shape.num_dims() != 3 { None } else { [0, 1].map(Placement::Shard).into_iter().find(is_possible) }
+    let at = Placement::Shard(SEQUENCE);
+    (ranks > 1 && shape.num_dims() == 3 && at.local_shape(shape, ranks).is_some()).then_some(at)
 }
 
 /// The plan of `op`, whose inputs are in the states that `state` gives, and `is_half` if they are stored in half

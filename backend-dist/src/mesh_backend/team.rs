@@ -72,9 +72,8 @@ impl Teams {
     }
 
     /// Sequence parallelism (Megatron-LM's `--sequence-parallel`): what comes out of an embedding, or out of a layer
-    /// sharded by rows, as `[batch, sequence, features]` is sharded along the batch, or along the sequence if the ranks do
-    /// not divide the batch, and so is what is computed from it until a layer sharded by columns gathers it. What they
-    /// divide in neither way stays whole.
+    /// sharded by rows, as `[batch, sequence, features]` is sharded along the sequence, and so is what is computed from
+    /// it until a layer sharded by columns gathers it. A sequence that the ranks do not divide stays whole.
     pub fn sequence_parallel(mut self, on: bool) -> Self {
         self.sequence = on;
         self

@@ -182,8 +182,8 @@ impl MegatronStrategy {
     ///   know: its tensors have the shapes of one device.
     /// - Data-parallel ranks each have their share of the items, and ZeRO is that of [`zero_on`](Self::zero_on).
     /// - With SP, what comes out of an embedding or of a layer sharded by rows as `[batch, sequence, features]` is sharded
-    ///   along the batch, or along the sequence if the ranks do not divide the batch, and so is all that is computed from
-    ///   it until a layer sharded by columns gathers it. What they divide in neither way is not sharded. A plan without such a layer is refused.
+    ///   along the sequence, and so is all that is computed from it until a layer sharded by columns gathers it. A batch
+    ///   whose sequences the ranks do not divide is not sharded so. A plan without such a layer is refused.
     /// - Random numbers, as of dropout, begin anew in every epoch: they follow from a number that is drawn from the
     ///   generator of the model's device, from the epoch, and from the data-parallel rank.
     /// - Checkpoints, metrics, early stopping and the interrupter work as on one device, and checkpoints are those of

@@ -11,7 +11,7 @@ use burn::tensor::Device;
 #[derive(Clone)]
 pub(crate) struct TensorParallel<M> {
     pub ranks: usize,
-    /// Whether activations between them are sharded (sequence parallelism).
+    /// Whether activations are sharded along the sequence.
     pub sequence: bool,
     plan: Plan,
     check: fn(&M, &Plan, usize, bool) -> Result<(), PlanError>,
