@@ -22,18 +22,6 @@ use crate::param::{BuildError, ParamBuilder, TensorParallel};
 use crate::part::Part;
 
 /// A rank's part of a model whose sizes are `C`: [`Llama`](crate::Llama), for example.
-///
-/// ```
-/// use backend_dist::launch::{BoxError, Rank};
-/// use burn::tensor::{Device, FloatDType, Int, Tensor};
-/// use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
-///
-/// let rank = Rank::single(Device::flex());
-/// let model = Llama::build(&LlamaConfig::tiny(), ParamBuilder::new(&rank, FloatDType::F32, 1))?;
-/// let logits = model.logits(Tensor::<2, Int>::from_data([[1, 2, 3]], &rank.device));
-/// assert_eq!(logits.dims(), [1, 3, 256]);
-/// # Ok::<(), BoxError>(())
-/// ```
 #[derive(Module, Debug)]
 pub struct Decoder<C> {
     embed_tokens: Option<VocabParallelEmbedding>,
