@@ -66,13 +66,14 @@ impl Own {
             let kind = driver::stream::StreamKind::NonBlocking;
             own.stream = driver::stream::create_with_priority(kind, highest)? as usize;
             own.member.buffers = driver::malloc_sync(2 * BUFFER)? as usize;
-            sys::cuMemsetD32_v2(own.member.buffers as u64, rank, 1).result()?;
+            sys::cuMemsetD32Async(own.member.buffers as u64, rank, 1, own.stream as _).result()?;
             for event in own.member.events() {
                 let mut made = std::ptr::null_mut();
                 sys::cuEventCreate(&mut made, flags).result()?;
                 *event = made as usize;
             }
-            sys::cuCtxSynchronize().result()
+            // Not the whole GPU, where a pipeline's receive may wait for what comes later.
+            driver::stream::synchronize(own.stream as _)
         };
         make().map_err(|error| format!("buffers that other processes read: {error}"))?;
         Ok(own)
@@ -99,8 +100,8 @@ impl Own {
 }
 
 impl Peers {
-    /// Opens what is in other processes, and reads from there.
-    pub(super) fn open(group: &Group, hellos: &[Hello]) -> Result<Self, String> {
+    /// Opens what is in other processes, and reads from there on `stream`.
+    pub(super) fn open(group: &Group, hellos: &[Hello], stream: usize) -> Result<Self, String> {
         let mut peers = Self::default();
         for (member, hello) in hellos.iter().enumerate() {
             if group.is_here(member) {
@@ -114,8 +115,12 @@ impl Peers {
             let opened = peers.opened.last_mut().expect("it was pushed");
             opened.open(hello).map_err(reason)?;
             let mut found = [0u32];
-            // SAFETY: the memory is as large as a buffer.
-            unsafe { driver::memcpy_dtoh_sync(&mut found, opened.buffers as u64) }.map_err(reason)?;
+            // SAFETY: the memory is as large as a buffer, and what is read outlives the copy.
+            unsafe {
+                driver::memcpy_dtoh_async(&mut found, opened.buffers as u64, stream as _)
+                    .and_then(|()| driver::stream::synchronize(stream as _))
+            }
+            .map_err(reason)?;
             if found[0] as usize != hello.rank {
                 return Err(format!("memory of rank {} reads as {}", hello.rank, found[0]));
             }

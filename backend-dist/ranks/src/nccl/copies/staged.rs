@@ -53,7 +53,7 @@ impl Staged {
         let hellos = group.all_gather_host(hello);
         let hellos = hellos.into_iter().collect::<Result<Vec<_>, _>>()?;
         let (own, board) = (own?, SharedBoard::meet(group)?);
-        let peers = agree(group, Peers::open(group, &hellos));
+        let peers = agree(group, Peers::open(group, &hellos, own.stream));
         if peers.is_err() {
             // Nobody frees what another one has open.
             group.barrier();
