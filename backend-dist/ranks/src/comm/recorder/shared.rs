@@ -59,15 +59,18 @@ impl SharedRecorder {
         member: usize,
         sequence: u64,
         op: &DeviceOp,
-        mut peers: impl Iterator<Item = usize>,
+        peers: impl IntoIterator<Item = usize>,
     ) -> Result<(), Disagreement> {
         let Some(kind) = op.kind_as_word() else { return Ok(()) };
         self.write(member, sequence, kind, op);
         // Of two members that write at the same time, at least one reads what the other has written.
         fence(Ordering::SeqCst);
-        let other =
-            peers.find_map(|peer| Some((peer, self.read(peer, sequence).filter(|it| !op.agrees(member, it, peer))?)));
-        other.map_or(Ok(()), |(peer, theirs)| Err(Disagreement { peer, theirs: Box::new(theirs) }))
+        for peer in peers {
+            if let Some(theirs) = self.read(peer, sequence).filter(|theirs| !op.agrees(member, theirs, peer)) {
+                return Err(Disagreement { peer, theirs: Box::new(theirs) });
+            }
+        }
+        Ok(())
     }
 
     fn write(&self, member: usize, sequence: u64, kind: u64, op: &DeviceOp) {

@@ -117,15 +117,21 @@ fn threads_that_overtake_each_other_raise_no_false_alarm() {
 
 #[test]
 fn of_two_members_at_the_same_time_one_notices() {
-    for _ in 0..50 {
-        let recorders = recorders(2);
-        let issue = |member: usize| {
-            let differs =
-                |number| recorders[member].issue(member, number, &gather(member as u64), others(member, 2)).is_err();
-            (0..SLOTS as u64).map(differs).collect::<Vec<_>>()
+    for _ in 0..30 {
+        let (recorders, arrived) = (recorders(2), AtomicU64::new(0));
+        let differs = |member: usize, number: u64| {
+            arrived.fetch_add(1, Ordering::AcqRel);
+            let mut looks = 0;
+            while arrived.load(Ordering::Acquire) < 2 * (number + 1) {
+                looks += 1;
+                if looks < 200 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            }
+            recorders[member].issue(member, number, &gather(member as u64), others(member, 2)).is_err()
         };
         let [first, second] = std::thread::scope(|scope| {
-            [0, 1].map(|member| scope.spawn(move || issue(member))).map(|thread| thread.join().unwrap())
+            let issue =
+                |member| scope.spawn(move || (0..1000).map(|number| differs(member, number)).collect::<Vec<_>>());
+            [0, 1].map(issue).map(|thread| thread.join().unwrap())
         });
         assert!(first.iter().zip(second).all(|(first, second)| *first || second));
     }
