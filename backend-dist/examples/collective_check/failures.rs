@@ -64,15 +64,6 @@ pub fn check(gpus: usize) -> usize {
             is_right: |error| error.rank == 0 && matches!(error.cause, FailureCause::Missing { .. }),
         },
         Case {
-            name: "ranks bring different shapes",
-            run: |rank| {
-                sum(rank, 8);
-                sum(rank, if rank.rank == 0 { 16 } else { 8 });
-                Ok(())
-            },
-            is_right: |error| matches!(error.cause, FailureCause::Mismatch { .. }),
-        },
-        Case {
             name: "a message is never sent",
             run: |rank| {
                 let group = rank.group(Axis::Tp);
@@ -83,6 +74,34 @@ pub fn check(gpus: usize) -> usize {
                 Ok(())
             },
             is_right: |error| matches!(error.cause, FailureCause::Missing { .. }),
+        },
+    ];
+    cases.into_iter().map(|case| verdict(case.name, outcome(gpus, &case))).sum()
+}
+
+/// The same for ranks that issue different operations, which those of several processes notice too.
+pub fn mismatches(gpus: usize) -> usize {
+    let cases = [
+        Case {
+            name: "ranks bring different shapes",
+            run: |rank| {
+                sum(rank, 8);
+                sum(rank, if rank.rank == 0 { 16 } else { 8 });
+                Ok(())
+            },
+            is_right: |error| matches!(error.cause, FailureCause::Mismatch { .. }),
+        },
+        Case {
+            name: "one rank leaves out an operation",
+            run: |rank| {
+                sum(rank, 8);
+                if rank.rank != 0 {
+                    sum(rank, 8);
+                }
+                swap(rank);
+                Ok(())
+            },
+            is_right: |error| matches!(error.cause, FailureCause::Mismatch { .. }),
         },
     ];
     cases.into_iter().map(|case| verdict(case.name, outcome(gpus, &case))).sum()

@@ -3,11 +3,11 @@
 //!
 //! `cargo run --release --example collective_check --features cuda -- [GPUS] [PART..]`; an even number of GPUs, at
 //! least two. Without a part it runs all of them in this order: `collectives`, `asynchronous`, `overlap` (linear
-//! layers), `failures`, `repeat` (the collectives once more: what a failed run leaves behind must not disturb the next
-//! one), `context` (attention over a context-parallel group), `fp8` (scales of layers there), and the costs: `speed`,
-//! `all-to-all-speed` (tokens to experts), `overlap-speed`, `context-speed`. The values are small integers, so every
-//! sum is exact in every type and results must be equal; those of linear layers are random, and results equal up to
-//! rounding.
+//! layers), `failures`, `mismatches` (ranks that issue different collectives), `repeat` (the collectives once more: what
+//! a failed run leaves behind must not disturb the next one), `context` (attention over a context-parallel group), `fp8`
+//! (scales of layers there), and the costs: `speed`, `all-to-all-speed` (tokens to experts), `overlap-speed`,
+//! `context-speed`. The values are small integers, so every sum is exact in every type and results must be equal; those
+//! of linear layers are random, and results equal up to rounding.
 //!
 //! All parts but `failures`, `context` and `fp8` also run in several processes of one host, with the variables that
 //! torchrun sets; each process checks and reports its own ranks.
@@ -31,11 +31,12 @@ use std::time::Instant;
 /// Returns the number of wrong results for this many GPUs.
 type Check = fn(usize) -> usize;
 
-const CHECKS: [(&str, Check); 11] = [
+const CHECKS: [(&str, Check); 12] = [
     ("collectives", results::check),
     ("asynchronous", asynchronous::check),
     ("overlap", overlap::check),
     ("failures", failures::check),
+    ("mismatches", failures::mismatches),
     ("repeat", results::check),
     ("context", context::check),
     ("fp8", fp8::check),

@@ -110,12 +110,6 @@ impl Group {
         self.world_and_id().0.is_here(self.ranks[member])
     }
 
-    /// Whether the processes of all members are on one host.
-    pub(crate) fn is_on_one_host(&self) -> bool {
-        let world = &self.world_and_id().0;
-        self.ranks.iter().all(|&rank| world.host_of(rank) == world.host_of(self.ranks[0]))
-    }
-
     /// Whether ranks of this process share GPUs.
     pub(crate) fn shares_gpus(&self) -> bool {
         self.world_and_id().0.links.are_gpus_shared()

@@ -1,12 +1,18 @@
 //! What the members of a group in several processes of one host tell each other without the network.
 
+mod board;
 #[cfg(target_os = "linux")]
-mod board;
+mod memory;
 #[cfg(not(target_os = "linux"))]
-#[path = "one_host/none.rs"]
-mod board;
+#[path = "one_host/no_memory.rs"]
+mod memory;
 mod pieces;
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) mod tests;
 
+pub(crate) use memory::SharedMemory;
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) use memory::create;
 #[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "GPUs of several processes need it"))]
 pub(crate) use {
     board::SharedBoard,
@@ -25,5 +31,14 @@ pub(crate) fn agree<T>(group: &Group, own: Result<T, String>) -> Result<T, Strin
     match first {
         Some((member, reason)) => Err(format!("rank {}: {reason}", group.ranks()[member])),
         None => own,
+    }
+}
+
+impl Group {
+    /// Whether the processes of all members are on one host.
+    pub(crate) fn is_on_one_host(&self) -> bool {
+        self.world
+            .as_ref()
+            .is_none_or(|(world, _)| self.ranks.iter().all(|&rank| world.host_of(rank) == world.host_of(self.ranks[0])))
     }
 }

@@ -3,6 +3,10 @@
 //! Nothing here waits. A rank learns that a peer has issued something else when it issues its own; text is made only
 //! then.
 
+mod shared;
+
+pub(crate) use shared::SharedRecorder;
+
 use super::{OpRecord, ReduceOp, describe};
 use burn::tensor::DType;
 use std::collections::VecDeque;
@@ -94,7 +98,8 @@ impl DeviceOp {
     }
 }
 
-/// What the ranks of this process have issued, per group.
+/// What the ranks of this process have issued, per group. Those of other processes of the host are compared by
+/// [`SharedRecorder`].
 #[derive(Debug, Default)]
 pub(crate) struct FlightRecorder {
     groups: Vec<GroupLog>,

@@ -100,6 +100,7 @@ impl Communicator {
 
     fn joined(group: &Group, device: usize, blocks: Option<i32>) -> Result<Arc<Self>, String> {
         let id = join::agree(group)?;
+        group.share_recorder();
         // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
         let context = unsafe {
             let context = driver::primary_ctx::retain(device as i32).map_err(|error| error.to_string())?;

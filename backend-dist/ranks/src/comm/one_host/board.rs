@@ -1,17 +1,10 @@
 //! An all-gather of small notes among the members of a group that several processes of one host run, in memory that
 //! they share: microseconds instead of the network's.
 //!
-//! The first member creates an unnamed file in memory (memfd), which the others open through `/proc`: the system lets
-//! processes of the same user do so, and nobody has to delete anything, however the run ends. The order of operations
-//! is that of [`LocalAllGather`](crate::comm::local_all_gather::LocalAllGather): a member's notes of an even and of an odd
-//! operation are enough.
+//! The order of operations is that of [`LocalAllGather`](crate::comm::local_all_gather::LocalAllGather): a member's notes
+//! of an even and of an odd operation are enough.
 
-use super::{Group, LONGEST, agree};
-use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, SealFlags};
-use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
+use super::{Group, LONGEST, SharedMemory};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,21 +14,12 @@ const EAGER: Duration = Duration::from_micros(200);
 /// How long it sleeps then.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Bytes of the identity, and of a note with its number and its length.
-const TOKEN: usize = 32;
+/// Bytes of a note with its number and its length.
 const SLOT: usize = LONGEST + 16;
-
-/// Where a board is found, and its identity: another container may have another process of this number.
-#[derive(Clone, Serialize, Deserialize)]
-struct Place {
-    process: u32,
-    file: i32,
-    token: [u8; TOKEN],
-}
 
 /// One member's view of the board.
 pub(crate) struct SharedBoard {
-    memory: MmapRaw,
+    memory: SharedMemory,
     members: usize,
     member: usize,
 }
@@ -44,28 +28,8 @@ impl SharedBoard {
     /// The board of `group`, all of whose members call this; `None` for all of them with the reason of the first that
     /// cannot take part.
     pub(crate) fn meet(group: &Group) -> Result<Self, String> {
-        let created = (group.rank() == 0).then(|| create(group.size()));
-        let place =
-            created.as_ref().map(|created| created.as_ref().map(|(_, place)| place.clone()).map_err(String::clone));
-        let place: Result<Place, String> = group.broadcast_host(place, 0);
-        let opened = place.and_then(|place| Self::open(&place, group.size(), group.rank()));
-        // The file stays until all have opened it.
-        agree(group, opened)
-    }
-
-    fn open(place: &Place, members: usize, member: usize) -> Result<Self, String> {
-        let path = format!("/proc/{}/fd/{}", place.process, place.file);
-        let file = OpenOptions::new().read(true).write(true).open(path);
-        let file =
-            file.map_err(|error| format!("the memory of process {} cannot be opened: {error}", place.process))?;
-        let other = || format!("process {} is another one here, as in another container", place.process);
-        if file.metadata().map_or(0, |about| about.len()) != bytes(members) as u64 {
-            return Err(other());
-        }
-        let memory = map(&file, members)?;
-        // SAFETY: the file is longer, and its first bytes were written before its place was told.
-        let token = unsafe { std::slice::from_raw_parts(memory.as_ptr(), TOKEN) };
-        if token == place.token { Ok(Self { memory, members, member }) } else { Err(other()) }
+        let memory = SharedMemory::meet(group, bytes(group.size()))?;
+        Ok(Self { memory, members: group.size(), member: group.rank() })
     }
 
     /// Posts this member's `note` of operation `number` and waits for everybody's, which come back in group order;
@@ -106,42 +70,20 @@ impl SharedBoard {
 
     /// Number, length and bytes of a member's note.
     fn slot(&self, member: usize, number: u64) -> (&AtomicU64, &AtomicU64, *mut u8) {
-        let start = SLOT * (1 + 2 * member + (number % 2) as usize);
+        let start = SLOT * (2 * member + (number % 2) as usize);
         // SAFETY: the slot is within the memory, which lives as long as `self`, and aligned to its size; numbers and
         // lengths are accessed as atomics only.
         unsafe {
-            let slot = self.memory.as_mut_ptr().add(start);
+            let slot = self.memory.start().add(start);
             (AtomicU64::from_ptr(slot.cast()), AtomicU64::from_ptr(slot.add(8).cast()), slot.add(16))
         }
     }
 }
 
-/// A new board, and where the others find it while the file is open.
-fn create(members: usize) -> Result<(File, Place), String> {
-    let create = || -> std::io::Result<(File, Place)> {
-        let file = rustix::fs::memfd_create("burn-megatron", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        let file = File::from(file);
-        file.set_len(bytes(members) as u64)?;
-        // Reads of a file that has been cut would end the process.
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let mut token = [0; TOKEN];
-        getrandom::fill(&mut token).map_err(std::io::Error::other)?;
-        std::os::unix::fs::FileExt::write_all_at(&file, &token, 0)?;
-        let place = Place { process: std::process::id(), file: file.as_raw_fd(), token };
-        Ok((file, place))
-    };
-    create().map_err(|error| format!("no memory to share: {error}"))
-}
-
-fn map(file: &File, members: usize) -> Result<MmapRaw, String> {
-    let mapped = MmapOptions::new().len(bytes(members)).map_raw(file);
-    mapped.map_err(|error| format!("the shared memory cannot be mapped: {error}"))
-}
-
-/// A page with the identity, and two slots for each member.
+/// Two slots for each member.
 fn bytes(members: usize) -> usize {
-    SLOT * (1 + 2 * members)
+    SLOT * 2 * members
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;

@@ -1,9 +1,9 @@
 //! What the ranks ask of their GPUs, which the host does not wait for.
 
-use super::super::recorder::{DeviceOp, Disagreement};
+use super::super::recorder::{DeviceOp, Disagreement, SharedRecorder};
 use super::super::{FailureCause, OpRecord};
 use super::failing::mismatch;
-use super::{Activity, GroupId, State, World};
+use super::{Activity, GroupId, GroupState, State, World};
 
 /// The last thing a rank has asked of its GPU.
 #[derive(Debug)]
@@ -23,7 +23,12 @@ impl World {
         let rank = state.groups[group.index].ranks[member];
         let sequence = state.recorder.issued(group.index, member);
         let issued = Issued { group, member, sequence, op };
-        let cause = match state.recorder.issue(group.index, member, &issued.op) {
+        let compared = state.recorder.issue(group.index, member, &issued.op).and_then(|()| {
+            let GroupState { ranks, shared, .. } = &state.groups[group.index];
+            let elsewhere = (0..ranks.len()).filter(|&peer| !self.is_here(ranks[peer]));
+            shared.as_ref().map_or(Ok(()), |shared| shared.issue(member, sequence, &issued.op, elsewhere))
+        });
+        let cause = match compared {
             Err(Disagreement { peer, theirs }) => {
                 let expected = state.device_record(&Issued { group, member: peer, sequence, op: *theirs });
                 let peer = state.groups[group.index].ranks[peer];
@@ -39,6 +44,12 @@ impl World {
             self.stop(&mut state, rank, cause);
         }
         sequence
+    }
+
+    /// From now on the operations of a group's members in other processes of this host are compared too.
+    pub(crate) fn share_recorder(&self, group: GroupId, shared: SharedRecorder) {
+        // Every rank of this process brings the same memory.
+        self.lock().groups[group.index].shared.get_or_insert(shared);
     }
 
     /// The record of `op` as operation `sequence` of the group, as its member `member` issues it.

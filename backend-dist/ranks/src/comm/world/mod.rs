@@ -105,6 +105,9 @@ struct GroupState {
     pending: HashMap<u64, PendingCollective>,
     messages: HashMap<(usize, usize), VecDeque<(OpRecord, Shared)>>,
     message_count: Vec<u64>,
+    /// What members in other processes of this host issue on their GPUs, if its members are in several.
+    #[cfg(any(feature = "cuda", test))]
+    shared: Option<super::recorder::SharedRecorder>,
 }
 
 struct PendingCollective {
@@ -173,7 +176,7 @@ impl World {
     }
 
     /// The name of a rank's host; `None` in a world of one process.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn host_of(&self, rank: usize) -> Option<&str> {
         self.remote.as_ref().map(|remote| remote.hosts[remote.process_of(rank)].as_str())
     }
@@ -217,6 +220,8 @@ impl World {
             pending: HashMap::new(),
             messages: HashMap::new(),
             message_count: vec![0; ranks.len()],
+            #[cfg(any(feature = "cuda", test))]
+            shared: None,
         });
         GroupId { index: state.groups.len() - 1, across }
     }

@@ -1,18 +1,16 @@
 //! The board between threads, each with a mapping of its own, and between processes.
 
 use super::*;
+use crate::comm::one_host::agree;
+use crate::comm::one_host::memory::{Place, TOKEN, create};
+use crate::comm::one_host::tests::{PROCESSES, join, roles};
 use crate::launch::launch;
 use crate::mesh::{Axis, Mesh};
-use crate::process::{ProcessWorld, Processes};
 use burn::tensor::Device;
 use proptest::prelude::*;
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
-/// Number of the process, and the port of the first, in processes that the tests start.
-const PROCESS: &str = "BURN_MEGATRON_TEST_BOARD";
-const PROCESSES: usize = 3;
 const OPERATIONS: u64 = 2000;
 
 /// What a member posts: other bytes and another length for each operation.
@@ -22,42 +20,15 @@ fn note(member: usize, number: u64) -> Vec<u8> {
 }
 
 fn boards(members: usize) -> Vec<SharedBoard> {
-    let (_file, place) = create(members).unwrap();
-    (0..members).map(|member| SharedBoard::open(&place, members, member).unwrap()).collect()
-}
-
-/// Starts this test once more as the other processes of a run.
-fn others(test: &str, port: u16) -> Vec<Child> {
-    let start = |process: usize| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let test = format!("comm::one_host::board::tests::{test}");
-        command.args(["--exact", "--nocapture", &test]).env(PROCESS, format!("{process} {port}"));
-        command.stdout(Stdio::piped()).spawn().unwrap()
-    };
-    (1..PROCESSES).map(start).collect()
-}
-
-/// This process's number, the port, and the processes that it has started as the first.
-fn roles(test: &str) -> (usize, u16, Vec<Child>) {
-    match std::env::var(PROCESS) {
-        Ok(role) => {
-            let (process, port) = role.split_once(' ').unwrap();
-            (process.parse().unwrap(), port.parse().unwrap(), Vec::new())
-        }
-        Err(_) => {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            (0, port, others(test, port))
-        }
-    }
+    let (_file, place) = create(bytes(members)).unwrap();
+    let open = |member| SharedBoard { memory: SharedMemory::open(&place, bytes(members)).unwrap(), members, member };
+    (0..members).map(open).collect()
 }
 
 /// Two ranks in each of several processes; the last rank of those that are to die is killed in operation `dies_at`.
 /// How many operations each rank of this process has seen, and whether the run has failed.
 fn run(process: usize, port: u16, dies_at: Option<u64>) -> Result<Vec<u64>, String> {
-    let world =
-        ProcessWorld { patience: Duration::from_secs(60), ..ProcessWorld::on_one_host(process, PROCESSES, port) };
-    let mesh = Mesh::new(format!("DP{}", 2 * PROCESSES).parse().unwrap()).unwrap();
-    let processes = Processes::join(&world, &mesh, &[]).unwrap();
+    let processes = join(process, port, 2);
     let on_rank = |rank: crate::launch::Rank| {
         let group = rank.group(Axis::World);
         let board = SharedBoard::meet(&group)?;
@@ -79,7 +50,7 @@ fn run(process: usize, port: u16, dies_at: Option<u64>) -> Result<Vec<u64>, Stri
 
 #[test]
 fn processes_read_what_all_have_posted() {
-    let (process, port, others) = roles("processes_read_what_all_have_posted");
+    let (process, port, others) = roles("comm::one_host::board::tests::processes_read_what_all_have_posted");
     assert_eq!(run(process, port, None), Ok(vec![OPERATIONS; 2]));
     for child in others {
         assert!(child.wait_with_output().unwrap().status.success());
@@ -88,7 +59,7 @@ fn processes_read_what_all_have_posted() {
 
 #[test]
 fn nobody_waits_for_a_process_that_has_died() {
-    let (process, port, others) = roles("nobody_waits_for_a_process_that_has_died");
+    let (process, port, others) = roles("comm::one_host::board::tests::nobody_waits_for_a_process_that_has_died");
     let error = run(process, port, (process == PROCESSES - 1).then_some(700)).unwrap_err();
     assert!(error.contains("process 2 on") && error.contains("is gone"), "{error}");
     let ended: Vec<bool> = others.into_iter().map(|child| child.wait_with_output().unwrap().status.success()).collect();
@@ -107,8 +78,8 @@ fn a_member_that_cannot_take_part_is_named_by_all() {
 
 #[test]
 fn the_memory_of_another_process_is_not_taken_for_the_board() {
-    let (_file, place) = create(2).unwrap();
-    let refused = |place: Place, members| SharedBoard::open(&place, members, 0).err().unwrap();
+    let (_file, place) = create(bytes(2)).unwrap();
+    let refused = |place: Place, members| SharedMemory::open(&place, bytes(members)).err().unwrap();
     let other = "is another one here";
     assert!(refused(Place { token: [7; TOKEN], ..place.clone() }, 2).contains(other));
     assert!(refused(place.clone(), 3).contains(other));
