@@ -106,7 +106,7 @@ fn positions_for_heads() {
             of_heads.to_data().assert_eq(&TensorData::new(all, [seq, 1, 2, 1]), true);
             let back = head_to_context_parallel(of_heads.clone(), &group);
             back.to_data().assert_eq(&x.to_data(), true);
-            // The gradients of both are what was exchanged itself: that of x is 2 x + 2 x.
+            // The gradients of both are what was sent: that of x is 2 x + 2 x.
             let loss = (back.clone() * back).sum() + (of_heads.clone() * of_heads).sum();
             let grad = x.grad(&loss.backward()).expect("it takes part");
             grad.to_data().assert_eq(&(x.clone().inner() * 4.0).to_data(), true);

@@ -27,8 +27,8 @@ use ranks::comm::Group;
 pub fn context_to_head_parallel(x: Tensor<4>, group: &Group) -> Tensor<4> {
     let ([s, _, heads, _], ranks) = (x.dims(), group.size());
     let fits = heads.is_multiple_of(ranks) && (ranks == 1 || s.is_multiple_of(2));
-    assert!(fits, "context parallel on {group:?}: {s} positions of {heads} heads cannot be exchanged");
-    exchanged(x, Exchange::ToHeads, group)
+    assert!(fits, "context parallel on {group:?}: {s} positions of {heads} heads cannot be divided");
+    all_to_all(x, HeadAllToAll::ToHeads, group)
 }
 
 /// The inverse of [`context_to_head_parallel`].
@@ -41,26 +41,26 @@ pub fn head_to_context_parallel(x: Tensor<4>, group: &Group) -> Tensor<4> {
         ranks == 1 || s.is_multiple_of(2 * ranks),
         "context parallel on {group:?}: {s} positions are not two chunks a rank"
     );
-    exchanged(x, Exchange::ToPositions, group)
+    all_to_all(x, HeadAllToAll::ToPositions, group)
 }
 
-fn exchanged(x: Tensor<4>, exchange: Exchange, group: &Group) -> Tensor<4> {
+fn all_to_all(x: Tensor<4>, to: HeadAllToAll, group: &Group) -> Tensor<4> {
     if group.size() == 1 {
         return x;
     }
-    Tensor::from_dispatch(<Dispatch as HeadParallelOps>::op_exchange(x.into_dispatch(), exchange, group.clone()))
+    Tensor::from_dispatch(<Dispatch as HeadParallelOps>::op_head_all_to_all(x.into_dispatch(), to, group.clone()))
 }
 
 /// What a rank has afterwards.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Exchange {
+pub(super) enum HeadAllToAll {
     /// All positions of some heads.
     ToHeads,
     /// All heads of some positions.
     ToPositions,
 }
 
-impl Exchange {
+impl HeadAllToAll {
     fn run<B: ContextKernels>(self, x: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
         match self {
             Self::ToHeads => to_sequence::<B>(x, group),
@@ -79,27 +79,27 @@ impl Exchange {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 pub(super) trait HeadParallelOps: Backend {
-    fn op_exchange(x: FloatTensor<Self>, exchange: Exchange, group: Group) -> FloatTensor<Self>;
+    fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self>;
 }
 
 on_backends! {
     impl HeadParallelOps {
-        fn op_exchange(x: FloatTensor<Self>, exchange: Exchange, group: Group) -> FloatTensor<Self> {
-            exchange.run::<Self>(x, &group)
+        fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
+            to.run::<Self>(x, &group)
         }
     }
 }
 
 #[derive(Debug)]
-struct Exchanged;
+struct AllToAll;
 
-impl<B: ContextKernels> Backward<B, 1> for Exchanged {
-    type State = (Exchange, Group);
+impl<B: ContextKernels> Backward<B, 1> for AllToAll {
+    type State = (HeadAllToAll, Group);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, (exchange, group)) = (grads.consume::<B>(&ops.node), ops.state);
+        let (grad, (to, group)) = (grads.consume::<B>(&ops.node), ops.state);
         // Also if no gradient is needed: the other ranks wait in the collective.
-        let grad = exchange.inverse().run::<B>(grad, &group);
+        let grad = to.inverse().run::<B>(grad, &group);
         if let [Some(node)] = ops.parents {
             grads.register::<B>(node.id, grad);
         }
@@ -108,11 +108,11 @@ impl<B: ContextKernels> Backward<B, 1> for Exchanged {
 
 // Compute-bound: a checkpointing strategy must never repeat a collective without the other ranks.
 impl<B: ContextKernels, C: CheckpointStrategy> HeadParallelOps for Autodiff<B, C> {
-    fn op_exchange(x: FloatTensor<Self>, exchange: Exchange, group: Group) -> FloatTensor<Self> {
+    fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        let out = exchange.run::<B>(x, &group);
-        match Exchanged.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((exchange, group), out),
+        let out = to.run::<B>(x, &group);
+        match AllToAll.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((to, group), out),
             OpsKind::UnTracked(prep) => prep.finish(out),
         }
     }

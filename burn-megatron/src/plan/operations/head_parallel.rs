@@ -10,8 +10,8 @@ impl UnitBuilder<'_> {
         (self.layout.cp as u64 / groups).max(1)
     }
 
-    /// Exchanges positions for heads, or back, with so many features of each of the rank's tokens.
-    pub(super) fn exchange(&self, chain: &mut Chain, features: u64) {
+    /// Sends so many features of each of the rank's tokens to the ranks of their heads, or back.
+    pub(super) fn head_all_to_all(&self, chain: &mut Chain, features: u64) {
         if self.layout.cp == 1 {
             return;
         }

@@ -22,7 +22,7 @@ impl UnitBuilder<'_> {
         chain.of("linear_attention.q_proj").linear(2 * keys + 2 * values + 2 * heads, local.hidden, false, input);
         let projected = chain.at;
         let own_keys = keys * self.copies(key_heads / tp);
-        self.exchange(chain, 2 * own_keys + values + 2 * heads);
+        self.head_all_to_all(chain, 2 * own_keys + values + 2 * heads);
         let own = chain.at;
         // What is convolved is a part of the projection; of its output the values are read by what follows.
         let saved = chain.tensor(local.tokens * values * wide, None);
@@ -49,7 +49,7 @@ impl UnitBuilder<'_> {
             op.weight = 2 * heads;
             op.flops = [flops, 2.0 * flops, 0.0];
         });
-        self.exchange(chain, values);
+        self.head_all_to_all(chain, values);
         let (answers, before) = (chain.at, self.gate(chain, projected, values));
         // The norm's input, the gate before and behind SiLU, what it multiplies.
         let gate = chain.tensor(3 * local.tokens * values * wide, None);

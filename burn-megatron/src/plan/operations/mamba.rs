@@ -25,7 +25,7 @@ impl UnitBuilder<'_> {
         let projected = chain.at;
         // What a rank has of fewer groups than ranks that share the sequence, its neighbours have too.
         let grouped = grouped * self.copies(groups);
-        self.exchange(chain, inner + 2 * grouped + heads);
+        self.head_all_to_all(chain, inner + 2 * grouped + heads);
         let own = chain.at;
         // Parts of the projection are views of it, or copies in its place.
         chain.op(local.tokens * (inner + 2 * grouped) * self.element, |op| {
@@ -46,7 +46,7 @@ impl UnitBuilder<'_> {
             // Weights between the positions of a chunk and what they are made of, and operands.
             op.temporary = local.tokens * (13 * heads * chunk + 14 * inner) / 4 * self.element;
         });
-        self.exchange(chain, inner);
+        self.head_all_to_all(chain, inner);
         let (answers, gate) = (chain.at, self.gate(chain, projected, inner));
         // A group of several ranks is gated and normalised step by step: the gate in SiLU and behind it, the norm's input
         // and what it multiplies.

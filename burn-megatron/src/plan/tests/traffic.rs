@@ -50,7 +50,7 @@ fn dp_ranks_and_stages_communication_what_they_must() {
 
 /// Recurrent layers send positions for heads and back, in each direction of a pass; every rank needs the only group.
 #[test]
-fn recurrent_layers_exchange_positions_for_heads() {
+fn recurrent_layers_trade_positions_for_heads() {
     let cp = |config: &FamilyConfig, layout: &str| {
         traffic_of(&job(Decoder::from(config), layout, ScheduleKind::NoPipeline, 1))[0].cp
     };
