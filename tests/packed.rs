@@ -7,8 +7,8 @@ use burn::tensor::{Device, FloatDType};
 use burn_megatron::engine::{DocumentConfig, EngineConfig, RankEngine, TokenBatch};
 use burn_megatron::verify::{Candidate, Job, RankTrace};
 use models::{
-    CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig,
-    ModelConfig, ParamBuilder,
+    CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mamba2, Mamba2Config,
+    Mixtral, MixtralConfig, ModelConfig, NemotronH, NemotronHConfig, ParamBuilder,
 };
 use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train_on};
 
@@ -103,6 +103,71 @@ fn a_window_and_norms_of_heads_stay_inside_documents() {
 fn a_packed_gpt_learns_what_its_documents_teach() {
     let config = GptConfig { hidden_dropout: 0.0, attention_dropout: 0.0, ..gpt() };
     packed_equals_unpacked::<Gpt>(&config, &["TP1", "DP4 ZeRO3", "TP2 SP", "CP2", "TP2 SP CP2", "CP4 all_gather"]);
+}
+
+/// Eight heads in two groups: four ranks that share a sequence, or their tensor-parallel ranks, compute a group's B and C
+/// twice.
+fn mamba2() -> Mamba2Config {
+    let of = Mamba2Config {
+        vocab_size: 101,
+        hidden_size: 32,
+        head_dim: 6,
+        state_size: 5,
+        use_bias: true,
+        ..Mamba2Config::tiny()
+    };
+    Mamba2Config { time_step_limit_min: 0.01, time_step_limit_max: Some(2.0), initializer_range: 0.2, ..of }
+}
+
+/// Of two key heads, which serve two value heads each, four ranks compute each one twice.
+fn qwen3_next() -> MixtralConfig {
+    MixtralConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        num_hidden_layers: 2,
+        linear_num_key_heads: Some(2),
+        linear_num_value_heads: Some(4),
+        linear_value_head_dim: Some(12),
+        router_aux_loss_coef: 0.0,
+        initializer_range: 0.2,
+        ..MixtralConfig::qwen3_next_tiny()
+    }
+}
+
+/// States and convolutions begin anew with each document, also where ranks share the sequence.
+#[test]
+fn recurrent_layers_learn_what_their_documents_teach() {
+    let layouts = [
+        "TP1",
+        "CP2",
+        "CP4 uniform1",
+        "TP2 CP2 x2 selective",
+        "TP2 SP CP2 a2a",
+        "CP2 DP2 ZeRO3 block1",
+        "PP2 CP2 x4 zb-h1 all_gather",
+        "PP2 CP2 DP2 ZeRO1 x2",
+    ];
+    packed_equals_unpacked::<Mamba2>(&mamba2(), &layouts);
+    packed_equals_unpacked::<Mamba2>(&mamba2(), &["CP8", "TP4 SP CP2"]);
+    packed_equals_unpacked::<Mixtral>(&qwen3_next(), &layouts);
+    packed_equals_unpacked::<Mixtral>(&qwen3_next(), &["CP2 EP2", "TP2 SP CP2 EP2 ETP1"]);
+    let nemotron_h = NemotronHConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        hybrid_override_pattern: "M-*M".into(),
+        mamba_head_dim: 6,
+        initializer_range: 0.2,
+        ..NemotronHConfig::tiny()
+    };
+    packed_equals_unpacked::<NemotronH>(&nemotron_h, &layouts);
+}
+
+/// The ranks that share a sequence, and so a layer's heads, are others in every pass.
+#[test]
+fn recurrent_layers_share_documents_by_length() {
+    let layouts = ["DP4 dynamic:4", "DP2 CP2 ZeRO3 dynamic:5", "TP2 SP DP2 dynamic:8 uniform1"];
+    assigned_equals_unpacked::<Mamba2>(&mamba2(), &layouts);
+    assigned_equals_unpacked::<Mixtral>(&qwen3_next(), &layouts);
 }
 
 /// NVIDIA/Megatron-LM pull requests 6205 and 4495: modules of multi-token prediction looked across the borders of

@@ -132,7 +132,7 @@ fn families_with_experts() {
     }
 }
 
-/// Blocks without an MLP, whose states no context-parallel ranks pass.
+/// Blocks without an MLP, whose heads context-parallel ranks share.
 #[test]
 fn mamba2() {
     let of = Mamba2Config { vocab_size: 101, hidden_size: 32, initializer_range: 0.2, ..Mamba2Config::tiny() };

@@ -265,6 +265,8 @@ fn planned_memory_is_what_ranks_allocate() {
         (MAMBA2, "model.head-dim 64"),
         (MAMBA2, "model.num-heads 32 model.n-groups 8"),
         (MAMBA2, "model.n-groups 1 parallel.tp 2 parallel.sp true"),
+        (MAMBA2, "parallel.cp 2"),
+        (MAMBA2, "model.n-groups 1 parallel.cp 4"),
         (MAMBA2, "parallel.pp 2"),
         (MAMBA2, "recompute.granularity full"),
         (NEMOTRON_H, ""),
@@ -280,6 +282,7 @@ fn planned_memory_is_what_ranks_allocate() {
         (QWEN3_NEXT, "model.full-attention-interval 1"),
         (QWEN3_NEXT, "model.full-attention-interval 4"),
         (QWEN3_NEXT, "parallel.tp 2 parallel.sp true"),
+        (QWEN3_NEXT, "parallel.cp 2"),
         (LLAMA, "training.seq-length 1024 training.micro-batch 1 training.global-batch 2"),
         (
             LLAMA,

@@ -38,27 +38,40 @@ pub struct ExpertDims {
 /// The sizes of layers whose heads have states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateDims {
-    /// Heads that go to a rank with their states.
+    /// Heads that go to a tensor-parallel rank with their states.
     pub heads: usize,
     /// Groups of heads that share what is written into their states.
     pub groups: usize,
+    /// States: context-parallel ranks share those of a tensor-parallel rank.
+    pub states: usize,
     /// What such heads are called in messages.
     pub called: &'static str,
 }
 
 impl StateDims {
     /// Those of linear attention, whose key heads go to a rank with the value heads that they serve.
-    pub fn linear(key_heads: usize) -> Self {
-        Self { heads: key_heads, groups: key_heads, called: "linear attention heads" }
+    pub fn linear(key_heads: usize, value_heads: usize) -> Self {
+        Self { heads: key_heads, groups: key_heads, states: value_heads, called: "linear attention heads" }
     }
 
     /// Those of Mamba-2.
     pub fn mamba2(heads: usize, groups: usize) -> Self {
-        Self { heads, groups, called: "Mamba-2 heads" }
+        Self { heads, groups, states: heads, called: "Mamba-2 heads" }
     }
 
     fn allows(self, tp: usize) -> bool {
         self.heads.is_multiple_of(tp) && (self.groups.is_multiple_of(tp) || tp.is_multiple_of(self.groups))
+    }
+
+    /// States and groups of a tensor-parallel rank.
+    fn of_rank(self, tp: usize) -> [usize; 2] {
+        [self.states / tp, self.groups / tp.min(self.groups).max(1)]
+    }
+
+    /// Whether `cp` ranks can share what a tensor-parallel rank has; with fewer groups, several ranks compute the same.
+    fn allows_context(self, tp: usize, cp: usize) -> bool {
+        let [states, groups] = self.of_rank(tp);
+        states.is_multiple_of(cp) && (groups.is_multiple_of(cp) || cp.is_multiple_of(groups))
     }
 }
 
@@ -99,12 +112,12 @@ pub enum ModelLayoutError {
     /// An expert parallel size does not divide a size of the experts.
     #[error("{key} {size} does not divide the model's {what} ({of}); nearest legal: {nearest}")]
     Experts { key: &'static str, size: usize, what: &'static str, of: usize, nearest: Nearest },
-    /// States would have to be passed between ranks.
+    /// The ranks that share a sequence cannot have equal parts of its states.
     #[error(
-        "context-parallel {cp}: the model's layers with linear attention or Mamba-2 do not pass their states between \
-         ranks; nearest legal: 1"
+        "context-parallel {cp}: the ranks of a sequence cannot share the {states} states of {called} ({groups} groups) of a \
+         tensor-parallel rank; nearest legal: {nearest}"
     )]
-    States { cp: usize },
+    States { cp: usize, states: usize, groups: usize, called: &'static str, nearest: Nearest },
     /// Expert parallelism without experts.
     #[error("expert-parallel {ep}: the model has no experts; nearest legal: 1")]
     NoExperts { ep: usize },
@@ -144,7 +157,7 @@ impl ModelDims {
     /// Names the size that does not fit and the nearest legal tensor parallel sizes.
     pub fn check_tp(&self, tp: usize) -> Result<(), ModelLayoutError> {
         let nearest = || Nearest::where_legal(tp, self.heads, |tp| self.allows(tp));
-        if let Some(StateDims { heads, groups, called }) = self.states.filter(|states| !states.allows(tp)) {
+        if let Some(StateDims { heads, groups, called, .. }) = self.states.filter(|states| !states.allows(tp)) {
             return Err(match heads.is_multiple_of(tp) {
                 true => ModelLayoutError::StateGroups { tp, groups, nearest: nearest() },
                 false => ModelLayoutError::Indivisible { tp, what: called, size: heads, nearest: nearest() },
@@ -164,15 +177,16 @@ impl ModelDims {
         Ok(())
     }
 
-    /// Whether `cp` context-parallel ranks can share the model's sequences.
+    /// Whether `cp` context-parallel ranks can share the model's sequences, with legal `tp`: those of recurrent layers
+    /// share the heads of a tensor-parallel rank.
     ///
     /// # Errors
-    /// With the nearest legal size.
-    pub fn check_cp(&self, cp: usize) -> Result<(), ModelLayoutError> {
-        match self.states {
-            Some(_) if cp > 1 => Err(ModelLayoutError::States { cp }),
-            _ => Ok(()),
-        }
+    /// With the nearest legal sizes.
+    pub fn check_cp(&self, tp: usize, cp: usize) -> Result<(), ModelLayoutError> {
+        let Some(of) = self.states.filter(|states| !states.allows_context(tp, cp)) else { return Ok(()) };
+        let [states, groups] = of.of_rank(tp);
+        let nearest = Nearest::where_legal(cp, states, |cp| of.allows_context(tp, cp));
+        Err(ModelLayoutError::States { cp, states, groups, called: of.called, nearest })
     }
 
     /// Whether the model can train on samples of `seq` tokens in a layout.
@@ -181,7 +195,7 @@ impl ModelDims {
     /// Names what does not fit and the nearest legal values.
     pub fn check(&self, layout: &ParallelLayout, seq: usize) -> Result<(), ModelLayoutError> {
         self.check_tp(layout.tp)?;
-        self.check_cp(layout.cp)?;
+        self.check_cp(layout.tp, layout.cp)?;
         self.check_experts(layout.expert_tp(), layout.ep, layout.tp * layout.cp * layout.dp)?;
         if let Some(max) = self.max_positions.filter(|max| seq > *max) {
             return Err(ModelLayoutError::TooLong { seq, max });

@@ -2,8 +2,11 @@
 
 mod case;
 
+use backend_dist::launch::{Rank, launch};
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::PackedHeads;
-use backend_dist::ops::context::CpCommType;
+use backend_dist::ops::context::{ContextParallel, CpCommType, context_to_head_parallel, head_to_context_parallel};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use case::{BATCH, Case, alone, formula, same, together};
 
 /// Causal, window, documents, and both; each sample has its own documents, one with boundaries between and inside
@@ -77,6 +80,40 @@ fn all_to_all() {
 fn all_to_all_inside_a_ring() {
     let blocks = |_| [1, 2, 4].map(|inner| CpCommType::A2aP2p { inner }).to_vec();
     check(&[4], blocks, &[(heads(4, 2), [3, 3]), (heads(4, 1), [2, 4])]);
+}
+
+/// A rank gets all positions of its heads in order, and gives back what it got; gradients take the same way.
+#[test]
+fn positions_for_heads() {
+    for ranks in [1, 2, 3] {
+        let mesh = Mesh::new(ParallelLayout { cp: ranks, ..Default::default() }).unwrap();
+        let (seq, heads) = (4 * ranks, 2 * ranks);
+        let value = |position: usize, head: usize| (position * heads + head) as f64;
+        launch(&mesh, &[Device::flex()], |rank: Rank| {
+            let group = rank.group(Axis::Cp);
+            let like = (&Device::flex().autodiff(), DType::F64);
+            let context = ContextParallel { group: group.clone(), comm: CpCommType::P2p };
+            let own: Vec<f64> = context
+                .positions(4)
+                .into_iter()
+                .flatten()
+                .flat_map(|at| (0..heads).map(move |head| value(at, head)))
+                .collect();
+            let x = Tensor::<4>::from_data(TensorData::new(own, [4, 1, heads, 1]), like).require_grad();
+            let of_heads = context_to_head_parallel(x.clone(), &group);
+            let first = 2 * group.rank();
+            let all: Vec<f64> = (0..seq).flat_map(|at| [first, first + 1].map(|head| value(at, head))).collect();
+            of_heads.to_data().assert_eq(&TensorData::new(all, [seq, 1, 2, 1]), true);
+            let back = head_to_context_parallel(of_heads.clone(), &group);
+            back.to_data().assert_eq(&x.to_data(), true);
+            // The gradients of both are what was sent: that of x is 2 x + 2 x.
+            let loss = (back.clone() * back).sum() + (of_heads.clone() * of_heads).sum();
+            let grad = x.grad(&loss.backward()).expect("it takes part");
+            grad.to_data().assert_eq(&(x.clone().inner() * 4.0).to_data(), true);
+            Ok(())
+        })
+        .unwrap();
+    }
 }
 
 /// The dropout mask is that of one rank.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::schedule::dynamic_context::block_sizes;
 use backend_dist::mesh::{Nearest, ParallelLayout};
 use backend_dist::ops::context::CpCommType;
-use models::layout::ModelDims;
+use models::layout::{ModelDims, ModelLayoutError};
 use serde::{Deserialize, Serialize};
 
 /// Megatron's words for a [`CpCommType`] (`--cp-comm-type`).
@@ -108,6 +108,9 @@ pub enum ContextError {
     /// Documents are assigned one by one, so a mean per micro-batch has no meaning, and documents must be separate.
     #[error("hybrid-context-parallel assigns documents one by one: {0}")]
     Alone(&'static str),
+    /// As many ranks as a document may have cannot share the states of recurrent layers.
+    #[error("hybrid-context-parallel shares documents over blocks of all sizes: {0}")]
+    States(ModelLayoutError),
     /// The ranks of the all-to-all do not divide the heads.
     #[error(
         "cp-comm-type {word}: the all-to-all over {ranks} ranks redistributes heads, but a tensor parallel rank has {heads} query heads; nearest \
@@ -134,17 +137,13 @@ impl ContextConfig {
         }
         if self.dynamic {
             self.check_dynamic()?;
-            if dims.states.is_some() {
-                return Err(ContextError::Alone(
-                    "layers with linear attention or Mamba-2 do not pass their states between ranks",
-                ));
-            }
         }
-        let shared = |cp: usize| ParallelLayout { cp, ..layout.clone() };
+        let shared = |cp: usize| {
+            dims.check_cp(layout.tp, cp).map_err(ContextError::States)?;
+            self.check_shared(&ParallelLayout { cp, ..layout.clone() }, dims)
+        };
         match self.dynamic {
-            true => {
-                block_sizes(layout.cp * layout.dp).into_iter().try_for_each(|cp| self.check_shared(&shared(cp), dims))
-            }
+            true => block_sizes(layout.cp * layout.dp).into_iter().try_for_each(shared),
             false => self.check_shared(layout, dims),
         }
     }
@@ -198,6 +197,7 @@ impl ContextConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use models::layout::StateDims;
 
     const DIMS: ModelDims = ModelDims {
         vocab: 96,
@@ -249,6 +249,14 @@ mod tests {
             let error = check(layout, word, most).unwrap_err();
             assert!(error.contains(said), "{layout}: {error}");
         }
+        let dims = ModelDims { states: Some(StateDims::mamba2(8, 4)), ..DIMS };
+        let config = ContextConfig { dynamic: true, max_tokens_per_rank: Some(8), ..ContextConfig::default() };
+        assert_eq!(config.check(&"TP2 DP4".parse().unwrap(), &dims), Ok(()));
+        let error = config.check(&"DP6".parse().unwrap(), &dims).unwrap_err().to_string();
+        assert!(
+            error.starts_with("hybrid-context-parallel shares documents") && error.ends_with("legal: 4, 8"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod adapters;
 mod chain;
 mod dense;
 mod head;
+mod head_parallel;
 mod latent;
 mod linear;
 mod mamba;

@@ -225,7 +225,10 @@ impl ModelConfig for MixtralConfig {
         ModelDims {
             intermediate: common_divisor(mlp, self.shared_expert().unwrap_or(0)),
             experts: Some(ExpertDims { count: self.num_experts, intermediate: self.expert_size() }),
-            states: self.linear_layers().first().map(|_| StateDims::linear(self.linear_attention().key_heads)),
+            states: self.linear_layers().first().map(|_| {
+                let linear = self.linear_attention();
+                StateDims::linear(linear.key_heads, linear.value_heads)
+            }),
             ..self.llama().dims()
         }
     }

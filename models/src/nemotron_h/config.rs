@@ -292,7 +292,8 @@ mod tests {
         let of = |pattern: &str| NemotronHConfig { hybrid_override_pattern: pattern.into(), ..NemotronHConfig::tiny() };
         let dims = of("M*").dims();
         assert_eq!((dims.layers, dims.intermediate, dims.states.is_some()), (2, 0, true));
-        // Attention alone passes no states, so ranks may share sequences.
-        assert_eq!(of("*-*-").dims().check_cp(2), Ok(()));
+        // Attention alone has no states, so any number of ranks may share sequences.
+        assert!(of("M*").dims().check_cp(1, 3).is_err());
+        assert_eq!(of("*-*-").dims().check_cp(1, 3), Ok(()));
     }
 }

@@ -154,27 +154,40 @@ fn assert_documents_are_alone<M: CausalLm>(config: &M::Config) {
 
 #[test]
 fn layouts_that_would_divide_states_are_refused() {
-    let dims = qwen3_next().dims();
-    let refused = |layout: &str| dims.check(&layout.parse().unwrap(), 64).unwrap_err().to_string();
+    fn refused(config: &impl ModelConfig, layout: &str) -> String {
+        config.dims().check(&layout.parse().unwrap(), 96).unwrap_err().to_string()
+    }
+    let next = qwen3_next();
     assert_eq!(
-        refused("CP2"),
-        "context-parallel 2: the model's layers with linear attention or Mamba-2 do not pass their states between ranks; nearest legal: 1"
-    );
-    assert_eq!(
-        refused("TP8"),
+        refused(&next, "TP8"),
         "tensor-parallel 8 does not divide the model's linear attention heads (4); nearest legal: 4"
     );
-    let refused =
-        |config: Mamba2Config, layout: &str| config.dims().check(&layout.parse().unwrap(), 64).unwrap_err().to_string();
-    assert!(
-        refused(mamba2(), "CP2").starts_with("context-parallel 2: the model's layers with linear attention or Mamba-2")
-    );
     assert_eq!(
-        refused(mamba2(), "TP16"),
+        refused(&next, "TP2 CP3"),
+        "context-parallel 3: the ranks of a sequence cannot share the 4 states of linear attention heads (2 groups) of a \
+         tensor-parallel rank; nearest legal: 2, 4"
+    );
+    assert!(refused(&next, "CP16").contains("the 8 states of linear attention heads (4 groups) of"));
+    assert_eq!(
+        refused(&mamba2(), "TP16"),
         "tensor-parallel 16 does not divide the model's Mamba-2 heads (8); nearest legal: 8"
     );
+    assert!(
+        refused(&mamba2(), "TP4 CP4")
+            .ends_with("the 2 states of Mamba-2 heads (1 groups) of a tensor-parallel rank; nearest legal: 2")
+    );
+    let three_groups = Mamba2Config { num_heads: 12, n_groups: 3, ..mamba2() };
     assert_eq!(
-        refused(Mamba2Config { num_heads: 12, n_groups: 3, ..mamba2() }, "TP2"),
+        refused(&three_groups, "TP2"),
         "tensor-parallel 2 and 3 groups of Mamba-2 heads: one must divide the other; nearest legal tensor-parallel: 1, 3"
     );
+    assert!(
+        refused(&three_groups, "CP2")
+            .ends_with("12 states of Mamba-2 heads (3 groups) of a tensor-parallel rank; nearest legal: 1, 3")
+    );
+    for (layout, legal) in
+        [("CP8", next.dims()), ("TP4 CP2", next.dims()), ("TP4 CP2", mamba2().dims()), ("CP8", mamba2().dims())]
+    {
+        assert_eq!(legal.check(&layout.parse().unwrap(), 96), Ok(()), "{layout}");
+    }
 }

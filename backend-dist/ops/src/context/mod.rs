@@ -6,6 +6,7 @@
 
 mod algorithms;
 mod api;
+mod head_parallel;
 mod heads;
 pub(crate) mod kernels;
 mod node;
@@ -19,6 +20,7 @@ mod sinks;
 pub(crate) use algorithms::ContextOptions;
 pub(crate) use api::context_options;
 pub use api::{attention_in_context, attention_over_context};
+pub use head_parallel::{context_to_head_parallel, head_to_context_parallel};
 pub use layouts::zigzag;
 pub(crate) use recompute::attend;
 pub use sinks::attention_with_sinks;

@@ -21,10 +21,13 @@ impl UnitBuilder<'_> {
         let input = chain.enter_saving_shard();
         chain.of("linear_attention.q_proj").linear(2 * keys + 2 * values + 2 * heads, local.hidden, false, input);
         let projected = chain.at;
+        let own_keys = keys * self.copies(key_heads / tp);
+        self.head_all_to_all(chain, 2 * own_keys + values + 2 * heads);
+        let own = chain.at;
         // What is convolved is a part of the projection; of its output the values are read by what follows.
         let saved = chain.tensor(local.tokens * values * wide, None);
-        chain.op(local.tokens * convolved * wide, |op| {
-            op.saves = vec![projected, saved];
+        chain.op(local.tokens * (2 * own_keys + values) * wide, |op| {
+            op.saves = vec![own, saved];
             op.weight = convolved * kernel;
             op.temporary = 4 * local.tokens * convolved * wide;
         });
@@ -46,11 +49,12 @@ impl UnitBuilder<'_> {
             op.weight = 2 * heads;
             op.flops = [flops, 2.0 * flops, 0.0];
         });
-        let answers = chain.at;
+        self.head_all_to_all(chain, values);
+        let (answers, before) = (chain.at, self.gate(chain, projected, values));
         // The norm's input, the gate before and behind SiLU, what it multiplies.
         let gate = chain.tensor(3 * local.tokens * values * wide, None);
         chain.op(answers.bytes, |op| {
-            op.saves = vec![answers, gate];
+            op.saves = [answers, gate].into_iter().chain(before).collect();
             op.weight = dv;
         });
         let input = chain.at;

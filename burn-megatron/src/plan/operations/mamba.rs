@@ -23,9 +23,13 @@ impl UnitBuilder<'_> {
         let input = chain.enter_saving_shard();
         chain.of("mamba.gate_proj").linear(2 * inner + 2 * grouped + heads, local.hidden, mamba.bias, input);
         let projected = chain.at;
+        // What a rank has of fewer groups than ranks that share the sequence, its neighbours have too.
+        let grouped = grouped * self.copies(groups);
+        self.head_all_to_all(chain, inner + 2 * grouped + heads);
+        let own = chain.at;
         // Parts of the projection are views of it, or copies in its place.
-        chain.op(local.tokens * convolved * self.element, |op| {
-            op.saves = vec![projected];
+        chain.op(local.tokens * (inner + 2 * grouped) * self.element, |op| {
+            op.saves = vec![own];
             op.weight = convolved * (kernel + u64::from(mamba.conv_bias));
             op.temporary = 4 * local.tokens * convolved * wide;
         });
@@ -42,13 +46,14 @@ impl UnitBuilder<'_> {
             // Weights between the positions of a chunk and what they are made of, and operands.
             op.temporary = local.tokens * (13 * heads * chunk + 14 * inner) / 4 * self.element;
         });
-        let answers = chain.at;
+        self.head_all_to_all(chain, inner);
+        let (answers, gate) = (chain.at, self.gate(chain, projected, inner));
         // A group of several ranks is gated and normalised step by step: the gate in SiLU and behind it, the norm's input
         // and what it multiplies.
         let steps = if mamba.groups as u64 >= tp { 0 } else { 4 * local.tokens * inner * wide };
         let steps = chain.tensor(steps, None);
         chain.op(local.tokens * inner * self.element, |op| {
-            op.saves = vec![answers, steps];
+            op.saves = [answers, steps].into_iter().chain(gate).collect();
             op.weight = inner;
             op.temporary = 5 * local.tokens * inner * wide;
         });

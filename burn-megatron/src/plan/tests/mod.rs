@@ -9,7 +9,7 @@ mod traffic;
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::LOGITS_AT_ONCE;
 use models::recompute::{Granularity, Method, Module, Recompute};
-use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, MixtralConfig};
+use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, Mamba2Config, MixtralConfig};
 
 use super::gpus::{self, Hardware};
 use super::*;

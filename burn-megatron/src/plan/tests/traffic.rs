@@ -48,6 +48,22 @@ fn dp_ranks_and_stages_communication_what_they_must() {
     assert_eq!(tied.iter().map(|t| t.pp).sum::<u64>(), 2 * table + 4 * 2 * 2 * 2 * 1024 * 768);
 }
 
+/// Recurrent layers send positions for heads and back, in each direction of a pass; every rank needs the only group.
+#[test]
+fn recurrent_layers_trade_positions_for_heads() {
+    let cp = |config: &FamilyConfig, layout: &str| {
+        traffic_of(&job(Decoder::from(config), layout, ScheduleKind::NoPipeline, 1))[0].cp
+    };
+    let mamba2 = FamilyConfig::Mamba2(Mamba2Config::mamba2_130m());
+    let (inner, state, heads) = (1536, 128, 24);
+    for ranks in [2, 4] {
+        let features = inner + 2 * ranks * state + heads + inner;
+        let sent = 24 * 2 * (2 * (2 * 1024 / ranks) * features) * (ranks - 1) / ranks;
+        assert_eq!(cp(&mamba2, &format!("CP{ranks}")), sent);
+    }
+    assert_eq!(cp(&mamba2, "TP2"), 0);
+}
+
 /// Two copies of every token go to the experts' ranks and come back, in each direction of a pass.
 #[test]
 fn copies_of_tokens_are_sent_to_experts() {

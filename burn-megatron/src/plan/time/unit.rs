@@ -165,8 +165,9 @@ impl CostModel<'_> {
         };
         let (sent, returned) = (seconds(|e| e.forward), seconds(|e| e.backward));
         let over = communication.map_or(Over::Tensor, |communication| communication.over);
-        // Tokens for experts are permuted in addition to their communication; other tensors are sent as they are.
-        let alone = communication.is_some() && !op.attention && over != Over::Experts;
+        // Tokens for experts, and positions for heads, are permuted in addition to their communication; other tensors are
+        // sent as they are.
+        let alone = communication.is_some() && over == Over::Tensor;
         let local = |time: PassTime| if alone { PassTime::default() } else { time };
         passes[0].add(local(self.roofline(op, 0, moved, false)));
         passes[0].memory += self.cast(op, op.input.bytes);

@@ -10,7 +10,7 @@ use super::rule::{Inputs, gated_delta_rule};
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 use crate::layers::norm::{Norm, NormKind};
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
-use crate::layers::recurrent::{Borders, borders_of, convolve, extend, tail};
+use crate::layers::recurrent::{Borders, Features, HeadParallel, convolve, extend, tail};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -110,11 +110,9 @@ impl GatedDeltaNet {
     /// The layer's output for `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
     ///
     /// # Panics
-    /// If ranks share the sequence: the state is not passed between them.
+    /// If ranks that share the sequence cannot share the heads.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
-        let projected = self.input.forward(x, norm, batch);
-        let borders = borders_of(batch, projected.dims()[0]);
-        let (of, _) = self.mix(projected, None, borders.as_ref(), false);
+        let (of, _) = self.mix(self.input.forward(x, norm, batch), None, batch, false);
         self.output.forward(of, Prologue::None, false, batch)
     }
 
@@ -131,7 +129,7 @@ impl GatedDeltaNet {
     ) -> Tensor<3> {
         let batch = &MicroBatch::default();
         let of = extend(self.input.forward(x, norm, batch), step, cache, |part, state| {
-            let (of, last) = self.mix(part, state, None, true);
+            let (of, last) = self.mix(part, state, batch, true);
             (of, last.expect("it was asked for"))
         });
         self.output.forward(of, Prologue::None, false, batch)
@@ -142,49 +140,61 @@ impl GatedDeltaNet {
         &self,
         projected: Tensor<3>,
         state: Option<RecurrentState>,
-        borders: Option<&Borders>,
+        batch: &MicroBatch,
         with_state: bool,
     ) -> (Tensor<3>, Option<RecurrentState>) {
         let ([seq, samples, _], dtype) = (projected.dims(), projected.dtype());
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let (keys, values) = (self.key_heads * self.key_dim, self.value_heads * self.value_dim);
-        let sizes = [2 * keys + values, values, self.value_heads, self.value_heads];
-        let [convolved, gate, beta, alpha] = split(projected, sizes);
-        let [beta, alpha] = [beta, alpha].map(|x| x.cast(wide));
+        let of_keys = Features { heads: self.key_heads, each: self.key_dim };
+        let of_values = Features { heads: self.value_heads, each: self.value_dim };
+        let (features, steps) = ([of_keys, of_keys, of_values], [Features { each: 1, ..of_values }; 2]);
+        let values = self.value_heads * self.value_dim;
+        let sizes = [2 * self.key_heads * self.key_dim + values, values, 2 * self.value_heads];
+        let [convolved, gate, of_steps] = split(projected, sizes);
+        let (ranks, borders) = (HeadParallel::of(batch), Borders::of(batch, seq));
+        let [convolved, of_steps] = ranks.enter([convolved, of_steps], features, steps);
+        // From here on the rank's heads, at all positions.
+        let [key_heads, value_heads] = [self.key_heads, self.value_heads].map(|heads| ranks.share(heads));
+        let positions = convolved.dims()[0];
+        let [beta, alpha] = split(of_steps, [value_heads; 2]).map(|x| x.cast(wide));
         let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
-        let weight = self.convolution.val();
+        let weight = ranks.own(self.convolution.val(), features);
         let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[2]));
-        let convolved = convolve(convolved, weight, None, seen, borders).cast(wide);
+        let convolved = convolve(convolved, weight, None, seen, borders.as_ref()).cast(wide);
         let heads = |first: usize, heads: usize, features: usize| {
-            convolved.clone().narrow(2, first, heads * features).reshape([seq, samples, heads, features])
+            convolved.clone().narrow(2, first, heads * features).reshape([positions, samples, heads, features])
         };
-        let [q, k] = [0, keys].map(|first| self.for_values(unit(heads(first, self.key_heads, self.key_dim))));
-        let rate = self.a_log.val().cast(wide).exp().unsqueeze::<3>();
-        let decay = softplus(alpha + self.dt_bias.val().cast(wide).unsqueeze(), 1.0) * rate.neg();
+        let keys = key_heads * self.key_dim;
+        let [q, k] = [0, keys].map(|first| {
+            let heads = unit(heads(first, key_heads, self.key_dim));
+            for_values(heads, value_heads / key_heads)
+        });
+        let of_heads = |weight: &Param<Tensor<1>>| ranks.own(weight.val(), [steps[0]]).cast(wide).unsqueeze::<3>();
+        let decay = softplus(alpha + of_heads(&self.dt_bias), 1.0) * of_heads(&self.a_log).exp().neg();
         let inputs = Inputs {
             queries: by_head(q).mul_scalar((self.key_dim as f64).sqrt().recip()),
             keys: by_head(k),
-            values: by_head(heads(2 * keys, self.value_heads, self.value_dim)),
+            values: by_head(heads(2 * keys, value_heads, self.value_dim)),
             decay: decay.permute([1, 2, 0]),
             beta: sigmoid(beta).permute([1, 2, 0]),
         };
-        let (answers, last) = gated_delta_rule(inputs, before, borders, with_state);
+        let (answers, last) = gated_delta_rule(inputs, before, borders.as_ref(), with_state);
         // As transformers: rounded before the norm, and after the gate.
-        let answers = self.norm.forward(answers.permute([2, 0, 1, 3]).cast(dtype));
+        let answers = self.norm.forward(ranks.leave(answers.permute([2, 0, 1, 3]).cast(dtype)));
         let gate = silu(gate.cast(wide)).reshape([seq, samples, self.value_heads, self.value_dim]);
         let of = (answers.cast(wide) * gate).cast(dtype).reshape([seq, samples, values]);
         (of, last.zip(behind).map(|(heads, convolution)| RecurrentState { heads, convolution }))
     }
+}
 
-    /// Each key head `[s, b, h, d]` as often as it serves value heads.
-    fn for_values(&self, x: Tensor<4>) -> Tensor<4> {
-        let ([seq, samples, heads, features], serves) = (x.dims(), self.value_heads / self.key_heads);
-        match serves {
-            1 => x,
-            _ => {
-                let shape = [seq, samples, heads, serves, features];
-                x.unsqueeze_dim::<5>(3).expand(shape).reshape([seq, samples, heads * serves, features])
-            }
+/// Each key head `[s, b, h, d]` as often as it serves value heads.
+fn for_values(x: Tensor<4>, serves: usize) -> Tensor<4> {
+    let [seq, samples, heads, features] = x.dims();
+    match serves {
+        1 => x,
+        _ => {
+            let shape = [seq, samples, heads, serves, features];
+            x.unsqueeze_dim::<5>(3).expand(shape).reshape([seq, samples, heads * serves, features])
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParal
 use crate::layers::norm::Norm;
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
 use crate::layers::projection_norm::ProjectionNorm;
-use crate::layers::recurrent::{Borders, borders_of, convolve, extend, tail};
+use crate::layers::recurrent::{Borders, Features, HeadParallel, convolve, extend, tail};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -138,11 +138,9 @@ impl Mamba2Mixer {
     /// The layer's output for `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
     ///
     /// # Panics
-    /// If ranks share the sequence: the state is not passed between them.
+    /// If ranks that share the sequence cannot share the heads.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
-        let projected = self.input.forward(x, norm, batch);
-        let borders = borders_of(batch, projected.dims()[0]);
-        let (of, _) = self.mix(projected, None, borders.as_ref(), false);
+        let (of, _) = self.mix(self.input.forward(x, norm, batch), None, batch, false);
         self.output.forward(of, Prologue::None, false, batch)
     }
 
@@ -159,7 +157,7 @@ impl Mamba2Mixer {
     ) -> Tensor<3> {
         let batch = &MicroBatch::default();
         let of = extend(self.input.forward(x, norm, batch), step, cache, |part, state| {
-            let (of, last) = self.mix(part, state, None, true);
+            let (of, last) = self.mix(part, state, batch, true);
             (of, last.expect("it was asked for"))
         });
         self.output.forward(of, Prologue::None, false, batch)
@@ -171,30 +169,38 @@ impl Mamba2Mixer {
         &self,
         projected: Tensor<3>,
         state: Option<RecurrentState>,
-        borders: Option<&Borders>,
+        batch: &MicroBatch,
         with_state: bool,
     ) -> (Tensor<3>, Option<RecurrentState>) {
-        let [gate, convolved, dt] =
-            split(projected, [self.of.heads * self.of.head_dim, self.of.width(), self.of.heads]);
+        let SsdHeads { heads, groups, head_dim, state: n, .. } = self.of;
+        let ([seq, samples, _], inner) = (projected.dims(), heads * head_dim);
+        let [gate, convolved, dt] = split(projected, [inner, self.of.width(), heads]);
+        let (ranks, borders) = (HeadParallel::of(batch), Borders::of(batch, seq));
+        let grouped = Features { heads: groups, each: n };
+        let features = [Features { heads, each: head_dim }, grouped, grouped];
+        let steps = [Features { heads, each: 1 }];
+        let [convolved, dt] = ranks.enter([convolved, dt], features, steps);
+        let of = SsdHeads { heads: ranks.share(heads), groups: ranks.share(groups), ..self.of };
         let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
-        let weight = self.convolution.val();
+        let weight = ranks.own(self.convolution.val(), features);
         let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[2]));
-        let bias = self.conv_bias.as_ref().map(Param::val);
+        let bias = self.conv_bias.as_ref().map(|bias| ranks.own(bias.val(), features));
         let inputs = SsdInputs {
-            ages: borders.map(|borders| borders.ages(&convolved.device())),
-            x: convolve(convolved, weight, bias, seen, borders),
+            ages: borders.as_ref().map(|borders| borders.ages(&convolved.device())),
+            x: convolve(convolved, weight, bias, seen, borders.as_ref()),
             dt,
-            dt_bias: self.dt_bias.val(),
-            a_log: self.a_log.val(),
-            skip: self.skip.val(),
+            dt_bias: ranks.own(self.dt_bias.val(), steps),
+            a_log: ranks.own(self.a_log.val(), steps),
+            skip: ranks.own(self.skip.val(), steps),
         };
         let (answers, last) = match with_state {
             true => {
-                let (answers, last) = ssd_with_states(inputs, self.of, before);
+                let (answers, last) = ssd_with_states(inputs, of, before);
                 (answers, Some(last))
             }
-            false => (ssd(inputs, self.of), None),
+            false => (ssd(inputs, of), None),
         };
+        let answers = ranks.leave(answers.unsqueeze_dim(2)).reshape([seq, samples, inner]);
         (
             self.norm.gated(answers, gate),
             last.zip(behind).map(|(heads, convolution)| RecurrentState { heads, convolution }),

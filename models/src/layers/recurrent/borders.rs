@@ -3,10 +3,18 @@
 use backend_dist::ops::context::Documents;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 
+use crate::micro_batch::MicroBatch;
+
 /// The first position of the document of each position, by sample.
 pub(in crate::layers) struct Borders(Vec<Vec<usize>>);
 
 impl Borders {
+    /// Of a micro-batch's sequences, if they have several documents; the rank has `positions` positions of them.
+    pub fn of(batch: &MicroBatch, positions: usize) -> Option<Self> {
+        let seq = batch.sequence_length(positions);
+        batch.documents.as_ref().map(|documents| Self::new(documents, seq))
+    }
+
     /// Of sequences of `seq` positions.
     pub fn new(documents: &Documents, seq: usize) -> Self {
         let of = |sample: usize| {

@@ -2,20 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use super::borders::Borders;
 use crate::layers::linear::pad_sequence;
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
-use crate::micro_batch::MicroBatch;
-
-/// Where the documents of a micro-batch of `seq` positions begin, if it has several.
-///
-/// # Panics
-/// If ranks share the sequence: the state is not passed between them.
-pub(in crate::layers) fn borders_of(batch: &MicroBatch, seq: usize) -> Option<Borders> {
-    let shared = batch.context.as_ref().is_some_and(|context| context.group.size() > 1);
-    assert!(!shared, "the states of linear recurrences are not passed between context-parallel ranks");
-    batch.documents.as_ref().map(|documents| Borders::new(documents, seq))
-}
 
 /// `mix` of the projected tokens `[positions, 1, features]` of several sequences, one after the other, whose states are
 /// in the cache as `layer`'s. It takes `[s, b, features]` with the state in front, if there is one, and gives the state

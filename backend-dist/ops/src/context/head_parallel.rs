@@ -1,0 +1,119 @@
+//! The all-to-all of [`heads`](super::heads) as an autograd node, for layers other than attention that need all
+//! positions of a head: Megatron-LM's `_all_to_all_cp2hp` and `_all_to_all_hp2cp`
+//! (`megatron/core/ssm/mamba_context_parallel.py`).
+
+use burn::backend::{
+    Autodiff, Backend, Dispatch,
+    autodiff::{
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use super::heads::{to_heads, to_sequence};
+use super::kernels::ContextKernels;
+use crate::extension::on_backends;
+use ranks::comm::Group;
+
+/// This rank's [positions](super::ContextParallel::positions) of all heads, `[s, b, h, d]`, to all positions of its heads,
+/// `[ranks s, b, h / ranks, d]`, in the order of the sequence.
+///
+/// # Panics
+/// If the ranks do not divide the heads, or `s` is odd.
+pub fn context_to_head_parallel(x: Tensor<4>, group: &Group) -> Tensor<4> {
+    let ([s, _, heads, _], ranks) = (x.dims(), group.size());
+    let fits = heads.is_multiple_of(ranks) && (ranks == 1 || s.is_multiple_of(2));
+    assert!(fits, "context parallel on {group:?}: {s} positions of {heads} heads cannot be divided");
+    all_to_all(x, HeadAllToAll::ToHeads, group)
+}
+
+/// The inverse of [`context_to_head_parallel`].
+///
+/// # Panics
+/// If the positions are not two chunks for each rank.
+pub fn head_to_context_parallel(x: Tensor<4>, group: &Group) -> Tensor<4> {
+    let ([s, ..], ranks) = (x.dims(), group.size());
+    assert!(
+        ranks == 1 || s.is_multiple_of(2 * ranks),
+        "context parallel on {group:?}: {s} positions are not two chunks a rank"
+    );
+    all_to_all(x, HeadAllToAll::ToPositions, group)
+}
+
+fn all_to_all(x: Tensor<4>, to: HeadAllToAll, group: &Group) -> Tensor<4> {
+    if group.size() == 1 {
+        return x;
+    }
+    Tensor::from_dispatch(<Dispatch as HeadParallelOps>::op_head_all_to_all(x.into_dispatch(), to, group.clone()))
+}
+
+/// What a rank has afterwards.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum HeadAllToAll {
+    /// All positions of some heads.
+    ToHeads,
+    /// All heads of some positions.
+    ToPositions,
+}
+
+impl HeadAllToAll {
+    fn run<B: ContextKernels>(self, x: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
+        match self {
+            Self::ToHeads => to_sequence::<B>(x, group),
+            Self::ToPositions => to_heads::<B>(x, group),
+        }
+    }
+
+    /// Elements change places only, so the inverse is the gradient.
+    fn inverse(self) -> Self {
+        match self {
+            Self::ToHeads => Self::ToPositions,
+            Self::ToPositions => Self::ToHeads,
+        }
+    }
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
+pub(super) trait HeadParallelOps: Backend {
+    fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self>;
+}
+
+on_backends! {
+    impl HeadParallelOps {
+        fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
+            to.run::<Self>(x, &group)
+        }
+    }
+}
+
+#[derive(Debug)]
+struct AllToAll;
+
+impl<B: ContextKernels> Backward<B, 1> for AllToAll {
+    type State = (HeadAllToAll, Group);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (grad, (to, group)) = (grads.consume::<B>(&ops.node), ops.state);
+        // Also if no gradient is needed: the other ranks wait in the collective.
+        let grad = to.inverse().run::<B>(grad, &group);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, grad);
+        }
+    }
+}
+
+// Compute-bound: a checkpointing strategy must never repeat a collective without the other ranks.
+impl<B: ContextKernels, C: CheckpointStrategy> HeadParallelOps for Autodiff<B, C> {
+    fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        let out = to.run::<B>(x, &group);
+        match AllToAll.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((to, group), out),
+            OpsKind::UnTracked(prep) => prep.finish(out),
+        }
+    }
+}
