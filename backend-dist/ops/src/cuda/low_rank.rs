@@ -9,7 +9,7 @@ use super::{Float, are_half, columns, empty, is_aligned, launched, packed, rows,
 use crate::low_rank_swiglu::{LowRankKernels, grad_unfused, unfused};
 
 /// Adds `x · w`, or `x · wᵀ` if `w` is `transposed`, to `y` in f32 before rounding, as cuBLASLt does, if there is a kernel
-/// for it. cuBLASLt adds a GEMM of short rows at two thirds of the memory's bandwidth.
+/// for it.
 pub fn add(y: &CubeTensor, x: &CubeTensor, w: &CubeTensor, transposed: bool) -> bool {
     let sizes = LowRank { rows: rows(x), columns: columns(y), inner: columns(x), transposed };
     let fits = are_half([y, x, w]) && [y, x, w].iter().all(|x| x.is_contiguous() && is_aligned(x));
