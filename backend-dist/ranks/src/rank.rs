@@ -71,7 +71,7 @@ impl Rank {
     }
 
     /// Whether DMA copy engines transfer the activations of tensor parallelism and the tokens of expert parallelism
-    /// between GPUs of one host with peer access, which is the default. Overlapped GEMMs then keep all SMs. Otherwise
+    /// between GPUs of this process with peer access, which is the default. Overlapped GEMMs then keep all SMs. Otherwise
     /// NCCL's kernels transfer them. It holds for all ranks of the run, from before their first collective on a GPU.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "CPU ranks have shared memory"))]
     pub fn use_copy_engines(&self, on: bool) {

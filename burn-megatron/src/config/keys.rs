@@ -342,7 +342,7 @@ pub const KEYS: &[Key] = {
         key("performance.deterministic", Flag, "false", "GPUs: use a fixed order for every sum, so that a resumed run is bitwise identical to an uninterrupted one; the backward pass of attention is slower")
             .or(&["deterministic-mode"]),
         key("performance.tp-comm-overlap", Flag, "true", "GPUs: overlap tensor-parallel communication with GEMMs"),
-        key("performance.copy-engines", Flag, "true", "GPUs: let DMA copy engines transfer tensor-parallel activations and MoE tokens between the GPUs of one host, without using SMs; false: NCCL kernels"),
+        key("performance.copy-engines", Flag, "true", "GPUs: let DMA copy engines transfer tensor-parallel activations and MoE tokens between the GPUs of one process, without using SMs; false: NCCL kernels"),
         key("performance.moe-comm-overlap", Flag, "true", "GPUs: overlap the all-to-alls of MoE tokens with the experts' GEMMs where the cost model expects a gain")
             .or(&["overlap-moe-expert-parallel-comm"]),
         key("performance.moe-comm-chunks", Count, "\"none\"", "GPUs: number of chunks that the local experts are split into to overlap all-to-alls with their GEMMs; none: chosen by the cost model")

@@ -214,7 +214,7 @@ pub struct PerformanceSection {
     pub deterministic: bool,
     /// Overlap tensor-parallel communication with GEMMs.
     pub tp_comm_overlap: bool,
-    /// Transfer with DMA copy engines between the GPUs of one host.
+    /// Transfer with DMA copy engines between the GPUs of one process.
     pub copy_engines: bool,
     /// Overlap the all-to-alls of MoE tokens with the experts' GEMMs.
     pub moe_comm_overlap: bool,

@@ -105,11 +105,6 @@ impl Group {
         self.world.as_ref().is_some_and(|(world, id)| world.links.get((*id, self.member)).is_some())
     }
 
-    /// Whether this process hosts a member.
-    pub(crate) fn is_here(&self, member: usize) -> bool {
-        self.world_and_id().0.is_here(self.ranks[member])
-    }
-
     /// Whether ranks of this process share GPUs.
     pub(crate) fn shares_gpus(&self) -> bool {
         self.world_and_id().0.links.are_gpus_shared()

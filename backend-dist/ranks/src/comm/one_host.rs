@@ -1,31 +1,21 @@
 //! What the members of a group in several processes of one host tell each other without the network.
 
-mod board;
 #[cfg(target_os = "linux")]
 mod memory;
 #[cfg(not(target_os = "linux"))]
 #[path = "one_host/no_memory.rs"]
 mod memory;
-mod pieces;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod tests;
 
 pub(crate) use memory::SharedMemory;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) use memory::create;
-#[cfg_attr(not(feature = "cuda"), expect(unused_imports, reason = "GPUs of several processes need it"))]
-pub(crate) use {
-    board::SharedBoard,
-    pieces::{Packed, piece},
-};
 
 use super::Group;
 
-/// The longest note, in bytes.
-const LONGEST: usize = 4096 - 16;
-
 /// What this member has, if all have it, else the reason of the first that has none; a collective.
-pub(crate) fn agree<T>(group: &Group, own: Result<T, String>) -> Result<T, String> {
+fn agree<T>(group: &Group, own: Result<T, String>) -> Result<T, String> {
     let reasons = group.all_gather_host(own.as_ref().err().cloned());
     let first = reasons.into_iter().enumerate().find_map(|(member, reason)| Some((member, reason?)));
     match first {

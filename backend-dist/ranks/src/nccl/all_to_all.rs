@@ -1,7 +1,7 @@
 //! All-to-alls of matrix rows.
 
 use super::communicator::{Call, Communicator};
-use super::copies::{Lent, Pull};
+use super::copies::Pull;
 use super::{PinnedBuffer, collective_operation, data_type, finished, grouped, scaled};
 use crate::comm::Splits;
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
@@ -93,13 +93,7 @@ pub(crate) fn queue_copies(
         return Err(format!("a rank sends itself {} rows and expects {}", send[local], receive[local]));
     }
     let size = send.len();
-    let lent = matrices.iter().flat_map(|(span, [from, _])| {
-        let starts = starts(*from as usize + span.from, span.bytes, send).into_iter().zip(send).enumerate();
-        starts.map(|(member, (address, rows))| Lent {
-            address,
-            bytes: if member == local { 0 } else { rows * span.bytes },
-        })
-    });
+    let addresses = matrices.iter().flat_map(|(span, [from, _])| starts(*from as usize + span.from, span.bytes, send));
     let pulls = matrices.iter().enumerate().flat_map(|(matrix, (span, [_, to]))| {
         let starts = starts(*to as usize + span.to, span.bytes, receive);
         // The local rows last; at any time each member is read by one other member.
@@ -109,7 +103,7 @@ pub(crate) fn queue_copies(
         })
     });
     let copies = call.copies().ok_or("its members do not reach each other's memory")?;
-    copies.queue(call, &lent.collect::<Vec<_>>(), &pulls.collect::<Vec<_>>(), sources)
+    copies.queue(call, addresses.collect(), pulls, sources)
 }
 
 /// The start of each member's rows, if they follow each other from `start` on, with `bytes` each.

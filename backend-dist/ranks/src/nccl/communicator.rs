@@ -12,7 +12,8 @@
 mod call;
 mod end;
 
-pub(super) use call::{Call, behind, stamp};
+pub(super) use call::Call;
+use call::stamp;
 
 use super::copies::DmaCopies;
 use super::events::Events;
@@ -145,7 +146,7 @@ impl Communicator {
     /// This member's state of collectives by DMA copy engines, if `group`, whose communicator this is, supports them.
     /// The first call is a collective.
     pub(crate) fn copies(&self, group: &Group) -> Option<&DmaCopies> {
-        self.copies.get_or_init(|| DmaCopies::join(group, self.taken.0, self.context)).as_ref()
+        self.copies.get_or_init(|| DmaCopies::join(group, self.taken.0)).as_ref()
     }
 
     /// Runs `work(call, buffers)` on the device's thread, which queues operation `op` with number `sequence` on the

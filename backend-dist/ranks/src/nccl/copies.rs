@@ -1,10 +1,9 @@
-//! Collectives by DMA copy engines, between GPUs of one host with peer access and one rank each.
+//! Collectives by DMA copy engines, between GPUs of one process with peer access and one rank each.
 //!
 //! NCCL's kernels need SMs, which overlapped GEMMs then lack; a DMA copy engine needs none. Every member publishes the
 //! address of its source and the event that marks it as complete, and copies its share from the others' sources, on the
 //! communicator's stream and in the order of its operations. The host thread of a device waits until all members have
-//! reached the operation; the GPU waits for events that were recorded before they were published. Between processes the
-//! sources go through buffers that all have opened ([`staged`]).
+//! reached the operation; the GPU waits for events that were recorded before they were published.
 //!
 //! Invariants:
 //! - A source stays unchanged and at its address until all members have copied it: the compute stream of its owner
@@ -13,16 +12,12 @@
 //! - For the same reason two events of a kind are enough for each member: when one is recorded again, all members have
 //!   queued their waits.
 
-mod buffers;
-mod staged;
-
 use super::PinnedBuffer;
 use super::communicator::Call;
 use crate::comm::Group;
 use crate::comm::local_all_gather::LocalAllGather;
 use cudarc::driver::{result as driver, sys};
 use parking_lot::Mutex;
-use staged::Staged;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -37,19 +32,11 @@ pub(crate) struct SharedSource {
     done: usize,
 }
 
-/// A range of a source.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lent {
-    pub address: usize,
-    /// What another member copies of it, from its first byte on; 0 if none does in this operation.
-    pub bytes: usize,
-}
-
 /// A range of bytes that a member copies from a member, or from itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pull {
     pub member: usize,
-    /// Index of the member's range.
+    /// Index of the member's address.
     pub from: usize,
     pub to: usize,
     pub bytes: usize,
@@ -73,79 +60,21 @@ struct State {
 }
 
 /// One member's state.
-pub(crate) enum DmaCopies {
-    /// All members are threads of this process.
-    Direct(Direct),
-    /// Members in several processes.
-    Staged(Staged),
-}
-
-/// A member's state if all are threads of one process.
-pub(crate) struct Direct {
+pub(crate) struct DmaCopies {
     board: Arc<LocalAllGather<SharedSource>>,
     member: usize,
     state: Mutex<State>,
 }
 
 impl DmaCopies {
-    /// This member's state, if DMA copy engines are enabled, all members run on this host, and their GPUs have access to
-    /// each other's memory; `gpu` is this member's, with its context. A collective.
-    pub(super) fn join(group: &Group, gpu: usize, context: usize) -> Option<Self> {
-        let wanted = group.uses_copy_engines().then_some(gpu);
-        let gpus: Vec<usize> = group.all_gather_host(wanted).into_iter().collect::<Option<_>>()?;
-        if group.is_in_one_process() {
-            return Direct::join(group, &gpus).map(Self::Direct);
-        }
-        if !group.is_on_one_host() {
+    /// This member's state, if DMA copy engines are enabled, all members run in this process, and their GPUs have
+    /// access to each other's memory; `gpu` is this member's. A collective.
+    pub(super) fn join(group: &Group, gpu: usize) -> Option<Self> {
+        if !group.is_in_one_process() {
             return None;
         }
-        match Staged::join(group, context) {
-            Ok(staged) => Some(Self::Staged(staged)),
-            Err(reason) => {
-                if group.rank() == 0 {
-                    let (name, ranks) = (group.name(), group.ranks());
-                    eprintln!(
-                        "NCCL's kernels instead of DMA copy engines between processes, {name}{ranks:?}: {reason}"
-                    );
-                }
-                None
-            }
-        }
-    }
-
-    /// Queues the copies of an operation, after the queued work of the compute stream. `lent` are the ranges of this
-    /// member's source, within `sources`.
-    pub(crate) fn queue(
-        &self,
-        call: Call,
-        lent: &[Lent],
-        pulls: &[Pull],
-        sources: Vec<PinnedBuffer>,
-    ) -> Result<(), String> {
-        match self {
-            Self::Direct(direct) => direct.queue(call, lent, pulls, sources),
-            Self::Staged(staged) => staged.queue(call, lent, pulls, sources),
-        }
-    }
-
-    /// Ends the use of the other members' memory, once the communicator's stream has nothing left to do.
-    pub(super) fn end(&self, has_failed: impl Fn() -> bool) {
-        if let Self::Staged(staged) = self {
-            staged.end(has_failed);
-        }
-    }
-
-    /// Leaks the sources that peers may still read: the run has failed, so the end of their reads is unknown.
-    pub(super) fn abandon(&self) {
-        match self {
-            Self::Direct(direct) => std::mem::forget(std::mem::take(&mut direct.state.lock().lent)),
-            Self::Staged(staged) => staged.abandon(),
-        }
-    }
-}
-
-impl Direct {
-    fn join(group: &Group, gpus: &[usize]) -> Option<Self> {
+        let wanted = group.uses_copy_engines().then_some(gpu);
+        let gpus: Vec<usize> = group.all_gather_host(wanted).into_iter().collect::<Option<_>>()?;
         let reaches = |[from, to]: [usize; 2]| {
             let mut reaches = 0;
             // SAFETY: both are device ordinals, and `reaches` is valid for writes.
@@ -157,7 +86,21 @@ impl Direct {
         all.then(|| Self { board: group.local_all_gather(), member: group.rank(), state: Mutex::default() })
     }
 
-    fn queue(&self, call: Call, lent: &[Lent], pulls: &[Pull], sources: Vec<PinnedBuffer>) -> Result<(), String> {
+    /// Leaks the sources that peers may still read: the run has failed, so the end of their reads is unknown.
+    pub(super) fn abandon(&self) {
+        let mut state = self.state.lock();
+        std::mem::forget(std::mem::take(&mut state.lent));
+    }
+
+    /// Queues the copies of an operation, after the queued work of the compute stream. `addresses` are this member's
+    /// source addresses, within `sources`.
+    pub(crate) fn queue(
+        &self,
+        call: Call,
+        addresses: Vec<usize>,
+        pulls: impl IntoIterator<Item = Pull>,
+        sources: Vec<PinnedBuffer>,
+    ) -> Result<(), String> {
         let mut state = self.state.lock();
         let operation = state.operations;
         state.operations += 1;
@@ -165,8 +108,7 @@ impl Direct {
         state.release(call, operation)?;
         call.follow()?;
         call.record_compute(ready)?;
-        let addresses = lent.iter().map(|lent| lent.address).collect();
-        let loan = SharedSource { addresses, ready, done: done_here };
+        let loan = SharedSource { addresses: addresses.into(), ready, done: done_here };
         let Some(loans) = self.board.all_gather(self.member, operation, loan, || call.has_failed()) else {
             // A peer may have read this source's address before.
             std::mem::forget(sources);
@@ -175,7 +117,7 @@ impl Direct {
         let done = loans.iter().map(|loan| loan.done).collect();
         state.lent.push_back(LentSource { operation, done, sources });
         let stream = call.target().1 as sys::CUstream;
-        for &Pull { member, from, to, bytes, slot } in pulls {
+        for Pull { member, from, to, bytes, slot } in pulls {
             let SharedSource { addresses, ready, .. } = &loans[member];
             if bytes > 0 {
                 if member != self.member {
@@ -220,7 +162,7 @@ impl State {
     }
 }
 
-impl Drop for Direct {
+impl Drop for DmaCopies {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         for event in state.events.take().into_iter().flatten().flatten() {

@@ -6,7 +6,7 @@
 
 use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::nccl::copies::{Lent, Pull};
+use crate::nccl::copies::Pull;
 use crate::nccl::{Communicator, PinnedBuffer, connect, elements, gpu_of};
 use crate::profile::{self, Operation};
 use burn_cubecl::tensor::CubeTensor;
@@ -28,7 +28,7 @@ pub fn gather(shard: &CubeTensor, whole: &CubeTensor, group: &Group) -> Vec<Pend
     let (size, rank, bytes) = (group.size(), group.rank(), bytes(shard));
     assert_eq!(bytes * size, self::bytes(whole), "a gather over {group:?}");
     let pulls = (1..=size).map(|offset| (rank + offset) % size).map(|member| (member, 0, member * bytes));
-    begin(DeviceOpKind::AllGather(0), [shard, whole], bytes, (|_| true, pulls.collect()), true, group)
+    begin(DeviceOpKind::AllGather(0), [shard, whole], bytes, pulls.collect(), true, group)
 }
 
 /// Copies this member's shard of the `staged` matrices of the members at `-offset`, for these offsets, to shards
@@ -37,19 +37,18 @@ pub fn collect(staged: &CubeTensor, arrived: &CubeTensor, offsets: Range<usize>,
     let (size, rank) = (group.size(), group.rank());
     let bytes = bytes(staged) / size;
     assert!(self::bytes(arrived) == bytes * (size - 1) && offsets.end <= size, "parts of a sum over {group:?}");
-    let pulls = offsets.clone().map(|offset| ((rank + size - offset) % size, rank, (offset - 1) * bytes));
-    let is_read = move |shard: usize| offsets.contains(&((shard + size - rank) % size));
-    begin(DeviceOpKind::ReduceScatter(0), [staged, arrived], bytes, (is_read, pulls.collect()), false, group).pop()
+    let pulls = offsets.map(|offset| ((rank + size - offset) % size, rank, (offset - 1) * bytes));
+    begin(DeviceOpKind::ReduceScatter(0), [staged, arrived], bytes, pulls.collect(), false, group).pop()
 }
 
 /// Queues copies of ranges of `bytes` bytes, which make up `source`, to `target`, after the queued work of the compute
-/// stream. A copy is given by its member, the index of the range there, and the target's byte; the others copy the
-/// ranges of this source that `is_read` tells. With `each`, every copy can be waited for, else all together.
+/// stream. A copy is given by its member, the index of the range there, and the target's byte. With `each`, every copy
+/// can be waited for, else all together.
 fn begin(
     kind: DeviceOpKind,
     [source, target]: [&CubeTensor; 2],
     bytes: usize,
-    (is_read, pulls): (impl Fn(usize) -> bool + Send + 'static, Vec<(usize, usize, usize)>),
+    pulls: Vec<(usize, usize, usize)>,
     each: bool,
     group: &Group,
 ) -> Vec<Pending> {
@@ -72,13 +71,12 @@ fn begin(
     let lent = vec![PinnedBuffer::new(source.clone())];
     link.queue((sequence, op), [source, target], move |call, [source, target]| {
         let copies = call.copies().ok_or("its members do not reach each other's memory")?;
-        let range = |run| Lent { address: source as usize + run * bytes, bytes: if is_read(run) { bytes } else { 0 } };
-        let ranges: Vec<_> = (0..sent / bytes).map(range).collect();
+        let addresses = (0..sent / bytes).map(|run| source as usize + run * bytes).collect();
         let pulls = pulls.into_iter().zip(slots).map(|((member, from, to), slot)| {
             let to = target as usize + to;
             Pull { member, from, to, bytes, slot }
         });
-        copies.queue(call, &ranges, &pulls.collect::<Vec<_>>(), lent)
+        copies.queue(call, addresses, pulls, lent)
     });
     drop(noted);
     waits

@@ -19,9 +19,6 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// How long ranks have to stop after a failure before the process exits.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// The same where a GPU may wait for the event of a process that is gone, which nobody can end.
-const GRACE_OF_PROCESSES: Duration = Duration::from_secs(5);
-
 /// How long the end of a run waits for NCCL.
 const FAREWELL: Duration = Duration::from_secs(10);
 
@@ -41,9 +38,6 @@ pub(crate) trait DeviceLink: Any + Send + Sync {
 
     /// Whether its end is over.
     fn is_gone(&self) -> bool;
-
-    /// Whether its GPU waits for events of other processes.
-    fn waits_for_processes(&self) -> bool;
 }
 
 type Map = HashMap<(GroupId, usize), Option<Arc<dyn DeviceLink>>>;
@@ -157,9 +151,7 @@ fn watch(world: &Weak<World>) {
 /// Ends all communicators of a failed run, and the process if its ranks do not stop.
 fn end(world: &World, failure: &RunError) {
     let start = Instant::now();
-    let is_bound = world.links.made().iter().any(|link| link.waits_for_processes());
-    let grace = if is_bound { GRACE_OF_PROCESSES } else { GRACE };
-    while start.elapsed() < grace {
+    while start.elapsed() < GRACE {
         // All at once: an abort frees memory of its device, which waits for the kernels of the device's other
         // communicators. And repeatedly: a rank may have been about to join one more.
         for link in world.links.made() {
@@ -172,7 +164,7 @@ fn end(world: &World, failure: &RunError) {
             return;
         }
     }
-    eprintln!("{failure}\nThe ranks of this process did not stop within {} s: it ends without them.", grace.as_secs());
+    eprintln!("{failure}\nThe ranks of this process did not stop within {} s: it ends without them.", GRACE.as_secs());
     unsafe extern "C" {
         fn _exit(status: i32) -> !;
     }

@@ -42,11 +42,6 @@ impl Call<'_> {
         self.begin.map_or(Ok(()), |event| stamp(event, self.link.stream as _))
     }
 
-    /// Lets another stream of this GPU wait for what [`follow`](Self::follow) waits for.
-    pub(crate) fn let_follow(self, stream: cuda_sys::CUstream) -> Result<(), String> {
-        behind(stream, self.link.inputs_ready)
-    }
-
     /// Lets the compute stream wait for the queued work of the communicator's stream.
     pub(crate) fn lead(self) -> Result<(), String> {
         self.stalling(|| self.order(self.link.done, self.link.stream as _, self.compute))
@@ -98,14 +93,14 @@ impl Call<'_> {
 }
 
 /// Lets `stream` wait for the last record of `event`.
-pub(in crate::nccl) fn behind(stream: cuda_sys::CUstream, event: usize) -> Result<(), String> {
+fn behind(stream: cuda_sys::CUstream, event: usize) -> Result<(), String> {
     let wait = cuda_sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: streams and events live as long as the communicators of a run that has not ended.
     unsafe { driver::stream::wait_event(stream, event as _, wait) }.map_err(|error| error.to_string())
 }
 
 /// Records `event` after the queued work of `stream`.
-pub(in crate::nccl) fn stamp(event: usize, stream: cuda_sys::CUstream) -> Result<(), String> {
+pub(super) fn stamp(event: usize, stream: cuda_sys::CUstream) -> Result<(), String> {
     // SAFETY: the reader of the event destroys it afterwards, and the caller's stream is alive.
     unsafe { driver::event::record(event as _, stream) }.map_err(|error| error.to_string())
 }

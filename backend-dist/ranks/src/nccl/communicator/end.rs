@@ -3,7 +3,6 @@
 use super::{Communicator, Mark};
 use crate::comm::DeviceLink;
 use crate::gpu::memory_use::ledger;
-use crate::nccl::copies::DmaCopies;
 use crate::nccl::library::text;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
@@ -72,9 +71,6 @@ impl DeviceLink for Communicator {
             let _ = driver::ctx::set_current(self.context as _)
                 .and_then(|()| driver::stream::synchronize(self.stream as _));
         }
-        if let Some(Some(copies)) = self.copies.get() {
-            copies.end(|| self.member.has_failed());
-        }
         self.end(nccl::comm_destroy);
     }
 
@@ -86,11 +82,6 @@ impl DeviceLink for Communicator {
     /// Whether its end is complete.
     fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
-    }
-
-    /// Whether DMA copy engines carry data from other processes.
-    fn waits_for_processes(&self) -> bool {
-        matches!(self.copies.get(), Some(Some(DmaCopies::Staged(_))))
     }
 }
 
