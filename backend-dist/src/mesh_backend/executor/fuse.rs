@@ -38,7 +38,9 @@ impl<B: Inner> Executor<B> {
         } else {
             let mut inputs = Vec::new();
             expression.tensors(&mut |x| inputs.push(x.id));
-            inputs.into_iter().for_each(|id| self.settle_before(id));
+            // A reduction reads a tensor even if all its elements are one number.
+            let read = if expression.reduces() { Self::settle_number } else { Self::settle_before };
+            inputs.into_iter().for_each(|id| read(self, id));
             if !self.join(&expression, out) {
                 self.flush();
                 if !self.join(&expression, out) {

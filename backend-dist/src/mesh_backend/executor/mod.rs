@@ -120,10 +120,15 @@ impl<B: Inner> Executor<B> {
 
     /// Lets nothing wait that computes this tensor.
     pub fn settle(&mut self, id: TensorId) {
-        self.settle_before(id);
+        self.settle_number(id);
         if self.chain.has(id) {
             self.flush();
         }
+    }
+
+    /// As [`settle_before`](Self::settle_before), and fills the tensor if it is kept as a number.
+    fn settle_number(&mut self, id: TensorId) {
+        self.settle_before(id);
         if let Some((value, shape)) = self.constants.remove(&id) {
             self.count("fill");
             let whole = B::float_full(shape, value.into(), &self.device, self.limits.dtype.into());
