@@ -66,7 +66,7 @@ impl<M: LearnerModel> Trained<M> for OneModel<M> {
     }
 
     fn train(&mut self, batches: Vec<<M as TrainStep>::Input>, are_last: bool) -> Vec<<M as TrainStep>::Output> {
-        // Else its values, which training changes, would stay beside the new ones.
+        // Else its values, which training changes, would stay next to the new ones.
         self.valid = None;
         let count = batches.len();
         let train = |(index, batch)| {

@@ -107,7 +107,7 @@ impl Processes {
     }
 
     /// The first failure that this process knows of.
-    pub(crate) fn failure(&self) -> Option<RunError> {
+    pub(super) fn failure(&self) -> Option<RunError> {
         self.0.world.failure()
     }
 
