@@ -48,19 +48,17 @@ fn latent_keys_compile() {
 #[test]
 fn low_rank_gemms_compile() {
     use low_rank::{Plan, low_rank::LowRank};
-    use low_rank_swiglu::{
-        low_rank_swiglu_backward::LowRankSwigluBackward, low_rank_swiglu_forward::LowRankSwigluForward,
-    };
-    for (steps, transposed) in [(1, false), (1, true), (3, false), (3, true)] {
-        let plan = Plan { steps, transposed };
-        check(&format!("{plan:?}"), kernel!(LowRank<bf16>, settings(), (b(), b(), b(), (), plan)));
+    use low_rank_swiglu::{Way, low_rank_swiglu::LowRankSwiglu};
+    let plan = |steps, transposed, ahead| Plan { steps, transposed, ahead };
+    for (steps, transposed) in [(1, false), (2, true), (4, false), (4, true)] {
+        let plan = plan(steps, transposed, 4);
+        check(&format!("{plan:?}"), kernel!(LowRank<bf16>, settings_of(128), (b(), b(), b(), (), plan)));
     }
-    let plan = Plan { steps: 2, transposed: true };
-    for amax in [false, true] {
-        let forward = kernel!(LowRankSwigluForward<bf16>, settings(), (b(), b(), b(), b(), b(), (), plan, amax));
-        check("swiglu of a sum", forward);
-        let backward = kernel!(LowRankSwigluBackward<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), plan, amax));
-        check("gradient of swiglu of a sum", backward);
+    for (steps, gradient, amax) in [(1, false, false), (2, false, true), (2, true, true), (4, true, false)] {
+        let way = Way { gradient, amax };
+        let plan = plan(steps, true, if gradient { 1 } else { 2 });
+        let kernel = kernel!(LowRankSwiglu<bf16>, settings_of(128), (b(), b(), b(), b(), b(), b(), (), plan, way));
+        check(&format!("{steps} {way:?}"), kernel);
     }
 }
 
