@@ -43,6 +43,8 @@ pub struct Fp8Linear {
     group: Group,
     /// A [`QuantizedWeight`] of the backend.
     weight: Cached,
+    /// Whether `weight` stays as long as the layer.
+    is_frozen: bool,
     /// Of delayed scaling.
     slots: Option<Arc<Mutex<AmaxSlots>>>,
     /// Of the input, if its writer may have found it.
@@ -69,7 +71,7 @@ impl Fp8Linear {
     /// [`DelayedScaling`](super::DelayedScaling) updates them.
     pub fn new(layers: &Fp8Layers, name: &str, recipe: Fp8Recipe, group: Group) -> Self {
         let (weight, slots) = (Cached::new(&layers.trained), delayed::slots(layers, name, recipe, None));
-        Self { recipe, group, weight, slots, input_amax: None, gradient_amax: None }
+        Self { recipe, group, weight, is_frozen: false, slots, input_amax: None, gradient_amax: None }
     }
 
     /// The layer with an input whose writer may tell its amax.
@@ -86,7 +88,7 @@ impl Fp8Linear {
     /// looked at in every step, for the history of its amax.
     pub fn with_frozen_weight(self, layers: &Fp8Layers) -> Self {
         match self.slots {
-            None => Self { weight: Cached::new(&layers.frozen), ..self },
+            None => Self { weight: Cached::new(&layers.frozen), is_frozen: true, ..self },
             Some(_) => self,
         }
     }
@@ -121,13 +123,22 @@ impl Fp8Linear {
         if let Some(found) = self.weight.get() {
             return found;
         }
+        let device = w.device();
+        let found = match self.is_frozen && self.weight.is_on() {
+            // Among activations it would hold their pages.
+            true => B::memory_persistent_allocations(&device, w, |w| self.quantized(w)),
+            false => self.quantized(w),
+        };
+        self.weight.set(&found);
+        found
+    }
+
+    fn quantized<B: Fp8Kernels>(&self, w: FloatTensor<B>) -> QuantizedWeight<B> {
         let number = self.recipe.forward();
         let scope = ScaleScope { is_sharded: true, sharing: Sharing::default() };
         let scales = self.scales::<B>(w.clone(), Operand::Weight, &scope, true);
         let sides = Sides { by_rows: true, by_columns: self.weight.is_on() };
-        let found = QuantizedWeight { matrix: B::fp8_cast(w, &scales, number, sides), scales };
-        self.weight.set(&found);
-        found
+        QuantizedWeight { matrix: B::fp8_cast(w, &scales, number, sides), scales }
     }
 
     /// The transposed weight, with the scales of the forward pass.
