@@ -40,17 +40,18 @@ pub(super) fn states(
     state: &str,
 ) -> io::Result<Result<BTreeMap<String, DcpTensor>, String>> {
     let [masters, wanted] = ["param", state].map(|state| buckets(&folder.tensors, state));
-    for engine in [false, true] {
+    for (engine, stages) in [false, true].into_iter().flat_map(|engine| (1..=masters.len()).map(move |pp| (engine, pp)))
+    {
         let names = ordered(weights, engine);
-        let placed = |of: &[Vec<&DcpTensor>]| names.as_ref().and_then(|names| place(weights, names, of));
+        let placed = |of: &[Vec<&DcpTensor>]| names.as_ref().and_then(|names| place(weights, names, of, stages));
         let (Some(masters), Some(found)) = (placed(&masters), placed(&wanted)) else { continue };
         if weights_are(folder, weights, &masters)? {
             return Ok(Ok(found));
         }
     }
     Ok(Err(format!(
-        "the buffers of {} ranks (dp_reshardable) are not those of tensor-parallel ranks, without pipelines and routed experts, \
-         and of these weights; load and save the checkpoint once with --dist-ckpt-optim-fully-reshardable",
+        "the buffers of {} ranks (dp_reshardable) are not those of these weights in tensor-parallel ranks and stages of as many \
+         layers, without routed experts; load and save the checkpoint once with --dist-ckpt-optim-fully-reshardable",
         masters.len()
     )))
 }
@@ -103,20 +104,30 @@ fn ordered<'a>(weights: &'a BTreeMap<String, DcpTensor>, engine: bool) -> Option
     Some(places.into_iter().map(|(_, name)| name).collect())
 }
 
-/// Each tensor of a state in the buckets; `None` if their sizes are not those of the parameters of as many tensor-parallel
-/// ranks.
+/// Each tensor of a state in the buckets; `None` if their sizes are not those of the parameters of as many ranks in so many
+/// pipeline stages, the tensor-parallel ranks of a stage after each other.
 fn place(
     weights: &BTreeMap<String, DcpTensor>,
     names: &[&str],
     buckets: &[Vec<&DcpTensor>],
+    stages: usize,
 ) -> Option<BTreeMap<String, DcpTensor>> {
-    let dtype = buckets.first()?.first()?.dtype;
+    let (dtype, ranks) = (buckets.first()?.first()?.dtype, buckets.len() / stages);
+    let layers = names.iter().filter_map(|name| layer(name)).max().map_or(0, |last| last + 1);
+    if buckets.len() % stages != 0 || layers % stages != 0 {
+        return None;
+    }
+    let stage = |name: &str| match layer(name) {
+        Some(layer) => layer / (layers / stages),
+        None if name.starts_with("embedding.") => 0,
+        None => stages - 1,
+    };
     let mut boxes = BTreeMap::<&str, Vec<(Vec<Range<usize>>, &DcpTensor, usize)>>::new();
-    for (rank, of_rank) in buckets.iter().enumerate() {
-        let mut rest = of_rank.iter();
+    for (index, of_rank) in buckets.iter().enumerate() {
+        let (rank, mut rest) = (index % ranks, of_rank.iter());
         let (mut bucket, mut end) = (*rest.next()?, 0);
-        for name in names {
-            let (of_rank, is_replicated) = boxes_of(&weights[*name], rank, buckets.len())?;
+        for name in names.iter().filter(|name| stage(name) == index / ranks) {
+            let (of_rank, is_replicated) = boxes_of(&weights[*name], rank, ranks)?;
             let elements: usize = of_rank.iter().map(|ranges| host::boxes::len(ranges)).sum();
             if end == *bucket.shape.first()? {
                 (bucket, end) = (*rest.next()?, 0);
@@ -140,6 +151,11 @@ fn place(
         (name.to_string(), DcpTensor::in_arrays(dtype, weights[name].shape.clone(), boxes))
     };
     Some(boxes.into_iter().map(tensor).collect())
+}
+
+/// The layer of a weight.
+fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("decoder.layers.")?.split_once('.')?.0.parse().ok()
 }
 
 /// The boxes of a weight that a tensor-parallel rank has, in the order of its own tensor, and whether all ranks have them. A
@@ -246,13 +262,32 @@ mod tests {
         let whole = 7 * 64 + 40;
         let placed = |sizes: &[usize]| {
             let buckets: Vec<DcpTensor> = sizes.iter().map(|size| tensor(&[*size], &[])).collect();
-            place(&weights, &names, &vec![buckets.iter().collect(); 2]).is_some()
+            place(&weights, &names, &vec![buckets.iter().collect(); 2], 1).is_some()
         };
         assert!(placed(&[whole]));
         // The second bucket begins with layer 2's projection.
         assert!(placed(&[2 * 64 + 10, 4 * 64 + 40]));
         for wrong in [&[whole - 1][..], &[whole + 64], &[2 * 64 + 11, 4 * 64 + 40], &[whole, 64], &[]] {
             assert!(!placed(wrong), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn stages_have_as_many_layers_and_the_ends_of_the_model() {
+        let mut weights = weights();
+        weights.retain(|name, _| layer(name) != Some(10));
+        weights.retain(|name, _| layer(name) != Some(2));
+        weights.insert("decoder.layers.1.input_layernorm.weight".into(), tensor(&[10], &[]));
+        let names = ordered(&weights, false).unwrap();
+        // Layer 0's projection and norm with the embedding, then the last norm with layer 1's.
+        let sizes = [2 * 64 + 40, 2 * 64 + 40, 64 + 10, 64 + 10];
+        let buckets: Vec<DcpTensor> = sizes.iter().map(|size| tensor(&[*size], &[])).collect();
+        let of_ranks: Vec<Vec<&DcpTensor>> = buckets.iter().map(|bucket| vec![bucket]).collect();
+        let placed = place(&weights, &names, &of_ranks, 2).unwrap();
+        assert_eq!(placed.len(), weights.len());
+        assert_eq!(placed[EMBEDDING].chunks.len(), 2);
+        for stages in [1, 3, 4] {
+            assert!(place(&weights, &names, &of_ranks, stages).is_none(), "{stages}");
         }
     }
 }

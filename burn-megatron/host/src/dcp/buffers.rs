@@ -46,14 +46,14 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A matrix of two column boxes in an array that is cut anywhere: every element is where it was put.
+        /// A matrix of two column boxes in an array whose boxes end anywhere: every element is where it was put.
         #[test]
         fn elements_are_found_where_they_were_put(
             (rows, columns, gap) in (1usize..5, 1usize..5, 0usize..4),
-            cuts in prop::collection::vec(0usize..60, 0..5),
+            ends in prop::collection::vec(0usize..60, 0..5),
         ) {
             let (half, all) = (rows * columns, 2 * rows * columns + 2 * gap);
-            let mut ends: Vec<usize> = cuts.into_iter().map(|cut| cut % (all + 1)).chain([0, all]).collect();
+            let mut ends: Vec<usize> = ends.into_iter().map(|end| end % (all + 1)).chain([0, all]).collect();
             ends.sort_unstable();
             ends.dedup();
             let chunk = |(file, pair): (usize, &[usize])| {
