@@ -5,10 +5,6 @@ use crate::comm::failure::FailureCause;
 use crate::comm::remote::{Arrival, Blob, Contribution, Frame, Head, Member, Neighbours, OF_PROCESSES, OpKey, Remote};
 use std::net::SocketAddr;
 use std::sync::PoisonError;
-use std::time::Duration;
-
-/// How long a process that the one above it has left may wait to hear why.
-const REASON: Duration = Duration::from_secs(5);
 
 impl World {
     /// Process 0: notes that the members of a process have called a collective, and answers all after the last ones.
@@ -116,10 +112,9 @@ impl World {
                 Err(error) => break format!("its connection to process {} ended ({error})", remote.process),
             }
         };
-        // It may have ended as all do, or process 0 may know why it has not.
-        let wait = self
-            .changed
-            .wait_timeout_while(self.lock(), REASON, |state| state.failure.is_none() && !state.ending.all_finished);
+        // It may have ended as all do, or have died: then process 0 says so.
+        let is_open = |state: &mut State| state.failure.is_none() && !state.ending.all_finished;
+        let wait = self.changed.wait_timeout_while(self.lock(), remote.silence, is_open);
         let (mut state, _) = wait.unwrap_or_else(PoisonError::into_inner);
         if !state.ending.all_finished {
             self.reject_locked(&mut state, above, what);
