@@ -6,6 +6,7 @@ use std::path::Path;
 use models::names::NameMap;
 use models::{FamilyConfig, ModelConfig};
 
+use super::dp_reshardable::{self, BUFFERS, bucket};
 use super::error::HfFolderError;
 use super::torch_dist::{EMBEDDING, state_dict};
 use crate::dcp::DcpFolder;
@@ -54,8 +55,9 @@ pub(super) fn open_states(
     let names = if megatron { model.megatron_names() } else { model.hf_names() };
     let expected = if megatron { names_of(&names) } else { hf_names(model) };
     let (of_megatron, of_torch) = (format!("optimizer.state.{state}."), format!(".{state}"));
-    let mut twice = None;
+    let (mut twice, mut in_buffers) = (None, false);
     let mut opened = DcpFolder::open(folder, |stored| {
+        in_buffers = megatron && stored.iter().any(|name| bucket(name).is_some());
         let weight = |name: &&str| match megatron {
             true => name.split_once(&of_megatron).map(|(_, weight)| weight.to_string()),
             false => name.strip_suffix(&of_torch).filter(|weight| weight.contains("state.")).map(String::from),
@@ -68,10 +70,31 @@ pub(super) fn open_states(
         let ours = weights(&bare, &expected, prefix);
         weights_of.iter().filter_map(|(name, weight)| Some((name.to_string(), ours.get(weight)?.clone()))).collect()
     })?;
+    if in_buffers {
+        return open_buffers(folder, &names, &expected, state);
+    }
     if megatron {
         opened.tensors = state_dict(std::mem::take(&mut opened.tensors), vocab(&names));
     }
     once(folder, "states of an optimizer", twice)?;
+    Ok(opened)
+}
+
+/// Opens states that are in buffers of tensor-parallel ranks.
+fn open_buffers(folder: &Path, names: &NameMap, expected: &[String], state: &str) -> Result<DcpFolder, HfFolderError> {
+    let mut opened = DcpFolder::open(folder, |stored| {
+        let wanted = |name: &&&str| bucket(name).is_some_and(|(.., of)| [state, "param"].contains(&of));
+        let buckets = stored.iter().filter(wanted).map(|name| (name.to_string(), name.to_string()));
+        let prefix = prefixes(stored, expected).first().copied().unwrap_or("");
+        weights(stored, expected, prefix).into_iter().chain(buckets).collect()
+    })?;
+    let is_bucket = |(name, _): &(String, _)| name.starts_with(BUFFERS);
+    let (buckets, stored) = std::mem::take(&mut opened.tensors).into_iter().partition(is_bucket);
+    opened.tensors = buckets;
+    let weights = state_dict(stored, usize::MAX);
+    let found = dp_reshardable::states(&opened, &weights, state).map_err(HfFolderError::io("read", folder))?;
+    let found = found.map_err(|what| HfFolderError::file(folder, what))?;
+    opened.tensors = state_dict(found, vocab(names));
     Ok(opened)
 }
 

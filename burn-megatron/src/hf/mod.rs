@@ -7,6 +7,7 @@ mod compressed;
 mod compressed_writer;
 mod distributed;
 mod distributed_writer;
+mod dp_reshardable;
 mod error;
 mod folder;
 mod generation;

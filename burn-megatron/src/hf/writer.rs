@@ -95,8 +95,9 @@ fn write(
         return Err(HfFolderError::file(folder, why));
     }
     let megatron = matches!(what.format, Format::TorchDist { .. });
-    let recipe =
-        optimizer.map(|checkpoint| Recipe::of(checkpoint).map_err(|what| HfFolderError::file(checkpoint.path(), what)));
+    let dims = what.config.dims();
+    let recipe = optimizer
+        .map(|checkpoint| Recipe::of(checkpoint, &dims).map_err(|what| HfFolderError::file(checkpoint.path(), what)));
     let recipe = recipe.transpose()?;
     let states = optimizer.map(|checkpoint| states(checkpoint, &names, megatron)).transpose()?.unwrap_or_default();
     let outputs = outputs(names.iter(), what.element, source)?;

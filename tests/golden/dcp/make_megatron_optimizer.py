@@ -1,9 +1,9 @@
-"""The folders `megatron_reshardable`, `megatron_experts`, `megatron_model_space` and `megatron_plain`: runs of Megatron-Core that
+"""The folders `megatron_reshardable`, `megatron_experts`, `megatron_model_space`, `megatron_plain` and `megatron_buckets`: runs of Megatron-Core that
 stopped after ten steps, with the states of AdamW, and in `losses.json` what the next twenty steps of that run report.
 
 torch 2.6 on a CPU, gloo, in this folder: `python make_megatron_optimizer.py make NAME`, with megatron-core 0.16.1 for
-`megatron_reshardable`, `megatron_experts` (distributed optimizer, `fully_reshardable`) and `megatron_plain` (no distributed
-optimizer), with 0.12.3 for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
+`megatron_reshardable`, `megatron_experts` (distributed optimizer, `fully_reshardable`), `megatron_buckets` (`dp_reshardable`, a
+smaller model on two ranks) and `megatron_plain` (no distributed optimizer), with 0.12.3 for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
 a folder of `burn-megatron export --torch-dist --optimizer` with 0.16.1 and trains on; its losses must be those of the file. With
 experts a third word is the number of expert-parallel ranks, 2 without it.
 """
@@ -37,6 +37,7 @@ KINDS = {
     "megatron_experts": (1, True, "fully_reshardable", EXPERTS),
     "megatron_model_space": (2, True, "fully_sharded_model_space", {}),
     "megatron_plain": (2, False, None, {}),
+    "megatron_buckets": (2, True, "dp_reshardable", dict(num_layers=1, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2)),
 }
 
 
@@ -101,7 +102,7 @@ def built(tp, distributed, more, engine_names=False):
 
     distributed_optimizer._set_main_param_and_optimizer_states = with_step
     moe_utils.te_general_gemm = None
-    ranks = dict(expert_model_parallel_size=more["expert_model_parallel_size"], expert_tensor_parallel_size=1) if more else {}
+    ranks = dict(expert_model_parallel_size=more["expert_model_parallel_size"], expert_tensor_parallel_size=1) if "num_moe_experts" in more else {}
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp, **ranks)
     torch.manual_seed(7)
     config = TransformerConfig(
@@ -111,7 +112,7 @@ def built(tp, distributed, more, engine_names=False):
         hidden_dropout=0.0, attention_dropout=0.0,
     )
     spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization="RMSNorm")
-    if more and engine_names:
+    if "num_moe_experts" in more and engine_names:
         # With TransformerEngine, only a dense layer's norm is fused.
         del spec.submodules.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     model = GPTModel(
@@ -239,4 +240,5 @@ def run(rank, size, job, *arguments):
 
 if __name__ == "__main__":
     job, *arguments = sys.argv[1:]
-    mp.start_processes(run, (4, {"make": make, "check": check}[job], *map(str, arguments)), 4, start_method="fork")
+    size = 2 if arguments[0] == "megatron_buckets" else 4
+    mp.start_processes(run, (size, {"make": make, "check": check}[job], *map(str, arguments)), size, start_method="fork")

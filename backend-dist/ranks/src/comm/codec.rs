@@ -36,6 +36,12 @@ pub(crate) fn optional<T: Serialize + DeserializeOwned>() -> Codec<Option<T>> {
 /// A host tensor: element type and shape, then the elements.
 pub(crate) const TENSOR: Codec<FlexTensor> = Codec { encode: tensor_to_bytes, decode: tensor_from_bytes };
 
+/// A host tensor that only some members have.
+pub(crate) const OPTIONAL_TENSOR: Codec<Option<FlexTensor>> = Codec {
+    encode: |x| x.as_ref().map(tensor_to_bytes).unwrap_or_default(),
+    decode: |bytes| if bytes.is_empty() { Ok(None) } else { tensor_from_bytes(bytes).map(Some) },
+};
+
 /// A tensor and how many of its rows (dimension 0) go to each member.
 pub(crate) const ROWS: Codec<(FlexTensor, Vec<usize>)> = Codec {
     encode: |(x, splits)| join(&to_bytes(splits), tensor_to_bytes(x)),

@@ -215,9 +215,13 @@ impl Group {
     }
 
     pub(crate) fn broadcast(&self, x: FlexTensor, root: usize) -> FlexTensor {
-        let pick = |mut inputs: Vec<FlexTensor>| inputs.swap_remove(root);
+        let payload = self.describe_given(&x);
+        // What the others hold need not be sent.
+        let x = Some(x).filter(|_| self.member == root);
+        let pick = |mut inputs: Vec<Option<FlexTensor>>| inputs.swap_remove(root);
         let name = format!("broadcast from member {root}");
-        self.own(Arc::unwrap_or_clone(self.run_collective(name, self.describe_given(&x), x, codec::TENSOR, pick)))
+        let x = Arc::unwrap_or_clone(self.run_collective(name, payload, x, codec::OPTIONAL_TENSOR, pick));
+        self.own(x.unwrap_or_else(|| panic!("member {root} of {self:?} broadcasts but has no tensor")))
     }
 
     /// The sum over all members, on member `root`; the others get `x` back.

@@ -13,6 +13,7 @@ pub(crate) use memory::SharedMemory;
 pub(crate) use memory::create;
 
 use super::Group;
+use std::collections::BTreeSet;
 
 /// What this member has, if all have it, else the reason of the first that has none; a collective.
 fn agree<T>(group: &Group, own: Result<T, String>) -> Result<T, String> {
@@ -25,10 +26,12 @@ fn agree<T>(group: &Group, own: Result<T, String>) -> Result<T, String> {
 }
 
 impl Group {
-    /// Whether the processes of all members are on one host.
+    /// Whether the processes of all members are on one host: they have its name, and are not more than the launcher
+    /// says that it has.
     pub(crate) fn is_on_one_host(&self) -> bool {
-        self.world
-            .as_ref()
-            .is_none_or(|(world, _)| self.ranks.iter().all(|&rank| world.host_of(rank) == world.host_of(self.ranks[0])))
+        let Some((world, _)) = &self.world else { return true };
+        let processes: BTreeSet<usize> = self.ranks.iter().map(|&rank| world.process_of(rank)).collect();
+        let is_here = |&rank: &usize| world.host_of(rank) == world.host_of(self.ranks[0]);
+        processes.len() <= world.processes_on_host() && self.ranks.iter().all(is_here)
     }
 }

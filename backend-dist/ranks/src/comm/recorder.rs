@@ -3,12 +3,15 @@
 //! Nothing here waits. A rank learns that a peer has issued something else when it issues its own; text is made only
 //! then.
 
+mod reported;
 mod shared;
 
+pub(crate) use reported::{Report, ReportedOps};
 pub(crate) use shared::SharedRecorder;
 
 use super::{OpRecord, ReduceOp, describe};
 use burn::tensor::DType;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Operations of a group that some members have issued and others have not; beyond this the oldest are forgotten.
@@ -18,7 +21,7 @@ const OPEN: usize = 4096;
 const DIMS: usize = 6;
 
 /// What a rank asks of its GPU on a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceOp {
     kind: DeviceOpKind,
     dtype: DType,
@@ -27,7 +30,7 @@ pub(crate) struct DeviceOp {
 }
 
 /// Which collective.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum DeviceOpKind {
     AllReduce(ReduceOp),
     /// The dimension along which shards are joined.
@@ -99,7 +102,7 @@ impl DeviceOp {
 }
 
 /// What the ranks of this process have issued, per group. Those of other processes of the host are compared by
-/// [`SharedRecorder`].
+/// [`SharedRecorder`], those on other hosts by [`ReportedOps`].
 #[derive(Debug, Default)]
 pub(crate) struct FlightRecorder {
     groups: Vec<GroupLog>,

@@ -1,7 +1,7 @@
 //! The processes of a run after they have found each other.
 
 use super::{JoinError, ProcessWorld, host_name};
-use crate::comm::remote::{Introduction, Peer, Remote, rendezvous};
+use crate::comm::remote::{CHILDREN, Introduction, Neighbours, Peer, Remote, parent, rendezvous};
 use crate::comm::{FailureCause, PROCESS, RunError, World, from_bytes, to_bytes};
 use crate::mesh::{Mesh, ParallelLayout};
 use crate::rank::{BoxError, Rank, launch_in, mesh_position, thread_error};
@@ -91,19 +91,27 @@ impl Processes {
         agreement: &[(&str, String)],
     ) -> Result<Self, JoinError> {
         let (ranks, processes) = (mesh.world_size(), world.processes);
+        let neighbours = Neighbours::of(world);
         let me = introduction(world, &mesh.layout().to_string(), agreement);
+        let me = Introduction { port: neighbours.port(), ..me };
         let share = world.share(ranks).ok_or_else(|| division(world, ranks, mesh.layout()))?;
-        let (streams, hosts) = rendezvous(world, &me)?;
+        let (streams, hosts, addresses) = rendezvous(world, &me)?;
         let peer = |stream: Option<_>| stream.map(|stream| Peer::new(stream, world.silence)).transpose();
         let peers = streams.into_iter().map(peer).collect::<Result<_, _>>();
         let peers = peers.map_err(|error| JoinError::Refused(format!("a connection ended at once: {error}")))?;
-        let (process, silence) = (world.process, world.silence);
-        let remote = Remote { process, share, hosts, silence, peers, coordinator: Mutex::default() };
-        let shared = World::over(labels, Some(remote));
-        shared.listen().map_err(|error| JoinError::Thread { processes, cause: thread_error(&error) })?;
+        let process = world.process;
+        let shared = World::over(labels, Some(Remote::new(world, share, hosts, peers)));
+        let above = (process > CHILDREN).then(|| addresses[parent(process)]).flatten();
+        let started = shared.listen(neighbours, above);
+        started.map_err(|error| JoinError::Thread { processes, cause: thread_error(&error) })?;
         let ranks = process * share..(process + 1) * share;
         let (mesh, local) = (mesh.clone(), world.local);
         Ok(Self(Arc::new(Joined { mesh, process, processes, ranks, local, world: shared })))
+    }
+
+    #[cfg(test)]
+    pub(super) fn world(&self) -> &World {
+        &self.0.world
     }
 
     /// The first failure that this process knows of.
@@ -245,6 +253,7 @@ pub(super) fn introduction(world: &ProcessWorld, layout: &str, agreement: &[(&st
         processes: world.processes,
         host: host_name(),
         agreement: agreement.map(|(name, value)| (name.to_string(), value.clone())).collect(),
+        port: None,
     }
 }
 

@@ -58,7 +58,7 @@ pub enum JoinError {
         strangers: usize,
     },
     /// The system starts no thread for what other processes send.
-    #[error("a process of {processes} needs a thread for each other one it is connected to, and three: {cause}")]
+    #[error("a process of {processes} needs a thread for each connection, and four: {cause}")]
     Thread { processes: usize, cause: String },
     /// Process 0 could not be reached.
     #[error(

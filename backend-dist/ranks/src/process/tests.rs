@@ -4,6 +4,7 @@ mod cluster;
 mod failures;
 mod frames;
 mod joining;
+mod tree;
 
 use super::{ProcessWorld, Processes};
 use crate::collective::*;

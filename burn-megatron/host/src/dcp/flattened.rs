@@ -34,8 +34,14 @@ pub(super) fn boxes(
     Ok(found.into_iter().map(moved).collect())
 }
 
-/// The boxes of `run`, elements of a box of these sizes counted row-major; `before` are the places in the dimensions before.
-fn split(sizes: &[usize], run: Range<usize>, before: &mut Vec<Range<usize>>, found: &mut Vec<Vec<Range<usize>>>) {
+/// The boxes of `run`, elements of a box of these sizes counted row-major, in their order; `before` are the places in the
+/// dimensions before.
+pub(super) fn split(
+    sizes: &[usize],
+    run: Range<usize>,
+    before: &mut Vec<Range<usize>>,
+    found: &mut Vec<Vec<Range<usize>>>,
+) {
     if run.is_empty() {
         return;
     }

@@ -16,6 +16,7 @@ use crate::positioned::{PositionedFile, Run};
 /// A box of a tensor in a file, row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
+    /// Where it is in the tensor.
     pub ranges: Vec<Range<usize>>,
     /// Which of the folder's files.
     pub file: usize,

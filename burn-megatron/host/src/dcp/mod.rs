@@ -5,6 +5,7 @@
 //! to it.
 
 mod archive;
+mod buffers;
 mod flattened;
 mod folder;
 mod metadata;
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 pub use archive::{count, number};
-pub use folder::{DcpFolder, DcpTensor};
+pub use folder::{Chunk, DcpFolder, DcpTensor};
 pub use metadata::METADATA;
 pub use objects::DcpObjects;
 pub use pickle::{Pickle, Value};

@@ -1,5 +1,6 @@
-//! AdamW of Megatron-Core in a `torch_dist` folder: without the distributed optimizer, and with it as `fully_reshardable` or
-//! `fully_sharded_model_space` (`megatron/core/optimizer/distrib_optimizer.py`). Settings and counts are in `common.pt`.
+//! AdamW of Megatron-Core in a `torch_dist` folder: without the distributed optimizer, and with it as `fully_reshardable`,
+//! `fully_sharded_model_space` or `dp_reshardable` (`megatron/core/optimizer/distrib_optimizer.py`). Settings and counts are in
+//! `common.pt`.
 
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::settings::{Group, rates, section};
 use super::{MASTERS, MOMENTS, Recorded, of_another_optimizer};
 use crate::dcp::{self, DcpObjects, Value as Saved};
+use crate::hf::dp_reshardable::{BUFFERS, bucket};
 use crate::hf::error::HfFolderError;
 
 const STATE: &str = "optimizer.state.";
@@ -19,11 +21,20 @@ const STATE: &str = "optimizer.state.";
 pub(super) fn states(objects: &DcpObjects) -> Result<Option<String>, String> {
     let mut found = None;
     for name in &objects.names {
-        if name.contains("optimizer.distributed.") {
-            return Err(format!(
-                "`{name}` is a buffer of some ranks (dp_reshardable), not the state of a parameter; load and save the \
-                 checkpoint once with --dist-ckpt-optim-fully-reshardable"
-            ));
+        if name.contains(BUFFERS) {
+            match bucket(name) {
+                Some((.., state)) if MOMENTS.contains(&state) => found = Some(String::new()),
+                Some((.., state)) if MASTERS.contains(&state) => {}
+                Some(_) => return Err(of_another_optimizer(name)),
+                None if name.starts_with(BUFFERS) && name.contains("/shard_") => {}
+                None => {
+                    return Err(format!(
+                        "`{name}` is a buffer of some ranks (dp_reshardable) as Megatron-Core 0.16 has none; load and save \
+                         the checkpoint once with --dist-ckpt-optim-fully-reshardable"
+                    ));
+                }
+            }
+            continue;
         }
         let Some((before, state)) = name.split_once(STATE) else { continue };
         let state = state.split('.').next().unwrap_or_default();
@@ -40,13 +51,18 @@ pub(super) fn states(objects: &DcpObjects) -> Result<Option<String>, String> {
 ///
 /// # Errors
 /// If the file is damaged, or says what ours cannot do.
-pub(super) fn recorded(path: &Path) -> Result<Recorded, HfFolderError> {
+pub(super) fn recorded(path: &Path, objects: &DcpObjects) -> Result<Recorded, HfFolderError> {
     let file = DcpObjects::load(path)?;
-    of_common(file.value()).map_err(|what| HfFolderError::file(path, what))
+    // With buffers of its ranks, an optimizer's settings are next to them.
+    let mut names = objects.names.iter().filter(|name| name.starts_with(BUFFERS));
+    let settings = names.find(|name| name.contains(".optimizer/shard_")).map(|name| objects.read(name)).transpose()?;
+    let settings = settings.as_ref().and_then(|read| read.value().items()?.first().copied());
+    of_common(file.value(), settings).map_err(|what| HfFolderError::file(path, what))
 }
 
-fn of_common(common: Saved) -> Result<Recorded, String> {
-    let optimizer = common.get("optimizer").ok_or("`optimizer` is missing: the step and the settings of the states")?;
+fn of_common(common: Saved, optimizer: Option<Saved>) -> Result<Recorded, String> {
+    let optimizer = optimizer.or_else(|| common.get("optimizer"));
+    let optimizer = optimizer.ok_or("`optimizer` is missing: the step and the settings of the states")?;
     // Dense parameters and experts may have one each.
     let several: Vec<Saved> = match optimizer.get("param_groups").or_else(|| optimizer.get("optimizer")) {
         Some(_) => vec![optimizer],
@@ -145,19 +161,21 @@ mod tests {
             growth: ("cosine", 640),
             updates: 9,
             scheduled: 72,
+            consumed: 80,
+            model: [2, 16, 4],
         }
     }
 
     fn read(recipe: &Recipe) -> Result<Recorded, String> {
         let mut pickler = Pickler::new();
         write_common(&mut pickler, 10, Some(recipe), None);
-        of_common(Pickle::of_any(&pickler.finish()).unwrap().value())
+        of_common(Pickle::of_any(&pickler.finish()).unwrap().value(), None)
     }
 
     #[test]
     fn what_is_written_is_read() {
         let told = read(&recipe()).unwrap();
-        assert_eq!((told.step, told.updates, told.consumed, told.skipped), (10, 9, Some(72), 0));
+        assert_eq!((told.step, told.updates, told.consumed, told.skipped), (10, 9, Some(80), 8));
         let lr = json!({"max": 3e-3, "min": 1e-4, "warmup": "32 samples", "decay": "320 samples", "form": "linear"});
         let decay = json!({"incr-style": "cosine", "start": 0.02, "length": "640 samples"});
         assert_eq!((&told.config["lr"], &told.config["weight-decay"]), (&lr, &decay));
@@ -238,7 +256,7 @@ mod tests {
                     }
                 });
             });
-            of_common(Pickle::of_any(&pickler.finish()).unwrap().value())
+            of_common(Pickle::of_any(&pickler.finish()).unwrap().value(), None)
         };
         let told = common(0.95).unwrap();
         assert_eq!((told.updates, told.consumed), (4, None));

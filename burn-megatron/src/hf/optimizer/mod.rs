@@ -70,7 +70,7 @@ impl OptimizerStates {
             return Err(HfFolderError::tensor(weights, name, what));
         }
         let mut recorded = match model.is_megatron() {
-            true => megatron::recorded(&weights.join("common.pt"))?,
+            true => megatron::recorded(&weights.join("common.pt"), &objects)?,
             false => torch::recorded(&objects, &prefix, model).map_err(|what| HfFolderError::file(weights, what))?,
         };
         recorded.consumed = recorded.consumed.or(consumed);

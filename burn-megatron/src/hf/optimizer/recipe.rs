@@ -1,5 +1,6 @@
 //! What a checkpoint of ours says about its optimizer, for other systems.
 
+use models::layout::ModelDims;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -27,15 +28,19 @@ pub(in crate::hf) struct Recipe {
     pub updates: u64,
     /// Samples that the schedule counts.
     pub scheduled: u64,
+    /// Samples of steps without an update too.
+    pub consumed: u64,
+    /// The model's layers, features between them, and attention heads.
+    pub model: [usize; 3],
 }
 
 impl Recipe {
-    /// Of a checkpoint.
+    /// Of a checkpoint of this model.
     ///
     /// # Errors
     /// If it has no moments, those of another optimizer, or settings that the other systems' files have no place for; the
     /// message names the key.
-    pub fn of(checkpoint: &Checkpoint) -> Result<Self, String> {
+    pub fn of(checkpoint: &Checkpoint, model: &ModelDims) -> Result<Self, String> {
         let state = checkpoint.state();
         if state.updates == 0 {
             return Err("has no moments: its run has not updated the weights yet; leave out --optimizer".into());
@@ -82,6 +87,8 @@ impl Recipe {
             },
             updates: state.updates,
             scheduled,
+            consumed: state.consumed_samples,
+            model: [model.layers, model.hidden, model.heads],
         })
     }
 }

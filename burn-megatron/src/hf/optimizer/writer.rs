@@ -151,7 +151,7 @@ fn settings(recipe: &Recipe, decayed: bool) -> [(&'static str, Setting); 10] {
     ]
 }
 
-/// Megatron-Core's `common.pt` of an iteration, with what its distributed optimizer and its schedules look for. Experts may
+/// Megatron-Core's `common.pt` of an iteration, with what Megatron-LM, the distributed optimizer and the schedules look for. Experts may
 /// have an optimizer of their own, which is chained to that of the others (`ChainedOptimizer`); `experts` then says whether
 /// it has vectors.
 pub(in crate::hf) fn write_common(
@@ -165,6 +165,8 @@ pub(in crate::hf) fn write_common(
         pickler.integer(iteration);
         let Some(recipe) = recipe else { return };
         let vectors = !recipe.adamw.decay_vectors;
+        pickler.text("args");
+        pickler.object("argparse", "Namespace", |pickler| arguments(pickler, recipe));
         pickler.text("checkpoint_version");
         pickler.float(3.0);
         pickler.text("optimizer");
@@ -188,6 +190,31 @@ pub(in crate::hf) fn write_common(
             pickler.text("chained_optim_avoid_prefix");
             pickler.boolean(true);
         });
+    });
+}
+
+/// What Megatron-LM looks for in its own arguments when it continues (`load_checkpoint` and `check_checkpoint_args` of
+/// `megatron/training/checkpointing.py`).
+fn arguments(pickler: &mut Pickler, recipe: &Recipe) {
+    pickler.dict(|pickler| {
+        let [layers, hidden, heads] = recipe.model.map(|size| size as u64);
+        for (key, value) in [
+            ("num_layers", layers),
+            ("hidden_size", hidden),
+            ("num_attention_heads", heads),
+            ("tensor_model_parallel_size", 1),
+            ("pipeline_model_parallel_size", 1),
+            ("consumed_train_samples", recipe.consumed),
+            ("skipped_train_samples", recipe.consumed - recipe.scheduled),
+            ("consumed_valid_samples", 0),
+        ] {
+            pickler.text(key);
+            pickler.integer(value);
+        }
+        for (key, value) in [("no_save_optim", false), ("no_save_rng", true)] {
+            pickler.text(key);
+            pickler.boolean(value);
+        }
     });
 }
 

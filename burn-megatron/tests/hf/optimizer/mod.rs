@@ -159,7 +159,9 @@ fn a_run_of_torch_continues_with_its_losses() {
 /// Ten steps were Megatron-Core's in fp32, on four ranks and a schedule's way down; the next twenty are ours.
 #[test]
 fn a_run_of_megatron_core_continues_with_its_losses() {
-    for name in ["megatron_reshardable", "megatron_experts", "megatron_model_space", "megatron_plain"] {
+    let names =
+        ["megatron_reshardable", "megatron_experts", "megatron_model_space", "megatron_plain", "megatron_buckets"];
+    for name in names {
         let (folder, to) = (copied(name), tempfile::tempdir().unwrap());
         let (checkpoint, said) = imported(folder.path(), to.path());
         let state = checkpoint.state();

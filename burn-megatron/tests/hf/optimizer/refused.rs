@@ -82,6 +82,15 @@ fn what_cannot_continue_is_named() {
     let message = import(folder.path(), &[]);
     assert!(message.contains("optimizer.distributed.dp_group_idx_0.gbuf_0` is a buffer of some ranks"), "{message}");
 
+    // Tensor-parallel ranks in another order.
+    let folder = copied("megatron_buckets");
+    renamed(folder.path(), "dp_group_idx_0.gbuf", "dp_group_idx_9.gbuf");
+    let message = import(folder.path(), &[]);
+    assert!(message.contains("the buffers of 2 ranks (dp_reshardable) are not those of these weights"), "{message}");
+    renamed(folder.path(), "bucket_idx_0.exp_avg_sq", "bucket_idx_0.other_stat");
+    let message = import(folder.path(), &[]);
+    assert!(message.contains("other_stat` is a state of another optimizer than AdamW"), "{message}");
+
     let folder = copied("megatron_reshardable");
     fs::remove_file(folder.path().join("common.pt")).unwrap();
     assert!(import(folder.path(), &[]).contains("common.pt: cannot be read"));

@@ -168,7 +168,7 @@ impl DeviceOp {
 impl Group {
     /// Lets members in several processes of one host compare what they issue on their GPUs from now on. A collective,
     /// before the first of these operations. Where the processes may not share memory, as in several containers, and
-    /// between hosts, different operations are noticed when one of them has not ended in time.
+    /// between hosts, process 0 compares what they [report](super::ReportedOps).
     pub(crate) fn share_recorder(&self) {
         let Some((world, id)) = &self.world else { return };
         if !self.is_in_one_process()

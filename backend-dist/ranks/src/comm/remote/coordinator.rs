@@ -9,6 +9,8 @@ use std::collections::{BTreeSet, HashMap};
 pub(crate) struct Coordinator {
     pending: HashMap<OpKey, Pending>,
     finished: BTreeSet<usize>,
+    /// Processes to which the process above them can send.
+    pub linked: BTreeSet<usize>,
 }
 
 struct Pending {
@@ -18,18 +20,25 @@ struct Pending {
     inputs: Vec<Input>,
 }
 
-struct Input {
-    process: usize,
-    contribution: Contribution,
-    blob: Blob,
+pub(crate) struct Input {
+    pub process: usize,
+    pub contribution: Contribution,
+    pub blob: Blob,
+}
+
+impl Input {
+    /// Who has brought it.
+    pub fn as_member(&self) -> Member {
+        (self.contribution.member, self.contribution.rank)
+    }
 }
 
 /// The state of a collective after a process has called it.
 pub(crate) enum Arrival {
     /// Others have yet to call it.
     Waits,
-    /// All have: for each process with members, the inputs of the members of the others.
-    Complete(Vec<(usize, Vec<(Member, Blob)>)>),
+    /// All have: the processes with members, and the inputs of these.
+    Complete(Vec<usize>, Vec<Input>),
     /// It can never be complete; the rank to name, and why.
     Never(usize, FailureCause),
     /// The process's frame contradicts an earlier one.
@@ -73,12 +82,7 @@ impl Coordinator {
             return if gone { Arrival::Never(rank, FailureCause::Deadlock) } else { Arrival::Waits };
         }
         let Pending { processes, inputs, .. } = self.pending.remove(&op).expect("it was there above");
-        let others = |process: usize| {
-            let others = inputs.iter().filter(|input| input.process != process);
-            let member = |input: &Input| (input.contribution.member, input.contribution.rank);
-            (process, others.map(|input| (member(input), input.blob.clone())).collect())
-        };
-        Arrival::Complete(processes.into_iter().map(others).collect())
+        Arrival::Complete(processes, inputs)
     }
 
     /// All ranks of a process have finished. Returns a rank that waits for one of them, if there is one.

@@ -5,6 +5,8 @@
 
 use crate::comm::codec;
 use crate::comm::failure::{OpRecord, RunError};
+#[cfg(any(feature = "cuda", test))]
+use crate::comm::recorder::Report;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -42,8 +44,14 @@ pub(crate) enum Head {
     Heartbeat,
     /// To process 0: the calls of the sender's members, with an input each. `processes` are those that have members.
     Contribute { op: OpKey, processes: Vec<usize>, contributions: Vec<Contribution> },
-    /// From process 0: the inputs of the members of the other processes.
-    Gathered { op: OpKey, members: Vec<Member> },
+    /// From process 0, for the processes `to`, which it reaches by the receiver: the inputs of the members of the other
+    /// processes, and of their own if they are several.
+    Gathered { op: OpKey, members: Vec<Member>, to: Vec<usize> },
+    /// To process 0: the process above the sender can send to it.
+    Linked,
+    /// To process 0: what the sender's ranks have issued on their GPUs.
+    #[cfg(any(feature = "cuda", test))]
+    Issued { reports: Vec<Report> },
     /// A tensor from one member to another, in one blob; `receiver` is the other's global rank.
     Message { group: String, from: usize, to: usize, receiver: usize, record: OpRecord },
     /// To process 0: a rank of the sender has failed. From process 0: this is the first failure of the run.

@@ -29,10 +29,10 @@ const FRAMES: [&[u8]; 10] = [
 /// Introductions that must be refused.
 const INTRODUCTIONS: [&[u8]; 6] = [
     b"\xc0",
-    b"\x94\xff\x02\xa1h\x90",
-    b"\x94\x01\x02\xa1h\xdd\xff\xff\xff\xff",
-    b"\x94\x01\x02\xdb\xff\xff\xff\xffh",
-    b"\x94\x01\x02\xa2\xff\xfe\x90",
+    b"\x95\xff\x02\xa1h\x90\xc0",
+    b"\x95\x01\x02\xa1h\xdd\xff\xff\xff\xff",
+    b"\x95\x01\x02\xdb\xff\xff\xff\xffh",
+    b"\x95\x01\x02\xa2\xff\xfe\x90\xc0",
     b"\x93\x01\x02\xa1h",
 ];
 
@@ -105,7 +105,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_an_introduction_or_a_strangers(
-        bytes in damaged(introduced(b"\x94\x01\x02\xa4host\x91\x92\xa2lr\xa11")),
+        bytes in damaged(introduced(b"\x95\x01\x02\xa4host\x91\x92\xa2lr\xa11\xc0")),
     ) {
         let whole = parse(&bytes);
         if let Greeting::Process(introduction, _) = &whole {

@@ -4,11 +4,11 @@ use super::gate::{BYTES, End, Gate, Nonce};
 use crate::comm::codec;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// Begins every connection; the last bytes are the version of what follows.
-pub(super) const MAGIC: &[u8; 16] = b"burn-megatron 03";
+pub(super) const MAGIC: &[u8; 16] = b"burn-megatron 04";
 /// Bytes of [`MAGIC`] before the version.
 pub(super) const NAME: usize = 14;
 /// Most bytes of an introduction, which has the text of a configuration.
@@ -19,8 +19,11 @@ pub(super) const HOST: usize = 64;
 /// How long a caller may take to say who it is, in all.
 pub(super) const MANNERS: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 
-/// What process 0 answers: the hosts of all, or why there is no run.
-pub(super) type Answer = Result<Vec<String>, String>;
+/// What process 0 answers: the hosts of all, and where they wait for processes below them; or why there is no run.
+pub(super) type Answer = Result<Vec<Place>, String>;
+
+/// The host of a process, and where it waits for the processes below it, if there are any.
+pub(super) type Place = (String, Option<SocketAddr>);
 
 /// Who a process is, and what all must agree on: names with values, in one order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +32,8 @@ pub(crate) struct Introduction {
     pub processes: usize,
     pub host: String,
     pub agreement: Vec<(String, String)>,
+    /// Where it waits for the processes below it.
+    pub port: Option<u16>,
 }
 
 impl Introduction {

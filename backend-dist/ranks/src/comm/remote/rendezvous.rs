@@ -7,7 +7,7 @@ use super::caller::{Caller, Friend, Strangers};
 use super::frame::read_bytes;
 use super::gate::{BYTES, End, Gate, nonce};
 use super::introduction::{
-    Answer, Greeting, HOST, Introduction, LIMIT, MAGIC, MANNERS, NAME, Stranger, disagreement, printable, say,
+    Answer, Greeting, HOST, Introduction, LIMIT, MAGIC, MANNERS, NAME, Place, Stranger, disagreement, printable, say,
 };
 use crate::comm::codec;
 use crate::process::{JoinError, ProcessWorld};
@@ -21,14 +21,14 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Between two attempts to reach process 0.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Between two looks for callers.
-const LOOK: Duration = Duration::from_millis(10);
+pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// Callers that have not said who they are, in addition to two for each process; more are hung up on.
-const CROWD: usize = 32;
+pub(super) const CROWD: usize = 32;
 /// Most bytes of an answer: it has the hosts of all processes.
 const ANSWER: usize = 1 << 24;
 
-/// The connections by process, and the hosts.
-type Joined = (Vec<Option<TcpStream>>, Vec<String>);
+/// The connections by process, the hosts, and where each process waits for those below it.
+type Joined = (Vec<Option<TcpStream>>, Vec<String>, Vec<Option<SocketAddr>>);
 
 /// Brings the processes together.
 ///
@@ -58,7 +58,7 @@ fn gather(world: &ProcessWorld, me: &Introduction, gate: &Gate, addresses: &[Soc
     })?;
     let start = Instant::now();
     let mut streams: Vec<Option<Friend>> = (0..world.processes).map(|_| None).collect();
-    let mut there = vec![(0, me.host.clone())];
+    let (mut there, mut ports) = (vec![(0, me.host.clone())], vec![None; world.processes]);
     let (mut callers, mut strangers) = (Vec::<Caller>::new(), Strangers::default());
     let (mut called, mut refused) = (1, None::<(String, Instant)>);
     while there.len() < world.processes || refused.is_some() {
@@ -104,6 +104,7 @@ fn gather(world: &ProcessWorld, me: &Introduction, gate: &Gate, addresses: &[Soc
             let reason = match (second.or_else(|| disagreement(me, &introduction)), caller.into_friend(nonce)) {
                 (None, Ok(stream)) => {
                     there.push((process, introduction.host));
+                    ports[process] = introduction.port;
                     streams[process] = Some(stream);
                     continue;
                 }
@@ -127,10 +128,16 @@ fn gather(world: &ProcessWorld, me: &Introduction, gate: &Gate, addresses: &[Soc
         thread::sleep(LOOK);
     }
     there.sort();
-    let hosts: Vec<String> = there.into_iter().map(|(_, host)| host).collect();
+    let place = |(process, host): (usize, String)| {
+        // By which it has reached process 0, so others reach it by the same.
+        let address = || Some(streams[process].as_ref()?.stream.peer_addr().ok()?.ip().to_canonical());
+        (host, ports[process].and_then(|port| Some(SocketAddr::new(address()?, port))))
+    };
+    let places: Vec<Place> = there.into_iter().map(place).collect();
     // Who is gone by now is missed by its reading thread.
-    streams.iter_mut().flatten().for_each(|friend| drop(answer(friend, gate, &Answer::Ok(hosts.clone()))));
-    Ok((streams.into_iter().map(|friend| friend.map(|friend| friend.stream)).collect(), hosts))
+    streams.iter_mut().flatten().for_each(|friend| drop(answer(friend, gate, &Answer::Ok(places.clone()))));
+    let (hosts, addresses) = places.into_iter().unzip();
+    Ok((streams.into_iter().map(|friend| friend.map(|friend| friend.stream)).collect(), hosts, addresses))
 }
 
 /// The other processes: call process 0 until it answers.
@@ -143,10 +150,14 @@ fn call(world: &ProcessWorld, me: &Introduction, gate: &Gate, addresses: &[Socke
             let stream = TcpStream::connect_timeout(address, left().clamp(PAUSE, MANNERS));
             let patience = left().saturating_add(MANNERS);
             match stream.and_then(|stream| introduce(stream, me, gate, patience, world)) {
-                Ok((stream, Ok(hosts))) => {
+                Ok((_, Ok(places))) if places.len() != world.processes => {
+                    cause = "an answer with the hosts of another number of processes".into();
+                }
+                Ok((stream, Ok(places))) => {
+                    let (hosts, addresses) = places.into_iter().unzip();
                     let mut streams: Vec<Option<TcpStream>> = (0..world.processes).map(|_| None).collect();
                     streams[0] = Some(stream);
-                    return Ok((streams, hosts));
+                    return Ok((streams, hosts, addresses));
                 }
                 Ok((_, Err(reason))) => return Err(JoinError::Refused(reason)),
                 Err(error) => cause = error.to_string(),
@@ -172,7 +183,7 @@ pub(super) fn listen_addresses(world: &ProcessWorld, addresses: &[SocketAddr]) -
 }
 
 /// Listens on the first address that works: a host may have no IPv6.
-fn listen(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+pub(super) fn listen(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(addresses)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -189,7 +200,7 @@ fn other_secret(port: u16) -> String {
     format!("process 0 on port {port} has another BURN_MEGATRON_SECRET; it must be the same in all processes")
 }
 
-fn introduce(
+pub(super) fn introduce(
     mut stream: TcpStream,
     me: &Introduction,
     gate: &Gate,
@@ -225,10 +236,7 @@ fn introduce(
     let is_known = gate.accepts(&proof, End::First, [&first, &own], &text);
     let answer = match answer {
         Ok(_) if !is_known => Err(other_secret(world.port)),
-        Ok(hosts) if hosts.len() != world.processes => {
-            return Err(bad("an answer with the hosts of another number of processes"));
-        }
-        Ok(hosts) => Ok(hosts.iter().map(|host| printable(host, HOST)).collect()),
+        Ok(places) => Ok(places.into_iter().map(|(host, address)| (printable(&host, HOST), address)).collect()),
         Err(reason) => Err(printable(&reason, 4096)),
     };
     Ok((stream, answer))
@@ -261,7 +269,7 @@ fn refuse<'a>(friends: impl Iterator<Item = &'a mut Friend>, gate: &Gate, reason
 }
 
 /// Answers with the proof that this process knows the secret.
-fn answer(friend: &mut Friend, gate: &Gate, answer: &Answer) -> io::Result<()> {
+pub(super) fn answer(friend: &mut Friend, gate: &Gate, answer: &Answer) -> io::Result<()> {
     let [first, caller] = &friend.nonces;
     let proof = gate.proof(End::First, [first, caller], &codec::to_bytes(answer));
     say(&mut friend.stream, answer, proof)

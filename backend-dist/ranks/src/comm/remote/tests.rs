@@ -1,11 +1,14 @@
 //! Who is let in, and what becomes of whoever else connects to the port.
 
+use super::Remote;
 use super::gate::{End, Gate};
 use super::introduction::{Introduction, LIMIT, MAGIC};
+use super::links::Neighbours;
 use super::rendezvous::{listen_addresses, rendezvous};
 use crate::process::{JoinError, ProcessWorld};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,7 +19,7 @@ fn world(process: usize, processes: usize, port: u16) -> ProcessWorld {
 
 fn introduction(process: usize, processes: usize) -> Introduction {
     let agreement = vec![("configuration".to_string(), "lr = 1".to_string())];
-    Introduction { process, processes, host: format!("host{process}"), agreement }
+    Introduction { process, processes, host: format!("host{process}"), agreement, port: None }
 }
 
 fn free_port() -> u16 {
@@ -37,9 +40,9 @@ fn connect(port: u16) -> TcpStream {
 /// Process 0 of two; `strangers` connect, and only then process 1 comes. Both must find each other.
 fn start_with<T>(strangers: impl FnOnce(u16) -> T) -> T {
     let port = free_port();
-    let first = thread::spawn(move || rendezvous(&world(0, 2, port), &introduction(0, 2)).map(|(_, hosts)| hosts));
+    let first = thread::spawn(move || rendezvous(&world(0, 2, port), &introduction(0, 2)).map(|(_, hosts, _)| hosts));
     let connected = strangers(port);
-    let second = rendezvous(&world(1, 2, port), &introduction(1, 2)).map(|(_, hosts)| hosts);
+    let second = rendezvous(&world(1, 2, port), &introduction(1, 2)).map(|(_, hosts, _)| hosts);
     let hosts = ["host0", "host1"].map(String::from).to_vec();
     assert_eq!([first.join().unwrap(), second], [Ok(hosts.clone()), Ok(hosts)]);
     connected
@@ -138,7 +141,7 @@ fn with_secrets(secrets: [&str; 2], stranger: impl FnOnce(u16)) -> [Result<Vec<S
     };
     let join = |world: ProcessWorld| {
         let process = world.process;
-        thread::spawn(move || rendezvous(&world, &introduction(process, 2)).map(|(_, hosts)| hosts))
+        thread::spawn(move || rendezvous(&world, &introduction(process, 2)).map(|(_, hosts, _)| hosts))
     };
     let first = join(world(0, secrets[0]));
     stranger(port);
@@ -229,7 +232,7 @@ fn an_agreement_that_is_too_long_is_refused_before_anybody_waits() {
     let long = Introduction { agreement: vec![("configuration".into(), "x".repeat(LIMIT))], ..introduction(1, 2) };
     let error = rendezvous(&world(1, 2, 1), &long).map(drop).unwrap_err();
     assert!(
-        matches!(&error, JoinError::Refused(text) if text.contains("(configuration) has 262174 bytes, more than 262144")),
+        matches!(&error, JoinError::Refused(text) if text.contains("(configuration) has 262175 bytes, more than 262144")),
         "{error}"
     );
 }
@@ -247,4 +250,28 @@ fn a_host_whose_own_name_is_a_loopback_address_listens_for_other_hosts() {
         assert!(of(address, false, "127.0.0.1:7000"), "{address} is nobody else's");
     }
     assert!(!of("node0", true, "10.0.0.1:7000") && !of("10.0.0.1", true, "10.0.0.1:7000"));
+}
+
+#[test]
+fn a_process_in_the_middle_takes_in_those_below_it_and_nobody_else() {
+    let world = |process, secret: &str| ProcessWorld { secret: secret.into(), ..world(process, 20, 29500) };
+    let remote = |world: &ProcessWorld| Remote::new(world, 1, vec![String::new(); 20], (0..20).map(|_| None).collect());
+    let middle = world(1, "s3cret");
+    let (neighbours, connected, is_over) = (Neighbours::of(&middle), remote(&middle), AtomicBool::new(false));
+    let port = neighbours.port().unwrap();
+    let call = |process, secret: &str| {
+        let world = world(process, secret);
+        Neighbours::of(&world).call(&remote(&world), ([127, 0, 0, 1], port).into()).is_ok()
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| neighbours.take_in(&connected, || is_over.load(Ordering::Acquire)));
+        let silent = connect(port);
+        connect(port).write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        // Process 17 is below process 2, and process 9 calls once.
+        let called = [call(9, "guess"), call(9, ""), call(17, "s3cret"), call(9, "s3cret"), call(9, "s3cret")];
+        is_over.store(true, Ordering::Release);
+        assert_eq!(called, [false, false, false, true, false]);
+        drop(silent);
+    });
+    assert_eq!(connected.links().below.keys().copied().collect::<Vec<_>>(), [9]);
 }

@@ -1,6 +1,7 @@
 //! Which frames make sense. A process must not fail, or wait for ever, because of what another one sends.
 
 use super::frame::{Contribution, Frame, Head, OpKey};
+use super::tree::CHILDREN;
 use super::{OF_PROCESSES, Remote};
 
 impl Remote {
@@ -26,12 +27,19 @@ impl Remote {
             Head::Gathered { .. } if here == 0 => {
                 return Err("inputs of a collective, which only process 0 sends".into());
             }
-            Head::Gathered { members, .. } => {
+            Head::Gathered { members, to, .. } => {
+                self.check_known(to)?;
                 if let Some((_, rank)) = members.iter().find(|(_, rank)| *rank >= world) {
                     return Err(format!("an input of rank {rank} of {world}"));
                 }
                 members.len()
             }
+            #[cfg(any(feature = "cuda", test))]
+            Head::Issued { .. } if here > 0 => return Err("operations of GPUs, which only process 0 compares".into()),
+            #[cfg(any(feature = "cuda", test))]
+            Head::Issued { .. } => 0,
+            Head::Linked if here > 0 || from <= CHILDREN => return Err("that another process reaches it".into()),
+            Head::Linked => 0,
             Head::Message { receiver, .. } if *receiver >= world => {
                 return Err(format!("a tensor for rank {receiver} of {world}"));
             }
@@ -51,14 +59,19 @@ impl Remote {
     }
 
     fn check_processes(&self, from: usize, processes: &[usize]) -> Result<(), String> {
+        self.check_known(processes)?;
+        match processes.contains(&from) {
+            true => Ok(()),
+            false => Err(format!("a collective whose {} processes are not its own", processes.len())),
+        }
+    }
+
+    fn check_known(&self, processes: &[usize]) -> Result<(), String> {
         let ascending = processes.is_sorted_by(|one, next| one < next);
         let known = processes.last().is_some_and(|last| *last < self.processes());
-        match ascending && known && processes.contains(&from) {
+        match ascending && known {
             true => Ok(()),
-            false => Err(format!(
-                "a collective whose {} processes are not in order, not known or not its own",
-                processes.len()
-            )),
+            false => Err(format!("a collective whose {} processes are not in order or not known", processes.len())),
         }
     }
 

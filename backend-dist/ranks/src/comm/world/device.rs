@@ -1,9 +1,12 @@
 //! What the ranks ask of their GPUs, which the host does not wait for.
 
-use super::super::recorder::{DeviceOp, Disagreement, SharedRecorder};
+use super::super::recorder::{DeviceOp, Disagreement, Report, SharedRecorder};
+use super::super::remote::{Frame, Head, Remote};
 use super::super::{FailureCause, OpRecord};
 use super::failing::mismatch;
 use super::{Activity, GroupId, GroupState, State, World};
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
 
 /// The last thing a rank has asked of its GPU.
 #[derive(Debug)]
@@ -12,6 +15,17 @@ pub(super) struct Issued {
     member: usize,
     sequence: u64,
     op: DeviceOp,
+}
+
+/// What process 0 has yet to hear of a group whose members compare their operations there.
+#[derive(Default)]
+pub(super) struct Unreported {
+    /// Whether it knows the group.
+    is_defined: bool,
+    /// By member.
+    ops: BTreeMap<usize, Vec<DeviceOp>>,
+    /// Members of whose end it has heard.
+    finished: Vec<usize>,
 }
 
 impl World {
@@ -39,6 +53,10 @@ impl World {
                 (absent, FailureCause::Missing { peer: rank, waiting_in })
             }),
         };
+        let g = &mut state.groups[group.index];
+        if group.across && g.shared.is_none() {
+            g.unreported.ops.entry(member).or_default().push(issued.op.clone());
+        }
         state.ranks[rank].issued = Some(issued);
         if let Some((rank, cause)) = cause {
             self.stop(&mut state, rank, cause);
@@ -50,6 +68,43 @@ impl World {
     pub(crate) fn share_recorder(&self, group: GroupId, shared: SharedRecorder) {
         // Every rank of this process brings the same memory.
         self.lock().groups[group.index].shared.get_or_insert(shared);
+    }
+
+    /// Tells process 0 what ranks here have issued on groups whose members share no memory, since the last time. One thread
+    /// calls this.
+    pub(super) fn report_issued(&self, remote: &Remote) {
+        let reports = {
+            let mut state = self.lock();
+            match state.failure {
+                Some(_) => Vec::new(),
+                None => state.reports(|rank| self.is_here(rank)),
+            }
+        };
+        if reports.is_empty() {
+            return;
+        }
+        if remote.process > 0 {
+            remote.send(Some(0), &Frame::from(Head::Issued { reports }));
+        } else {
+            self.compare_issued(remote, 0, reports).expect("process 0 contradicts nobody");
+        }
+    }
+
+    /// Process 0: compares what ranks of a process have issued with what their peers have.
+    ///
+    /// # Errors
+    /// If the process contradicts another one or itself.
+    pub(super) fn compare_issued(&self, remote: &Remote, from: usize, reports: Vec<Report>) -> Result<(), String> {
+        let mut found = None;
+        for report in reports {
+            let hosted = from * remote.share..(from + 1) * remote.share;
+            let mut reported = remote.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            found = found.or(reported.take(from, hosted, self.coords.len(), report)?);
+        }
+        if let Some((rank, cause)) = found {
+            self.fail(rank, cause);
+        }
+        Ok(())
     }
 
     /// The record of `op` as operation `sequence` of the group, as its member `member` issues it.
@@ -66,6 +121,28 @@ impl World {
 }
 
 impl State {
+    /// What process 0 has yet to hear.
+    fn reports(&mut self, is_here: impl Fn(usize) -> bool) -> Vec<Report> {
+        let Self { groups, ranks, recorder, .. } = self;
+        let mut reports = Vec::new();
+        let compared = groups.iter_mut().enumerate().filter(|(_, g)| !g.processes.is_empty() && g.shared.is_none());
+        for (group, g) in compared {
+            for (member, rank) in g.ranks.iter().enumerate().filter(|(_, rank)| is_here(**rank)) {
+                let Unreported { is_defined, ops, finished } = &mut g.unreported;
+                let ops = ops.remove(&member).unwrap_or_default();
+                let has_finished = ranks[*rank].activity == Activity::Finished && !finished.contains(&member);
+                if ops.is_empty() && !has_finished {
+                    continue;
+                }
+                finished.extend(has_finished.then_some(member));
+                let definition = (!std::mem::replace(is_defined, true)).then(|| (g.label.clone(), g.ranks.clone()));
+                let first = recorder.issued(group, member) - ops.len() as u64;
+                reports.push(Report { group, definition, member, first, ops, has_finished });
+            }
+        }
+        reports
+    }
+
     /// Text of the last thing `rank` has asked of its GPU.
     pub(super) fn last_on_device(&self, rank: usize) -> Option<OpRecord> {
         self.ranks[rank].issued.as_ref().map(|issued| self.device_record(issued))
@@ -84,7 +161,7 @@ impl State {
     }
 
     /// The rank of a member of this process that has finished without issuing operation `sequence`; what those of other
-    /// processes have issued is not known.
+    /// processes have issued is not known here.
     fn finished_before(&self, group: GroupId, sequence: u64, is_here: impl Fn(usize) -> bool) -> Option<usize> {
         self.groups[group.index].ranks.iter().enumerate().find_map(|(member, &rank)| {
             let is_absent = is_here(rank)

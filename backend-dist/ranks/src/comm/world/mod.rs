@@ -5,6 +5,7 @@
 //! unlocked, in the thread of the last rank of the process to call it. In a run of one process one lock sees every
 //! rank, so a deadlock is known the moment it happens.
 
+mod coordinate;
 #[cfg(any(feature = "cuda", test))]
 mod device;
 #[cfg(feature = "cuda")]
@@ -108,6 +109,9 @@ struct GroupState {
     /// What members in other processes of this host issue on their GPUs, if its members are in several.
     #[cfg(any(feature = "cuda", test))]
     shared: Option<super::recorder::SharedRecorder>,
+    /// What process 0 has yet to hear of members here, if there are others that share no memory with them.
+    #[cfg(any(feature = "cuda", test))]
+    unreported: device::Unreported,
 }
 
 struct PendingCollective {
@@ -181,6 +185,12 @@ impl World {
         self.remote.as_ref().map(|remote| remote.hosts[remote.process_of(rank)].as_str())
     }
 
+    /// Processes of this host, as the launcher says.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn processes_on_host(&self) -> usize {
+        self.remote.as_ref().map_or(1, |remote| remote.on_host)
+    }
+
     /// Counts bytes that a member gives to a collective of the group.
     pub(crate) fn count_given(&self, group: GroupId, member: usize, bytes: usize) {
         self.lock().groups[group.index].given[member] += bytes as u64;
@@ -222,6 +232,8 @@ impl World {
             message_count: vec![0; ranks.len()],
             #[cfg(any(feature = "cuda", test))]
             shared: None,
+            #[cfg(any(feature = "cuda", test))]
+            unreported: device::Unreported::default(),
         });
         GroupId { index: state.groups.len() - 1, across }
     }

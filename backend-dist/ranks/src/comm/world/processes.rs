@@ -1,24 +1,27 @@
 //! What the ranks of this process and those of the others send each other.
 
-use super::{Activity, State, World};
+use super::World;
 use crate::comm::failure::{FailureCause, OpRecord, RunError};
-use crate::comm::remote::{Arrival, Blob, Contribution, Frame, Head, OF_PROCESSES, OpKey, Remote};
+use crate::comm::remote::{Blob, Contribution, Frame, Head, Neighbours, OF_PROCESSES, OpKey, Remote, parent};
 use std::io;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How soon a thread that sleeps between heartbeats notices that there is no need for more.
-const NAP: Duration = Duration::from_secs(1);
+/// How soon a thread that sleeps between heartbeats notices that there is no need for more; and how often process 0 hears
+/// what GPUs were asked for.
+const NAP: Duration = Duration::from_millis(200);
 
 impl World {
     /// Starts the threads that read what the other processes send, send heartbeats, and end a run that has failed. They
-    /// are started before they are needed: a process may fail because it can start no more threads.
+    /// are started before they are needed: a process may fail because it can start no more threads. `above` is where the
+    /// process above this one in the tree waits for it.
     ///
     /// # Errors
     /// If the system starts no more threads; then the connections are closed.
-    pub(crate) fn listen(self: &Arc<Self>) -> io::Result<()> {
+    pub(crate) fn listen(self: &Arc<Self>, neighbours: Neighbours, above: Option<SocketAddr>) -> io::Result<()> {
         let Some(remote) = &self.remote else { return Ok(()) };
         let start = |name: String, run: Box<dyn FnOnce(&Self) + Send>| {
             let world = self.clone();
@@ -26,6 +29,16 @@ impl World {
         };
         let peers = (0..remote.processes()).filter(|&process| remote.peers[process].is_some());
         let listen = |process: usize| -> Box<dyn FnOnce(&Self) + Send> { Box::new(move |it| it.listen_to(process)) };
+        let (neighbours, process) = (Arc::new(neighbours), remote.process);
+        if neighbours.port().is_some() {
+            let neighbours = neighbours.clone();
+            start("to processes".into(), Box::new(move |it| it.listen_below(&neighbours)))
+                .inspect_err(|_| self.close())?;
+        }
+        if let Some(address) = above {
+            let listen = move |it: &Self| it.listen_above(&neighbours, parent(process), address);
+            start(format!("from process {}", parent(process)), Box::new(listen)).inspect_err(|_| self.close())?;
+        }
         peers
             .map(|process| start(format!("from process {process}"), listen(process)))
             .chain(std::iter::once_with(|| start("heartbeat".into(), Box::new(Self::send_heartbeats))))
@@ -148,10 +161,17 @@ impl World {
             Head::Contribute { op, processes, contributions } => {
                 self.coordinate(remote, from, op, processes, contributions.into_iter().zip(blobs).collect())?;
             }
-            Head::Gathered { op, members } => {
-                self.lock().gathered.insert(op, members.into_iter().zip(blobs).collect());
-                self.changed.notify_all();
+            Head::Gathered { op, members, to } => {
+                remote.pass_on(&op, &members, &to, &blobs)?;
+                if to.contains(&remote.process) {
+                    self.take_gathered(remote, op, members.into_iter().zip(blobs));
+                }
             }
+            Head::Linked => {
+                remote.coordinator.lock().unwrap_or_else(PoisonError::into_inner).linked.insert(from);
+            }
+            #[cfg(any(feature = "cuda", test))]
+            Head::Issued { reports } => self.compare_issued(remote, from, reports)?,
             Head::Message { group, from, to, receiver, record } => {
                 let host = remote.process_of(receiver);
                 if host == remote.process {
@@ -183,80 +203,6 @@ impl World {
         Ok(())
     }
 
-    /// Process 0: notes that the members of a process have called a collective, and answers all after the last ones.
-    ///
-    /// # Errors
-    /// If the process contradicts another one or itself.
-    fn coordinate(
-        &self,
-        remote: &Remote,
-        process: usize,
-        op: OpKey,
-        processes: Vec<usize>,
-        contributions: Vec<(Contribution, Blob)>,
-    ) -> Result<(), String> {
-        if process > 0 && !op.group.ends_with(OF_PROCESSES) {
-            let mut state = self.lock();
-            for (Contribution { rank, record, .. }, _) in &contributions {
-                state.ranks[*rank].activity = Activity::WaitingElsewhere;
-                state.ranks[*rank].last = Some(record.clone());
-            }
-        }
-        let mut coordinator = remote.coordinator.lock().unwrap_or_else(PoisonError::into_inner);
-        let arrival = coordinator.contribute(process, op.clone(), processes, contributions);
-        drop(coordinator);
-        match arrival {
-            Arrival::Waits => {}
-            Arrival::Never(rank, cause) => self.fail(rank, cause),
-            Arrival::Invalid(what) => return Err(what),
-            Arrival::Complete(all) => {
-                // This process last: what its ranks do next may be heard of only after this.
-                for (process, others) in all.into_iter().rev() {
-                    if process == 0 {
-                        self.lock().gathered.insert(op.clone(), others);
-                        self.changed.notify_all();
-                        continue;
-                    }
-                    self.set_running(&mut self.lock(), remote, process, &op);
-                    let (members, blobs) = others.into_iter().unzip();
-                    remote.send(Some(process), &Frame { head: Head::Gathered { op: op.clone(), members }, blobs });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The ranks of another process resume after a collective.
-    fn set_running(&self, state: &mut State, remote: &Remote, process: usize, op: &OpKey) {
-        for rank in process * remote.share..(process + 1) * remote.share {
-            let it = &mut state.ranks[rank];
-            if it.last.as_ref().is_some_and(|last| last.group == op.group && last.sequence == op.sequence) {
-                it.activity = Activity::Running;
-            }
-        }
-    }
-
-    /// Process 0: all ranks of a process have finished.
-    fn note_finished(&self, remote: &Remote, process: usize) {
-        let mut coordinator = remote.coordinator.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits_for_it = coordinator.finish(process);
-        let all = coordinator.finished() == remote.processes();
-        drop(coordinator);
-        let mut state = self.lock();
-        for rank in process * remote.share..(process + 1) * remote.share {
-            state.ranks[rank].activity = Activity::Finished;
-        }
-        if let Some(rank) = waits_for_it {
-            self.fail_locked(&mut state, rank, FailureCause::Deadlock);
-        }
-        if all && state.failure.is_none() {
-            state.ending.over = true;
-            drop(state);
-            remote.send(None, &Head::Finished.into());
-            self.set_all_finished(self.lock());
-        }
-    }
-
     /// The run cannot count on a process any more.
     fn peer_lost(&self, remote: &Remote, process: usize, what: String) {
         let mut state = self.lock();
@@ -277,6 +223,8 @@ impl World {
         let mut last = Instant::now();
         while !self.lock().ending.all_finished {
             thread::sleep(pause.min(NAP));
+            #[cfg(any(feature = "cuda", test))]
+            self.report_issued(remote);
             if last.elapsed() >= pause {
                 last = Instant::now();
                 remote.peers.iter().flatten().for_each(|peer| peer.heartbeat());

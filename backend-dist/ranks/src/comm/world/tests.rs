@@ -2,18 +2,26 @@
 
 use super::*;
 use crate::comm::failure::FailureCause;
-use crate::comm::remote::{Frame, Head, Peer, fuzz};
+use crate::comm::recorder::{DeviceOp, DeviceOpKind, Report};
+use crate::comm::remote::{Frame, Head, Neighbours, Peer, fuzz};
+use crate::process::ProcessWorld;
+use burn::tensor::DType;
 use proptest::prelude::*;
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
 const PROCESSES: usize = 3;
 
+fn world(process: usize) -> ProcessWorld {
+    let silence = Duration::from_secs(20);
+    ProcessWorld { silence, on_host: 1, one_host: false, ..ProcessWorld::on_one_host(process, PROCESSES, 1) }
+}
+
 /// Process `process` of three with `share` ranks each, connected to nobody.
 fn remote(process: usize, share: usize) -> Remote {
     let hosts = (0..PROCESSES).map(|process| format!("host{process}")).collect();
     let peers = (0..PROCESSES).map(|_| None).collect();
-    Remote { process, share, hosts, silence: Duration::from_secs(20), peers, coordinator: Mutex::default() }
+    Remote::new(&world(process), share, hosts, peers)
 }
 
 #[test]
@@ -24,7 +32,7 @@ fn a_panic_in_a_reading_thread_ends_the_run_and_names_the_process() {
     remote.peers[1] = Some(Peer::new(listener.accept().unwrap().0, remote.silence).unwrap());
     // A bug: the world lacks the ranks of process 2, so its state cannot be told.
     let world = World::over(vec!["dp 0".into(), "dp 1".into()], Some(remote));
-    world.listen().unwrap();
+    world.listen(Neighbours::of(&self::world(0)), None).unwrap();
     let (cause, ranks) = (FailureCause::Deadlock, vec![String::new(); PROCESSES]);
     let failed = Head::Failed(RunError { rank: 1, coords: String::new(), cause, ranks });
     Frame::from(failed).write(&mut sender).unwrap();
@@ -51,10 +59,28 @@ fn record() -> impl Strategy<Value = OpRecord> {
     })
 }
 
+fn report() -> impl Strategy<Value = Report> {
+    let definition = proptest::option::of((Just("tp".to_string()), proptest::collection::vec(number(), 0..4)));
+    let ops = proptest::collection::vec((0..2usize, 0..9usize), 0..3).prop_map(|ops| {
+        let kinds = [DeviceOpKind::Message, DeviceOpKind::AllGather(0)];
+        ops.into_iter().map(|(kind, dims)| DeviceOp::new(kinds[kind].clone(), DType::F32, &vec![2; dims])).collect()
+    });
+    (number(), definition, number(), 0..3u64, ops, any::<bool>()).prop_map(
+        |(group, definition, member, first, ops, has_finished)| Report {
+            group,
+            definition,
+            member,
+            first,
+            ops,
+            has_finished,
+        },
+    )
+}
+
 fn head() -> impl Strategy<Value = Head> {
     let numbers = || proptest::collection::vec(number(), 0..4);
     let contribute = (record(), numbers(), proptest::collection::vec((number(), number()), 0..3));
-    let gathered = (record(), proptest::collection::vec((number(), number()), 0..3));
+    let gathered = (record(), proptest::collection::vec((number(), number()), 0..3), numbers());
     let message = (record(), number(), number(), number());
     prop_oneof![
         1 => Just(Head::Heartbeat),
@@ -64,9 +90,11 @@ fn head() -> impl Strategy<Value = Head> {
             let call = |(member, rank)| Contribution { member, rank, record: record.clone() };
             Head::Contribute { op, processes, contributions: members.into_iter().map(call).collect() }
         }),
-        3 => gathered.prop_map(|(record, members)| {
-            Head::Gathered { op: OpKey { group: record.group, sequence: record.sequence }, members }
+        3 => gathered.prop_map(|(record, members, to)| {
+            Head::Gathered { op: OpKey { group: record.group, sequence: record.sequence }, members, to }
         }),
+        1 => Just(Head::Linked),
+        6 => proptest::collection::vec(report(), 0..4).prop_map(|reports| Head::Issued { reports }),
         3 => message.prop_map(|(record, from, to, receiver)| {
             Head::Message { group: record.group.clone(), from, to, receiver, record }
         }),

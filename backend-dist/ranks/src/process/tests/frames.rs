@@ -17,7 +17,7 @@ fn bytes(head: Head, blobs: &[&[u8]]) -> Vec<u8> {
 /// Joins as process 1 of two, sends these bytes and stays until process 0 hangs up.
 fn impostor(port: u16, sent: Vec<u8>) {
     let other = world(1, 2, port);
-    let (mut streams, _) = rendezvous(&other, &introduction(&other, "DP2", &[])).unwrap();
+    let (mut streams, ..) = rendezvous(&other, &introduction(&other, "DP2", &[])).unwrap();
     let mut stream = streams[0].take().unwrap();
     stream.write_all(&sent).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -67,13 +67,15 @@ fn a_frame_that_makes_no_sense_ends_the_run_and_names_its_sender() {
     for (sent, said) in [
         (contribute(&[0, 1], 1, 1_000_000, &[unit]), "an input of rank 1000000, which it does not have"),
         (contribute(&[0, 1], 1, 0, &[unit]), "an input of rank 0, which it does not have"),
-        (contribute(&[0, 999], 1, 1, &[unit]), "a collective whose 2 processes are not in order, not known"),
+        (contribute(&[0, 999], 1, 1, &[unit]), "a collective whose 2 processes are not in order or not known"),
         (contribute(&[1, 0], 1, 1, &[unit]), "a collective whose 2 processes"),
+        (contribute(&[0], 1, 1, &[unit]), "a collective whose 1 processes are not its own"),
+        (bytes(Head::Linked, &[]), "that another process reaches it"),
         (contribute(&[0, 1], 1, 1, &[]), "0 blobs instead of 1"),
         (contribute(&[0, 1], 77, 1, &[unit]), "an input of member 77 of a group of 2"),
         (contribute(&[0, 1], 1, 1, &[b"\xc1\xc1"]), "it has sent "),
         (bytes(message, &[unit]), "a tensor for rank 1000000 of 2"),
-        (bytes(Head::Gathered { op, members: Vec::new() }, &[]), "which only process 0 sends"),
+        (bytes(Head::Gathered { op, members: Vec::new(), to: vec![0] }, &[]), "which only process 0 sends"),
         (failed(1_000_000, vec![String::new(); 2]), "a failure of rank 1000000 of 2 ranks"),
         (failed(1, vec![String::new(); 999]), "a failure of rank 1 of 999 ranks, not 2"),
         (vec![0xff; 64], "what it sends cannot be read (a frame with a head of 4294967295 bytes"),
