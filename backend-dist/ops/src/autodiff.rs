@@ -6,9 +6,8 @@
 use burn::backend::{
     Autodiff, TensorMetadata,
     autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        checkpoint::strategy::CheckpointStrategy,
+        ops::{Backward, OpsKind},
     },
     tensor::{FloatTensor, IntTensor},
 };
@@ -23,25 +22,9 @@ use super::{
     plain,
     saved_attention::CoreAttention,
 };
+use crate::extension::{finish, node};
 
-/// Declares one node: its kind, number of parents, saved state and backward body.
-macro_rules! node {
-    ($name:ident, $parents:literal, $state:ty, |$ops:ident, $grad:ident, $grads:ident| $body:block) => {
-        #[derive(Debug)]
-        struct $name;
-
-        impl<B: LocalKernels> Backward<B, $parents> for $name {
-            type State = $state;
-
-            fn backward(self, $ops: Ops<Self::State, $parents>, $grads: &mut Gradients, _: &mut Checkpointer) {
-                let $grad = $grads.consume::<B>(&$ops.node);
-                $body
-            }
-        }
-    };
-}
-
-node!(RmsNorm, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
+node!(RmsNorm: LocalKernels, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     let ([x_node, w_node], (x, w, eps)) = (ops.parents, ops.state);
     let needs = NormNeeds { x: x_node.is_some(), w: w_node.is_some(), b: false };
     let NormGrads { x, w, b: _ } = B::rms_norm_grads(x, w, grad, eps, needs);
@@ -52,7 +35,7 @@ node!(RmsNorm, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     }
 });
 
-node!(LayerNorm, 3, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
+node!(LayerNorm: LocalKernels, 3, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     let ([x_node, w_node, b_node], (x, w, eps)) = (ops.parents, ops.state);
     let needs = NormNeeds { x: x_node.is_some(), w: w_node.is_some(), b: b_node.is_some() };
     let NormGrads { x, w, b } = B::layer_norm_grads(x, w, grad, eps, needs);
@@ -63,45 +46,45 @@ node!(LayerNorm, 3, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     }
 });
 
-node!(Rope, 1, (FloatTensor<B>, FloatTensor<B>, usize), |ops, grad, grads| {
+node!(Rope: LocalKernels, 1, (FloatTensor<B>, FloatTensor<B>, usize), |ops, grad, grads| {
     let ([node], (cos, sin, heads)) = (ops.parents, ops.state);
     if let Some(node) = node {
         grads.register::<B>(node.id, B::rope_apply(grad, cos, sin, heads, Rotation::Back));
     }
 });
 
-node!(SwiGlu, 1, FloatTensor<B>, |ops, grad, grads| {
+node!(SwiGlu: LocalKernels, 1, FloatTensor<B>, |ops, grad, grads| {
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::swiglu_grad(ops.state, grad));
     }
 });
 
-node!(Gelu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
+node!(Gelu: LocalKernels, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
     if let ([Some(node)], (x, kind)) = (ops.parents, ops.state) {
         grads.register::<B>(node.id, B::gelu_grad(x, grad, kind));
     }
 });
 
-node!(GeGlu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
+node!(GeGlu: LocalKernels, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
     if let ([Some(node)], (x, kind)) = (ops.parents, ops.state) {
         grads.register::<B>(node.id, B::geglu_grad(x, grad, kind));
     }
 });
 
-node!(SquaredRelu, 1, FloatTensor<B>, |ops, grad, grads| {
+node!(SquaredRelu: LocalKernels, 1, FloatTensor<B>, |ops, grad, grads| {
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::squared_relu_grad(ops.state, grad));
     }
 });
 
 // The state is the output.
-node!(Softcap, 1, (FloatTensor<B>, f64), |ops, grad, grads| {
+node!(Softcap: LocalKernels, 1, (FloatTensor<B>, f64), |ops, grad, grads| {
     if let ([Some(node)], (capped, cap)) = (ops.parents, ops.state) {
         grads.register::<B>(node.id, plain::activation::softcap_grad::<B>(capped, grad, cap));
     }
 });
 
-node!(Attention, 3, ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions), |ops, grad, grads| {
+node!(Attention: LocalKernels, 3, ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions), |ops, grad, grads| {
     let (qkv, result, options) = ops.state;
     for (node, value) in ops.parents.into_iter().zip(B::attention_grads(qkv, result, grad, options)) {
         if let Some(node) = node {
@@ -110,14 +93,17 @@ node!(Attention, 3, ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions)
     }
 });
 
-node!(AttentionPacked, 1, (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, AttentionOptions), |ops, grad, grads| {
-    let (qkv, result, heads, options) = ops.state;
-    if let [Some(node)] = ops.parents {
-        grads.register::<B>(node.id, B::attention_packed_grad(qkv, result, grad, heads, options));
+node!(
+    AttentionPacked: LocalKernels, 1, (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, AttentionOptions),
+    |ops, grad, grads| {
+        let (qkv, result, heads, options) = ops.state;
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::attention_packed_grad(qkv, result, grad, heads, options));
+        }
     }
-});
+);
 
-node!(Embedding, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
+node!(Embedding: LocalKernels, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
     let (ids, first_row, rows) = ops.state;
     if let [Some(node)] = ops.parents {
         match main_grad::<B>(node.id) {
@@ -127,14 +113,14 @@ node!(Embedding, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
     }
 });
 
-node!(Dropout, 1, (f64, DropoutMask), |ops, grad, grads| {
+node!(Dropout: LocalKernels, 1, (f64, DropoutMask), |ops, grad, grads| {
     let (p, key) = ops.state;
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::dropout_apply(grad, p, &key));
     }
 });
 
-node!(AddBias, 2, (), |ops, grad, grads| {
+node!(AddBias: LocalKernels, 2, (), |ops, grad, grads| {
     let [x_node, b_node] = ops.parents;
     if let Some(node) = b_node {
         deliver::<B>(grads, node.id, B::bias_grad(grad.clone()));
@@ -144,7 +130,7 @@ node!(AddBias, 2, (), |ops, grad, grads| {
     }
 });
 
-node!(AddLinear, 3, (FloatTensor<B>, FloatTensor<B>), |ops, grad, grads| {
+node!(AddLinear: LocalKernels, 3, (FloatTensor<B>, FloatTensor<B>), |ops, grad, grads| {
     let ([y_node, x_node, w_node], (x, w)) = (ops.parents, ops.state);
     if let Some(node) = w_node {
         deliver_weight_grad::<B>(grads, node.id, grad.clone(), x);
@@ -225,10 +211,7 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let capped = plain::activation::softcap::<B>(x, cap);
-        match Softcap.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((capped.clone(), cap), capped),
-            OpsKind::UnTracked(prep) => prep.finish(capped),
-        }
+        finish::<B, C, _, _>(Softcap, [node], (capped.clone(), cap), capped)
     }
 
     fn op_attention(
@@ -291,10 +274,7 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let ((x, x_node), (b, b_node)) = (x.into_parts(), b.into_parts());
         let y = plain::linear::add_bias::<B>(x, b);
-        match AddBias.prepare::<C>([x_node, b_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((), y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        finish::<B, C, _, _>(AddBias, [x_node, b_node], (), y)
     }
 
     fn op_add_linear(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -5,17 +5,15 @@
 use burn::backend::{
     Autodiff, Backend, Dispatch, Shape, TensorMetadata,
     autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        checkpoint::strategy::CheckpointStrategy,
+        ops::{Backward, OpsKind},
     },
-    backend_extension,
     tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
 use super::kernels::LocalKernels;
-use crate::extension::on_backends;
+use crate::extension::{node, operations};
 
 /// Sum over dimension `dim`, which becomes 1.
 ///
@@ -67,16 +65,9 @@ pub fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as SumOps>::op_matmul(a.into_dispatch(), b.into_dispatch()))
 }
 
-/// One method per public operation.
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait SumOps: Backend {
-    fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self>;
-    fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self>;
-    fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl SumOps {
+operations! {
+    /// One method per public operation.
+    trait SumOps {
         fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
             Self::sum_dim(x, dim)
         }
@@ -97,52 +88,30 @@ fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor
     B::float_expand(x, Shape::from(shape))
 }
 
-#[derive(Debug)]
-struct SumDim;
-
-impl<B: LocalKernels> Backward<B, 1> for SumDim {
-    /// The dimension and its size.
-    type State = (usize, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, (dim, size)) = (grads.consume::<B>(&ops.node), ops.state);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, expand::<B>(grad, dim, size));
-        }
+// Saves the dimension and its size.
+node!(SumDim: LocalKernels, 1, (usize, usize), |ops, grad, grads| {
+    let (dim, size) = ops.state;
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, expand::<B>(grad, dim, size));
     }
-}
+});
 
-#[derive(Debug)]
-struct ExpandDim;
-
-impl<B: LocalKernels> Backward<B, 1> for ExpandDim {
-    type State = usize;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::sum_dim(grad, ops.state));
-        }
+node!(ExpandDim: LocalKernels, 1, usize, |ops, grad, grads| {
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::sum_dim(grad, ops.state));
     }
-}
+});
 
-/// The state is each factor, if the other one needs a gradient.
-#[derive(Debug)]
-struct Matmul;
-
-impl<B: LocalKernels> Backward<B, 2> for Matmul {
-    type State = [Option<FloatTensor<B>>; 2];
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, ([a_node, b_node], [a, b])) = (grads.consume::<B>(&ops.node), (ops.parents, ops.state));
-        if let (Some(node), Some(b)) = (a_node, b) {
-            grads.register::<B>(node.id, B::matmul(grad.clone(), B::float_transpose(b)));
-        }
-        if let (Some(node), Some(a)) = (b_node, a) {
-            grads.register::<B>(node.id, B::matmul(B::float_transpose(a), grad));
-        }
+// The state is each factor, if the other one needs a gradient.
+node!(Matmul: LocalKernels, 2, [Option<FloatTensor<B>>; 2], |ops, grad, grads| {
+    let ([a_node, b_node], [a, b]) = (ops.parents, ops.state);
+    if let (Some(node), Some(b)) = (a_node, b) {
+        grads.register::<B>(node.id, B::matmul(grad.clone(), B::float_transpose(b)));
     }
-}
+    if let (Some(node), Some(a)) = (b_node, a) {
+        grads.register::<B>(node.id, B::matmul(B::float_transpose(a), grad));
+    }
+});
 
 impl<B: LocalKernels, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
     fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
