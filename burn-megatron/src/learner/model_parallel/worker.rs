@@ -52,6 +52,7 @@ pub(super) enum End {
 }
 
 /// What a rank trains on and is evaluated on; every process opens its own.
+#[derive(Clone)]
 pub(super) struct Data {
     pub train: Arc<dyn TokenDataset>,
     pub valid: Arc<dyn TokenDataset>,
