@@ -1,7 +1,6 @@
 //! Data parallelism for any Burn module: a rank on each device, and a learner for each rank.
 
 use std::collections::HashSet;
-use std::sync::Mutex;
 
 use backend_dist::launch::BoxError;
 use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
@@ -11,6 +10,7 @@ use burn::optim::OptimizerRecord;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{EventProcessorTraining, Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 use super::devices::{host, like};
@@ -159,13 +159,13 @@ impl<M: LearnerModel> DataParallel<M> {
         // Their devices live until nobody reads what they have computed.
         let ranks = Mutex::new(Vec::new());
         let result = together.processes().launch(&launched, |rank| {
-            ranks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(rank.clone());
+            ranks.lock().push(rank.clone());
             let run = |device: &Device| {
-                let of_stages = || start_of_stages.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+                let of_stages = || start_of_stages.lock().clone();
                 if let Some(pipeline) = self.pipeline.as_ref().filter(|_| rank.coords.pp > 0) {
                     return pipeline.follow(of_stages(), device, &rank, &store);
                 }
-                let setup = setups.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[rank.coords.dp].take();
+                let setup = setups.lock()[rank.coords.dp].take();
                 let setup = setup.expect("every data-parallel rank starts once");
                 if let Some(pipeline) = &self.pipeline {
                     // Batches go from the host to every stage.
@@ -182,7 +182,7 @@ impl<M: LearnerModel> DataParallel<M> {
             together.end(&rank, &model)?;
             Ok(model)
         });
-        let mut processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut processor = shared.processor.into_inner();
         // An error of a metric has stopped the training, or it has ended.
         let _ = processor.flush();
         drop(ranks);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use backend_dist::fully_shard::Units;
@@ -18,6 +18,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, ExecutionError, Tensor};
 use burn::train::metric::ItemLazy;
 use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
+use parking_lot::Mutex;
 
 use super::data_parallel::DataParallel;
 use super::devices::host;
@@ -94,7 +95,7 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         let teams = strategy.teams(&mesh);
         let train = |rank: &Rank, device: &Device| {
             let dp = rank.group(Axis::Dp);
-            let learner = learners.lock().unwrap_or_else(PoisonError::into_inner)[dp.rank()].clone();
+            let learner = learners.lock()[dp.rank()].clone();
             let placing = strategy.tensor.as_ref().map(|tensor| tensor.on(rank));
             let mut dp_rank = DpRank::new(learner, device, zero.clone(), &dp, placing.as_ref())?;
             let mut losses = Vec::new();
@@ -149,13 +150,13 @@ pub(super) struct Notebook(Arc<Mutex<HashMap<ThreadId, Vec<Named>>>>);
 impl Notebook {
     /// Notes the gradients of a step of this thread's rank.
     pub fn note(&self, gradients: Named) {
-        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = self.0.lock();
         notes.entry(thread::current().id()).or_default().push(gradients);
     }
 
     /// Those of this thread's rank.
     pub fn take(&self) -> Vec<Named> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread::current().id()).unwrap_or_default()
+        self.0.lock().remove(&thread::current().id()).unwrap_or_default()
     }
 }
 

@@ -5,7 +5,7 @@
 //! of the stop is noted here.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use backend_dist::comm::RunError;
 use burn::train::renderer::CliMetricsRenderer;
@@ -14,6 +14,7 @@ use burn::train::{
     Interruption, Learner, LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
     TrainLoader, TrainingComponents, TrainingError, ValidLoader,
 };
+use parking_lot::Mutex;
 
 use super::signals::on_signals;
 
@@ -71,7 +72,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
         let _signals = on_signals(&components.interrupter);
         let run = Run { strategy: &self.0, ending: Mutex::new(Ending::default()) };
         let mut result = SupervisedLearningStrategy::train(&run, learner, train, valid, components);
-        let ending = run.ending.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ending = run.ending.into_inner();
         result.interrupted = result.interrupted.or(ending.interruption);
         result.error = result.error.or(ending.error);
         if let Some(failure) = ending.failure {
@@ -126,8 +127,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
         if let Some(failure) = &fitted.failure {
             interrupter.fail(training_error(failure));
         }
-        *self.ending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
-            Ending { failure: fitted.failure, interruption, error };
+        *self.ending.lock() = Ending { failure: fitted.failure, interruption, error };
         (fitted.model, fitted.processor)
     }
 }

@@ -1,7 +1,7 @@
 //! Runs the engines of all ranks.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use backend_dist::launch::{BoxError, Rank};
@@ -13,6 +13,7 @@ use burn::tensor::Device;
 use burn::train::{Interrupter, Learner, TrainLoader, TrainingComponents, ValidLoader};
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
+use parking_lot::Mutex;
 
 use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
@@ -126,24 +127,24 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 Ok(start) => Start { restarts: restarts.done(), tracing: start.tracing.or(tracing), ..start },
                 Err(error) => break Some(Failure { rank: 0, message: error.to_string() }),
             };
-            let begun = begun.get_or_insert_with(|| lock(&start.from).clone());
+            let begun = begun.get_or_insert_with(|| start.from.lock().clone());
             let devices = several.map_or(placement.devices(), |_| &self.settings.devices);
             let launched = processes.launch(devices, |rank| {
                 // From the first event to the last.
-                let mut coordinator = (rank.rank == 0).then(|| lock(&coordinator));
+                let mut coordinator = (rank.rank == 0).then(|| coordinator.lock());
                 self.run(&rank, &start, epochs, &*train, &*valid, coordinator.as_deref_mut())
             });
             let failure = match launched {
                 Err(failure) => failure,
                 Ok(values) => {
-                    *lock(&self.finished) = values.into_iter().next();
+                    *self.finished.lock() = values.into_iter().next();
                     start.end_copies();
                     break None;
                 }
             };
             tracing = start.tracing.take();
             let next = (&mut restarts, &mut placement);
-            let restart = self.restart((&start, begun), &failure, next, &mut lock(&coordinator));
+            let restart = self.restart((&start, begun), &failure, next, &mut coordinator.lock());
             start.end_copies();
             // Gives the folder of checkpoints up.
             drop(start);
@@ -155,7 +156,7 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 }
             }
         };
-        let coordinator = coordinator.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let coordinator = coordinator.into_inner();
         Fitted { model: coordinator.learner.model(), processor: coordinator.processor, failure }
     }
 }
@@ -267,7 +268,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             engine = engine.with_reference(reference);
         }
         self.references(&mut engine, coordinator.is_some())?;
-        let from = lock(&start.from).clone();
+        let from = start.from.lock().clone();
         if let Some(checkpoint) = from.as_deref() {
             let begin = Instant::now();
             let bytes = phase(Phase::Checkpoint, || -> Result<_, BoxError> {
@@ -289,7 +290,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         }
         // A copy in memory must not outlive the next one.
         drop(from);
-        *lock(&start.from) = None;
+        *start.from.lock() = None;
         if let Some(coordinator) = &mut coordinator {
             let pace = start.saves.as_ref().map(|saves| saves.rehearse(&engine)).transpose()?;
             coordinator.costs = SaveCosts::new(pace.flatten());
@@ -371,8 +372,4 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -1,8 +1,8 @@
 //! A training run of one of this crate's models, up to the point where burn-train takes over.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backend_dist::launch::{BoxError, Rank};
@@ -14,6 +14,7 @@ use burn::train::logger::InMemoryMetricLogger;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
+use parking_lot::Mutex;
 
 use super::batches::BatchStream;
 use super::burn_train_bridge::{BySteps, Records, SaveRequest};
@@ -346,6 +347,6 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
 
     /// What [`finish`](Self::finish) returned on rank 0, once, after a training that did not fail.
     pub fn finished(&self) -> Option<R> {
-        self.finished.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+        self.finished.lock().take()
     }
 }
