@@ -52,6 +52,14 @@ pub struct Settings {
     pub adapter: Option<Adapter>,
 }
 
+impl Settings {
+    /// The output alone of a model without adapters, as transformers computes it.
+    pub fn new(cluster: impl Into<Cluster>, layout: ParallelLayout, dtype: impl Into<FloatDType>) -> Self {
+        let (cluster, dtype) = (cluster.into(), dtype.into());
+        Self { layout, cluster, dtype, exact: false, gradients: false, adapter: None }
+    }
+}
+
 /// What came out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {

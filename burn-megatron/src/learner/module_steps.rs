@@ -12,8 +12,9 @@ use backend_dist::gradients::overlapped::BUCKET;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::parallelize::Plan;
+use backend_dist::paths::PathVisitor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, ExecutionError, Tensor};
 use burn::train::metric::ItemLazy;
@@ -221,34 +222,23 @@ pub(super) fn number(loss: &Tensor<1>) -> f64 {
 
 /// Of the parameters `of` of `module` the gradients, or the values.
 pub(super) fn named<M: Module>(module: &M, grads: Option<&GradientsParams>, of: impl Fn(ParamId) -> bool) -> Named {
-    let mut collect = Collect { path: Vec::new(), of: &of, grads, found: Named::new() };
-    module.visit(&mut collect);
-    collect.found
+    Collect { of: &of, grads, found: Named::new() }.walk(module).found
 }
 
 struct Collect<'a> {
-    path: Vec<String>,
     of: &'a dyn Fn(ParamId) -> bool,
     grads: Option<&'a GradientsParams>,
     found: Named,
 }
 
-impl ModuleVisitor for Collect<'_> {
-    fn enter_module(&mut self, name: &str, _kind: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _kind: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Collect<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         let tensor = match self.grads {
             Some(grads) => grads.get::<D>(param.id),
             None => Some(param.val()),
         };
         if let Some(tensor) = tensor.filter(|_| (self.of)(param.id)) {
-            self.found.insert(self.path.join("."), tensor.into_data().iter::<f64>().collect());
+            self.found.insert(path.to_string(), tensor.into_data().iter::<f64>().collect());
         }
     }
 }

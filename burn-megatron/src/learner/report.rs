@@ -18,17 +18,26 @@ use parking_lot::Mutex;
 
 use super::signals::on_signals;
 
+/// What burn-train hands to a strategy.
+pub(super) struct Training<M: LearnerModel> {
+    pub components: TrainingComponents<M>,
+    pub learner: Learner<M>,
+    pub train: TrainLoader<M>,
+    pub valid: ValidLoader<M>,
+    pub starting_epoch: usize,
+}
+
+impl<M: LearnerModel> Training<M> {
+    /// Ends before it has started.
+    pub fn fail(self, message: impl ToString) -> Fitted<M> {
+        Fitted::failed(self.learner.model(), self.components, message)
+    }
+}
+
 /// A strategy whose fit may fail.
 pub(super) trait Fit<M: LearnerModel> {
     /// Trains the model; on failure it still returns the event processor and some model.
-    fn fit(
-        &self,
-        components: TrainingComponents<M>,
-        learner: Learner<M>,
-        train: TrainLoader<M>,
-        valid: ValidLoader<M>,
-        starting_epoch: usize,
-    ) -> Fitted<M>;
+    fn fit(&self, training: Training<M>) -> Fitted<M>;
 }
 
 /// What a fit leaves behind.
@@ -36,6 +45,14 @@ pub(super) struct Fitted<M: LearnerModel> {
     pub model: M,
     pub processor: SupervisedTrainingEventProcessor<M>,
     pub failure: Option<Failure>,
+}
+
+impl<M: LearnerModel> Fitted<M> {
+    /// Of a fit that has not started.
+    pub fn failed(model: M, components: TrainingComponents<M>, message: impl ToString) -> Self {
+        let failure = Some(Failure { rank: 0, message: message.to_string() });
+        Self { model, processor: components.event_processor, failure }
+    }
 }
 
 /// Why a fit failed.
@@ -94,7 +111,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
-        let fitted = self.0.fit(components, learner, train, valid, starting_epoch);
+        let fitted = self.0.fit(Training { components, learner, train, valid, starting_epoch });
         (fitted.model, fitted.processor)
     }
 }
@@ -122,7 +139,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
         starting_epoch: usize,
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
         let interrupter = components.interrupter.clone();
-        let fitted = self.strategy.fit(components, learner, train, valid, starting_epoch);
+        let fitted = self.strategy.fit(Training { components, learner, train, valid, starting_epoch });
         let (interruption, error) = (interrupter.interruption(), interrupter.error());
         if let Some(failure) = &fitted.failure {
             interrupter.fail(training_error(failure));

@@ -15,7 +15,7 @@ use models::layers::BalanceOver;
 use models::{Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant, ModelConfig};
 use serde_json::Value;
 
-use super::{fail, gap, last_loss, parse, planned_gib, read, succeed};
+use super::{VERIFIED, fail, gap, last_loss, parse, planned_gib, read, succeed};
 
 const KINDS: [&str; 3] = ["lora_all", "lora_qv_rs", "dora"];
 
@@ -32,12 +32,9 @@ fn forward_and_gradients_are_those_of_peft_in_every_layout() {
         let adapter = read_adapter(&golden().join(kind).join("adapter"), base.config()).unwrap();
         for layout in ["TP1", "TP2", "TP4 SP", "CP2", "DP2", "TP2 SP CP2"] {
             let settings = Settings {
-                layout: layout.parse().unwrap(),
-                cluster: [Device::flex()].into(),
-                dtype: FloatDType::F64,
-                exact: false,
                 gradients: true,
                 adapter: Some(adapter.clone()),
+                ..Settings::new([Device::flex()], layout.parse().unwrap(), FloatDType::F64)
             };
             let output = forward(base.config(), &base, &input, &settings).unwrap();
             let logits = gap(&output.logits, &oracle["logits"].data);
@@ -108,17 +105,7 @@ fn several_adapters_are_added_with_their_factors() {
 
 #[test]
 fn every_layout_trains_adapters_as_one_device() {
-    let settings = |lora| verify::Settings {
-        steps: 3,
-        global_batch: 8,
-        seq: 16,
-        seed: 1234,
-        dtype: FloatDType::F64,
-        tolerance: None,
-        fp8: None,
-        lora: Some(lora),
-        base: None,
-    };
+    let settings = |lora| verify::Settings { lora: Some(lora), ..VERIFIED };
     let layouts = [
         "TP2 SP DP2 ZeRO1 x2",
         "TP8 SP",

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::config::RunConfig;
 use burn_megatron::hf::{HfFolder, read_adapter, write_adapter};
@@ -11,21 +11,11 @@ use burn_megatron::verify::{self, LoraKind, verify};
 use models::layers::BalanceOver;
 use models::{Mixtral, MixtralConfig, MixtralVariant};
 
-use super::{fail, gap, golden, last_loss, parse, planned_gib, read, succeed};
+use super::{VERIFIED, fail, gap, golden, last_loss, parse, planned_gib, read, succeed};
 
 #[test]
 fn every_layout_trains_adapters_of_experts_as_one_device() {
-    let settings = |lora| verify::Settings {
-        steps: 3,
-        global_batch: 8,
-        seq: 16,
-        seed: 1234,
-        dtype: FloatDType::F64,
-        tolerance: None,
-        fp8: None,
-        lora: Some(lora),
-        base: None,
-    };
+    let settings = |lora| verify::Settings { lora: Some(lora), ..VERIFIED };
     let layouts = [
         "DP2 EP2 ZeRO2",
         "TP2 SP DP2",

@@ -20,15 +20,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use backend_dist::shard::HostTensor;
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 use burn_megatron::config::RunConfig;
 use burn_megatron::element::Element;
 use burn_megatron::train::{Plan, TrainReport, train};
+use burn_megatron::verify;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
 /// A line of a run's log.
 type Line = BTreeMap<String, Value>;
+
+/// What adapters are verified with.
+const VERIFIED: verify::Settings = verify::Settings {
+    steps: 3,
+    global_batch: 8,
+    seq: 16,
+    seed: 1234,
+    dtype: FloatDType::F64,
+    tolerance: None,
+    fp8: None,
+    lora: None,
+    base: None,
+};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)

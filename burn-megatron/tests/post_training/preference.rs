@@ -19,14 +19,7 @@ use super::eval::model;
 use super::{Line, assert_same, fail, gap, golden, log, parse, read, succeed};
 
 fn settings(layout: &str) -> Settings {
-    Settings {
-        layout: layout.parse().unwrap(),
-        cluster: [Device::flex()].into(),
-        dtype: FloatDType::F64,
-        exact: false,
-        gradients: true,
-        adapter: None,
-    }
+    Settings { gradients: true, ..Settings::new([Device::flex()], layout.parse().unwrap(), FloatDType::F64) }
 }
 
 #[test]

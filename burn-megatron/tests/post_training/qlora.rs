@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use burn_megatron::config::RunConfig;
 use burn_megatron::train::Plan;
 use burn_megatron::verify::{LoraKind, Settings, verify};
@@ -11,7 +11,7 @@ use models::layers::BalanceOver;
 use models::lora::BaseFormat;
 use models::{Llama, LlamaConfig, Mixtral, MixtralConfig};
 
-use super::{fail, last_loss, parse};
+use super::{VERIFIED, fail, last_loss, parse};
 
 /// Blocks of 64 and of 128 elements divide what two and four ranks have of it.
 fn llama() -> LlamaConfig {
@@ -28,17 +28,7 @@ fn llama() -> LlamaConfig {
 }
 
 fn settings(base: BaseFormat, lora: LoraKind) -> Settings {
-    Settings {
-        steps: 2,
-        global_batch: 4,
-        seq: 8,
-        seed: 77,
-        dtype: FloatDType::F64,
-        tolerance: None,
-        fp8: None,
-        lora: Some(lora),
-        base: Some(base),
-    }
+    Settings { steps: 2, global_batch: 4, seq: 8, seed: 77, lora: Some(lora), base: Some(base), ..VERIFIED }
 }
 
 #[test]

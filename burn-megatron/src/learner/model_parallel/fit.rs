@@ -10,7 +10,7 @@ use backend_dist::process::Processes;
 use backend_dist::startup::{Phase, phase};
 use burn::data::dataloader::DataLoader;
 use burn::tensor::Device;
-use burn::train::{Interrupter, Learner, TrainLoader, TrainingComponents, ValidLoader};
+use burn::train::Interrupter;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ use super::stragglers::StragglerWatch;
 use super::worker::{Data, End, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
-use crate::learner::report::{Failure, Fit, Fitted};
+use crate::learner::report::{Failure, Fit, Fitted, Training};
 use crate::metrics::{Gauge, LoadStats, LogFiles, Sinks};
 
 pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
@@ -88,14 +88,8 @@ pub(super) struct ModelParallel<M, R> {
 }
 
 impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
-    fn fit(
-        &self,
-        components: TrainingComponents<Megatron>,
-        learner: Learner<Megatron>,
-        train: TrainLoader<Megatron>,
-        valid: ValidLoader<Megatron>,
-        _: usize,
-    ) -> Fitted<Megatron> {
+    fn fit(&self, training: Training<Megatron>) -> Fitted<Megatron> {
+        let Training { components, learner, train, valid, .. } = training;
         let (epochs, epoch) = (components.num_epochs, components.checkpoint);
         let interrupter = components.interrupter.clone();
         let coordinator = Mutex::new(Coordinator {
