@@ -146,18 +146,12 @@ node!(AddLinear: LocalKernels, 3, (FloatTensor<B>, FloatTensor<B>), |ops, grad, 
 impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
-        match RmsNorm.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone(), eps), B::rms_norm_forward(x, w, eps)),
-            OpsKind::UnTracked(prep) => prep.finish(B::rms_norm_forward(x, w, eps)),
-        }
+        finish!(RmsNorm, [x_node, w_node], (x.clone(), w.clone(), eps), B::rms_norm_forward(x, w, eps))
     }
 
     fn op_layer_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, b: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node), (b, b_node)) = (x.into_parts(), w.into_parts(), b.into_parts());
-        match LayerNorm.prepare::<C>([x_node, w_node, b_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone(), eps), B::layer_norm_forward(x, w, b, eps)),
-            OpsKind::UnTracked(prep) => prep.finish(B::layer_norm_forward(x, w, b, eps)),
-        }
+        finish!(LayerNorm, [x_node, w_node, b_node], (x.clone(), w.clone(), eps), B::layer_norm_forward(x, w, b, eps))
     }
 
     fn op_rope(
@@ -168,50 +162,33 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
-        match Rope.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish((cos.clone(), sin.clone(), heads), B::rope_apply(x, cos, sin, heads, Rotation::Forward))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::rope_apply(x, cos, sin, heads, Rotation::Forward)),
-        }
+        finish!(Rope, [node], (cos.clone(), sin.clone(), heads), B::rope_apply(x, cos, sin, heads, Rotation::Forward))
     }
 
     fn op_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match SwiGlu.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(x.clone(), B::swiglu_forward(x)),
-            OpsKind::UnTracked(prep) => prep.finish(B::swiglu_forward(x)),
-        }
+        finish!(SwiGlu, [node], x.clone(), B::swiglu_forward(x))
     }
 
     fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match Gelu.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), kind), B::gelu_forward(x, kind)),
-            OpsKind::UnTracked(prep) => prep.finish(B::gelu_forward(x, kind)),
-        }
+        finish!(Gelu, [node], (x.clone(), kind), B::gelu_forward(x, kind))
     }
 
     fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match GeGlu.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), kind), B::geglu_forward(x, kind)),
-            OpsKind::UnTracked(prep) => prep.finish(B::geglu_forward(x, kind)),
-        }
+        finish!(GeGlu, [node], (x.clone(), kind), B::geglu_forward(x, kind))
     }
 
     fn op_squared_relu(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match SquaredRelu.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(x.clone(), B::squared_relu_forward(x)),
-            OpsKind::UnTracked(prep) => prep.finish(B::squared_relu_forward(x)),
-        }
+        finish!(SquaredRelu, [node], x.clone(), B::squared_relu_forward(x))
     }
 
     fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let capped = plain::activation::softcap::<B>(x, cap);
-        finish::<B, C, _, _>(Softcap, [node], (capped.clone(), cap), capped)
+        finish!(Softcap, [node], (capped.clone(), cap), capped)
     }
 
     fn op_attention(
@@ -251,13 +228,7 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
 
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {
         let (w, node) = w.into_parts();
-        match Embedding.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let state = (ids.clone(), first_row, w.shape()[0]);
-                prep.finish(state, B::embedding_forward(w, ids, first_row))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::embedding_forward(w, ids, first_row)),
-        }
+        finish!(Embedding, [node], (ids.clone(), first_row, w.shape()[0]), B::embedding_forward(w, ids, first_row))
     }
 
     fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self> {
@@ -274,14 +245,11 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let ((x, x_node), (b, b_node)) = (x.into_parts(), b.into_parts());
         let y = plain::linear::add_bias::<B>(x, b);
-        finish::<B, C, _, _>(AddBias, [x_node, b_node], (), y)
+        finish!(AddBias, [x_node, b_node], (), y)
     }
 
     fn op_add_linear(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         let ((y, y_node), (x, x_node), (w, w_node)) = (y.into_parts(), x.into_parts(), w.into_parts());
-        match AddLinear.prepare::<C>([y_node, x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone()), B::add_linear_forward(y, x, w)),
-            OpsKind::UnTracked(prep) => prep.finish(B::add_linear_forward(y, x, w)),
-        }
+        finish!(AddLinear, [y_node, x_node, w_node], (x.clone(), w.clone()), B::add_linear_forward(y, x, w))
     }
 }

@@ -146,7 +146,7 @@ fn record<B: ConvolutionKernels, C: CheckpointStrategy, const N: usize>(
     let w = tensors.pop().expect("there is a weight");
     let inputs = ConvolutionInputs::<B>::new(tensors.remove(0), w, rest, N == 3);
     let y = B::convolution(inputs.clone());
-    finish::<B, C, _, _>(Convolution, nodes, inputs, y)
+    finish!(Convolution, nodes, inputs, y)
 }
 
 impl<B: ConvolutionKernels, C: CheckpointStrategy> ConvolutionOps for Autodiff<B, C> {

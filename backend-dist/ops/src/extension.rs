@@ -3,15 +3,6 @@
 //! Every node is compute-bound: its inputs are saved and nothing is replayed, so a checkpointing strategy never repeats
 //! a forward pass, or a collective without the other ranks.
 
-use burn::backend::{
-    Autodiff, Backend,
-    autodiff::{
-        checkpoint::strategy::CheckpointStrategy,
-        ops::{Backward, NodeGuard, OpsKind},
-    },
-    tensor::FloatTensor,
-};
-
 /// The operations of an extension trait on every concrete backend: Flex, and Cube on GPUs.
 macro_rules! on_backends {
     (impl $operations:ident { $($functions:tt)* }) => {
@@ -68,17 +59,16 @@ macro_rules! node {
     };
 }
 
-pub(crate) use {node, on_backends, operations};
+/// The output of a node, which saves `state` if a parent is tracked. `state` comes before the `output`.
+macro_rules! finish {
+    ($node:expr, $parents:expr, $state:expr, $output:expr $(,)?) => {{
+        use burn::backend::autodiff::ops::{Backward, OpsKind};
 
-/// The output of a node, which saves `state` if a parent is tracked.
-pub(crate) fn finish<B: Backend, C: CheckpointStrategy, O: Backward<B, N>, const N: usize>(
-    node: O,
-    parents: [NodeGuard; N],
-    state: O::State,
-    output: FloatTensor<B>,
-) -> FloatTensor<Autodiff<B, C>> {
-    match node.prepare::<C>(parents).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(state, output),
-        OpsKind::UnTracked(prep) => prep.finish(output),
-    }
+        match $node.prepare::<C>($parents).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish($state, $output),
+            OpsKind::UnTracked(prep) => prep.finish($output),
+        }
+    }};
 }
+
+pub(crate) use {finish, node, on_backends, operations};

@@ -90,7 +90,7 @@ impl<B: GatedNormKernels, C: CheckpointStrategy> GatedNormOps for Autodiff<B, C>
         let ((x, x_node), (gate, gate_node), (w, w_node)) = (x.into_parts(), gate.into_parts(), w.into_parts());
         let inputs = GatedInputs { x, gate, w };
         let y = B::gated_norm(inputs.clone(), norm);
-        finish::<B, C, _, _>(Gated, [x_node, gate_node, w_node], (inputs, norm), y)
+        finish!(Gated, [x_node, gate_node, w_node], (inputs, norm), y)
     }
 }
 

@@ -127,7 +127,7 @@ impl<B: HeadNormKernels, C: CheckpointStrategy> HeadNormOps for Autodiff<B, C> {
             (qkv.into_parts(), queries.into_parts(), keys.into_parts());
         let saved = [qkv.clone(), queries.clone(), keys.clone()];
         let y = B::norm_heads(qkv, [queries, keys], norms);
-        finish::<B, C, _, _>(Norms, [qkv_node, q_node, k_node], (saved, norms), y)
+        finish!(Norms, [qkv_node, q_node, k_node], (saved, norms), y)
     }
 }
 

@@ -170,7 +170,7 @@ impl<B: LatentKernels, C: CheckpointStrategy> LatentOps for Autodiff<B, C> {
         let angles = [cos.into_primitive(), sin.into_primitive()];
         let [keys, values] = B::latent_keys(kv, shared, angles.clone(), nope);
         secondary.put::<B>([values]);
-        finish::<B, C, _, _>(Keys, [kv_node, shared_node], Saved { angles, nope, secondary }, keys)
+        finish!(Keys, [kv_node, shared_node], Saved { angles, nope, secondary }, keys)
     }
 }
 

@@ -3,17 +3,13 @@
 //! atomic additions.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Shape, TensorMetadata,
-    autodiff::{
-        checkpoint::strategy::CheckpointStrategy,
-        ops::{Backward, OpsKind},
-    },
+    Autodiff, Backend, Dispatch, Shape, TensorMetadata, autodiff::checkpoint::strategy::CheckpointStrategy,
     tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
 use super::kernels::LocalKernels;
-use crate::extension::{node, operations};
+use crate::extension::{finish, node, operations};
 
 /// Sum over dimension `dim`, which becomes 1.
 ///
@@ -117,30 +113,18 @@ impl<B: LocalKernels, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
     fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let size = x.shape()[dim];
-        match SumDim.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((dim, size), B::sum_dim(x, dim)),
-            OpsKind::UnTracked(prep) => prep.finish(B::sum_dim(x, dim)),
-        }
+        finish!(SumDim, [node], (dim, size), B::sum_dim(x, dim))
     }
 
     fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match ExpandDim.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(dim, expand::<B>(x, dim, times)),
-            OpsKind::UnTracked(prep) => prep.finish(expand::<B>(x, dim, times)),
-        }
+        finish!(ExpandDim, [node], dim, expand::<B>(x, dim, times))
     }
 
     fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let [of_a, of_b] = [a.is_tracked(), b.is_tracked()];
         let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
-        match Matmul.prepare::<C>([a_node, b_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let factors = [of_b.then(|| a.clone()), of_a.then(|| b.clone())];
-                prep.finish(factors, B::matmul(a, b))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::matmul(a, b)),
-        }
+        finish!(Matmul, [a_node, b_node], [of_b.then(|| a.clone()), of_a.then(|| b.clone())], B::matmul(a, b))
     }
 }
 

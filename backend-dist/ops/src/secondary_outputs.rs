@@ -68,6 +68,6 @@ node!(SecondaryNode: Backend, 1, (SecondaryOutputs, usize), |ops, grad, grads| {
 impl<B: Backend, C: CheckpointStrategy> OutputOps for Autodiff<B, C> {
     fn op_secondary(first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
         let ((_, node), value) = (first.into_parts(), secondary.take::<B>(index));
-        finish::<B, C, _, _>(SecondaryNode, [node], (secondary, index), value)
+        finish!(SecondaryNode, [node], (secondary, index), value)
     }
 }

@@ -103,6 +103,6 @@ impl<B: NormalizeKernels, C: CheckpointStrategy> NormalizeOps for Autodiff<B, C>
     fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let [y, total] = B::normalize(x, normalizer);
-        finish::<B, C, _, _>(Normalize, [node], ([y.clone(), total], normalizer), y)
+        finish!(Normalize, [node], ([y.clone(), total], normalizer), y)
     }
 }

@@ -76,7 +76,7 @@ impl<B: SplitKernels, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
     fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let first = split_off::<B>(x, &sizes, &secondary);
-        finish::<B, C, _, _>(Split, [node], secondary, first)
+        finish!(Split, [node], secondary, first)
     }
 }
 

@@ -95,7 +95,7 @@ impl<B: Backend + TapeOps, C: CheckpointStrategy> TapeOps for Autodiff<B, C> {
     fn op_root(y: FloatTensor<Self>, seed: Seed) -> FloatTensor<Self> {
         let (y, node) = y.into_parts();
         let root = B::float_zeros([1].into(), &y.device(), y.dtype().into());
-        finish::<B, C, _, _>(Root, [node], seed, root)
+        finish!(Root, [node], seed, root)
     }
 
     fn op_start(grad: FloatTensor<Self>) -> Start {

@@ -90,6 +90,6 @@ impl<B: ContextKernels, C: CheckpointStrategy> HeadParallelOps for Autodiff<B, C
     fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let out = to.run::<B>(x, &group);
-        finish::<B, C, _, _>(AllToAll, [node], (to, group), out)
+        finish!(AllToAll, [node], (to, group), out)
     }
 }

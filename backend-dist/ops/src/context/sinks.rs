@@ -101,11 +101,6 @@ impl<B: ContextKernels + PointToPoint, C: CheckpointStrategy> SinkOps for Autodi
         let (queries, keys, kv_heads) = (q.shape()[0], k.shape()[0], k.shape()[2]);
         assert_eq!(queries, keys, "attention with sinks: gradients of fewer queries than keys");
         let (out, saved) = forward_with::<B>([q, k, v], Some(&sinks), &context_options, &attention);
-        finish::<B, C, _, _>(
-            AttentionSinks,
-            [q_node, k_node, v_node, sinks_node],
-            (saved, sinks, kv_heads, context_options),
-            out,
-        )
+        finish!(AttentionSinks, [q_node, k_node, v_node, sinks_node], (saved, sinks, kv_heads, context_options), out,)
     }
 }

@@ -93,7 +93,7 @@ fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: ExpertGemms<B>>(
     let [(x, x_node), (p, p_node), (gate_up, first_node), (down, second_node)] = inputs.map(|input| input.into_parts());
     let nodes = [x_node, p_node, first_node, second_node];
     let (y, chunks) = expert_pipeline::forward::<B, P>(x, p, &layers, [&gate_up, &down], &pipeline, purposes);
-    finish::<B, C, _, _>(
+    finish!(
         ThroughExperts::<P>(PhantomData),
         nodes,
         SavedPipeline { chunks, layers, weights: [gate_up, down], pipeline },
@@ -104,18 +104,12 @@ fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: ExpertGemms<B>>(
 impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
     fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, back: IntTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match GatherRows.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(back, B::sum_rows(x, to)),
-            OpsKind::UnTracked(prep) => prep.finish(B::sum_rows(x, to)),
-        }
+        finish!(GatherRows, [node], back, B::sum_rows(x, to))
     }
 
     fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
-        match RouterLogits.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish([x.clone(), w.clone()], B::router_logits(x, w)),
-            OpsKind::UnTracked(prep) => prep.finish(B::router_logits(x, w)),
-        }
+        finish!(RouterLogits, [x_node, w_node], [x.clone(), w.clone()], B::router_logits(x, w))
     }
 
     fn op_grouped_linear(
@@ -177,6 +171,6 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
 
     fn op_inject(x: FloatTensor<Self>, loss: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
         let ((x, x_node), (loss, loss_node)) = (x.into_parts(), loss.into_parts());
-        finish::<B, C, _, _>(Inject, [x_node, loss_node], (scale, loss), x)
+        finish!(Inject, [x_node, loss_node], (scale, loss), x)
     }
 }

@@ -133,7 +133,7 @@ fn record_sum<B: ResidualKernels, C: CheckpointStrategy>(
 ) -> FloatTensor<Autodiff<B, C>> {
     let ((x, x_node), (other, other_node)) = (x.into_parts(), other.into_parts());
     let total = sum::<B>(x, other, params, &add);
-    finish::<B, C, _, _>(Plus, [x_node, other_node], add.input, total)
+    finish!(Plus, [x_node, other_node], add.input, total)
 }
 
 /// `inputs` are those of [`Norm`].
@@ -150,13 +150,13 @@ fn record_norm<B: ResidualKernels, C: CheckpointStrategy, const N: usize>(
     });
     let x = params.remove(0);
     let y = norm::<B>(x.clone(), &params, step, &joint);
-    finish::<B, C, _, _>(Norm, nodes, Saved { x, params, step, joint }, y)
+    finish!(Norm, nodes, Saved { x, params, step, joint }, y)
 }
 
 impl<B: ResidualKernels, C: CheckpointStrategy> ResidualOps for Autodiff<B, C> {
     fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        finish::<B, C, _, _>(Enter, [node], (), x)
+        finish!(Enter, [node], (), x)
     }
 
     fn op_sum(
