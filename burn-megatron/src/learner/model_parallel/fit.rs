@@ -1,73 +1,36 @@
 //! Runs the engines of all ranks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh::Axis;
 use backend_dist::process::Processes;
 use backend_dist::startup::{Phase, phase};
 use burn::data::dataloader::DataLoader;
-use burn::tensor::Device;
 use burn::train::Interrupter;
-use models::layout::ModelDims;
-use models::{CausalLm, Part};
+use models::CausalLm;
 use parking_lot::Mutex;
 
 use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
 use super::coordinator::Coordinator;
 use super::copies::Copies;
-use super::evaluate::log_probabilities;
-use super::exit::ExitOptions;
-use super::faults::Faults;
-use super::logs::{LogOptions, Tracer, Tracing, say};
+use super::logs::{Tracer, Tracing, say};
 use super::placeholder::Megatron;
 use super::placement::Placement;
-use super::restarts::{RestartOptions, Restarts};
+use super::restarts::Restarts;
 use super::same_data::check_data;
 use super::save_costs::SaveCosts;
-use super::saving::{CheckpointOptions, Description, Saves, without_host_memory};
+use super::saving::{CheckpointOptions, Saves, without_host_memory};
+use super::settings::{Build, Finish, Settings};
 use super::stragglers::StragglerWatch;
-use super::worker::{Data, End, StopChannel, Worker};
+use super::worker::{End, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
+use crate::engine::RankEngine;
 use crate::learner::report::{Failure, Fit, Fitted, Training};
-use crate::metrics::{Gauge, LoadStats, LogFiles, Sinks};
-
-pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
-pub(super) type BuildTeacher = Arc<dyn Fn(&Rank, &dyn Fn(usize) -> Part) -> Result<Teacher, BoxError> + Send + Sync>;
-pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
-
-/// What a [`Pretraining`](super::Pretraining) says of a run, but for its model.
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub mesh: Mesh,
-    /// The processes that host the ranks; `None` if this one hosts all.
-    pub processes: Option<Processes>,
-    pub devices: Vec<Device>,
-    pub engine: EngineConfig,
-    pub dims: ModelDims,
-    pub teacher: Option<BuildTeacher>,
-    pub data: Data,
-    /// Steps of the whole run.
-    pub steps: usize,
-    /// Steps between two evaluations.
-    pub epoch: usize,
-    pub logs: LogOptions,
-    pub sinks: Sinks,
-    pub faults: Faults,
-    pub restarts: RestartOptions,
-    pub timeout: Option<Duration>,
-    pub exit: ExitOptions,
-    /// Whether the run has ended so.
-    pub exited: Arc<AtomicBool>,
-    pub checkpoints: Option<CheckpointOptions>,
-    /// The checkpoint's run may have read other samples.
-    pub other_data: bool,
-    pub description: Description,
-}
+use crate::metrics::{Gauge, LoadStats, LogFiles};
 
 /// The strategy of a [`Pretraining`](super::Pretraining).
 pub(super) struct ModelParallel<M, R> {
@@ -336,34 +299,5 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             log.end()?;
         }
         (self.finish)(rank, &mut worker.engine)
-    }
-}
-
-impl<M: CausalLm, R> ModelParallel<M, R> {
-    /// The reference model of GRPO.
-    fn reference(&self, rank: &Rank, engine: &RankEngine<M>) -> Result<Reference<M>, BoxError> {
-        let Some(build) = &self.reference else { return Ok(Reference::WithoutAdapters) };
-        let stages = engine.stages().map(|stage| build(rank, stage.part().clone()));
-        Ok(Reference::Stages(stages.collect::<Result<_, _>>()?))
-    }
-
-    /// What the reference model of preference tuning says of all answers: it is the model that the run starts from, so
-    /// that it need not be kept.
-    fn references(&self, engine: &mut RankEngine<M>, tells: bool) -> Result<(), BoxError> {
-        if !self.settings.engine.preference.is_some_and(|preference| preference.loss.has_reference()) {
-            return Ok(());
-        }
-        let (train, valid) = (&self.settings.data.train, &self.settings.data.valid);
-        let other = Some(valid).filter(|valid| !Arc::ptr_eq(train, valid));
-        for data in [Some(train), other].into_iter().flatten() {
-            let Some(distinct) = data.distinct() else { continue };
-            let start = Instant::now();
-            data.set_references(log_probabilities(engine, &distinct)?);
-            if tells {
-                let seconds = start.elapsed().as_secs_f64();
-                say(&format!("reference    log-probabilities of {} sequences in {seconds:.1} s", distinct.len()));
-            }
-        }
-        Ok(())
     }
 }
