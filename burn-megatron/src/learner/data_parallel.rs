@@ -1,6 +1,7 @@
 //! Data parallelism for any Burn module: a rank on each device, and a learner for each rank.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
@@ -10,7 +11,6 @@ use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{EventProcessorTraining, Learner, LearnerModel};
 use parking_lot::Mutex;
-use std::sync::Arc;
 
 use super::devices::{host, like};
 use super::items::Items;
