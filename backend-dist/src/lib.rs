@@ -7,7 +7,7 @@
 //!   default), by the rules of [`logical`]; [`parallelize`] places the parameters of a module.
 //! - [`fused_adamw`]: Burn's AdamW in fewer operations there.
 //! - [`fully_shard`]: ZeRO 3 for any module. [`gradients`]: data parallelism for any module.
-//! - [`shard`]: which slice of which global tensor a local parameter holds. [`random`]: its initial values.
+//! - [`paths`]: the parameters of a module by path. [`shard`]: which slice of which global tensor a local parameter holds. [`random`]: its initial values.
 
 pub use ops;
 pub use ranks::{
@@ -27,6 +27,7 @@ pub mod logical;
 pub mod mesh_backend;
 #[cfg(feature = "decorator")]
 pub mod parallelize;
+pub mod paths;
 pub mod random;
 pub mod shard;
 mod step_order;

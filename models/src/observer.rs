@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use backend_dist::launch::BoxError;
 use backend_dist::shard::HostTensor;
 use burn::tensor::{DType, Tensor};
+use parking_lot::Mutex;
 
 /// What is summed over a layer's inputs `x`, at least in fp32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +59,7 @@ impl InputObserver {
     /// # Errors
     /// If the device cannot be read.
     pub fn take(&self) -> Result<BTreeMap<String, Arc<HostTensor>>, BoxError> {
-        let sums = std::mem::take(&mut *self.sums.lock().unwrap_or_else(PoisonError::into_inner));
+        let sums = std::mem::take(&mut *self.sums.lock());
         let mut taken = BTreeMap::new();
         for (names, sum) in sums {
             let shape = sum.dims().to_vec();
@@ -94,7 +95,7 @@ impl ObservedInput {
             Moments::All => x.clone().transpose().matmul(x),
             Moments::Squares => (x.clone() * x).sum_dim(0),
         };
-        let mut sums = self.observer.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sums = self.observer.sums.lock();
         let sum = match sums.remove(&self.names) {
             Some(sum) => sum + term,
             None => term,

@@ -6,9 +6,8 @@
 use burn::backend::{
     Autodiff, TensorMetadata,
     autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        checkpoint::strategy::CheckpointStrategy,
+        ops::{Backward, OpsKind},
     },
     tensor::{FloatTensor, IntTensor},
 };
@@ -23,25 +22,9 @@ use super::{
     plain,
     saved_attention::CoreAttention,
 };
+use crate::extension::{finish, node};
 
-/// Declares one node: its kind, number of parents, saved state and backward body.
-macro_rules! node {
-    ($name:ident, $parents:literal, $state:ty, |$ops:ident, $grad:ident, $grads:ident| $body:block) => {
-        #[derive(Debug)]
-        struct $name;
-
-        impl<B: LocalKernels> Backward<B, $parents> for $name {
-            type State = $state;
-
-            fn backward(self, $ops: Ops<Self::State, $parents>, $grads: &mut Gradients, _: &mut Checkpointer) {
-                let $grad = $grads.consume::<B>(&$ops.node);
-                $body
-            }
-        }
-    };
-}
-
-node!(RmsNorm, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
+node!(RmsNorm: LocalKernels, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     let ([x_node, w_node], (x, w, eps)) = (ops.parents, ops.state);
     let needs = NormNeeds { x: x_node.is_some(), w: w_node.is_some(), b: false };
     let NormGrads { x, w, b: _ } = B::rms_norm_grads(x, w, grad, eps, needs);
@@ -52,7 +35,7 @@ node!(RmsNorm, 2, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     }
 });
 
-node!(LayerNorm, 3, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
+node!(LayerNorm: LocalKernels, 3, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     let ([x_node, w_node, b_node], (x, w, eps)) = (ops.parents, ops.state);
     let needs = NormNeeds { x: x_node.is_some(), w: w_node.is_some(), b: b_node.is_some() };
     let NormGrads { x, w, b } = B::layer_norm_grads(x, w, grad, eps, needs);
@@ -63,45 +46,45 @@ node!(LayerNorm, 3, (FloatTensor<B>, FloatTensor<B>, f64), |ops, grad, grads| {
     }
 });
 
-node!(Rope, 1, (FloatTensor<B>, FloatTensor<B>, usize), |ops, grad, grads| {
+node!(Rope: LocalKernels, 1, (FloatTensor<B>, FloatTensor<B>, usize), |ops, grad, grads| {
     let ([node], (cos, sin, heads)) = (ops.parents, ops.state);
     if let Some(node) = node {
         grads.register::<B>(node.id, B::rope_apply(grad, cos, sin, heads, Rotation::Back));
     }
 });
 
-node!(SwiGlu, 1, FloatTensor<B>, |ops, grad, grads| {
+node!(SwiGlu: LocalKernels, 1, FloatTensor<B>, |ops, grad, grads| {
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::swiglu_grad(ops.state, grad));
     }
 });
 
-node!(Gelu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
+node!(Gelu: LocalKernels, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
     if let ([Some(node)], (x, kind)) = (ops.parents, ops.state) {
         grads.register::<B>(node.id, B::gelu_grad(x, grad, kind));
     }
 });
 
-node!(GeGlu, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
+node!(GeGlu: LocalKernels, 1, (FloatTensor<B>, GeluKind), |ops, grad, grads| {
     if let ([Some(node)], (x, kind)) = (ops.parents, ops.state) {
         grads.register::<B>(node.id, B::geglu_grad(x, grad, kind));
     }
 });
 
-node!(SquaredRelu, 1, FloatTensor<B>, |ops, grad, grads| {
+node!(SquaredRelu: LocalKernels, 1, FloatTensor<B>, |ops, grad, grads| {
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::squared_relu_grad(ops.state, grad));
     }
 });
 
 // The state is the output.
-node!(Softcap, 1, (FloatTensor<B>, f64), |ops, grad, grads| {
+node!(Softcap: LocalKernels, 1, (FloatTensor<B>, f64), |ops, grad, grads| {
     if let ([Some(node)], (capped, cap)) = (ops.parents, ops.state) {
         grads.register::<B>(node.id, plain::activation::softcap_grad::<B>(capped, grad, cap));
     }
 });
 
-node!(Attention, 3, ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions), |ops, grad, grads| {
+node!(Attention: LocalKernels, 3, ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions), |ops, grad, grads| {
     let (qkv, result, options) = ops.state;
     for (node, value) in ops.parents.into_iter().zip(B::attention_grads(qkv, result, grad, options)) {
         if let Some(node) = node {
@@ -110,14 +93,17 @@ node!(Attention, 3, ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions)
     }
 });
 
-node!(AttentionPacked, 1, (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, AttentionOptions), |ops, grad, grads| {
-    let (qkv, result, heads, options) = ops.state;
-    if let [Some(node)] = ops.parents {
-        grads.register::<B>(node.id, B::attention_packed_grad(qkv, result, grad, heads, options));
+node!(
+    AttentionPacked: LocalKernels, 1, (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, AttentionOptions),
+    |ops, grad, grads| {
+        let (qkv, result, heads, options) = ops.state;
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::attention_packed_grad(qkv, result, grad, heads, options));
+        }
     }
-});
+);
 
-node!(Embedding, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
+node!(Embedding: LocalKernels, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
     let (ids, first_row, rows) = ops.state;
     if let [Some(node)] = ops.parents {
         match main_grad::<B>(node.id) {
@@ -127,14 +113,14 @@ node!(Embedding, 1, (IntTensor<B>, usize, usize), |ops, grad, grads| {
     }
 });
 
-node!(Dropout, 1, (f64, DropoutMask), |ops, grad, grads| {
+node!(Dropout: LocalKernels, 1, (f64, DropoutMask), |ops, grad, grads| {
     let (p, key) = ops.state;
     if let [Some(node)] = ops.parents {
         grads.register::<B>(node.id, B::dropout_apply(grad, p, &key));
     }
 });
 
-node!(AddBias, 2, (), |ops, grad, grads| {
+node!(AddBias: LocalKernels, 2, (), |ops, grad, grads| {
     let [x_node, b_node] = ops.parents;
     if let Some(node) = b_node {
         deliver::<B>(grads, node.id, B::bias_grad(grad.clone()));
@@ -144,7 +130,7 @@ node!(AddBias, 2, (), |ops, grad, grads| {
     }
 });
 
-node!(AddLinear, 3, (FloatTensor<B>, FloatTensor<B>), |ops, grad, grads| {
+node!(AddLinear: LocalKernels, 3, (FloatTensor<B>, FloatTensor<B>), |ops, grad, grads| {
     let ([y_node, x_node, w_node], (x, w)) = (ops.parents, ops.state);
     if let Some(node) = w_node {
         deliver_weight_grad::<B>(grads, node.id, grad.clone(), x);
@@ -160,18 +146,12 @@ node!(AddLinear, 3, (FloatTensor<B>, FloatTensor<B>), |ops, grad, grads| {
 impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
-        match RmsNorm.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone(), eps), B::rms_norm_forward(x, w, eps)),
-            OpsKind::UnTracked(prep) => prep.finish(B::rms_norm_forward(x, w, eps)),
-        }
+        finish!(RmsNorm, [x_node, w_node], (x.clone(), w.clone(), eps), B::rms_norm_forward(x, w, eps))
     }
 
     fn op_layer_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, b: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node), (b, b_node)) = (x.into_parts(), w.into_parts(), b.into_parts());
-        match LayerNorm.prepare::<C>([x_node, w_node, b_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone(), eps), B::layer_norm_forward(x, w, b, eps)),
-            OpsKind::UnTracked(prep) => prep.finish(B::layer_norm_forward(x, w, b, eps)),
-        }
+        finish!(LayerNorm, [x_node, w_node, b_node], (x.clone(), w.clone(), eps), B::layer_norm_forward(x, w, b, eps))
     }
 
     fn op_rope(
@@ -182,53 +162,33 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
-        match Rope.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish((cos.clone(), sin.clone(), heads), B::rope_apply(x, cos, sin, heads, Rotation::Forward))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::rope_apply(x, cos, sin, heads, Rotation::Forward)),
-        }
+        finish!(Rope, [node], (cos.clone(), sin.clone(), heads), B::rope_apply(x, cos, sin, heads, Rotation::Forward))
     }
 
     fn op_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match SwiGlu.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(x.clone(), B::swiglu_forward(x)),
-            OpsKind::UnTracked(prep) => prep.finish(B::swiglu_forward(x)),
-        }
+        finish!(SwiGlu, [node], x.clone(), B::swiglu_forward(x))
     }
 
     fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match Gelu.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), kind), B::gelu_forward(x, kind)),
-            OpsKind::UnTracked(prep) => prep.finish(B::gelu_forward(x, kind)),
-        }
+        finish!(Gelu, [node], (x.clone(), kind), B::gelu_forward(x, kind))
     }
 
     fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match GeGlu.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), kind), B::geglu_forward(x, kind)),
-            OpsKind::UnTracked(prep) => prep.finish(B::geglu_forward(x, kind)),
-        }
+        finish!(GeGlu, [node], (x.clone(), kind), B::geglu_forward(x, kind))
     }
 
     fn op_squared_relu(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match SquaredRelu.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(x.clone(), B::squared_relu_forward(x)),
-            OpsKind::UnTracked(prep) => prep.finish(B::squared_relu_forward(x)),
-        }
+        finish!(SquaredRelu, [node], x.clone(), B::squared_relu_forward(x))
     }
 
     fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let capped = plain::activation::softcap::<B>(x, cap);
-        match Softcap.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((capped.clone(), cap), capped),
-            OpsKind::UnTracked(prep) => prep.finish(capped),
-        }
+        finish!(Softcap, [node], (capped.clone(), cap), capped)
     }
 
     fn op_attention(
@@ -268,13 +228,7 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
 
     fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {
         let (w, node) = w.into_parts();
-        match Embedding.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let state = (ids.clone(), first_row, w.shape()[0]);
-                prep.finish(state, B::embedding_forward(w, ids, first_row))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::embedding_forward(w, ids, first_row)),
-        }
+        finish!(Embedding, [node], (ids.clone(), first_row, w.shape()[0]), B::embedding_forward(w, ids, first_row))
     }
 
     fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self> {
@@ -291,17 +245,11 @@ impl<B: LocalKernels, C: CheckpointStrategy> LocalOps for Autodiff<B, C> {
     fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let ((x, x_node), (b, b_node)) = (x.into_parts(), b.into_parts());
         let y = plain::linear::add_bias::<B>(x, b);
-        match AddBias.prepare::<C>([x_node, b_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((), y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        finish!(AddBias, [x_node, b_node], (), y)
     }
 
     fn op_add_linear(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         let ((y, y_node), (x, x_node), (w, w_node)) = (y.into_parts(), x.into_parts(), w.into_parts());
-        match AddLinear.prepare::<C>([y_node, x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((x.clone(), w.clone()), B::add_linear_forward(y, x, w)),
-            OpsKind::UnTracked(prep) => prep.finish(B::add_linear_forward(y, x, w)),
-        }
+        finish!(AddLinear, [y_node, x_node, w_node], (x.clone(), w.clone()), B::add_linear_forward(y, x, w))
     }
 }

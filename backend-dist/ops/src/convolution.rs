@@ -5,7 +5,7 @@ use burn::backend::{
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        ops::{Backward, Ops},
     },
     backend_extension,
     tensor::FloatTensor,
@@ -13,7 +13,7 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::{extras::Extras, kernels::LocalKernels, main_grads::deliver, plain};
-use crate::extension::on_backends;
+use crate::extension::{finish, on_backends};
 
 /// `silu(bias + Σ w[kernel - 1 - d] x[position - d])` of each feature of `x [s, b, features]`, with `w [features,
 /// kernel]`: every feature has a kernel of its own. In front of the sequence are zeros.
@@ -146,10 +146,7 @@ fn record<B: ConvolutionKernels, C: CheckpointStrategy, const N: usize>(
     let w = tensors.pop().expect("there is a weight");
     let inputs = ConvolutionInputs::<B>::new(tensors.remove(0), w, rest, N == 3);
     let y = B::convolution(inputs.clone());
-    match Convolution.prepare::<C>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(inputs, y),
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
+    finish!(Convolution, nodes, inputs, y)
 }
 
 impl<B: ConvolutionKernels, C: CheckpointStrategy> ConvolutionOps for Autodiff<B, C> {

@@ -2,18 +2,17 @@
 //! `megatron/core/tensor_parallel/cross_entropy.py`: the logits of a token are never gathered on one rank.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, Slice, TensorMetadata,
+    Autodiff, Dispatch, Slice, TensorMetadata,
     autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        checkpoint::strategy::CheckpointStrategy,
+        ops::{Backward, OpsKind},
     },
-    backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{Int, Tensor};
 
 use super::kernels::LocalKernels;
+use crate::extension::{node, operations};
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::{Group, ReduceOp};
 
@@ -53,14 +52,17 @@ pub fn vocab_parallel_cross_entropy(
     Tensor::from_dispatch(<Dispatch as CrossEntropyOps>::op_cross_entropy(logits, labels, shard, group.clone()))
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait CrossEntropyOps: Backend {
-    fn op_cross_entropy(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        shard: VocabShard,
-        group: Group,
-    ) -> FloatTensor<Self>;
+operations! {
+    trait CrossEntropyOps {
+        fn op_cross_entropy(
+            logits: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            shard: VocabShard,
+            group: Group,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(logits, labels, shard, group).0
+        }
+    }
 }
 
 /// Loss and log-sum-exp, both `[s, b]`.
@@ -87,44 +89,13 @@ pub(super) fn forward<B: LocalKernels + CollectiveOps>(
     (B::float_sub(log_total.clone(), row(1)), B::float_add(max, log_total))
 }
 
-impl CrossEntropyOps for Flex {
-    fn op_cross_entropy(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        shard: VocabShard,
-        group: Group,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(logits, labels, shard, group).0
+node!(CrossEntropy: LocalKernels, 1, (FloatTensor<B>, FloatTensor<B>, IntTensor<B>, VocabShard), |ops, grad, grads| {
+    let (logits, lse, labels, shard) = ops.state;
+    if let [Some(node)] = ops.parents {
+        let grad = B::vocab_logits_grad(logits, lse, labels, grad, shard.first_row, shard.valid);
+        grads.register::<B>(node.id, grad);
     }
-}
-
-#[cfg(feature = "cuda")]
-impl CrossEntropyOps for burn::backend::Cube {
-    fn op_cross_entropy(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        shard: VocabShard,
-        group: Group,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(logits, labels, shard, group).0
-    }
-}
-
-#[derive(Debug)]
-struct CrossEntropy;
-
-impl<B: LocalKernels> Backward<B, 1> for CrossEntropy {
-    type State = (FloatTensor<B>, FloatTensor<B>, IntTensor<B>, VocabShard);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let (logits, lse, labels, shard) = ops.state;
-        if let [Some(node)] = ops.parents {
-            let grad = B::vocab_logits_grad(logits, lse, labels, grad, shard.first_row, shard.valid);
-            grads.register::<B>(node.id, grad);
-        }
-    }
-}
+});
 
 impl<B: LocalKernels + CollectiveOps, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, C> {
     fn op_cross_entropy(

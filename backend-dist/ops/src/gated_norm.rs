@@ -1,19 +1,12 @@
 //! RMSNorm of a gated value, as one autograd node.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
+    Autodiff, Backend, Dispatch, Flex, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
 use super::{kernels::LocalKernels, main_grads::deliver, plain};
-use crate::extension::on_backends;
+use crate::extension::{finish, node, operations};
 
 /// `w u / √(mean(u²) + eps)` with `u = x silu(gate)` for `x` and `gate [s, b, features]`, whose mean is over each of
 /// `groups` groups of neighbouring features; `w [features]`.
@@ -64,18 +57,8 @@ pub trait GatedNormKernels: LocalKernels {
 
 impl GatedNormKernels for Flex {}
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait GatedNormOps: Backend {
-    fn op_gated_norm(
-        x: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        norm: GatedNorm,
-    ) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl GatedNormOps {
+operations! {
+    trait GatedNormOps {
         fn op_gated_norm(
             x: FloatTensor<Self>,
             gate: FloatTensor<Self>,
@@ -87,22 +70,15 @@ on_backends! {
     }
 }
 
-/// Parents: x, the gate, the weight.
-#[derive(Debug)]
-struct Gated;
-
-impl<B: GatedNormKernels> Backward<B, 3> for Gated {
-    type State = (GatedInputs<B>, GatedNorm);
-
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, (inputs, norm)) = (grads.consume::<B>(&ops.node), ops.state);
-        for (node, grad) in ops.parents.into_iter().zip(B::gated_norm_grads(inputs, grad, norm)) {
-            if let Some(node) = node {
-                deliver::<B>(grads, node.id, grad);
-            }
+// Parents: x, the gate, the weight.
+node!(Gated: GatedNormKernels, 3, (GatedInputs<B>, GatedNorm), |ops, grad, grads| {
+    let (inputs, norm) = ops.state;
+    for (node, grad) in ops.parents.into_iter().zip(B::gated_norm_grads(inputs, grad, norm)) {
+        if let Some(node) = node {
+            deliver::<B>(grads, node.id, grad);
         }
     }
-}
+});
 
 impl<B: GatedNormKernels, C: CheckpointStrategy> GatedNormOps for Autodiff<B, C> {
     fn op_gated_norm(
@@ -114,10 +90,7 @@ impl<B: GatedNormKernels, C: CheckpointStrategy> GatedNormOps for Autodiff<B, C>
         let ((x, x_node), (gate, gate_node), (w, w_node)) = (x.into_parts(), gate.into_parts(), w.into_parts());
         let inputs = GatedInputs { x, gate, w };
         let y = B::gated_norm(inputs.clone(), norm);
-        match Gated.prepare::<C>([x_node, gate_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((inputs, norm), y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        finish!(Gated, [x_node, gate_node, w_node], (inputs, norm), y)
     }
 }
 

@@ -9,11 +9,10 @@ use burn::backend::{
     Autodiff, Backend, Dispatch, FloatDType, Slice, TensorMetadata,
     autodiff::{
         NodeId,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        checkpoint::strategy::CheckpointStrategy,
         grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        ops::{Backward, OpsKind},
     },
-    backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{DType, Int, Tensor};
@@ -23,7 +22,7 @@ use super::gemm::InputCollective;
 use super::kernels::LocalKernels;
 use super::main_grads::main_grad;
 use super::plain;
-use crate::extension::on_backends;
+use crate::extension::{node, operations};
 use ranks::collective_ops::CollectiveOps;
 use ranks::comm::Group;
 
@@ -98,13 +97,8 @@ pub fn linear_cross_entropy(x: Tensor<3>, w: Tensor<2>, labels: Tensor<2, Int>, 
     Tensor::from_dispatch(<Dispatch as HeadOps>::op_head(x, w, labels, head))
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait HeadOps: Backend {
-    fn op_head(x: FloatTensor<Self>, w: FloatTensor<Self>, labels: IntTensor<Self>, head: Head) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl HeadOps {
+operations! {
+    trait HeadOps {
         fn op_head(
             x: FloatTensor<Self>,
             w: FloatTensor<Self>,
@@ -153,43 +147,35 @@ fn forward<B: LocalKernels + CollectiveOps>(
 /// Hidden states before the input collective, weight, labels, log-sum-exps.
 type Saved<B> = (FloatTensor<B>, FloatTensor<B>, IntTensor<B>, FloatTensor<B>, Head);
 
-#[derive(Debug)]
-struct LinearCrossEntropy;
-
-impl<B: LocalKernels + CollectiveOps> Backward<B, 2> for LinearCrossEntropy {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, w_node], (x, w, labels, lse, head)) = (ops.parents, ops.state);
-        let (x, shard) = (head.entry.forward::<B>(x), head.shard(w.shape()[0]));
-        let mut weight = w_node.map(|node| WeightGrad::<B> { id: node.id, sum: None });
-        let mut inputs = Vec::new();
-        for range in head.chunks(x.shape()[0]) {
-            let x = chunk::<B>(&x, &range);
-            let logits = head.logits::<B>(x.clone(), w.clone());
-            let [lse, grad] = [&lse, &grad].map(|rows| chunk::<B>(rows, &range));
-            let labels = labels_of::<B>(&labels, &range);
-            let grad = B::vocab_logits_grad(logits.clone(), lse, labels, grad, shard.first_row, shard.valid);
-            let grad = match head.softcap {
-                Some(cap) => plain::activation::softcap_grad::<B>(logits, grad, cap),
-                None => grad,
-            };
-            if x_node.is_some() {
-                inputs.push(B::linear_input_grad(grad.clone(), w.clone()));
-            }
-            if let Some(weight) = &mut weight {
-                weight.add(grad, x);
-            }
+node!(LinearCrossEntropy: LocalKernels + CollectiveOps, 2, Saved<B>, |ops, grad, grads| {
+    let ([x_node, w_node], (x, w, labels, lse, head)) = (ops.parents, ops.state);
+    let (x, shard) = (head.entry.forward::<B>(x), head.shard(w.shape()[0]));
+    let mut weight = w_node.map(|node| WeightGrad::<B> { id: node.id, sum: None });
+    let mut inputs = Vec::new();
+    for range in head.chunks(x.shape()[0]) {
+        let x = chunk::<B>(&x, &range);
+        let logits = head.logits::<B>(x.clone(), w.clone());
+        let [lse, grad] = [&lse, &grad].map(|rows| chunk::<B>(rows, &range));
+        let labels = labels_of::<B>(&labels, &range);
+        let grad = B::vocab_logits_grad(logits.clone(), lse, labels, grad, shard.first_row, shard.valid);
+        let grad = match head.softcap {
+            Some(cap) => plain::activation::softcap_grad::<B>(logits, grad, cap),
+            None => grad,
+        };
+        if x_node.is_some() {
+            inputs.push(B::linear_input_grad(grad.clone(), w.clone()));
         }
-        if let Some(weight) = weight {
-            weight.finish(w.dtype(), grads);
-        }
-        if let Some(node) = x_node {
-            grads.register::<B>(node.id, head.entry.backward::<B>(concat::<B>(inputs)));
+        if let Some(weight) = &mut weight {
+            weight.add(grad, x);
         }
     }
-}
+    if let Some(weight) = weight {
+        weight.finish(w.dtype(), grads);
+    }
+    if let Some(node) = x_node {
+        grads.register::<B>(node.id, head.entry.backward::<B>(concat::<B>(inputs)));
+    }
+});
 
 /// The gradient of the weight `id`, chunk by chunk.
 struct WeightGrad<B: Backend> {

@@ -2,14 +2,7 @@
 //! Separate operations would slice the projection, copy it, and concatenate its gradient.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
+    Autodiff, Backend, Dispatch, Flex, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
 };
 use burn::tensor::{Slice, Tensor};
 
@@ -18,7 +11,7 @@ use super::{
     main_grads::deliver,
     options::PackedHeads,
 };
-use crate::extension::on_backends;
+use crate::extension::{finish, node, operations};
 
 /// `w x / √(mean(x²) + eps)` over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with
 /// the first of `weights [d]` for queries and the second for keys; values are unchanged.
@@ -100,18 +93,8 @@ pub fn grads_unfused<B: LocalKernels>(
     [B::float_cat(vec![queries, keys, of_v], 2), q, k]
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait HeadNormOps: Backend {
-    fn op_norm_heads(
-        qkv: FloatTensor<Self>,
-        queries: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        norms: HeadNorms,
-    ) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl HeadNormOps {
+operations! {
+    pub(super) trait HeadNormOps {
         fn op_norm_heads(
             qkv: FloatTensor<Self>,
             queries: FloatTensor<Self>,
@@ -123,23 +106,15 @@ on_backends! {
     }
 }
 
-/// Parents: the projection, the queries' weight, the keys'.
-#[derive(Debug)]
-struct Norms;
-
-impl<B: HeadNormKernels> Backward<B, 3> for Norms {
-    type State = ([FloatTensor<B>; 3], HeadNorms);
-
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([qkv, queries, keys], norms) = ops.state;
-        for (node, grad) in ops.parents.into_iter().zip(B::norm_heads_grads(qkv, [queries, keys], grad, norms)) {
-            if let Some(node) = node {
-                deliver::<B>(grads, node.id, grad);
-            }
+// Parents: the projection, the queries' weight, the keys'.
+node!(Norms: HeadNormKernels, 3, ([FloatTensor<B>; 3], HeadNorms), |ops, grad, grads| {
+    let ([qkv, queries, keys], norms) = ops.state;
+    for (node, grad) in ops.parents.into_iter().zip(B::norm_heads_grads(qkv, [queries, keys], grad, norms)) {
+        if let Some(node) = node {
+            deliver::<B>(grads, node.id, grad);
         }
     }
-}
+});
 
 impl<B: HeadNormKernels, C: CheckpointStrategy> HeadNormOps for Autodiff<B, C> {
     fn op_norm_heads(
@@ -152,10 +127,7 @@ impl<B: HeadNormKernels, C: CheckpointStrategy> HeadNormOps for Autodiff<B, C> {
             (qkv.into_parts(), queries.into_parts(), keys.into_parts());
         let saved = [qkv.clone(), queries.clone(), keys.clone()];
         let y = B::norm_heads(qkv, [queries, keys], norms);
-        match Norms.prepare::<C>([qkv_node, q_node, k_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((saved, norms), y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        finish!(Norms, [qkv_node, q_node, k_node], (saved, norms), y)
     }
 }
 

@@ -6,9 +6,8 @@ use burn::backend::{
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        ops::{Backward, Ops},
     },
-    backend_extension,
     tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
@@ -18,7 +17,7 @@ use super::{
     options::Rotation,
     secondary_outputs::{SecondaryOutputs, secondary_output},
 };
-use crate::extension::on_backends;
+use crate::extension::{finish, operations};
 
 /// Keys `[s, b, heads, rope + nope]` and values `[s, b, heads, value]`. A head of `kv [s, b, heads, nope + value]` is
 /// `[nope | value]`, a key is `[rope | nope]`. The `rope` features are the same in all heads: `shared [s, b, rope]`,
@@ -115,21 +114,9 @@ fn features<B: Backend>(x: FloatTensor<B>, range: std::ops::Range<usize>) -> Flo
     B::float_slice(x, &[Slice::full(), Slice::full(), Slice::full(), Slice::from(range)])
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait LatentOps: Backend {
-    /// Returns the keys; the values are the only one of the `secondary` outputs.
-    fn op_latent_keys(
-        kv: FloatTensor<Self>,
-        shared: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        nope: usize,
-        secondary: SecondaryOutputs,
-    ) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl LatentOps {
+operations! {
+    pub(super) trait LatentOps {
+        /// Returns the keys; the values are the only one of the `secondary` outputs.
         fn op_latent_keys(
             kv: FloatTensor<Self>,
             shared: FloatTensor<Self>,
@@ -183,10 +170,7 @@ impl<B: LatentKernels, C: CheckpointStrategy> LatentOps for Autodiff<B, C> {
         let angles = [cos.into_primitive(), sin.into_primitive()];
         let [keys, values] = B::latent_keys(kv, shared, angles.clone(), nope);
         secondary.put::<B>([values]);
-        match Keys.prepare::<C>([kv_node, shared_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(Saved { angles, nope, secondary }, keys),
-            OpsKind::UnTracked(prep) => prep.finish(keys),
-        }
+        finish!(Keys, [kv_node, shared_node], Saved { angles, nope, secondary }, keys)
     }
 }
 

@@ -1,9 +1,6 @@
 //! The operations as Burn backend extensions: routing only.
 
-use burn::backend::{
-    Backend, backend_extension,
-    tensor::{FloatTensor, IntTensor},
-};
+use burn::backend::tensor::{FloatTensor, IntTensor};
 
 use super::{
     dropout_mask::DropoutMask,
@@ -12,41 +9,11 @@ use super::{
     plain,
     saved_attention::CoreAttention,
 };
-use crate::extension::on_backends;
+use crate::extension::operations;
 
-/// One method per public operation; see the functions of [`ops`](super) for what they do.
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait LocalOps: Backend {
-    fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
-    fn op_layer_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, b: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
-    fn op_rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize)
-    -> FloatTensor<Self>;
-    fn op_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self>;
-    fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self>;
-    fn op_attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        options: AttentionOptions,
-        attention: CoreAttention,
-    ) -> FloatTensor<Self>;
-    fn op_attention_packed(
-        qkv: FloatTensor<Self>,
-        heads: PackedHeads,
-        options: AttentionOptions,
-        attention: CoreAttention,
-    ) -> FloatTensor<Self>;
-    fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self>;
-    fn op_squared_relu(x: FloatTensor<Self>) -> FloatTensor<Self>;
-    fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self>;
-    fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self>;
-    fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self>;
-    fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
-    fn op_add_linear(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl LocalOps {
+operations! {
+    /// One method per public operation; see the functions of [`ops`](super) for what they do.
+    pub(super) trait LocalOps {
         fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
             Self::rms_norm_forward(x, w, eps)
         }

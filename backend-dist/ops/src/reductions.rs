@@ -3,19 +3,13 @@
 //! atomic additions.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Shape, TensorMetadata,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
+    Autodiff, Backend, Dispatch, Shape, TensorMetadata, autodiff::checkpoint::strategy::CheckpointStrategy,
     tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
 use super::kernels::LocalKernels;
-use crate::extension::on_backends;
+use crate::extension::{finish, node, operations};
 
 /// Sum over dimension `dim`, which becomes 1.
 ///
@@ -67,16 +61,9 @@ pub fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as SumOps>::op_matmul(a.into_dispatch(), b.into_dispatch()))
 }
 
-/// One method per public operation.
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait SumOps: Backend {
-    fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self>;
-    fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self>;
-    fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl SumOps {
+operations! {
+    /// One method per public operation.
+    trait SumOps {
         fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
             Self::sum_dim(x, dim)
         }
@@ -97,81 +84,47 @@ fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor
     B::float_expand(x, Shape::from(shape))
 }
 
-#[derive(Debug)]
-struct SumDim;
-
-impl<B: LocalKernels> Backward<B, 1> for SumDim {
-    /// The dimension and its size.
-    type State = (usize, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, (dim, size)) = (grads.consume::<B>(&ops.node), ops.state);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, expand::<B>(grad, dim, size));
-        }
+// Saves the dimension and its size.
+node!(SumDim: LocalKernels, 1, (usize, usize), |ops, grad, grads| {
+    let (dim, size) = ops.state;
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, expand::<B>(grad, dim, size));
     }
-}
+});
 
-#[derive(Debug)]
-struct ExpandDim;
-
-impl<B: LocalKernels> Backward<B, 1> for ExpandDim {
-    type State = usize;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::sum_dim(grad, ops.state));
-        }
+node!(ExpandDim: LocalKernels, 1, usize, |ops, grad, grads| {
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::sum_dim(grad, ops.state));
     }
-}
+});
 
-/// The state is each factor, if the other one needs a gradient.
-#[derive(Debug)]
-struct Matmul;
-
-impl<B: LocalKernels> Backward<B, 2> for Matmul {
-    type State = [Option<FloatTensor<B>>; 2];
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, ([a_node, b_node], [a, b])) = (grads.consume::<B>(&ops.node), (ops.parents, ops.state));
-        if let (Some(node), Some(b)) = (a_node, b) {
-            grads.register::<B>(node.id, B::matmul(grad.clone(), B::float_transpose(b)));
-        }
-        if let (Some(node), Some(a)) = (b_node, a) {
-            grads.register::<B>(node.id, B::matmul(B::float_transpose(a), grad));
-        }
+// The state is each factor, if the other one needs a gradient.
+node!(Matmul: LocalKernels, 2, [Option<FloatTensor<B>>; 2], |ops, grad, grads| {
+    let ([a_node, b_node], [a, b]) = (ops.parents, ops.state);
+    if let (Some(node), Some(b)) = (a_node, b) {
+        grads.register::<B>(node.id, B::matmul(grad.clone(), B::float_transpose(b)));
     }
-}
+    if let (Some(node), Some(a)) = (b_node, a) {
+        grads.register::<B>(node.id, B::matmul(B::float_transpose(a), grad));
+    }
+});
 
 impl<B: LocalKernels, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
     fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let size = x.shape()[dim];
-        match SumDim.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((dim, size), B::sum_dim(x, dim)),
-            OpsKind::UnTracked(prep) => prep.finish(B::sum_dim(x, dim)),
-        }
+        finish!(SumDim, [node], (dim, size), B::sum_dim(x, dim))
     }
 
     fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match ExpandDim.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(dim, expand::<B>(x, dim, times)),
-            OpsKind::UnTracked(prep) => prep.finish(expand::<B>(x, dim, times)),
-        }
+        finish!(ExpandDim, [node], dim, expand::<B>(x, dim, times))
     }
 
     fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let [of_a, of_b] = [a.is_tracked(), b.is_tracked()];
         let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
-        match Matmul.prepare::<C>([a_node, b_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let factors = [of_b.then(|| a.clone()), of_a.then(|| b.clone())];
-                prep.finish(factors, B::matmul(a, b))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::matmul(a, b)),
-        }
+        finish!(Matmul, [a_node, b_node], [of_b.then(|| a.clone()), of_a.then(|| b.clone())], B::matmul(a, b))
     }
 }
 

@@ -3,19 +3,12 @@
 //! primary node finds all gradients there.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
+    Autodiff, Backend, Dispatch, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
 use super::stash::Stash;
-use crate::extension::on_backends;
+use crate::extension::{finish, node, operations};
 
 /// The secondary outputs of an operation: forward their values, backward their gradients. Clones share them.
 #[derive(Clone, Debug)]
@@ -57,39 +50,24 @@ pub(super) fn secondary_output<const D: usize, const E: usize>(
     Tensor::from_dispatch(<Dispatch as OutputOps>::op_secondary(first, secondary.clone(), index))
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait OutputOps: Backend {
-    /// `first` only selects the backend and the node.
-    fn op_secondary(first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl OutputOps {
+operations! {
+    trait OutputOps {
+        /// `first` only selects the backend and the node.
         fn op_secondary(_first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
             secondary.take::<Self>(index)
         }
     }
 }
 
-/// Parent: the primary output, to which no gradient flows from here.
-#[derive(Debug)]
-struct SecondaryNode;
-
-impl<B: Backend> Backward<B, 1> for SecondaryNode {
-    type State = (SecondaryOutputs, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, (secondary, index)) = (grads.consume::<B>(&ops.node), ops.state);
-        secondary.0[index].put(grad);
-    }
-}
+// Parent: the primary output, to which no gradient flows from here.
+node!(SecondaryNode: Backend, 1, (SecondaryOutputs, usize), |ops, grad, grads| {
+    let (secondary, index) = ops.state;
+    secondary.0[index].put(grad);
+});
 
 impl<B: Backend, C: CheckpointStrategy> OutputOps for Autodiff<B, C> {
     fn op_secondary(first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
         let ((_, node), value) = (first.into_parts(), secondary.take::<B>(index));
-        match SecondaryNode.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((secondary, index), value),
-            OpsKind::UnTracked(prep) => prep.finish(value),
-        }
+        finish!(SecondaryNode, [node], (secondary, index), value)
     }
 }

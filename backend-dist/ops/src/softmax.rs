@@ -1,19 +1,13 @@
 //! `x / (Σ x + eps)`, and softmax, which is the same of exponentials.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, Scalar, TensorMetadata,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
+    Autodiff, Dispatch, Flex, Scalar, TensorMetadata, autodiff::checkpoint::strategy::CheckpointStrategy,
     tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
 use super::kernels::LocalKernels;
-use crate::extension::on_backends;
+use crate::extension::{finish, node, operations};
 
 /// `x / (Σ x + eps)` with sums over the last dimension.
 pub fn normalize_sum<const D: usize>(x: Tensor<D>, eps: f64) -> Tensor<D> {
@@ -89,13 +83,8 @@ pub fn plain_grad<B: LocalKernels>(
     }
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait NormalizeOps: Backend {
-    fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl NormalizeOps {
+operations! {
+    pub(super) trait NormalizeOps {
         fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
             let [y, _] = Self::normalize(x, normalizer);
             y
@@ -103,27 +92,17 @@ on_backends! {
     }
 }
 
-#[derive(Debug)]
-struct Normalize;
-
-impl<B: NormalizeKernels> Backward<B, 1> for Normalize {
-    type State = ([FloatTensor<B>; 2], Normalizer);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, (saved, normalizer)) = (grads.consume::<B>(&ops.node), ops.state);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::normalize_grad(saved, grad, normalizer));
-        }
+node!(Normalize: NormalizeKernels, 1, ([FloatTensor<B>; 2], Normalizer), |ops, grad, grads| {
+    let (saved, normalizer) = ops.state;
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::normalize_grad(saved, grad, normalizer));
     }
-}
+});
 
 impl<B: NormalizeKernels, C: CheckpointStrategy> NormalizeOps for Autodiff<B, C> {
     fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let [y, total] = B::normalize(x, normalizer);
-        match Normalize.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(([y.clone(), total], normalizer), y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        finish!(Normalize, [node], ([y.clone(), total], normalizer), y)
     }
 }

@@ -2,19 +2,12 @@
 //! the projection and mostly zeros.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, Slice,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
+    Autodiff, Backend, Dispatch, Flex, Slice, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
 use super::secondary_outputs::{SecondaryOutputs, secondary_output};
-use crate::extension::on_backends;
+use crate::extension::{finish, node, operations};
 
 /// Splits the features of `x [s, b, n]` into chunks of these sizes. All results must be used.
 ///
@@ -56,10 +49,13 @@ pub fn slices<B: Backend>(x: FloatTensor<B>, sizes: &[usize]) -> Vec<FloatTensor
     sizes.iter().map(slice).collect()
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait SplitOps: Backend {
-    /// Returns the first chunk; the other ones are the `secondary` outputs.
-    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self>;
+operations! {
+    pub(super) trait SplitOps {
+        /// Returns the first chunk; the other ones are the `secondary` outputs.
+        fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
+            split_off::<Self>(x, &sizes, &secondary)
+        }
+    }
 }
 
 fn split_off<B: SplitKernels>(x: FloatTensor<B>, sizes: &[usize], secondary: &SecondaryOutputs) -> FloatTensor<B> {
@@ -69,37 +65,18 @@ fn split_off<B: SplitKernels>(x: FloatTensor<B>, sizes: &[usize], secondary: &Se
     first
 }
 
-on_backends! {
-    impl SplitOps {
-        fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
-            split_off::<Self>(x, &sizes, &secondary)
-        }
+node!(Split: SplitKernels, 1, SecondaryOutputs, |ops, first, grads| {
+    let parts = [first].into_iter().chain(ops.state.gradients::<B>()).collect();
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, B::join(parts));
     }
-}
-
-#[derive(Debug)]
-struct Split;
-
-impl<B: SplitKernels> Backward<B, 1> for Split {
-    type State = SecondaryOutputs;
-
-    fn backward(self, ops: Ops<SecondaryOutputs, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let first = grads.consume::<B>(&ops.node);
-        let parts = [first].into_iter().chain(ops.state.gradients::<B>()).collect();
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::join(parts));
-        }
-    }
-}
+});
 
 impl<B: SplitKernels, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
     fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let first = split_off::<B>(x, &sizes, &secondary);
-        match Split.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(secondary, first),
-            OpsKind::UnTracked(prep) => prep.finish(first),
-        }
+        finish!(Split, [node], secondary, first)
     }
 }
 

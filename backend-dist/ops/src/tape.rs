@@ -2,19 +2,14 @@
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, TensorMetadata,
-    autodiff::{
-        NodeId,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients as AutodiffGradients,
-        ops::{Backward, Ops, OpsKind},
-    },
+    autodiff::{NodeId, checkpoint::strategy::CheckpointStrategy, grads::Gradients as AutodiffGradients},
     backend_extension,
     tensor::FloatTensor,
 };
 use burn::tensor::{Gradients, Tensor};
 
 use super::stash::Stash;
-use crate::extension::on_backends;
+use crate::extension::{finish, node, on_backends};
 
 /// The recorded graph of an output, without the output's elements.
 #[derive(Debug)]
@@ -89,29 +84,18 @@ on_backends! {
     }
 }
 
-#[derive(Debug)]
-struct Root;
-
-impl<B: Backend> Backward<B, 1> for Root {
-    type State = Seed;
-
-    fn backward(self, ops: Ops<Seed, 1>, grads: &mut AutodiffGradients, _: &mut Checkpointer) {
-        grads.consume::<B>(&ops.node);
-        let start = ops.state.take::<Start>().expect("the seed is set before backward");
-        if let [Some(node)] = ops.parents {
-            start(grads, node.id);
-        }
+node!(Root: Backend, 1, Seed, |ops, _grad, grads| {
+    let start = ops.state.take::<Start>().expect("the seed is set before backward");
+    if let [Some(node)] = ops.parents {
+        start(grads, node.id);
     }
-}
+});
 
 impl<B: Backend + TapeOps, C: CheckpointStrategy> TapeOps for Autodiff<B, C> {
     fn op_root(y: FloatTensor<Self>, seed: Seed) -> FloatTensor<Self> {
         let (y, node) = y.into_parts();
         let root = B::float_zeros([1].into(), &y.device(), y.dtype().into());
-        match Root.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(seed, root),
-            OpsKind::UnTracked(prep) => prep.finish(root),
-        }
+        finish!(Root, [node], seed, root)
     }
 
     fn op_start(grad: FloatTensor<Self>) -> Start {

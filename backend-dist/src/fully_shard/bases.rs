@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::gathers::Gathers;
 use crate::local::to_local;
+use crate::paths::PathVisitor;
 
 /// What this rank holds of every parameter of `gathers`, of which `indices` says where it is in `module`, and the ids of
 /// those that are sharded.
@@ -16,8 +17,7 @@ pub(super) fn of<M: Module>(
     gathers: &Gathers,
 ) -> (Vec<Option<Tensor<1>>>, HashSet<ParamId>) {
     let (values, ids) = (vec![None; gathers.len()], HashSet::new());
-    let mut bases = Bases { indices, gathers, path: Vec::new(), values, ids };
-    module.visit(&mut bases);
+    let bases = Bases { indices, gathers, values, ids }.walk(module);
     (bases.values, bases.ids)
 }
 
@@ -25,23 +25,14 @@ pub(super) fn of<M: Module>(
 struct Bases<'a> {
     indices: &'a HashMap<String, usize>,
     gathers: &'a Gathers,
-    path: Vec<String>,
     values: Vec<Option<Tensor<1>>>,
     /// Of the parameters that are sharded.
     ids: HashSet<ParamId>,
 }
 
-impl ModuleVisitor for Bases<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(&index) = self.indices.get(&self.path.join(".")) else { return };
+impl PathVisitor for Bases<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some(&index) = self.indices.get(path) else { return };
         self.ids.insert(param.id);
         let base = to_local(param.base().without_autodiff());
         let own = self.gathers.is_owner(index);

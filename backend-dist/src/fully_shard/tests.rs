@@ -8,6 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 
 use super::*;
+use crate::paths::PathVisitor;
 use ranks::launch::launch;
 use ranks::mesh::{Axis, Mesh, ParallelLayout};
 
@@ -211,8 +212,7 @@ fn records_are_those_of_the_module_on_one_device() {
         let units = Units::auto().keep_below(0);
         let shards = FullyShard::new(&other, &rank.group(Axis::Dp), &units);
         let loaded = shards.shard(other.clone().fork(&device())).load_record(net.clone().into_record());
-        let mut held = Held { shards: &shards, path: Vec::new(), elements: 0 };
-        loaded.visit(&mut held);
+        let held = Held { shards: &shards, elements: 0 }.walk(&loaded);
         let whole = Net::new(&device(), false).load_record(loaded.clone().into_record());
         // Only member 1 gets the values; nobody can take what the other gets for them.
         shards.record_on(1);
@@ -231,21 +231,12 @@ fn records_are_those_of_the_module_on_one_device() {
 /// Elements of the values that this rank owns.
 struct Held<'a> {
     shards: &'a FullyShard,
-    path: Vec<String>,
     elements: usize,
 }
 
-impl ModuleVisitor for Held<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.shards.gathers.is_owner(self.shards.indices[&self.path.join(".")]) {
+impl PathVisitor for Held<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if self.shards.gathers.is_owner(self.shards.indices[path]) {
             self.elements += param.base().shape().num_elements();
         }
     }

@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 
 use super::{Sharded, running_states};
 use crate::local::Placements;
+use crate::paths::PathVisitor;
 
 /// Parameters with fewer elements stay whole on every rank unless [`Units::keep_below`] says otherwise.
 const KEEP_BELOW: usize = 10_000;
@@ -77,7 +78,6 @@ pub(super) struct Find<'a> {
     of: &'a dyn Fn(ParamId) -> bool,
     /// Running states, of which every rank has its own, and parameters to which nothing can be attached.
     whole: HashSet<ParamId>,
-    path: Vec<String>,
     names: Vec<String>,
     pub params: Vec<Found>,
     /// Where they are, as indices of `params`. A module may hold one parameter in several fields.
@@ -101,36 +101,25 @@ impl<'a> Find<'a> {
     pub fn of<M: Module>(module: &M, units: &'a Units, of: &'a dyn Fn(ParamId) -> bool) -> Self {
         let mut whole = running_states(module);
         whole.extend(Reparameterized::of(module).ids);
-        let (path, names, params, paths) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
-        let mut found = Self { units, of, whole, path, names, params, paths };
-        module.visit(&mut found);
-        found
+        let (names, params, paths) = (Vec::new(), Vec::new(), HashMap::new());
+        Self { units, of, whole, names, params, paths }.walk(module)
     }
 }
 
-impl ModuleVisitor for Find<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Find<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         let length = param.lazy_shape().num_elements();
         // A tensor without elements has nothing to share out.
         let is_small = length < self.units.keep_below.max(1) || D == 0;
         if is_small || self.whole.contains(&param.id) || !(self.of)(param.id) {
             return;
         }
-        let path = self.path.join(".");
         if let Some(index) = self.params.iter().position(|known| known.id == param.id) {
-            self.paths.insert(path, index);
+            self.paths.insert(path.to_string(), index);
             return;
         }
-        self.paths.insert(path.clone(), self.params.len());
-        let name = self.units.of(&path);
+        self.paths.insert(path.to_string(), self.params.len());
+        let name = self.units.of(path);
         let known = self.names.iter().position(|known| known == name);
         let unit = known.unwrap_or_else(|| {
             self.names.push(name.to_string());
@@ -140,7 +129,7 @@ impl ModuleVisitor for Find<'_> {
             true => Placements::of(&param.base()).local_shape(param.lazy_shape()).num_elements(),
             false => length,
         };
-        self.params.push(Found { id: param.id, path, unit, length, is_matrix: D > 1, local });
+        self.params.push(Found { id: param.id, path: path.to_string(), unit, length, is_matrix: D > 1, local });
     }
 }
 

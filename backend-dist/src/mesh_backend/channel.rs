@@ -11,9 +11,10 @@ use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterChannel, RouterClient, RouterTensor};
 use burn_std::future::{DynFut, block_on};
+use parking_lot::{Mutex, MutexGuard};
 use ranks::collective_ops::Collective;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A complete backend of Burn.
 pub(super) type MeshBackend = BackendRouter<MeshChannel>;
@@ -47,8 +48,8 @@ impl MeshClient {
 
     /// Who runs the interpreter, which knows what was dropped.
     pub fn worker(&self) -> MutexGuard<'_, Worker> {
-        let mut worker = lock(&self.worker);
-        let dropped = std::mem::take(&mut *lock(&self.dropped));
+        let mut worker = self.worker.lock();
+        let dropped = std::mem::take(&mut *self.dropped.lock());
         if !dropped.is_empty() {
             self.followers.tell(|| Message::Drop(dropped.clone()));
             worker.tell(Message::Drop(dropped));
@@ -58,13 +59,13 @@ impl MeshClient {
 
     /// Where a tensor is.
     pub fn state(&self, id: TensorId) -> TensorState {
-        if let Some(state) = lock(&self.states).get(id) {
+        if let Some(state) = self.states.lock().get(id) {
             return state;
         }
         let mut worker = self.worker();
         let known = worker.ask(|interpreter| interpreter.states());
         let state = known.get(&id).unwrap_or_else(|| panic!("{id} is no tensor of this logical device")).clone();
-        *lock(&self.states) = States { known, is_of_now: true };
+        *self.states.lock() = States { known, is_of_now: true };
         state
     }
 
@@ -72,7 +73,7 @@ impl MeshClient {
     pub fn everywhere(&self, message: Message) {
         let mut worker = self.worker();
         if matches!(message, Message::Whole(_)) {
-            *lock(&self.states) = States::default();
+            *self.states.lock() = States::default();
         }
         self.followers.tell(|| message.clone());
         worker.tell(message);
@@ -121,17 +122,12 @@ impl States {
     }
 }
 
-/// A rank that stops within a collective unwinds with the lock and then drops its tensors.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl RouterClient for MeshClient {
     type Device = MeshDevice;
 
     fn register_op(&self, op: OperationIr) {
         match op {
-            OperationIr::Drop(tensor) => lock(&self.dropped).push(tensor.id),
+            OperationIr::Drop(tensor) => self.dropped.lock().push(tensor.id),
             // The data came with the tensor; a command waits for what follows.
             OperationIr::Init(_) => {}
             op => {
@@ -143,7 +139,7 @@ impl RouterClient for MeshClient {
                 }
                 // Others leave their inputs where they are.
                 if matches!(command, None | Some(Command::Compute(_))) {
-                    lock(&self.states).is_of_now = false;
+                    self.states.lock().is_of_now = false;
                 }
                 let message = Message::Run(Box::new(op), command);
                 self.followers.tell(|| message.clone());
@@ -154,7 +150,7 @@ impl RouterClient for MeshClient {
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         let mut worker = self.worker();
-        lock(&self.states).is_of_now = false;
+        self.states.lock().is_of_now = false;
         self.followers.tell(|| Message::Gather(tensor.clone()));
         worker.ask(|interpreter| interpreter.read(tensor))
     }

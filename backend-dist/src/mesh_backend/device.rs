@@ -15,13 +15,13 @@ use burn::backend::{DeviceSettings, DispatchDevice};
 use burn::tensor::Device;
 use burn_group::{GroupDevice, MemberDevice};
 use burn_router::{RouterClientRegistration, register_scoped_client};
+use parking_lot::Mutex;
 use ranks::attached::Attached;
 use ranks::collective_ops::ON_GROUPS;
 use ranks::comm::Group;
 use ranks::gpu;
 use ranks::launch::Rank;
 use ranks::mesh::Axis;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A slot in use.
 struct Opened {
@@ -120,7 +120,7 @@ struct Made {
 impl LogicalDevices {
     /// The logical device of `rank` along `axes`.
     pub fn device(&self, rank: &Rank, axes: &[Axis], options: LogicalOptions) -> Device {
-        if let Some(made) = lock(&self.made).iter().find(|made| made.axes == axes && made.options == options) {
+        if let Some(made) = self.made.lock().iter().find(|made| made.axes == axes && made.options == options) {
             return made.device.clone();
         }
         self.make(
@@ -141,7 +141,7 @@ impl LogicalDevices {
         let ranks = axes.iter().map(|&axis| rank.group(axis).size()).collect();
         Live { device: device.clone(), client: opened.client, axes: axes.clone(), ranks }.begin();
         let (options, registration) = (wanted.options, opened.registration);
-        lock(&self.made).push(Made { axes, options, device: device.clone(), slot, registration });
+        self.made.lock().push(Made { axes, options, device: device.clone(), slot, registration });
         device
     }
 }
@@ -149,7 +149,7 @@ impl LogicalDevices {
 impl Attached for LogicalDevices {
     /// Waits until they have begun everything that was asked of them.
     fn finish(&self) {
-        let devices: Vec<Device> = lock(&self.made).iter().map(|made| made.device.clone()).collect();
+        let devices: Vec<Device> = self.made.lock().iter().map(|made| made.device.clone()).collect();
         for live in devices.iter().filter_map(live) {
             live.client.worker().ask(|_| ());
         }
@@ -158,7 +158,7 @@ impl Attached for LogicalDevices {
 
 impl Drop for LogicalDevices {
     fn drop(&mut self) {
-        for made in lock(&self.made).drain(..) {
+        for made in self.made.lock().drain(..) {
             Live::end(&made.device);
             drop(made.registration);
             made.slot.close();
@@ -207,8 +207,4 @@ fn policy(axis: Axis) -> Policy {
         Axis::Dp | Axis::DpCp | Axis::Edp => Policy::WeightsMove,
         _ => Policy::WeightsStay,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

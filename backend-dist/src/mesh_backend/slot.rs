@@ -3,7 +3,7 @@
 use burn::backend::{DeviceId, DeviceOps, DeviceSettings};
 use burn::tensor::Device;
 use burn_group::GroupDevice;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 
 /// The only member of the device group through which Burn reaches one rank's side of a logical device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl burn_std::device::Device for MeshDevice {
 
 impl DeviceOps for MeshDevice {
     fn defaults(&self) -> DeviceSettings {
-        let settings = lock(&SLOTS).settings.get(usize::from(self.0)).copied();
+        let settings = SLOTS.lock().settings.get(usize::from(self.0)).copied();
         settings.unwrap_or_else(|| Device::flex().settings())
     }
 }
@@ -47,7 +47,7 @@ static SLOTS: Mutex<Slots> = Mutex::new(Slots { settings: Vec::new(), free: Vec:
 impl Slot {
     /// A member whose default types are those of `settings`, and its group if it has had one.
     pub fn take(settings: DeviceSettings) -> (MeshDevice, Option<GroupDevice>) {
-        let mut slots = lock(&SLOTS);
+        let mut slots = SLOTS.lock();
         let has_settings = |slot: &Slot| slots.settings[usize::from(slot.member.0)] == settings;
         match slots.free.iter().position(has_settings) {
             Some(free) => {
@@ -65,13 +65,9 @@ impl Slot {
     /// For another rank, unless the last one has configured other default types.
     pub fn close(self) {
         let settings = Device::new(self.group).settings();
-        let mut slots = lock(&SLOTS);
+        let mut slots = SLOTS.lock();
         if slots.settings[usize::from(self.member.0)] == settings {
             slots.free.push(self);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

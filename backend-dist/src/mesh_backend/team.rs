@@ -4,12 +4,12 @@ use super::device::{LogicalDevices, Wanted, interpreter};
 use super::follow::{Followers, Leader, Message, follow, forward};
 use super::options::LogicalOptions;
 use burn::tensor::Device;
+use parking_lot::Mutex;
 use ranks::comm::Group;
 use ranks::launch::{BoxError, Rank};
 use ranks::mesh::{Axis, Mesh};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, PoisonError};
 
 /// The ranks of each group along an axis as one *team*: the first of them, the leader, runs a program on a logical
 /// device, and the others do the same operations on their shares.
@@ -146,7 +146,7 @@ impl Teams {
 
 impl Teams {
     fn member(&self, rank: usize) -> Option<Member> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank)
+        self.members.lock().remove(&rank)
     }
 
     /// A thread that sends the messages for `follower`, a rank of another process, until the program has ended. What it

@@ -4,7 +4,8 @@ use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Report, explain};
 use backend_dist::parallelize::{Plan, parallelize};
-use burn::module::{Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param};
+use backend_dist::paths::PathVisitor;
+use burn::module::{Module, ModuleDisplay, ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Int, Tensor, TensorData};
 use std::sync::Once;
 
@@ -73,29 +74,18 @@ impl ModuleMapper for Determine {
 
 /// The gradients of all parameters.
 pub fn gradients<M: Module>(module: &M, gradients: &Gradients) -> Vec<(String, Vec<f64>)> {
-    let mut visitor = Collect { gradients, path: Vec::new(), found: Vec::new() };
-    module.visit(&mut visitor);
-    visitor.found
+    Collect { gradients, found: Vec::new() }.walk(module).found
 }
 
 struct Collect<'a> {
     gradients: &'a Gradients,
-    path: Vec<String>,
     found: Vec<(String, Vec<f64>)>,
 }
 
-impl ModuleVisitor for Collect<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Collect<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         if let Some(gradient) = param.val().grad(self.gradients) {
-            self.found.push((self.path.join("."), gradient.into_data().iter::<f64>().collect()));
+            self.found.push((path.to_string(), gradient.into_data().iter::<f64>().collect()));
         }
     }
 }

@@ -72,14 +72,7 @@ impl CalibrationArgs {
         }
         let layout = ParallelLayout::default();
         let devices = self.device.devices(&layout)?;
-        let settings = Settings {
-            layout,
-            cluster: devices.clone().into(),
-            dtype: self.compute_dtype.into(),
-            exact: false,
-            gradients: false,
-            adapter: None,
-        };
+        let settings = Settings::new(devices.clone(), layout, self.compute_dtype);
         let (calibration, sequences) = (Work::default(), Vec::new());
         let mut texts = Texts { sequences, calibration, perplexity: None, encoder: None, devices, settings };
         if !self.is_given() {

@@ -100,14 +100,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if room == 0 {
         bail!("--max-new-tokens {}: there is memory for the keys and values of {fitting} tokens", args.max_new_tokens);
     }
-    let settings = Settings {
-        adapter: None,
-        cluster: args.device.devices(&layout)?.into(),
-        layout,
-        dtype: args.dtype.into(),
-        exact: false,
-        gradients: false,
-    };
+    let settings = Settings::new(args.device.devices(&layout)?, layout, args.dtype);
 
     let (names, adapters) = adapters(&args.adapters, folder.config())?;
     // Ranks that wait for a message wait in no collective, which would end after a while.

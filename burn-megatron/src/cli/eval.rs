@@ -119,14 +119,7 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
         eprintln!("{} samples are longer than {most} tokens: their first tokens are left out", work.truncated);
     }
     let settings = EvalSettings {
-        forward: Settings {
-            adapter,
-            cluster: args.device.of_cluster(&layout, cluster)?,
-            layout,
-            dtype: args.dtype.into(),
-            exact: false,
-            gradients: false,
-        },
+        forward: Settings { adapter, ..Settings::new(args.device.of_cluster(&layout, cluster)?, layout, args.dtype) },
         batch_size: args.batch_size,
         stop_tokens: generation.eos_token_id.iter().map(|id| i64::from(*id)).collect(),
     };

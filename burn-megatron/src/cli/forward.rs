@@ -128,12 +128,10 @@ pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let folder = HfFolder::open(&args.hf)?;
     let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
     let settings = Settings {
-        adapter,
-        cluster: args.device.of_cluster(&layout, cluster)?,
-        layout,
-        dtype: args.dtype.into(),
         exact: args.exact,
         gradients: args.grads,
+        adapter,
+        ..Settings::new(args.device.of_cluster(&layout, cluster)?, layout, args.dtype)
     };
     let element = if matches!(args.dtype, Precision::F64) { Element::F64 } else { Element::F32 };
     if let Some(loss) = loss {
@@ -169,12 +167,9 @@ fn module(args: &Args, layout: ParallelLayout, cluster: &Cluster) -> anyhow::Res
         bail!("--adapter and --objective are for causal language models; `model_type` {kind} has its own loss");
     }
     let settings = Settings {
-        adapter: None,
-        cluster: args.device.of_cluster(&layout, cluster)?,
-        layout,
-        dtype: args.dtype.into(),
         exact: true,
         gradients: args.grads,
+        ..Settings::new(args.device.of_cluster(&layout, cluster)?, layout, args.dtype)
     };
     let outputs = forward_module(&folder, &read_module_inputs(&args.input)?, &settings)?;
     if !cluster.is_first() {

@@ -111,12 +111,8 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
 
     let writer = Mutex::new(writer);
     let settings = Settings {
-        cluster: args.device.of_cluster(&layout, cluster)?,
-        layout,
-        dtype: args.dtype.into(),
-        exact: false,
-        gradients: false,
         adapter: args.adapter.as_deref().map(|path| read_adapter(path, &source.config)).transpose()?,
+        ..Settings::new(args.device.of_cluster(&layout, cluster)?, layout, args.dtype)
     };
     let job = Job {
         mesh: Mesh::new(settings.layout.clone())?,

@@ -86,14 +86,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     check_layout(&args.layout, &config)?;
     let scheduler = args.sizes.resolve(&config, args.device, args.dtype, args.layout.tp)?;
-    let settings = Settings {
-        adapter: None,
-        cluster: args.device.devices(&args.layout)?.into(),
-        layout: args.layout.clone(),
-        dtype: args.dtype.into(),
-        exact: false,
-        gradients: false,
-    };
+    let settings = Settings::new(args.device.devices(&args.layout)?, args.layout.clone(), args.dtype);
     let (names, adapters) = adapters(&args.adapters, &config)?;
     let (requests, queue) = Requests::channel();
     let job = |ready: &(dyn Fn() + Sync)| {

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::chat::{ChatLoss, ChatSet, TooLong};
 use crate::engine::DistillConfig;
-use crate::grpo::{GrpoConfig, GrpoLoss};
-use crate::preference::{PreferenceConfig, PreferenceLoss};
+use crate::grpo::GrpoConfig;
+use crate::preference::PreferenceConfig;
 
 /// `[chat]`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -71,18 +71,9 @@ pub struct PreferenceSection {
     pub train: Vec<PathBuf>,
     /// Files of pairs to evaluate on.
     pub validation: Vec<PathBuf>,
-    /// Which loss.
-    pub loss: PreferenceLoss,
-    /// β.
-    pub beta: f64,
-    /// ε of DPO and SimPO.
-    pub label_smoothing: f64,
-    /// γ of SimPO.
-    pub gamma: f64,
-    /// λ of chosen answers in KTO.
-    pub desirable_weight: f64,
-    /// λ of rejected answers in KTO.
-    pub undesirable_weight: f64,
+    /// The loss of a pair.
+    #[serde(flatten)]
+    pub of_pairs: PreferenceConfig,
     /// A chat template in place of the tokenizer's own.
     pub template: Option<PathBuf>,
     /// Whether pairs share sequences.
@@ -101,15 +92,7 @@ impl PreferenceSection {
 
     /// The loss of pairs, of a run that trains on them.
     pub fn config(&self) -> Option<PreferenceConfig> {
-        let Self { loss, beta, label_smoothing, gamma, desirable_weight, undesirable_weight, .. } = *self;
-        self.is_used().then_some(PreferenceConfig {
-            loss,
-            beta,
-            label_smoothing,
-            gamma,
-            desirable_weight,
-            undesirable_weight,
-        })
+        self.is_used().then_some(self.of_pairs)
     }
 }
 
@@ -121,24 +104,9 @@ pub struct GrpoSection {
     pub train: Vec<PathBuf>,
     /// What finds the answer in a completion.
     pub answer_pattern: Option<String>,
-    /// Completions of a prompt.
-    pub num_generations: usize,
-    /// Most tokens of a completion.
-    pub max_completion_length: usize,
-    /// Of the draws.
-    pub temperature: f64,
-    /// Optimizer steps on the same completions.
-    pub num_iterations: usize,
-    /// Weight of the KL divergence.
-    pub beta: f64,
-    /// ε.
-    pub epsilon: f64,
-    /// ε_high.
-    pub epsilon_high: Option<f64>,
-    /// How tokens' losses become one.
-    pub loss_type: GrpoLoss,
-    /// Divide advantages by the standard deviation of their group.
-    pub scale_rewards: bool,
+    /// The completions and their loss.
+    #[serde(flatten)]
+    pub of_completions: GrpoConfig,
     /// A chat template in place of the tokenizer's own.
     pub template: Option<PathBuf>,
     /// Leave out rows that cannot be used.
@@ -153,17 +121,7 @@ impl GrpoSection {
 
     /// The loss, of a run that trains on completions.
     pub fn config(&self) -> Option<GrpoConfig> {
-        self.is_used().then_some(GrpoConfig {
-            num_generations: self.num_generations,
-            max_completion_length: self.max_completion_length,
-            temperature: self.temperature,
-            num_iterations: self.num_iterations,
-            beta: self.beta,
-            epsilon: self.epsilon,
-            epsilon_high: self.epsilon_high,
-            loss_type: self.loss_type,
-            scale_rewards: self.scale_rewards,
-        })
+        self.is_used().then_some(self.of_completions)
     }
 }
 

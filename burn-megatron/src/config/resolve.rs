@@ -1,23 +1,26 @@
 //! One configuration from defaults, file and command line; each overrides the one before it.
 
+mod length;
+mod unknown;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::foreign::{belongs, decided, decider, defaults, owners, words};
-use super::keys::{KEYS, SECTIONS, find, find_anywhere};
+use super::keys::{KEYS, SECTIONS, find};
 use super::kind::{AUTO as ANY_SIZE, NONE};
 use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
-use super::problem::{ConfigErrors, Origin, Problem, did_you_mean};
+use super::problem::{ConfigErrors, Origin, Problem};
 use super::run::RunConfig;
 use super::world::{WorldSize, unknown as unknown_world};
-use crate::batch::{BatchPlan, BatchSizes};
 use crate::data::{find_tokenizer, readable_tokenizer};
 use crate::plan::Decoder;
 use crate::refusal::{Access, advice};
 use crate::schedule::AUTO;
+pub(super) use unknown::unknown;
 
 impl RunConfig {
     /// Reads a TOML file, or takes the defaults where there is none, with `--section.key value` pairs on top.
@@ -183,49 +186,6 @@ impl Values {
         self.fill("checkpoint.directory", output.join("checkpoints").display().to_string().into());
     }
 
-    /// Turns `training.samples` or `training.tokens` into `training.steps`. If several are given, the command line
-    /// overrides the file; within one of them they must agree.
-    fn settle_length(&mut self) {
-        let sizes = self.batch_sizes();
-        let seq_length = self.number("training.seq-length").max(1);
-        let lengths = [("training.samples", "samples", 1), ("training.tokens", "tokens", seq_length)];
-        let lengths =
-            lengths.map(|(path, unit, size)| (path, unit, size, self.values.remove(path).and_then(|n| n.as_u64())));
-        let on_command_line = |origin: &Origin| *origin == Origin::CommandLine;
-        let mut earlier = self.given.get("training.steps").map(|origin| ("training.steps", origin.clone()));
-        for (path, unit, size, length) in lengths {
-            let Some(length) = length else { continue };
-            let origin = self.given[path].clone();
-            let over = earlier.as_ref().map(|(_, other)| (on_command_line(other), on_command_line(&origin)));
-            if over == Some((true, false)) {
-                continue;
-            }
-            let (whole, before) = (sizes.steps(length / size), self.number("training.steps"));
-            let exact = |steps: u64| sizes.samples(steps).saturating_mul(size);
-            let mut refuse = |what: String| self.problems.push(Problem { origin: origin.clone(), what });
-            if exact(whole) != length {
-                let nearest = [exact(whole), exact(whole + 1)].map(|length| length.to_string());
-                let nearest = nearest[usize::from(whole == 0)..].join(" or ");
-                refuse(format!("{path} = {length} are not the {unit} of whole steps; nearest legal: {nearest}"));
-            } else if let (Some((other, _)), Some(true)) = (&earlier, over.map(|(a, b)| a == b && whole != before)) {
-                refuse(format!(
-                    "{path} = {length} makes {whole} steps, but {other} makes {before}: give only one of the two"
-                ));
-            } else {
-                self.values.insert("training.steps", whole.into());
-                earlier = Some((path, origin));
-            }
-        }
-    }
-
-    /// Sequences of every global batch; without the ramp where it is refused later.
-    fn batch_sizes(&self) -> BatchSizes {
-        let global = (self.number("training.global-batch") as usize).max(1);
-        let ramp = self.values.get("training.rampup-batch-size").cloned().unwrap_or_default();
-        let sizes = BatchSizes { global, ramp: serde_json::from_value(ramp).ok().flatten() };
-        if BatchPlan::at(&sizes, 0, 1, 1).is_ok() { sizes } else { global.into() }
-    }
-
     /// Refuses keys that another key's value leaves without meaning. A key of the file is dropped silently if the
     /// command line has changed that other key, and `none` is always accepted. The optimizer's other keys get the
     /// defaults of its kind.
@@ -326,33 +286,5 @@ impl Values {
             config.fill_world(world).map_err(|problem| ConfigErrors(vec![problem]))?;
         }
         Ok(config)
-    }
-}
-
-/// Keys of earlier versions without a successor, and why they were removed.
-const REMOVED: [(&str, &str); 1] = [("performance.tune-products", "tuning GEMMs gained nothing; delete the key")];
-
-/// The message for a key that does not exist.
-pub(super) fn unknown(path: &str) -> String {
-    if let Some((_, why)) = REMOVED.iter().find(|(removed, _)| *removed == path) {
-        return format!("{path} was removed: {why}");
-    }
-    let sections = || SECTIONS.iter().map(|(name, _)| *name);
-    match path.split_once('.') {
-        Some((_, name)) => {
-            // Under another name, as Megatron's, the right section is not to be guessed by distance.
-            let elsewhere = find_anywhere(name).filter(|key| key.name() != name);
-            let guess = elsewhere.map(|key| format!("; did you mean `{}`?", key.path));
-            let guess = guess.unwrap_or_else(|| did_you_mean(path, KEYS.iter().map(|key| key.path)));
-            format!("unknown key `{path}`{guess}")
-        }
-        None => {
-            let in_section = find_anywhere(path).map(|key| format!("; did you mean `{}`?", key.path));
-            if sections().any(|section| section == path) {
-                return format!("`{path}` is a section: write [{path}]{}", in_section.unwrap_or_default());
-            }
-            let guess = in_section.unwrap_or_else(|| did_you_mean(path, sections()));
-            format!("unknown key `{path}`{guess}")
-        }
     }
 }

@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, serialize_to_file};
 
 use super::error::ForwardError;
-use super::run::{Input, Output};
+use super::settings::{Input, Output};
 use crate::element::Element;
 use crate::refusal::{Access, advice};
 

@@ -6,10 +6,12 @@ mod loss;
 mod module;
 mod preference;
 mod run;
+mod settings;
 
 pub use error::ForwardError;
 pub use files::{read_input, write_output};
 pub use module::{ModuleOutputs, forward_module, read_module_inputs, write_module_outputs};
 pub use preference::{Preference, PreferenceOutput, preference, read_preference, write_preference};
-pub use run::{Input, Output, Settings, forward};
+pub use run::forward;
 pub(crate) use run::{build, check_layout};
+pub use settings::{Input, Output, Settings};

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ForwardError;
 use super::files::{integers, open, write_tensors};
-use super::run::Settings;
+use super::settings::Settings;
 use crate::element::Element;
 use crate::hf::{ModuleFolder, Wanted, named_tensors};
 

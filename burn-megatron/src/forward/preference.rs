@@ -12,7 +12,8 @@ use safetensors::SafeTensors;
 use super::error::ForwardError;
 use super::files::{integers, open, write_tensors};
 use super::loss::{IGNORED, counted, log_sum_exp, shifted};
-use super::run::{Input, Settings, forward, weighted};
+use super::run::{forward, weighted};
+use super::settings::{Input, Settings};
 use crate::element::Element;
 use crate::preference::{Answer, PreferenceConfig, PreferenceLoss, PreferenceSums};
 

@@ -7,10 +7,9 @@ use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::ops::context::{ContextParallel, CpCommType, zigzag};
-use backend_dist::process::Cluster;
-use backend_dist::shard::{HostTensor, Registry};
+use backend_dist::shard::Registry;
 use burn::module::{ModuleVisitor, Param};
-use burn::tensor::{FloatDType, Gradients, Int, Tensor, TensorData};
+use burn::tensor::{Gradients, Int, Tensor, TensorData};
 use models::layout::sequence_unit;
 use models::lora::Adapter;
 use models::{CausalLm, FamilyConfig, MicroBatch, ModelConfig, ParamBuilder, WeightSource, WithModel};
@@ -18,52 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ForwardError;
 use super::loss::{IGNORED, counted, exact, fp32, shifted};
+use super::settings::{Input, Output, Settings};
 use crate::verify::{LocalTensor, assemble};
-
-/// Tokens, and what they should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Input {
-    /// Sequences of the batch.
-    pub sequences: usize,
-    /// Tokens of a sequence.
-    pub seq: usize,
-    /// `[sequences, seq]`.
-    pub ids: Vec<i64>,
-    /// `[sequences, seq]`, as Hugging Face has them: the label of a token has the token's own position, and -100 does not
-    /// count.
-    pub labels: Option<Vec<i64>>,
-}
-
-/// How to compute.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Over which ranks.
-    pub layout: ParallelLayout,
-    /// The devices of the ranks; every process of the cluster has the result.
-    pub cluster: Cluster,
-    /// Type of weights and activations.
-    pub dtype: FloatDType,
-    /// Everything in `dtype`. Otherwise what transformers computes in fp32 in any case is fp32 here too: the RMSNorms
-    /// and the loss.
-    pub exact: bool,
-    /// Whether gradients of the loss are wanted; of a model with adapters, those of the adapters.
-    pub gradients: bool,
-    /// Adapters of linear layers.
-    pub adapter: Option<Adapter>,
-}
-
-/// What came out.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Output {
-    /// Tokens of the vocabulary.
-    pub vocab: usize,
-    /// `[sequences, seq, vocab]`.
-    pub logits: Vec<f64>,
-    /// Mean over the labels that count, if there are labels.
-    pub loss: Option<f64>,
-    /// The loss's gradient of every weight, under Hugging Face's name; empty unless it was wanted.
-    pub gradients: BTreeMap<String, HostTensor>,
-}
 
 /// Runs a model with the weights of `source` on `input`.
 ///

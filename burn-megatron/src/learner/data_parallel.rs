@@ -1,23 +1,22 @@
 //! Data parallelism for any Burn module: a rank on each device, and a learner for each rank.
 
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::sync::Arc;
 
-use backend_dist::launch::BoxError;
 use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use backend_dist::process::Processes;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{EventProcessorTraining, Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
-use std::sync::Arc;
+use burn::train::{EventProcessorTraining, Learner, LearnerModel};
+use parking_lot::Mutex;
 
 use super::devices::{host, like};
 use super::items::Items;
 use super::processes::Together;
 use super::rank_loop::{RankSetup, Shared};
-use super::report::{Failure, Fit, Fitted};
+use super::report::{Failure, Fit, Fitted, Training};
 use super::shares::{equal_shares, shares_of_first, split};
 use super::stages::OnRank;
 use super::states::with_own_states;
@@ -50,43 +49,23 @@ pub(super) struct DataParallel<M> {
 }
 
 impl<M: LearnerModel> Fit<M> for DataParallel<M> {
-    fn fit(
-        &self,
-        components: TrainingComponents<M>,
-        learner: Learner<M>,
-        train: TrainLoader<M>,
-        valid: ValidLoader<M>,
-        starting_epoch: usize,
-    ) -> Fitted<M> {
-        let together = Together::join(&self.mesh(), &components, (&train, &valid)).and_then(|together| {
+    fn fit(&self, training: Training<M>) -> Fitted<M> {
+        let Training { components, learner, train, valid, .. } = &training;
+        let together = Together::join(&self.mesh(), components, (train, valid)).and_then(|together| {
             together.check_pipelines(self.pipeline.as_ref().is_some_and(|pipeline| pipeline.crosses_processes()))?;
-            let devices = together.processes().attempt(|| self.training_devices(&learner, together.processes()))?;
+            let devices = together.processes().attempt(|| self.training_devices(learner, together.processes()))?;
             Ok((together, devices))
         });
         match together {
-            Ok((together, devices)) => {
-                self.fit_together(components, learner, (train, valid), starting_epoch, (&together, devices))
-            }
-            Err(error) => failed(components, learner.model(), error),
+            Ok((together, devices)) => self.fit_together(training, (&together, devices)),
+            Err(error) => training.fail(error),
         }
     }
 }
 
-/// A training that has not started.
-fn failed<M: LearnerModel>(components: TrainingComponents<M>, model: M, error: BoxError) -> Fitted<M> {
-    let failure = Some(Failure { rank: 0, message: error.to_string() });
-    Fitted { model, processor: components.event_processor, failure }
-}
-
 impl<M: LearnerModel> DataParallel<M> {
-    fn fit_together(
-        &self,
-        mut components: TrainingComponents<M>,
-        mut learner: Learner<M>,
-        (train, valid): (TrainLoader<M>, ValidLoader<M>),
-        starting_epoch: usize,
-        (together, devices): (&Together, Vec<Device>),
-    ) -> Fitted<M> {
+    fn fit_together(&self, training: Training<M>, (together, devices): (&Together, Vec<Device>)) -> Fitted<M> {
+        let Training { mut components, mut learner, train, valid, starting_epoch } = training;
         let seed = if self.is_logical() { drawn(&devices[0]) } else { 0 };
         // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned. With
         // ZeRO 3, or sharded, the model may be too large for a device.
@@ -95,7 +74,7 @@ impl<M: LearnerModel> DataParallel<M> {
         }
         let seed = match together.share(&mut learner, seed) {
             Ok(seed) => seed,
-            Err(error) => return failed(components, learner.model().fork(&devices[0]), error),
+            Err(error) => return Fitted::failed(learner.model().fork(&devices[0]), components, error),
         };
         // The stages of a pipeline have owners of their own.
         let zero = if self.pipeline.is_none() { self.zero(&learner) } else { None };
@@ -105,7 +84,7 @@ impl<M: LearnerModel> DataParallel<M> {
         let resumed = (starting_epoch > 1).then_some(&*components.event_store);
         let learners = match self.learner_of_each_rank(&mut learner, &zero, resumed) {
             Ok(learners) => learners,
-            Err(message) => return failed(components, learner.model().fork(&devices[0]), message.into()),
+            Err(message) => return Fitted::failed(learner.model().fork(&devices[0]), components, message),
         };
         // A checkpoint writes its states into those that all learners share, and a training that fails returns its start.
         let has_states = (self.ranks > 1 || self.pipeline.is_some()) && !running_states(&learner.model()).is_empty();
@@ -159,13 +138,13 @@ impl<M: LearnerModel> DataParallel<M> {
         // Their devices live until nobody reads what they have computed.
         let ranks = Mutex::new(Vec::new());
         let result = together.processes().launch(&launched, |rank| {
-            ranks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(rank.clone());
+            ranks.lock().push(rank.clone());
             let run = |device: &Device| {
-                let of_stages = || start_of_stages.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+                let of_stages = || start_of_stages.lock().clone();
                 if let Some(pipeline) = self.pipeline.as_ref().filter(|_| rank.coords.pp > 0) {
                     return pipeline.follow(of_stages(), device, &rank, &store);
                 }
-                let setup = setups.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[rank.coords.dp].take();
+                let setup = setups.lock()[rank.coords.dp].take();
                 let setup = setup.expect("every data-parallel rank starts once");
                 if let Some(pipeline) = &self.pipeline {
                     // Batches go from the host to every stage.
@@ -182,7 +161,7 @@ impl<M: LearnerModel> DataParallel<M> {
             together.end(&rank, &model)?;
             Ok(model)
         });
-        let mut processor = shared.processor.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut processor = shared.processor.into_inner();
         // An error of a metric has stopped the training, or it has ended.
         let _ = processor.flush();
         drop(ranks);

@@ -1,7 +1,8 @@
 //! Hands the outputs of all ranks to rank 0, whose thread feeds burn-train's metrics.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard};
+
+use parking_lot::Mutex;
 
 /// One queue per rank. A rank pushes its output of a step before the step's next collective; rank 0 takes one output of
 /// every rank after that collective, so all of the step are there and none of the next is taken.
@@ -13,16 +14,12 @@ impl<T> Items<T> {
     }
 
     pub fn push(&self, rank: usize, item: T) {
-        self.queues()[rank].push_back(item);
+        self.0.lock()[rank].push_back(item);
     }
 
     /// The oldest output of every rank that has one, in rank order.
     pub fn take(&self) -> Vec<T> {
-        self.queues().iter_mut().filter_map(VecDeque::pop_front).collect()
-    }
-
-    fn queues(&self) -> MutexGuard<'_, Vec<VecDeque<T>>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.0.lock().iter_mut().filter_map(VecDeque::pop_front).collect()
     }
 }
 

@@ -5,10 +5,10 @@ use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::parallelize::Plan;
 use burn::module::ModuleDisplay;
 use burn::tensor::{Device, FloatDType};
-use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader};
+use burn::train::{LearnerModel, TrainingStrategy};
 
 use super::data_parallel::DataParallel;
-use super::report::{Failure, Fit, Fitted};
+use super::report::{Fit, Fitted, Training};
 use super::tensor_parallel::TensorParallel;
 use super::zero::{Units, running_states};
 use super::{custom, processes};
@@ -251,21 +251,13 @@ impl<M: LearnerModel> OnMesh<M> {
 }
 
 impl<M: LearnerModel> Fit<M> for OnMesh<M> {
-    fn fit(
-        &self,
-        mut components: TrainingComponents<M>,
-        learner: Learner<M>,
-        train: TrainLoader<M>,
-        valid: ValidLoader<M>,
-        starting_epoch: usize,
-    ) -> Fitted<M> {
-        if let Err(message) = self.check(&learner.model()) {
-            let failure = Some(Failure { rank: 0, message });
-            return Fitted { model: learner.model(), processor: components.event_processor, failure };
+    fn fit(&self, mut training: Training<M>) -> Fitted<M> {
+        if let Err(message) = self.check(&training.learner.model()) {
+            return training.fail(message);
         }
         let strategy = self.strategy.clone();
         let MeshStrategy { layout, devices, micro_batches, units, autocast, max_grad_norm, .. } = strategy;
-        components.grad_accumulation = micro_batches.or(components.grad_accumulation);
+        training.components.grad_accumulation = micro_batches.or(training.components.grad_accumulation);
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),
@@ -275,6 +267,6 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             max_grad_norm,
             ..DataParallel::new(layout.dp, layout.zero, units)
         };
-        inner.fit(components, learner, train, valid, starting_epoch)
+        inner.fit(training)
     }
 }

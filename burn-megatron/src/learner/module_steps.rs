@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use backend_dist::fully_shard::Units;
@@ -12,12 +12,14 @@ use backend_dist::gradients::overlapped::BUCKET;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::parallelize::Plan;
+use backend_dist::paths::PathVisitor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, ExecutionError, Tensor};
 use burn::train::metric::ItemLazy;
 use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
+use parking_lot::Mutex;
 
 use super::data_parallel::DataParallel;
 use super::devices::host;
@@ -94,7 +96,7 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         let teams = strategy.teams(&mesh);
         let train = |rank: &Rank, device: &Device| {
             let dp = rank.group(Axis::Dp);
-            let learner = learners.lock().unwrap_or_else(PoisonError::into_inner)[dp.rank()].clone();
+            let learner = learners.lock()[dp.rank()].clone();
             let placing = strategy.tensor.as_ref().map(|tensor| tensor.on(rank));
             let mut dp_rank = DpRank::new(learner, device, zero.clone(), &dp, placing.as_ref())?;
             let mut losses = Vec::new();
@@ -149,13 +151,13 @@ pub(super) struct Notebook(Arc<Mutex<HashMap<ThreadId, Vec<Named>>>>);
 impl Notebook {
     /// Notes the gradients of a step of this thread's rank.
     pub fn note(&self, gradients: Named) {
-        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = self.0.lock();
         notes.entry(thread::current().id()).or_default().push(gradients);
     }
 
     /// Those of this thread's rank.
     pub fn take(&self) -> Vec<Named> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread::current().id()).unwrap_or_default()
+        self.0.lock().remove(&thread::current().id()).unwrap_or_default()
     }
 }
 
@@ -220,34 +222,23 @@ pub(super) fn number(loss: &Tensor<1>) -> f64 {
 
 /// Of the parameters `of` of `module` the gradients, or the values.
 pub(super) fn named<M: Module>(module: &M, grads: Option<&GradientsParams>, of: impl Fn(ParamId) -> bool) -> Named {
-    let mut collect = Collect { path: Vec::new(), of: &of, grads, found: Named::new() };
-    module.visit(&mut collect);
-    collect.found
+    Collect { of: &of, grads, found: Named::new() }.walk(module).found
 }
 
 struct Collect<'a> {
-    path: Vec<String>,
     of: &'a dyn Fn(ParamId) -> bool,
     grads: Option<&'a GradientsParams>,
     found: Named,
 }
 
-impl ModuleVisitor for Collect<'_> {
-    fn enter_module(&mut self, name: &str, _kind: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _kind: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Collect<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         let tensor = match self.grads {
             Some(grads) => grads.get::<D>(param.id),
             None => Some(param.val()),
         };
         if let Some(tensor) = tensor.filter(|_| (self.of)(param.id)) {
-            self.found.insert(self.path.join("."), tensor.into_data().iter::<f64>().collect());
+            self.found.insert(path.to_string(), tensor.into_data().iter::<f64>().collect());
         }
     }
 }

@@ -1,8 +1,6 @@
 //! A training over several processes: each hosts some of the ranks, all begin with the model of the first, and all end
 //! with the model that was trained.
 
-use std::sync::{Mutex, PoisonError};
-
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Mesh;
@@ -11,6 +9,7 @@ use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn::train::{Learner, LearnerModel, TrainLoader, TrainingComponents, ValidLoader};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -101,13 +100,13 @@ impl Together {
         let own = model.as_ref().filter(|_| rank.rank == 0);
         let own = own.map(|model| model.clone().into_record().into_bytes()).transpose()?;
         let mut all = self.trained.all_gather(&own)?;
-        *self.received.lock().unwrap_or_else(PoisonError::into_inner) = all.swap_remove(0);
+        *self.received.lock() = all.swap_remove(0);
         Ok(())
     }
 
     /// The trained model, in another process than the first: in host memory.
     pub fn received<M: LearnerModel>(&self, learner: &Learner<M>) -> Result<Option<M>, BoxError> {
-        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let received = self.received.lock().take();
         let Some(bytes) = received.filter(|_| !self.processes.is_first()) else { return Ok(None) };
         Ok(Some(learner.model().fork(&host()).try_load_record(ModuleRecord::from_bytes(bytes)?)?))
     }

@@ -1,7 +1,7 @@
 //! What one data-parallel rank does from the first epoch to the last.
 
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use backend_dist::comm::Group;
 use backend_dist::launch::BoxError;
@@ -13,6 +13,7 @@ use burn::train::{
     LearnerEvent, LearnerModel, LearningCheckpointer, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
     TrainingItem, ValidLoader,
 };
+use parking_lot::Mutex;
 
 use super::dp_rank::DpRank;
 use super::items::Items;
@@ -47,7 +48,7 @@ pub(super) struct Shared<M: LearnerModel> {
 impl<M: LearnerModel> Shared<M> {
     /// Sends events from rank 0; an error of a metric stops the training through the interrupter.
     fn send(&self, send: impl FnOnce(&mut SupervisedTrainingEventProcessor<M>) -> Result<(), EventProcessorError>) {
-        let mut processor = self.processor.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut processor = self.processor.lock();
         self.interrupter.fail_on_error(send(&mut processor));
     }
 }

@@ -5,7 +5,7 @@
 //! of the stop is noted here.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use backend_dist::comm::RunError;
 use burn::train::renderer::CliMetricsRenderer;
@@ -14,20 +14,30 @@ use burn::train::{
     Interruption, Learner, LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
     TrainLoader, TrainingComponents, TrainingError, ValidLoader,
 };
+use parking_lot::Mutex;
 
 use super::signals::on_signals;
+
+/// What burn-train hands to a strategy.
+pub(super) struct Training<M: LearnerModel> {
+    pub components: TrainingComponents<M>,
+    pub learner: Learner<M>,
+    pub train: TrainLoader<M>,
+    pub valid: ValidLoader<M>,
+    pub starting_epoch: usize,
+}
+
+impl<M: LearnerModel> Training<M> {
+    /// Ends before it has started.
+    pub fn fail(self, message: impl ToString) -> Fitted<M> {
+        Fitted::failed(self.learner.model(), self.components, message)
+    }
+}
 
 /// A strategy whose fit may fail.
 pub(super) trait Fit<M: LearnerModel> {
     /// Trains the model; on failure it still returns the event processor and some model.
-    fn fit(
-        &self,
-        components: TrainingComponents<M>,
-        learner: Learner<M>,
-        train: TrainLoader<M>,
-        valid: ValidLoader<M>,
-        starting_epoch: usize,
-    ) -> Fitted<M>;
+    fn fit(&self, training: Training<M>) -> Fitted<M>;
 }
 
 /// What a fit leaves behind.
@@ -35,6 +45,14 @@ pub(super) struct Fitted<M: LearnerModel> {
     pub model: M,
     pub processor: SupervisedTrainingEventProcessor<M>,
     pub failure: Option<Failure>,
+}
+
+impl<M: LearnerModel> Fitted<M> {
+    /// Of a fit that has not started.
+    pub fn failed(model: M, components: TrainingComponents<M>, message: impl ToString) -> Self {
+        let failure = Some(Failure { rank: 0, message: message.to_string() });
+        Self { model, processor: components.event_processor, failure }
+    }
 }
 
 /// Why a fit failed.
@@ -71,7 +89,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
         let _signals = on_signals(&components.interrupter);
         let run = Run { strategy: &self.0, ending: Mutex::new(Ending::default()) };
         let mut result = SupervisedLearningStrategy::train(&run, learner, train, valid, components);
-        let ending = run.ending.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ending = run.ending.into_inner();
         result.interrupted = result.interrupted.or(ending.interruption);
         result.error = result.error.or(ending.error);
         if let Some(failure) = ending.failure {
@@ -93,7 +111,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
-        let fitted = self.0.fit(components, learner, train, valid, starting_epoch);
+        let fitted = self.0.fit(Training { components, learner, train, valid, starting_epoch });
         (fitted.model, fitted.processor)
     }
 }
@@ -121,13 +139,12 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
         starting_epoch: usize,
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
         let interrupter = components.interrupter.clone();
-        let fitted = self.strategy.fit(components, learner, train, valid, starting_epoch);
+        let fitted = self.strategy.fit(Training { components, learner, train, valid, starting_epoch });
         let (interruption, error) = (interrupter.interruption(), interrupter.error());
         if let Some(failure) = &fitted.failure {
             interrupter.fail(training_error(failure));
         }
-        *self.ending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
-            Ending { failure: fitted.failure, interruption, error };
+        *self.ending.lock() = Ending { failure: fitted.failure, interruption, error };
         (fitted.model, fitted.processor)
     }
 }

@@ -4,10 +4,11 @@
 
 use std::ffi::c_int;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Once};
 use std::thread;
 
 use burn::train::Interrupter;
+use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -51,7 +52,7 @@ pub(crate) fn limit_of_files_is_an_error() {
 }
 
 fn bind(interrupter: Option<Interrupter>) {
-    *CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = interrupter;
+    *CURRENT.lock() = interrupter;
 }
 
 /// Handles signals on a thread of its own. Without the thread they end the process.
@@ -65,7 +66,7 @@ fn listen() -> io::Result<()> {
 }
 
 fn handle(number: c_int) {
-    let current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+    let current = CURRENT.lock().clone();
     match current {
         Some(interrupter) if !interrupter.should_stop() => {
             let signal = SIGNALS.iter().find(|(known, _)| *known == number).map_or("a signal", |(_, name)| name);

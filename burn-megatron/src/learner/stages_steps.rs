@@ -2,7 +2,7 @@
 //! other layouts.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
@@ -21,6 +21,7 @@ use super::states::with_own_states;
 use super::zero::Units;
 use crate::schedule::ScheduleKind;
 use models::Recompute;
+use parking_lot::Mutex;
 
 /// Makes the batch of some items, which are numbered over all steps.
 pub(crate) type BatchOf<M> = Arc<dyn Fn(Range<usize>, &Device) -> <M as TrainStep>::Input + Send + Sync>;
@@ -60,7 +61,7 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
         let teams = Teams::new(&mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(layout.sequence_parallel());
         let learner = Mutex::new(Learner::new(probe, (self.optimizer)(), 1e-2));
         let train = |rank: &Rank, device: &Device| {
-            let learner = learner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let learner = learner.lock().clone();
             let mut stages = StageRank::new(learner, device, (rank, plan), (layout.zero, &units), division.clone())?;
             let mut losses = Vec::new();
             for step in 0..self.steps {

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::parallelize::Plan;
-use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use backend_dist::paths::PathVisitor;
+use burn::module::{Module, ModuleDisplay, Param};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
@@ -190,30 +191,19 @@ fn double_precision() -> Result<Device, ModuleError> {
 }
 
 fn all_double<M: Module>(module: &M) -> Result<(), ModuleError> {
-    let mut other = Other { path: Vec::new(), found: None };
-    module.visit(&mut other);
-    other.found.map_or(Ok(()), Err)
+    Other { found: None }.walk(module).found.map_or(Ok(()), Err)
 }
 
 /// The first parameter that is not `f64`.
 struct Other {
-    path: Vec<String>,
     found: Option<ModuleError>,
 }
 
-impl ModuleVisitor for Other {
-    fn enter_module(&mut self, name: &str, _kind: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _kind: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Other {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         let dtype = param.val().dtype();
         if dtype != DType::F64 && self.found.is_none() {
-            self.found = Some(ModuleError::Parameter { path: self.path.join("."), dtype });
+            self.found = Some(ModuleError::Parameter { path: path.to_string(), dtype });
         }
     }
 }

@@ -26,12 +26,8 @@ fn compare(model: &str) {
     let unrounded = read(&golden(model).join("router_fp64.safetensors"));
     for layout in ["TP1", "TP2 SP", "TP4", "DP2 EP2", "TP2 EP2 ETP1"] {
         let settings = Settings {
-            layout: layout.parse::<ParallelLayout>().unwrap(),
-            cluster: [Device::flex()].into(),
-            dtype: FloatDType::F64,
-            exact: false,
             gradients: true,
-            adapter: None,
+            ..Settings::new([Device::flex()], layout.parse::<ParallelLayout>().unwrap(), FloatDType::F64)
         };
         let output = forward(folder.config(), &folder, &input, &settings).unwrap();
         let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());

@@ -1,6 +1,5 @@
 //! Logits, loss and gradients are transformers', in every layout.
 
-use backend_dist::mesh::ParallelLayout;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::forward::{ForwardError, Input, Output, Settings, forward, read_input};
 use burn_megatron::hf::HfFolder;
@@ -11,8 +10,7 @@ use crate::files::{MODELS, Tensors, golden, read};
 const EXPERTS: [&str; 5] = ["mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "gpt_oss"];
 
 fn settings(layout: &str, dtype: FloatDType) -> Settings {
-    let layout: ParallelLayout = layout.parse().unwrap();
-    Settings { layout, cluster: [Device::flex()].into(), dtype, exact: false, gradients: false, adapter: None }
+    Settings::new([Device::flex()], layout.parse().unwrap(), dtype)
 }
 
 fn run(model: &str, input: &Input, settings: &Settings) -> Result<Output, ForwardError> {

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::files::{MODELS, Tensors, changed, golden, read};
 
-fn command(words: &[&str]) -> Output {
+pub fn command(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_burn-megatron")).args(words).output().unwrap()
 }
 

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::files::{MODELS, golden};
+use crate::round_trip::text;
 
 /// The file in which a sweep notes what it tries next.
 const NOTE: &str = "BURN_MEGATRON_SWEEP_NOTE";
@@ -112,10 +113,6 @@ fn sweep(
 
 fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// A folder with the model's files, and with every number that a generation_config.json may have.

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::hf::{HfFolder, TensorReader, companions_of};
@@ -11,14 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::files::changed;
-
-fn command(words: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_burn-megatron")).args(words).output().unwrap()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
+use crate::round_trip::{command, text};
 
 /// A checkpoint whose manifest says that these files came with the model; its hashes are right.
 fn checkpoint_with(root: &Path, files: Value) -> PathBuf {

@@ -4,13 +4,12 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::Device;
 use burn_megatron::config::RunConfig;
 use burn_megatron::data::chat::{ChatSample, ChatTokenizer, parse_row};
-use burn_megatron::train::{Plan, RunData, TrainReport, train};
+use burn_megatron::train::RunData;
 use serde_json::{Value, json};
 
-use super::{fail, parse, succeed};
+use super::{fail, log, parse, succeed, trained};
 
 fn golden() -> PathBuf {
     super::golden("chat")
@@ -228,21 +227,10 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     parse(&text, overrides)
 }
 
-fn trained(config: &RunConfig) -> TrainReport {
-    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap()
-}
-
-fn losses(folder: &Path) -> Vec<f64> {
-    let log = fs::read_to_string(folder.join("steps.jsonl")).unwrap();
-    let step = |line: &str| serde_json::from_str::<Value>(line).ok()?["loss"].as_f64();
-    log.lines().filter_map(step).collect()
-}
-
-/// The share of held-out answer tokens that are the likeliest, by evaluation.
-fn accuracies(folder: &Path) -> Vec<f64> {
-    let log = fs::read_to_string(folder.join("steps.jsonl")).unwrap();
-    let step = |line: &str| serde_json::from_str::<Value>(line).ok()?["token_accuracy"].as_f64();
-    log.lines().filter_map(step).collect()
+/// The values of a key in the log, where it has one: the loss by step; by evaluation `token_accuracy`, the share of
+/// held-out answer tokens that are the likeliest.
+fn values(folder: &Path, name: &str, key: &str) -> Vec<f64> {
+    log(folder, name).iter().filter_map(|line| line.get(key)?.as_f64()).collect()
 }
 
 #[test]
@@ -280,10 +268,10 @@ fn a_model_learns_answers_and_every_layout_learns_the_same() {
     let folder = tempfile::tempdir().unwrap();
     conversations(folder.path());
     let one = trained(&config(folder.path(), "one", &[])).last.unwrap();
-    let losses = losses(&folder.path().join("one"));
+    let losses = values(folder.path(), "one", "loss");
     let (first, last) = (losses[0], losses[losses.len() - 1]);
     assert!(first > 5.0 && last < 0.6 * first, "{losses:?}");
-    let right = accuracies(&folder.path().join("one"));
+    let right = values(folder.path(), "one", "token_accuracy");
     assert!(right[0] < 0.5 && right[right.len() - 1] > 0.5, "{right:?}");
     // "It is N.<|im_end|>": only answers are in the loss.
     assert!(one.tokens > 9 * 4 && one.tokens < 9 * 10, "{one:?}");
@@ -298,7 +286,7 @@ fn a_model_learns_answers_and_every_layout_learns_the_same() {
     {
         let other = trained(&config(folder.path(), &format!("layout{index}"), layout)).last.unwrap();
         assert_eq!(other.tokens, one.tokens, "{layout:?}");
-        let others = accuracies(&folder.path().join(format!("layout{index}")));
+        let others = values(folder.path(), &format!("layout{index}"), "token_accuracy");
         assert!(others.iter().zip(&right).all(|(a, b)| (a - b).abs() < 1e-12), "{layout:?}: {others:?} {right:?}");
         assert!((other.loss - one.loss).abs() < 1e-10 * one.loss, "{layout:?}: {other:?} {one:?}");
     }

@@ -1,22 +1,18 @@
 //! Distillation: a teacher of another size, the same in every layout.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use burn::tensor::Device;
 use burn_megatron::train::{Plan, train, write_top_k};
-use serde_json::Value;
 
 use super::eval::model;
-use super::{golden, parse};
+use super::{Line, assert_same, golden, log, parse};
 
-/// The losses and gradient norms of a run of a small model whose teacher is `lora/base`.
-fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<BTreeMap<String, Value>> {
-    let config = config(folder, name, overrides);
-    train(&Plan::new(&config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap();
-    let lines = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
-    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+/// The log of a run of a small model whose teacher is `lora/base`.
+fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
+    super::trained(&config(folder, name, overrides));
+    log(folder, name)
 }
 
 fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> burn_megatron::config::RunConfig {
@@ -43,18 +39,12 @@ fn prepared(folder: &Path) {
     fs::write(folder.join("book.txt"), paragraphs.join("\n\n")).unwrap();
 }
 
-fn number(line: &BTreeMap<String, Value>, key: &str) -> f64 {
+fn number(line: &Line, key: &str) -> f64 {
     line[key].as_f64().unwrap()
 }
 
-fn compare(found: &[BTreeMap<String, Value>], expected: &[BTreeMap<String, Value>], bound: f64, what: &str) {
-    assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(expected) {
-        for key in ["loss", "grad_norm"].into_iter().filter(|key| expected.contains_key(*key)) {
-            let [a, b] = [found, expected].map(|line| number(line, key));
-            assert!((a - b).abs() <= bound * b.abs().max(1.0), "{what}: {key} {a} {b}");
-        }
-    }
+fn compare(found: &[Line], expected: &[Line], bound: f64, what: &str) {
+    assert_same(found, expected, &["loss", "grad_norm"], bound, what);
 }
 
 #[test]
@@ -179,8 +169,7 @@ fn a_model_teaches_itself_nothing() {
         assert!(pure.abs() < 1e-9, "{key}: {pure}");
     }
     // Held-out loss is the cross-entropy whatever is learned.
-    let valid =
-        |lines: &[BTreeMap<String, Value>]| number(lines.iter().find(|line| line["kind"] == "valid").unwrap(), "loss");
+    let valid = |lines: &[Line]| number(lines.iter().find(|line| line["kind"] == "valid").unwrap(), "loss");
     assert!((valid(&plain) - valid(&pure)).abs() < 1e-6, "{plain:?} {pure:?}");
 }
 

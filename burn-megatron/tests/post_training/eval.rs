@@ -160,14 +160,7 @@ fn perplexity_goes_over_rolling_windows() {
     // Eight tokens a window; the last has six new ones and two of the window before.
     let base = HfFolder::open(folder.path()).unwrap();
     let stream = [&[1], &ids[..30]].concat();
-    let settings = Settings {
-        layout: "TP1".parse().unwrap(),
-        cluster: [Device::flex()].into(),
-        dtype: FloatDType::F64,
-        exact: false,
-        gradients: false,
-        adapter: None,
-    };
+    let settings = Settings::new([Device::flex()], "TP1".parse().unwrap(), FloatDType::F64);
     let mut expected = 0.0;
     for (start, scored) in [(0, 8), (8, 8), (16, 8), (22, 6)] {
         let input = Input { sequences: 1, seq: 8, ids: stream[start..start + 8].to_vec(), labels: None };

@@ -1,6 +1,5 @@
 //! GRPO: rewards go up, and every layout learns the same from the same completions.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -10,7 +9,7 @@ use burn_megatron::grpo::Completion;
 use burn_megatron::train::{Plan, train};
 use serde_json::Value;
 
-use super::{golden, parse};
+use super::{Line, golden, log, parse};
 
 /// A token for each of these, and one that ends a text.
 const LETTERS: &str = "0123456789+=";
@@ -47,26 +46,23 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     parse(&text, overrides)
 }
 
-fn steps(folder: &Path, name: &str) -> Vec<BTreeMap<String, Value>> {
-    let lines = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
-    let all = lines.lines().map(|line| serde_json::from_str::<BTreeMap<String, Value>>(line).unwrap());
-    all.filter(|line| line["kind"] == "train").collect()
+fn steps(folder: &Path, name: &str) -> Vec<Line> {
+    log(folder, name).into_iter().filter(|line| line["kind"] == "train").collect()
 }
 
-fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<BTreeMap<String, Value>> {
-    let plan = Plan::new(&config(folder, name, overrides), &[]).unwrap();
-    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
+fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
+    super::trained(&config(folder, name, overrides));
     steps(folder, name)
 }
 
-fn number(line: &BTreeMap<String, Value>, key: &str) -> f64 {
+fn number(line: &Line, key: &str) -> f64 {
     line[key].as_f64().unwrap_or_else(|| panic!("{key}: {line:?}"))
 }
 
 /// Numbers that depend on completions, rewards, losses and gradients.
 const NUMBERS: [&str; 7] = ["loss", "grad_norm", "reward", "reward_std", "completion_length", "kl", "clip_ratio"];
 
-fn assert_same(name: &str, found: &[BTreeMap<String, Value>], expected: &[BTreeMap<String, Value>]) {
+fn assert_same(name: &str, found: &[Line], expected: &[Line]) {
     assert_eq!(found.len(), expected.len());
     for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
         for key in NUMBERS {
@@ -82,7 +78,7 @@ fn easy(completion: &Completion) -> f64 {
     even as f64 + completion.row["answer"].as_f64().unwrap() * 0.01
 }
 
-fn rewarded(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<BTreeMap<String, Value>> {
+fn rewarded(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
     let plan = Plan::new(&config(folder, name, overrides), &[]).unwrap().with_reward(easy);
     train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
     steps(folder, name)
@@ -175,9 +171,7 @@ fn a_small_model_learns_to_answer() {
         ("lr.max", "4e-3"),
     ];
     let run = trained(folder.path(), "sums", &overrides);
-    let mean = |part: &[BTreeMap<String, Value>]| {
-        part.iter().map(|line| number(line, "reward")).sum::<f64>() / part.len() as f64
-    };
+    let mean = |part: &[Line]| part.iter().map(|line| number(line, "reward")).sum::<f64>() / part.len() as f64;
     eprintln!("{:?}", run.chunks(20).map(mean).collect::<Vec<_>>());
     let (first, last) = (mean(&run[..10]), mean(&run[380..]));
     assert!(first < 0.25 && last > 0.9, "{first} {last}");

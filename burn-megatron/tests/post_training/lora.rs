@@ -9,13 +9,13 @@ use burn_megatron::config::RunConfig;
 use burn_megatron::element::Element;
 use burn_megatron::forward::{Settings, forward, read_input};
 use burn_megatron::hf::{HfFolder, Merged, TensorReader, read_adapter, write_adapter};
-use burn_megatron::train::{Plan, train};
+use burn_megatron::train::Plan;
 use burn_megatron::verify::{self, LoraKind, verify};
 use models::layers::BalanceOver;
 use models::{Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant, ModelConfig};
 use serde_json::Value;
 
-use super::{fail, gap, parse, read, succeed};
+use super::{VERIFIED, fail, gap, last_loss, parse, planned_gib, read, succeed};
 
 const KINDS: [&str; 3] = ["lora_all", "lora_qv_rs", "dora"];
 
@@ -32,12 +32,9 @@ fn forward_and_gradients_are_those_of_peft_in_every_layout() {
         let adapter = read_adapter(&golden().join(kind).join("adapter"), base.config()).unwrap();
         for layout in ["TP1", "TP2", "TP4 SP", "CP2", "DP2", "TP2 SP CP2"] {
             let settings = Settings {
-                layout: layout.parse().unwrap(),
-                cluster: [Device::flex()].into(),
-                dtype: FloatDType::F64,
-                exact: false,
                 gradients: true,
                 adapter: Some(adapter.clone()),
+                ..Settings::new([Device::flex()], layout.parse().unwrap(), FloatDType::F64)
             };
             let output = forward(base.config(), &base, &input, &settings).unwrap();
             let logits = gap(&output.logits, &oracle["logits"].data);
@@ -108,17 +105,7 @@ fn several_adapters_are_added_with_their_factors() {
 
 #[test]
 fn every_layout_trains_adapters_as_one_device() {
-    let settings = |lora| verify::Settings {
-        steps: 3,
-        global_batch: 8,
-        seq: 16,
-        seed: 1234,
-        dtype: FloatDType::F64,
-        tolerance: None,
-        fp8: None,
-        lora: Some(lora),
-        base: None,
-    };
+    let settings = |lora| verify::Settings { lora: Some(lora), ..VERIFIED };
     let layouts = [
         "TP2 SP DP2 ZeRO1 x2",
         "TP8 SP",
@@ -200,22 +187,18 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     parse(&text, overrides)
 }
 
-fn trained(config: &RunConfig) -> f64 {
-    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap().last.unwrap().loss
-}
-
 #[test]
 fn a_run_trains_saves_resumes_and_exports_adapters() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let before = trained(&config(folder.path(), "none", &[("training.steps", "1"), ("lr.max", "1e-12")]));
-    let whole = trained(&config(folder.path(), "whole", &[]));
+    let before = last_loss(&config(folder.path(), "none", &[("training.steps", "1"), ("lr.max", "1e-12")]));
+    let whole = last_loss(&config(folder.path(), "whole", &[]));
     assert!(whole < 0.9 * before, "{before} {whole}");
     // Stopped after half of the steps and resumed in another layout.
     let half = [("training.steps", "4"), ("lr.decay", "8 steps"), ("data.samples", "32")];
-    trained(&config(folder.path(), "half", &half));
+    last_loss(&config(folder.path(), "half", &half));
     let layout = [("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.zero", "2"), ("lr.decay", "8 steps")];
-    let resumed = trained(&config(folder.path(), "half", &layout));
+    let resumed = last_loss(&config(folder.path(), "half", &layout));
     assert!((resumed - whole).abs() < 1e-10 * whole, "{resumed} {whole}");
 
     // Frozen weights are not in checkpoints, and nothing but adapters has moments.
@@ -242,7 +225,7 @@ fn a_run_trains_saves_resumes_and_exports_adapters() {
     let start = start.map(|(key, path)| (key, path.display().to_string()));
     let start: Vec<(&str, &str)> = start.iter().map(|(key, path)| (*key, path.as_str())).collect();
     let still = [("training.steps", "1"), ("lr.max", "1e-12"), ("data.samples", "32")];
-    let continued = trained(&config(folder.path(), "start", &[&start[..], &still[..]].concat()));
+    let continued = last_loss(&config(folder.path(), "start", &[&start[..], &still[..]].concat()));
     assert!((continued - whole).abs() < 1e-5 * whole, "an adapter in fp32: {continued} {whole}");
 
     let base = golden().join("base").display().to_string();
@@ -273,12 +256,7 @@ fn adapters_that_a_model_cannot_have_are_refused_before_anything_starts() {
     );
     let run = "[model]\npreset = \"llama3-8b\"\n[data]\ntext = \"a\"\n[lora]\nrank = 8\n";
     std::fs::write(folder.path().join("run.toml"), run).unwrap();
-    let gib = |flags: &str| {
-        let said = succeed(folder.path(), &format!("plan run.toml --gpu h200 {flags}"));
-        let line = said.lines().find(|line| line.starts_with("memory")).unwrap_or_else(|| panic!("{said}"));
-        let mut numbers = line.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
-        numbers.next().unwrap_or_else(|| panic!("{line}"))
-    };
+    let gib = |flags: &str| planned_gib(folder.path(), flags);
     let short = "--training.seq-length 2048 --training.dtype bf16 --recompute.granularity full";
     let [all, adapters] = ["--lora.rank none", ""].map(|lora| gib(&format!("{short} {lora}")));
     let few = gib(&format!("{short} --lora.base nf4"));

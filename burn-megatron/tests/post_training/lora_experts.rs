@@ -2,30 +2,20 @@
 
 use std::path::Path;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::config::RunConfig;
 use burn_megatron::hf::{HfFolder, read_adapter, write_adapter};
-use burn_megatron::train::{Plan, train};
+use burn_megatron::train::Plan;
 use burn_megatron::verify::{self, LoraKind, verify};
 use models::layers::BalanceOver;
 use models::{Mixtral, MixtralConfig, MixtralVariant};
 
-use super::{fail, gap, golden, parse, read, succeed};
+use super::{VERIFIED, fail, gap, golden, last_loss, parse, planned_gib, read, succeed};
 
 #[test]
 fn every_layout_trains_adapters_of_experts_as_one_device() {
-    let settings = |lora| verify::Settings {
-        steps: 3,
-        global_batch: 8,
-        seq: 16,
-        seed: 1234,
-        dtype: FloatDType::F64,
-        tolerance: None,
-        fp8: None,
-        lora: Some(lora),
-        base: None,
-    };
+    let settings = |lora| verify::Settings { lora: Some(lora), ..VERIFIED };
     let layouts = [
         "DP2 EP2 ZeRO2",
         "TP2 SP DP2",
@@ -66,21 +56,37 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     parse(&text, overrides)
 }
 
-fn trained(config: &RunConfig) -> f64 {
-    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap().last.unwrap().loss
+/// Merges the trained adapters: the weights compute what the adapter computes next to its base, in every layout.
+/// Returns the base.
+fn merged(folder: &Path) -> String {
+    let base = golden("hf/mixtral").display().to_string();
+    succeed(folder, &format!("merge --hf {base} --adapter adapter --output merged --dtype f64"));
+    let input = golden("hf/mixtral/oracle.safetensors").display().to_string();
+    let forward = |model: &str, output: &str| {
+        let flags = format!("{model} --input {input} --output {output}.safetensors --dtype f64 --exact");
+        succeed(folder, &format!("forward {flags}"));
+        read(&folder.join(format!("{output}.safetensors"))).remove("logits").unwrap().data
+    };
+    let merged = forward("--hf merged", "merged");
+    assert!(gap(&forward(&format!("--hf {base}"), "base"), &merged) > 1e-3);
+    for (index, layout) in ["", "--expert-parallel 2 --data-parallel 2"].into_iter().enumerate() {
+        let apart = forward(&format!("--hf {base} --adapter adapter {layout}"), &format!("apart{index}"));
+        assert!(gap(&apart, &merged) < 1e-9, "{layout}");
+    }
+    base
 }
 
 #[test]
 fn adapters_of_experts_are_trained_saved_exported_and_merged() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let before = trained(&config(folder.path(), "before", &[("training.steps", "1"), ("lr.max", "1e-12")]));
-    let whole = trained(&config(folder.path(), "whole", &[]));
+    let before = last_loss(&config(folder.path(), "before", &[("training.steps", "1"), ("lr.max", "1e-12")]));
+    let whole = last_loss(&config(folder.path(), "whole", &[]));
     assert!(whole < 0.9 * before, "{before} {whole}");
     // Stopped after half of the steps and resumed with the experts elsewhere.
-    trained(&config(folder.path(), "half", &[("training.steps", "4")]));
+    last_loss(&config(folder.path(), "half", &[("training.steps", "4")]));
     let layout = [("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.ep", "2"), ("parallel.zero", "2")];
-    let resumed = trained(&config(folder.path(), "half", &layout));
+    let resumed = last_loss(&config(folder.path(), "half", &layout));
     assert!((resumed - whole).abs() < 1e-10 * whole, "{resumed} {whole}");
 
     // Frozen experts are not in checkpoints, so they have no moments and no master weights.
@@ -104,21 +110,7 @@ fn adapters_of_experts_are_trained_saved_exported_and_merged() {
     write_adapter(&at("again"), &adapter, None).unwrap();
     assert_eq!(read_adapter(&at("again"), base.config()).unwrap().tensors, adapter.tensors);
 
-    // Merged weights compute what the adapter computes next to its base, in every layout.
-    let base = golden("hf/mixtral").display().to_string();
-    succeed(folder.path(), &format!("merge --hf {base} --adapter adapter --output merged --dtype f64"));
-    let input = golden("hf/mixtral/oracle.safetensors").display().to_string();
-    let forward = |model: &str, output: &str| {
-        let flags = format!("{model} --input {input} --output {output}.safetensors --dtype f64 --exact");
-        succeed(folder.path(), &format!("forward {flags}"));
-        read(&at(&format!("{output}.safetensors"))).remove("logits").unwrap().data
-    };
-    let merged = forward("--hf merged", "merged");
-    assert!(gap(&forward(&format!("--hf {base}"), "base"), &merged) > 1e-3);
-    for (index, layout) in ["", "--expert-parallel 2 --data-parallel 2"].into_iter().enumerate() {
-        let apart = forward(&format!("--hf {base} --adapter adapter {layout}"), &format!("apart{index}"));
-        assert!(gap(&apart, &merged) < 1e-9, "{layout}");
-    }
+    let base = merged(folder.path());
     let generate = |model: &str| {
         let flags = "--tokens 7,201,45,9 --max-new-tokens 8 --greedy --dtype f64";
         succeed(folder.path(), &format!("generate {model} {flags}"))
@@ -131,27 +123,14 @@ fn adapters_of_experts_are_trained_saved_exported_and_merged() {
 fn magnitudes_of_experts_are_trained_exported_and_merged() {
     let folder = tempfile::tempdir().unwrap();
     let dora = ("lora.dora", "true");
-    let before = trained(&config(folder.path(), "before", &[dora, ("training.steps", "1"), ("lr.max", "1e-12")]));
-    assert!(trained(&config(folder.path(), "run", &[dora])) < 0.9 * before);
+    let before = last_loss(&config(folder.path(), "before", &[dora, ("training.steps", "1"), ("lr.max", "1e-12")]));
+    assert!(last_loss(&config(folder.path(), "run", &[dora])) < 0.9 * before);
     succeed(folder.path(), "export --checkpoint run/checkpoints --adapter adapter");
     let file = read(&folder.path().join("adapter/adapter_model.safetensors"));
     let name = "base_model.model.model.layers.3.block_sparse_moe.experts.7";
     assert_eq!(file[&format!("{name}.w1.lora_magnitude_vector")].shape, [48]);
     assert_eq!(file[&format!("{name}.w2.lora_magnitude_vector")].shape, [32]);
-    let base = golden("hf/mixtral").display().to_string();
-    succeed(folder.path(), &format!("merge --hf {base} --adapter adapter --output merged --dtype f64"));
-    let input = golden("hf/mixtral/oracle.safetensors").display().to_string();
-    let forward = |model: &str, output: &str| {
-        let flags = format!("{model} --input {input} --output {output}.safetensors --dtype f64 --exact");
-        succeed(folder.path(), &format!("forward {flags}"));
-        read(&folder.path().join(format!("{output}.safetensors"))).remove("logits").unwrap().data
-    };
-    let merged = forward("--hf merged", "merged");
-    assert!(gap(&forward(&format!("--hf {base}"), "base"), &merged) > 1e-3);
-    for (index, layout) in ["", "--expert-parallel 2 --data-parallel 2"].into_iter().enumerate() {
-        let apart = forward(&format!("--hf {base} --adapter adapter {layout}"), &format!("apart{index}"));
-        assert!(gap(&apart, &merged) < 1e-9, "{layout}");
-    }
+    merged(folder.path());
 }
 
 #[test]
@@ -167,12 +146,7 @@ fn what_experts_cannot_have_is_refused() {
     let run = "[model]\npreset = \"mixtral-8x7b\"\n[data]\ntext = \"a\"\n[training]\ndtype = \"bf16\"\nseq-length = 2048\n\
                [lora]\nrank = 16\n[recompute]\ngranularity = \"full\"\n[parallel]\nexpert-parallel = 8\ndata-parallel = 8\n";
     std::fs::write(folder.path().join("run.toml"), run).unwrap();
-    let gib = |flags: &str| {
-        let said = succeed(folder.path(), &format!("plan run.toml --gpu h200 {flags}"));
-        let line = said.lines().find(|line| line.starts_with("memory")).unwrap_or_else(|| panic!("{said}"));
-        let mut numbers = line.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
-        numbers.next().unwrap_or_else(|| panic!("{line}"))
-    };
+    let gib = |flags: &str| planned_gib(folder.path(), flags);
     let [all, attention, experts] = ["--lora.rank none", "", "--lora.target-modules all-linear,w1,w2,w3"].map(gib);
     assert!(attention < experts && experts < 0.6 * all, "{all} {attention} {experts} GiB");
     let said = fail(folder.path(), "plan run.toml --gpu h200 --lora.target-modules layers.1.*.w1");

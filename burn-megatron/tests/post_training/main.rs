@@ -20,9 +20,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use backend_dist::shard::HostTensor;
+use burn::tensor::{Device, FloatDType};
 use burn_megatron::config::RunConfig;
 use burn_megatron::element::Element;
+use burn_megatron::train::{Plan, TrainReport, train};
+use burn_megatron::verify;
 use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// A line of a run's log.
+type Line = BTreeMap<String, Value>;
+
+/// What adapters are verified with.
+const VERIFIED: verify::Settings = verify::Settings {
+    steps: 3,
+    global_batch: 8,
+    seq: 16,
+    seed: 1234,
+    dtype: FloatDType::F64,
+    tolerance: None,
+    fp8: None,
+    lora: None,
+    base: None,
+};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
@@ -51,6 +71,39 @@ fn parse(text: &str, overrides: &[(&str, &str)]) -> RunConfig {
     let overrides: Vec<(String, String)> =
         overrides.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
     RunConfig::parse("run.toml", text, &overrides).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+/// The report of a run on one device.
+fn trained(config: &RunConfig) -> TrainReport {
+    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap()
+}
+
+fn last_loss(config: &RunConfig) -> f64 {
+    trained(config).last.unwrap().loss
+}
+
+/// The log of the run whose output folder is `name`.
+fn log(folder: &Path, name: &str) -> Vec<Line> {
+    let lines = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn assert_same(found: &[Line], expected: &[Line], keys: &[&str], bound: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (found, expected) in found.iter().zip(expected) {
+        for key in keys.iter().filter(|key| expected.contains_key(**key)) {
+            let [a, b] = [found, expected].map(|line| line[*key].as_f64().unwrap());
+            assert!((a - b).abs() <= bound * b.abs().max(1.0), "{what}: {key} {a} {b} in {found:?}");
+        }
+    }
+}
+
+/// The memory that `plan` predicts for `run.toml`, GiB.
+fn planned_gib(folder: &Path, flags: &str) -> f64 {
+    let said = succeed(folder, &format!("plan run.toml --gpu h200 {flags}"));
+    let line = said.lines().find(|line| line.starts_with("memory")).unwrap_or_else(|| panic!("{said}"));
+    let mut numbers = line.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
+    numbers.next().unwrap_or_else(|| panic!("{line}"))
 }
 
 /// The float tensors of a file.

@@ -1,7 +1,6 @@
 //! Preference tuning: log-probabilities, loss and gradients of DPO are those of transformers and trl's formula, those of the
 //! other losses follow from the same sums, and runs learn what they should in every layout.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -14,20 +13,13 @@ use burn_megatron::hf::{HfFolder, read_adapter};
 use burn_megatron::preference::{PreferenceConfig, PreferenceLoss};
 use burn_megatron::train::{Plan, train};
 use models::WeightSource;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::eval::model;
-use super::{fail, gap, golden, parse, read, succeed};
+use super::{Line, assert_same, fail, gap, golden, log, parse, read, succeed};
 
 fn settings(layout: &str) -> Settings {
-    Settings {
-        layout: layout.parse().unwrap(),
-        cluster: [Device::flex()].into(),
-        dtype: FloatDType::F64,
-        exact: false,
-        gradients: true,
-        adapter: None,
-    }
+    Settings { gradients: true, ..Settings::new([Device::flex()], layout.parse().unwrap(), FloatDType::F64) }
 }
 
 #[test]
@@ -209,26 +201,14 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     parse(&text, overrides)
 }
 
-/// The lines of a run's log.
-fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<BTreeMap<String, Value>> {
-    let config = config(folder, name, overrides);
-    train(&Plan::new(&config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap();
-    let lines = fs::read_to_string(folder.join(name).join("steps.jsonl")).unwrap();
-    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+/// The log of a run.
+fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
+    super::trained(&config(folder, name, overrides));
+    log(folder, name)
 }
 
 const COMPARED: [&str; 6] =
     ["loss", "grad_norm", "rewards_chosen", "rewards_rejected", "rewards_margin", "rewards_accuracy"];
-
-fn assert_same(found: &[BTreeMap<String, Value>], expected: &[BTreeMap<String, Value>], what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (found, expected) in found.iter().zip(expected) {
-        for key in COMPARED.iter().filter(|key| expected.contains_key(**key)) {
-            let [a, b] = [found, expected].map(|line| line[*key].as_f64().unwrap());
-            assert!((a - b).abs() <= 1e-10 * b.abs().max(1.0), "{what}: {key} {a} {b} in {found:?}");
-        }
-    }
-}
 
 #[test]
 fn every_loss_learns_the_same_in_every_layout() {
@@ -246,7 +226,7 @@ fn every_loss_learns_the_same_in_every_layout() {
     for (index, loss) in ["dpo", "ipo", "kto", "orpo", "simpo"].into_iter().enumerate() {
         let one = trained(folder.path(), loss, &[("preference.loss", loss)]);
         let (first, last) = (&one[0], one.iter().rev().find(|line| line["kind"] == "train").unwrap());
-        let number = |line: &BTreeMap<String, Value>, key: &str| line[key].as_f64().unwrap();
+        let number = |line: &Line, key: &str| line[key].as_f64().unwrap();
         if ["dpo", "ipo", "kto"].contains(&loss) {
             assert_eq!((number(first, "rewards_chosen"), number(first, "rewards_margin")), (0.0, 0.0), "{loss}");
         }
@@ -265,7 +245,13 @@ fn every_loss_learns_the_same_in_every_layout() {
         for at in some {
             let name = format!("{loss}-{at}");
             let with = [layouts[at], &[("preference.loss", loss)]].concat();
-            assert_same(&trained(folder.path(), &name, &with), &one, &format!("{loss} {:?}", layouts[at]));
+            assert_same(
+                &trained(folder.path(), &name, &with),
+                &one,
+                &COMPARED,
+                1e-10,
+                &format!("{loss} {:?}", layouts[at]),
+            );
         }
     }
 }
@@ -278,11 +264,11 @@ fn adapters_learn_preferences() {
     let lora = [("lora.rank", "4"), ("lr.max", "2e-2")];
     let one = trained(folder.path(), "one", &lora);
     assert!((one[0]["loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-12);
-    let margin = |line: &BTreeMap<String, Value>| line["rewards_margin"].as_f64().unwrap();
+    let margin = |line: &Line| line["rewards_margin"].as_f64().unwrap();
     let last = one.iter().rev().find(|line| line["kind"] == "train").unwrap();
     assert!(margin(last) > 0.01, "{one:?}");
     let with = [&lora[..], &[("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.zero", "2")]].concat();
-    assert_same(&trained(folder.path(), "two", &with), &one, "TP2 DP2 ZeRO2");
+    assert_same(&trained(folder.path(), "two", &with), &one, &COMPARED, 1e-10, "TP2 DP2 ZeRO2");
 }
 
 /// The first step's loss and gradient are those of `forward` on the same pairs.
@@ -369,9 +355,7 @@ fn a_run_that_resumes_knows_its_reference_again() {
     let whole = run("whole", &[]);
     run("parts", &[("training.steps", "3")]);
     let parts = run("parts", &[]);
-    let steps = |lines: &[BTreeMap<String, Value>]| -> Vec<_> {
-        lines.iter().filter(|line| line["kind"] == "train").cloned().collect()
-    };
+    let steps = |lines: &[Line]| -> Vec<_> { lines.iter().filter(|line| line["kind"] == "train").cloned().collect() };
     let (whole, parts) = (steps(&whole), steps(&parts));
     assert_eq!(parts.len(), 6);
     for (a, b) in parts.iter().zip(&whole) {

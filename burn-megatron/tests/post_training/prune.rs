@@ -54,14 +54,8 @@ fn folder(change: impl Fn(&str, &mut [f64], &[usize])) -> TempDir {
 }
 
 fn run(config: &FamilyConfig, source: &dyn WeightSource) -> Output {
-    let settings = Settings {
-        layout: ParallelLayout::default(),
-        cluster: [Device::flex()].into(),
-        dtype: FloatDType::F64,
-        exact: true,
-        gradients: false,
-        adapter: None,
-    };
+    let settings =
+        Settings { exact: true, ..Settings::new([Device::flex()], ParallelLayout::default(), FloatDType::F64) };
     let ids: Vec<i64> = ids()[..128].to_vec();
     let input = Input { sequences: 2, seq: 64, labels: Some(ids.clone()), ids };
     forward(config, source, &input, &settings).unwrap()

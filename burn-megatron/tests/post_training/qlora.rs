@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use burn_megatron::config::RunConfig;
-use burn_megatron::train::{Plan, train};
+use burn_megatron::train::Plan;
 use burn_megatron::verify::{LoraKind, Settings, verify};
 use models::layers::BalanceOver;
 use models::lora::BaseFormat;
 use models::{Llama, LlamaConfig, Mixtral, MixtralConfig};
 
-use super::{fail, parse};
+use super::{VERIFIED, fail, last_loss, parse};
 
 /// Blocks of 64 and of 128 elements divide what two and four ranks have of it.
 fn llama() -> LlamaConfig {
@@ -28,17 +28,7 @@ fn llama() -> LlamaConfig {
 }
 
 fn settings(base: BaseFormat, lora: LoraKind) -> Settings {
-    Settings {
-        steps: 2,
-        global_batch: 4,
-        seq: 8,
-        seed: 77,
-        dtype: FloatDType::F64,
-        tolerance: None,
-        fp8: None,
-        lora: Some(lora),
-        base: Some(base),
-    }
+    Settings { steps: 2, global_batch: 4, seq: 8, seed: 77, lora: Some(lora), base: Some(base), ..VERIFIED }
 }
 
 #[test]
@@ -90,14 +80,10 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     parse(&text, overrides)
 }
 
-fn trained(config: &RunConfig) -> f64 {
-    train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap().last.unwrap().loss
-}
-
 #[test]
 fn a_run_learns_resumes_and_exports_as_with_whole_weights() {
     let folder = tempfile::tempdir().unwrap();
-    let loss = |name: &str, overrides: &[(&str, &str)]| trained(&config(folder.path(), name, overrides));
+    let loss = |name: &str, overrides: &[(&str, &str)]| last_loss(&config(folder.path(), name, overrides));
     let still = [("training.steps", "1"), ("lr.max", "1e-12"), ("data.samples", "40")];
     let nf4 = ("lora.base", "nf4");
     let [whole, few] = [loss("whole", &still), loss("few", &[&still[..], &[nf4]].concat())];

@@ -146,14 +146,7 @@ fn transformers_and_compressed_tensors_agree() {
         }
         assert_eq!(parts, if numbers == "fp8" { 2 } else { 3 });
         let source = HfFolder::open(&to).unwrap();
-        let settings = Settings {
-            layout: "TP2".parse().unwrap(),
-            cluster: [Device::flex()].into(),
-            dtype: FloatDType::F32,
-            exact: false,
-            gradients: false,
-            adapter: None,
-        };
+        let settings = Settings::new([Device::flex()], "TP2".parse().unwrap(), FloatDType::F32);
         let input = Input { sequences: 1, seq: ids.len(), ids: ids.clone(), labels: None };
         let logits = forward(source.config(), &source, &input, &settings).unwrap().logits;
         let expected = floats(oracle.tensor(&format!("{numbers}.logits")).unwrap().data());

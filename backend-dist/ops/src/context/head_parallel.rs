@@ -2,21 +2,12 @@
 //! positions of a head: Megatron-LM's `_all_to_all_cp2hp` and `_all_to_all_hp2cp`
 //! (`megatron/core/ssm/mamba_context_parallel.py`).
 
-use burn::backend::{
-    Autodiff, Backend, Dispatch,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
-};
+use burn::backend::{Autodiff, Dispatch, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::heads::{to_heads, to_sequence};
 use super::kernels::ContextKernels;
-use crate::extension::on_backends;
+use crate::extension::{finish, node, operations};
 use ranks::comm::Group;
 
 /// This rank's [positions](super::ContextParallel::positions) of all heads, `[s, b, h, d]`, to all positions of its heads,
@@ -77,43 +68,28 @@ impl HeadAllToAll {
     }
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait HeadParallelOps: Backend {
-    fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl HeadParallelOps {
+operations! {
+    pub(super) trait HeadParallelOps {
         fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
             to.run::<Self>(x, &group)
         }
     }
 }
 
-#[derive(Debug)]
-struct AllToAll;
-
-impl<B: ContextKernels> Backward<B, 1> for AllToAll {
-    type State = (HeadAllToAll, Group);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (grad, (to, group)) = (grads.consume::<B>(&ops.node), ops.state);
-        // Also if no gradient is needed: the other ranks wait in the collective.
-        let grad = to.inverse().run::<B>(grad, &group);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, grad);
-        }
+node!(AllToAll: ContextKernels, 1, (HeadAllToAll, Group), |ops, grad, grads| {
+    let (to, group) = ops.state;
+    // Also if no gradient is needed: the other ranks wait in the collective.
+    let grad = to.inverse().run::<B>(grad, &group);
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, grad);
     }
-}
+});
 
 // Compute-bound: a checkpointing strategy must never repeat a collective without the other ranks.
 impl<B: ContextKernels, C: CheckpointStrategy> HeadParallelOps for Autodiff<B, C> {
     fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let out = to.run::<B>(x, &group);
-        match AllToAll.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((to, group), out),
-            OpsKind::UnTracked(prep) => prep.finish(out),
-        }
+        finish!(AllToAll, [node], (to, group), out)
     }
 }

@@ -5,14 +5,7 @@
 //! this output and `l`, and the sink's is `-Σ e^(sink - l) (grad · output)`. So kernels need not know of sinks.
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, TensorMetadata,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
+    Autodiff, Dispatch, TensorMetadata, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
@@ -22,7 +15,7 @@ use super::kernels::ContextKernels;
 use super::p2p::PointToPoint;
 use super::sink_softmax::with_sinks;
 use super::{ContextParallel, Documents};
-use crate::extension::on_backends;
+use crate::extension::{finish, node, operations};
 use crate::main_grads::deliver;
 use crate::options::{AttentionOptions, ScoreOffset};
 use crate::pass::PassContext;
@@ -54,20 +47,8 @@ pub fn attention_with_sinks(
     Tensor::from_dispatch(<Dispatch as SinkOps>::op_attention_sinks(q, k, v, sinks, options, pass.attention.clone()))
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait SinkOps: Backend {
-    fn op_attention_sinks(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        sinks: FloatTensor<Self>,
-        context_options: ContextOptions,
-        attention: CoreAttention,
-    ) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl SinkOps {
+operations! {
+    trait SinkOps {
         fn op_attention_sinks(
             q: FloatTensor<Self>,
             k: FloatTensor<Self>,
@@ -88,14 +69,9 @@ on_backends! {
     }
 }
 
-#[derive(Debug)]
-struct AttentionSinks;
-
-impl<B: ContextKernels + PointToPoint> Backward<B, 4> for AttentionSinks {
-    type State = (Saved<B>, FloatTensor<B>, usize, ContextOptions);
-
-    fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
+node!(
+    AttentionSinks: ContextKernels + PointToPoint, 4, (Saved<B>, FloatTensor<B>, usize, ContextOptions),
+    |ops, grad, grads| {
         let (saved, sinks, kv_heads, context_options) = ops.state;
         let [q_node, k_node, v_node, sinks_node] = ops.parents;
         let (of_heads, of_sinks) = backward_with::<B>(saved, grad, kv_heads, Some(sinks), &context_options);
@@ -108,7 +84,7 @@ impl<B: ContextKernels + PointToPoint> Backward<B, 4> for AttentionSinks {
             deliver::<B>(grads, node.id, value);
         }
     }
-}
+);
 
 // Compute-bound: a checkpointing strategy must never repeat a collective without the other ranks.
 impl<B: ContextKernels + PointToPoint, C: CheckpointStrategy> SinkOps for Autodiff<B, C> {
@@ -125,9 +101,6 @@ impl<B: ContextKernels + PointToPoint, C: CheckpointStrategy> SinkOps for Autodi
         let (queries, keys, kv_heads) = (q.shape()[0], k.shape()[0], k.shape()[2]);
         assert_eq!(queries, keys, "attention with sinks: gradients of fewer queries than keys");
         let (out, saved) = forward_with::<B>([q, k, v], Some(&sinks), &context_options, &attention);
-        match AttentionSinks.prepare::<C>([q_node, k_node, v_node, sinks_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((saved, sinks, kv_heads, context_options), out),
-            OpsKind::UnTracked(prep) => prep.finish(out),
-        }
+        finish!(AttentionSinks, [q_node, k_node, v_node, sinks_node], (saved, sinks, kv_heads, context_options), out,)
     }
 }

@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch,
+    Autodiff, Dispatch,
     autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        checkpoint::strategy::CheckpointStrategy,
+        ops::{Backward, OpsKind},
     },
-    backend_extension,
     tensor::FloatTensor,
 };
 use burn::tensor::{DType, Tensor};
@@ -17,7 +15,7 @@ use burn::tensor::{DType, Tensor};
 use super::experts::{self, Fp8Experts, Weight};
 use super::groups::Fp8GroupKernels;
 use super::linear::{MULTIPLE, Purpose};
-use crate::extension::on_backends;
+use crate::extension::{node, operations};
 use crate::moe::MoeKernels;
 
 /// [`moe::grouped_linear`](crate::moe::grouped_linear) in FP8, with several groups of tokens for each of the
@@ -89,26 +87,8 @@ pub(super) struct Recompute {
     recompute: bool,
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait Fp8ExpertOps: Backend {
-    fn op_fp8_grouped(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        counts: Counts,
-        layer: Fp8Experts,
-    ) -> FloatTensor<Self>;
-    fn op_fp8_grouped_swiglu(
-        x: FloatTensor<Self>,
-        p: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        counts: Counts,
-        recompute: Recompute,
-        layer: Fp8Experts,
-    ) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl Fp8ExpertOps {
+operations! {
+    pub(super) trait Fp8ExpertOps {
         fn op_fp8_grouped(
             x: FloatTensor<Self>,
             w: FloatTensor<Self>,
@@ -123,7 +103,7 @@ on_backends! {
             p: FloatTensor<Self>,
             w: FloatTensor<Self>,
             counts: Counts,
-            _: Recompute,
+            _recompute: Recompute,
             layer: Fp8Experts,
         ) -> FloatTensor<Self> {
             let input = Self::weighted_swiglu(x, p);
@@ -142,49 +122,33 @@ struct State<B: MoeKernels, S> {
     swiglu: S,
 }
 
-#[derive(Debug)]
-struct GroupedLinear;
+node!(GroupedLinear: MoeKernels + Fp8GroupKernels, 2, State<B, ()>, |ops, grad, grads| {
+    let ([x_node, w_node], State { layer, counts, saved, w, .. }) = (ops.parents, ops.state);
+    let weight =
+        w_node.map(|node| Weight { id: node.id, deferral: layer.pass.weight_grads.of(node.order), input: None });
+    let w = x_node.is_some().then_some(w);
+    let x_grad = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads);
+    if let (Some(node), Some(value)) = (x_node, x_grad) {
+        grads.register::<B>(node.id, value);
+    }
+});
 
-impl<B: MoeKernels + Fp8GroupKernels> Backward<B, 2> for GroupedLinear {
-    type State = State<B, ()>;
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, w_node], State { layer, counts, saved, w, .. }) = (ops.parents, ops.state);
-        let weight =
-            w_node.map(|node| Weight { id: node.id, deferral: layer.pass.weight_grads.of(node.order), input: None });
-        let w = x_node.is_some().then_some(w);
-        let x_grad = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads);
-        if let (Some(node), Some(value)) = (x_node, x_grad) {
+node!(GroupedSwiGluLinear: MoeKernels + Fp8GroupKernels, 3, State<B, SwiGlu<B>>, |ops, grad, grads| {
+    let ([x_node, p_node, w_node], State { layer, counts, saved, w, swiglu }) = (ops.parents, ops.state);
+    let SwiGlu { x, p, recompute } = swiglu;
+    let weight = w_node.map(|node| {
+        let input = recompute.then(|| B::weighted_swiglu(x.clone(), p.clone()));
+        Weight { id: node.id, deferral: layer.pass.weight_grads.of(node.order), input }
+    });
+    let w = (x_node.is_some() || p_node.is_some()).then_some(w);
+    let Some(grad) = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads) else { return };
+    let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, grad);
+    for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
+        if let Some(node) = node {
             grads.register::<B>(node.id, value);
         }
     }
-}
-
-#[derive(Debug)]
-struct GroupedSwiGluLinear;
-
-impl<B: MoeKernels + Fp8GroupKernels> Backward<B, 3> for GroupedSwiGluLinear {
-    type State = State<B, SwiGlu<B>>;
-
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x_node, p_node, w_node], State { layer, counts, saved, w, swiglu }) = (ops.parents, ops.state);
-        let SwiGlu { x, p, recompute } = swiglu;
-        let weight = w_node.map(|node| {
-            let input = recompute.then(|| B::weighted_swiglu(x.clone(), p.clone()));
-            Weight { id: node.id, deferral: layer.pass.weight_grads.of(node.order), input }
-        });
-        let w = (x_node.is_some() || p_node.is_some()).then_some(w);
-        let Some(grad) = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads) else { return };
-        let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, grad);
-        for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, value);
-            }
-        }
-    }
-}
+});
 
 /// The operands of an activation, and whether it is recomputed.
 #[derive(Clone, Debug)]

@@ -6,12 +6,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::backend::{
-    Autodiff, Backend,
+    Autodiff,
     autodiff::{
         checkpoint::strategy::CheckpointStrategy,
         ops::{Backward, OpsKind},
     },
-    backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
 
@@ -19,7 +18,7 @@ use super::expert_gemms::{ExpertGemms, Plain};
 use super::expert_pipeline::{self, ExpertPipeline, SavedPipeline, ThroughExperts};
 use super::kernels::MoeKernels;
 use crate::blockwise::{Kept, QuantizedWeight};
-use crate::extension::on_backends;
+use crate::extension::{finish, operations};
 use crate::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
 use crate::weight_grads::Deferral;
 use nodes::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits, SavedSwiGlu};
@@ -27,41 +26,10 @@ use nodes::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits
 /// Tokens of each group.
 type Counts = Arc<[usize]>;
 
-/// One method per public operation; see the functions of [`moe`](super) for what they do.
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait MoeOps: Backend {
-    fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, back: IntTensor<Self>) -> FloatTensor<Self>;
-    fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
-    fn op_grouped_linear(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        stored: Option<QuantizedWeight>,
-        counts: Counts,
-        deferral: Deferral,
-    ) -> FloatTensor<Self>;
-    fn op_grouped_swiglu_linear(
-        x: FloatTensor<Self>,
-        p: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        stored: Option<QuantizedWeight>,
-        counts: Counts,
-        recompute: bool,
-        deferral: Deferral,
-    ) -> FloatTensor<Self>;
-    fn op_through_experts(
-        x: FloatTensor<Self>,
-        p: FloatTensor<Self>,
-        gate_up: FloatTensor<Self>,
-        down: FloatTensor<Self>,
-        pipeline: Arc<ExpertPipeline>,
-        recompute: bool,
-    ) -> FloatTensor<Self>;
-    fn op_inject(x: FloatTensor<Self>, loss: FloatTensor<Self>, scale: f64) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl MoeOps {
-        fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, _: IntTensor<Self>) -> FloatTensor<Self> {
+operations! {
+    /// One method per public operation; see the functions of [`moe`](super) for what they do.
+    pub(super) trait MoeOps {
+        fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, _back: IntTensor<Self>) -> FloatTensor<Self> {
             Self::sum_rows(x, to)
         }
 
@@ -72,9 +40,9 @@ on_backends! {
         fn op_grouped_linear(
             x: FloatTensor<Self>,
             w: FloatTensor<Self>,
-            _: Option<QuantizedWeight>,
+            _stored: Option<QuantizedWeight>,
             counts: Counts,
-            _: Deferral,
+            _deferral: Deferral,
         ) -> FloatTensor<Self> {
             Self::grouped_forward(x, w, &counts)
         }
@@ -83,10 +51,10 @@ on_backends! {
             x: FloatTensor<Self>,
             p: FloatTensor<Self>,
             w: FloatTensor<Self>,
-            _: Option<QuantizedWeight>,
+            _stored: Option<QuantizedWeight>,
             counts: Counts,
-            _: bool,
-            _: Deferral,
+            _recompute: bool,
+            _deferral: Deferral,
         ) -> FloatTensor<Self> {
             Self::grouped_forward(Self::weighted_swiglu(x, p), w, &counts)
         }
@@ -97,7 +65,7 @@ on_backends! {
             gate_up: FloatTensor<Self>,
             down: FloatTensor<Self>,
             pipeline: Arc<ExpertPipeline>,
-            _: bool,
+            _recompute: bool,
         ) -> FloatTensor<Self> {
             let (weights, purposes) = ([&gate_up, &down], [Purpose::Evaluate; 2]);
             match &pipeline.fp8 {
@@ -106,7 +74,7 @@ on_backends! {
             }
         }
 
-        fn op_inject(x: FloatTensor<Self>, _: FloatTensor<Self>, _: f64) -> FloatTensor<Self> {
+        fn op_inject(x: FloatTensor<Self>, _loss: FloatTensor<Self>, _scale: f64) -> FloatTensor<Self> {
             x
         }
     }
@@ -125,27 +93,23 @@ fn through_experts<B: MoeKernels, C: CheckpointStrategy, P: ExpertGemms<B>>(
     let [(x, x_node), (p, p_node), (gate_up, first_node), (down, second_node)] = inputs.map(|input| input.into_parts());
     let nodes = [x_node, p_node, first_node, second_node];
     let (y, chunks) = expert_pipeline::forward::<B, P>(x, p, &layers, [&gate_up, &down], &pipeline, purposes);
-    match ThroughExperts::<P>(PhantomData).prepare::<C>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(SavedPipeline { chunks, layers, weights: [gate_up, down], pipeline }, y),
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
+    finish!(
+        ThroughExperts::<P>(PhantomData),
+        nodes,
+        SavedPipeline { chunks, layers, weights: [gate_up, down], pipeline },
+        y,
+    )
 }
 
 impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
     fn op_gather_rows(x: FloatTensor<Self>, to: IntTensor<Self>, back: IntTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match GatherRows.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(back, B::sum_rows(x, to)),
-            OpsKind::UnTracked(prep) => prep.finish(B::sum_rows(x, to)),
-        }
+        finish!(GatherRows, [node], back, B::sum_rows(x, to))
     }
 
     fn op_router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
-        match RouterLogits.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish([x.clone(), w.clone()], B::router_logits(x, w)),
-            OpsKind::UnTracked(prep) => prep.finish(B::router_logits(x, w)),
-        }
+        finish!(RouterLogits, [x_node, w_node], [x.clone(), w.clone()], B::router_logits(x, w))
     }
 
     fn op_grouped_linear(
@@ -207,9 +171,6 @@ impl<B: MoeKernels + Fp8GroupKernels, C: CheckpointStrategy> MoeOps for Autodiff
 
     fn op_inject(x: FloatTensor<Self>, loss: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
         let ((x, x_node), (loss, loss_node)) = (x.into_parts(), loss.into_parts());
-        match Inject.prepare::<C>([x_node, loss_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((scale, loss), x),
-            OpsKind::UnTracked(prep) => prep.finish(x),
-        }
+        finish!(Inject, [x_node, loss_node], (scale, loss), x)
     }
 }

@@ -5,7 +5,7 @@ use burn::backend::{
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        ops::{Backward, Ops},
     },
     backend_extension,
     tensor::FloatTensor,
@@ -15,7 +15,7 @@ use super::{
     joint::{Joint, ResidualAdd},
     kernels::ResidualKernels,
 };
-use crate::extension::on_backends;
+use crate::extension::{finish, node, on_backends};
 use crate::{extras::Extras, main_grads::deliver, prologue::step_grads, saved_attention::CoreAttention, step::Step};
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
@@ -79,39 +79,23 @@ on_backends! {
     }
 }
 
-#[derive(Debug)]
-struct Enter;
-
-impl<B: Backend> Backward<B, 1> for Enter {
-    type State = ();
-
-    fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, grad);
-        }
+node!(Enter: Backend, 1, (), |ops, grad, grads| {
+    if let [Some(node)] = ops.parents {
+        grads.register::<B>(node.id, grad);
     }
-}
+});
 
-/// Parents: the stream, the summand. Saves the stream's joint.
-#[derive(Debug)]
-struct Plus;
-
-impl<B: Backend> Backward<B, 2> for Plus {
-    type State = Joint;
-
-    fn backward(self, ops: Ops<Joint, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let [x, other] = ops.parents;
-        if let Some(node) = x {
-            grads.register::<B>(node.id, grad.clone());
-            ops.state.mark_registered();
-        }
-        if let Some(node) = other {
-            grads.register::<B>(node.id, grad);
-        }
+// Parents: the stream, the summand. Saves the stream's joint.
+node!(Plus: Backend, 2, Joint, |ops, grad, grads| {
+    let [x, other] = ops.parents;
+    if let Some(node) = x {
+        grads.register::<B>(node.id, grad.clone());
+        ops.state.mark_registered();
     }
-}
+    if let Some(node) = other {
+        grads.register::<B>(node.id, grad);
+    }
+});
 
 /// Parents: the stream, the norm's parameters.
 #[derive(Debug)]
@@ -149,10 +133,7 @@ fn record_sum<B: ResidualKernels, C: CheckpointStrategy>(
 ) -> FloatTensor<Autodiff<B, C>> {
     let ((x, x_node), (other, other_node)) = (x.into_parts(), other.into_parts());
     let total = sum::<B>(x, other, params, &add);
-    match Plus.prepare::<C>([x_node, other_node]).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(add.input, total),
-        OpsKind::UnTracked(prep) => prep.finish(total),
-    }
+    finish!(Plus, [x_node, other_node], add.input, total)
 }
 
 /// `inputs` are those of [`Norm`].
@@ -169,19 +150,13 @@ fn record_norm<B: ResidualKernels, C: CheckpointStrategy, const N: usize>(
     });
     let x = params.remove(0);
     let y = norm::<B>(x.clone(), &params, step, &joint);
-    match Norm.prepare::<C>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(Saved { x, params, step, joint }, y),
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
+    finish!(Norm, nodes, Saved { x, params, step, joint }, y)
 }
 
 impl<B: ResidualKernels, C: CheckpointStrategy> ResidualOps for Autodiff<B, C> {
     fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match Enter.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((), x),
-            OpsKind::UnTracked(prep) => prep.finish(x),
-        }
+        finish!(Enter, [node], (), x)
     }
 
     fn op_sum(

@@ -27,6 +27,15 @@ pub struct RangeTable(());
 #[derive(Debug)]
 pub struct Wait(());
 
+/// Functions of buffers, which there are none of.
+macro_rules! none {
+    ($($(#[$doc:meta])* pub fn $name:ident($($argument:tt)*) $(-> $result:ty)?;)*) => {
+        $($(#[$doc])* pub fn $name($($argument)*) $(-> $result)? {
+            unreachable!("a build without GPUs makes no buffers")
+        })*
+    };
+}
+
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
 impl Buffer {
     pub fn fits(_: &Device, _: DType) -> bool {
@@ -37,77 +46,41 @@ impl Buffer {
         None
     }
 
-    pub fn part(&self, _: Range<usize>) -> Self {
-        none()
-    }
-
-    pub fn bytes(&self) -> usize {
-        none()
-    }
-
-    pub fn tensor(&self) -> Tensor<1> {
-        none()
-    }
-
-    pub fn put(&self, _: usize, _: Tensor<1>) {
-        none()
-    }
-
-    pub fn add(&self, _: usize, _: Tensor<1>) {
-        none()
-    }
-
-    pub fn clear(&self, _: Range<usize>) {
-        none()
-    }
-
-    pub fn all_reduce(&self, _: &Group) -> Wait {
-        none()
-    }
-
-    pub fn reduce_scatter(&self, _: &Buffer, _: &Group) -> Wait {
-        none()
-    }
-
-    pub fn all_gather(&self, _: &Buffer, _: &Group) -> Wait {
-        none()
+    none! {
+        pub fn part(&self, _: Range<usize>) -> Self;
+        pub fn bytes(&self) -> usize;
+        pub fn tensor(&self) -> Tensor<1>;
+        pub fn put(&self, _: usize, _: Tensor<1>);
+        pub fn add(&self, _: usize, _: Tensor<1>);
+        pub fn clear(&self, _: Range<usize>);
+        pub fn all_reduce(&self, _: &Group) -> Wait;
+        pub fn reduce_scatter(&self, _: &Buffer, _: &Group) -> Wait;
+        pub fn all_gather(&self, _: &Buffer, _: &Group) -> Wait;
     }
 }
 
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
 impl TensorTable {
-    pub fn new(_: &Buffer, _: &[u32], _: &[bool], _: &[Place]) -> Self {
-        none()
+    none! {
+        pub fn new(_: &Buffer, _: &[u32], _: &[bool], _: &[Place]) -> Self;
     }
 }
 
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
 impl ChunkTable {
-    pub fn new(_: &Buffer, _: &[Range<usize>]) -> Self {
-        none()
+    none! {
+        pub fn new(_: &Buffer, _: &[Range<usize>]) -> Self;
     }
 }
 
 #[allow(missing_docs, reason = "documented on the buffers of GPUs")]
 impl RangeTable {
-    pub fn new(_: &Buffer, _: &[Range<usize>]) -> Self {
-        none()
-    }
-
-    pub fn len(&self) -> usize {
-        none()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        none()
-    }
-
-    pub fn collect(&self, _: &Buffer, _: &Buffer) {
-        none()
-    }
-
-    pub fn distribute(&self, _: &Buffer, _: &Buffer) {
-        none()
+    none! {
+        pub fn new(_: &Buffer, _: &[Range<usize>]) -> Self;
+        pub fn len(&self) -> usize;
+        pub fn is_empty(&self) -> bool;
+        pub fn collect(&self, _: &Buffer, _: &Buffer);
+        pub fn distribute(&self, _: &Buffer, _: &Buffer);
     }
 }
 
@@ -116,46 +89,24 @@ impl Wait {
     pub fn wait(self) {}
 }
 
-/// One step of AdamW.
-pub fn adamw(_: AdamWBuffers, _: &AdamWStep) {
-    none()
-}
-
-/// The codes of a moment.
-pub fn encode_blocks(_: Tensor<1>, _: &Blocks, _: Map) {
-    none()
-}
-
-/// One step of SGD or Lion.
-pub fn momentum(_: MomentumBuffers, _: &MomentumStep) {
-    none()
-}
-
-/// Parameters as weights and remainders.
-pub fn split_masters(_: Tensor<1>, _: &Buffer, _: &Buffer) {
-    none()
-}
-
-/// Parameters from weights and remainders.
-pub fn join_masters(_: &Buffer, _: &Buffer) -> Tensor<1> {
-    none()
-}
-
-/// Muon's momentum.
-pub fn muon_mix(_: &Buffer, _: &Buffer, _: &Buffer, _: f64, _: f64, _: bool) {
-    none()
-}
-
-/// Muon's step.
-pub fn muon_step(_: Tensor<1>, _: &Buffer, _: f64, _: f64) {
-    none()
+none! {
+    /// One step of AdamW.
+    pub fn adamw(_: AdamWBuffers, _: &AdamWStep);
+    /// The codes of a moment.
+    pub fn encode_blocks(_: Tensor<1>, _: &Blocks, _: Map);
+    /// One step of SGD or Lion.
+    pub fn momentum(_: MomentumBuffers, _: &MomentumStep);
+    /// Parameters as weights and remainders.
+    pub fn split_masters(_: Tensor<1>, _: &Buffer, _: &Buffer);
+    /// Parameters from weights and remainders.
+    pub fn join_masters(_: &Buffer, _: &Buffer) -> Tensor<1>;
+    /// Muon's momentum.
+    pub fn muon_mix(_: &Buffer, _: &Buffer, _: &Buffer, _: f64, _: f64, _: bool);
+    /// Muon's step.
+    pub fn muon_step(_: Tensor<1>, _: &Buffer, _: f64, _: f64);
 }
 
 /// Sums of squares of no buffers.
 pub fn squares(_: &[(&Buffer, &ChunkTable)], _: impl Fn(usize)) -> Vec<Vec<f64>> {
     Vec::new()
-}
-
-fn none() -> ! {
-    unreachable!("a build without GPUs makes no buffers")
 }

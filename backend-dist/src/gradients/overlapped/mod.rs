@@ -21,12 +21,13 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterizer};
+use burn::module::{Module, Param, ParamId, Reparameterizer};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 use super::flat::{put_back, take};
 use crate::local::Placements;
+use crate::paths::PathVisitor;
 use buckets::Reduced;
 use hook::{Hook, Hooked};
 use ranks::comm::Group;
@@ -82,7 +83,7 @@ impl Reducer {
         owner: impl Fn(ParamId) -> Option<usize>,
         bytes: usize,
     ) -> Self {
-        let trained = Trained::of(module);
+        let trained = Trained::default().walk(module);
         let params = take(module, &mut GradientsParams::new(), |id| trained.ids.contains(&id));
         let params =
             params.iter().map(|param| Reduced { owner: owner(param.id), dtype: param.dtype, length: param.length });
@@ -99,14 +100,14 @@ impl Reducer {
     /// Begins a forward pass and the one backward pass that follows; their gradients are added to `earlier`, of micro-batches
     /// before. Every rank must call it.
     pub fn begin_pass<M: Module>(&self, module: &M, mut earlier: GradientsParams) {
-        let trained = Trained::of(module);
+        let trained = Trained::default().walk(module);
         self.reducing.begin(take(module, &mut earlier, |id| trained.ids.contains(&id)));
     }
 
     /// Ends a pass. `grads`, which the backward pass has left, with the means over the ranks: those that this rank gets. A
     /// parameter that only some ranks used counts as zero on the others. Every rank must call it.
     pub fn end_pass<M: Module>(&self, module: &M, mut grads: GradientsParams) -> GradientsParams {
-        let trained = Trained::of(module);
+        let trained = Trained::default().walk(module);
         let others = take(module, &mut grads, |id| trained.ids.contains(&id));
         let ids: Vec<ParamId> = others.iter().map(|other| other.id).collect();
         let means = self.reducing.end(others).into_iter().map(|(index, mean)| (ids[index], mean));
@@ -136,7 +137,6 @@ impl Reparameterizer for Reducer {
 /// The parameters that require gradients, in visiting order.
 #[derive(Default)]
 struct Trained {
-    path: Vec<String>,
     ids: HashSet<ParamId>,
     /// The first of each parameter.
     paths: Vec<String>,
@@ -145,33 +145,16 @@ struct Trained {
     known: HashMap<ParamId, usize>,
 }
 
-impl Trained {
-    fn of<M: Module>(module: &M) -> Self {
-        let mut trained = Self::default();
-        module.visit(&mut trained);
-        trained
-    }
-}
-
-impl ModuleVisitor for Trained {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Trained {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         if !param.is_require_grad() {
             return;
         }
-        let path = self.path.join(".");
         let index = *self.known.entry(param.id).or_insert_with(|| {
-            self.paths.push(path.clone());
+            self.paths.push(path.to_string());
             self.paths.len() - 1
         });
         self.ids.insert(param.id);
-        self.indices.insert(path, index);
+        self.indices.insert(path.to_string(), index);
     }
 }

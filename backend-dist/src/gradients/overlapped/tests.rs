@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, Tensor, TensorData, activation};
@@ -80,30 +80,21 @@ fn data_parallel<T: Send>(size: usize, run: impl Fn(Rank) -> T + Sync) -> Vec<T>
 /// The values of a module, or its gradients, by path.
 fn named(net: &Net, grads: Option<&GradientsParams>) -> BTreeMap<String, Vec<f64>> {
     struct Named<'a> {
-        path: Vec<String>,
         grads: Option<&'a GradientsParams>,
         found: BTreeMap<String, Vec<f64>>,
     }
-    impl ModuleVisitor for Named<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    impl PathVisitor for Named<'_> {
+        fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
             let tensor = match self.grads {
                 Some(grads) => grads.get::<D>(param.id),
                 None => Some(param.val()),
             };
             if let Some(tensor) = tensor {
-                self.found.insert(self.path.join("."), tensor.into_data().iter().collect());
+                self.found.insert(path.to_string(), tensor.into_data().iter().collect());
             }
         }
     }
-    let mut named = Named { path: Vec::new(), grads, found: BTreeMap::new() };
-    net.visit(&mut named);
-    named.found
+    Named { grads, found: BTreeMap::new() }.walk(net).found
 }
 
 fn backward(net: &Net, loss: Tensor<1>) -> GradientsParams {

@@ -7,9 +7,10 @@ use crate::logical::TensorState;
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::run_collective;
 use burn_ir::{HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
+use parking_lot::Mutex;
 use ranks::collective_ops::Collective;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 impl<B: Inner> Interpreter<B> {
     /// What the caller runs without a lock for a collective on the rank's share of `x` over the group of this name.
@@ -103,12 +104,6 @@ impl<B: Inner> Interpreter<B> {
 pub(super) struct Arrivals<B: Inner>(Arc<Mutex<ByTensor<B>>>);
 
 type ByTensor<B> = HashMap<TensorId, (HandleKind<B>, bool, TensorState)>;
-
-impl<B: Inner> Arrivals<B> {
-    fn lock(&self) -> MutexGuard<'_, ByTensor<B>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl<B: Inner> Default for Arrivals<B> {
     fn default() -> Self {

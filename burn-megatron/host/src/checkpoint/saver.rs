@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use super::clean::clean_up;
@@ -21,6 +21,7 @@ use super::storage::Copier;
 use super::storage::CopyReport;
 use super::{RunState, Slice, commit, rehearsal, retention};
 use crate::data::tokenizer_json;
+use parking_lot::{Condvar, Mutex};
 pub use peers::{Channel, Peers};
 pub use report::{SaveReport, SaverOptions};
 use run::{Progress, Save};
@@ -208,7 +209,7 @@ impl Saver {
         let write = move || drop(shared.write(&its_save, writer, slices));
         match (self.spawn)(format!("save {writer}"), Box::new(write)) {
             Ok(thread) => {
-                let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut threads = self.threads.lock();
                 threads.retain(|thread| !thread.is_finished());
                 threads.push(thread);
                 Ok(())
@@ -220,7 +221,7 @@ impl Saver {
     /// Enters the save of a step, after an earlier one has ended.
     fn join(&self, writer: usize, state: &RunState) -> Result<Arc<Save>, CheckpointError> {
         let place = writer - self.shared.writers.start;
-        let mut progress = self.shared.progress();
+        let mut progress = self.shared.progress.lock();
         loop {
             match &mut progress.current {
                 None => progress.current = Some(run::Current::new(self.shared.writers.len(), state)),
@@ -233,7 +234,7 @@ impl Saver {
                     return Ok(Arc::clone(&current.save));
                 }
                 Some(current) if current.is_running() => {
-                    progress = self.shared.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+                    self.shared.changed.wait(&mut progress);
                 }
                 Some(_) => self.shared.give_up(&mut progress),
             }
@@ -242,7 +243,7 @@ impl Saver {
 
     /// How saves that have ended since the last call went, in order.
     pub fn finished(&self) -> Vec<Result<SaveReport, CheckpointError>> {
-        std::mem::take(&mut self.shared.progress().ended)
+        std::mem::take(&mut self.shared.progress.lock().ended)
     }
 
     /// How copies to the storage that have ended since the last call went, in order.
@@ -258,7 +259,7 @@ impl Saver {
     pub fn wait_for_copies(&self) -> Result<(), CheckpointError> {
         let Some(copier) = &self.shared.copier else { return Ok(()) };
         copier.settle();
-        let mut progress = self.shared.progress();
+        let mut progress = self.shared.progress.lock();
         if progress.retired.is_empty() { Ok(()) } else { self.delete_between_saves(&mut progress) }
     }
 
@@ -276,7 +277,7 @@ impl Saver {
     /// If it cannot be deleted now.
     pub fn retire(&self, step: u64) -> Result<(), CheckpointError> {
         self.shared.copier.iter().for_each(|copier| copier.retire(step));
-        let mut progress = self.shared.progress();
+        let mut progress = self.shared.progress.lock();
         progress.retired.insert(step);
         self.delete_between_saves(&mut progress)
     }
@@ -300,7 +301,7 @@ impl Saver {
     /// some writer never submitted to has failed.
     pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.settle();
-        let ended = &mut self.shared.progress().ended;
+        let ended = &mut self.shared.progress.lock().ended;
         match ended.iter().position(Result::is_err) {
             Some(failed) => Err(ended.remove(failed).expect_err("it is one")),
             None => std::mem::take(ended).into_iter().collect(),
@@ -315,9 +316,9 @@ impl Saver {
 
     /// Ends the save in progress, one way or the other.
     fn settle(&self) {
-        let mut progress = self.shared.progress();
+        let mut progress = self.shared.progress.lock();
         while progress.current.as_ref().is_some_and(run::Current::is_running) {
-            progress = self.shared.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+            self.shared.changed.wait(&mut progress);
         }
         if progress.current.is_some() {
             self.shared.give_up(&mut progress);
@@ -329,17 +330,11 @@ impl Drop for Saver {
     /// Waits for writes and copies in progress. A save that lacks a writer is given up.
     fn drop(&mut self) {
         self.settle();
-        for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for thread in self.threads.get_mut().drain(..) {
             // A panic of the thread has been printed by itself.
             let _ = thread.join();
         }
         // What cannot be deleted is deleted by the next run.
         let _ = self.wait_for_copies();
-    }
-}
-
-impl Shared {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

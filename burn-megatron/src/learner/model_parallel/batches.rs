@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchSizes;
@@ -141,7 +142,7 @@ impl BatchStream {
     /// that happened is continued.
     pub(super) fn resume_at(&self, batch: usize, sample: usize) {
         if let Some(cursor) = &self.cursor {
-            *lock(cursor) = Cursor { batch, sample };
+            *cursor.lock() = Cursor { batch, sample };
         }
     }
 
@@ -154,10 +155,6 @@ impl BatchStream {
     pub fn repeating(data: Arc<dyn TokenDataset>, sequences: usize, total: usize) -> Self {
         Self { data, sizes: sequences.into(), batches: 0..total, per_pass: total, cursor: None }
     }
-}
-
-fn lock(cursor: &Mutex<Cursor>) -> MutexGuard<'_, Cursor> {
-    cursor.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Pass<'a> {
@@ -178,7 +175,7 @@ impl Iterator for Pass<'_> {
             self.next = Cursor { batch: self.next.batch + 1, sample: first + sequences };
             self.done += 1;
             if let Some(cursor) = &self.stream.cursor {
-                *lock(cursor) = self.next;
+                *cursor.lock() = self.next;
             }
             Ok(GlobalBatch::new(self.stream.data.clone(), first, sequences))
         })
@@ -193,7 +190,7 @@ impl DataLoaderIterator<GlobalBatch> for Pass<'_> {
 
 impl DataLoader<GlobalBatch> for BatchStream {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<GlobalBatch> + 'a> {
-        let next = self.cursor.as_ref().map_or_else(|| self.first(self.batches.start), |cursor| *lock(cursor));
+        let next = self.cursor.as_ref().map_or_else(|| self.first(self.batches.start), |cursor| *cursor.lock());
         let done = (next.batch - self.batches.start) % self.per_pass.max(1);
         let end = (next.batch + self.per_pass - done).min(self.batches.end);
         Box::new(Pass { stream: self, next, end, done, total: done + end.saturating_sub(next.batch) })

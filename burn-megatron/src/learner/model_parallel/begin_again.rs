@@ -65,9 +65,9 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
     /// # Errors
     /// If they are too few.
     fn leave_out_lost(&self, failure: &RunError, placement: &mut Placement) -> Result<String, String> {
-        let least = self.restarts.min_data_parallel;
+        let least = self.settings.restarts.min_data_parallel;
         let mut lost = if least.is_some() { placement.dead() } else { BTreeSet::new() };
-        lost.extend(self.faults.is_loss(&failure.cause).then_some(failure.rank));
+        lost.extend(self.settings.faults.is_loss(&failure.cause).then_some(failure.rank));
         let of_ranks = || lost.iter().filter(|device| **device < placement.mesh.world_size());
         if of_ranks().next().is_none() {
             return Ok("all ranks begin again".into());
@@ -86,11 +86,11 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
 
     /// Whether the run can continue in a layout with another data-parallel size.
     fn runs_in(&self, layout: &ParallelLayout) -> bool {
-        let (engine, layers) = (&self.engine, self.dims.layers);
+        let (engine, layers) = (&self.settings.engine, self.settings.dims.layers);
         let batch = engine.plan_at(0, layout.dp).and(engine.plan(layout.dp));
         let passes = batch.map(|batch| engine.pipeline.resolve(layout, layers, batch.accumulation).is_ok());
         layout.check().is_ok()
-            && engine.context.check(layout, &self.dims).is_ok()
+            && engine.context.check(layout, &self.settings.dims).is_ok()
             && passes.unwrap_or(false)
             && engine.check_ramp(layout, layers).is_ok()
     }

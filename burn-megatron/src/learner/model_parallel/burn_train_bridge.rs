@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::module::Module;
@@ -16,6 +16,7 @@ use burn::optim::{LearningRate, OptimizerRecord, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::train::checkpoint::{Checkpointer, CheckpointerError, CheckpointingAction, CheckpointingStrategy};
 use burn::train::metric::store::EventStoreClient;
+use parking_lot::Mutex;
 
 use super::placeholder::Megatron;
 use super::saving::Saves;
@@ -63,21 +64,17 @@ impl Records {
 
     /// What is to be deleted from now on is handed to the run that saves, which never deletes its latest checkpoint.
     pub fn attach(&self, saves: &Arc<Saves>) {
-        *self.saves() = Arc::downgrade(saves);
+        *self.saves.lock() = Arc::downgrade(saves);
     }
 
     fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
-        let (step, saves) = ((epoch * self.epoch) as u64, self.saves().upgrade());
+        let (step, saves) = ((epoch * self.epoch) as u64, self.saves.lock().upgrade());
         let delete = match saves {
             Some(saves) => saves.retire(step),
             // The run has ended before burn-train asked.
             None => Checkpoint::delete(&self.root, step),
         };
         delete.map_err(|error| CheckpointerError::Unknown(error.to_string()))
-    }
-
-    fn saves(&self) -> MutexGuard<'_, Weak<Saves>> {
-        self.saves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::mem::take;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+
+use parking_lot::Mutex;
 
 use crate::checkpoint::{Checkpoint, RunState, Slice, SliceData};
 
@@ -33,7 +35,7 @@ impl Copies {
 
     /// From here on so many ranks make them together.
     pub fn begin(&self, ranks: usize) {
-        self.made().ranks = ranks;
+        self.made.lock().ranks = ranks;
     }
 
     /// Whether one is due after this step.
@@ -44,7 +46,7 @@ impl Copies {
     /// Takes a rank's share of the state. What is still being copied from a GPU is waited for on another thread, so that
     /// the page-locked memory is free for the next copy.
     pub fn add(self: &Arc<Self>, state: RunState, slices: Vec<Slice>) {
-        let generation = self.made().generation;
+        let generation = self.made.lock().generation;
         let copies = self.clone();
         let is_under_way = slices.iter().any(|slice| matches!(slice.data, SliceData::Copied(_)));
         let add = move || {
@@ -62,7 +64,7 @@ impl Copies {
 
     /// Adds on a thread of its own, which outlives its rank.
     fn later(&self, add: impl FnOnce() + Send + 'static) {
-        let mut threads = self.threads();
+        let mut threads = self.threads.lock();
         threads.retain(|thread| !thread.is_finished());
         match thread::Builder::new().name("copy".into()).spawn(add) {
             Ok(thread) => threads.push(thread),
@@ -71,7 +73,7 @@ impl Copies {
     }
 
     fn keep(&self, generation: u64, state: RunState, slices: Vec<Slice>) {
-        let mut made = self.made();
+        let mut made = self.made.lock();
         if made.generation != generation {
             return;
         }
@@ -93,12 +95,12 @@ impl Copies {
 
     /// The newest one that is complete, when all are that have begun. Those that are not will not be: their ranks have ended.
     pub fn newest(&self) -> Option<Arc<Checkpoint>> {
-        let threads = take(&mut *self.threads());
+        let threads = take(&mut *self.threads.lock());
         for thread in threads {
             // A panic of the thread has been printed by itself.
             let _ = thread.join();
         }
-        let mut made = self.made();
+        let mut made = self.made.lock();
         made.incomplete.clear();
         made.generation += 1;
         made.newest.clone()
@@ -106,16 +108,8 @@ impl Copies {
 
     /// Drops them: the run has gone back to a checkpoint before them.
     pub fn clear(&self) {
-        let mut made = self.made();
+        let mut made = self.made.lock();
         *made = Made { ranks: made.ranks, generation: made.generation + 1, ..Made::default() };
-    }
-
-    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn made(&self) -> MutexGuard<'_, Made> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,79 +1,49 @@
 //! Runs the engines of all ranks.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh::Axis;
 use backend_dist::process::Processes;
 use backend_dist::startup::{Phase, phase};
 use burn::data::dataloader::DataLoader;
-use burn::tensor::Device;
-use burn::train::{Interrupter, Learner, TrainLoader, TrainingComponents, ValidLoader};
-use models::layout::ModelDims;
-use models::{CausalLm, Part};
+use burn::train::Interrupter;
+use models::CausalLm;
+use parking_lot::Mutex;
 
 use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
 use super::coordinator::Coordinator;
 use super::copies::Copies;
-use super::evaluate::log_probabilities;
-use super::exit::ExitOptions;
-use super::faults::Faults;
-use super::logs::{LogOptions, Tracer, Tracing, say};
+use super::logs::{Tracer, Tracing, say};
 use super::placeholder::Megatron;
 use super::placement::Placement;
-use super::restarts::{RestartOptions, Restarts};
+use super::restarts::Restarts;
 use super::same_data::check_data;
 use super::save_costs::SaveCosts;
-use super::saving::{CheckpointOptions, Description, Saves, without_host_memory};
+use super::saving::{CheckpointOptions, Saves, without_host_memory};
+use super::settings::{Build, Finish, Settings};
 use super::stragglers::StragglerWatch;
-use super::worker::{Data, End, StopChannel, Worker};
+use super::worker::{End, StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::engine::{EngineConfig, RankEngine, Reference, Teacher};
-use crate::learner::report::{Failure, Fit, Fitted};
-use crate::metrics::{Gauge, LoadStats, LogFiles, Sinks};
-
-pub(super) type Build<M> = Arc<dyn Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync>;
-pub(super) type BuildTeacher = Arc<dyn Fn(&Rank, &dyn Fn(usize) -> Part) -> Result<Teacher, BoxError> + Send + Sync>;
-pub(super) type Finish<M, R> = Arc<dyn Fn(&Rank, &mut RankEngine<M>) -> Result<R, BoxError> + Send + Sync>;
+use crate::engine::RankEngine;
+use crate::learner::report::{Failure, Fit, Fitted, Training};
+use crate::metrics::{Gauge, LoadStats, LogFiles};
 
 /// The strategy of a [`Pretraining`](super::Pretraining).
 pub(super) struct ModelParallel<M, R> {
-    pub mesh: Mesh,
-    /// The processes that host the ranks; `None` if this one hosts all.
-    pub processes: Option<Processes>,
-    pub devices: Vec<Device>,
-    pub engine: EngineConfig,
-    pub dims: ModelDims,
+    pub settings: Settings,
     pub build: Build<M>,
-    pub teacher: Option<BuildTeacher>,
     /// Of GRPO.
     pub reference: Option<Build<M>>,
     pub finish: Finish<M, R>,
     pub finished: Arc<Mutex<Option<R>>>,
-    pub logs: LogOptions,
-    pub sinks: Sinks,
-    pub faults: Faults,
-    pub restarts: RestartOptions,
-    pub timeout: Option<Duration>,
     /// In one process, where it makes them.
     pub copies: Option<Arc<Copies>>,
-    pub exit: ExitOptions,
-    /// Whether the run has ended so.
-    pub exited: Arc<AtomicBool>,
     pub files: LogFiles,
-    /// Steps of the whole run.
-    pub steps: usize,
-    pub data: Data,
-    /// The checkpoint's run may have read other samples.
-    pub other_data: bool,
     pub train: BatchStream,
-    /// Steps between two evaluations.
-    pub epoch: usize,
-    pub checkpoints: Option<CheckpointOptions>,
-    pub description: Description,
     pub request: SaveRequest,
     pub records: Option<Records>,
     /// The checkpoint that the run resumes from, or why it cannot be read.
@@ -81,14 +51,8 @@ pub(super) struct ModelParallel<M, R> {
 }
 
 impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
-    fn fit(
-        &self,
-        components: TrainingComponents<Megatron>,
-        learner: Learner<Megatron>,
-        train: TrainLoader<Megatron>,
-        valid: ValidLoader<Megatron>,
-        _: usize,
-    ) -> Fitted<Megatron> {
+    fn fit(&self, training: Training<Megatron>) -> Fitted<Megatron> {
+        let Training { components, learner, train, valid, .. } = training;
         let (epochs, epoch) = (components.num_epochs, components.checkpoint);
         let interrupter = components.interrupter.clone();
         let coordinator = Mutex::new(Coordinator {
@@ -101,18 +65,18 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
             learner,
             request: self.request.clone(),
             step: 0,
-            bounds: (0, self.steps as u64),
-            exit: self.exit,
+            bounds: (0, self.settings.steps as u64),
+            exit: self.settings.exit,
             newest: None,
             costs: SaveCosts::new(None),
         });
-        let several = self.processes.as_ref().filter(|processes| processes.count() > 1);
-        let mut restarts = Restarts::new(if several.is_none() { self.restarts.max_restarts } else { 0 });
+        let several = self.settings.processes.as_ref().filter(|processes| processes.count() > 1);
+        let mut restarts = Restarts::new(if several.is_none() { self.settings.restarts.max_restarts } else { 0 });
         let (mut begun, mut again, mut tracing) = (None, None, None);
-        let mut placement = Placement::new(self.mesh.clone(), &self.devices);
+        let mut placement = Placement::new(self.settings.mesh.clone(), &self.settings.devices);
         let failure = loop {
             let processes = several.cloned().unwrap_or_else(|| Processes::alone(&placement.mesh));
-            if let Some(timeout) = self.timeout {
+            if let Some(timeout) = self.settings.timeout {
                 processes.set_timeout(timeout);
             }
             let start = processes.attempt(|| self.start(&processes, epoch, &interrupter, again.take()));
@@ -120,24 +84,24 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 Ok(start) => Start { restarts: restarts.done(), tracing: start.tracing.or(tracing), ..start },
                 Err(error) => break Some(Failure { rank: 0, message: error.to_string() }),
             };
-            let begun = begun.get_or_insert_with(|| lock(&start.from).clone());
-            let devices = several.map_or(placement.devices(), |_| &self.devices);
+            let begun = begun.get_or_insert_with(|| start.from.lock().clone());
+            let devices = several.map_or(placement.devices(), |_| &self.settings.devices);
             let launched = processes.launch(devices, |rank| {
                 // From the first event to the last.
-                let mut coordinator = (rank.rank == 0).then(|| lock(&coordinator));
+                let mut coordinator = (rank.rank == 0).then(|| coordinator.lock());
                 self.run(&rank, &start, epochs, &*train, &*valid, coordinator.as_deref_mut())
             });
             let failure = match launched {
                 Err(failure) => failure,
                 Ok(values) => {
-                    *lock(&self.finished) = values.into_iter().next();
+                    *self.finished.lock() = values.into_iter().next();
                     start.end_copies();
                     break None;
                 }
             };
             tracing = start.tracing.take();
             let next = (&mut restarts, &mut placement);
-            let restart = self.restart((&start, begun), &failure, next, &mut lock(&coordinator));
+            let restart = self.restart((&start, begun), &failure, next, &mut coordinator.lock());
             start.end_copies();
             // Gives the folder of checkpoints up.
             drop(start);
@@ -149,7 +113,7 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 }
             }
         };
-        let coordinator = coordinator.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let coordinator = coordinator.into_inner();
         Fitted { model: coordinator.learner.model(), processor: coordinator.processor, failure }
     }
 }
@@ -186,34 +150,40 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         again: Option<Option<Arc<Checkpoint>>>,
     ) -> Result<Start, BoxError> {
         let resumed = self.resumed.as_ref().map_err(Clone::clone)?;
-        let epoch_of = |checkpoint: &Arc<Checkpoint>| checkpoint.state().step as usize / self.epoch;
+        let epoch_of = |checkpoint: &Arc<Checkpoint>| checkpoint.state().step as usize / self.settings.epoch;
         let is_new = again.is_none();
-        let from = match (again, epoch, &self.checkpoints) {
+        let from = match (again, epoch, &self.settings.checkpoints) {
             (Some(from), ..) => from,
             (None, Some(epoch), Some(options)) if resumed.as_ref().is_none_or(|resumed| epoch_of(resumed) != epoch) => {
-                Some(Arc::new(Checkpoint::of_step(&options.root, (epoch * self.epoch) as u64)?))
+                Some(Arc::new(Checkpoint::of_step(&options.root, (epoch * self.settings.epoch) as u64)?))
             }
             _ => resumed.clone(),
         };
-        if let Some(checkpoint) = from.as_ref().filter(|_| is_new && !self.other_data) {
-            check_data(checkpoint, &*self.data.train)?;
+        if let Some(checkpoint) = from.as_ref().filter(|_| is_new && !self.settings.other_data) {
+            check_data(checkpoint, &*self.settings.data.train)?;
         }
         let state = from.as_ref().map(|checkpoint| checkpoint.state());
         let (step, consumed) = state.map_or((0, 0), |state| (state.step, state.consumed_samples));
         self.train.resume_at(step as usize, consumed as usize);
         self.copies.iter().for_each(|copies| copies.begin(processes.ranks().len()));
-        let mut description = self.description.clone();
+        let mut description = self.settings.description.clone();
         // After a device was lost it is another one than the configuration says.
         if let Some(layout) = description.config.get_mut("parallel") {
             *layout = serde_json::to_value(processes.mesh().layout())?;
         }
-        let saves = self.checkpoints.as_ref();
-        let saves = saves.map(|options| Saves::new(options, processes, description, &*self.data.train)).transpose()?;
+        let saves = self.settings.checkpoints.as_ref();
+        let saves =
+            saves.map(|options| Saves::new(options, processes, description, &*self.settings.data.train)).transpose()?;
         if let (Some(records), Some(saves)) = (&self.records, &saves) {
             records.attach(saves);
         }
-        let tracing =
-            self.logs.trace.as_ref().filter(|_| is_new).map(|file| Tracing::new(file, step, self.steps as u64));
+        let tracing = self
+            .settings
+            .logs
+            .trace
+            .as_ref()
+            .filter(|_| is_new)
+            .map(|file| Tracing::new(file, step, self.settings.steps as u64));
         let tracing = tracing.transpose()?;
         if let Some(tracing) = tracing.as_ref().filter(|_| processes.is_first()) {
             tracing.write(&[])?;
@@ -235,26 +205,27 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         mut coordinator: Option<&mut Coordinator>,
     ) -> Result<R, BoxError> {
         let world = rank.group(Axis::World);
-        let mut engine = RankEngine::new(rank, &self.dims, |part| (self.build)(rank, part), self.engine.clone())?;
+        let mut engine =
+            RankEngine::new(rank, &self.settings.dims, |part| (self.build)(rank, part), self.settings.engine.clone())?;
         if let Some(trouble) = engine.take_offload_trouble() {
             say(&format!("rank {}: not all optimizer states are in host memory: {trouble}", rank.rank));
         }
         let reserves = |options: &CheckpointOptions| options.saver.background && options.saver.pinned_memory;
-        if self.checkpoints.as_ref().map_or(self.copies.is_some(), reserves)
+        if self.settings.checkpoints.as_ref().map_or(self.copies.is_some(), reserves)
             && let Some(trouble) = engine.reserve_host_memory(start.ranks).filter(|_| rank.leads_process())
         {
             say(&without_host_memory(&trouble));
         }
-        if let Some(build) = &self.teacher {
+        if let Some(build) = &self.settings.teacher {
             let teacher = phase(Phase::Weights, || build(rank, &|layers| engine.teacher_part(layers)))?;
             engine = engine.with_teacher(teacher);
         }
-        if self.engine.grpo.is_some_and(|grpo| grpo.beta > 0.0) {
+        if self.settings.engine.grpo.is_some_and(|grpo| grpo.beta > 0.0) {
             let reference = phase(Phase::Weights, || self.reference(rank, &engine))?;
             engine = engine.with_reference(reference);
         }
         self.references(&mut engine, coordinator.is_some())?;
-        let from = lock(&start.from).clone();
+        let from = start.from.lock().clone();
         if let Some(checkpoint) = from.as_deref() {
             let begin = Instant::now();
             let bytes = phase(Phase::Checkpoint, || -> Result<_, BoxError> {
@@ -266,17 +237,17 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
                 Ok(bytes)
             })?;
             if let Some(coordinator) = &mut coordinator {
-                coordinator.open_log(&self.files, &self.sinks, engine.steps())?;
+                coordinator.open_log(&self.files, &self.settings.sinks, engine.steps())?;
                 let seconds = begin.elapsed().as_secs_f64();
                 let stats = LoadStats { step: engine.steps(), bytes, seconds };
                 coordinator.resumed(checkpoint, stats, start.restarts > 0)?;
             }
         } else if let Some(coordinator) = &mut coordinator {
-            coordinator.open_log(&self.files, &self.sinks, 0)?;
+            coordinator.open_log(&self.files, &self.settings.sinks, 0)?;
         }
         // A copy in memory must not outlive the next one.
         drop(from);
-        *lock(&start.from) = None;
+        *start.from.lock() = None;
         if let Some(coordinator) = &mut coordinator {
             let pace = start.saves.as_ref().map(|saves| saves.rehearse(&engine)).transpose()?;
             coordinator.costs = SaveCosts::new(pace.flatten());
@@ -284,8 +255,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let (saves, saved) = (start.saves.clone(), engine.steps());
         let tracer = Tracer::new(start.tracing.as_ref());
         let stop_channel = start.stop_channel.as_ref().filter(|_| rank.leads_process());
-        let (config, data, faults) = (&self.engine, &self.data, &self.faults);
-        let (flops, gauge) = (self.logs.flops, Gauge::new(rank));
+        let (config, data, faults) = (&self.settings.engine, &self.settings.data, &self.settings.faults);
+        let (flops, gauge) = (self.settings.logs.flops, Gauge::new(rank));
         let mut worker = Worker {
             rank,
             world,
@@ -302,16 +273,16 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             attempts: saved,
             exited: false,
             flops,
-            stragglers: self.logs.stragglers.then(|| StragglerWatch::new(rank)),
+            stragglers: self.settings.logs.stragglers.then(|| StragglerWatch::new(rank)),
             tracer,
             gauge,
         };
-        let mut epoch = saved as usize / self.epoch + 1;
+        let mut epoch = saved as usize / self.settings.epoch + 1;
         while epoch <= epochs {
             let end = worker.train(epoch, train, coordinator.as_deref_mut())?;
             if end == End::RollBack {
                 self.roll_back(&mut worker, coordinator.as_deref_mut())?;
-                epoch = worker.engine.steps() as usize / self.epoch + 1;
+                epoch = worker.engine.steps() as usize / self.settings.epoch + 1;
                 continue;
             }
             let stop = end == End::Stop
@@ -323,43 +294,10 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             epoch += 1;
         }
         worker.end(coordinator.as_deref_mut())?;
-        self.exited.fetch_or(worker.exited, Ordering::Relaxed);
+        self.settings.exited.fetch_or(worker.exited, Ordering::Relaxed);
         if let Some(log) = coordinator.and_then(|coordinator| coordinator.log.as_mut()) {
             log.end()?;
         }
         (self.finish)(rank, &mut worker.engine)
     }
-}
-
-impl<M: CausalLm, R> ModelParallel<M, R> {
-    /// The reference model of GRPO.
-    fn reference(&self, rank: &Rank, engine: &RankEngine<M>) -> Result<Reference<M>, BoxError> {
-        let Some(build) = &self.reference else { return Ok(Reference::WithoutAdapters) };
-        let stages = engine.stages().map(|stage| build(rank, stage.part().clone()));
-        Ok(Reference::Stages(stages.collect::<Result<_, _>>()?))
-    }
-
-    /// What the reference model of preference tuning says of all answers: it is the model that the run starts from, so
-    /// that it need not be kept.
-    fn references(&self, engine: &mut RankEngine<M>, tells: bool) -> Result<(), BoxError> {
-        if !self.engine.preference.is_some_and(|preference| preference.loss.has_reference()) {
-            return Ok(());
-        }
-        let (train, valid) = (&self.data.train, &self.data.valid);
-        let other = Some(valid).filter(|valid| !Arc::ptr_eq(train, valid));
-        for data in [Some(train), other].into_iter().flatten() {
-            let Some(distinct) = data.distinct() else { continue };
-            let start = Instant::now();
-            data.set_references(log_probabilities(engine, &distinct)?);
-            if tells {
-                let seconds = start.elapsed().as_secs_f64();
-                say(&format!("reference    log-probabilities of {} sequences in {seconds:.1} s", distinct.len()));
-            }
-        }
-        Ok(())
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

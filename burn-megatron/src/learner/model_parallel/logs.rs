@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use backend_dist::comm::Group;
 use backend_dist::launch::{Rank, mesh_position};
 use backend_dist::mesh::{Axis, Mesh};
+use parking_lot::Mutex;
 
 use crate::console::{self, dashboard_possible};
 use crate::engine::ExpertLoad;
@@ -151,7 +151,7 @@ impl<'a> Tracer<'a> {
         let ranks = on_one_clock(world.all_gather_host((origin, spans.concat())));
         let bubble = bubble(&rank.mesh, &ranks);
         if let (0, Some(tracing)) = (rank.rank, self.tracing) {
-            let mut lanes = tracing.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lanes = tracing.lanes.lock();
             lanes.resize_with(ranks.len(), || Lane { process: 0, rank: 0, name: String::new(), steps: Vec::new() });
             for (index, (lane, spans)) in lanes.iter_mut().zip(ranks).enumerate() {
                 let place = Some(mesh_position(&rank.mesh, index)).filter(|place| !place.is_empty());

@@ -16,12 +16,14 @@ mod logs;
 mod placeholder;
 mod placement;
 mod pretraining;
+mod references;
 mod restarts;
 mod roll_back;
 mod rollouts;
 mod same_data;
 mod save_costs;
 mod saving;
+mod settings;
 mod shown_metrics;
 mod stragglers;
 #[cfg(test)]

@@ -1,39 +1,32 @@
 //! A training run of one of this crate's models, up to the point where burn-train takes over.
 
+mod supervised;
+
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Mesh;
 use backend_dist::process::Processes;
-use burn::optim::SgdConfig;
 use burn::tensor::Device;
-use burn::train::logger::InMemoryMetricLogger;
-use burn::train::{Interrupter, Learner, SupervisedTraining};
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
+use parking_lot::Mutex;
 
-use super::batches::BatchStream;
-use super::burn_train_bridge::{BySteps, Records, SaveRequest};
-use super::copies::Copies;
 use super::exit::ExitOptions;
 use super::faults::Faults;
-use super::fit::{Build, BuildTeacher, Finish, ModelParallel};
 use super::logs::LogOptions;
-use super::placeholder::Megatron;
 use super::restarts::RestartOptions;
 use super::rollouts::GrpoRun;
 use super::saving::{CheckpointOptions, Description, Resume};
-use super::shown_metrics::with_metrics;
+use super::settings::{Build, Finish, Settings};
 use super::worker::Data;
-use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::data::TokenDataset;
 use crate::engine::{EngineConfig, RankEngine, Teacher};
 use crate::eval::TrainingTasks;
-use crate::learner::custom;
-use crate::metrics::{Checkpoints, MetricsSink, Sinks, on_gpu};
+use crate::metrics::{MetricsSink, Sinks};
 
 /// A language model, a layout and the data, ready to train under burn-train's `SupervisedTraining`.
 ///
@@ -68,33 +61,12 @@ use crate::metrics::{Checkpoints, MetricsSink, Sinks, on_gpu};
 /// # Ok::<(), BoxError>(())
 /// ```
 pub struct Pretraining<M, R = ()> {
-    mesh: Mesh,
-    processes: Option<Processes>,
-    devices: Vec<Device>,
-    engine: EngineConfig,
-    dims: ModelDims,
+    settings: Settings,
     build: Build<M>,
-    teacher: Option<BuildTeacher>,
-    grpo: Option<GrpoRun>,
     reference: Option<Build<M>>,
-    tasks: Option<Arc<TrainingTasks>>,
-    train: Arc<dyn TokenDataset>,
-    valid: Arc<dyn TokenDataset>,
-    steps: usize,
-    evaluate_every: usize,
     evaluation_batches: usize,
     directory: PathBuf,
-    logs: LogOptions,
-    sinks: Sinks,
-    faults: Faults,
-    restarts: RestartOptions,
-    timeout: Option<Duration>,
-    exit: ExitOptions,
-    exited: Arc<AtomicBool>,
-    checkpoints: Option<CheckpointOptions>,
     resume: Resume,
-    other_data: bool,
-    description: Description,
     finish: Finish<M, R>,
     finished: Arc<Mutex<Option<R>>>,
 }
@@ -112,23 +84,16 @@ impl<M: CausalLm + 'static> Pretraining<M> {
         dims: ModelDims,
         build: impl Fn(&Rank, Part) -> Result<M, BoxError> + Send + Sync + 'static,
     ) -> Self {
-        Self {
+        let settings = Settings {
             mesh,
             processes: None,
             devices: vec![Device::flex()],
             engine,
             dims,
-            build: Arc::new(build),
             teacher: None,
-            grpo: None,
-            reference: None,
-            tasks: None,
-            train,
-            valid,
+            data: Data { train, valid, tasks: None, grpo: None },
             steps,
-            evaluate_every: steps.div_ceil(10).max(1),
-            evaluation_batches: 8,
-            directory: PathBuf::from("runs/pretraining"),
+            epoch: steps.div_ceil(10).max(1),
             logs: LogOptions::default(),
             sinks: Sinks::default(),
             faults: Faults::default(),
@@ -137,9 +102,16 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             exit: ExitOptions::default(),
             exited: Arc::default(),
             checkpoints: None,
-            resume: Resume::Never,
             other_data: false,
             description: Description::default(),
+        };
+        Self {
+            settings,
+            build: Arc::new(build),
+            reference: None,
+            evaluation_batches: 8,
+            directory: PathBuf::from("runs/pretraining"),
+            resume: Resume::Never,
             finish: Arc::new(|_, _| Ok(())),
             finished: Arc::default(),
         }
@@ -154,14 +126,14 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// # Panics
     /// If the processes have met for another mesh.
     pub fn processes(mut self, processes: Processes) -> Self {
-        assert_eq!(processes.mesh().layout(), self.mesh.layout(), "the processes have met for another layout");
-        self.processes = Some(processes);
+        assert_eq!(processes.mesh().layout(), self.settings.mesh.layout(), "the processes have met for another layout");
+        self.settings.processes = Some(processes);
         self
     }
 
     /// One device per rank of this process, or fewer that the ranks take in turn.
     pub fn devices(mut self, devices: Vec<Device>) -> Self {
-        self.devices = devices;
+        self.settings.devices = devices;
         self
     }
 
@@ -171,14 +143,14 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         mut self,
         build: impl Fn(&Rank, &dyn Fn(usize) -> Part) -> Result<Teacher, BoxError> + Send + Sync + 'static,
     ) -> Self {
-        self.teacher = Some(Arc::new(build));
+        self.settings.teacher = Some(Arc::new(build));
         self
     }
 
     /// Completions of prompts are what the run trains on ([`EngineConfig::grpo`]); the prompts must be its training data
     /// too.
     pub fn grpo(mut self, grpo: GrpoRun) -> Self {
-        self.grpo = Some(grpo);
+        self.settings.data.grpo = Some(grpo);
         self
     }
 
@@ -191,14 +163,14 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
 
     /// Tasks that are scored at every evaluation.
     pub fn tasks(mut self, tasks: TrainingTasks) -> Self {
-        self.tasks = Some(Arc::new(tasks));
+        self.settings.data.tasks = Some(Arc::new(tasks));
         self
     }
 
     /// Steps between two evaluations and global batches per evaluation. The steps between two evaluations are what
     /// burn-train calls an epoch.
     pub fn evaluate(mut self, every: usize, batches: usize) -> Self {
-        (self.evaluate_every, self.evaluation_batches) = (every.max(1), batches);
+        (self.settings.epoch, self.evaluation_batches) = (every.max(1), batches);
         self
     }
 
@@ -210,44 +182,44 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
 
     /// What is logged, and where.
     pub fn logs(mut self, logs: LogOptions) -> Self {
-        self.logs = logs;
+        self.settings.logs = logs;
         self
     }
 
     /// Also hands every entry of the run's log to `sink`.
     pub fn metrics_sink(self, sink: impl MetricsSink + 'static) -> Self {
-        self.sinks.add(sink);
+        self.settings.sinks.add(sink);
         self
     }
 
     /// Lets things go wrong, to try out what becomes of the run.
     pub fn inject(mut self, faults: Faults) -> Self {
-        self.faults = faults;
+        self.settings.faults = faults;
         self
     }
 
     /// What the run does when a rank fails; only in one process.
     pub fn restarts(mut self, restarts: RestartOptions) -> Self {
-        self.restarts = restarts;
+        self.settings.restarts = restarts;
         self
     }
 
     /// How long a rank waits for others before the run counts as dead; ten minutes without this.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.settings.timeout = Some(timeout);
         self
     }
 
     /// When the run saves and ends before its last step.
     pub fn exit(mut self, exit: ExitOptions) -> Self {
-        self.exit = exit;
+        self.settings.exit = exit;
         self
     }
 
     /// Saves checkpoints: after so many steps, whenever burn-train's checkpointing strategy wants one at the end of an
     /// epoch (`SupervisedTraining::with_checkpointing_strategy`; by default it never does), and after the last step.
     pub fn checkpoints(mut self, options: CheckpointOptions) -> Self {
-        self.checkpoints = Some(options);
+        self.settings.checkpoints = Some(options);
         self
     }
 
@@ -261,13 +233,13 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
 
     /// Whether the run may resume from a checkpoint whose run has read other samples; without this it is refused.
     pub fn other_data(mut self, other: bool) -> Self {
-        self.other_data = other;
+        self.settings.other_data = other;
         self
     }
 
     /// What checkpoints say of the model and the run.
     pub fn describe(mut self, description: Description) -> Self {
-        self.description = description;
+        self.settings.description = description;
         self
     }
 
@@ -278,137 +250,29 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         finish: impl Fn(&Rank, &mut RankEngine<M>) -> Result<S, BoxError> + Send + Sync + 'static,
     ) -> Pretraining<M, S> {
         Pretraining {
-            mesh: self.mesh,
-            processes: self.processes,
-            devices: self.devices,
-            engine: self.engine,
-            dims: self.dims,
+            settings: self.settings,
             build: self.build,
-            teacher: self.teacher,
-            grpo: self.grpo,
             reference: self.reference,
-            tasks: self.tasks,
-            train: self.train,
-            valid: self.valid,
-            steps: self.steps,
-            evaluate_every: self.evaluate_every,
             evaluation_batches: self.evaluation_batches,
             directory: self.directory,
-            logs: self.logs,
-            sinks: self.sinks,
-            faults: self.faults,
-            restarts: self.restarts,
-            timeout: self.timeout,
-            exit: self.exit,
-            exited: self.exited,
-            checkpoints: self.checkpoints,
             resume: self.resume,
-            other_data: self.other_data,
-            description: self.description,
             finish: Arc::new(finish),
             finished: Arc::default(),
         }
     }
 
-    /// burn-train's training with the metrics, the screen and the strategy of this run, and the learner to launch it
-    /// with. Early stopping, a summary and further metrics may be added.
-    pub fn supervised(&self) -> (SupervisedTraining<Megatron>, Learner<Megatron>) {
-        let rows = self.engine.global_batch;
-        let train =
-            BatchStream::advancing(self.train.clone(), self.engine.batch_sizes(), self.steps, self.evaluate_every);
-        let valid = BatchStream::repeating(self.valid.clone(), rows, self.evaluation_batches);
-        let resumed = self.resume.open(self.checkpoints.as_ref());
-        let epoch = match &resumed {
-            Ok(Some(checkpoint)) => Some(checkpoint.state().step as usize / self.evaluate_every),
-            _ => None,
-        };
-        let interrupter = Interrupter::new();
-        let first = self.processes.as_ref().is_none_or(Processes::is_first);
-        let screen = match first && dashboard_possible() {
-            true => renderer(interrupter.clone(), epoch),
-            false if first => Box::new(LogRenderer::stdout().counting_steps(self.steps, self.evaluate_every)),
-            false => Box::new(LogRenderer::new(std::io::sink())),
-        };
-        let request = SaveRequest::default();
-        let records = self.checkpoints.as_ref().map(|options| Records::of(options.root.clone(), self.evaluate_every));
-        let copies = self.restarts.copy_every.filter(|_| self.processes.as_ref().is_none_or(|all| all.count() == 1));
-        let strategy = ModelParallel {
-            mesh: self.mesh.clone(),
-            processes: self.processes.clone(),
-            devices: self.devices.clone(),
-            engine: self.engine.clone(),
-            dims: self.dims,
-            build: self.build.clone(),
-            teacher: self.teacher.clone(),
-            reference: self.reference.clone(),
-            finish: self.finish.clone(),
-            finished: self.finished.clone(),
-            logs: self.logs.clone(),
-            sinks: self.sinks.clone(),
-            faults: self.faults.clone(),
-            restarts: self.restarts,
-            timeout: self.timeout,
-            copies: copies.map(Copies::new),
-            exit: self.exit,
-            exited: self.exited.clone(),
-            files: self.logs.files(&self.directory),
-            steps: self.steps,
-            data: Data {
-                train: self.train.clone(),
-                valid: self.valid.clone(),
-                tasks: self.tasks.clone(),
-                grpo: self.grpo.clone(),
-            },
-            other_data: self.other_data,
-            train: train.clone(),
-            epoch: self.evaluate_every,
-            checkpoints: self.checkpoints.clone(),
-            description: self.description.clone(),
-            request: request.clone(),
-            records: records.clone(),
-            resumed: resumed.map(|checkpoint| checkpoint.map(Arc::new)),
-        };
-        let mut training = SupervisedTraining::new(&self.directory, Arc::new(train), Arc::new(valid))
-            .num_epochs(self.steps.div_ceil(self.evaluate_every))
-            .with_interrupter(interrupter)
-            .renderer(screen)
-            .with_training_strategy(custom(strategy));
-        if !first {
-            // Otherwise all processes would write burn-train's files over each other.
-            training = training.with_metric_logger(InMemoryMetricLogger::default()).with_application_logger(None);
-        }
-        training = with_metrics(
-            training,
-            self.logs.flops,
-            &self.engine,
-            self.dims.experts.is_some(),
-            self.devices.iter().any(on_gpu),
-        );
-        if let Some(records) = records {
-            training = training
-                .metric_train(Checkpoints::new())
-                .with_custom_checkpointers(records.clone(), records.clone(), records)
-                .with_checkpointing_strategy(BySteps);
-        }
-        if let Some(epoch) = epoch {
-            training = training.checkpoint(epoch);
-        }
-        // The ranks have their own optimizer and learning rate; burn-train's are never stepped.
-        (training, Learner::new(Megatron::new(), SgdConfig::new().init(), request))
-    }
-
     /// Whether a training has ended before its last step as [`exit`](Self::exit) says.
     pub fn exited(&self) -> bool {
-        self.exited.load(Ordering::Relaxed)
+        self.settings.exited.load(Ordering::Relaxed)
     }
 
     /// [`exited`](Self::exited) for who runs on a rank.
     pub(crate) fn exit_flag(&self) -> Arc<AtomicBool> {
-        self.exited.clone()
+        self.settings.exited.clone()
     }
 
     /// What [`finish`](Self::finish) returned on rank 0, once, after a training that did not fail.
     pub fn finished(&self) -> Option<R> {
-        self.finished.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+        self.finished.lock().take()
     }
 }

@@ -32,7 +32,7 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         worker.world.barrier();
         let newest = || -> Result<PathBuf, String> {
             let none = || "a bad step is to be rolled back, and the run saves no checkpoints".to_string();
-            let options = self.checkpoints.as_ref().ok_or_else(none)?;
+            let options = self.settings.checkpoints.as_ref().ok_or_else(none)?;
             let newest =
                 Checkpoint::open(&options.root).map_err(|error| format!("nothing to roll back to: {error}"))?;
             Ok(newest.path().to_path_buf())
@@ -54,7 +54,7 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
             coordinator.step = step;
             // What the steps that are done again have in W&B's run would be that of other samples: it gets a new one.
             coordinator.log = None;
-            coordinator.log = Some(RunLog::open(&self.files, step)?.with(self.sinks.clone()));
+            coordinator.log = Some(RunLog::open(&self.files, step)?.with(self.settings.sinks.clone()));
             say(&format!("back to step {step}, and on with sample {consumed}"));
         }
         Ok(())

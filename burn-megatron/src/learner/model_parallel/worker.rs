@@ -1,5 +1,7 @@
 //! The training loop of one rank.
 
+mod saving;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,7 +21,7 @@ use super::copies::Copies;
 use super::faults::Faults;
 use super::logs::{Tracer, say};
 use super::rollouts::{Drawn, GrpoRun};
-use super::saving::{Description, Saves, run_state, without_host_memory};
+use super::saving::{Description, Saves, run_state};
 use super::stragglers::StragglerWatch;
 use crate::data::TokenDataset;
 use crate::engine::{AnomalyAction, EngineConfig, RankEngine, TokenBatch};
@@ -52,6 +54,7 @@ pub(super) enum End {
 }
 
 /// What a rank trains on and is evaluated on; every process opens its own.
+#[derive(Clone)]
 pub(super) struct Data {
     pub train: Arc<dyn TokenDataset>,
     pub valid: Arc<dyn TokenDataset>,
@@ -212,20 +215,6 @@ impl<M: CausalLm> Worker<'_, M> {
         Ok(End::Epoch)
     }
 
-    /// Early stopping and burn-train's checkpointing; the decisions of rank 0 are everyone's. True to stop.
-    pub fn end_epoch(&mut self, epoch: usize, mut coordinator: Option<&mut Coordinator>) -> Result<bool, BoxError> {
-        let decision = coordinator.as_deref_mut().map(|coordinator| {
-            coordinator.train(LearnerEvent::EndEpoch(epoch));
-            coordinator.flush();
-            (coordinator.should_stop(epoch), coordinator.should_save(epoch))
-        });
-        let (stop, save) = self.world.broadcast_host(decision, 0);
-        if save {
-            self.save(coordinator)?;
-        }
-        Ok(stop)
-    }
-
     /// The reading of every rank's GPU since the last call; nothing on CPU ranks.
     fn gpus(&mut self) -> Vec<RankReading> {
         if !on_gpu(&self.rank.device) {
@@ -234,44 +223,6 @@ impl<M: CausalLm> Worker<'_, M> {
         let reading = self.gauge.read_gpu();
         self.gauge.begin();
         self.world.all_gather_host(reading).into_iter().map(Option::unwrap_or_default).collect()
-    }
-
-    /// Saves the current step, unless it is saved already. All ranks call it.
-    fn save(&mut self, coordinator: Option<&mut Coordinator>) -> Result<(), BoxError> {
-        let step = self.engine.steps();
-        let Some(saves) = self.saves.as_ref().filter(|_| step != self.saved) else { return Ok(()) };
-        let stall = saves.submit(self.rank, &self.engine, self.config)?;
-        self.tell_host_trouble();
-        self.saved = step;
-        // The slowest rank's: the others wait for it in the next step.
-        let stall = self.world.all_gather_host(stall).into_iter().fold(0.0, f64::max);
-        if let Some(coordinator) = coordinator {
-            coordinator.costs.begin(step, stall);
-        }
-        Ok(())
-    }
-
-    fn tell_host_trouble(&self) {
-        if let Some(trouble) = self.engine.take_host_trouble() {
-            say(&without_host_memory(&trouble));
-        }
-    }
-
-    /// Saves the last step and waits until it is on disk. A process whose writers are still at work must not end.
-    pub fn end(&mut self, mut coordinator: Option<&mut Coordinator>) -> Result<(), BoxError> {
-        self.save(coordinator.as_deref_mut())?;
-        // All ranks have handed over their slices.
-        self.world.barrier();
-        if let Some(saves) = self.saves.as_ref().filter(|_| self.rank.leads_process()) {
-            let reports = saves.wait()?;
-            if let Some(coordinator) = coordinator {
-                coordinator.saved(reports)?;
-                if !coordinator.costs.is_empty() {
-                    say(&coordinator.costs.to_string());
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Rank 0 decides once per step, so all ranks stop at the same one, and save after the same ones. A run whose time is

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use backend_dist::mesh::{Nearest, ParallelLayout};
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use backend_dist::paths::PathVisitor;
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
 use models::Recompute;
 use models::recompute::Granularity;
@@ -56,7 +57,7 @@ impl Division {
             Granularity::Selective => return Err(StagesError::Selective),
             Granularity::Full => {
                 let states = running_states(model);
-                let found = Parameters::of(model).into_iter().find(|(_, id)| states.contains(id));
+                let found = Parameters::default().walk(model).0.into_iter().find(|(_, id)| states.contains(id));
                 if let Some((path, _)) = found {
                     return Err(StagesError::RunningState { path });
                 }
@@ -70,7 +71,7 @@ impl Division {
     /// The same for a model that has other ids, by the paths of its parameters.
     pub fn with_ids_of<M: Module>(&self, model: &M) -> Self {
         let part = |(path, id)| Some((id, *self.paths.get(&path)?));
-        Self { owners: Parameters::of(model).into_iter().filter_map(part).collect(), ..self.clone() }
+        Self { owners: Parameters::default().walk(model).0.into_iter().filter_map(part).collect(), ..self.clone() }
     }
 
     /// The schedule of so many micro-batches. The last step of an epoch may have fewer than the schedule can take; then
@@ -177,7 +178,7 @@ fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
     let (mut owners, mut paths): Owned = Default::default();
     let mut names: HashMap<ParamId, String> = HashMap::new();
     let mut nearest = Part::First;
-    for (path, id) in Parameters::of(model) {
+    for (path, id) in Parameters::default().walk(model).0 {
         let Some(part) = M::owner(&path) else { return Err(StagesError::NoOwner { path, nearest }) };
         if matches!(part, Part::Block(index) if index >= blocks) {
             return Err(StagesError::NoBlock { path, part, blocks });
@@ -196,29 +197,10 @@ fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
 
 /// The paths and ids of a module's float parameters and running states, in its order.
 #[derive(Default)]
-struct Parameters {
-    path: Vec<String>,
-    found: Vec<(String, ParamId)>,
-}
+struct Parameters(Vec<(String, ParamId)>);
 
-impl Parameters {
-    fn of<M: Module>(module: &M) -> Vec<(String, ParamId)> {
-        let mut parameters = Self::default();
-        module.visit(&mut parameters);
-        parameters.found
-    }
-}
-
-impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, _kind: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _kind: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.push((self.path.join("."), param.id));
+impl PathVisitor for Parameters {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        self.0.push((path.to_string(), param.id));
     }
 }

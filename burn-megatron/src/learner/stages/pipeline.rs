@@ -1,8 +1,8 @@
 //! A pipeline under burn-train: its first rank reads the batches and leads, the others do what it says.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, ParallelLayout};
@@ -10,6 +10,7 @@ use backend_dist::parallelize::Plan;
 use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, TrainStep};
+use parking_lot::Mutex;
 
 use super::lead::Lead;
 use super::lines::{Follower, Line, ended_early};
@@ -116,7 +117,7 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
                 let line = |to| Line::Processes { wire, pipeline: rank.group(Axis::Pp), to };
                 (1..self.ranks).map(line).collect()
             }
-            None => lock(&self.lines).remove(&rank.coords.dp).unwrap_or_default(),
+            None => self.lines.lock().remove(&rank.coords.dp).unwrap_or_default(),
         };
         Ok(Box::new(Lead::new(self.stage_rank(learner, device, rank)?, lines)))
     }
@@ -130,7 +131,7 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
     ) -> Result<M, BoxError> {
         let follower = match self.wire {
             Some(wire) => Some(Follower::Processes { wire, pipeline: rank.group(Axis::Pp) }),
-            None => lock(&self.followers).remove(&(rank.coords.dp, rank.coords.pp)),
+            None => self.followers.lock().remove(&(rank.coords.dp, rank.coords.pp)),
         };
         let follower = follower.expect("every rank of a pipeline starts once");
         let (mut stages, mut valid) = (self.stage_rank(learner, device, rank)?, None);
@@ -165,8 +166,4 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

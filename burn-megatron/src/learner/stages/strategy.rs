@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::train::{Learner, TrainLoader, TrainStep, TrainingComponents, TrainingStrategy, ValidLoader};
+use burn::train::{TrainStep, TrainingStrategy};
 
 use super::StagesModel;
 use super::division::{Division, Wanted};
@@ -11,7 +11,7 @@ use super::wire::{Sendable, Wire};
 use crate::learner::custom;
 use crate::learner::data_parallel::DataParallel;
 use crate::learner::mesh::{MeshStrategy, for_stages};
-use crate::learner::report::{Failure, Fit, Fitted};
+use crate::learner::report::{Fit, Fitted, Training};
 use crate::learner::tensor_parallel::TensorParallel;
 use crate::learner::zero::Units;
 
@@ -126,35 +126,20 @@ impl<M: StagesModel> OnStages<M> {
 }
 
 impl<M: StagesModel> Fit<M> for OnStages<M> {
-    fn fit(
-        &self,
-        mut components: TrainingComponents<M>,
-        learner: Learner<M>,
-        train: TrainLoader<M>,
-        valid: ValidLoader<M>,
-        starting_epoch: usize,
-    ) -> Fitted<M> {
+    fn fit(&self, mut training: Training<M>) -> Fitted<M> {
         let MeshStrategy { layout, plan, devices, micro_batches, units, autocast, max_grad_norm, .. } =
             self.mesh.clone();
-        components.grad_accumulation = micro_batches.or(components.grad_accumulation);
-        match self.divided(&learner.model(), components.grad_accumulation) {
+        let accumulation = micro_batches.or(training.components.grad_accumulation);
+        training.components.grad_accumulation = accumulation;
+        match self.divided(&training.learner.model(), accumulation) {
             Ok(division) => {
                 let tensor = TensorParallel::new(&layout, &plan, false);
                 let pipeline = Pipeline::new(division, &layout, plan, units).clipping(max_grad_norm).over(self.wire);
                 let pipeline = Some(Arc::new(pipeline) as Arc<_>);
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
-                DataParallel { devices, tensor, autocast, pipeline, ..inner }.fit(
-                    components,
-                    learner,
-                    train,
-                    valid,
-                    starting_epoch,
-                )
+                DataParallel { devices, tensor, autocast, pipeline, ..inner }.fit(training)
             }
-            Err(message) => {
-                let failure = Some(Failure { rank: 0, message });
-                Fitted { model: learner.model(), processor: components.event_processor, failure }
-            }
+            Err(message) => training.fail(message),
         }
     }
 }

@@ -12,14 +12,13 @@ use burn::optim::{AdamWConfig, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
-    InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainLoader, TrainOutput, TrainStep,
-    TrainingComponents, TrainingStrategy, ValidLoader,
+    InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep, TrainingStrategy,
 };
 use burn_pack::Reader;
 
 use crate::learner::data_parallel::DataParallel;
 use crate::learner::dp_rank::DpRank;
-use crate::learner::report::{Fit, Fitted};
+use crate::learner::report::{Fit, Fitted, Training};
 use crate::learner::tests::{Batch, INPUTS, loader, rows, worst};
 use crate::learner::zero::Units;
 use crate::learner::zero::records::optimizer_record;
@@ -230,14 +229,8 @@ struct Probe {
 }
 
 impl Fit<Net> for Probe {
-    fn fit(
-        &self,
-        components: TrainingComponents<Net>,
-        mut learner: Learner<Net>,
-        train: TrainLoader<Net>,
-        _valid: ValidLoader<Net>,
-        starting_epoch: usize,
-    ) -> Fitted<Net> {
+    fn fit(&self, training: Training<Net>) -> Fitted<Net> {
+        let Training { components, mut learner, train, starting_epoch, .. } = training;
         let strategy = DataParallel::new(self.ranks, self.zero, units());
         let store = &*components.event_store;
         let (zero, model) = (strategy.zero(&learner), learner.model());

@@ -24,14 +24,7 @@ const LAYOUTS: [&str; 5] = ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP"];
 pub type Inputs = BTreeMap<String, HostInput>;
 
 pub fn settings(layout: &str, gradients: bool) -> Settings {
-    Settings {
-        layout: layout.parse().unwrap(),
-        cluster: [Device::flex()].into(),
-        dtype: FloatDType::F64,
-        exact: true,
-        gradients,
-        adapter: None,
-    }
+    Settings { exact: true, gradients, ..Settings::new([Device::flex()], layout.parse().unwrap(), FloatDType::F64) }
 }
 
 pub fn run(model: &str, inputs: &Inputs, layout: &str, gradients: bool) -> Result<ModuleOutputs, ForwardError> {

@@ -60,7 +60,7 @@ impl Shared {
 
     /// Takes note of what a writer has written, or why not. After the last one, completes the save.
     pub fn end_shard(&self, save: &Save, written: Result<Shard, CheckpointError>) -> Result<(), CheckpointError> {
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         let current = progress.current.as_mut().expect("a save lasts until all that were submitted are written");
         current.written += 1;
         let result = written.map(|shard| current.shards.push(shard));
@@ -97,7 +97,7 @@ impl Shared {
             self.discard();
         }
         let result = result.and(outcome.as_ref().map(|_| ()).map_err(Clone::clone));
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         progress.current = None;
         progress.ended.push(outcome);
         self.changed.notify_all();
@@ -106,7 +106,7 @@ impl Shared {
 
     fn write_shard(&self, save: &Save, slices: Vec<Slice>, writer: usize) -> Result<Shard, CheckpointError> {
         let folder = self.folder(save)?;
-        let failed = self.progress().current.as_ref().is_some_and(|current| current.failure.is_some());
+        let failed = self.progress.lock().current.as_ref().is_some_and(|current| current.failure.is_some());
         match failed {
             // The save will not be completed.
             true => Ok(Shard { file: None, tensors: Vec::new() }),
@@ -132,10 +132,10 @@ impl Shared {
         let seconds = save.started.elapsed().as_secs_f64();
         self.copier.iter().for_each(|copier| copier.add(step));
         // Not under the lock: deleting takes time, and ranks ask how saves went.
-        let mut retired = std::mem::take(&mut self.progress().retired);
+        let mut retired = std::mem::take(&mut self.progress.lock().retired);
         retired.remove(&step);
         let deletion = self.delete_unwanted(&mut retired, step);
-        self.progress().retired.append(&mut retired);
+        self.progress.lock().retired.append(&mut retired);
         let (deleted, not_deleted) = match deletion {
             Ok(deleted) => (deleted, None),
             Err(error) => (Vec::new(), Some(error)),

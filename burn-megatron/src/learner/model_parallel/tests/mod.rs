@@ -128,10 +128,10 @@ fn layouts_log_the_same_steps_and_end_with_the_same_weights_and_text() {
     }
 }
 
-/// Samples of which only the first `index % 5` predictions count, or all.
-struct Uneven(Arc<dyn TokenDataset>);
+/// Data whose samples go through a function.
+struct Through<F>(Arc<dyn TokenDataset>, F);
 
-impl TokenDataset for Uneven {
+impl<F: Fn(usize, Sample) -> Sample + Send + Sync> TokenDataset for Through<F> {
     fn len(&self) -> usize {
         self.0.len()
     }
@@ -141,8 +141,7 @@ impl TokenDataset for Uneven {
     }
 
     fn sample(&self, index: usize) -> Sample {
-        let counts = |place: usize| index.is_multiple_of(5) || place < index % 5;
-        Sample { loss_mask: Some((0..SEQ).map(counts).collect()), ..self.0.sample(index) }
+        (self.1)(index, self.0.sample(index))
     }
 }
 
@@ -151,7 +150,12 @@ impl TokenDataset for Uneven {
 #[test]
 fn torchtitan_4167_megatron_lm_7207_tokens_weigh_the_same_in_every_batch_of_a_validation() {
     let folder = tempfile::tempdir().unwrap();
-    let held_out: Arc<dyn TokenDataset> = Arc::new(Uneven(data(200, 2)));
+    // Of a sample only the first `index % 5` predictions count, or all.
+    let uneven = |index: usize, sample| {
+        let counts = |place: usize| index.is_multiple_of(5) || place < index % 5;
+        Sample { loss_mask: Some((0..SEQ).map(counts).collect()), ..sample }
+    };
+    let held_out: Arc<dyn TokenDataset> = Arc::new(Through(data(200, 2), uneven));
     let rows = GlobalBatch::new(held_out.clone(), 0, 24);
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
     let mesh = Mesh::new("DP2".parse().unwrap()).unwrap();

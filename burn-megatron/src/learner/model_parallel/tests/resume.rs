@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use super::*;
 use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
-use crate::data::Sample;
 use crate::optim::LossScalerConfig;
 
 pub(super) type Weights = BTreeMap<String, HostTensor>;
@@ -152,26 +151,6 @@ fn resave(layout: &str, from: &Path, root: &Path) {
     saver.wait().unwrap();
 }
 
-/// Stops the training when a sample is read.
-struct StopAt(Arc<dyn TokenDataset>, usize, Interrupter);
-
-impl TokenDataset for StopAt {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn seq_length(&self) -> usize {
-        self.0.seq_length()
-    }
-
-    fn sample(&self, index: usize) -> Sample {
-        if index == self.1 {
-            self.2.stop(Some("stopped by its data"));
-        }
-        self.0.sample(index)
-    }
-}
-
 #[test]
 fn a_stopped_run_has_saved_its_last_step_and_resumes_from_there() {
     let (whole, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -183,8 +162,14 @@ fn a_stopped_run_has_saved_its_last_step_and_resumes_from_there() {
     };
     let interrupter = Interrupter::new();
     // Sample 49 is in the seventh batch of 8.
-    let stopping = Arc::new(StopAt(data(900, 1), 49, interrupter.clone()));
-    let run = run_with("DP2", folder.path(), None, stopping, build.clone());
+    let stop = interrupter.clone();
+    let stopping = Through(data(900, 1), move |index, sample| {
+        if index == 49 {
+            stop.stop(Some("stopped by its data"));
+        }
+        sample
+    });
+    let run = run_with("DP2", folder.path(), None, Arc::new(stopping), build.clone());
     let (training, learner) = run.supervised();
     training.with_application_logger(None).with_interrupter(interrupter).launch(learner);
     assert_eq!(Checkpoint::open(folder.path().join("checkpoints")).unwrap().state().step, 7);

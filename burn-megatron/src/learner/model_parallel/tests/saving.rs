@@ -28,32 +28,17 @@ fn the_line_of_a_step_is_written_before_the_step_is_saved() {
     }
 }
 
-/// Training that takes as long as its data: one sample of a step comes late.
-struct Slow(Arc<dyn TokenDataset>, usize, Duration);
-
-impl TokenDataset for Slow {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn seq_length(&self) -> usize {
-        self.0.seq_length()
-    }
-
-    fn sample(&self, index: usize) -> Sample {
-        if index == self.1 {
-            std::thread::sleep(self.2);
-        }
-        self.0.sample(index)
-    }
-}
-
 #[test]
 fn a_run_that_is_not_told_when_saves_what_is_worth_it() {
     let folder = tempfile::tempdir().unwrap();
     let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    // Sample 40 is in the sixth batch of 8.
-    let data = Arc::new(Slow(data(900, 1), 40, Duration::from_millis(6000)));
+    // Training takes as long as its data. Sample 40 is in the sixth batch of 8.
+    let data = Arc::new(Through(data(900, 1), |index, sample| {
+        if index == 40 {
+            std::thread::sleep(Duration::from_millis(6000));
+        }
+        sample
+    }));
     let run = run_with("TP2 DP2", folder.path(), None, data, move |rank: &Rank, part| {
         Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
     });
