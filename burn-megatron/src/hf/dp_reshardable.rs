@@ -30,7 +30,7 @@ pub(super) fn bucket(name: &str) -> Option<(usize, [usize; 2], &str)> {
     Some((rank.parse().ok()?, [buffer.parse().ok()?, bucket.parse().ok()?], state))
 }
 
-/// The tensors of a state, by the names of `weights`; `folder` has the buckets of it and of the optimizer's own weights.
+/// The tensors of a state, by the names of `weights`, if there are any; `folder` has the buckets of it and of the optimizer's own weights.
 ///
 /// # Errors
 /// If they are not those of such weights.
@@ -40,6 +40,9 @@ pub(super) fn states(
     state: &str,
 ) -> io::Result<Result<BTreeMap<String, DcpTensor>, String>> {
     let [masters, wanted] = ["param", state].map(|state| buckets(&folder.tensors, state));
+    if wanted.is_empty() {
+        return Ok(Ok(BTreeMap::new()));
+    }
     for (engine, stages) in [false, true].into_iter().flat_map(|engine| (1..=masters.len()).map(move |pp| (engine, pp)))
     {
         let names = ordered(weights, engine);
