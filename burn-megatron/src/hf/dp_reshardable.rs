@@ -72,7 +72,7 @@ fn buckets<'a>(tensors: &'a BTreeMap<String, DcpTensor>, state: &str) -> Vec<Vec
 
 /// The names of weights from the last to the first parameter of Megatron-Core's model, with the layers of TransformerEngine,
 /// whose linear layers have the norms before them, or its own; `None` if one has no known place.
-fn ordered<'a>(weights: &'a BTreeMap<String, DcpTensor>, engine: bool) -> Option<Vec<&'a str>> {
+fn ordered(weights: &BTreeMap<String, DcpTensor>, engine: bool) -> Option<Vec<&str>> {
     const OWN: [&str; 8] = [
         "input_layernorm",
         "self_attention.linear_proj",
@@ -107,6 +107,9 @@ fn ordered<'a>(weights: &'a BTreeMap<String, DcpTensor>, engine: bool) -> Option
     Some(places.into_iter().map(|(_, name)| name).collect())
 }
 
+/// A box of a tensor, and the array in which it begins at an element.
+type Placed<'a> = (Vec<Range<usize>>, &'a DcpTensor, usize);
+
 /// Each tensor of a state in the buckets; `None` if their sizes are not those of the parameters of as many ranks in so many
 /// pipeline stages, the tensor-parallel ranks of a stage after each other.
 fn place(
@@ -117,7 +120,7 @@ fn place(
 ) -> Option<BTreeMap<String, DcpTensor>> {
     let (dtype, ranks) = (buckets.first()?.first()?.dtype, buckets.len() / stages);
     let layers = names.iter().filter_map(|name| layer(name)).max().map_or(0, |last| last + 1);
-    if buckets.len() % stages != 0 || layers % stages != 0 {
+    if !(buckets.len().is_multiple_of(stages) && layers.is_multiple_of(stages)) {
         return None;
     }
     let stage = |name: &str| match layer(name) {
@@ -125,7 +128,7 @@ fn place(
         None if name.starts_with("embedding.") => 0,
         None => stages - 1,
     };
-    let mut boxes = BTreeMap::<&str, Vec<(Vec<Range<usize>>, &DcpTensor, usize)>>::new();
+    let mut boxes = BTreeMap::<&str, Vec<Placed>>::new();
     for (index, of_rank) in buckets.iter().enumerate() {
         let (rank, mut rest) = (index % ranks, of_rank.iter());
         let (mut bucket, mut end) = (*rest.next()?, 0);
