@@ -91,7 +91,7 @@ fn ordered(weights: &BTreeMap<String, DcpTensor>, engine: bool) -> Option<Vec<&s
                 let own = OWN.iter().position(|it| *it == module)?;
                 // The norm goes behind the projection of the output.
                 let at = if engine && own < 2 { 1 - own } else { own };
-                (2, layer.parse().ok()?, at)
+                (2, layer.parse::<usize>().ok()?, at)
             }
             None if name == EMBEDDING => (0, 0, 0),
             None => {
@@ -101,8 +101,8 @@ fn ordered(weights: &BTreeMap<String, DcpTensor>, engine: bool) -> Option<Vec<&s
         };
         Some((part, layer, module, kind))
     };
-    let mut places: Vec<((usize, usize, usize, usize), &str)> =
-        weights.keys().map(|name| Some((place(name)?, name.as_str()))).collect::<Option<_>>()?;
+    let placed = weights.keys().map(|name| Some((place(name)?, name.as_str())));
+    let mut places = placed.collect::<Option<Vec<_>>>()?;
     places.sort_unstable_by(|a, b| b.cmp(a));
     Some(places.into_iter().map(|(_, name)| name).collect())
 }
