@@ -30,7 +30,7 @@ pub(super) fn bucket(name: &str) -> Option<(usize, [usize; 2], &str)> {
     Some((rank.parse().ok()?, [buffer.parse().ok()?, bucket.parse().ok()?], state))
 }
 
-/// The tensors of a state, by the names of `weights`; `folder` has the buckets of it and of the optimizer's own weights.
+/// The tensors of a state, by the names of `weights`, if there are any; `folder` has the buckets of it and of the optimizer's own weights.
 ///
 /// # Errors
 /// If they are not those of such weights.
@@ -40,6 +40,9 @@ pub(super) fn states(
     state: &str,
 ) -> io::Result<Result<BTreeMap<String, DcpTensor>, String>> {
     let [masters, wanted] = ["param", state].map(|state| buckets(&folder.tensors, state));
+    if wanted.is_empty() {
+        return Ok(Ok(BTreeMap::new()));
+    }
     for (engine, stages) in [false, true].into_iter().flat_map(|engine| (1..=masters.len()).map(move |pp| (engine, pp)))
     {
         let names = ordered(weights, engine);
@@ -69,7 +72,7 @@ fn buckets<'a>(tensors: &'a BTreeMap<String, DcpTensor>, state: &str) -> Vec<Vec
 
 /// The names of weights from the last to the first parameter of Megatron-Core's model, with the layers of TransformerEngine,
 /// whose linear layers have the norms before them, or its own; `None` if one has no known place.
-fn ordered<'a>(weights: &'a BTreeMap<String, DcpTensor>, engine: bool) -> Option<Vec<&'a str>> {
+fn ordered(weights: &BTreeMap<String, DcpTensor>, engine: bool) -> Option<Vec<&str>> {
     const OWN: [&str; 8] = [
         "input_layernorm",
         "self_attention.linear_proj",
@@ -88,7 +91,7 @@ fn ordered<'a>(weights: &'a BTreeMap<String, DcpTensor>, engine: bool) -> Option
                 let own = OWN.iter().position(|it| *it == module)?;
                 // The norm goes behind the projection of the output.
                 let at = if engine && own < 2 { 1 - own } else { own };
-                (2, layer.parse().ok()?, at)
+                (2, layer.parse::<usize>().ok()?, at)
             }
             None if name == EMBEDDING => (0, 0, 0),
             None => {
@@ -98,11 +101,14 @@ fn ordered<'a>(weights: &'a BTreeMap<String, DcpTensor>, engine: bool) -> Option
         };
         Some((part, layer, module, kind))
     };
-    let mut places: Vec<((usize, usize, usize, usize), &str)> =
-        weights.keys().map(|name| Some((place(name)?, name.as_str()))).collect::<Option<_>>()?;
+    let placed = weights.keys().map(|name| Some((place(name)?, name.as_str())));
+    let mut places = placed.collect::<Option<Vec<_>>>()?;
     places.sort_unstable_by(|a, b| b.cmp(a));
     Some(places.into_iter().map(|(_, name)| name).collect())
 }
+
+/// A box of a tensor, and the array in which it begins at an element.
+type Placed<'a> = (Vec<Range<usize>>, &'a DcpTensor, usize);
 
 /// Each tensor of a state in the buckets; `None` if their sizes are not those of the parameters of as many ranks in so many
 /// pipeline stages, the tensor-parallel ranks of a stage after each other.
@@ -114,7 +120,7 @@ fn place(
 ) -> Option<BTreeMap<String, DcpTensor>> {
     let (dtype, ranks) = (buckets.first()?.first()?.dtype, buckets.len() / stages);
     let layers = names.iter().filter_map(|name| layer(name)).max().map_or(0, |last| last + 1);
-    if buckets.len() % stages != 0 || layers % stages != 0 {
+    if !(buckets.len().is_multiple_of(stages) && layers.is_multiple_of(stages)) {
         return None;
     }
     let stage = |name: &str| match layer(name) {
@@ -122,7 +128,7 @@ fn place(
         None if name.starts_with("embedding.") => 0,
         None => stages - 1,
     };
-    let mut boxes = BTreeMap::<&str, Vec<(Vec<Range<usize>>, &DcpTensor, usize)>>::new();
+    let mut boxes = BTreeMap::<&str, Vec<Placed>>::new();
     for (index, of_rank) in buckets.iter().enumerate() {
         let (rank, mut rest) = (index % ranks, of_rank.iter());
         let (mut bucket, mut end) = (*rest.next()?, 0);

@@ -128,7 +128,7 @@ fn hosts(
         let run = |process: usize| {
             let on_host = ProcessWorld { on_host: 1, local: 0, ..ProcessWorld::on_one_host(process, 3, port) };
             let world = ProcessWorld { patience: Duration::from_secs(30), one_host: false, ..on_host };
-            Processes::join(&world, &mesh, &[]).unwrap().launch(&[Device::flex()], &on_rank)
+            Processes::join(&world, &mesh, &[]).unwrap().launch(&[Device::flex()], on_rank)
         };
         let threads: Vec<_> = (0..3).map(|process| scope.spawn(move || run(process))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
