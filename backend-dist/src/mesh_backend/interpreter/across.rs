@@ -30,13 +30,13 @@ impl<B: Inner> Interpreter<B> {
         let arrivals = self.arrivals.clone();
         Box::new(move || {
             let result = run_collective(handle, what, &found);
-            arrivals.lock().insert(out, (result, is_half, state));
+            arrivals.0.lock().insert(out, (result, is_half, state));
         })
     }
 
     /// Names what a collective has given.
     pub(super) fn end_across(&mut self, out: TensorId) {
-        let (handle, is_half, state) = self.arrivals.lock().remove(&out).expect("a collective has run");
+        let (handle, is_half, state) = self.arrivals.0.lock().remove(&out).expect("a collective has run");
         self.executor.register_stored(out, handle, is_half);
         self.table.insert(out, state, out);
     }
