@@ -1,11 +1,12 @@
 //! Creates a rank's parameters and records what each of them is a slice of.
 //!
-//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `adapters` those next to frozen ones, `frozen` which are frozen by name, `values` their initial values,
-//! `source` where these come from when they are not random, `place` the rank's coordinates among those that share
-//! layers.
+//! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `adapters` those next to frozen ones,
+//! `frozen` which are frozen by name, `values` their initial values and where these come from when they are not random,
+//! `fp8` the FP8 side of layers, `place` the rank's coordinates among those that share layers.
 
 mod adapters;
 mod error;
+mod fp8;
 mod frozen;
 mod kinds;
 mod place;
@@ -16,29 +17,19 @@ pub use error::BuildError;
 pub use place::{ExpertParallel, TensorParallel};
 
 use std::cell::Cell;
-use std::ops::Range;
 
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
-use backend_dist::mesh::{Axis, Nearest};
+use backend_dist::mesh::Axis;
 use backend_dist::ops::LOGITS_AT_ONCE;
-use backend_dist::ops::fp8::{ExpertRanks, ExpertSharding, Fp8Experts, Fp8Layers, Fp8Linear, Fp8Recipe};
+use backend_dist::ops::fp8::Fp8Layers;
 use backend_dist::shard::{GroupPosition, Registry, Unit};
 use burn::tensor::{Device, FloatDType};
 
-use crate::fp8::Fp8Config;
 use crate::lora::BaseFormat;
 use crate::observer::{InputObserver, ObservedInput};
 use crate::part::Part;
 use crate::recompute::Recompute;
-
-/// Which layers multiply in FP8.
-struct Fp8Selection {
-    recipe: Fp8Recipe,
-    layers: Range<usize>,
-    /// With their routed experts.
-    experts: bool,
-}
 
 /// Creates parameters for one rank: random values that do not depend on the layout, or a source's values, under stable
 /// ids, each recorded in the [`Registry`].
@@ -76,7 +67,7 @@ pub struct ParamBuilder<'a> {
     observer: Option<InputObserver>,
     /// Patterns of the names of frozen parameters.
     frozen: Vec<String>,
-    fp8: Option<Fp8Selection>,
+    fp8: Option<fp8::Fp8Selection>,
     /// Those that were built.
     fp8_layers: Fp8Layers,
     /// That share the work of drawing: of dense parameters, and of experts.
@@ -234,65 +225,6 @@ impl<'a> ParamBuilder<'a> {
     /// What [`ParamBuilder::with_recompute`] asked for; nothing without it.
     pub fn recompute(&self) -> &Recompute {
         &self.recompute
-    }
-
-    /// Linear layers of the blocks multiply in FP8, in a model of `layers` blocks.
-    pub fn with_fp8(mut self, fp8: &Fp8Config, layers: usize) -> Self {
-        let of = |recipe| Fp8Selection { recipe, layers: fp8.layers(layers), experts: fp8.experts };
-        self.fp8 = fp8.recipe().map(of);
-        self
-    }
-
-    /// The FP8 side of the linear layer `name` of what [`ParamBuilder::begin`] began.
-    pub fn fp8_linear(&self, name: &str) -> Option<Fp8Linear> {
-        let layer = Fp8Linear::new(&self.fp8_layers, name, self.fp8_recipe()?, self.parallel.group.clone());
-        Some(match self.is_frozen(&format!("{name}.weight")) {
-            true => layer.with_frozen_weight(&self.fp8_layers),
-            false => layer,
-        })
-    }
-
-    /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began, if experts have
-    /// one.
-    ///
-    /// # Errors
-    /// If ranks that share sequences hold some of the experts together with ranks that do not.
-    pub fn fp8_experts(
-        &self,
-        name: &str,
-        experts: usize,
-        sharding: ExpertSharding,
-    ) -> Result<Option<Fp8Experts>, BuildError> {
-        let has_experts = self.fp8.as_ref().is_some_and(|fp8| fp8.experts);
-        let Some(recipe) = self.fp8_recipe().filter(|_| has_experts) else { return Ok(None) };
-        let (cp, dp_ranks) = (self.context_parallel, self.expert_senders().len());
-        let legal = |cp: usize| cp.is_multiple_of(dp_ranks) || dp_ranks.is_multiple_of(cp);
-        if !legal(cp) {
-            return Err(BuildError::Fp8Experts(format!(
-                "context-parallel {cp} and the {dp_ranks} data-parallel ranks that divide a layer's experts (expert-parallel · \
-                 expert-tensor-parallel / tensor-parallel) must divide one the other; nearest legal context-parallel: {}",
-                Nearest::where_legal(cp, cp * dp_ranks, legal)
-            )));
-        }
-        let tokens = (self.parallel.size() > self.experts.group.size()).then(|| self.parallel.group.clone());
-        let (own, parts) = (self.experts.local(experts), self.experts.parts.clone());
-        let ranks = ExpertRanks { experts, local: own, shards: parts, tokens, dp_ranks: self.expert_senders() };
-        let layer = Fp8Experts::new(&self.fp8_layers, name, recipe, sharding, ranks);
-        Ok(Some(if self.has_adapters() { layer.with_frozen_weights(&self.fp8_layers) } else { layer }))
-    }
-
-    /// The data-parallel ranks of the stage whose tokens are dispatched to this rank's experts.
-    fn expert_senders(&self) -> Range<usize> {
-        let (tp, group) = (self.parallel.size(), &self.experts.group);
-        let first = group.ranks()[0];
-        let before = self.stage.ranks().iter().take_while(|rank| **rank != first).count();
-        before / tp..(before + group.size()).div_ceil(tp)
-    }
-
-    /// The recipe of the layer that [`ParamBuilder::begin`] began, if it has one.
-    fn fp8_recipe(&self) -> Option<Fp8Recipe> {
-        let Fp8Selection { recipe, layers, .. } = self.fp8.as_ref()?;
-        matches!(self.unit, Unit::Layer(layer) if layers.contains(&layer)).then_some(*recipe)
     }
 
     /// The tensor parallel group that layers are built for.

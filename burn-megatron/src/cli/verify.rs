@@ -1,5 +1,6 @@
 //! `burn-megatron verify`: does every layout train like one device?
 
+mod flags;
 mod layouts;
 mod model;
 
@@ -9,11 +10,11 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use backend_dist::process::Cluster;
-use clap::ValueEnum;
 use models::{CausalLm, FamilyConfig, WithModel};
 
+use self::flags::{Adapters, Base, Format, Size, Words, ranks, tolerance};
 use self::layouts::{Layouts, layouts};
-use self::model::{Adapters, Base, Family, Format, Size, Sizes, config};
+use self::model::{Family, Sizes, config};
 use super::device::DeviceKind;
 use super::processes::tell;
 use crate::config::Precision;
@@ -107,28 +108,6 @@ pub struct Args {
     /// Seed of weights, tokens and dropout
     #[arg(long, value_name = "N", default_value_t = 1234)]
     seed: u64,
-}
-
-/// The most ranks of a list of layouts.
-const MOST_RANKS: usize = 256;
-
-fn ranks(text: &str) -> Result<usize, String> {
-    let ranks: usize = text.parse().map_err(|_| format!("not a number of ranks; legal: 1 to {MOST_RANKS}"))?;
-    match ranks {
-        1..=MOST_RANKS => Ok(ranks),
-        _ => {
-            Err(format!("a list of layouts has 1 to {MOST_RANKS} ranks; nearest legal: {}", ranks.clamp(1, MOST_RANKS)))
-        }
-    }
-}
-
-/// Every difference is below infinity, and none is below 0 or NaN: such bounds would say nothing.
-fn tolerance(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(bound) if bound.is_finite() && bound >= 0.0 => Ok(bound),
-        Ok(bound) if bound < 0.0 => Err("a difference is at least 0; nearest legal: 0".into()),
-        _ => Err("not a finite number; nearest legal: 1e-10".into()),
-    }
 }
 
 impl Args {
@@ -305,14 +284,5 @@ fn devices(args: &Args, list: &[Candidate], cluster: &Cluster) -> anyhow::Result
     match largest {
         Some(layout) if !args.share_gpus => args.device.of_cluster(layout, cluster),
         _ => args.device.shared(cluster),
-    }
-}
-
-/// A flag's value as it is written.
-struct Words<T: ValueEnum>(T);
-
-impl<T: ValueEnum> fmt::Display for Words<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }

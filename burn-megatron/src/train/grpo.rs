@@ -31,15 +31,16 @@ pub(super) fn open(config: &RunConfig, reward: Option<Arc<dyn Reward>>) -> Resul
         files: grpo.train.clone(),
         tokenizer: path.clone(),
         template: grpo.template.clone(),
-        generations: grpo.num_generations,
+        generations: grpo.of_completions.num_generations,
         // The last token of a completion is not read.
-        longest: (seq_length + 1).saturating_sub(grpo.max_completion_length),
+        longest: (seq_length + 1).saturating_sub(grpo.of_completions.max_completion_length),
         skip_bad_rows: grpo.skip_bad_rows,
     };
     let opened = PromptDataset::open(&set, (seq_length, data.samples, data.seed), |row| reward.check(row));
     let (prompts, skipped) = opened.map_err(TrainError::Grpo)?;
     let count = |number: usize| HumanCount(number as u64);
-    let mut note = format!("{} prompts, each completed {} times", count(prompts.prompts()), grpo.num_generations);
+    let mut note =
+        format!("{} prompts, each completed {} times", count(prompts.prompts()), grpo.of_completions.num_generations);
     if let Some(first) = &skipped.first {
         note += &format!("; {} bad rows left out, the first: {first}", count(skipped.rows));
     }

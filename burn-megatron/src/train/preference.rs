@@ -25,7 +25,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
             packing: preference.packing == Packing::BestFit,
             too_long: preference.too_long,
             skip_bad_rows: preference.skip_bad_rows,
-            mismatched: preference.loss == PreferenceLoss::Kto,
+            mismatched: preference.of_pairs.loss == PreferenceLoss::Kto,
         };
         PairDataset::open(&tokenizer, &set, training.seq_length)
     };

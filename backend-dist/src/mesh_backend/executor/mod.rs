@@ -10,6 +10,7 @@ mod expression;
 mod fuse;
 mod gemms;
 mod precision;
+mod storage;
 mod views;
 
 pub(super) use chain::{Launch, Limits, Written};
@@ -17,10 +18,9 @@ pub(super) use chain::{Launch, Limits, Written};
 use super::ids::{ById, Ids};
 use super::inner::Inner;
 use burn::backend::{DTypeUsageSet, ExecutionError};
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{DType, Shape};
 use burn_ir::{FloatOperationIr, HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_router::TensorInterpreter;
-use burn_std::future::DynFut;
 use chain::Chain;
 use gemms::Gemm;
 use std::collections::{BTreeMap, HashSet};
@@ -232,59 +232,6 @@ impl<B: Inner> Executor<B> {
         self.copies.remove(&id);
         self.views.remove(&id);
         self.logsumexps.remove(&id);
-    }
-
-    /// The tensor as it is stored, and whether that is half precision.
-    pub fn stored(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
-        self.settle(x.id);
-        let is_half = self.halves.contains(&x.id);
-        if x.status == TensorStatus::ReadWrite {
-            self.forget(x.id);
-        }
-        (self.inner.get_tensor(x), is_half)
-    }
-
-    pub fn register_stored(&mut self, id: TensorId, x: HandleKind<B>, is_half: bool) {
-        self.inner.register_tensor_to_device(id, x);
-        if is_half {
-            self.halves.insert(id);
-        }
-    }
-
-    /// The number that all elements of a tensor are, if it is kept as that.
-    pub fn number(&self, id: TensorId) -> Option<f64> {
-        self.constants.get(&id).map(|(number, _)| *number)
-    }
-
-    pub fn register_number(&mut self, id: TensorId, number: f64, shape: Shape) {
-        self.constants.insert(id, (number, shape));
-    }
-
-    pub fn register_data(&mut self, id: TensorId, data: TensorData) {
-        self.inner.register_tensor_data_id(id, data);
-    }
-
-    /// Another name of a tensor.
-    pub fn register_alias(&mut self, new: TensorId, id: TensorId) {
-        self.settle(id);
-        self.inner.register_alias(new, id);
-        if self.halves.contains(&id) {
-            self.halves.insert(new);
-        }
-    }
-
-    /// The values of a tensor, which stays stored as it is: another rank, which does not read it, keeps its share so.
-    pub fn read(&mut self, x: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        self.settle(x.id);
-        let is_half = self.halves.contains(&x.id);
-        if x.status == TensorStatus::ReadWrite {
-            self.forget(x.id);
-        }
-        if !is_half {
-            return self.inner.read_tensor_async(x);
-        }
-        let wide = B::float_cast(float(self.inner.get_tensor(&x)), x.dtype.into());
-        Box::pin(B::float_into_data(wide))
     }
 
     /// Waits for the device, after everything has been given to it.

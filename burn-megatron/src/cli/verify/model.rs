@@ -1,15 +1,11 @@
 //! The models that `verify` trains.
 
-use backend_dist::ops::fp8::Fp8Format;
 use clap::ValueEnum;
 use models::layers::BalanceOver;
-use models::lora::BaseFormat;
 use models::{
     DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
     NemotronHConfig,
 };
-
-use crate::verify::LoraKind;
 
 /// The model families that can be verified.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -64,76 +60,7 @@ pub enum Family {
     Gpt,
 }
 
-/// Model and batch sizes to choose from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Size {
-    /// Seconds on a CPU: width 32, head_dim 8, vocabulary 101, sequences of 16 tokens
-    Tiny,
-    /// Multiples of 16 on each of four ranks, which FP8 takes: width 64, head_dim 8, vocabulary 101, sequences of 64
-    /// tokens
-    Wide,
-    /// What the GPU kernels take: width 256, head_dim 64, vocabulary 512, sequences of 256 tokens
-    Kernels,
-}
-
-/// Numbers of 8 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// e4m3 everywhere
-    E4m3,
-    /// e4m3, and e5m2 for gradients of outputs
-    Hybrid,
-}
-
-/// Kinds of adapters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Adapters {
-    /// Scale alpha / r
-    Lora,
-    /// Scale alpha / √r
-    Rslora,
-    /// Magnitude and direction apart
-    Dora,
-}
-
-/// Kinds of frozen weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Base {
-    /// 4 bits in blocks of 64, with double quantization
-    Nf4,
-    /// E4M3 in blocks of 128 x 128
-    Fp8Block,
-}
-
-impl Base {
-    pub fn of(self) -> BaseFormat {
-        match self {
-            Self::Nf4 => BaseFormat::Nf4,
-            Self::Fp8Block => BaseFormat::Fp8Block,
-        }
-    }
-}
-
-impl Adapters {
-    pub fn of(self) -> LoraKind {
-        match self {
-            Self::Lora => LoraKind::Lora,
-            Self::Rslora => LoraKind::Rslora,
-            Self::Dora => LoraKind::Dora,
-        }
-    }
-}
-
-impl Format {
-    pub fn of(self) -> Fp8Format {
-        match self {
-            Self::E4m3 => Fp8Format::E4m3,
-            Self::Hybrid => Fp8Format::Hybrid,
-        }
-    }
-}
-
-/// The numbers of a [`Size`], each replaced by its flag.
+/// The numbers of a [`Size`](super::flags::Size), each replaced by its flag.
 pub struct Sizes {
     pub layers: usize,
     pub hidden: usize,

@@ -1,0 +1,109 @@
+//! The values of `verify`'s flags.
+
+use std::fmt;
+
+use backend_dist::ops::fp8::Fp8Format;
+use clap::ValueEnum;
+use models::lora::BaseFormat;
+
+use crate::verify::LoraKind;
+
+/// Model and batch sizes to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Size {
+    /// Seconds on a CPU: width 32, head_dim 8, vocabulary 101, sequences of 16 tokens
+    Tiny,
+    /// Multiples of 16 on each of four ranks, which FP8 takes: width 64, head_dim 8, vocabulary 101, sequences of 64
+    /// tokens
+    Wide,
+    /// What the GPU kernels take: width 256, head_dim 64, vocabulary 512, sequences of 256 tokens
+    Kernels,
+}
+
+/// Numbers of 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// e4m3 everywhere
+    E4m3,
+    /// e4m3, and e5m2 for gradients of outputs
+    Hybrid,
+}
+
+/// Kinds of adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Adapters {
+    /// Scale alpha / r
+    Lora,
+    /// Scale alpha / √r
+    Rslora,
+    /// Magnitude and direction apart
+    Dora,
+}
+
+/// Kinds of frozen weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Base {
+    /// 4 bits in blocks of 64, with double quantization
+    Nf4,
+    /// E4M3 in blocks of 128 x 128
+    Fp8Block,
+}
+
+impl Base {
+    pub fn of(self) -> BaseFormat {
+        match self {
+            Self::Nf4 => BaseFormat::Nf4,
+            Self::Fp8Block => BaseFormat::Fp8Block,
+        }
+    }
+}
+
+impl Adapters {
+    pub fn of(self) -> LoraKind {
+        match self {
+            Self::Lora => LoraKind::Lora,
+            Self::Rslora => LoraKind::Rslora,
+            Self::Dora => LoraKind::Dora,
+        }
+    }
+}
+
+impl Format {
+    pub fn of(self) -> Fp8Format {
+        match self {
+            Self::E4m3 => Fp8Format::E4m3,
+            Self::Hybrid => Fp8Format::Hybrid,
+        }
+    }
+}
+
+/// The most ranks of a list of layouts.
+const MOST_RANKS: usize = 256;
+
+pub fn ranks(text: &str) -> Result<usize, String> {
+    let ranks: usize = text.parse().map_err(|_| format!("not a number of ranks; legal: 1 to {MOST_RANKS}"))?;
+    match ranks {
+        1..=MOST_RANKS => Ok(ranks),
+        _ => {
+            Err(format!("a list of layouts has 1 to {MOST_RANKS} ranks; nearest legal: {}", ranks.clamp(1, MOST_RANKS)))
+        }
+    }
+}
+
+/// Every difference is below infinity, and none is below 0 or NaN: such bounds would say nothing.
+pub fn tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(bound) if bound.is_finite() && bound >= 0.0 => Ok(bound),
+        Ok(bound) if bound < 0.0 => Err("a difference is at least 0; nearest legal: 0".into()),
+        _ => Err("not a finite number; nearest legal: 1e-10".into()),
+    }
+}
+
+/// A flag's value as it is written.
+pub struct Words<T: ValueEnum>(pub T);
+
+impl<T: ValueEnum> fmt::Display for Words<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
+    }
+}
