@@ -187,8 +187,8 @@ impl<C: DecoderConfig> Decoder<C> {
     /// The logits of a decode step, if all of it can run on the GPU without the host.
     fn decode(&self, step: &Step, cache: &mut PagedKvCache) -> Option<Tensor<2>> {
         let (layers, tokens) = (self.layers.iter().enumerate(), PagedKvCache::decoded_tokens(step));
-        let whole = self.parallel.group.size() == 1 && self.embed_positions.is_none();
-        if !whole || !layers.clone().all(|(index, layer)| layer.decodes(index, tokens, cache)) {
+        let is_known = !self.parallel.sequence && self.embed_positions.is_none();
+        if !is_known || !layers.clone().all(|(index, layer)| layer.decodes(index, tokens, cache)) {
             return None;
         }
         let embedding = self.embedding();

@@ -125,6 +125,11 @@ impl Rank {
         self.world.process_of(self.rank) == self.world.process_of(other)
     }
 
+    /// Whether its process has no other rank.
+    pub fn is_alone_in_process(&self) -> bool {
+        (0..self.mesh.world_size()).all(|other| other == self.rank || !self.is_in_same_process(other))
+    }
+
     /// Whether this is the first rank of its process.
     pub fn leads_process(&self) -> bool {
         self.rank == 0 || self.world.process_of(self.rank) != self.world.process_of(self.rank - 1)

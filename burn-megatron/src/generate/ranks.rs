@@ -15,15 +15,15 @@ pub(crate) struct ModelRanks {
     pub stages: Option<(Group, usize)>,
     /// Those that read tokens as often as this one, whether or not they have texts to write.
     pub together: Option<Group>,
-    /// They are not alone on the mesh.
-    pub several: bool,
+    /// Nobody else in the process calls the driver while one of them records.
+    pub may_record: bool,
 }
 
 impl ModelRanks {
     /// Of a model whose layers are all here.
     pub fn whole(rank: &Rank) -> Self {
-        let several = rank.mesh.world_size() > 1;
-        Self { layers: rank.group(Axis::Tp), stages: None, together: None, several }
+        let may_record = rank.is_alone_in_process();
+        Self { layers: rank.group(Axis::Tp), stages: None, together: None, may_record }
     }
 
     /// Whether any of them has a text to write.

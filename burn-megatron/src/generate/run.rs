@@ -42,7 +42,7 @@ pub struct GenerateOptions {
     /// read anew. `None`: the model sees everything, and one with learned positions must have enough of them.
     pub window: Option<usize>,
     /// GPUs: no CUDA graphs. Recording one needs a process in which nobody else calls the driver: no training, no other
-    /// ranks (with which none is recorded in any case).
+    /// ranks. Where a process has several, and in pipelines, none is recorded in any case.
     pub enforce_eager: bool,
 }
 
@@ -188,7 +188,7 @@ pub(crate) fn generate_by(
     // Of a rank that has nothing left to write, while others have: a token that is no text's.
     let idle = Chunk { tokens: vec![0], positions: 0..1, blocks: vec![blocks], outputs: Outputs::Last };
     let mut cache = PagedKvCache::new(blocks as usize + usize::from(ranks.together.is_some()), BLOCK_SIZE);
-    if options.enforce_eager || ranks.several {
+    if options.enforce_eager || !ranks.may_record {
         cache = cache.eager();
     }
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);

@@ -65,7 +65,7 @@ impl PagedKvCache {
     ///
     /// Steps of single tokens are computed by kernels that read all that changes on the GPU, and after some steps of a
     /// size they are launched as one CUDA graph, where the model has them (a dense decoder on one GPU, without sinks and
-    /// softcaps). The cache then belongs to one model with its weights in one place.
+    /// softcaps, or on several that have a process each). The cache then belongs to one model with its weights in one place.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
         Self {
             block_size,

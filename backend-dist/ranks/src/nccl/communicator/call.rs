@@ -36,6 +36,16 @@ impl Call<'_> {
         self.link.member.has_failed()
     }
 
+    /// Whether the compute stream's work is recorded for a CUDA graph, not run. The communicator's stream is recorded
+    /// with it from [`follow`](Self::follow) to [`lead`](Self::lead).
+    pub(crate) fn is_recorded(self) -> Result<bool, String> {
+        let mut status = cuda_sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is CubeCL's, alive in a call.
+        let asked = unsafe { cuda_sys::cuStreamIsCapturing(self.compute, &mut status) };
+        asked.result().map_err(|error| error.to_string())?;
+        Ok(status != cuda_sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     /// Lets the communicator's stream wait for the queued work of the compute stream. The operation begins after it.
     pub(crate) fn follow(self) -> Result<(), String> {
         self.order(self.link.inputs_ready, self.compute, self.link.stream as _)?;

@@ -36,9 +36,14 @@ impl DeviceLink for Communicator {
             self.member.fail(&text(error));
         }
         if let Some(Mark { since, op, sequence }) = mark.take() {
+            // While a rank's thread records a CUDA graph, other threads may ask the driver nothing unless they say that
+            // their calls do not concern it. No event of a recording is asked for.
+            let mut mode = cuda_sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
             // SAFETY: the context lives as long as the process, the event as long as the communicator.
             let has_passed = unsafe {
-                driver::ctx::set_current(self.context as _).and_then(|()| driver::event::query(self.progress as _))
+                driver::ctx::set_current(self.context as _)
+                    .and_then(|()| cuda_sys::cuThreadExchangeStreamCaptureMode(&mut mode).result())
+                    .and_then(|()| driver::event::query(self.progress as _))
             };
             match has_passed {
                 Ok(()) => {}
