@@ -28,6 +28,7 @@ mod extras;
 mod flex;
 pub mod fp8;
 mod fused;
+mod gated_delta;
 mod gated_norm;
 mod gemm;
 #[cfg(feature = "cuda")]
@@ -76,6 +77,7 @@ pub use cross_entropy::vocab_parallel_cross_entropy;
 pub use cuda::packed;
 pub use dropout_mask::DropoutMask;
 pub use fused::{LinearOptions, linear_with};
+pub use gated_delta::{GatedDeltaHeads, GatedDeltaInputs, gated_delta, gated_delta_with_states};
 pub use gated_norm::gated_rms_norm;
 pub use gemm::{InputCollective, OutputCollective};
 pub use head::{Head, LOGITS_AT_ONCE, linear_cross_entropy, positions_at_once};

@@ -28,6 +28,17 @@ pub(super) enum Precision {
     Bf16,
 }
 
+impl Precision {
+    /// Of an element.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::F64 => 8,
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
 impl From<Precision> for FloatDType {
     fn from(precision: Precision) -> Self {
         match precision {

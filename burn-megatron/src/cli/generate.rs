@@ -132,13 +132,8 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
 
 /// Bytes of the keys and values of a position in the memory that one rank or, on the CPU, all ranks have.
 pub(super) fn cache_bytes(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usize) -> u64 {
-    let decoder = Decoder::from(config);
+    let (decoder, element) = (Decoder::from(config), dtype.bytes());
     let ranks = if device == DeviceKind::Cuda { tp.max(1) } else { 1 };
-    let element = match dtype {
-        Precision::F64 => 8,
-        Precision::F32 => 4,
-        Precision::Bf16 => 2,
-    };
     let layers = (0..decoder.layers).filter(|layer| decoder.has_keys(*layer)).count();
     let sizes = [2, layers, decoder.kv_heads.div_ceil(ranks), decoder.head_dim, element];
     sizes.iter().fold(1, |bytes: u64, &size| bytes.saturating_mul(size as u64))

@@ -183,12 +183,6 @@ fn preset(name: &str) -> Result<FamilyConfig> {
 /// A rank serves with its part of each layer; whole copies of a model are several servers.
 fn check_layout(layout: &ParallelLayout, config: &FamilyConfig) -> Result<()> {
     layout.check()?;
-    if config.dims().states.is_some() {
-        bail!(
-            "the model has layers with linear attention or Mamba-2, for whose states the server plans no memory; nearest legal: \
-             `burn-megatron generate`"
-        );
-    }
     for (name, size) in [("PP", layout.pp), ("CP", layout.cp), ("DP", layout.dp)] {
         if size > 1 {
             bail!(

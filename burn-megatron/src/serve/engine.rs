@@ -22,8 +22,8 @@ const IDLE: Duration = Duration::from_secs(1);
 enum Command {
     /// Nothing to do.
     Idle,
-    /// A pass of each of some models.
-    Read(Vec<Pass>),
+    /// A pass of each of some models, after the states of sequences that are gone, by their first blocks.
+    Read(Vec<u32>, Vec<Pass>),
     /// The end.
     Stop,
 }
@@ -83,7 +83,10 @@ pub fn run<M: CausalLm>(
         let passes = match group.broadcast_host(command, 0) {
             Command::Idle => continue,
             Command::Stop => return Ok(()),
-            Command::Read(passes) => passes,
+            Command::Read(released, passes) => {
+                cache.release(&released);
+                passes
+            }
         };
         for pass in passes {
             let logits = models[pass.model].extend(&pass.step, &mut cache);
@@ -124,7 +127,7 @@ impl First {
                 }
                 Err(RecvTimeoutError::Timeout) => match sequences.next_passes() {
                     passes if passes.is_empty() => break Command::Idle,
-                    passes => break Command::Read(passes),
+                    passes => break Command::Read(sequences.take_released(), passes),
                 },
             }
         };

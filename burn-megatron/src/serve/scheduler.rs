@@ -130,6 +130,8 @@ pub struct Scheduler {
     /// In the order in which they came.
     running: Vec<Sequence>,
     preemptions: u64,
+    /// The first blocks of sequences that have given theirs up since they were last asked for.
+    released: Vec<u32>,
 }
 
 impl Scheduler {
@@ -137,7 +139,7 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         config.check()?;
         let free = (0..config.num_blocks as u32).rev().collect();
-        Ok(Self { config, free, waiting: VecDeque::new(), running: Vec::new(), preemptions: 0 })
+        Ok(Self { config, free, waiting: VecDeque::new(), running: Vec::new(), preemptions: 0, released: Vec::new() })
     }
 
     /// Its sizes.
@@ -180,8 +182,21 @@ impl Scheduler {
     pub fn remove(&mut self, id: u64) {
         self.waiting.retain(|sequence| sequence.id != id);
         if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
-            self.free.extend(self.running.remove(at).blocks);
+            let sequence = self.running.remove(at);
+            self.take_back(sequence.blocks);
         }
+    }
+
+    /// The first blocks of the sequences that have ended or were preempted since the last call: recurrent states, which are
+    /// kept under them, belong to nobody any more ([`PagedKvCache::release`](models::PagedKvCache::release)). One may be that
+    /// of a sequence that the last step began to read.
+    pub fn take_released(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.released)
+    }
+
+    fn take_back(&mut self, blocks: Vec<u32>) {
+        self.released.extend(blocks.first());
+        self.free.extend(blocks);
     }
 
     /// The next step, empty if there is nothing to read; its tokens count as read. Sequences that read one token come
@@ -225,7 +240,8 @@ impl Scheduler {
         let needed = self.config.blocks_of(self.running[at].computed + new);
         while needed > self.running[at].blocks.len() + self.free.len() {
             let Some(mut youngest) = self.running.pop() else { return false };
-            self.free.append(&mut youngest.blocks);
+            let blocks = std::mem::take(&mut youngest.blocks);
+            self.take_back(blocks);
             youngest.computed = 0;
             self.waiting.push_front(youngest);
             self.preemptions += 1;

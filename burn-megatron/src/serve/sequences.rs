@@ -125,6 +125,11 @@ impl Sequences {
         chunks.into_iter().map(pass).collect()
     }
 
+    /// See [`Scheduler::take_released`].
+    pub fn take_released(&mut self) -> Vec<u32> {
+        self.scheduler.take_released()
+    }
+
     /// What is wanted of each line of a pass's logits.
     pub fn choices(&self, pass: &Pass) -> Vec<(Place, Choice)> {
         let of_chunk = |(id, chunk): (&u64, &Chunk)| {

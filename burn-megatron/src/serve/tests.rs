@@ -1,3 +1,5 @@
+mod recurrent;
+
 use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
@@ -40,6 +42,10 @@ fn requests() -> Vec<Request> {
 
 /// What `generate` says to a request.
 fn alone(request: &Request) -> Vec<i64> {
+    alone_by(model, request)
+}
+
+fn alone_by<M: CausalLm>(model: impl Fn(&Rank) -> M, request: &Request) -> Vec<i64> {
     let rank = Rank::single(Device::flex());
     let options = GenerateOptions {
         stop_tokens: request.stop_tokens.clone(),
@@ -50,6 +56,15 @@ fn alone(request: &Request) -> Vec<i64> {
 
 /// What a server in this layout says, and its statistics at the end.
 fn served(layout: &str, config: SchedulerConfig, asked: &[Request]) -> (Vec<Vec<Event>>, Statistics) {
+    served_by(model, layout, config, asked)
+}
+
+fn served_by<M: CausalLm>(
+    model: impl Fn(&Rank) -> M + Sync,
+    layout: &str,
+    config: SchedulerConfig,
+    asked: &[Request],
+) -> (Vec<Vec<Event>>, Statistics) {
     let (requests, queue) = Requests::channel();
     let (events, tickets): (Vec<Receiver<Event>>, Vec<Ticket>) = (asked.iter())
         .map(|request| {

@@ -1,20 +1,22 @@
 //! Checks the memory-bound kernels against fp64 and times them next to the GPU's copy bandwidth.
 //!
 //! `cargo run --release --example pointwise_check --features cuda [-- PART_OF_A_NAME..]`. The timed sizes are those of
-//! Llama 3 8B with 8192 tokens, of some kernels also with 16,384. The word `plans` also times column sums and gradients
+//! Llama 3 8B with 8192 tokens, of the gated delta rule those of Qwen3-Next, of some kernels also with 16,384. The word `plans` also times column sums and gradients
 //! of an embedding with other plans. Ends with a table, whose last column is a copy that moves equally many bytes;
 //! kernels that take less time than their launch costs the host are timed after a copy. Fails if a result is further
 //! from fp64 than its bound.
 #[path = "../../tests/pointwise/checks/mod.rs"]
 mod checks;
 mod clock;
+mod gated_delta;
 mod latent_attention;
 mod moe_layers;
 mod plans;
 mod timings;
 
 use checks::{
-    activation, blockwise, decode, fused, latent, low_rank, moe, norm, optimizer, recurrent, routing, rows, ssd, tokens,
+    activation, blockwise, decode, fused, gated_delta as gated_delta_checks, latent, low_rank, moe, norm, optimizer,
+    recurrent, routing, rows, ssd, tokens,
 };
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
@@ -201,6 +203,15 @@ fn all_checks() -> Vec<(&'static str, Check)> {
                 + ssd::recurrence::<f32>(c, small, false)
                 + ssd::recurrence::<f16>(c, small, true)
         }),
+        ("gated delta", |c| {
+            let shape = SsdShape { seq: 300, samples: 2, heads: 8, groups: 4, head_dim: 128, state: 128, chunk: 64 };
+            let small = SsdShape { seq: 70, heads: 4, groups: 4, head_dim: 32, state: 64, chunk: 32, ..shape };
+            gated_delta_checks::rule::<bf16>(c, shape, true)
+                + gated_delta_checks::rule::<f32>(c, shape, true)
+                + gated_delta_checks::rule::<f32>(c, small, false)
+                + gated_delta_checks::rule::<f32>(c, SsdShape { state: 256, head_dim: 8, ..small }, true)
+                + gated_delta_checks::rule::<f16>(c, small, true)
+        }),
         ("cross entropy", |c| {
             let shape = LogitsShape { rows: 70, columns: 1064, valid: 1003, first_row: 5000 };
             let wide = LogitsShape { rows: 33, columns: 20_008, valid: 20_008, first_row: 0 };
@@ -270,6 +281,7 @@ fn main() {
     latent_attention::all(&mut clock);
     timings::tokens(&mut clock);
     timings::runs(&mut clock);
+    gated_delta::all(&mut clock);
     moe_layers::all(&mut clock);
     if clock.asks_for("plans") {
         plans::column_sums(&mut clock);

@@ -12,6 +12,7 @@ mod cube;
 pub mod dropout;
 pub mod embedding;
 pub mod flat;
+pub mod gated_delta;
 pub mod gated_norm;
 pub mod gelu;
 pub mod head_norms;

@@ -1,9 +1,17 @@
 //! The kernels of linear recurrences: no spills from a unit's registers.
-use super::{buffer as b, registers_only, settings};
+use super::{buffer as b, registers_only, settings, settings_of};
 use half::bf16;
 use kernels_cubecl::pointwise::CubeShape;
 use kernels_cubecl::pointwise::convolution::gradient::convolution_gradients::ConvolutionGradients;
 use kernels_cubecl::pointwise::convolution::{self, causal_convolution::CausalConvolution};
+use kernels_cubecl::pointwise::gated_delta::gates_gradient::chunk_gates_gradients::ChunkGatesGradients;
+use kernels_cubecl::pointwise::gated_delta::head_dots::products_of_heads::ProductsOfHeads;
+use kernels_cubecl::pointwise::gated_delta::inverse_gradient::inverse_gradients::InverseGradients;
+use kernels_cubecl::pointwise::gated_delta::states::kernel::{Pass, chunk_states::ChunkStates};
+use kernels_cubecl::pointwise::gated_delta::systems::chunk_systems::ChunkSystems;
+use kernels_cubecl::pointwise::gated_delta::systems_gradient::chunk_systems_gradients::ChunkSystemsGradients;
+use kernels_cubecl::pointwise::gated_delta::units::unit_heads::UnitHeads;
+use kernels_cubecl::pointwise::gated_delta::units::unit_heads_gradients::UnitHeadsGradients;
 use kernels_cubecl::pointwise::gated_norm::Share;
 use kernels_cubecl::pointwise::gated_norm::gated_norm::GatedNorm;
 use kernels_cubecl::pointwise::gated_norm::gated_norm_gradients::GatedNormGradients;
@@ -69,7 +77,7 @@ fn state_space_duality_stays_in_registers() {
     }
     let kernel = kernel!(StatesInFrontGradients<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), form, GPU));
     registers_only("gradients of states", kernel);
-    let kernel = kernel!(CombineAnswers<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), (), (), form));
+    let kernel = kernel!(CombineAnswers<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), (), (), form, true));
     registers_only("combine", kernel);
     let kernel = kernel!(
         CombineGradients<bf16>,
@@ -109,4 +117,49 @@ fn state_space_duality_stays_in_registers() {
         )
     );
     registers_only("gradients of steps", kernel);
+}
+
+#[test]
+fn the_gated_delta_rule_stays_in_registers() {
+    let form = Form { heads: 32, groups: 16, head_dim: 128, state: 128, chunk: 64, divided: true };
+    let kernel = kernel!(UnitHeads<bf16>, settings(), (b(), b(), (), (), (), (), (), (), (), form, 16, GPU));
+    assert!(registers_only("heads of length one", kernel).contains(".v4."));
+    let kernel = kernel!(
+        UnitHeadsGradients<bf16>,
+        settings(),
+        (b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), 4, form, 16, GPU)
+    );
+    registers_only("gradients of heads of length one", kernel);
+    let line = CubeShape { units: 64, ..GPU };
+    let kernel = kernel!(
+        ChunkSystems<bf16>,
+        settings_of(64),
+        (b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), form, line)
+    );
+    registers_only("systems", kernel);
+    for backward in [false, true] {
+        let pass = Pass { form, backward, begins: false, ends: false, until: !backward };
+        let kernel = kernel!(
+            ChunkStates<bf16>,
+            settings(),
+            (b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), pass, GPU)
+        );
+        registers_only("states of the delta rule", kernel);
+    }
+    registers_only("dots", kernel!(ProductsOfHeads<bf16>, settings(), (b(), b(), b(), (), form, 16, GPU)));
+    let kernel =
+        kernel!(InverseGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), (), form));
+    registers_only("gradients of inverses", kernel);
+    let kernel = kernel!(
+        ChunkSystemsGradients<bf16>,
+        settings(),
+        (b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), form, GPU)
+    );
+    registers_only("gradients of systems", kernel);
+    let kernel = kernel!(
+        ChunkGatesGradients<bf16>,
+        settings(),
+        (b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), (), 4, form, GPU)
+    );
+    registers_only("gradients of gates", kernel);
 }

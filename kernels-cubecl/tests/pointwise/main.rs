@@ -8,7 +8,8 @@ mod checks;
 mod libcalls;
 
 use checks::{
-    activation, blockwise, decode, fused, latent, low_rank, moe, norm, optimizer, recurrent, routing, rows, ssd, tokens,
+    activation, blockwise, decode, fused, gated_delta, latent, low_rank, moe, norm, optimizer, recurrent, routing,
+    rows, ssd, tokens,
 };
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
@@ -214,6 +215,26 @@ fn state_space_duality() {
     assert!(
         !SsdShape { heads: 3, groups: 1, ..shape }.has_kernel() && !SsdShape { head_dim: 24, ..shape }.has_kernel()
     );
+}
+
+#[test]
+fn gated_delta_rule() {
+    let shape = SsdShape { seq: 21, samples: 2, heads: 4, groups: 2, head_dim: 8, state: 8, chunk: 8 };
+    both!(gated_delta::rule, shape, true);
+    // One chunk, a key head for each value head, and whole chunks of one key head.
+    both!(gated_delta::rule, SsdShape { seq: 5, samples: 1, groups: 4, ..shape }, false);
+    both!(gated_delta::rule, SsdShape { seq: 32, groups: 1, head_dim: 64, state: 16, chunk: 16, ..shape }, true);
+    assert!(
+        !SsdShape { state: 24, ..shape }.has_delta_kernel(&client())
+            && !SsdShape { chunk: 128, ..shape }.has_delta_kernel(&client())
+    );
+}
+
+/// As [`gated_delta_rule`], at the published size of a head and of a chunk.
+#[test]
+fn gated_delta_rule_with_heads_of_128() {
+    let shape = SsdShape { seq: 100, samples: 1, heads: 4, groups: 2, head_dim: 128, state: 128, chunk: 64 };
+    assert_eq!(gated_delta::rule::<f32>(&client(), shape, true), 0);
 }
 
 #[test]

@@ -42,6 +42,7 @@ mod factors;
 mod few_rows;
 mod fp8;
 mod fp8_groups;
+mod gated_delta;
 mod gated_norm;
 mod gemm;
 pub(super) mod grouped;

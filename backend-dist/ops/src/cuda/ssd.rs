@@ -27,7 +27,7 @@ impl SsdKernels for Cube {
         }
         let _noted = work::memory("state-space duality", &tensors.inputs.x, |bytes| 12 * bytes);
         let first = first.map(packed);
-        forward::<Self, Kernels>(&steps_of(tensors), &inputs_of(tensors), first, tensors.shape(CHUNK))
+        forward::<Self, Kernels>(&packed_steps(&tensors.steps), &inputs_of(tensors), first, tensors.shape(CHUNK))
     }
 
     fn ssd_grads(tensors: &Tensors<Self>, in_front: &Float, grad: Float) -> Gradients<Self> {
@@ -36,7 +36,7 @@ impl SsdKernels for Cube {
             return backward::<Self, Formulas>(steps, inputs, in_front, grad, shape);
         }
         let _noted = work::memory("state-space duality gradient", &tensors.inputs.x, |bytes| 30 * bytes);
-        let (steps, inputs, shape) = (steps_of(tensors), inputs_of(tensors), tensors.shape(CHUNK));
+        let (steps, inputs, shape) = (packed_steps(&tensors.steps), inputs_of(tensors), tensors.shape(CHUNK));
         backward::<Self, Kernels>(&steps, &inputs, in_front, packed(grad), shape)
     }
 }
@@ -47,14 +47,14 @@ fn has_kernels(tensors: &Tensors<Cube>) -> bool {
         && sizes(tensors.shape(CHUNK)).has_kernel()
 }
 
-fn sizes(shape: SsdShape) -> Sizes {
+pub(super) fn sizes(shape: SsdShape) -> Sizes {
     let SsdShape { seq, samples, heads, groups, head_dim, state, chunk } = shape;
     Sizes { seq, samples, heads, groups, head_dim, state, chunk }
 }
 
 /// In the layout of the kernels.
-fn steps_of(tensors: &Tensors<Cube>) -> StepInputs<Cube> {
-    let StepInputs { raw, bias, a_log, ages, limits } = tensors.steps.clone();
+pub(super) fn packed_steps(steps: &StepInputs<Cube>) -> StepInputs<Cube> {
+    let StepInputs { raw, bias, a_log, ages, limits } = steps.clone();
     let [raw, bias, a_log] = [raw, bias, a_log].map(packed);
     StepInputs { raw, bias, a_log, ages: ages.map(packed), limits }
 }
@@ -64,7 +64,7 @@ fn inputs_of(tensors: &Tensors<Cube>) -> Combined<Cube> {
     Combined { x: packed(x), skip: packed(skip) }
 }
 
-fn step_handles(inputs: &StepInputs<Cube>) -> StepHandles<'_> {
+pub(super) fn step_handles(inputs: &StepInputs<Cube>) -> StepHandles<'_> {
     StepHandles {
         raw: &inputs.raw.handle,
         bias: &inputs.bias.handle,
@@ -74,23 +74,23 @@ fn step_handles(inputs: &StepInputs<Cube>) -> StepHandles<'_> {
     }
 }
 
-fn ages_of(inputs: &StepInputs<Cube>) -> Option<&Handle> {
+pub(super) fn ages_of(inputs: &StepInputs<Cube>) -> Option<&Handle> {
     inputs.ages.as_ref().map(|ages| &ages.handle)
 }
 
-fn decay_handles(decays: &Decays<Cube>) -> DecayHandles<'_> {
+pub(super) fn decay_handles(decays: &Decays<Cube>) -> DecayHandles<'_> {
     let Decays { steps, sums, until, since } = decays;
     DecayHandles { steps: &steps.handle, sums: &sums.handle, until: &until.handle, since: &since.handle }
 }
 
 /// Where features lie in `x [s, b, width]`.
-fn features(x: &CubeTensor, of: Features, shape: SsdShape) -> arrange::Features {
+pub(super) fn features(x: &CubeTensor, of: Features, shape: SsdShape) -> arrange::Features {
     let width = x.meta.shape()[2];
     arrange::Features { width, first: of.first, heads: of.heads, groups: shape.groups, head_dim: of.each }
 }
 
 /// The kernels.
-struct Kernels;
+pub(super) struct Kernels;
 
 impl SsdStages<Cube> for Kernels {
     fn wide_matmul(a: Float, b: Float) -> Float {
@@ -159,7 +159,7 @@ impl SsdStages<Cube> for Kernels {
         let y = empty(x, [shape.seq, shape.samples, shape.inner()], x.dtype());
         let (answers, since) = (answers.each_ref().map(|answer| &answer.handle), &decays.since.handle);
         let (of, to) = ([&x.handle, &inputs.skip.handle], &y.handle);
-        let done = by_float!(x, E => combine::forward::<E>(&x.client, answers, since, of, to, sizes(shape)));
+        let done = by_float!(x, E => combine::forward::<E>(&x.client, answers, since, Some(of), to, sizes(shape)));
         launched("answers", done);
         y
     }
@@ -222,7 +222,7 @@ impl SsdStages<Cube> for Kernels {
             let (of, summands) = (features(x, of, shape), summands.each_ref().map(|summand| &summand.handle));
             launched(
                 "gradients of B and C",
-                by_float!(x, E => arrange::add::<E>(client, summands, &dx.handle, of, sizes)),
+                by_float!(x, E => arrange::add::<E>(client, &summands, &dx.handle, of, sizes)),
             );
         }
         (dx, combined)
@@ -253,10 +253,10 @@ impl SsdStages<Cube> for Kernels {
     }
 }
 
-fn by_head(of: Features, shape: SsdShape) -> [usize; 5] {
+pub(super) fn by_head(of: Features, shape: SsdShape) -> [usize; 5] {
     [shape.samples, shape.chunks(), of.heads, shape.chunk, of.each]
 }
 
-fn by_column(rows: usize, shape: SsdShape) -> [usize; 5] {
+pub(super) fn by_column(rows: usize, shape: SsdShape) -> [usize; 5] {
     [shape.samples, shape.chunks(), shape.groups, rows, shape.inner() / shape.groups]
 }

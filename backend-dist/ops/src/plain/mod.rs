@@ -7,6 +7,7 @@ pub(super) mod convolution;
 pub(super) mod cross_entropy;
 pub(super) mod dropout;
 pub(super) mod embedding;
+mod gated_delta;
 pub(super) mod gated_norm;
 pub(super) mod linear;
 pub(super) mod norm;

@@ -10,7 +10,7 @@ use super::{add, dims, narrow, reshape, sigmoid, to_dtype};
 use crate::kernels::LocalKernels;
 use crate::ssd::stages::{Combined, Decays, Features, InputSums, SsdShape, SsdStages, StepInputs};
 
-mod gradients;
+pub(super) mod gradients;
 
 /// The formulas, on every backend.
 pub struct Formulas;
@@ -141,15 +141,19 @@ impl<B: LocalKernels> SsdStages<B> for Formulas {
 }
 
 /// At least fp32.
-fn wide<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn wide<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     super::widen::<B>(x).0
 }
 
-fn zeros<B: Backend>(shape: impl Into<Vec<usize>>, like: &FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn zeros<B: Backend>(shape: impl Into<Vec<usize>>, like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros(Shape::from(shape.into()), &like.device(), FloatDType::from(like.dtype()))
 }
 
-fn numbers<B: Backend>(values: Vec<f64>, shape: impl Into<Vec<usize>>, like: &FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn numbers<B: Backend>(
+    values: Vec<f64>,
+    shape: impl Into<Vec<usize>>,
+    like: &FloatTensor<B>,
+) -> FloatTensor<B> {
     let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
     to_dtype::<B>(B::float_from_data(TensorData::new(values, shape.into()), &like.device()), like.dtype())
 }
@@ -192,19 +196,19 @@ fn chunked<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
 }
 
 /// `[s, b, h]` as `[b, chunks, h, chunk]`.
-fn per_head<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn per_head<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
     B::float_permute(chunked::<B>(x, shape), &[2, 0, 3, 1])
 }
 
 /// `[s, b, h p]` by head.
-fn by_head<B: Backend>(x: FloatTensor<B>, heads: usize, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn by_head<B: Backend>(x: FloatTensor<B>, heads: usize, shape: SsdShape) -> FloatTensor<B> {
     let features = dims(&x)[2] / heads;
     let x = reshape::<B>(chunked::<B>(x, shape), [shape.chunks(), shape.chunk, shape.samples, heads, features]);
     B::float_permute(x, &[2, 0, 3, 1, 4])
 }
 
 /// By head as `[s, b, h p]`.
-fn in_sequence<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn in_sequence<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
     let size = dims(&x);
     let x = B::float_permute(x, &[1, 3, 0, 2, 4]);
     let x = reshape::<B>(x, [size[1] * size[3], size[0], size[2] * size[4]]);
@@ -212,7 +216,7 @@ fn in_sequence<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B>
 }
 
 /// By head as by column.
-fn by_column<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn by_column<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
     let size = dims(&x);
     let (groups, serves) = (shape.groups, size[2] / shape.groups);
     let x = reshape::<B>(x, [size[0], size[1], groups, serves, size[3], size[4]]);
@@ -220,26 +224,26 @@ fn by_column<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
 }
 
 /// By column as by head.
-fn from_columns<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn from_columns<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
     let (size, serves) = (dims(&x), shape.heads / shape.groups);
     let x = reshape::<B>(x, [size[0], size[1], shape.groups, size[3], serves, shape.head_dim]);
     reshape::<B>(B::float_permute(x, &[0, 1, 2, 4, 3, 5]), [size[0], size[1], shape.heads, size[3], shape.head_dim])
 }
 
 /// A number of each position for its features, or for all positions that it sees.
-fn column_of<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn column_of<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let size = dims(&x);
     reshape::<B>(x, [size[0], size[1], size[2], size[3], 1])
 }
 
 /// A number of each position for all positions that see it.
-fn row_of<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn row_of<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let size = dims(&x);
     reshape::<B>(x, [size[0], size[1], size[2], 1, size[3]])
 }
 
 /// A tensor of each group `[b, chunks, groups, m, n]` for each of its heads.
-fn for_heads<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn for_heads<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
     let (size, serves) = (dims(&x), shape.heads / shape.groups);
     let x = reshape::<B>(x, [size[0], size[1], size[2], 1, size[3], size[4]]);
     let x = B::float_expand(x, Shape::from([size[0], size[1], size[2], serves, size[3], size[4]].to_vec()));
@@ -272,7 +276,7 @@ fn reached<B: Backend>(ages: FloatTensor<B>, distances: FloatTensor<B>) -> Float
 
 /// The share that stays from behind a position (last dimension) to behind another one of its chunk, `[b, chunks, h,
 /// chunk, chunk]`; zero from a later one, and from another document. No exponential is taken of a positive number.
-fn shares<B: Backend>(decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn shares<B: Backend>(decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> FloatTensor<B> {
     let chunk = shape.chunk;
     let [later, earlier] = [column_of::<B>(decays.sums.clone()), row_of::<B>(decays.sums.clone())];
     let shares = B::float_exp(B::float_clamp_max(B::float_sub(later, earlier), Scalar::Float(0.0)));

@@ -7,6 +7,7 @@ use crate::cli::chat::positions;
 use crate::cli::device::DeviceKind;
 use crate::cli::forward::Precision;
 use crate::cli::generate::{cache_bytes, memory};
+use crate::plan::Decoder;
 use crate::serve::SchedulerConfig;
 
 /// Sizes of the scheduler, by vLLM's names.
@@ -63,10 +64,21 @@ impl SizeArgs {
         let wanted =
             self.max_model_len.unwrap_or(positions).div_ceil(block_size).saturating_mul(self.max_num_seqs.max(1));
         let each = cache_bytes(config, device, dtype, tp).saturating_mul(block_size as u64).max(1);
-        let fitting = memory(device).map_or(usize::MAX, |bytes| {
+        let free = memory(device).map(|bytes| {
             let free = (bytes as f64 * share) as u64;
-            (free.saturating_sub(weights(config, device, dtype, tp)) / each) as usize
+            free.saturating_sub(weights(config, device, dtype, tp))
         });
+        let states = states(config, device, dtype, tp);
+        let of_states = states.saturating_mul(self.max_num_seqs as u64);
+        if let Some(free) = free.filter(|free| *free < of_states) {
+            bail!(
+                "--max-num-seqs {}: the states of recurrent layers take {states} bytes for each sequence, and {free} bytes are left after \
+                 the weights; nearest legal: {}",
+                self.max_num_seqs,
+                (free / states).max(1)
+            );
+        }
+        let fitting = free.map_or(usize::MAX, |free| ((free - of_states) / each) as usize);
         let num_blocks = self.num_blocks.unwrap_or(wanted.min(fitting));
         let room = num_blocks.saturating_mul(block_size);
         let sizes = SchedulerConfig {
@@ -84,18 +96,22 @@ impl SizeArgs {
 
 /// Bytes of the weights in the memory that one rank or, on the CPU, all ranks have.
 fn weights(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usize) -> u64 {
-    let ranks = if device == DeviceKind::Cuda { tp.max(1) } else { 1 };
-    let element = match dtype {
-        Precision::F64 => 8,
-        Precision::F32 => 4,
-        Precision::Bf16 => 2,
-    };
-    (config.parameter_count() / ranks * element) as u64
+    (config.parameter_count() / sharing(device, tp) * dtype.bytes()) as u64
+}
+
+/// Bytes of the states of a sequence there. A step holds those that it reads as one batch too.
+fn states(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usize) -> u64 {
+    2 * Decoder::from(config).state_bytes(sharing(device, tp), dtype.bytes()) as u64
+}
+
+/// The ranks that share what is sharded and do not share a memory.
+fn sharing(device: DeviceKind, tp: usize) -> usize {
+    if device == DeviceKind::Cuda { tp.max(1) } else { 1 }
 }
 
 #[cfg(test)]
 mod tests {
-    use models::LlamaConfig;
+    use models::{LlamaConfig, Mamba2Config};
 
     use super::*;
 
@@ -122,6 +138,24 @@ mod tests {
         assert_eq!((sizes.max_model_len, sizes.num_blocks), (100, 4 * 7));
         let few = resolve(&SizeArgs { num_blocks: Some(3), ..args() }).unwrap();
         assert_eq!((few.max_model_len, few.num_blocks), (48, 3));
+    }
+
+    /// A state of each head, and three positions of what is convolved, next to a step's batch of both.
+    #[test]
+    fn states_have_memory_of_their_own() {
+        let of = Mamba2Config::tiny();
+        let (inner, grouped) = (of.num_heads * of.head_dim, of.n_groups * of.state_size);
+        let kept = |element: usize| {
+            let seen = (of.conv_kernel - 1) * (inner + 2 * grouped) * element;
+            2 * (of.num_hidden_layers * (inner * of.state_size * element.max(4) + seen)) as u64
+        };
+        let config = FamilyConfig::Mamba2(of.clone());
+        for (dtype, element) in [(Precision::F32, 4), (Precision::Bf16, 2)] {
+            assert_eq!(states(&config, DeviceKind::Cpu, dtype, 1), kept(element));
+        }
+        let none = SizeArgs { gpu_memory_utilization: Some(1e-12), ..args() };
+        let refused = none.resolve(&config, DeviceKind::Cpu, Precision::F32, 1).unwrap_err().to_string();
+        assert!(refused.starts_with("--max-num-seqs 4: the states of recurrent layers take"), "{refused}");
     }
 
     #[test]

@@ -1,6 +1,15 @@
 //! The sizes of layers whose states take the place of attention.
 
+use super::Decoder;
 use crate::flops::LinearFlops;
+
+impl Decoder {
+    /// Bytes of the states that one of `tp` ranks keeps of a sequence, whatever its length, if elements have so many bytes.
+    pub fn state_bytes(&self, tp: usize, element: usize) -> usize {
+        let linear = self.linear.as_ref().map_or(0, |linear| linear.kept(tp, element));
+        linear + self.mamba.as_ref().map_or(0, |mamba| mamba.kept(tp, element))
+    }
+}
 
 /// Layers with linear attention (Gated DeltaNet).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +29,13 @@ pub struct Linear {
 }
 
 impl Linear {
+    /// Bytes of what a rank keeps of a sequence that it generates: states in at least fp32, and what convolutions still see.
+    fn kept(&self, tp: usize, element: usize) -> usize {
+        let (keys, values) = (self.key_heads * self.key_dim, self.value_heads * self.value_dim);
+        let seen = (self.kernel - 1) * (2 * keys + values) * element;
+        self.layers.len() * (self.key_dim * values * element.max(4) + seen) / tp
+    }
+
     pub(super) fn flops(&self, hidden: usize, layers: usize) -> LinearFlops {
         let (keys, values) = (self.key_heads * self.key_dim, self.value_heads * self.value_dim);
         LinearFlops {
@@ -52,6 +68,13 @@ pub struct StateSpace {
 }
 
 impl StateSpace {
+    /// Bytes of what a rank keeps of a sequence that it generates: states in at least fp32, and what convolutions still see.
+    fn kept(&self, tp: usize, element: usize) -> usize {
+        let (inner, grouped) = (self.heads * self.head_dim, self.groups * self.state);
+        let convolved = inner / tp + 2 * grouped / tp.min(self.groups);
+        self.layers.len() * (inner / tp * self.state * element.max(4) + (self.kernel - 1) * convolved * element)
+    }
+
     pub(super) fn flops(&self, hidden: usize, layers: usize) -> LinearFlops {
         let (inner, grouped) = (self.heads * self.head_dim, self.groups * self.state);
         LinearFlops {

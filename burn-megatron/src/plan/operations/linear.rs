@@ -1,4 +1,4 @@
-//! Linear attention in its plain form (models/src/layers/gated_delta).
+//! Linear attention (models/src/layers/gated_delta, backend-dist/ops/src/gated_delta).
 
 use models::recompute::Module;
 
@@ -9,8 +9,8 @@ use super::{Chain, UnitBuilder};
 const CHUNK: u64 = 64;
 
 impl UnitBuilder<'_> {
-    /// Projects the hidden states, convolves, and applies the delta rule chunk by chunk. What autodiff saves on the way
-    /// is counted as wide tensors of the sizes that occur, as often as `tests/planned_memory.rs` finds them.
+    /// Projects the hidden states, convolves, and applies the delta rule chunk by chunk. The convolution and the rule save
+    /// their inputs; `tests/planned_memory.rs` has what both need for the time of their backward passes.
     pub(super) fn linear_attention(&self, chain: &mut Chain, linear: &Linear) {
         let (local, tp, wide) = (self.local, self.layout.tp as u64, self.element.max(4));
         let [key_heads, heads, dk, dv, kernel] =
@@ -24,30 +24,29 @@ impl UnitBuilder<'_> {
         let own_keys = keys * self.copies(key_heads / tp);
         self.head_all_to_all(chain, 2 * own_keys + values + 2 * heads);
         let own = chain.at;
-        // What is convolved is a part of the projection; of its output the values are read by what follows.
-        let saved = chain.tensor(local.tokens * values * wide, None);
-        chain.op(local.tokens * (2 * own_keys + values) * wide, |op| {
-            op.saves = vec![own, saved];
+        // Parts of the projection are views of it, or copies in its place.
+        chain.op(local.tokens * (2 * own_keys + values) * self.element, |op| {
+            op.saves = vec![own];
             op.weight = convolved * kernel;
             op.temporary = 4 * local.tokens * convolved * wide;
         });
-        let square = heads * CHUNK;
-        let between_chunks = (2 * queries * dk + 3 * state) / CHUNK;
-        let per_token = 8 * queries + 2 * values + 8 * square + between_chunks;
-        let saved = chain.tensor(local.tokens * per_token * wide, None);
-        let inverse = u64::from(CHUNK.ilog2());
-        // Keys with keys and queries, the triangular system and what it solves, the states and what they answer.
-        let multiplied = 4 * CHUNK * queries
-            + 2 * CHUNK * values
-            + square * CHUNK * 2 * inverse
-            + 2 * state
-            + queries * dk
-            + (2 * state * dk + queries * dk * dk) / CHUNK;
-        let flops = 2.0 * local.tokens as f64 * multiplied as f64;
+        let inputs = chain.at;
+        let [of_groups, of_heads] = [own_keys / dk, heads].map(|heads| heads * CHUNK);
+        let states = state / CHUNK;
+        // Scores, what systems solve, what positions of a chunk and states answer, and what is written into these.
+        let solved = CHUNK * (2 * own_keys + values + queries) + 2 * state;
+        let forward = solved + CHUNK * values + state;
+        // All but the answers inside chunks again, and the gradients of both operands of all that is multiplied.
+        let backward = solved + state + CHUNK * (3 * own_keys + 4 * values + 2 * queries + 2 * of_heads) + 7 * state;
         chain.op(local.tokens * values * self.element, |op| {
-            op.saves = vec![saved];
+            op.saves = vec![inputs];
             op.weight = 2 * heads;
-            op.flops = [flops, 2.0 * flops, 0.0];
+            op.flops = [2.0 * (local.tokens * forward) as f64, 2.0 * (local.tokens * backward) as f64, 0.0];
+            // Where states are passed back, or systems: operands, states, and what is between the positions of a chunk.
+            let operands = 2 * own_keys + 2 * of_groups + 4 * of_heads + 4 * values + queries + states;
+            let passed = 4 * values + 2 * queries + of_heads + 3 * states;
+            let systems = 3 * values + queries + 9 * of_heads + states;
+            op.temporary = local.tokens * (operands + passed.max(systems)) * self.element;
         });
         self.head_all_to_all(chain, values);
         let (answers, before) = (chain.at, self.gate(chain, projected, values));

@@ -128,3 +128,25 @@ proptest! {
         prop_assert_eq!((driver.scheduler.waiting(), driver.scheduler.running()), (0, 0));
     }
 }
+
+/// Recurrent states are kept under first blocks.
+#[test]
+fn first_blocks_of_sequences_that_ended_or_were_preempted_are_told_once() {
+    let mut scheduler = Scheduler::new(config(2, 4)).unwrap();
+    [(1, 6), (2, 2), (3, 1)].into_iter().for_each(|(id, len)| scheduler.add(id, len));
+    let first = |step: &[Scheduled], id| step.iter().find(|scheduled| scheduled.id == id).unwrap().blocks[0];
+    let step = scheduler.schedule();
+    let [old, young] = [1, 2].map(|id| first(&step, id));
+    assert!(scheduler.take_released().is_empty());
+    // One that waits has none.
+    scheduler.remove(3);
+    // The older one grows until the younger one has no blocks.
+    while scheduler.preemptions() == 0 {
+        scheduler.append(1);
+        scheduler.schedule();
+    }
+    assert_eq!(scheduler.take_released(), [young]);
+    scheduler.remove(1);
+    assert_eq!(scheduler.take_released(), [old]);
+    assert!(scheduler.take_released().is_empty());
+}

@@ -49,11 +49,12 @@ pub struct Order {
     groups: u32,
     vectors: u32,
     chunk: u32,
+    /// Factors of what is arranged, or summands of what is put back.
     factors: u32,
 }
 
 impl Order {
-    /// Of these features, in chunks, with so many factors.
+    /// Of these features, in chunks, with so many factors or summands.
     pub fn of(of: Features, chunk: usize, factors: usize) -> Self {
         let size = |size: usize| size as u32;
         Self {
@@ -191,20 +192,22 @@ pub fn add_features<E: Float>(
         let head = block * comptime![order.heads] + feature / vectors;
         let from =
             ((head * comptime![order.chunk] + t % comptime![order.chunk]) * vectors + feature % vectors) as usize;
-        let (left, right) = (a[from], b[from]);
-        let mut sum = Vec8::<E>::empty();
-        #[unroll]
-        for i in 0..8usize {
-            sum.insert(i, E::cast_from(f32::cast_from(left.extract(i)) + f32::cast_from(right.extract(i))));
+        let mut sum = a[from];
+        if comptime![order.factors > 1] {
+            let (left, right) = (a[from], b[from]);
+            #[unroll]
+            for i in 0..8usize {
+                sum.insert(i, E::cast_from(f32::cast_from(left.extract(i)) + f32::cast_from(right.extract(i))));
+            }
         }
         x[(place * width + first + feature) as usize] = sum;
     }
 }
 
-/// The features `of` of `x [s, b, width]` from the sum of two tensors by head; other features stay as they are.
+/// The features `of` of `x [s, b, width]` from a tensor by head, or the sum of two; other features stay as they are.
 pub fn add<E: Float>(
     client: &Client,
-    [a, b]: [&Handle; 2],
+    summands: &[&Handle],
     x: &Handle,
     of: Features,
     shape: SsdShape,
@@ -213,21 +216,22 @@ pub fn add<E: Float>(
     let (vector, positions) = (8 * size_of::<E>(), shape.seq * shape.samples);
     let (line, cube) = (of.heads * of.head_dim / 8, CubeShape::of(client));
     let held = shape.samples * shape.chunks() * shape.chunk * line;
+    let summand = |at: usize| buffer("summands", summands[at.min(summands.len() - 1)], held, vector);
     // SAFETY: every unit stays in its vectors, and the buffers hold all of them.
     unsafe {
         add_features::launch_unchecked::<E>(
             client,
             cube.line(positions * line),
             cube.dim(),
-            buffer("a", a, held, vector)?,
-            buffer("b", b, held, vector)?,
+            summand(0)?,
+            summand(1)?,
             buffer("x", x, positions * of.width / 8, vector)?,
             shape.samples as u32,
             shape.chunks() as u32,
             of.width as u32 / 8,
             of.first as u32 / 8,
             (positions * line) as u32,
-            Order::of(of, shape.chunk, 0),
+            Order::of(of, shape.chunk, summands.len()),
         )
     };
     Ok(())

@@ -30,6 +30,7 @@ pub fn combine_answers<E: Float>(
     width: u32,
     items: u32,
     #[comptime] form: Form,
+    #[comptime] skips: bool,
 ) {
     let item = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if item < items {
@@ -37,9 +38,13 @@ pub fn combine_answers<E: Float>(
         let (place, feature) = (item / line, item % line);
         let (by_head, by_column, number) = places(place / samples, place % samples, feature, chunks, form);
         let stays = since[number as usize];
-        let d = f32::cast_from(skip[(feature / comptime![form.head_dim / 8]) as usize]);
         let (inside, before) = (inside[by_head as usize], before[by_column as usize]);
-        let value = x[(place * width + feature) as usize];
+        let mut d = 0.0f32;
+        let mut value = Vec8::<E>::new(E::from_int(0));
+        if comptime![skips] {
+            d = f32::cast_from(skip[(feature / comptime![form.head_dim / 8]) as usize]);
+            value = x[(place * width + feature) as usize];
+        }
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
@@ -51,7 +56,8 @@ pub fn combine_answers<E: Float>(
 }
 
 /// `y [s, b, h p]`: the answers `inside` of a position's chunk, by head, those of the state `before` it, by column, times
-/// what `since` stays, and `skip [h]` times the first features of `x [s, b, x B C]`. All of type `E` but the fp32 `since`.
+/// what `since` stays, and of `skipped` `skip [h]` times the first features of `x [s, b, x B C]`. All of type `E` but the
+/// fp32 `since`.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.
@@ -59,12 +65,18 @@ pub fn forward<E: Float>(
     client: &Client,
     [inside, before]: [&Handle; 2],
     since: &Handle,
-    [x, skip]: [&Handle; 2],
+    skipped: Option<[&Handle; 2]>,
     y: &Handle,
     shape: SsdShape,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
     let (cube, vector, positions) = (CubeShape::of(client), 8 * size_of::<E>(), shape.seq * shape.samples);
+    let [x, skip] = match skipped {
+        Some([x, skip]) => {
+            [buffer("x", x, positions * shape.width() / 8, vector)?, buffer("skip", skip, shape.heads, size_of::<E>())?]
+        }
+        None => [buffer("x", inside, 1, vector)?, buffer("skip", inside, 1, size_of::<E>())?],
+    };
     let (items, held) = (positions * shape.inner() / 8, shape.per_head() * shape.head_dim / 8);
     // SAFETY: every unit stays in its vector, and the buffers hold all of them.
     unsafe {
@@ -75,27 +87,28 @@ pub fn forward<E: Float>(
             buffer("inside", inside, held, vector)?,
             buffer("before", before, held, vector)?,
             buffer("since", since, shape.per_head(), 4)?,
-            buffer("x", x, positions * shape.width() / 8, vector)?,
-            buffer("skip", skip, shape.heads, size_of::<E>())?,
+            x,
+            skip,
             buffer("y", y, items, vector)?,
             shape.samples as u32,
             shape.chunks() as u32,
             shape.width() as u32 / 8,
             items as u32,
             shape.form(false),
+            skipped.is_some(),
         )
     };
     Ok(())
 }
 
-/// Units of a head: part of a plane, or one where planes are single units.
-fn lanes(form: Form, cube: CubeShape) -> u32 {
-    if cube.plane == 1 { 1 } else { form.head_dim / 8 }
+/// Units of a head of so many vectors: part of a plane, or one where planes are single units.
+pub(in crate::pointwise) fn lanes(vectors: u32, cube: CubeShape) -> u32 {
+    if cube.plane == 1 { 1 } else { vectors }
 }
 
 /// The sum over a head's units, in all of them.
 #[cube]
-fn head_total(value: f32, #[comptime] lanes: u32) -> f32 {
+pub(in crate::pointwise) fn head_total(value: f32, #[comptime] lanes: u32) -> f32 {
     let mut total = value;
     #[unroll]
     for i in 0..comptime![lanes.ilog2()] {
@@ -205,7 +218,7 @@ pub fn backward<E: Float>(
     let (cube, vector, positions) = (CubeShape::of(client), 8 * size_of::<E>(), shape.seq * shape.samples);
     let (held, numbers, all) = (shape.per_head() * shape.head_dim / 8, shape.per_head(), positions * shape.width() / 8);
     let form = shape.form(false);
-    let lanes = lanes(form, cube);
+    let lanes = lanes(form.head_dim / 8, cube);
     let cubes = (positions * shape.heads).div_ceil((cube.units / lanes) as usize) as u32;
     // SAFETY: every unit stays in its head's position, and the buffers hold all of them.
     unsafe {

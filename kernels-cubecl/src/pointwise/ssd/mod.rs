@@ -84,7 +84,7 @@ impl SsdShape {
         self.check().is_ok()
     }
 
-    fn check(&self) -> Result<(), PointwiseError> {
+    pub(in crate::pointwise) fn check(&self) -> Result<(), PointwiseError> {
         let lanes = self.head_dim / 8;
         check("features of a head", self.head_dim, 8, 256)?;
         check("features of a state", self.state, 8, 1024)?;
@@ -100,7 +100,7 @@ impl SsdShape {
         Ok(())
     }
 
-    fn form(&self, divided: bool) -> Form {
+    pub(in crate::pointwise) fn form(&self, divided: bool) -> Form {
         let of = |size: usize| size as u32;
         Form {
             heads: of(self.heads),
@@ -131,7 +131,7 @@ pub struct Form {
 }
 
 impl Form {
-    fn serves(self) -> u32 {
+    pub(in crate::pointwise) fn serves(self) -> u32 {
         self.heads / self.groups
     }
 
@@ -142,7 +142,11 @@ impl Form {
 }
 
 /// `ages`, fp32 `[s, b]`, or a buffer in its place if there is one document.
-fn ages_of(ages: Option<&Handle>, other: &Handle, shape: SsdShape) -> Result<BufferArg, PointwiseError> {
+pub(in crate::pointwise) fn ages_of(
+    ages: Option<&Handle>,
+    other: &Handle,
+    shape: SsdShape,
+) -> Result<BufferArg, PointwiseError> {
     match ages {
         Some(ages) => buffer("ages", ages, shape.seq * shape.samples, 4),
         None => buffer("ages", other, 1, 4),
@@ -151,14 +155,22 @@ fn ages_of(ages: Option<&Handle>, other: &Handle, shape: SsdShape) -> Result<Buf
 
 /// `eˣ`.
 #[cube]
-fn exp(x: f32) -> f32 {
+pub(in crate::pointwise) fn exp(x: f32) -> f32 {
     ptx::exp2(x * comptime![core::f32::consts::LOG2_E])
 }
 
 /// Whether position `at` of a chunk sees one of it that is `distance` before: it is of the same document. `t` is the
 /// position in the sequence; padding sees everything.
 #[cube]
-fn sees(ages: &[f32], t: u32, sample: u32, seq: u32, samples: u32, distance: u32, #[comptime] form: Form) -> bool {
+pub(in crate::pointwise) fn sees(
+    ages: &[f32],
+    t: u32,
+    sample: u32,
+    seq: u32,
+    samples: u32,
+    distance: u32,
+    #[comptime] form: Form,
+) -> bool {
     let mut sees = true;
     if comptime![form.divided] {
         if t < seq {

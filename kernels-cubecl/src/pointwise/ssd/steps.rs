@@ -8,12 +8,12 @@ use cubecl::server::Handle;
 const SIDE: u32 = 8;
 
 /// Heads of a cube and its units.
-pub(super) fn side(cube: CubeShape) -> u32 {
+pub(in crate::pointwise) fn side(cube: CubeShape) -> u32 {
     SIDE.min(cube.units)
 }
 
 /// Cubes of a call: blocks of positions along x, heads along y.
-pub(super) fn cubes(cube: CubeShape, shape: SsdShape) -> CubeCount {
+pub(in crate::pointwise) fn cubes(cube: CubeShape, shape: SsdShape) -> CubeCount {
     CubeCount::Static((shape.samples * shape.chunks()) as u32, (shape.heads as u32).div_ceil(side(cube)), 1)
 }
 
@@ -133,7 +133,7 @@ pub struct Decays<'a> {
 }
 
 impl Decays<'_> {
-    pub(super) fn buffers(&self, shape: SsdShape) -> Result<[BufferArg; 4], PointwiseError> {
+    pub(in crate::pointwise) fn buffers(&self, shape: SsdShape) -> Result<[BufferArg; 4], PointwiseError> {
         let of = |name, handle| buffer(name, handle, shape.per_head(), 4);
         Ok([of("steps", self.steps)?, of("sums", self.sums)?, of("until", self.until)?, of("since", self.since)?])
     }
@@ -141,7 +141,11 @@ impl Decays<'_> {
 
 impl StepInputs<'_> {
     /// `other` stands in the place of ages if there is one document.
-    pub(super) fn buffers<E: Float>(&self, other: &Handle, shape: SsdShape) -> Result<[BufferArg; 4], PointwiseError> {
+    pub(in crate::pointwise) fn buffers<E: Float>(
+        &self,
+        other: &Handle,
+        shape: SsdShape,
+    ) -> Result<[BufferArg; 4], PointwiseError> {
         let size = size_of::<E>();
         Ok([
             buffer("step sizes", self.raw, shape.seq * shape.samples * shape.heads, size)?,

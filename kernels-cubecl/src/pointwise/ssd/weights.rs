@@ -5,7 +5,7 @@ use cubecl::server::Handle;
 
 /// The share that stays from behind one position to behind a later one, from the sums of their logarithms.
 #[cube]
-pub(super) fn share(later: f32, earlier: f32) -> f32 {
+pub(in crate::pointwise) fn share(later: f32, earlier: f32) -> f32 {
     exp(min(later - earlier, 0.0))
 }
 

@@ -6,6 +6,7 @@ pub mod activation;
 pub mod blockwise;
 pub mod decode;
 pub mod fused;
+pub mod gated_delta;
 pub mod latent;
 pub mod low_rank;
 pub mod moe;

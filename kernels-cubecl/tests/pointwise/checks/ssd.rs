@@ -89,7 +89,7 @@ fn by_position(given: &Given, ages: &[f64], dy: &[f64], shape: SsdShape) -> (Vec
 }
 
 /// `a · b` of batches of matrices; `[m, k]` and `[k, n]`, or stored the other way round. Rounded to `To`.
-fn gemm<E: Element, To: Element>(
+pub fn gemm<E: Element, To: Element>(
     client: &Client,
     (a, a_stored): (&Handle, bool),
     (b, b_stored): (&Handle, bool),
@@ -150,7 +150,7 @@ pub fn recurrence<E: Element>(client: &Client, shape: SsdShape, divided: bool) -
     pass::forward::<E>(client, [&summands, &since], None, &in_front, None, shape).expect("legal");
     let before = gemm::<E, E>(client, (&c, true), (&in_front, true), [per_group, chunk, columns, n]);
     let y = tensor(positions * shape.inner());
-    combine::forward::<E>(client, [&inside, &before], &since, [&x, &skip], &y, shape).expect("legal");
+    combine::forward::<E>(client, [&inside, &before], &since, Some([&x, &skip]), &y, shape).expect("legal");
 
     let [dy_head, dy_column] = [tensor(held), tensor(held)];
     arrange::arrange::<E>(client, &dy, &[&since], &dy_head, Some(&dy_column), shape.output(), shape).expect("legal");
@@ -175,8 +175,8 @@ pub fn recurrence<E: Element>(client: &Client, shape: SsdShape, divided: bool) -
     let summed = [&of_taken, &of_before, &of_skip];
     let inputs_of_x = CombineInputs { dy: &dy, x: &x, before: &before, inside: &of_inside, taken: &taken, skip: &skip };
     combine::backward::<E>(client, inputs_of_x, [&steps, &until], &dx, summed, shape).expect("legal");
-    arrange::add::<E>(client, [&b_state, &b_score], &dx, of_b, shape).expect("legal");
-    arrange::add::<E>(client, [&c_state, &c_score], &dx, of_c, shape).expect("legal");
+    arrange::add::<E>(client, &[&b_state, &b_score], &dx, of_b, shape).expect("legal");
+    arrange::add::<E>(client, &[&c_state, &c_score], &dx, of_c, shape).expect("legal");
     let (of_raw, of_heads) = (tensor(positions * heads), wide(3 * heads));
     let sums = Sums { later: &later, earlier: &earlier, combined: summed, along: &along };
     steps_gradient::backward::<E>(client, inputs, decays, sums, [&of_raw, &of_heads], shape).expect("legal");

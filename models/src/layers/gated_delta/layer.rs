@@ -1,12 +1,13 @@
 //! The layer around the rule; every rank has some of the heads.
 
-use backend_dist::ops::{Prologue, Residual, split};
+use backend_dist::ops::{
+    GatedDeltaHeads, GatedDeltaInputs, Prologue, Residual, gated_delta, gated_delta_with_states, split,
+};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
-use burn::tensor::activation::{sigmoid, silu, softplus};
+use burn::tensor::activation::silu;
 use burn::tensor::{DType, Tensor};
 
-use super::rule::{Inputs, gated_delta_rule};
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
 use crate::layers::norm::{Norm, NormKind};
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
@@ -14,8 +15,6 @@ use crate::layers::recurrent::{Borders, Features, HeadParallel, convolve, extend
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
-/// Added to the squared length of queries and keys, as in transformers and flash-linear-attention.
-const LENGTH_EPS: f64 = 1e-6;
 /// The largest rate of forgetting that a layer begins with: Megatron-LM's and transformers' 16.
 const LARGEST_RATE: f64 = 16.0;
 
@@ -63,10 +62,8 @@ pub struct GatedDeltaNet {
     norm: Norm,
     output: RowParallelLinear,
     /// Of this rank.
-    key_heads: usize,
-    value_heads: usize,
-    key_dim: usize,
-    value_dim: usize,
+    #[module(skip)]
+    of: GatedDeltaHeads,
 }
 
 impl GatedDeltaNet {
@@ -100,10 +97,7 @@ impl GatedDeltaNet {
             dt_bias: of_heads(params, "dt_bias", Init::ONES)?,
             norm: Norm::of_heads(params, &format!("{name}.norm"), value_dim, NormKind::Rms, config.norm_eps)?,
             output: RowParallelLinear::new(params, &format!("{name}.o_proj"), values, hidden, linear(config.output))?,
-            key_heads: key_heads / ranks,
-            value_heads: value_heads / ranks,
-            key_dim,
-            value_dim,
+            of: GatedDeltaHeads { key_heads: key_heads / ranks, value_heads: value_heads / ranks, key_dim, value_dim },
         })
     }
 
@@ -143,69 +137,44 @@ impl GatedDeltaNet {
         batch: &MicroBatch,
         with_state: bool,
     ) -> (Tensor<3>, Option<RecurrentState>) {
+        let GatedDeltaHeads { key_heads, value_heads, key_dim, value_dim } = self.of;
         let ([seq, samples, _], dtype) = (projected.dims(), projected.dtype());
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let of_keys = Features { heads: self.key_heads, each: self.key_dim };
-        let of_values = Features { heads: self.value_heads, each: self.value_dim };
+        let of_keys = Features { heads: key_heads, each: key_dim };
+        let of_values = Features { heads: value_heads, each: value_dim };
         let (features, steps) = ([of_keys, of_keys, of_values], [Features { each: 1, ..of_values }; 2]);
-        let values = self.value_heads * self.value_dim;
-        let sizes = [2 * self.key_heads * self.key_dim + values, values, 2 * self.value_heads];
-        let [convolved, gate, of_steps] = split(projected, sizes);
+        let values = value_heads * value_dim;
+        let [convolved, gate, of_steps] = split(projected, [self.of.width(), values, 2 * value_heads]);
         let (ranks, borders) = (HeadParallel::of(batch), Borders::of(batch, seq));
         let [convolved, of_steps] = ranks.enter([convolved, of_steps], features, steps);
         // From here on the rank's heads, at all positions.
-        let [key_heads, value_heads] = [self.key_heads, self.value_heads].map(|heads| ranks.share(heads));
-        let positions = convolved.dims()[0];
-        let [beta, alpha] = split(of_steps, [value_heads; 2]).map(|x| x.cast(wide));
+        let [key_heads, value_heads] = [key_heads, value_heads].map(|heads| ranks.share(heads));
+        let of = GatedDeltaHeads { key_heads, value_heads, ..self.of };
+        let [beta, dt] = split(of_steps, [value_heads; 2]);
         let (before, seen) = state.map(|state| (state.heads, state.convolution)).unzip();
         let weight = ranks.own(self.convolution.val(), features);
         let behind = with_state.then(|| tail(convolved.clone(), seen.clone(), weight.dims()[2]));
-        let convolved = convolve(convolved, weight, None, seen, borders.as_ref()).cast(wide);
-        let heads = |first: usize, heads: usize, features: usize| {
-            convolved.clone().narrow(2, first, heads * features).reshape([positions, samples, heads, features])
+        let of_heads = |weight: &Param<Tensor<1>>| ranks.own(weight.val(), [steps[0]]);
+        let inputs = GatedDeltaInputs {
+            ages: borders.as_ref().map(|borders| borders.ages(&convolved.device())),
+            x: convolve(convolved, weight, None, seen, borders.as_ref()),
+            beta,
+            dt,
+            dt_bias: of_heads(&self.dt_bias),
+            a_log: of_heads(&self.a_log),
         };
-        let keys = key_heads * self.key_dim;
-        let [q, k] = [0, keys].map(|first| {
-            let heads = unit(heads(first, key_heads, self.key_dim));
-            for_values(heads, value_heads / key_heads)
-        });
-        let of_heads = |weight: &Param<Tensor<1>>| ranks.own(weight.val(), [steps[0]]).cast(wide).unsqueeze::<3>();
-        let decay = softplus(alpha + of_heads(&self.dt_bias), 1.0) * of_heads(&self.a_log).exp().neg();
-        let inputs = Inputs {
-            queries: by_head(q).mul_scalar((self.key_dim as f64).sqrt().recip()),
-            keys: by_head(k),
-            values: by_head(heads(2 * keys, value_heads, self.value_dim)),
-            decay: decay.permute([1, 2, 0]),
-            beta: sigmoid(beta).permute([1, 2, 0]),
+        let (answers, last) = match with_state {
+            true => {
+                let (answers, last) = gated_delta_with_states(inputs, of, before);
+                (answers, Some(last))
+            }
+            false => (gated_delta(inputs, of), None),
         };
-        let (answers, last) = gated_delta_rule(inputs, before, borders.as_ref(), with_state);
         // As transformers: rounded before the norm, and after the gate.
-        let answers = self.norm.forward(ranks.leave(answers.permute([2, 0, 1, 3]).cast(dtype)));
-        let gate = silu(gate.cast(wide)).reshape([seq, samples, self.value_heads, self.value_dim]);
+        let answers = ranks.leave(answers.unsqueeze_dim(2)).reshape([seq, samples, self.of.value_heads, value_dim]);
+        let answers = self.norm.forward(answers);
+        let gate = silu(gate.cast(wide)).reshape([seq, samples, self.of.value_heads, value_dim]);
         let of = (answers.cast(wide) * gate).cast(dtype).reshape([seq, samples, values]);
         (of, last.zip(behind).map(|(heads, convolution)| RecurrentState { heads, convolution }))
     }
-}
-
-/// Each key head `[s, b, h, d]` as often as it serves value heads.
-fn for_values(x: Tensor<4>, serves: usize) -> Tensor<4> {
-    let [seq, samples, heads, features] = x.dims();
-    match serves {
-        1 => x,
-        _ => {
-            let shape = [seq, samples, heads, serves, features];
-            x.unsqueeze_dim::<5>(3).expand(shape).reshape([seq, samples, heads * serves, features])
-        }
-    }
-}
-
-/// Heads divided by their length.
-fn unit(x: Tensor<4>) -> Tensor<4> {
-    let squares = (x.clone() * x.clone()).sum_dim(3);
-    x / squares.add_scalar(LENGTH_EPS).sqrt()
-}
-
-/// `[s, b, h, d]` as `[b, h, s, d]`.
-fn by_head(x: Tensor<4>) -> Tensor<4> {
-    x.permute([1, 2, 0, 3])
 }

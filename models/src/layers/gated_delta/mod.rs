@@ -5,6 +5,5 @@
 //! SiLU; queries and keys are divided by their length; the output is normalised and gated.
 
 mod layer;
-mod rule;
 
 pub use layer::{GatedDeltaConfig, GatedDeltaNet};

@@ -107,6 +107,12 @@ impl PagedKvCache {
         }
     }
 
+    /// Forgets the states of the sequences with these first blocks: they have ended, or their positions will be read again.
+    /// Without it a state goes when its block belongs to another sequence.
+    pub fn release(&mut self, first_blocks: &[u32]) {
+        self.states.retain(|(_, block), _| !first_blocks.contains(block));
+    }
+
     /// The state of linear attention in front of the chunk; nothing at the beginning, whatever was read before.
     ///
     /// # Panics

@@ -6,7 +6,7 @@ use super::super::{dims, narrow, reshape, to_dtype};
 use super::*;
 
 /// The sum over one dimension, which is gone then.
-fn summed<B: LocalKernels>(x: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
+pub fn summed<B: LocalKernels>(x: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
     let mut shape = dims(&x);
     shape.remove(dim);
     reshape::<B>(B::sum_dim(x, dim), shape)
