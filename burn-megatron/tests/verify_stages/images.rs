@@ -132,7 +132,7 @@ impl Stages for Chain {
         TOWER + self.model.decoder().blocks()
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         let first = "model.tower.patches|model.tower.class|model.tower.positions|model.tower.first_norm";
         let tower = Part::by_path(path, first, "model.tower.blocks", "model.decoder.norm|model.decoder.head");
         match Part::by_path(path, "model.projector|model.decoder.embedding", "model.decoder.blocks", "") {
