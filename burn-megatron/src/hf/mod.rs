@@ -20,7 +20,7 @@ mod tensors;
 mod torch_dist;
 mod writer;
 
-pub use adapter::{Merged, adapter_of, read_adapter, write_adapter};
+pub use adapter::{Merged, adapter_of, read_adapter, read_module_adapter, write_adapter, write_module_adapter};
 pub use checkpoint::{CheckpointWeights, companions_of, import, keep_companions, model_of};
 pub use companions::Companions;
 pub use compressed_writer::{Compressed, InputFactors, export_compressed, linear_inputs};

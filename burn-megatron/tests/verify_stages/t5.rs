@@ -9,7 +9,7 @@ use burn_megatron::prelude::*;
 use models::encoders::t5::T5FeedForwardKind;
 use models::{Activation, T5, T5Config};
 
-use crate::{adamw, layouts, proven};
+use crate::{adamw, adapted, layouts, proven};
 
 fn config() -> T5Config {
     T5Config {
@@ -92,6 +92,16 @@ fn a_stage_with_blocks_of_encoder_and_decoder() {
     let list = layouts(&["PP2", "PP4 DP2", "PP5"]);
     let proof = Proof::default().plan(T5::plan()).optimizer(adamw);
     proven(verify_stages_as(training, batch, &list, &proof), list.len());
+}
+
+#[test]
+fn adapters_of_t5_train_as_on_one_device() {
+    let training = |device: &Device| T5Training { t5: adapted(T5::new(&config(), device)) };
+    let proof = Proof::default().plan(T5::plan()).optimizer(adamw);
+    let whole = layouts(&["TP2", "TP2 SP DP2 ZeRO3"]);
+    proven(verify_module_as(training, loss, &whole, &proof), whole.len());
+    let stages = layouts(&["PP4", "TP2 PP2 DP2 ZeRO2"]);
+    proven(verify_stages_as(training, batch, &stages, &proof), stages.len());
 }
 
 /// The backward pass of a Burn module computes all gradients at once.
