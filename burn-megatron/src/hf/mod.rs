@@ -26,6 +26,7 @@ pub use companions::Companions;
 pub use compressed_writer::{Compressed, InputFactors, export_compressed, linear_inputs};
 pub use error::HfFolderError;
 pub use folder::HfFolder;
+pub(crate) use folder::read_config;
 pub use generation::GenerationConfig;
 pub use module::{ModuleExport, ModuleFolder};
 pub(crate) use module::{Wanted, named_tensors};
